@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.features.batch import batch as batch
     from lab.features.claims.session import claims as claims
-    from lab.features.compare.comparison import compare as compare
-    from lab.features.compare.side_by_side import ab as ab
+    from lab.show.comparison import compare as compare
+    from lab.runner.trial import ab as ab
     from lab.features.limits.explanation import explain as explain, plot_roofline as plot_roofline
-    from lab.features.limits.probing import ceilings as ceilings
+    from lab.roofline.probing import ceilings as ceilings
     from lab.features.measure.measuring import measure as measure, sweep as sweep
-    from lab.features.measure.plot_runs import (
+    from lab.show.plot_runs import (
         plot_decode as plot_decode,
         plot_prefill as plot_prefill,
         plot_shares as plot_shares,
         plot_sweep as plot_sweep,
     )
-    from lab.features.page import report as report
+    from lab.features.report import report as report
     from lab.features.predict.prediction import plot_requests as plot_requests, predict as predict
     from lab.features.quant.comparing import quant as quant, quant_table as quant_table
     from lab.features.serve.load_figures import arms as arms, plot_arms as plot_arms

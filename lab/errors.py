@@ -18,7 +18,9 @@ class LabError(Exception):
     """
 
     def __init__(self, what: str, hint: str = "") -> None:
-        what = printable(what)  # parts of it may come from a file, which must not control the terminal
+        what = printable(
+            what
+        )  # parts of it may come from a file, which must not control the terminal
         hint = "\n".join(map(printable, hint.split("\n")))
         super().__init__(f"{what}\n{hint}" if hint else what)
         self.what = what

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from lab.cli.help import EXIT_FAILED, EXIT_INTERRUPTED, Group
+from lab.app.help import EXIT_FAILED, EXIT_INTERRUPTED, Group
 from lab.errors import LabError
-from lab.features import known
+from lab.app import known
 
 
 class Grouped(Group):
@@ -23,11 +23,17 @@ class Grouped(Group):
         width = max(map(len, known.COMMANDS))
         for title in dict.fromkeys(group for group, *_ in known.COMMANDS.values()):
             with formatter.section(title):
-                own = [(name, words) for name, (group, _, words) in known.COMMANDS.items() if group == title]
+                own = [
+                    (name, words)
+                    for name, (group, _, words) in known.COMMANDS.items()
+                    if group == title
+                ]
                 formatter.write_dl([(name.ljust(width), words) for name, words in own])
 
 
-@click.group(cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="mini-lab", message="mini-lab %(version)s")
 def lab() -> None:
     """Measure LLM inference on this machine: prefill and decode, token by token.
@@ -47,7 +53,9 @@ def main() -> None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shall not end a session
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal that lacks a letter shall not end a session
     for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: the engine ends too
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)
@@ -61,13 +69,19 @@ def main() -> None:
     except click.ClickException as problem:
         problem.show()
         if "unexpected extra argument" in problem.format_message():
-            click.echo("Separate several lengths or models with commas: --prompt-len 10,100,1000", err=True)
+            click.echo(
+                "Separate several lengths or models with commas: --prompt-len 10,100,1000", err=True
+            )
         sys.exit(EXIT_FAILED)
     except OSError as problem:
         if problem.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries to write the rest once more when it ends
-        click.echo(f"Error: The output cannot be written: {problem.strerror}.\nFree some space.", err=True)
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 1
+        )  # else Python tries to write the rest once more when it ends
+        click.echo(
+            f"Error: The output cannot be written: {problem.strerror}.\nFree some space.", err=True
+        )
         sys.exit(EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted.", err=True)

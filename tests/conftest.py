@@ -49,7 +49,9 @@ from tests import miniature
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.pop("COLUMNS", None)  # what is printed shall not depend on the terminal that runs the tests
+os.environ.pop(
+    "COLUMNS", None
+)  # what is printed shall not depend on the terminal that runs the tests
 
 # Threads of an engine that wait for each other sleep: where they spin on a busy machine, a test takes minutes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -57,7 +59,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """The processes of `-n auto`: two for the whole suite; none for a part of it, which starts sooner alone."""
-    return 2 if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword else 0
+    return (
+        2
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+        else 0
+    )
 
 
 MS = 1_000_000
@@ -147,19 +153,33 @@ def exact_steps(
     Every position that a step looks back at makes each of its tokens per_position_ms slower.
     """
     prompt = list(range(n_prompt))
-    written = scripts.sweep(prompt, n_gen, n_ubatch, every) if every else scripts.run(prompt, n_gen, n_ubatch)
+    written = (
+        scripts.sweep(prompt, n_gen, n_ubatch, every)
+        if every
+        else scripts.run(prompt, n_gen, n_ubatch)
+    )
     return steps_of(written, prefill_ms, decode_ms, per_position_ms)
 
 
 def steps_of(
-    script: Script, prefill_ms: float = 1, decode_ms: float = 10, per_position_ms: float = 0, move_ms: float = 0
+    script: Script,
+    prefill_ms: float = 1,
+    decode_ms: float = 10,
+    per_position_ms: float = 0,
+    move_ms: float = 0,
 ) -> Steps:
     """Steps of that engine for any script: each sequence's token costs decode_ms, whatever shares its step."""
-    return steps_of_shapes(list(scripts.shapes(script)), prefill_ms, decode_ms, per_position_ms, move_ms)
+    return steps_of_shapes(
+        list(scripts.shapes(script)), prefill_ms, decode_ms, per_position_ms, move_ms
+    )
 
 
 def steps_of_shapes(
-    shapes: list[Shape], prefill_ms: float = 1, decode_ms: float = 10, per_position_ms: float = 0, move_ms: float = 0
+    shapes: list[Shape],
+    prefill_ms: float = 1,
+    decode_ms: float = 10,
+    per_position_ms: float = 0,
+    move_ms: float = 0,
 ) -> Steps:
     """Steps of that engine, of these shapes."""
     clock = FakeClock()
@@ -175,7 +195,9 @@ def steps_of_shapes(
 
 def speculated(script: Script, n_right: int) -> tuple[list[Shape], tuple[int, ...]]:
     """The steps of `speculate`, the last of a script, where so many guesses are right each time; and how many were."""
-    last, n_past, n_chosen = script[-1], scripts.n_prefilled([op for op in script if not op.of_draft]), 1
+    last = script[-1]
+    n_past = scripts.n_prefilled([op for op in script if not op.of_draft])
+    n_chosen = 1
     shapes: list[Shape] = []
     accepted = []
     while (n_left := last.times + 1 - n_chosen) > 0:
@@ -183,17 +205,25 @@ def speculated(script: Script, n_right: int) -> tuple[list[Shape], tuple[int, ..
         right = min(n, n_right)
         if n:
             n_read = 1 if last.of_draft else 0
-            shapes += [Shape(DRAFT, n_read, n_past + i, 1, n_read) for i in range(n if last.of_draft else 1)]
+            shapes += [
+                Shape(DRAFT, n_read, n_past + i, 1, n_read)
+                for i in range(n if last.of_draft else 1)
+            ]
             accepted.append(right)
         shapes.append(Shape(VERIFY if n else DECODE, n + 1, n_past, 1, n + 1))
         if right < n:
             shapes.append(Shape(FORGET, 0, n_past + n + 1, 1, 0))
-        n_past, n_chosen = n_past + right + 1, n_chosen + right + 1
+        n_past = n_past + right + 1
+        n_chosen = n_chosen + right + 1
     return shapes, tuple(accepted)
 
 
 def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any) -> Run:
-    rates = {name: changes.pop(name) for name in ("prefill_ms", "decode_ms", "per_position_ms") if name in changes}
+    rates = {
+        name: changes.pop(name)
+        for name in ("prefill_ms", "decode_ms", "per_position_ms")
+        if name in changes
+    }
     return dataclasses.replace(
         Run(
             n_prompt=n_prompt,
@@ -214,7 +244,9 @@ def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any
 
 
 def make_record(run: Run | None = None, **changes: Any) -> Record:
-    return dataclasses.replace(Record("a-session", MACHINE, MODEL, SETTINGS, run or make_run()), **changes)
+    return dataclasses.replace(
+        Record("a-session", MACHINE, MODEL, SETTINGS, run or make_run()), **changes
+    )
 
 
 @functools.cache
@@ -291,7 +323,8 @@ class FakeWorker:
         return Placement(("CPU", "CPU", "CPU"), (Buffer("model", "CPU", 10**6),))
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
-        n_prefilled, n_chosen = scripts.n_prefilled(script), scripts.n_chosen(script)
+        n_prefilled = scripts.n_prefilled(script)
+        n_chosen = scripts.n_chosen(script)
         more: tuple[list[Shape], tuple[int, ...]] = ([], ())
         if script[-1].kind == SPECULATE:
             more = speculated(script, self.n_right)
@@ -303,7 +336,9 @@ class FakeWorker:
         if (n_prefilled, n_chosen) == (1, N_SENTINEL + 2):
             return outcome
         self.scripts.append(script)
-        self.prompts.append([token for op in script for part in op.parts for token in part.tokens or ()])
+        self.prompts.append(
+            [token for op in script for part in op.parts for token in part.tokens or ()]
+        )
         self.on_run(n_prefilled, n_chosen)
         watch(Progress(n_prefilled, (1, 2)))
         return outcome
@@ -390,7 +425,9 @@ def run_lab(*arguments: object) -> tuple[int, str, str]:
     """
     from lab.main import main
 
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if hasattr(signal, "SIGHUP"):
         handlers[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)

@@ -75,5 +75,7 @@ def plant(name: str, folder: Path) -> Path:
     needed = [f"-l:{file.name}" for file in sorted(libraries.glob("lib*.so.?"))]
     flags = ["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"]
     linked = [*flags, "-L", str(libraries), *needed, "-ldl"]
-    subprocess.run(["gcc", "-shared", "-fPIC", code, *linked, "-o", libraries / "libllama.so"], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", code, *linked, "-o", libraries / "libllama.so"], check=True
+    )
     return libraries

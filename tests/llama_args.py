@@ -26,7 +26,15 @@ PARSE = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
 FIELDS = (
     *("cpuparams.n_threads", "cpuparams_batch.n_threads"),
     *("n_ctx", "n_parallel", "n_predict", "n_batch", "n_ubatch"),
-    *("flash_attn_type", "cache_type_k", "cache_type_v", "n_gpu_layers", "split_mode", "main_gpu", "tensor_split"),
+    *(
+        "flash_attn_type",
+        "cache_type_k",
+        "cache_type_v",
+        "n_gpu_layers",
+        "split_mode",
+        "main_gpu",
+        "tensor_split",
+    ),
     *("no_kv_offload", "no_op_offload", "load_mode", "no_extra_bufts", "kv_unified", "prompt"),
 )
 
@@ -65,17 +73,38 @@ def _main(program: str, *arguments: str) -> int:
     read = getattr(ctypes.CDLL(wheel.__file__), PARSE)
     read.restype = ctypes.c_bool
     params = wheel.CommonParams()
-    words = (ctypes.c_char_p * (len(arguments) + 2))(program.encode(), *map(str.encode, arguments), None)
+    words = (ctypes.c_char_p * (len(arguments) + 2))(
+        program.encode(), *map(str.encode, arguments), None
+    )
     place = ctypes.c_void_p(id(params) + object.__basicsize__)
-    if not read(len(arguments) + 1, words, place, EXAMPLES["llama-server" if program == SERVE else program], None):
+    if not read(
+        len(arguments) + 1,
+        words,
+        place,
+        EXAMPLES["llama-server" if program == SERVE else program],
+        None,
+    ):
         return 1
     if program == SERVE:
-        params.hostnames, params.port, params.endpoint_slots, params.warmup = ["127.0.0.1"], 0, True, False
+        params.hostnames = ["127.0.0.1"]
+        params.port = 0
+        params.endpoint_slots = True
+        params.warmup = False
         server = wheel.Server(params)
-        print(urllib.request.urlopen(f"{server.listening_address}/slots", timeout=60).read().decode(), flush=True)
+        print(
+            urllib.request.urlopen(f"{server.listening_address}/slots", timeout=60).read().decode(),
+            flush=True,
+        )
         os._exit(0)
     values = {name: attrgetter(name)(params) for name in FIELDS}
-    print(json.dumps({name: value if isinstance(value, str) else _number(value) for name, value in values.items()}))
+    print(
+        json.dumps(
+            {
+                name: value if isinstance(value, str) else _number(value)
+                for name, value in values.items()
+            }
+        )
+    )
     return 0
 
 

@@ -44,12 +44,16 @@ class LoopbackHub:
 
     repos: dict[str, Repo] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)
-    statuses: dict[str, int] = field(default_factory=dict)  # an error for every request of a kind: api, head, cdn
+    statuses: dict[str, int] = field(
+        default_factory=dict
+    )  # an error for every request of a kind: api, head, cdn
     page: bytes = b""  # sent instead of every answer of the hub
     wrong_bytes: bool = False
     cut_at: int = 0  # bytes after which the CDN closes the connection, once
     chunk_s: float = 0  # a pause before every chunk
-    log: list[tuple[str, str | None]] = field(default_factory=list)  # kind and Authorization of every request
+    log: list[tuple[str, str | None]] = field(
+        default_factory=list
+    )  # kind and Authorization of every request
     n_bytes: int = 0  # sent by the CDN
     endpoint: str = ""
     cdn: str = ""
@@ -62,7 +66,9 @@ def running() -> Iterator[LoopbackHub]:
     servers = []
     for handler in (_HubHandler, _CdnHandler):
         server = _Server(("127.0.0.1", 0), type(handler.__name__, (handler,), {"state": state}))
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         servers.append(server)
     state.endpoint = f"http://127.0.0.1:{servers[0].server_port}"
     state.cdn = f"http://localhost:{servers[1].server_port}"
@@ -87,12 +93,20 @@ def set_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     from huggingface_hub import constants
 
     # with telemetry it asks for a list of agents to put in a header
-    variables = {"HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1,localhost", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    variables = {
+        "HF_ENDPOINT": endpoint,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    )
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -111,7 +125,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def error(self, status: int, code: str = "", message: str = "") -> None:
-        self.answer(status, {"X-Error-Message": message or f"status {status}", "X-Error-Code": code})
+        self.answer(
+            status, {"X-Error-Message": message or f"status {status}", "X-Error-Code": code}
+        )
 
     def is_answered(self, kind: str) -> bool:
         """Whether a programmed answer was given."""
@@ -136,9 +152,16 @@ class _HubHandler(_Handler):
         if file not in repo.files:
             self.error(404, "EntryNotFound")
             return
-        size, etag = str(len(repo.files[file])), f'"{repo.etag(file)}"'
-        linked = {"X-Linked-Size": size, "X-Linked-Etag": etag, "Location": f"{self.state.cdn}/{name}/{file}"}
-        self.answer(302, {"X-Repo-Commit": repo.commit, "ETag": etag, **linked, "Content-Length": "0"})
+        size = str(len(repo.files[file]))
+        etag = f'"{repo.etag(file)}"'
+        linked = {
+            "X-Linked-Size": size,
+            "X-Linked-Etag": etag,
+            "Location": f"{self.state.cdn}/{name}/{file}",
+        }
+        self.answer(
+            302, {"X-Repo-Commit": repo.commit, "ETag": etag, **linked, "Content-Length": "0"}
+        )
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
@@ -148,7 +171,10 @@ class _HubHandler(_Handler):
         elif not self.is_answered("api"):
             _, _, owner, name, *revision = [unquote(part) for part in path.split("/")[1:]]
             if repo := self.known(f"{owner}/{name}", revision[1] if revision else "main"):
-                listed = {"id": f"{owner}/{name}", "siblings": [{"rfilename": file} for file in repo.files]}
+                listed = {
+                    "id": f"{owner}/{name}",
+                    "siblings": [{"rfilename": file} for file in repo.files],
+                }
                 self.answer(200, {"Content-Type": "application/json"}, json.dumps(listed).encode())
 
     def known(self, name: str, revision: str) -> Repo | None:
@@ -179,13 +205,15 @@ class _CdnHandler(_Handler):
         asked = self.headers.get("Range", "")
         start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
         self.send_response(206 if asked else 200)
-        n_bytes, last = len(data), asked.partition("-")[2]
+        n_bytes = len(data)
+        last = asked.partition("-")[2]
         data = data[: int(last) + 1] if last else data
         self.send_header("Content-Length", str(len(data) - start))
         if asked:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{n_bytes}")
         self.end_headers()
-        end, self.state.cut_at = self.state.cut_at or len(data), 0
+        end = self.state.cut_at or len(data)
+        self.state.cut_at = 0
         try:
             for first in range(start, end, CHUNK):
                 time.sleep(self.state.chunk_s)

@@ -31,10 +31,18 @@ NAMES = {
 """A model of the catalog for each architecture."""
 
 
-def entry(arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, window: int = 64) -> Entry:
+def entry(
+    arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, window: int = 64
+) -> Entry:
     """A model of this architecture: `n_layer` layers (gemma3: at least 7, so that one sees everything; hybrids: 4)."""
     full = catalog.entries()[NAMES[arch]]
-    state = {"state_size": 32, "group_count": 2, "time_step_rank": 4, "inner_size": 128, "conv_kernel": 4}
+    state = {
+        "state_size": 32,
+        "group_count": 2,
+        "time_step_rank": 4,
+        "inner_size": 128,
+        "conv_kernel": 4,
+    }
     shape: Shape = dataclasses.replace(
         full.shape,
         n_layer=max({"gemma3": 7, "qwen35": 4, "qwen35moe": 4}.get(arch, 0), n_layer),
@@ -66,7 +74,8 @@ def reserved(path: Path, asked: Settings) -> tuple[float, float]:
     lib = llama_cpp()
     params = lib.llama_model_default_params()
     alive = llama.model_params(params, asked)
-    params.no_alloc, params.load_mode = True, 0
+    params.no_alloc = True
+    params.load_mode = 0
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     devices.clear_log()
     context = lib.llama_init_from_model(model, llama.context_params(asked))
@@ -77,5 +86,7 @@ def reserved(path: Path, asked: Settings) -> tuple[float, float]:
     del alive
     caches = [re.search(r": size = +([0-9.]+) MiB \( *\d+ cells", line) for line in lines]
     computed = [re.search(r"compute buffer size = +([0-9.]+) MiB", line) for line in lines]
-    kv, compute = (sum(float(match[1]) for match in matches if match) * 2**20 for matches in (caches, computed))
+    kv, compute = (
+        sum(float(match[1]) for match in matches if match) * 2**20 for matches in (caches, computed)
+    )
     return kv, compute

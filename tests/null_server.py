@@ -38,15 +38,32 @@ TEMPLATE_TOKENS = 5
 """Tokens that the template of a chat adds to a prompt."""
 
 WORD = " word"
-ACCEPT, FIRST, NEVER = "accept", "first", "never"
-ASKED, ALWAYS, RUNNING = "asked", "always", "running"
+ACCEPT = "accept"
+FIRST = "first"
+NEVER = "never"
+ASKED = "asked"
+ALWAYS = "always"
+RUNNING = "running"
 
-OPENAI = {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
+OPENAI = {
+    "model",
+    "messages",
+    "prompt",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+}
 OPENAI |= {"temperature", "seed"}
 """Options that a strict model takes."""
 
 _CHILD = "from tests.null_server import serve; serve()"
-_STATUSES = {"429": "Too Many Requests", "500": "Internal Server Error", "400": "Bad Request", "401": "Unauthorized"}
+_STATUSES = {
+    "429": "Too Many Requests",
+    "500": "Internal Server Error",
+    "400": "Bad Request",
+    "401": "Unauthorized",
+}
 _ENDS = {
     "late error": b'data: {"error": {"message": "out of memory"}}\n\n',
     "wrong JSON": b'data: {"choices": [\n\ndata: [DONE]\n\n',
@@ -80,7 +97,9 @@ class Behaviour:
     n_reasoning: int = 0  # events with reasoning before the others
     usage: str = ASKED  # when counts of tokens are streamed: asked, always, never, running (in each chunk, where asked)
     gives_cached: bool = True  # whether the counts say how many tokens were cached
-    has_cache: bool = False  # whether prompts are remembered, and not only where cache_prompt is false
+    has_cache: bool = (
+        False  # whether prompts are remembered, and not only where cache_prompt is false
+    )
     timings: bool = False  # llama-server's
     stops_after: int | None = None  # tokens after which it stops by itself
     obeys_ignore_eos: bool = True
@@ -112,12 +131,17 @@ def prompt_of(body: dict[str, Any]) -> str:
 
 def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chunk]:
     """The events of a streamed answer."""
-    is_chat, options = "messages" in body, body.get("stream_options") or {}
-    n_all, reason = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16), "length"
+    is_chat = "messages" in body
+    options = body.get("stream_options") or {}
+    n_all = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
+    reason = "length"
     goes_on = how.obeys_ignore_eos and body.get("ignore_eos")
     if how.stops_after is not None and how.stops_after < n_all and not goes_on:
-        n_all, reason = how.stops_after, "stop"
-    wants_usage = how.usage == ALWAYS or (how.usage in (ASKED, RUNNING) and bool(options.get("include_usage")))
+        n_all = how.stops_after
+        reason = "stop"
+    wants_usage = how.usage == ALWAYS or (
+        how.usage in (ASKED, RUNNING) and bool(options.get("include_usage"))
+    )
     has_running_usage = how.usage == RUNNING and bool(options.get("continuous_usage_stats"))
     n_prompt = len(prompt_of(body).split()) + TEMPLATE_TOKENS * is_chat
 
@@ -136,11 +160,19 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
         choice = {"delta": content} if is_chat else {"text": "".join(map(str, content.values()))}
         own_timings = timings(n) if how.timings and body.get("timings_per_token") else None
         running = usage(n) if has_running_usage else None
-        return written([{"index": 0, "finish_reason": finish, **choice}], usage=running, timings=own_timings)
+        return written(
+            [{"index": 0, "finish_reason": finish, **choice}], usage=running, timings=own_timings
+        )
 
     if is_chat and how.role != NEVER:
-        yield 0.0 if how.role == ACCEPT else how.first_ms, event({"role": "assistant", "content": ""}, None, 0), 0
-    n, at_ms, n_events = 0, how.first_ms, 0
+        yield (
+            0.0 if how.role == ACCEPT else how.first_ms,
+            event({"role": "assistant", "content": ""}, None, 0),
+            0,
+        )
+    n = 0
+    at_ms = how.first_ms
+    n_events = 0
     while n < n_all:
         n_more = min(how.bundle + (how.n_held if n == 0 else 0), n_all - n)
         n += n_more
@@ -152,7 +184,11 @@ def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chun
     yield at_ms, event({}, reason, n), 0
     if wants_usage:
         cached = {"prompt_tokens_details": {"cached_tokens": n_cached}} if how.gives_cached else {}
-        yield at_ms, written([], usage=usage(n) | cached, timings=timings(n) if how.timings else None), 0
+        yield (
+            at_ms,
+            written([], usage=usage(n) | cached, timings=timings(n) if how.timings else None),
+            0,
+        )
     yield at_ms, b"data: [DONE]\n\n", 0
 
 
@@ -176,7 +212,9 @@ def serve() -> None:
     """The child's end: read the settings, print the process id and the port, answer until stdin closes."""
     running = _Running(from_json(NullSettings, sys.stdin.readline()))
     end_with_parent()
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # its timeouts are exact to about 50 us
+    loop = asyncio.SelectorEventLoop(
+        selectors.SelectSelector()
+    )  # its timeouts are exact to about 50 us
     loop.run_until_complete(running.serve())
 
 
@@ -209,19 +247,30 @@ class _Running:
             while is_open:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 first, *lines = head.rstrip().split("\r\n")
-                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+                headers = {
+                    name.lower(): value.strip()
+                    for name, _, value in (line.partition(":") for line in lines)
+                }
                 text = await reader.readexactly(int(headers.get("content-length", 0)))
-                is_open = await self._answer(writer, first.split(" ")[1], headers, json.loads(text or "{}"))
+                is_open = await self._answer(
+                    writer, first.split(" ")[1], headers, json.loads(text or "{}")
+                )
         writer.close()
 
     async def _answer(
         self, writer: asyncio.StreamWriter, path: str, headers: dict[str, str], body: dict[str, Any]
     ) -> bool:
         """One request. False where the connection has to be closed."""
-        now, settings, key = time.perf_counter_ns(), self.settings, self.settings.api_key
+        now = time.perf_counter_ns()
+        settings = self.settings
+        key = self.settings.api_key
         marks = "<t> " * TEMPLATE_TOKENS
         n_ctx = {"n_ctx": settings.n_ctx}
-        props = {"total_slots": settings.n_slots, "default_generation_settings": n_ctx, "build_info": "null"}
+        props = {
+            "total_slots": settings.n_slots,
+            "default_generation_settings": n_ctx,
+            "build_info": "null",
+        }
         small: dict[str, Any] = {
             "/v1/models": {"data": [{"id": name} for name in settings.models]},
             "/null/sent": {"streams": self.streams, "n_requests": self.n_of_model.total()},
@@ -232,10 +281,16 @@ class _Running:
             small["/apply-template"] = {"prompt": marks + prompt_of(body)}
             small["/tokenize"] = {"tokens": str(body.get("content", "")).split()}
         if key is not None and headers.get("authorization") != f"Bearer {key}":
-            return _json(writer, 401, {"error": {"message": f"wrong key: {headers.get('authorization')}"}})
+            return _json(
+                writer, 401, {"error": {"message": f"wrong key: {headers.get('authorization')}"}}
+            )
         if path in ("/v1/chat/completions", "/v1/completions"):
             return await self._generate(writer, body, headers, now)
-        return _json(writer, 200 if path in small else 404, small.get(path, {"error": {"message": "nothing here"}}))
+        return _json(
+            writer,
+            200 if path in small else 404,
+            small.get(path, {"error": {"message": "nothing here"}}),
+        )
 
     async def _generate(
         self, writer: asyncio.StreamWriter, body: dict[str, Any], headers: dict[str, str], now: int
@@ -245,17 +300,26 @@ class _Running:
         self.n_of_model[model] += 1
         if self.n_of_model[model] % how.fails_every:
             how = dataclasses.replace(how, fails=None)
-        fails, unknown = how.fails or "", ", ".join(sorted(body.keys() - OPENAI))
+        fails = how.fails or ""
+        unknown = ", ".join(sorted(body.keys() - OPENAI))
         if fails == "dies":
             os._exit(1)
         if how.strict and unknown:
-            return _json(writer, 400, {"error": {"message": f"Unrecognized request arguments supplied: {unknown}"}})
+            return _json(
+                writer,
+                400,
+                {"error": {"message": f"Unrecognized request arguments supplied: {unknown}"}},
+            )
         if fails == "echo":
             return _json(writer, 400, {"error": {"message": f"cannot read {json.dumps(headers)}"}})
         if fails in _STATUSES:
             return _json(writer, int(fails), {"error": {"message": f"as asked: {fails}"}})
         if fails == "whole":
-            return _json(writer, 200, {"choices": [{"message": {"content": WORD}, "finish_reason": "length"}]})
+            return _json(
+                writer,
+                200,
+                {"choices": [{"message": {"content": WORD}, "finish_reason": "length"}]},
+            )
         if fails == "html":
             return _write(writer, 200, "text/html", b"<html>a page</html>")
         if fails == "error":
@@ -264,7 +328,9 @@ class _Running:
             await asyncio.sleep(3600)
         log: dict[str, Any] = {"seed": body.get("seed"), "due_ns": [], "sent_ns": []}
         self.streams.append(log)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         all_chunks = list(chunks(body, how, self._cached(body, how)))
         await _send(writer, all_chunks[:2], now, log)
         if fails:
@@ -279,12 +345,17 @@ class _Running:
         if not how.has_cache or body.get("cache_prompt") is False:
             return 0
         words = prompt_of(body).split()
-        same = [takewhile(lambda pair: pair[0] == pair[1], zip(words, old, strict=False)) for old in self.prompts]
+        same = [
+            takewhile(lambda pair: pair[0] == pair[1], zip(words, old, strict=False))
+            for old in self.prompts
+        ]
         self.prompts.append(words)
         return max((len(list(pairs)) for pairs in same), default=0)
 
 
-async def _send(writer: asyncio.StreamWriter, chunks: Sequence[Chunk], now: int, log: dict[str, Any]) -> None:
+async def _send(
+    writer: asyncio.StreamWriter, chunks: Sequence[Chunk], now: int, log: dict[str, Any]
+) -> None:
     """Send each chunk at its time, and log when those with tokens were due and sent."""
     for at_ms, text, n_tokens in chunks:
         due_ns = now + round(at_ms * 1e6)
@@ -317,6 +388,8 @@ def _json(writer: asyncio.StreamWriter, status: int, answer: dict[str, Any]) -> 
 def _write(writer: asyncio.StreamWriter, status: int, kind: str, body: bytes) -> bool:
     """An answer that is not streamed."""
     reason = _STATUSES.get(str(status), "OK")
-    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode() + body)
     return True

@@ -6,8 +6,15 @@ from typing import Any
 import gguf
 import numpy as np
 
-WIDTH, N_FF, N_VOCAB, N_LAYER, HEAD = 64, 128, 256, 2, 16
-SQUARE, UP, DOWN, NORM = (WIDTH, WIDTH), (WIDTH, N_FF), (N_FF, WIDTH), (WIDTH,)
+WIDTH = 64
+N_FF = 128
+N_VOCAB = 256
+N_LAYER = 2
+HEAD = 16
+SQUARE = (WIDTH, WIDTH)
+UP = (WIDTH, N_FF)
+DOWN = (N_FF, WIDTH)
+NORM = (WIDTH,)
 Sizes = dict[str, tuple[int, ...]]
 """Tensors by name with their sizes, the inner one first."""
 
@@ -33,7 +40,9 @@ def _t5() -> Sizes:
 
 
 def _mamba() -> Sizes:
-    inner, state, rank = 2 * WIDTH, 16, 8
+    inner = 2 * WIDTH
+    state = 16
+    rank = 8
     layer: Sizes = {
         "attn_norm.weight": NORM,
         "ssm_in.weight": (WIDTH, 2 * inner),
@@ -52,21 +61,46 @@ def _mamba() -> Sizes:
 def _lfm2() -> Sizes:
     """A layer of convolution, then one of attention."""
     both: Sizes = {**FEED_FORWARD, "attn_norm.weight": NORM, "ffn_norm.weight": NORM}
-    convolution = {"conv.weight": (3, WIDTH), "in_proj.weight": (WIDTH, 3 * WIDTH), "out_proj.weight": SQUARE}
+    convolution = {
+        "conv.weight": (3, WIDTH),
+        "in_proj.weight": (WIDTH, 3 * WIDTH),
+        "out_proj.weight": SQUARE,
+    }
     first: Sizes = {**both, **{f"shortconv.{name}": size for name, size in convolution.items()}}
-    second: Sizes = {**both, **PRODUCTS, "attn_q_norm.weight": (HEAD,), "attn_k_norm.weight": (HEAD,)}
+    second: Sizes = {
+        **both,
+        **PRODUCTS,
+        "attn_q_norm.weight": (HEAD,),
+        "attn_k_norm.weight": (HEAD,),
+    }
     norm = {"token_embd_norm.weight": NORM}
-    return {**EMBEDDING, **norm, **per_layer(first, layers=range(1)), **per_layer(second, layers=range(1, 2))}
+    return {
+        **EMBEDDING,
+        **norm,
+        **per_layer(first, layers=range(1)),
+        **per_layer(second, layers=range(1, 2)),
+    }
 
 
 def _grok() -> Sizes:
     layer = {name: size for name, size in LLAMA.items() if name not in FEED_FORWARD}
-    experts: Sizes = {name.replace(".", "_exps."): (*size, 2) for name, size in FEED_FORWARD.items()}
-    norms = {"attn_output_norm.weight": NORM, "layer_output_norm.weight": NORM, "ffn_gate_inp.weight": (WIDTH, 2)}
+    experts: Sizes = {
+        name.replace(".", "_exps."): (*size, 2) for name, size in FEED_FORWARD.items()
+    }
+    norms = {
+        "attn_output_norm.weight": NORM,
+        "layer_output_norm.weight": NORM,
+        "ffn_gate_inp.weight": (WIDTH, 2),
+    }
     return {**OUTPUT, **per_layer({**layer, **experts, **norms})}
 
 
-_MAMBA = {"ssm.conv_kernel": 4, "ssm.inner_size": 2 * WIDTH, "ssm.state_size": 16, "ssm.time_step_rank": 8}
+_MAMBA = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 2 * WIDTH,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 8,
+}
 MODELS: dict[str, tuple[Sizes, dict[str, Any]]] = {
     "llada": ({**OUTPUT, **per_layer(LLAMA)}, {}),
     "t5": (_t5(), {"attention.relative_buckets_count": 32}),
@@ -94,7 +128,12 @@ def write(arch: str, path: Path) -> Path:
     writer.add_tokenizer_model("no_vocab")
     writer.add_token_type_count(2)
     for name, value in {**usual, **keys}.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            list: writer.add_array,
+        }
         add[type(value)](f"{arch}.{name}", value)  # type: ignore[operator]
     chance = np.random.default_rng(1)
     for name, size in sizes.items():

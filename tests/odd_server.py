@@ -80,7 +80,9 @@ def stream(*texts: str) -> list[bytes]:
 
 
 @contextmanager
-def odd_server(answers: Mapping[str, Canned] | None = None, model: str = "odd") -> Iterator[OddServer]:
+def odd_server(
+    answers: Mapping[str, Canned] | None = None, model: str = "odd"
+) -> Iterator[OddServer]:
     """A server with one model, and a tokenizer for which a word is a token."""
 
     class Handler(BaseHTTPRequestHandler):

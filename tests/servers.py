@@ -28,7 +28,9 @@ from tests.bench import llama_bench
 NAME = "a-model"
 """The name of the model in every server here; without it they call it by its path."""
 
-START_S, END_S, POLL_S = 120, 10, 0.05
+START_S = 120
+END_S = 10
+POLL_S = 0.05
 _ADDRESS = re.compile(r"(?:listening|running) on (http://127\.0\.0\.1:\d+)")
 _ANYWHERE = ("--host", "127.0.0.1", "--port", "0")
 
@@ -56,15 +58,28 @@ def wheel_server(model: Path, *options: str) -> AbstractContextManager[RealServe
 
 def llama_cpp_server(model: Path, *options: str) -> AbstractContextManager[RealServer]:
     """llama-cpp-python's own server, which does not end an answer because another request arrives."""
-    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", NAME, *_ANYWHERE]
+    command = [
+        sys.executable,
+        "-m",
+        "llama_cpp.server",
+        "--model",
+        str(model),
+        "--model_alias",
+        NAME,
+        *_ANYWHERE,
+    ]
     return _running([*command, "--interrupt_requests", "false", *options], "/v1/models")
 
 
 @contextmanager
-def _running(command: Sequence[str], path: str, environment: Mapping[str, str] | None = None) -> Iterator[RealServer]:
+def _running(
+    command: Sequence[str], path: str, environment: Mapping[str, str] | None = None
+) -> Iterator[RealServer]:
     """The server that `command` starts, once it answers a GET of `path`."""
     with tempfile.TemporaryDirectory(prefix="mini-lab-server-") as folder:
-        log, deadline, root = Path(folder) / "log", time.monotonic() + START_S, ""
+        log = Path(folder) / "log"
+        deadline = time.monotonic() + START_S
+        root = ""
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
@@ -84,7 +99,10 @@ def _running(command: Sequence[str], path: str, environment: Mapping[str, str] |
                 raise RuntimeError(f"{' '.join(command)} does not answer (status {process.poll()})")
             yield RealServer(f"{root}/v1", process.pid, log)
         except BaseException:
-            print(f"The server's log ends with:\n{log.read_text(errors='replace')[-3000:]}", file=sys.stderr)
+            print(
+                f"The server's log ends with:\n{log.read_text(errors='replace')[-3000:]}",
+                file=sys.stderr,
+            )
             raise
         finally:
             process.terminate()
@@ -106,10 +124,13 @@ def _serve(arguments: Sequence[str]) -> None:
     parser.add_argument("--parallel", type=int, default=1)
     asked = parser.parse_args(arguments)
     parameters = xllamacpp.CommonParams()
-    parameters.model.path, parameters.model_alias = asked.model, {NAME}
-    parameters.hostnames, parameters.port = ["127.0.0.1"], 0
+    parameters.model.path = asked.model
+    parameters.model_alias = {NAME}
+    parameters.hostnames = ["127.0.0.1"]
+    parameters.port = 0
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = asked.threads
-    parameters.n_ctx, parameters.n_parallel = asked.ctx_size, asked.parallel
+    parameters.n_ctx = asked.ctx_size
+    parameters.n_parallel = asked.parallel
     parameters.kv_unified = parameters.ctx_shift = parameters.warmup = False
     parameters.endpoint_slots = True
     server = xllamacpp.Server(parameters)

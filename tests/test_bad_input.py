@@ -47,7 +47,9 @@ def test_files_that_are_not_models(tmp_path: Path, embedded: Path) -> None:
 
 def test_a_model_that_llama_cpp_refuses(tmp_path: Path, embedded: Path) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(embedded.read_bytes().replace(b"blk.7.ffn_up.weight", b"blk.7.ffn_xx.weight"))
+    broken.write_bytes(
+        embedded.read_bytes().replace(b"blk.7.ffn_up.weight", b"blk.7.ffn_xx.weight")
+    )
     fails("-m", broken, "-o", tmp_path / "out", says="llama.cpp cannot load broken.gguf")
     assert not list((tmp_path / "out").iterdir())
 
@@ -61,7 +63,10 @@ def test_results_folders_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_a_full_results_folder_is_told_and_leaves_no_file(tmp_path: Path) -> None:
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)]
-    if sys.platform != "linux" or subprocess.run(mount, check=False, capture_output=True).returncode:
+    if (
+        sys.platform != "linux"
+        or subprocess.run(mount, check=False, capture_output=True).returncode
+    ):
         pytest.skip("only an administrator of Linux can make a full disk here")
     try:
         (tmp_path / "other").write_text("the only page")
@@ -97,18 +102,26 @@ def test_output_to_a_full_disk_is_an_error_and_no_traceback(tmp_path: Path) -> N
     command = f"{sys.executable} -m lab export --format csv --table steps {path} > /dev/full"
     ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "The output cannot be written: No space left on device" in ended.stderr and "Traceback" not in ended.stderr
+    assert (
+        "The output cannot be written: No space left on device" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
-@pytest.mark.parametrize("command", ["report FILE -o OUT/page.html", "export FILE -o OUT/rows.json"])
+@pytest.mark.parametrize(
+    "command", ["report FILE -o OUT/page.html", "export FILE -o OUT/rows.json"]
+)
 def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: str) -> None:
-    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path = tmp_path / "a.jsonl"
+    out = tmp_path / "out"
     results.save(path, make_record())
     words = command.replace("FILE", str(path)).replace("OUT", str(out))
     limited = f"trap '' XFSZ; ulimit -f 1; {sys.executable} -m lab {words}"  # files of at most 1 kB
     ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1 and "cannot be written: File too large" in ended.stderr, ended.stderr
+    assert ended.returncode == 1 and "cannot be written: File too large" in ended.stderr, (
+        ended.stderr
+    )
     assert not list(out.iterdir())
 
 
@@ -116,12 +129,20 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: 
     ("arguments", "says"),
     [
         (("measure", "--max-minutes", "3"), "--max-minutes has an effect only with --until"),
-        (("export", "RESULTS", "-f", "csv", "--as", "md"), "--as md has no effect with --format csv"),
-        (("export", "RESULTS", "--table", "steps"), "--table steps has no effect with --format llama-bench"),
+        (
+            ("export", "RESULTS", "-f", "csv", "--as", "md"),
+            "--as md has no effect with --format csv",
+        ),
+        (
+            ("export", "RESULTS", "--table", "steps"),
+            "--table steps has no effect with --format llama-bench",
+        ),
         (("predict", "--results", "/nonexistent"), "There is no folder /nonexistent"),
     ],
 )
-def test_options_without_effect_are_errors(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_options_without_effect_are_errors(
+    arguments: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
     path = tmp_path / "a.jsonl"
     results.save(path, make_record())
     code, _, err = run_lab(*(path if word == "RESULTS" else word for word in arguments))
@@ -131,7 +152,22 @@ def test_options_without_effect_are_errors(arguments: tuple[str, ...], says: str
 def long_measurement(folder: Path) -> tuple[Any, psutil.Process]:
     """A lab that has finished a run of 10 tokens and is in a prefill of 10,000; its engine's process."""
     process = start_lab(
-        *("measure", "-p", "10,10000", "-n", "2", "-r", "3", "-t", "1", "--seed", "5", "--no-plot", "-o", folder),
+        *(
+            "measure",
+            "-p",
+            "10,10000",
+            "-n",
+            "2",
+            "-r",
+            "3",
+            "-t",
+            "1",
+            "--seed",
+            "5",
+            "--no-plot",
+            "-o",
+            folder,
+        ),
     )
     assert process.stderr is not None
     while "10 prompt tokens, repeat 1" not in (line := process.stderr.readline()):
@@ -188,10 +224,13 @@ def test_lengths_without_commas_are_met_with_a_hint() -> None:
 
 def test_progress_on_a_terminal_replaces_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     err = console.console(stderr=True)
-    err.file, err._force_terminal = io.StringIO(), True
+    err.file = io.StringIO()
+    err._force_terminal = True
     with console.transfer(err) as show:
         show("a\x1bfile", 0, 10**7)
     with console.progress(err, None, str) as (watch, _):
         watch(Status("prefill", left_s=5))
     clear = "\r\x1b[2K"
-    assert err.file.getvalue() == f"{clear}a?file: 0 of 10 MB\n{clear}prefill; about 5 s left{clear}"
+    assert (
+        err.file.getvalue() == f"{clear}a?file: 0 of 10 MB\n{clear}prefill; about 5 s left{clear}"
+    )

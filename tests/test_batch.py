@@ -13,17 +13,27 @@ from lab.core import cost, memory, phases, results, script as scripts
 from lab.core.payloads import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
 from lab.errors import LabError
-from lab.features import batch as batching, known
-from lab.features.compare import comparison
-from lab.features.limits import step_kernels
-from lab.features.predict import learning
-from lab.features.predict.learning import StepPrediction
+from lab.features import batch as batching
+from lab.app import known
+from lab.show import comparison
+from lab.roofline import step_kernels
+from lab.roofline import learning
+from lab.roofline.learning import StepPrediction
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
 from lab.runner.session import execute, new_results_file
 from tests import miniature
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
+from tests.conftest import (
+    MACHINE,
+    MODEL,
+    SETTINGS,
+    FakeWorker,
+    make_record,
+    make_run,
+    run_lab,
+    steps_of,
+)
 
 
 def text(sequence: int, n: int) -> list[int]:
@@ -37,15 +47,25 @@ def case(n_seq: int, n_prompt: int = 20, gen: int = 5, is_shared: bool = False) 
 def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, **changes: Any) -> Run:
     written = batching.write(case(n_seq), text, SETTINGS)
     steps = steps_of(written, decode_ms=decode_ms)
-    return dataclasses.replace(make_run(20, 5, repeat, **changes), steps=steps, batch=Batch(n_seq, False))
+    return dataclasses.replace(
+        make_run(20, 5, repeat, **changes), steps=steps, batch=Batch(n_seq, False)
+    )
 
 
 @pytest.mark.parametrize(
     ("n_seq", "settings", "prefill"),
     [
         (5, {"n_ubatch": 50}, [(50, 5, 0), (50, 5, 5)]),  # equal slices
-        (3, {"n_ubatch": 20, "n_batch": 40}, [(20, 2, 0), (20, 2, 2), (20, 1, 1)]),  # as many as fit into the batch
-        (3, {"n_ubatch": 50, "kv_unified": True}, [(40, 2, 2), (20, 1, 1)]),  # one cache: whole prompts
+        (
+            3,
+            {"n_ubatch": 20, "n_batch": 40},
+            [(20, 2, 0), (20, 2, 2), (20, 1, 1)],
+        ),  # as many as fit into the batch
+        (
+            3,
+            {"n_ubatch": 50, "kv_unified": True},
+            [(40, 2, 2), (20, 1, 1)],
+        ),  # one cache: whole prompts
     ],
 )
 def test_prompts_share_steps_and_every_decode_step_has_a_token_of_each(
@@ -57,24 +77,36 @@ def test_prompts_share_steps_and_every_decode_step_has_a_token_of_each(
     decode = [(s.n_tokens, s.n_past, s.n_seq, s.n_outputs) for s in shapes if s.kind == DECODE]
     assert decode == [(n_seq, 20 + i, n_seq, n_seq) for i in range(4)]
     parts = [part for operation in written if operation.kind == PREFILL for part in operation.parts]
-    assert {part.sequence: part.tokens[-1] for part in parts if part.tokens} == {i: 100 * i + 19 for i in range(n_seq)}
+    assert {part.sequence: part.tokens[-1] for part in parts if part.tokens} == {
+        i: 100 * i + 19 for i in range(n_seq)
+    }
 
 
 def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() -> None:
-    written = batching.write(case(3, 40, is_shared=True), text, dataclasses.replace(SETTINGS, n_ubatch=64))
+    written = batching.write(
+        case(3, 40, is_shared=True), text, dataclasses.replace(SETTINGS, n_ubatch=64)
+    )
     assert [op.kind for op in written] == [PREFILL, COPY, COPY, PREFILL, DECODE]
     assert (written[0].parts[0].n_tokens, written[0].parts[0].n_outputs) == (24, 0)
     assert [part.n_tokens for part in written[3].parts] == [batching.N_OWN] * 3
     assert len({part.tokens for part in written[3].parts}) == 3
-    alone = batching.write(case(1, 40, is_shared=True), text, dataclasses.replace(SETTINGS, n_ubatch=64))
+    alone = batching.write(
+        case(1, 40, is_shared=True), text, dataclasses.replace(SETTINGS, n_ubatch=64)
+    )
     assert [op.kind for op in alone] == [PREFILL, DECODE]
 
 
 def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
-    records = [make_record(batch_run(n, i, decode_ms=ms)) for n, ms in ((1, 10), (4, 5)) for i in range(3)]
+    records = [
+        make_record(batch_run(n, i, decode_ms=ms)) for n, ms in ((1, 10), (4, 5)) for i in range(3)
+    ]
     one, four = batching.rows(records)
-    assert (one.step_s, one.total_tps, one.user_tps, one.efficiency) == pytest.approx((0.01, 100, 100, 1))
-    assert (four.step_s, four.total_tps, four.user_tps, four.efficiency) == pytest.approx((0.02, 200, 50, 2))
+    assert (one.step_s, one.total_tps, one.user_tps, one.efficiency) == pytest.approx(
+        (0.01, 100, 100, 1)
+    )
+    assert (four.step_s, four.total_tps, four.user_tps, four.efficiency) == pytest.approx(
+        (0.02, 200, 50, 2)
+    )
     assert four.prefill_s == pytest.approx(0.080)
     assert four.kv_bytes == 4 * 25 * (memory.kv_bytes_per_position(MODEL) or 0)
     assert (four.n_runs, four.expected_s) == (3, None)
@@ -85,22 +117,42 @@ KERNELS = Ceilings(
     MACHINE,
     False,
     tuple(
-        Rate(MUL_MAT, "Q4_0", "CPU", 128, 64, n, 2, 10**6, 2 * n * 10**6, (round(10**6 * (1 + n / 16)),))
+        Rate(
+            MUL_MAT,
+            "Q4_0",
+            "CPU",
+            128,
+            64,
+            n,
+            2,
+            10**6,
+            2 * n * 10**6,
+            (round(10**6 * (1 + n / 16)),),
+        )
         for n in (1, 2, 4, 8, 32, 128, 512)
     )
-    + tuple(Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512) for n in (1, 512)),
+    + tuple(
+        Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512) for n in (1, 512)
+    ),
 )
 
 
-def test_what_is_predicted_is_shared_reading_up_to_a_ridge_where_arithmetic_takes_as_long_as_traffic() -> None:
-    prediction = StepPrediction(dataclasses.replace(MODEL, n_params=None), SETTINGS, KERNELS, learning.fit([]), 0)
+def test_what_is_predicted_is_shared_reading_up_to_a_ridge_where_arithmetic_takes_as_long_as_traffic() -> (
+    None
+):
+    prediction = StepPrediction(
+        dataclasses.replace(MODEL, n_params=None), SETTINGS, KERNELS, learning.fit([]), 0
+    )
     times = [batching.expected_s(prediction, 20, 5, n) or 0 for n in (1, 4, 16)]
     assert times == sorted(times) and times[2] < 16 * times[0]
     (row,) = batching.rows([make_record(batch_run(4))], prediction)
     assert row.expected_s == pytest.approx(times[1])
     ridge, *errors = batching.sentences([row])
-    assert ridge.startswith("Above about ") and "Prediction error of step times: median" in " ".join(errors)
-    n, best = batching.ridge(prediction, 400, 5), step_kernels.roof(KERNELS)
+    assert ridge.startswith(
+        "Above about "
+    ) and "Prediction error of step times: median" in " ".join(errors)
+    n = batching.ridge(prediction, 400, 5)
+    best = step_kernels.roof(KERNELS)
     assert 1 < row.ridge < 64 and n is not None and n > 1
     over = []
     for n_seq in (1, 2):  # what arithmetic takes beyond the traffic grows in proportion
@@ -120,7 +172,10 @@ def test_what_is_predicted_is_shared_reading_up_to_a_ridge_where_arithmetic_take
         ({"gen": 1}, "--gen 1 leaves nothing to decode together"),
         ({"sequences": "32", "batch": 16}, "32 sequences do not fit into a batch of 16 tokens"),
         ({"sequences": "256", "prompt_len": "20", "gen": 5000}, "would generate 1,280,000 tokens"),
-        ({"shared_prompt": True, "prompt_len": 16}, "--shared-prompt needs prompts of more than 16 tokens"),
+        (
+            {"shared_prompt": True, "prompt_len": 16},
+            "--shared-prompt needs prompts of more than 16 tokens",
+        ),
         ({"kv_unified": "maybe"}, "--kv-unified maybe is not possible"),
     ],
 )
@@ -169,7 +224,9 @@ def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -
         def prompt(sequence: int, n: int) -> list[int]:
             return ids[7 * sequence : 7 * sequence + n]
 
-        together = worker.run(batching.write(case(2, 60, 6), prompt, settings), lambda progress: None)
+        together = worker.run(
+            batching.write(case(2, 60, 6), prompt, settings), lambda progress: None
+        )
         for i in range(2):
             alone = worker.run(scripts.run(prompt(i, 60), 6, 512), lambda progress: None)
             assert together.token_ids[i::2] == alone.token_ids
@@ -178,17 +235,41 @@ def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -
             wanted = dataclasses.replace(settings, kv_unified=unified)
             kv_bytes, compute = miniature.reserved(embedded, wanted)
             estimate = memory.of_context(worker.read_model(embedded, "m", "embedded"), wanted)
-            assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx((kv_bytes, compute), rel=0.05)
+            assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx(
+                (kv_bytes, compute), rel=0.05
+            )
 
 
 def test_batch_command(mini: Path, tmp_path: Path) -> None:
-    few = "batch", "-m", mini, "--prompt", "random", "-p", "24", "-n", "4", "-r", "1", "-t", "1", "-o", tmp_path
+    few = (
+        "batch",
+        "-m",
+        mini,
+        "--prompt",
+        "random",
+        "-p",
+        "24",
+        "-n",
+        "4",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "-o",
+        tmp_path,
+    )
     code, out, err = run_lab(*few, "-s", "1,3", "--shared-prompt")
     assert code == 0, err
-    assert "sequences decoded together" in out and "24 prompt tokens, 3 sequences, shared prompt" in err
+    assert (
+        "sequences decoded together" in out
+        and "24 prompt tokens, 3 sequences, shared prompt" in err
+    )
     assert len(list(tmp_path.glob("*-batch.png"))) == 1
     code, out, _ = run_lab("show", tmp_path, "--json")
-    assert [(row["experiment"], row["n_seq"]) for row in json.loads(out)["rows"]] == [("batch", 1), ("batch", 3)]
+    assert [(row["experiment"], row["n_seq"]) for row in json.loads(out)["rows"]] == [
+        ("batch", 1),
+        ("batch", 3),
+    ]
     timed = [record.run for record in results.read([tmp_path]).records if not record.run.warmup]
     assert all(phases.figures(run)["tpot_ms"] > 0 for run in timed)
     code, _, err = run_lab(*few, "-s", "1,0")
@@ -198,7 +279,8 @@ def test_batch_command(mini: Path, tmp_path: Path) -> None:
 def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWorker) -> None:
     worker: Any = fake_worker
     asked: dict[str, Any] = {"sequences": 4, "prompt_len": 100, "gen": 10, "shared_prompt": True}
-    apart, together = batching.plan(worker, **asked), batching.plan(worker, **asked, kv_unified=True)
+    apart = batching.plan(worker, **asked)
+    together = batching.plan(worker, **asked, kv_unified=True)
     assert apart.cases[0].sequences == (110,) * 4 and apart.settings.n_ctx == 4 * 256
     assert together.cases[0].sequences == (110, 26, 26, 26) and together.settings.n_ctx == 188
     fake_worker.model = dataclasses.replace(MODEL, windows=(8, 0))
@@ -220,6 +302,10 @@ def test_steps_that_are_not_those_of_a_batch_are_passed_over(changes: dict[str, 
     n = len(run.steps.kind)
     columns = {name: values[:1] * n for name, values in changes.items()}
     broken = dataclasses.replace(run, steps=dataclasses.replace(run.steps, **columns))
-    for changed in (broken, dataclasses.replace(run, batch=Batch(10**10, False)), dataclasses.replace(run, n_prompt=0)):
+    for changed in (
+        broken,
+        dataclasses.replace(run, batch=Batch(10**10, False)),
+        dataclasses.replace(run, n_prompt=0),
+    ):
         assert phases.figures(changed) == {} and batching.rows([make_record(changed)]) == []
         assert known.experiments_of([make_record(changed)]) == []

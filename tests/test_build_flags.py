@@ -20,11 +20,20 @@ def configured(folder: Path, *arguments: str, cmake: str = "cmake") -> dict[str,
     )
     part = folder / "part"
     part.mkdir(exist_ok=True)
-    (part / "CMakeLists.txt").write_text("project(part C CXX)\nadd_library(part STATIC a.cpp b.c)\n")
+    (part / "CMakeLists.txt").write_text(
+        "project(part C CXX)\nadd_library(part STATIC a.cpp b.c)\n"
+    )
     (part / "a.cpp").write_text("int a() { return 1; }\n")
     (part / "b.c").write_text("int b(void) { return 1; }\n")
     ours = [f"-DCMAKE_MODULE_PATH={FIX.parent}", f"-DCMAKE_USER_MAKE_RULES_OVERRIDE_CXX={FIX.stem}"]
-    command = [cmake, "-S", str(folder), "-B", str(folder / "build"), "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    command = [
+        cmake,
+        "-S",
+        str(folder),
+        "-B",
+        str(folder / "build"),
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+    ]
     subprocess.run([*command, *ours, *arguments], check=True, capture_output=True)
     entries = json.loads((folder / "build" / "compile_commands.json").read_text())
     return {Path(entry["file"]).name: entry["command"] for entry in entries}
@@ -43,7 +52,9 @@ def test_the_settings_of_uv_lead_to_the_cmake_file() -> None:
 
 
 @pytest.mark.parametrize("own", [(), ("-DCMAKE_CXX_FLAGS=-O1",)])
-def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(own: tuple[str, ...], tmp_path: Path) -> None:
+def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(
+    own: tuple[str, ...], tmp_path: Path
+) -> None:
     gcc = shutil.which("g++")
     if not gcc or not shutil.which("cmake"):
         pytest.skip("g++ or cmake is not installed")

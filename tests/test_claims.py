@@ -11,7 +11,7 @@ import pytest
 from lab.core import results
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features import page
+from lab.features import report as page
 from lab.features.claims import judging, session
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
 from lab.features.claims.session import PARTS, Session
@@ -29,12 +29,18 @@ def worker(fake_worker: FakeWorker) -> Any:
 
 
 def planned(worker: Any, folder: Path, only: str | None, **settings: Any) -> Session:
-    return session.plan(worker, session.choose(only), folder, **{"model": "smollm2-135m", **settings})
+    return session.plan(
+        worker, session.choose(only), folder, **{"model": "smollm2-135m", **settings}
+    )
 
 
-def run(of: Session, worker: Any, path: Path, new_worker: Any = FakeWorker) -> tuple[list[Record], list[str]]:
+def run(
+    of: Session, worker: Any, path: Path, new_worker: Any = FakeWorker
+) -> tuple[list[Record], list[str]]:
     lines = list[str]()
-    return list(session.execute(of, worker, path, lambda status: None, lines.append, new_worker)), lines
+    return list(
+        session.execute(of, worker, path, lambda status: None, lines.append, new_worker)
+    ), lines
 
 
 def verdicts(records: list[Record], only: str | None = None) -> Verdicts:
@@ -44,7 +50,11 @@ def verdicts(records: list[Record], only: str | None = None) -> Verdicts:
 
 @pytest.mark.parametrize(
     ("only", "words"),
-    [("0", "--only 0 is not possible"), ("4", "There is no claim 4.\nThe numbers are 1, 2, 3, 5,"), ("2,2", "2 twice")],
+    [
+        ("0", "--only 0 is not possible"),
+        ("4", "There is no claim 4.\nThe numbers are 1, 2, 3, 5,"),
+        ("2,2", "2 twice"),
+    ],
 )
 def test_numbers_that_no_claim_has_are_refused(only: str, words: str) -> None:
     with pytest.raises(LabError, match=words):
@@ -55,7 +65,9 @@ def test_numbers_that_no_claim_has_are_refused(only: str, words: str) -> None:
 def test_what_several_claims_need_is_planned_once(worker: Any, tmp_path: Path) -> None:
     made = planned(worker, tmp_path, "3,5,10,16")
     assert list(made.plans) == ["lengths", "context", "settings", "batch"]
-    assert {plan.part for plans in made.plans.values() for plan in plans.values()} == set(made.plans)
+    assert {plan.part for plans in made.plans.values() for plan in plans.values()} == set(
+        made.plans
+    )
     variants = {name: plan.settings for name, plan in made.plans["settings"].items()}
     assert {name: (one.flash_attn, one.type_k) for name, one in variants.items()} == {
         "base": ("on", "f16"),
@@ -75,17 +87,27 @@ def test_what_cannot_be_measured_is_told(worker: Any, tmp_path: Path, embedded: 
     assert "cannot be made in other quantizations" in str(made.problems["quantizations"])
     records, _ = run(made, worker, tmp_path / "a.jsonl")
     first, second = verdicts(records, "13,18").rows
-    assert first["verdict"] == UNTESTABLE and "cannot be made in other quantizations" in first["words"]
+    assert (
+        first["verdict"] == UNTESTABLE and "cannot be made in other quantizations" in first["words"]
+    )
     assert second["verdict"] in (HOLDS, HOLDS_NOT)
 
 
 def test_all_runs_are_in_one_file_with_their_part(worker: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     records, lines = run(planned(worker, tmp_path, "5,10,16"), worker, path)
-    assert list(results.read([path]).records) == records and {record.session for record in records} == {"a"}
-    assert list(dict.fromkeys(record.run.part for record in records)) == ["lengths", "settings", "batch"]
+    assert list(results.read([path]).records) == records and {
+        record.session for record in records
+    } == {"a"}
+    assert list(dict.fromkeys(record.run.part for record in records)) == [
+        "lengths",
+        "settings",
+        "batch",
+    ]
     timed = [record.run for record in records if record.run.is_timed]
-    assert [sum(run.part == part for run in timed) for part in ("lengths", "settings", "batch")] == [12, 12, 15]
+    assert [
+        sum(run.part == part for run in timed) for part in ("lengths", "settings", "batch")
+    ] == [12, 12, 15]
     assert {(run.block, run.variant) for run in timed if run.part == "settings"} == {
         (block, name) for block in range(3) for name in ("base", "half", "no-flash", "q8_0")
     }
@@ -94,7 +116,9 @@ def test_all_runs_are_in_one_file_with_their_part(worker: Any, tmp_path: Path) -
     assert lines[0] == f"part 1 of 3, lengths: {PARTS['lengths']['words']}"
 
 
-def test_a_part_that_fails_leaves_the_reason_and_the_others_go_on(worker: Any, tmp_path: Path) -> None:
+def test_a_part_that_fails_leaves_the_reason_and_the_others_go_on(
+    worker: Any, tmp_path: Path
+) -> None:
     def dying(n_prompt: int, n_gen: int) -> None:
         if n_gen == 64:
             raise died()
@@ -102,13 +126,20 @@ def test_a_part_that_fails_leaves_the_reason_and_the_others_go_on(worker: Any, t
     worker.on_run = dying
     records, _ = run(planned(worker, tmp_path, "5,10"), worker, tmp_path / "a.jsonl")
     first, second = verdicts(records, "5,10").rows
-    assert first["verdict"] == UNTESTABLE and "`lengths` failed: The engine's process ended" in first["words"]
+    assert (
+        first["verdict"] == UNTESTABLE
+        and "`lengths` failed: The engine's process ended" in first["words"]
+    )
     assert second["verdict"] != UNTESTABLE
 
 
 def test_an_interrupted_session_can_be_judged(worker: Any, tmp_path: Path) -> None:
     runs: Iterator[Record] = session.execute(
-        planned(worker, tmp_path, "5,10"), worker, tmp_path / "a.jsonl", lambda status: None, lambda text: None
+        planned(worker, tmp_path, "5,10"),
+        worker,
+        tmp_path / "a.jsonl",
+        lambda status: None,
+        lambda text: None,
     )
     for record in runs:
         if record.run.part == "batch":
@@ -133,15 +164,33 @@ def test_a_line_for_each_claim(judged: Verdicts, capsys: pytest.CaptureFixture[s
     assert "must be at least 60 %" in out and "16 claims: " in out
     row = json.loads(json.dumps(judged.rows, allow_nan=False))[0]
     assert row.keys() >= {"session", "claim", "verdict", "figures", "criterion", "number", "words"}
-    assert row["figures"][0].keys() == {"name", "value", "low", "high", "unit", "n", "least", "most", "verdict"}
+    assert row["figures"][0].keys() == {
+        "name",
+        "value",
+        "low",
+        "high",
+        "unit",
+        "n",
+        "least",
+        "most",
+        "verdict",
+    }
 
 
-def test_a_page_has_the_verdicts_one_picture_and_the_records(judged: Verdicts, tmp_path: Path) -> None:
-    records, ceilings = list(judged.records), Planted().ceilings()
+def test_a_page_has_the_verdicts_one_picture_and_the_records(
+    judged: Verdicts, tmp_path: Path
+) -> None:
+    records = list(judged.records)
+    ceilings = Planted().ceilings()
     path = page.report(tmp_path / "a.html", records, [ceilings])
     html = Page(path.read_text())
-    assert "Do the textbooks' claims hold on this machine?" in html.text and judged.summary in html.text
-    assert all(row["criterion"] in html.text for row in judged.rows) and len(html.named("figure")) == 1
+    assert (
+        "Do the textbooks' claims hold on this machine?" in html.text
+        and judged.summary in html.text
+    )
+    assert (
+        all(row["criterion"] in html.text for row in judged.rows) and len(html.named("figure")) == 1
+    )
     assert list(results.read([path]).records) == records
     plain = [make_record(make_run(20, 5, i), session="b") for i in range(2)]
     both = Page(page.html([*plain, *records], [ceilings]))
@@ -149,7 +198,10 @@ def test_a_page_has_the_verdicts_one_picture_and_the_records(judged: Verdicts, t
 
 
 def test_a_record_names_no_file_and_nothing_in_a_page() -> None:
-    records = [make_record(make_run(part="../<script>"), session="<script>"), make_record(make_run(part="batch"))]
+    records = [
+        make_record(make_run(part="../<script>"), session="<script>"),
+        make_record(make_run(part="batch")),
+    ]
     assert "<script>" not in page.html(records, []).replace('<script type="application/gzip"', "")
 
 
@@ -159,9 +211,13 @@ def test_one_claim_for_real(mini: Path, tmp_path: Path) -> None:
     assert status == 0, err
     document = json.loads(out)
     (row,) = document["rows"]
-    assert (row["number"], row["verdict"] in (HOLDS, HOLDS_NOT, UNSURE)) == (10, True) and row["figures"]
+    assert (row["number"], row["verdict"] in (HOLDS, HOLDS_NOT, UNSURE)) == (10, True) and row[
+        "figures"
+    ]
     assert {record.run.part for record in results.read([document["results"]]).records} == {"batch"}
-    assert Path(document["report"]).exists() and [Path(plot).suffix for plot in document["plots"]] == [".png", ".svg"]
+    assert Path(document["report"]).exists() and [
+        Path(plot).suffix for plot in document["plots"]
+    ] == [".png", ".svg"]
     status, out, _ = run_lab("show", document["results"], "--json")
     assert {one["number"]: one["verdict"] for one in json.loads(out)["rows"]}[10] == row["verdict"]
     assert "part 1 of 1, batch" in err

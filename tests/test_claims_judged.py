@@ -20,7 +20,7 @@ from lab.features import batch as batching, stall as stalls, turns
 from lab.features.claims import figures
 from lab.features.claims.figures import LONGEST, Evidence, figure
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, judge
-from lab.features.compare import comparison
+from lab.show import comparison
 from lab.features.speculate import speculation
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case, measured_run, named
@@ -31,7 +31,9 @@ WEIGHTS = 10**6 * 32 // 18
 """Of the tiny model, whose 10^6 bytes are Q4_0: blocks of 32 weights in 18 bytes."""
 
 BYTES_PER_WEIGHT = {"F16": 2.0, "Q8_0": 34 / 32, "Q4_1": 20 / 32, "Q4_0": 18 / 32}
-USUAL = dataclasses.replace(SETTINGS, n_ubatch=512, n_ctx=4096, type_k="f16", type_v="f16", flash_attn="on")
+USUAL = dataclasses.replace(
+    SETTINGS, n_ubatch=512, n_ctx=4096, type_k="f16", type_v="f16", flash_attn="on"
+)
 TRAINED = dataclasses.replace(MODEL, n_ctx_train=8192)
 
 
@@ -52,11 +54,17 @@ class Planted:
     slow: dict[str, float] = field(default_factory=dict)  # kernels of these types, by this factor
     wasted_ms: float = 0.0  # in each step
     kept_close: float = 1.0  # the factor by which a run reads faster than a kernel alone
-    each_reads: float = 0.0  # of a step with several sequences: so many times the step of one, for each
+    each_reads: float = (
+        0.0  # of a step with several sequences: so many times the step of one, for each
+    )
     mixed_ms: float = 0.0  # more for a step of a prompt and other sequences
     n_right: int = 3  # drafted tokens that are right
-    again: float = 1.0  # of the time of a prompt's token, if the conversation has computed this place before
-    cached_decode: float = 1.0  # the factor for decode after a prompt of which a cache served a part
+    again: float = (
+        1.0  # of the time of a prompt's token, if the conversation has computed this place before
+    )
+    cached_decode: float = (
+        1.0  # the factor for decode after a prompt of which a cache served a part
+    )
     noise: float = 0.003
 
     def step_ns(self, shape: Shape, settings: Settings, kind: str) -> float:
@@ -76,9 +84,13 @@ class Planted:
         is_mixed = 1 < shape.n_seq < shape.n_tokens and shape.n_outputs > 1
         return own + seen * pair + 1e6 * self.mixed_ms * is_mixed
 
-    def run(self, script: Script, case: Case, settings: Settings, kind: str, chance: random.Random) -> Run:
+    def run(
+        self, script: Script, case: Case, settings: Settings, kind: str, chance: random.Random
+    ) -> Run:
         """The run of a script, with a noise of its own."""
-        shapes, clock, factor = list(scripts.shapes(script)), FakeClock(), 1 + chance.gauss(0, self.noise)
+        shapes = list(scripts.shapes(script))
+        clock = FakeClock()
+        factor = 1 + chance.gauss(0, self.noise)
         accepted: tuple[int, ...] = ()
         if script[-1].kind == SPECULATE:
             more, accepted = speculated(script, self.n_right)
@@ -91,24 +103,53 @@ class Planted:
             is_free = not shape.n_tokens and shape.kind not in ("copy", "save", "load")
             ns = 0 if is_free else round(factor * self.step_ns(shape, settings, kind))
             if isinstance(case.lever, Turns) and case.lever.keep == "memory":
-                slower = self.cached_decode if shape.kind == DECODE else self.again if shape.n_past < n_computed else 1
-                ns, n_computed = round(ns * slower), max(n_computed, shape.n_past + shape.n_tokens)
-            return lambda: clock.advance(ns), (lambda: clock.advance(1000)) if shape.n_outputs else None, 0
+                slower = (
+                    self.cached_decode
+                    if shape.kind == DECODE
+                    else self.again
+                    if shape.n_past < n_computed
+                    else 1
+                )
+                ns = round(ns * slower)
+                n_computed = max(n_computed, shape.n_past + shape.n_tokens)
+            return (
+                lambda: clock.advance(ns),
+                (lambda: clock.advance(1000)) if shape.n_outputs else None,
+                0,
+            )
 
         steps = loop.as_steps(shapes, loop.walk([move(shape) for shape in shapes], clock, [0]))
-        usual: dict[str, Any] = {"warmup": False, "started_at": "2026-01-01T00:00:00Z", "status": OK}
-        return Run(steps=steps, repeat=0, token_ids=(7,) * 4, accepted=accepted or None, **named(case), **usual)
+        usual: dict[str, Any] = {
+            "warmup": False,
+            "started_at": "2026-01-01T00:00:00Z",
+            "status": OK,
+        }
+        return Run(
+            steps=steps,
+            repeat=0,
+            token_ids=(7,) * 4,
+            accepted=accepted or None,
+            **named(case),
+            **usual,
+        )
 
     def session(self, parts: tuple[str, ...], seed: int = 1, n_repeat: int = 3) -> list[Record]:
         """The runs of some parts."""
-        chance, made = random.Random(seed), list[Record]()
+        chance = random.Random(seed)
+        made = list[Record]()
         for repeat in range(n_repeat):
-            for part, variant, case, write, settings, kind in (one for one in work() if one[0] in parts):
+            for part, variant, case, write, settings, kind in (
+                one for one in work() if one[0] in parts
+            ):
                 run = self.run(write(case, text, settings), case, settings, kind, chance)
                 place: dict[str, Any] = {"block": repeat, "variant": variant} if variant else {}
                 run = dataclasses.replace(run, part=part, repeat=repeat, **place)
                 size = round(WEIGHTS * BYTES_PER_WEIGHT[kind])
-                tensors: dict[str, Any] = {"tensor_bytes": {kind: size}, "n_bytes": size, "quantization": kind}
+                tensors: dict[str, Any] = {
+                    "tensor_bytes": {kind: size},
+                    "n_bytes": size,
+                    "quantization": kind,
+                }
                 model = dataclasses.replace(TRAINED, **(tensors if kind != "Q4_0" else {}))
                 made.append(make_record(run, settings=settings, model=model))
         return made
@@ -118,13 +159,18 @@ class Planted:
         rates = [Rate("read", "I64", "numpy", 1, 1, 1, 2, 10**6, 0, (round(1e6 / self.gbps),))]
         for kind, n in ((kind, n) for kind in ("Q4_0", "Q8_0", "F16") for n in (1, 8, 512)):
             n_weights = 128 * 64
-            n_bytes, flops = round(n_weights * BYTES_PER_WEIGHT[kind]), 2 * n_weights * n
+            n_bytes = round(n_weights * BYTES_PER_WEIGHT[kind])
+            flops = 2 * n_weights * n
             ns = 1e3 * self.slow.get(kind, 1.0) * max(n_bytes / self.gbps, flops / self.gflops)
             many = 1000 * n_bytes, 1000 * flops, (round(ns),)
             rates.append(Rate(MUL_MAT, kind, "CPU", 128, 64, n, 2, *many))
         for n in (1, 512):
             ns = n * 512 * self.pair_ns / (MODEL.n_layer or 1)
-            rates.append(Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**5, (round(max(1, ns)),), 2, 512))
+            rates.append(
+                Rate(
+                    ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**5, (round(max(1, ns)),), 2, 512
+                )
+            )
         return Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(rates))
 
 
@@ -139,7 +185,14 @@ def work() -> Iterator[Work]:
     """The scripts of a repeat of every part: part, variant, case, script, settings, quantization."""
     for n in (32, 128, LONGEST // 2, LONGEST):
         yield "lengths", None, Case(n, 64), measured_run, USUAL, "Q4_0"
-    yield "context", None, Case(2048, 12, every=256), measured_run, dataclasses.replace(USUAL, n_ubatch=256), "Q4_0"
+    yield (
+        "context",
+        None,
+        Case(2048, 12, every=256),
+        measured_run,
+        dataclasses.replace(USUAL, n_ubatch=256),
+        "Q4_0",
+    )
     changes: dict[str, dict[str, Any]] = {
         "base": {},
         "half": {"n_threads": 1, "n_threads_batch": 1},
@@ -147,11 +200,25 @@ def work() -> Iterator[Work]:
         "q8_0": {"type_k": "q8_0", "type_v": "q8_0"},
     }
     for variant, change in changes.items():
-        yield "settings", variant, Case(LONGEST, 32), measured_run, dataclasses.replace(USUAL, **change), "Q4_0"
+        yield (
+            "settings",
+            variant,
+            Case(LONGEST, 32),
+            measured_run,
+            dataclasses.replace(USUAL, **change),
+            "Q4_0",
+        )
     for kind in BYTES_PER_WEIGHT:
         yield "quantizations", kind, Case(64, 64), measured_run, USUAL, kind
     for n in (1, 2, 4, 8, 16):
-        yield "batch", None, Case(64, 16, lever=Batch(n, False), sequences=(80,) * n), batching.write, USUAL, "Q4_0"
+        yield (
+            "batch",
+            None,
+            Case(64, 16, lever=Batch(n, False), sequences=(80,) * n),
+            batching.write,
+            USUAL,
+            "Q4_0",
+        )
     unified = dataclasses.replace(USUAL, kv_unified=True)
     for chunk in (None, 256, 64):
         yield "stall", None, stalls.case(512, 2, chunk), stalls.write, unified, "Q4_0"
@@ -159,7 +226,11 @@ def work() -> Iterator[Work]:
         for n_draft in (0, 4):
             lever = Speculation(LOOKUP if n_draft else None, n_draft, name)
             yield "speculation", None, Case(256, 64, lever=lever), speculation.write, USUAL, "Q4_0"
-    for breaks, keep, only in (("", "memory", ()), ("system@5", "memory", ()), ("system@5", "none", (3, 5))):
+    for breaks, keep, only in (
+        ("", "memory", ()),
+        ("system@5", "memory", ()),
+        ("system@5", "none", (3, 5)),
+    ):
         lever_of_turns = Turns(32, (128,) * 5, (16,) * 5, breaks, keep, only=only)
         case = Case(752, 16, lever=lever_of_turns, sequences=(768,))
         yield "turns", None, case, turns.write, USUAL, "Q4_0"
@@ -168,7 +239,9 @@ def work() -> Iterator[Work]:
 BY_NUMBER = {claim["number"]: claim for claim in CLAIMS}
 FAST = 20 * Planted().gflops
 
-PLANTED: dict[int, tuple[list[Planted], list[Planted]]] = {  # by claim: where it holds, and where it does not
+PLANTED: dict[
+    int, tuple[list[Planted], list[Planted]]
+] = {  # by claim: where it holds, and where it does not
     1: ([Planted()], [Planted(wasted_ms=80)]),
     2: ([Planted()], [Planted(slow={"Q4_0": 2.5}), Planted(half_reads=0.5)]),
     3: ([Planted()], [Planted(pair_ns=0), Planted(pair_ns=2000)]),
@@ -196,17 +269,23 @@ CASES = [
 
 def judged(number: int, machine: Planted, **changes: int) -> dict[str, Any]:
     claim = BY_NUMBER[number]
-    return judge(claim, Evidence(machine.session(tuple(claim["parts"]), **changes), machine.ceilings()))
+    return judge(
+        claim, Evidence(machine.session(tuple(claim["parts"]), **changes), machine.ceilings())
+    )
 
 
 @pytest.mark.parametrize(("number", "verdict", "machine"), CASES)
-def test_the_verdict_is_that_of_the_planted_machine(number: int, verdict: str, machine: Planted) -> None:
+def test_the_verdict_is_that_of_the_planted_machine(
+    number: int, verdict: str, machine: Planted
+) -> None:
     one = judged(number, machine)
     assert one["verdict"] == verdict, one["words"]
 
 
 def test_every_claim_has_a_machine_on_which_it_holds_and_one_on_which_it_does_not() -> None:
-    assert PLANTED.keys() == BY_NUMBER.keys() and all(holds and fails for holds, fails in PLANTED.values())
+    assert PLANTED.keys() == BY_NUMBER.keys() and all(
+        holds and fails for holds, fails in PLANTED.values()
+    )
 
 
 @pytest.mark.parametrize("number", [3, 6, 10, 13, 18])
@@ -219,26 +298,51 @@ def test_a_noisy_machine_gets_no_verdict_that_is_wrong(number: int) -> None:
 def test_what_is_missing_or_failed_is_named() -> None:
     records = Planted().session(("lengths", "settings"))
     assert "Run: lab ceilings" in judge(BY_NUMBER[1], Evidence(records))["words"]
-    assert judge(BY_NUMBER[6], Evidence(records))["words"] == "The session has no measurement `context`."
-    failed = dataclasses.replace(records[0].run, part="context", status=FAILED, error="Out of memory.")
+    assert (
+        judge(BY_NUMBER[6], Evidence(records))["words"]
+        == "The session has no measurement `context`."
+    )
+    failed = dataclasses.replace(
+        records[0].run, part="context", status=FAILED, error="Out of memory."
+    )
     one = judge(BY_NUMBER[6], Evidence([*records, make_record(failed)]))
-    assert (one["verdict"], one["words"]) == (UNTESTABLE, "The measurement `context` failed: Out of memory.")
+    assert (one["verdict"], one["words"]) == (
+        UNTESTABLE,
+        "The measurement `context` failed: Out of memory.",
+    )
     alone = [record for record in records if record.run.variant != "half"]
     assert "cannot be halved" in judge(BY_NUMBER[2], Evidence(alone, Planted().ceilings()))["words"]
-    on_gpu = [dataclasses.replace(one, settings=dataclasses.replace(one.settings, n_gpu_layers=9)) for one in records]
+    on_gpu = [
+        dataclasses.replace(one, settings=dataclasses.replace(one.settings, n_gpu_layers=9))
+        for one in records
+    ]
     assert "on a GPU" in judge(BY_NUMBER[2], Evidence(on_gpu, Planted().ceilings()))["words"]
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: str(claim["number"]))
-def test_unknown_shapes_and_steps_without_time_get_no_verdict_that_ends_the_session(claim: Claim) -> None:
-    records, ceilings = Planted().session(tuple(claim["parts"]), n_repeat=1), Planted().ceilings()
-    still = [dataclasses.replace(one, run=dataclasses.replace(one.run, steps=stopped(one))) for one in records]
+def test_unknown_shapes_and_steps_without_time_get_no_verdict_that_ends_the_session(
+    claim: Claim,
+) -> None:
+    records = Planted().session(tuple(claim["parts"]), n_repeat=1)
+    ceilings = Planted().ceilings()
+    still = [
+        dataclasses.replace(one, run=dataclasses.replace(one.run, steps=stopped(one)))
+        for one in records
+    ]
     unknown = [
-        dataclasses.replace(one, model=dataclasses.replace(MODEL, n_layer=None, n_ctx_train=None, matrices=None))
+        dataclasses.replace(
+            one, model=dataclasses.replace(MODEL, n_layer=None, n_ctx_train=None, matrices=None)
+        )
         for one in records
     ]
     few = dataclasses.replace(ceilings, rates=ceilings.rates[:2])
-    for own, best in ((still, ceilings), (unknown, ceilings), (records[:1], ceilings), (records, few), ([], None)):
+    for own, best in (
+        (still, ceilings),
+        (unknown, ceilings),
+        (records[:1], ceilings),
+        (records, few),
+        ([], None),
+    ):
         one = judge(claim, Evidence(own, best))
         assert one["words"] and one["verdict"] in (HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE)
     assert one["verdict"] == UNTESTABLE
@@ -253,13 +357,17 @@ def stopped(record: Record) -> Steps:
 def test_mostly_disturbed_runs_are_not_sure_unless_they_were_measured_side_by_side(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(disturbances, "disturbances", lambda record: ["another process used a core"])
+    monkeypatch.setattr(
+        disturbances, "disturbances", lambda record: ["another process used a core"]
+    )
     alone = judged(34, Planted())
     assert alone["verdict"] == UNSURE and alone["words"].startswith("12 of 12 runs were disturbed")
     assert judged(16, Planted())["verdict"] == HOLDS
 
 
-@pytest.mark.parametrize(("n", "low", "high"), [(6, 1, 6), (3, 0.457, 7.22), (2, 0.798, 2.51), (1, 0.798, 1.254)])
+@pytest.mark.parametrize(
+    ("n", "low", "high"), [(6, 1, 6), (3, 0.457, 7.22), (2, 0.798, 2.51), (1, 0.798, 1.254)]
+)
 def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -> None:
     known = figure("a figure", [float(i + 1) for i in range(n)])
     assert known is not None and known["n"] == n
@@ -267,7 +375,9 @@ def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_at_its_very_threshold_a_condition_is_rarely_decided(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_its_very_threshold_a_condition_is_rarely_decided(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(n)
 
     def drawn(_: Evidence) -> figures.Figures:

@@ -12,8 +12,10 @@ import pytest
 from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
 from lab.errors import LabError
-from lab.features.compare import comparison, side_by_side, text_compare
-from lab.features.compare.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
+from lab.show import comparison
+from lab.runner import trial as side_by_side
+from lab.features.compare import text_compare
+from lab.show.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
 from lab.runner.session import execute as execute_session
@@ -39,7 +41,11 @@ BASE = [10, 10.1, 10.2, 10.3, 10.4, 10.5]
 
 @pytest.mark.parametrize(
     ("factor", "verdict", "words"),
-    [(2, SLOWER, "slower, 1.91x the time"), (0.5, FASTER, "faster, 1.84x as fast"), (1, ALIKE, "no difference larger")],
+    [
+        (2, SLOWER, "slower, 1.91x the time"),
+        (0.5, FASTER, "faster, 1.84x as fast"),
+        (1, ALIKE, "no difference larger"),
+    ],
 )
 def test_verdicts(factor: float, verdict: str, words: str) -> None:
     row = only_tpot(session(BASE) + session([factor * ms for ms in BASE], machine=OTHER))
@@ -50,15 +56,25 @@ def test_verdicts(factor: float, verdict: str, words: str) -> None:
 def test_a_small_difference_is_claimed_only_where_it_was_asked_for() -> None:
     records = session(BASE) + session([1.4 * ms for ms in BASE], machine=OTHER)
     assert only_tpot(records).verdict == SLOWER
-    row = only_tpot(session(BASE) + session([1.15 * ms for ms in BASE], machine=OTHER), at_least=0.1)
-    assert row.verdict == ALIKE and "slower by" in row.words and "no difference clearly above" in row.words
-    assert only_tpot(records, at_least=0.3).verdict == TOO_FEW  # a difference of more than half is not excluded
+    row = only_tpot(
+        session(BASE) + session([1.15 * ms for ms in BASE], machine=OTHER), at_least=0.1
+    )
+    assert (
+        row.verdict == ALIKE
+        and "slower by" in row.words
+        and "no difference clearly above" in row.words
+    )
+    assert (
+        only_tpot(records, at_least=0.3).verdict == TOO_FEW
+    )  # a difference of more than half is not excluded
 
 
 def test_sessions_of_one_setup_need_more_than_their_runs_say() -> None:
     """Runs of a session lie within 0.5 %, sessions differ by 4 %: that is the machine, and no difference."""
     rows = [only_tpot(session([10, 10.02, 10.05], "a") + session([10.4, 10.42, 10.45], "b"))]
-    rows.append(only_tpot(session([10, 10.02, 10.05]) + session([10.4, 10.42, 10.45], machine=OTHER)))
+    rows.append(
+        only_tpot(session([10, 10.02, 10.05]) + session([10.4, 10.42, 10.45], machine=OTHER))
+    )
     assert [row.verdict for row in rows] == [ALIKE, ALIKE]
 
 
@@ -70,10 +86,16 @@ def test_known_sessions_of_the_machine_replace_the_assumption() -> None:
     slow = dataclasses.replace(SETTINGS, n_threads=1)
     pair = steady("a", 10) + steady("b", 10.7, settings=slow)
     assert only_tpot(pair).verdict == ALIKE
-    quiet = [record for i, level in enumerate([10, 10.02, 9.98, 10.01, 9.99]) for record in steady(f"q{i}", level)]
+    quiet = [
+        record
+        for i, level in enumerate([10, 10.02, 9.98, 10.01, 9.99])
+        for record in steady(f"q{i}", level)
+    ]
     row = only_tpot(pair, others=quiet)
     assert row.verdict == SLOWER
-    wild = [record for i, level in enumerate([8, 12, 9, 11, 10]) for record in steady(f"w{i}", level)]
+    wild = [
+        record for i, level in enumerate([8, 12, 9, 11, 10]) for record in steady(f"w{i}", level)
+    ]
     assert only_tpot(pair, others=wild).verdict == TOO_FEW
     (compared,) = comparison.compare(pair, others=quiet)
     assert any("from 6 sessions of this machine" in words for words in compared.spreads)
@@ -125,7 +147,9 @@ def sessions_of(true_ratio: float, seed: int, folder: Path, plan_of: Any) -> lis
     return records
 
 
-def test_a_planted_difference_between_sessions_is_found_and_none_is_not(simulated: None, tmp_path: Path) -> None:
+def test_a_planted_difference_between_sessions_is_found_and_none_is_not(
+    simulated: None, tmp_path: Path
+) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
 
     def plan_of(worker: Any, n_threads: int) -> Plan:
@@ -143,15 +167,17 @@ def test_a_planted_difference_between_sessions_is_found_and_none_is_not(simulate
 
 def test_groups_name_only_what_differs() -> None:
     slow = dataclasses.replace(SETTINGS, n_threads=1)
-    found = comparison.groups(session(BASE) + session(BASE, settings=slow) + session(BASE, machine=OTHER))
+    found = comparison.groups(
+        session(BASE) + session(BASE, settings=slow) + session(BASE, machine=OTHER)
+    )
     assert len(found) == 3
     assert comparison.differences(found) == {
         "machine": ["Test CPU, 4 cores", "Test CPU, 4 cores", "Other CPU, 4 cores"],
         "n_threads": [2, 1, 2],
     }
-    assert comparison.groups(session(BASE) + session(BASE, machine=OTHER), "Other")[0].label.endswith(
-        "Other CPU, 4 cores"
-    )
+    assert comparison.groups(session(BASE) + session(BASE, machine=OTHER), "Other")[
+        0
+    ].label.endswith("Other CPU, 4 cores")
     with pytest.raises(LabError, match="names no group"):
         comparison.groups(session(BASE) + session(BASE, machine=OTHER), "nonsense")
 
@@ -170,10 +196,15 @@ def test_what_is_one_setup_is_compared_by_session_or_not_at_all() -> None:
 
 def test_imported_totals_are_compared_with_decode_compute() -> None:
     decode = [make_record(make_run(20, 5, i, totals=Totals(None, 4 * 10**7))) for i in range(6)]
-    bare = [dataclasses.replace(r, run=dataclasses.replace(r.run, steps=type(r.run.steps)())) for r in decode]
+    bare = [
+        dataclasses.replace(r, run=dataclasses.replace(r.run, steps=type(r.run.steps)()))
+        for r in decode
+    ]
     there = [dataclasses.replace(record, machine=OTHER) for record in bare]
     (compared,) = comparison.compare(session([10] * 6) + there)
-    assert [(row.figure, row.ratio.estimate if row.ratio else None) for row in compared.rows] == [("decode_ms", 1.0)]
+    assert [(row.figure, row.ratio.estimate if row.ratio else None) for row in compared.rows] == [
+        ("decode_ms", 1.0)
+    ]
     assert compared.only_base == ("prefill at 20",)
     assert compared.only_other == ()
 
@@ -201,15 +232,21 @@ def plans(tmp_path: Path) -> Any:
     def make(*threads: int, lengths: str = "20") -> dict[str, Plan]:
         worker: Any = FakeWorker()
         return {
-            f"{chr(65 + i)}: --threads {n}": make_plan(worker, lengths, 5, 1, str(tmp_path / "tiny.gguf"), threads=n)
+            f"{chr(65 + i)}: --threads {n}": make_plan(
+                worker, lengths, 5, 1, str(tmp_path / "tiny.gguf"), threads=n
+            )
             for i, n in enumerate(threads)
         }
 
     return make
 
 
-def execute(plans: dict[str, Plan], n_blocks: int, folder: Path, workers: Any = FakeWorker) -> list[Record]:
-    return list(side_by_side.execute(plans, n_blocks, folder / "trial.jsonl", lambda status: None, workers))
+def execute(
+    plans: dict[str, Plan], n_blocks: int, folder: Path, workers: Any = FakeWorker
+) -> list[Record]:
+    return list(
+        side_by_side.execute(plans, n_blocks, folder / "trial.jsonl", lambda status: None, workers)
+    )
 
 
 def test_every_block_is_a_random_order_and_its_mirror_image(plans: Any, tmp_path: Path) -> None:
@@ -238,7 +275,9 @@ def moody(true_ratio: float, chance: random.Random) -> Any:
                 calls += 1
                 spike = 1.5 if chance.random() < 0.05 else 1
                 slow = true_ratio if self.n_threads == 1 else 1
-                return 10 * luck * (1 + 0.001 * calls) * spike * slow * math.exp(chance.gauss(0, 0.01))
+                return (
+                    10 * luck * (1 + 0.001 * calls) * spike * slow * math.exp(chance.gauss(0, 0.01))
+                )
 
             self.decode_ms = decode_ms
             self.n_threads = 0
@@ -256,7 +295,9 @@ def verdicts(plans: dict[str, Plan], true_ratio: float, seed: int, folder: Path)
     return only_tpot(records).verdict
 
 
-def test_a_planted_slowdown_is_found_and_none_is_not(simulated: None, plans: Any, tmp_path: Path) -> None:
+def test_a_planted_slowdown_is_found_and_none_is_not(
+    simulated: None, plans: Any, tmp_path: Path
+) -> None:
     two = plans(2, 1)
     found = [verdicts(two, 1.0, seed, tmp_path / f"none-{seed}") for seed in range(10)]
     assert sum(verdict != ALIKE for verdict in found) <= 1
@@ -296,7 +337,9 @@ def test_a_variant_that_is_refused_ends_the_trial_and_is_named(plans: Any, tmp_p
     assert any(r.run.status == FAILED for r in results.read([tmp_path / "trial.jsonl"]).records)
 
 
-def test_a_trial_needs_two_variants_and_room_for_all(plans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_needs_two_variants_and_room_for_all(
+    plans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(LabError, match="two variants"):
         side_by_side.check(plans(1))
     side_by_side.check(plans(1, 2))

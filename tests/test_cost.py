@@ -23,7 +23,9 @@ def cost_of(model: Model, *size: Any, **more: Any) -> cost.StepCost:
     return found
 
 
-LLAMA, PHI, SEVEN = of_catalog("llama-3.2-3b"), of_catalog("phi-3-mini"), of_catalog("llama-2-7b")
+LLAMA = of_catalog("llama-3.2-3b")
+PHI = of_catalog("phi-3-mini")
+SEVEN = of_catalog("llama-2-7b")
 
 
 def test_kv_bytes_per_position() -> None:
@@ -53,33 +55,48 @@ def test_llama_cpp_skips_the_last_feed_forward_for_tokens_without_logits() -> No
 def test_a_decode_step_of_a_7b_in_f16_is_one_flop_a_byte() -> None:
     step = cost_of(SEVEN, 1, 0, 1)
     assert step.intensity == pytest.approx(1, rel=0.01)
-    assert step.weight_bytes == pytest.approx(13.2e9, rel=0.01)  # 6.74e9 weights, less the embedding table
+    assert step.weight_bytes == pytest.approx(
+        13.2e9, rel=0.01
+    )  # 6.74e9 weights, less the embedding table
 
 
 def test_tied_embeddings_are_read_once_and_untied_ones_not_at_all() -> None:
-    tied, untied = cost_of(LLAMA, 1, 0, 1), cost_of(PHI, 1, 0, 1)
+    tied = cost_of(LLAMA, 1, 0, 1)
+    untied = cost_of(PHI, 1, 0, 1)
     assert tied.weight_bytes == sum(LLAMA.tensor_bytes.values())
     assert untied.weight_bytes == sum(PHI.tensor_bytes.values()) - 2 * 32064 * 3072
 
 
 def test_what_the_header_does_not_tell_has_no_cost() -> None:
-    for changes in ({"n_head_kv": None}, {"uncounted": "its layers are recurrent"}, {"matrices": None}):
+    for changes in (
+        {"n_head_kv": None},
+        {"uncounted": "its layers are recurrent"},
+        {"matrices": None},
+    ):
         assert cost.step(dataclasses.replace(LLAMA, **changes), 1, 0, 1) is None
-    recurrent = shape.group([("token_embd.weight", "F16", [64, 100]), ("blk.0.ssm_in.weight", "F16", [64, 256])])
+    recurrent = shape.group(
+        [("token_embd.weight", "F16", [64, 100]), ("blk.0.ssm_in.weight", "F16", [64, 256])]
+    )
     assert cost.step(dataclasses.replace(LLAMA, matrices=recurrent), 1, 0, 1) is None
 
 
 # Mixtures of experts, sliding windows
 
-QWEN, OSS, GEMMA = of_catalog("qwen3-30b-a3b", "Q8_0"), of_catalog("gpt-oss-20b", "MXFP4_MOE"), of_catalog("gemma-3-1b")
+QWEN = of_catalog("qwen3-30b-a3b", "Q8_0")
+OSS = of_catalog("gpt-oss-20b", "MXFP4_MOE")
+GEMMA = of_catalog("gemma-3-1b")
 
 
 def test_sizes_of_mixtures_are_those_of_their_model_cards() -> None:
     assert QWEN.n_params == pytest.approx(30.5e9, rel=0.005)  # "30.5B", Qwen/Qwen3-30B-A3B
-    assert OSS.n_params == pytest.approx(20.9e9, rel=0.005)  # "20.9B", the gpt-oss model card, table 1
+    assert OSS.n_params == pytest.approx(
+        20.9e9, rel=0.005
+    )  # "20.9B", the gpt-oss model card, table 1
     assert OSS.n_bytes == pytest.approx(12.1e9, rel=0.01)  # the file in ggml-org/gpt-oss-20b-GGUF
     active = cost_of(QWEN, 1, 0, 1)
-    assert (active.layer_flops + active.head_flops) / 2 == pytest.approx(3.0e9, rel=0.03)  # "3.3B", with embeddings
+    assert (active.layer_flops + active.head_flops) / 2 == pytest.approx(
+        3.0e9, rel=0.03
+    )  # "3.3B", with embeddings
 
 
 def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
@@ -87,7 +104,8 @@ def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
     assert shape.n_experts_read(matrix, 8, 1) == pytest.approx(8)
     assert shape.n_experts_read(matrix, 8, 2) == pytest.approx(8 + 8 * 120 / 128)
     assert shape.n_experts_read(matrix, 8, 512) == pytest.approx(128)
-    one, many = cost_of(QWEN, 1, 0, 1), cost_of(QWEN, 512, 0, 512)
+    one = cost_of(QWEN, 1, 0, 1)
+    many = cost_of(QWEN, 512, 0, 512)
     assert one.weight_bytes < 0.12 * many.weight_bytes
     assert many.layer_flops == pytest.approx(512 * one.layer_flops)
 
@@ -95,7 +113,8 @@ def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
 def test_attention_looks_back_only_as_far_as_its_window() -> None:
     layers = shape.heads(GEMMA) or ()
     assert {(part.n_layer, part.window) for part in layers} == {(22, 512), (4, 0)}
-    near, far = cost_of(GEMMA, 1, 100, 1), cost_of(GEMMA, 1, 10_000, 1)
+    near = cost_of(GEMMA, 1, 100, 1)
+    far = cost_of(GEMMA, 1, 10_000, 1)
     per_layer = 2 * 256 * 2  # bytes of one position: K and V in F16
     assert near.kv_read_bytes == 26 * per_layer * 101
     assert far.kv_read_bytes == per_layer * (4 * 10_001 + 22 * 512)
@@ -108,10 +127,17 @@ def test_attention_looks_back_only_as_far_as_its_window() -> None:
 def test_windowed_layers_keep_the_window_and_one_ubatch() -> None:
     per_layer = 2 * 256 * 2
     settings = dataclasses.replace(SETTINGS, n_ctx=10_000, n_ubatch=512)
-    assert memory.of_context(GEMMA, settings).kv_cache_bytes == per_layer * (4 * 10_240 + 22 * 1_024)
+    assert memory.of_context(GEMMA, settings).kv_cache_bytes == per_layer * (
+        4 * 10_240 + 22 * 1_024
+    )
     short = dataclasses.replace(settings, n_ctx=300)
     assert memory.of_context(GEMMA, short).kv_cache_bytes == per_layer * 26 * 512
-    assert memory.of_context(dataclasses.replace(GEMMA, uncounted="it is odd"), settings).kv_cache_bytes is None
+    assert (
+        memory.of_context(
+            dataclasses.replace(GEMMA, uncounted="it is odd"), settings
+        ).kv_cache_bytes
+        is None
+    )
 
 
 RESERVED = [  # MiB of compute buffer that llama.cpp 0c1e570 reserves on a CPU (tests/bench/memory_estimates.py)
@@ -125,15 +151,24 @@ RESERVED = [  # MiB of compute buffer that llama.cpp 0c1e570 reserves on a CPU (
 
 
 @pytest.mark.parametrize(("name", "n_ctx", "mib"), RESERVED)
-def test_compute_buffers_are_those_that_llama_cpp_reserves(name: str, n_ctx: int, mib: float) -> None:
+def test_compute_buffers_are_those_that_llama_cpp_reserves(
+    name: str, n_ctx: int, mib: float
+) -> None:
     settings = dataclasses.replace(SETTINGS, n_ctx=n_ctx, n_ubatch=512)
-    assert memory.of_context(of_catalog(name, "Q4_0"), settings).compute_bytes == pytest.approx(mib * 2**20, rel=0.05)
+    assert memory.of_context(of_catalog(name, "Q4_0"), settings).compute_bytes == pytest.approx(
+        mib * 2**20, rel=0.05
+    )
 
 
 def test_the_longest_context_is_the_last_that_fits() -> None:
     for model in (LLAMA, GEMMA):
         n = memory.longest(model, 16 * 10**9)
-        assert n and memory.of_length(model, n).total_bytes <= 16 * 10**9 < memory.of_length(model, n + 1).total_bytes
+        assert (
+            n
+            and memory.of_length(model, n).total_bytes
+            <= 16 * 10**9
+            < memory.of_length(model, n + 1).total_bytes
+        )
     assert memory.longest(LLAMA, 10**6) == 0
     assert memory.longest(dataclasses.replace(LLAMA, uncounted="it is odd"), 10**12) is None
 
@@ -142,7 +177,13 @@ def test_sequences_in_a_step_share_the_weights_but_not_the_cache() -> None:
     one = cost_of(LLAMA, 1, 1000, 1)
     four = cost_of(LLAMA, 1, 1000, 4, others=[(1, 1000)] * 3)
     assert four.weight_bytes == one.weight_bytes
-    for name in ("layer_flops", "head_flops", "attention_flops", "kv_read_bytes", "kv_written_bytes"):
+    for name in (
+        "layer_flops",
+        "head_flops",
+        "attention_flops",
+        "kv_read_bytes",
+        "kv_written_bytes",
+    ):
         assert getattr(four, name) == pytest.approx(4 * getattr(one, name)), name
     mixed = cost_of(LLAMA, 256, 512, 3, others=[(1, 1000)] * 2)
     prompt = cost_of(LLAMA, 256, 512, 1)
@@ -157,7 +198,11 @@ def test_in_one_cache_attention_runs_over_the_positions_of_all() -> None:
     )
     assert alone and apart and together
     a_pair = 4 * LLAMA.n_layer * LLAMA.n_head * 128  # type: ignore[operator]
-    assert [one.attention_flops / a_pair for one in (alone, apart, together)] == [100, 4 * 100, 4 * 400]
+    assert [one.attention_flops / a_pair for one in (alone, apart, together)] == [
+        100,
+        4 * 100,
+        4 * 400,
+    ]
     assert together.n_bytes == apart.n_bytes and together.layer_flops == apart.layer_flops
     gemma = of_catalog("gemma-3-1b")
     seen = cost.attended(gemma, 1, 9_999, [(1, 9_999)]), cost.attended(gemma, 1, 9_999)

@@ -14,16 +14,12 @@ SAPPHIRE_RAPIDS = (
     " amx_int8\nvmx flags\t: vnmi preemption_timer\n"
 )
 GRAVITON_2 = "Features\t: fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm asimddp\n"
-BUILT_ON_HASWELL = (
-    "CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | LLAMAFILE = 1 | OPENMP = 1 |"
-)
+BUILT_ON_HASWELL = "CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | LLAMAFILE = 1 | OPENMP = 1 |"
 BUILT_ON_SAPPHIRE_RAPIDS = (
     "CUDA : ARCHS = 900 | USE_GRAPHS = 1 | CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | AVX_VNNI = 1 | AVX2 = 1 | F16C = 1 |"
     " FMA = 1 | BMI2 = 1 | AVX512 = 1 | AVX512_VBMI = 1 | AVX512_VNNI = 1 | AVX512_BF16 = 1 | AMX_INT8 = 1 |"
 )
-BUILT_ON_GRAVITON_3 = (
-    "CPU : NEON = 1 | ARM_FMA = 1 | FP16_VA = 1 | MATMUL_INT8 = 1 | SVE = 1 | DOTPROD = 1 | SVE_CNT = 32 |"
-)
+BUILT_ON_GRAVITON_3 = "CPU : NEON = 1 | ARM_FMA = 1 | FP16_VA = 1 | MATMUL_INT8 = 1 | SVE = 1 | DOTPROD = 1 | SVE_CNT = 32 |"
 OF_AVX512 = {"AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16", "AVX_VNNI", "AMX_INT8"}
 
 
@@ -34,11 +30,29 @@ OF_AVX512 = {"AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16", "AVX_VNNI", 
         ("x86_64", NEHALEM, BUILT_ON_HASWELL, {"AVX", "AVX2", "F16C", "FMA", "BMI2"}, set()),
         ("x86_64", HASWELL, BUILT_ON_SAPPHIRE_RAPIDS, OF_AVX512, set()),
         ("x86_64", SAPPHIRE_RAPIDS, BUILT_ON_HASWELL, set(), OF_AVX512),
-        ("x86_64", SAPPHIRE_RAPIDS, BUILT_ON_SAPPHIRE_RAPIDS.replace("AMX_INT8 = 1 |", ""), set(), {"AMX_INT8"}),
-        ("x86_64", HASWELL + NEHALEM, BUILT_ON_HASWELL, {"AVX", "AVX2", "F16C", "FMA", "BMI2"}, set()),
+        (
+            "x86_64",
+            SAPPHIRE_RAPIDS,
+            BUILT_ON_SAPPHIRE_RAPIDS.replace("AMX_INT8 = 1 |", ""),
+            set(),
+            {"AMX_INT8"},
+        ),
+        (
+            "x86_64",
+            HASWELL + NEHALEM,
+            BUILT_ON_HASWELL,
+            {"AVX", "AVX2", "F16C", "FMA", "BMI2"},
+            set(),
+        ),
         ("aarch64", GRAVITON_2, BUILT_ON_GRAVITON_3, {"SVE", "MATMUL_INT8"}, set()),
         ("aarch64", GRAVITON_2, "CPU : NEON = 1 | ARM_FMA = 1 |", set(), {"DOTPROD", "FP16_VA"}),
-        ("aarch64", HASWELL, BUILT_ON_GRAVITON_3, None, None),  # emulated arm64: the host's /proc/cpuinfo
+        (
+            "aarch64",
+            HASWELL,
+            BUILT_ON_GRAVITON_3,
+            None,
+            None,
+        ),  # emulated arm64: the host's /proc/cpuinfo
         ("x86_64", "", BUILT_ON_HASWELL, None, None),
     ],
 )

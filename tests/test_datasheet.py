@@ -28,13 +28,19 @@ def test_no_two_devices_answer_to_one_name_or_to_that_of_a_kind() -> None:
     for device in devices.devices().values():
         for name in (device.name, *device.aliases):
             by_key.setdefault(devices._key(name), set()).add(device.name)
-    assert all(len(names) == 1 for names in by_key.values()) and not {"", *devices.kinds()} & set(by_key)
+    assert all(len(names) == 1 for names in by_key.values()) and not {"", *devices.kinds()} & set(
+        by_key
+    )
 
 
 def test_entries_are_whole_and_sane() -> None:
     for device in devices.devices().values():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.name)
-        for text in (device.about, device.source, "-" if device.checked is None else device.checked):
+        for text in (
+            device.about,
+            device.source,
+            "-" if device.checked is None else device.checked,
+        ):
             assert text == text.strip() != "", device.name
         assert 10 <= device.gbps <= 30_000, device.name
         ridge = 1e3 * (device.peak_tflops or 0) / device.gbps  # in FLOPs per byte
@@ -46,16 +52,24 @@ def test_entries_are_whole_and_sane() -> None:
 
 def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source() -> None:
     by_arithmetic = [
-        (name, facts) for entries in ENTRIES.values() for name, facts in entries.items() if "mtps" in facts
+        (name, facts)
+        for entries in ENTRIES.values()
+        for name, facts in entries.items()
+        if "mtps" in facts
     ]
     assert len(by_arithmetic) > 10
     for name, facts in by_arithmetic:
-        bus_bits, mtps, source = facts["bus_bits"], facts["mtps"], facts["source"]
+        bus_bits = facts["bus_bits"]
+        mtps = facts["mtps"]
+        source = facts["source"]
         assert devices.find_device(name).gbps == pytest.approx(bus_bits // 8 * mtps / 1000)
         assert "gbps" not in facts and bus_bits % 64 == 0
         assert f"-{mtps}" in source or f"{mtps // 1000} Gbit/s" in source, source
         assert f"{bus_bits} bits" in source or f"{bus_bits // 64} " in source, source
-    assert devices.find_device("laptop-ddr5").gbps == 89.6 and devices.find_device("ryzen-ai-max-395").gbps == 256
+    assert (
+        devices.find_device("laptop-ddr5").gbps == 89.6
+        and devices.find_device("ryzen-ai-max-395").gbps == 256
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +84,9 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
 )
 def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: str) -> None:
     facts = {key: value for key, value in {**WHOLE, **changes}.items() if value is not None}
-    with pytest.raises(LabError, match=rf"\[small\.mine\] of models/devices\.toml cannot be used: .*{words}"):
+    with pytest.raises(
+        LabError, match=rf"\[small\.mine\] of models/devices\.toml cannot be used: .*{words}"
+    ):
         devices.from_entry("small", "mine", facts)
     assert devices.from_entry("small", "mine", WHOLE).gbps == 100
     with pytest.raises(LabError, match=r"\[mine\.about\] of models/devices\.toml"):
@@ -154,6 +170,8 @@ def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
         ("llvmpipe (LLVM 15.0.6, 256 bits)", 2, None),
     ],
 )
-def test_a_device_is_recognised_only_where_it_is_the_same(description: str, gb: float | None, name: str | None) -> None:
+def test_a_device_is_recognised_only_where_it_is_the_same(
+    description: str, gb: float | None, name: str | None
+) -> None:
     device = devices.recognise(description, None if gb is None else int(gb * 2**30))
     assert (device and device.name) == name

@@ -13,8 +13,8 @@ import pytest
 from lab.core.record import CRASHED, OK, Rate, Record, Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.compare import side_by_side
-from lab.features.compare.side_by_side import plan as plan_trial
+from lab.runner import trial as side_by_side
+from lab.runner.trial import plan as plan_trial
 from lab.process.wire import Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, warm_engine
@@ -32,9 +32,13 @@ WORDS = "The engine's process ended: SIGSEGV."
 class Faulty(FakeWorker):
     """A fake engine that dies in runs under a condition on its settings and its script."""
 
-    def __init__(self, dies: Callable[[Settings, int], bool] = lambda settings, n_prompt: False) -> None:
+    def __init__(
+        self, dies: Callable[[Settings, int], bool] = lambda settings, n_prompt: False
+    ) -> None:
         super().__init__()
-        self.dies, self.deaths, self.status = dies, 0, -int(signal.SIGSEGV)
+        self.dies = dies
+        self.deaths = 0
+        self.status = -int(signal.SIGSEGV)
 
     def load(self, *asked: Any) -> Vocabulary:
         self.settings: Settings = asked[1]
@@ -53,12 +57,20 @@ class Faulty(FakeWorker):
 def planned(worker: Worker | FakeWorker, folder: Path, **asked: Any) -> Plan:
     path = folder / "tiny.gguf"
     path.write_bytes(b"GGUF")
-    options = {"prompt_len": "10,600", "gen": 5, "repeat": 2, "model": str(path), "threads": 2, **asked}
+    options = {
+        "prompt_len": "10,600",
+        "gen": 5,
+        "repeat": 2,
+        "model": str(path),
+        "threads": 2,
+        **asked,
+    }
     return make_plan(cast(Worker, worker), **options)
 
 
 def measured(worker: FakeWorker, folder: Path, **asked: Any) -> tuple[list[Record], list[Status]]:
-    plan, seen = planned(worker, folder, **asked), list[Status]()
+    plan = planned(worker, folder, **asked)
+    seen = list[Status]()
     path = new_results_file(plan, folder / "results")
     return list(execute(plan, cast(Worker, worker), path, seen.append)), seen
 
@@ -146,7 +158,8 @@ def test_a_build_for_another_cpu_is_told_before_anything_is_loaded(
 # Libraries that die
 
 needs_linux = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or not shutil.which("gcc"), reason="plants faults with gcc and ELF libraries"
+    not sys.platform.startswith("linux") or not shutil.which("gcc"),
+    reason="plants faults with gcc and ELF libraries",
 )
 
 
@@ -172,7 +185,13 @@ def engine() -> Iterator[Worker]:
     ],
 )
 def test_the_cause_of_a_planted_fault_is_named(
-    fault: str, words: str, option: str | None, engine: Worker, mini: Path, tmp_path: Path, patience: None
+    fault: str,
+    words: str,
+    option: str | None,
+    engine: Worker,
+    mini: Path,
+    tmp_path: Path,
+    patience: None,
 ) -> None:
     engine.use(str(faults.plant(fault, tmp_path)))
     plan = make_plan(cast(Worker, FakeWorker()), "8", 4, 1, str(mini), prompt="random", threads=2)
@@ -186,7 +205,9 @@ def test_the_cause_of_a_planted_fault_is_named(
 
 
 @needs_linux
-def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(engine: Worker, tmp_path: Path) -> None:
+def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(
+    engine: Worker, tmp_path: Path
+) -> None:
     engine.use(str(faults.plant("start", tmp_path)))
     with pytest.raises(LabError, match=r"SIGILL.*llama.cpp crashed at its start") as problem:
         builds.of_worker(engine)

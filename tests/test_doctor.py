@@ -67,10 +67,16 @@ def test_what_is_only_read_is_worth_a_look_at_most(
     monkeypatch.setattr(disturbances, "disturbances", lambda record: own)
     plan = make_plan(fake_worker, [8], 4, model=str(mini))  # type: ignore[arg-type]
     here = dataclasses.replace(
-        MACHINE, ram_bytes=16 * 10**9, power=planted.get("power"), devices=planted.get("devices", MACHINE.devices)
+        MACHINE,
+        ram_bytes=16 * 10**9,
+        power=planted.get("power"),
+        devices=planted.get("devices", MACHINE.devices),
     )
     runs = [make_record(make_run())]
-    checks = {check.name: check for check in checkup.readings(here, plan, runs, planted.get("slower"), Path("/"))}
+    checks = {
+        check.name: check
+        for check in checkup.readings(here, plan, runs, planted.get("slower"), Path("/"))
+    }
     assert checks[name].verdict == verdict
     assert all((check.command is not None) == (check.verdict == LOOK) for check in checks.values())
 
@@ -89,7 +95,9 @@ class Planted(FakeWorker):
         if self.problem:
             raise self.problem
         factor = type(self).slow(self.asked)
-        return dataclasses.replace(super().run(script, watch), steps=steps_of(script, factor, 10 * factor))
+        return dataclasses.replace(
+            super().run(script, watch), steps=steps_of(script, factor, 10 * factor)
+        )
 
 
 @pytest.fixture
@@ -164,12 +172,16 @@ def test_a_neighbour_is_named_and_not_the_threads(
     assert verdicts(mini) == {"other programs": LOOK}
 
 
-def test_the_worst_is_shown_first_and_the_exit_status_tells(planted: type[Planted], mini: Path) -> None:
+def test_the_worst_is_shown_first_and_the_exit_status_tells(
+    planted: type[Planted], mini: Path
+) -> None:
     planted.slow = staticmethod(lambda settings: 10.0 if settings.n_threads > 2 else 1.0)
     status, out, _ = run_lab("doctor", "-m", mini, "-t", "8")
     assert status == 1
     table, words = out.split("\n\n", 2)[1:]
-    assert words.startswith("threads (broken): With 2 instead of 8: prefill 10.0x as fast (10.0-10.0)")
+    assert words.startswith(
+        "threads (broken): With 2 instead of 8: prefill 10.0x as fast (10.0-10.0)"
+    )
     assert "lab measure --threads 2" in words
     assert max(map(len, table.splitlines())) <= 80
     status, out, _ = run_lab("doctor", "-m", mini, "--json")
@@ -183,4 +195,12 @@ def test_the_real_engine_is_checked(mini: Path, monkeypatch: pytest.MonkeyPatch)
     checks = {check.name: check for check in found.checks}
     assert checks["engine"].verdict == FINE and found.settings and found.settings.n_threads == 1
     assert re.fullmatch(r"prefill [\d,]+, decode [\d,]+ tokens/s", checks["engine"].figure or "")
-    assert {"build", "threads", "throttling", "power", "other programs", "memory", "GPU"} <= checks.keys()
+    assert {
+        "build",
+        "threads",
+        "throttling",
+        "power",
+        "other programs",
+        "memory",
+        "GPU",
+    } <= checks.keys()

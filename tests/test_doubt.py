@@ -9,11 +9,14 @@ import pytest
 
 from lab.core import results, shown
 from lab.core.record import Record
-from lab.features import page, running
-from lab.features.compare import comparison, text_compare
-from lab.features.limits import explanation, probing, step_kernels
-from lab.features.limits.probing import Where
-from lab.features.measure import text_results
+from lab.features import report as page
+from lab.app import running
+from lab.show import comparison
+from lab.features.compare import text_compare
+from lab.features.limits import explanation
+from lab.roofline import probing, step_kernels
+from lab.roofline.probing import Where
+from lab.show import text_results
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
 from lab.show import table
 from tests.bench import doubt
@@ -41,12 +44,18 @@ def repeats(n_disturbed: int, n: int = 6, **changes: Any) -> list[Record]:
         (5, 0, (shown.FEW,), ""),
     ],
 )
-def test_half_of_the_runs_decide(n: int, n_disturbed: int, doubts: tuple[str, ...], mark: str) -> None:
+def test_half_of_the_runs_decide(
+    n: int, n_disturbed: int, doubts: tuple[str, ...], mark: str
+) -> None:
     assert shown.of_runs(n, n_disturbed, 6) == doubts and shown.mark(doubts) == mark
 
 
-@pytest.mark.parametrize(("n_disturbed", "mark", "is_firm"), [(0, "6", True), (1, "6!", True), (3, "6!!", False)])
-def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, is_firm: bool) -> None:
+@pytest.mark.parametrize(
+    ("n_disturbed", "mark", "is_firm"), [(0, "6", True), (1, "6!", True), (3, "6!!", False)]
+)
+def test_nothing_is_concluded_from_disturbed_rows(
+    n_disturbed: int, mark: str, is_firm: bool
+) -> None:
     records = repeats(n_disturbed)
     rows = table.summary(table.runs(records))
     assert rows.repeats.astype(str).str.cat(map(shown.mark, rows.doubts)).tolist() == ["6", mark]
@@ -56,16 +65,24 @@ def test_nothing_is_concluded_from_disturbed_rows(n_disturbed: int, mark: str, i
     answer = text_results.answer(rows)
     assert answer.startswith(f"A request of {40 if is_firm else 20} tokens with 5 back takes ")
     assert ("(some of its runs were disturbed)" in answer) == (mark == "6!")
-    assert any("Measure again" in sentence for sentence in text_results.warnings(records)) != is_firm
+    assert (
+        any("Measure again" in sentence for sentence in text_results.warnings(records)) != is_firm
+    )
     lead = page.html(records, []).partition("<main>")[0]
     assert ("Measure again while no other program runs." in lead) != is_firm
     (line,) = running.next_steps(records, Path("kept"), "lab explain")
-    assert line.startswith("next     what limited" if is_firm else "next     measure again: lab measure --prompt-len")
+    assert line.startswith(
+        "next     what limited" if is_firm else "next     measure again: lab measure --prompt-len"
+    )
     assert line.endswith("lab explain" if is_firm else " --out kept")
 
 
-@pytest.mark.parametrize(("slowest_ms", "n_disturbed", "is_told"), [(24, 0, False), (26, 0, True), (26, 1, False)])
-def test_quiet_runs_that_lie_far_apart_are_pointed_out(slowest_ms: float, n_disturbed: int, is_told: bool) -> None:
+@pytest.mark.parametrize(
+    ("slowest_ms", "n_disturbed", "is_told"), [(24, 0, False), (26, 0, True), (26, 1, False)]
+)
+def test_quiet_runs_that_lie_far_apart_are_pointed_out(
+    slowest_ms: float, n_disturbed: int, is_told: bool
+) -> None:
     slow = make_record(make_run(40, 5, 6, prefill_ms=2, decode_ms=slowest_ms))
     told = text_results.far_apart(table.summary(table.runs([*repeats(n_disturbed), slow])))
     words = "With 40 prompt tokens the largest TPOT is 1.29x the smallest, and the lab recorded no disturbance."
@@ -73,14 +90,18 @@ def test_quiet_runs_that_lie_far_apart_are_pointed_out(slowest_ms: float, n_dist
 
 
 def test_rates_are_those_of_the_median_times() -> None:
-    row = table.summary(table.runs([make_record(make_run(20, 5, i, decode_ms=ms)) for i, ms in enumerate((5, 20))]))
+    row = table.summary(
+        table.runs([make_record(make_run(20, 5, i, decode_ms=ms)) for i, ms in enumerate((5, 20))])
+    )
     assert row.decode_tps.item() == pytest.approx(1e3 / row.tpot_ms.item())
     assert row.decode_tps_max.item() == pytest.approx(1e3 / row.tpot_ms_min.item())
 
 
 def test_a_host_that_takes_the_cores_is_named_not_other_programs() -> None:
     record = list(
-        results.read([str(Path(__file__).parents[1] / "results/sample-smollm2-135m-intel-xeon.jsonl")]).records
+        results.read(
+            [str(Path(__file__).parents[1] / "results/sample-smollm2-135m-intel-xeon.jsonl")]
+        ).records
     )
     (sentence,) = text_results.distrust(record)
     assert "the host of Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores gave its cores" in sentence
@@ -88,7 +109,9 @@ def test_a_host_that_takes_the_cores_is_named_not_other_programs() -> None:
 
 
 @pytest.mark.parametrize("is_paired", [False, True])
-def test_a_comparison_claims_nothing_of_disturbed_rows_and_its_other_rows_stay(is_paired: bool) -> None:
+def test_a_comparison_claims_nothing_of_disturbed_rows_and_its_other_rows_stay(
+    is_paired: bool,
+) -> None:
     def side(name: str, n_disturbed: int, factor: float) -> list[Record]:
         made = repeats(n_disturbed, 8, variant=name)
         changed = []
@@ -108,9 +131,14 @@ def test_a_comparison_claims_nothing_of_disturbed_rows_and_its_other_rows_stay(i
 
 
 def test_flags_that_differ_are_named_and_no_others() -> None:
-    flags = ["CPU : SSE3 = 1 | AVX = 1 | AVX512 = 1 | OPENMP = 1 | ", "CPU : SSE3 = 1 | AVX = 1 | OPENMP = 0 | "]
+    flags = [
+        "CPU : SSE3 = 1 | AVX = 1 | AVX512 = 1 | OPENMP = 1 | ",
+        "CPU : SSE3 = 1 | AVX = 1 | OPENMP = 0 | ",
+    ]
     records = [
-        make_record(make_run(20, 5, i), session=text, machine=dataclasses.replace(MACHINE, system_info=text))
+        make_record(
+            make_run(20, 5, i), session=text, machine=dataclasses.replace(MACHINE, system_info=text)
+        )
         for text in flags
         for i in range(2)
     ]
@@ -138,7 +166,10 @@ def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_ag
     assert " limits " not in " ".join(explanation.verdicts(rows, WIDE)) and not explanation.levers(
         rows, timed(1.1)[0], loaded
     )
-    assert words in probing.doubt_words(loaded)[0] and "lab ceilings --again" in probing.doubt_words(loaded)[0]
+    assert (
+        words in probing.doubt_words(loaded)[0]
+        and "lab ceilings --again" in probing.doubt_words(loaded)[0]
+    )
     again = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
     for given, disturbed in (([loaded], words), ([loaded, again], None), ([again, loaded], None)):
         known = probing.known(given, Where(MACHINE))
@@ -146,34 +177,51 @@ def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_ag
 
 
 def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None:
-    slow = [dataclasses.replace(rate(ATTENTION, "F16", n, 20, 0.01), n_positions=4096) for n in (1, 512)]
-    plain = [dataclasses.replace(one, op=PLAIN_ATTENTION, times_ns=(one.times_ns[0] // 4,)) for one in slow]
+    slow = [
+        dataclasses.replace(rate(ATTENTION, "F16", n, 20, 0.01), n_positions=4096) for n in (1, 512)
+    ]
+    plain = [
+        dataclasses.replace(one, op=PLAIN_ATTENTION, times_ns=(one.times_ns[0] // 4,))
+        for one in slow
+    ]
     products = [one for one in FAST.rates if one.op in (MUL_MAT, probing.READ)]
     best = dataclasses.replace(FAST, rates=(*products, *slow, *plain))
     kernels = step_kernels.total(BIG, WIDE, best, 1, 22, 1)
     assert kernels and kernels.attention_s > 0.7 * kernels.total_s
-    record = make_record(make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE)
+    record = make_record(
+        make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50), model=BIG, settings=WIDE
+    )
     rows = explanation.explain([record], best)
     assert rows.limit.iloc[-1] == explanation.ATTENTION
     assert "Attention (--flash-attn on" in " ".join(explanation.verdicts(rows, WIDE))
     (lever, *_) = explanation.levers(rows, record, best)
-    assert lever.figures["change"] == "flash attention off instead of on" and lever.figures["decode_gain"] > 1.5
+    assert (
+        lever.figures["change"] == "flash attention off instead of on"
+        and lever.figures["decode_gain"] > 1.5
+    )
     assert lever.command and "'--flash-attn on' '--flash-attn off'" in lever.command
     off = dataclasses.replace(WIDE, flash_attn_resolved="off")
     changed = step_kernels.total(BIG, off, best, 1, 22, 1)
-    assert changed and changed.attention_s == pytest.approx(kernels.attention_s / 2)  # the best pass counts
+    assert changed and changed.attention_s == pytest.approx(
+        kernels.attention_s / 2
+    )  # the best pass counts
 
 
 def test_the_limit_is_the_largest_part_of_the_kernels() -> None:
     """Of 62.6 s, attention 43 % and the weights 33 %, with a slow kernel: attention is the limit, not the kernel."""
     for share, limit in ((0.43, explanation.ATTENTION), (0.33, explanation.KERNEL)):
         parts = {explanation.ATTENTION: share * 62.6}
-        row = SimpleNamespace(measured_s=62.6, least_s=0.77 * 62.6, parts=parts, arithmetic_s=10, traffic_s=0.1)
+        row = SimpleNamespace(
+            measured_s=62.6, least_s=0.77 * 62.6, parts=parts, arithmetic_s=10, traffic_s=0.1
+        )
         assert explanation.limit_of(row) == limit
 
 
 def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
-    records = [make_record(make_run(20, 5, i, decode_ms=10 * 9**i), model=BIG, settings=WIDE) for i in range(3)]
+    records = [
+        make_record(make_run(20, 5, i, decode_ms=10 * 9**i), model=BIG, settings=WIDE)
+        for i in range(3)
+    ]
     (share,) = table.summary(table.runs(records)).prefill_share
     rows = explanation.explain(records, FAST)
     assert rows.of_request.tolist() == pytest.approx([share, 1 - share])

@@ -28,15 +28,20 @@ from lab.core.request import (
     Request,
 )
 from lab.core.request_times import figures
-from lab.features.serve.formats import read_stream
+from lab.remote.formats import read_stream
 
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:
-    return "".join(f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}{end}" for chunk in chunks).encode()
+    return "".join(
+        f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}{end}" for chunk in chunks
+    ).encode()
 
 
 def delta(
-    content: dict[str, Any], finish: str | None = None, choice: dict[str, Any] | None = None, **more: Any
+    content: dict[str, Any],
+    finish: str | None = None,
+    choice: dict[str, Any] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """A chunk of a chat with one choice."""
     choice = {"index": 0, "delta": content, "finish_reason": finish} | (choice or {})
@@ -68,13 +73,20 @@ def test_openai() -> None:
     def chunk(*args: Any, **more: Any) -> dict[str, Any]:
         return delta(*args, usage=None, service_tier="default", obfuscation="a8Kx", **more)
 
-    counts = usage(19, 2, prompt_tokens_details={"cached_tokens": 0}, completion_tokens_details={"reasoning_tokens": 0})
+    counts = usage(
+        19,
+        2,
+        prompt_tokens_details={"cached_tokens": 0},
+        completion_tokens_details={"reasoning_tokens": 0},
+    )
     stream = read(
         sse(chunk({"role": "assistant", "content": "", "refusal": None})),
         sse(chunk({"content": "Hello"})),
         sse(chunk({"content": "!"})),
         sse(chunk({}, "stop")),
-        sse({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": counts}),
+        sse(
+            {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": counts}
+        ),
         sse("[DONE]"),
     )
     whole(stream)
@@ -87,12 +99,18 @@ def test_openai() -> None:
 # vLLM vllm/entrypoints/openai/chat_completion/serving.py, chat_completion_stream_generator: the role with content ""
 # and prompt_token_ids; with return_token_ids a chunk that has ids and no text; running usage; `reasoning`
 def test_vllm() -> None:
-    def chunk(content: dict[str, Any], n: int, ids: list[int], finish: str | None = None) -> dict[str, Any]:
-        return delta(content, finish, usage=usage(16, n), choice={"logprobs": None, "token_ids": ids})
+    def chunk(
+        content: dict[str, Any], n: int, ids: list[int], finish: str | None = None
+    ) -> dict[str, Any]:
+        return delta(
+            content, finish, usage=usage(16, n), choice={"logprobs": None, "token_ids": ids}
+        )
 
     last = {"id": "1", "object": "chat.completion.chunk", "choices": [], "usage": usage(16, 6)}
     stream = read(
-        sse(delta({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2], usage=usage(16, 0))),
+        sse(
+            delta({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2], usage=usage(16, 0))
+        ),
         sse(chunk({"reasoning": "Hm"}, 1, [5])),
         sse(chunk({}, 3, [6, 7])),  # the marks between reasoning and answer
         sse(chunk({"content": "Hi there"}, 5, [8, 9])),
@@ -113,8 +131,15 @@ def test_vllm() -> None:
 # chunk with finish_reason comes apart, with matched_stop; usage has reasoning_tokens next to the others
 def test_sglang() -> None:
     def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
-        fields = dict.fromkeys(("role", "content", "reasoning_content", "tool_calls"), None) | content
-        return delta(fields, finish, usage=None, choice={"logprobs": None, "matched_stop": 2 if finish else None})
+        fields = (
+            dict.fromkeys(("role", "content", "reasoning_content", "tool_calls"), None) | content
+        )
+        return delta(
+            fields,
+            finish,
+            usage=None,
+            choice={"logprobs": None, "matched_stop": 2 if finish else None},
+        )
 
     counts = usage(9, 3, prompt_tokens_details=None, reasoning_tokens=1)
     stream = read(
@@ -126,19 +151,30 @@ def test_sglang() -> None:
     )
     whole(stream)
     assert stream.events.kind == (ROLE, REASONING, TEXT, OTHER, USAGE, DONE)
-    assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (3, None)
+    assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (
+        3,
+        None,
+    )
 
 
 # Ollama openai/openai.go and middleware/openai.go: the role is in every chunk; `reasoning`; system_fingerprint; with
 # include_usage the last chunk comes again with usage and without choices
 def test_ollama() -> None:
     def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
-        return delta({"role": "assistant", "content": "", **content}, finish, system_fingerprint="fp_ollama")
+        return delta(
+            {"role": "assistant", "content": "", **content}, finish, system_fingerprint="fp_ollama"
+        )
 
     stream = read(
         sse(chunk(reasoning="Well")),
         sse(chunk(content="Hi")),
-        sse(chunk(tool_calls=[{"index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}])),
+        sse(
+            chunk(
+                tool_calls=[
+                    {"index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ]
+            )
+        ),
         sse(chunk("stop")),
         sse(chunk() | {"choices": [], "usage": usage(26, 3)}),
         sse("[DONE]"),
@@ -162,8 +198,13 @@ def test_llama_server() -> None:
     counts = usage(10, 4, prompt_tokens_details={"cached_tokens": 3})
     stream = read(
         b":\n\n",
-        sse(delta({"role": "assistant", "content": None}), delta({"content": "Once"}, timings=timings(1, 3))),
-        sse(delta({"content": " upon"}, timings=timings(3, 3))),  # one token was held back: half a letter
+        sse(
+            delta({"role": "assistant", "content": None}),
+            delta({"content": "Once"}, timings=timings(1, 3)),
+        ),
+        sse(
+            delta({"content": " upon"}, timings=timings(3, 3))
+        ),  # one token was held back: half a letter
         sse(delta({}, "length"), {"choices": [], "usage": counts, "timings": timings(4, 3)}),
         sse("[DONE]"),
     )
@@ -172,15 +213,24 @@ def test_llama_server() -> None:
     assert stream.events.arrive_ns == (10, 20, 20, 30, 40, 40, 50)
     assert (stream.tokens_by, stream.events.n_tokens) == ("timings", (0, 0, 1, 2, 0, 1, 0))
     assert stream.usage and stream.usage.cached_tokens == 3
-    assert stream.timings and (stream.timings.prompt_ms, stream.timings.n_gen, stream.timings.n_cached) == (12.5, 4, 3)
+    assert stream.timings and (
+        stream.timings.prompt_ms,
+        stream.timings.n_gen,
+        stream.timings.n_cached,
+    ) == (12.5, 4, 3)
     assert times.itl_ns(as_request(stream)) == [10, 0]
 
 
 # The same file: reasoning_content in deltas; an error during the stream is {"error": {"code", "message", "type"}}, and
 # nothing follows it
 def test_llama_server_reasoning_and_error() -> None:
-    error = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
-    stream = read(sse(delta({"role": "assistant", "content": None}), delta({"reasoning_content": "Hm"})), sse(error))
+    error = {
+        "error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}
+    }
+    stream = read(
+        sse(delta({"role": "assistant", "content": None}), delta({"reasoning_content": "Hm"})),
+        sse(error),
+    )
     assert stream.events.kind == (ROLE, REASONING, ERROR)
     assert (stream.failure, stream.error) == (ERROR_INSIDE, "Context size has been exceeded.")
 
@@ -189,7 +239,11 @@ def test_llama_server_reasoning_and_error() -> None:
 # unless it is switched off, the answer to one request ends in its middle when the next one arrives
 def test_llama_cpp_server_interrupted() -> None:
     stream = read(sse(delta({"role": "assistant"})), sse(delta({"content": "Hi"})), sse("[DONE]"))
-    assert stream.failure == CUT_OFF and stream.error is not None and "before the answer was complete" in stream.error
+    assert (
+        stream.failure == CUT_OFF
+        and stream.error is not None
+        and "before the answer was complete" in stream.error
+    )
     whole(read(sse(delta({"content": "Hi"}, usage=usage(3, 1))), sse("[DONE]")))
 
 
@@ -226,7 +280,9 @@ def test_server_sent_events_as_specified() -> None:
 
 @pytest.mark.parametrize("n", [1, 3, 1000])
 def test_bytes_may_be_cut_anywhere(n: int) -> None:
-    data = b": hi\r\n\r\n" + sse(delta({"content": "größe"}), delta({}, "stop"), "[DONE]", end="\r\n\r\n")
+    data = b": hi\r\n\r\n" + sse(
+        delta({"content": "größe"}), delta({}, "stop"), "[DONE]", end="\r\n\r\n"
+    )
     pieces = [data[i : i + n] for i in range(0, len(data), n)]
     stream = read(*pieces)
     whole(stream)
@@ -250,7 +306,9 @@ def test_the_last_empty_line_may_be_missing() -> None:
         assert stream.events.kind == (TEXT, DONE)
 
 
-@pytest.mark.parametrize("data", ["{", "[]", "[" * 100_000, '{"choices": [{"delta": {"content": "x"}}]} trailing'])
+@pytest.mark.parametrize(
+    "data", ["{", "[]", "[" * 100_000, '{"choices": [{"delta": {"content": "x"}}]} trailing']
+)
 def test_what_is_no_json_object_is_wrong(data: str) -> None:
     stream = read(sse(delta({"content": "x"})), sse(data), sse("[DONE]"))
     assert stream.failure == WRONG_JSON
@@ -262,9 +320,17 @@ def test_what_is_no_json_object_is_wrong(data: str) -> None:
     [
         {"choices": [None]},
         {"choices": [{"delta": None, "finish_reason": 3}]},
-        {"choices": [{"delta": [], "token_ids": "x", "logprobs": []}], "usage": [], "timings": "no"},
+        {
+            "choices": [{"delta": [], "token_ids": "x", "logprobs": []}],
+            "usage": [],
+            "timings": "no",
+        },
         {"choices": {}, "usage": {"completion_tokens": -1, "prompt_tokens": True}},
-        {"choices": [], "usage": {"completion_tokens": 1.5, "prompt_tokens_details": 3}, "timings": {"prompt_ms": "x"}},
+        {
+            "choices": [],
+            "usage": {"completion_tokens": 1.5, "prompt_tokens_details": 3},
+            "timings": {"prompt_ms": "x"},
+        },
     ],
 )
 def test_fields_of_the_wrong_type_are_not_there(chunk: dict[str, Any]) -> None:

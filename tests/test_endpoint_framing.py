@@ -9,8 +9,8 @@ import pytest
 from lab.core.record import OK
 from lab.core.request import CHAT, LOST, WRONG_JSON, Asked, Request
 from lab.core.request_times import figures
-from lab.features.serve.access import Client, access
-from lab.features.serve.formats import Ask, SendPlan
+from lab.remote.access import Client, access
+from lab.remote.formats import Ask, SendPlan
 from tests.odd_server import paced, raw_server
 
 PAUSE_S = 0.03
@@ -20,7 +20,9 @@ EVENTS = [
     b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n',
     b"data: [DONE]\n\n",
 ]
-CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
@@ -44,7 +46,11 @@ def answer(pieces: list[bytes]) -> Request:
 half = len(EVENTS[1]) // 2
 FRAMINGS = {
     "a chunk for each event": [CHUNKED, *map(chunk, EVENTS), b"0\r\n\r\n"],
-    "the head with the first event": [CHUNKED + chunk(EVENTS[0]), *map(chunk, EVENTS[1:]), b"0\r\n\r\n"],
+    "the head with the first event": [
+        CHUNKED + chunk(EVENTS[0]),
+        *map(chunk, EVENTS[1:]),
+        b"0\r\n\r\n",
+    ],
     "an event in two chunks": [
         CHUNKED,
         chunk(EVENTS[0]),
@@ -63,9 +69,18 @@ FRAMINGS = {
     ],
     "the end in two packets": [CHUNKED, *map(chunk, EVENTS), b"0\r\n", b"\r\n"],
     "fields after the end": [CHUNKED, *map(chunk, EVENTS), b"0\r\nX-Time: 1\r\n\r\n"],
-    "other letters": [CHUNKED.replace(b"Encoding: chunked", b"encoding: Chunked"), *map(chunk, EVENTS), b"0\r\n\r\n"],
+    "other letters": [
+        CHUNKED.replace(b"Encoding: chunked", b"encoding: Chunked"),
+        *map(chunk, EVENTS),
+        b"0\r\n\r\n",
+    ],
     "a head in pieces": [CHUNKED[:20], CHUNKED[20:], *map(chunk, EVENTS), b"0\r\n\r\n"],
-    "hints before the head": [b"HTTP/1.1 103 Early Hints\r\n\r\n", CHUNKED, *map(chunk, EVENTS), b"0\r\n\r\n"],
+    "hints before the head": [
+        b"HTTP/1.1 103 Early Hints\r\n\r\n",
+        CHUNKED,
+        *map(chunk, EVENTS),
+        b"0\r\n\r\n",
+    ],
     "a length": [PLAIN + b"Content-Length: %d\r\n\r\n" % len(b"".join(EVENTS)), *EVENTS],
     "until it hangs up": [PLAIN.replace(b"1.1", b"1.0") + b"\r\n", *EVENTS],
 }
@@ -77,7 +92,9 @@ def test_events_and_stamps_are_the_same(framing: str) -> None:
     assert (request.status, request.error) == (OK, None)
     assert request.events.kind == ("text", "text", "other", "done")
     assert request.events.n_bytes == tuple(map(len, EVENTS))
-    assert request.events.arrive_ns[-1] > request.events.arrive_ns[0]  # though all were read at the end
+    assert (
+        request.events.arrive_ns[-1] > request.events.arrive_ns[0]
+    )  # though all were read at the end
     assert (figures(request).ttft_ns or 0) >= PAUSE_S * 1e9
     assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
     assert request.ended_ns is not None and request.ended_ns >= request.events.arrive_ns[-1]
@@ -85,7 +102,13 @@ def test_events_and_stamps_are_the_same(framing: str) -> None:
 
 @pytest.mark.parametrize(
     "pieces",
-    [[], [b"this is no HTTP\r\n\r\n"], [CHUNKED], [CHUNKED, b"zz\r\n"], [CHUNKED, chunk(EVENTS[0])[:-7]]],
+    [
+        [],
+        [b"this is no HTTP\r\n\r\n"],
+        [CHUNKED],
+        [CHUNKED, b"zz\r\n"],
+        [CHUNKED, chunk(EVENTS[0])[:-7]],
+    ],
     ids=["nothing", "no HTTP", "a head", "no chunk", "half a chunk"],
 )
 def test_a_connection_that_ends_too_early_is_lost(pieces: list[bytes]) -> None:
@@ -110,5 +133,7 @@ def test_a_server_that_hangs_up_after_each_answer_gets_each_request_once() -> No
     """llama-server does, and does not say so: the next request may be on its way already."""
     asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
     with scripted(FRAMINGS["a chunk for each event"]) as url, Client(access(url)) as client:
-        replies = list(client.run(SendPlan(asks=(asked,), api=CHAT, n_requests=6, n_at_once=2, timeout_s=30)))
+        replies = list(
+            client.run(SendPlan(asks=(asked,), api=CHAT, n_requests=6, n_at_once=2, timeout_s=30))
+        )
     assert [reply.request.status for reply in replies] == [OK] * 6

@@ -15,11 +15,20 @@ from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, COMPLETIONS, REASONING, ROLE, USAGE, Asked, Request, short_name
 from lab.core.request_times import figures
 from lab.errors import LabError
-from lab.features.serve import formats as options
-from lab.features.serve.access import Access, Client, ClientDied, access, hidden
-from lab.features.serve.formats import Ask, SendPlan, ask_for
-from lab.features.serve.servers import MOST_PROBES, choose_model, connect
-from tests.null_server import ACCEPT, ALWAYS, NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullSettings, null_server
+from lab.remote import formats as options
+from lab.remote.access import Access, Client, ClientDied, access, hidden
+from lab.remote.formats import Ask, SendPlan, ask_for
+from lab.remote.servers import MOST_PROBES, choose_model, connect
+from tests.null_server import (
+    ACCEPT,
+    ALWAYS,
+    NEVER,
+    RUNNING,
+    TEMPLATE_TOKENS,
+    Behaviour,
+    NullSettings,
+    null_server,
+)
 
 MS = 1_000_000
 FAST: dict[str, Any] = {"first_ms": 4.0, "gap_ms": 1.0}
@@ -71,12 +80,21 @@ def client(asked: Access) -> Iterator[Client]:
         yield one
 
 
-def make_ask(model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Ask:
+def make_ask(
+    model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any
+) -> Ask:
     used = changes.pop("options", options.OPTIONS)
     return ask_for(api, model, prompt, Asked(n_prompt=None, n_gen=n_gen, **changes), used)
 
 
-def send(client: Client, model: str, n_gen: int = 8, prompt: str = "a b c", api: str = CHAT, **changes: Any) -> Request:
+def send(
+    client: Client,
+    model: str,
+    n_gen: int = 8,
+    prompt: str = "a b c",
+    api: str = CHAT,
+    **changes: Any,
+) -> Request:
     (reply,) = client.run(SendPlan(asks=(make_ask(model, n_gen, prompt, api, **changes),), api=api))
     return reply.request
 
@@ -134,8 +152,12 @@ def test_trap_3_usage_is_read_where_choices_are_empty(client: Client) -> None:
 
 def test_trap_4_a_repeated_prompt_is_warm(client: Client) -> None:
     allowed = tuple(option for option in options.OPTIONS if option != options.NO_CACHE)
-    assert [figures(send(client, "cache", prompt="x y z", options=allowed)).is_warm for _ in range(2)] == [False, True]
-    assert figures(send(client, "cache", prompt="x y z")).is_warm is False  # with cache_prompt: false
+    assert [
+        figures(send(client, "cache", prompt="x y z", options=allowed)).is_warm for _ in range(2)
+    ] == [False, True]
+    assert (
+        figures(send(client, "cache", prompt="x y z")).is_warm is False
+    )  # with cache_prompt: false
     assert figures(send(client, "silent cache", prompt="x y z", options=allowed)).is_warm is None
 
 
@@ -145,14 +167,17 @@ def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> 
         ask = dataclasses.replace(ask, body=ask.body.replace('"cache_prompt": false, ', ""))
         (reply, *others) = server.client.run(SendPlan(asks=(ask,), api=CHAT, n_requests=3))
     for one in (reply.request.usage, *(other.request.usage for other in others)):
-        assert one and one.prompt_tokens == 30 and (one.cached_tokens or 0) < 8  # another nonce each time
+        assert (
+            one and one.prompt_tokens == 30 and (one.cached_tokens or 0) < 8
+        )  # another nonce each time
 
 
 # 5: ignore_eos is not everywhere
 
 
 def test_trap_5_short_answers_are_known(client: Client) -> None:
-    short, full = send(client, "short", ignore_eos=True), send(client, "obedient", ignore_eos=True)
+    short = send(client, "short", ignore_eos=True)
+    full = send(client, "obedient", ignore_eos=True)
     assert (figures(short).is_short, short.finish_reason) == (True, "stop")
     assert (figures(full).is_short, full.finish_reason) == (False, "length")
 
@@ -164,7 +189,9 @@ def test_trap_6_reasoning_is_the_first_token_and_not_the_first_output(client: Cl
     request = send(client, "reasoning", 5)
     assert request.events.kind.count(REASONING) == 2
     assert times.n_generated(request) == 5
-    assert (figures(request).first_output_ns or 0) >= 44 * MS  # 4 ms and two gaps of 20 after the request
+    assert (
+        figures(request).first_output_ns or 0
+    ) >= 44 * MS  # 4 ms and two gaps of 20 after the request
     assert request.events.arrive_ns[times.generated(request)[0]] == figures(request).ttft_ns
 
 
@@ -181,7 +208,9 @@ def test_trap_7_prompts_have_exactly_n_tokens(api: str, has_tokenize: bool) -> N
             ask = server.ask(n, 1, "some words of a text")
             usage = server.send(ask).request.usage
             assert usage and usage.prompt_tokens == ask.asked.n_prompt_counted == n
-        with pytest.raises(LabError, match="A prompt of 7 tokens is not possible: the shortest one has"):
+        with pytest.raises(
+            LabError, match="A prompt of 7 tokens is not possible: the shortest one has"
+        ):
             server.ask(7, 1, "words")
 
 
@@ -230,8 +259,18 @@ def test_what_a_model_can_is_found_in_few_requests(client: Client, asked: Access
         endpoint = server.endpoint
     assert n_sent(client) - before <= MOST_PROBES
     assert (endpoint.api, endpoint.server) == (CHAT, "llama-server")
-    names = ("streaming", "usage in streams", "token ids", "tokens per event", "tokenize", "settings", "server timings")
-    assert {name: endpoint.can(name) for name in names} == dict.fromkeys(names, "yes") | {"token ids": "no"}
+    names = (
+        "streaming",
+        "usage in streams",
+        "token ids",
+        "tokens per event",
+        "tokenize",
+        "settings",
+        "server timings",
+    )
+    assert {name: endpoint.can(name) for name in names} == dict.fromkeys(names, "yes") | {
+        "token ids": "no"
+    }
     assert options.TIMINGS in endpoint.accepted and options.TOKEN_IDS not in endpoint.accepted
 
 
@@ -253,7 +292,10 @@ def test_what_a_model_can_is_yes_or_no(asked: Access, model: str, name: str, ans
 
 
 def test_a_model_that_does_not_answer_is_refused(asked: Access) -> None:
-    with pytest.raises(LabError, match="does not stream an answer of 500"), connect(asked.url, "500"):
+    with (
+        pytest.raises(LabError, match="does not stream an answer of 500"),
+        connect(asked.url, "500"),
+    ):
         pass
 
 
@@ -264,7 +306,9 @@ def test_no_key_is_in_anything_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("LAB_TEST_KEY", SECRET)
     models = {name: MODELS[name] for name in ("plain", "echo")}
     with null_server(NullSettings(models=models, api_key=SECRET)) as started:
-        with connect(started.url, "plain", api_key_env="LAB_TEST_KEY", header=["X-Team: another-secret"]) as server:
+        with connect(
+            started.url, "plain", api_key_env="LAB_TEST_KEY", header=["X-Team: another-secret"]
+        ) as server:
             assert "secret" not in repr(server.client.access)
             assert send(server.client, "plain").status == OK
             echoed = send(server.client, "echo")
@@ -273,7 +317,10 @@ def test_no_key_is_in_anything_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
         wrong = f"Authorization: Bearer wrong-{SECRET}"
         with Client(access(started.url, None, [wrong])) as client:
             refused = send(client, "plain")
-            assert (refused.http_status, refused.error) == (401, "401 Unauthorized: the server requires a key")
+            assert (refused.http_status, refused.error) == (
+                401,
+                "401 Unauthorized: the server requires a key",
+            )
         with pytest.raises(LabError) as problem, connect(started.url, "plain", header=[wrong]):
             pass
         assert "secret" not in str(problem.value)
@@ -296,7 +343,16 @@ def test_a_secret_in_pieces_is_hidden_also_where_another_one_overlaps_it(secret:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://host", "http://", "http://[::1", "http://host:port", "http://a\x1b[2J", "http://h/ü"]
+    "url",
+    [
+        "",
+        "ftp://host",
+        "http://",
+        "http://[::1",
+        "http://host:port",
+        "http://a\x1b[2J",
+        "http://h/ü",
+    ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(LabError, match="not a valid server address"):

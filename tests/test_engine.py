@@ -30,7 +30,20 @@ def test_the_loop_executes_and_chooses_in_order_and_counts_the_prompt() -> None:
     ]
     stamps = loop.walk(moves, iter(range(100)).__next__, progress := [-1])
     assert order == ["chunk0", "chunk1", "choose", "token", "choose", "forget"]
-    assert stamps == [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]  # where nothing is chosen, a step ends when it is ready
+    assert stamps == [
+        0,
+        1,
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        9,
+    ]  # where nothing is chosen, a step ends when it is ready
     assert progress == [3]
 
 
@@ -87,10 +100,17 @@ def test_phases_of_a_run() -> None:
 def test_what_a_run_cannot_tell_is_none_and_not_zero() -> None:
     assert phases.tpot_ns(make_run(n_gen=1)) is None
     run = make_run(n_prompt=3, n_gen=3)
-    drafted = dataclasses.replace(run, steps=dataclasses.replace(run.steps, kind=(PREFILL, "verify", "verify")))
+    drafted = dataclasses.replace(
+        run, steps=dataclasses.replace(run.steps, kind=(PREFILL, "verify", "verify"))
+    )
     assert phases.decode_compute_mean_ns(drafted) is None  # every token was drafted
     failed = make_run(status="failed")
-    assert (phases.prefill_ns(failed), phases.ttft_ns(failed), phases.tpot_ns(failed), phases.e2e_ns(failed)) == (
+    assert (
+        phases.prefill_ns(failed),
+        phases.ttft_ns(failed),
+        phases.tpot_ns(failed),
+        phases.e2e_ns(failed),
+    ) == (
         None,
         None,
         None,

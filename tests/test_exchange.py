@@ -15,8 +15,8 @@ import pytest
 from lab.core import phases, results
 from lab.core.record import FAILED, UNKNOWN_THREADS, Record
 from lab.errors import LabError
-from lab.features.compare import comparison
-from lab.features.exchange import llama_bench_format
+from lab.show import comparison
+from lab.formats import llama_bench_format
 from lab.show import table
 from tests.conftest import MS, make_record, make_run, run_lab, run_process
 
@@ -100,14 +100,27 @@ def test_import_of_prefill(tmp_path: Path) -> None:
     assert [phases.prefill_ns(record.run) for record in records] == [216956890, 244102294]
     first = records[0]
     assert (first.run.n_prompt, first.run.n_gen, phases.tpot_ns(first.run)) == (100, 1, None)
-    assert (first.machine.cpu, first.machine.ram_bytes, first.machine.os) == ("AMD EPYC", None, None)
-    assert (first.model.name, first.model.file, first.model.sha256) == ("SmolLM2.Q4_1", "SmolLM2.Q4_1.gguf", None)
-    assert (first.settings.n_gpu_layers, first.settings.flash_attn, first.settings.seed) == (0, "auto", None)
+    assert (first.machine.cpu, first.machine.ram_bytes, first.machine.os) == (
+        "AMD EPYC",
+        None,
+        None,
+    )
+    assert (first.model.name, first.model.file, first.model.sha256) == (
+        "SmolLM2.Q4_1",
+        "SmolLM2.Q4_1.gguf",
+        None,
+    )
+    assert (first.settings.n_gpu_layers, first.settings.flash_attn, first.settings.seed) == (
+        0,
+        "auto",
+        None,
+    )
 
 
 def test_import_of_decode_at_a_depth_and_at_none(tmp_path: Path) -> None:
     deep, flat = imported(
-        tmp_path, *({"n_prompt": 0, "n_gen": 10, "n_depth": n, "samples_ns": [10**8]} for n in (50, 0))
+        tmp_path,
+        *({"n_prompt": 0, "n_gen": 10, "n_depth": n, "samples_ns": [10**8]} for n in (50, 0)),
     )[0]
     assert (deep.run.n_prompt, deep.run.n_gen) == (50, 11)
     assert flat.run.n_prompt == 1  # llama-bench begins with the BOS
@@ -116,12 +129,16 @@ def test_import_of_decode_at_a_depth_and_at_none(tmp_path: Path) -> None:
 
 
 def test_what_has_no_place_is_told(tmp_path: Path) -> None:
-    records, skipped = imported(tmp_path, {}, {"n_gen": 5}, {"n_depth": 7}, {"n_threads": None}, {"samples_ns": [0]})
+    records, skipped = imported(
+        tmp_path, {}, {"n_gen": 5}, {"n_depth": 7}, {"n_threads": None}, {"samples_ns": [0]}
+    )
     assert len(records) == 2
     assert len(skipped) == 4 and "as one" in skipped[0] and "test 4 skipped" in skipped[2]
 
 
-def pasted(tmp_path: Path, text: str | bytes, device: str | None = None) -> tuple[list[Record], list[str]]:
+def pasted(
+    tmp_path: Path, text: str | bytes, device: str | None = None
+) -> tuple[list[Record], list[str]]:
     path = tmp_path / "post.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return llama_bench_format.read_llama_bench(path, device)
@@ -132,7 +149,11 @@ def figures_of(records: list[Record]) -> list[tuple[int, int, float]]:
     made = []
     for run in (record.run for record in records):
         prefill = phases.prefill_ns(run)
-        rate = 1e9 * run.n_prompt / prefill if prefill else 1e9 / (phases.decode_compute_mean_ns(run) or 0)
+        rate = (
+            1e9 * run.n_prompt / prefill
+            if prefill
+            else 1e9 / (phases.decode_compute_mean_ns(run) or 0)
+        )
         made.append((run.n_prompt, run.n_gen - 1, round(rate, 2)))
     return made
 
@@ -151,23 +172,42 @@ AS_PASTED: dict[str, Callable[[str], str | bytes]] = {
 def test_markdown_in_a_post(tmp_path: Path, how: str) -> None:
     records, skipped = pasted(tmp_path, AS_PASTED[how](POST))
     if how == "twice":
-        others, records = records[:3], records[3:]
+        others = records[:3]
+        records = records[3:]
         assert {record.machine.llama_cpp_commit for record in others} == {"9def123"}
-        assert {record.machine.devices[0].description for record in others} == {"NVIDIA GeForce RTX 9999"}
+        assert {record.machine.devices[0].description for record in others} == {
+            "NVIDIA GeForce RTX 9999"
+        }
     else:
-        assert [sentence.split(":")[0] for sentence in skipped] == ["line 11 skipped", "line 13 skipped"]
+        assert [sentence.split(":")[0] for sentence in skipped] == [
+            "line 11 skipped",
+            "line 13 skipped",
+        ]
     assert figures_of(records) == [(512, 0, 2345.67), (1, 128, 78.9), (4096, 128, 61.2)]
     assert {record.machine.llama_cpp_commit for record in records} == {"0abc123"}
-    assert {record.machine.devices[0].description for record in records} == {"NVIDIA GeForce RTX 1234"}
+    assert {record.machine.devices[0].description for record in records} == {
+        "NVIDIA GeForce RTX 1234"
+    }
     assert [record.settings.flash_attn for record in records] == ["off", "off", "on"]
     one = records[0]
-    assert (one.model.name, one.model.quantization, one.model.n_params) == ("llama 7B", "Q4_0", 6_740_000_000)
-    assert (one.settings.n_gpu_layers, one.settings.n_batch, one.settings.n_threads) == (99, 2048, UNKNOWN_THREADS)
+    assert (one.model.name, one.model.quantization, one.model.n_params) == (
+        "llama 7B",
+        "Q4_0",
+        6_740_000_000,
+    )
+    assert (one.settings.n_gpu_layers, one.settings.n_batch, one.settings.n_threads) == (
+        99,
+        2048,
+        UNKNOWN_THREADS,
+    )
 
 
 def test_other_settings_keep_results_apart(tmp_path: Path) -> None:
-    text = "| model | backend | threads | mmap | test | t/s |\n| - | - | - | - | - | - |\n" + "".join(
-        f"| llama 7B all F32 | CPU | 4 | {mmap} | tg128 | 5.{mmap} ± 0.0 |\n" for mmap in (0, 1)
+    text = (
+        "| model | backend | threads | mmap | test | t/s |\n| - | - | - | - | - | - |\n"
+        + "".join(
+            f"| llama 7B all F32 | CPU | 4 | {mmap} | tg128 | 5.{mmap} ± 0.0 |\n" for mmap in (0, 1)
+        )
     )
     records, skipped = pasted(tmp_path, text, device="Test CPU")
     assert not skipped and [record.run.variant for record in records] == ["mmap 0", "mmap 1"]
@@ -182,7 +222,10 @@ def test_other_settings_keep_results_apart(tmp_path: Path) -> None:
         *((text, "") for text in ("nonsense", "[]", "[1, 2]", "{", '{"a": 1}', "[{}]")),
         (" \n\n", "is empty"),
         ("What is the fastest card? a | b, or c?", "no result that the lab can read"),
-        ("| name | price |\n| --- | --- |\n| RTX 1234 | 500 |", "Line 1 skipped: it is not below the head"),
+        (
+            "| name | price |\n| --- | --- |\n| RTX 1234 | 500 |",
+            "Line 1 skipped: it is not below the head",
+        ),
         (f"{HEAD}| llama 7B Q4_0 | pp512 | fast |", "Line 3 skipped: 'fast' is not a rate"),
         (f"{HEAD}| llama 7B Q4_0 | reads | 12.0 |", "Line 3 skipped: 'reads' is not a test"),
         (f"{HEAD}| llama 7B Q4_0 | pp512 | 0.00 |", "Line 3 skipped: '0.00' is not a rate above"),
@@ -198,19 +241,33 @@ def test_what_cannot_be_read_gets_its_sentence(tmp_path: Path, text: str, said: 
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "md"])
-def test_own_export_comes_back_as_what_it_was(records: list[Record], tmp_path: Path, kind: str) -> None:
-    known = [make_record(one.run, model=dataclasses.replace(one.model, n_params=1_234_567_890)) for one in records]
+def test_own_export_comes_back_as_what_it_was(
+    records: list[Record], tmp_path: Path, kind: str
+) -> None:
+    known = [
+        make_record(one.run, model=dataclasses.replace(one.model, n_params=1_234_567_890))
+        for one in records
+    ]
     rows = llama_bench_format.llama_bench_rows(known)
     table = pd.DataFrame(rows)[llama_bench_format.COLUMNS]
-    others = {"jsonl": "".join(json.dumps(row) + "\n" for row in rows), "csv": table.to_csv(index=False)}
-    back, skipped = pasted(tmp_path, others.get(kind) or llama_bench_format.write(rows, kind), "Test CPU")
+    others = {
+        "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "csv": table.to_csv(index=False),
+    }
+    back, skipped = pasted(
+        tmp_path, others.get(kind) or llama_bench_format.write(rows, kind), "Test CPU"
+    )
     rates = [(20, 0, 1000.0)] * 2 + [(20, 4, 100.0), (20, 4, 90.91)]
     means = [(20, 0, 1000.0), (20, 4, 95.45 if kind == "md" else 95.24)]  # of rates; of times
     assert not skipped and figures_of(back) == (rates if kind in ("json", "jsonl") else means)
-    assert {one.model.n_params for one in back} == {1_234_567_890 if kind != "md" else 1_234_570_000}
+    assert {one.model.n_params for one in back} == {
+        1_234_567_890 if kind != "md" else 1_234_570_000
+    }
 
 
-def test_imported_results_are_shown_as_someone_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_results_are_shown_as_someone_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(POST.encode())))
     code, out, err = run_lab("import", "-", "-o", tmp_path)
     assert code == 0 and "imported-pasted.jsonl  3 samples" in out and "line 11 skipped" in err
@@ -219,7 +276,11 @@ def test_imported_results_are_shown_as_someone_elses(tmp_path: Path, monkeypatch
         assert code == 0 and "All results were imported" in " ".join((out + err).split())
     assert run_lab("report", tmp_path)[0] == 0
     page = (tmp_path / "report.html").read_text()
-    assert "unknown date" in page and "--n-gpu-layers 99" in page and not re.search(r"--threads(-batch)? -1", page)
+    assert (
+        "unknown date" in page
+        and "--n-gpu-layers 99" in page
+        and not re.search(r"--threads(-batch)? -1", page)
+    )
     rows = table.runs(results.read([tmp_path]).records)
     assert rows.n_threads.isna().all() and set(rows.n_gpu_layers) == {99}
 
@@ -227,7 +288,9 @@ def test_imported_results_are_shown_as_someone_elses(tmp_path: Path, monkeypatch
 def test_commands(records: list[Record], tmp_path: Path) -> None:
     for record in records:
         results.save(tmp_path / "mine.jsonl", record)
-    code, out, _ = run_process("export", tmp_path / "mine.jsonl", "--format", "csv", "--table", "steps")
+    code, out, _ = run_process(
+        "export", tmp_path / "mine.jsonl", "--format", "csv", "--table", "steps"
+    )
     assert code == 0 and len(pd.read_csv(io.StringIO(out))) == 4 * 7
     parquet = tmp_path / "new" / "runs.parquet"
     assert run_lab("export", tmp_path / "mine.jsonl", "-f", "parquet", "-o", parquet)[0] == 0
@@ -236,7 +299,10 @@ def test_commands(records: list[Record], tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text(json.dumps([LLAMA_BENCH]))
     code, out, _ = run_process("import", tmp_path / "bench.json", "-o", tmp_path / "in")
     assert code == 0 and "imported-bench.jsonl  2 samples" in out
-    assert "imported-bench-2.jsonl" in run_lab("import", tmp_path / "bench.json", "-o", tmp_path / "in")[1]
+    assert (
+        "imported-bench-2.jsonl"
+        in run_lab("import", tmp_path / "bench.json", "-o", tmp_path / "in")[1]
+    )
     (tmp_path / "in" / "imported-bench-2.jsonl").unlink()
     code, out, _ = run_lab("show", tmp_path / "in")
     assert code == 0 and "SmolLM2.Q4_1, AMD EPYC" in out and "nan" not in out

@@ -13,10 +13,11 @@ import pytest
 from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
-from lab.features import page
-from lab.features.limits import probing, step_kernels
-from lab.features.predict import laws, learning, prediction
-from lab.features.predict.learning import StepPrediction
+from lab.features import report as page
+from lab.roofline import probing, step_kernels
+from lab.features.predict import laws, prediction
+from lab.roofline import learning
+from lab.roofline.learning import StepPrediction
 from lab.models import catalog, devices, synthetic
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST
@@ -31,7 +32,8 @@ ONE = {"device": 0, "model": 0, "prompt": 1000, "gen": 200, "users": 1, "cached"
 def ask(browser: Any, settings: list[dict[str, int]]) -> list[dict[str, Any]]:
     """What the page's script predicts."""
     found: list[dict[str, Any]] = browser.execute_script(
-        "return arguments[0].map(request).map(({prefill, decode, memory}) => ({prefill, decode, memory}))", settings
+        "return arguments[0].map(request).map(({prefill, decode, memory}) => ({prefill, decode, memory}))",
+        settings,
     )
     return found
 
@@ -50,12 +52,18 @@ def html() -> str:
 
 def with_ceilings(runs: list[Record]) -> str:
     """A page of runs on a machine whose ceilings are known, but not for their kernels."""
-    other = dataclasses.replace(FAST, machine=runs[0].machine, rates=tuple(r for r in FAST.rates if r.type == "Q8_0"))
+    other = dataclasses.replace(
+        FAST, machine=runs[0].machine, rates=tuple(r for r in FAST.rates if r.type == "Q8_0")
+    )
     names = probing.place_of_record(runs[0]).devices
-    return page.html(runs, [dataclasses.replace(other, on_gpu=bool(one), device=one) for one in names])
+    return page.html(
+        runs, [dataclasses.replace(other, on_gpu=bool(one), device=one) for one in names]
+    )
 
 
-def opened(browser: Any, path: Path, text: str, width: int = 1280, scheme: str = "light") -> dict[str, Any]:
+def opened(
+    browser: Any, path: Path, text: str, width: int = 1280, scheme: str = "light"
+) -> dict[str, Any]:
     """The numbers of a page, in the browser."""
     path.write_text(text)
     found = look(browser, path, width, scheme)
@@ -65,7 +73,10 @@ def opened(browser: Any, path: Path, text: str, width: int = 1280, scheme: str =
 
 
 def agrees(
-    shown: dict[str, Any] | None, limit: float | None, expected: float | None, ends: tuple[float, float]
+    shown: dict[str, Any] | None,
+    limit: float | None,
+    expected: float | None,
+    ends: tuple[float, float],
 ) -> bool:
     """Whether a phase of the script equals a prediction, in all its figures; NaN: not predicted."""
     if shown is None:
@@ -83,44 +94,73 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_p
     known = opened(browser, tmp_path / "page.html", html())
     models = {f"{one.name} {one.quantization}": one for one in (records[0].model, *packed)}
     assert [*models] == known["models"] and len(models) == 5
-    settings, learned = records[0].settings, learning.learn(records, best)
+    settings = records[0].settings
+    learned = learning.learn(records, best)
     own = [i for i, law in enumerate(known["laws"][0]) if "why" not in law]
-    assert [known["models"][i].split()[-1] for i in own] == ["Q4_1", "Q4_0", "Q8_0"]  # of these there are ceilings
+    assert [known["models"][i].split()[-1] for i in own] == [
+        "Q4_1",
+        "Q4_0",
+        "Q8_0",
+    ]  # of these there are ceilings
     dice = random.Random(1)
     asked = []
     for i in range(60):
-        prompt, answer = round(10 ** dice.uniform(0, 3.9)), round(10 ** dice.uniform(0.4, 3.6))
+        prompt = round(10 ** dice.uniform(0, 3.9))
+        answer = round(10 ** dice.uniform(0.4, 3.6))
         device = 0 if i < 30 else dice.randrange(1, len(known["devices"]))
         model = dice.choice(own) if i < 30 else dice.randrange(len(models))
         users = dice.choice((1, 2, 7, 32)) if device else 1
-        asked.append({"device": device, "model": model, "prompt": prompt, "gen": answer, "users": users, "cached": 0})
+        asked.append(
+            {
+                "device": device,
+                "model": model,
+                "prompt": prompt,
+                "gen": answer,
+                "users": users,
+                "cached": 0,
+            }
+        )
     for one, shown in zip(asked, ask(browser, asked), strict=True):
-        chosen, n, gen = models[known["models"][one["model"]]], one["prompt"], one["gen"]
+        chosen = models[known["models"][one["model"]]]
+        n = one["prompt"]
+        gen = one["gen"]
         if one["device"] == 0:
             row = prediction.here(chosen, settings, best, learned, n, gen)
-            far = [any(words.startswith(phase) for words in row.beyond) for phase in (PREFILL, DECODE)]
+            far = [
+                any(words.startswith(phase) for words in row.beyond) for phase in (PREFILL, DECODE)
+            ]
             assert [shown["prefill"]["beyond"], shown["decode"]["beyond"]] == far, one
         else:
             other = devices.find_device(known["devices"][one["device"]]["name"])
             row = prediction.on_device(chosen, settings, other, n, gen, one["users"])
-        assert agrees(shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s), one
+        assert agrees(
+            shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s
+        ), one
         assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), one
-        assert shown["memory"]["total"] == prediction.memory_bytes(chosen, settings, n + gen, one["users"])
+        assert shown["memory"]["total"] == prediction.memory_bytes(
+            chosen, settings, n + gen, one["users"]
+        )
 
 
-def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any, tmp_path: Path) -> None:
+def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
+    browser: Any, tmp_path: Path
+) -> None:
     records, best = here()
     opened(browser, tmp_path / "page.html", html())
-    model, settings, learned = records[0].model, records[0].settings, learning.learn(records, best)
+    model = records[0].model
+    settings = records[0].settings
+    learned = learning.learn(records, best)
     steps = StepPrediction(model, settings, best, learned.fit, learned.n_runs)
-    roof, alone = step_kernels.roof(best), prediction.here(model, settings, best, learned, 1000, 200)
-    asked = [{**ONE, "users": n, "cached": cached} for n, cached in itertools.product((1, 2, 7, 32), (0, 1, 600, 999))]
+    roof = step_kernels.roof(best)
+    alone = prediction.here(model, settings, best, learned, 1000, 200)
+    asked = [
+        {**ONE, "users": n, "cached": cached}
+        for n, cached in itertools.product((1, 2, 7, 32), (0, 1, 600, 999))
+    ]
     for one, shown in zip(asked, ask(browser, asked), strict=True):
         others = [(1, 1099)] * (one["users"] - 1)
-        seconds, work = (
-            steps.seconds(1, 1099, one["users"], others),
-            cost.step(model, 1, 1099, one["users"], others=others),
-        )
+        seconds = steps.seconds(1, 1099, one["users"], others)
+        work = cost.step(model, 1, 1099, one["users"], others=others)
         assert seconds and work
         least = max(work.n_bytes / roof.gbps, work.flops / roof.gflops) / 1e9
         assert shown["decode"]["expected"] == pytest.approx(max(seconds, least), rel=1e-6)
@@ -128,8 +168,12 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(browser: Any
         costs = learning.costs_of(model, settings, best, rest)
         expected = learned.fit.seconds(learning.case_of(PREFILL, 1000.0, model, settings), costs)
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
-        assert (shown["prefill"]["low"] is None) == bool(one["cached"])  # no run measured these ranges
-        slower = seconds / (steps.seconds(1, 1099, 1) or math.nan)  # the range: as wide as for one user
+        assert (shown["prefill"]["low"] is None) == bool(
+            one["cached"]
+        )  # no run measured these ranges
+        slower = seconds / (
+            steps.seconds(1, 1099, 1) or math.nan
+        )  # the range: as wide as for one user
         ends = slower * alone.tpot_s[0], slower * alone.tpot_s[1]
         assert (shown["decode"]["low"], shown["decode"]["high"]) == pytest.approx(ends, rel=1e-6)
 
@@ -142,14 +186,20 @@ def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, na
     dice = random.Random(2)
     asked = [[dice.randint(1, 600), dice.randint(0, 9000), dice.randint(0, 1)] for _ in range(50)]
     asked += [[1, dice.randint(0, 9000), n, n] for n in (2, 5, 32)]
-    found = browser.execute_script("return arguments[0].map(one => cost(data.shapes[0], ...one))", asked)
+    found = browser.execute_script(
+        "return arguments[0].map(one => cost(data.shapes[0], ...one))", asked
+    )
     for (n, past, outputs, *users), shown in zip(asked, found, strict=True):
-        step = cost.step(model, n, past, outputs, others=[(n, past)] * (users[0] - 1 if users else 0))
+        step = cost.step(
+            model, n, past, outputs, others=[(n, past)] * (users[0] - 1 if users else 0)
+        )
         assert step is not None
         assert [shown["weights"], shown["bytes"], shown["flops"]] == pytest.approx(
             [step.weight_bytes, step.n_bytes, step.flops], rel=1e-6
         )
-    need = browser.execute_script("return [1, 300, 9000].map(n => memoryOf(data.shapes[0], n, 1).total)")
+    need = browser.execute_script(
+        "return [1, 300, 9000].map(n => memoryOf(data.shapes[0], n, 1).total)"
+    )
     assert need == [prediction.memory_bytes(model, SETTINGS, n) for n in (1, 300, 9000)]
 
 
@@ -159,7 +209,10 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
     browser.execute_script("inputs.device.value = 0; update()")
     text = browser.find_element("id", "explore-part").text
     assert "There is no prediction for this choice." in text and "lab ceilings" in text
-    shown = [browser.find_element("id", f"explore-{name}") for name in ("request", "prefill-figure", "decode-figure")]
+    shown = [
+        browser.find_element("id", f"explore-{name}")
+        for name in ("request", "prefill-figure", "decode-figure")
+    ]
     assert not any(one.is_displayed() for one in shown)
     without_peak = [not law.get("peak") for (law, *_) in found["laws"]].index(True, 1)
     browser.execute_script(f"inputs.device.value = {without_peak}; update()")
@@ -174,7 +227,8 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
 
 def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_first() -> None:
     pair = tuple(Device(f"CUDA{i}", "Some GPU", "gpu", 10**10) for i in range(2))
-    (records, best), n_layer = here(), here()[0][0].model.n_layer or 0
+    (records, best) = here()
+    n_layer = here()[0][0].model.n_layer or 0
     one = next(one for one in records if one.run.is_timed)
     both = dataclasses.replace(
         one,
@@ -187,7 +241,9 @@ def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_
     assert "why" not in found["laws"][1][0]
 
 
-def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(tmp_path: Path) -> None:
+def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
+    tmp_path: Path,
+) -> None:
     records, best = here()
     for plain in (page.html(records, []), page.html(records, [best], explore=False)):
         assert "script-src" not in plain and "explore" not in plain
@@ -195,9 +251,14 @@ def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
     kinds = [one.get("type") for one in Page(shown).named("script")]
     assert kinds == ["application/json", "application/gzip", None]
     (policy,) = [one["content"] or "" for one in Page(shown).named("meta") if "http-equiv" in one]
-    assert policy.startswith("default-src 'none'") and policy.count("sha256-") == 1 and "unsafe-eval" not in policy
+    assert (
+        policy.startswith("default-src 'none'")
+        and policy.count("sha256-") == 1
+        and "unsafe-eval" not in policy
+    )
     assert len(Page(shown).named("label")) == 6 and shown.count('role="status"') == 1
-    sample, out = tmp_path / "a.jsonl", tmp_path / "a.html"
+    sample = tmp_path / "a.jsonl"
+    out = tmp_path / "a.html"
     results.save(sample, *[one for one in records if one.run.is_timed][:2], best)
     assert run_lab("report", sample, "--out", out, "--no-explore")[0] == 0
     assert "mini-lab-laws" in shown and "mini-lab-laws" not in out.read_text()
@@ -218,10 +279,8 @@ def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
 def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
     records, best = here()
     (one, *_) = (record for record in records if record.run.is_timed)
-    model, settings = (
-        dataclasses.replace(one.model, n_embd=n_embd),
-        dataclasses.replace(one.settings, n_ubatch=n_ubatch),
-    )
+    model = dataclasses.replace(one.model, n_embd=n_embd)
+    settings = dataclasses.replace(one.settings, n_ubatch=n_ubatch)
     hostile = dataclasses.replace(one, model=model, settings=settings)
     with pytest.raises(LabError, match="nothing to explore"):
         laws.laws([hostile], [best])
@@ -230,18 +289,27 @@ def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_in_a_browser_keys_move_the_sliders(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+def test_in_a_browser_keys_move_the_sliders(
+    browser: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
     opened(browser, tmp_path / "page.html", html(), width, scheme)
     said = browser.find_element("id", "explore-said")
-    before, prompt = said.text, browser.find_element("id", "explore-prompt")
+    before = said.text
+    prompt = browser.find_element("id", "explore-prompt")
     prompt.send_keys("\ue014")  # right
     assert said.text != before and said.text.startswith("Predicted: the prompt takes ")
     assert prompt.get_attribute("aria-valuetext").endswith(" tokens")
     browser.find_element("id", "explore-users").send_keys("\ue014")
     note = browser.find_element("id", "explore-note")
-    assert said.text.startswith("Predicted: 2 users send at once") and "as wide as for one" in note.text
+    assert (
+        said.text.startswith("Predicted: 2 users send at once")
+        and "as wide as for one" in note.text
+    )
     browser.find_element("id", "explore-cached").send_keys("\ue014")
-    assert "Prefill has no range" in note.text and "(1 %)" in browser.find_element("id", "explore-cached-is").text
+    assert (
+        "Prefill has no range" in note.text
+        and "(1 %)" in browser.find_element("id", "explore-cached-is").text
+    )
     names = browser.execute_script(
         "return [...document.querySelectorAll('#explore-part [role=img]')].map(one => one.getAttribute('aria-label'))"
     )

@@ -24,7 +24,8 @@ from lab.process.worker import Worker
 from tests import loopback_hub, miniature
 from tests.loopback_hub import LoopbackHub, Repo
 
-REPO, FILE = "owner/Tiny-GGUF", "Tiny-Q4_0.gguf"
+REPO = "owner/Tiny-GGUF"
+FILE = "Tiny-Q4_0.gguf"
 REMOTE = Remote(REPO, FILE)
 DATA = random.Random(7).randbytes(1_500_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -46,7 +47,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback
     for name in [name for name in os.environ if name.startswith("HF_")] + ["HUGGINGFACE_HUB_CACHE"]:
         monkeypatch.delenv(name, raising=False)
     with loopback_hub.running() as local_hub:
-        local_hub.repos[REPO] = Repo({FILE: DATA, "Tiny-Q8_0.gguf": b"GGUF" * 9, "README.md": b"hello"})
+        local_hub.repos[REPO] = Repo(
+            {FILE: DATA, "Tiny-Q8_0.gguf": b"GGUF" * 9, "README.md": b"hello"}
+        )
         loopback_hub.set_home(monkeypatch, tmp_path / "hf")
         loopback_hub.set_endpoint(monkeypatch, local_hub.endpoint)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
@@ -77,7 +80,9 @@ def test_a_pull_is_whole_checked_and_found_by_other_tools(server: LoopbackHub) -
     assert hub.cached(REMOTE) == pulled == hub.cached(Remote(REPO, FILE, COMMIT, SHA256.upper()))
     assert hub.cached(Remote(REPO, FILE, sha256="0" * 64)) is None
     assert server.n_bytes == len(DATA)
-    assert hf_hub_download(REPO, FILE, cache_dir=hub._root(), local_files_only=True) == str(pulled.path)
+    assert hf_hub_download(REPO, FILE, cache_dir=hub._root(), local_files_only=True) == str(
+        pulled.path
+    )
     scanned = scan_cache_dir(hub._root())
     assert not scanned.warnings and scanned.size_on_disk == len(DATA)
 
@@ -90,7 +95,8 @@ def test_a_prediction_reads_only_the_header(
     server.repos[REPO].files["whole.gguf"] = path.read_bytes()
     monkeypatch.setattr(hub, "HEADER_BYTES", 100_000)
     with Worker() as worker:
-        found, whole = obtain.find(worker, f"hf:{REPO}/whole.gguf"), worker.read_model(path, "whole", "hub")
+        found = obtain.find(worker, f"hf:{REPO}/whole.gguf")
+        whole = worker.read_model(path, "whole", "hub")
         assert found == whole and server.n_bytes <= 100_000 < path.stat().st_size and is_empty()
         with pytest.raises(LabError, match="no file"):
             obtain.find(worker, f"hf:{REPO}/none.gguf")
@@ -116,13 +122,17 @@ def test_wrong_bytes_are_refused_and_deleted(server: LoopbackHub) -> None:
     assert is_empty()
     server.wrong_bytes = False
     path = hub.pull(REMOTE).path
-    path.with_name("other.gguf").symlink_to("nowhere")  # a broken link hides the repo from the library's scan
+    path.with_name("other.gguf").symlink_to(
+        "nowhere"
+    )  # a broken link hides the repo from the library's scan
     path.write_bytes(DATA[:-1] + b"!")
     assert "arrived damaged" in refused()
     assert is_empty()
 
 
-def test_another_sum_than_the_catalogs_is_refused_before_the_first_byte(server: LoopbackHub) -> None:
+def test_another_sum_than_the_catalogs_is_refused_before_the_first_byte(
+    server: LoopbackHub,
+) -> None:
     error = refused(Remote(REPO, FILE, sha256="0" * 64))
     assert "not the file in the catalog" in error and SHA256 in error and "0" * 64 in error
     assert server.n_bytes == 0
@@ -132,10 +142,20 @@ LICENCE = (f"https://huggingface.co/{REPO}", "HF_TOKEN", "gated")
 REFUSALS: dict[str, tuple[dict[str, Any], str | None, Remote, tuple[str, ...]]] = {
     # changes of the hub, the token, what is asked, words of the error
     "gated": ({"gated": True}, None, REMOTE, ("(401)", *LICENCE)),
-    "gated, another token": ({"gated": True, "tokens": {"other"}}, "other", REMOTE, ("(403)", *LICENCE)),
+    "gated, another token": (
+        {"gated": True, "tokens": {"other"}},
+        "other",
+        REMOTE,
+        ("(403)", *LICENCE),
+    ),
     "403 without a reason": ({"statuses": {"head": 403}}, None, REMOTE, ("(403)", *LICENCE)),
     "wrong repo": ({}, None, Remote("owner/x", FILE), ("no repo owner/x", "HF_TOKEN")),
-    "wrong repo, with a token": ({"tokens": {"t"}}, "t", Remote("owner/x", FILE), ("no repo owner/x", "(404)")),
+    "wrong repo, with a token": (
+        {"tokens": {"t"}},
+        "t",
+        Remote("owner/x", FILE),
+        ("no repo owner/x", "(404)"),
+    ),
     "wrong file": ({}, None, Remote(REPO, "x.gguf"), ("no file 'x.gguf'", f"{REPO}/tree/main")),
     "wrong revision": ({}, None, Remote(REPO, FILE, "mian"), ("no revision 'mian'",)),
     "wrong token": ({}, "expired", REMOTE, ("rejects the token in HF_TOKEN",)),
@@ -150,29 +170,44 @@ REFUSALS: dict[str, tuple[dict[str, Any], str | None, Remote, tuple[str, ...]]] 
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_refusals_of_the_hub(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_refusals_of_the_hub(
+    server: LoopbackHub, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
     changes, token, remote, words = REFUSALS[case]
     for name, value in changes.items():
         setattr(server if hasattr(server, name) else server.repos[REPO], name, value)
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     error = refused(remote)
-    assert all(word in error for word in words) and (token is None or len(token) < 5 or token not in error), error
+    assert all(word in error for word in words) and (
+        token is None or len(token) < 5 or token not in error
+    ), error
     assert server.n_bytes == 0 and not list(hub._root().glob("**/blobs/*"))
 
 
-def test_a_hub_that_changes_its_answers(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_changes_its_answers(
+    server: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The library asks again what the lab has checked: that answer too must not lead out of the cache."""
     answers = iter([SHA256, "../" * 9 + "x"])
     monkeypatch.setattr(Repo, "etag", lambda self, file: next(answers))
     assert "is not a model hub" in refused() and server.n_bytes == 0
 
 
-OUTSIDE = (("../x", FILE), (REPO, "../../x"), (REPO, FILE, "/etc"), ("a/b/c", FILE), ("", FILE), ("a--b", FILE))
+OUTSIDE = (
+    ("../x", FILE),
+    (REPO, "../../x"),
+    (REPO, FILE, "/etc"),
+    ("a/b/c", FILE),
+    ("", FILE),
+    ("a--b", FILE),
+)
 
 
 @pytest.mark.parametrize("names", OUTSIDE)
-def test_names_that_lead_out_of_the_cache_are_refused(server: LoopbackHub, names: tuple[str, ...]) -> None:
+def test_names_that_lead_out_of_the_cache_are_refused(
+    server: LoopbackHub, names: tuple[str, ...]
+) -> None:
     assert "is not the name of a" in refused(Remote(*names))
     assert not server.log
 
@@ -182,7 +217,9 @@ def test_without_a_network_it_is_said_what_can_be_measured(
 ) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        loopback_hub.set_endpoint(monkeypatch, endpoint := f"http://127.0.0.1:{unused.getsockname()[1]}")
+        loopback_hub.set_endpoint(
+            monkeypatch, endpoint := f"http://127.0.0.1:{unused.getsockname()[1]}"
+        )
         started = time.monotonic()
         error = refused()
         assert time.monotonic() - started < 5
@@ -194,7 +231,9 @@ def test_without_a_network_it_is_said_what_can_be_measured(
 
 
 @pytest.mark.parametrize("endpoint", ["nonsense", "http://127.0.0.1:99999", "ftp://127.0.0.1"])
-def test_an_endpoint_that_is_none(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def test_an_endpoint_that_is_none(
+    server: LoopbackHub, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
     loopback_hub.set_endpoint(monkeypatch, endpoint)
     assert "HF_ENDPOINT" in refused()
 
@@ -202,7 +241,9 @@ def test_an_endpoint_that_is_none(server: LoopbackHub, monkeypatch: pytest.Monke
 def test_a_file_without_room_is_refused_before_its_first_byte(
     server: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 0, 1_234_567))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 0, 1_234_567)
+    )
     error = refused()
     assert "1,234,567 bytes are free" in error and str(hub._root()) in error and "HF_HOME" in error
     assert server.n_bytes == 0

@@ -13,7 +13,7 @@ import pytest
 from lab.core.record import OK
 from lab.core.results import read
 from lab.errors import LabError
-from lab.features.compare import side_by_side
+from lab.runner import trial as side_by_side
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Libraries
 from lab.process.worker import Worker, WorkerDied
@@ -49,14 +49,30 @@ def libllama(tmp_path: Path) -> Callable[[bytes], Path]:
 def test_an_equal_build_fits_and_is_measured(build: Path, tmp_path: Path) -> None:
     assert builds.folder_of(str(build)) == str(build.resolve())
     status, out, err = run_lab(
-        *("measure", "--prompt-len", 8, "--gen", 2, "--repeat", 1, "-ngl", 0, "--lib", build, "--out", tmp_path),
+        *(
+            "measure",
+            "--prompt-len",
+            8,
+            "--gen",
+            2,
+            "--repeat",
+            1,
+            "-ngl",
+            0,
+            "--lib",
+            build,
+            "--out",
+            tmp_path,
+        ),
         "--no-plot",
     )
     assert status == 0, err
     name = builds.name_of(str(build))
     assert name and name.startswith("build/bin ") and len(name) == len("build/bin ") + 8
     assert f"libraries of {name};" in out
-    assert " --lib " in out.partition("\nnext ")[2]  # explain, or measure again if the machine was busy
+    assert (
+        " --lib " in out.partition("\nnext ")[2]
+    )  # explain, or measure again if the machine was busy
     (path,) = tmp_path.glob("*.jsonl")
     for record in read([path]).records:
         assert (record.run.status, record.settings.lib, record.machine.lib) == (OK, name, name)
@@ -95,12 +111,16 @@ def test_a_broken_library(libllama: Callable[[bytes], Path]) -> None:
         builds.folder_of(str(libllama(b"not a library")))
 
 
-def test_libraries_that_crash(monkeypatch: pytest.MonkeyPatch, libllama: Callable[[bytes], Path]) -> None:
+def test_libraries_that_crash(
+    monkeypatch: pytest.MonkeyPatch, libllama: Callable[[bytes], Path]
+) -> None:
     class Crashing(FakeWorker):
         def libraries(self) -> Libraries:
             if self.lib is None:
                 return FITTING
-            raise WorkerDied("The engine's process ended: SIGILL (llama.cpp was built for another CPU).")
+            raise WorkerDied(
+                "The engine's process ended: SIGILL (llama.cpp was built for another CPU)."
+            )
 
     monkeypatch.setattr(builds, "Worker", Crashing)
     with pytest.raises(LabError, match="SIGILL") as problem:
@@ -111,18 +131,28 @@ def test_libraries_that_crash(monkeypatch: pytest.MonkeyPatch, libllama: Callabl
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        ({"layout": {**FITTING.layout, FIELD: "512"}}, f"{FIELD} is 512, but 2048 in the installed"),
-        ({"layout": {**FITTING.layout, "tensor type 43": "NEW"}}, "tensor type 43 is NEW, but unknown"),
+        (
+            {"layout": {**FITTING.layout, FIELD: "512"}},
+            f"{FIELD} is 512, but 2048 in the installed",
+        ),
+        (
+            {"layout": {**FITTING.layout, "tensor type 43": "NEW"}},
+            "tensor type 43 is NEW, but unknown",
+        ),
         ({"layout": {}}, f"{FIELD} is unknown, but 2048"),
         ({"version": "0.26.0"}, r"ggml's version is 0\.26, but 0\.25 in"),
     ],
 )
-def test_libraries_of_another_version(theirs: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_libraries_of_another_version(
+    theirs: dict[str, object], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(LabError, match=words):
         builds.compare(FITTING, dataclasses.replace(FITTING, **theirs), tmp_path)  # type: ignore[arg-type]
 
 
-def test_the_variable_of_llama_cpp_python_is_the_option(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_of_llama_cpp_python_is_the_option(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(LIB_VARIABLE, str(build))
     assert builds.folder_of(None) == str(build.resolve())
     assert builds.name_of(None) == builds.name_of(str(build))

@@ -25,7 +25,10 @@ def a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing but the groups limits."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 64 if logical else 32)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 500 * GB, "total": 512 * GB}))
+    monkeypatch.setattr(
+        "psutil.virtual_memory",
+        lambda: type("Memory", (), {"available": 500 * GB, "total": 512 * GB}),
+    )
 
 
 def test_a_model_that_was_just_read_is_not_demanded_twice(tmp_path: Path) -> None:
@@ -51,10 +54,17 @@ def test_the_limits_of_all_groups_above_count(tmp_path: Path, nearest: str) -> N
 
 def test_the_time_that_a_quota_halted(tmp_path: Path) -> None:
     stat = "nr_periods 9\nnr_throttled 5\nthrottled_usec 2500000"
-    assert machine.throttled_s(tree(tmp_path, "0::/a", {"a/cpu.stat": stat, "cpu.stat": "usage_usec 9"})) == 2.5
+    assert (
+        machine.throttled_s(
+            tree(tmp_path, "0::/a", {"a/cpu.stat": stat, "cpu.stat": "usage_usec 9"})
+        )
+        == 2.5
+    )
 
 
-def cpus(root: Path, siblings: str, figures: dict[str, str] | None = None, quota: str = "max") -> Path:
+def cpus(
+    root: Path, siblings: str, figures: dict[str, str] | None = None, quota: str = "max"
+) -> Path:
     """A folder that stands for `/` of a machine whose cores' siblings are such as `0-1 0-1 2 3`, core by core.
 
     `figures` are files of each core, with a value for every core.
@@ -74,9 +84,15 @@ SINGLE = "0 1 2 3 4 5 6 7"
 HYBRID = "0-1 0-1 2-3 2-3 4 5 6 7"  # two performance cores of two threads, four efficiency cores
 PERFORMANCE = "0-3"
 LITTLE_FIRST = {"cpu_capacity": "397 397 397 397 1024 1024 1024 1024"}
-FAVOURED = {"cpufreq/cpuinfo_max_freq": "5400000 5400000 5800000 5800000 5400000 5400000 5400000 5400000"}
-DENSE = {"cpufreq/cpuinfo_max_freq": "5100000 5100000 5100000 5100000 3300000 3300000 3300000 3300000"}
-CLUSTERS = {"cpufreq/cpuinfo_max_freq": "1000000 1000000 1000000 1000000 2400000 2400000 2400000 2400000"}
+FAVOURED = {
+    "cpufreq/cpuinfo_max_freq": "5400000 5400000 5800000 5800000 5400000 5400000 5400000 5400000"
+}
+DENSE = {
+    "cpufreq/cpuinfo_max_freq": "5100000 5100000 5100000 5100000 3300000 3300000 3300000 3300000"
+}
+CLUSTERS = {
+    "cpufreq/cpuinfo_max_freq": "1000000 1000000 1000000 1000000 2400000 2400000 2400000 2400000"
+}
 ALL = tuple(range(8))
 THREADS: list[tuple[str, int, str, dict[str, str], str | None, tuple[int, ...], str]] = [
     # why, threads, siblings, figures, performance cores of an Intel CPU, allowed cores, quota of CPU time in 0.1 s
@@ -97,7 +113,9 @@ THREADS: list[tuple[str, int, str, dict[str, str], str | None, tuple[int, ...], 
 
 
 @pytest.mark.parametrize(
-    ("why", "n", "siblings", "figures", "performance", "allowed", "quota"), THREADS, ids=[row[0] for row in THREADS]
+    ("why", "n", "siblings", "figures", "performance", "allowed", "quota"),
+    THREADS,
+    ids=[row[0] for row in THREADS],
 )
 def test_threads_by_default(
     tmp_path: Path,

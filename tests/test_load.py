@@ -13,13 +13,22 @@ import pytest
 
 import lab
 from lab.core.record import FAILED, OK
-from lab.core.request import CLOSED, LOST, POISSON, RATE_LIMITED, REFUSED, Request, RequestRecord, parse_slo
+from lab.core.request import (
+    CLOSED,
+    LOST,
+    POISSON,
+    RATE_LIMITED,
+    REFUSED,
+    Request,
+    RequestRecord,
+    parse_slo,
+)
 from lab.core.results import save
 from lab.errors import LabError
 from lab.features.serve import loads
-from lab.features.serve.formats import MOST_AT_ONCE
+from lab.remote.formats import MOST_AT_ONCE
 from lab.features.serve.loads import make_plan
-from lab.features.serve.servers import connect
+from lab.remote.servers import connect
 from tests.conftest import run_lab
 from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
 
@@ -57,12 +66,26 @@ def test_a_length_is_a_number_or_a_distribution_as_its_quantiles() -> None:
     assert (statistics.mean(normal), statistics.pstdev(normal)) == pytest.approx((500, 98), abs=2)
     heavy = loads.parse("--gen", "lognormal:300,0.8").values
     assert heavy[15] < 300 < heavy[16]
-    assert heavy[7] < 300 * math.exp(-0.8 * 0.6745) < heavy[8]  # a quarter of a normal's values lies below -0.6745
+    assert (
+        heavy[7] < 300 * math.exp(-0.8 * 0.6745) < heavy[8]
+    )  # a quarter of a normal's values lies below -0.6745
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "-5", "10-5", "0-10", "1e3", "normal:50,100", "normal:5", "lognormal:0,1", "lognormal:9,999999999", "x"],
+    [
+        "",
+        "0",
+        "-5",
+        "10-5",
+        "0-10",
+        "1e3",
+        "normal:50,100",
+        "normal:5",
+        "lognormal:0,1",
+        "lognormal:9,999999999",
+        "x",
+    ],
 )
 def test_lengths_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(LabError, match="--gen"):
@@ -70,9 +93,14 @@ def test_lengths_that_are_none_are_refused(text: str) -> None:
 
 
 def test_lengths_are_drawn_from_shuffled_decks_by_the_seed() -> None:
-    prompts, answers = loads.Lengths("", (10, 20, 30, 40)), loads.Lengths("", (1, 2))
+    prompts = loads.Lengths("", (10, 20, 30, 40))
+    answers = loads.Lengths("", (1, 2))
     drawn = loads.drawn(prompts, answers, 40, "1 0")
-    assert drawn == loads.drawn(prompts, answers, 40, "1 0") != loads.drawn(prompts, answers, 40, "1 1")
+    assert (
+        drawn
+        == loads.drawn(prompts, answers, 40, "1 0")
+        != loads.drawn(prompts, answers, 40, "1 1")
+    )
     for i in range(0, 40, 4):
         assert sorted(index for index, _ in drawn[i : i + 4]) == [0, 1, 2, 3]
     assert set(Counter(n_gen for _, n_gen in drawn).values()) == {20}
@@ -83,9 +111,14 @@ def test_each_round_measures_every_arm_once_in_another_order() -> None:
     plan = make_plan(rounds=20, max_requests=10_000)
     rounds = [[one.concurrency for one in plan.windows if one.round == n] for n in range(20)]
     assert (
-        all(len(levels) == 4 and set(levels) == {1, 2, 4, 8} for levels in rounds) and len(set(map(tuple, rounds))) > 5
+        all(len(levels) == 4 and set(levels) == {1, 2, 4, 8} for levels in rounds)
+        and len(set(map(tuple, rounds))) > 5
     )
-    assert plan == make_plan(rounds=20, max_requests=10_000) != make_plan(rounds=20, max_requests=10_000, seed=2)
+    assert (
+        plan
+        == make_plan(rounds=20, max_requests=10_000)
+        != make_plan(rounds=20, max_requests=10_000, seed=2)
+    )
     assert {one.arrivals for one in plan.windows} == {CLOSED} and plan.seconds == 80 * 20
 
 
@@ -112,7 +145,10 @@ def test_an_open_loop_has_times_for_its_windows_and_as_much_again() -> None:
         ({"warmup": -1}, "--warmup -1"),
         ({"rounds": 0}, "--rounds 0"),
         ({"timeout": 0}, "--timeout 0"),
-        ({"max_requests": 5}, "needs 96 or more"),  # a request for each user of the largest load in 12 windows
+        (
+            {"max_requests": 5},
+            "needs 96 or more",
+        ),  # a request for each user of the largest load in 12 windows
         ({"rate": "100"}, "needs 12,000 or more"),
         ({"slo": "ttft=1"}, "'ttft=1'"),
         ({"slo": "ttft=1s,ttft=2s"}, "ttft=2s"),
@@ -126,7 +162,11 @@ def test_loads_that_are_not_possible_are_refused(asked: dict[str, Any], words: s
 
 def test_limits_are_read() -> None:
     slo = parse_slo("ttft=1s, TPOT=50ms,e2e=2.5s")
-    assert (slo.ttft_s, slo.tpot_s, slo.e2e_s) == (1, 0.05, 2.5) and slo.label == "TTFT 1 s, TPOT 50 ms, E2E 2.5 s"
+    assert (slo.ttft_s, slo.tpot_s, slo.e2e_s) == (
+        1,
+        0.05,
+        2.5,
+    ) and slo.label == "TTFT 1 s, TPOT 50 ms, E2E 2.5 s"
 
 
 # Measuring
@@ -139,18 +179,29 @@ def test_a_closed_loop_has_so_many_users(server: NullServer, tmp_path: Path) -> 
     for record in records:
         load = load_of(record.request)
         windows.setdefault((load.concurrency, load.round), []).append(record.request)
-    dates = sorted((min(dates), max(dates)) for own in windows.values() if (dates := [one.started_at for one in own]))
-    assert all(ended < begun for (_, ended), (begun, _) in itertools.pairwise(dates))  # between them it is idle
+    dates = sorted(
+        (min(dates), max(dates))
+        for own in windows.values()
+        if (dates := [one.started_at for one in own])
+    )
+    assert all(
+        ended < begun for (_, ended), (begun, _) in itertools.pairwise(dates)
+    )  # between them it is idle
     (path,) = tmp_path.glob("*.jsonl")
     assert sorted(map(repr, lab.read([path]).requests)) == sorted(map(repr, records))
     assert sorted(windows) == [(1, 0), (1, 1), (3, 0), (3, 1)]
     for (n_users, _), own in windows.items():
         assert most_in_flight(own) == n_users
-        assert max(one.sent_ns or 0 for one in own) > 0.3e9  # the load goes on under the last of the window
+        assert (
+            max(one.sent_ns or 0 for one in own) > 0.3e9
+        )  # the load goes on under the last of the window
         assert {one.asked.n_prompt for one in own} >= {40, 41, 42, 43}
     for one in (record.request for record in records):
         assert one.status == OK and one.usage and load_of(one).slo == parse_slo("ttft=1s")
-        assert (one.usage.prompt_tokens, one.usage.completion_tokens) == (one.asked.n_prompt, one.asked.n_gen)
+        assert (one.usage.prompt_tokens, one.usage.completion_tokens) == (
+            one.asked.n_prompt,
+            one.asked.n_gen,
+        )
         assert one.scheduled_ns is None and one.usage.cached_tokens == 0
 
 
@@ -165,22 +216,34 @@ def test_an_open_loop_sends_at_its_times_and_a_failure_has_its_class(tmp_path: P
     assert all((one.sent_ns or 0) >= (one.scheduled_ns or 0) for one in requests)
     bad = [one for one in requests if one.status == FAILED]
     assert {one.failure for one in bad} == {RATE_LIMITED} and len(bad) >= len(requests) // 15
-    assert all(one.usage and one.usage.completion_tokens == 4 for one in requests if one.status == OK)
+    assert all(
+        one.usage and one.usage.completion_tokens == 4 for one in requests if one.status == OK
+    )
 
 
 def test_never_more_than_max_requests_are_sent(server: NullServer, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"users, round 1 ended after .* it used its share of --max-requests \(10\)"):
-        records = lab.load(server.url, concurrency="2,4", max_requests=20, out=tmp_path, **SHORT | {"duration": 60})
+    with pytest.warns(
+        UserWarning,
+        match=r"users, round 1 ended after .* it used its share of --max-requests \(10\)",
+    ):
+        records = lab.load(
+            server.url, concurrency="2,4", max_requests=20, out=tmp_path, **SHORT | {"duration": 60}
+        )
     assert Counter(load_of(one.request).label for one in records) == {"2 users": 10, "4 users": 10}
 
 
-def test_answers_that_no_stream_counts_are_tokenised_afterwards_and_never_sent_again(tmp_path: Path) -> None:
+def test_answers_that_no_stream_counts_are_tokenised_afterwards_and_never_sent_again(
+    tmp_path: Path,
+) -> None:
     with null_server(NullSettings(models={"null": Behaviour(**FAST | {"usage": NEVER})})) as plain:
         with connect(plain.url):
             n_probes = plain.sent()["n_requests"]
         records = lab.load(plain.url, concurrency=2, out=tmp_path, **SHORT)
         assert plain.sent()["n_requests"] == 2 * n_probes + len(records)
-    counts = {(one.completion_tokens, one.counted_by) if (one := record.request.usage) else None for record in records}
+    counts = {
+        (one.completion_tokens, one.counted_by) if (one := record.request.usage) else None
+        for record in records
+    }
     assert counts == {(4, "tokenize")}
 
 
@@ -222,7 +285,9 @@ def test_ctrl_c_while_requests_are_written_keeps_each_once(
 
 
 def test_the_command_shows_and_keeps(server: NullServer, tmp_path: Path) -> None:
-    options = [part for name, value in SHORT.items() for part in (f"--{name.replace('_', '-')}", value)]
+    options = [
+        part for name, value in SHORT.items() for part in (f"--{name.replace('_', '-')}", value)
+    ]
     common = ["load", "--url", server.url, "--out", tmp_path, "--no-plot", *options]
     status, out, err = run_lab(*common, "-c", "1,2", "--slo", "ttft=1s")
     assert status == 0, err
@@ -237,9 +302,17 @@ def test_the_command_shows_and_keeps(server: NullServer, tmp_path: Path) -> None
 
 
 def test_a_dry_run_sends_nothing() -> None:
-    status, out, err = run_lab("load", "--url", "http://server.invalid/v1", "--dry-run", "--rounds", "3")
-    assert (status, err) == (0, "") and "1 user; 2 users; 4 users; 8 users" in out and "seconds       240.0" in out
-    status, out, _ = run_lab("load", "--url", "http://server.invalid/v1", "--dry-run", "--rate", "1", "--json")
+    status, out, err = run_lab(
+        "load", "--url", "http://server.invalid/v1", "--dry-run", "--rounds", "3"
+    )
+    assert (
+        (status, err) == (0, "")
+        and "1 user; 2 users; 4 users; 8 users" in out
+        and "seconds       240.0" in out
+    )
+    status, out, _ = run_lab(
+        "load", "--url", "http://server.invalid/v1", "--dry-run", "--rate", "1", "--json"
+    )
     assert json.loads(out)["loads"] == ["1 request/s"]
 
 
@@ -254,7 +327,19 @@ def test_ctrl_c_shows_the_rounds_that_ended(
 
     execute = loads.execute
     monkeypatch.setattr(loads, "execute", interrupted)
-    options = ("-c", "2", "--gen", 4, "--prompt-len", 40, "--warmup", 0, "--duration", 2, "--no-plot")
+    options = (
+        "-c",
+        "2",
+        "--gen",
+        4,
+        "--prompt-len",
+        40,
+        "--warmup",
+        0,
+        "--duration",
+        2,
+        "--no-plot",
+    )
     status, out, err = run_lab("load", "--url", server.url, *options, "--out", tmp_path)
     assert status == 130 and "Interrupted. " in err
     assert "; 1 round\n" in out and "2 users" in out and "results  " in out

@@ -23,7 +23,11 @@ def arm(*cores: str) -> str:
 
 
 def tree(root: Path, cpuinfo: str, kernel: str = "", model: str = "") -> Path:
-    for name, text in (("proc/cpuinfo", cpuinfo), ("proc/sys/kernel/arch", kernel), ("proc/device-tree/model", model)):
+    for name, text in (
+        ("proc/cpuinfo", cpuinfo),
+        ("proc/sys/kernel/arch", kernel),
+        ("proc/device-tree/model", model),
+    ):
         if text:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
@@ -35,10 +39,15 @@ def linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
 
 
-A76, A55 = "0x41/0xd0b", "0x41/0xd05"
+A76 = "0x41/0xd0b"
+A55 = "0x41/0xd05"
 NAMES = [
     (arm(*[A76] * 4), BOARD + "\0", f"{BOARD} (4 x Cortex-A76)"),
-    (arm(*[A76] * 4) + f"\nRevision\t: d04170\nModel\t\t: {BOARD}\n", "", f"{BOARD} (4 x Cortex-A76)"),
+    (
+        arm(*[A76] * 4) + f"\nRevision\t: d04170\nModel\t\t: {BOARD}\n",
+        "",
+        f"{BOARD} (4 x Cortex-A76)",
+    ),
     (arm(*["0x41/0xd0c"] * 64), "", "64 x Neoverse-N1"),
     (arm(*[A55] * 4, *[A76] * 4), "", "4 x Cortex-A55, 4 x Cortex-A76"),
     (arm("0x41/0xfff", "0x99/0x001"), "", "1 x Arm core 0x41/0xfff, 1 x Arm core 0x99/0x001"),

@@ -36,7 +36,10 @@ def bench(fake_worker: FakeWorker, tmp_path: Path, seen: list[Status]) -> Any:
     model.write_bytes(b"GGUF")
 
     def measure(**asked: Any) -> tuple[list[Record], Path]:
-        plan = make_plan(cast(Worker, fake_worker), **{"prompt_len": "10,600", "gen": 5, "model": str(model), **asked})
+        plan = make_plan(
+            cast(Worker, fake_worker),
+            **{"prompt_len": "10,600", "gen": 5, "model": str(model), **asked},
+        )
         path = new_results_file(plan, tmp_path / "results")
         return list(execute(plan, cast(Worker, fake_worker), path, seen.append)), path
 
@@ -79,7 +82,13 @@ def test_a_context_that_fails_costs_only_its_length(bench: Any, fake_worker: Fak
     ],
 )
 def test_a_death_costs_one_run_and_the_engine_starts_again(
-    bench: Any, fake_worker: FakeWorker, n_repeat: int, dies_at: Any, n_deaths: int, of_600: list[str], n_starts: int
+    bench: Any,
+    fake_worker: FakeWorker,
+    n_repeat: int,
+    dies_at: Any,
+    n_deaths: int,
+    of_600: list[str],
+    n_starts: int,
 ) -> None:
     deaths = iter(range(n_deaths))
 
@@ -100,12 +109,18 @@ def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None
     timed = [status for status in seen if status.doing == "decode"]
     assert [status.n_runs_done for status in timed] == [0, 1, 2, 3]
     assert all(status.n_runs == 4 and status.left_s is not None for status in timed)
-    assert {"loading the model", "creating the context", "warming up"} <= {status.doing for status in seen}
+    assert {"loading the model", "creating the context", "warming up"} <= {
+        status.doing for status in seen
+    }
 
 
 @pytest.mark.parametrize("n_kept", [0, 2])
 def test_a_disk_that_fills_up_is_told(
-    bench: Any, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_kept: int
+    bench: Any,
+    fake_worker: FakeWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    n_kept: int,
 ) -> None:
     runs = iter(range(9))
 
@@ -185,15 +200,22 @@ def shaky(worker: Any, spreads: list[float]) -> None:
 
 
 def test_rounds_go_on_until_every_interval_is_narrow(tmp_path: Path) -> None:
-    worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 30, None))
+    worker, plan = plan_of(
+        tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 30, None)
+    )
     assert plan.n_repeat == N_PILOT
     steady = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
     assert len(steady) == 2 * N_PILOT
-    worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 9, None))
+    worker, plan = plan_of(
+        tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 9, None)
+    )
     shaky(worker, [0, 0, 0, 3, 0, 2, 1])
     runs = [r.run for r in run_plan(worker, plan, tmp_path / "shaky") if not r.run.warmup]
     assert max(run.repeat for run in runs) == 8
-    assert {(n_prompt, name) for n_prompt, name, _ in wide_figures(runs, 0.02)} <= {(10, "TPOT"), (20, "TPOT")}
+    assert {(n_prompt, name) for n_prompt, name, _ in wide_figures(runs, 0.02)} <= {
+        (10, "TPOT"),
+        (20, "TPOT"),
+    }
 
 
 def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorker) -> None:
@@ -203,9 +225,13 @@ def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorke
     assert fake_worker.starts == 3 and fake_worker.contexts == [605] * 3
 
 
-def test_lengths_that_cost_little_get_more_runs(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_that_cost_little_get_more_runs(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moments = itertools.chain([0.0], itertools.repeat(6.0))  # so the planned rounds took 6 s
-    monkeypatch.setattr("lab.runner.session.time", types.SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(
+        "lab.runner.session.time", types.SimpleNamespace(monotonic=lambda: next(moments))
+    )
     records, _ = bench()
     lengths = [r.run.n_prompt for r in records if not r.run.warmup]
     assert (lengths.count(10), lengths.count(600)) == (stats.fewest_for_interval(), 3)
@@ -254,22 +280,53 @@ def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded
     prompt = prompts.random_ids(150, vocabulary.n_vocab, None, 1, 0)
     seen: list[Progress] = []
     swept = worker.run(scripts.sweep(prompt, 5, 32, 64), seen.append)
-    run = Run(**{**make_run(150, 5).__dict__, "steps": swept.steps, "token_ids": swept.token_ids, "every": 64})
+    run = Run(
+        **{
+            **make_run(150, 5).__dict__,
+            "steps": swept.steps,
+            "token_ids": swept.token_ids,
+            "every": 64,
+        }
+    )
     assert [leg.n_prompt for leg in phases.by_length(run)] == [64, 128, 150]
     for i, n in enumerate((64, 128, 150)):
         alone = worker.run(scripts.run(prompt[:n], 5, 32), lambda progress: None)
-        assert swept.token_ids[5 * i : 5 * i + 5] == alone.token_ids  # nothing of what was forgotten is left
+        assert (
+            swept.token_ids[5 * i : 5 * i + 5] == alone.token_ids
+        )  # nothing of what was forgotten is left
         leg = phases.by_length(run)[i].steps
-        assert (leg.kind, leg.n_tokens, leg.n_past) == (alone.steps.kind, alone.steps.n_tokens, alone.steps.n_past)
+        assert (leg.kind, leg.n_tokens, leg.n_past) == (
+            alone.steps.kind,
+            alone.steps.n_tokens,
+            alone.steps.n_past,
+        )
 
 
 @pytest.mark.usefixtures("undisturbed")
 def test_sweep_command(tmp_path: Path) -> None:
     code, out, _ = run_lab(
-        "sweep", "--max-len", "256", "-e", "32", "-u", "32", "-n", "3", "-r", "2", "-t", "1", "-o", tmp_path
+        "sweep",
+        "--max-len",
+        "256",
+        "-e",
+        "32",
+        "-u",
+        "32",
+        "-n",
+        "3",
+        "-r",
+        "2",
+        "-t",
+        "1",
+        "-o",
+        tmp_path,
     )
     assert code == 0
-    assert "at each length" in out and "Prefill time: T(P) = " in out and "Time per token: t(p) = " in out
+    assert (
+        "at each length" in out
+        and "Prefill time: T(P) = " in out
+        and "Time per token: t(p) = " in out
+    )
     assert len(list(tmp_path.glob("*-sweep.png"))) == 1 and not list(tmp_path.glob("*-decode.png"))
     rows = table.summary(table.runs(results.read([tmp_path]).records))
     assert rows.n_prompt.tolist() == list(range(32, 257, 32)) and set(rows.repeats) == {2}
@@ -278,20 +335,47 @@ def test_sweep_command(tmp_path: Path) -> None:
 
 
 def test_until_command(tmp_path: Path) -> None:
-    arguments = ["-p", "8", "-n", "16", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path, "--until", "99%"]
+    arguments = [
+        "-p",
+        "8",
+        "-n",
+        "16",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "--no-plot",
+        "-o",
+        tmp_path,
+        "--until",
+        "99%",
+    ]
     code, out, _ = run_lab("measure", *arguments, "--max-repeats", "8")
     assert code == 0 and " runs; below each the 95 % interval" in out
-    is_reached = "All intervals are within 99 % of their medians." in out  # a busy machine may not reach it in 8 runs
+    is_reached = (
+        "All intervals are within 99 % of their medians." in out
+    )  # a busy machine may not reach it in 8 runs
     assert is_reached != ("Intervals still wider than 99 %: " in out)
     assert is_reached or len(results.read([tmp_path]).records) >= 8
-    assert "--max-repeats 3 is too few" in run_lab("measure", "--until", "2%", "--max-repeats", "3")[2]
+    assert (
+        "--max-repeats 3 is too few" in run_lab("measure", "--until", "2%", "--max-repeats", "3")[2]
+    )
     assert run_lab("measure", "--until", "many")[0] == 1
 
 
 def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
     common = ["-p", "32", "-n", "4", "-t", "1", "-o", tmp_path]
     code, out, err = run_lab(
-        "ab", "--flash-attn on", "--flash-attn off", "-m", mini, "--prompt", "random", "--blocks", "2", *common
+        "ab",
+        "--flash-attn on",
+        "--flash-attn off",
+        "-m",
+        mini,
+        "--prompt",
+        "random",
+        "--blocks",
+        "2",
+        *common,
     )
     assert code == 0, err
     assert "flash_attn: on | off" in out and "Unclear: 2 blocks; an interval needs " in out
@@ -300,7 +384,9 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
     document = json.loads(out)
     assert code == 0 and document["differences"]["flash_attn"] == ["off", "on"]
     assert document["comparisons"][0]["rows"][0]["paired"] is True
-    code, out, err = run_lab("ab", "", "-m smollm2-135m:Q8_0", "--blocks", "1", *common, "--json", "--no-plot")
+    code, out, err = run_lab(
+        "ab", "", "-m smollm2-135m:Q8_0", "--blocks", "1", *common, "--json", "--no-plot"
+    )
     assert code == 0, err
     assert [label.partition(":")[0] for label in json.loads(out)["groups"]] == ["A", "B"]
 

@@ -115,17 +115,36 @@ def test_the_mix_of_types_is_the_quantizers_own(worker: Worker, tmp_path: Path, 
     synthetic.write(SHAPES[name], "F16", tmp_path / "f16.gguf")
     for quantization in ("Q4_0", "Q4_1", "Q8_0"):
         synthetic.write(SHAPES[name], quantization, tmp_path / "ours.gguf")
-        worker.quantize(tmp_path / "f16.gguf", tmp_path / "theirs.gguf", quantization, lambda done: None)
+        worker.quantize(
+            tmp_path / "f16.gguf", tmp_path / "theirs.gguf", quantization, lambda done: None
+        )
         assert types(tmp_path / "ours.gguf") == types(tmp_path / "theirs.gguf"), quantization
 
 
 def test_synthetic_models_are_made_once_measured_and_marked(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = dataclasses.replace(catalog.entries()["smollm2-135m"], shape=TINY)  # the real size takes 20 s
+    entry = dataclasses.replace(
+        catalog.entries()["smollm2-135m"], shape=TINY
+    )  # the real size takes 20 s
     monkeypatch.setitem(catalog.entries(), entry.name, entry)
     spec = f"synthetic:{entry.name}:Q4_K_M"
-    arguments = ("measure", "-m", spec, "-p", "8", "-n", "3", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path / "out")
+    arguments = (
+        "measure",
+        "-m",
+        spec,
+        "-p",
+        "8",
+        "-n",
+        "3",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "--no-plot",
+        "-o",
+        tmp_path / "out",
+    )
     status, out, err = run_lab(*arguments)
     assert status == 0, err
     assert "random weights" in out and "quantizing to Q4_K_M" in err
@@ -134,7 +153,11 @@ def test_synthetic_models_are_made_once_measured_and_marked(
     assert run_lab(*arguments[:-1], tmp_path / "again")[0] == 0
     assert made.stat().st_mtime_ns == when
     timed = results.read([tmp_path / "out"]).records[-1]
-    assert (timed.model.source, timed.model.quantization, timed.settings.prompt) == ("synthetic", "Q4_K_M", "random")
+    assert (timed.model.source, timed.model.quantization, timed.settings.prompt) == (
+        "synthetic",
+        "Q4_K_M",
+        "random",
+    )
     assert "no text" in run_lab(*arguments, "--stream")[2]
     (tmp_path / "prompt.txt").write_text("What is the capital of France?")
     assert "random weights" in run_lab(*arguments, "--prompt", tmp_path / "prompt.txt")[2]
@@ -161,7 +184,10 @@ def test_info_comes_from_the_header(tmp_path: Path) -> None:
     assert status == 0 and "2 layers" in out and "KV cache" in out
     known = json.loads(run_lab("models", "info", path, "--json")[1])
     table = 1000 * 256 // 32 * 18
-    assert known["weight_bytes_per_decode_step"] == sum(known["model"]["tensor_bytes"].values()) - table
+    assert (
+        known["weight_bytes_per_decode_step"]
+        == sum(known["model"]["tensor_bytes"].values()) - table
+    )
     assert known["kv_bytes_per_position"] == 2 * 2 * 64 * 4
     assert known["kv_bytes"]["10000"] == 10_240 * 1024  # llama.cpp pads to 256
 
@@ -169,13 +195,17 @@ def test_info_comes_from_the_header(tmp_path: Path) -> None:
 def test_info_without_the_file_comes_from_the_shape() -> None:
     status, out, err = run_lab("models", "info", "phi-3-mini")
     assert (status, err) == (0, "")
-    assert "32 layers" in out and "393,216 bytes per position" in out and "not on this machine" in out
+    assert (
+        "32 layers" in out and "393,216 bytes per position" in out and "not on this machine" in out
+    )
     assert "lab models pull phi-3-mini (a download of about 2,390 MB)" in out
     assert "lab models make synthetic:phi-3-mini:Q4_K_M" in out
     known = json.loads(run_lab("models", "info", "phi3", "--json")[1])
     shape = catalog.find("phi-3-mini").shape
     assert known["path"] is None and known["model"]["n_head_kv"] == shape.n_head_kv
-    assert known["kv_bytes_per_position"] == 2 * 2 * shape.n_layer * shape.n_head_kv * shape.head_dim
+    assert (
+        known["kv_bytes_per_position"] == 2 * 2 * shape.n_layer * shape.n_head_kv * shape.head_dim
+    )
     assert known["model"]["n_bytes"] == synthetic.n_bytes(shape, "Q4_K_M")
 
 
@@ -184,7 +214,10 @@ def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"m\xff\x1b[2J.gguf")
     synthetic.write(TINY, "Q4_0", path)
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    how = (*("-p", "8", "-n", "2", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot", "-o"), tmp_path / "out")
+    how = (
+        *("-p", "8", "-n", "2", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot", "-o"),
+        tmp_path / "out",
+    )
     for command in (("measure", "-m", path, *how), ("models", "info", path)):
         command_line = [sys.executable, "-m", "lab", *command]
         done = subprocess.run(command_line, env=environment, capture_output=True, check=False)
@@ -194,7 +227,9 @@ def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     assert (record.model.name, record.model.file) == ("m??[2J", "m??[2J.gguf")
 
 
-def test_two_processes_that_make_the_same_model_both_have_it(worker: Worker, own_cache: Path) -> None:
+def test_two_processes_that_make_the_same_model_both_have_it(
+    worker: Worker, own_cache: Path
+) -> None:
     processes = [start_lab("models", "make", "smollm2-135m:Q8_0") for _ in range(2)]
     endings = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], endings
@@ -219,19 +254,40 @@ def test_dry_runs_fetch_nothing(own_cache: Path) -> None:
     assert not own_cache.exists()
 
 
-def test_a_model_of_the_hub_is_pulled_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub_is_pulled_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "tiny-Q4_0.gguf"
     synthetic.write(TINY, "Q4_0", path)
     with loopback_hub.running() as server:
         server.repos["owner/tiny"] = loopback_hub.Repo({"tiny-Q4_0.gguf": path.read_bytes()})
         loopback_hub.set_endpoint(monkeypatch, server.endpoint)
         for spec in ("hf:owner/tiny/tiny-Q4_0.gguf", "hf:owner/tiny:Q4_0"):
-            how = ("-n", "3", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot", "-o", tmp_path / "out")
+            how = (
+                "-n",
+                "3",
+                "-r",
+                "1",
+                "-t",
+                "1",
+                "--prompt",
+                "random",
+                "--no-plot",
+                "-o",
+                tmp_path / "out",
+            )
             status, _, err = run_lab("measure", "-m", spec, "-p", "8", *how)
             assert status == 0, err
-        assert "has no file with quantization Q6_K" in run_process("models", "pull", "hf:owner/tiny:Q6_K")[2]
+        assert (
+            "has no file with quantization Q6_K"
+            in run_process("models", "pull", "hf:owner/tiny:Q6_K")[2]
+        )
         model = results.read([tmp_path / "out"]).records[0].model
-        assert (model.source, model.repo, model.sha256) == ("hub", "owner/tiny", catalog.sha256(path))
+        assert (model.source, model.repo, model.sha256) == (
+            "hub",
+            "owner/tiny",
+            catalog.sha256(path),
+        )
         assert model.revision == server.repos["owner/tiny"].commit
         assert server.n_bytes == path.stat().st_size  # once, although it was measured twice
         assert obtain.locate(catalog.parse("hf:owner/tiny:Q4_0")) is not None
@@ -246,9 +302,15 @@ def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
         assert spec.entry is not None
         model = synthetic.model_of(spec.entry, spec.quantization or "")
         assert model.n_bytes and model.quantization in quantizations("types")
-    sizes = {("llama-3.1-8b", "Q3_K_S"): 3.66e9, ("llama-3.1-8b", "Q2_K"): 3.18e9, ("gpt-oss-120b", "MXFP4"): 63.4e9}
+    sizes = {
+        ("llama-3.1-8b", "Q3_K_S"): 3.66e9,
+        ("llama-3.1-8b", "Q2_K"): 3.18e9,
+        ("gpt-oss-120b", "MXFP4"): 63.4e9,
+    }
     for (name, kind), n_bytes in sizes.items():  # of files on the hub
-        assert synthetic.model_of(catalog.find(name), kind).n_bytes == pytest.approx(n_bytes, rel=0.01)
+        assert synthetic.model_of(catalog.find(name), kind).n_bytes == pytest.approx(
+            n_bytes, rel=0.01
+        )
     with pytest.raises(LabError, match="makes no quantization UD-Q4_K_XL: Unsloth"):
         synthetic.model_of(catalog.find("phi-4"), "UD-Q4_K_XL")
 

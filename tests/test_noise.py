@@ -11,8 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from lab.core.record import DRAM, FAILED, GPU, PACKAGE, Device, Gpu, Noise, NoiseReading, NoiseSamples, Record, Run
-from lab.features import known
+from lab.core.record import (
+    DRAM,
+    FAILED,
+    GPU,
+    PACKAGE,
+    Device,
+    Gpu,
+    Noise,
+    NoiseReading,
+    NoiseSamples,
+    Record,
+    Run,
+)
+from lab.app import known
 from lab.runner import noise_watch
 from lab.runner.noise_watch import Counter, EnergyWatch, GpuWatch, describe_energy
 from lab.show import disturbances, table
@@ -39,15 +51,23 @@ def on_two_cores(others_ms: list[int], **changes: Any) -> Record:
 def on(n_physical: int, n_logical: int, n_threads: int, others: float, **changes: Any) -> Record:
     """A run of so many threads, during which others used so many cores."""
     here = dataclasses.replace(MACHINE, n_cores_physical=n_physical, n_cores_usable=n_logical)
-    settings = dataclasses.replace(SETTINGS, n_threads=n_threads, n_threads_batch=n_threads, **changes)
+    settings = dataclasses.replace(
+        SETTINGS, n_threads=n_threads, n_threads_batch=n_threads, **changes
+    )
     return make_record(watched([round(100 * others)] * 20), machine=here, settings=settings)
 
 
 def test_another_process_is_seen_on_the_whole_and_in_the_worst_second() -> None:
-    assert disturbances.disturbances(on_two_cores([90] * 20)) == {disturbances.OTHERS: pytest.approx(0.9)}
+    assert disturbances.disturbances(on_two_cores([90] * 20)) == {
+        disturbances.OTHERS: pytest.approx(0.9)
+    }
     burst = [0] * 90 + [80] * 10  # one second of ten
-    assert disturbances.disturbances(on_two_cores(burst)) == {disturbances.OTHERS: pytest.approx(0.8)}
-    assert disturbances.disturbances(on_two_cores([90])) == {}  # 0.1 s: too short for the system's clock
+    assert disturbances.disturbances(on_two_cores(burst)) == {
+        disturbances.OTHERS: pytest.approx(0.8)
+    }
+    assert (
+        disturbances.disturbances(on_two_cores([90])) == {}
+    )  # 0.1 s: too short for the system's clock
 
 
 def test_steal_heat_and_short_memory_are_seen() -> None:
@@ -76,7 +96,10 @@ def test_the_sentence_says_how_many_runs() -> None:
         (on(64, 64, 56, 7), False),
         (on(64, 64, 56, 8.3), True),
         (on(64, 64, 64, 0.2), True),
-        (on(8, 16, 8, 0.5), False),  # on the second logical core of a physical one, which takes a part of it
+        (
+            on(8, 16, 8, 0.5),
+            False,
+        ),  # on the second logical core of a physical one, which takes a part of it
         (on(8, 16, 8, 0.7), True),
         (on(16, 16, 16, 8, n_gpu_layers=99), False),  # one thread feeds the GPU
         (on(16, 16, 16, 15.3, n_gpu_layers=99), True),
@@ -94,9 +117,13 @@ def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     assert waited.startswith("only 1.1 cores were free for 2 threads in 1 of 2 runs")
     assert waited.endswith("(stop other programs; if that is usual there, use --threads 1)")
     assert "use --threads 5" in disturbances.sentences([on(8, 8, 8, 2.5)])[1]
-    assert "--threads" not in disturbances.sentences([on(2, 2, 2, 1.7)])[1]  # not one whole core was free
+    assert (
+        "--threads" not in disturbances.sentences([on(2, 2, 2, 1.7)])[1]
+    )  # not one whole core was free
     assert disturbances.sentences([on(8, 8, 5, 2.5), quiet]) == []
-    assert "only 0.1 cores were free for 1 thread in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
+    assert (
+        "only 0.1 cores were free for 1 thread in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
+    )
     assert "--threads" not in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
 
 
@@ -105,7 +132,9 @@ def test_a_used_up_quota_is_seen() -> None:
     assert noise is not None
     before = dataclasses.replace(READING, quota_wait_s=0.4)
     record = make_record(make_run(noise=dataclasses.replace(noise, before=before)))
-    assert disturbances.sentences([record]) == ["the container used up its quota of CPU time in the only run"]
+    assert disturbances.sentences([record]) == [
+        "the container used up its quota of CPU time in the only run"
+    ]
 
 
 def drifting(factor: float) -> list[Any]:
@@ -122,7 +151,9 @@ def test_drift_is_reported_and_its_absence_not() -> None:
     assert disturbances.drift(drifting(1.2)[:2]) == []
 
 
-@pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="counts CPU time of processes")
+@pytest.mark.skipif(
+    not sys.platform.startswith(("linux", "darwin")), reason="counts CPU time of processes"
+)
 def test_a_real_busy_neighbour_is_seen() -> None:
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -138,10 +169,14 @@ def test_a_real_busy_neighbour_is_seen() -> None:
     assert read.samples is not None and len(read.samples.at_ms) == 13
     usable = 1  # whatever else this machine has
     here = dataclasses.replace(MACHINE, n_cores_physical=usable, n_cores_usable=usable)
-    assert disturbances.OTHERS in disturbances.disturbances(make_record(make_run(noise=read), machine=here))
+    assert disturbances.OTHERS in disturbances.disturbances(
+        make_record(make_run(noise=read), machine=here)
+    )
 
 
-ENGINE, NEIGHBOUR, DESKTOP = 100, 200, 300
+ENGINE = 100
+NEIGHBOUR = 200
+DESKTOP = 300
 
 
 class NVMLError(Exception):
@@ -173,7 +208,9 @@ def stand_in(**changes: Any) -> types.SimpleNamespace:
 
 def used(*samples: tuple[int, int, int]) -> Any:
     """NVML's answer: process id, time stamp, percent of the GPU's time."""
-    return lambda handle, since: [types.SimpleNamespace(pid=p, timeStamp=t, smUtil=n) for p, t, n in samples]
+    return lambda handle, since: [
+        types.SimpleNamespace(pid=p, timeStamp=t, smUtil=n) for p, t, n in samples
+    ]
 
 
 def gpu_record(*gpus: Gpu, **changes: Any) -> Record:
@@ -192,16 +229,26 @@ def test_an_nvidia_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_processes_on_the_gpu_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     cool = {"nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0}
-    busy = used((ENGINE, 2, 60), (NEIGHBOUR, 1, 90), (NEIGHBOUR, 2, 30), (DESKTOP, 2, 2))  # the latest of each counts
-    monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=busy, **cool))
+    busy = used(
+        (ENGINE, 2, 60), (NEIGHBOUR, 1, 90), (NEIGHBOUR, 2, 30), (DESKTOP, 2, 2)
+    )  # the latest of each counts
+    monkeypatch.setitem(
+        sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=busy, **cool)
+    )
     (read,) = GpuWatch([1, ENGINE]).read() or ()
     assert read.others_percent == 32
-    assert disturbances.sentences([gpu_record(read)]) == ["other processes used 32 % of the GPU in the only run"]
+    assert disturbances.sentences([gpu_record(read)]) == [
+        "other processes used 32 % of the GPU in the only run"
+    ]
     assert disturbances.sentences([gpu_record(read, settings=SETTINGS)]) == []
-    (read,) = GpuWatch([1]).read() or ()  # the engine is not among them: the ids are of another namespace
+    (read,) = (
+        GpuWatch([1]).read() or ()
+    )  # the engine is not among them: the ids are of another namespace
     assert read.others_percent is None
     idle = used((ENGINE, 2, 99), (DESKTOP, 2, 2))
-    monkeypatch.setitem(sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=idle, **cool))
+    monkeypatch.setitem(
+        sys.modules, "pynvml", stand_in(nvmlDeviceGetProcessUtilization=idle, **cool)
+    )
     (read,) = GpuWatch([1, ENGINE]).read() or ()
     assert disturbances.disturbances(gpu_record(read)) == {}
 
@@ -222,8 +269,20 @@ def write_zone(root: Path, zone: str, **files: object) -> None:
 
 
 def test_only_packages_and_their_memory_are_read(tmp_path: Path) -> None:
-    for zone, name in {"0": "package-0", "0:0": "core", "0:1": "dram", "1": "package-1-die-0", "2": "psys"}.items():
-        write_zone(tmp_path, f"intel-rapl:{zone}", name=name, energy_uj=5_000_000, max_energy_range_uj=9_000_000)
+    for zone, name in {
+        "0": "package-0",
+        "0:0": "core",
+        "0:1": "dram",
+        "1": "package-1-die-0",
+        "2": "psys",
+    }.items():
+        write_zone(
+            tmp_path,
+            f"intel-rapl:{zone}",
+            name=name,
+            energy_uj=5_000_000,
+            max_energy_range_uj=9_000_000,
+        )
     write_zone(tmp_path, "intel-rapl-mmio:0", name="package-0", energy_uj=5)
     found = READ_COUNTERS(NO_GPU, tmp_path)
     assert [(one.covers, one.read(), one.wraps_at) for one in found] == [
@@ -242,15 +301,26 @@ def reads(*values: int | None) -> Callable[[], int | None]:
     ("found", "joules"),
     [
         ([], None),
-        ([Counter(PACKAGE, reads(1000, 3000, 2000), 1.0, 4000)], {PACKAGE: 5000}),  # 2000, then 3000 over the wrap
+        (
+            [Counter(PACKAGE, reads(1000, 3000, 2000), 1.0, 4000)],
+            {PACKAGE: 5000},
+        ),  # 2000, then 3000 over the wrap
         ([Counter(PACKAGE, reads(1000, 3000, 2000), 1.0)], None),  # it was set back
         ([Counter(PACKAGE, reads(1, None, 3), 1.0)], None),
         ([Counter(GPU, reads(5, 6, 7), 1e-3), Counter(GPU, reads(5, 6, 9), 1e-3)], {GPU: 0.006}),
-        ([Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(PACKAGE, reads(1, None, 4), 1.0)], None),  # half of a sum
-        ([Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(DRAM, reads(1, 1, None), 1.0)], {PACKAGE: 3}),
+        (
+            [Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(PACKAGE, reads(1, None, 4), 1.0)],
+            None,
+        ),  # half of a sum
+        (
+            [Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(DRAM, reads(1, 1, None), 1.0)],
+            {PACKAGE: 3},
+        ),
     ],
 )
-def test_what_was_used_between_readings(monkeypatch: pytest.MonkeyPatch, found: Any, joules: Any) -> None:
+def test_what_was_used_between_readings(
+    monkeypatch: pytest.MonkeyPatch, found: Any, joules: Any
+) -> None:
     monkeypatch.setattr(noise_watch, "energy_counters", lambda gpus: found)
     watch = EnergyWatch(NO_GPU)
     watch.sample()
@@ -260,7 +330,9 @@ def test_what_was_used_between_readings(monkeypatch: pytest.MonkeyPatch, found: 
 def with_joules(joules: dict[str, float] | None, **changes: Any) -> Record:
     reading = NoiseReading()
     machine = changes.pop("machine", MACHINE)
-    return make_record(make_run(20, 10, noise=Noise(reading, reading, joules=joules), **changes), machine=machine)
+    return make_record(
+        make_run(20, 10, noise=Noise(reading, reading, joules=joules), **changes), machine=machine
+    )
 
 
 def test_a_run_has_joules_per_generated_token() -> None:
@@ -271,7 +343,10 @@ def test_a_run_has_joules_per_generated_token() -> None:
         with_joules({PACKAGE: 30}, status=FAILED),
     ]
     rows = table.runs(records)
-    assert rows.j_per_token[:2].tolist() == [3.5, 4.0]  # without a GPU in the build its card does not count
+    assert rows.j_per_token[:2].tolist() == [
+        3.5,
+        4.0,
+    ]  # without a GPU in the build its card does not count
     assert rows.energy_of[:2].tolist() == ["package + dram", "package + gpu"]
     assert rows.j_per_token[2:].isna().all() and rows.energy_of[2:].isna().all()
 
@@ -281,7 +356,9 @@ def test_the_table_shows_joules_where_they_are_known() -> None:
         return known.sections(records)[0].parts
 
     (one,) = table_of([with_joules({PACKAGE: 30}), with_joules({PACKAGE: 50}, repeat=1)])
-    assert "J per token: energy of the whole run (package, all that ran on it)" in " ".join(one.notes)
+    assert "J per token: energy of the whole run (package, all that ran on it)" in " ".join(
+        one.notes
+    )
     assert "J per\\ntoken" in str(one)
     mixed = [with_joules({PACKAGE: 30}), with_joules({PACKAGE: 30, DRAM: 5}, repeat=1)]
     for records in (mixed, [with_joules(None)]):

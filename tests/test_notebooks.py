@@ -22,7 +22,13 @@ from tests.test_explain import FAST
 
 ROOT = Path(__file__).parent.parent
 NAMES = (
-    *("01-two-phases", "02-what-limits-each", "03-the-kv-cache", "04-your-machine-and-others", "05-four-optimizations"),
+    *(
+        "01-two-phases",
+        "02-what-limits-each",
+        "03-the-kv-cache",
+        "04-your-machine-and-others",
+        "05-four-optimizations",
+    ),
     "06-through-a-server",
 )
 SHORT = "00-ten-minutes"  # it has no guesses and no exercises
@@ -73,7 +79,9 @@ def assert_pictures(cells: list[Any]) -> None:
     """Each cell that draws has a picture below it."""
     for cell in cells:
         draws = re.match(r"lab\.plot_|lesson\.draw", cell.source) is not None
-        assert not draws or any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
+        assert not draws or any("image/png" in output.get("data", {}) for output in cell.outputs), (
+            cell.source
+        )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -83,7 +91,10 @@ def test_stored_outputs_are_whole_and_of_this_schema(name: str) -> None:
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert_pictures(cells)
     outputs = [output for cell in cells for output in cell.outputs]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) >= {"00": 2, "04": 1}.get(name[:2], 3)
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= {
+        "00": 2,
+        "04": 1,
+    }.get(name[:2], 3)
     assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 1_500_000
     assert not re.search(r"(?<![.\w])/(work|root|home|tmp)/", nbformat.writes(stored(name)))  # type: ignore[no-untyped-call]
 
@@ -93,14 +104,18 @@ def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
     cells = stored(name).cells
     words = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     assert words.startswith(f"# {int(name[:2])}. ")
-    assert "All measurements together take about" in words and "What people often get wrong" in words
+    assert (
+        "All measurements together take about" in words and "What people often get wrong" in words
+    )
     assert len(tagged(cells, "guess")) >= 2 and 2 <= len(tagged(cells, "answer")) <= 3
     assert len(tagged(cells, "answer")) == len(tagged(cells, "check")) == len(ANSWERS[name[:2]])
     for cell in [*tagged(cells, "guess"), *tagged(cells, "answer")]:
         assert all(re.fullmatch(r"\w+ = \.\.\.", line) for line in cell.source.splitlines())
     for cell in cells:  # what is measured is announced: how long it takes
         if cell.cell_type == "code" and re.search(MEASURES, cell.source):
-            before = [each.source for each in cells[: cells.index(cell)] if each.cell_type == "markdown"][-1]
+            before = [
+                each.source for each in cells[: cells.index(cell)] if each.cell_type == "markdown"
+            ][-1]
             assert re.search(r"seconds|minute", before), before
 
 
@@ -112,7 +127,11 @@ def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str)
     asked = re.findall(r"(\d)\. .*\?\n", questions)
     answers = re.split(r"\n(?=\d\. )", texts[-1].partition("## Short answers\n")[2])[1:]
     assert 3 <= len(asked) <= 5 and [answer[0] for answer in answers] == asked
-    headings = {heading.replace(" ", "-") for text in texts for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)}
+    headings = {
+        heading.replace(" ", "-")
+        for text in texts
+        for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)
+    }
     for answer in answers:
         links = re.findall(r"\]\(#(.*?)\)", answer)
         assert links and set(links) <= headings, answer
@@ -127,12 +146,21 @@ def beyond_the_interface(source: str) -> list[str]:
             package = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
             if (package or "").partition(".")[0] not in sys.stdlib_module_names:
                 found.append(ast.unparse(node))
-        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        name = (
+            node.attr
+            if isinstance(node, ast.Attribute)
+            else node.id
+            if isinstance(node, ast.Name)
+            else ""
+        )
         if name.startswith("_"):
             found.append(name)
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
-        of_lesson = {"lab": lab._modules(), "lesson": {name for name, one in vars(lesson).items() if callable(one)}}
+        of_lesson = {
+            "lab": lab._modules(),
+            "lesson": {name for name, one in vars(lesson).items() if callable(one)},
+        }
         if name not in of_lesson.get(node.value.id, {name}):
             found.append(ast.unparse(node))
     return found
@@ -140,7 +168,12 @@ def beyond_the_interface(source: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_notebook_uses_the_public_interface_only(name: str) -> None:
-    assert beyond_the_interface("\n".join(cell.source for cell in stored(name).cells if cell.cell_type == "code")) == []
+    assert (
+        beyond_the_interface(
+            "\n".join(cell.source for cell in stored(name).cells if cell.cell_type == "code")
+        )
+        == []
+    )
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +198,9 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     checks = tagged(ours.cells, "check")
     for number, (cell, tries) in enumerate(zip(checks, ANSWERS[name[:2]], strict=True), 1):
         for kind, answer in zip(("right", "wrong"), tries, strict=True):
-            again = nbformat.from_dict({**cell, "id": f"{kind}-{number}", "metadata": {"tags": [kind]}})  # type: ignore[no-untyped-call]
+            again = nbformat.from_dict(
+                {**cell, "id": f"{kind}-{number}", "metadata": {"tags": [kind]}}
+            )  # type: ignore[no-untyped-call]
             again.source = f"answer_{number} = {answer}\n{cell.source}"
             ours.cells.append(again)
     where = {"metadata": {"path": str(workplace / "notebooks")}}
@@ -177,8 +212,12 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     assert [printed(cell) for cell in tagged(cells, "right")] == ["Right.\n"] * len(checks)
     assert all(printed(cell).startswith("Not yet. Hint: ") for cell in tagged(cells, "wrong"))
     assert_pictures(cells)
-    shown = [output.data["text/plain"] for cell in cells for output in cell.outputs if "data" in output]
-    assert any(re.fullmatch(r"\d+ runs? in \d+ s", text) for text in shown)  # the progress line, when it is over
+    shown = [
+        output.data["text/plain"] for cell in cells for output in cell.outputs if "data" in output
+    ]
+    assert any(
+        re.fullmatch(r"\d+ runs? in \d+ s", text) for text in shown
+    )  # the progress line, when it is over
 
 
 # What they say
@@ -190,7 +229,11 @@ def test_a_guess_is_set_beside_what_was_measured(capsys: pytest.CaptureFixture[s
     lesson.guess(3, float("inf"), "times as long")
     said = capsys.readouterr().out.splitlines()
     assert "you entered no guess" in said[0]
-    assert "'ten' is not a number" in said[4] and "True is not a number" in said[5] and "nan is not a number" in said[7]
+    assert (
+        "'ten' is not a number" in said[4]
+        and "True is not a number" in said[5]
+        and "nan is not a number" in said[7]
+    )
     assert said[1] == "your guess: 10.0 ms; measured: 10.0 ms; a good guess"
     assert said[2] == "your guess: 5.00 ms; measured: 10.0 ms; the guess is 2.00 times too low"
     assert "a good guess" in said[3]
@@ -202,25 +245,42 @@ def test_a_wrong_guess_is_asked_again_with_other_numbers_until_it_is_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for number, guessed in {"1.1": 14, "1.2": ..., "1.3": "ten", "2.1": 16, "2.2": 3, "2.3": -1}.items():
+    for number, guessed in {
+        "1.1": 14,
+        "1.2": ...,
+        "1.3": "ten",
+        "2.1": 16,
+        "2.2": 3,
+        "2.3": -1,
+    }.items():
         lesson.guess(guessed, 10.0, "ms", again=(number, f"How long is {number}?", 20.0))
     lesson.guess(1, 10.0, "ms", again=("3.1", "What is not known?", float("nan")))
-    assert capsys.readouterr().out.count("asks this again, with other numbers (pop question 2.") == 3
+    assert (
+        capsys.readouterr().out.count("asks this again, with other numbers (pop question 2.") == 3
+    )
     lesson.ask()
     asked = capsys.readouterr().out.splitlines()
-    assert [line[:5] for line in asked] == ['"2.1"', '"2.2"', '"2.3"'] and "20" not in "".join(asked)
+    assert [line[:5] for line in asked] == ['"2.1"', '"2.2"', '"2.3"'] and "20" not in "".join(
+        asked
+    )
     then = "With the numbers of notebook 2, you guessed 16.0 and measured 10.0 ms."
     assert asked[0] == f'"2.1": How long is 2.1? ({then})'
     for given in (..., 12.5, {"2.1": 29, "2.2": 31, "2.3": "x", "1.1": 20}):
         lesson.ask_again(given)
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("No guesses yet") and said[1].endswith("Write {'2.1': 12.5}.")
-    assert said[2] == "2.1: your guess: 29.0 ms; measured: 20.0 ms; the guess is 1.45 times too high"
+    assert (
+        said[2] == "2.1: your guess: 29.0 ms; measured: 20.0 ms; the guess is 1.45 times too high"
+    )
     assert said[4] == "2.3: 'x' is not a number. Write 12.5, without a unit."
     assert said[5] == "'1.1' is not asked. Questions to ask: 2.1, 2.2 and 2.3."
-    lesson.guess(11, 10.0, "ms", again=("2.3", "How long is 2.3?", 20.0))  # a good guess in the notebook itself
+    lesson.guess(
+        11, 10.0, "ms", again=("2.3", "How long is 2.3?", 20.0)
+    )  # a good guess in the notebook itself
     lesson.ask()
-    assert '"2.2"' in (left := capsys.readouterr().out) and '"2.1"' not in left and '"2.3"' not in left
+    assert (
+        '"2.2"' in (left := capsys.readouterr().out) and '"2.1"' not in left and '"2.3"' not in left
+    )
     lesson.ask_again({"2.2": 20})
     lesson.ask()
     lesson.ask_again(...)
@@ -235,7 +295,9 @@ def test_a_wrong_guess_is_asked_again_with_other_numbers_until_it_is_good(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_has_three_pop_questions_that_the_last_one_asks_again(name: str) -> None:
     sources = [cell.source for cell in stored(name).cells if cell.cell_type == "code"]
-    assert re.findall(r'\("(\d\.\d)", asked, ', "\n".join(sources)) == [f"{int(name[:2])}.{i}" for i in (1, 2, 3)]
+    assert re.findall(r'\("(\d\.\d)", asked, ', "\n".join(sources)) == [
+        f"{int(name[:2])}.{i}" for i in (1, 2, 3)
+    ]
     words = "\n".join(cell.source for cell in stored(name).cells if "**Guess:**" in cell.source)
     assert re.findall(r"\((\d\.\d)\)", words) == [f"{int(name[:2])}.{i}" for i in (1, 2, 3)]
     asks = "lesson.ask()" in sources and "lesson.ask_again(guesses_again)" in sources
@@ -255,9 +317,21 @@ def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_failed_measurement_is_a_sentence() -> None:
     failed = [make_record(make_run(status="failed", error="no memory"))]
-    of_ceilings = [partial(function, ceilings=FAST) for function in (lesson.explain, lesson.experiments, lesson.gains)]
-    for shown in (lesson.figures, lesson.both_laws, lesson.compare, lesson.rows, lesson.draw, *of_ceilings):
-        with pytest.raises(LabError, match=r"All runs failed\. 20 prompt tokens, repeat 1: no memory"):
+    of_ceilings = [
+        partial(function, ceilings=FAST)
+        for function in (lesson.explain, lesson.experiments, lesson.gains)
+    ]
+    for shown in (
+        lesson.figures,
+        lesson.both_laws,
+        lesson.compare,
+        lesson.rows,
+        lesson.draw,
+        *of_ceilings,
+    ):
+        with pytest.raises(
+            LabError, match=r"All runs failed\. 20 prompt tokens, repeat 1: no memory"
+        ):
             shown(failed)
     with pytest.raises(LabError, match="Q5_0 with 2 threads are not measured"):
         lesson.kernels(FAST, MODEL, 2, ["Q5_0"])
@@ -274,10 +348,17 @@ NAMES_AN_OUTPUT = re.compile(r"stored here|table above|last column")
 def test_numbers_that_the_text_takes_from_the_outputs_are_there(name: str) -> None:
     cells = stored(name).cells
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    printed = " ".join(str(one.get("text", "")) + str(one.get("data", {}).get("text/plain", "")) for one in outputs)
-    shown = {float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", printed)}
+    printed = " ".join(
+        str(one.get("text", "")) + str(one.get("data", {}).get("text/plain", "")) for one in outputs
+    )
+    shown = {
+        float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", printed)
+    }
     text = " ".join(" ".join(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
     for sentence in re.split(r"(?<=[.:?]) ", text):
-        for number in re.findall(r"\d[\d,]*(?:\.\d+)?", sentence) if NAMES_AN_OUTPUT.search(sentence) else ():
-            value, n_decimals = float(number.replace(",", "")), len(number.partition(".")[2])
+        for number in (
+            re.findall(r"\d[\d,]*(?:\.\d+)?", sentence) if NAMES_AN_OUTPUT.search(sentence) else ()
+        ):
+            value = float(number.replace(",", ""))
+            n_decimals = len(number.partition(".")[2])
             assert value in {round(one, n_decimals) for one in shown}, sentence

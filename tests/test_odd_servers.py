@@ -18,11 +18,21 @@ from lab.core import request_times as times
 from lab.core.record import FAILED
 from lab.core.request import CHAT, NO, NO_STREAM, TIMEOUT, TOO_LARGE, Asked, Request
 from lab.core.request_times import figures
-from lab.features.serve import formats, through_server
-from lab.features.serve.access import Client, access, hidden
-from lab.features.serve.formats import SendPlan
+from lab.remote import formats, through_server
+from lab.remote.access import Client, access, hidden
+from lab.remote.formats import SendPlan
 from tests.conftest import run_lab
-from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, event, odd_server, paced, raw_server, stream
+from tests.odd_server import (
+    CHAT_PATH,
+    STREAM,
+    Canned,
+    as_json,
+    event,
+    odd_server,
+    paced,
+    raw_server,
+    stream,
+)
 
 KEY = "sk-Very/secret+0123456789-abcdef"
 
@@ -56,7 +66,13 @@ def answer(answers: dict[str, Canned], n_gen: int = 64, **limits: Any) -> Reques
 
 def written(secret: str) -> list[str]:
     """Ways in which a server may quote a secret."""
-    return [secret, secret.upper(), secret.lower(), quote(secret, safe=""), json.dumps(secret)[1:-1]]
+    return [
+        secret,
+        secret.upper(),
+        secret.lower(),
+        quote(secret, safe=""),
+        json.dumps(secret)[1:-1],
+    ]
 
 
 def test_a_secret_is_masked_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,24 +84,39 @@ def test_a_secret_is_masked_however_it_is_written(monkeypatch: pytest.MonkeyPatc
     basic = f"Authorization: Basic {base64.b64encode(b'joe:pass-9876').decode()}"
     others = access("http://127.0.0.1:1", None, [basic, 'X-Key: "pw12"', "X-Team: id:zz19q"])
     assert hidden("joe, pass-9876, pw12, zz19q", others) == "joe, ***, ***, ***"
-    assert hidden(f"it begins with {KEY[:9]} and ends with {KEY[-9:]}", asked) == "it begins with *** and ends with ***"
+    assert (
+        hidden(f"it begins with {KEY[:9]} and ends with {KEY[-9:]}", asked)
+        == "it begins with *** and ends with ***"
+    )
 
 
 @pytest.mark.parametrize("place", ["model", "props", "error"])
-def test_no_secret_of_a_server_is_printed_or_kept(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_of_a_server_is_printed_or_kept(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
     answers = chat(asked_for)
     if place == "props":
-        settings = {"default_generation_settings": {"n_ctx": 4096}, "total_slots": 1, "build_info": f"b1-{KEY}"}
-        answers["/props"] = as_json({**settings, "model_path": f"/models/{KEY}/{KEY}.gguf", "model_ftype": KEY.upper()})
+        settings = {
+            "default_generation_settings": {"n_ctx": 4096},
+            "total_slots": 1,
+            "build_info": f"b1-{KEY}",
+        }
+        answers["/props"] = as_json(
+            {**settings, "model_path": f"/models/{KEY}/{KEY}.gguf", "model_ftype": KEY.upper()}
+        )
     if place == "error":
-        answers[CHAT_PATH] = Canned(json.dumps({"error": {"message": f"no {KEY.upper()}"}}).encode(), 400)
+        answers[CHAT_PATH] = Canned(
+            json.dumps({"error": {"message": f"no {KEY.upper()}"}}).encode(), 400
+        )
     with odd_server(answers, model=f"m-{KEY}.gguf" if place == "model" else "odd") as server:
         lengths = ("-p", 20, "-n", 14, "-r", 1, "--timeout", 20)
         options = (*lengths, "--api-key-env", "THE_KEY", "--no-plot", "--out")
         status, out, err = run_lab("measure", "--url", server.url, *options, tmp_path)
     assert status == (1 if place == "error" else 0), err
-    kept = "".join(f"{file.name} {file.read_bytes().decode('latin-1')}" for file in tmp_path.iterdir())
+    kept = "".join(
+        f"{file.name} {file.read_bytes().decode('latin-1')}" for file in tmp_path.iterdir()
+    )
     assert "***" in out + err and (place == "error" or "***" in kept)
     for text in (*written(KEY), KEY[:8], KEY[-8:]):
         assert text.lower() not in (out + err + kept).lower()
@@ -113,8 +144,16 @@ def test_an_answer_that_was_held_back_has_no_ttft(tmp_path: Path) -> None:
         one = figures(record.request)
         if not record.request.asked.warmup:
             assert one.came_at_once and (one.e2e_ns or 0) >= 0.2e9
-            assert {one.ttft_ns, one.first_output_ns, one.tpot_ns, one.tpot_bounds_ns, one.longest_stall_ns} == {None}
-            assert times.chunk_gaps_ns(record.request) == [] and times.itl_ns(record.request) is None
+            assert {
+                one.ttft_ns,
+                one.first_output_ns,
+                one.tpot_ns,
+                one.tpot_bounds_ns,
+                one.longest_stall_ns,
+            } == {None}
+            assert (
+                times.chunk_gaps_ns(record.request) == [] and times.itl_ns(record.request) is None
+            )
 
 
 # Endless streams
@@ -145,7 +184,11 @@ def test_an_examination_ends_in_time_and_says_that_it_waits() -> None:
     with odd_server(chat(pinging)) as server:
         for command in (("server", server.url), ("measure", "--url", server.url)):
             status, _, err = run_lab(*command, "--timeout", 1)
-            assert status == 1 and "at most 1 s for each (--timeout)" in err and "complete answer after 1 s" in err
+            assert (
+                status == 1
+                and "at most 1 s for each (--timeout)" in err
+                and "complete answer after 1 s" in err
+            )
         assert server.n_asked[CHAT_PATH] == 2
     for wrong in ("0", "nan", "1e9"):
         status, _, err = run_lab("server", server.url, "--timeout", wrong)
@@ -155,19 +198,38 @@ def test_an_examination_ends_in_time_and_says_that_it_waits() -> None:
 # Causes
 
 
-HTML = Canned(b"<html><head><style>p {}</style></head><body><h1>Welcome</h1> to nginx</body></html>", kind="text/html")
+HTML = Canned(
+    b"<html><head><style>p {}</style></head><body><h1>Welcome</h1> to nginx</body></html>",
+    kind="text/html",
+)
 ELSEWHERE = Canned(b"", 307, headers=(("Location", "http://127.0.0.1:1/api/models"),))
 BUSY = Canned(b'{"error": {"message": "slow down"}}', 429, headers=(("Retry-After", "30"),))
 LOCKED = Canned(b'{"error": {"message": "no"}}', 401)
 CAUSES = {
-    "redirected": ("/v1/models", ELSEWHERE, ("307 Temporary Redirect, to http://127.0.0.1:1/api/models", "not follow")),
-    "not found": ("/v1/models", Canned(b"nothing here", 404, "text/plain"), ("404 Not Found", "nothing here")),
+    "redirected": (
+        "/v1/models",
+        ELSEWHERE,
+        ("307 Temporary Redirect, to http://127.0.0.1:1/api/models", "not follow"),
+    ),
+    "not found": (
+        "/v1/models",
+        Canned(b"nothing here", 404, "text/plain"),
+        ("404 Not Found", "nothing here"),
+    ),
     "a page": ("/v1/models", HTML, ("text/html", '"Welcome to nginx"', "Check the address")),
     "other JSON": ("/v1/models", as_json({"hello": 1}), ("without `data`",)),
-    "TLS wanted": ("/v1/models", Canned(b"plain HTTP request sent to HTTPS port", 400), ("HTTPS port", "https://")),
+    "TLS wanted": (
+        "/v1/models",
+        Canned(b"plain HTTP request sent to HTTPS port", 400),
+        ("HTTPS port", "https://"),
+    ),
     "locked": (CHAT_PATH, LOCKED, ("401 Unauthorized", "--api-key-env NAME")),
     "busy": (CHAT_PATH, BUSY, ("429 Too Many Requests, Retry-After: 30: slow down", "Wait")),
-    "a page instead": (CHAT_PATH, HTML, (NO_STREAM, "text/html", "Welcome to nginx", "a proxy or a login")),
+    "a page instead": (
+        CHAT_PATH,
+        HTML,
+        (NO_STREAM, "text/html", "Welcome to nginx", "a proxy or a login"),
+    ),
 }
 
 
@@ -183,7 +245,10 @@ def test_a_cause_is_named_with_what_to_do(name: str) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"SSH-2.0-OpenSSH_9.2p1\r\n", 'does not use HTTP: its answer begins with "SSH-2.0-OpenSSH_9.2p1"'),
+        (
+            b"SSH-2.0-OpenSSH_9.2p1\r\n",
+            'does not use HTTP: its answer begins with "SSH-2.0-OpenSSH_9.2p1"',
+        ),
         (b"\x15\x03\x03\x00\x02\x02\x46", "uses TLS"),
         (b"", "closed the connection without an answer"),
     ],

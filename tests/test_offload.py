@@ -50,7 +50,10 @@ def worker(fake_worker: FakeWorker) -> FakeWorker:
 
 
 def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
-    return make_plan(cast(Worker, worker), **{"model": str(path), "prompt_len": "10", "gen": 5, "ubatch": 8, **asked})
+    return make_plan(
+        cast(Worker, worker),
+        **{"model": str(path), "prompt_len": "10", "gen": 5, "ubatch": 8, **asked},
+    )
 
 
 ASKED: list[tuple[str, str, object]] = [
@@ -81,7 +84,9 @@ def test_options_reach_the_settings_and_their_command_again(
     again = parse_variant(" ".join(word for pair in options(record) for word in pair))
     again.pop("model", None)
     remade = plan(worker, model_file, **again).settings
-    assert dataclasses.replace(remade, prompt_sha256=None) == dataclasses.replace(made.settings, prompt_sha256=None)
+    assert dataclasses.replace(remade, prompt_sha256=None) == dataclasses.replace(
+        made.settings, prompt_sha256=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,11 +109,17 @@ def test_bad_values(worker: FakeWorker, model_file: Path, asked: dict[str, Any],
 # What fits
 
 
-def test_a_plan_shows_what_goes_where(worker: FakeWorker, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_shows_what_goes_where(
+    worker: FakeWorker, model_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = plan(worker, model_file)
     rows = text_setup.places(made) or []
     assert [row["device"] for row in rows] == ["CUDA0", "CUDA1", CPU]
-    assert [row["layers"] for row in rows] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], []]  # 6 of 10 MB free, so 6 of 9 layers
+    assert [row["layers"] for row in rows] == [
+        [0, 1, 2, 3, 4, 5],
+        [6, 7, 8],
+        [],
+    ]  # 6 of 10 MB free, so 6 of 9 layers
     assert [row["weights_bytes"] for row in rows] == [6 * MB, 3 * MB, MB]
     assert [row["has_bytes"] for row in rows][:2] == [6 * MB, 4 * MB]
     text_setup.print_plan(made, False)
@@ -118,7 +129,9 @@ def test_a_plan_shows_what_goes_where(worker: FakeWorker, model_file: Path, caps
     assert text_setup.places(plan(worker, model_file, n_gpu_layers=0)) is None
 
 
-def test_a_device_that_is_too_small_is_named_with_what_fits(worker: FakeWorker, model_file: Path) -> None:
+def test_a_device_that_is_too_small_is_named_with_what_fits(
+    worker: FakeWorker, model_file: Path
+) -> None:
     worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
     made = plan(worker, model_file)
     (problem,) = made.refused.values()
@@ -131,7 +144,9 @@ def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Pat
     worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
     made = plan(worker, model_file, n_gpu_layers="auto")
     assert made.settings.n_gpu_layers == 6 and not made.refused
-    assert text_setup.notes(made) == ["--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."]
+    assert text_setup.notes(made) == [
+        "--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."
+    ]
     assert made.settings.prefill_wait is None  # no pipeline
     worker.free = {"CUDA0": 60 * MB, "CUDA1": 40 * MB}
     made = plan(worker, model_file, n_gpu_layers="auto")
@@ -143,7 +158,9 @@ def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Pat
     assert made.settings.n_gpu_layers == 0 and not made.warnings
 
 
-def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker, tmp_path: Path) -> None:
+def test_a_model_that_is_not_here_is_planned_from_its_shape(
+    worker: FakeWorker, tmp_path: Path
+) -> None:
     gb = 10**9
     pool = tuple(Device(f"CUDA{i}", f"GPU {i}", "gpu", 16 * gb) for i in range(4))
     worker.build = dataclasses.replace(worker.build, devices=(*pool, DEVICES[-1]))
@@ -173,7 +190,9 @@ def test_weights_are_repacked_or_not(mini: Path) -> None:
         return {buffer.name: buffer.n_bytes for buffer in buffers if buffer.part == "model"}
 
     with Worker() as started:
-        usual, asked, plain = weights(None), weights(True), weights(False)
+        usual = weights(None)
+        asked = weights(True)
+        plain = weights(False)
     assert usual == asked and len(usual) > 1
     assert (
         plain.keys() == {CPU} and sum(plain.values()) <= sum(usual.values()) + 2**15

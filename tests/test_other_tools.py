@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.core.asked_settings import table
-from lab.features.exchange.other_tools import OPTIONS, llama_server
+from lab.formats.other_tools import OPTIONS, llama_server
 from tests import llama_args
 from tests.conftest import SETTINGS
 
@@ -33,7 +33,9 @@ CHOSEN: dict[str, Any] = {
 ALL = dataclasses.replace(SETTINGS, **CHOSEN)
 """Every setting differs from its default; without devices and servers, which this machine would have to have."""
 
-needs_parser = pytest.mark.skipif(sys.platform != "linux", reason="the symbol is that of the wheel for Linux")
+needs_parser = pytest.mark.skipif(
+    sys.platform != "linux", reason="the symbol is that of the wheel for Linux"
+)
 
 
 def test_every_setting_of_the_engine_is_in_the_table() -> None:
@@ -68,7 +70,9 @@ def test_llama_cpp_reads_what_was_chosen(n_users: int) -> None:
 
 @needs_parser
 def test_llama_server_has_room_for_every_user(embedded: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1, type_k="q8_0", type_v="q8_0", mmap=True)
+    settings = dataclasses.replace(
+        SETTINGS, n_threads=1, n_threads_batch=1, type_k="q8_0", type_v="q8_0", mmap=True
+    )
     words = shlex.split(llama_server(str(embedded), settings, 500, 64, 2))[1:]
     assert [slot["n_ctx"] for slot in llama_args.slots(*words)] == [768, 768]
 
@@ -77,4 +81,11 @@ def test_what_llama_cpp_chooses_is_left_out() -> None:
     unknown = dataclasses.replace(SETTINGS, n_threads=-1, n_threads_batch=-1, n_gpu_layers=-1)
     words = shlex.split(llama_server(MODEL, unknown, 500, 64))
     assert "--n-gpu-layers" in words and words[words.index("--n-gpu-layers") + 1] == "999"
-    assert not {"--threads", "--threads-batch", "--repack", "--no-repack", "--load-mode", "--device"} & set(words)
+    assert not {
+        "--threads",
+        "--threads-batch",
+        "--repack",
+        "--no-repack",
+        "--load-mode",
+        "--device",
+    } & set(words)

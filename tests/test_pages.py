@@ -18,8 +18,8 @@ import pytest
 import lab
 from lab import main
 from lab.core.record import Record
-from lab.features.limits import probing
-from lab.features.measure import sweep_laws
+from lab.roofline import probing
+from lab.show import sweep_laws
 from tests.bench import pictures
 from tests.conftest import run_lab
 
@@ -28,13 +28,13 @@ PAGES = [
     "README.md",
     "INSTALL.md",
     "lab/README.md",
-    "lab/cli/README.md",
+    "lab/app/README.md",
     "results/README.md",
     "notebooks/README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]
-GENERATED = ["README.md", "lab/cli/README.md", "results/README.md"]
+GENERATED = ["README.md", "lab/app/README.md", "results/README.md"]
 SAMPLES = sorted((ROOT / "results").glob("sample-*.jsonl"))
 PLAIN = ["README.md", "INSTALL.md", "results/README.md", "lab/README.md", "notebooks/README.md"]
 """Pages that follow the rules of "Write plainly" in CONTRIBUTING.md."""
@@ -77,7 +77,11 @@ def test_phrases_that_readers_stumbled_over_do_not_come_back(page: str) -> None:
 
 @pytest.mark.parametrize("path", PRINTED, ids=lambda path: path.name)
 def test_nor_do_they_in_strings_and_docstrings_of_what_is_printed(path: Path) -> None:
-    constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    constants = (
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+    )
     strings = (" ".join(value.split()) for value in constants if isinstance(value, str))
     assert [found[0] for text in strings for found in re.finditer(STUMBLES, text)] == []
 
@@ -129,16 +133,25 @@ def test_files_that_are_named_exist(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_functions_that_are_named_exist(page: str) -> None:
     for name, file in re.findall(r"`(\w+)`\s+in\s+`(lab/[\w/]+\.py)`", prose(page)):
-        assert re.search(rf"^( *def|class) {name}\b|^{name}\b", text_of(file), flags=re.MULTILINE), (name, file)
+        assert re.search(
+            rf"^( *def|class) {name}\b|^{name}\b", text_of(file), flags=re.MULTILINE
+        ), (name, file)
     for name in re.findall(r"\blab\.(\w+)\(", text_of(page)):
         assert name in lab._modules(), name
 
 
 def commands_in(page: str) -> list[str]:
     """Every `lab ...` of a page: lines of indented blocks, and in backticks."""
-    lines = re.findall(r"^    (?:.*uv run (?:--no-sync )?)?(lab [a-z].*)$", prose(page), flags=re.MULTILINE)
+    lines = re.findall(
+        r"^    (?:.*uv run (?:--no-sync )?)?(lab [a-z].*)$", prose(page), flags=re.MULTILINE
+    )
     quoted = re.findall(r"`([^`\n]*\blab [a-z][^`\n]*)`", prose(page))
-    return [part.strip() for line in [*lines, *quoted] for part in line.split("&&") if part.strip().startswith("lab ")]
+    return [
+        part.strip()
+        for line in [*lines, *quoted]
+        for part in line.split("&&")
+        if part.strip().startswith("lab ")
+    ]
 
 
 def unknown_words(command: str) -> list[str]:
@@ -149,19 +162,31 @@ def unknown_words(command: str) -> list[str]:
         if words[0] not in where.commands:
             return words[:1]
         where = where.commands[words.pop(0)]
-    known = {name.strip() for option in where.params for name in (*option.opts, *option.secondary_opts)}
+    known = {
+        name.strip() for option in where.params for name in (*option.opts, *option.secondary_opts)
+    }
     known |= {"--help", "--version"}
-    asked = [part for word in words if word.startswith("-") for part in word.split() if re.match("--?[a-z]", part)]
+    asked = [
+        part
+        for word in words
+        if word.startswith("-")
+        for part in word.split()
+        if re.match("--?[a-z]", part)
+    ]
     return [option for option in asked if option not in known]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])  # which names what went
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != "CHANGELOG.md"]
+)  # which names what went
 def test_commands_and_options_exist(page: str) -> None:
-    assert {command: unknown_words(command) for command in commands_in(page) if unknown_words(command)} == {}
+    assert {
+        command: unknown_words(command) for command in commands_in(page) if unknown_words(command)
+    } == {}
 
 
 def test_a_wrong_command_or_option_is_seen() -> None:
-    assert len(commands_in("lab/cli/README.md")) > 30
+    assert len(commands_in("lab/app/README.md")) > 30
     assert unknown_words("lab mesure --gen 3") == ["mesure"]
     assert unknown_words('lab ab "--threads 1" "--thread 2" --gen 3') == ["--thread"]
     assert unknown_words("lab models info smollm2-135m --jsn") == ["--jsn"]
@@ -169,19 +194,25 @@ def test_a_wrong_command_or_option_is_seen() -> None:
 
 def blocks(page: str) -> list[str]:
     """The Python blocks of a page, without the indentation of the list that they stand in."""
-    found = re.findall(r"^( *)```python\n(.*?)^ *```", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^( *)```python\n(.*?)^ *```", text_of(page), flags=re.MULTILINE | re.DOTALL
+    )
     return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
 
 
 def test_quoted_code_is_the_code() -> None:
-    quoted = [block.partition("\n") for block in blocks("lab/README.md") if block.startswith("# lab/")]
+    quoted = [
+        block.partition("\n") for block in blocks("lab/README.md") if block.startswith("# lab/")
+    ]
     assert len(quoted) == 2
     for first, _, code in quoted:
         assert code in text_of(first.removeprefix("# "))
 
 
 def test_the_figure_by_hand_is_the_figure_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    (script,) = [block for block in blocks("lab/README.md") if block.startswith("# runs as a script")]
+    (script,) = [
+        block for block in blocks("lab/README.md") if block.startswith("# runs as a script")
+    ]
     monkeypatch.chdir(ROOT)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(script, {})
@@ -201,7 +232,9 @@ def test_the_table_has_every_folder() -> None:
 def test_the_licence_is_named() -> None:
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     assert (project["license"], project["license-files"]) == ("MIT", ["LICENSE"])
-    assert text_of("LICENSE").startswith("MIT License\n") and "Mini-lab contributors" in text_of("LICENSE")
+    assert text_of("LICENSE").startswith("MIT License\n") and "Mini-lab contributors" in text_of(
+        "LICENSE"
+    )
 
 
 def sample(name: str) -> list[Record]:
@@ -211,22 +244,35 @@ def sample(name: str) -> list[Record]:
 def test_the_front_pages_figures_are_the_samples() -> None:
     rows = lab.summary(lab.runs(sample("smollm2-135m-amd-epyc"))).set_index("n_prompt")
     page = " ".join(text_of("README.md").split())
-    decode, prefill = 1 - rows.prefill_share[10], rows.prefill_share[10000]
+    decode = 1 - rows.prefill_share[10]
+    prefill = rows.prefill_share[10000]
     assert f"10 tokens, decode of 200 tokens takes {decode:.0%}".replace("%", " %") in page
     assert f"10,000 tokens, prefill takes {prefill:.0%}".replace("%", " %") in page
-    assert f"ten times the tokens take {rows.prefill_s[10000] / rows.prefill_s[1000]:.0f} times as long" in page
-    short, long = f"{rows.tpot_ms[10]:.1f} ms", f"{rows.tpot_ms[10000]:.0f} ms"
+    assert (
+        f"ten times the tokens take {rows.prefill_s[10000] / rows.prefill_s[1000]:.0f} times as long"
+        in page
+    )
+    short = f"{rows.tpot_ms[10]:.1f} ms"
+    long = f"{rows.tpot_ms[10000]:.0f} ms"
     assert f"{short} after a prompt of 10 tokens and {long} after one of 10,000" in page
 
 
 def test_the_commands_figures_are_the_samples() -> None:
-    page = " ".join(text_of("lab/cli/README.md").split())
+    page = " ".join(text_of("lab/app/README.md").split())
     rows = lab.summary(lab.runs(sample("sweep-smollm2-135m-amd-epyc")))
-    prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
+    prefill = sweep_laws.prefill_law(rows)
+    decode = sweep_laws.decode_law(rows)
     assert prefill and prefill.c and decode
-    assert f"costs {1e3 * prefill.b:.1f} ms, and {2e6 * prefill.c:.2f} ms more for every 1,000 tokens before it" in page
-    a_token, more = 1e3 * decode.a, 1e6 * decode.b
-    assert f"a generated one {a_token:.1f} ms, and {more:.1f} ms more for every 1,000 positions" in page
+    assert (
+        f"costs {1e3 * prefill.b:.1f} ms, and {2e6 * prefill.c:.2f} ms more for every 1,000 tokens before it"
+        in page
+    )
+    a_token = 1e3 * decode.a
+    more = 1e6 * decode.b
+    assert (
+        f"a generated one {a_token:.1f} ms, and {more:.1f} ms more for every 1,000 positions"
+        in page
+    )
     contents = lab.read([ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"])
     (at_1000,) = [
         row
@@ -238,15 +284,24 @@ def test_the_commands_figures_are_the_samples() -> None:
         for rate in contents.ceilings[0].rates
         if (rate.op, rate.n_tokens, rate.n_threads) == ("mul_mat", 512, 2)
     }
-    assert f"({at_1000.gflops:.0f} GFLOP/s with attention), where Q4_0 has a ceiling of {best['Q4_0']:.0f}." in page
+    assert (
+        f"({at_1000.gflops:.0f} GFLOP/s with attention), where Q4_0 has a ceiling of {best['Q4_0']:.0f}."
+        in page
+    )
 
 
 def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
     page = " ".join(text_of("results/README.md").split())
-    llama, phi = (sample(f"synthetic-{name}-q4_0-amd-epyc") for name in ("llama-3.2-3b", "phi-3-mini"))
-    times = [lab.summary(lab.runs(records)).set_index("n_prompt").tpot_ms for records in (phi, llama)]
+    llama, phi = (
+        sample(f"synthetic-{name}-q4_0-amd-epyc") for name in ("llama-3.2-3b", "phi-3-mini")
+    )
+    times = [
+        lab.summary(lab.runs(records)).set_index("n_prompt").tpot_ms for records in (phi, llama)
+    ]
     assert f"a token in {times[0][10]:.0f} ms and Llama 3.2 3B in {times[1][10]:.0f} ms" in page
-    assert f"After 2,048 tokens it is {times[0][2048]:.0f} ms against {times[1][2048]:.0f} ms" in page
+    assert (
+        f"After 2,048 tokens it is {times[0][2048]:.0f} ms against {times[1][2048]:.0f} ms" in page
+    )
     sizes = [(records[0].model.n_bytes or 0) / 1e9 for records in (phi, llama)]
     assert f"({sizes[0]:.2f} and {sizes[1]:.2f} GB)" in page
     machines = {record.machine for record in (*llama, *phi)}
@@ -269,8 +324,18 @@ def test_the_table_of_datasheets_is_what_the_command_says() -> None:
     page = text_of("results/README.md")
     command = "-m llama-3.2-3b:Q4_K_M -p 1 -n 2 -d"
     assert f"`lab predict {command} DEVICE`" in page
-    published = {"rtx-4090": 334.7, "rtx-3080-ti": 263, "rtx-3060": 123, "m4": 41, "ryzen-ai-max-395": 88, "gb10": 98}
-    for name, rate in {**published, "raspberry-pi-5": 4.9}.items():  # tokens/s, from geerlingguy/ai-benchmarks
+    published = {
+        "rtx-4090": 334.7,
+        "rtx-3080-ti": 263,
+        "rtx-3060": 123,
+        "m4": 41,
+        "ryzen-ai-max-395": 88,
+        "gb10": 98,
+    }
+    for name, rate in {
+        **published,
+        "raspberry-pi-5": 4.9,
+    }.items():  # tokens/s, from geerlingguy/ai-benchmarks
         (row,) = predicted(*command.split(), name)
         low, high = (f"{1 / seconds:.3g}" for seconds in row["tpot_s"][::-1])
         reached = 100 * rate * row["tpot_limit_s"]
@@ -283,17 +348,26 @@ def test_the_quoted_numbers_are_what_the_command_says() -> None:
     empty, short, long = predicted(*a100, "1,1000,100000")
 
     def share(row: dict[str, Any], of_peak: float = 1, token: dict[str, Any] | None = None) -> str:
-        prefill, decode = row["prefill_limit_s"] / of_peak, 199 * (token or row)["tpot_limit_s"]
+        prefill = row["prefill_limit_s"] / of_peak
+        decode = 199 * (token or row)["tpot_limit_s"]
         return f"{100 * prefill / (prefill + decode):.0f} %"
 
     assert f"a token: {1 / empty['tpot_limit_s']:.0f}." in page
-    assert f"| {share(short)} if both ran at the A100's limits; {share(short, 0.3)} if prefill reached 30 %" in page
-    assert f"| {share(long)} at the limits" in page and f"{share(long, token=empty)} if that is left out" in page
+    assert (
+        f"| {share(short)} if both ran at the A100's limits; {share(short, 0.3)} if prefill reached 30 %"
+        in page
+    )
+    assert (
+        f"| {share(long)} at the limits" in page
+        and f"{share(long, token=empty)} if that is left out" in page
+    )
     ridge = 312e12 / 2.039e12
     assert f"on an A100 {ridge:.0f} sequences in F16, {ridge * 18 / 32 / 2:.0f} in Q4_0" in page
 
 
-@pytest.mark.parametrize("sample", sorted({path.stem.rpartition("-")[0] for path in pictures.committed()}))
+@pytest.mark.parametrize(
+    "sample", sorted({path.stem.rpartition("-")[0] for path in pictures.committed()})
+)
 def test_a_committed_picture_is_what_the_code_draws(sample: str, tmp_path: Path) -> None:
     """With the matplotlib that drew it to a few pixels, with another one nearly."""
     import matplotlib
@@ -302,15 +376,22 @@ def test_a_committed_picture_is_what_the_code_draws(sample: str, tmp_path: Path)
 
     old = [path for path in pictures.committed() if path.stem.rpartition("-")[0] == sample]
     for path, drawn in zip(old, pictures.draw(tmp_path, old), strict=True):
-        before, after = Image.open(path), Image.open(drawn)
+        before = Image.open(path)
+        after = Image.open(drawn)
         assert before.size == after.size, path
         changed = np.abs(np.asarray(before, float) - np.asarray(after, float)).max(axis=2) > 25
         is_same = matplotlib.__version__ in before.info["Software"]
-        assert changed.mean() < (3e-5 if is_same else 0.05), f"draw {path.name} anew: python -m tests.bench.pictures"
+        assert changed.mean() < (3e-5 if is_same else 0.05), (
+            f"draw {path.name} anew: python -m tests.bench.pictures"
+        )
 
 
 def test_paragraphs_of_the_command_reference_have_six_lines_at_most() -> None:
-    prose = text_of("lab/cli/README.md").partition("## Reference")[0]
+    prose = text_of("lab/app/README.md").partition("## Reference")[0]
     blocks = re.sub(r"```.*?```", "", prose, flags=re.S).split("\n\n")
-    plain = [block for block in blocks if not block.lstrip("\n").startswith(("|", "    ", "#", "- ", "![", "<!--"))]
+    plain = [
+        block
+        for block in blocks
+        if not block.lstrip("\n").startswith(("|", "    ", "#", "- ", "![", "<!--"))
+    ]
     assert [block for block in plain if block.strip().count("\n") >= 6] == []

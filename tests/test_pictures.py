@@ -13,10 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from lab.core.record import Record
-from lab.features import known
-from lab.features.compare import comparison, text_compare
-from lab.features.limits import explanation, step_kernels
-from lab.features.measure import plot_runs
+from lab.app import known
+from lab.show import comparison
+from lab.features.compare import text_compare
+from lab.features.limits import explanation
+from lab.roofline import step_kernels
+from lab.show import plot_runs
 from lab.features.tune import result
 from lab.show import canvas
 from lab.show.section import Picture, numbered
@@ -59,11 +61,15 @@ def of_levers(records: list[Record], name: str) -> Callable[[Figure], Any]:
 
 def roof(records: list[Record]) -> Callable[[Figure], Any]:
     rows = explanation.explain(records, FAST)
-    return lambda figure: explanation.plot_roofline(rows, step_kernels.roof(FAST), "tiny Q4_0", figure.subplots())
+    return lambda figure: explanation.plot_roofline(
+        rows, step_kernels.roof(FAST), "tiny Q4_0", figure.subplots()
+    )
 
 
 def stalled() -> list[Record]:
-    records = [stall_record(100, chunk, n, i) for chunk in (10, None) for n in (1, 2) for i in range(6)]
+    records = [
+        stall_record(100, chunk, n, i) for chunk in (10, None) for n in (1, 2) for i in range(6)
+    ]
     return [doubt.neighbour(records[0]), *records[1:]]
 
 
@@ -76,7 +82,10 @@ PICTURES: dict[str, tuple[Callable[[], Callable[[Figure], Any]], tuple[float, fl
     "many setups": (lambda: plot_runs.drawings(setups(7))["prefill"], (8, 5)),
     "many lines": (lambda: plot_runs.drawings(setups(8))["decode"], (8, 5)),
     "ttft": (lambda: plot_runs.drawings(served())["prefill"], (8, 5)),
-    "sweep": (lambda: plot_runs.drawings([make_record(make_run(100, 3, every=20))])["sweep"], (11, 5)),
+    "sweep": (
+        lambda: plot_runs.drawings([make_record(make_run(100, 3, every=20))])["sweep"],
+        (11, 5),
+    ),
     "ab": (lambda: plot_runs.drawings(trial())["ab"], (11, 5)),
     "tune": (lambda: result.section(result.of_sessions(tuned())[0]).pictures[0].draw, (10, 4.6)),
     "roofline": (lambda: roof(timed(1.5)), (8, 5)),
@@ -96,16 +105,23 @@ def figure(request: pytest.FixtureRequest) -> Figure:
 
 
 def texts(figure: Figure) -> Iterator[Text]:
-    yield from (text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip())
+    yield from (
+        text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip()
+    )
 
 
 def legends(figure: Figure) -> list[Any]:
-    return [*figure.legends, *(legend for ax in figure.axes if (legend := ax.get_legend()) is not None)]
+    return [
+        *figure.legends,
+        *(legend for ax in figure.axes if (legend := ax.get_legend()) is not None),
+    ]
 
 
 def test_no_picture_cuts_off_or_covers_anything(figure: Figure) -> None:
     frame = figure.bbox.padded(1)
-    boxes: list[Any] = [artist.get_tightbbox() for artist in (*figure.axes, *figure.legends, *figure.texts)]
+    boxes: list[Any] = [
+        artist.get_tightbbox() for artist in (*figure.axes, *figure.legends, *figure.texts)
+    ]
     for box in boxes:
         assert frame.x0 <= box.x0 and box.x1 <= frame.x1
         assert frame.y0 <= box.y0 and box.y1 <= frame.y1
@@ -118,11 +134,15 @@ def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(figure:
     title = figure.get_suptitle() or figure.axes[0].get_title()
     assert "tiny" in title
     shown = " ".join(text.get_text() for text in texts(figure))
-    assert "arm" not in shown.split() and "95 %" not in shown.replace("95 % of the", "").replace("95 % interval", "")
+    assert "arm" not in shown.split() and "95 %" not in shown.replace("95 % of the", "").replace(
+        "95 % interval", ""
+    )
 
 
 def test_numbers_of_axes_have_separators_and_stand_at_the_measured_lengths() -> None:
-    records = [make_record(make_run(n, 5, i, prefill_ms=2)) for n in (10, 1000, 10000) for i in range(2)]
+    records = [
+        make_record(make_run(n, 5, i, prefill_ms=2)) for n in (10, 1000, 10000) for i in range(2)
+    ]
     ax = plot_runs.plot_prefill(records)
     ax.figure.draw_without_rendering()  # type: ignore[union-attr]
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["10,000", "1,000", "10"]
@@ -136,19 +156,34 @@ def test_numbers_of_axes_have_separators_and_stand_at_the_measured_lengths() -> 
 def test_more_than_six_series_get_small_multiples_with_shared_axes(n: int, n_panels: int) -> None:
     figure = canvas.drawn(plot_runs.drawings(setups(n))["prefill"], (8, 5))
     assert len(figure.axes) == n_panels
-    assert len({ax.get_ylim() for ax in figure.axes}) == len({ax.get_xlim() for ax in figure.axes}) == 1
+    assert (
+        len({ax.get_ylim() for ax in figure.axes})
+        == len({ax.get_xlim() for ax in figure.axes})
+        == 1
+    )
     if n_panels > 1:
-        assert [ax.get_title() for ax in figure.axes] == [f"tiny Q4_0, n_threads {i}" for i in range(1, 8)]
+        assert [ax.get_title() for ax in figure.axes] == [
+            f"tiny Q4_0, n_threads {i}" for i in range(1, 8)
+        ]
 
 
 def test_a_colour_means_one_thing_in_all_panels() -> None:
     figure = canvas.drawn(plot_runs.drawings(setups(3))["decode"], (8, 5))
-    assert [ax.get_title() for ax in figure.axes] == [f"tiny Q4_0, n_threads {i}" for i in (1, 2, 3)]
-    colours = [[line.get_color() for line in ax.lines if len(np.asarray(line.get_xdata())) > 1] for ax in figure.axes]
+    assert [ax.get_title() for ax in figure.axes] == [
+        f"tiny Q4_0, n_threads {i}" for i in (1, 2, 3)
+    ]
+    colours = [
+        [line.get_color() for line in ax.lines if len(np.asarray(line.get_xdata())) > 1]
+        for ax in figure.axes
+    ]
     assert len({tuple(dict.fromkeys(of)) for of in colours}) == 1 and len(set(colours[0])) == 3
     (legend,) = figure.legends
     labels = [text.get_text() for text in legend.get_texts()]
-    assert labels == ["after 10 prompt tokens", "after 100 prompt tokens", "after 1,000 prompt tokens"]
+    assert labels == [
+        "after 10 prompt tokens",
+        "after 100 prompt tokens",
+        "after 1,000 prompt tokens",
+    ]
     many = canvas.styles(12)
     assert len({tuple(style["color"]) for style in many}) == 12
 
@@ -164,7 +199,9 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     assert "\u2190 B is faster" in ax.get_xlabel() and "A is faster \u2192" in ax.get_xlabel()
     assert ax.get_title() == "B: --threads 1\nagainst A: --threads 2"
     lines: list[Any] = list(ax.lines)
-    quiet = [line for line in lines if line.get_marker() == "o" and line.get_markerfacecolor() != "none"]
+    quiet = [
+        line for line in lines if line.get_marker() == "o" and line.get_markerfacecolor() != "none"
+    ]
     assert sorted(quiet[0].get_xdata()) == pytest.approx([1.5] * 4 + [2.0] * 3)
     assert HOLLOW in [line.get_label() for line in lines]
     assert any(list(line.get_xdata()) == [1, 1] for line in lines)
@@ -172,7 +209,10 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     assert row.ratio is not None
     shown = " ".join(text.get_text() for text in ax.texts)
     assert f"{row.estimate:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" in shown
-    assert text_compare.trials(records[:2]) == [] and next(iter(plot_runs.drawings(session()))) == "shares"
+    assert (
+        text_compare.trials(records[:2]) == []
+        and next(iter(plot_runs.drawings(session()))) == "shares"
+    )
 
 
 @pytest.mark.parametrize("name", ["batch", "stall"])
@@ -186,7 +226,9 @@ def test_experiments_draw_disturbed_runs_hollow(name: str) -> None:
     figure = canvas.drawn(of_levers(records, name), (11, 5))
     entries = [text.get_text() for legend in legends(figure) for text in legend.get_texts()]
     assert entries.count(HOLLOW) == 1
-    hollow = [line for ax in figure.axes for line in ax.lines if line.get_markerfacecolor() == "none"]
+    hollow = [
+        line for ax in figure.axes for line in ax.lines if line.get_markerfacecolor() == "none"
+    ]
     assert any(len(np.asarray(line.get_xdata())) for line in hollow)
 
 

@@ -58,7 +58,9 @@ TENSORS = (
 )
 
 
-def weights(settings: Settings, tensors: tuple[Tensor, ...] = TENSORS, model: Model = MODEL) -> dict[str, int]:
+def weights(
+    settings: Settings, tensors: tuple[Tensor, ...] = TENSORS, model: Model = MODEL
+) -> dict[str, int]:
     places = memory.places(model, settings, tensors, ["A", "B"], (1, 1))
     assert places is not None
     return {place.device: place.memory.weights_bytes for place in places}
@@ -82,7 +84,8 @@ def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
 
     def caches(settings: Settings) -> list[int | None]:
         return [
-            place.memory.kv_cache_bytes for place in memory.places(MODEL, settings, TENSORS, ["A", "B"], (1, 1)) or ()
+            place.memory.kv_cache_bytes
+            for place in memory.places(MODEL, settings, TENSORS, ["A", "B"], (1, 1)) or ()
         ]
 
     assert caches(offloaded()) == [2 * a_layer, 0, 0]
@@ -90,12 +93,16 @@ def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
     assert caches(offloaded(kv_offload=False)) == [0, 0, 2 * a_layer]
     unknown = dataclasses.replace(MODEL, uncounted="it is odd")
     places = memory.places(unknown, offloaded(), TENSORS, ["A", "B"], (1, 1)) or ()
-    assert {(place.memory.kv_cache_bytes, place.memory.compute_bytes) for place in places} == {(None, None)}
+    assert {(place.memory.kv_cache_bytes, place.memory.compute_bytes) for place in places} == {
+        (None, None)
+    }
 
 
 def test_devices_come_in_llama_cpps_order() -> None:
     kinds = (("CUDA0", "gpu"), ("CUDA1", "gpu"), ("CPU", "cpu"), ("Vulkan0", "igpu"))
-    here = dataclasses.replace(MACHINE, devices=tuple(Device(name, name, kind) for name, kind in kinds))
+    here = dataclasses.replace(
+        MACHINE, devices=tuple(Device(name, name, kind) for name, kind in kinds)
+    )
     small = dataclasses.replace(here, devices=here.devices[2:])
 
     def names(machine_here: Any, **changes: Any) -> list[str]:
@@ -138,14 +145,20 @@ def real_and_planned(
 
 def check(engine: Worker, path: Path, compute_within: float | None = None) -> None:
     """Layers are exactly those worked out, weights and caches within 1 %, compute buffers where that is asked for."""
-    settings = offloaded(n_gpu_layers=0, n_ctx=2048, n_ubatch=512, mmap=False, flash_attn_resolved=None)
+    settings = offloaded(
+        n_gpu_layers=0, n_ctx=2048, n_ubatch=512, mmap=False, flash_attn_resolved=None
+    )
     real, by_part, planned = real_and_planned(engine, path, settings)
     of_layers = {layer: place.device for place in planned for layer in place.layers}
     assert [of_layers[layer] for layer in range(len(of_layers))] == list(real.layers)
     for place in planned:
         rest = 2**15  # the log has hundredths of a MiB
-        assert place.memory.weights_bytes == pytest.approx(by_part.get((place.device, "model"), 0), rel=0.01, abs=rest)
-        assert place.memory.kv_cache_bytes == pytest.approx(by_part.get((place.device, "KV"), 0), rel=0.01, abs=rest)
+        assert place.memory.weights_bytes == pytest.approx(
+            by_part.get((place.device, "model"), 0), rel=0.01, abs=rest
+        )
+        assert place.memory.kv_cache_bytes == pytest.approx(
+            by_part.get((place.device, "KV"), 0), rel=0.01, abs=rest
+        )
         if compute_within is None:
             continue
         compute = by_part.get((place.device, "compute"), 0)
@@ -170,7 +183,9 @@ def written(folder: Path, arch: str, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_the_output_matrix_lies_with_the_output(engine: Worker, folder: Path, is_tied: bool) -> None:
+def test_the_output_matrix_lies_with_the_output(
+    engine: Worker, folder: Path, is_tied: bool
+) -> None:
     path = written(folder, "llama", tied_embeddings=is_tied)
     check(engine, path)
 

@@ -25,7 +25,9 @@ def model_file(tmp_path: Path) -> Path:
 
 
 def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
-    return make_plan(cast(Worker, worker), **{"model": str(path), "prompt_len": "10,20", "gen": 5, **asked})
+    return make_plan(
+        cast(Worker, worker), **{"model": str(path), "prompt_len": "10,20", "gen": 5, **asked}
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,9 @@ def test_lengths_as_llama_bench_writes_them(text: str, lengths: tuple[int, ...])
     assert parse_lengths(text) == lengths
 
 
-@pytest.mark.parametrize("text", ["", "ten", "-5", "10,", "1.5", "10-5", "10-20*1", "10-20+0", "0-8*2", "1e3"])
+@pytest.mark.parametrize(
+    "text", ["", "ten", "-5", "10,", "1.5", "10-5", "10-20*1", "10-20+0", "0-8*2", "1e3"]
+)
 def test_what_is_not_a_length_is_said(text: str) -> None:
     with pytest.raises(LabError):
         parse_lengths(text)
@@ -72,7 +76,9 @@ def test_what_is_not_a_length_is_said(text: str) -> None:
         ({"model": "smolm2-135"}, "no model named"),
     ],
 )
-def test_bad_settings(fake_worker: FakeWorker, model_file: Path, asked: dict[str, Any], says: str) -> None:
+def test_bad_settings(
+    fake_worker: FakeWorker, model_file: Path, asked: dict[str, Any], says: str
+) -> None:
     with pytest.raises(LabError, match=says):
         plan(fake_worker, model_file, **asked)
 
@@ -82,14 +88,18 @@ def test_close_names_are_offered(fake_worker: FakeWorker) -> None:
         plan(fake_worker, Path("smolm2-135"))
 
 
-def test_beyond_the_training_context_is_a_warning(fake_worker: FakeWorker, model_file: Path) -> None:
+def test_beyond_the_training_context_is_a_warning(
+    fake_worker: FakeWorker, model_file: Path
+) -> None:
     made = plan(fake_worker, model_file, prompt_len="10,996,2000")
     assert "996 and 2,000 prompt tokens" in made.warnings[0]
     assert "timing is valid" in made.warnings[0]
     assert not plan(fake_worker, model_file, prompt_len="10,995").warnings
 
 
-def test_a_length_that_cannot_fit_is_refused_and_the_others_stay(fake_worker: FakeWorker, model_file: Path) -> None:
+def test_a_length_that_cannot_fit_is_refused_and_the_others_stay(
+    fake_worker: FakeWorker, model_file: Path
+) -> None:
     made = plan(fake_worker, model_file, prompt_len=[10, 10**12])
     (refused,) = made.refused
     assert refused.n_prompt == 10**12
@@ -108,7 +118,10 @@ def test_rounds_are_shuffled_by_the_seed(fake_worker: FakeWorker, model_file: Pa
     assert [repeat for repeat, _ in made.order] == [0] * 6 + [1] * 6
     assert sorted(case.n_prompt for _, case in made.order[:6]) == [1, 2, 3, 4, 5, 6]
     assert made.order == made.order
-    assert made.order != plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2, seed=2).order
+    assert (
+        made.order
+        != plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2, seed=2).order
+    )
 
 
 def test_prompts_have_exactly_n_tokens_and_go_around_the_end() -> None:
@@ -129,7 +142,10 @@ def test_prompt_files_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_file: Path) -> None:
     n = n_cores_usable() or 1
-    assert "every step becomes many times slower" in plan(fake_worker, model_file, threads=n + 1).warnings[0]
+    assert (
+        "every step becomes many times slower"
+        in plan(fake_worker, model_file, threads=n + 1).warnings[0]
+    )
     assert not plan(fake_worker, model_file, threads=n).warnings
 
 
@@ -149,7 +165,9 @@ def test_values_that_no_machine_could_work_with_are_refused(asked: Any, words: s
         AskedSettings(**asked).check()
 
 
-def test_a_measurement_from_python_may_be_a_sweep(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_from_python_may_be_a_sweep(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plans: list[Plan] = []
     monkeypatch.setattr(measuring, "carry_out", lambda make, *_: plans.append(make(FakeWorker())))
     measuring.measure([40], 3, 1, str(model_file), every=20, threads=1)

@@ -13,13 +13,24 @@ import pytest
 
 import lab
 from lab import main
-from lab.cli import help
-from lab.features import known
+from lab.app import help
+from lab.app import known
 from tests.conftest import run_lab
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lab"
-LAYERS = ["core", "process", "engine", "models", "runner", "show", "cli"]
+LAYERS = [
+    "core",
+    "process",
+    "engine",
+    "models",
+    "runner",
+    "formats",
+    "roofline",
+    "remote",
+    "show",
+    "app",
+]
 """The base, from bottom to top: a folder imports only from those before it."""
 
 IMPORTERS = {  # the folders or files that may import a third-party library
@@ -41,7 +52,9 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "rich": {"show", "features"},
     "click": {"cli", "features", "main"},
 }
-FILES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
+FILES = sorted(
+    path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py")
+)
 MODULES = {"lab." + name.removesuffix("/__init__").replace("/", "."): name for name in FILES}
 
 
@@ -80,8 +93,12 @@ def test_a_folder_of_the_base_imports_only_from_those_below_it(folder: str) -> N
 
 
 def test_only_what_runs_in_a_child_imports_the_engine() -> None:
-    importers = [file for file in FILES if any(name.startswith("lab.engine.") for name in imports(file))]
-    assert not [file for file in importers if not file.startswith("engine/") and not file.endswith("/child")]
+    importers = [
+        file for file in FILES if any(name.startswith("lab.engine.") for name in imports(file))
+    ]
+    assert not [
+        file for file in importers if not file.startswith("engine/") and not file.endswith("/child")
+    ]
     assert "engine.child" in (PACKAGE / "process/worker.py").read_text()
 
 
@@ -90,7 +107,9 @@ def test_the_arrows_between_features_are_those_of_the_table() -> None:
     rows = [line.strip("| ").split(" | ") for line in table.split("\n\n")[0].splitlines()]
     written = {name.strip("`"): set(others.replace("`", "").split(", ")) for name, others in rows}
     own = {
-        name.removeprefix("features."): {one.removeprefix("features.") for one in others if one.startswith("features.")}
+        name.removeprefix("features."): {
+            one.removeprefix("features.") for one in others if one.startswith("features.")
+        }
         for name, others in arrows().items()
         if name.startswith("features.")
     }
@@ -99,7 +118,9 @@ def test_the_arrows_between_features_are_those_of_the_table() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_third_party_libraries_are_imported_in_one_place(file: str) -> None:
-    libraries = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {"lab"}
+    libraries = (
+        {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {"lab"}
+    )
     assert libraries <= IMPORTERS.keys()
     places = {file, *(file.rsplit("/", n)[0] for n in range(1, file.count("/") + 1))}
     assert all(places & IMPORTERS[library] for library in libraries), libraries
@@ -116,7 +137,9 @@ def test_a_file_is_small_and_begins_with_its_idea(file: str) -> None:
     assert text.count("\n") <= 900
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}))
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE})
+)
 def test_a_folder_begins_with_its_docstring_and_nothing_else(folder: Path) -> None:
     (only,) = ast.parse((folder / "__init__.py").read_text()).body
     assert isinstance(only, ast.Expr)
@@ -144,9 +167,15 @@ assert lab.commands.keys().isdisjoint({removed}), lab.commands.keys()
 lab(["--help"], standalone_mode=False)
 lab(["show", {str(sample)!r}], standalone_mode=False)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True
+    )
     assert not done.returncode, done.stderr[-2000:]
-    assert "Serve many:" in done.stdout and "9.59" in done.stdout and "Measure how long a new" not in done.stdout
+    assert (
+        "Serve many:" in done.stdout
+        and "9.59" in done.stdout
+        and "Measure how long a new" not in done.stdout
+    )
 
 
 PUBLIC = sorted(lab._modules())
@@ -159,7 +188,9 @@ def test_a_public_function_has_an_example(name: str) -> None:
 
 
 def test_python_m_lab_is_lab() -> None:
-    done = subprocess.run([sys.executable, "-m", "lab", "--version"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", "--version"], check=True, capture_output=True, text=True
+    )
     assert done.stdout.startswith("mini-lab ")
 
 
@@ -186,9 +217,11 @@ def commands(group: click.Group, path: str = "lab") -> dict[str, click.Command]:
 def test_every_command_and_option_explains_itself(name: str) -> None:
     command = commands(main.lab)[name]
     assert command.help
-    assert f"### `{name}`" in (ROOT / "lab/cli/README.md").read_text()
+    assert f"### `{name}`" in (ROOT / "lab/app/README.md").read_text()
     for parameter in command.params:
-        assert parameter.param_type_name == "argument" or getattr(parameter, "help", None), parameter.name
+        assert parameter.param_type_name == "argument" or getattr(parameter, "help", None), (
+            parameter.name
+        )
 
 
 @pytest.mark.parametrize("name", sorted(commands(main.lab)))
@@ -198,17 +231,23 @@ def test_the_help_of_a_command_has_purpose_examples_and_options_in_groups(name: 
         return
     assert isinstance(command, help.Command)
     options = {
-        max(option.opts, key=len).removeprefix("--") for option in command.params if isinstance(option, click.Option)
+        max(option.opts, key=len).removeprefix("--")
+        for option in command.params
+        if isinstance(option, click.Option)
     }
     grouped = [option for group in help.GROUPS.values() for option in group]
     assert len(grouped) == len(set(grouped))
-    assert len(options) < help.MOST_UNGROUPED or (4 <= len(command.first) <= 6 and set(command.first) <= options)
+    assert len(options) < help.MOST_UNGROUPED or (
+        4 <= len(command.first) <= 6 and set(command.first) <= options
+    )
     purpose, examples = command.paragraphs[:2]
     assert "\n" not in purpose and purpose.count(".") <= 1 + purpose.count("llama.cpp")
     mark, *lines = examples.splitlines()
     assert mark == "\b" and 2 <= len(lines) <= 3 and all(len(line) <= 78 for line in lines)
     short = run_lab(*name.split()[1:], "--help")[1]
-    assert sum(line.lstrip().startswith("-") for line in short.splitlines()) <= help.MOST + 2  # and the two of the help
+    assert (
+        sum(line.lstrip().startswith("-") for line in short.splitlines()) <= help.MOST + 2
+    )  # and the two of the help
     shown = run_lab(*name.split()[1:], "--help-all")[1] if "--help-all" in short else short
     assert all(f"--{option} " in shown for option in (*options, "help"))
 
@@ -243,7 +282,9 @@ def test_committed_samples_are_readable_and_small() -> None:
 
 
 def test_no_registry_host_and_no_lock_file_is_committed() -> None:
-    listed = subprocess.run(["git", "ls-files"], check=False, cwd=ROOT, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files"], check=False, cwd=ROOT, capture_output=True, text=True
+    )
     if listed.returncode:
         pytest.skip("not a git checkout")
     assert not {"uv.lock", "poetry.lock"} & set(listed.stdout.split())
@@ -251,5 +292,10 @@ def test_no_registry_host_and_no_lock_file_is_committed() -> None:
 
 def test_no_command_has_two_options_of_one_name() -> None:
     for name, command in main.lab.commands.items():
-        flags = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts) if flag.strip()]
+        flags = [
+            flag
+            for option in command.params
+            for flag in (*option.opts, *option.secondary_opts)
+            if flag.strip()
+        ]
         assert len(flags) == len(set(flags)), name

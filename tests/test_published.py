@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lab.core.record import DECODE, PREFILL
-from lab.features.predict import datasheet
-from lab.features.predict.datasheet import Case
+from lab.roofline import datasheet
+from lab.roofline.datasheet import Case
 from lab.features.predict.prediction import on_device
 from lab.models import catalog, devices, synthetic
 from tests.bench import clean_published, learn_published
@@ -28,7 +28,13 @@ RAW = {
     "tps": "57.5",
     "as_published": "LocalScore · NVIDIA GeForce RTX 3060 · Q4_K - Medium",
 }
-BOARD = {"source": "board", "backend": "CUDA", "model": "llama-2-7b", "quantization": "Q4_0", "test": "pp512"}
+BOARD = {
+    "source": "board",
+    "backend": "CUDA",
+    "model": "llama-2-7b",
+    "quantization": "Q4_0",
+    "test": "pp512",
+}
 
 
 def cleaned(**changes: str) -> dict[str, str]:
@@ -40,20 +46,60 @@ def cleaned(**changes: str) -> dict[str, str]:
     ("changes", "device", "share", "backend"),
     [
         ({}, "rtx-3060", "", "CUDA"),
-        ({"as_published": "LocalScore · NVIDIA GeForce RTX 3060 Laptop GPU · Q4_K"}, "rtx-3060-laptop", "", "CUDA"),
-        ({"as_published": "LocalScore · Apple M1 Max 8P+2E+24GPU · Q4_K"}, "m1-max", "0.75", "Metal"),
-        ({"as_published": "LocalScore · Apple M4 Max 10P+4E+32GPU · Q4_K"}, "m4-max-32core", "", "Metal"),
-        ({"as_published": "LocalScore · AMD  Radeon RX 7800 XT · Q4_K"}, "rx-7800-xt", "", "tinyBLAS"),
-        ({"as_published": "x · Ryzen 9 7900X (Nvidia 4090)", "source": "g"}, "rtx-4090", "", "CUDA"),
-        ({"as_published": "x · M1 Ultra (48 GPU Core) 64GB", "source": "g"}, "m1-ultra", "0.75", "Metal"),
-        ({"as_published": "LLaMA 7B; device=rtx-2060s-8gb", "device": "rtx-2060s-8gb"}, "rtx-2060-super", "", "CUDA"),
+        (
+            {"as_published": "LocalScore · NVIDIA GeForce RTX 3060 Laptop GPU · Q4_K"},
+            "rtx-3060-laptop",
+            "",
+            "CUDA",
+        ),
+        (
+            {"as_published": "LocalScore · Apple M1 Max 8P+2E+24GPU · Q4_K"},
+            "m1-max",
+            "0.75",
+            "Metal",
+        ),
+        (
+            {"as_published": "LocalScore · Apple M4 Max 10P+4E+32GPU · Q4_K"},
+            "m4-max-32core",
+            "",
+            "Metal",
+        ),
+        (
+            {"as_published": "LocalScore · AMD  Radeon RX 7800 XT · Q4_K"},
+            "rx-7800-xt",
+            "",
+            "tinyBLAS",
+        ),
+        (
+            {"as_published": "x · Ryzen 9 7900X (Nvidia 4090)", "source": "g"},
+            "rtx-4090",
+            "",
+            "CUDA",
+        ),
+        (
+            {"as_published": "x · M1 Ultra (48 GPU Core) 64GB", "source": "g"},
+            "m1-ultra",
+            "0.75",
+            "Metal",
+        ),
+        (
+            {"as_published": "LLaMA 7B; device=rtx-2060s-8gb", "device": "rtx-2060s-8gb"},
+            "rtx-2060-super",
+            "",
+            "CUDA",
+        ),
     ],
 )
 def test_the_published_name_says_which_device_it_was(
     changes: dict[str, str], device: str, share: str, backend: str
 ) -> None:
     row = cleaned(**changes)
-    assert (row["device"], row["gpu_share"], row["backend"], row["marks"]) == (device, share, backend, "")
+    assert (row["device"], row["gpu_share"], row["backend"], row["marks"]) == (
+        device,
+        share,
+        backend,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +109,13 @@ def test_the_published_name_says_which_device_it_was(
         ({"as_published": "LocalScore · NVIDIA Foo 9 · Q4_K"}, "unknown-device"),
         ({"as_published": "LocalScore · NVIDIA L40S-8Q · Q4_K"}, "unclear-device"),
         ({"model": "nobody/Foo-8B"}, "unknown-model"),
-        ({"model": "Qwen/Qwen2.5-14B", "as_published": "LocalScore · NVIDIA GeForce RTX 3070 · Q4_K"}, "does-not-fit"),
+        (
+            {
+                "model": "Qwen/Qwen2.5-14B",
+                "as_published": "LocalScore · NVIDIA GeForce RTX 3070 · Q4_K",
+            },
+            "does-not-fit",
+        ),
         ({"as_published": "x · Pi 5 - 8GB (Nvidia RTX 3060)", "source": "g"}, "slow-host"),
         ({**BOARD, "tps": "4000", "as_published": "RTX 3060"}, "above-peak"),
         ({**BOARD, "tps": "40", "as_published": "Raspberry Pi 5"}, "no-peak slow-host"),
@@ -99,9 +151,15 @@ def test_the_learned_figures_are_what_the_rows_teach(phase: str) -> None:
         assert known.parts[part] == pytest.approx(value, rel=1e-3), part
     for name, values in again.factors.items():
         assert known.factors[name] == pytest.approx(values, rel=2e-3), name
-    assert all(0.8 <= one["inside"] / one["n_rows"] <= 1 for one in known.ranges.values() if one["n_devices"] > 9)
+    assert all(
+        0.8 <= one["inside"] / one["n_rows"] <= 1
+        for one in known.ranges.values()
+        if one["n_devices"] > 9
+    )
     errors = [abs(learn_published.error(known, row)) for row in own]
-    assert sorted(errors)[len(errors) // 2] < 0.1  # these rows were seen; tests/bench/published.py leaves them out
+    assert (
+        sorted(errors)[len(errors) // 2] < 0.1
+    )  # these rows were seen; tests/bench/published.py leaves them out
 
 
 def test_nothing_is_predicted_faster_than_the_limit() -> None:
@@ -110,45 +168,58 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
         model = synthetic.model_of(catalog.find(name), "Q4_0")
         for device in devices.devices().values():
             row = on_device(model, settings, device, 512, 128)
-            assert row.tpot_limit_s <= row.tpot_s[0] <= (row.tpot_expected_s or 0) <= row.tpot_s[1], device.name
+            assert (
+                row.tpot_limit_s <= row.tpot_s[0] <= (row.tpot_expected_s or 0) <= row.tpot_s[1]
+            ), device.name
             if device.peak_tflops is None:
                 assert row.prefill_limit_s is None and row.prefill_s[0] != row.prefill_s[0]
             else:
                 low, high = row.prefill_s
-                assert (row.prefill_limit_s or 0) <= low <= (row.prefill_expected_s or 0) <= high, device.name
+                assert (row.prefill_limit_s or 0) <= low <= (row.prefill_expected_s or 0) <= high, (
+                    device.name
+                )
 
 
 def test_a_range_is_wider_for_what_nobody_published() -> None:
     known = datasheet.learned()[DECODE]
-    row = next(row for row in published() if row.backend == "CUDA" and row.phase == DECODE and not row.marks)
+    row = next(
+        row
+        for row in published()
+        if row.backend == "CUDA" and row.phase == DECODE and not row.marks
+    )
     case = learn_published.case_of(row)
     low, high = known.range(case)
     tried: list[dict[str, Any]] = [{"model": "foo"}, {"backend": "SYCL"}, {"quantization": "IQ2_S"}]
     for changes in tried:
         wider = known.range(dataclasses.replace(case, **changes))
         assert wider[0] < low and wider[1] / wider[0] > high / low, changes
-    known, (case, *_) = (
-        datasheet.learned()[PREFILL],
-        [
-            learn_published.case_of(row)
-            for row in published()
-            if row.phase == PREFILL and row.n_depth > 30_000 and not row.marks
-        ],
-    )
-    (low, high), unknown = known.range(case), known.range(dataclasses.replace(case, backend="CANN"))
+    known = datasheet.learned()[PREFILL]
+    (case, *_) = [
+        learn_published.case_of(row)
+        for row in published()
+        if row.phase == PREFILL and row.n_depth > 30_000 and not row.marks
+    ]
+    (low, high) = known.range(case)
+    unknown = known.range(dataclasses.replace(case, backend="CANN"))
     assert unknown[1] / unknown[0] > 1.5 * high / low
 
 
 def test_a_smaller_cache_makes_long_contexts_faster() -> None:
-    model, device = synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0"), devices.find_device("rtx-4090")
+    model = synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0")
+    device = devices.find_device("rtx-4090")
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")
-    plain, packed = (on_device(model, own, device, 8000, 100).tpot_expected_s for own in (SETTINGS, small))
+    plain, packed = (
+        on_device(model, own, device, 8000, 100).tpot_expected_s for own in (SETTINGS, small)
+    )
     assert plain and packed and packed < 0.85 * plain
 
 
 def test_only_clean_rows_are_cited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    device, model = devices.find_device("rtx-3060"), synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0")
-    assert datasheet.measured(device, model).startswith("Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2")
+    device = devices.find_device("rtx-3060")
+    model = synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0")
+    assert datasheet.measured(device, model).startswith(
+        "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2"
+    )
     lines = learn_published.PUBLISHED.read_text().replace(",,RTX", ",does-not-fit,RTX")
     (tmp_path / "published.csv").write_text(lines)
     monkeypatch.setattr(datasheet, "data_file", tmp_path.joinpath)
@@ -156,7 +227,12 @@ def test_only_clean_rows_are_cited(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 DEVICES = "rtx-4090", "rtx-3090", "rtx-5090", "m2-ultra", "m4-max", "rx-7900-xtx"
-MODELS = ("llama-3.1-8b", "Q4_0"), ("qwen3-4b", "Q8_0"), ("gemma-3-12b", "Q4_K_M"), ("llama-2-7b", "Q4_0")
+MODELS = (
+    ("llama-3.1-8b", "Q4_0"),
+    ("qwen3-4b", "Q8_0"),
+    ("gemma-3-12b", "Q4_K_M"),
+    ("llama-2-7b", "Q4_0"),
+)
 
 
 def planted(phase: str, seconds: Callable[[Case], float]) -> list[Row]:
@@ -167,7 +243,8 @@ def planted(phase: str, seconds: Callable[[Case], float]) -> list[Row]:
         n_prompt, n_depth = (512, depth) if phase == PREFILL else (max(64, depth), 0)
         for is_flash in (True, False):
             what = f"of {device}", device, 1.0, backend, model, kind, phase, n_prompt, is_flash
-            row, n_tokens = Row(*what, 1.0, n_depth=n_depth), 512 if phase == PREFILL else 1
+            row = Row(*what, 1.0, n_depth=n_depth)
+            n_tokens = 512 if phase == PREFILL else 1
             rows.append(row._replace(tps=n_tokens / seconds(learn_published.case_of(row))))
     return rows
 
@@ -181,16 +258,26 @@ def test_attention_is_learned_at_a_share_of_its_own() -> None:
     for left_out in ("rtx-3090", "m2-ultra"):
         known = learn_published.fit([row for row in rows if row.device != left_out], PREFILL)
         errors = [abs(learn_published.error(known, row)) for row in rows if row.device == left_out]
-        assert max(errors) < 0.15  # gemma-3-12b's windows and what flash attention saves are in these rows
+        assert (
+            max(errors) < 0.15
+        )  # gemma-3-12b's windows and what flash attention saves are in these rows
         case = learn_published.case_of(rows[0])
-        on, off = (known.coefficients(dataclasses.replace(case, flash_attn=is_on))[2] for is_on in (True, False))
+        on, off = (
+            known.coefficients(dataclasses.replace(case, flash_attn=is_on))[2]
+            for is_on in (True, False)
+        )
         assert off / on == pytest.approx(3, rel=0.15)
 
 
 def test_decode_reads_the_cache_at_a_share_of_its_own() -> None:
-    rows = planted(DECODE, lambda case: 1.4 * case.parts[1] + (2 if case.flash_attn else 4) * case.parts[3])
+    rows = planted(
+        DECODE, lambda case: 1.4 * case.parts[1] + (2 if case.flash_attn else 4) * case.parts[3]
+    )
     known = learn_published.fit([row for row in rows if row.device != "rtx-3090"], DECODE)
-    assert max(abs(learn_published.error(known, row)) for row in rows if row.device == "rtx-3090") < 0.15
+    assert (
+        max(abs(learn_published.error(known, row)) for row in rows if row.device == "rtx-3090")
+        < 0.15
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +291,9 @@ def test_decode_reads_the_cache_at_a_share_of_its_own() -> None:
 def test_long_prompts_take_what_others_measured(
     device: str, name: str, kind: str, n_prompt: int, seconds: float
 ) -> None:
-    model, settings = synthetic.model_of(catalog.find(name), kind), dataclasses.replace(SETTINGS, n_ubatch=512)
+    model = synthetic.model_of(catalog.find(name), kind)
+    settings = dataclasses.replace(SETTINGS, n_ubatch=512)
     row = on_device(model, settings, devices.find_device(device), n_prompt, 2)
-    expected, (fast, slow) = row.prefill_expected_s or 0, row.prefill_s
+    expected = row.prefill_expected_s or 0
+    (fast, slow) = row.prefill_s
     assert fast < seconds < slow and seconds / 2 < expected < seconds * 1.5

@@ -17,7 +17,7 @@ from lab.core import results
 from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Steps
 from lab.errors import LabError
-from lab.features import known
+from lab.app import known
 from lab.features.quant import child as quality, comparing
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -30,8 +30,12 @@ def chunk(kl: float, same: int = 200, nll: float = 2.1, reference: float = 2.0) 
     return Divergence((kl,) * 255, same, nll, reference)
 
 
-def quality_record(variant: str, chunks: list[Divergence], is_floor: bool = False, **changes: Any) -> Record:
-    found = Quality("A: F16", "", ("prose", "code") * (len(chunks) // 2), tuple(chunks), is_floor, 90.0)
+def quality_record(
+    variant: str, chunks: list[Divergence], is_floor: bool = False, **changes: Any
+) -> Record:
+    found = Quality(
+        "A: F16", "", ("prose", "code") * (len(chunks) // 2), tuple(chunks), is_floor, 90.0
+    )
     run = make_run(512, 0, variant=variant, part=QUANT, quality=found)
     return make_record(dataclasses.replace(run, steps=Steps(), token_ids=()), **changes)
 
@@ -56,7 +60,9 @@ def planted(n_blocks: int = 10) -> list[Record]:
             }
             model = dataclasses.replace(MODEL, quantization=name[3:])
             run = dataclasses.replace(
-                run, steps=dataclasses.replace(steps, **times), started_at=f"2026-01-01T00:00:{block:02}Z"
+                run,
+                steps=dataclasses.replace(steps, **times),
+                started_at=f"2026-01-01T00:00:{block:02}Z",
             )
             made.append(make_record(run, model=model))
     return made
@@ -68,7 +74,8 @@ def test_divergence_is_that_of_scipy() -> None:
     own = reference + 0.3 * own
     following = random.integers(0, 1000, 255).tolist()
     found = quality.divergence(reference, own, following)
-    p, q = special.softmax(reference.astype(float), axis=1), special.softmax(own.astype(float), axis=1)
+    p = special.softmax(reference.astype(float), axis=1)
+    q = special.softmax(own.astype(float), axis=1)
     assert found.kl == pytest.approx(special.rel_entr(p, q).sum(axis=1), rel=1e-5)
     assert found.n_same == (p.argmax(1) == q.argmax(1)).sum()
     assert found.nll == pytest.approx(-np.log(q[np.arange(255), following]).mean())
@@ -77,14 +84,17 @@ def test_divergence_is_that_of_scipy() -> None:
 
 
 def test_logits_that_no_float_of_16_bits_holds_are_not_clamped() -> None:
-    reference, own = np.zeros((1, 4), np.float32), np.array([[0, 0, 0, -60]], np.float32)
+    reference = np.zeros((1, 4), np.float32)
+    own = np.array([[0, 0, 0, -60]], np.float32)
     found = quality.divergence(reference, own, [3])
     assert found.kl[0] == pytest.approx(0.25 * 60 + math.log(3 / 4), rel=1e-5) and found.nll > 60
     with pytest.raises(LabError, match="not numbers"):
         quality.divergence(reference, own * float("nan"), [3])
 
 
-def test_the_largest_logits_and_sums_of_the_rest_bound_the_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_logits_and_sums_of_the_rest_bound_the_divergence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(quality, "N_TOP", 64)
     random = np.random.default_rng(4)
     reference = random.normal(0, 4, (40, 2000)).astype(np.float32)
@@ -99,7 +109,9 @@ def test_the_largest_logits_and_sums_of_the_rest_bound_the_divergence(monkeypatc
     )
     monkeypatch.setattr(quality, "N_TOP", 5000)  # all entries: nothing is left out
     whole = quality.bounded(quality.largest(reference, following), own, following)
-    assert whole.kl == pytest.approx(exact.kl, rel=1e-4) and whole.most == pytest.approx(np.mean(exact.kl), rel=1e-4)
+    assert whole.kl == pytest.approx(exact.kl, rel=1e-4) and whole.most == pytest.approx(
+        np.mean(exact.kl), rel=1e-4
+    )
 
 
 def test_the_planted_front_is_found() -> None:
@@ -114,7 +126,11 @@ def test_the_planted_front_is_found() -> None:
         "No other one is better in both quality and decode speed than F16, Q8_0 and Q4_K_M; Q4_0 is beaten in both."
     )
     answer = comparing.answer(found)
-    assert answer.startswith("Q8_0 decodes 1.5") and "as fast as F16" in answer and "on 98 % of tokens" in answer
+    assert (
+        answer.startswith("Q8_0 decodes 1.5")
+        and "as fast as F16" in answer
+        and "on 98 % of tokens" in answer
+    )
     assert "; Q4_K_M 2" in answer and answer.endswith("on 97.6 %.") and said[-1] == comparing.LIMITS
 
 
@@ -125,7 +141,10 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
     records = [quality_record("B: x", one), quality_record("C: y", other)]
     ((_, found),) = comparing.of_sessions(records)
     assert found.equal == [("x", "y")] and found.rows.on_front.all()
-    assert comparing.answer(found) == "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
+    assert (
+        comparing.answer(found)
+        == "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
+    )
 
 
 def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
@@ -133,12 +152,23 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     for record in planted():
         results.save(path, record)
     status, out, _ = run_lab("show", path)
-    assert status == 0 and "Quality and speed" in out and "Q4_0 is beaten in both" in out and "dialogue" not in out
+    assert (
+        status == 0
+        and "Quality and speed" in out
+        and "Q4_0 is beaten in both" in out
+        and "dialogue" not in out
+    )
     status, out, _ = run_lab("show", path, "--json")
     rows = json.loads(out)["quant"]
-    assert [row["label"] for row in rows] == ["F16", "Q8_0", "Q4_K_M", "Q4_0"] and rows[3]["kl"] == pytest.approx(0.05)
+    assert [row["label"] for row in rows] == ["F16", "Q8_0", "Q4_K_M", "Q4_0"] and rows[3][
+        "kl"
+    ] == pytest.approx(0.05)
     tried = [make_record(model=MODEL), make_record(model=dataclasses.replace(MODEL, name="other"))]
-    assert comparing.known_lines(tmp_path / "none", tried) == [] == comparing.known_lines(tmp_path, tried[1:])
+    assert (
+        comparing.known_lines(tmp_path / "none", tried)
+        == []
+        == comparing.known_lines(tmp_path, tried[1:])
+    )
     assert comparing.known_lines(tmp_path, tried)[0] == (
         f"Quality of {MODEL.name} {MODEL.quantization} by lab quant: "
         "divergence 0.00100 from F16, same most likely token at 98 %."
@@ -174,7 +204,10 @@ def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_d
     ]
     assert sorted(entry.quantizations.values(), reverse=True) == list(entry.quantizations.values())
     with loopback_hub.running() as hub:
-        files = {f"Llama-{kind}.gguf": embedded.read_bytes() + bytes(i) for i, kind in enumerate(kinds[:2])}
+        files = {
+            f"Llama-{kind}.gguf": embedded.read_bytes() + bytes(i)
+            for i, kind in enumerate(kinds[:2])
+        }
         hub.repos[repo] = loopback_hub.Repo(files)
         monkeypatch.setitem(
             catalog.entries(),
@@ -186,11 +219,18 @@ def test_a_name_of_the_catalog_stands_for_its_quantizations_and_asks_before_it_d
         close_session()
         monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
         status, _, err = run_lab("quant", "llama-3.2-1b", "-o", tmp_path)
-        assert status != 0 and "Download" in err and f"hf:{repo}:F16 2.5 GB" in err and hub.n_bytes == 0
+        assert (
+            status != 0
+            and "Download" in err
+            and f"hf:{repo}:F16 2.5 GB" in err
+            and hub.n_bytes == 0
+        )
         with Worker() as worker:
             made = comparing.plan(worker, "llama-3.2-1b", prompt_len=16, gen=4, threads=1)
         close_session()
-    assert hub.n_bytes == sum(map(len, files.values())) and comparing.missing(["llama-3.2-1b"]) == {}
+    assert (
+        hub.n_bytes == sum(map(len, files.values())) and comparing.missing(["llama-3.2-1b"]) == {}
+    )
     assert [name[:3] for name in made.plans] == ["A: ", "B: "] and not made.apart
 
 
@@ -211,7 +251,10 @@ def test_the_labs_own_texts_make_60_chunks(embedded: Path) -> None:
         (("a.gguf", "b.gguf", "--cache-type", "f16,q8_0"), "--cache-type compares one file"),
         (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "empty.txt"), "is empty"),
         (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "random"), "Random tokens"),
-        (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "short.txt", "-t", "1"), "too few for two chunks"),
+        (
+            ("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "short.txt", "-t", "1"),
+            "too few for two chunks",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_told(
@@ -226,7 +269,9 @@ def test_what_cannot_be_compared_is_told(
 
 def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
     path = odd_models.write("llama", tmp_path / "llama.gguf")
-    status, _, err = run_lab("quant", path, "--cache-type", "f16,q8_0", "-t", "1", "-o", tmp_path / "out")
+    status, _, err = run_lab(
+        "quant", path, "--cache-type", "f16,q8_0", "-t", "1", "-o", tmp_path / "out"
+    )
     assert status == 1 and "token by token" in err and not list((tmp_path / "out").glob("*.jsonl"))
 
 
@@ -234,14 +279,21 @@ def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
 def test_cache_types_of_the_embedded_model(
     embedded: Path, tmp_path: Path, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, path = tmp_path / "short.txt", tmp_path / "a.jsonl"
+    text = tmp_path / "short.txt"
+    path = tmp_path / "a.jsonl"
     text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
     monkeypatch.setattr(comparing, "N_CHUNK", 64)
     monkeypatch.setattr(comparing, "FIRST", 32)
     with Worker() as worker, monkeypatch.context() as patch:
         if apart:
             patch.setattr(machine, "memory_available", lambda: 300_000_000)
-        asked: dict[str, Any] = {"text": str(text), "prompt_len": 16, "gen": 4, "threads": 1, "blocks": 1}
+        asked: dict[str, Any] = {
+            "text": str(text),
+            "prompt_len": 16,
+            "gen": 4,
+            "threads": 1,
+            "blocks": 1,
+        }
         made = comparing.plan(worker, str(embedded), cache_type="f16,q4_0", **asked)
     assert made.apart == apart
     records = list(comparing.execute(made, path, lambda status: None))
@@ -253,7 +305,10 @@ def test_cache_types_of_the_embedded_model(
     variants = [one.run.variant for one in records if one.run.is_timed]
     assert len(variants) == 4 and (variants[0] == variants[1]) == apart  # else A B B A
     assert (row.kl_most > row.kl) if apart else math.isnan(row.kl_most), (row.kl, row.kl_most)
-    assert any("ran one after the other" in line for line in comparing.sentences(records, found)) == apart
+    assert (
+        any("ran one after the other" in line for line in comparing.sentences(records, found))
+        == apart
+    )
 
 
 def test_csv_has_the_table(embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,9 @@ LLAMA = "llama-3.1-8b:Q4_K_M"
 
 
 def row(name: str = "a", prefill: tuple[float, float] = (1.0, 1.0), **more: Any) -> Prediction:
-    return Prediction(MODEL, 1000, 101, 0.5, prefill, 0.005, (0.01, 0.02), name=name, needed_bytes=10**9, **more)
+    return Prediction(
+        MODEL, 1000, 101, 0.5, prefill, 0.005, (0.01, 0.02), name=name, needed_bytes=10**9, **more
+    )
 
 
 def test_the_request_is_prefill_and_decode_and_what_fits_comes_first_by_its_time() -> None:
@@ -37,16 +39,25 @@ def test_the_request_is_prefill_and_decode_and_what_fits_comes_first_by_its_time
     assert found[: len(known)] == known and names.index("rtx-5090") < names.index("rtx-3060")
     small = lab.predict("1000,100000", 200, LLAMA, "rtx-4060,rtx-5090")
     assert [one.n_prompt for one in small] == [1000, 1000, 100_000, 100_000]
-    assert [bool(one.misfit) for one in small] == [False, False, False, True] and "GB of 8" in str(small[3].misfit)
+    assert [bool(one.misfit) for one in small] == [False, False, False, True] and "GB of 8" in str(
+        small[3].misfit
+    )
 
 
 def test_users_share_the_weights_and_each_has_a_cache() -> None:
     one, many = (lab.predict("1000", 200, LLAMA, "rtx-4090", users=n)[0] for n in (1, 16))
     assert one.tpot_s[0] < many.tpot_s[0] < 16 * one.tpot_s[0]
-    assert one.tpot_limit_s < many.tpot_limit_s <= many.tpot_s[0] and many.needed_bytes > one.needed_bytes
-    by_window = [lab.predict("4000", 200, "gemma-3-4b:Q4_0", "rtx-4090", users=n)[0] for n in (1, 2, 3)]
+    assert (
+        one.tpot_limit_s < many.tpot_limit_s <= many.tpot_s[0]
+        and many.needed_bytes > one.needed_bytes
+    )
+    by_window = [
+        lab.predict("4000", 200, "gemma-3-4b:Q4_0", "rtx-4090", users=n)[0] for n in (1, 2, 3)
+    ]
     caches = [b.needed_bytes - a.needed_bytes for a, b in itertools.pairwise(by_window)]
-    assert caches[0] == pytest.approx(caches[1], abs=1) and caches[0] > 0  # layers with a window have a cache per user
+    assert (
+        caches[0] == pytest.approx(caches[1], abs=1) and caches[0] > 0
+    )  # layers with a window have a cache per user
     (too_many,) = lab.predict("8000", 200, LLAMA, "rtx-4060", users=16, slo=Slo(tpot_s=1.0))
     assert "for 16 users" in str(too_many.misfit) and too_many.chance == 0.0
 
@@ -65,9 +76,12 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = Path("results/sample-smollm2-135m-amd-epyc.jsonl")
-    contents, plan = read([sample]), prediction.plan_for("smollm2-135m", {})
+    contents = read([sample])
+    plan = prediction.plan_for("smollm2-135m", {})
     first = contents.records[0]
-    plan = dataclasses.replace(plan, machine=first.machine, model=first.model, settings=first.settings)
+    plan = dataclasses.replace(
+        plan, machine=first.machine, model=first.model, settings=first.settings
+    )
     monkeypatch.setattr(prediction, "plan_for", lambda model, settings: plan)
     shutil.copy(sample, tmp_path)
     found = lab.predict("1000", 200, results=tmp_path)
@@ -76,11 +90,19 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
     ends = lab.summary(lab.runs(contents.records)).query("n_prompt == 1000").iloc[0]
     assert own.prefill_s == pytest.approx((ends.ttft_s_min, ends.ttft_s_max))
     (one,) = lab.predict("1000", 200, device="here", results=tmp_path)
-    many = next(row for row in lab.predict("1000", 200, users=8, results=tmp_path) if row.name == HERE)
+    many = next(
+        row for row in lab.predict("1000", 200, users=8, results=tmp_path) if row.name == HERE
+    )
     assert not one.is_measured and "are fitted to" in one.basis
-    assert one.tpot_s[0] < many.tpot_s[0] < 8 * one.tpot_s[0] and many.users == 8 and not many.is_measured
+    assert (
+        one.tpot_s[0] < many.tpot_s[0] < 8 * one.tpot_s[0]
+        and many.users == 8
+        and not many.is_measured
+    )
     (tmp_path / "none").mkdir()
-    assert not [one for one in lab.predict("1000", 4, results=tmp_path / "none") if one.name == HERE]
+    assert not [
+        one for one in lab.predict("1000", 4, results=tmp_path / "none") if one.name == HERE
+    ]
     with pytest.raises(LabError, match="not been measured"):
         lab.predict("102", 4, device="here", results=tmp_path / "none")
 
@@ -109,15 +131,25 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
 
 def test_the_command_ranks_kinds_and_explains_names() -> None:
     status, out, err = run_lab("predict", "-m", LLAMA, "-p", "8000", "-n", "300")
-    assert status == 0 and "8,000 tokens in, 300 out" in out and "This machine is not in the table" in err
-    assert out.count("b200") == 2 and "Not shown: " in out and "m1 " not in out  # in its row, and as the fastest
+    assert (
+        status == 0
+        and "8,000 tokens in, 300 out" in out
+        and "This machine is not in the table" in err
+    )
+    assert (
+        out.count("b200") == 2 and "Not shown: " in out and "m1 " not in out
+    )  # in its row, and as the fastest
     status, out, err = run_lab("predict", "-m", LLAMA, "-d", "apple", "--all")
-    assert status == 0 and not err and all(f"\n{name} " in out for name in devices.names_of("apple"))
+    assert (
+        status == 0 and not err and all(f"\n{name} " in out for name in devices.names_of("apple"))
+    )
     status, out, _ = run_lab("predict", "-m", LLAMA, "-d", "rtx4090,M4 Max", "-p", "1k")
     assert status == 0 and out.count("From the datasheet: ") == 2 and out.count(" on ") >= 2
     _, out, _ = run_lab("predict", "-m", LLAMA, "-d", "rtx-4090", "--slo", "tpot=50ms", "--json")
     rows = json.loads(out)["rows"]
-    assert [one["n_prompt"] for one in rows] == [10, 1000, 10_000] and {one["name"] for one in rows} == {"rtx-4090"}
+    assert [one["n_prompt"] for one in rows] == [10, 1000, 10_000] and {
+        one["name"] for one in rows
+    } == {"rtx-4090"}
     assert rows[0]["chance"] > 0.9 and rows[0]["e2e_s"][0] > rows[0]["prefill_s"][0]
 
 
@@ -139,5 +171,12 @@ def test_wrong_use_has_its_sentence(arguments: tuple[str, ...], words: str) -> N
 def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
     model = dataclasses.replace(prediction.plan_for("llama-3.1-8b:F16", {}).model)
     one = dataclasses.replace(row(), model=model, n_gen=200)
-    fit = {gb: str(prediction.with_memory(one, SETTINGS, gb and gb * 1e9).misfit) for gb in (None, 24, 12, 1)}
-    assert fit[None] == fit[24] == "None" and "Q8_0 would fit" in fit[12] and "a smaller model would fit" in fit[1]
+    fit = {
+        gb: str(prediction.with_memory(one, SETTINGS, gb and gb * 1e9).misfit)
+        for gb in (None, 24, 12, 1)
+    }
+    assert (
+        fit[None] == fit[24] == "None"
+        and "Q8_0 would fit" in fit[12]
+        and "a smaller model would fit" in fit[1]
+    )

@@ -31,45 +31,65 @@ def worker(embedded: Path) -> Iterator[Worker]:
         yield worker
 
 
-def run(worker: Worker, prompt: list[int], n_gen: int) -> tuple[record.Steps, tuple[int, ...], int | None]:
+def run(
+    worker: Worker, prompt: list[int], n_gen: int
+) -> tuple[record.Steps, tuple[int, ...], int | None]:
     outcome = worker.run(scripts.run(prompt, n_gen, 512), lambda progress: None)
     return outcome.steps, outcome.token_ids, outcome.end_of_generation_at
 
 
 def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None:
     model = worker.read_model(embedded, "smollm2-135m", "embedded")
-    assert (model.arch, model.quantization, model.n_layer, model.n_embd) == ("llama", "Q4_1", 30, 576)
+    assert (model.arch, model.quantization, model.n_layer, model.n_embd) == (
+        "llama",
+        "Q4_1",
+        30,
+        576,
+    )
     assert (model.n_head, model.n_head_kv, model.head_dim, model.n_ff) == (9, 3, 64, 1536)
     assert (model.n_vocab, model.n_ctx_train, model.tied_embeddings) == (49152, 8192, True)
     assert set(model.tensor_bytes) == {"Q4_1", "Q8_0", "F32"}
-    assert model.n_bytes and 0 < model.n_bytes - sum(model.tensor_bytes.values()) < 3_000_000  # the rest is the header
+    assert (
+        model.n_bytes and 0 < model.n_bytes - sum(model.tensor_bytes.values()) < 3_000_000
+    )  # the rest is the header
 
 
 def test_steps_of_a_real_run(worker: Worker) -> None:
     ids = worker.tokenize("A clock that stops is right twice a day. " * 80)[:600]
     seen: list[Progress] = []
     outcome = worker.run(scripts.run(ids, 5, 512), seen.append)
-    steps, tokens = outcome.steps, outcome.token_ids
+    steps = outcome.steps
+    tokens = outcome.token_ids
     assert any(progress.n_prefilled == 0 for progress in seen)
     assert seen[-1].n_prefilled == 600 and len(seen[-1].token_ids) == 5
     assert steps.n_tokens == (512, 88, 1, 1, 1, 1)
     assert steps.n_past == (0, 512, 600, 601, 602, 603)
-    stamps = [t for step in zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True) for t in step]
+    stamps = [
+        t for step in zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True) for t in step
+    ]
     assert stamps == sorted(stamps) and stamps[0] == 0
     assert len(tokens) == 5
 
 
 def test_no_prefix_is_reused_and_the_same_prompt_gives_the_same_tokens(worker: Worker) -> None:
     ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 30)[:300]
-    first, again = run(worker, ids, 8), run(worker, ids, 8)
+    first = run(worker, ids, 8)
+    again = run(worker, ids, 8)
     assert first[1] == again[1]
     assert again[0].n_tokens[0] == 300
-    assert again[0].ready_ns[0] > 0.2 * first[0].ready_ns[0]  # a reused prefix would take next to nothing
+    assert (
+        again[0].ready_ns[0] > 0.2 * first[0].ready_ns[0]
+    )  # a reused prefix would take next to nothing
 
 
 def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
-    im_start, im_end = 1, 2  # SmolLM2's marks of a turn; the second ends a generation
-    question = [im_start, *worker.tokenize("user\nAnswer with one word: what is the capital of France?"), im_end]
+    im_start = 1
+    im_end = 2  # SmolLM2's marks of a turn; the second ends a generation
+    question = [
+        im_start,
+        *worker.tokenize("user\nAnswer with one word: what is the capital of France?"),
+        im_end,
+    ]
     prompt = [*question, *worker.tokenize("\n"), im_start, *worker.tokenize("assistant\n")]
     _, tokens, end_at = run(worker, prompt, 60)
     assert len(tokens) == 60
@@ -83,10 +103,16 @@ def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker
     assert len(run(worker, [1, 2, 3], 2)[1]) == 2
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not count page faults in /proc")
-def test_the_first_run_after_the_warm_up_touches_no_new_memory(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="this system does not count page faults in /proc"
+)
+def test_the_first_run_after_the_warm_up_touches_no_new_memory(
+    embedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a whole step in the warm-up the first run has about 2,000 page faults more than the next one."""
-    monkeypatch.setattr("lab.runner.warm_engine.FULL_WARMUP_S", 60)  # a busy machine takes longer for a step
+    monkeypatch.setattr(
+        "lab.runner.warm_engine.FULL_WARMUP_S", 60
+    )  # a busy machine takes longer for a step
     n_faults = [0]
 
     def count(worker: Worker) -> None:
@@ -102,13 +128,19 @@ def test_the_first_run_after_the_warm_up_touches_no_new_memory(embedded: Path, m
             count(worker)
             engine.run(plan.cases[0], repeat)
         count(worker)
-    first, second = n_faults[2] - n_faults[1], n_faults[3] - n_faults[2]
+    first = n_faults[2] - n_faults[1]
+    second = n_faults[3] - n_faults[2]
     assert first - second < 500
 
 
 def test_measuring_from_python(tmp_path: Path) -> None:
     records = lab.measure("8,40", gen=4, repeat=1, out=tmp_path, threads=1)
-    assert [(r.run.warmup, r.run.status) for r in records] == [(True, OK), (True, OK), (False, OK), (False, OK)]
+    assert [(r.run.warmup, r.run.status) for r in records] == [
+        (True, OK),
+        (True, OK),
+        (False, OK),
+        (False, OK),
+    ]
     assert len(lab.runs(records)) == 4
     assert len(lab.steps(records)) == sum(len(r.run.steps.kind) for r in records)
     assert list(lab.read([tmp_path]).records) == records
@@ -121,9 +153,13 @@ def test_measuring_from_python(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undisturbed")  # in what is read again here
 def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
-    status, out, err = run_process("measure", "-p", "8,40", "-n", "4", "-r", "2", "-t", "1", "-o", tmp_path)
+    status, out, err = run_process(
+        "measure", "-p", "8,40", "-n", "4", "-r", "2", "-t", "1", "-o", tmp_path
+    )
     assert status == 0
-    assert "smollm2-135m Q4_1" in out and re.search("Prefill of 40 tokens took|No findings from the runs", out)
+    assert "smollm2-135m Q4_1" in out and re.search(
+        "Prefill of 40 tokens took|No findings from the runs", out
+    )
     assert "repeat 2" in err
     assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == 3
     shown = run_lab("show", tmp_path)
@@ -135,13 +171,18 @@ def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
 
 def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     """With as many threads as the lab takes by itself; the other tests take one, which other work disturbs less."""
-    status, out, _ = run_lab("measure", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path, "--json", "--stream")
+    status, out, _ = run_lab(
+        "measure", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path, "--json", "--stream"
+    )
     document = json.loads(out)
     assert status == 0
     assert Path(document["results"]).exists() and len(document["plots"]) == 6
     (row,) = document["rows"]
     assert (row["n_prompt"], row["n_gen"], row["repeats"]) == (8, 3, 1)
-    assert all(row[name] > 0 for name in ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s"))
+    assert all(
+        row[name] > 0
+        for name in ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s")
+    )
 
 
 def test_dry_run_measures_nothing(tmp_path: Path) -> None:

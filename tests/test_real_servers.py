@@ -29,25 +29,33 @@ from lab.core.request import CHAT, COMPLETIONS, DONE, OTHER, ROLE, TEXT, USAGE, 
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson
-from lab.features.serve import formats, servers
-from lab.features.serve.access import Client, access, all_headers
-from lab.features.serve.formats import Ask
-from lab.features.serve.servers import Server, connect
+from lab.remote import formats, servers
+from lab.remote.access import Client, access, all_headers
+from lab.remote.formats import Ask
+from lab.remote.servers import Server, connect
 from lab.models import catalog
 from tests.bench import llama_bench
 from tests.conftest import run_lab
 from tests.servers import RealServer, llama_cpp_server, llama_server, wheel_server
 
-WORDS = "The keeper of the lighthouse counted ships and wrote their names into a long grey book every evening. " * 20
+WORDS = (
+    "The keeper of the lighthouse counted ships and wrote their names into a long grey book every evening. "
+    * 20
+)
 ONE_THREAD = ("--threads", "1", "--ctx-size", "2048", "--parallel", "2")
 ONE_THREAD_OF_PYTHON = ("--n_threads", "1", "--n_threads_batch", "1", "--n_ctx", "1024")
-LLAMA, PYTHON = "llama-server", "llama_cpp.server"
+LLAMA = "llama-server"
+PYTHON = "llama_cpp.server"
 
 
-def a_llama_server(model: Path, options: Sequence[str] = ONE_THREAD) -> AbstractContextManager[RealServer]:
+def a_llama_server(
+    model: Path, options: Sequence[str] = ONE_THREAD
+) -> AbstractContextManager[RealServer]:
     """A llama-server, with two slots unless the options say otherwise."""
     if not find_spec("xllamacpp") and not llama_bench.is_built("llama-server"):
-        pytest.skip("no llama-server here: neither the xllamacpp wheel nor one that a benchmark built")
+        pytest.skip(
+            "no llama-server here: neither the xllamacpp wheel nor one that a benchmark built"
+        )
     return (wheel_server if find_spec("xllamacpp") else llama_server)(model, *options)
 
 
@@ -103,22 +111,36 @@ def test_what_llama_server_can_do(reached: Reached, api: str) -> None:
     assert (endpoint.settings.n_slots, endpoint.settings.n_ctx) == (2, 1024)
     assert endpoint.settings.model_file == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert {one.name for one in endpoint.capabilities if one.answer == "no"} == {"token ids"}
-    assert set(endpoint.accepted) == {formats.INCLUDE_USAGE, formats.IGNORE_EOS, formats.TIMINGS, formats.NO_CACHE}
+    assert set(endpoint.accepted) == {
+        formats.INCLUDE_USAGE,
+        formats.IGNORE_EOS,
+        formats.TIMINGS,
+        formats.NO_CACHE,
+    }
 
 
 def test_what_llama_cpp_server_can_do(reached: Reached) -> None:
     endpoint = reached[PYTHON, COMPLETIONS].endpoint
     assert endpoint.server == PYTHON and endpoint.settings is None
-    assert {one.name for one in endpoint.capabilities if one.answer == "yes"} == {"streaming", "tokenize"}
-    assert formats.INCLUDE_USAGE not in endpoint.accepted and formats.IGNORE_EOS not in endpoint.accepted
+    assert {one.name for one in endpoint.capabilities if one.answer == "yes"} == {
+        "streaming",
+        "tokenize",
+    }
+    assert (
+        formats.INCLUDE_USAGE not in endpoint.accepted
+        and formats.IGNORE_EOS not in endpoint.accepted
+    )
 
 
 # What they stream
 
 
 @pytest.mark.parametrize("which", ALL)
-def test_a_prompt_has_exactly_n_of_the_servers_tokens(reached: Reached, which: tuple[str, str]) -> None:
-    server, n = reached[which], 97
+def test_a_prompt_has_exactly_n_of_the_servers_tokens(
+    reached: Reached, which: tuple[str, str]
+) -> None:
+    server = reached[which]
+    n = 97
     sized = server.ask(n, 2, WORDS)
     ask = as_it_is(sized, stream=None, stream_options=None)
     path = "chat/completions" if which[1] == CHAT else "completions"
@@ -129,7 +151,9 @@ def test_a_prompt_has_exactly_n_of_the_servers_tokens(reached: Reached, which: t
 
 
 @pytest.mark.parametrize("which", ALL)
-def test_each_token_is_an_event_and_nothing_comes_before_prefill(reached: Reached, which: tuple[str, str]) -> None:
+def test_each_token_is_an_event_and_nothing_comes_before_prefill(
+    reached: Reached, which: tuple[str, str]
+) -> None:
     server = reached[which]
     request = send(server, ask_of(server, 64, 10))
     assert request.status == OK, request.error
@@ -144,11 +168,16 @@ def test_each_token_is_an_event_and_nothing_comes_before_prefill(reached: Reache
         assert request.usage is not None and request.usage.counted_by == "tokenize"
         assert figures(request).tpot_ns is not None and times.itl_ns(request) is None
     else:
-        assert request.tokens_by == "timings" and times.itl_ns(request) == times.chunk_gaps_ns(request)
-        timings, e2e_ns = request.timings, figures(request).e2e_ns  # its own times lie within ours
+        assert request.tokens_by == "timings" and times.itl_ns(request) == times.chunk_gaps_ns(
+            request
+        )
+        timings = request.timings
+        e2e_ns = figures(request).e2e_ns  # its own times lie within ours
         assert timings is not None and timings.prompt_ms and timings.gen_ms and e2e_ns
         assert (timings.n_prompt, timings.n_gen, timings.n_cached) == (64, 10, 0)
-        assert request.events.arrive_ns[0] >= timings.prompt_ms * 1e6  # a role comes after prefill, too
+        assert (
+            request.events.arrive_ns[0] >= timings.prompt_ms * 1e6
+        )  # a role comes after prefill, too
         assert (timings.prompt_ms + timings.gen_ms) * 1e6 <= e2e_ns
 
 
@@ -161,7 +190,10 @@ def test_llama_server_caches_unless_it_is_asked_not_to(reached: Reached, api: st
     ask = ask_of(server, 64, 4)
     cold = [figures(send(server, as_it_is(ask))) for _ in range(2)]
     warm = [figures(send(server, as_it_is(ask, cache_prompt=None))) for _ in range(2)][1]
-    assert [one.n_cached for one in cold] == [0, 0] and [one.is_warm for one in cold] == [False, False]
+    assert [one.n_cached for one in cold] == [0, 0] and [one.is_warm for one in cold] == [
+        False,
+        False,
+    ]
     assert warm.n_cached == 63 and warm.is_warm  # its last token is always computed
     assert warm.timings is not None and warm.timings.n_prompt == 1
 
@@ -179,13 +211,28 @@ def test_llama_cpp_server_caches_and_does_not_say_so(reached: Reached, python: R
     assert figures(request).n_cached is None and figures(request).is_warm is None
 
 
-def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_connection(embedded: Path) -> None:
-    small = ("--threads", "1", "--ctx-size", "256", "--parallel", "1")  # the smallest context that llama.cpp makes
-    with a_llama_server(embedded, small) as started, connect(started.url, api=COMPLETIONS) as server:
+def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_connection(
+    embedded: Path,
+) -> None:
+    small = (
+        "--threads",
+        "1",
+        "--ctx-size",
+        "256",
+        "--parallel",
+        "1",
+    )  # the smallest context that llama.cpp makes
+    with (
+        a_llama_server(embedded, small) as started,
+        connect(started.url, api=COMPLETIONS) as server,
+    ):
         assert server.endpoint.settings and server.endpoint.settings.n_ctx == 256
-        refused, truncated = send(server, ask_of(server, 300, 4)), send(server, ask_of(server, 60, 400))
+        refused = send(server, ask_of(server, 300, 4))
+        truncated = send(server, ask_of(server, 60, 400))
         assert (refused.failure, refused.http_status) == (kinds.BAD_REQUEST, 400)
-        assert "request (300 tokens) exceeds the available context size (256 tokens)" in (refused.error or "")
+        assert "request (300 tokens) exceeds the available context size (256 tokens)" in (
+            refused.error or ""
+        )
         assert (truncated.status, truncated.finish_reason) == (OK, "length")
         assert figures(truncated).n_generated == 256 - 60 and figures(truncated).is_truncated
         assert figures(truncated).used(Slo(e2e_s=1e9)) > 1
@@ -194,7 +241,10 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
         def n_decoded() -> int:
             with urllib.request.urlopen(started.url.replace("/v1", "/slots")) as answer:
                 slots = json.load(answer)
-            return max((slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]), default=0)
+            return max(
+                (slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]),
+                default=0,
+            )
 
         def kill() -> None:
             while n_decoded() < 5:
@@ -205,7 +255,11 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
         killer.start()
         reply = server.send(ask)
         killer.join(30)
-        assert reply.request.status == FAILED and reply.request.failure in (kinds.LOST, kinds.HALF_LINE, kinds.CUT_OFF)
+        assert reply.request.status == FAILED and reply.request.failure in (
+            kinds.LOST,
+            kinds.HALF_LINE,
+            kinds.CUT_OFF,
+        )
         assert 0 < reply.request.events.kind.count(TEXT) < 200
         assert server.send(ask).request.failure == kinds.REFUSED
 
@@ -214,7 +268,20 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
 
 
 def test_the_main_job_through_a_server(python: RealServer, tmp_path: Path) -> None:
-    options = ("--api", COMPLETIONS, "-p", "48", "-n", "6", "--repeat", "2", "--out", tmp_path, "--json", "--no-plot")
+    options = (
+        "--api",
+        COMPLETIONS,
+        "-p",
+        "48",
+        "-n",
+        "6",
+        "--repeat",
+        "2",
+        "--out",
+        tmp_path,
+        "--json",
+        "--no-plot",
+    )
     status, out, err = run_lab("measure", "--url", python.url, *options)
     assert status == 0, err
     assert "Traceback" not in err and json.loads(out)
@@ -226,15 +293,32 @@ def test_the_main_job_through_a_server(python: RealServer, tmp_path: Path) -> No
     assert {figures(one).is_warm for one in timed} == {None}
 
 
-def test_a_conversation_from_a_file_is_replayed_through_a_server(llama: RealServer, tmp_path: Path) -> None:
+def test_a_conversation_from_a_file_is_replayed_through_a_server(
+    llama: RealServer, tmp_path: Path
+) -> None:
     """Its messages are sent, with the real answers between them; what the cache served is the server's own count."""
-    said = [WORDS[:300], "How many ships came?", "Seven.", "And in the spring, with the long nights?", "", "Thanks."]
+    said = [
+        WORDS[:300],
+        "How many ships came?",
+        "Seven.",
+        "And in the spring, with the long nights?",
+        "",
+        "Thanks.",
+    ]
     roles = ("system", "user", "assistant", "user", "tool", "user")
-    file, url = tmp_path / "session.jsonl", ("--url", llama.url, "--api", CHAT)
-    messages = [{"role": role, "content": content} for role, content in zip(roles, said, strict=True)]
-    messages[4:5] = [{"role": "assistant", "content": "No ship."}, {"role": "tool", "content": "log: 0 ships"}]
+    file = tmp_path / "session.jsonl"
+    url = ("--url", llama.url, "--api", CHAT)
+    messages = [
+        {"role": role, "content": content} for role, content in zip(roles, said, strict=True)
+    ]
+    messages[4:5] = [
+        {"role": "assistant", "content": "No ship."},
+        {"role": "tool", "content": "log: 0 ships"},
+    ]
     file.write_text("\n".join(map(json.dumps, messages)))
-    status, out, err = run_lab("turns", *url, "--replay", file, "--break", "system@3", "--out", tmp_path, "--no-plot")
+    status, out, err = run_lab(
+        "turns", *url, "--replay", file, "--break", "system@3", "--out", tmp_path, "--no-plot"
+    )
     assert status == 0 and "3 turns take" in out, err
     (path,) = tmp_path.glob("*-llama-server.jsonl")
     sent = [one.request for one in results.read([path]).requests]
@@ -243,13 +327,32 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(llama: RealServ
         *[(2, True), (3, True)],  # without a cache
     ]
     rows = json.loads(run_lab("show", path, "--json")[1])["rows"]
-    assert [row["n_cached"] for row in rows] == [one.usage.cached_tokens for one in sent[:3] if one.usage]
-    assert rows[1]["n_again"] == 0 and rows[2]["n_again"] > 40 and all(row["is_known"] for row in rows)
-    assert rows[2]["n_cached"] < 40 < rows[1]["n_cached"] < rows[1]["n_prompt"] < rows[2]["n_prompt"]
+    assert [row["n_cached"] for row in rows] == [
+        one.usage.cached_tokens for one in sent[:3] if one.usage
+    ]
+    assert (
+        rows[1]["n_again"] == 0 and rows[2]["n_again"] > 40 and all(row["is_known"] for row in rows)
+    )
+    assert (
+        rows[2]["n_cached"] < 40 < rows[1]["n_cached"] < rows[1]["n_prompt"] < rows[2]["n_prompt"]
+    )
 
 
 def test_a_load_on_a_server(llama: RealServer, tmp_path: Path) -> None:
-    options = ("--api", COMPLETIONS, "-p", "24", "-n", "3", "-c", "1,3", "--rounds", "1", "--warmup", "0.2")
+    options = (
+        "--api",
+        COMPLETIONS,
+        "-p",
+        "24",
+        "-n",
+        "3",
+        "-c",
+        "1,3",
+        "--rounds",
+        "1",
+        "--warmup",
+        "0.2",
+    )
     common = ("--url", llama.url, "--duration", "1", "--json", "--no-plot", "--out", tmp_path)
     status, out, err = run_lab("load", *options, *common)
     assert status == 0, err
@@ -272,7 +375,9 @@ def test_a_load_on_a_server(llama: RealServer, tmp_path: Path) -> None:
 def test_a_notebooks_server_ends_with_its_process() -> None:
     code = "import os; from lab.features.lessons import lesson as own; "
     code += "print(own.serve(1).url, flush=True); os.kill(os.getpid(), 9)"
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     deadline = time.monotonic() + 30
     with pytest.raises(OSError, match=r"refused|reset|closed connection"):  # as it dies, and after
@@ -283,7 +388,9 @@ def test_a_notebooks_server_ends_with_its_process() -> None:
 
 def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_CHILD", "import no_such_package")
-    with pytest.raises(LabError, match=r"No module named 'no_such_package'\nInstall .*mini-lab\[server\]"):
+    with pytest.raises(
+        LabError, match=r"No module named 'no_such_package'\nInstall .*mini-lab\[server\]"
+    ):
         lesson.serve()
 
 

@@ -37,9 +37,17 @@ def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:
         *("kind", "n_tokens", "n_past", "start_ns", "ready_ns", "end_ns"),
         *("n_seq", "n_outputs"),
     }
-    assert {"n_prompt", "n_gen", "repeat", "warmup", "started_at", "status", "error", "token_ids", "noise"} <= set(
-        line["run"]
-    )
+    assert {
+        "n_prompt",
+        "n_gen",
+        "repeat",
+        "warmup",
+        "started_at",
+        "status",
+        "error",
+        "token_ids",
+        "noise",
+    } <= set(line["run"])
 
 
 def test_concatenated_files_and_folders_are_results(tmp_path: Path) -> None:
@@ -64,34 +72,65 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
         (lambda line: line[:-20], "the line is truncated"),
         (lambda line: line[:-20] + b"\n", "not JSON"),
         (lambda line: b"[1]\n", "not a record of the lab"),
-        (lambda line: line.replace(b'"schema":3', b'"schema":4'), "newer version of the lab (schema 4)"),
-        (lambda line: line.replace(b'"schema":3', b'"schema":2'), "older version of the lab (schema 2)"),
+        (
+            lambda line: line.replace(b'"schema":3', b'"schema":4'),
+            "newer version of the lab (schema 4)",
+        ),
+        (
+            lambda line: line.replace(b'"schema":3', b'"schema":2'),
+            "older version of the lab (schema 2)",
+        ),
         (
             lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":"x"'),
             "record.run.n_prompt is text, not a whole number",
         ),
-        (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":null'), "record.run.n_prompt is missing"),
+        (
+            lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":null'),
+            "record.run.n_prompt is missing",
+        ),
         (
             lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":1.5'),
             "record.run.n_prompt is a number, not a whole",
         ),
-        (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":true'), "is true or false, not a whole number"),
-        (lambda line: line.replace(b'"steps":{', b'"steps":[],"_":{'), "record.run.steps is a list, not an object"),
-        (lambda line: line.replace(b'"power":null', b'"power":5'), "record.machine.power is a whole number, not text"),
-        (lambda line: line.replace(b'"seed":1', b'"seed":1' + b"0" * 5000), "record.settings.seed: integer value out"),
+        (
+            lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":true'),
+            "is true or false, not a whole number",
+        ),
+        (
+            lambda line: line.replace(b'"steps":{', b'"steps":[],"_":{'),
+            "record.run.steps is a list, not an object",
+        ),
+        (
+            lambda line: line.replace(b'"power":null', b'"power":5'),
+            "record.machine.power is a whole number, not text",
+        ),
+        (
+            lambda line: line.replace(b'"seed":1', b'"seed":1' + b"0" * 5000),
+            "record.settings.seed: integer value out",
+        ),
         (lambda line: line.replace(b',"schema":3', b""), "no schema number"),
         (lambda line: line.replace(b'"schema":3', b'"schema":true'), "no schema number"),
-        (lambda line: line.replace(b'"session":', b'"x":' + b"[" * 10**5 + b"]" * 10**5 + b',"session":'), "not JSON"),
+        (
+            lambda line: line.replace(
+                b'"session":', b'"x":' + b"[" * 10**5 + b"]" * 10**5 + b',"session":'
+            ),
+            "not JSON",
+        ),
         (lambda line: line.replace(b'"tiny"', b'"\xff"'), "not JSON"),
         (lambda line: line.replace(b'"n_tokens":[8,', b'"n_tokens":['), "differ in length"),
-        (lambda line: line.replace(b'"n_past":[0,', b'"n_past":["0",'), "record.run.steps.n_past[0] is text"),
+        (
+            lambda line: line.replace(b'"n_past":[0,', b'"n_past":["0",'),
+            "record.run.steps.n_past[0] is text",
+        ),
         (lambda line: line.replace(b'"run":', b'"ran":'), "record.run is missing"),
         (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":NaN'), "not JSON"),
         (lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":-Infinity'), "not JSON"),
         (lambda line: line.replace(b'"name":"tiny"', b'"name":"\\ud800"'), "not JSON"),
     ],
 )
-def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, broken: object, why: str) -> None:
+def test_a_broken_line_is_named_and_the_others_are_read(
+    tmp_path: Path, broken: object, why: str
+) -> None:
     path = tmp_path / "a.jsonl"
     results.save(path, make_record())
     line = path.read_bytes()
@@ -114,7 +153,9 @@ def test_a_run_of_what_is_gone_is_no_plain_run(tmp_path: Path, old: str, words: 
     path = tmp_path / "a.jsonl"
     results.save(path, make_record(), make_record(make_run(repeat=1)))
     plain, gone = path.read_text().splitlines()
-    plain = plain.replace('"run":{', '"run":{"prefix":null,').replace('"settings":{', '"settings":{"rpc":null,')
+    plain = plain.replace('"run":{', '"run":{"prefix":null,').replace(
+        '"settings":{', '"settings":{"rpc":null,'
+    )
     place = old.partition("{")[0] + "{"
     path.write_text(f"{plain}\n{gone.replace(place, old)}\n")
     reading = results.read([path])
@@ -127,25 +168,42 @@ def test_a_run_of_what_is_gone_is_no_plain_run(tmp_path: Path, old: str, words: 
 
 def test_a_key_that_is_missing_has_its_default(tmp_path: Path) -> None:
     record = make_record(make_run(noise=Noise(READING, READING)))
-    lean = json.loads(to_json(record), object_hook=lambda d: {k: v for k, v in d.items() if v not in (None, 0.5)})
-    assert "power" not in lean["machine"] and "memory_pressure_s" not in lean["run"]["noise"]["before"]
+    lean = json.loads(
+        to_json(record), object_hook=lambda d: {k: v for k, v in d.items() if v not in (None, 0.5)}
+    )
+    assert (
+        "power" not in lean["machine"] and "memory_pressure_s" not in lean["run"]["noise"]["before"]
+    )
     quiet = dataclasses.replace(READING, memory_pressure_s=None)
-    assert parse_line(json.dumps(lean).encode() + b"\n") == make_record(make_run(noise=Noise(quiet, quiet)))
+    assert parse_line(json.dumps(lean).encode() + b"\n") == make_record(
+        make_run(noise=Noise(quiet, quiet))
+    )
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
 def test_samples_come_back_as_they_are(path: Path) -> None:
     lines = path.read_text().splitlines()
     contents = results.read([path])
-    n_read = sum(map(len, (contents.records, contents.ceilings, contents.requests, contents.traces)))
+    n_read = sum(
+        map(len, (contents.records, contents.ceilings, contents.requests, contents.traces))
+    )
     assert not contents.skipped and n_read == len(lines)
     for line in lines:
-        kept, whole = json.loads(to_json(parse_line(line.encode() + b"\n"))), json.loads(line)
+        kept = json.loads(to_json(parse_line(line.encode() + b"\n")))
+        whole = json.loads(line)
         assert _known(kept) == _known(whole)
 
 
 FORMER = {
-    *("load_1min", "cpu_busy_s", "cpu_steal_s", "cpu_pressure_s", "cpu_mhz", "memory_available_bytes", "own_cpu_s"),
+    *(
+        "load_1min",
+        "cpu_busy_s",
+        "cpu_steal_s",
+        "cpu_pressure_s",
+        "cpu_mhz",
+        "memory_available_bytes",
+        "own_cpu_s",
+    ),
     *("switches", "pressure_ms", "clock_mhz", "temperature_c", "power_w", "n_others"),
     *("prompt_sha256", "client_error_ns", "embedding_type", "device", "was_connected"),
 }
@@ -154,7 +212,11 @@ FORMER = {
 
 def _known(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _known(part) for key, part in value.items() if part is not None and key not in FORMER}
+        return {
+            key: _known(part)
+            for key, part in value.items()
+            if part is not None and key not in FORMER
+        }
     return [_known(part) for part in value] if isinstance(value, list) else value
 
 

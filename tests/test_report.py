@@ -16,10 +16,20 @@ from lab.core import results
 from lab.core.asked_settings import defaults
 from lab.core.record import Ceilings, Record, Totals
 from lab.errors import LabError
-from lab.features import known, page
+from lab.app import known
+from lab.features import report as page
 from lab.models import catalog
 from lab.runner.plan import make_plan
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, make_record, make_run, run_lab, run_process
+from tests.conftest import (
+    MACHINE,
+    MODEL,
+    SETTINGS,
+    FakeWorker,
+    make_record,
+    make_run,
+    run_lab,
+    run_process,
+)
 from tests.test_explain import FAST, timed
 from tests.test_noise import watched
 
@@ -50,7 +60,10 @@ class Page(HTMLParser):
 
 def session(**changes: Any) -> list[Record]:
     runs = [make_run(n, 5, i, prefill_ms=1 + n / 1000) for n in (10, 100, 1000) for i in range(2)]
-    return [make_record(make_run(10, 2, warmup=True), **changes), *(make_record(run, **changes) for run in runs)]
+    return [
+        make_record(make_run(10, 2, warmup=True), **changes),
+        *(make_record(run, **changes) for run in runs),
+    ]
 
 
 def evil(value: Any) -> Any:
@@ -58,7 +71,12 @@ def evil(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kept = {"kind", "status", "type", "part", "tensor_bytes"}
         return dataclasses.replace(
-            value, **{f.name: evil(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name not in kept}
+            value,
+            **{
+                f.name: evil(getattr(value, f.name))
+                for f in dataclasses.fields(value)
+                if f.name not in kept
+            },
         )
     if isinstance(value, tuple):
         return tuple(map(evil, value))
@@ -69,7 +87,9 @@ def test_a_page_says_what_was_measured() -> None:
     text = page.html(session(), [])
     html = Page(text)
     assert "How fast is tiny Q4_0 on Test CPU, 4 cores?" in html.text
-    assert "A request of 100 tokens with 5 back takes " in html.text  # 1,000 and the answer exceed the training length
+    assert (
+        "A request of 100 tokens with 5 back takes " in html.text
+    )  # 1,000 and the answer exceed the training length
     assert "; below each their range" in html.text
     assert "exceed the model's training length of 1,000" in html.text
     assert "The ceilings of tiny Q4_0, Test CPU, 4 cores have not been measured." in html.text
@@ -80,7 +100,9 @@ def test_a_page_says_what_was_measured() -> None:
 def test_tables_and_pictures_can_be_read_aloud() -> None:
     html = Page(page.html(timed(1.1), [FAST], explore=False))
     assert len(html.named("svg")) == 3
-    pictures = [each for each in html.named("div") if each.get("role") == "img" and "aria-label" in each]
+    pictures = [
+        each for each in html.named("div") if each.get("role") == "img" and "aria-label" in each
+    ]
     assert all(len(each["aria-label"] or "") > 9 for each in pictures)
     assert len(html.named("table")) == len(html.named("caption"))
     assert all(each.get("scope") in ("row", "col") for each in html.named("th"))
@@ -89,7 +111,10 @@ def test_tables_and_pictures_can_be_read_aloud() -> None:
 
 def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
     html = Page(page.html(timed(1.1), [FAST]))
-    assert "llama.cpp's kernel for this quantization (this machine is faster with others) limits" in html.text
+    assert (
+        "llama.cpp's kernel for this quantization (this machine is faster with others) limits"
+        in html.text
+    )
     assert "(91 % of the ceiling)" in html.text
 
 
@@ -115,7 +140,10 @@ def test_two_setups_are_compared() -> None:
     assert "n_threads 2 4" in html.text and "unclear, 2 against 2 runs" in html.text
     assert "--threads 4" in html.text and "--threads 2" in html.text
     gone = make_record(make_run(50, status="failed", error="x"), settings=four)
-    assert "failed: tiny Q4_0, n_threads 4: 50 prompt tokens" in Page(page.html([*session(), gone], [])).text
+    assert (
+        "failed: tiny Q4_0, n_threads 4: 50 prompt tokens"
+        in Page(page.html([*session(), gone], [])).text
+    )
     sessions = Page(page.html(session() + session(session="b"), []))
     assert "Which is faster: session a-session or session b?" in sessions.text
 
@@ -126,18 +154,28 @@ def paces(label: str, prefill_ms: float, decode_ms: float, n_runs: int) -> list[
         make_run(20, 3, i, prefill_ms=prefill_ms * (1 + 0.01 * (i % 3 == 2)), decode_ms=decode_ms)
         for i in range(n_runs)
     ]
-    return [make_record(run, machine=dataclasses.replace(MACHINE, cpu=label), session=label) for run in runs]
+    return [
+        make_record(run, machine=dataclasses.replace(MACHINE, cpu=label), session=label)
+        for run in runs
+    ]
 
 
 def test_a_page_answers_its_question_first() -> None:
     base = paces("Near", 1, 10, 9)
     few = Page(page.html([*base[:2], *paces("Far", 2, 30, 2)], [])).text
     question = "Which is faster: Near, 4 cores or Far, 4 cores? "
-    assert f"{question}It is unclear whether Far, 4 cores or Near, 4 cores is faster: too few runs" in few
-    assert "Prefill of 20 tokens: unclear, 2 against 2 runs; an interval needs 3 each: about 2x the time" in few
+    assert (
+        f"{question}It is unclear whether Far, 4 cores or Near, 4 cores is faster: too few runs"
+        in few
+    )
+    assert (
+        "Prefill of 20 tokens: unclear, 2 against 2 runs; an interval needs 3 each: about 2x the time"
+        in few
+    )
     sure = Page(page.html([*base, *paces("Far", 0.5, 5, 9)], [])).text
     assert (
-        f"{question}Far, 4 cores is faster than Near, 4 cores in all rows (1.83 to 2 times as fast). Prefill of" in sure
+        f"{question}Far, 4 cores is faster than Near, 4 cores in all rows (1.83 to 2 times as fast). Prefill of"
+        in sure
     )
 
 
@@ -152,9 +190,13 @@ def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
     assert links == ["#runs", "#sweeps", "#compared", "#why", "#setups"]
     assert {link[1:] for link in links} <= {tag.get("id") for _, tag in html.tags}
     assert "Runs : 4 setups" in html.text and "Sweeps : How fast is tiny Q4_0 on" in html.text
-    assert html.text.count("have no length in common") == 1  # one sentence on all that is not compared
+    assert (
+        html.text.count("have no length in common") == 1
+    )  # one sentence on all that is not compared
     assert "The limits of 5 other setups are unknown without ceilings" in html.text
-    assert "By the medians" not in text.partition("<main>")[0]  # answers stand in the chapter of comparisons
+    assert (
+        "By the medians" not in text.partition("<main>")[0]
+    )  # answers stand in the chapter of comparisons
 
 
 def test_the_records_come_back(tmp_path: Path) -> None:
@@ -189,7 +231,9 @@ def test_a_page_that_is_none_is_told(tmp_path: Path, text: str, why: str) -> Non
         results.read([path])
 
 
-def test_a_packed_file_cannot_claim_to_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_file_cannot_claim_to_be_endless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = page.report(tmp_path / "a.html", session(), [])
     monkeypatch.setattr(results, "MOST_UNPACKED", 1000)
     with pytest.raises(LabError, match="too large"):
@@ -197,7 +241,10 @@ def test_a_packed_file_cannot_claim_to_be_endless(tmp_path: Path, monkeypatch: p
 
 
 def test_nothing_in_a_record_can_act() -> None:
-    records = [evil(record) for record in [*session(), make_record(make_run(50, status="failed", error="x"))]]
+    records = [
+        evil(record)
+        for record in [*session(), make_record(make_run(50, status="failed", error="x"))]
+    ]
     text = page.html(records, [evil(FAST)])
     html = Page(text)
     assert [each.get("type") for each in html.named("script")] == ["application/gzip"]
@@ -226,7 +273,9 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
 
 
 def test_a_measurement_ends_with_a_report(tmp_path: Path) -> None:
-    code, out, err = run_lab("measure", "-p", 8, "-n", 3, "-r", 1, "-t", 1, "--no-plot", "--report", "-o", tmp_path)
+    code, out, err = run_lab(
+        "measure", "-p", 8, "-n", 3, "-r", 1, "-t", 1, "--no-plot", "--report", "-o", tmp_path
+    )
     (path,) = tmp_path.glob("*.html")
     assert code == 0 and f"report   {path}" in out, err
     assert len(results.read([path]).records) == 2 and path.with_suffix(".jsonl").exists()
@@ -240,7 +289,13 @@ def test_a_measurement_ends_with_a_report(tmp_path: Path) -> None:
     [
         {},
         {"threads": 1, "threads_batch": 2, "prompt": "random", "seed": 7},
-        {"batch": 64, "ubatch": 32, "flash_attn": "on", "cache_type_k": "q8_0", "cache_type_v": "q8_0"},
+        {
+            "batch": 64,
+            "ubatch": 32,
+            "flash_attn": "on",
+            "cache_type_k": "q8_0",
+            "cache_type_v": "q8_0",
+        },
         {"every": 40},
     ],
 )
@@ -248,11 +303,17 @@ def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     plan = make_plan(FakeWorker(), [100], 5, 2, **asked)  # type: ignore[arg-type]
     runs = [make_run(100, 5, i, every=plan.cases[0].every) for i in range(2)]
     embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
-    command = known.command([make_record(run, settings=plan.settings, model=embedded) for run in runs])
+    command = known.command(
+        [make_record(run, settings=plan.settings, model=embedded) for run in runs]
+    )
     assert command is not None
     name, *words = command.split()[1:]
     context = known.Commands(known.COMMANDS)[name].make_context(name, words)
-    given = {key: value for key, value in context.params.items() if key in {*make_plan.__annotations__, *defaults()}}
+    given = {
+        key: value
+        for key, value in context.params.items()
+        if key in {*make_plan.__annotations__, *defaults()}
+    }
     if "max_len" in context.params:
         given["prompt_len"] = str(context.params["max_len"])
     again = make_plan(FakeWorker(), **{**given, "until": None})  # type: ignore[arg-type]
@@ -263,7 +324,9 @@ def test_the_command_of_a_trial_has_its_variants_and_what_they_share() -> None:
     records = []
     for block in range(2):
         for variant, n in (("A: --threads 1", 1), ("B: as it is", 2)):
-            settings = dataclasses.replace(SETTINGS, n_threads=n, n_threads_batch=n, flash_attn="on")
+            settings = dataclasses.replace(
+                SETTINGS, n_threads=n, n_threads_batch=n, flash_attn="on"
+            )
             records.append(make_record(make_run(block=block, variant=variant), settings=settings))
     assert known.command(records) == (
         "lab ab '--threads 1' '--threads 2' --prompt-len 20 --gen 5 --blocks 2 --model tiny.gguf --ubatch 8 "
@@ -288,7 +351,9 @@ def browser() -> Iterator[Any]:
     if not (CHROMIUM and CHROMEDRIVER):
         if MUST:
             pytest.fail("LAB_NEED_CHROMIUM is set, and there is no chromium or no chromedriver")
-        pytest.skip("there is no chromium with its chromedriver (Debian: chromium, chromium-driver)")
+        pytest.skip(
+            "there is no chromium with its chromedriver (Debian: chromium, chromium-driver)"
+        )
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -312,7 +377,9 @@ def look(browser: Any, path: Path, width: int, scheme: str) -> dict[str, Any]:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     browser.get(path.as_uri())
     is_read = "return document.URL === arguments[0] && document.readyState === 'complete'"
-    WebDriverWait(browser, 60).until(lambda one: one.execute_script(is_read, path.as_uri()))  # get() may return early
+    WebDriverWait(browser, 60).until(
+        lambda one: one.execute_script(is_read, path.as_uri())
+    )  # get() may return early
     found: dict[str, Any] = browser.execute_script(
         """
         const colour = (element, name) => getComputedStyle(element)[name].match(/[0-9.]+/g).slice(0, 3).map(Number);
@@ -334,7 +401,9 @@ def contrast(one: list[float], other: list[float]) -> float:
     """Of two colours, as the Web Content Accessibility Guidelines define it: 1 to 21, 4.5 and more can be read."""
 
     def luminance(colour: list[float]) -> float:
-        linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        linear = [
+            c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     low, high = sorted((luminance(one), luminance(other)))
@@ -344,8 +413,11 @@ def contrast(one: list[float], other: list[float]) -> float:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The report of a sample, and the same with a hostile name."""
-    folder, records = tmp_path_factory.mktemp("pages"), list(results.read([SAMPLE]).records)
-    hostile = [dataclasses.replace(r, model=dataclasses.replace(r.model, name=EVIL)) for r in records]
+    folder = tmp_path_factory.mktemp("pages")
+    records = list(results.read([SAMPLE]).records)
+    hostile = [
+        dataclasses.replace(r, model=dataclasses.replace(r.model, name=EVIL)) for r in records
+    ]
     return [
         page.report(folder / f"{name}.html", shown, [_ceilings(records[0])])
         for name, shown in (("sample", records), ("hostile", hostile))
@@ -353,17 +425,26 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "dark"), (360, "light")])
-def test_a_browser_shows_it_and_asks_nobody(browser: Any, pages: list[Path], width: int, scheme: str) -> None:
+def test_a_browser_shows_it_and_asks_nobody(
+    browser: Any, pages: list[Path], width: int, scheme: str
+) -> None:
     for path in pages:
         browser.get_log("performance")
         seen = look(browser, path, width, scheme)
         assert seen["overflow"] <= 0 and seen["scripts"] == 3  # the records, the laws, the sliders
-        assert contrast(seen["ink"], seen["paper"]) > 7 and contrast(seen["letters"], seen["paper"]) > 7
+        assert (
+            contrast(seen["ink"], seen["paper"]) > 7
+            and contrast(seen["letters"], seen["paper"]) > 7
+        )
         assert (sum(seen["paper"]) < 300) == (scheme == "dark")
         assert seen["smallest"] >= 8  # pixels of a letter in a picture, at phone width too
         assert browser.get_log("browser") == []
         log = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-        asked = [each["params"]["request"]["url"] for each in log if each["method"] == "Network.requestWillBeSent"]
+        asked = [
+            each["params"]["request"]["url"]
+            for each in log
+            if each["method"] == "Network.requestWillBeSent"
+        ]
         assert asked == [path.as_uri()]
 
 
@@ -378,7 +459,9 @@ def _ceilings(record: Record) -> Ceilings:
     return dataclasses.replace(FAST, machine=record.machine, rates=tuple(rates))
 
 
-def test_nothing_is_written_beside_a_committed_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_beside_a_committed_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkout stays clean: pictures of samples need --out, and their pages go to the current folder."""
     folder = tmp_path / "results"
     folder.mkdir()

@@ -67,7 +67,11 @@ def make_request_record(request: Request | None = None) -> RequestRecord:
         settings=ServerSettings(n_slots=4, n_ctx=4096),
     )
     return RequestRecord(
-        session="s", machine=MACHINE, endpoint=endpoint, model="tiny", request=request or make_request()
+        session="s",
+        machine=MACHINE,
+        endpoint=endpoint,
+        model="tiny",
+        request=request or make_request(),
     )
 
 
@@ -122,7 +126,9 @@ def test_nothing_generated_has_no_times() -> None:
 
 
 @pytest.mark.parametrize(("cached", "warm"), [(0, False), (3, True), (None, None)])
-def test_a_request_is_warm_when_tokens_came_from_a_cache(cached: int | None, warm: bool | None) -> None:
+def test_a_request_is_warm_when_tokens_came_from_a_cache(
+    cached: int | None, warm: bool | None
+) -> None:
     assert figures(make_request(usage=Usage(cached_tokens=cached))).is_warm is warm
     assert figures(make_request(usage=None)).is_warm is None
 
@@ -150,7 +156,8 @@ def test_limits_are_met_by_figures_that_are_known() -> None:
 
 
 def test_a_request_is_a_line_of_its_own_kind(tmp_path: Path) -> None:
-    run, request = make_record(), make_request_record(make_request(timings=ServerTimings(prompt_ms=1.5)))
+    run = make_record()
+    request = make_request_record(make_request(timings=ServerTimings(prompt_ms=1.5)))
     for line in (run, request, request):
         results.save(tmp_path / "a.jsonl", line)
     contents = results.read([tmp_path])

@@ -23,10 +23,11 @@ from lab.core.request import (
     Usage,
 )
 from lab.errors import LabError
-from lab.features import known
-from lab.features.compare import comparison, text_compare
-from lab.features.compare.comparison import SLOWER
-from lab.features.serve import through_server
+from lab.app import known
+from lab.show import comparison
+from lab.features.compare import text_compare
+from lab.show.comparison import SLOWER
+from lab.remote import through_server
 from lab.show import console, table
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
@@ -58,7 +59,9 @@ def served(
     return dataclasses.replace(make_request_record(request), session=session)
 
 
-def session(first_ms: float = 50, gap_ms: float = 10, name: str = "s", n: int = 3) -> list[RequestRecord]:
+def session(
+    first_ms: float = 50, gap_ms: float = 10, name: str = "s", n: int = 3
+) -> list[RequestRecord]:
     """Requests of 10 and 100 tokens; TTFT is 10 ms more for each 10 tokens."""
     return [
         served(n_prompt, repeat, first_ms + n_prompt + repeat, gap_ms, session=name)
@@ -78,14 +81,21 @@ def test_a_request_is_a_row_of_the_table_of_runs() -> None:
     assert request.prefill_s != request.prefill_s  # not visible
     assert (request.ttft_s, request.tpot_ms, request.e2e_s) == pytest.approx((0.05, 10, 0.09))
     assert (request.model, request.server) == ("tiny", "llama-server at http://127.0.0.1:1/v1")
-    assert (request.n_slots, request.slot_ctx, request.warm, request.short) == (4, 4096, False, False)
+    assert (request.n_slots, request.slot_ctx, request.warm, request.short) == (
+        4,
+        4096,
+        False,
+        False,
+    )
     assert len(lab.steps([make_record(), served()])) == len(lab.steps([make_record()]))
 
 
 def test_warm_and_short_ones_are_no_repeats_of_cold_ones() -> None:
     cold = [served(repeat=i, first_ms=50) for i in range(3)]
     warm = served(repeat=3, first_ms=5, cached=90)
-    short = served(repeat=4, first_ms=500, n_gen=8, usage=Usage(completion_tokens=5, cached_tokens=0))
+    short = served(
+        repeat=4, first_ms=500, n_gen=8, usage=Usage(completion_tokens=5, cached_tokens=0)
+    )
     rows = lab.summary(lab.runs([*cold, warm, short]))
     assert list(zip(rows.n_gen, rows.warm, rows.short, rows.repeats, rows.ttft_s, strict=True)) == [
         (5, False, False, 3, 0.05),
@@ -96,7 +106,9 @@ def test_warm_and_short_ones_are_no_repeats_of_cold_ones() -> None:
     assert len(table.measured(lab.runs([*cold, warm, short]))) == 3
 
 
-def test_the_table_has_medians_ranges_and_what_they_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_medians_ranges_and_what_they_show(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     out = shown(session(), capsys)
     assert "TTFT" in out and "prefill alone is not visible" in out and "prefill\n" not in out
     assert "0.0610" in out and "0.0600-0.0620" in out  # 50 + 10 + repeat ms
@@ -117,7 +129,10 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
     [
         (served(cached=90), "1 of 1 requests had 90 prompt tokens in the server's cache"),
         (served(cached=None), "does not report cached prompt tokens"),
-        (served(usage=Usage(completion_tokens=4, cached_tokens=0)), "answers were shorter than requested (4 tokens"),
+        (
+            served(usage=Usage(completion_tokens=4, cached_tokens=0)),
+            "answers were shorter than requested (4 tokens",
+        ),
         (served(usage=Usage(completion_tokens=5, counted_by="tokenize")), "tokenized afterwards"),
         (served(kinds=(REASONING, TEXT, TEXT, TEXT, TEXT)), "answers began with reasoning"),
     ],
@@ -127,11 +142,16 @@ def test_what_is_not_known_is_said(record: RequestRecord, words: str) -> None:
 
 
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = [served(repeat=i, status=FAILED, failure=STALLED, error="nothing for 60 s") for i in (1, 2)]
+    failed = [
+        served(repeat=i, status=FAILED, failure=STALLED, error="nothing for 60 s") for i in (1, 2)
+    ]
     assert "No request went well.\n" in shown(failed, capsys)
     warmup = dataclasses.replace(failed[0].request.asked, warmup=True)
     out = shown([served(), served(asked=warmup, status=FAILED, failure=STALLED), *failed], capsys)
-    assert "failed 2 of 3 requests (stalled), for example 100 prompt tokens, repeat 2: nothing for 60 s" in out
+    assert (
+        "failed 2 of 3 requests (stalled), for example 100 prompt tokens, repeat 2: nothing for 60 s"
+        in out
+    )
     assert "failed 1 of 1 warm-up request (stalled)" in out
 
 
@@ -149,7 +169,11 @@ def y_of(line: Any) -> list[float]:
 def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> None:
     ax = lab.plot_prefill(session())
     assert ax.get_ylabel() == "TTFT (s)" and (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert labels_of(ax) == ["median over requests", "requests", "1.51 ms per token, as at 100 tokens (proportional)"]
+    assert labels_of(ax) == [
+        "median over requests",
+        "requests",
+        "1.51 ms per token, as at 100 tokens (proportional)",
+    ]
     median, points, _ = ax.get_lines()
     assert y_of(median) == pytest.approx([0.061, 0.151]) and len(y_of(points)) == 6
     assert ax.get_title().split("\n") == [
@@ -166,7 +190,9 @@ def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
         "tiny Q4_0, in process: median",
         "tiny, llama-server at http://127.0.0.1:1/v1: median",
     ]
-    assert y_of(ax.get_lines()[0]) == pytest.approx([0.021])  # TTFT: 20 ms of prefill, 1 ms to choose
+    assert y_of(ax.get_lines()[0]) == pytest.approx(
+        [0.021]
+    )  # TTFT: 20 ms of prefill, 1 ms to choose
     decode = lab.plot_decode(both)
     assert decode.get_ylabel() == "time since the previous token (ms)"
     assert len(labels_of(decode)) == 3
@@ -183,7 +209,9 @@ def compared(*groups: list[Any]) -> comparison.Comparison:
 
 def other_server(records: list[RequestRecord], **changes: Any) -> list[RequestRecord]:
     changed = {"url": "http://127.0.0.1:2/v1", **changes}
-    return [dataclasses.replace(r, endpoint=dataclasses.replace(r.endpoint, **changed)) for r in records]
+    return [
+        dataclasses.replace(r, endpoint=dataclasses.replace(r.endpoint, **changed)) for r in records
+    ]
 
 
 def test_servers_are_compared_by_ttft_and_tpot() -> None:
@@ -196,7 +224,9 @@ def test_servers_are_compared_by_ttft_and_tpot() -> None:
 
 
 def test_warm_short_and_busy_requests_are_not_compared() -> None:
-    load = Load(arrivals=CLOSED, concurrency=8, round=0, warmup_s=1, duration_s=10, lengths="100", seed=1)
+    load = Load(
+        arrivals=CLOSED, concurrency=8, round=0, warmup_s=1, duration_s=10, lengths="100", seed=1
+    )
     apart = [
         served(first_ms=1, cached=50),
         served(first_ms=1, usage=Usage(completion_tokens=2, cached_tokens=0)),
@@ -208,12 +238,19 @@ def test_warm_short_and_busy_requests_are_not_compared() -> None:
         comparison.groups(apart)
 
 
-def test_an_engine_and_a_server_are_compared_ttft_with_ttft(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_and_a_server_are_compared_ttft_with_ttft(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     engine = [make_record(make_run(100, 5, i, decode_ms=10)) for i in range(3)]
     groups = comparison.groups([*engine, *session(first_ms=2)])
     comparisons = comparison.compare_groups(groups)
-    assert [(row.n_prompt, row.figure) for row in comparisons[0].rows] == [(100, "ttft_s"), (100, "tpot_ms")]
-    assert comparisons[0].rows[0].base == pytest.approx(0.101) and comparisons[0].rows[0].other == pytest.approx(0.103)
+    assert [(row.n_prompt, row.figure) for row in comparisons[0].rows] == [
+        (100, "ttft_s"),
+        (100, "tpot_ms"),
+    ]
+    assert comparisons[0].rows[0].base == pytest.approx(0.101) and comparisons[0].rows[
+        0
+    ].other == pytest.approx(0.103)
     text_compare.print_comparisons(groups, comparisons, 0.01, console.console())
     out = capsys.readouterr().out
     assert "Only in the base: prefill at 100." in out
@@ -246,7 +283,12 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
     rows = json.loads(run_lab("show", file, "--json")[1])["rows"]
     assert [row["n_prompt"] for row in rows] == [10, 100]
     drawn = run_lab("plot", file)[1].split()
-    assert [Path(one).name for one in drawn] == ["a-prefill.png", "a-prefill.svg", "a-decode.png", "a-decode.svg"]
+    assert [Path(one).name for one in drawn] == [
+        "a-prefill.png",
+        "a-prefill.svg",
+        "a-decode.png",
+        "a-decode.svg",
+    ]
     table_of_runs = run_lab("export", "--format", "csv", file)[1].splitlines()
     assert len(table_of_runs) == 7 and "ttft_s" in table_of_runs[0]
     for wrong, words in (
@@ -261,22 +303,33 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
 
 def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path) -> None:
     records = numbered(
-        [*session(), served(repeat=7, status=FAILED, failure=STALLED, error="<script>alert(1)</script>")]
+        [
+            *session(),
+            served(repeat=7, status=FAILED, failure=STALLED, error="<script>alert(1)</script>"),
+        ]
     )
     path = lab.report(tmp_path / "page.html", records)
     text = path.read_text()
     assert "<h1>How fast does tiny answer through llama-server?</h1>" in text
-    assert "The first token of 100 prompt tokens arrives after 151 ms, each further token takes 10.0 ms" in text
+    assert (
+        "The first token of 100 prompt tokens arrives after 151 ms, each further token takes 10.0 ms"
+        in text
+    )
     assert "what the server can do" in text and "streaming" in text
     assert "failed: 1 of 7 requests (stalled)" in text
     assert text.count("<svg") == 2 and "prefill s" not in text and "<script>alert" not in text
-    assert "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5" in text
+    assert (
+        "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5"
+        in text
+    )
     assert results.read([path]).requests == tuple(records)
     assert run_lab("show", path)[0] == 0
 
 
 def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
-    text = lab.report(tmp_path / "page.html", [make_record(make_run(100)), *numbered(session())]).read_text()
+    text = lab.report(
+        tmp_path / "page.html", [make_record(make_run(100)), *numbered(session())]
+    ).read_text()
     assert "<h2>Runs</h2>" in text and "<h2>Through a server</h2>" in text
     assert "Which is faster: tiny Q4_0, Test CPU, 4 cores or tiny, llama-server" in text
     assert "In process, TTFT is prefill plus sampling one token." in text

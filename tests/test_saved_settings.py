@@ -15,7 +15,13 @@ from lab.main import lab as main
 from lab.runner.as_options import save, settings as load
 from tests.conftest import run_lab
 
-FAST = {"threads": 1, "ubatch": 64, "repack": False, "device": ["CUDA0", "CUDA1"], "kv_unified": True}
+FAST = {
+    "threads": 1,
+    "ubatch": 64,
+    "repack": False,
+    "device": ["CUDA0", "CUDA1"],
+    "kv_unified": True,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +52,15 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         load("fast")
     save("slow", {})
     save("best-4.users", {})
-    with pytest.raises(LabError, match=r"no settings named fast\.\nSaved are: best-4\.users, slow\."):
+    with pytest.raises(
+        LabError, match=r"no settings named fast\.\nSaved are: best-4\.users, slow\."
+    ):
         load("fast")
 
 
-@pytest.mark.parametrize("name", ["", "../fast", "a/b", "a b", ".hidden", "-x", "a\nb", "ü", "x" * 65])
+@pytest.mark.parametrize(
+    "name", ["", "../fast", "a/b", "a b", ".hidden", "-x", "a\nb", "ü", "x" * 65]
+)
 def test_odd_names_are_refused(name: str) -> None:
     for use in (lambda: load(name), lambda: save(name, {})):
         with pytest.raises(LabError, match="cannot name settings"):
@@ -73,7 +83,10 @@ def test_broken_files_are_refused(folder: Path, text: str, words: str) -> None:
     (folder / "fast.json").write_text(text)
     with pytest.raises(LabError) as problem:
         load("fast")
-    assert problem.value.what.startswith("The settings fast cannot be used: ") and words in problem.value.what
+    assert (
+        problem.value.what.startswith("The settings fast cannot be used: ")
+        and words in problem.value.what
+    )
     assert problem.value.hint == f"Correct or delete {folder / 'fast.json'}"
 
 
@@ -86,20 +99,27 @@ def test_all_commands_with_settings_of_the_engine_have_it() -> None:
 
     having = {name for name, command in main.commands.items() if "settings" in options(command)}
     assert having == {
-        name for name, command in main.commands.items() if {"ubatch", "threads_batch"} <= options(command)
+        name
+        for name, command in main.commands.items()
+        if {"ubatch", "threads_batch"} <= options(command)
     }
     assert {"measure", "sweep", "ab", "batch", "predict", "doctor", "ceilings", "claims"} <= having
 
 
 @pytest.mark.parametrize("name", ["measure", "batch", "doctor", "sweep"])
-def test_saved_settings_are_the_defaults_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_settings_are_the_defaults_of_a_command(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     save("fast", FAST)
     given = contexts(name, "--threads", "2", "--settings", "fast")
     assert (given["threads"], given["ubatch"], given["repack"]) == (2, 64, False)
     assert given["device"] == "CUDA0,CUDA1" and given["batch"] == 2048
     unified = "" if name == "doctor" else " --kv-unified on"  # doctor has no such option
     used = "--ubatch 64 --no-repack --device CUDA0,CUDA1"
-    assert capsys.readouterr().err == f"Note: --settings fast stands for --threads 1 {used}{unified}.\n"
+    assert (
+        capsys.readouterr().err
+        == f"Note: --settings fast stands for --threads 1 {used}{unified}.\n"
+    )
 
 
 def test_every_setting_can_be_saved_and_given() -> None:
@@ -110,7 +130,10 @@ def test_every_setting_can_be_saved_and_given() -> None:
     values |= {"lib": "/a/b", "mmap": False}
     save("all", values)
     given = contexts("measure", "--settings", "all")
-    written = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
+    written = {
+        name: ",".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in values.items()
+    }
     assert {name: given[name] for name in table()} == written
 
 

@@ -15,9 +15,9 @@ from lab.core.record import DECODE, FORGET, MIXED, PREFILL, Record, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.features import stall as stalls
-from lab.features.limits import step_kernels
-from lab.features.predict import learning
-from lab.features.predict.learning import StepPrediction, pieces
+from lab.roofline import step_kernels
+from lab.roofline import learning
+from lab.roofline.learning import StepPrediction, pieces
 from lab.process.worker import Worker
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE
@@ -32,7 +32,12 @@ def text(sequence: int, n: int) -> list[int]:
 
 
 def stall_record(
-    n_prompt: int, chunk: int | None, n_streams: int = 1, repeat: int = 0, settings: Settings = SHARED, **times: float
+    n_prompt: int,
+    chunk: int | None,
+    n_streams: int = 1,
+    repeat: int = 0,
+    settings: Settings = SHARED,
+    **times: float,
 ) -> Record:
     """A run of the fake engine: a prompt's token takes 1 ms, a decode step 10 ms a sequence, choosing a token 1 ms."""
     case = stalls.case(n_prompt, n_streams, chunk)
@@ -51,13 +56,21 @@ def plan(worker: FakeWorker, *asked: Any, **settings: Any) -> Any:
 def test_the_script_rides_chunks_in_the_streams_steps() -> None:
     operations = stalls.write(stalls.case(100, 2, 40), text, SHARED)
     mixed = [operation for operation in operations if operation.kind == MIXED]
-    assert [[part.n_tokens for part in operation.parts] for operation in mixed] == [[40, 1, 1], [40, 1, 1], [20, 1, 1]]
+    assert [[part.n_tokens for part in operation.parts] for operation in mixed] == [
+        [40, 1, 1],
+        [40, 1, 1],
+        [20, 1, 1],
+    ]
     assert [operation.parts[0].n_outputs for operation in mixed] == [0, 0, 1]
     assert all(part.n_outputs == 1 for operation in mixed for part in operation.parts[1:])
-    assert [token for operation in mixed for token in operation.parts[0].tokens or ()] == text(0, 100)
+    assert [token for operation in mixed for token in operation.parts[0].tokens or ()] == text(
+        0, 100
+    )
     assert operations[0].parts[0].tokens == tuple(text(1, stalls.N_CONTEXT))
     alone = stalls.write(stalls.case(1200, 2, None), text, SHARED)
-    assert [operation.parts[0].n_tokens for operation in alone if operation.kind == PREFILL][2:] == [512, 512, 176]
+    assert [operation.parts[0].n_tokens for operation in alone if operation.kind == PREFILL][
+        2:
+    ] == [512, 512, 176]
     assert not [operation for operation in alone if operation.kind == MIXED]
 
 
@@ -68,7 +81,9 @@ def test_a_case_has_room_for_exactly_what_its_script_computes(chunk: int | None)
     for operation in stalls.write(case, text, SHARED):
         for part in operation.parts:
             held[part.sequence] += operation.times * part.n_tokens
-    assert [n + 1 for n in held.values()] == list(case.sequences)  # the last token that is chosen is not computed
+    assert [n + 1 for n in held.values()] == list(
+        case.sequences
+    )  # the last token that is chosen is not computed
 
 
 @pytest.mark.parametrize(("n_prompt", "chunk"), [(1000, 64), (1000, 1000), (999, 333)])
@@ -82,7 +97,8 @@ def test_there_are_as_many_stalls_as_chunks(n_prompt: int, chunk: int) -> None:
 def test_the_figures_are_those_of_the_steps() -> None:
     records = [stall_record(1000, 300, 2), stall_record(1000, None, 2)]
     mixed, at_once = stalls.rows(records)
-    usual, chunk = 2 * 10 + 2, 300 + 2 + 2  # ms: a step of the streams; a mixed one, which costs 1 ms a token
+    usual = 2 * 10 + 2
+    chunk = 300 + 2 + 2  # ms: a step of the streams; a mixed one, which costs 1 ms a token
     assert mixed.usual_gap_s == at_once.usual_gap_s == pytest.approx(usual / 1e3)
     assert mixed.longest_gap_s == mixed.median_gap_s == pytest.approx(chunk / 1e3)
     assert mixed.newcomer_s == pytest.approx((3 * chunk + 100 + 2 + 3) / 1e3)
@@ -100,7 +116,14 @@ def test_the_figures_are_those_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    "lever", [None, Stall(1, 8, 128, 1), Stall(1, 8, 128, 99), Stall(1, 0, 128, 32), Stall(-1, None, 128, 32)]
+    "lever",
+    [
+        None,
+        Stall(1, 8, 128, 1),
+        Stall(1, 8, 128, 99),
+        Stall(1, 0, 128, 32),
+        Stall(-1, None, 128, 32),
+    ],
 )
 def test_steps_that_show_no_stall_have_no_gaps(lever: Stall | None) -> None:
     record = stall_record(100, 50)
@@ -124,7 +147,11 @@ def test_the_plan_has_each_chunk_and_all_at_once(fake_worker: FakeWorker) -> Non
     ("asked", "settings", "problem"),
     [
         ((300, "64,301", "1"), {}, "--chunk 301 is longer than the prompt of 300 tokens"),
-        ((300, "64,256", "2"), {"batch": 257}, "A chunk of 256 tokens and 2 streams do not fit into a batch of 257"),
+        (
+            (300, "64,256", "2"),
+            {"batch": 257},
+            "A chunk of 256 tokens and 2 streams do not fit into a batch of 257",
+        ),
         ((300, "0", "1"), {}, "--chunk 0 is not possible"),
         ((300, "64", "256"), {}, "--streams 256 is not possible"),
         ((0, "64", "1"), {}, "A prompt length of 0 cannot be measured"),
@@ -139,7 +166,9 @@ def test_what_cannot_be_is_refused_before(
 
 
 def test_a_step_is_cut_where_llama_cpp_cuts_it() -> None:
-    def cut(n_new: int, n_past: int, n_outputs: int, settings: Settings, at: int = 161) -> list[Any]:
+    def cut(
+        n_new: int, n_past: int, n_outputs: int, settings: Settings, at: int = 161
+    ) -> list[Any]:
         parts = [Part(0, (7,) * n_new, n_outputs), Part(1, None, 1), Part(2, None, 1)]
         return list(pieces(parts, {0: n_past, 1: at, 2: at}, settings))
 
@@ -149,7 +178,11 @@ def test_a_step_is_cut_where_llama_cpp_cuts_it() -> None:
     assert cut(10, 10, 1, small) == [([(8, 10)], 0), ([(2, 18), stream, stream], 3)]
     assert cut(8, 8, 0, small) == [([(8, 8)], 0), ([stream, stream], 2)]
     separate = dataclasses.replace(small, kv_unified=False)
-    assert cut(10, 10, 1, separate) == [([(1, 10), stream, stream], 2), ([(8, 11)], 0), ([(1, 19)], 1)]
+    assert cut(10, 10, 1, separate) == [
+        ([(1, 10), stream, stream], 2),
+        ([(8, 11)], 0),
+        ([(1, 19)], 1),
+    ]
     assert cut(1, 19, 1, separate, 179) == [([(1, 19), (1, 179), (1, 179)], 3)]
 
 
@@ -159,7 +192,9 @@ class Straight(StepPrediction):
 
     is_known: bool = True
 
-    def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[tuple[int, int]] = ()) -> Any:
+    def seconds(
+        self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[tuple[int, int]] = ()
+    ) -> Any:
         spans = [(n_tokens, n_past), *others]
         return sum(n * (1e-3 + 1e-6 * past) for n, past in spans) if self.is_known else None
 
@@ -188,13 +223,19 @@ def test_on_a_cpu_the_streams_tokens_cost_a_whole_tile_of_attention() -> None:
     prediction = StepPrediction(BIG, settings, FAST, learning.fit([]), 0)
     tile = step_kernels.total(BIG, settings, FAST, 64, 4 * 161, 0)
     later = prediction.seconds(64, 64, 5, [(1, 161)] * 4)
-    longest_s, _ = stalls.expected_s(prediction, 128, 4, 64, 2)  # the longest gap is the last chunk: 64 to 128
+    longest_s, _ = stalls.expected_s(
+        prediction, 128, 4, 64, 2
+    )  # the longest gap is the last chunk: 64 to 128
     assert later and longest_s - later == pytest.approx(tile.attention_s)
     few = prediction.seconds(32, 96, 5, [(1, 163)] * 4)
     assert stalls.expected_s(prediction, 128, 4, 32, 4)[0] == pytest.approx(few)
-    separate = dataclasses.replace(prediction, settings=dataclasses.replace(settings, kv_unified=False))
+    separate = dataclasses.replace(
+        prediction, settings=dataclasses.replace(settings, kv_unified=False)
+    )
     cut = separate.seconds(1, 64, 4, [(1, 161)] * 4), separate.seconds(63, 65, 1)
-    assert stalls.expected_s(separate, 128, 4, 64, 2)[0] == pytest.approx(sum(one or 0 for one in cut))
+    assert stalls.expected_s(separate, 128, 4, 64, 2)[0] == pytest.approx(
+        sum(one or 0 for one in cut)
+    )
 
 
 def test_the_sentences_say_what_a_chunk_costs() -> None:
@@ -204,8 +245,13 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
         "With 1 stream, a prompt of 1,000 tokens all at once causes a gap of up to 1.02 s (usual gap 11.0 ms)."
     )
     assert words[1].startswith("The longest gap is 103 ms in chunks of 100 (")
-    assert words[1].endswith("x the TTFT of the new request, 9 % higher throughput).") and len(words) == 2
-    assert "Prediction error of the longest gap: median" in " ".join(stalls.sentences(stalls.rows(records, STRAIGHT)))
+    assert (
+        words[1].endswith("x the TTFT of the new request, 9 % higher throughput).")
+        and len(words) == 2
+    )
+    assert "Prediction error of the longest gap: median" in " ".join(
+        stalls.sentences(stalls.rows(records, STRAIGHT))
+    )
 
 
 def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
@@ -222,20 +268,43 @@ def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
         mixed = stalls.write(made.cases[0], prompt, made.settings)
         last = max(i for i, operation in enumerate(mixed) if operation.kind == MIXED)
         alone = scripts.prefill(0, prompt(0, 96), 24)
-        chosen = worker.run([*alone, Operation(FORGET), *mixed[: last + 1]], lambda progress: None).token_ids
+        chosen = worker.run(
+            [*alone, Operation(FORGET), *mixed[: last + 1]], lambda progress: None
+        ).token_ids
     assert chosen[-len(mixed[last].parts)] == chosen[0]
 
 
 def test_stall_command(mini: Path, tmp_path: Path) -> None:
-    few = ("stall", "-m", mini, "--prompt", "random", "-p", 96, "--streams", 2, "-r", 1, "-t", 1, "-o", tmp_path)
+    few = (
+        "stall",
+        "-m",
+        mini,
+        "--prompt",
+        "random",
+        "-p",
+        96,
+        "--streams",
+        2,
+        "-r",
+        1,
+        "-t",
+        1,
+        "-o",
+        tmp_path,
+    )
     code, out, err = run_lab(*few, "--chunk", "24,50", "--json")
     assert code == 0, err
     rows = json.loads(out)["rows"]
     assert [(row["chunk"], row["n_steps"]) for row in rows] == [(24, 4), (50, 2), (None, 1)]
-    assert all(row["longest_gap_s"] >= row["median_gap_s"] > 0 and row["newcomer_s"] > 0 for row in rows)
+    assert all(
+        row["longest_gap_s"] >= row["median_gap_s"] > 0 and row["newcomer_s"] > 0 for row in rows
+    )
     assert len(list(tmp_path.glob("*-stall.png"))) == 1
     code, out, _ = run_lab("show", tmp_path)
     assert code == 0 and "in chunks of 24" in out.lower()
     for record in results.read([tmp_path]).records:
         assert record.settings.kv_unified and record.settings.n_seq_max == 3
-        assert record.run.warmup or record.run.steps.kind.count(DECODE) == stalls.N_BEFORE + stalls.N_GEN - 1
+        assert (
+            record.run.warmup
+            or record.run.steps.kind.count(DECODE) == stalls.N_BEFORE + stalls.N_GEN - 1
+        )

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lab.core.record import Device, Record
-from lab.features import known
-from lab.features.measure import plot_runs, text_results
+from lab.app import known
+from lab.show import plot_runs, text_results
 from lab.show import console, table
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
@@ -19,7 +19,9 @@ def session(decode_ms: float = 10, **changes: object) -> list[Record]:
         for n, prefill_ms in ((10, 1), (100, 1), (1000, 2))
         for repeat in range(2)
     ]
-    return [make_record(make_run(10, 2, warmup=True))] + [make_record(run, **changes) for run in runs]
+    return [make_record(make_run(10, 2, warmup=True))] + [
+        make_record(run, **changes) for run in runs
+    ]
 
 
 def test_runs_have_their_figures() -> None:
@@ -44,7 +46,10 @@ def test_steps_number_the_generated_tokens() -> None:
 
 def test_summary_takes_medians_of_timed_runs_only() -> None:
     records = [make_record(make_run(20, 5, i, prefill_ms=ms)) for i, ms in enumerate((1, 2, 9))]
-    records += [make_record(make_run(20, 5, warmup=True, prefill_ms=50)), make_record(make_run(20, 5, status="failed"))]
+    records += [
+        make_record(make_run(20, 5, warmup=True, prefill_ms=50)),
+        make_record(make_run(20, 5, status="failed")),
+    ]
     (row,) = table.summary(table.runs(records)).to_dict("records")
     assert (row["repeats"], row["prefill_s"], row["prefill_s_min"], row["prefill_s_max"]) == (
         3,
@@ -86,18 +91,30 @@ def test_gpus_and_mains_or_battery_are_part_of_a_setup() -> None:
     ]
     labels = [label for label, rows in table.setups(table.runs(records))]
     assert labels == ["a GPU", "2 x a GPU", "a GPU, another"]
-    powers = [make_record(machine=dataclasses.replace(MACHINE, power=power)) for power in ("mains", "battery", None)]
+    powers = [
+        make_record(machine=dataclasses.replace(MACHINE, power=power))
+        for power in ("mains", "battery", None)
+    ]
     labels = [label for label, rows in table.setups(table.runs(powers))]
-    assert labels == ["tiny Q4_0, power mains", "tiny Q4_0, power battery", "tiny Q4_0, power unknown"]
+    assert labels == [
+        "tiny Q4_0, power mains",
+        "tiny Q4_0, power battery",
+        "tiny Q4_0, power unknown",
+    ]
     assert set(table.runs(powers).devices) == {"none"}
     unknown = make_record(machine=dataclasses.replace(MACHINE, devices=()))
-    assert table.runs([unknown]).devices[0] is None and len(table.summary(table.runs([unknown, unknown]))) == 1
+    assert (
+        table.runs([unknown]).devices[0] is None
+        and len(table.summary(table.runs([unknown, unknown]))) == 1
+    )
 
 
 def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
     known.print_results([make_record(make_run(10, 2), model=odd)], console.console())
-    known.print_results([make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console())
+    known.print_results(
+        [make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console()
+    )
     shown = capsys.readouterr().out
     assert "phi[q4] :fire: [/b]" in shown and "x[i01] [/tmp/a]" in shown
 
@@ -107,14 +124,18 @@ def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> N
 
     for draw, n_points in ((plot_runs.plot_prefill, 6), (plot_runs.plot_decode, 6 * 4)):
         ax = draw(session(), Figure().subplots())
-        points = sum(len(np.asarray(line.get_xdata())) for line in ax.lines if line.get_linestyle() == "None")
+        points = sum(
+            len(np.asarray(line.get_xdata())) for line in ax.lines if line.get_linestyle() == "None"
+        )
         assert points == n_points
         assert "tiny Q4_0 on Test CPU, 4 cores (2 repeats)" in ax.get_title()
         assert "token" in ax.get_xlabel()
         assert ax.get_ylabel().endswith("s)")
         assert ax.get_legend() is not None
     files = known.draw(known.sections(session() + session(session="other")), tmp_path, "x")
-    names = [f"x-{one}.{kind}" for one in ("shares", "prefill", "decode") for kind in ("png", "svg")]
+    names = [
+        f"x-{one}.{kind}" for one in ("shares", "prefill", "decode") for kind in ("png", "svg")
+    ]
     assert [f.name for f in files] == names
     assert all(f.stat().st_size > 5000 for f in files)
 
@@ -127,7 +148,9 @@ def test_outliers_are_marked_at_the_edge_and_counted() -> None:
     for name, column in columns.items():  # one token came a second late
         first = 51 if name == "start_ns" else 50
         column[first:] = [ns + 10**9 for ns in column[first:]]
-    steps = dataclasses.replace(run.steps, **{name: tuple(column) for name, column in columns.items()})
+    steps = dataclasses.replace(
+        run.steps, **{name: tuple(column) for name, column in columns.items()}
+    )
     late = dataclasses.replace(run, steps=steps)
     ax = plot_runs.plot_decode([make_record(late)], Figure().subplots())
     assert "1 point above the axis" in ax.get_legend_handles_labels()[1][0]

@@ -16,12 +16,20 @@ from lab.core import results
 from lab.core.record import FAILED, OK
 from lab.core.request_times import figures
 from lab.errors import LabError
-from lab.features.serve import through_server
-from lab.features.serve.servers import Server, connect
-from lab.features.serve.through_server import WARMUP_GEN, check, execute, make_plan
+from lab.remote import through_server
+from lab.remote.servers import Server, connect
+from lab.remote.through_server import WARMUP_GEN, check, execute, make_plan
 from lab.runner.progress import Status
 from tests.conftest import run_lab
-from tests.null_server import NEVER, RUNNING, TEMPLATE_TOKENS, Behaviour, NullServer, NullSettings, null_server
+from tests.null_server import (
+    NEVER,
+    RUNNING,
+    TEMPLATE_TOKENS,
+    Behaviour,
+    NullServer,
+    NullSettings,
+    null_server,
+)
 
 FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 1.0}
 MODELS = {
@@ -56,7 +64,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(server: Server, folder: Path, **asked: Any) -> Any:
     """The records of a session, and its file."""
     path = server.new_file(folder)
-    return list(execute(make_plan(**{"repeat": 2, **asked}), server, path, lambda status: None)), path
+    return list(
+        execute(make_plan(**{"repeat": 2, **asked}), server, path, lambda status: None)
+    ), path
 
 
 def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path) -> None:
@@ -66,25 +76,43 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
     warmups = [(one.n_prompt, one.n_gen, one.warmup) for one in asked[:2]]
     assert warmups == [(20, WARMUP_GEN, True), (60, WARMUP_GEN, True)]
     assert [(one.n_gen, one.repeat) for one in asked[2:]] == [(20, 0), (20, 0), (20, 1), (20, 1)]
-    assert [sorted(one.n_prompt or 0 for one in asked[i : i + 2]) for i in (2, 4)] == [[20, 60], [20, 60]]
+    assert [sorted(one.n_prompt or 0 for one in asked[i : i + 2]) for i in (2, 4)] == [
+        [20, 60],
+        [20, 60],
+    ]
     for record in records:
         request = record.request
-        assert request.status == OK and request.usage and request.usage.prompt_tokens == request.asked.n_prompt
-        assert (request.asked.n_prompt_counted, request.asked.counted_by) == (request.asked.n_prompt, "tokenize")
-        assert (request.asked.temperature, request.asked.ignore_eos, request.asked.seed) == (0.0, True, 1)
+        assert (
+            request.status == OK
+            and request.usage
+            and request.usage.prompt_tokens == request.asked.n_prompt
+        )
+        assert (request.asked.n_prompt_counted, request.asked.counted_by) == (
+            request.asked.n_prompt,
+            "tokenize",
+        )
+        assert (request.asked.temperature, request.asked.ignore_eos, request.asked.seed) == (
+            0.0,
+            True,
+            1,
+        )
         assert request.asked.load is None
         assert record.session == path.stem
         assert figures(request).is_warm is False
 
 
-@pytest.mark.parametrize(("n", "words"), [(LEAST - 1, f"the shortest one has {LEAST}"), (496, "context of 500 tokens")])
+@pytest.mark.parametrize(
+    ("n", "words"), [(LEAST - 1, f"the shortest one has {LEAST}"), (496, "context of 500 tokens")]
+)
 def test_a_length_that_the_server_cannot_take_is_refused(plain: Server, n: int, words: str) -> None:
     check(make_plan([LEAST, 495], 5), plain)
     with pytest.raises(LabError, match=words):
         check(make_plan([20, n], 5), plain)
 
 
-def test_an_answer_that_the_stream_did_not_count_is_tokenized(null: NullServer, tmp_path: Path) -> None:
+def test_an_answer_that_the_stream_did_not_count_is_tokenized(
+    null: NullServer, tmp_path: Path
+) -> None:
     with connect(null.url, "uncounted") as server:
         records, _ = run(server, tmp_path, prompt_len="20", gen=5, repeat=1)
     warmup, measured = (record.request.usage for record in records)
@@ -106,14 +134,20 @@ def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
         ({"prompt": "random"}, "--prompt random"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_a_server_is_asked(asked: dict[str, Any], words: str) -> None:
+def test_what_makes_no_sense_is_refused_before_a_server_is_asked(
+    asked: dict[str, Any], words: str
+) -> None:
     with pytest.raises(LabError, match=words):
         make_plan(**asked)
 
 
 def test_a_server_that_is_gone_ends_the_session_and_what_ended_is_kept(tmp_path: Path) -> None:
-    with null_server(NullSettings(models=MODELS)) as started, connect(started.url, "plain") as server:
-        path, records = server.new_file(tmp_path), []
+    with (
+        null_server(NullSettings(models=MODELS)) as started,
+        connect(started.url, "plain") as server,
+    ):
+        path = server.new_file(tmp_path)
+        records = []
         with pytest.raises(LabError, match="is gone"):
             for record in execute(make_plan("20", 5, repeat=99), server, path, lambda status: None):
                 records.append(record)
@@ -124,7 +158,8 @@ def test_a_server_that_is_gone_ends_the_session_and_what_ended_is_kept(tmp_path:
 
 
 def test_who_stops_keeps_what_ended(plain: Server, tmp_path: Path) -> None:
-    plan, path = make_plan("20", 5, repeat=99), plain.new_file(tmp_path)
+    plan = make_plan("20", 5, repeat=99)
+    path = plain.new_file(tmp_path)
     records = list(itertools.islice(execute(plan, plain, path, lambda status: None), 3))
     assert list(results.read([path]).requests) == records
     empty = plain.new_file(tmp_path)
@@ -139,7 +174,12 @@ def test_who_stops_keeps_what_ended(plain: Server, tmp_path: Path) -> None:
 
 def test_as_python(null: NullServer, tmp_path: Path) -> None:
     seen: list[Status] = []
-    options: dict[str, Any] = {"model": "short", "url": null.url, "out": tmp_path, "prompt": "story"}
+    options: dict[str, Any] = {
+        "model": "short",
+        "url": null.url,
+        "out": tmp_path,
+        "prompt": "story",
+    }
     records = lab.measure([20], gen=4, repeat=1, watch=seen.append, **options)
     assert [record.request.status for record in records] == [OK, OK]
     assert figures(records[-1].request).is_short is True
@@ -151,8 +191,23 @@ def test_the_command_says_what_it_can_do_first_and_measures(
     null: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
-    asked = ("-m", "plain", "-p", "20,60", "-n", 5, "-r", 2, "--out", tmp_path, "--api-key-env", "THE_KEY")
-    status, out, err = run_lab("measure", "--url", null.url, *asked, "--header", f"X-Team: {KEY}2", "--no-plot")
+    asked = (
+        "-m",
+        "plain",
+        "-p",
+        "20,60",
+        "-n",
+        5,
+        "-r",
+        2,
+        "--out",
+        tmp_path,
+        "--api-key-env",
+        "THE_KEY",
+    )
+    status, out, err = run_lab(
+        "measure", "--url", null.url, *asked, "--header", f"X-Team: {KEY}2", "--no-plot"
+    )
     assert status == 0, err
     assert out.index("as seen in") < out.index("5 tokens requested")
     assert "20 prompt tokens, repeat 2: TTFT" in err and "left" in err
@@ -161,7 +216,21 @@ def test_the_command_says_what_it_can_do_first_and_measures(
 
 
 def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
-    asked = ("measure", "--url", null.url, "-m", "plain", "-n", 3, "-r", 1, "--out", tmp_path, "--json", "--no-plot")
+    asked = (
+        "measure",
+        "--url",
+        null.url,
+        "-m",
+        "plain",
+        "-n",
+        3,
+        "-r",
+        1,
+        "--out",
+        tmp_path,
+        "--json",
+        "--no-plot",
+    )
     status, out, err = run_lab(*asked, "-p", "20")
     document = json.loads(out)
     assert status == 0 and document["model"] == "plain" and document["endpoint"]["url"] == null.url
@@ -176,7 +245,10 @@ def test_a_dry_run_examines_and_plans(null: NullServer, tmp_path: Path) -> None:
     asked = ("measure", "--url", null.url, "-m", "plain", *options)
     status, out, _ = run_lab(*asked)
     assert status == 0 and "Plan: 4 requests for up to 33 tokens each" in out
-    assert [one["n_prompt"] for one in json.loads(run_lab(*asked, "--json")[1])["cases"]] == [20, 30]
+    assert [one["n_prompt"] for one in json.loads(run_lab(*asked, "--json")[1])["cases"]] == [
+        20,
+        30,
+    ]
     assert not list(tmp_path.iterdir())
 
 
@@ -186,7 +258,9 @@ def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None
     assert "model    plain" in out and "streaming" in out and "as seen in" in out
     status, out, err = run_lab("server", null.url, "-m", "plain", "--json")
     known = json.loads(out)
-    assert known["model"] == "plain" and {one["answer"] for one in known["endpoint"]["capabilities"]} >= {"yes"}
+    assert known["model"] == "plain" and {
+        one["answer"] for one in known["endpoint"]["capabilities"]
+    } >= {"yes"}
 
 
 @pytest.mark.parametrize(
@@ -198,29 +272,46 @@ def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None
         ("measure", ("--url", "URL"), f"The server lists {len(MODELS)} models"),
         ("measure", ("--url", "URL", "-m", "no-such"), "no model no-such"),
         ("server", ("not an address",), "valid server address"),
-        ("server", ("http://127.0.0.1:1/v1",), "No server answers at http://127.0.0.1:1/v1: Connection refused"),
-        ("server", ("http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"), "NO_SUCH_KEY is not set"),
+        (
+            "server",
+            ("http://127.0.0.1:1/v1",),
+            "No server answers at http://127.0.0.1:1/v1: Connection refused",
+        ),
+        (
+            "server",
+            ("http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"),
+            "NO_SUCH_KEY is not set",
+        ),
     ],
 )
-def test_what_cannot_be_asked_is_refused(null: NullServer, command: str, asked: tuple[Any, ...], words: str) -> None:
+def test_what_cannot_be_asked_is_refused(
+    null: NullServer, command: str, asked: tuple[Any, ...], words: str
+) -> None:
     status, out, err = run_lab(command, *(null.url if word == "URL" else word for word in asked))
     assert status == 1 and out == "" and words in err and "Traceback" not in err
 
 
-def test_ctrl_c_says_what_is_kept(null: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_what_is_kept(
+    null: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*asked: Any) -> Iterator[Any]:
         yield from itertools.islice(execute(*asked), 3)  # a warm-up and two requests
         raise KeyboardInterrupt
 
     monkeypatch.setattr(through_server, "execute", interrupted)
-    status, _, err = run_lab("measure", "--url", null.url, "-m", "plain", "-p", "20", "-n", 2, "--out", tmp_path)
+    status, _, err = run_lab(
+        "measure", "--url", null.url, "-m", "plain", "-p", "20", "-n", 2, "--out", tmp_path
+    )
     assert status == 130 and "Interrupted. 2 finished runs are in" in err
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (("measure", "-p", "100,1000", "-n", 50, "-r", 2), "6 requests for up to 1,050 tokens each"),
+        (
+            ("measure", "-p", "100,1000", "-n", 50, "-r", 2),
+            "6 requests for up to 1,050 tokens each",
+        ),
         (("load", "--max-requests", "777"), "at most 777 requests"),
     ],
 )

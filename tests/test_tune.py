@@ -15,25 +15,45 @@ from lab.core.record import OK, Record, Settings
 from lab.core.script import Script, shapes
 from lab.errors import LabError
 from lab.features.tune import result as tuning, tuning as experiment
-from lab.features.tune.result import CONFIRM, DECODE, REQUEST, SEARCH, Choice, Search, Timing, phases_of
+from lab.features.tune.result import (
+    CONFIRM,
+    DECODE,
+    REQUEST,
+    SEARCH,
+    Choice,
+    Search,
+    Timing,
+    phases_of,
+)
 from lab.process.wire import Outcome, Progress
 from lab.runner import machine
 from tests.bench.tune import every
 from tests.conftest import FakeWorker, died, steps_of_shapes
 
-SPACE: dict[str, list[Any]] = {"flash_attn": ["off"], "threads": [1], "threads_batch": [1], "ubatch": [64, 128, 256]}
+SPACE: dict[str, list[Any]] = {
+    "flash_attn": ["off"],
+    "threads": [1],
+    "threads_batch": [1],
+    "ubatch": [64, 128, 256],
+}
 
 
-def searched(true_s: Callable[[str, Choice], float], seed: int, noise: float = 0.02, spiked: int = -1) -> Search:
+def searched(
+    true_s: Callable[[str, Choice], float], seed: int, noise: float = 0.02, spiked: int = -1
+) -> Search:
     """A search on a machine with these times, whose speed drifts from block to block; one run takes 3 times as long."""
-    chance, of = random.Random(seed), phases_of(REQUEST, 100, False)
+    chance = random.Random(seed)
+    of = phases_of(REQUEST, 100, False)
     search = Search(every(SPACE), of)
     for block in range(25):
         mood = math.exp(chance.gauss(0, 0.1))
         for choice in search.next_block():
             is_spike = len(search.timings) == spiked
             slow = mood * (3 if is_spike else 1)
-            seconds = {one.name: slow * true_s(one.name, choice) * math.exp(chance.gauss(0, noise)) for one in of}
+            seconds = {
+                one.name: slow * true_s(one.name, choice) * math.exp(chance.gauss(0, noise))
+                for one in of
+            }
             search.timings.append(Timing(block, choice, seconds, is_spike))
     return search
 
@@ -51,12 +71,18 @@ def pair_only(name: str, choice: Choice) -> float:
 def test_a_planted_pair_is_found_where_each_change_alone_is_slower() -> None:
     found = [searched(pair_only, seed) for seed in range(10)]
     assert [search.best() for search in found].count((("flash_attn", "off"), ("ubatch", 64))) >= 9
-    assert len(found[1].timings) < len(every(SPACE)) and found[1].next_block() == []  # a part of the choices
+    assert (
+        len(found[1].timings) < len(every(SPACE)) and found[1].next_block() == []
+    )  # a part of the choices
 
 
 def test_one_disturbed_run_does_not_decide() -> None:
     true_s = lambda name, choice: 0.8 if "flash_attn" in dict(choice) else 1.0  # noqa: E731
-    numbers = [i for i, one in enumerate(searched(true_s, 3).timings) if one.choice == (("flash_attn", "off"),)]
+    numbers = [
+        i
+        for i, one in enumerate(searched(true_s, 3).timings)
+        if one.choice == (("flash_attn", "off"),)
+    ]
     assert searched(true_s, 3, spiked=numbers[0]).best()[:1] == (("flash_attn", "off"),)
 
 
@@ -76,7 +102,9 @@ class Planted(FakeWorker):
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         outcome = super().run(script, watch)
-        prefill, decode = (own * math.exp(Planted.chance.gauss(0, 0.01)) for own in Planted.factor(self.settings))
+        prefill, decode = (
+            own * math.exp(Planted.chance.gauss(0, 0.01)) for own in Planted.factor(self.settings)
+        )
         steps = steps_of_shapes(list(shapes(script)), prefill_ms=prefill, decode_ms=10 * decode)
         Planted.now_s += steps.end_ns[-1] / 1e9
         return Outcome(steps, outcome.token_ids, None)
@@ -97,11 +125,16 @@ def session(
     workers: Any = Planted,
     **asked: Any,
 ) -> list[Record]:
-    Planted.factor, Planted.chance = staticmethod(factor), random.Random(seed)
+    Planted.factor = staticmethod(factor)
+    Planted.chance = random.Random(seed)
     worker: Any = FakeWorker()
-    plan = experiment.plan(worker, 200, model=tiny, **{"gen": 50, "budget": "5min", "seed": seed, **asked})
+    plan = experiment.plan(
+        worker, 200, model=tiny, **{"gen": 50, "budget": "5min", "seed": seed, **asked}
+    )
     path = Path(tiny).parent / f"{seed}.jsonl"
-    return list(experiment.execute(plan, worker, path, lambda status: None, workers, lambda: Planted.now_s))
+    return list(
+        experiment.execute(plan, worker, path, lambda status: None, workers, lambda: Planted.now_s)
+    )
 
 
 def no_flash(settings: Settings) -> tuple[float, float]:
@@ -113,22 +146,28 @@ def test_a_session_finds_and_confirms(tiny: str) -> None:
     found = tuning.tuned(session(tiny, no_flash))
     assert found is not None and found.is_recommended and found.gain is not None
     assert found.choice == (("flash_attn", "off"),)
-    default_s, winner_s = 0.201 + 49 * 0.011, 0.281 + 49 * 0.006  # with 1 ms to choose a token
+    default_s = 0.201 + 49 * 0.011
+    winner_s = 0.281 + 49 * 0.006  # with 1 ms to choose a token
     assert found.gain.low < default_s / winner_s < found.gain.high
 
 
 def test_only_fresh_blocks_give_the_gain_and_the_file_gives_the_same(tiny: str) -> None:
     records = session(tiny, no_flash)
     kept = results.read([Path(tiny).parent / "1.jsonl"]).records
-    (again,), found = tuning.of_sessions(kept), tuning.tuned(records)
-    assert found is not None and tuning.section(again).document() == tuning.section(found).document()
+    (again,) = tuning.of_sessions(kept)
+    found = tuning.tuned(records)
+    assert (
+        found is not None and tuning.section(again).document() == tuning.section(found).document()
+    )
     assert tuning.without(kept) == []
     stages = {
         stage: {r.run.block for r in records if r.run.tuning and r.run.tuning.stage == stage}
         for stage in (SEARCH, CONFIRM)
     }
     assert stages[SEARCH] and stages[CONFIRM] and not stages[SEARCH] & stages[CONFIRM]
-    search_only = tuning.tuned([r for r in records if r.run.tuning and r.run.tuning.stage == SEARCH])
+    search_only = tuning.tuned(
+        [r for r in records if r.run.tuning and r.run.tuning.stage == SEARCH]
+    )
     assert search_only is not None and search_only.gain is None and not search_only.is_recommended
 
 
@@ -166,7 +205,9 @@ def test_given_settings_stay_fixed(tiny: str) -> None:
 
 
 def test_only_allow_lossy_tries_settings_that_change_what_the_model_writes(tiny: str) -> None:
-    plans = [experiment.plan(FakeWorker(), 200, 50, tiny, allow_lossy=lossy) for lossy in (False, True)]  # type: ignore[arg-type]
+    plans = [
+        experiment.plan(FakeWorker(), 200, 50, tiny, allow_lossy=lossy) for lossy in (False, True)
+    ]  # type: ignore[arg-type]
     of, of_lossy = ({tuning.is_lossy(choice) for choice in plan.choices} for plan in plans)
     assert of == {False} and of_lossy == {False, True}
     packed = [dict(choice) for choice in plans[1].choices if "cache_type_v" in dict(choice)]
@@ -175,15 +216,25 @@ def test_only_allow_lossy_tries_settings_that_change_what_the_model_writes(tiny:
 
 @pytest.mark.parametrize(
     ("decode", "gen", "budget_s", "n_confirmed"),
-    [((1.02, 1.0), 50, 60, range(99)), ((10.0, 8.0), 300, 600, range(4, 99)), ((10.0, 8.0), 1000, 700, range(4))],
+    [
+        ((1.02, 1.0), 50, 60, range(99)),
+        ((10.0, 8.0), 300, 600, range(4, 99)),
+        ((10.0, 8.0), 1000, 700, range(4)),
+    ],
 )
 def test_the_budget_is_kept(
     tiny: str, decode: tuple[float, float], gen: int, budget_s: float, n_confirmed: range
 ) -> None:
     """10 tokens per second: 4 blocks of two answers of 300 tokens take 4 minutes, of 1,000 tokens 13."""
     Planted.now_s = 0.0
-    records = session(tiny, lambda settings: (1.0, decode[settings.flash_attn == "off"]), gen=gen, budget=budget_s)
-    assert records and Planted.now_s < 1.15 * budget_s and all(record.run.status == OK for record in records)
+    records = session(
+        tiny, lambda settings: (1.0, decode[settings.flash_attn == "off"]), gen=gen, budget=budget_s
+    )
+    assert (
+        records
+        and Planted.now_s < 1.15 * budget_s
+        and all(record.run.status == OK for record in records)
+    )
     found = tuning.tuned(records)
     assert found is not None and found.n_confirmed in n_confirmed
     assert gen < 300 or found.is_recommended == (found.n_confirmed >= 4)
@@ -194,9 +245,15 @@ def test_the_budget_is_kept_where_the_winner_takes_longer_than_the_default(tiny:
     """--goal ttft: the first token comes in half the time, but an answer takes 3 times as long."""
     Planted.now_s = 0.0
     times = {"off": (0.5, 3.0)}
-    records = session(tiny, lambda of: times.get(of.flash_attn, (1, 1)), goal="ttft", gen=1500, budget=635)
+    records = session(
+        tiny, lambda of: times.get(of.flash_attn, (1, 1)), goal="ttft", gen=1500, budget=635
+    )
     found = tuning.tuned(records)
-    assert Planted.now_s < 1.06 * 635 and found is not None and found.choice == (("flash_attn", "off"),)
+    assert (
+        Planted.now_s < 1.06 * 635
+        and found is not None
+        and found.choice == (("flash_attn", "off"),)
+    )
 
 
 @pytest.mark.parametrize("budget", ["", "5", "ten minutes", "25h", "-1min"])

@@ -19,7 +19,9 @@ from lab.show import canvas
 from lab.show.section import Context, Section
 from tests.conftest import SETTINGS, make_record, make_run, run_lab
 
-DEFAULT, OFF, ONE = "default", "--flash-attn off", "--threads 1"
+DEFAULT = "default"
+OFF = "--flash-attn off"
+ONE = "--threads 1"
 CHOICES: dict[str, dict[str, Any]] = {
     DEFAULT: {},
     OFF: {"flash_attn": "off", "flash_attn_resolved": "off"},
@@ -27,14 +29,21 @@ CHOICES: dict[str, dict[str, Any]] = {
     "--no-repack": {"repack": False},
     "--cache-type-k q8_0": {"type_k": "q8_0"},
 }
-N_PROMPT, N_GEN = 20, 301
+N_PROMPT = 20
+N_GEN = 301
 
 
 def a_run(
-    variant: str, block: int, stage: str = "search", prefill_ms: float = 1.0, decode_ms: float = 9.0, **changes: Any
+    variant: str,
+    block: int,
+    stage: str = "search",
+    prefill_ms: float = 1.0,
+    decode_ms: float = 9.0,
+    **changes: Any,
 ) -> Record:
     """A run of a choice: TTFT is 20 x prefill_ms + 1, TPOT decode_ms + 1; each block is a little slower or faster."""
-    goal, own = changes.pop("goal", "request"), changes.pop("settings", CHOICES.get(variant, {}))
+    goal = changes.pop("goal", "request")
+    own = changes.pop("settings", CHOICES.get(variant, {}))
     of_block = 1 + 0.01 * (block % 3)
     run = make_run(
         N_PROMPT,
@@ -47,7 +56,9 @@ def a_run(
         tuning=Tuning(goal, stage, N_GEN),
         **changes,
     )
-    return make_record(run, session="20260101T000000Z-tune", settings=dataclasses.replace(SETTINGS, **own))
+    return make_record(
+        run, session="20260101T000000Z-tune", settings=dataclasses.replace(SETTINGS, **own)
+    )
 
 
 def session(
@@ -67,12 +78,16 @@ def session(
     for block in range(n_confirmed if won else 0):
         for i, variant in enumerate((DEFAULT, won, won, DEFAULT)):
             ms = 9.0 / (1 if variant == DEFAULT else gain) * (1 + 0.002 * ((block + i) % 3 - 1))
-            made.append(a_run(str(variant), 100 + block, "confirm", decode_ms=ms, repeat=i // 2, **more))
+            made.append(
+                a_run(str(variant), 100 + block, "confirm", decode_ms=ms, repeat=i // 2, **more)
+            )
     return made
 
 
 def failed(variant: str) -> Record:
-    return a_run(variant, 0, status=FAILED, error="llama.cpp is out of memory", steps=Steps(), token_ids=())
+    return a_run(
+        variant, 0, status=FAILED, error="llama.cpp is out of memory", steps=Steps(), token_ids=()
+    )
 
 
 LOSSY = "--cache-type-k q8_0"
@@ -111,12 +126,16 @@ def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_sear
 
 def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_first() -> None:
     section = only(whole())
-    names, verdicts = [line[0] for line in section.cells], [line[-1] for line in section.cells]
+    names = [line[0] for line in section.cells]
+    verdicts = [line[-1] for line in section.cells]
     assert names == [DEFAULT, OFF, f"{LOSSY}\nchanges the model's output", ONE, "--no-mmap"]
     assert verdicts == ["the base", "recommended", "faster in the search", "slower", "failed"]
-    assert section.caption == ("tiny Q4_0 on Test CPU, 4 cores: 20 + 301 tokens; goal: time of the whole request")
+    assert section.caption == (
+        "tiny Q4_0 on Test CPU, 4 cores: 20 + 301 tokens; goal: time of the whole request"
+    )
     assert section.warnings == ["Runs failed with --no-mmap (llama.cpp is out of memory)."]
-    default, winner = section.cells[0], section.cells[1]
+    default = section.cells[0]
+    winner = section.cells[1]
     assert list(default[1:4]) == ["4", "3.03 s", "1.00"]
     estimate, interval = winner[3].split("\n")
     low, high = map(float, interval.split("-"))
@@ -124,9 +143,13 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
 
 
 def test_a_session_whose_records_name_no_block_is_shown_as_one_without_a_result() -> None:
-    records = [dataclasses.replace(one, run=dataclasses.replace(one.run, block=None)) for one in session()]
+    records = [
+        dataclasses.replace(one, run=dataclasses.replace(one.run, block=None)) for one in session()
+    ]
     section = only(records)
-    assert result.sentences(*of_sessions(records)) == ["No other setting was measured, so nothing is recommended."]
+    assert result.sentences(*of_sessions(records)) == [
+        "No other setting was measured, so nothing is recommended."
+    ]
     assert {line[-1] for line in section.cells} == {"failed"}
 
 
@@ -148,22 +171,32 @@ NOTHING = "Keep the default: nothing that was tried is faster beyond noise."
             f"Keep the default: {FASTEST}, but 6 new blocks do not show a gain clearly above 1 %. There",
         ),
         (session(won=None), f"No recommendation: {FASTEST}, but nothing confirmed it."),
-        (session(n_confirmed=2), f"No recommendation: {FASTEST}, but only 2 new blocks of at least 4"),
-        (session({DEFAULT: 9.0}, won=None), "No other setting was measured, so nothing is recommended."),
+        (
+            session(n_confirmed=2),
+            f"No recommendation: {FASTEST}, but only 2 new blocks of at least 4",
+        ),
+        (
+            session({DEFAULT: 9.0}, won=None),
+            "No other setting was measured, so nothing is recommended.",
+        ),
     ],
     ids=["equal", "slower", "not confirmed", "lost", "interrupted", "too few blocks", "alone"],
 )
 def test_without_a_confirmed_gain_nothing_is_recommended(records: list[Record], words: str) -> None:
     assert only(records).words[0].startswith(words)
     (row,) = only(records).document()["tunings"]
-    assert row["recommended"] is None and "recommended" not in [one["verdict"] for one in row["tried"]]
+    assert row["recommended"] is None and "recommended" not in [
+        one["verdict"] for one in row["tried"]
+    ]
 
 
 def test_recommended_settings_come_as_command_lines_and_only_they() -> None:
     (found,) = of_sessions(session())
     lines = result.command_lines(found)
     assert list(lines) == ["llama-server", "lab"]
-    assert lines["llama-server"].startswith("llama-server --model ./tiny.gguf --ctx-size 512 --parallel 1 --threads 2")
+    assert lines["llama-server"].startswith(
+        "llama-server --model ./tiny.gguf --ctx-size 512 --parallel 1 --threads 2"
+    )
     assert "--flash-attn off" in lines["llama-server"]
     *_, part = only(session()).parts
     assert part.facts == lines and part.title == "The recommended settings as commands"
@@ -181,13 +214,21 @@ def test_the_command_ends_with_what_was_found_and_ctrl_c_with_the_best_so_far(
     options = ("tune", "-m", mini, "-p", 20, "-n", 5, "--out", tmp_path, "--no-plot")
     monkeypatch.setattr(tuning, "execute", lambda *_: iter(whole()))
     code, out, _ = run_lab(*options)
-    assert code == 0 and "--flash-attn off is 1.81 times as fast" in out and "llama-server" not in out
-    assert "\nWith these settings: lab measure --prompt-len 20 --gen 301 --model tiny.gguf --flash-attn off\n" in out
+    assert (
+        code == 0 and "--flash-attn off is 1.81 times as fast" in out and "llama-server" not in out
+    )
+    assert (
+        "\nWith these settings: lab measure --prompt-len 20 --gen 301 --model tiny.gguf --flash-attn off\n"
+        in out
+    )
     assert json.loads(run_lab(*options, "--json")[1])["tunings"][0]["recommended"] == OFF
     monkeypatch.setattr(tuning, "execute", searched)
     code, _, err = run_lab(*options)
     assert code == 130 and "Interrupted. 12 finished runs are in " in err
-    assert "No recommendation: --flash-attn off was the fastest in the search, but nothing confirmed it." in err
+    assert (
+        "No recommendation: --flash-attn off was the fastest in the search, but nothing confirmed it."
+        in err
+    )
 
 
 def test_show_plot_and_report_read_a_session(tmp_path: Path) -> None:
@@ -198,15 +239,23 @@ def test_show_plot_and_report_read_a_session(tmp_path: Path) -> None:
     assert "prefill" not in out  # no table of plain runs
     document = json.loads(run_lab("show", "--json", path)[1])
     assert document["rows"] == [] and [one["recommended"] for one in document["tunings"]] == [OFF]
-    assert run_lab("plot", path)[1].split() == [str(tmp_path / f"tune-tune.{kind}") for kind in ("png", "svg")]
+    assert run_lab("plot", path)[1].split() == [
+        str(tmp_path / f"tune-tune.{kind}") for kind in ("png", "svg")
+    ]
     assert run_lab("report", path)[0] == 0
     page = (tmp_path / "tune.html").read_text()
     assert "<h1>Which settings are the fastest for 20 + 301 tokens?</h1>" in page
-    assert "--flash-attn off is 1.81 times as fast" in page and "<h2>Runs</h2>" not in page and page.count("<svg") == 1
+    assert (
+        "--flash-attn off is 1.81 times as fast" in page
+        and "<h2>Runs</h2>" not in page
+        and page.count("<svg") == 1
+    )
     assert "lab tune --prompt-len 20 --gen 301 --allow-lossy --model" in page
 
 
-def test_other_commands_leave_a_session_out_and_say_so_where_nothing_is_left(tmp_path: Path) -> None:
+def test_other_commands_leave_a_session_out_and_say_so_where_nothing_is_left(
+    tmp_path: Path,
+) -> None:
     path = saved(tmp_path, session())
     for command in ("compare", "explain"):
         code, _, err = run_lab(command, path)
@@ -246,10 +295,14 @@ def test_odd_records_of_a_session_are_left_out_and_break_nothing(tmp_path: Path)
     ]
     for number, changes in enumerate(odd):
         records = [
-            dataclasses.replace(each, run=dataclasses.replace(each.run, **changes)) if i % 2 else each
+            dataclasses.replace(each, run=dataclasses.replace(each.run, **changes))
+            if i % 2
+            else each
             for i, each in enumerate(good)
         ]
         section = only(records)
         assert section.cells[0][0] == DEFAULT
         canvas.drawn(section.pictures[0].draw, (10, 4.6))
-        assert json.loads(json.dumps(section.document(), allow_nan=False))["tunings"][0]["tried"], number
+        assert json.loads(json.dumps(section.document(), allow_nan=False))["tunings"][0]["tried"], (
+            number
+        )

@@ -42,7 +42,9 @@ class Planted(FakeWorker):
     """A fake engine whose decode depends on settings and position."""
 
     def new_context(self, asked: Settings) -> Settings:
-        self.settings = dataclasses.replace(asked, flash_attn_resolved="off" if asked.flash_attn == "off" else "on")
+        self.settings = dataclasses.replace(
+            asked, flash_attn_resolved="off" if asked.flash_attn == "off" else "on"
+        )
         return self.settings
 
     def run(self, script: Script, watch: Any) -> Outcome:
@@ -58,7 +60,13 @@ def planted_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_file(
-    folder: Path, name: str, n_prompt: int = 64, n: int = 4, slower: float = 1.0, n_gen: int = 24, **changes: Any
+    folder: Path,
+    name: str,
+    n_prompt: int = 64,
+    n: int = 4,
+    slower: float = 1.0,
+    n_gen: int = 24,
+    **changes: Any,
 ) -> str:
     """A results file of the planted machine, with these settings."""
     n_threads = {"n_threads_batch": changes.get("n_threads", SETTINGS.n_threads)}
@@ -68,7 +76,11 @@ def a_file(
     path = folder / f"{name}.jsonl"
     for i in range(n):
         run = make_run(
-            n_prompt, n_gen, i, decode_ms=(10 * slow - 1) * (1 + 0.001 * i), per_position_ms=PER_POSITION * slow
+            n_prompt,
+            n_gen,
+            i,
+            decode_ms=(10 * slow - 1) * (1 + 0.001 * i),
+            per_position_ms=PER_POSITION * slow,
         )
         run = dataclasses.replace(run, started_at=f"2026-01-01T00:00:0{i}Z")
         results.save(path, make_record(run, session=name, settings=settings))
@@ -103,14 +115,17 @@ def test_a_rate_that_includes_the_prompt_is_arithmetic() -> None:
     assert part(found, reasons.COUNTED).factor == pytest.approx(99 / 20)
     assert found.rest.factor == pytest.approx(100 / 99, rel=1e-6)
     sentence, _ = reasons.conclusion(found)
-    assert "B divides by prefill too: 4.00 s of 5.00 s" in sentence and "Its decode alone is 99" in sentence
+    assert (
+        "B divides by prefill too: 4.00 s of 5.00 s" in sentence
+        and "Its decode alone is 99" in sentence
+    )
 
 
 def test_whole_time_alone_uses_the_prefill_rate_of_the_other() -> None:
-    webui, log = (
-        "Output generated in 51.24 seconds (6.67 tokens/s, 342 tokens, context 7323, seed 1)",
+    webui = "Output generated in 51.24 seconds (6.67 tokens/s, 342 tokens, context 7323, seed 1)"
+    log = (
         "prompt eval time = 31764.47 ms / 7318 tokens ( 4.34 ms per token, 230.38 tokens per second)\n"
-        "eval time = 19447.79 ms / 342 tokens ( 56.86 ms per token, 17.59 tokens per second)\n",
+        "eval time = 19447.79 ms / 342 tokens ( 56.86 ms per token, 17.59 tokens per second)\n"
     )
     (one,) = pasted.parse(webui)
     other = next(each for each in pasted.parse(log) if each.counts == pasted.DECODE)
@@ -164,7 +179,8 @@ def test_equal_setups_name_no_cause(tmp_path: Path) -> None:
 
 
 def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path) -> None:
-    a, b = a_file(tmp_path, "a"), a_file(tmp_path, "b", 488)
+    a = a_file(tmp_path, "a")
+    b = a_file(tmp_path, "b", 488)
     third = results.read([a_file(tmp_path, "c"), a_file(tmp_path, "c", 488)]).records
     one, other = pair(a, b)
     found = reasons.answer(one, other, 0, others=third)
@@ -172,7 +188,10 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
     assert part(found, "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
     again = reasons.answer(one, other, 0, others=[*third, *third, *one.records])
     assert part(again, "depth").half == part(found, "depth").half  # a record counts once
-    others = [dataclasses.replace(record, model=dataclasses.replace(record.model, name="another")) for record in third]
+    others = [
+        dataclasses.replace(record, model=dataclasses.replace(record.model, name="another"))
+        for record in third
+    ]
     assert part(reasons.answer(one, other, 0, others=others), "depth").how == reasons.NOT_KNOWN
     folder = tmp_path / "sessions"  # its first session is A, the second one has both positions
     folder.mkdir()
@@ -181,19 +200,31 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
     assert part(why(folder, b, 0), "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
 
 
-def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(tmp_path: Path) -> None:
-    a, b = a_file(tmp_path, "a"), a_file(tmp_path, "b", n_threads=1)
+def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(
+    tmp_path: Path,
+) -> None:
+    a = a_file(tmp_path, "a")
+    b = a_file(tmp_path, "b", n_threads=1)
     code, out, err = run_lab("why", a, b, "--budget", "0", "-o", tmp_path)
     assert code == 0, err
-    assert "B is 2x as slow as A" in out and "not explained" in out and (tmp_path / "why-why.png").exists()
+    assert (
+        "B is 2x as slow as A" in out
+        and "not explained" in out
+        and (tmp_path / "why-why.png").exists()
+    )
     code, out, _ = run_lab("why", a, "35 tokens/s", "--budget", "0", "--json", "--no-plot")
     told = json.loads(out)
-    assert told["B"]["counts"] == "unknown" and told["slower"] == "B" and told["parts"][-1]["part"] == "not explained"
+    assert (
+        told["B"]["counts"] == "unknown"
+        and told["slower"] == "B"
+        and told["parts"][-1]["part"] == "not explained"
+    )
     assert "look up tokens" in told["parts"][0]["why"]
 
 
 def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
-    a, b = Path(a_file(tmp_path, "a")), Path(a_file(tmp_path, "b", n_threads=1))
+    a = Path(a_file(tmp_path, "a"))
+    b = Path(a_file(tmp_path, "b", n_threads=1))
     both = tmp_path / "both.jsonl"
     both.write_text(a.read_text() + b.read_text())
     assert why(both, budget=0).ratio == pytest.approx(2, rel=0.02)
@@ -201,21 +232,30 @@ def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
         why(a, budget=0, out=tmp_path)
 
 
-def test_the_range_of_disturbed_runs_comes_from_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_range_of_disturbed_runs_comes_from_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = pair(a_file(tmp_path, "a", n=8), a_file(tmp_path, "b", n=8))
     assert reasons._of_state({"A": one, "B": other}).how == reasons.EQUAL
     busy = {id(record) for record in other.records[4:]}
     monkeypatch.setattr(
-        disturbances, "disturbances", lambda record: {disturbances.OTHERS: 1.0} if id(record) in busy else {}
+        disturbances,
+        "disturbances",
+        lambda record: {disturbances.OTHERS: 1.0} if id(record) in busy else {},
     )
     found = reasons._of_state({"A": one, "B": other})
     assert found.factor == pytest.approx(1.002, abs=0.001) and found.half and found.half < 0.01
-    assert found.how.startswith("from the records") and found.words == "B: other processes used 1 core in 4 of 8 runs"
+    assert (
+        found.how.startswith("from the records")
+        and found.words == "B: other processes used 1 core in 4 of 8 runs"
+    )
     busy |= {id(record) for record in other.records[2:]}
     assert reasons._of_state({"A": one, "B": other}).how == reasons.NOT_KNOWN
 
 
-def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_into_the_budget_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run takes a second per 100 tokens: threads fit, a depth of 4,000 does not, and the time is kept."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -230,7 +270,10 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(tmp_path: Path, monkeypa
     one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", 4000, n_threads=1))
     found = reasons.answer(one, other, 40, model="smollm2-135m", out=tmp_path / "out")
     assert part(found, "threads").factor == pytest.approx(2, rel=0.02) and now[0] <= 41
-    assert part(found, "depth").how == reasons.NOT_KNOWN and "not measured: needs about" in part(found, "depth").words
+    assert (
+        part(found, "depth").how == reasons.NOT_KNOWN
+        and "not measured: needs about" in part(found, "depth").words
+    )
     now[0] = 0.0
     found = reasons.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out")
     assert found.path is None and part(found, "threads").how == reasons.NOT_KNOWN
@@ -241,10 +284,19 @@ def test_a_figure_alone_is_compared_with_the_best_of_the_machine(tmp_path: Path)
     found = why(sample, budget=0, out=tmp_path)
     assert found.letters == ("best", "A") and found.ratio > 1
     assert math.prod(one.factor for one in found.parts) == pytest.approx(found.ratio)
-    beyond, change = part(found, "kernels"), part(found, "settings")
-    assert change.factor > 1 and change.how.startswith("predicted") and "Q4_0 instead of Q4_1" in change.words
+    beyond = part(found, "kernels")
+    change = part(found, "settings")
+    assert (
+        change.factor > 1
+        and change.how.startswith("predicted")
+        and "Q4_0 instead of Q4_1" in change.words
+    )
     assert found.command.startswith("lab ab")
-    assert beyond.range is None and found.rest.range is None and found.rest.factor == pytest.approx(1, abs=0.05)
+    assert (
+        beyond.range is None
+        and found.rest.range is None
+        and found.rest.factor == pytest.approx(1, abs=0.05)
+    )
     code, out, err = run_lab("why", sample, "--no-plot", "-o", tmp_path)
     assert code == 0, err
     assert "slow as best" in out and "kernels" in out
@@ -257,15 +309,21 @@ def test_both_builds_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.M
     more: dict[str, Any] = {"model": "smollm2-135m", "out": tmp_path / "out"}
     for a, b, libs in ((one, other, ("/x/old", "/x/new")), (other, one, ("/x/new", "/x/old"))):
         found = reasons.answer(a, b, 60, libs=libs, **more)
-        assert [each.name for each in found.causes] == ["build"] and "x/new in" in part(found, "build").words
-        assert part(found, "build").factor == pytest.approx(1.25, rel=0.02) and abs(found.rest.log) < 0.02
+        assert [each.name for each in found.causes] == ["build"] and "x/new in" in part(
+            found, "build"
+        ).words
+        assert (
+            part(found, "build").factor == pytest.approx(1.25, rel=0.02)
+            and abs(found.rest.log) < 0.02
+        )
     with pytest.raises(LabError, match="--lib is given 1 times"):
         why("35 tokens/s", "20 tokens/s", lib=("/x/old",))
 
 
 def test_a_regression_names_the_build_the_system_or_the_file(tmp_path: Path) -> None:
     one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=2.0))
-    machine, model = other.records[0].machine, other.records[0].model
+    machine = other.records[0].machine
+    model = other.records[0].model
     changes: dict[str, dict[str, Any]] = {
         "build": {"llama_cpp_commit": "another"},
         "system and driver": {"os": "another"},
@@ -277,10 +335,14 @@ def test_a_regression_names_the_build_the_system_or_the_file(tmp_path: Path) -> 
         found = reasons.answer(one, dataclasses.replace(other, records=records))
         sentence, command = reasons.conclusion(found)
         assert f"The only difference without a known factor is {name}." in sentence, sentence
-        assert command == ("lab why A.jsonl B.jsonl --lib OLD --lib NEW" if name == "build" else "lab doctor")
+        assert command == (
+            "lab why A.jsonl B.jsonl --lib OLD --lib NEW" if name == "build" else "lab doctor"
+        )
     files = [dataclasses.replace(model, sha256=sha256) for sha256 in ("a" * 64, "b" * 64)]
     a, b = (
-        dataclasses.replace(side, records=tuple(dataclasses.replace(each, model=file) for each in side.records))
+        dataclasses.replace(
+            side, records=tuple(dataclasses.replace(each, model=file) for each in side.records)
+        )
         for side, file in zip((one, other), files, strict=True)
     )
     assert "the files differ" in part(reasons.answer(a, b), "model").words
@@ -289,25 +351,44 @@ def test_a_regression_names_the_build_the_system_or_the_file(tmp_path: Path) -> 
 def test_another_machine_is_predicted_and_marked_so(tmp_path: Path) -> None:
     text = "| test | t/s |\n| tg100 @ d100 | {} |"
     one, other = (pasted.parse(text.format(rate))[0] for rate in ("200.0", "80.0"))
-    one, slow = dataclasses.replace(one, device="RTX 4090"), dataclasses.replace(other, device="rtx-3060")
+    one = dataclasses.replace(one, device="RTX 4090")
+    slow = dataclasses.replace(other, device="rtx-3060")
     found = part(reasons.answer(one, slow, model="llama-3.2-3b:Q4_K_M", out=tmp_path), "machine")
     assert found.how == "predicted, 90 % ranges" and found.words == "rtx-4090 in A, rtx-3060 in B"
     assert found.range and 1.3 < found.factor < 5 and found.range[0] < 1008 / 360 < found.range[1]
-    assert part(reasons.answer(one, other, model="llama-3.2-3b", out=tmp_path), "machine").how == reasons.NOT_KNOWN
+    assert (
+        part(reasons.answer(one, other, model="llama-3.2-3b", out=tmp_path), "machine").how
+        == reasons.NOT_KNOWN
+    )
 
 
 def test_a_server_is_taken_apart_by_its_own_times() -> None:
     timings = ServerTimings(n_gen=6, gen_ms=5 * 20e-6, prompt_ms=80e-6)
     usage = Usage(prompt_tokens=10, completion_tokens=6, cached_tokens=2)
-    request = make_request(timings=timings, usage=usage, asked=Asked(n_prompt=10, n_gen=6, temperature=0))
-    for counts, name, factor in ((pasted.DECODE, "HTTP", 22.5 / 20), (pasted.PREFILL, "HTTP, template", 100 / 80)):
-        more: dict[str, Any] = {"counts": counts, "n_prompt": 10, "n_gen": 6, "spread": 0.0, "between": 0.0}
+    request = make_request(
+        timings=timings, usage=usage, asked=Asked(n_prompt=10, n_gen=6, temperature=0)
+    )
+    for counts, name, factor in (
+        (pasted.DECODE, "HTTP", 22.5 / 20),
+        (pasted.PREFILL, "HTTP, template", 100 / 80),
+    ):
+        more: dict[str, Any] = {
+            "counts": counts,
+            "n_prompt": 10,
+            "n_gen": 6,
+            "spread": 0.0,
+            "between": 0.0,
+        }
         engine = pasted.Setup(source="lab", tps=1e9, records=(make_record(),), **more)
-        server = pasted.Setup(source="server", tps=0.9e9, requests=(make_request_record(request),) * 3, **more)
+        server = pasted.Setup(
+            source="server", tps=0.9e9, requests=(make_request_record(request),) * 3, **more
+        )
         found = reasons.answer(engine, server)
         (http,) = (each for each in found.parts if each.name.startswith(name))
         assert http.factor == pytest.approx(factor) and http.how == "from B's own times, 3 requests"
-        assert part(found, "sampling").how == reasons.EQUAL and part(found, "slots").words.startswith("4 in B")
+        assert part(found, "sampling").how == reasons.EQUAL and part(
+            found, "slots"
+        ).words.startswith("4 in B")
         assert part(found, "cache").factor == pytest.approx(0.8 if counts == pasted.PREFILL else 1)
     few = dataclasses.replace(server, requests=server.requests[:2])
     assert any("only 2 requests" in each.words for each in reasons.answer(engine, few).parts)
@@ -321,4 +402,8 @@ def test_a_figure_alone_is_measured_here_on_the_real_engine(
     (one,) = pasted.parse("| test | t/s |\n| tg24 @ d16 | 900000000.0 |")
     one = dataclasses.replace(one, settings={"prompt": "random"})  # the file has no words
     found = why(one, budget="60s", model=str(mini), out=tmp_path)
-    assert found.letters == ("A", "B") and found.slow.source == "lab" and list(tmp_path.glob("*.jsonl"))
+    assert (
+        found.letters == ("A", "B")
+        and found.slow.source == "lab"
+        and list(tmp_path.glob("*.jsonl"))
+    )

@@ -138,7 +138,10 @@ SAMPLES: dict[str, tuple[str, list[tuple[str, float]]]] = {
         "|   512 |    128 |  32256 |    0.715 |   715.85 |    4.090 |    31.30 |\n",
         [(DECODE, 31.3), (PREFILL, 715.85)],
     ),
-    "localscore": ('{"avg_prompt_tps": 1200.5, "avg_gen_tps": 44.1}\n', [(MIXED, 44.1), (MIXED, 1200.5)]),
+    "localscore": (
+        '{"avg_prompt_tps": 1200.5, "avg_gen_tps": 44.1}\n',
+        [(MIXED, 44.1), (MIXED, 1200.5)],
+    ),
     "bare": ("35 tokens/s\n", [(UNKNOWN, 35)]),
     "bare with a comma": ("~ 28,9 tok/s", [(UNKNOWN, 28.9)]),
 }
@@ -147,9 +150,14 @@ SAMPLES: dict[str, tuple[str, list[tuple[str, float]]]] = {
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_has_its_figures_and_their_meaning(name: str) -> None:
     text, figures = SAMPLES[name]
-    for pasted_text in (text, f"Why is this so slow?\n\n{text}\nThanks, on my laptop\n" if "\n" in text[:-1] else text):
+    for pasted_text in (
+        text,
+        f"Why is this so slow?\n\n{text}\nThanks, on my laptop\n" if "\n" in text[:-1] else text,
+    ):
         found = pasted.parse(pasted_text)
-        read, true = (sorted(pairs) for pairs in ([(one.counts, one.tps) for one in found], figures))
+        read, true = (
+            sorted(pairs) for pairs in ([(one.counts, one.tps) for one in found], figures)
+        )
         assert [counts for counts, _ in read] == [counts for counts, _ in true]
         assert [tps for _, tps in read] == pytest.approx([tps for _, tps in true], rel=1e-4)
 
@@ -174,7 +182,8 @@ def test_what_a_sample_says_of_its_setup() -> None:
 def mutilated(text: str, chance: random.Random) -> str:
     """The text with a line or a piece lost, cut off, doubled, or with foreign letters between its lines."""
     lines = text.splitlines(keepends=True)
-    kind, at = chance.randrange(6), chance.randrange(len(text))
+    kind = chance.randrange(6)
+    at = chance.randrange(len(text))
     if kind == 0:
         return text[:at]
     if kind == 1:
@@ -209,7 +218,12 @@ def test_a_mutilated_sample_is_refused_or_right(name: str) -> None:
 @pytest.mark.parametrize("name", ["ollama", "server, old", "llama-cli", "text-generation-webui"])
 def test_a_digit_that_contradicts_the_others_is_refused(name: str) -> None:
     text, _ = SAMPLES[name]
-    rate = {"ollama": "16.34", "server, old": "6.87 ", "llama-cli": "33.40", "text-generation-webui": "6.67"}[name]
+    rate = {
+        "ollama": "16.34",
+        "server, old": "6.87 ",
+        "llama-cli": "33.40",
+        "text-generation-webui": "6.67",
+    }[name]
     with pytest.raises(LabError, match="its tokens and time give"):
         pasted.parse(text.replace(rate, "9" + rate))
 

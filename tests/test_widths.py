@@ -8,7 +8,7 @@ import pytest
 import lab
 from lab.core.record import Record
 from lab.core.request import RequestRecord
-from lab.features import known
+from lab.app import known
 from lab.show.console import Grid, console
 from lab.show.section import MOST_LINES, Context, Section, print_section
 from tests.conftest import run_lab
@@ -31,7 +31,9 @@ def shown(command: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
-def test_no_number_of_any_table_is_broken_or_cut(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_number_of_any_table_is_broken_or_cut(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     reading = lab.read([path])
     measured: list[Record | RequestRecord] = [*reading.records, *reading.requests, *reading.traces]
     made = known.sections(measured, Context(reading.ceilings))
@@ -53,7 +55,11 @@ COMMANDS = [
     (
         "compare",
         "--no-plot",
-        *(str(path) for path in SAMPLES if "to-compare" in path.name or "sample-smollm2" in path.name),
+        *(
+            str(path)
+            for path in SAMPLES
+            if "to-compare" in path.name or "sample-smollm2" in path.name
+        ),
     ),
     ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090"),
     ("predict", "-m", "llama-3.2-3b", "-d", "apple"),
@@ -62,17 +68,23 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: Path(command[-1]).name)
-def test_nor_in_what_other_commands_print(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_in_what_other_commands_print(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = numbers(shown(command, 400, monkeypatch))
     for width in WIDTHS[::2]:
         assert numbers(shown(command, width, monkeypatch)) <= whole, width
 
 
-def test_columns_that_others_imply_give_way_first_and_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_that_others_imply_give_way_first_and_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from rich.console import Console
 
     grid = Grid("prompt\ntokens", "prefill\ns", "TTFT\ns", "E2E\ns", "note")
-    grid.add_row("1,000", "0.1", "0.123-0.456", "12.3-45.6", "words that can be broken between them")
+    grid.add_row(
+        "1,000", "0.1", "0.123-0.456", "12.3-45.6", "words that can be broken between them"
+    )
     Console(width=46).print(grid)
     out = capsys.readouterr().out
     assert "0.123-0.456" not in out and "12.3-45.6" in out
@@ -91,18 +103,30 @@ def test_a_table_is_followed_by_four_lines_warnings_first_and_by_how_to_see_the_
         sentences=[f"sentence {n}" for n in range(5)],
         notes=["a definition"],
     )
-    whole = ["! 10 and 30 prompt tokens: was disturbed", "! drifted", *one.sentences, "a definition"]
+    whole = [
+        "! 10 and 30 prompt tokens: was disturbed",
+        "! drifted",
+        *one.sentences,
+        "a definition",
+    ]
     print_section(one, console())
     assert capsys.readouterr().out.splitlines()[-8:] == whole
     print_section(one, console(details="add --details"))
-    assert capsys.readouterr().out.splitlines()[-5:] == [*whole[:MOST_LINES], "4 more lines: add --details"]
+    assert capsys.readouterr().out.splitlines()[-5:] == [
+        *whole[:MOST_LINES],
+        "4 more lines: add --details",
+    ]
 
 
 def test_details_shows_what_a_command_leaves_out() -> None:
     (path,) = (path for path in SAMPLES if "intel" in path.name)
     short, whole = (run_lab("show", str(path), *option)[1] for option in ([], ["--details"]))
     assert "3 more lines: add --details" in short and "more line" not in whole
-    assert "TTFT" in whole and "TTFT" not in short and len(whole.splitlines()) > len(short.splitlines())
+    assert (
+        "TTFT" in whole
+        and "TTFT" not in short
+        and len(whole.splitlines()) > len(short.splitlines())
+    )
 
 
 def test_no_summary_of_a_command_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,10 @@ def test_data_on_stdout_is_whole_whatever_its_encoding(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     results.save(file, make_record(model=dataclasses.replace(MODEL, name=name)))
     answers = []
-    for command in (["export", str(file), "--format", "csv", "--table", "runs"], ["show", str(file), "--json"]):
+    for command in (
+        ["export", str(file), "--format", "csv", "--table", "runs"],
+        ["show", str(file), "--json"],
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "lab", *command],
             env={**os.environ, "PYTHONIOENCODING": "cp1252"},

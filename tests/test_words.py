@@ -11,7 +11,7 @@ import lab
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.features import known
+from lab.app import known
 from lab.show import console, wording
 from lab.show.section import Context
 from tests.conftest import run_lab
@@ -38,7 +38,12 @@ def test_every_term_is_one_or_two_sentences_and_has_one_entry() -> None:
 
 
 def test_where_a_term_is_shown_is_a_command() -> None:
-    shown = {place for term in wording.terms() for place in term.shown.split(", ") if place.startswith("lab ")}
+    shown = {
+        place
+        for term in wording.terms()
+        for place in term.shown.split(", ")
+        if place.startswith("lab ")
+    }
     assert len(shown) > 10
     for place in shown:
         words = place.split()[1:]
@@ -51,13 +56,17 @@ def test_the_command_shows_all_one_or_json() -> None:
     assert status == 0 and all(term.name in out for term in wording.terms())
     status, out, _ = run_lab("words", "ttft")
     assert status == 0 and out.startswith("TTFT") and "lab measure" in out and "goodput" not in out
-    assert [term["name"] for term in json.loads(run_lab("words", "KV", "cache", "--json")[1])] == ["KV cache"]
+    assert [term["name"] for term in json.loads(run_lab("words", "KV", "cache", "--json")[1])] == [
+        "KV cache"
+    ]
     assert len(json.loads(run_lab("words", "--json")[1])) == len(wording.terms())
     status, _, err = run_lab("words", "throughputt")
     assert status == 1 and "The nearest is" in err
 
 
-def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heads: set[str] = set()
     add_row = console.Grid.add_row
 
@@ -68,13 +77,27 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(monkeypatch: pyt
     monkeypatch.setattr(console.Grid, "add_row", watched)
     for sample in SAMPLES:
         reading = lab.read([sample])
-        measured: list[Record | RequestRecord] = [*reading.records, *reading.requests, *reading.traces]
-        known.print_results(measured, console.console(), known.sections(measured, Context(reading.ceilings)))
-    run_lab("explain", "--no-plot", next(path for path in SAMPLES if "sample-smollm2-135m-amd" in path))
+        measured: list[Record | RequestRecord] = [
+            *reading.records,
+            *reading.requests,
+            *reading.traces,
+        ]
+        known.print_results(
+            measured, console.console(), known.sections(measured, Context(reading.ceilings))
+        )
+    run_lab(
+        "explain", "--no-plot", next(path for path in SAMPLES if "sample-smollm2-135m-amd" in path)
+    )
     run_lab("compare", "--no-plot", *SAMPLES[:2])
     run_lab("predict", "-m", "llama-3.2-3b", "-d", "m4")
     run_lab("predict", "-m", "llama-3.2-3b", "-d", "laptop")
-    found = {word for head in heads for word in re.findall(r"\b[A-Z][A-Z0-9]+\b", head)} - UNITS - COMMON
+    found = (
+        {word for head in heads for word in re.findall(r"\b[A-Z][A-Z0-9]+\b", head)}
+        - UNITS
+        - COMMON
+    )
     assert {"TTFT", "TPOT", "E2E"} <= found
     terms = {term.name for term in wording.terms()}
-    assert all(word in terms or any(word in name.split() for name in terms) for word in found), found - terms
+    assert all(word in terms or any(word in name.split() for name in terms) for word in found), (
+        found - terms
+    )

@@ -35,10 +35,13 @@ def has_ended(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a script that can be executed; there every test has a launcher")
+@pytest.mark.skipif(
+    os.name == "nt", reason="needs a script that can be executed; there every test has a launcher"
+)
 def test_the_engine_is_known_by_its_own_process_id(launcher: Path) -> None:
     with Worker() as worker:
-        engine, started = psutil.Process(worker.pid), psutil.Process(worker._process.pid)
+        engine = psutil.Process(worker.pid)
+        started = psutil.Process(worker._process.pid)
         assert (engine.ppid(), str(launcher) in started.cmdline()) == (started.pid, True)
         assert worker.build.devices
         worker.restart()
@@ -59,7 +62,9 @@ def test_a_killed_engine_is_known_to_be_dead_behind_a_launcher(launcher: Path) -
         assert worker.quantizations()
 
 
-def test_a_child_that_never_starts_has_a_process_id_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_never_starts_has_a_process_id_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("lab.process.worker._CHILD", "raise SystemExit(3)")
     with Worker() as worker:
         assert worker.pid == worker._process.pid

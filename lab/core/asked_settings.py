@@ -15,7 +15,8 @@ from typing import Any
 from lab.errors import LabError
 
 CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-STEP, END = "step", "end"
+STEP = "step"
+END = "end"
 AUTO = "auto"
 
 MAX_THREADS = 512  # ggml's limit, GGML_MAX_N_THREADS
@@ -78,7 +79,9 @@ class AskedSettings:
                 check_number(name, value, setting.most, setting.least)
         layers = self.n_gpu_layers
         if not (layers in (None, AUTO) or (isinstance(layers, int) and 0 <= layers <= 10_000)):
-            raise impossible("n_gpu_layers", layers, "Give a number of layers (0: CPU only), or auto.")
+            raise impossible(
+                "n_gpu_layers", layers, "Give a number of layers (0: CPU only), or auto."
+            )
         if self.flash_attn == "off" and self.cache_type_v not in ("f16", "f32", "bf16"):
             what = f"A {self.cache_type_v} V cache needs flash attention, which is off."
             raise LabError(what, "Use --flash-attn on, or --cache-type-v f16.")
@@ -100,7 +103,10 @@ def types() -> dict[str, tuple[type, ...]]:
     """The types of each setting by name, without None; a list counts as a string."""
     hints = typing.get_type_hints(AskedSettings)
     known = {name: typing.get_args(hint) or (hint,) for name, hint in hints.items()}
-    return {name: tuple(kind for kind in kinds if kind in (int, bool, str)) for name, kinds in known.items()}
+    return {
+        name: tuple(kind for kind in kinds if kind in (int, bool, str))
+        for name, kinds in known.items()
+    }
 
 
 def flag(name: str) -> str:
@@ -117,7 +123,11 @@ def parts(text: str | Sequence[Any] | None) -> tuple[Any, ...]:
 
 def in_digits(text: str) -> str:
     """Lengths with k for 1,000 in digits: `8k,1.5k` is `8000,1500`."""
-    return re.sub(r"(?<![\d.])(\d{1,9}(?:\.\d{1,3})?)[kK]\b", lambda match: f"{round(1000 * float(match[1]))}", text)
+    return re.sub(
+        r"(?<![\d.])(\d{1,9}(?:\.\d{1,3})?)[kK]\b",
+        lambda match: f"{round(1000 * float(match[1]))}",
+        text,
+    )
 
 
 def check_number(name: str, value: int, most: int, least: int = 1) -> None:

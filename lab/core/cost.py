@@ -21,7 +21,17 @@ from lab.core.shape import ATTENTION, EMBEDDING, EXPERTS, OUTPUT, Matrix
 Span = tuple[int, int]  # n_tokens and n_past of a sequence in a step
 
 NEVER_SKIPS = (
-    *("bailingmoe3", "cohere2moe", "deepseek4", "gemma3n", "gemma4", "glm5-next", "gpt-oss", "hy_v3", "hy_v4"),
+    *(
+        "bailingmoe3",
+        "cohere2moe",
+        "deepseek4",
+        "gemma3n",
+        "gemma4",
+        "glm5-next",
+        "gpt-oss",
+        "hy_v3",
+        "hy_v4",
+    ),
     *("kimi-k3", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
 )
 """Architectures that run the last layer's feed-forward for every token (tests/bench/last_layer.py reads llama.cpp)."""
@@ -70,7 +80,11 @@ class Product:
     @property
     def n_read(self) -> float:
         """How many single matrices are read: of experts those that any token uses, in expectation."""
-        return self.n * (1 if self.n_used is None else shape.n_experts_read(self.matrix, self.n_used, self.n_tokens))
+        return self.n * (
+            1
+            if self.n_used is None
+            else shape.n_experts_read(self.matrix, self.n_used, self.n_tokens)
+        )
 
     @property
     def n_bytes(self) -> float:
@@ -78,7 +92,9 @@ class Product:
 
     @property
     def flops(self) -> float:
-        return 2 * self.n * (self.n_used or 1) * self.matrix.rows * self.matrix.columns * self.n_tokens
+        return (
+            2 * self.n * (self.n_used or 1) * self.matrix.rows * self.matrix.columns * self.n_tokens
+        )
 
 
 @dataclass(frozen=True)
@@ -105,12 +121,16 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
         in_last = 0.0 if matrix.part == ATTENTION else last
         shares = ((1 - in_last, n_tokens, False), (in_last, n_outputs, True))
         work += [
-            Product(matrix, matrix.n * share, n, n_used, False, is_last) for share, n, is_last in shares if share and n
+            Product(matrix, matrix.n * share, n, n_used, False, is_last)
+            for share, n, is_last in shares
+            if share and n
         ]
     return work
 
 
-def attended(model: Model, n_tokens: int, n_past: int, beside: Sequence[Span] = ()) -> list[Attended] | None:
+def attended(
+    model: Model, n_tokens: int, n_past: int, beside: Sequence[Span] = ()
+) -> list[Attended] | None:
     """The attention of a step, layers of a kind together; None where the heads are not known.
 
     The i-th token after n_past sees n_past + i positions, but never more than the layer's window. `beside` are other
@@ -123,9 +143,15 @@ def attended(model: Model, n_tokens: int, n_past: int, beside: Sequence[Span] = 
     for heads in layers:
         window = heads.window or n_past + n_tokens
         n_growing = min(n_tokens, max(0, window - n_past))  # tokens that still see everything
-        pairs = n_growing * n_past + n_growing * (n_growing + 1) / 2 + (n_tokens - n_growing) * window
+        pairs = (
+            n_growing * n_past + n_growing * (n_growing + 1) / 2 + (n_tokens - n_growing) * window
+        )
         masked = sum(min(past + n, (heads.window or past + n) + n - 1) for n, past in beside)
-        parts.append(Attended(heads, pairs + n_tokens * masked, min(n_past + n_tokens, window + n_tokens - 1)))
+        parts.append(
+            Attended(
+                heads, pairs + n_tokens * masked, min(n_past + n_tokens, window + n_tokens - 1)
+            )
+        )
     return parts
 
 
@@ -163,26 +189,37 @@ def step(
     if work is None or None in parts or per_head is None:
         return None
     width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
-    state, n_sequences = model.n_state or 0, len(spans)
+    state = model.n_state or 0
+    n_sequences = len(spans)
     return StepCost(
         layer_flops=sum(part.flops for part in work if not part.is_head),
         head_flops=sum(part.flops for part in work if part.is_head),
-        attention_flops=sum(2 * part.heads.n_layer * part.heads.n_head * width * part.n_pairs for part in layers)
+        attention_flops=sum(
+            2 * part.heads.n_layer * part.heads.n_head * width * part.n_pairs for part in layers
+        )
         + DELTA_FLOPS * state * n_all,
         weight_bytes=_weight_bytes(model, work),
-        kv_read_bytes=sum(per_head * part.heads.n_layer * part.heads.n_head_kv * part.n_positions for part in layers)
+        kv_read_bytes=sum(
+            per_head * part.heads.n_layer * part.heads.n_head_kv * part.n_positions
+            for part in layers
+        )
         + 4 * state * n_sequences,
-        kv_written_bytes=n_all * (kv_bytes_per_position(model, type_k, type_v) or 0) + 4 * state * n_sequences,
+        kv_written_bytes=n_all * (kv_bytes_per_position(model, type_k, type_v) or 0)
+        + 4 * state * n_sequences,
     )
 
 
-def move(model: Model, n_positions: int, type_k: str = "f16", type_v: str = "f16") -> StepCost | None:
+def move(
+    model: Model, n_positions: int, type_k: str = "f16", type_v: str = "f16"
+) -> StepCost | None:
     """The cost of a copy, save or load of n_positions: the cache (or its windows) read and written once."""
-    layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
+    layers = shape.heads(model)
+    per_head = bytes_per_head(model, type_k, type_v)
     if layers is None or per_head is None:
         return None
     n_bytes = 4 * (model.n_state or 0) + per_head * sum(
-        heads.n_layer * heads.n_head_kv * min(n_positions, heads.window or n_positions) for heads in layers
+        heads.n_layer * heads.n_head_kv * min(n_positions, heads.window or n_positions)
+        for heads in layers
     )
     return StepCost(0.0, 0.0, 0.0, 0.0, n_bytes, n_bytes)
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Line = Record | Ceilings | RequestRecord  # a line of a results file
-RANGES: tuple[tuple[str, float, float], ...] = (  # the first one whose pattern is a field's name counts
+RANGES: tuple[
+    tuple[str, float, float], ...
+] = (  # the first one whose pattern is a field's name counts
     ("n_batch|n_ubatch|n_seq_max|every|concurrency", 1, 10**7),
     ("n_threads.*|n_gpu_layers|n_cpu_moe", -1, 10**6),
     ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
@@ -48,12 +50,20 @@ GONE = {
 """Fields of runs and their settings that older versions wrote, and what they were for."""
 
 MOST_LETTERS = 10_000  # length of a text
-_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+}
 
 
 def to_json(value: Any) -> str:
     """Nested dataclasses as one line of JSON without spaces. Lone surrogates become question marks."""
-    text = json.dumps(value, default=fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        value, default=fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
     return text.encode(errors="replace").decode()
 
 
@@ -101,7 +111,9 @@ def parse_line(line: bytes) -> Line:
     if type(version) is not int or version < 1:
         raise ValueError("it is not a record of the lab (no schema number)")
     if version != SCHEMA:
-        age, hint = ("a newer", "update mini-lab") if version > SCHEMA else ("an older", "measure again")
+        age, hint = (
+            ("a newer", "update mini-lab") if version > SCHEMA else ("an older", "measure again")
+        )
         raise ValueError(f"it was written by {age} version of the lab (schema {version}): {hint}")
     cls = Ceilings if head.rates is not None else Record if head.endpoint is None else RequestRecord
     name = {Ceilings: "ceilings", Record: "record", RequestRecord: "request"}[cls]
@@ -110,8 +122,12 @@ def parse_line(line: bytes) -> Line:
     whole = json.loads(line) if gone else {}
     for name in gone:  # read without these fields, it would be a plain run
         if {**whole["settings"], **whole["run"]}.get(name) is not None:
-            raise ValueError(f"it is a run of {GONE[name]}, which this version of the lab no longer has")
-    if not line.isascii() or b"\\" in line or b"\x7f" in line:  # only few lines need the slow cleaning
+            raise ValueError(
+                f"it is a run of {GONE[name]}, which this version of the lab no longer has"
+            )
+    if (
+        not line.isascii() or b"\\" in line or b"\x7f" in line
+    ):  # only few lines need the slow cleaning
         parsed = cleaned(parsed)
     check(parsed, name)
     return parsed
@@ -186,7 +202,9 @@ def _decode(cls: Any, text: bytes, name: str) -> Any:
 
     try:
         return _decoder(cls).decode(text)
-    except msgspec.ValidationError as error:  # such as "Expected `int`, got `str` - at `$.run.n_prompt`"
+    except (
+        msgspec.ValidationError
+    ) as error:  # such as "Expected `int`, got `str` - at `$.run.n_prompt`"
         problem, _, path = str(error).partition(" - at `$")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("it is not JSON") from None
@@ -195,5 +213,7 @@ def _decode(cls: Any, text: bytes, name: str) -> Any:
         raise _WrongType(f"{place}.{missing[1]} is missing")
     if types := re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", problem):
         expected, got = (_TYPES.get(kind, f"an {kind}") for kind in types.groups())
-        raise _WrongType(f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}")
+        raise _WrongType(
+            f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}"
+        )
     raise _WrongType(f"{place}: {problem[0].lower()}{problem[1:]}")

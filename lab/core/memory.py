@@ -23,13 +23,23 @@ from lab.core.shape import BLOCKS
 
 CPU = "CPU"
 PADDING = 256  # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
-FUSED = ("phi3",)  # architectures with one matrix for queries, keys and values, and one for gate and up
+FUSED = (
+    "phi3",
+)  # architectures with one matrix for queries, keys and values, and one for gate and up
 EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # names of a layer's experts: llama.cpp's LLM_FFN_EXPS_REGEX
 
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
 _LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
-_SIZES: dict[str, Any] = {"n_ctx": PADDING, "n_batch": 2048, "n_ubatch": 512, "n_threads": 1, "n_threads_batch": 1}
-_DEFAULTS = Settings(**_SIZES, n_gpu_layers=0, flash_attn="auto", type_k="f16", type_v="f16", prompt="random")
+_SIZES: dict[str, Any] = {
+    "n_ctx": PADDING,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_threads": 1,
+    "n_threads_batch": 1,
+}
+_DEFAULTS = Settings(
+    **_SIZES, n_gpu_layers=0, flash_attn="auto", type_k="f16", type_v="f16", prompt="random"
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,8 @@ class Memory:
         return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
 
     def beside(self, other: Memory) -> Memory:
-        caches, buffers = (self.kv_cache_bytes, other.kv_cache_bytes), (self.compute_bytes, other.compute_bytes)
+        caches = (self.kv_cache_bytes, other.kv_cache_bytes)
+        buffers = (self.compute_bytes, other.compute_bytes)
         sums = [None if a is None or b is None else a + b for a, b in (caches, buffers)]
         return Memory(self.weights_bytes + other.weights_bytes, *sums)
 
@@ -67,7 +78,8 @@ class Place:
 
 def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
     """Bytes of one token in the KV cache, summed over the layers; those with a sliding window count in full."""
-    layers, per_head = shape.heads(model), bytes_per_head(model, type_k, type_v)
+    layers = shape.heads(model)
+    per_head = bytes_per_head(model, type_k, type_v)
     if layers is None or per_head is None:
         return None
     return per_head * sum(heads.n_layer * heads.n_head_kv for heads in layers)
@@ -97,7 +109,9 @@ def longest(model: Model, available: int) -> int | None:
     if of_length(model, PADDING).kv_cache_bytes is None:
         return None
     numbers = range(2**31 // PADDING)
-    fitting = bisect.bisect_right(numbers, available, key=lambda n: of_length(model, n * PADDING).total_bytes)
+    fitting = bisect.bisect_right(
+        numbers, available, key=lambda n: of_length(model, n * PADDING).total_bytes
+    )
     return max(0, fitting - 1) * PADDING
 
 
@@ -113,25 +127,35 @@ def n_rows(settings: Settings) -> int:
 
 def n_cells(window: int, settings: Settings) -> int:
     """Positions that a layer's cache holds: one cache for all sequences (`kv_unified`), or one for each."""
-    n_ctx, n_windows = padded(settings.n_ctx), settings.n_seq_max
+    n_ctx = padded(settings.n_ctx)
+    n_windows = settings.n_seq_max
     if not settings.kv_unified:
-        n_ctx, n_windows = padded(settings.n_ctx // settings.n_seq_max), 1
+        n_ctx = padded(settings.n_ctx // settings.n_seq_max)
+        n_windows = 1
     return padded(min(n_ctx, n_windows * window + n_rows(settings))) if window else n_ctx
 
 
 def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | None:
-    per_head, n_layer = bytes_per_head(model, settings.type_k, settings.type_v), model.n_layer or 0
+    per_head = bytes_per_head(model, settings.type_k, settings.type_v)
+    n_layer = model.n_layer or 0
     if shape.heads(model) is None or per_head is None:
         return None
     n_caches = 1 if settings.kv_unified else settings.n_seq_max
-    heads, windows = model.heads_kv or (model.n_head_kv or 0,) * n_layer, model.windows or (0,) * n_layer
+    heads = model.heads_kv or (model.n_head_kv or 0,) * n_layer
+    windows = model.windows or (0,) * n_layer
     cells = {window: n_cells(window, settings) for window in set(windows)}
-    states = 4 * settings.n_seq_max * (model.n_state or 0) / max(1, heads.count(0))  # of a layer without attention
-    sizes = (n_caches * per_head * n * cells[window] for n, window in zip(heads, windows, strict=True))
+    states = (
+        4 * settings.n_seq_max * (model.n_state or 0) / max(1, heads.count(0))
+    )  # of a layer without attention
+    sizes = (
+        n_caches * per_head * n * cells[window] for n, window in zip(heads, windows, strict=True)
+    )
     return tuple(size or states for size in sizes)
 
 
-def compute_bytes(model: Model, settings: Settings, device: str = CPU, of_layers: Sequence[str] = ()) -> int | None:
+def compute_bytes(
+    model: Model, settings: Settings, device: str = CPU, of_layers: Sequence[str] = ()
+) -> int | None:
     """Bytes of a device's compute buffer: the peak of the largest step, in F32. By default the CPU has all layers.
 
     llama.cpp shares one buffer between all layers. The peak is in the output matrix, a feed-forward, or attention; the
@@ -139,26 +163,40 @@ def compute_bytes(model: Model, settings: Settings, device: str = CPU, of_layers
     devices keeps are not counted. The number of live rows of each width is fitted to the buffers that llama.cpp
     reserves (tests/bench/memory_estimates.py measures the error on the CPU). None if the header lacks a field.
     """
-    layers, n_embd, head_dim, n_vocab = shape.heads(model), model.n_embd, model.head_dim, model.n_vocab
+    layers = shape.heads(model)
+    n_embd = model.n_embd
+    head_dim = model.head_dim
+    n_vocab = model.n_vocab
     n_used = (model.n_expert_used or 0) if model.n_expert else 0
     hidden = n_used * (model.n_ff_expert or model.n_ff or 0) if model.n_expert else model.n_ff
     if not layers or not n_vocab or not n_embd or not head_dim or not hidden:
         return None
-    n_layer, is_fused = model.n_layer or 0, model.arch in FUSED
+    n_layer = model.n_layer or 0
+    is_fused = model.arch in FUSED
     of_layers = of_layers or (CPU,) * (n_layer + 1)
     is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
     # All widths count F32 elements of a row. The mask is F16 with flash attention; layers with a window have their own.
-    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (0.5 if is_flash else 1)
-    n_heads, windows = model.heads or (model.n_head or 0,) * n_layer, model.windows or (0,) * n_layer
-    of_all_heads = (n_heads[i] * n_cells(windows[i], settings) for i in range(n_layer) if of_layers[i] == device)
+    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (
+        0.5 if is_flash else 1
+    )
+    n_heads = model.heads or (model.n_head or 0,) * n_layer
+    windows = model.windows or (0,) * n_layer
+    of_all_heads = (
+        n_heads[i] * n_cells(windows[i], settings) for i in range(n_layer) if of_layers[i] == device
+    )
     scores = 0 if is_flash else max(of_all_heads, default=0)
-    queries, keys = (head_dim * max(getattr(one, name) for one in layers) for name in ("n_head", "n_head_kv"))
-    of_experts = 2 * (hidden + n_used * n_embd) + n_embd if n_used else 0  # while their results are summed
+    queries, keys = (
+        head_dim * max(getattr(one, name) for one in layers) for name in ("n_head", "n_head_kv")
+    )
+    of_experts = (
+        2 * (hidden + n_used * n_embd) + n_embd if n_used else 0
+    )  # while their results are summed
     attention = scores + 3 * n_embd + 2 * queries + 2 * keys
     in_layers = mask + max(3 * hidden + (3 if is_fused else 4) * n_embd, of_experts, attention)
     # A small mask leaves a gap that nothing else fits into.
     in_hole = mask + 2 * n_embd if is_fused and is_flash and mask < queries + 2 * keys else 0
-    inputs, need = mask + (0 if is_flash else 2 * keys), 0.0
+    inputs = mask + (0 if is_flash else 2 * keys)
+    need = 0.0
     if device == CPU:
         need = inputs + 2 * n_embd
         if settings.kv_offload is False:
@@ -191,11 +229,18 @@ def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[in
     sums = list(itertools.accumulate(map(single, shares), lambda a, b: single(a + b)))
     ends = [single(part / sums[-1]) for part in sums]
     on_devices = (bisect.bisect_right(ends, single(i / n_there)) for i in range(n_there))
-    return (*(None for _ in range(n_all - n_there)), *(min(index, len(ends) - 1) for index in on_devices))
+    return (
+        *(None for _ in range(n_all - n_there)),
+        *(min(index, len(ends) - 1) for index in on_devices),
+    )
 
 
 def places(
-    model: Model, settings: Settings, tensors: Sequence[Tensor], names: Sequence[str], shares: Sequence[float]
+    model: Model,
+    settings: Settings,
+    tensors: Sequence[Tensor],
+    names: Sequence[str],
+    shares: Sequence[float],
 ) -> tuple[Place, ...] | None:
     """The layers and memory of each device (in llama.cpp's order) and of the CPU; None if the layers are unknown."""
     everywhere = (*names, CPU)
@@ -203,9 +248,14 @@ def places(
     if model.n_layer is None:
         return None
     if not tensors:
-        table, output, n_layer = model.embedding_bytes or 0, model.output_bytes or 0, model.n_layer or 1
+        table = model.embedding_bytes or 0
+        output = model.output_bytes or 0
+        n_layer = model.n_layer or 1
         of_layer = max(0, sum(model.tensor_bytes.values()) - table - output) // n_layer
-        tensors = [Tensor("token_embd.weight", table), *([Tensor("output.weight", output)] if output else [])]
+        tensors = [
+            Tensor("token_embd.weight", table),
+            *([Tensor("output.weight", output)] if output else []),
+        ]
         tensors += [Tensor(f"blk.{i}.", of_layer) for i in range(n_layer)]
     numbers = layers(model.n_layer, settings.n_gpu_layers, shares)
     of_layers = [CPU if index is None else names[index] for index in numbers]
@@ -224,7 +274,8 @@ def places(
             held = [CPU]
         for device in held:
             weights[device] += tensor.n_bytes
-    by_layer, caches = _kv_bytes_by_layer(model, settings), dict.fromkeys(everywhere, 0.0)
+    by_layer = _kv_bytes_by_layer(model, settings)
+    caches = dict.fromkeys(everywhere, 0.0)
     for device, n_bytes in zip(of_layers, by_layer or (), strict=False):
         caches[CPU if settings.kv_offload is False else device] += n_bytes
     found = []
@@ -240,7 +291,9 @@ def device_of(name: str, devices: Sequence[Device]) -> str:
     """The device that holds a buffer of this name. CPU_REPACK, AMX and a GPU driver's CUDA_Host belong to the CPU."""
     if name.startswith((CPU, "AMX")) or name.endswith("_Host"):
         return CPU
-    return next((device.name for device in devices if name in (device.name, f"{device.name}_Mapped")), name)
+    return next(
+        (device.name for device in devices if name in (device.name, f"{device.name}_Mapped")), name
+    )
 
 
 def shares(free: Mapping[str, int], names: Sequence[str]) -> tuple[float, ...]:

@@ -53,13 +53,17 @@ class Speculation:
     kv_unified: ClassVar[str | None] = None
     draft: str | None  # LOOKUP (earlier words of the text), a model's label; None: no drafts
     n_draft: int  # drafted before each verification, at most; 0: plain decoding
-    text: str | None  # the prompt's source; None: steps of 1 to n_draft + 1 positions and of the draft, each forgotten
+    text: (
+        str | None
+    )  # the prompt's source; None: steps of 1 to n_draft + 1 positions and of the draft, each forgotten
 
     @property
     def words(self) -> str:
         if self.text is None:
             return f"steps of 1 to {self.n_draft + 1} positions"
-        return f"{self.text}, " + (f"{self.n_draft} drafted by {self.draft}" if self.n_draft else "no drafts")
+        return f"{self.text}, " + (
+            f"{self.n_draft} drafted by {self.draft}" if self.n_draft else "no drafts"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,11 @@ class Turns:
     replay: str = ""  # the file whose messages gave the lengths
 
     def __post_init__(self) -> None:
-        n, broken = len(self.messages), map(int, re.findall(r"@(\d{1,6})", self.breaks))
-        are_there = all(2 <= turn <= n for turn in broken) and all(1 <= turn <= n for turn in self.only)
+        n = len(self.messages)
+        broken = map(int, re.findall(r"@(\d{1,6})", self.breaks))
+        are_there = all(2 <= turn <= n for turn in broken) and all(
+            1 <= turn <= n for turn in self.only
+        )
         if not n or len(self.answers) != n or self.keep not in KEEPS or not are_there:
             raise ValueError("the turns of a conversation contradict each other")
 
@@ -94,8 +101,12 @@ class Turns:
 
     @property
     def words(self) -> str:
-        how = ("cache in memory", "slot of its own", "cache on disk", "no cache")[KEEPS.index(self.keep)]
-        return f"{plural(len(self.messages), 'turn')}, {how}" + (f", {self.breaks}" if self.breaks else "")
+        how = ("cache in memory", "slot of its own", "cache on disk", "no cache")[
+            KEEPS.index(self.keep)
+        ]
+        return f"{plural(len(self.messages), 'turn')}, {how}" + (
+            f", {self.breaks}" if self.breaks else ""
+        )
 
 
 def in_chunks(chunk: int | None) -> str:
@@ -104,7 +115,9 @@ def in_chunks(chunk: int | None) -> str:
 
 Lever = Batch | Stall | Speculation | Turns
 
-LEVERS: dict[str, type[Lever]] = {kind.__name__.lower(): kind for kind in get_args(Lever)}  # by the field of a run
+LEVERS: dict[str, type[Lever]] = {
+    kind.__name__.lower(): kind for kind in get_args(Lever)
+}  # by the field of a run
 
 
 def name_of(n_prompt: int, lever: Lever | None) -> str:
@@ -129,7 +142,9 @@ class Divergence:
     n_same: int  # positions where the most likely token is the reference's
     nll: float  # mean negative log-probability of the text's own next token
     reference_nll: float
-    most: float | None = None  # largest mean, if only a part of the reference was kept: `kl` is then the least
+    most: float | None = (
+        None  # largest mean, if only a part of the reference was kept: `kl` is then the least
+    )
 
     def __post_init__(self) -> None:
         if not self.kl or not 0 <= self.n_same <= len(self.kl):
@@ -183,12 +198,18 @@ class Phase:
     name: str  # prefill, decode
     n_tokens: int
     n_past: int
-    parts: tuple[Part, ...]  # the last ones: before the first operation, after the last one, and sampling
-    stops_s: dict[str, float]  # by device the cost of a stop, taken off; without a device that shows none
+    parts: tuple[
+        Part, ...
+    ]  # the last ones: before the first operation, after the last one, and sampling
+    stops_s: dict[
+        str, float
+    ]  # by device the cost of a stop, taken off; without a device that shows none
     untraced_s: float  # the same step without stops, and without sampling
     n_stops: int  # in each step
     n_steps: int
-    threads_s: float | None = None  # the start and end of the CPU's threads, taken off too; None for one thread
+    threads_s: float | None = (
+        None  # the start and end of the CPU's threads, taken off too; None for one thread
+    )
 
     def __post_init__(self) -> None:
         if not (0 < self.untraced_s < math.inf and 0 < self.total_s < math.inf):
@@ -226,9 +247,15 @@ class TokenTrace:
 class Looks:
     """What a model looks at in a prompt of n tokens, for each layer: attention weights, the means over its heads."""
 
-    prefill: tuple[tuple[tuple[float, ...], ...], ...]  # n rows (one for each token that asks) of n weights
-    decode: tuple[tuple[float, ...], ...]  # the row of the last token, decoded alone after the others
-    changes: tuple[tuple[float, float], ...]  # how far K and V of later tokens move if a token is replaced: shares
+    prefill: tuple[
+        tuple[tuple[float, ...], ...], ...
+    ]  # n rows (one for each token that asks) of n weights
+    decode: tuple[
+        tuple[float, ...], ...
+    ]  # the row of the last token, decoded alone after the others
+    changes: tuple[
+        tuple[float, float], ...
+    ]  # how far K and V of later tokens move if a token is replaced: shares
 
 
 @dataclass(frozen=True)
@@ -242,10 +269,13 @@ class Attention:
     looks: Looks
 
     def __post_init__(self) -> None:
-        looks, n = self.looks, len(self.tokens)
+        looks = self.looks
+        n = len(self.tokens)
         rows = [row for layer in (*looks.prefill, looks.decode) for row in layer]
         is_whole = 0 < len(looks.prefill) == len(looks.decode) == len(looks.changes)
-        is_square = all(len(layer) == n for layer in looks.prefill) and all(len(row) == n for row in rows)
+        is_square = all(len(layer) == n for layer in looks.prefill) and all(
+            len(row) == n for row in rows
+        )
         if not (is_whole and is_square and 0 <= self.replaced < n):
             raise ValueError("attention needs a weight for each pair of tokens in each layer")
 
@@ -253,4 +283,6 @@ class Attention:
     def differs(self) -> float:
         """The largest difference between the row of decode and the last row of prefill."""
         pairs = zip(self.looks.decode, (rows[-1] for rows in self.looks.prefill), strict=True)
-        return max(abs(one - other) for row, last in pairs for one, other in zip(row, last, strict=True))
+        return max(
+            abs(one - other) for row, last in pairs for one, other in zip(row, last, strict=True)
+        )

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 STALL = 2.0  # a gap longer than STALL times the usual gap is a stall
 
-FIGURE_NAMES = {"gap_ms": "longest gap", "newcomer_s": "TTFT of the newcomer", "turns_s": "whole conversation"}
+FIGURE_NAMES = {
+    "gap_ms": "longest gap",
+    "newcomer_s": "TTFT of the newcomer",
+    "turns_s": "whole conversation",
+}
 """The figures of `figures` that plain runs do not have, in words."""
 
 
@@ -47,10 +51,16 @@ def by_length(run: Run) -> tuple[Run, ...]:
     read |= {"end_ns": read["ready_ns"], "n_outputs": 0 * read["n_outputs"]}
     lengths = list[Run]()
     for number, first in enumerate(firsts):
-        n_prompt, after = int(steps["n_past"][first] + steps["n_tokens"][first]), first + sizes[number]
+        n_prompt = int(steps["n_past"][first] + steps["n_tokens"][first])
+        after = first + sizes[number]
         if n_prompt % run.every == 0 or number == len(firsts) - 1:
-            rows = {name: (*read[name][:number].tolist(), *steps[name][first:after].tolist()) for name in names}
-            lengths.append(dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(**rows), token_ids=()))
+            rows = {
+                name: (*read[name][:number].tolist(), *steps[name][first:after].tolist())
+                for name in names
+            }
+            lengths.append(
+                dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(**rows), token_ids=())
+            )
     return tuple(lengths)
 
 
@@ -68,19 +78,29 @@ def prefill_ns(run: Run) -> int | None:
     if run.totals is not None:
         return run.totals.prefill_ns
     n_prefill = n_prefill_steps(run)
-    return None if run.status != OK or not n_prefill else run.steps.ready_ns[n_prefill - 1] - run.steps.start_ns[0]
+    return (
+        None
+        if run.status != OK or not n_prefill
+        else run.steps.ready_ns[n_prefill - 1] - run.steps.start_ns[0]
+    )
 
 
 def ttft_ns(run: Run) -> int | None:
     """Time to first token: prefill plus sampling one token."""
     n_prefill = n_prefill_steps(run)
-    return None if run.status != OK or not n_prefill else run.steps.end_ns[n_prefill - 1] - run.steps.start_ns[0]
+    return (
+        None
+        if run.status != OK or not n_prefill
+        else run.steps.end_ns[n_prefill - 1] - run.steps.start_ns[0]
+    )
 
 
 def itl_ns(run: Run) -> tuple[int, ...]:
     """Inter-token latencies: `end_ns` of decode step i - `end_ns` of the step before it."""
     ends = run.steps.end_ns
-    return tuple(ends[i] - ends[i - 1] for i, kind in enumerate(run.steps.kind) if kind == DECODE and i > 0)
+    return tuple(
+        ends[i] - ends[i - 1] for i, kind in enumerate(run.steps.kind) if kind == DECODE and i > 0
+    )
 
 
 def decode_compute_ns(run: Run) -> tuple[int, ...]:
@@ -94,12 +114,15 @@ def decode_compute_mean_ns(run: Run) -> float | None:
     if run.totals is not None:
         decode = run.totals.decode_ns
         return None if decode is None or run.n_gen < 2 else decode / (run.n_gen - 1)
-    steps, n_prefill = run.steps, n_prefill_steps(run)
+    steps = run.steps
+    n_prefill = n_prefill_steps(run)
     if run.status != OK or DECODE not in steps.kind:
         return None
     if DECODE in steps.kind[:n_prefill]:  # a whole sweep, where the phases alternate
         return statistics.fmean(decode_compute_ns(run))
-    return (sum(steps.ready_ns[n_prefill:]) - sum(steps.start_ns[n_prefill:])) / (len(steps.kind) - n_prefill)
+    return (sum(steps.ready_ns[n_prefill:]) - sum(steps.start_ns[n_prefill:])) / (
+        len(steps.kind) - n_prefill
+    )
 
 
 def tpot_ns(run: Run) -> float | None:
@@ -131,11 +154,14 @@ def figures(run: Run) -> dict[str, float]:
 
     Empty for a plain run, a failed run, and one whose steps do not fit its experiment.
     """
-    steps, times = run.steps, dict[str, float]()
+    steps = run.steps
+    times = dict[str, float]()
     if run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
         return {}
     if run.batch is not None:
-        ready = [ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL]
+        ready = [
+            ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL
+        ]
         sizes = {n for kind, n in zip(steps.kind, steps.n_tokens, strict=True) if kind == DECODE}
         if ready and sizes == {run.batch.n_seq}:  # every decode step has a token of each sequence
             times = {"prefill_s": ready[-1] / 1e9, "tpot_ms": 1e3 * step_s(run)}
@@ -146,7 +172,9 @@ def figures(run: Run) -> dict[str, float]:
     elif run.speculation is not None:
         if run.speculation.text is not None and run.n_gen > 1 and PREFILL in steps.kind:
             last_prefill = max(i for i, kind in enumerate(steps.kind) if kind == PREFILL)
-            times = {"tpot_ms": (steps.end_ns[-1] - steps.end_ns[last_prefill]) / 1e6 / (run.n_gen - 1)}
+            times = {
+                "tpot_ms": (steps.end_ns[-1] - steps.end_ns[last_prefill]) / 1e6 / (run.n_gen - 1)
+            }
     elif run.turns is not None and steps.end_ns:
         times = {"turns_s": steps.end_ns[-1] / 1e9}
     return times if all(value > 0 for value in times.values()) else {}
@@ -167,16 +195,24 @@ def gaps(steps: pd.DataFrame) -> pd.DataFrame:
 
     prompt = prompt_steps(steps)
     tokens = steps[steps.kind.eq(DECODE).cummax() & steps.kind.isin((DECODE, MIXED))]
-    arrived, done = prompt.start_s.min(), prompt.end_s.max()
-    end, previous = tokens.end_s, tokens.end_s.shift()
-    when = pd.Series("after", tokens.index).mask(previous < done, "during").mask(end <= arrived, "before")
+    arrived = prompt.start_s.min()
+    done = prompt.end_s.max()
+    end = tokens.end_s
+    previous = tokens.end_s.shift()
+    when = (
+        pd.Series("after", tokens.index)
+        .mask(previous < done, "during")
+        .mask(end <= arrived, "before")
+    )
     return tokens.assign(at_s=end - arrived, gap_s=end - previous, when=when).iloc[1:].reset_index()
 
 
 def stall_figures(steps: pd.DataFrame) -> dict[str, float]:
     """The figures of a run of `lab stall`. `usual_gap_s` is the median gap before the new prompt came."""
-    tokens, prompt = gaps(steps), prompt_steps(steps)
-    during, usual = tokens.gap_s[tokens.when == "during"], tokens.gap_s[tokens.when == "before"].median()
+    tokens = gaps(steps)
+    prompt = prompt_steps(steps)
+    during = tokens.gap_s[tokens.when == "during"]
+    usual = tokens.gap_s[tokens.when == "before"].median()
     return {
         "n_steps": len(prompt),
         "n_stalls": int((during > STALL * usual).sum()),
@@ -190,7 +226,12 @@ def stall_figures(steps: pd.DataFrame) -> dict[str, float]:
 def stall_steps(run: Run) -> pd.DataFrame | None:
     """The steps of a run of `lab stall`; None for other runs, and if its steps are not those of its script."""
     lever = run.stall
-    if lever is None or lever.n_streams < 1 or (lever.chunk is not None and lever.chunk < 1) or lever.n_before < 2:
+    if (
+        lever is None
+        or lever.n_streams < 1
+        or (lever.chunk is not None and lever.chunk < 1)
+        or lever.n_before < 2
+    ):
         return None
     steps = run.steps.frame()
     prompt = prompt_steps(steps)

@@ -32,13 +32,19 @@ SCHEMA = 3  # of a line; it rises when the fields change, and the lab reads no o
 PREFILL = "prefill"
 DECODE = "decode"
 MIXED = "mixed"  # tokens of a prompt, and one token of each decoding sequence
-DRAFT, VERIFY = "draft", "verify"  # in speculation: draft tokens, verify several of them at once
-FORGET, COPY, SAVE, LOAD = "forget", "copy", "save", "load"  # change a sequence's cache
+DRAFT = "draft"
+VERIFY = "verify"  # in speculation: draft tokens, verify several of them at once
+FORGET = "forget"
+COPY = "copy"
+SAVE = "save"
+LOAD = "load"  # change a sequence's cache
 OK = "ok"
 FAILED = "failed"  # the engine reported an error: out of memory, an invalid setting
 CRASHED = "crashed"  # the engine's process died
 QUANT = "quant"  # the part of the runs that show the speed of the files of `lab quant`
-PACKAGE, DRAM, GPU = "package", "dram", "gpu"  # what joules cover: CPU packages, their memory, graphics cards
+PACKAGE = "package"
+DRAM = "dram"
+GPU = "gpu"  # what joules cover: CPU packages, their memory, graphics cards
 UNKNOWN_THREADS = -1  # llama.cpp's own number for "not chosen", in imported results
 
 
@@ -73,13 +79,19 @@ class Model:
     description: str | None = None  # by llama.cpp
     n_expert_used: int | None = None  # experts that process a token
     matrices: tuple[Matrix, ...] | None = None  # from the table of tensors
-    windows: tuple[int, ...] | None = None  # by layer: positions that a token attends to (0: all); None: no windows
+    windows: tuple[int, ...] | None = (
+        None  # by layer: positions that a token attends to (0: all); None: no windows
+    )
     heads: tuple[int, ...] | None = None  # by layer, if they differ
     heads_kv: tuple[int, ...] | None = None  # by layer, if they differ
     head_dim_v: int | None = None  # of values, if it differs from that of keys
     n_ff_expert: int | None = None  # width of one expert
-    n_state: int | None = None  # F32 values that its recurrent layers keep of a sequence, if it has such layers
-    uncounted: str | None = None  # a feature of the architecture that the lab's arithmetic does not cover
+    n_state: int | None = (
+        None  # F32 values that its recurrent layers keep of a sequence, if it has such layers
+    )
+    uncounted: str | None = (
+        None  # a feature of the architecture that the lab's arithmetic does not cover
+    )
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,9 @@ class Machine:
     devices: tuple[Device, ...]
     virtual: bool | None = None
     power: str | None = None  # mains, battery
-    cpu_quota: float | None = None  # CPU time that a container allows, in cores; n_cores_usable is rounded
+    cpu_quota: float | None = (
+        None  # CPU time that a container allows, in cores; n_cores_usable is rounded
+    )
     lib: str | None = None  # libraries used instead of the installed ones, as in Settings
 
 
@@ -137,8 +151,12 @@ class Settings:
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
-    repack: bool | None = None  # weights in the layouts of the CPU's fastest kernels (use_extra_bufts): CPU_REPACK, AMX
-    lib: str | None = None  # libraries of another build: the end of the folder's path, and a part of their checksum
+    repack: bool | None = (
+        None  # weights in the layouts of the CPU's fastest kernels (use_extra_bufts): CPU_REPACK, AMX
+    )
+    lib: str | None = (
+        None  # libraries of another build: the end of the folder's path, and a part of their checksum
+    )
     prefill_wait: str | None = None  # step: wait for each prefill step; end: wait once. None: step
 
 
@@ -167,7 +185,9 @@ class Steps:
 
     kind: tuple[str, ...] = ()
     n_tokens: tuple[int, ...] = ()
-    n_past: tuple[int, ...] = ()  # tokens in the context before the step; for several sequences the maximum
+    n_past: tuple[
+        int, ...
+    ] = ()  # tokens in the context before the step; for several sequences the maximum
     start_ns: tuple[int, ...] = ()  # just before `llama_decode`
     ready_ns: tuple[int, ...] = ()  # after `llama_synchronize`
     end_ns: tuple[int, ...] = ()  # after sampling
@@ -193,14 +213,18 @@ class Gpu:
 
     name: str
     slowed: str | None = None
-    others_percent: int | None = None  # most of its time that other processes used in a sample of the driver
+    others_percent: int | None = (
+        None  # most of its time that other processes used in a sample of the driver
+    )
 
 
 @dataclass(frozen=True)
 class NoiseReading:
     """The load of the machine, from the operating system. Counters start at boot."""
 
-    memory_pressure_s: float | None = None  # time during which some task waited for memory (Linux PSI)
+    memory_pressure_s: float | None = (
+        None  # time during which some task waited for memory (Linux PSI)
+    )
     n_throttled: int | None = None  # how often heat slowed cores
     gpus: tuple[Gpu, ...] | None = None
     quota_wait_s: float | None = None  # time during which a container's CPU quota was used up
@@ -211,7 +235,9 @@ class NoiseSamples:
     """The load of the machine during a run, ten times a second; each row since the previous one. None: not reported."""
 
     at_ms: tuple[int, ...]  # since the first reading
-    others_ms: tuple[int, ...] | None = None  # CPU time of all other processes, on all cores that the lab may run on
+    others_ms: tuple[int, ...] | None = (
+        None  # CPU time of all other processes, on all cores that the lab may run on
+    )
     steal_ms: tuple[int, ...] | None = None  # taken by the host of a virtual machine
 
     def __post_init__(self) -> None:
@@ -229,7 +255,9 @@ class Noise:
     samples: NoiseSamples | None = None
     sentinel_before_ns: int | None = None
     sentinel_after_ns: int | None = None
-    joules: dict[str, float] | None = None  # of the run, by what they cover, with everything that ran on it
+    joules: dict[str, float] | None = (
+        None  # of the run, by what they cover, with everything that ran on it
+    )
 
 
 @dataclass(frozen=True)
@@ -254,11 +282,19 @@ class Run:
     steps: Steps
     token_ids: tuple[int, ...]  # the chosen tokens, step by step
     prompt_offset: int | None = None  # where the prompt begins in the tokenized text
-    end_of_generation_at: int | None = None  # index of the first end-of-generation token, which does not stop the run
+    end_of_generation_at: int | None = (
+        None  # index of the first end-of-generation token, which does not stop the run
+    )
     noise: Noise | None = None
-    every: int | None = None  # a sweep: after each `every` prompt tokens, n_gen tokens were generated and forgotten
-    block: int | None = None  # of `lab ab` and `lab tune`: runs of one block were measured side by side
-    variant: str | None = None  # of `lab ab` and `lab tune`: the compared settings, in the user's words
+    every: int | None = (
+        None  # a sweep: after each `every` prompt tokens, n_gen tokens were generated and forgotten
+    )
+    block: int | None = (
+        None  # of `lab ab` and `lab tune`: runs of one block were measured side by side
+    )
+    variant: str | None = (
+        None  # of `lab ab` and `lab tune`: the compared settings, in the user's words
+    )
     totals: Totals | None = None  # imported, without steps
     engine: int | None = None  # number of the engine's start in its session; None if unknown
     batch: Batch | None = None
@@ -266,18 +302,28 @@ class Run:
     speculation: Speculation | None = None
     turns: Turns | None = None
     draft: Model | None = None  # of speculation: the draft model
-    accepted: tuple[int, ...] | None = None  # of speculation: accepted draft tokens of each `verify`
-    part: str | None = None  # of `lab claims`: the measurement that this run belongs to; QUANT: of `lab quant`
+    accepted: tuple[int, ...] | None = (
+        None  # of speculation: accepted draft tokens of each `verify`
+    )
+    part: str | None = (
+        None  # of `lab claims`: the measurement that this run belongs to; QUANT: of `lab quant`
+    )
     state_bytes: tuple[int, ...] | None = None  # of each `save`
     placement: Placement | None = None  # None if unknown
     tuning: Tuning | None = None
     trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps
     attention: Attention | None = None  # of `lab trace --attention`
-    quality: Quality | None = None  # of `lab quant`, which keeps no steps here; its speed is in runs of part QUANT
+    quality: Quality | None = (
+        None  # of `lab quant`, which keeps no steps here; its speed is in runs of part QUANT
+    )
 
     def __post_init__(self) -> None:
-        if self.every is not None and (self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))):
-            raise ValueError(f"a sweep needs every >= 1 (it is {self.every}), and must begin with a prefill")
+        if self.every is not None and (
+            self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))
+        ):
+            raise ValueError(
+                f"a sweep needs every >= 1 (it is {self.every}), and must begin with a prefill"
+            )
 
     @property
     def lever(self) -> Lever | None:
@@ -347,6 +393,8 @@ class Ceilings:
     rates: tuple[Rate, ...]
     schema: int = SCHEMA
     device: str | None = None  # by llama.cpp's name; None: the CPU
-    others: tuple[Ceilings, ...] | None = None  # of further devices that the same settings use; in files each is a line
+    others: tuple[Ceilings, ...] | None = (
+        None  # of further devices that the same settings use; in files each is a line
+    )
     repack: bool | None = None  # of the CPU: as in Settings
     disturbed: str | None = None  # what disturbed the session

@@ -18,7 +18,8 @@ from lab.core.payloads import Turns
 from lab.core.record import SCHEMA, Machine
 from lab.errors import LabError
 
-CLOSED, POISSON = "closed", "poisson"
+CLOSED = "closed"
+POISSON = "poisson"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,9 @@ class Slo:
         """Such as "TTFT 1 s, TPOT 50 ms"; empty without limits."""
         named = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
         known = [(name, seconds) for name, seconds in named if seconds is not None]
-        return ", ".join(f"{name} {s:g} s" if s >= 1 else f"{name} {1e3 * s:g} ms" for name, s in known)
+        return ", ".join(
+            f"{name} {s:g} s" if s >= 1 else f"{name} {1e3 * s:g} ms" for name, s in known
+        )
 
 
 def parse_slo(text: str) -> Slo:
@@ -77,7 +80,9 @@ class Turn:
     """`lab turns`: the place of a request in a conversation."""
 
     number: int  # from 1
-    differs_at: int | None  # letters of the prompt before the first that differs from the turn before; None: first turn
+    differs_at: (
+        int | None
+    )  # letters of the prompt before the first that differs from the turn before; None: first turn
     of: Turns
     is_cold: bool = False  # the same prompt with other first words, so that no cache served it
 
@@ -97,10 +102,15 @@ ERROR = "error"
 OTHER = "other"  # such as the finish reason
 GENERATED = (TEXT, REASONING, TOOL)
 """Kinds of events, and those that carry generated content."""
-CHAT, COMPLETIONS = "chat", "completions"  # the two interfaces of an OpenAI-compatible server
-YES, NO, UNKNOWN = "yes", "no", "unknown"
+CHAT = "chat"
+COMPLETIONS = "completions"  # the two interfaces of an OpenAI-compatible server
+YES = "yes"
+NO = "no"
+UNKNOWN = "unknown"
 
-REFUSED = "connection refused"  # also: a name that does not resolve, a certificate that is not trusted
+REFUSED = (
+    "connection refused"  # also: a name that does not resolve, a certificate that is not trusted
+)
 LOST = "connection lost"
 TIMEOUT = "timeout"
 STALLED = "stalled"
@@ -108,7 +118,9 @@ RATE_LIMITED = "rate limited"  # HTTP 429
 SERVER_ERROR = "server error"  # HTTP 5xx
 BAD_REQUEST = "bad request"  # other HTTP statuses that are not 200
 HALF_LINE = "half a line"
-CUT_OFF = "cut off"  # complete lines without a finish reason; [DONE] suffices only after a token count
+CUT_OFF = (
+    "cut off"  # complete lines without a finish reason; [DONE] suffices only after a token count
+)
 WRONG_JSON = "wrong JSON"
 ERROR_INSIDE = "error inside a 200"
 NO_STREAM = "not a stream"
@@ -197,7 +209,9 @@ class Events:
     arrive_ns: tuple[int, ...] = ()
     n_bytes: tuple[int, ...] = ()  # within HTTP
     kind: tuple[str, ...] = ()
-    n_tokens: tuple[int, ...] | None = None  # None: the server does not say how many tokens are in an event
+    n_tokens: tuple[int, ...] | None = (
+        None  # None: the server does not say how many tokens are in an event
+    )
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in vars(self).items() if column is not None}
@@ -222,7 +236,9 @@ class Request:
     http_status: int | None = None
     finish_reason: str | None = None
     events: Events
-    tokens_by: str | None = None  # the source of the events' n_tokens: token ids, usage, timings, logprobs
+    tokens_by: str | None = (
+        None  # the source of the events' n_tokens: token ids, usage, timings, logprobs
+    )
     usage: Usage | None = None
     timings: ServerTimings | None = None
 

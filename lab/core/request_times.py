@@ -16,13 +16,24 @@ from itertools import pairwise
 from lab.core.record import OK
 from lab.core.request import GENERATED, REASONING, Asked, Request, ServerTimings, Slo
 
-AT_ONCE_EVENTS, AT_ONCE_NS = 10, 100_000
+AT_ONCE_EVENTS = 10
+AT_ONCE_NS = 100_000
 """An answer came at once if it has at least AT_ONCE_EVENTS events, on average less than AT_ONCE_NS apart: no model
 generates 10,000 tokens per second for one request. Fewer events may arrive together by chance."""
 
 JOINED = 0.9  # the server's tokenizer may join tokens of an answer, and then counts fewer than were generated
 
-KEPT = ("asked", "status", "failure", "error", "started_at", "finish_reason", "scheduled_ns", "sent_ns", "timings")
+KEPT = (
+    "asked",
+    "status",
+    "failure",
+    "error",
+    "started_at",
+    "finish_reason",
+    "scheduled_ns",
+    "sent_ns",
+    "timings",
+)
 """What figures keep of a request."""
 
 
@@ -79,7 +90,9 @@ class Figures:
     first_output_ns: int | None  # t_out - its sending
     e2e_ns: int | None
     tpot_ns: float | None  # (t_last - t_first) / (n - k1)
-    tpot_bounds_ns: tuple[float, float] | None  # equal if k1 is known, which otherwise is 1 to n - (later events)
+    tpot_bounds_ns: (
+        tuple[float, float] | None
+    )  # equal if k1 is known, which otherwise is 1 to n - (later events)
     longest_stall_ns: int | None
     is_truncated: bool  # ended by a limit of the server before it had all requested tokens
     n_events: int  # with generated content
@@ -114,15 +127,29 @@ class Figures:
             return math.inf
         tpot_ns = None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]
         tpot_limit_s = None if self.n_generated == 1 else slo.tpot_s
-        figures_ns = (slo.ttft_s, self.ttft_due_ns), (tpot_limit_s, tpot_ns), (slo.e2e_s, self.e2e_due_ns)
-        ratios = [math.inf if ns is None else ns / (limit * 1e9) for limit, ns in figures_ns if limit is not None]
+        figures_ns = (
+            (slo.ttft_s, self.ttft_due_ns),
+            (tpot_limit_s, tpot_ns),
+            (slo.e2e_s, self.e2e_due_ns),
+        )
+        ratios = [
+            math.inf if ns is None else ns / (limit * 1e9)
+            for limit, ns in figures_ns
+            if limit is not None
+        ]
         return max(ratios, default=0.0)
 
 
 def figures(request: Request) -> Figures:
-    usage, sent_ns, asked, events = request.usage, request.sent_ns, request.asked, request.events
-    indices, n, at_once = generated(request), n_generated(request), came_at_once(request)
-    n_events, at = len(indices), [events.arrive_ns[i] for i in indices]
+    usage = request.usage
+    sent_ns = request.sent_ns
+    asked = request.asked
+    events = request.events
+    indices = generated(request)
+    n = n_generated(request)
+    at_once = came_at_once(request)
+    n_events = len(indices)
+    at = [events.arrive_ns[i] for i in indices]
     output = [events.arrive_ns[i] for i in indices if events.kind[i] != REASONING]
     n_first = 1 if n == n_events else None  # k1, if the server does not say
     if at and events.n_tokens:
@@ -138,8 +165,13 @@ def figures(request: Request) -> Figures:
     is_truncated = False
     if n is not None and usage is not None:
         is_joined = usage.counted_by == "tokenize"
-        n_least, n_known = (JOINED * asked.n_gen, max(n, n_events)) if is_joined else (asked.n_gen, n)
-        is_truncated = (request.status, request.finish_reason) == (OK, "length") and n_known < n_least
+        n_least, n_known = (
+            (JOINED * asked.n_gen, max(n, n_events)) if is_joined else (asked.n_gen, n)
+        )
+        is_truncated = (request.status, request.finish_reason) == (
+            OK,
+            "length",
+        ) and n_known < n_least
     is_planned = sent_ns is not None and request.scheduled_ns is not None
     return Figures(
         **{name: getattr(request, name) for name in KEPT},

@@ -25,7 +25,9 @@ from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
 
-MOST_UNPACKED = 1 << 26  # bytes of a report's records, because a small compressed file could expand without end
+MOST_UNPACKED = (
+    1 << 26
+)  # bytes of a report's records, because a small compressed file could expand without end
 MOST_LINE = 1 << 25  # bytes of a line
 MOST_NEARBY = 50_000_000  # bytes read of other sessions
 
@@ -38,7 +40,9 @@ class Contents:
     ceilings: tuple[Ceilings, ...] = ()
     skipped: tuple[str, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
-    traces: tuple[Record, ...] = ()  # of `lab trace` and `lab quant`; not among the records, as they have no steps
+    traces: tuple[
+        Record, ...
+    ] = ()  # of `lab trace` and `lab quant`; not among the records, as they have no steps
 
     @property
     def measured(self) -> list[Record | RequestRecord]:
@@ -47,16 +51,22 @@ class Contents:
 
 def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
     """The newest MOST_NEARBY bytes of results in these folders, except the sessions of `measured`."""
-    known, n_bytes, contents = {one.session for one in measured}, 0, list[Contents]()
+    known = {one.session for one in measured}
+    n_bytes = 0
+    contents = list[Contents]()
     paths = [path for folder in folders for path in folder.glob("*.jsonl") if path.is_file()]
     for path in sorted(paths, key=lambda path: path.name, reverse=True):  # names are times
-        with suppress(OSError, LabError):  # the user did not name this file, so errors do not matter
+        with suppress(
+            OSError, LabError
+        ):  # the user did not name this file, so errors do not matter
             n_bytes += path.stat().st_size
             if n_bytes > MOST_NEARBY:
                 break
             contents.append(read([path]))
     found = {
-        name: tuple(one for each in contents for one in getattr(each, name) if one.session not in known)
+        name: tuple(
+            one for each in contents for one in getattr(each, name) if one.session not in known
+        )
         for name in ("records", "requests", "traces")
     }
     return Contents(**found, ceilings=tuple(one for each in contents for one in each.ceilings))
@@ -79,7 +89,9 @@ def save(path: Path, *lines: Line) -> None:
     except OSError as problem:
         what = f"The results file {path} cannot be written{' any more' if size else ''}: {problem.strerror}."
         kept = "It contains the earlier runs; this one is lost. " if size else ""
-        raise LabError(what, f"{kept}Free some space, or choose another folder: --out FOLDER") from None
+        raise LabError(
+            what, f"{kept}Free some space, or choose another folder: --out FOLDER"
+        ) from None
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:
@@ -135,9 +147,12 @@ def read(paths: Iterable[str | Path]) -> Contents:
     records = lab.read(["results"]).records
     """
     found: dict[str, list[Any]] = {"records": [], "ceilings": [], "requests": [], "traces": []}
-    known, skipped = set[Hashable](), list[str]()
+    known = set[Hashable]()
+    skipped = list[str]()
     thresholds = gc.get_threshold()
-    gc.set_threshold(0)  # collecting garbage would take a quarter of the reading time, and records have no cycles
+    gc.set_threshold(
+        0
+    )  # collecting garbage would take a quarter of the reading time, and records have no cycles
     try:
         for path in _files(paths):
             problems: dict[str, list[int]] = {}
@@ -197,11 +212,32 @@ def _identity(parsed: Line) -> Hashable:
         request = parsed.request
         whose = parsed.session, parsed.endpoint.url, parsed.model, request.asked
         when = request.started_at, request.scheduled_ns, request.sent_ns, request.ended_ns
-        return whose, when, request.status, request.error, request.events.arrive_ns[:1], request.usage
+        return (
+            whose,
+            when,
+            request.status,
+            request.error,
+            request.events.arrive_ns[:1],
+            request.usage,
+        )
     run = parsed.run
-    began = parsed.session, run.started_at, run.n_prompt, run.n_gen, run.repeat, run.warmup, run.block, run.variant
+    began = (
+        parsed.session,
+        run.started_at,
+        run.n_prompt,
+        run.n_gen,
+        run.repeat,
+        run.warmup,
+        run.block,
+        run.variant,
+    )
     where = run.engine, run.part
-    setup = run.totals and (parsed.machine, parsed.model.name, parsed.model.quantization, parsed.settings)
+    setup = run.totals and (
+        parsed.machine,
+        parsed.model.name,
+        parsed.model.quantization,
+        parsed.settings,
+    )
     return began, where, run.status, run.error, run.noise, run.totals, run.steps.end_ns, setup
 
 
@@ -215,14 +251,21 @@ def _unpack(path: Path) -> bytes:
     """The lines that `pack` wrote to a page."""
     match = re.search(rb'id="mini-lab-records">([A-Za-z0-9+/=]*)<', path.read_bytes())
     if match is None:
-        raise LabError(f"{path} contains no records of the lab.", "Give a page from lab report, or a .jsonl file.")
+        raise LabError(
+            f"{path} contains no records of the lab.",
+            "Give a page from lab report, or a .jsonl file.",
+        )
     try:
         unpacker = zlib.decompressobj(wbits=31)  # gzip
         lines = unpacker.decompress(base64.b64decode(match[1], validate=True), MOST_UNPACKED)
     except (binascii.Error, zlib.error):
-        raise LabError(f"The records in {path} are damaged.", "Get the page, or its .jsonl file, again.") from None
+        raise LabError(
+            f"The records in {path} are damaged.", "Get the page, or its .jsonl file, again."
+        ) from None
     if not unpacker.eof:
-        raise LabError(f"The records in {path} are truncated or too large.", "Use the .jsonl file instead.")
+        raise LabError(
+            f"The records in {path} are truncated or too large.", "Use the .jsonl file instead."
+        )
     return lines
 
 
@@ -230,10 +273,20 @@ def _files(paths: Iterable[str | Path]) -> list[Path]:
     """The results files. In folders, what is no file (pipes, devices, dangling links) is passed over."""
     files: list[Path] = []
     for path in map(Path, paths):
-        inside = [path] if path.is_file() else [file for file in sorted(path.glob("*.jsonl")) if file.is_file()]
+        inside = (
+            [path]
+            if path.is_file()
+            else [file for file in sorted(path.glob("*.jsonl")) if file.is_file()]
+        )
         if not inside:
-            what = f"The folder {path} has no results file (*.jsonl)." if path.is_dir() else f"{path} is not a file."
+            what = (
+                f"The folder {path} has no results file (*.jsonl)."
+                if path.is_dir()
+                else f"{path} is not a file."
+            )
             what = what if path.exists() else f"There is no results file {path}."
-            raise LabError(what, "Name a results file or a folder with results files. To make one: lab measure")
+            raise LabError(
+                what, "Name a results file or a folder with results files. To make one: lab measure"
+            )
         files += inside
     return files

@@ -24,7 +24,12 @@ from lab.core.record import COPY, DECODE, FORGET, LOAD, PREFILL, SAVE
 
 SPECULATE = "speculate"
 
-MOVES = (FORGET, COPY, SAVE, LOAD)  # operations without computation: they change or move a sequence's part of the cache
+MOVES = (
+    FORGET,
+    COPY,
+    SAVE,
+    LOAD,
+)  # operations without computation: they change or move a sequence's part of the cache
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,13 @@ class Operation:
     first: int = 0  # forget: everything from this position on
     target: int = 0  # copy: to this empty sequence
     path: str | None = None  # the file of save and load
-    by: str = ""  # speculate: the module whose class Speculation does it, which the child loads by name
+    by: str = (
+        ""  # speculate: the module whose class Speculation does it, which the child loads by name
+    )
     n_draft: int = 0
-    of_draft: bool = False  # on the draft model, or (speculate) drafted by it instead of looked up in the text
+    of_draft: bool = (
+        False  # on the draft model, or (speculate) drafted by it instead of looked up in the text
+    )
     waits: bool = True  # or the step is only submitted, and finishes with a later one
 
 
@@ -81,15 +90,22 @@ def sweep(prompt: Sequence[int], n_gen: int, n_ubatch: int, every: int) -> list[
     for first in range(0, len(prompt), every):
         if first:
             operations.append(Operation(FORGET, first=first))
-        operations += [*prefill(0, prompt[first : first + every], n_ubatch), *decode([0], n_gen - 1)]
+        operations += [
+            *prefill(0, prompt[first : first + every], n_ubatch),
+            *decode([0], n_gen - 1),
+        ]
     return operations
 
 
-def prefill(sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True) -> list[Operation]:
+def prefill(
+    sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True
+) -> list[Operation]:
     """Steps of up to n_ubatch tokens; if the prompt ends here (`is_last`), the last token gets logits."""
     pieces = [tuple(tokens[first : first + n_ubatch]) for first in range(0, len(tokens), n_ubatch)]
     n_outputs = [0] * (len(pieces) - 1) + [int(is_last)]
-    return [Operation(PREFILL, (Part(sequence, *one),)) for one in zip(pieces, n_outputs, strict=False)]
+    return [
+        Operation(PREFILL, (Part(sequence, *one),)) for one in zip(pieces, n_outputs, strict=False)
+    ]
 
 
 def decode(sequences: Sequence[int], n: int) -> list[Operation]:
@@ -103,19 +119,27 @@ def wait_once(script: Script) -> list[Operation]:
     followed = [after.kind not in (*MOVES, SPECULATE) for after in script[1:]] + [False]
     outputs = [sum(part.n_outputs for part in operation.parts) for operation in script]
     return [
-        dataclasses.replace(operation, waits=bool(n_outputs) or not operation.parts or not is_followed)
+        dataclasses.replace(
+            operation, waits=bool(n_outputs) or not operation.parts or not is_followed
+        )
         for operation, n_outputs, is_followed in zip(script, outputs, followed, strict=True)
     ]
 
 
 def n_prefilled(script: Script) -> int:
-    return sum(len(part.tokens) for operation in script for part in operation.parts if part.tokens is not None)
+    return sum(
+        len(part.tokens)
+        for operation in script
+        for part in operation.parts
+        if part.tokens is not None
+    )
 
 
 def n_chosen(script: Script) -> int:
     """Tokens that the model (not the draft model) chooses in all steps."""
     return sum(
-        operation.times * (1 if operation.kind == SPECULATE else sum(part.n_outputs for part in operation.parts))
+        operation.times
+        * (1 if operation.kind == SPECULATE else sum(part.n_outputs for part in operation.parts))
         for operation in script
         if operation.kind == SPECULATE or not operation.of_draft
     )
@@ -123,10 +147,13 @@ def n_chosen(script: Script) -> int:
 
 def shapes(script: Script) -> Iterator[Shape]:
     """The shape of each operation, except those of `speculate`; n_past is the maximum over the step's sequences."""
-    of_model, of_draft = collections.Counter[int](), collections.Counter[int]()  # positions by sequence
+    of_model = collections.Counter[int]()
+    of_draft = collections.Counter[int]()  # positions by sequence
     saved: dict[str | None, int] = {}
     for operation in script:
-        kind, parts, positions = operation.kind, operation.parts, of_draft if operation.of_draft else of_model
+        kind = operation.kind
+        parts = operation.parts
+        positions = of_draft if operation.of_draft else of_model
         if kind in MOVES:
             n_past = positions[operation.sequence]
             if kind == FORGET:
@@ -139,7 +166,8 @@ def shapes(script: Script) -> Iterator[Shape]:
                 n_past = positions[operation.sequence] = saved[operation.path]
             yield Shape(kind, 0, n_past, 1, 0)
         elif kind != SPECULATE:
-            n_tokens, n_outputs = sum(part.n_tokens for part in parts), sum(part.n_outputs for part in parts)
+            n_tokens = sum(part.n_tokens for part in parts)
+            n_outputs = sum(part.n_outputs for part in parts)
             for _ in range(operation.times):
                 n_past = max(positions[part.sequence] for part in parts)
                 for part in parts:

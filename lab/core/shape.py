@@ -18,15 +18,51 @@ if TYPE_CHECKING:
 
 BLOCKS = {
     # weights per block, bytes per block: the block structures of ggml-common.h
-    **{"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q1_0": (128, 18), "Q2_0": (64, 18), "Q4_0": (32, 18)},
-    **{"Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q2_K": (256, 84), "Q3_K": (256, 110)},
-    **{"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ1_S": (256, 50), "IQ1_M": (256, 56)},
-    **{"IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110)},
-    **{"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17)},
+    **{
+        "F32": (1, 4),
+        "F16": (1, 2),
+        "BF16": (1, 2),
+        "Q1_0": (128, 18),
+        "Q2_0": (64, 18),
+        "Q4_0": (32, 18),
+    },
+    **{
+        "Q4_1": (32, 20),
+        "Q5_0": (32, 22),
+        "Q5_1": (32, 24),
+        "Q8_0": (32, 34),
+        "Q2_K": (256, 84),
+        "Q3_K": (256, 110),
+    },
+    **{
+        "Q4_K": (256, 144),
+        "Q5_K": (256, 176),
+        "Q6_K": (256, 210),
+        "IQ1_S": (256, 50),
+        "IQ1_M": (256, 56),
+    },
+    **{
+        "IQ2_XXS": (256, 66),
+        "IQ2_XS": (256, 74),
+        "IQ2_S": (256, 82),
+        "IQ3_XXS": (256, 98),
+        "IQ3_S": (256, 110),
+    },
+    **{
+        "IQ4_NL": (32, 18),
+        "IQ4_XS": (256, 136),
+        "TQ1_0": (256, 54),
+        "TQ2_0": (256, 66),
+        "MXFP4": (32, 17),
+    },
     **{"NVFP4": (64, 36)},
 }
 
-ATTENTION, FEED_FORWARD, EXPERTS, OUTPUT, EMBEDDING = "attention", "ffn", "experts", "output", "embedding"
+ATTENTION = "attention"
+FEED_FORWARD = "ffn"
+EXPERTS = "experts"
+OUTPUT = "output"
+EMBEDDING = "embedding"
 OTHER = "other"
 """The parts of a model. OTHER is everything that the lab cannot count (recurrent layers, shared caches)."""
 _IN_LAYERS = {
@@ -34,15 +70,30 @@ _IN_LAYERS = {
     FEED_FORWARD: re.compile(r"ffn_(gate|up|down)(_shexp)?|ffn_gate_inp(_shexp)?"),
     EXPERTS: re.compile(r"ffn_(gate|up|down|gate_up)_exps"),
 }
-_ROWS_ONLY = ("position_embd.weight", "token_types.weight")  # a step reads only one row for each token
+_ROWS_ONLY = (
+    "position_embd.weight",
+    "token_types.weight",
+)  # a step reads only one row for each token
 
 PERIODS = {
     # Layers in a period; the last one of a period sees everything, or (DENSE_FIRST) the first one.
-    **{"afmoe": 4, "cohere2": 4, "cohere2moe": 4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6},
+    **{
+        "afmoe": 4,
+        "cohere2": 4,
+        "cohere2moe": 4,
+        "exaone-moe": 4,
+        "exaone4": 4,
+        "gemma2": 2,
+        "gemma3": 6,
+    },
     **{"gpt-oss": 2, "laguna": 4, "mellum": 4, "olmo2": 4, "plamo3": 8, "smallthinker": 4},
 }
 DENSE_FIRST = ("cohere2moe", "laguna", "smallthinker")
-WINDOWS = {"gemma2": 4096, "exaone-moe": 128, "smallthinker": 4096}  # the window where the file does not say
+WINDOWS = {
+    "gemma2": 4096,
+    "exaone-moe": 128,
+    "smallthinker": 4096,
+}  # the window where the file does not say
 UNCOUNTED = {"llama4": "it attends in chunks"}
 DELTA_NETS = ("qwen35", "qwen35moe")
 """Only each fourth layer of these architectures attends; the others are gated delta nets, which the lab counts."""
@@ -103,23 +154,32 @@ def read_layers(
         if listed is None:
             return number(key), None
         listed = listed[: n_layer or 0]
-        if not listed or not 0 <= min(listed) <= max(listed) <= 10_000:  # far above any model there is
+        if (
+            not listed or not 0 <= min(listed) <= max(listed) <= 10_000
+        ):  # far above any model there is
             return None, None
         return (listed[0], None) if len(set(listed)) == 1 else (None, listed)
 
     n_head, heads = alike(f"{arch}.attention.head_count")
     n_head_kv, heads_kv = alike(f"{arch}.attention.head_count_kv")
     if n_head_kv is None and heads_kv is None:
-        n_head_kv, heads_kv = n_head, heads
+        n_head_kv = n_head
+        heads_kv = heads
     window = number(f"{arch}.attention.sliding_window") or WINDOWS.get(arch or "")
     if arch == "exaone4":
         window = 4096 if n_layer == 64 else None
-    pattern, windows, problem = numbers(f"{arch}.attention.sliding_window_pattern"), None, None
-    if pattern is None and arch in PERIODS:  # llama.cpp reads the window of no other architecture without a list
+    pattern = numbers(f"{arch}.attention.sliding_window_pattern")
+    windows = None
+    problem = None
+    if (
+        pattern is None and arch in PERIODS
+    ):  # llama.cpp reads the window of no other architecture without a list
         period = number(f"{arch}.attention.sliding_window_pattern") or PERIODS[arch]
         full = 0 if arch in DENSE_FIRST else period - 1
         pattern = tuple(int(layer % period != full) for layer in range(n_layer or 0))
-    if window and n_layer and pattern is not None and arch != "phi3":  # llama.cpp ignores the window of phi3's files
+    if (
+        window and n_layer and pattern is not None and arch != "phi3"
+    ):  # llama.cpp ignores the window of phi3's files
         if len(pattern) < n_layer:
             problem = "its list of windows is shorter than its list of layers"
         else:
@@ -143,9 +203,17 @@ def _delta_net(
     keys = ("state_size", "group_count", "time_step_rank", "conv_kernel")
     size, n_group, n_value, n_conv = (number(f"{arch}.ssm.{key}") for key in keys)
     period = number(f"{arch}.full_attention_interval") or 4
-    problem = "it has layers that predict several tokens" if number(f"{arch}.nextn_predict_layers") else None
+    problem = (
+        "it has layers that predict several tokens"
+        if number(f"{arch}.nextn_predict_layers")
+        else None
+    )
     if not (size and n_group and n_value and n_conv):
-        return {"n_head": n_head, "n_head_kv": n_head_kv, "uncounted": problem or SINGLE["ssm.state_size"]}
+        return {
+            "n_head": n_head,
+            "n_head_kv": n_head_kv,
+            "uncounted": problem or SINGLE["ssm.state_size"],
+        }
     attends = [(i + 1) % period == 0 for i in range(n_layer)]
     of_layer = size * size * n_value + (n_conv - 1) * size * (2 * n_group + n_value)
     heads, heads_kv = (tuple(n * is_one for is_one in attends) for n in (n_head, n_head_kv))
@@ -159,22 +227,36 @@ def group(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[Matrix, ..
     counts = collections.Counter[tuple[str, str, int, int, int]]()
     for name, kind, dimensions in tensors:
         columns, rows, n_expert, *_ = [*dimensions, 1, 1]
-        if rows * n_expert == 1 or not name.endswith(".weight") or "norm" in name or name in _ROWS_ONLY:
+        if (
+            rows * n_expert == 1
+            or not name.endswith(".weight")
+            or "norm" in name
+            or name in _ROWS_ONLY
+        ):
             continue
         layer = re.fullmatch(r"blk\.\d+\.(.+)\.weight", name)
         part = {"token_embd.weight": EMBEDDING, "output.weight": OUTPUT}.get(name) or next(
-            (part for part, pattern in _IN_LAYERS.items() if layer and pattern.fullmatch(layer[1])), OTHER
+            (part for part, pattern in _IN_LAYERS.items() if layer and pattern.fullmatch(layer[1])),
+            OTHER,
         )
-        counts[OTHER if part != EXPERTS and n_expert > 1 else part, kind, rows, columns, n_expert] += 1
+        counts[
+            OTHER if part != EXPERTS and n_expert > 1 else part, kind, rows, columns, n_expert
+        ] += 1
     return tuple(Matrix(*key[:4], n, key[4]) for key, n in counts.items())
 
 
 def matrices(model: Model) -> tuple[Matrix, ...] | None:
     """The weight matrices of a model; None if it has parts, types or sizes that the lab cannot count."""
     known = model.matrices
-    if known is None or model.uncounted or any(m.part == OTHER or m.type not in BLOCKS for m in known):
+    if (
+        known is None
+        or model.uncounted
+        or any(m.part == OTHER or m.type not in BLOCKS for m in known)
+    ):
         return None
-    if not any(m.part == EMBEDDING for m in known) or any(min(m.n, m.rows, m.columns, m.n_expert) <= 0 for m in known):
+    if not any(m.part == EMBEDDING for m in known) or any(
+        min(m.n, m.rows, m.columns, m.n_expert) <= 0 for m in known
+    ):
         return None
     if any(m.part == EXPERTS for m in known) and not model.n_expert_used:
         return None
@@ -190,7 +272,12 @@ def head(known: Sequence[Matrix]) -> Matrix:
 def heads(model: Model) -> tuple[Heads, ...] | None:
     """The layers grouped by heads and window; None if the header lacks them, or the lab cannot count the model."""
     n_layer = model.n_layer
-    if not n_layer or not model.head_dim or model.uncounted or any(m.part == OTHER for m in model.matrices or ()):
+    if (
+        not n_layer
+        or not model.head_dim
+        or model.uncounted
+        or any(m.part == OTHER for m in model.matrices or ())
+    ):
         return None
     per_layer = (
         model.heads or (model.n_head,) * n_layer,
@@ -200,7 +287,9 @@ def heads(model: Model) -> tuple[Heads, ...] | None:
     if any(len(column) != n_layer or None in column for column in per_layer):
         return None
     counts = collections.Counter(zip(*per_layer, strict=True))
-    return tuple(Heads(n, own, kv, window or 0) for (own, kv, window), n in counts.items() if own and kv)
+    return tuple(
+        Heads(n, own, kv, window or 0) for (own, kv, window), n in counts.items() if own and kv
+    )
 
 
 def n_experts_read(matrix: Matrix, n_used: int, n_tokens: int) -> float:

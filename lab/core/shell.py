@@ -10,7 +10,9 @@ from lab.errors import printable
 
 def join(*words: object) -> str:
     """Words as one line of a POSIX shell. A word that is a list is a command line within it, as in `lab ab`."""
-    return shlex.join(printable(join(*word) if isinstance(word, (list, tuple)) else str(word)) for word in words)
+    return shlex.join(
+        printable(join(*word) if isinstance(word, (list, tuple)) else str(word)) for word in words
+    )
 
 
 def lab(*words: object) -> str:
@@ -20,7 +22,8 @@ def lab(*words: object) -> str:
 def split(text: str) -> list[str]:
     """Split a command line like a POSIX shell, but on Windows keep backslashes. ValueError for an open quote."""
     lexer = shlex.shlex(text, posix=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
+    lexer.whitespace_split = True
+    lexer.commenters = ""
     if os.name == "nt":
         lexer.escape = ""
     return list(lexer)

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-DISTURBED, PARTLY, FEW = "disturbed", "partly disturbed", "too few runs"
-EXTRAPOLATED, ASSUMED, ABOVE = "extrapolated", "assumed", "above its ceiling"
+DISTURBED = "disturbed"
+PARTLY = "partly disturbed"
+FEW = "too few runs"
+EXTRAPOLATED = "extrapolated"
+ASSUMED = "assumed"
+ABOVE = "above its ceiling"
 LOADED = "ceilings of a loaded machine"
 KINDS = (DISTURBED, PARTLY, FEW, EXTRAPOLATED, ASSUMED, ABOVE, LOADED)
 """All kinds of doubt, in the order in which they are named.
@@ -18,7 +22,8 @@ DISTURBED: at least half of the runs were disturbed, so their median is unreliab
 runs for an interval. ABOVE: faster than its ceiling, which is wrong. LOADED: other programs ran beside the ceilings.
 """
 
-MARK, NOT_TO_BE_TRUSTED = "!", "!!"  # some runs were disturbed; the figure is unreliable
+MARK = "!"
+NOT_TO_BE_TRUSTED = "!!"  # some runs were disturbed; the figure is unreliable
 
 
 @dataclass(frozen=True)

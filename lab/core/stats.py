@@ -32,12 +32,15 @@ class Ratio:
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """The narrowest interval of the median between two ordered values (David & Nagaraja, 7.1); None for too few."""
-    n, outside = len(values), (1 - confidence) * (1 + 1e-9)
+    n = len(values)
+    outside = (1 - confidence) * (1 + 1e-9)
     if 2 * 0.5**n > outside:
         return None
     from scipy.special import bdtr
 
-    rank = sum(2 * bdtr(range(n // 2), n, 0.5) <= outside)  # like scipy.stats.quantile_test, which takes 1 s to import
+    rank = sum(
+        2 * bdtr(range(n // 2), n, 0.5) <= outside
+    )  # like scipy.stats.quantile_test, which takes 1 s to import
     ordered = sorted(values)
     return Interval(ordered[rank - 1], ordered[-rank])
 
@@ -56,11 +59,14 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
     if len(values) < 3:
         return None
     logs = [math.log(value) for value in values]
-    centre, half = statistics.fmean(logs), mean_half_width(logs, confidence)
+    centre = statistics.fmean(logs)
+    half = mean_half_width(logs, confidence)
     return Interval(math.exp(centre - half), math.exp(centre + half))
 
 
-def paired_ratio(base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
+def paired_ratio(
+    base: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE
+) -> Ratio | None:
     """The median of the pairs' ratios other / base, with the interval of the sign test; None for too few pairs."""
     ratios = sorted(b / a for a, b in zip(base, other, strict=True))
     interval = median_interval(ratios, confidence)
@@ -110,7 +116,9 @@ def slope(columns: Sequence[float], values: Sequence[float]) -> Ratio | None:
 
 
 def fit(
-    columns: Sequence[Sequence[float]], values: Sequence[float], at_least: Sequence[float] | None = None
+    columns: Sequence[Sequence[float]],
+    values: Sequence[float],
+    at_least: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
     """Coefficients >= `at_least` (0) for which the sum of coefficient x column fits `values` best, by relative error.
 
@@ -120,12 +128,15 @@ def fit(
     """
     import numpy as np
 
-    matrix, target = np.array(columns, dtype=float).T, np.array(values, dtype=float)
+    matrix = np.array(columns, dtype=float).T
+    target = np.array(values, dtype=float)
     lowest = np.zeros(len(columns)) if at_least is None else np.array(at_least, dtype=float)
     scale = np.abs(matrix).max(axis=0)
     scale[scale == 0] = 1
-    rows, rest = matrix / scale / target[:, None], 1 - matrix @ lowest / target
-    beyond, least = np.zeros(len(columns)), float(rest @ rest)
+    rows = matrix / scale / target[:, None]
+    rest = 1 - matrix @ lowest / target
+    beyond = np.zeros(len(columns))
+    least = float(rest @ rest)
     subsets = itertools.chain.from_iterable(
         itertools.combinations(range(len(columns)), n + 1) for n in range(len(columns))
     )
@@ -133,6 +144,7 @@ def fit(
         found = np.linalg.lstsq(rows[:, subset], rest, rcond=None)[0]
         error = rest - rows[:, subset] @ found
         if (found >= 0).all() and error @ error < least * (1 - 1e-12):
-            beyond, least = np.zeros(len(columns)), float(error @ error)
+            beyond = np.zeros(len(columns))
+            least = float(error @ error)
             beyond[subset] = found
     return tuple(float(c) for c in lowest + beyond / scale)

@@ -15,8 +15,13 @@ from typing import Any
 
 from lab.errors import LabError
 
-P, I64, SIZE, TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p
-INT, F, B = ctypes.c_int, ctypes.c_float, ctypes.c_bool
+P = ctypes.c_void_p
+I64 = ctypes.c_int64
+SIZE = ctypes.c_size_t
+TEXT = ctypes.c_char_p
+INT = ctypes.c_int
+F = ctypes.c_float
+B = ctypes.c_bool
 
 
 class InitParams(ctypes.Structure):
@@ -62,7 +67,10 @@ _BASE: dict[str, tuple[Any, ...]] = {
     "ggml_nelements gguf_get_n_kv gguf_get_n_tensors": (I64, P),
     "ggml_nbytes gguf_get_data_offset": (SIZE, P),
     "ggml_init": (P, InitParams),
-    "ggml_free ggml_backend_buffer_free ggml_backend_free ggml_backend_synchronize gguf_free": (None, P),
+    "ggml_free ggml_backend_buffer_free ggml_backend_free ggml_backend_synchronize gguf_free": (
+        None,
+        P,
+    ),
     "ggml_tensor_overhead": (SIZE,),
     "ggml_row_size": (SIZE, INT, I64),
     "ggml_new_tensor_2d": (P, P, INT, I64, I64),
@@ -80,7 +88,10 @@ _BASE: dict[str, tuple[Any, ...]] = {
     "ggml_backend_tensor_set": (None, P, TEXT, SIZE, SIZE),
     "ggml_backend_tensor_get": (None, P, P, SIZE, SIZE),
     "ggml_backend_buft_alloc_buffer": (P, P, SIZE),
-    "ggml_backend_buffer_get_type ggml_backend_dev_backend_reg ggml_backend_dev_buffer_type": (P, P),
+    "ggml_backend_buffer_get_type ggml_backend_dev_backend_reg ggml_backend_dev_buffer_type": (
+        P,
+        P,
+    ),
     "ggml_backend_dev_memory": (None, P, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE)),
     "ggml_backend_dev_init ggml_backend_reg_get_proc_address": (P, P, TEXT),
     "ggml_backend_dev_supports_op": (B, P, P),
@@ -97,7 +108,10 @@ _BASE: dict[str, tuple[Any, ...]] = {
 }
 """Functions of the library ggml-base, with the types of the result and of the arguments."""
 
-_REGISTRY: dict[str, tuple[Any, ...]] = {"ggml_backend_dev_count": (SIZE,), "ggml_backend_dev_get": (P, SIZE)}
+_REGISTRY: dict[str, tuple[Any, ...]] = {
+    "ggml_backend_dev_count": (SIZE,),
+    "ggml_backend_dev_get": (P, SIZE),
+}
 """Functions of the library ggml, which registers all backends."""
 
 
@@ -117,12 +131,14 @@ def llama_cpp() -> Any:
 @cache
 def ggml() -> Any:
     """ggml's functions, from the libraries that llama.cpp has loaded."""
-    base, registry = loaded("ggml-base"), loaded("ggml")
+    base = loaded("ggml-base")
+    registry = loaded("ggml")
     for library, signatures in ((base, _BASE), (registry, _REGISTRY)):
         for names, (result, *arguments) in signatures.items():
             for name in names.split():
                 function = getattr(library, name)
-                function.restype, function.argtypes = result, arguments
+                function.restype = result
+                function.argtypes = arguments
                 setattr(base, name, function)
     return base
 

@@ -24,7 +24,10 @@ from lab.process.wire import Build, Outcome, Vocabulary, map_int64
 def serve() -> None:
     """Answer requests from stdin until it closes. The child process runs this function."""
     progress = map_int64(Path(sys.argv[1]))
-    spawning.serve(lambda: _Child(progress).answer, lambda: shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True))
+    spawning.serve(
+        lambda: _Child(progress).answer,
+        lambda: shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True),
+    )
 
 
 VERBS: dict[str, Callable[..., Any]] = {
@@ -55,7 +58,11 @@ class _Child:
         if verb != "probe":
             kernels.release()
         module, _, name = verb.rpartition(".")
-        method = getattr(import_module(module), name) if module else VERBS.get(verb) or getattr(self, verb)
+        method = (
+            getattr(import_module(module), name)
+            if module
+            else VERBS.get(verb) or getattr(self, verb)
+        )
         hints = typing.get_type_hints(method)
         given = {name: converted(value, hints[name]) for name, value in request.items()}
         return {"value": to_json(method(*([self._context] if module else []), **given))}
@@ -83,7 +90,9 @@ class _Child:
         return self._context.settings
 
     def placement(self) -> Placement:
-        return Placement(self._context.loaded.layers, (*self._context.loaded.buffers, *self._context.buffers))
+        return Placement(
+            self._context.loaded.layers, (*self._context.loaded.buffers, *self._context.buffers)
+        )
 
     def run(self, script: list[Operation]) -> Outcome:
         return execute.run(self._context, self._draft_context, script, self._progress)

@@ -18,7 +18,9 @@ from lab.engine.bindings import TEXT, P, ggml, llama_cpp, loaded
 from lab.errors import LabError
 from lab.process.wire import Build, Libraries
 
-DEBUG, WARNING, ERROR = 1, 3, 4  # of ggml's log levels
+DEBUG = 1
+WARNING = 3
+ERROR = 4  # of ggml's log levels
 _log: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
 
 STRUCTURES = ("llama_model", "llama_context", "llama_model_quantize")
@@ -34,8 +36,13 @@ class _Symbol(ctypes.Structure):
 def start() -> Build:
     """Load the libraries, keep their log, and describe the build. LabError if they do not load or lack a function."""
     try:
-        lib, base = llama_cpp(), ggml()
-    except (AttributeError, OSError, RuntimeError) as problem:  # a missing function, file or dependency
+        lib = llama_cpp()
+        base = ggml()
+    except (
+        AttributeError,
+        OSError,
+        RuntimeError,
+    ) as problem:  # a missing function, file or dependency
         hint = "Install the missing library, or add its folder to LD_LIBRARY_PATH."
         if isinstance(problem, AttributeError):
             hint = f"llama-cpp-python {version('llama-cpp-python')} needs the version in its source distribution."
@@ -80,14 +87,21 @@ def libraries() -> Libraries:
     for name in STRUCTURES:
         params = getattr(llama_cpp(), f"{name}_default_params")()
         for field, kind, *_ in params._fields_:
-            if isinstance(value := getattr(params, field), (bool, int, float)) and kind is not ctypes.c_void_p:
+            if (
+                isinstance(value := getattr(params, field), (bool, int, float))
+                and kind is not ctypes.c_void_p
+            ):
                 layout[f"the default of {name}_params.{field}"] = str(value)
     layout |= {f"tensor type {number}": name or "none" for number, name in enumerate(type_names())}
     paths = []
     if os.name != "nt":  # Windows has no dladdr
-        files = (llama_cpp()._lib, "llama_model_default_params"), (loaded("ggml"), "ggml_backend_dev_count")
+        files = (
+            (llama_cpp()._lib, "llama_model_default_params"),
+            (loaded("ggml"), "ggml_backend_dev_count"),
+        )
         for library, name in (*files, (loaded("ggml-base"), "ggml_version")):
-            symbol, function = _Symbol(), ctypes.cast(getattr(library, name), ctypes.c_void_p)
+            symbol = _Symbol()
+            function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
             if ctypes.CDLL(None).dladdr(function, ctypes.byref(symbol)) and symbol.path:
                 paths.append(os.fsdecode(symbol.path))
     return Libraries(ggml().ggml_version().decode(), tuple(paths), layout)
@@ -98,12 +112,17 @@ CPU = 0  # the device type of the CPU (ggml-backend.h); BLAS (on macOS) has anot
 
 def type_names() -> list[str]:
     """ggml's names of tensor types by number; "" for an unused number."""
-    return [(ggml().ggml_type_name(number) or b"").decode() for number in range(llama_cpp().GGML_TYPE_COUNT)]
+    return [
+        (ggml().ggml_type_name(number) or b"").decode()
+        for number in range(llama_cpp().GGML_TYPE_COUNT)
+    ]
 
 
 def handles() -> list[Any]:
     """ggml's handles of all devices, in ggml's order."""
-    return [P(ggml().ggml_backend_dev_get(index)) for index in range(ggml().ggml_backend_dev_count())]
+    return [
+        P(ggml().ggml_backend_dev_get(index)) for index in range(ggml().ggml_backend_dev_count())
+    ]
 
 
 def name_of(device: Any) -> str:
@@ -111,10 +130,16 @@ def name_of(device: Any) -> str:
 
 
 def known() -> tuple[Device, ...]:
-    listed, types = [], dict(enumerate(("cpu", "gpu", "igpu", "accel")))
+    listed = []
+    types = dict(enumerate(("cpu", "gpu", "igpu", "accel")))
     for device in handles():
-        kind, words = ggml().ggml_backend_dev_type(device), ggml().ggml_backend_dev_description(device).decode().strip()
-        listed.append(Device(name_of(device), words, types.get(kind, f"type {kind}"), _memory(device)[1] or None))
+        kind = ggml().ggml_backend_dev_type(device)
+        words = ggml().ggml_backend_dev_description(device).decode().strip()
+        listed.append(
+            Device(
+                name_of(device), words, types.get(kind, f"type {kind}"), _memory(device)[1] or None
+            )
+        )
     return tuple(listed)
 
 
@@ -125,7 +150,8 @@ def free_memory() -> dict[str, int]:
 
 
 def _memory(device: Any) -> tuple[int, int]:
-    free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+    free = ctypes.c_size_t(0)
+    total = ctypes.c_size_t(0)
     ggml().ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
@@ -137,13 +163,18 @@ def device_of(name: str | None) -> Any:
         if is_cpu if name is None else name_of(device) == name:
             return device
     known = ", ".join(map(name_of, handles()))
-    raise LabError(f"This build of llama.cpp has no device {name or 'CPU'}.", f"It has: {known}. See: lab machine")
+    raise LabError(
+        f"This build of llama.cpp has no device {name or 'CPU'}.",
+        f"It has: {known}. See: lab machine",
+    )
 
 
 def extra_buffer_types(device: Any) -> list[Any]:
     """A device's additional buffer types, in llama.cpp's order. A CPU has repacked layouts, such as AMX and
     CPU_REPACK."""
     registry = P(ggml().ggml_backend_dev_backend_reg(device))
-    address = ggml().ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+    address = ggml().ggml_backend_reg_get_proc_address(
+        registry, b"ggml_backend_dev_get_extra_bufts"
+    )
     extra = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device) if address else None
     return [P(pointer) for pointer in itertools.takewhile(bool, extra)] if extra else []

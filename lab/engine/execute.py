@@ -27,7 +27,9 @@ from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, Outcome
 
 
-def run(context: Context, draft: Context | None, script: Script, progress: memoryview[int]) -> Outcome:
+def run(
+    context: Context, draft: Context | None, script: Script, progress: memoryview[int]
+) -> Outcome:
     """Run a script from an empty KV cache. `progress` is shared with the parent: N_PREFILLED, then the tokens."""
     lib = llama_cpp()
     for one in (context, draft):
@@ -45,9 +47,13 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
     finally:
         gc.enable()
     speculation = preparation.speculation
-    steps = as_steps([*scripts.shapes(script), *(speculation.shapes if speculation else ())], stamps)
+    steps = as_steps(
+        [*scripts.shapes(script), *(speculation.shapes if speculation else ())], stamps
+    )
     chosen = tuple(int(token) for token in preparation.tokens)
-    ended = (i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token))
+    ended = (
+        i for i, token in enumerate(chosen) if lib.llama_vocab_is_eog(context.loaded.vocab, token)
+    )
     preparation.check_logits()
     return Outcome(
         steps,
@@ -61,25 +67,38 @@ def run(context: Context, draft: Context | None, script: Script, progress: memor
 class _Preparation:
     """The moves of one run, and the results that they leave."""
 
-    def __init__(self, context: Context, draft: Context | None, script: Script, progress: memoryview[int]) -> None:
+    def __init__(
+        self, context: Context, draft: Context | None, script: Script, progress: memoryview[int]
+    ) -> None:
         import numpy as np
 
-        self._lib, self._pointer, self._script = llama_cpp(), context.pointer, script
+        self._lib = llama_cpp()
+        self._pointer = context.pointer
+        self._script = script
         self._memory = self._lib.llama_get_memory(context.pointer)
         self._contexts = {False: context, **({True: draft} if draft else {})}
         n_chosen = scripts.n_chosen(script)
         self.tokens = np.frombuffer(progress, dtype=np.int64)[FIRST_TOKEN : FIRST_TOKEN + n_chosen]
         self.tokens.fill(-1)
         self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
-        self._targets: list[list[Any]] = [[] for _ in self._slots]  # batches that a chosen token is copied into
+        self._targets: list[list[Any]] = [
+            [] for _ in self._slots
+        ]  # batches that a chosen token is copied into
         self._latest: dict[int, int] = {}  # by sequence: the index of its last chosen token
         self._n_chosen = 0
-        self._of_draft = np.zeros((), dtype=np.int64)  # the slot for tokens that the draft model chooses
+        self._of_draft = np.zeros(
+            (), dtype=np.int64
+        )  # the slot for tokens that the draft model chooses
         self._last_row = 0  # in the last step with logits
         self.sizes: list[int] = []  # bytes of each saved state
-        rows = (op.n_draft + 1 if op.n_draft else sum(part.n_outputs for part in op.parts) for op in script)
+        rows = (
+            op.n_draft + 1 if op.n_draft else sum(part.n_outputs for part in op.parts)
+            for op in script
+        )
         most = max(rows, default=0)
-        is_fixed = most <= context.settings.n_seq_max  # with more rows, llama.cpp allocates a larger buffer
+        is_fixed = (
+            most <= context.settings.n_seq_max
+        )  # with more rows, llama.cpp allocates a larger buffer
         self._logits = {False: Logits(context, bool(is_fixed and n_chosen))}
         if draft:
             self._logits[True] = Logits(draft, False)
@@ -90,7 +109,9 @@ class _Preparation:
 
     def moves(self) -> Iterable[Move]:
         """What the loop executes. The moves of `speculate`, the last operation, are created during the run."""
-        prepared = list[tuple[Callable[[], object], Callable[[], object] | None, Operation, Rows, int]]()
+        prepared = list[
+            tuple[Callable[[], object], Callable[[], object] | None, Operation, Rows, int]
+        ]()
         n_prefilled = 0
         for operation in self._script:
             n_prefilled += scripts.n_prefilled([operation])
@@ -98,14 +119,20 @@ class _Preparation:
                 prepared.append((*self._move(operation), operation, [], n_prefilled))
             elif operation.kind != SPECULATE:
                 steps = (self._step(operation) for _ in range(operation.times))
-                prepared += [(execute, None, operation, rows, n_prefilled) for execute, rows in steps]
+                prepared += [
+                    (execute, None, operation, rows, n_prefilled) for execute, rows in steps
+                ]
         # A token's copies are known only when all later steps are prepared, so the choosers are made last.
         moves: list[Move] = []
         for execute, after, operation, rows, n in prepared:
-            moves.append((execute, self._logits[operation.of_draft].chooser(rows) if rows else after, n))
+            moves.append(
+                (execute, self._logits[operation.of_draft].chooser(rows) if rows else after, n)
+            )
         if not self.speculation:
             return moves
-        parts = [part for operation in self._script if not operation.of_draft for part in operation.parts]
+        parts = [
+            part for operation in self._script if not operation.of_draft for part in operation.parts
+        ]
         given = [token for part in parts for token in part.tokens or ()]
         return itertools.chain(moves, self.speculation.moves(given, self._script[-1], n_prefilled))
 
@@ -135,9 +162,15 @@ class _Preparation:
 
         n_tokens = sum(part.n_tokens for part in parts)
         wants_logits = np.zeros(n_tokens, dtype=np.int8)
-        sequences = np.repeat(np.array([part.sequence for part in parts], np.int32), [part.n_tokens for part in parts])
+        sequences = np.repeat(
+            np.array([part.sequence for part in parts], np.int32), [part.n_tokens for part in parts]
+        )
         is_single = n_tokens == 1 and parts[0].tokens is None
-        ids = self.tokens[self._latest[parts[0].sequence] :] if is_single else np.zeros(n_tokens, dtype=np.int32)
+        ids = (
+            self.tokens[self._latest[parts[0].sequence] :]
+            if is_single
+            else np.zeros(n_tokens, dtype=np.int32)
+        )
         first = 0
         for part in parts:
             end = first + part.n_tokens
@@ -154,18 +187,26 @@ class _Preparation:
             counts = np.ones(n_tokens, dtype=np.int32)
             addresses = sequences.ctypes.data + 4 * np.arange(n_tokens, dtype=np.uint64)
             batch.n_seq_id = _pointer(counts, ctypes.c_int32)
-            batch.seq_id = ctypes.cast(addresses.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+            batch.seq_id = ctypes.cast(
+                addresses.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
+            )
             batch.alive += [sequences, counts, addresses]
         return batch
 
-    def _move(self, operation: Operation) -> tuple[Callable[[], object], Callable[[], object] | None]:
+    def _move(
+        self, operation: Operation
+    ) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """What a forget, copy, save or load executes, and what follows."""
-        lib, pointer, sequence = self._lib, self._pointer, operation.sequence
+        lib = self._lib
+        pointer = self._pointer
+        sequence = operation.sequence
         if operation.kind == record.FORGET:
             context = self._contexts[operation.of_draft]
             return functools.partial(llama.forget, context, sequence, operation.first), None
         if operation.kind == record.COPY:
-            return functools.partial(lib.llama_memory_seq_cp, self._memory, sequence, operation.target, -1, -1), None
+            return functools.partial(
+                lib.llama_memory_seq_cp, self._memory, sequence, operation.target, -1, -1
+            ), None
         path = Path(operation.path or "")
 
         def save() -> None:
@@ -177,13 +218,16 @@ class _Preparation:
                 os.fsync(file.fileno())
             self.sizes.append(n_bytes)
 
-        def drop_from_cache() -> None:  # so that the file is read from the disk (if the system supports this)
+        def drop_from_cache() -> (
+            None
+        ):  # so that the file is read from the disk (if the system supports this)
             if hasattr(os, "posix_fadvise"):
                 with path.open("rb") as file:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
         def load() -> None:
-            no_tokens, n_tokens = (ctypes.c_int32 * 1)(), ctypes.c_size_t(0)  # llama.cpp needs a buffer to restore
+            no_tokens = (ctypes.c_int32 * 1)()
+            n_tokens = ctypes.c_size_t(0)  # llama.cpp needs a buffer to restore
             arguments = os.fsencode(path), sequence, no_tokens, 1, ctypes.byref(n_tokens)
             if not lib.llama_state_seq_load_file(pointer, *arguments):
                 what = f"llama.cpp could not restore a state: {devices.last_warnings()}"

@@ -20,7 +20,8 @@ from lab.engine import devices, llama
 from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
 from lab.errors import LabError, printable
 
-MOST_TENSORS, MOST_ITEMS = 20_000, 1 << 20
+MOST_TENSORS = 20_000
+MOST_ITEMS = 1 << 20
 MOST = {
     # Limits far above any real model. With larger values llama.cpp would take hours or all memory.
     "block_count": 2_000,
@@ -33,7 +34,9 @@ MOST = {
 }
 MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # in recurrent models
 
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_BOOL = 7
+_STRING = 8
+_ARRAY = 9
 
 
 class _Weights(NamedTuple):
@@ -54,7 +57,11 @@ class _Header:
     def text(self, key: str) -> str | None:
         """The value of a key, if it is a string."""
         index, kind = self._find(key)
-        return ggml().gguf_get_val_str(self.gguf, index).decode(errors="replace") if kind == _STRING else None
+        return (
+            ggml().gguf_get_val_str(self.gguf, index).decode(errors="replace")
+            if kind == _STRING
+            else None
+        )
 
     def number(self, key: str) -> int | None:
         """The value of a key, if it is a non-negative integer."""
@@ -67,8 +74,13 @@ class _Header:
     def numbers(self, key: str) -> tuple[int, ...] | None:
         """The value of a key, if it is a list of integers or booleans."""
         index, kind = self._find(key)
-        known = {_BOOL: ctypes.c_bool, **{number: result for number, (_, result) in GGUF_INTEGERS.items()}}
-        item: Any = known.get(ggml().gguf_get_arr_type(self.gguf, index)) if kind == _ARRAY else None
+        known = {
+            _BOOL: ctypes.c_bool,
+            **{number: result for number, (_, result) in GGUF_INTEGERS.items()},
+        }
+        item: Any = (
+            known.get(ggml().gguf_get_arr_type(self.gguf, index)) if kind == _ARRAY else None
+        )
         if item is None:
             return None
         data = ctypes.cast(ggml().gguf_get_arr_data(self.gguf, index), ctypes.POINTER(item))
@@ -79,7 +91,9 @@ class _Header:
         return index, None if index < 0 else ggml().gguf_get_kv_type(self.gguf, index)
 
     def tensors(self) -> dict[str, _Weights]:
-        lib, gguf, data = ggml(), self.gguf, ggml().gguf_get_data_offset(self.gguf)
+        lib = ggml()
+        gguf = self.gguf
+        data = ggml().gguf_get_data_offset(self.gguf)
         table = {}
         for i in range(lib.gguf_get_n_tensors(gguf)):
             n_bytes = lib.gguf_get_tensor_size(gguf, i)
@@ -97,9 +111,13 @@ def read_model(path: Path, name: str, source: str) -> Model:
     with _opened(path) as header:
         arch = header.text("general.architecture")
         _check(header, arch, path)
-        tensors, n_bytes = header.tensors(), path.stat().st_size
+        tensors = header.tensors()
+        n_bytes = path.stat().st_size
         if not tensors:
-            raise LabError(f"{path.name} holds only a vocabulary, no weights.", "Give the file that holds the weights.")
+            raise LabError(
+                f"{path.name} holds only a vocabulary, no weights.",
+                "Give the file that holds the weights.",
+            )
         if (end := max(one.end for one in tensors.values())) > n_bytes:
             what = f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes."
             raise LabError(what, "Get the complete file again.")
@@ -107,11 +125,15 @@ def read_model(path: Path, name: str, source: str) -> Model:
         def number(key: str) -> int | None:
             return header.number(f"{arch}.{key}")
 
-        n_embd, value_length = number("embedding_length"), number("attention.value_length")
+        n_embd = number("embedding_length")
+        value_length = number("attention.value_length")
         layers = read_layers(arch, number("block_count"), header.number, header.numbers)
         n_head = layers["n_head"]
-        head_dim = number("attention.key_length") or (n_embd // n_head if n_embd and n_head else None)
-        table, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
+        head_dim = number("attention.key_length") or (
+            n_embd // n_head if n_embd and n_head else None
+        )
+        table = tensors.get("token_embd.weight")
+        output = tensors.get("output.weight")
         by_type = collections.Counter[str]()
         for one in tensors.values():
             by_type[one.type] += one.n_bytes
@@ -157,7 +179,9 @@ def _opened(path: Path) -> Iterator[_Header]:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as problem:
-        raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
+        raise LabError(
+            f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions."
+        ) from None
     if not magic:
         raise LabError(f"{path.name} is empty.", "Get the file again.")
     if magic != b"GGUF":
@@ -166,7 +190,9 @@ def _opened(path: Path) -> Iterator[_Header]:
     devices.clear_log()
     gguf = ggml().gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not gguf:
-        raise LabError(f"{path.name} is a broken GGUF file: {devices.last_warnings()}", "Get the file again.")
+        raise LabError(
+            f"{path.name} is a broken GGUF file: {devices.last_warnings()}", "Get the file again."
+        )
     try:
         yield _Header(gguf)
     finally:
@@ -176,9 +202,16 @@ def _opened(path: Path) -> Iterator[_Header]:
 def _check(header: _Header, arch: str | None, path: Path) -> None:
     """LabError for a part of a model, and for impossible values, which llama.cpp would accept."""
     if (header.number("split.count") or 1) > 1:
-        what = f"{path.name} is one part of a model split into {header.number('split.count')} files."
-        raise LabError(what, "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file.")
-    lib, gguf, problem = ggml(), header.gguf, ""
+        what = (
+            f"{path.name} is one part of a model split into {header.number('split.count')} files."
+        )
+        raise LabError(
+            what,
+            "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file.",
+        )
+    lib = ggml()
+    gguf = header.gguf
+    problem = ""
     lists = (i for i in range(lib.gguf_get_n_kv(gguf)) if lib.gguf_get_kv_type(gguf, i) == _ARRAY)
     if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):
         problem = f"has an invalid architecture name: {arch[:64]!r}."

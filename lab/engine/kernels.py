@@ -19,14 +19,33 @@ from lab.core.shape import BLOCKS
 from lab.engine import devices
 from lab.engine.bindings import InitParams, P, ggml
 from lab.errors import LabError
-from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD, Probe
+from lab.process.wire import (
+    ATTENTION,
+    DOWNLOAD,
+    MUL_MAT,
+    MUL_MAT_ID,
+    PLAIN_ATTENTION,
+    UPLOAD,
+    Probe,
+)
 
 MAX_NODES = 4096
 N_POSITIONS = 512  # of attention if the probe has none
-NARROW, N_NARROW = 1.02, 4
+NARROW = 1.02
+N_NARROW = 4
 """A kernel is timed no further when N_NARROW of its passes took at most NARROW times as long as the best."""
 
-CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")  # of llama.cpp's KV cache
+CACHE_TYPES = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "IQ4_NL",
+)  # of llama.cpp's KV cache
 SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 I32 = 26  # GGML_TYPE_I32
 F16_CACHE = "Use another cache type: --cache-type-k f16 --cache-type-v f16"
@@ -40,7 +59,9 @@ class _Bench:
         self.device = devices.device_of(probe.device)
         self.backend = P(lib.ggml_backend_dev_init(self.device, None))
         self.memory = P(lib.ggml_backend_dev_buffer_type(self.device))
-        self.probe, self.data, self.graphs = probe, self.context(), self.context()
+        self.probe = probe
+        self.data = self.context()
+        self.graphs = self.context()
         self.tensors: list[Any] = []
         self.buffer = ""  # the name of the weights' buffer type, once they are filled
         self._buffers: dict[int, Any] = {}
@@ -82,12 +103,15 @@ class _Bench:
     def allocate(self, context: Any, kind: Any) -> None:
         buffer = P(self.lib.ggml_backend_alloc_ctx_tensors_from_buft(context, kind))
         if not buffer:
-            raise LabError("The device has too little free memory for the probe.", "Close other programs.")
+            raise LabError(
+                "The device has too little free memory for the probe.", "Close other programs."
+            )
         self._buffers[context.value] = buffer
 
     def _weights_buffer(self, product: Any) -> Any:
         """The first buffer type of the device that supports the product, as llama.cpp chooses; for caches its own."""
-        lib, device = self.lib, self.device
+        lib = self.lib
+        device = self.device
         place = P.from_address(self.tensors[0].value + 8)  # ggml_tensor.buffer, after the enum type
         repacks = self.probe.repack is not False and self.probe.op in (MUL_MAT, MUL_MAT_ID)
         for candidate in devices.extra_buffer_types(device) if repacks else ():
@@ -107,7 +131,9 @@ class _Bench:
         if self.lib.ggml_backend_dev_supports_op(self.device, product):
             return
         if probe.op in (MUL_MAT, MUL_MAT_ID):
-            raise LabError(f"This device cannot multiply {probe.type} weights.", "Use another quantization.")
+            raise LabError(
+                f"This device cannot multiply {probe.type} weights.", "Use another quantization."
+            )
         raise LabError(f"This device has no attention kernel for a {probe.type} cache.", F16_CACHE)
 
     def graph_of(self, results: Iterable[Any]) -> Any:
@@ -131,7 +157,8 @@ def release() -> None:
 def run(probe: Probe) -> Rate:
     """Time passes after a warm-up pass, for `probe.seconds` or until their best is sure. The weights stay in memory."""
     _check(probe)
-    first, own = (_kept[0].probe if _kept else probe), {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
+    first = _kept[0].probe if _kept else probe
+    own = {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
     is_alike = dataclasses.replace(first, **own) == dataclasses.replace(probe, **own)  # type: ignore[arg-type]
     if not _kept or probe.op in (UPLOAD, DOWNLOAD) or probe.n_bytes > first.n_bytes or not is_alike:
         release()  # its weights are not those of the first probe, or some of them
@@ -140,7 +167,9 @@ def run(probe: Probe) -> Rate:
     try:
         if probe.op in (UPLOAD, DOWNLOAD):
             return _transfer(bench, probe)
-        graph, n_bytes, flops = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids}.get(probe.op, _attentions)(bench, probe)
+        graph, n_bytes, flops = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids}.get(
+            probe.op, _attentions
+        )(bench, probe)
         times = _compute(bench, probe, graph)
         bench.free(bench.graphs)
         bench.graphs = bench.context()
@@ -160,16 +189,22 @@ def _check(probe: Probe) -> None:
         what = f"{probe.type} packs blocks of {block} weights; a row of {probe.columns} weights does not fit."
         raise LabError(what, "Use another quantization.")
     is_attention = probe.op in (ATTENTION, PLAIN_ATTENTION)
-    if is_attention and (probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES):
+    if is_attention and (
+        probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES
+    ):
         what = f"Attention of {probe.rows} heads over {probe.n_head_kv} in a {probe.type} cache cannot be probed."
         raise LabError(what, F16_CACHE)
     if probe.op == MUL_MAT_ID and not 1 <= (probe.n_expert_used or 0) <= (probe.n_expert or 0):
-        raise LabError(f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.", "Use another model.")
+        raise LabError(
+            f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.",
+            "Use another model.",
+        )
 
 
 def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
     """Nanoseconds of each pass through a graph, except the first."""
-    lib, backend = bench.lib, bench.backend
+    lib = bench.lib
+    backend = bench.backend
     registry = P(lib.ggml_backend_dev_backend_reg(bench.device))
     if address := lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads"):
         ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(backend, probe.n_threads)
@@ -178,7 +213,9 @@ def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
         status = lib.ggml_backend_graph_compute(backend, graph)
         lib.ggml_backend_synchronize(backend)
         if status:
-            raise LabError(f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "Try again.")
+            raise LabError(
+                f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "Try again."
+            )
 
     return _time(probe.seconds, compute)
 
@@ -188,7 +225,9 @@ def _time(seconds: float, work: Callable[[], object]) -> tuple[int, ...]:
     best."""
     work()
     times: list[int] = []
-    best, n_near, deadline = sys.maxsize, 0, time.monotonic() + seconds
+    best = sys.maxsize
+    n_near = 0
+    deadline = time.monotonic() + seconds
     while not times or (time.monotonic() < deadline and n_near < N_NARROW):
         start = time.perf_counter_ns()
         work()
@@ -203,9 +242,11 @@ def _time(seconds: float, work: Callable[[], object]) -> tuple[int, ...]:
 
 def _transfer(bench: _Bench, probe: Probe) -> Rate:
     """Time copies between this machine's memory and a device's, with the functions of llama.cpp's scheduler."""
-    lib, n_bytes = bench.lib, 4 * probe.columns
+    lib = bench.lib
+    n_bytes = 4 * probe.columns
     tensor = bench.tensor(bench.data, type_number("F32"), probe.columns, 1)
-    data, target = random_rows("F32", 1, probe.columns), ctypes.create_string_buffer(n_bytes)
+    data = random_rows("F32", 1, probe.columns)
+    target = ctypes.create_string_buffer(n_bytes)
     bench.allocate(bench.data, bench.memory)
     fill(tensor, data)
     upload = functools.partial(lib.ggml_backend_tensor_set, tensor, data, 0, n_bytes)
@@ -233,17 +274,24 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     """Multiply experts' weights; each token uses its own random ones, the steps of a pass together all of them."""
     import numpy as np
 
-    lib, n, n_used = bench.lib, probe.n_expert or 1, probe.n_expert_used or 1
+    lib = bench.lib
+    n = probe.n_expert or 1
+    n_used = probe.n_expert_used or 1
     expert_bytes = lib.ggml_row_size(type_number(probe.type), probe.columns) * probe.rows
     n_sets = max(1, min(64, probe.n_bytes // (expert_bytes * n)))
     n_steps = max(1, n // (n_used * probe.n_tokens))
     weights = bench.weights(n_sets, (probe.columns, probe.rows, n))
     source = bench.tensor(bench.graphs, type_number("F32"), probe.columns, 1, probe.n_tokens)
     choices = [bench.tensor(bench.graphs, I32, n_used, probe.n_tokens) for _ in range(n_steps)]
-    products = [P(lib.ggml_mul_mat_id(bench.graphs, weight, source, ids)) for weight in weights for ids in choices]
+    products = [
+        P(lib.ggml_mul_mat_id(bench.graphs, weight, source, ids))
+        for weight in weights
+        for ids in choices
+    ]
     bench.place(products[0], probe.rows * n, probe.columns)
     fill(source, random_rows("F32", probe.n_tokens, probe.columns))
-    generator, n_read = np.random.default_rng(1), 0
+    generator = np.random.default_rng(1)
+    n_read = 0
     order = generator.permutation(n)
     for step, ids in enumerate(choices):
         drawn = [generator.permutation(n)[:n_used] for _ in range(probe.n_tokens)]
@@ -263,23 +311,37 @@ def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     Without a mask CUDA does not use its kernels for grouped heads. Plain attention is two products with a softmax
     between them, on transposed values (llama-graph.cpp, build_attn_mha).
     """
-    lib, graphs, kind, head_dim, n_head = bench.lib, bench.graphs, type_number(probe.type), probe.columns, probe.rows
-    n_kv_heads, is_flash = probe.n_head_kv or n_head, probe.op == ATTENTION
+    lib = bench.lib
+    graphs = bench.graphs
+    kind = type_number(probe.type)
+    head_dim = probe.columns
+    n_head = probe.rows
+    n_kv_heads = probe.n_head_kv or n_head
+    is_flash = probe.op == ATTENTION
     n_positions = -(-(probe.n_positions or N_POSITIONS) // 256) * 256
     layer_bytes = 2 * n_kv_heads * lib.ggml_row_size(kind, head_dim) * n_positions
     n_layers = max(1, min(256, probe.n_bytes // layer_bytes))
     query = bench.tensor(graphs, type_number("F32"), head_dim, probe.n_tokens, n_head)
-    mask = bench.tensor(graphs, type_number("F16" if is_flash else "F32"), n_positions, probe.n_tokens)
-    scale, zero = ctypes.c_float(head_dim**-0.5), ctypes.c_float(0)
+    mask = bench.tensor(
+        graphs, type_number("F16" if is_flash else "F32"), n_positions, probe.n_tokens
+    )
+    scale = ctypes.c_float(head_dim**-0.5)
+    zero = ctypes.c_float(0)
     of_keys = head_dim, n_kv_heads, n_positions
     caches = bench.weights(n_layers, of_keys, of_keys if is_flash else of_keys[::-1])
     attended = []
     for pair in zip(caches[::2], caches[1::2], strict=True):
         keys, values = (P(lib.ggml_permute(graphs, cache, 0, 2, 1, 3)) for cache in pair)
         if is_flash:
-            attended.append(P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero)))
+            attended.append(
+                P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero))
+            )
         else:
-            weights = P(lib.ggml_soft_max_ext(graphs, P(lib.ggml_mul_mat(graphs, keys, query)), mask, scale, zero))
+            weights = P(
+                lib.ggml_soft_max_ext(
+                    graphs, P(lib.ggml_mul_mat(graphs, keys, query)), mask, scale, zero
+                )
+            )
             attended.append(P(lib.ggml_mul_mat(graphs, values, weights)))
     bench.place(attended[0], n_kv_heads * n_positions, head_dim)
     fill(query, random_rows("F32", n_head * probe.n_tokens, head_dim))
@@ -297,7 +359,9 @@ def type_number(name: str) -> int:
     """ggml's number of a weight type. LabError if ggml lacks the type or the lab does not know its block size."""
     numbers = {known.upper(): number for number, known in enumerate(devices.type_names()) if known}
     if name not in BLOCKS or name not in numbers:
-        raise LabError(f"Weights of type {name} are not supported.", f"Supported: {', '.join(BLOCKS)}.")
+        raise LabError(
+            f"Weights of type {name} are not supported.", f"Supported: {', '.join(BLOCKS)}."
+        )
     return numbers[name]
 
 

@@ -61,11 +61,13 @@ def load(path: Path, asked: Settings) -> Loaded:
 
 def _from_file(path: Path, params: Any) -> Any:
     """The model in a file. LabError with llama.cpp's log, and for a model that does not decode token by token."""
-    lib, value = llama_cpp(), ctypes.create_string_buffer(256)
+    lib = llama_cpp()
+    value = ctypes.create_string_buffer(256)
     devices.clear_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        hint, reason = "The file may be incomplete: get it again, or try another one.", devices.last_warnings()
+        hint = "The file may be incomplete: get it again, or try another one."
+        reason = devices.last_warnings()
         if "allocate" in reason:
             hint = "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a smaller model."
         raise LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
@@ -75,7 +77,10 @@ def _from_file(path: Path, params: Any) -> Any:
         return value.value.decode(errors="replace") if n >= 0 else ""
 
     arch = header("general.architecture")
-    pools = header(f"{arch}.pooling_type") not in ("", "0", "-1") or header(f"{arch}.attention.causal") == "false"
+    pools = (
+        header(f"{arch}.pooling_type") not in ("", "0", "-1")
+        or header(f"{arch}.attention.causal") == "false"
+    )
     if pools or lib.llama_model_is_diffusion(model) or lib.llama_model_has_encoder(model):
         lib.llama_model_free(model)
         what = f"{path.name} does not generate text token by token (it is a diffusion or embedding model, or has an "
@@ -103,27 +108,36 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
         what = f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {devices.last_warnings()}"
         raise LabError(what, "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model.")
     # llama.cpp has no function that says whether flash attention is on, but logs what it chooses or forces
-    flash_attn, log = None if asked.flash_attn == "auto" else asked.flash_attn, "\n".join(devices.log_lines())
+    flash_attn = None if asked.flash_attn == "auto" else asked.flash_attn
+    log = "\n".join(devices.log_lines())
     if "flash_attn is not compatible" in log:  # Grok
         flash_attn = "off"
     elif flash_attn is None:
         is_on = "Flash Attention enabled" in log or "enabling flash_attn" in log
         flash_attn = "on" if is_on else "off" if "Flash Attention not supported" in log else None
-    resolved = dataclasses.replace(asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=flash_attn)
+    resolved = dataclasses.replace(
+        asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=flash_attn
+    )
     return Context(loaded, pointer, resolved, placed()[1])
 
 
 def context_params(asked: Settings) -> Any:
     lib = llama_cpp()
     params = lib.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = asked.n_ctx, asked.n_batch, asked.n_ubatch
-    params.n_threads, params.n_threads_batch = asked.n_threads, asked.n_threads_batch
+    params.n_ctx = asked.n_ctx
+    params.n_batch = asked.n_batch
+    params.n_ubatch = asked.n_ubatch
+    params.n_threads = asked.n_threads
+    params.n_threads_batch = asked.n_threads_batch
     params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
-    params.type_k, params.type_v = (getattr(lib, f"GGML_TYPE_{kind.upper()}") for kind in (asked.type_k, asked.type_v))
+    params.type_k, params.type_v = (
+        getattr(lib, f"GGML_TYPE_{kind.upper()}") for kind in (asked.type_k, asked.type_v)
+    )
     params.op_offload = asked.n_gpu_layers != 0 if asked.op_offload is None else asked.op_offload
     if asked.kv_offload is not None:
         params.offload_kqv = asked.kv_offload
-    params.n_seq_max, params.kv_unified = asked.n_seq_max, asked.kv_unified
+    params.n_seq_max = asked.n_seq_max
+    params.kv_unified = asked.kv_unified
     params.swa_full = False  # as llama-bench has it
     params.no_perf = True
     return params
@@ -139,7 +153,9 @@ def submit(context: Context, batch: Any) -> None:
     """Submit one step without waiting for it, so that devices in a pipeline can start the next one."""
     status = llama_cpp().llama_decode(context.pointer, batch)
     if status:
-        raise LabError(f"llama_decode returned {status}: {devices.last_warnings()}", "Try shorter prompts.")
+        raise LabError(
+            f"llama_decode returned {status}: {devices.last_warnings()}", "Try shorter prompts."
+        )
 
 
 def forget(context: Context, sequence: int, first: int) -> None:
@@ -151,9 +167,16 @@ def forget(context: Context, sequence: int, first: int) -> None:
 
 def check_rollback(context: Context) -> None:
     """LabError for models whose cache is not simply the keys and values of every position."""
-    lib, model = llama_cpp(), context.loaded.model
-    if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model) > 0:
-        raise LabError(NO_ROLLBACK, "Use lab measure, which prefills every prompt from an empty cache.")
+    lib = llama_cpp()
+    model = context.loaded.model
+    if (
+        lib.llama_model_is_recurrent(model)
+        or lib.llama_model_is_hybrid(model)
+        or lib.llama_model_n_swa(model) > 0
+    ):
+        raise LabError(
+            NO_ROLLBACK, "Use lab measure, which prefills every prompt from an empty cache."
+        )
 
 
 def free_context(context: Context) -> None:
@@ -163,17 +186,24 @@ def free_context(context: Context) -> None:
 def quantizations() -> dict[str, int]:
     """The quantizations that llama.cpp can create: name to number in its API."""
     prefix = "LLAMA_FTYPE_MOSTLY_"
-    return {name.removeprefix(prefix): value for name, value in vars(llama_cpp()).items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in vars(llama_cpp()).items()
+        if name.startswith(prefix)
+    }
 
 
 def quantize(source: Path, target: Path, quantization: str) -> None:
     """Write `source` to `target` in one of `quantizations`, with llama.cpp's mix of tensor types."""
     lib = llama_cpp()
     params = lib.llama_model_quantize_default_params()
-    params.ftype, params.allow_requantize = quantizations()[quantization], True
+    params.ftype = quantizations()[quantization]
+    params.allow_requantize = True
     devices.clear_log()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
-        what = f"llama.cpp cannot quantize {source.name} to {quantization}: {devices.last_warnings()}"
+        what = (
+            f"llama.cpp cannot quantize {source.name} to {quantization}: {devices.last_warnings()}"
+        )
         raise LabError(what, "Try another quantization.")
 
 
@@ -186,7 +216,9 @@ def tokenize(loaded: Loaded, text: str) -> list[int]:
     ids = (ctypes.c_int32 * n_ids)()
     n = lib.llama_tokenize(loaded.vocab, raw, len(raw), ids, n_ids, False, False)
     if n < 0:
-        raise LabError(f"llama.cpp could not tokenize a text of {len(raw)} bytes.", "Try --prompt random.")
+        raise LabError(
+            f"llama.cpp could not tokenize a text of {len(raw)} bytes.", "Try --prompt random."
+        )
     return ids[:n]
 
 
@@ -203,21 +235,34 @@ def pieces(loaded: Loaded) -> list[bytes]:
 
 def vocabularies_differ(path: Path, other: Path) -> str | None:
     """How the vocabularies of two model files differ, in words; None if they are equal. Reads no weights."""
-    lib, tokens, ends = llama_cpp(), [], []
+    lib = llama_cpp()
+    tokens = []
+    ends = []
     for file in (path, other):
         params = lib.llama_model_default_params()
         params.vocab_only = True
         model = _from_file(file, params)
         vocab = lib.llama_model_get_vocab(model)
         _check_vocabulary(vocab)
-        tokens.append([lib.llama_vocab_get_text(vocab, i) or b"" for i in range(lib.llama_vocab_n_tokens(vocab))])
-        ends.append((lib.llama_vocab_type(vocab), lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab)))
+        tokens.append(
+            [
+                lib.llama_vocab_get_text(vocab, i) or b""
+                for i in range(lib.llama_vocab_n_tokens(vocab))
+            ]
+        )
+        ends.append(
+            (lib.llama_vocab_type(vocab), lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab))
+        )
         lib.llama_model_free(model)
     if len(tokens[0]) != len(tokens[1]):
         return f"one has {len(tokens[0]):,} tokens, the other {len(tokens[1]):,}"
     if n := sum(token != other_token for token, other_token in zip(*tokens, strict=True)):
         return f"{n:,} tokens differ"
-    return None if ends[0] == ends[1] else "they split texts into tokens, or end them, in different ways"
+    return (
+        None
+        if ends[0] == ends[1]
+        else "they split texts into tokens, or end them, in different ways"
+    )
 
 
 def _check_vocabulary(vocab: Any) -> None:
@@ -253,7 +298,9 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
         alive.append(pointers)
     if asked.n_cpu_moe:  # the experts of the first layers stay in the CPU's memory
         on_cpu = ggml().ggml_backend_dev_buffer_type(devices.device_of(None))
-        overrides = [_Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(asked.n_cpu_moe)]
+        overrides = [
+            _Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(asked.n_cpu_moe)
+        ]
         array = (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))
         params.tensor_buft_overrides = ctypes.addressof(array)
         alive.append(array)
@@ -263,7 +310,11 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
 def placed() -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
     """The device of every layer (the output last), and the buffers, from llama.cpp's log since it was cleared."""
     lines = devices.log_lines()
-    buffers = [Buffer(m[2], m[1], round(float(m[3]) * 2**20)) for line in lines if (m := _BUFFER.search(line))]
+    buffers = [
+        Buffer(m[2], m[1], round(float(m[3]) * 2**20))
+        for line in lines
+        if (m := _BUFFER.search(line))
+    ]
     return tuple(m[1] for line in lines if (m := _LAYER.search(line))), tuple(buffers)
 
 
@@ -275,9 +326,14 @@ class Logits:
     """The rows of one context. With `is_fixed` the first row's address is read once: llama.cpp's buffer stays."""
 
     def __init__(self, context: Context, is_fixed: bool) -> None:
-        self._lib, self._pointer, self._n_vocab = llama_cpp(), context.pointer, context.loaded.n_vocab
-        ith = loaded_library("llama").llama_get_logits_ith  # not the bindings' function: this one returns an address
-        ith.restype, ith.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int32]
+        self._lib = llama_cpp()
+        self._pointer = context.pointer
+        self._n_vocab = context.loaded.n_vocab
+        ith = loaded_library(
+            "llama"
+        ).llama_get_logits_ith  # not the bindings' function: this one returns an address
+        ith.restype = ctypes.c_void_p
+        ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         self._ith = functools.partial(ith, context.pointer)
         self._views: dict[int, Any] = {}  # by address
         self._first = self._view(self._address()) if is_fixed else None

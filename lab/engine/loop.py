@@ -16,7 +16,9 @@ Move = tuple[Callable[[], object], Callable[[], object] | None, int]
 """What an operation executes; what follows (choosing tokens; None: nothing); the prompt tokens done by then."""
 
 
-def walk(moves: Iterable[Move], clock: Callable[[], int], progress: memoryview[int] | list[int]) -> list[int]:
+def walk(
+    moves: Iterable[Move], clock: Callable[[], int], progress: memoryview[int] | list[int]
+) -> list[int]:
     """Execute all moves in order. Returns three stamps of each: start, ready, end."""
     stamps: list[int] = []
     stamp = stamps.append
@@ -37,4 +39,6 @@ def as_steps(shapes: Sequence[Shape], stamps: Sequence[int]) -> Steps:
     """The stamps of `walk` as columns, relative to the first start."""
     since_start = tuple(stamp - stamps[0] for stamp in stamps)
     known = dict(zip(Shape._fields, zip(*shapes, strict=True), strict=True)) if shapes else {}
-    return Steps(start_ns=since_start[0::3], ready_ns=since_start[1::3], end_ns=since_start[2::3], **known)
+    return Steps(
+        start_ns=since_start[0::3], ready_ns=since_start[1::3], end_ns=since_start[2::3], **known
+    )

@@ -11,17 +11,17 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lab.cli.options import TOKENS
+from lab.app.options import TOKENS
 from lab.core import cost, memory, phases, script
 from lab.core.lists import grouped
 from lab.core.payloads import Batch
 from lab.core.record import COPY, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.features import experiment
-from lab.features.experiment import REPEAT, Numbers, Option, cell
-from lab.features.limits import step_kernels
-from lab.features.predict.learning import StepPrediction
+from lab.app import experiment
+from lab.app.experiment import REPEAT, Numbers, Option, cell
+from lab.roofline import step_kernels
+from lab.roofline.learning import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
@@ -47,7 +47,9 @@ def plan(
     repeat: Annotated[int | None, REPEAT] = None,
     model: str = catalog.DEFAULT,
     *,
-    shared_prompt: Annotated[bool, Option("All share a prompt but its last 16 tokens; it is prefilled once.")] = False,
+    shared_prompt: Annotated[
+        bool, Option("All share a prompt but its last 16 tokens; it is prefilled once.")
+    ] = False,
     **settings: Any,
 ) -> Plan:
     """Decode several sequences together, after prompts of prompt_len tokens each; returns a record per run.
@@ -70,7 +72,9 @@ def plan(
         what = f"{most} sequences do not fit into a batch of {made.settings.n_batch} tokens."
         raise LabError(what, f"Use --batch {most}, or fewer --sequences.")
     cases = [
-        Case(own.n_prompt, gen, lever=one, sequences=_lengths(one, own.n_prompt, gen, made.settings))
+        Case(
+            own.n_prompt, gen, lever=one, sequences=_lengths(one, own.n_prompt, gen, made.settings)
+        )
         for own in made.cases
         for one in [Batch(n, shared_prompt) for n in wanted]
     ]
@@ -86,7 +90,9 @@ def _lengths(lever: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tup
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     """The script: the prompts (several in a step if they fit), then n_gen - 1 steps with one token of each sequence."""
     assert isinstance(case.lever, Batch)
-    n_seq, n_prompt, operations = case.lever.n_seq, case.n_prompt, list[Operation]()
+    n_seq = case.lever.n_seq
+    n_prompt = case.n_prompt
+    operations = list[Operation]()
     n_common = n_prompt - N_OWN if case.lever.is_shared and n_seq > 1 and n_prompt > N_OWN else 0
     if n_common:
         operations += script.prefill(0, text(0, n_common), settings.n_ubatch, is_last=False)
@@ -115,7 +121,10 @@ def of_runs(records: Sequence[Record]) -> pd.DataFrame:
     for run, lever, one in ((one.run, one.run.batch, one) for one in records):
         if lever and (taken := phases.figures(run)):
             n_positions = sum(_lengths(lever, run.n_prompt, run.n_gen, one.settings))
-            each = memory.kv_bytes_per_position(one.model, one.settings.type_k, one.settings.type_v) or math.nan
+            each = (
+                memory.kv_bytes_per_position(one.model, one.settings.type_k, one.settings.type_v)
+                or math.nan
+            )
             figures = phases.step_s(run), taken["prefill_s"], n_positions * each
             runs.append((run.n_prompt, run.n_gen, lever.is_shared, lever.n_seq, *figures, one))
     return pd.DataFrame(runs, columns=[*CASE, "step_s", "prefill_s", "kv_bytes", "record"])
@@ -130,14 +139,19 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     if (runs := of_runs(records)).empty:
         return []
     of_cases = runs.groupby(CASE)
-    t, steps = of_cases[["step_s", "prefill_s", "kv_bytes"]].median(), of_cases.step_s
+    t = of_cases[["step_s", "prefill_s", "kv_bytes"]].median()
+    steps = of_cases.step_s
     t = t.assign(n_runs=steps.size(), step_min_s=steps.min(), step_max_s=steps.max()).reset_index()
     one_s = t.step_s.where(t.n_seq == 1).groupby([t[name] for name in CASE[:3]]).transform("max")
-    t = t.assign(total_tps=t.n_seq / t.step_s, user_tps=1 / t.step_s, efficiency=t.n_seq * one_s / t.step_s)
+    t = t.assign(
+        total_tps=t.n_seq / t.step_s, user_tps=1 / t.step_s, efficiency=t.n_seq * one_s / t.step_s
+    )
     t = t.assign(kv_bytes=t.kv_bytes.round().astype("Int64"), expected_s=None, ridge=None)
     if prediction:
         lengths = list(zip(t.n_prompt, t.n_gen, strict=True))
-        t["expected_s"] = [expected_s(prediction, *own, n) for own, n in zip(lengths, t.n_seq, strict=True)]
+        t["expected_s"] = [
+            expected_s(prediction, *own, n) for own, n in zip(lengths, t.n_seq, strict=True)
+        ]
         t["ridge"] = [ridge(prediction, *own) for own in lengths]
     return experiment.as_rows(t)
 
@@ -159,14 +173,18 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     The weights are read once for all sequences; each adds FLOPs, and its own cache to the bytes. None if the model's
     cost is unknown, if each sequence adds more traffic than arithmetic, and for one cache of all (`kv_unified`).
     """
-    settings, n_past, best = prediction.settings, n_prompt + n_gen // 2, step_kernels.roof(prediction.ceilings)
+    settings = prediction.settings
+    n_past = n_prompt + n_gen // 2
+    best = step_kernels.roof(prediction.ceilings)
     types = settings.type_k, settings.type_v
     one = cost.step(prediction.model, 1, n_past, 1, *types)
     two = cost.step(prediction.model, 1, n_past, 2, *types, [(1, n_past)])
     if one is None or two is None or settings.kv_unified:
         return None
-    arithmetic_s, more_traffic_s = (two.flops - one.flops) / best.gflops, (two.n_bytes - one.n_bytes) / best.gbps
-    weights_s, each_s = one.n_bytes / best.gbps - more_traffic_s, arithmetic_s - more_traffic_s
+    arithmetic_s = (two.flops - one.flops) / best.gflops
+    more_traffic_s = (two.n_bytes - one.n_bytes) / best.gbps
+    weights_s = one.n_bytes / best.gbps - more_traffic_s
+    each_s = arithmetic_s - more_traffic_s
     return weights_s / each_s if each_s > 0 else None
 
 
@@ -174,30 +192,44 @@ def sentences(rows: Sequence[Any]) -> list[str]:
     """What rows of one setup show, in words."""
     words = list[str]()
     for own in alike(rows):
-        most, best = own[-1], max(own, key=lambda row: row.total_tps)
+        most = own[-1]
+        best = max(own, key=lambda row: row.total_tps)
         if most.efficiency is not None and most.n_seq > 1:
-            highest = f" Throughput is highest with {best.n_seq}." if best.n_seq not in (1, most.n_seq) else ""
+            highest = (
+                f" Throughput is highest with {best.n_seq}."
+                if best.n_seq not in (1, most.n_seq)
+                else ""
+            )
             words.append(
                 f"{most.n_seq} sequences together: {digits(most.efficiency)}x the tokens/s of one in total, "
                 f"{digits(most.user_tps / own[0].user_tps)}x per user.{highest}"
             )
         if most.ridge is not None:
-            words.append(f"Above about {digits(most.ridge)} sequences arithmetic is the limit, say the ceilings.")
+            words.append(
+                f"Above about {digits(most.ridge)} sequences arithmetic is the limit, say the ceilings."
+            )
         words += experiment.off_by(((row.expected_s, row.step_s) for row in own), "step times")
     return words
 
 
 def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
     """The total rate (left) and the rate per user (right); grey lines: the rates if sharing a step cost nothing."""
-    runs, first, groups = of_runs(records), rows[0], alike(rows)
-    for ax, whose, power in zip(figure.subplots(1, 2), ("all sequences", "each sequence"), (1, 0), strict=True):
+    runs = of_runs(records)
+    first = rows[0]
+    groups = alike(rows)
+    for ax, whose, power in zip(
+        figure.subplots(1, 2), ("all sequences", "each sequence"), (1, 0), strict=True
+    ):
         for own, style in zip(groups, canvas.styles(len(groups), canvas.OF_DECODE), strict=True):
             measured = runs[(runs[CASE[:3]] == list(own[0][:3])).all(axis=1)]
             experiment.plot_series(
                 ax,
                 f"{own[0].n_prompt:,} prompt tokens{', shared' if own[0].is_shared else ''}",
                 style,
-                [(one.n_seq, one.n_seq**power / one.step_s, [one.record]) for one in measured.itertuples()],
+                [
+                    (one.n_seq, one.n_seq**power / one.step_s, [one.record])
+                    for one in measured.itertuples()
+                ],
                 [(row.n_seq, row.n_seq**power / row.step_s) for row in own],
                 [(row.n_seq, row.n_seq**power / row.expected_s) for row in own if row.expected_s],
             )
@@ -230,7 +262,10 @@ TABLE = experiment.Table(
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}{' shared' if row.is_shared else ''}"),
         ("sequences", lambda row: f"{row.n_seq:,}"),
         ("runs", lambda row: str(row.n_runs)),
-        ("step\nms", lambda row: experiment.ranged(row.step_s, row.step_min_s, row.step_max_s, row.n_runs)),
+        (
+            "step\nms",
+            lambda row: experiment.ranged(row.step_s, row.step_min_s, row.step_max_s, row.n_runs),
+        ),
         ("predicted\nms", lambda row: cell(row.expected_s, 1e3)),
         ("tokens/s\nin total", lambda row: cell(row.total_tps)),
         ("tokens/s\nper user", lambda row: cell(row.user_tps)),
@@ -262,5 +297,6 @@ EXPERIMENT = experiment.Experiment(
     tables=(TABLE,),
 )
 
-command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
+command = EXPERIMENT.as_command()
+KINDS = (EXPERIMENT.as_kind(),)
 batch = experiment.public("batch", plan)

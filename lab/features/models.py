@@ -6,8 +6,8 @@ import dataclasses
 
 import click
 
-from lab.cli.help import Group
-from lab.cli.options import as_json_option
+from lab.app.help import Group
+from lab.app.options import as_json_option
 from lab.core import shell
 
 
@@ -37,9 +37,15 @@ def models(context: click.Context, as_json: bool) -> None:
         return
     grid = console.Grid("name", "quantization", "MB", "on disk", "from", "what it is")
     for row in rows:  # ~ is the size of a download
-        size = "-" if row["n_bytes"] is None else f"{'' if row['on_disk'] else '~'}{row['n_bytes'] / 1e6:,.0f}"
+        size = (
+            "-"
+            if row["n_bytes"] is None
+            else f"{'' if row['on_disk'] else '~'}{row['n_bytes'] / 1e6:,.0f}"
+        )
         on_disk = "yes" if row["on_disk"] else "no"
-        grid.add_row(row["spec"], row["quantization"] or "-", size, on_disk, row["source"], row["about"])
+        grid.add_row(
+            row["spec"], row["quantization"] or "-", size, on_disk, row["source"], row["about"]
+        )
     console.console().print(grid)
     click.echo(
         "\nTo measure a shape with random weights: --model synthetic:NAME. To measure any file: --model PATH.gguf"
@@ -67,22 +73,39 @@ def info(spec: str, as_json: bool) -> None:
     from lab.show.text_setup import megabytes
 
     wanted = catalog.parse(spec, or_shape=True)
-    file, entry = obtain.locate(wanted), wanted.entry
+    file = obtain.locate(wanted)
+    entry = wanted.entry
     if file is None and entry is None:
-        raise LabError(f"{spec} is not on this machine.", f"Get it first: {obtain.how_to_get(wanted)}")
+        raise LabError(
+            f"{spec} is not on this machine.", f"Get it first: {obtain.how_to_get(wanted)}"
+        )
     with Worker() as worker:
-        model = worker.read_model(file.path, file.name, file.source) if file else obtain.find(worker, spec)
-    path, each = printable(str(file.path)) if file else None, memory.kv_bytes_per_position(model)
-    weights, fits = cost.weight_bytes_per_step(model), memory.longest(model, machine.memory_available())
+        model = (
+            worker.read_model(file.path, file.name, file.source)
+            if file
+            else obtain.find(worker, spec)
+        )
+    path = printable(str(file.path)) if file else None
+    each = memory.kv_bytes_per_position(model)
+    weights = cost.weight_bytes_per_step(model)
+    fits = memory.longest(model, machine.memory_available())
     caches = {str(n): memory.of_length(model, n).kv_cache_bytes for n in (1_000, 10_000, 128_000)}
     if as_json:
-        figures = {"weight_bytes_per_decode_step": weights, "kv_bytes_per_position": each, "kv_bytes": caches}
-        console.print_json({"model": dataclasses.asdict(model), "path": path, **figures, "n_ctx_that_fits": fits})
+        figures = {
+            "weight_bytes_per_decode_step": weights,
+            "kv_bytes_per_position": each,
+            "kv_bytes": caches,
+        }
+        console.print_json(
+            {"model": dataclasses.asdict(model), "path": path, **figures, "n_ctx_that_fits": fits}
+        )
         return
     sizes = sorted(model.tensor_bytes.items(), key=lambda one: -one[1])
     cache = ", ".join(f"{megabytes(n_bytes)} MB at {int(n):,}" for n, n_bytes in caches.items())
     unknown = f"unknown{f' ({model.uncounted})' if model.uncounted else ''}"
-    tied = {True: "tied to the embedding", False: "separate", None: "unknown"}[model.tied_embeddings]
+    tied = {True: "tied to the embedding", False: "separate", None: "unknown"}[
+        model.tied_embeddings
+    ]
     heads = f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
     lines = {
         "name": f"{model.name} {model.quantization or ''} ({model.source})",
@@ -99,8 +122,12 @@ def info(spec: str, as_json: bool) -> None:
         size = f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""
         if wanted.source != catalog.SYNTHETIC:
             lines["get it"] = f"{obtain.how_to_get(wanted)}{size}"
-        lines["make it"] = shell.lab("models", "make", f"synthetic:{entry.name}:{model.quantization}")
-        lines["make it"] += f" (random weights, to measure its speed; the shape is from {entry.shape_source})"
+        lines["make it"] = shell.lab(
+            "models", "make", f"synthetic:{entry.name}:{model.quantization}"
+        )
+        lines["make it"] += (
+            f" (random weights, to measure its speed; the shape is from {entry.shape_source})"
+        )
     click.echo("\n".join(f"{name:9} {text}" for name, text in lines.items()))
 
 
@@ -145,7 +172,9 @@ def remove(specs: tuple[str, ...]) -> None:
 
     for text in specs:
         freed = obtain.remove(catalog.parse(text))
-        click.echo(f"{text}: {freed / 1e6:,.0f} MB freed" if freed else f"{text}: not on this machine")
+        click.echo(
+            f"{text}: {freed / 1e6:,.0f} MB freed" if freed else f"{text}: not on this machine"
+        )
 
 
 def _obtain(specs: tuple[str, ...]) -> None:
@@ -159,4 +188,6 @@ def _obtain(specs: tuple[str, ...]) -> None:
         for spec in parsed:
             with console.transfer(console.console(stderr=True)) as watch:
                 file = obtain.obtain(spec, worker, watch)
-            click.echo(printable(f"{spec.text}  {file.path.stat().st_size / 1e6:,.0f} MB  {file.path}"))
+            click.echo(
+                printable(f"{spec.text}  {file.path.stat().st_size / 1e6:,.0f} MB  {file.path}")
+            )

@@ -23,9 +23,9 @@ from lab.core.payloads import Stall, in_chunks
 from lab.core.record import MIXED, Record, Run, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.features import experiment
-from lab.features.experiment import REPEAT, Numbers, Option, cell, ranged
-from lab.features.predict.learning import StepPrediction
+from lab.app import experiment
+from lab.app.experiment import REPEAT, Numbers, Option, cell, ranged
+from lab.roofline.learning import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
@@ -39,11 +39,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT_CHUNKS = "64,256,1024"
-CHUNK = Option(f"Sizes of the chunks: 64,256.  [default: those of {DEFAULT_CHUNKS} that fit the prompt]")
+CHUNK = Option(
+    f"Sizes of the chunks: 64,256.  [default: those of {DEFAULT_CHUNKS} that fit the prompt]"
+)
 
 MOST_STREAMS = 255  # LLAMA_MAX_SEQ of llama.cpp is 256; the new request is one of them
 
-N_CONTEXT, N_BEFORE, N_GEN = 128, 32, 9
+N_CONTEXT = 128
+N_BEFORE = 32
+N_GEN = 9
 """Tokens of each stream's own prompt, steps of the streams alone, and tokens of the new request's answer."""
 
 MOST_PREDICTED = 2**20  # prompt tokens of a run that is predicted step by step
@@ -54,7 +58,9 @@ def case(n_prompt: int, n_streams: int, chunk: int | None) -> Case:
     """n_streams streams, and a prompt of n_prompt tokens in chunks or (None) all at once."""
     n_stream = N_CONTEXT + N_BEFORE + n_mixed(n_prompt, chunk) + N_GEN
     lever = Stall(n_streams, chunk, N_CONTEXT, N_BEFORE)
-    return Case(n_prompt, N_GEN, lever=lever, sequences=(n_prompt + N_GEN, *(n_stream,) * n_streams))
+    return Case(
+        n_prompt, N_GEN, lever=lever, sequences=(n_prompt + N_GEN, *(n_stream,) * n_streams)
+    )
 
 
 def n_mixed(n_prompt: int, chunk: int | None) -> int:
@@ -64,10 +70,15 @@ def n_mixed(n_prompt: int, chunk: int | None) -> int:
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     """The script: the streams' own prompts, their steps alone, the new prompt, and steps of all."""
-    lever, prompt = case.lever, text(0, case.n_prompt)
+    lever = case.lever
+    prompt = text(0, case.n_prompt)
     assert isinstance(lever, Stall)
     streams = range(1, 1 + lever.n_streams)
-    operations = [step for i in streams for step in script.prefill(i, text(i, lever.n_context), settings.n_ubatch)]
+    operations = [
+        step
+        for i in streams
+        for step in script.prefill(i, text(i, lever.n_context), settings.n_ubatch)
+    ]
     operations += script.decode(streams, lever.n_before)
     if lever.chunk is None:
         operations += script.prefill(0, prompt, settings.n_ubatch)
@@ -75,7 +86,11 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
         others = [Part(i, None, 1) for i in streams]
         for first in range(0, len(prompt), lever.chunk):
             end = first + lever.chunk
-            operations.append(Operation(MIXED, (Part(0, tuple(prompt[first:end]), int(end >= len(prompt))), *others)))
+            operations.append(
+                Operation(
+                    MIXED, (Part(0, tuple(prompt[first:end]), int(end >= len(prompt))), *others)
+                )
+            )
     return [*operations, *script.decode([0, *streams], case.n_gen - 1)]
 
 
@@ -103,10 +118,13 @@ def plan(
     chunks = experiment.numbers("--chunk", DEFAULT_CHUNKS if chunk is None else chunk, 2**30)
     if chunk is None:
         chunks = tuple(n for n in chunks if n <= shortest)
-    longest, n_most = max(chunks, default=1), max(of_streams)
+    longest = max(chunks, default=1)
+    n_most = max(of_streams)
     if longest > shortest:
         what = f"--chunk {longest:,} is longer than the prompt of {shortest:,} tokens."
-        raise LabError(what, "Give smaller chunks; the lab always measures the prompt all at once too.")
+        raise LabError(
+            what, "Give smaller chunks; the lab always measures the prompt all at once too."
+        )
     if longest + n_most > made.settings.n_batch:
         raise LabError(
             f"A chunk of {longest:,} tokens and {n_most:,} streams do not fit into a batch of "
@@ -114,7 +132,9 @@ def plan(
             f"Use --batch {longest + n_most}, a smaller --chunk, or fewer --streams.",
         )
     sizes = [(n_streams, size) for n_streams in of_streams for size in (*chunks, None)]
-    return with_cases(made, [case(own.n_prompt, *size) for own in made.cases for size in sizes], write)
+    return with_cases(
+        made, [case(own.n_prompt, *size) for own in made.cases for size in sizes], write
+    )
 
 
 def _measured(records: Sequence[Record]) -> list[tuple[Record, Stall, pd.DataFrame]]:
@@ -134,7 +154,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     import pandas as pd
 
     runs = [
-        dict(zip(CASE, (one.run.n_prompt, one.run.n_gen, lever.n_streams, lever.chunk), strict=True))
+        dict(
+            zip(CASE, (one.run.n_prompt, one.run.n_gen, lever.n_streams, lever.chunk), strict=True)
+        )
         | phases.stall_figures(steps)
         for one, lever, steps in _measured(records)
         if phases.figures(one.run)
@@ -143,24 +165,44 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         return []
     of_cases = pd.DataFrame(runs).astype({"chunk": "Int64"}).groupby(CASE, dropna=False)
     longest = of_cases.longest_gap_s
-    made = of_cases.median().assign(n_runs=of_cases.size(), longest_min_s=longest.min(), longest_max_s=longest.max())
-    made = made.assign(n_steps=of_cases.n_steps.first(), n_stalls=of_cases.n_stalls.quantile(interpolation="lower"))
+    made = of_cases.median().assign(
+        n_runs=of_cases.size(), longest_min_s=longest.min(), longest_max_s=longest.max()
+    )
+    made = made.assign(
+        n_steps=of_cases.n_steps.first(), n_stalls=of_cases.n_stalls.quantile(interpolation="lower")
+    )
     made = made.reset_index().astype({"n_steps": int, "n_stalls": int})
     is_mixed = made.chunk.notna()
-    at_once_s = made.newcomer_s.mask(is_mixed).groupby([made[name] for name in CASE[:3]]).transform("max")
-    made["lost"] = 1 - (at_once_s + made.n_steps.where(is_mixed, 0) * made.usual_gap_s) / made.newcomer_s
+    at_once_s = (
+        made.newcomer_s.mask(is_mixed).groupby([made[name] for name in CASE[:3]]).transform("max")
+    )
+    made["lost"] = (
+        1 - (at_once_s + made.n_steps.where(is_mixed, 0) * made.usual_gap_s) / made.newcomer_s
+    )
     cases = experiment.as_rows(made[["n_prompt", "n_streams", "chunk", "n_steps"]])
-    made[["expected_gap_s", "expected_newcomer_s"]] = [expected_s(prediction, *one) for one in cases]
+    made[["expected_gap_s", "expected_newcomer_s"]] = [
+        expected_s(prediction, *one) for one in cases
+    ]
     return experiment.as_rows(made)
 
 
 def expected_s(
-    prediction: StepPrediction | None, n_prompt: int, n_streams: int, chunk: int | None, n_steps: int
+    prediction: StepPrediction | None,
+    n_prompt: int,
+    n_streams: int,
+    chunk: int | None,
+    n_steps: int,
 ) -> tuple[float, float]:
     """Predicted seconds of a case: the longest gap, and the new request's TTFT; NaN if they are unknown."""
     is_short = n_prompt <= MOST_PREDICTED and n_streams <= MOST_STREAMS
-    if prediction and is_short and n_steps == n_mixed(n_prompt, chunk or max(1, prediction.settings.n_ubatch)):
-        operations = write(case(n_prompt, n_streams, chunk), lambda sequence, n: [0] * n, prediction.settings)
+    if (
+        prediction
+        and is_short
+        and n_steps == n_mixed(n_prompt, chunk or max(1, prediction.settings.n_ubatch))
+    ):
+        operations = write(
+            case(n_prompt, n_streams, chunk), lambda sequence, n: [0] * n, prediction.settings
+        )
         if (steps := prediction.steps(operations)) is not None:
             known = phases.stall_figures(steps)
             return known["longest_gap_s"], known["newcomer_s"]
@@ -179,14 +221,18 @@ def sentences(measured: Sequence[Any]) -> list[str]:
         parts = list[str]()
         for row in alike[:-1] if last.chunk is None else ():
             lost = round(100 * row.lost)
-            change = f", {abs(lost)} % {'lower' if lost > 0 else 'higher'} throughput" if lost else ""
+            change = (
+                f", {abs(lost)} % {'lower' if lost > 0 else 'higher'} throughput" if lost else ""
+            )
             ttft = f"{digits(row.newcomer_s / last.newcomer_s)}x the TTFT of the new request"
             parts.append(f"{seconds(row.longest_gap_s)} {in_chunks(row.chunk)} ({ttft}{change})")
         if parts:
             words.append(f"The longest gap is {'; '.join(parts)}.")
     gaps = [(row.expected_gap_s, row.longest_gap_s) for row in measured]
     ttfts = [(row.expected_newcomer_s, row.newcomer_s) for row in measured]
-    errors = experiment.off_by(gaps, "the longest gap") + experiment.off_by(ttfts, "the new request's TTFT")
+    errors = experiment.off_by(gaps, "the longest gap") + experiment.off_by(
+        ttfts, "the new request's TTFT"
+    )
     return [*words, " ".join(errors)] if errors else words
 
 
@@ -201,32 +247,51 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     """
     import pandas as pd
 
-    of_cases = grouped(_measured(records), lambda one: (one[0].run.n_prompt, one[1].n_streams, one[1].chunk))
-    lengths, streams = sorted({case[0] for case in of_cases}), sorted({case[1] for case in of_cases})
+    of_cases = grouped(
+        _measured(records), lambda one: (one[0].run.n_prompt, one[1].n_streams, one[1].chunk)
+    )
+    lengths = sorted({case[0] for case in of_cases})
+    streams = sorted({case[1] for case in of_cases})
     chunks = sorted({case[2] for case in of_cases}, key=lambda size: size or math.inf)
     if len(chunks) > MOST_CHUNKS:
-        chunks = [chunks[round(i * (len(chunks) - 1) / (MOST_CHUNKS - 1))] for i in range(MOST_CHUNKS)]
+        chunks = [
+            chunks[round(i * (len(chunks) - 1) / (MOST_CHUNKS - 1))] for i in range(MOST_CHUNKS)
+        ]
     styles = dict(zip(streams, canvas.styles(len(streams), canvas.OF_DECODE), strict=True))
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(lengths)))
     axes = figure.subplots(len(lengths), len(chunks), sharex=True, sharey=True, squeeze=False)
     for (n_prompt, n_streams, chunk), own in sorted(of_cases.items(), key=lambda item: item[0][:2]):
         if chunk in chunks:
-            ax, style = axes[lengths.index(n_prompt), chunks.index(chunk)], styles[n_streams]
-            parts = [phases.gaps(steps).assign(hollow=bool(disturbances(record))) for record, _, steps in own]
+            ax = axes[lengths.index(n_prompt), chunks.index(chunk)]
+            style = styles[n_streams]
+            parts = [
+                phases.gaps(steps).assign(hollow=bool(disturbances(record)))
+                for record, _, steps in own
+            ]
             tokens = pd.concat(parts)
-            canvas.points(ax, tokens.at_s, 1e3 * tokens.gap_s, tokens.hollow, **style, ms=3.5, alpha=0.5)
+            canvas.points(
+                ax, tokens.at_s, 1e3 * tokens.gap_s, tokens.hollow, **style, ms=3.5, alpha=0.5
+            )
             middle = tokens[["at_s", "gap_s"]].groupby(level=0).median()
             at_s = [middle.at_s[0] - middle.gap_s[0], *middle.at_s]
             gaps_ms = [1e3 * gap_s for gap_s in (middle.gap_s[0], *middle.gap_s)]
             ax.step(at_s, gaps_ms, where="pre", color=style["color"], lw=1.6)
             ax.plot([], [], **style, ms=3.5, lw=1.6, label=plural(n_streams, "stream"))
-            ttft_s = pd.Series([phases.stall_figures(steps)["newcomer_s"] for *_, steps in own]).median()
+            ttft_s = pd.Series(
+                [phases.stall_figures(steps)["newcomer_s"] for *_, steps in own]
+            ).median()
             ax.axvline(ttft_s, color=style["color"], ls=":", lw=1.2)
             prompt = f"prompt of {n_prompt:,} tokens " if len(lengths) > 1 else ""
             ax.set_title(f"{prompt}{in_chunks(chunk)}", fontsize=10)
-            ax.set(yscale="log", xlabel="time since the prompt came (s)", ylabel="time since the previous token (ms)")
+            ax.set(
+                yscale="log",
+                xlabel="time since the prompt came (s)",
+                ylabel="time since the previous token (ms)",
+            )
             ax.label_outer()
-    axes[-1, -1].plot([], [], color=canvas.GUIDE, ls=":", lw=1.2, label="first token of the new request")
+    axes[-1, -1].plot(
+        [], [], color=canvas.GUIDE, ls=":", lw=1.2, label="first token of the new request"
+    )
     prompt = f"a prompt of {lengths[0]:,} tokens" if len(lengths) == 1 else "long prompts"
     repeats = plural(1 + max(record.run.repeat for record in records), "repeat")
     title = f"Gaps between tokens of the streams when {prompt} comes\n{subject} ({repeats})"
@@ -235,8 +300,15 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
 
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     levers = [run.stall for run in runs if run.stall]
-    chunks, streams = (experiment.listed(getattr(lever, name) for lever in levers) for name in ("chunk", "n_streams"))
-    return {"prompt_len": experiment.listed(run.n_prompt for run in runs), "chunk": chunks, "streams": streams}
+    chunks, streams = (
+        experiment.listed(getattr(lever, name) for lever in levers)
+        for name in ("chunk", "n_streams")
+    )
+    return {
+        "prompt_len": experiment.listed(run.n_prompt for run in runs),
+        "chunk": chunks,
+        "streams": streams,
+    }
 
 
 TABLE = experiment.Table(
@@ -251,7 +323,10 @@ TABLE = experiment.Table(
         ("chunk", lambda row: "at once" if row.chunk is None else f"{row.chunk:,}"),
         ("runs", lambda row: str(row.n_runs)),
         ("stalls", lambda row: f"{row.n_stalls:,}"),
-        ("longest\ngap ms", lambda row: ranged(row.longest_gap_s, row.longest_min_s, row.longest_max_s, row.n_runs)),
+        (
+            "longest\ngap ms",
+            lambda row: ranged(row.longest_gap_s, row.longest_min_s, row.longest_max_s, row.n_runs),
+        ),
         ("predicted\nms", lambda row: cell(row.expected_gap_s, 1e3)),
         ("usual\ngap ms", lambda row: cell(row.usual_gap_s, 1e3)),
         ("new TTFT\ns", lambda row: cell(row.newcomer_s)),
@@ -282,5 +357,6 @@ EXPERIMENT = experiment.Experiment(
     tables=(TABLE,),
 )
 
-command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
+command = EXPERIMENT.as_command()
+KINDS = (EXPERIMENT.as_kind(),)
 stall = experiment.public("stall", plan)

@@ -32,12 +32,13 @@ from lab.core.request import Asked, RequestRecord, Turn, short_name
 from lab.core.request_times import figures as figures_of_request
 from lab.core.script import Operation, Part
 from lab.errors import LabError, printable
-from lab.features import experiment
-from lab.features.experiment import Option, cell, first_difference
-from lab.features.predict.learning import StepPrediction
-from lab.features.serve import formats, loads
+from lab.app import experiment
+from lab.app.experiment import Option, cell, first_difference
+from lab.roofline.learning import StepPrediction
+from lab.remote import formats
+from lab.features.serve import loads
 from lab.features.serve.load_figures import server_options
-from lab.features.serve.servers import Server, connect, prompt_text, reaching_of
+from lab.remote.servers import Server, connect, prompt_text, reaching_of
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import as_options
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MEMORY, SLOT, DISK, NONE = KEEPS
-SERVER, SECOND = "server", "second"
+SERVER = "server"
+SECOND = "second"
 PLACES = {  # where the cache is: the words of a sentence, and the title of a picture
     MEMORY: ("", "cache in memory"),
     SLOT: (" with a second conversation in its own slot", "a slot for each conversation"),
@@ -77,8 +79,15 @@ BREAK = "What breaks the cache: system@6,thinking@2+ (+: from there on)."
 KEEP = "Where the cache is between turns: memory,slot,disk,none."
 REPLAY = "A conversation as JSON lines: role and content of each message."
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant"}
-MOST_TURNS, MOST_BYTES = 200, 16 << 20  # bytes: of a file to replay
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "tool": "user",
+    "assistant": "assistant",
+}
+MOST_TURNS = 200
+MOST_BYTES = 16 << 20  # bytes: of a file to replay
 MOST_TICKS = 16  # numbers of turns below a picture
 CLOCK_AT = 16  # the token of the system prompt that a changed clock changes
 TOKENS_PER_WORD = 1.3  # of a server that cannot count tokens
@@ -92,7 +101,9 @@ def parse_breaks(text: str, n_turns: int) -> list[list[str]]:
         at = int(match[2]) if match else 0
         if not match or not 2 <= at <= n_turns:
             hint = f"Write system@6 or thinking@2+. Turns: 2 to {n_turns}. Events: {', '.join(BREAKS)}."
-            raise LabError(f"--break {part[:40]!r} is not an event at a turn that can find a cache.", hint)
+            raise LabError(
+                f"--break {part[:40]!r} is not an event at a turn that can find a cache.", hint
+            )
         for own in of_turns[at - 1 : n_turns if match[3] else at]:
             own.append(match[1])
     return of_turns
@@ -113,7 +124,8 @@ def turns_of(
     """
     n_all = lever.system + sum(lever.messages) + sum(lever.answers)
     source = text(n_all + 2 * len(lever.messages))
-    tokens, spare = iter(source), iter(source[n_all:])
+    tokens = iter(source)
+    spare = iter(source[n_all:])
 
     def take(n: int) -> list[T]:
         return list(itertools.islice(tokens, n))
@@ -122,15 +134,22 @@ def turns_of(
         at = first_difference(one, other)
         return min(len(one), len(other)) if at is None else at
 
-    system, said, cached = take(lever.system), list[list[T]](), list[T]()  # said: message, answer, message, ...
+    system = take(lever.system)
+    said = list[list[T]]()
+    cached = list[T]()  # said: message, answer, message, ...
     for number, kinds in enumerate(parse_breaks(lever.breaks, len(lever.messages))):
         n_kept = len(cached)
         for kind in kinds:
             if kind == "system" and system:
                 at = min(CLOCK_AT, len(system) - 1)
-                system = [*system[:at], next((t for t in spare if t != system[at]), system[0]), *system[at + 1 :]]
+                system = [
+                    *system[:at],
+                    next((t for t in spare if t != system[at]), system[0]),
+                    *system[at + 1 :],
+                ]
             elif kind == "tools":  # the second half of the system prompt lists two tools
-                half, quarter = len(system) // 2, len(system) // 4
+                half = len(system) // 2
+                quarter = len(system) // 4
                 system = [*system[:half], *system[half + quarter :], *system[half : half + quarter]]
             elif kind == "truncate":
                 oldest = 2 * ((number - 1) // 2)
@@ -142,8 +161,11 @@ def turns_of(
             elif kind == "thinking":
                 said = [own[len(own) // 2 :] if i % 2 else own for i, own in enumerate(said)]
         said.append(take(lever.messages[number]))
-        prompt, answer = [*system, *itertools.chain(*said)], take(lever.answers[number])
-        n_cached = 0 if lever.keep == NONE else min(n_kept, n_common(cached, prompt), len(prompt) - 1)
+        prompt = [*system, *itertools.chain(*said)]
+        answer = take(lever.answers[number])
+        n_cached = (
+            0 if lever.keep == NONE else min(n_kept, n_common(cached, prompt), len(prompt) - 1)
+        )
         served = 0 if lever.whole and n_cached < len(cached) else n_cached
         answer = (yield prompt, served, answer, [system, *said]) or answer
         said.append(answer)
@@ -152,12 +174,16 @@ def turns_of(
 
 def write(case: Case, text: Text, settings: Settings, *, folder: Path = Path()) -> list[Operation]:
     """The script: of each turn cut the cache at the first difference, prefill the rest, decode the answer."""
-    lever, path, made = case.lever, str(folder / "state"), list[Operation]()
+    lever = case.lever
+    path = str(folder / "state")
+    made = list[Operation]()
     assert isinstance(lever, Turns)
     n_past = [0] * lever.n_slots
     conversations = [turns_of(lever, partial(text, slot)) for slot in range(len(n_past))]
     for number, turns in enumerate(zip(*conversations, strict=True), 1):
-        for slot, (prompt, n_cached, answer, _) in enumerate(turns if number in lever.numbers else ()):
+        for slot, (prompt, n_cached, answer, _) in enumerate(
+            turns if number in lever.numbers else ()
+        ):
             if n_past[slot] and lever.keep == DISK:
                 made += [Operation(FORGET), Operation(LOAD, path=path)]
             if n_cached < n_past[slot]:
@@ -172,37 +198,58 @@ def write(case: Case, text: Text, settings: Settings, *, folder: Path = Path()) 
 
 def lever_of(system: int, turn: str, turns: int, breaks: str, seed: int) -> Turns:
     """The conversation of these options, with a cache in memory. LabError for impossible values."""
-    for name, value, low, most in (("system", system, 0, MAX_TOKENS), ("turns", turns, 1, MOST_TURNS)):
+    for name, value, low, most in (
+        ("system", system, 0, MAX_TOKENS),
+        ("turns", turns, 1, MOST_TURNS),
+    ):
         if not low <= value <= most:
-            raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from {low} to {most:,}.")
+            raise LabError(
+                f"--{name} {value:,} is not possible.",
+                f"Give a whole number from {low} to {most:,}.",
+            )
     message, plus, answer = turn.partition("+")
     if not plus:
-        raise LabError(f"--turn {turn!r} has one length.", "Give the tokens of a message and an answer: --turn 300+150")
-    of_message, of_answer = loads.parse("--turn", message), loads.parse("--turn", answer)
+        raise LabError(
+            f"--turn {turn!r} has one length.",
+            "Give the tokens of a message and an answer: --turn 300+150",
+        )
+    of_message = loads.parse("--turn", message)
+    of_answer = loads.parse("--turn", answer)
     if min(of_answer.values) < 2:
-        raise LabError(f"--turn {turn}: an answer of 1 token has no decode.", "Give answers of 2 or more tokens.")
+        raise LabError(
+            f"--turn {turn}: an answer of 1 token has no decode.",
+            "Give answers of 2 or more tokens.",
+        )
     parse_breaks(breaks, turns)
     drawn = loads.drawn(of_message, of_answer, turns, f"{seed} turns")
-    messages, answers = tuple(of_message.values[i] for i, _ in drawn), tuple(n for _, n in drawn)
+    messages = tuple(of_message.values[i] for i, _ in drawn)
+    answers = tuple(n for _, n in drawn)
     is_drawn = len(of_message.values) > 1 or len(of_answer.values) > 1
     return Turns(system, messages, answers, breaks, MEMORY, asked=turn if is_drawn else "")
 
 
 def read_messages(path: Path) -> list[str]:
     """A conversation from JSON lines with `role` and `content`: the system prompt, then messages and answers."""
-    hint = f'Each line is a message: {{"role": "user", "content": "..."}} Roles: {", ".join(ROLES)}.'
+    hint = (
+        f'Each line is a message: {{"role": "user", "content": "..."}} Roles: {", ".join(ROLES)}.'
+    )
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as problem:
-        raise LabError(f"The file {path} cannot be read: {problem.strerror}.", "Check its name.") from None
+        raise LabError(
+            f"The file {path} cannot be read: {problem.strerror}.", "Check its name."
+        ) from None
     if len(data) > MOST_BYTES:
-        raise LabError(f"The file {path.name} is larger than {MOST_BYTES >> 20} MB.", "Give a part of it.")
+        raise LabError(
+            f"The file {path.name} is larger than {MOST_BYTES >> 20} MB.", "Give a part of it."
+        )
     said = [""]  # the system prompt, message, answer, message, ...
     for number, line in enumerate(filter(bytes.strip, data.splitlines()), 1):
         try:
             fields = json.loads(line)
-            text, role = fields.get("content") or "", ROLES[fields["role"]]
+            text = fields.get("content") or ""
+            role = ROLES[fields["role"]]
             if isinstance(text, list):
                 text = "\n".join(part["text"] for part in text if part.get("type") == "text")
             text = printable(text, kept="\n\t")
@@ -214,7 +261,9 @@ def read_messages(path: Path) -> list[str]:
             said.append(text)
     said += [""] * (1 - len(said) % 2)
     if not 3 <= len(said) <= 2 * MOST_TURNS + 1:
-        raise LabError(f"{path.name} has {len(said) // 2} turns; 1 to {MOST_TURNS} are possible.", hint)
+        raise LabError(
+            f"{path.name} has {len(said) // 2} turns; 1 to {MOST_TURNS} are possible.", hint
+        )
     return said
 
 
@@ -222,7 +271,8 @@ def replayed(said: Sequence[str], name: str, breaks: str, count: Callable[[str],
     """The conversation of a file, with the lengths that `count` gives; a missing or short answer has 2 tokens."""
     system, *rest = map(count, said)
     parse_breaks(breaks, len(rest) // 2)
-    messages, answers = (max(1, n) for n in rest[::2]), (max(2, n) for n in rest[1::2])
+    messages = (max(1, n) for n in rest[::2])
+    answers = (max(2, n) for n in rest[1::2])
     return Turns(system, tuple(messages), tuple(answers), breaks, MEMORY, replay=printable(name))
 
 
@@ -251,7 +301,10 @@ def plan(
     """
     asked = [part.strip() for part in (keep.split(",") if isinstance(keep, str) else keep)]
     if not asked or set(asked) - set(KEEPS) or len(set(asked)) < len(asked):
-        raise LabError(f"--keep {','.join(asked)} is not possible.", f"Give some of {','.join(KEEPS)}, each once.")
+        raise LabError(
+            f"--keep {','.join(asked)} is not possible.",
+            f"Give some of {','.join(KEEPS)}, each once.",
+        )
     if replay:
         said = read_messages(Path(replay))
         small = make_plan(worker, [16], 2, 1, model, **settings)
@@ -259,12 +312,15 @@ def plan(
         first = replayed(said, Path(replay).name, breaks, lambda text: len(worker.tokenize(text)))
     else:
         first = lever_of(system, turn, turns, breaks, settings.get("seed") or 0)
-    longest, n_last = first.system + sum(first.messages) + sum(first.answers[:-1]), first.answers[-1]
+    longest = first.system + sum(first.messages) + sum(first.answers[:-1])
+    n_last = first.answers[-1]
     made = make_plan(worker, [longest], n_last, repeat, model, **settings)
     if (most := made.model.n_ctx_train) is not None and longest + n_last > most:
         what = f"The last turn has {longest + n_last:,} tokens; {made.model.name} was trained for {most:,}."
         raise LabError(what, "Give fewer --turns, or a shorter --turn or --system.")
-    words, n, cases = list[str](), len(first.messages), list[Case]()
+    words = list[str]()
+    n = len(first.messages)
+    cases = list[Case]()
     try:
         experiment.need_every_position(made.model)
     except LabError as problem:
@@ -274,7 +330,9 @@ def plan(
         only = (n // 2 + 1, n) if kept == NONE and len(asked) > 1 and n > 3 else ()
         for own in dict.fromkeys([broken] if kept == NONE else [broken, ""]):
             lever = dataclasses.replace(first, breaks=own, keep=kept, whole=bool(words), only=only)
-            cases.append(Case(longest, n_last, lever=lever, sequences=(longest + n_last,) * lever.n_slots))
+            cases.append(
+                Case(longest, n_last, lever=lever, sequences=(longest + n_last,) * lever.n_slots)
+            )
     planned = with_cases(made, cases, partial(write, folder=folder))
     return dataclasses.replace(planned, warnings=(*planned.warnings, *words))
 
@@ -291,12 +349,17 @@ def figures(steps: pd.DataFrame, lever: Turns) -> pd.DataFrame:
     number = (is_prompt & ~is_prompt.shift(fill_value=False)).cumsum()
     number += steps.kind.isin([FORGET, LOAD]).astype(int)  # they belong to the prompt that follows
     steps = steps.assign(number=number, took_s=steps.end_s - steps.start_s)
-    prompts, turns = steps[is_prompt].groupby("number"), steps[steps.kind != SAVE].groupby("number")
+    prompts = steps[is_prompt].groupby("number")
+    turns = steps[steps.kind != SAVE].groupby("number")
     measured = [i for i in lever.numbers for _ in range(lever.n_slots)]
-    if len(prompts) != len(measured) or not len(lever.answers) == len(lever.messages) >= max(measured):
+    if len(prompts) != len(measured) or not len(lever.answers) == len(lever.messages) >= max(
+        measured
+    ):
         return pd.DataFrame()
     n_answer = [lever.answers[i - 1] for i in measured]
-    n_new = [lever.messages[i - 1] + (1 if i > 1 else lever.system) for i in measured]  # and the last token before
+    n_new = [
+        lever.messages[i - 1] + (1 if i > 1 else lever.system) for i in measured
+    ]  # and the last token before
     t = pd.DataFrame({"n_cached": prompts.n_past.first(), "n_computed": prompts.n_tokens.sum()})
     t["n_prompt"] = t.n_cached + t.n_computed
     t["n_again"] = (t.n_computed - n_new).clip(lower=0)
@@ -314,17 +377,26 @@ def predicted(prediction: StepPrediction, lever: Turns) -> pd.DataFrame:
     """The same figures of the same script, with predicted times of its steps; NaN where a step's cost is unknown."""
     import pandas as pd
 
-    move, compute = cache(prediction.move), cache(prediction.seconds)
-    now, rows = 0.0, []
-    for shape in script.shapes(write(Case(1, 1, lever=lever), lambda _, n: list(range(n)), prediction.settings)):
+    move = cache(prediction.move)
+    compute = cache(prediction.seconds)
+    now = 0.0
+    rows = []
+    for shape in script.shapes(
+        write(Case(1, 1, lever=lever), lambda _, n: list(range(n)), prediction.settings)
+    ):
         if shape.kind in (FORGET, SAVE, LOAD):
             taken = 0.0 if shape.kind == FORGET else move(shape.n_past)
         else:
-            n_past = shape.n_past // 32 * 32 if shape.kind == DECODE else shape.n_past  # for fewer different steps
+            n_past = (
+                shape.n_past // 32 * 32 if shape.kind == DECODE else shape.n_past
+            )  # for fewer different steps
             taken = compute(shape.n_tokens, n_past, shape.n_outputs)
-        start_s, now = now, now + (math.nan if taken is None else taken)
+        start_s = now
+        now = now + (math.nan if taken is None else taken)
         rows.append((shape.kind, shape.n_tokens, shape.n_past, start_s, now))
-    return figures(pd.DataFrame(rows, columns=["kind", "n_tokens", "n_past", "start_s", "end_s"]), lever)
+    return figures(
+        pd.DataFrame(rows, columns=["kind", "n_tokens", "n_past", "start_s", "end_s"]), lever
+    )
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
@@ -335,26 +407,49 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     """
     import pandas as pd
 
-    known, made, texts = dict[Turns, pd.DataFrame](), list[pd.DataFrame](), dict[Turns, int]()
+    known = dict[Turns, pd.DataFrame]()
+    made = list[pd.DataFrame]()
+    texts = dict[Turns, int]()
     for lever, own in grouped(records, lambda one: one.run.turns).items():
-        t = pd.concat([figures(one.run.steps.frame(), lever) for one in own]).groupby(level=0).median()
+        t = (
+            pd.concat([figures(one.run.steps.frame(), lever) for one in own])
+            .groupby(level=0)
+            .median()
+        )
         if t.empty:
             continue
-        sizes, settings = next((one.run.state_bytes for one in own if one.run.state_bytes), ()), own[0].settings
+        sizes = next((one.run.state_bytes for one in own if one.run.state_bytes), ())
+        settings = own[0].settings
         t["state_bytes"] = pd.Series(sizes, index=range(1, 1 + len(sizes)), dtype=float)
         slot = dataclasses.replace(settings, n_seq_max=1, n_ctx=settings.n_ctx // 2)
-        t["slot_bytes"] = memory.of_context(own[0].model, slot).kv_cache_bytes if lever.keep == SLOT else math.nan
+        t["slot_bytes"] = (
+            memory.of_context(own[0].model, slot).kv_cache_bytes if lever.keep == SLOT else math.nan
+        )
         kinds = parse_breaks(lever.breaks, len(lever.messages))
-        known[lever] = t.assign(breaks=[", ".join(kinds[turn - 1]) for turn in t.index], is_known=True, keep=lever.keep)
-    for like, levers in grouped(known, lambda one: dataclasses.replace(one, breaks="", keep=MEMORY, only=())).items():
-        cases = {(one.keep, of_text(one.breaks) if one.keep == NONE else one.breaks): known[one] for one in levers}
+        known[lever] = t.assign(
+            breaks=[", ".join(kinds[turn - 1]) for turn in t.index], is_known=True, keep=lever.keep
+        )
+    for like, levers in grouped(
+        known, lambda one: dataclasses.replace(one, breaks="", keep=MEMORY, only=())
+    ).items():
+        cases = {
+            (one.keep, of_text(one.breaks) if one.keep == NONE else one.breaks): known[one]
+            for one in levers
+        }
         broken = {keep for keep, breaks in cases if breaks}
-        cached = [one for one in levers if one.keep != NONE and (one.breaks or one.keep not in broken)]
+        cached = [
+            one for one in levers if one.keep != NONE and (one.breaks or one.keep not in broken)
+        ]
         for lever in sorted(cached or levers, key=lambda one: KEEPS.index(one.keep)):
-            t, text = known[lever], of_text(lever.breaks)
-            t["conversation"] = texts.setdefault(dataclasses.replace(like, breaks=text), len(texts) + 1)
+            t = known[lever]
+            text = of_text(lever.breaks)
+            t["conversation"] = texts.setdefault(
+                dataclasses.replace(like, breaks=text), len(texts) + 1
+            )
             t["cache"] = lever.keep if len({one.keep for one in cached}) > 1 else ""
-            if (none := cases.get((NONE, text))) is not None:  # measured, or by the law a n + b n^2 of those and turn 1
+            if (
+                none := cases.get((NONE, text))
+            ) is not None:  # measured, or by the law a n + b n^2 of those and turn 1
                 n, times_s = ([*t[name].head(1), *none[name]] for name in ("n_prompt", "ttft_s"))
                 linear, square = stats.fit([n, [one * one for one in n]], times_s)
                 law_s = linear * t.n_prompt + square * t.n_prompt**2
@@ -362,14 +457,23 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
             if cached and (perfect := cases.get((lever.keep, ""))) is not None:
                 t["perfect_s"] = perfect.turn_s
             if prediction and not (expected := predicted(prediction, lever)).empty:
-                t["expected_ttft_s"], t["expected_turn_s"] = expected.ttft_s, expected.turn_s
+                t["expected_ttft_s"] = expected.ttft_s
+                t["expected_turn_s"] = expected.turn_s
             made.append(t.reset_index())
     return finished(pd.concat(made, ignore_index=True)) if made else []
 
 
 def finished(t: pd.DataFrame) -> list[Any]:
     """The table as rows, with all columns, None for an unknown figure, and whole numbers for counts."""
-    counts = ("n_prompt", "n_cached", "n_computed", "n_again", "differs_at", "state_bytes", "slot_bytes")
+    counts = (
+        "n_prompt",
+        "n_cached",
+        "n_computed",
+        "n_again",
+        "differs_at",
+        "state_bytes",
+        "slot_bytes",
+    )
     times = ("without_s", "perfect_s", "expected_ttft_s", "expected_turn_s", "save_s", "load_s")
     t = t.assign(**{name: math.nan for name in (*counts, *times) if name not in t})
     t["sum_s"] = t.groupby(["conversation", "keep"]).turn_s.cumsum()
@@ -381,25 +485,41 @@ def sentences(made: Sequence[Any]) -> list[str]:
     """The answer of each conversation, what broke its cache, and how good the predictions are."""
     words = list[str]()
     for (_, keep), own in grouped(made, lambda row: (row.conversation, row.keep)).items():
-        (where, _), first, last = PLACES[keep], own[0], own[-1]
-        ttft_s, again_s = sum(row.ttft_s for row in own), sum(row.again_s for row in own)
+        (where, _) = PLACES[keep]
+        first = own[0]
+        last = own[-1]
+        ttft_s = sum(row.ttft_s for row in own)
+        again_s = sum(row.again_s for row in own)
         waiting = "waiting for the first token" if keep == SERVER else "prefill"
-        read = f"{seconds(again_s)} of that for tokens read before" if again_s else "no token was read twice"
+        read = (
+            f"{seconds(again_s)} of that for tokens read before"
+            if again_s
+            else "no token was read twice"
+        )
         whole = f"{plural(len(own), 'turn')} take {seconds(last.sum_s)}{where}"
         words.append(f"{whole}; {seconds(ttft_s)} of it is {waiting}, {read}.")
-        unit, about = "letter" if keep == SERVER else "token", "" if all(row.is_known for row in own) else "about "
+        unit = "letter" if keep == SERVER else "token"
+        about = "" if all(row.is_known for row in own) else "about "
         broken = [row for row in own if row.differs_at is not None]
         for kinds, at in grouped(broken, lambda row: row.breaks or None).items():
             which = f"Turn{'s' * (len(at) > 1)} {join_and([str(row.turn) for row in at])}"
-            places, n_again = join_and([f"{row.differs_at + 1:,}" for row in at]), sum(row.n_again for row in at)
+            places = join_and([f"{row.differs_at + 1:,}" for row in at])
+            n_again = sum(row.n_again for row in at)
             words.append(
                 f"{which} ({kinds}): the prompt differs from {unit} {places} on, and {about}"
                 f"{plural(n_again, 'token')} after it were read again."
             )
-            if at[0].perfect_s is not None and (saved_s := sum(row.turn_s - row.perfect_s for row in at)) > 0:
-                words.append(f"{BREAKS.get(kinds, f'Without {kinds} it')} would save {seconds(saved_s)}.")
+            if (
+                at[0].perfect_s is not None
+                and (saved_s := sum(row.turn_s - row.perfect_s for row in at)) > 0
+            ):
+                words.append(
+                    f"{BREAKS.get(kinds, f'Without {kinds} it')} would save {seconds(saved_s)}."
+                )
         if keep == SLOT and first.slot_bytes:
-            words.append(f"The second conversation's own slot costs {first.slot_bytes / 1e6:,.1f} MB of memory.")
+            words.append(
+                f"The second conversation's own slot costs {first.slot_bytes / 1e6:,.1f} MB of memory."
+            )
         if keep != NONE and all(row.without_s is not None for row in own):
             words.append(f"Without a cache they take {seconds(sum(row.without_s for row in own))}.")
         restored = [(before, row) for before, row in itertools.pairwise(own) if row.load_s]
@@ -409,16 +529,32 @@ def sentences(made: Sequence[Any]) -> list[str]:
         ):
             if n_bytes and took_s:
                 rate = cell(n_bytes / 1e9 / took_s)
-                words.append(f"{name} {n_bytes / 1e6:,.1f} MB took {seconds(took_s)} ({rate} GB/s).")
+                words.append(
+                    f"{name} {n_bytes / 1e6:,.1f} MB took {seconds(took_s)} ({rate} GB/s)."
+                )
         if len(restored) > 1:
             n_held = [float(before.n_prompt) for before, _ in restored]
-            fixed, per_token = stats.fit([[1.0] * len(n_held), n_held], [row.load_s for _, row in restored])
-            least = fixed / gain if (gain := first.ttft_s / first.n_computed - per_token) > 0 else math.inf
-            faster = f"from about {plural(max(1, round(least)), 'token')} on" if least < math.inf else "at no length"
+            fixed, per_token = stats.fit(
+                [[1.0] * len(n_held), n_held], [row.load_s for _, row in restored]
+            )
+            least = (
+                fixed / gain
+                if (gain := first.ttft_s / first.n_computed - per_token) > 0
+                else math.inf
+            )
+            faster = (
+                f"from about {plural(max(1, round(least)), 'token')} on"
+                if least < math.inf
+                else "at no length"
+            )
             words.append(f"Loading is faster than prefill {faster}.")
         if about:
-            words.append("~: the server does not report cached tokens; they are estimated from the TTFT.")
-        words += experiment.off_by(((row.expected_ttft_s, row.ttft_s) for row in own), f"TTFT{where}")
+            words.append(
+                "~: the server does not report cached tokens; they are estimated from the TTFT."
+            )
+        words += experiment.off_by(
+            ((row.expected_ttft_s, row.ttft_s) for row in own), f"TTFT{where}"
+        )
     return words
 
 
@@ -426,13 +562,18 @@ def answers(records: Sequence[Record]) -> list[str]:
     """Whether cached turns chose the tokens of uncached ones: the first difference."""
     chosen = dict[tuple[str, int, int, Turns], tuple[int, ...]]()
     for run, lever in ((one.run, one.run.turns) for one in records if one.run.turns):
-        start, text = 0, dataclasses.replace(lever, breaks=of_text(lever.breaks), keep=NONE, only=())
+        start = 0
+        text = dataclasses.replace(lever, breaks=of_text(lever.breaks), keep=NONE, only=())
         for turn in lever.numbers:
             n = lever.answers[turn - 1]
             chosen[lever.keep, turn, run.repeat, text] = run.token_ids[start : start + n]
             start += n * lever.n_slots
-    pairs = [(key[1], ids, chosen.get((NONE, *key[1:]))) for key, ids in chosen.items() if key[0] != NONE]
-    at = [(turn, first_difference(ids, others)) for turn, ids, others in pairs if others and turn > 1]
+    pairs = [
+        (key[1], ids, chosen.get((NONE, *key[1:]))) for key, ids in chosen.items() if key[0] != NONE
+    ]
+    at = [
+        (turn, first_difference(ids, others)) for turn, ids, others in pairs if others and turn > 1
+    ]
     differ = [(turn, token + 1) for turn, token in at if token is not None]
     if differ:
         turn, token = min(differ)
@@ -440,7 +581,9 @@ def answers(records: Sequence[Record]) -> list[str]:
             f"In {len(differ)} of {plural(len(at), 'answer')} a cached turn chose another token than the uncached one, "
             f"first token {token} of answer {turn}: kernels for steps of other sizes round differently."
         ]
-    return [f"In {plural(len(at), 'answer')} the cached turns chose the tokens of the uncached ones."] * bool(at)
+    return [
+        f"In {plural(len(at), 'answer')} the cached turns chose the tokens of the uncached ones."
+    ] * bool(at)
 
 
 def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
@@ -451,7 +594,8 @@ def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
     figure.set_figheight(figure.get_figheight() * 1.4)
     axes = figure.subplots(2, len(conversations), sharex=True, sharey="row", squeeze=False)
     for (tokens, times), ((_, keep), t) in zip(axes.T, conversations, strict=True):
-        new, tops = "new tokens (prefill)", {tokens: 0 * t.turn, times: 0 * t.turn}
+        new = "new tokens (prefill)"
+        tops = {tokens: 0 * t.turn, times: 0 * t.turn}
         for ax, name, values, colour in (
             (tokens, "cached", t.n_cached, canvas.GRID),
             (tokens, "read again", t.n_again, canvas.COLOURS[3]),
@@ -468,15 +612,30 @@ def draw(made: Sequence[Any], subject: str, figure: Figure) -> None:
             ("predicted", t.expected_turn_s, ":"),
         ):
             if line.notna().all():
-                times.hlines(line, t.turn - 0.45, t.turn + 0.45, color=canvas.INK, ls=style, lw=1.6, label=name)
+                times.hlines(
+                    line,
+                    t.turn - 0.45,
+                    t.turn + 0.45,
+                    color=canvas.INK,
+                    ls=style,
+                    lw=1.6,
+                    label=name,
+                )
         tokens.set_title(PLACES[keep][1], fontsize=10)
         times.set_xlabel("turn, and what broke the cache" if t.breaks.any() else "turn")
         every = t.iloc[:: math.ceil(len(t) * len(conversations) / MOST_TICKS)]
-        times.set_xticks(every.turn, [f"{one.turn}\n{one.breaks.replace(', ', chr(10))}" for one in every.itertuples()])
+        times.set_xticks(
+            every.turn,
+            [f"{one.turn}\n{one.breaks.replace(', ', chr(10))}" for one in every.itertuples()],
+        )
     axes[0, 0].set_ylabel("tokens of the prompt")
     axes[1, 0].set_ylabel("time of the turn (s)")
     n_turns = plural(max(row.turn for row in made), "turn")
-    canvas.finish(list(axes.flat), f"A conversation of {n_turns}: what is read again\n{subject}", is_apart=True)
+    canvas.finish(
+        list(axes.flat),
+        f"A conversation of {n_turns}: what is read again\n{subject}",
+        is_apart=True,
+    )
 
 
 def execute(
@@ -488,8 +647,10 @@ def execute(
     The first words differ in each session, so that the first turn finds no cache. A second conversation, which breaks
     the cache, is sent and not recorded.
     """
-    words, last = [re.findall(r"\s*\S+\s*", part) for part in said or [text]], len(lever.answers)
-    flat, lengths = [word for own in words for word in own], [len(own) for own in words]
+    words = [re.findall(r"\s*\S+\s*", part) for part in said or [text]]
+    last = len(lever.answers)
+    flat = [word for own in words for word in own]
+    lengths = [len(own) for own in words]
     if not said:
         n_counted = server.counter.count("".join(flat[:300])) if server.counter else None
         ratio = n_counted / len(flat[:300]) if n_counted else TOKENS_PER_WORD
@@ -499,7 +660,9 @@ def execute(
     begin = 0 if lengths[0] else 1
     lengths[begin] += len(nonces[0])
     in_words = [max(1, n) for n in lengths[1:]]
-    own = dataclasses.replace(lever, system=lengths[0], messages=tuple(in_words[::2]), answers=tuple(in_words[1::2]))
+    own = dataclasses.replace(
+        lever, system=lengths[0], messages=tuple(in_words[::2]), answers=tuple(in_words[1::2])
+    )
 
     accepted = tuple(option for option in server.endpoint.accepted if option != formats.NO_CACHE)
 
@@ -508,17 +671,24 @@ def execute(
     ) -> tuple[RequestRecord, str]:
         asked = Asked(n_prompt=None, n_gen=n_gen, turn=place, **formats.limits(accepted))
         prompt = ["".join(part) for part in parts]
-        reply = server.send(formats.ask_for(server.endpoint.api, server.own_name, prompt, asked, accepted))
+        reply = server.send(
+            formats.ask_for(server.endpoint.api, server.own_name, prompt, asked, accepted)
+        )
         record = server.record(path.stem, reply.request)
         if is_kept:
             results.save(path, record)
         return record, reply.text
 
-    turns, cold = turns_of(own, lambda n: [*nonces[0], *(flat * (1 + n // len(flat)))][:n]), []
+    turns = turns_of(own, lambda n: [*nonces[0], *(flat * (1 + n // len(flat)))][:n])
+    cold = []
     prompt, n_common, _, parts = next(turns)
     for number, n_gen in enumerate(lever.answers, 1):
         watch(Status(f"turn {number} of {last}"))
-        place = Turn(number=number, differs_at=sum(map(len, prompt[:n_common])) if number > 1 else None, of=lever)
+        place = Turn(
+            number=number,
+            differs_at=sum(map(len, prompt[:n_common])) if number > 1 else None,
+            of=lever,
+        )
         if SECOND in parse_breaks(lever.breaks, last)[number - 1]:
             send([parts[0], flat[::-1][: len(parts[1])]], 2, place, is_kept=False)
         record, answer = send(parts, n_gen, place)
@@ -541,27 +711,52 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
 
     made = []
     for one in (record.request for record in records):
-        place, times = one.asked.turn, figures_of_request(one)
+        place = one.asked.turn
+        times = figures_of_request(one)
         if place and one.status == OK and times.ttft_ns is not None and times.e2e_ns is not None:
             kinds = parse_breaks(place.of.breaks, len(place.of.messages))[place.number - 1]
             known = {"turn": place.number, "is_cold": place.is_cold, "breaks": ", ".join(kinds)}
-            known |= {"differs_at": place.differs_at, "n_message": place.of.messages[place.number - 1]}
-            known |= {"n_prompt": times.n_prompt, "n_cached": times.n_cached, "n_gen": times.n_generated or None}
-            made.append({**known, "ttft_s": times.ttft_ns / 1e9, "decode_s": (times.e2e_ns - times.ttft_ns) / 1e9})
+            known |= {
+                "differs_at": place.differs_at,
+                "n_message": place.of.messages[place.number - 1],
+            }
+            known |= {
+                "n_prompt": times.n_prompt,
+                "n_cached": times.n_cached,
+                "n_gen": times.n_generated or None,
+            }
+            made.append(
+                {
+                    **known,
+                    "ttft_s": times.ttft_ns / 1e9,
+                    "decode_s": (times.e2e_ns - times.ttft_ns) / 1e9,
+                }
+            )
     if all(row["is_cold"] for row in made):
         return pd.DataFrame()
-    every = pd.DataFrame(made).astype(dict.fromkeys(("n_prompt", "n_cached", "n_gen", "differs_at"), float))
+    every = pd.DataFrame(made).astype(
+        dict.fromkeys(("n_prompt", "n_cached", "n_gen", "differs_at"), float)
+    )
     t = every[~every.is_cold].sort_values("turn", ignore_index=True)
-    grown = t.n_prompt - (t.n_prompt + t.n_gen - 1).shift(fill_value=0)  # the last token of an answer is not cached
+    grown = t.n_prompt - (t.n_prompt + t.n_gen - 1).shift(
+        fill_value=0
+    )  # the last token of an answer is not cached
     is_next = t.turn.diff().fillna(t.turn).eq(1) & t.breaks.eq("")  # a failed turn is missing
     n_new = grown.where(is_next & (grown > 0), t.n_message).clip(upper=t.n_prompt)
     points = pd.concat([t[t.turn == 1], every[every.is_cold]])
     points = points.assign(n=points.n_prompt - points.n_cached.fillna(0)).dropna(subset=["n"])
-    points["n2"], linear, square, fixed = points.n**2, math.nan, math.nan, math.nan
-    for _ in range(2 if len(points) else 0):  # first of the uncached turns, then also of those too fast for that law
+    points["n2"] = points.n**2
+    linear = math.nan
+    square = math.nan
+    fixed = math.nan
+    for _ in range(
+        2 if len(points) else 0
+    ):  # first of the uncached turns, then also of those too fast for that law
         columns = [list(points.n), list(points.n2), [1.0] * len(points)][: len(points)]
         linear, square, fixed = (*stats.fit(columns, list(points.ttft_s)), 0.0, 0.0)[:3]
-        least = t.assign(n=n_new, n2=t.n_prompt**2 - (t.n_prompt - n_new) ** 2)  # every turn computes its message
+        least = t.assign(
+            n=n_new, n2=t.n_prompt**2 - (t.n_prompt - n_new) ** 2
+        )  # every turn computes its message
         is_fast = t.n_cached.isna() & (t.ttft_s < fixed + linear * least.n + square * least.n2)
         points = pd.concat([points, least[is_fast].dropna(subset=["n"])])
 
@@ -569,8 +764,14 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
         return linear * n + square * n**2
 
     t["is_known"] = t.n_cached.notna()
-    left = (fixed + time_of(t.n_prompt) - t.ttft_s).clip(lower=0)  # the time that the cached tokens would have taken
-    estimate = ((linear**2 + 4 * square * left) ** 0.5 - linear) / (2 * square) if square > 0 else left / linear
+    left = (fixed + time_of(t.n_prompt) - t.ttft_s).clip(
+        lower=0
+    )  # the time that the cached tokens would have taken
+    estimate = (
+        ((linear**2 + 4 * square * left) ** 0.5 - linear) / (2 * square)
+        if square > 0
+        else left / linear
+    )
     t["n_cached"] = t.n_cached.fillna(estimate.round().clip(upper=t.n_prompt - n_new))
     t["n_computed"] = t.n_prompt - t.n_cached
     t["n_again"] = (t.n_computed - n_new).clip(lower=0).round()
@@ -584,14 +785,17 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
 def served_sections(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     """Conversations through a server, a part for each session."""
     law = "Times without a cache and with a perfect one come from a formula for the TTFT of uncached tokens."
-    parts, title = list[Section](), TABLE.title.replace(", medians over runs", "").replace("token that", "letter that")
+    parts = list[Section]()
+    title = TABLE.title.replace(", medians over runs", "").replace("token that", "letter that")
     table = dataclasses.replace(
         TABLE, title=title, is_by_ceilings=False, conclude=lambda made, _: [*sentences(made), law]
     )
     for own in grouped(records, lambda one: one.session).values():
         if not (t := served(own)).empty:
             label = f"{short_name(own[0].model)} through {own[0].endpoint.server or 'its server'}"
-            of_session = dataclasses.replace(table, rows=partial(lambda made, _, __: made, finished(t)))
+            of_session = dataclasses.replace(
+                table, rows=partial(lambda made, _, __: made, finished(t))
+            )
             parts.append(experiment.section(of_session, label, (), None, context.is_page))
     name = "Conversations through a server"
     return [Section(name, name="turns", question=TABLE.question, parts=parts)] if parts else []
@@ -599,28 +803,37 @@ def served_sections(records: Sequence[RequestRecord], context: Context) -> list[
 
 def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """`lab turns` through a server."""
-    from lab.features.running import Output, collect
-    from lab.features.serve import through_server
+    from lab.app.running import Output, collect
+    from lab.remote import through_server
     from lab.features.serve.command import confirm, given
     from lab.show import console
 
     said = read_messages(Path(asked["replay"])) if asked["replay"] else []
     if said:  # lengths in tokens are those of its words
-        name, count = Path(asked["replay"]).name, lambda part: round(TOKENS_PER_WORD * len(part.split()))
+        name = Path(asked["replay"]).name
+        count = lambda part: round(TOKENS_PER_WORD * len(part.split()))
         lever = replayed(said, name, asked["breaks"], count)
     else:
         lever = lever_of(*(asked[name] for name in ("system", "turn", "turns", "breaks", "seed")))
     confirm(url, f"{len(lever.messages) + 2} requests", asked["yes"])
-    output, err = Output.taken_from(asked), console.console(stderr=True)
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
     err.print("examining the server ...")
     model = asked["model"] if "model" in given(context) else None
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         if asked["dry_run"]:
             n_most = lever.system + sum(lever.messages) + sum(lever.answers)
-            return err.print(f"{len(lever.messages)} turns, up to about {n_most:,} tokens in the last")
-        path, text = server.new_file(output.folder), prompt_text(asked["prompt"])
+            return err.print(
+                f"{len(lever.messages)} turns, up to about {n_most:,} tokens in the last"
+            )
+        path = server.new_file(output.folder)
+        text = prompt_text(asked["prompt"])
         records, problem = collect(
-            lambda watch: execute(lever, server, text, path, watch, said), path, err, None, through_server.finished
+            lambda watch: execute(lever, server, text, path, watch, said),
+            path,
+            err,
+            None,
+            through_server.finished,
         )
         output.finish(records, path, problem, any(one.request.status != OK for one in records))
 
@@ -637,7 +850,8 @@ def again(levers: Sequence[Turns]) -> dict[str, object]:
 
 def count(name: str, row: Any) -> str:
     """The cell of a number of tokens, with ~ where it is estimated."""
-    value, mark = getattr(row, name), "" if row.is_known or name == "n_prompt" else "~"
+    value = getattr(row, name)
+    mark = "" if row.is_known or name == "n_prompt" else "~"
     return UNKNOWN if value is None or (name == "n_again" and not value) else f"{mark}{value:,}"
 
 
@@ -665,7 +879,10 @@ TABLE = experiment.Table(
         ("predicted\nTTFT s", lambda row: cell(row.expected_ttft_s)),
         ("decode\ns", lambda row: cell(row.decode_s)),
         ("sum\ns", lambda row: cell(row.sum_s)),
-        ("differs\nat", lambda row: UNKNOWN if row.differs_at is None else f"{row.differs_at + 1:,}"),
+        (
+            "differs\nat",
+            lambda row: UNKNOWN if row.differs_at is None else f"{row.differs_at + 1:,}",
+        ),
         ("prompt", partial(count, "n_prompt")),
     ),
 )
@@ -702,7 +919,10 @@ KINDS = (
         lambda one: isinstance(one, RequestRecord) and bool(one.request.asked.turn),
         served_sections,
         lambda records: as_options.line(
-            "turns", server_options(records[0]) | again([one.request.asked.turn.of for one in records]) | {"keep": None}
+            "turns",
+            server_options(records[0])
+            | again([one.request.asked.turn.of for one in records])
+            | {"keep": None},
         ),
     ),
 )

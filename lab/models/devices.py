@@ -13,10 +13,14 @@ from lab.errors import LabError
 from lab.models.catalog import data_file
 
 ALL = "all"  # stands for all devices, where a kind is allowed
-NOT_THE_SAME = re.compile("ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|pcie|nvl|mig|xt|xtx|gre")
+NOT_THE_SAME = re.compile(
+    "ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|pcie|nvl|mig|xt|xtx|gre"
+)
 """Words that mark a different device: the rest of a description must not contain them. (q: Max-Q.)"""
 
-NOT_IN_NAMES = re.compile("nvidia|geforce|amd|radeon|intel|arc|apple|tesla|gpu|graphics|with|in|design|generation|tm|r")
+NOT_IN_NAMES = re.compile(
+    "nvidia|geforce|amd|radeon|intel|arc|apple|tesla|gpu|graphics|with|in|design|generation|tm|r"
+)
 """Words that people write or leave out of a device's name."""
 
 VARIANT = re.compile(r"\d+gb|\d+core|gddr\w+")
@@ -75,8 +79,14 @@ def devices() -> dict[str, Device]:
         try:
             entries = tomllib.load(file)
         except tomllib.TOMLDecodeError as error:
-            raise LabError(f"models/devices.toml is not TOML: {error}.", "Correct that line.") from error
-    return {name: from_entry(kind, name, facts) for kind in entries for name, facts in entries[kind].items()}
+            raise LabError(
+                f"models/devices.toml is not TOML: {error}.", "Correct that line."
+            ) from error
+    return {
+        name: from_entry(kind, name, facts)
+        for kind in entries
+        for name, facts in entries[kind].items()
+    }
 
 
 def from_entry(kind: str, name: str, facts: Any) -> Device:
@@ -88,7 +98,9 @@ def from_entry(kind: str, name: str, facts: Any) -> Device:
         return Device(kind=kind, name=name, **rest)
     except (TypeError, KeyError, AttributeError) as error:
         hint = "The head of that file explains the fields."
-        raise LabError(f"[{kind}.{name}] of models/devices.toml cannot be used: {error}.", hint) from error
+        raise LabError(
+            f"[{kind}.{name}] of models/devices.toml cannot be used: {error}.", hint
+        ) from error
 
 
 def kinds() -> tuple[str, ...]:
@@ -99,8 +111,12 @@ def kinds() -> tuple[str, ...]:
 def names_of(group: str) -> tuple[str, ...]:
     """The names of all devices for "all", those of a kind for its name, those of a list; empty for any other word."""
     if "," in group:
-        return tuple(dict.fromkeys(find_device(name).name for name in group.split(",") if name.strip()))
-    return tuple(name for name, device in devices().items() if _as_name(group) in (ALL, device.kind))
+        return tuple(
+            dict.fromkeys(find_device(name).name for name in group.split(",") if name.strip())
+        )
+    return tuple(
+        name for name, device in devices().items() if _as_name(group) in (ALL, device.kind)
+    )
 
 
 def find_device(name: str) -> Device:
@@ -108,8 +124,12 @@ def find_device(name: str) -> Device:
     if device := called(name):
         return device
     if members := names_of(name):
-        raise LabError(f"{name!r} is a group of {len(members)} devices.", f"Name one: {', '.join(members[:3])}, ...")
-    wanted, choices = _as_name(name), [*devices(), *kinds()]
+        raise LabError(
+            f"{name!r} is a group of {len(members)} devices.",
+            f"Name one: {', '.join(members[:3])}, ...",
+        )
+    wanted = _as_name(name)
+    choices = [*devices(), *kinds()]
     close = [choice for choice in choices if wanted and wanted in choice]
     close.sort(key=lambda choice: (not choice.startswith(wanted), len(choice)))
     close = close or difflib.get_close_matches(wanted, choices, n=3, cutoff=0.5)
@@ -130,12 +150,18 @@ def called(words: str) -> Device | None:
 
 @cache
 def _by_key() -> dict[str, Device]:
-    return {_key(name): device for device in devices().values() for name in (device.name, *device.aliases)}
+    return {
+        _key(name): device
+        for device in devices().values()
+        for name in (device.name, *device.aliases)
+    }
 
 
 def _key(words: str) -> str:
     parts = re.findall(r"[a-z0-9]+", words.lower())
-    return "".join("laptop" if part == "mobile" else part for part in parts if not NOT_IN_NAMES.fullmatch(part))
+    return "".join(
+        "laptop" if part == "mobile" else part for part in parts if not NOT_IN_NAMES.fullmatch(part)
+    )
 
 
 def recognise(description: str, memory_bytes: int | None = None) -> Device | None:
@@ -154,6 +180,14 @@ def recognise(description: str, memory_bytes: int | None = None) -> Device | Non
         sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
         sizes = sizes or ([] if memory_bytes is None else [memory_bytes / 2**30])
         # Apple's driver reports a part of the memory, so a size tells nothing there.
-        known = [(device, device.memory_gb) for device in alike if device.kind != "apple" and device.memory_gb]
-        alike = [device for device, gb in known if any(abs(size - gb) <= SAME_MEMORY * gb for size in sizes)]
+        known = [
+            (device, device.memory_gb)
+            for device in alike
+            if device.kind != "apple" and device.memory_gb
+        ]
+        alike = [
+            device
+            for device, gb in known
+            if any(abs(size - gb) <= SAME_MEMORY * gb for size in sizes)
+        ]
     return alike[0] if len(alike) == 1 else None

@@ -57,7 +57,13 @@ class Tensor:
     @property
     def dimensions(self) -> tuple[int, ...]:
         """The dimensions in GGUF's order, the inner one first."""
-        outer = (self.rows, self.n_expert) if self.n_expert > 1 else (self.rows,) if self.rows > 1 else ()
+        outer = (
+            (self.rows, self.n_expert)
+            if self.n_expert > 1
+            else (self.rows,)
+            if self.rows > 1
+            else ()
+        )
         return (self.columns, *outer)
 
 
@@ -72,7 +78,10 @@ def known(quantization: str) -> str:
     name = quantizations("aliases").get(quantization.upper(), quantization.upper())
     if name.startswith("UD-"):
         what = f"llama.cpp makes no quantization {quantization}: Unsloth chooses its types for each model."
-        raise LabError(what, "Name the file: --model hf:OWNER/REPO/FILE.gguf (lab predict reads only its header)")
+        raise LabError(
+            what,
+            "Name the file: --model hf:OWNER/REPO/FILE.gguf (lab predict reads only its header)",
+        )
     if name not in quantizations("types"):
         hint = f"Use one of: {', '.join(quantizations('types'))}."
         raise LabError(f"llama.cpp makes no quantization {quantization}.", hint)
@@ -101,33 +110,60 @@ def _chosen(shape: Shape, quantization: str, name: str, kind: str, columns: int)
         return "MXFP4" if part.endswith("_exps") else "Q8_0"
     if name == "token_embd.weight":
         return quantizations("embeddings").get(quantization, kind)
-    i, n = int(layer), shape.n_layer
+    i = int(layer)
+    n = shape.n_layer
     has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2  # use_more_bits
-    is_value, is_down = part in ("attn_v", "attn_qkv"), part.startswith("ffn_down")
+    is_value = part in ("attn_v", "attn_qkv")
+    is_down = part.startswith("ffn_down")
     of_part = {"attn_q": "queries", "attn_k": "queries", "attn_output": "outputs"}.get(part)
-    of_part = "values" if is_value else ("first_down" if i < n // 8 else "down") if is_down else of_part
+    of_part = (
+        "values" if is_value else ("first_down" if i < n // 8 else "down") if is_down else of_part
+    )
     kind = quantizations(of_part).get(quantization, kind) if of_part else kind
-    if is_value and (shape.n_head >= 4 * shape.n_head_kv or (is_low and (shape.n_expert or 0) >= 4)):
+    if is_value and (
+        shape.n_head >= 4 * shape.n_head_kv or (is_low and (shape.n_expert or 0) >= 4)
+    ):
         kind = quantizations("shared_values").get(quantization, kind)
     if (is_value or is_down) and has_more and quantization in ("Q4_K_M", "Q5_K_M"):
         kind = "Q6_K"
     first = {"Q3_K_M": n // 16} if is_down else {"Q3_K_M": 2, "Q4_K_S": 4} if is_value else {}
-    if i < first.get(quantization, 0) or (is_value and shape.arch == "llama" and n == 80 and kind in ("Q3_K", "Q4_K")):
+    if i < first.get(quantization, 0) or (
+        is_value and shape.arch == "llama" and n == 80 and kind in ("Q3_K", "Q4_K")
+    ):
         kind = "Q5_K"
-    if part.startswith(("ffn_gate", "ffn_up")) and quantization == "IQ3_XS" and n // 8 <= i < 7 * n // 8:
+    if (
+        part.startswith(("ffn_gate", "ffn_up"))
+        and quantization == "IQ3_XS"
+        and n // 8 <= i < 7 * n // 8
+    ):
         kind = "IQ3_XXS"
     return kind
 
 
 def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     """The tensors of such a model. A tensor's random numbers depend on the order of this list."""
-    arch, width, n_ff, n_ff_expert = shape.arch, shape.n_embd, shape.n_ff, shape.n_ff_expert or 0
-    heads, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    is_hybrid, n_shared = arch in DELTA_NETS, shape.n_ff_shared or 0
-    qkv = {"q": 2 * heads if is_hybrid else heads, "k": kv, "v": kv}  # a hybrid's queries come with their gates
+    arch = shape.arch
+    width = shape.n_embd
+    n_ff = shape.n_ff
+    n_ff_expert = shape.n_ff_expert or 0
+    heads = shape.n_head * shape.head_dim
+    kv = shape.n_head_kv * shape.head_dim
+    is_hybrid = arch in DELTA_NETS
+    n_shared = shape.n_ff_shared or 0
+    qkv = {
+        "q": 2 * heads if is_hybrid else heads,
+        "k": kv,
+        "v": kv,
+    }  # a hybrid's queries come with their gates
     n = shape.n_expert if shape.n_expert and n_ff_expert else 0
-    experts = {"gate": (n_ff_expert, width), "up": (n_ff_expert, width), "down": (width, n_ff_expert)} if n else {}
-    is_oss, is_dense, is_fused = arch == "gpt-oss", not shape.n_expert, arch in ("phi3", "glm4")
+    experts = (
+        {"gate": (n_ff_expert, width), "up": (n_ff_expert, width), "down": (width, n_ff_expert)}
+        if n
+        else {}
+    )
+    is_oss = arch == "gpt-oss"
+    is_dense = not shape.n_expert
+    is_fused = arch in ("phi3", "glm4")
     has_post = arch in ("gemma2", "gemma3", "glm4")
     layer = [  # whether it is there; name, rows, columns
         (True, "attn_output.weight", width, heads),
@@ -138,7 +174,10 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
         (arch == "phi3", "attn_qkv.weight", heads + 2 * kv, width),
         *((arch != "phi3", f"attn_{part}.weight", rows, width) for part, rows in qkv.items()),
         (is_dense and is_fused, "ffn_up.weight", 2 * n_ff, width),
-        *((is_dense and not is_fused, f"ffn_{part}.weight", n_ff, width) for part in ("gate", "up")),
+        *(
+            (is_dense and not is_fused, f"ffn_{part}.weight", n_ff, width)
+            for part in ("gate", "up")
+        ),
         *((True, f"ffn_{part}_exps.weight", *sizes) for part, sizes in experts.items()),
         (n > 0, "ffn_gate_inp.weight", n, width),
         *((is_oss, f"ffn_{part}_exps.bias", n, rows) for part, (rows, _) in experts.items()),
@@ -148,7 +187,10 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
         (is_oss, "attn_sinks.weight", 1, shape.n_head),
         (not is_oss and not is_hybrid, "ffn_norm.weight", 1, width),
         (has_post, "post_ffw_norm.weight", 1, width),
-        *((arch in ("qwen2", "gpt-oss"), f"attn_{part}.bias", 1, rows) for part, rows in qkv.items()),
+        *(
+            (arch in ("qwen2", "gpt-oss"), f"attn_{part}.bias", 1, rows)
+            for part, rows in qkv.items()
+        ),
         (is_oss, "attn_output.bias", 1, width),
         (is_oss and n > 0, "ffn_gate_inp.bias", 1, n),
     ]
@@ -158,21 +200,29 @@ def tensors(shape: Shape, quantization: str) -> list[Tensor]:
     listed += [
         (f"blk.{i}.{name}", rows, columns)
         for i in range(shape.n_layer)
-        for is_there, name, rows, columns in (_without_attention(layer, shape) if is_hybrid and (i + 1) % 4 else layer)
+        for is_there, name, rows, columns in (
+            _without_attention(layer, shape) if is_hybrid and (i + 1) % 4 else layer
+        )
         if is_there
     ]
     made = []
     for name, rows, columns in listed:
-        is_plain = rows == 1 or name.endswith((".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight", "ssm_a"))
+        is_plain = rows == 1 or name.endswith(
+            (".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight", "ssm_a")
+        )
         kind = "F32" if is_plain else type_of(shape, quantization, name, columns)
         made.append(Tensor(name, rows, columns, kind, n if name.endswith("_exps.weight") else 1))
     return made
 
 
-def _without_attention(layer: list[tuple[bool, str, int, int]], shape: Shape) -> list[tuple[bool, str, int, int]]:
+def _without_attention(
+    layer: list[tuple[bool, str, int, int]], shape: Shape
+) -> list[tuple[bool, str, int, int]]:
     """The same layer with a gated delta net in the place of attention (llama.cpp 0c1e570, src/models/qwen35.cpp)."""
-    ssm, width = shape.ssm or {}, shape.n_embd
-    n_value, values = ssm["time_step_rank"], ssm["state_size"] * ssm["time_step_rank"]
+    ssm = shape.ssm or {}
+    width = shape.n_embd
+    n_value = ssm["time_step_rank"]
+    values = ssm["state_size"] * ssm["time_step_rank"]
     mixed = 2 * ssm["state_size"] * ssm["group_count"] + values
     return [
         (True, "attn_qkv.weight", mixed, width),
@@ -189,7 +239,10 @@ def _without_attention(layer: list[tuple[bool, str, int, int]], shape: Shape) ->
 
 def by_quantization(entry: Entry) -> dict[str, Model]:
     """The model in common quantizations, without a file."""
-    return {quantization: model_of(entry, quantization) for quantization in ("Q4_0", "Q4_K_M", "Q8_0", "F16")}
+    return {
+        quantization: model_of(entry, quantization)
+        for quantization in ("Q4_0", "Q4_K_M", "Q8_0", "F16")
+    }
 
 
 def model_of(entry: Entry, quantization: str) -> Model:
@@ -199,11 +252,18 @@ def model_of(entry: Entry, quantization: str) -> Model:
     by_type = collections.Counter[str]()
     for tensor in listed.values():
         by_type[tensor.type] += tensor.n_bytes
-    shape, own = entry.shape, dataclasses.asdict(entry.shape)
-    table, output = listed["token_embd.weight"], listed.get("output.weight")
-    keys = {"attention.sliding_window": shape.window, **{f"ssm.{key}": n for key, n in (shape.ssm or {}).items()}}
+    shape = entry.shape
+    own = dataclasses.asdict(entry.shape)
+    table = listed["token_embd.weight"]
+    output = listed.get("output.weight")
+    keys = {
+        "attention.sliding_window": shape.window,
+        **{f"ssm.{key}": n for key, n in (shape.ssm or {}).items()},
+    }
     keys |= {"attention.head_count": shape.n_head, "attention.head_count_kv": shape.n_head_kv}
-    layers = read_layers(shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None)
+    layers = read_layers(
+        shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None
+    )
     return Model(
         name=entry.name,
         source="shape",
@@ -217,7 +277,8 @@ def model_of(entry: Entry, quantization: str) -> Model:
         output_type=output.type if output else None,
         n_params=sum(tensor.n_weights for tensor in listed.values()),
         matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
-        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own} | layers,
+        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own}
+        | layers,
     )
 
 
@@ -226,14 +287,19 @@ def n_bytes(shape: Shape, quantization: str) -> int:
 
 
 def write(
-    shape: Shape, quantization: str, path: Path, seed: int = 1, watch: Callable[[int, int], object] = lambda *_: None
+    shape: Shape,
+    quantization: str,
+    path: Path,
+    seed: int = 1,
+    watch: Callable[[int, int], object] = lambda *_: None,
 ) -> None:
     """Write such a model in one of QUANTIZATIONS; the same seed gives the same bytes. LabError if the disk is full."""
     import gguf
     import numpy as np
 
     planned = tensors(shape, quantization)
-    total, done = sum(tensor.n_bytes for tensor in planned), 0
+    total = sum(tensor.n_bytes for tensor in planned)
+    done = 0
     values: dict[str, Any] = {
         "name": "random weights",  # neutral: from some names llama.cpp derives a family, and then expects its tokens
         "file_type": QUANTIZATIONS[quantization],
@@ -268,7 +334,9 @@ def write(
         for tensor in planned:
             kind = gguf.GGMLQuantizationType[tensor.type]
             dimensions = tensor.dimensions[::-1]  # as numpy has them
-            writer.add_tensor_info(tensor.name, dimensions, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind)
+            writer.add_tensor_info(
+                tensor.name, dimensions, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind
+            )
         try:
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
@@ -292,11 +360,13 @@ class _Random:
     """Acts as an array for the writer, but creates the random weights only when they are written."""
 
     def __init__(self, tensor: Tensor, generator: Any) -> None:
-        self._tensor, self._generator = tensor, generator
+        self._tensor = tensor
+        self._generator = generator
         self.nbytes = tensor.n_bytes
 
     def tofile(self, file: IO[bytes]) -> None:
-        one, n = self._tensor, self._tensor.n_weights
+        one = self._tensor
+        n = self._tensor.n_weights
         kind = "decay" if one.name.endswith("ssm_a") else "vector" if one.rows == 1 else one.type
         for first in range(0, n, _CHUNK_WEIGHTS):
             size = min(n - first, _CHUNK_WEIGHTS)
@@ -310,12 +380,17 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     def half(values: Any) -> Any:
         return np.asarray(values, dtype=np.float16).reshape(-1, 1).view(np.uint8)
 
-    if kind in ("vector", "decay"):  # norms and biases: around one; decays of a state: around minus one
+    if kind in (
+        "vector",
+        "decay",
+    ):  # norms and biases: around one; decays of a state: around minus one
         sign = np.float32(-1 if kind == "decay" else 1)
         return (sign * (1 + 0.1 * generator.standard_normal(n, dtype=np.float32))).view(np.uint8)
     if kind == "F32":
         return (np.float32(scale) * generator.standard_normal(n, dtype=np.float32)).view(np.uint8)
-    if kind == "F16":  # a random sign and mantissa under one exponent: between 1 and 2 times a power of two
+    if (
+        kind == "F16"
+    ):  # a random sign and mantissa under one exponent: between 1 and 2 times a power of two
         exponent = round(math.log2(scale / 1.53)) + 15
         words = generator.bit_generator.random_raw(-(-n // 4)).view(np.uint16)[:n]
         return ((words & 0x83FF) | (exponent << 10)).view(np.uint8)
@@ -330,7 +405,9 @@ def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
         if kind == "Q4_1":
             blocks[:, 2:4] = half(signs * scale / spread * -7.5)
         if kind == "Q6_K":
-            blocks[:, 192:208] = (1 + (blocks[:, 192:208] & 7)) * np.where(blocks[:, 192:208] & 8, 1, 255)
+            blocks[:, 192:208] = (1 + (blocks[:, 192:208] & 7)) * np.where(
+                blocks[:, 192:208] & 8, 1, 255
+            )
     else:  # MXFP4: a power of two, then 32 quants of -6 to 6
         blocks[:, 0] = 127 + round(math.log2(scale / 2.93))
     return blocks.reshape(-1)

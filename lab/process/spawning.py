@@ -31,10 +31,18 @@ def start(
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """A new Python process that runs `code`, with a pipe for its stdin. Every child of the lab starts here."""
-    apart: dict[str, Any] = {"creationflags": 0x200} if os.name == "nt" else {"start_new_session": True}
+    apart: dict[str, Any] = (
+        {"creationflags": 0x200} if os.name == "nt" else {"start_new_session": True}
+    )
     return subprocess.Popen(
         # -P: a file random.py in the current folder would replace the standard library's module
-        [sys.executable, "-P", "-c", f"import sys; sys.path.append({_PACKAGE!r}); {code}", *arguments],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            f"import sys; sys.path.append({_PACKAGE!r}); {code}",
+            *arguments,
+        ],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,
@@ -59,7 +67,9 @@ def environment(lib: str | None = None) -> dict[str, str]:
     return own | {"GGML_NO_BACKTRACE": "1", **({} if lib is None else {LIB_VARIABLE: lib})}
 
 
-def listen(process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]) -> None:
+def listen(
+    process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]
+) -> None:
     """Read a child's stdout: the first line is its process id, each other line a reply, and then follows DIED."""
     stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
     with suppress(ValueError, OSError):  # the parent has closed it
@@ -83,7 +93,9 @@ def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
     """Why the process called `name` ended, with the last three `lines` of its stderr."""
     words = f"exit status {status:#x}" if status > 255 else f"exit status {status}"
     if status < 0:
-        words = signal.Signals(-status).name if -status in set(signal.Signals) else "an unknown signal"
+        words = (
+            signal.Signals(-status).name if -status in set(signal.Signals) else "an unknown signal"
+        )
     causes = {
         "SIGKILL": "killed from outside; the system does this when memory runs out",
         "SIGSEGV": "a crash in native code",
@@ -95,7 +107,8 @@ def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
 
 
 def serve(
-    start: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]], clean_up: Callable[[], object] = lambda: None
+    start: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]],
+    clean_up: Callable[[], object] = lambda: None,
 ) -> NoReturn:
     """In the child: answer requests until the parent ends, with the function that `start` returns; then `clean_up`.
 
@@ -128,7 +141,8 @@ def serve(
 
 
 def end_with_parent(
-    take: Callable[[bytes], object] = lambda line: None, clean_up: Callable[[], object] = lambda: None
+    take: Callable[[bytes], object] = lambda line: None,
+    clean_up: Callable[[], object] = lambda: None,
 ) -> None:
     """In a thread: take each line of stdin, and end this process when the parent closes it."""
 

@@ -8,11 +8,16 @@ from pathlib import Path
 
 from lab.core.record import Device, Steps
 
-N_PREFILLED, FIRST_TOKEN = 0, 1
+N_PREFILLED = 0
+FIRST_TOKEN = 1
 """Slots of the progress array: the number of prompt tokens done, then each token as it is chosen."""
 
-MUL_MAT, MUL_MAT_ID, ATTENTION, PLAIN_ATTENTION = "mul_mat", "mul_mat_id", "attention", "plain_attention"
-UPLOAD, DOWNLOAD = "upload", "download"
+MUL_MAT = "mul_mat"
+MUL_MAT_ID = "mul_mat_id"
+ATTENTION = "attention"
+PLAIN_ATTENTION = "plain_attention"
+UPLOAD = "upload"
+DOWNLOAD = "download"
 """What can be probed: matrix products, flash attention and attention without it, copies to and from a device."""
 
 
@@ -32,7 +37,9 @@ class Libraries:
 
     version: str  # ggml's
     paths: tuple[str, ...]
-    layout: dict[str, str]  # each default of each structure, and each tensor type: it must fit the Python bindings
+    layout: dict[
+        str, str
+    ]  # each default of each structure, and each tensor type: it must fit the Python bindings
 
 
 @dataclass(frozen=True)

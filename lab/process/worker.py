@@ -24,8 +24,27 @@ from lab.core.memory import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.process.spawning import DIED, END_S, cause_of_death, environment, kill, listen, start, wait_for_end
-from lab.process.wire import FIRST_TOKEN, N_PREFILLED, Build, Libraries, Outcome, Probe, Progress, Vocabulary, map_int64
+from lab.process.spawning import (
+    DIED,
+    END_S,
+    cause_of_death,
+    environment,
+    kill,
+    listen,
+    start,
+    wait_for_end,
+)
+from lab.process.wire import (
+    FIRST_TOKEN,
+    N_PREFILLED,
+    Build,
+    Libraries,
+    Outcome,
+    Probe,
+    Progress,
+    Vocabulary,
+    map_int64,
+)
 
 T = TypeVar("T")
 
@@ -33,8 +52,16 @@ POLL_S = 0.1  # how often a waiting parent reads the progress and the state of t
 MAX_TOKENS = 1 << 20  # of one run: what the progress file holds
 
 CRASHES = {
-    *(-getattr(signal, name) for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT") if hasattr(signal, name)),
-    *(0xC0000005, 0xC000001D, 0xC0000094),  # Windows: access violation, illegal instruction, division by zero
+    *(
+        -getattr(signal, name)
+        for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT")
+        if hasattr(signal, name)
+    ),
+    *(
+        0xC0000005,
+        0xC000001D,
+        0xC0000094,
+    ),  # Windows: access violation, illegal instruction, division by zero
 }
 """Exit statuses after a crash in native code."""
 
@@ -66,12 +93,16 @@ class Worker:
             with self._progress_path.open("wb") as file:
                 size = 8 * (FIRST_TOKEN + MAX_TOKENS)
                 file.truncate(size)
-                if hasattr(os, "posix_fallocate"):  # else a full disk would end a process by a signal, during a run
+                if hasattr(
+                    os, "posix_fallocate"
+                ):  # else a full disk would end a process by a signal, during a run
                     os.posix_fallocate(file.fileno(), 0, size)
             self._progress = map_int64(self._progress_path)
         except OSError as problem:
             hint = "Free some disk space, or set TMPDIR to another folder."
-            raise LabError(f"Temporary files cannot be written: {problem.strerror}.", hint) from None
+            raise LabError(
+                f"Temporary files cannot be written: {problem.strerror}.", hint
+            ) from None
         self._spawn()
 
     def restart(self) -> None:
@@ -88,11 +119,15 @@ class Worker:
 
     def _spawn(self) -> None:
         with self._stderr_path.open("wb") as stderr:
-            self._process = start(_CHILD, str(self._progress_path), stderr=stderr, env=environment(self.lib))
+            self._process = start(
+                _CHILD, str(self._progress_path), stderr=stderr, env=environment(self.lib)
+            )
         self._pid: int | None = None
         self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._listener = threading.Thread(target=listen, args=(self._process, self._pids, self._replies), daemon=True)
+        self._listener = threading.Thread(
+            target=listen, args=(self._process, self._pids, self._replies), daemon=True
+        )
         self._listener.start()
 
     @property
@@ -116,7 +151,9 @@ class Worker:
         try:
             return from_json(Model, text)
         except ValueError as problem:
-            raise LabError(f"{path.name} is a broken GGUF file: {problem}.", "Download it again.") from None
+            raise LabError(
+                f"{path.name} is a broken GGUF file: {problem}.", "Download it again."
+            ) from None
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
         return tuple(Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=path)))
@@ -128,7 +165,9 @@ class Worker:
     def quantizations(self) -> list[str]:
         return list(json.loads(self._ask("quantizations")))
 
-    def quantize(self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]) -> None:
+    def quantize(
+        self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]
+    ) -> None:
         def look() -> None:
             with suppress(OSError):
                 watch(target.stat().st_size)
@@ -159,7 +198,9 @@ class Worker:
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         """Run a script. Calls `watch` every POLL_S while it runs, and once at the end."""
         n_tokens = scripts.n_chosen(script)
-        self._progress[: FIRST_TOKEN + n_tokens] = memoryview(b"\xff" * (8 * (FIRST_TOKEN + n_tokens))).cast("q")
+        self._progress[: FIRST_TOKEN + n_tokens] = memoryview(
+            b"\xff" * (8 * (FIRST_TOKEN + n_tokens))
+        ).cast("q")
 
         def look() -> None:
             chosen = self._progress[FIRST_TOKEN : FIRST_TOKEN + n_tokens].tolist()
@@ -225,7 +266,9 @@ class Worker:
                     look()
         if reply is DIED:
             self._replies.put(DIED)  # for the next request
-            lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            lines = (
+                self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            )
             status = self._process.wait()
             raise WorkerDied(cause_of_death("The engine's process", status, lines), status=status)
         answer = json.loads(reply)

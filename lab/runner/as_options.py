@@ -23,21 +23,30 @@ FOLDER = "LAB_SETTINGS"  # the environment variable that names another folder of
 
 def asked(settings: Settings) -> dict[str, Any]:
     """The keywords of AskedSettings that ask for these settings, without defaults."""
-    chosen = {name: getattr(settings, setting.record_name or name) for name, setting in table().items()}
+    chosen = {
+        name: getattr(settings, setting.record_name or name) for name, setting in table().items()
+    }
     if settings.n_threads_batch == settings.n_threads:
         chosen["threads_batch"] = None
     if settings.n_threads < 1:  # imported
         chosen["threads"] = None
     if settings.n_gpu_layers < 0:  # all of a model that does not say how many it has
         chosen["n_gpu_layers"] = None
-    chosen["lib"] = settings.lib and settings.lib.rpartition(" ")[0]  # a record has only the end of the path
+    chosen["lib"] = (
+        settings.lib and settings.lib.rpartition(" ")[0]
+    )  # a record has only the end of the path
     chosen["kv_unified"] = "on" if settings.kv_unified else "off"
-    return {name: value for name, value in chosen.items() if value is not None and value != defaults()[name]}
+    return {
+        name: value
+        for name, value in chosen.items()
+        if value is not None and value != defaults()[name]
+    }
 
 
 def options(record: Record) -> list[tuple[str, ...]]:
     """The model and the settings of a record as options, without defaults."""
-    model, settings = record.model, record.settings
+    model = record.model
+    settings = record.settings
     chosen = asked(settings)
     all_layers = -1 if model.n_layer is None else model.n_layer + 1
     if settings.n_gpu_layers == (all_layers if machine.accelerators(record.machine.devices) else 0):
@@ -46,11 +55,11 @@ def options(record: Record) -> list[tuple[str, ...]]:
         chosen.pop("prompt", None)  # always random
     if record.run.lever and record.run.lever.kv_unified == "on":  # by default
         chosen["kv_unified"] = "on" if settings.kv_unified else "off"
-    made, spec = (
-        [(table()[name].is_placing, option(name, value)) for name, value in chosen.items()],
-        catalog.spec_of(model),
+    made = [(table()[name].is_placing, option(name, value)) for name, value in chosen.items()]
+    spec = catalog.spec_of(model)
+    placing, others = (
+        [words for is_placing, words in made if is_placing is side] for side in (True, False)
     )
-    placing, others = ([words for is_placing, words in made if is_placing is side] for side in (True, False))
     return [*placing, *([] if spec == catalog.DEFAULT else [("--model", spec)]), *others]
 
 
@@ -61,7 +70,9 @@ def option(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, bool):
         return (flag(name if value else f"no-{name}"),)
     if isinstance(value, (tuple, list)):
-        return flag(name), ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
+        return flag(name), ",".join(
+            f"{part:g}" if isinstance(part, float) else str(part) for part in value
+        )
     return flag(name), str(value)
 
 
@@ -72,11 +83,18 @@ def timed(records: Sequence[Record]) -> list[Record]:
 
 def shared(records: Sequence[Record]) -> list[tuple[str, ...]]:
     """The options that all of the records have."""
-    return [option for option in options(records[0]) if all(option in options(record) for record in records)]
+    return [
+        option
+        for option in options(records[0])
+        if all(option in options(record) for record in records)
+    ]
 
 
 def line(
-    name: str, given: Mapping[str, object], first: Sequence[Sequence[str]] = (), last: Sequence[Sequence[str]] = ()
+    name: str,
+    given: Mapping[str, object],
+    first: Sequence[Sequence[str]] = (),
+    last: Sequence[Sequence[str]] = (),
 ) -> str:
     """A command with options, without those that are None or empty; other words come first, or last."""
     known = [option(key, value) for key, value in given.items() if value not in (None, "", [])]
@@ -94,12 +112,15 @@ def folder() -> Path:
 
 def save(name: str, settings: Mapping[str, Any]) -> Path:
     """Keep settings (keywords of AskedSettings) under a name, in the place of earlier ones; returns the file."""
-    path, text = path_of(name), to_json({key: value for key, value in settings.items() if value is not None})
+    path = path_of(name)
+    text = to_json({key: value for key, value in settings.items() if value is not None})
     _parse(text, f"Settings cannot be saved as {name}", "Correct them.")
     try:
         write_whole(path, f"{text}\n".encode(), "The file")
     except LabError as problem:
-        raise LabError(problem.what, f"Free some space, or set {FOLDER} to another folder.") from None
+        raise LabError(
+            problem.what, f"Free some space, or set {FOLDER} to another folder."
+        ) from None
     return path
 
 
@@ -113,17 +134,26 @@ def settings(name: str) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         known = ", ".join(sorted(path.stem for path in folder().glob("*.json")))
-        hint = f"Saved are: {known}." if known else "None are saved yet: lab tune --save NAME saves some."
+        hint = (
+            f"Saved are: {known}."
+            if known
+            else "None are saved yet: lab tune --save NAME saves some."
+        )
         raise LabError(f"There are no settings named {name}.", hint) from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise LabError(f"The settings {name} cannot be read: {problem}.", f"Correct or delete {path}") from None
+        raise LabError(
+            f"The settings {name} cannot be read: {problem}.", f"Correct or delete {path}"
+        ) from None
     return _parse(text, f"The settings {name} cannot be used", f"Correct or delete {path}")
 
 
 def path_of(name: str) -> Path:
     """The file of a name. LabError for a name that is no file name on every system."""
     if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
-        raise LabError(f"{name!r} cannot name settings.", "Use up to 64 letters, digits, and . _ - after the first.")
+        raise LabError(
+            f"{name!r} cannot name settings.",
+            "Use up to 64 letters, digits, and . _ - after the first.",
+        )
     return folder() / f"{name}.json"
 
 

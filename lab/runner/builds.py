@@ -42,7 +42,9 @@ def mismatch(system_info: str) -> tuple[frozenset[str], frozenset[str]] | None:
     """Instruction sets that a build needs and this CPU lacks, and those that it does not use; None: CPU unknown."""
     arm = platform.machine().lower() in ("arm64", "aarch64")
     # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
-    lines = re.findall(rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M)
+    lines = re.findall(
+        rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M
+    )
     listed = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
     cpu = frozenset(ours for ours, theirs in _ON_LINUX.items() if theirs in listed)
     build = frozenset(re.findall(r"(\w+) = 1\b", system_info)) & _ON_LINUX.keys()
@@ -57,10 +59,14 @@ def of_worker(worker: Worker) -> Build:
     except WorkerDied as death:
         if not death.is_crash:
             raise
-        raise LabError(f"{death.what} llama.cpp crashed at its start, like a build for another CPU.", hint) from None
+        raise LabError(
+            f"{death.what} llama.cpp crashed at its start, like a build for another CPU.", hint
+        ) from None
     if (found := mismatch(build.system_info)) and found[0]:  # it would end with SIGILL
         lacking = ", ".join(sorted(found[0]))
-        raise LabError(f"This build of llama.cpp needs {lacking}, which this CPU does not have.", hint)
+        raise LabError(
+            f"This build of llama.cpp needs {lacking}, which this CPU does not have.", hint
+        )
     return build
 
 
@@ -71,9 +77,16 @@ def folder_of(asked: str | None) -> str | None:
         return None
     path = _path(lib)
     if not path.is_dir():
-        raise LabError(f"--lib {lib}: no such folder.", "Give the folder that contains libllama, such as build/bin.")
+        raise LabError(
+            f"--lib {lib}: no such folder.",
+            "Give the folder that contains libllama, such as build/bin.",
+        )
     if not _has_libllama(path):
-        below = [name for name in ("bin", "lib", "build/bin", "llama_cpp/lib") if _has_libllama(path / name)]
+        below = [
+            name
+            for name in ("bin", "lib", "build/bin", "llama_cpp/lib")
+            if _has_libllama(path / name)
+        ]
         hint = f"Use {shell.join('--lib', Path(lib) / below[0])}" if below else _BUILD
         raise LabError(f"--lib {lib}: this folder contains no libllama.", hint)
     _check(path, _sum(_files(path)))
@@ -103,7 +116,11 @@ def _check(path: Path, _: str) -> None:
         try:
             theirs = worker.libraries()
         except LabError as problem:
-            died = f"These libraries do not run here. {_BUILD}" if isinstance(problem, WorkerDied) else problem.hint
+            died = (
+                f"These libraries do not run here. {_BUILD}"
+                if isinstance(problem, WorkerDied)
+                else problem.hint
+            )
             raise LabError(f"--lib {path}: {problem.what}", died) from None
     compare(own, theirs, path)
 
@@ -115,12 +132,18 @@ def compare(own: Libraries, theirs: Libraries, path: Path) -> None:
         what = f"--lib {path}: its libllama does not load its own {elsewhere[0].name}, but {elsewhere[0]}."
         hint = "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where it was built."
         raise LabError(what, hint)
-    known = [{"ggml's version": ".".join(one.version.split(".")[:2]), **one.layout} for one in (own, theirs)]
+    known = [
+        {"ggml's version": ".".join(one.version.split(".")[:2]), **one.layout}
+        for one in (own, theirs)
+    ]
     for what in {**known[0], **known[1]}:
         here, there = (one.get(what, "unknown") for one in known)
         if here != there:
             words = f"{what} is {there}, but {here} in the installed libraries."
-            raise LabError(f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {words}", _BUILD)
+            raise LabError(
+                f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {words}",
+                _BUILD,
+            )
 
 
 def _path(lib: str) -> Path:
@@ -133,7 +156,9 @@ def _has_libllama(path: Path) -> bool:
 
 def _files(path: Path) -> tuple[tuple[Path, int, int], ...]:
     """llama.cpp's libraries in a folder, each with size and modification time."""
-    files = [file for file in sorted(path.iterdir()) if _LIBRARY.fullmatch(file.name) and file.is_file()]
+    files = [
+        file for file in sorted(path.iterdir()) if _LIBRARY.fullmatch(file.name) and file.is_file()
+    ]
     return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 

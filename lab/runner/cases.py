@@ -29,7 +29,9 @@ class Case:
     n_gen: int
     every: int | None = None  # a sweep
     lever: Lever | None = None
-    sequences: tuple[int, ...] = ()  # the final number of tokens of each; empty: one sequence of n_prompt + n_gen
+    sequences: tuple[
+        int, ...
+    ] = ()  # the final number of tokens of each; empty: one sequence of n_prompt + n_gen
     text: str | None = None  # the source of its prompts, as in `--prompt`; None: the plan's
 
     @property
@@ -56,7 +58,8 @@ def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:
 def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
     """The settings of a context for each of these cases: one cache (`kv_unified`), or equal ones for all sequences."""
     lengths = [case.sequences or (case.n_prompt + case.n_gen,) for case in cases]
-    n_seq, n_ctx = max(map(len, lengths)), max(map(sum, lengths))
+    n_seq = max(map(len, lengths))
+    n_ctx = max(map(sum, lengths))
     if n_seq > 1 and not settings.kv_unified:
         n_ctx = n_seq * padded(max(map(max, lengths)))
     return dataclasses.replace(settings, n_ctx=n_ctx, n_seq_max=n_seq)
@@ -70,13 +73,26 @@ def named(case: Case) -> dict[str, Any]:
 
 def run_without_steps(n_prompt: int, n_gen: int, **found: Any) -> Run:
     """A run that keeps what was found instead of steps."""
-    given = {"n_prompt": n_prompt, "n_gen": n_gen, "repeat": 0, "warmup": False, "status": record.OK, **found}
+    given = {
+        "n_prompt": n_prompt,
+        "n_gen": n_gen,
+        "repeat": 0,
+        "warmup": False,
+        "status": record.OK,
+        **found,
+    }
     return Run(**{"started_at": utc_now(), "steps": Steps(), "token_ids": (), **given})
 
 
 def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
     status = record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED
-    given = {**named(case), "repeat": repeat, "warmup": warmup, "status": status, "error": str(problem)}
+    given = {
+        **named(case),
+        "repeat": repeat,
+        "warmup": warmup,
+        "status": status,
+        "error": str(problem),
+    }
     return run_without_steps(**given)
 
 
@@ -133,7 +149,11 @@ class Plan:
 
     def round(self, repeat: int, cases: Sequence[Case]) -> list[tuple[int, Case]]:
         """(repeat, case) once for each of `cases`, shuffled by the seed."""
-        return shuffled(sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case))), self.seed, repeat)
+        return shuffled(
+            sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case))),
+            self.seed,
+            repeat,
+        )
 
     def n_tokens(self, case: Case) -> tuple[int, int]:
         """Tokens that a run of this case prefills, and tokens that it chooses."""

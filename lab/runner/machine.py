@@ -33,12 +33,16 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
     """This machine, with the llama.cpp build that the engine reported, if any."""
     import psutil
 
-    usable, quota, battery = n_cores_usable(), cpu_quota(), None
+    usable = n_cores_usable()
+    quota = cpu_quota()
+    battery = None
     flags = re.search(r"^flags\s*:(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
     virtual = "hypervisor" in flags[1].split() if flags else None
     if sys.platform == "darwin":
         virtual = {"1": True, "0": False}.get(sysctl("kern.hv_vmm_present") or "")
-    with contextlib.suppress(OSError, AttributeError):  # AttributeError: psutil has no such function for this system
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # AttributeError: psutil has no such function for this system
         battery = psutil.sensors_battery()
     plugged = battery.power_plugged if battery else None
     return Machine(
@@ -133,12 +137,19 @@ def _cpu_name(root: Path = ROOT) -> str | None:
         return f"{platform.machine()} emulated on {kernel}"
     text = system_text(root / "proc/cpuinfo")
     match = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
-    name = system_text(root / "proc/device-tree/model").strip("\0\n ") or (match[1].strip() if match else None)
-    makers, parts = (re.findall(rf"^CPU {what}\s*:\s*(\w+)", text, re.MULTILINE) for what in ("implementer", "part"))
+    name = system_text(root / "proc/device-tree/model").strip("\0\n ") or (
+        match[1].strip() if match else None
+    )
+    makers, parts = (
+        re.findall(rf"^CPU {what}\s*:\s*(\w+)", text, re.MULTILINE)
+        for what in ("implementer", "part")
+    )
     with catalog.data_file("arm_cores.toml").open("rb") as file:
         known = tomllib.load(file)
     both = zip(makers, parts, strict=False)
-    counts = Counter(known.get(maker, {}).get(part, f"Arm core {maker}/{part}") for maker, part in both)
+    counts = Counter(
+        known.get(maker, {}).get(part, f"Arm core {maker}/{part}") for maker, part in both
+    )
     cores = ", ".join(f"{n} x {core}" for core, n in counts.items()) or None
     return f"{name} ({cores})" if name and cores else name or cores
 
@@ -156,7 +167,8 @@ def own_cores() -> tuple[int, ...] | None:
 
 def n_cores_usable(root: Path = ROOT) -> float | None:
     """Logical cores that this process may use; a fraction if a container limits its CPU time."""
-    cores, quota = own_cores(), cpu_quota(root)
+    cores = own_cores()
+    quota = cpu_quota(root)
     n = os.cpu_count() if cores is None else len(cores)
     return n if n is None or quota is None or quota >= n else quota
 
@@ -180,16 +192,23 @@ def memory_available(root: Path = ROOT) -> int:
 
     left = [int(psutil.virtual_memory().available)]
     for folder in _groups(root):
-        used, reclaimed = system_number(folder / "memory.current"), _count(folder / "memory.stat", "inactive_file") or 0
+        used = system_number(folder / "memory.current")
+        reclaimed = _count(folder / "memory.stat", "inactive_file") or 0
         limits = [system_number(folder / name) for name in ("memory.max", "memory.high")]
-        left += [max(0, limit - used + reclaimed) for limit in limits if limit is not None and used is not None]
+        left += [
+            max(0, limit - used + reclaimed)
+            for limit in limits
+            if limit is not None and used is not None
+        ]
     return min(left)
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """CPU time that the groups of this process allow, in cores (a fraction); None without a limit."""
     parts = [system_text(folder / "cpu.max").split() for folder in _groups(root)]
-    return min((int(part[0]) / int(part[1]) for part in parts if part and part[0].isdigit()), default=None)
+    return min(
+        (int(part[0]) / int(part[1]) for part in parts if part and part[0].isdigit()), default=None
+    )
 
 
 def throttled_s(root: Path = ROOT) -> float | None:
@@ -201,7 +220,9 @@ def throttled_s(root: Path = ROOT) -> float | None:
 def _groups(root: Path) -> list[Path]:
     """The folders of this process's groups, from the innermost to the outermost."""
     own = re.search(r"^0::/(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE)
-    below = PurePosixPath(own[1]) if own and not own[1].startswith("..") else PurePosixPath()  # outside this namespace
+    below = (
+        PurePosixPath(own[1]) if own and not own[1].startswith("..") else PurePosixPath()
+    )  # outside this namespace
     return [root / "sys/fs/cgroup" / folder for folder in (below, *below.parents)]
 
 
@@ -222,7 +243,9 @@ def _n_fast_cores(root: Path) -> int | None:
     folders = {n: root / f"sys/devices/system/cpu/cpu{n}" for n in own_cores() or ()}
     listed = system_text(root / "sys/devices/cpu_core/cpus").strip()  # such as 0-3,8
     ranges = [part.partition("-") for part in listed.split(",") if part]
-    fast = {n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)} & folders.keys()
+    fast = {
+        n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)
+    } & folders.keys()
     # If equally many slow and fast cores share the work equally, slow cores help only above half the speed.
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         speeds = {n: system_number(folder / name) or 0 for n, folder in folders.items()}

@@ -55,7 +55,10 @@ class NoiseWatch:
         """All readings and samples since the beginning."""
         self.sample()
         at, *columns = zip(*self._rows, strict=True)
-        known = (None if None in column else tuple(b - a for a, b in itertools.pairwise(column)) for column in columns)
+        known = (
+            None if None in column else tuple(b - a for a, b in itertools.pairwise(column))
+            for column in columns
+        )
         samples = NoiseSamples(at[1:], *known)
         return Noise(self._before, read_noise(self._gpus), samples, joules=self._energy.joules())
 
@@ -63,7 +66,10 @@ class NoiseWatch:
 def read_noise(gpus: GpuWatch) -> NoiseReading:
     """The counters that grow when something slows the machine."""
     waited = re.search(r"^some .*total=(\d+)", system_text("/proc/pressure/memory"), re.MULTILINE)
-    throttles = [system_text(path) for path in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/*_count")]
+    throttles = [
+        system_text(path)
+        for path in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/*_count")
+    ]
     return NoiseReading(
         memory_pressure_s=int(waited[1]) / 1e6 if waited else None,
         n_throttled=sum(int(text) for text in throttles) if throttles else None,
@@ -80,13 +86,18 @@ def _cpu_ms(own: Sequence[Process]) -> tuple[int | None, int | None]:
     times = [psutil.cpu_times()]
     if cores is not None and len(cores) < (os.cpu_count() or 0):
         by_core = psutil.cpu_times(percpu=True)
-        if max(cores) < len(by_core):  # otherwise some cores are offline, and the indices are not core numbers
+        if max(cores) < len(
+            by_core
+        ):  # otherwise some cores are offline, and the indices are not core numbers
             times = [by_core[core] for core in cores]
     parts = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")
-    busy, others = sum(getattr(row, part, 0.0) for row in times for part in parts), None
+    busy = sum(getattr(row, part, 0.0) for row in times for part in parts)
+    others = None
     with suppress(psutil.Error):  # the engine has died
         others = round(1e3 * (busy - sum(sum(process.cpu_times()[:2]) for process in own)))
-    return others, round(1e3 * sum(row.steal for row in times)) if hasattr(times[0], "steal") else None
+    return others, round(1e3 * sum(row.steal for row in times)) if hasattr(
+        times[0], "steal"
+    ) else None
 
 
 SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
@@ -107,9 +118,13 @@ class GpuWatch:
 
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlInit()
-                self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+                self._handles = [
+                    pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
+                ]
                 self._nvml = pynvml
-        self._since = time.time_ns() // 1000  # like the driver's stamps: microseconds of the system clock
+        self._since = (
+            time.time_ns() // 1000
+        )  # like the driver's stamps: microseconds of the system clock
         self._most: list[int | None] = [None] * len(self._handles)
         self._sampled = time.monotonic()
 
@@ -130,8 +145,13 @@ class GpuWatch:
                 if getattr(problem, "value", None) != self._nvml.NVML_ERROR_NOT_FOUND:
                     continue
                 samples = []
-            latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
-            percent = int(min(100, sum(one.smUtil for pid, one in latest.items() if pid not in self._own)))
+            latest = {
+                sample.pid: sample
+                for sample in sorted(samples, key=lambda sample: sample.timeStamp)
+            }
+            percent = int(
+                min(100, sum(one.smUtil for pid, one in latest.items() if pid not in self._own))
+            )
             self._most[i] = max(percent, self._most[i] or 0)
 
     def read(self) -> tuple[Gpu, ...] | None:
@@ -149,7 +169,10 @@ class GpuWatch:
 
     def energy_counters(self) -> list[Callable[[], int | None]]:
         """For each GPU a function that reads the millijoules since its driver was loaded; None before Volta."""
-        return [functools.partial(self._ask, "nvmlDeviceGetTotalEnergyConsumption", handle) for handle in self._handles]
+        return [
+            functools.partial(self._ask, "nvmlDeviceGetTotalEnergyConsumption", handle)
+            for handle in self._handles
+        ]
 
     def _ask(self, function: str, *arguments: Any) -> Any:
         """NVML's answer; None if this driver or GPU does not support the function."""
@@ -188,9 +211,14 @@ def energy_counters(gpus: GpuWatch, root: Path = ROOT) -> list[Counter]:
 def describe_energy(found: list[Counter]) -> str:
     """What the counters of a machine cover, and how to make locked ones readable."""
     locked = {counter.covers for counter in found if counter.read() is None}
-    known = [kind for kind in (PACKAGE, DRAM, GPU) if kind in {one.covers for one in found} - locked]
+    known = [
+        kind for kind in (PACKAGE, DRAM, GPU) if kind in {one.covers for one in found} - locked
+    ]
     words = [*([", ".join(known)] if known else []), *([LOCKED] if locked - {GPU} else [])]
-    return "; ".join(words) or "no counter that can be read (RAPL on Linux, NVML of NVIDIA GPUs since Volta)"
+    return (
+        "; ".join(words)
+        or "no counter that can be read (RAPL on Linux, NVML of NVIDIA GPUs since Volta)"
+    )
 
 
 class EnergyWatch:
@@ -204,8 +232,16 @@ class EnergyWatch:
     def sample(self) -> None:
         """Read all counters."""
         for index, counter in enumerate(self._counters):
-            last, used, now = self._last[index], self._used[index], counter.read()
-            step = None if now is None or last is None else now - last if now >= last else now - last + counter.wraps_at
+            last = self._last[index]
+            used = self._used[index]
+            now = counter.read()
+            step = (
+                None
+                if now is None or last is None
+                else now - last
+                if now >= last
+                else now - last + counter.wraps_at
+            )
             self._used[index] = None if used is None or step is None or step < 0 else used + step
             self._last[index] = now
 
@@ -214,5 +250,9 @@ class EnergyWatch:
         self.sample()
         total: dict[str, float] = {}
         for counter, used in zip(self._counters, self._used, strict=True):
-            total[counter.covers] = total.get(counter.covers, 0) + (math.nan if used is None else used) * counter.unit_j
-        return {kind: round(joules, 3) for kind, joules in total.items() if not math.isnan(joules)} or None
+            total[counter.covers] = (
+                total.get(counter.covers, 0) + (math.nan if used is None else used) * counter.unit_j
+            )
+        return {
+            kind: round(joules, 3) for kind, joules in total.items() if not math.isnan(joules)
+        } or None

@@ -20,7 +20,9 @@ AS_ASKED = ("kv_offload", "op_offload", "mmap", "repack")  # settings that llama
 MOST_TOKENS = 2**31  # llama.cpp counts positions in 32 bits
 
 
-def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model) -> dict[str, Any]:
+def settings(
+    asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model
+) -> dict[str, Any]:
     """The fields of Settings for a model's placement. LabError for an unknown device."""
     used = _asked_devices(asked, devices)
     chosen: dict[str, Any] = {
@@ -30,15 +32,25 @@ def settings(asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device],
         "lib": builds.name_of(asked.lib),
     }
     is_whole = n_gpu_layers < 0 or (model.n_layer is not None and n_gpu_layers > model.n_layer)
-    waits_once = len(used) > 1 and is_whole and asked.kv_offload is not False and not asked.n_cpu_moe  # a pipeline
+    waits_once = (
+        len(used) > 1 and is_whole and asked.kv_offload is not False and not asked.n_cpu_moe
+    )  # a pipeline
     return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
 
 
 def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> list[str]:
     """A sentence for each setting without effect on this model, or on these devices."""
-    words, n_layers = [], asked.n_gpu_layers
-    if isinstance(n_layers, int) and n_layers and not asked.is_on_cpu and not machine.accelerators(devices):
-        words.append(f"--n-gpu-layers {n_layers} has no effect: this build of llama.cpp finds no GPU (see INSTALL.md).")
+    words = []
+    n_layers = asked.n_gpu_layers
+    if (
+        isinstance(n_layers, int)
+        and n_layers
+        and not asked.is_on_cpu
+        and not machine.accelerators(devices)
+    ):
+        words.append(
+            f"--n-gpu-layers {n_layers} has no effect: this build of llama.cpp finds no GPU (see INSTALL.md)."
+        )
     if asked.n_cpu_moe and not model.n_expert:
         words.append(f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts.")
     return words
@@ -56,21 +68,28 @@ def _asked_devices(asked: AskedSettings, devices: Sequence[Device]) -> tuple[Dev
         if name.lower() not in known:
             there = ", ".join(device.name for device in known.values())
             offer = f"Layers can go to: {there}." if known else "This build finds no GPU."
-            raise LabError(f"--device {name}: no such device.", f"{offer} For the CPU only: --device none")
+            raise LabError(
+                f"--device {name}: no such device.", f"{offer} For the CPU only: --device none"
+            )
     if len({name.lower() for name in names}) < len(names):
-        raise LabError(f"--device {','.join(names)} names a device twice.", "Name each device once.")
+        raise LabError(
+            f"--device {','.join(names)} names a device twice.", "Name each device once."
+        )
     return tuple(known[name.lower()] for name in names)
 
 
 def free(plan: Plan) -> dict[str, int]:
     """Free bytes of each device, or its total bytes if only these are known, and of this machine's memory (CPU)."""
-    totals = {device.name: device.memory_bytes for device in plan.machine.devices if device.memory_bytes}
+    totals = {
+        device.name: device.memory_bytes for device in plan.machine.devices if device.memory_bytes
+    }
     return {**totals, **plan.free, CPU: machine.memory_available()}
 
 
 def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
     """The layers and memory of each device for this case alone, the CPU last; None if they cannot be computed."""
-    room, names = with_room(plan.settings, [case]), [one.name for one in machine.used(plan.machine, plan.settings)]
+    room = with_room(plan.settings, [case])
+    names = [one.name for one in machine.used(plan.machine, plan.settings)]
     shares = sizes.shares(free(plan), names)
     own = sizes.places(plan.model, room, plan.tensors or (), names, shares)
     if plan.draft is None or own is None:
@@ -80,7 +99,9 @@ def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
     if other is None:
         return None
     pairs = zip(own, other, strict=True)
-    return tuple(dataclasses.replace(one, memory=one.memory.beside(two.memory)) for one, two in pairs)
+    return tuple(
+        dataclasses.replace(one, memory=one.memory.beside(two.memory)) for one, two in pairs
+    )
 
 
 def memory(plan: Plan, case: Case) -> Memory:
@@ -90,7 +111,9 @@ def memory(plan: Plan, case: Case) -> Memory:
     if not where or None in (whole.kv_cache_bytes, whole.compute_bytes):
         return whole
     weights = sum(place.memory.weights_bytes for place in where)
-    return Memory(weights, whole.kv_cache_bytes, sum(place.memory.compute_bytes or 0 for place in where))
+    return Memory(
+        weights, whole.kv_cache_bytes, sum(place.memory.compute_bytes or 0 for place in where)
+    )
 
 
 def memory_for(plan: Plan) -> int | None:
@@ -99,7 +122,9 @@ def memory_for(plan: Plan) -> int | None:
     if n_layers == 0:
         return machine.memory_available()
     is_all = plan.model.n_layer is not None and not 0 <= n_layers <= plan.model.n_layer
-    names = [device.name for device in machine.used(plan.machine, plan.settings)] + ([] if is_all else [CPU])
+    names = [device.name for device in machine.used(plan.machine, plan.settings)] + (
+        [] if is_all else [CPU]
+    )
     has = free(plan)
     return sum(has[name] for name in names) if has.keys() >= set(names) else None
 
@@ -117,26 +142,36 @@ def checked(plan: Plan) -> Plan:
 def _with_layers(plan: Plan, n: int) -> Plan:
     """The plan with n layers on devices, and the settings that depend on this."""
     more = settings(plan.auto, n, plan.machine.devices, plan.model) if plan.auto else {}
-    return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, n_gpu_layers=n, **more))
+    return dataclasses.replace(
+        plan, settings=dataclasses.replace(plan.settings, n_gpu_layers=n, **more)
+    )
 
 
 def _problem(plan: Plan, case: Case) -> str | None:
     """Why a case does not fit, with the largest number of layers that does; None if it fits, or this is unknown."""
-    need, room = plan.memory(case), with_room(plan.settings, [case])
+    need = plan.memory(case)
+    room = with_room(plan.settings, [case])
     several = f" for {room.n_seq_max:,} sequences" if room.n_seq_max > 1 else ""
-    context, cache = f"A context of {room.n_ctx:,} tokens{several}", (need.kv_cache_bytes or 0) / 1e9
+    context = f"A context of {room.n_ctx:,} tokens{several}"
+    cache = (need.kv_cache_bytes or 0) / 1e9
     total = f"{context} needs about {need.total_bytes / 1e9:,.1f} GB of memory (KV cache: {cache:,.1f} GB)"
     where = places(plan, case) if machine.used(plan.machine, plan.settings) else None
     if where is None:
         available = memory_for(plan)
         if room.n_ctx < MOST_TOKENS and (available is None or need.total_bytes <= available):
             return None
-        return f"{total}; {available / 1e9:,.1f} GB are available." if available is not None else f"{total}."
+        return (
+            f"{total}; {available / 1e9:,.1f} GB are available."
+            if available is not None
+            else f"{total}."
+        )
     over = _over(plan, where)
     if over is None:
         return None if room.n_ctx < MOST_TOKENS else f"{total}."
 
-    described = {device.name: f"{device.name} ({device.description})" for device in plan.machine.devices}
+    described = {
+        device.name: f"{device.name} ({device.description})" for device in plan.machine.devices
+    }
     needs = f"{over.memory.total_bytes / 1e9:,.1f} GB for {plural(len(over.layers), 'layer')}"
     sentence = f"{described.get(over.device, CPU)} needs {needs} and has {free(plan)[over.device] / 1e9:,.1f} GB"
     for n in range((plan.model.n_layer or 0) + 1, 0, -1):
@@ -151,4 +186,7 @@ def _problem(plan: Plan, case: Case) -> str | None:
 def _over(plan: Plan, where: Sequence[Place]) -> Place | None:
     """The first device whose memory is too small."""
     has = free(plan)
-    return next((place for place in where if place.memory.total_bytes > has.get(place.device, math.inf)), None)
+    return next(
+        (place for place in where if place.memory.total_bytes > has.get(place.device, math.inf)),
+        None,
+    )

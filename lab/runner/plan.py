@@ -21,20 +21,29 @@ from lab.runner import builds, machine, placing, prompts
 from lab.runner.cases import Case, Plan, Text, Until, with_room
 
 
-def parse_lengths(asked: str | int | Sequence[int], option: str = "--prompt-len") -> tuple[int, ...]:
+def parse_lengths(
+    asked: str | int | Sequence[int], option: str = "--prompt-len"
+) -> tuple[int, ...]:
     """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`, `1.5k`."""
     lengths = [] if isinstance(asked, str) else [asked] if isinstance(asked, int) else list(asked)
     for part in asked.split(",") if isinstance(asked, str) else ():
-        match = re.fullmatch(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", in_digits(part))
+        match = re.fullmatch(
+            r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", in_digits(part)
+        )
         if not match:
-            what = (
-                f"{part!r} is not a {'prompt' if option == '--prompt-len' else 'draft'} length (in {option} {asked})."
+            what = f"{part!r} is not a {'prompt' if option == '--prompt-len' else 'draft'} length (in {option} {asked})."
+            raise LabError(
+                what, "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2."
             )
-            raise LabError(what, "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2.")
-        first, last = int(match[1]), int(match[2] or match[1])
-        sign, step = match[3] or "+", int(match[4] or 1)
+        first = int(match[1])
+        last = int(match[2] or match[1])
+        sign = match[3] or "+"
+        step = int(match[4] or 1)
         if step < (2 if sign == "*" else 1) or last < first or (sign == "*" and first == 0):
-            raise LabError(f"The range {part!r} does not increase.", "Write first-last+step or first-last*factor.")
+            raise LabError(
+                f"The range {part!r} does not increase.",
+                "Write first-last+step or first-last*factor.",
+            )
         while first <= last and len(lengths) <= 1000:
             lengths.append(first)
             first = first * step if sign == "*" else first + step
@@ -43,12 +52,19 @@ def parse_lengths(asked: str | int | Sequence[int], option: str = "--prompt-len"
     if not lengths:
         raise LabError("There is no prompt length.", "Give one, for example: --prompt-len 10,1000")
     if len(lengths) > 1000:
-        raise LabError("There are more than 1,000 prompt lengths.", "Use a larger step: 100-10000+100.")
+        raise LabError(
+            "There are more than 1,000 prompt lengths.", "Use a larger step: 100-10000+100."
+        )
     for n, times in collections.Counter(lengths).items():
         if n < 1:
-            raise LabError(f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token.")
+            raise LabError(
+                f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token."
+            )
         if times > 1:
-            raise LabError(f"Prompt length {n} occurs {times} times.", "Give it once; --repeat measures it more often.")
+            raise LabError(
+                f"Prompt length {n} occurs {times} times.",
+                "Give it once; --repeat measures it more often.",
+            )
     return tuple(lengths)
 
 
@@ -86,7 +102,10 @@ def make_plan(
         check_number("every", every, max(lengths))
     cases = tuple(Case(n, gen, every) for n in lengths)
     if (most := max(case.n_generated for case in cases)) > MAX_TOKENS:
-        raise LabError(f"The sweep would generate {most:,} tokens.", f"At most {MAX_TOKENS:,}: increase --every.")
+        raise LabError(
+            f"The sweep would generate {most:,} tokens.",
+            f"At most {MAX_TOKENS:,}: increase --every.",
+        )
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     check_number("repeat", n_repeat, 10_000)
     asked.check()
@@ -94,11 +113,17 @@ def make_plan(
     file, shape, tensors, notes = _model(worker, model, watch)
     if file.source == catalog.SYNTHETIC:
         if asked.prompt not in (prompts.TEXT, prompts.RANDOM):
-            raise LabError(f"{model} has random weights, so it cannot read {asked.prompt}.", "Use --prompt random.")
+            raise LabError(
+                f"{model} has random weights, so it cannot read {asked.prompt}.",
+                "Use --prompt random.",
+            )
         source = prompts.source(prompts.RANDOM)
-    here, n_threads = machine.describe(build, builds.name_of(asked.lib)), asked.threads or machine.default_threads()
+    here = machine.describe(build, builds.name_of(asked.lib))
+    n_threads = asked.threads or machine.default_threads()
     n_offloaded = 0
-    if machine.accelerators(here.devices) and not asked.is_on_cpu:  # auto: all, until `checked` knows what fits
+    if (
+        machine.accelerators(here.devices) and not asked.is_on_cpu
+    ):  # auto: all, until `checked` knows what fits
         n_all = -1 if shape.n_layer is None else shape.n_layer + 1
         n_offloaded = asked.n_gpu_layers if isinstance(asked.n_gpu_layers, int) else n_all
     chosen = Settings(
@@ -118,13 +143,14 @@ def make_plan(
         **placing.settings(asked, n_offloaded, here.devices, shape),
     )
     warnings = [*notes, *placing.warnings(asked, here.devices, shape)]
-    if here.n_cores_usable and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable:
+    if (
+        here.n_cores_usable
+        and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable
+    ):
         waits = "with more threads the threads wait for each other, and every step becomes many times slower."
         warnings.append(f"This machine has {here.n_cores_usable} cores: {waits}")
     if beyond := [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]:
-        trained = (
-            f"the {shape.n_ctx_train:,} tokens that {shape.name} was trained for: timing is valid; text quality is not."
-        )
+        trained = f"the {shape.n_ctx_train:,} tokens that {shape.name} was trained for: timing is valid; text quality is not."
         warnings.append(f"{join(beyond)} prompt tokens and {gen} more exceed {trained}")
     plan = Plan(
         file=file,
@@ -154,8 +180,12 @@ def _model(
     if watch or spec.entry is None or obtain.locate(spec):
         file = obtain.obtain(spec, worker, watch)
         return file, read_header(worker, file), (), []
-    entry, kind = spec.entry, spec.quantization or spec.entry.quantization or synthetic.USUAL
-    tensors = tuple(Tensor(one.name, one.n_bytes) for one in synthetic.tensors(entry.shape, synthetic.known(kind)))
+    entry = spec.entry
+    kind = spec.quantization or spec.entry.quantization or synthetic.USUAL
+    tensors = tuple(
+        Tensor(one.name, one.n_bytes)
+        for one in synthetic.tensors(entry.shape, synthetic.known(kind))
+    )
     note = f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) in {kind}."
     file = catalog.ModelFile(entry.name, spec.source, Path())
     return file, synthetic.model_of(entry, kind), tensors, [note]
@@ -167,13 +197,20 @@ def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
     return dataclasses.replace(model, repo=file.repo, revision=file.revision, sha256=file.sha256)
 
 
-def with_cases(plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]) -> Plan:
+def with_cases(
+    plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]
+) -> Plan:
     """The same plan for other cases with their own scripts. LabError for a case that chooses too many tokens."""
-    changed = dataclasses.replace(plan, cases=tuple(cases), write=write, settings=with_room(plan.settings, cases))
+    changed = dataclasses.replace(
+        plan, cases=tuple(cases), write=write, settings=with_room(plan.settings, cases)
+    )
     changed = placing.checked(changed)
     for case in changed.cases:
         if case not in changed.refused and (n_chosen := changed.n_tokens(case)[1]) > MAX_TOKENS:
-            raise LabError(f"{case.name} would generate {n_chosen:,} tokens.", f"The maximum is {MAX_TOKENS:,}.")
+            raise LabError(
+                f"{case.name} would generate {n_chosen:,} tokens.",
+                f"The maximum is {MAX_TOKENS:,}.",
+            )
     return changed
 
 

@@ -38,15 +38,25 @@ class Status:
     def words(self) -> str:
         """The status as a line of text."""
         what = self.doing if self.case is None else f"{self.doing}, {self.case.name}"
-        rate = f", {self.rate_tps:,.{0 if self.rate_tps >= 10 else 1}f} tokens/s" if self.rate_tps else ""
-        run = f"run {min(self.n_runs, self.n_runs_done + 1)} of {self.n_runs}: " if self.n_runs else ""
+        rate = (
+            f", {self.rate_tps:,.{0 if self.rate_tps >= 10 else 1}f} tokens/s"
+            if self.rate_tps
+            else ""
+        )
+        run = (
+            f"run {min(self.n_runs, self.n_runs_done + 1)} of {self.n_runs}: "
+            if self.n_runs
+            else ""
+        )
         return f"{self.part}: " * bool(self.part) + run + what + rate
 
 
 ShowStatus = Callable[[Status], None]
 
 WARMING_UP = "warming up"
-ANSWERING = "answering"  # a server's prefill and decode, which the lab cannot distinguish before the end
+ANSWERING = (
+    "answering"  # a server's prefill and decode, which the lab cannot distinguish before the end
+)
 IN_A_RUN = ("prefill", "decode", ANSWERING)  # the values of `doing` during a measured run
 KERNEL = "kernel"  # the beginning of `doing` while the ceilings are measured: kernel 3 of 168
 LOOK_S = 0.5  # interval of status messages while a server answers
@@ -66,12 +76,23 @@ class Reporter:
     """Calls `watch` with a Status. `todo` is the loop's own list; `n_tokens`: what a case prefills and generates."""
 
     def __init__(
-        self, watch: ShowStatus, todo: Sequence[tuple[int, Case]], n_tokens: Callable[[Case], tuple[int, int]]
+        self,
+        watch: ShowStatus,
+        todo: Sequence[tuple[int, Case]],
+        n_tokens: Callable[[Case], tuple[int, int]],
     ) -> None:
-        self.watch, self._todo, self._n_tokens, self.n_runs = watch, todo, functools.cache(n_tokens), len(todo)
-        self._later: tuple[tuple[int, int], float] = (-1, -1), 0.0  # the seconds of the list, at some state of it
+        self.watch = watch
+        self._todo = todo
+        self._n_tokens = functools.cache(n_tokens)
+        self.n_runs = len(todo)
+        self._later: tuple[tuple[int, int], float] = (
+            (-1, -1),
+            0.0,
+        )  # the seconds of the list, at some state of it
         self._n_learned = 0
-        self._costs: dict[Case, tuple[float, float]] = {}  # seconds per prefilled and per generated token
+        self._costs: dict[
+            Case, tuple[float, float]
+        ] = {}  # seconds per prefilled and per generated token
 
     def learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
         """Use a run's time per token for the forecast; decode chose `n_chosen` tokens."""
@@ -94,8 +115,12 @@ class Reporter:
 
         def look(progress: Progress) -> None:
             nonlocal changed, last, first_tokens, rate
-            now, n, text = time.monotonic(), len(progress.token_ids), ""
-            decoding = n and progress.n_prefilled >= n_prefill  # decode at the stops of a sweep is not reported
+            now = time.monotonic()
+            n = len(progress.token_ids)
+            text = ""
+            decoding = (
+                n and progress.n_prefilled >= n_prefill
+            )  # decode at the stops of a sweep is not reported
             if pieces and not warmup:
                 new = b"".join(pieces[i] for i in progress.token_ids[len(last.token_ids) :])
                 text = decoder.decode(new, final=n == n_gen)
@@ -103,19 +128,24 @@ class Reporter:
                 if not decoding:
                     rate = progress.n_prefilled / (now - started)
                 elif not first_tokens[1]:
-                    first_tokens, rate = (now, n), None
+                    first_tokens = (now, n)
+                    rate = None
                 else:
                     rate = (n - first_tokens[1]) / (now - first_tokens[0])
-                changed, last = now, progress
+                changed = now
+                last = progress
             rest = self._seconds(n_prefill - progress.n_prefilled, n_gen - n, case)
             doing = WARMING_UP if warmup else "decode" if decoding else "prefill"
-            self.report_status(doing, case, repeat, rate, rest and max(0.0, rest - (now - changed)), text)
+            self.report_status(
+                doing, case, repeat, rate, rest and max(0.0, rest - (now - changed)), text
+            )
 
         return look
 
     def answer_watcher(self, case: Case, repeat: int, warmup: bool) -> Callable[[], None]:
         """A function to call repeatedly while a server answers."""
-        started, reported = time.monotonic(), -math.inf
+        started = time.monotonic()
+        reported = -math.inf
         whole = self._seconds(*self._n_tokens(case), case)
 
         def look() -> None:
@@ -138,10 +168,16 @@ class Reporter:
         text: str = "",
     ) -> None:
         """Report one status. `rest_s` is the remaining time of the current run; adds the forecast for the others."""
-        left_s, state = None, (len(self._todo), self._n_learned)
+        left_s = None
+        state = (len(self._todo), self._n_learned)
         if rest_s is not None and self._costs:
             if self._later[0] != state:  # a run was added or ended
-                self._later = state, sum(self._seconds(*self._n_tokens(case), case) or 0.0 for _, case in self._todo)
+                self._later = (
+                    state,
+                    sum(
+                        self._seconds(*self._n_tokens(case), case) or 0.0 for _, case in self._todo
+                    ),
+                )
             left_s = rest_s + self._later[1]
         n_done = self.n_runs - len(self._todo) - (doing in IN_A_RUN)
         self.watch(Status(doing, case, repeat, rate_tps, n_done, self.n_runs, left_s, text))
@@ -181,7 +217,8 @@ def notebook_line() -> Callable[[str], None]:
 @contextmanager
 def in_notebook() -> Iterator[Callable[[Status], None]]:
     """A function that shows statuses in a notebook; at the end the line shows the total time."""
-    show, started = notebook_line(), time.monotonic()
+    show = notebook_line()
+    started = time.monotonic()
     n_runs = 0
 
     def watch(status: Status) -> None:

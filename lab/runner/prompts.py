@@ -11,7 +11,8 @@ from pathlib import Path
 from lab.errors import LabError, printable
 from lab.models.catalog import data_file
 
-TEXT, RANDOM = "text", "random"
+TEXT = "text"
+RANDOM = "random"
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,13 @@ def source(asked: str) -> Source:
         reason = getattr(problem, "strerror", None) or problem
         raise LabError(f"The prompt file {asked} cannot be read: {reason}.", hint) from None
     except UnicodeDecodeError:
-        raise LabError(f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text.") from None
+        raise LabError(
+            f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text."
+        ) from None
     if not text.strip():
-        raise LabError(f"The prompt file {asked} is empty.", "Write some text to it, or use --prompt text.")
+        raise LabError(
+            f"The prompt file {asked} is empty.", "Write some text to it, or use --prompt text."
+        )
     return Source(printable(path.name), text, _sha256(text))
 
 
@@ -51,7 +56,9 @@ def own_texts() -> list[str]:
 
 
 def own_text(names: Sequence[str]) -> str:
-    return "\n\n".join(data_file(f"{name}.txt", "prompts").read_text(encoding="utf-8") for name in names)
+    return "\n\n".join(
+        data_file(f"{name}.txt", "prompts").read_text(encoding="utf-8") for name in names
+    )
 
 
 def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:
@@ -66,7 +73,9 @@ def cut(ids: Sequence[int], n: int, start: int, bos: int | None) -> list[int]:
     return text if bos is None else [bos, *text]
 
 
-def random_ids(n: int, n_vocab: int, bos: int | None, seed: int, repeat: int, sequence: int = 0) -> list[int]:
+def random_ids(
+    n: int, n_vocab: int, bos: int | None, seed: int, repeat: int, sequence: int = 0
+) -> list[int]:
     """Exactly n uniformly random token ids, with BOS first if the model has one, as in llama-bench."""
     ids = random.Random(_seed(seed, repeat, sequence)).choices(range(n_vocab), k=n)
     return ids if bos is None else [bos, *ids[1:]]

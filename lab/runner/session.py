@@ -36,7 +36,10 @@ EXTRA_SHARE = 0.25  # maximum time of the extra rounds of quick lengths, as a sh
 
 
 def carry_out(
-    make: Callable[[Worker], Plan], out: str | Path, watch: ShowStatus | None = None, stream: bool = False
+    make: Callable[[Worker], Plan],
+    out: str | Path,
+    watch: ShowStatus | None = None,
+    stream: bool = False,
 ) -> list[Record]:
     """Make a plan and all its runs, with warnings of the plan and for failed runs."""
     with Worker() as worker, progress.in_notebook() as watching:
@@ -44,7 +47,10 @@ def carry_out(
         path = new_results_file(plan, Path(out))
         records = list(execute(plan, worker, path, watch or watching, stream))
     errors = [record.run.error for record in records if record.run.error]
-    for warning in (*plan.warnings, *([f"{len(errors)} runs failed: {errors[0]}"] if errors else [])):
+    for warning in (
+        *plan.warnings,
+        *([f"{len(errors)} runs failed: {errors[0]}"] if errors else []),
+    ):
         warnings.warn(warning, stacklevel=3)
     return records
 
@@ -55,7 +61,12 @@ def new_results_file(plan: Plan, folder: Path) -> Path:
 
 
 def execute(
-    plan: Plan, worker: Worker, path: Path, watch: ShowStatus, stream: bool = False, n_starts: int = 1
+    plan: Plan,
+    worker: Worker,
+    path: Path,
+    watch: ShowStatus,
+    stream: bool = False,
+    n_starts: int = 1,
 ) -> Iterator[Record]:
     """Make the plan's runs, append each to `path` when it ends, and yield its record. A failure becomes a record."""
     if stream and plan.file.source == catalog.SYNTHETIC:
@@ -73,7 +84,9 @@ class _Loop:
     """The state of a running plan: the runs done and still to do, the crashes of each case, the abandoned cases."""
 
     def __init__(self, engine: WarmEngine, todo: list[tuple[int, Case]]) -> None:
-        self.engine, self.plan, self.todo = engine, engine.plan, todo
+        self.engine = engine
+        self.plan = engine.plan
+        self.todo = todo
         self.started = time.monotonic()
         self.is_decided = False  # whether the runs after the planned ones are known
         self.done: list[tuple[Case, Run]] = []
@@ -113,21 +126,35 @@ class _Loop:
 
     def _extend(self) -> bool:
         """Add the rounds after the planned ones to the list, once, if any are needed and there is time."""
-        plan, done = self.plan, [(case, run) for case, run in self.done if case not in self.given_up]
+        plan = self.plan
+        done = [(case, run) for case, run in self.done if case not in self.given_up]
         if self.is_decided or not done or self._is_out_of_time():
             return False
         self.is_decided = True
         runs = {case: [run for its_case, run in done if its_case == case] for case, _ in done}
         targets = dict[Case, int]()
-        if until := plan.until:  # for intervals within the share; in a sweep the worst length counts
+        if (
+            until := plan.until
+        ):  # for intervals within the share; in a sweep the worst length counts
             for case, own in runs.items():
-                needed = [stats.repeats_needed(values, until.share) for values in _figures(own).values()]
+                needed = [
+                    stats.repeats_needed(values, until.share) for values in _figures(own).values()
+                ]
                 targets[case] = min(until.max_repeats, max(needed, default=0))
         else:
-            times = {case: [ns for run in own if (ns := phases.e2e_ns(run)) is not None] for case, own in runs.items()}
-            cost_s = {case: statistics.median(own) / 1e9 if own else math.inf for case, own in times.items()}
-            left_s, n_all = EXTRA_SHARE * (time.monotonic() - self.started), stats.fewest_for_interval()
-            for case in sorted(cost_s, key=lambda case: cost_s[case]) if plan.is_more_if_cheap else ():
+            times = {
+                case: [ns for run in own if (ns := phases.e2e_ns(run)) is not None]
+                for case, own in runs.items()
+            }
+            cost_s = {
+                case: statistics.median(own) / 1e9 if own else math.inf
+                for case, own in times.items()
+            }
+            left_s = EXTRA_SHARE * (time.monotonic() - self.started)
+            n_all = stats.fewest_for_interval()
+            for case in (
+                sorted(cost_s, key=lambda case: cost_s[case]) if plan.is_more_if_cheap else ()
+            ):
                 left_s -= cost_s[case] * (n_all - plan.n_repeat)
                 if left_s >= 0:
                     targets[case] = n_all
@@ -139,11 +166,14 @@ class _Loop:
     def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
         """Load, make a context and warm up. A failure is the largest case's, which sets the context's size."""
         engine = self.engine
-        possible = [case for case in self.plan.cases if case not in {*self.plan.refused, *self.given_up}]
+        possible = [
+            case for case in self.plan.cases if case not in {*self.plan.refused, *self.given_up}
+        ]
         is_loaded = is_open = False
         try:
             engine.load()
-            is_loaded, engine.round = True, self.todo[0][0]
+            is_loaded = True
+            engine.round = self.todo[0][0]
             engine.open(possible)
             is_open = True
             for run in engine.warm_up({case for _, case in self.todo}):
@@ -151,8 +181,12 @@ class _Loop:
         except LabError as problem:
             if not is_loaded and (not isinstance(problem, Diagnosed) or problem.change is None):
                 raise
-            largest = max(possible, key=lambda case: (engine.plan.memory(case).total_bytes, case.n_prompt))
-            yield self._failed(largest, 0, problem, engine.most_crashes if is_open else 1, is_warmup=is_open)
+            largest = max(
+                possible, key=lambda case: (engine.plan.memory(case).total_bytes, case.n_prompt)
+            )
+            yield self._failed(
+                largest, 0, problem, engine.most_crashes if is_open else 1, is_warmup=is_open
+            )
             if isinstance(problem, WorkerDied):
                 engine.renew()
 
@@ -161,10 +195,15 @@ class _Loop:
     ) -> tuple[Settings, Run]:
         """The run that records a failure. Abandons the case after `most` crashes, unless a changed setting helps."""
         self.crashes[case] += 1
-        settings, words = self.engine.settings, self.engine.mend(problem)
-        if is_over := not words and (not isinstance(problem, WorkerDied) or self.crashes[case] >= most):
+        settings = self.engine.settings
+        words = self.engine.mend(problem)
+        if is_over := not words and (
+            not isinstance(problem, WorkerDied) or self.crashes[case] >= most
+        ):
             self.given_up.add(case)
-            self.todo[:] = [(repeat, its_case) for repeat, its_case in self.todo if its_case != case]
+            self.todo[:] = [
+                (repeat, its_case) for repeat, its_case in self.todo if its_case != case
+            ]
         run = failed_run(case, repeat, problem, warmup=bool(words) or (is_warmup and not is_over))
         return settings, dataclasses.replace(run, error=words or run.error)
 
@@ -173,8 +212,13 @@ def wide_figures(runs: Sequence[Run], share: float) -> list[tuple[int, str, floa
     """The figures (prompt length, name) whose interval exceeds +- `share` of the median, and its farther end."""
     wide = []
     for (n_prompt, name), values in sorted(_figures(runs).items()):
-        interval, middle = stats.median_interval(values), statistics.median(values)
-        width = None if interval is None else max(interval.high - middle, middle - interval.low) / middle
+        interval = stats.median_interval(values)
+        middle = statistics.median(values)
+        width = (
+            None
+            if interval is None
+            else max(interval.high - middle, middle - interval.low) / middle
+        )
         if width is None or width > share:
             wide.append((n_prompt, name, width))
     return wide

@@ -32,7 +32,9 @@ from lab.runner.builds import BUILD_HERE
 from lab.runner.cases import Case, Plan, measured_run, named, utc_now, with_room
 from lab.runner.progress import Reporter, Status
 
-N_WARMUP_TOKENS = 4  # that a warm-up generates: some backends record their graphs at the second or third step
+N_WARMUP_TOKENS = (
+    4  # that a warm-up generates: some backends record their graphs at the second or third step
+)
 N_WARMUP_PROMPT = 32  # tokens of the first warm-up on a CPU
 
 FULL_WARMUP_S = 2.0
@@ -46,7 +48,8 @@ longest step that is warmed up.
 N_SENTINEL = 8  # decode steps of a sentinel that count, after one that does not
 MAX_CRASHES = 2  # after which a case is abandoned, if they may be chance
 STATUS_S = 0.5  # interval of showing the progress; drawing it needs a core
-SECONDS, TRIAL_S = 30.0, 10.0  # limits of a diagnosis, and of each of its trials
+SECONDS = 30.0
+TRIAL_S = 10.0  # limits of a diagnosis, and of each of its trials
 
 
 @dataclass(frozen=True)
@@ -64,21 +67,42 @@ class Change:
 class Diagnosed(WorkerDied):
     """A crash with its diagnosis; further runs will crash too (`is_lasting`) without the `change`, if one was found."""
 
-    def __init__(self, death: WorkerDied, found: str, hint: str, is_lasting: bool = True, change: Change | None = None):
+    def __init__(
+        self,
+        death: WorkerDied,
+        found: str,
+        hint: str,
+        is_lasting: bool = True,
+        change: Change | None = None,
+    ):
         super().__init__(f"{death.what} {found}", hint, death.status)
-        self.is_lasting, self.change = is_lasting, change
+        self.is_lasting = is_lasting
+        self.change = change
 
 
 class WarmEngine:
     """The engine with the plan's model and a warm context."""
 
-    def __init__(self, plan: Plan, worker: Worker, reporter: Reporter, stream: bool = False, n_starts: int = 1) -> None:
-        self.plan, self.worker, self.reporter, self.stream = plan, worker, reporter, stream
-        self.settings, self.model = plan.settings, plan.model
+    def __init__(
+        self,
+        plan: Plan,
+        worker: Worker,
+        reporter: Reporter,
+        stream: bool = False,
+        n_starts: int = 1,
+    ) -> None:
+        self.plan = plan
+        self.worker = worker
+        self.reporter = reporter
+        self.stream = stream
+        self.settings = plan.settings
+        self.model = plan.model
         self.warm = False
         self.round = -1  # the repeat for which the engine was started
         self.n_starts = n_starts
-        self.diagnosed: Diagnosed | None = None  # the first crash of native code, with its diagnosis
+        self.diagnosed: Diagnosed | None = (
+            None  # the first crash of native code, with its diagnosis
+        )
         self._loaded = False
         self._sentinel: int | None = None  # the time of the last one, on this context
         self._ids: dict[str, list[int]] = {}  # token ids of every text, by name
@@ -103,7 +127,10 @@ class WarmEngine:
             if source.text is not None:
                 self._ids[source.name] = self.worker.tokenize(source.text)
                 if not self._ids[source.name]:
-                    raise LabError(f"The prompt {source.name} gives no tokens in this model.", "Use another text.")
+                    raise LabError(
+                        f"The prompt {source.name} gives no tokens in this model.",
+                        "Use another text.",
+                    )
         if self.stream:
             self._pieces = self.worker.pieces()
         self._loaded = True
@@ -116,7 +143,9 @@ class WarmEngine:
 
     def open(self, cases: Sequence[Case]) -> None:
         """Create a context that is large enough for each of these cases."""
-        self.reporter.report_status("creating the context", max(cases, key=lambda case: case.n_prompt))
+        self.reporter.report_status(
+            "creating the context", max(cases, key=lambda case: case.n_prompt)
+        )
         self._sentinel = None
         with self._explained(N_WARMUP_PROMPT):
             self.settings = self.worker.new_context(with_room(self.plan.settings, cases))
@@ -126,12 +155,17 @@ class WarmEngine:
         """Warm-up runs: on a GPU one for every shape of step of these cases; on a CPU a short run and a full step."""
         parts: set[int] = set()
         for case in cases:
-            n, every = case.n_prompt, case.every or case.n_prompt
+            n = case.n_prompt
+            every = case.every or case.n_prompt
             parts |= {min(n, every), n % every or every}
-        n_ubatch, n_gen = self.settings.n_ubatch, min(N_WARMUP_TOKENS, max(case.n_gen for case in cases))
+        n_ubatch = self.settings.n_ubatch
+        n_gen = min(N_WARMUP_TOKENS, max(case.n_gen for case in cases))
         if self.settings.n_gpu_layers:
             shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for n in parts}
-            for case in [*(Case(n, n_gen) for n in sorted(shapes)), *(case for case in cases if case.lever)]:
+            for case in [
+                *(Case(n, n_gen) for n in sorted(shapes)),
+                *(case for case in cases if case.lever),
+            ]:
                 yield self.run(case, 0, warmup=True)
         else:
             n_step = min(n_ubatch, max(parts))
@@ -145,10 +179,13 @@ class WarmEngine:
     def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
         """One run on the open context."""
         write = self.plan.write if case.lever else measured_run
-        script = write(case, functools.partial(self._text, self._source(case), repeat), self.settings)
+        script = write(
+            case, functools.partial(self._text, self._source(case), repeat), self.settings
+        )
         if self.settings.prefill_wait == END:
             script = scripts.wait_once(script)
-        lever, started_at = case.lever, utc_now()
+        lever = case.lever
+        started_at = utc_now()
         has_draft = isinstance(lever, Speculation) and lever.draft not in (None, LOOKUP)
         with self._explained(case.n_prompt):
             outcome, noise = self._watched(script, case, repeat, warmup)
@@ -166,16 +203,22 @@ class WarmEngine:
             draft=self.plan.draft.model if self.plan.draft and has_draft else None,
         )
         n_known = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
-        n_computed = sum(operation.times * part.n_tokens for operation in script for part in operation.parts)
+        n_computed = sum(
+            operation.times * part.n_tokens for operation in script for part in operation.parts
+        )
         if sum(outcome.steps.n_tokens[:n_known]) != n_computed:
             raise LabError(f"The steps do not add up to {case.name}.", "This is a bug of the lab.")
         lasted = [0, 0]
-        for kind, start, end in zip(run.steps.kind, run.steps.start_ns, run.steps.end_ns, strict=True):
+        for kind, start, end in zip(
+            run.steps.kind, run.steps.start_ns, run.steps.end_ns, strict=True
+        ):
             lasted[kind in (record.DECODE, record.DRAFT, record.VERIFY)] += end - start
         self.reporter.learn(case, lasted[0], lasted[1], self.plan.n_tokens(case)[1])
         return run
 
-    def _watched(self, script: Script, case: Case, repeat: int, warmup: bool) -> tuple[Outcome, Noise]:
+    def _watched(
+        self, script: Script, case: Case, repeat: int, warmup: bool
+    ) -> tuple[Outcome, Noise]:
         """Run a script between two sentinels (not in a warm-up), and record the noise."""
         if not warmup and self._sentinel is None:
             self._sentinel = self._time_sentinel()
@@ -218,7 +261,9 @@ class WarmEngine:
         except WorkerDied as death:
             if self.diagnosed or not death.is_crash:
                 raise
-            self.reporter.report_status(f"{death.what} Looking for the cause (at most {SECONDS:.0f} s)")
+            self.reporter.report_status(
+                f"{death.what} Looking for the cause (at most {SECONDS:.0f} s)"
+            )
             self.diagnosed = diagnose(self.worker, self.plan, n_prompt, death)
             raise self.diagnosed from None
 
@@ -251,7 +296,9 @@ class WarmEngine:
 
     def _text(self, source: prompts.Source, repeat: int, sequence: int, n: int) -> list[int]:
         """A prompt of n tokens; the prompts of a run's sequences begin at different places."""
-        seed, bos, offset = self.plan.seed, self._vocabulary.bos, self._offset(source, repeat, sequence)
+        seed = self.plan.seed
+        bos = self._vocabulary.bos
+        offset = self._offset(source, repeat, sequence)
         if offset is None:
             return prompts.random_ids(n, self._vocabulary.n_vocab, bos, seed, repeat, sequence)
         return prompts.cut(self._ids[source.name], n, offset, bos)
@@ -277,8 +324,12 @@ def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Di
                 if settings:
                     small_job(worker, plan, settings, min(n_prompt, plan.settings.n_ubatch))
                 else:  # with weights of the model's most common type, without repacking
-                    kind = max(plan.model.tensor_bytes, key=lambda kind: plan.model.tensor_bytes[kind])
-                    worker.probe(Probe(MUL_MAT, kind, 64, 256, None, 32, 1, 1, None, 0.0, repack=False))
+                    kind = max(
+                        plan.model.tensor_bytes, key=lambda kind: plan.model.tensor_bytes[kind]
+                    )
+                    worker.probe(
+                        Probe(MUL_MAT, kind, 64, 256, None, 32, 1, 1, None, 0.0, repack=False)
+                    )
         except WorkerDied as end:
             return False if end.is_crash else None
         except LabError:
@@ -300,10 +351,18 @@ def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Di
         if runs(change.of(plan.settings)) and runs() is False:
             found = f"The cause is {change.avoids}: a small job runs with {change.option}, and crashed in the same way "
             found += "before and after that without it."
-            return Diagnosed(death, found, f"Add {change.option}, or build llama.cpp here: {BUILD_HERE}", True, change)
+            return Diagnosed(
+                death,
+                found,
+                f"Add {change.option}, or build llama.cpp here: {BUILD_HERE}",
+                True,
+                change,
+            )
     found = f"A small job crashes in the same way, also with each of {', '.join(change.option for change in known)}."
     if time.monotonic() > until:
-        found = f"A small job crashes in the same way. The cause was not found within {SECONDS:.0f} s."
+        found = (
+            f"A small job crashes in the same way. The cause was not found within {SECONDS:.0f} s."
+        )
     return Diagnosed(death, found, hint)
 
 
@@ -312,14 +371,18 @@ def changes(settings: Settings) -> list[Change]:
     none = dict.fromkeys(("devices", "n_cpu_moe", "prefill_wait"))
     known = [
         Change("--n-gpu-layers 0", {"n_gpu_layers": 0, **none}, "the device of the layers"),
-        Change("--no-repack", {"repack": False}, "the repacked layouts of weights (AMX, CPU_REPACK)"),
+        Change(
+            "--no-repack", {"repack": False}, "the repacked layouts of weights (AMX, CPU_REPACK)"
+        ),
         Change("--flash-attn off", {"flash_attn": "off"}, "flash attention"),
         Change("--threads 1", {"n_threads": 1, "n_threads_batch": 1}, "several threads"),
         Change("--no-mmap", {"mmap": False}, "memory mapping of the model's file"),
     ]
     if settings.type_v not in ("f16", "bf16", "f32"):  # other V caches need flash attention
         del known[2]
-    return [change for change in known[not settings.n_gpu_layers :] if change.of(settings) != settings]
+    return [
+        change for change in known[not settings.n_gpu_layers :] if change.of(settings) != settings
+    ]
 
 
 def small_job(worker: Worker, plan: Plan, settings: Settings, n_prompt: int) -> None:

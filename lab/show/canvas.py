@@ -22,16 +22,22 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 OF_PREFILL, OF_DECODE = COLOURS[:2]
 """What is of one phase has its colour; setups have the other colours, and lengths are shades of their phase's."""
 
-INK, GUIDE, GRID, PAPER = "#1a1a1a", "#666666", "#d9d9d9", "#ffffff"
+INK = "#1a1a1a"
+GUIDE = "#666666"
+GRID = "#d9d9d9"
+PAPER = "#ffffff"
 """Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its own (page.py)."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"
 MOST_SERIES = 6  # series that share axes; more get small multiples
-LABEL_HEIGHT, LINE_HEIGHT = 0.45, 0.2
+LABEL_HEIGHT = 0.45
+LINE_HEIGHT = 0.2
 """Height of the numbers and the label below an axis, and of a line of a legend, in inches."""
 
-LETTERS, TITLE_LETTERS, HANDLE = 13, 11, 8
+LETTERS = 13
+TITLE_LETTERS = 11
+HANDLE = 8
 """Letters per inch in a legend and in a title; what the handle of a legend's entry takes, in letters."""
 
 
@@ -46,7 +52,9 @@ def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
     return figure
 
 
-def write(draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)) -> list[Path]:
+def write(
+    draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)
+) -> list[Path]:
     """Draw a figure and write it as `<stem>.png` and `.svg`. LabError if they cannot be written."""
     figure = drawn(draw, size)
     paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
@@ -68,7 +76,9 @@ def new_axes() -> Axes:
     """Axes of a new figure, for notebooks."""
     import matplotlib
 
-    figure = new_figure()  # outside: the first one makes pyplot interactive, which the context would take back
+    figure = (
+        new_figure()
+    )  # outside: the first one makes pyplot interactive, which the context would take back
     with matplotlib.rc_context({"text.parse_math": False}):
         return figure.subplots()
 
@@ -86,8 +96,11 @@ def styles(n: int, own: str = OF_PREFILL, is_shaded: bool = False) -> list[dict[
 
     colours: list[Any] = [own] if n == 1 else [COLOURS[i] for i in (2, 3, 6, 5, 4, 7)]
     if is_shaded and n > 1:  # mixed with white, then with black
-        mixes, rgb = [0.45 - 0.85 * i / (n - 1) for i in range(n)], bytes.fromhex(own[1:])
-        mixed = [[round(255 * max(0, mix) + part * (1 - abs(mix))) for part in rgb] for mix in mixes]
+        mixes = [0.45 - 0.85 * i / (n - 1) for i in range(n)]
+        rgb = bytes.fromhex(own[1:])
+        mixed = [
+            [round(255 * max(0, mix) + part * (1 - abs(mix))) for part in rgb] for mix in mixes
+        ]
         colours = [f"#{bytes(parts).hex()}" for parts in mixed]
     elif n > len(colours):
         colours = [matplotlib.colormaps["viridis"](0.9 * i / (n - 1)) for i in range(n)]
@@ -96,7 +109,8 @@ def styles(n: int, own: str = OF_PREFILL, is_shaded: bool = False) -> list[dict[
 
 def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
     """The axes of each series: `ax`, or in its place small multiples where there are more than six."""
-    figure, distinct = figure_of(ax), list(dict.fromkeys(names))
+    figure = figure_of(ax)
+    distinct = list(dict.fromkeys(names))
     if len(names) <= MOST_SERIES or len(distinct) == 1 or figure.axes != [ax]:
         return [ax] * len(names)
     ax.remove()
@@ -106,7 +120,9 @@ def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
     of_titles = 0.14 * max(title.count("\n") for title in titles.values())
     n_rows = math.ceil(len(distinct) / n_columns)
     figure.set_figheight(max(figure.get_figheight(), 1.2 + (1.8 + of_titles) * n_rows))
-    made = dict(zip(distinct, grid(figure, len(distinct), n_columns, sharex=True, sharey=True), strict=True))
+    made = dict(
+        zip(distinct, grid(figure, len(distinct), n_columns, sharex=True, sharey=True), strict=True)
+    )
     for name, one in made.items():
         one.set_title(titles[name], fontsize=8)
     return [made[name] for name in names]
@@ -135,14 +151,24 @@ def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
             ax.set_xlabel(x, fontsize=8)
 
 
-def points(ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable[bool], **style: Any) -> None:
+def points(
+    ax: Axes, x: Iterable[float], y: Iterable[float], disturbed: Iterable[bool], **style: Any
+) -> None:
     """Draws runs as points without lines; those of disturbed runs are hollow, and the legend says so."""
-    rows, style = list(zip(x, y, disturbed, strict=True)), {"ls": "", "mew": 0, **style}
-    full, hollow = ([(a, b) for a, b, is_disturbed in rows if is_disturbed == kind] for kind in (False, True))
+    rows = list(zip(x, y, disturbed, strict=True))
+    style = {"ls": "", "mew": 0, **style}
+    full, hollow = (
+        [(a, b) for a, b, is_disturbed in rows if is_disturbed == kind] for kind in (False, True)
+    )
     if full or (hollow and style.get("label")):  # at least for the legend
         ax.plot([a for a, _ in full], [b for _, b in full], **style)
     if hollow:
-        style |= {"mfc": "none", "mew": 0.8, "alpha": min(0.9, 2 * style.get("alpha", 1)), "label": None}
+        style |= {
+            "mfc": "none",
+            "mew": 0.8,
+            "alpha": min(0.9, 2 * style.get("alpha", 1)),
+            "label": None,
+        }
         if HOLLOW not in ax.get_legend_handles_labels()[1]:
             ax.plot([], [], ls="", marker="o", mfc="none", color=GUIDE, label=HOLLOW)
         ax.plot(*zip(*hollow, strict=True), **style)
@@ -156,7 +182,8 @@ def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
     low, high = (known[0], known[-1]) if len(known) > 1 else (known[0] / 2, known[0] * 2)
     ax.set_xscale("log")
     ax.set_xlim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
-    room, ticks = math.log(high / low) * 0.65 / _width(ax), [known[-1]]
+    room = math.log(high / low) * 0.65 / _width(ax)
+    ticks = [known[-1]]
     for n in reversed(known):
         if math.log(ticks[-1] / n) >= room:
             ticks.append(n)
@@ -181,7 +208,9 @@ def plot_lines(
     ax = ax or new_axes()
     for (name, (x, y)), style in zip(lines.items(), styles(len(lines)), strict=True):
         ax.plot(x, y, ms=5, lw=1.8, label=name, **style)
-    limits: dict[str, Any] = {"xscale": "log", "yscale": "log"} if log else {"xlim": (0, None), "ylim": (0, None)}
+    limits: dict[str, Any] = (
+        {"xscale": "log", "yscale": "log"} if log else {"xlim": (0, None), "ylim": (0, None)}
+    )
     ax.set(xlabel=x_label, ylabel=y_label, **limits)
     finish([ax], title)
     return ax
@@ -191,7 +220,9 @@ def plain_ticks(axis: Any) -> None:
     """Labels ticks 1,000, not 10^3. A short logarithmic axis also has labels between the powers of ten."""
     from matplotlib import ticker
 
-    if not isinstance(axis.get_major_formatter(), ticker.ScalarFormatter | ticker.LogFormatter):  # ticks with names
+    if not isinstance(
+        axis.get_major_formatter(), ticker.ScalarFormatter | ticker.LogFormatter
+    ):  # ticks with names
         return
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
     low, high = axis.get_view_interval()
@@ -201,7 +232,9 @@ def plain_ticks(axis: Any) -> None:
         axis.set_major_locator(ticker.MaxNLocator(6))
         axis.set_minor_locator(ticker.NullLocator())
     else:
-        few = ticker.FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+        few = ticker.FuncFormatter(
+            lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else ""
+        )
         axis.set_minor_formatter(few if high / low < 300 else ticker.NullFormatter())
 
 
@@ -213,32 +246,52 @@ def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
     """
     from matplotlib.transforms import ScaledTranslation
 
-    axes, entries = list(dict.fromkeys(axes)), dict[str, Any]()
+    axes = list(dict.fromkeys(axes))
+    entries = dict[str, Any]()
     for ax in axes:
         ax.grid(True, which="major", color=GRID, lw=0.6)
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
         for axis in (ax.xaxis, ax.yaxis):
             plain_ticks(axis)
-        entries |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    first, figure, is_alone = axes[0], figure_of(axes[0]), len(axes) == 1 and not is_apart
+        entries |= {
+            label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+        }
+    first = axes[0]
+    figure = figure_of(axes[0])
+    is_alone = len(axes) == 1 and not is_apart
     width = _width(first) if is_alone else figure.get_figwidth()
-    title = "\n".join("\n".join(textwrap.wrap(line, int(TITLE_LETTERS * width))) for line in title.split("\n"))
+    title = "\n".join(
+        "\n".join(textwrap.wrap(line, int(TITLE_LETTERS * width))) for line in title.split("\n")
+    )
     if is_alone:
         first.set_title(title, fontsize=11, pad=9)
     else:
         figure.suptitle(title, fontsize=11)
     if not entries:
         return
-    names, letters = sorted(entries, key=lambda name: name == HOLLOW), int(LETTERS * width)
-    handles, labels = [entries[name] for name in names], ["\n".join(textwrap.wrap(x, letters - HANDLE)) for x in names]
+    names = sorted(entries, key=lambda name: name == HOLLOW)
+    letters = int(LETTERS * width)
+    handles = [entries[name] for name in names]
+    labels = ["\n".join(textwrap.wrap(x, letters - HANDLE)) for x in names]
     longest = max(len(line) for label in labels for line in label.split("\n"))
     n_rows = math.ceil(len(labels) / max(1, min(len(labels), letters // (longest + HANDLE))))
-    style: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": math.ceil(len(labels) / n_rows)}
+    style: dict[str, Any] = {
+        "frameon": False,
+        "fontsize": 9,
+        "ncols": math.ceil(len(labels) / n_rows),
+    }
     if is_alone:
         labels_end = LABEL_HEIGHT + LINE_HEIGHT * first.get_xlabel().count("\n")
         below = first.transAxes + ScaledTranslation(0, -labels_end, figure.dpi_scale_trans)
-        first.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, **style)
+        first.legend(
+            handles,
+            labels,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0),
+            bbox_transform=below,
+            **style,
+        )
     else:
         figure.legend(handles, labels, loc="outside lower center", **style)
     if figure.axes == axes:
@@ -259,20 +312,38 @@ def label_points(
     from matplotlib.transforms import Bbox
 
     figure_of(ax).draw_without_rendering()  # so that the layout is known
-    inch, frame = figure_of(ax).dpi, ax.get_window_extent()
+    inch = figure_of(ax).dpi
+    frame = ax.get_window_extent()
     marks = [ax.transData.transform(point) for point in (*avoid, *((x, y) for x, y, _ in labels))]
     taken = [Bbox.from_bounds(x - inch / 16, y - inch / 16, inch / 8, inch / 8) for x, y in marks]
     for x, y, text in sorted(labels, key=lambda one: -one[1]):
         at_x, at_y = ax.transData.transform((x, y))
-        wide, tall = (0.075 * len(text) + 0.05) * inch, 0.15 * inch
+        wide = (0.075 * len(text) + 0.05) * inch
+        tall = 0.15 * inch
         is_right = at_x + 0.12 * inch + wide > frame.x1
         left = at_x - 0.12 * inch - wide if is_right else at_x + 0.12 * inch
         tries = [at_y - tall / 2 + sign * step * tall / 4 for step in range(80) for sign in (1, -1)]
-        boxes = [Bbox.from_bounds(left, low, wide, tall) for low in tries if frame.y0 <= low <= frame.y1 - tall]
+        boxes = [
+            Bbox.from_bounds(left, low, wide, tall)
+            for low in tries
+            if frame.y0 <= low <= frame.y1 - tall
+        ]
         free = (one for one in boxes if not one.count_overlaps(taken))
         box = next(free, Bbox.from_bounds(left, at_y, wide, tall))
         taken.append(box)
-        across, up = ax.transAxes.inverted().transform((box.x1 if is_right else box.x0, (box.y0 + box.y1) / 2))
-        style: dict[str, Any] = {"ha": "right" if is_right else "left", "va": "center", "fontsize": 8}
-        style["arrowprops"] = {"arrowstyle": "-", "lw": 0.5, "color": GUIDE, "shrinkA": 0, "shrinkB": 0}
+        across, up = ax.transAxes.inverted().transform(
+            (box.x1 if is_right else box.x0, (box.y0 + box.y1) / 2)
+        )
+        style: dict[str, Any] = {
+            "ha": "right" if is_right else "left",
+            "va": "center",
+            "fontsize": 8,
+        }
+        style["arrowprops"] = {
+            "arrowstyle": "-",
+            "lw": 0.5,
+            "color": GUIDE,
+            "shrinkA": 0,
+            "shrinkB": 0,
+        }
         ax.annotate(text, (x, y), (across, up), textcoords="axes fraction", **style)

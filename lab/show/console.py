@@ -22,13 +22,35 @@ from lab.errors import printable
 from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status, duration
 
 WRAPPED = {
-    *("settings", "note", "what it is", "claim", "verdict", "figures", "claims", "what it can do", "answer"),
+    *(
+        "settings",
+        "note",
+        "what it is",
+        "claim",
+        "verdict",
+        "figures",
+        "claims",
+        "what it can do",
+        "answer",
+    ),
     "as seen in",
 }
 """Headings of columns whose text may wrap. Other columns never wrap."""
 
 TEXT_COLUMNS = {
-    *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "load", "requests"),
+    *(
+        "name",
+        "from",
+        "figure",
+        "kernel",
+        "type",
+        "buffer",
+        "phase",
+        "limit",
+        "part",
+        "load",
+        "requests",
+    ),
     *("faster for answers of", "operation", "largest"),
     *WRAPPED,
 }
@@ -56,7 +78,10 @@ class Terminal(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich, but no text (a file's name, a model's) controls the terminal."""
-        super().print(*(printable(one, KEPT_LETTERS) if isinstance(one, str) else one for one in objects), **options)
+        super().print(
+            *(printable(one, KEPT_LETTERS) if isinstance(one, str) else one for one in objects),
+            **options,
+        )
 
     def replace_line(self, text: str = "") -> None:
         """Shows a text on a terminal, in place of the last one that was shown so."""
@@ -66,7 +91,12 @@ class Terminal(Console):
 
 def console(stderr: bool = False, details: str = "") -> Terminal:
     """A console that prints text unchanged: no markup, no emoji. For `details` see Terminal."""
-    plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_jupyter": False}
+    plain: dict[str, Any] = {
+        "markup": False,
+        "emoji": False,
+        "highlight": False,
+        "force_jupyter": False,
+    }
     if not (sys.stderr if stderr else sys.stdout).isatty():  # a notebook claims to know colours
         columns = os.environ.get("COLUMNS", "")
         plain |= {"width": int(columns) if columns.isdigit() else 100, "force_terminal": False}
@@ -93,18 +123,31 @@ class Grid:
                 return GIVES_WAY.index(heading), 0
             return len(GIVES_WAY) + (2 if heading in KEPT else heading in TEXT_COLUMNS), -index
 
-        kept, unbounded = list(range(len(self.headings))), options.update(max_width=10_000)
+        kept = list(range(len(self.headings)))
+        unbounded = options.update(max_width=10_000)
         order = sorted(kept[1:], key=rank)
-        while order and Measurement.get(console, unbounded, self._table(kept, True)).maximum > options.max_width:
+        while (
+            order
+            and Measurement.get(console, unbounded, self._table(kept, True)).maximum
+            > options.max_width
+        ):
             kept.remove(order.pop(0))
         yield self._table(kept)
-        if left_out := [" ".join(name.split()) for i, name in enumerate(self.headings) if i not in kept]:
-            yield Text(f"Columns left out (widen the terminal, or --json): {', '.join(left_out)}", style="dim")
+        if left_out := [
+            " ".join(name.split()) for i, name in enumerate(self.headings) if i not in kept
+        ]:
+            yield Text(
+                f"Columns left out (widen the terminal, or --json): {', '.join(left_out)}",
+                style="dim",
+            )
 
     def _table(self, columns: Sequence[int], is_narrowest: bool = False) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in (self.headings[index] for index in columns):
-            style: dict[str, Any] = {"justify": "left" if heading in TEXT_COLUMNS else "right", "no_wrap": True}
+            style: dict[str, Any] = {
+                "justify": "left" if heading in TEXT_COLUMNS else "right",
+                "no_wrap": True,
+            }
             if heading in WRAPPED:
                 most = NARROWEST_TEXT if is_narrowest else None
                 style |= {"no_wrap": False, "min_width": NARROWEST_TEXT, "max_width": most}
@@ -137,12 +180,19 @@ def transfer(err: Terminal) -> Iterator[Callable[[str, int, int | None], None]]:
         now = time.monotonic()
         since, first = started.setdefault(what, (now, done))
         finished = total is not None and done >= total
-        if now - printed_at.get(what, -math.inf) < (0.5 if err.is_terminal else EVERY_S) and not finished:
+        if (
+            now - printed_at.get(what, -math.inf) < (0.5 if err.is_terminal else EVERY_S)
+            and not finished
+        ):
             return
         printed_at[what] = now
         rate = (done - first) / (now - since) if now > since else 0.0
         size = f" of {total / 1e6:,.0f}" if total is not None else ""
-        left = f", {duration((total - done) / rate)} left" if total is not None and rate and not finished else ""
+        left = (
+            f", {duration((total - done) / rate)} left"
+            if total is not None and rate and not finished
+            else ""
+        )
         speed = f" at {rate / 1e6:,.0f} MB/s" if rate else ""
         show = err.replace_line if err.is_terminal else err.print
         show(f"{what}: {done / 1e6:,.0f}{size} MB{speed}{left}")
@@ -157,20 +207,27 @@ def progress(
     err: Terminal, stream_to: Console | None, describe_run: Callable[[Any], str]
 ) -> Iterator[tuple[ShowStatus, Any]]:
     """Shows progress. Yields two functions: the first takes a Status, the second a finished Record or RequestRecord."""
-    in_place, latest, n_finished, printed_at = err.is_terminal and not stream_to, Status("starting"), 0, -math.inf
+    in_place = err.is_terminal and not stream_to
+    latest = Status("starting")
+    n_finished = 0
+    printed_at = -math.inf
 
     def left() -> str:
         return f"; about {duration(latest.left_s)} left" if latest.left_s else ""
 
     def watch(status: Status) -> None:
         nonlocal latest, printed_at
-        before, latest = latest, status
+        before = latest
+        latest = status
         if status.note:
             err.print(f"{chr(10) * in_place}Note: {status.note}", style="bold red")
         elif in_place:
             err.replace_line(f"{status.words}{left()}")
         elif stream_to and status.doing in IN_A_RUN:
-            if (status.case, status.repeat) != (before.case, before.repeat) or before.doing == WARMING_UP:
+            if (status.case, status.repeat) != (
+                before.case,
+                before.repeat,
+            ) or before.doing == WARMING_UP:
                 head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
                 stream_to.print(Text(head, style="bold"))
             stream_to.print(printable(status.text, KEPT_LETTERS), end="")
@@ -178,12 +235,16 @@ def progress(
             if time.monotonic() - printed_at >= EVERY_S:
                 err.print(f"{status.doing}{left()}")
                 printed_at = time.monotonic()
-        elif status.doing not in (*IN_A_RUN, before.doing) and not n_finished:  # the start of the first engine
+        elif (
+            status.doing not in (*IN_A_RUN, before.doing) and not n_finished
+        ):  # the start of the first engine
             err.print(f"{status.doing} ...")
 
     def finished(record: Record | RequestRecord) -> None:
         nonlocal n_finished
-        if in_place or (record.run.warmup if isinstance(record, Record) else record.request.asked.warmup):
+        if in_place or (
+            record.run.warmup if isinstance(record, Record) else record.request.asked.warmup
+        ):
             return
         n_finished += 1
         if stream_to:

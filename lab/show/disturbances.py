@@ -16,18 +16,32 @@ from lab.core.record import OK, Noise, NoiseSamples, Record
 from lab.runner import machine
 from lab.show import wording
 
-MEAN_CORES, WORST_CORES = 0.15, 0.5
+MEAN_CORES = 0.15
+WORST_CORES = 0.5
 """Cores used by others from which a run counts as disturbed: mean of the run, and in its worst second."""
-N_JUDGED = 2  # both limits apply to this number of threads: 0.15 cores is 7.5 % of what two threads use
+N_JUDGED = (
+    2  # both limits apply to this number of threads: 0.15 cores is 7.5 % of what two threads use
+)
 WAIT_SHARE = 0.02  # share of a run's time spent waiting from which the run counts as disturbed
 GPU_PERCENT = 5
-DRIFT, DRIFT_CHANCE = 0.03, 0.01
+DRIFT = 0.03
+DRIFT_CHANCE = 0.01
 """Drift is reported if the sentinel changed by more than DRIFT and chance alone does that less often than this."""
 MIN_MS = 200  # shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms
-OTHERS, STEAL = "other processes used {}", "the host took {} from the virtual machine"
-MEMORY, HEAT = "memory was short", "heat or a power limit slowed the CPU or GPU"
-QUOTA, GPU_OTHERS = "the container used up its quota of CPU time", "other processes used {} of the GPU"
-CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)  # all known causes, in the order of reports
+OTHERS = "other processes used {}"
+STEAL = "the host took {} from the virtual machine"
+MEMORY = "memory was short"
+HEAT = "heat or a power limit slowed the CPU or GPU"
+QUOTA = "the container used up its quota of CPU time"
+GPU_OTHERS = "other processes used {} of the GPU"
+CAUSES = (
+    OTHERS,
+    STEAL,
+    MEMORY,
+    HEAT,
+    QUOTA,
+    GPU_OTHERS,
+)  # all known causes, in the order of reports
 
 
 def sentence(cause: str, amount: float) -> str:
@@ -42,7 +56,11 @@ def _cores(amount: float) -> str:
 
 def _judged(noise: Noise | None) -> tuple[Noise, NoiseSamples] | None:
     """The noise and its samples; None if nothing was read, or the run was too short."""
-    return (noise, noise.samples) if noise and noise.samples and noise.samples.at_ms[-1] >= MIN_MS else None
+    return (
+        (noise, noise.samples)
+        if noise and noise.samples and noise.samples.at_ms[-1] >= MIN_MS
+        else None
+    )
 
 
 def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
@@ -51,7 +69,9 @@ def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
         return 0.0, 0.0
     at = [0, *noise.samples.at_ms]
     mean = sum(column) / at[-1]
-    worst, first, within = 0.0, 0, 0
+    worst = 0.0
+    first = 0
+    within = 0
     for last, ms in enumerate(column):
         within += ms
         while at[last + 1] - at[first + 1] >= 1000:  # without its first row it is still a second
@@ -70,18 +90,24 @@ def disturbances(record: Record) -> dict[str, float]:
 
     def increase(name: str, over: float = 1.0) -> float:
         """The increase of a counter during the run; NaN if the system does not report it."""
-        before, after = getattr(noise.before, name), getattr(noise.after, name)
+        before = getattr(noise.before, name)
+        after = getattr(noise.after, name)
         return math.nan if before is None or after is None else (after - before) / over
 
     # Others can use the cores that the run leaves free. If two logical cores share a physical core, load on the second
     # slows the first, but by less than a whole core: it counts as a share of the run's threads.
-    usable, threads, limits = n_cores(record), n_threads(record), (MEAN_CORES, WORST_CORES)
+    usable = n_cores(record)
+    threads = n_threads(record)
+    limits = (MEAN_CORES, WORST_CORES)
     of_others: Sequence[float] = limits
     if usable is not None:
         n_free = max(0.0, usable - threads)
         physical = max(0.0, min(usable, record.machine.n_cores_physical or usable) - threads)
-        of_others = [max(physical + one, min(n_free, physical + one * threads / N_JUDGED)) for one in limits]
-    seconds, gpus = samples.at_ms[-1] / 1e3, (noise.after.gpus or ()) if record.settings.n_gpu_layers else ()
+        of_others = [
+            max(physical + one, min(n_free, physical + one * threads / N_JUDGED)) for one in limits
+        ]
+    seconds = samples.at_ms[-1] / 1e3
+    gpus = (noise.after.gpus or ()) if record.settings.n_gpu_layers else ()
     others, steal = (cores(noise, column) for column in (samples.others_ms, samples.steal_ms))
     seen = [  # an amount above its limit shows the cause
         *((OTHERS, used, limit) for used, limit in zip(others, of_others, strict=True)),
@@ -100,8 +126,11 @@ def disturbances(record: Record) -> dict[str, float]:
 
 def n_threads(record: Record) -> int:
     """Busy threads of a run. With all layers on a GPU only one thread is busy: it feeds the GPU."""
-    settings, n_layer = record.settings, record.model.n_layer
-    all_layers = settings.n_gpu_layers < 0 or (n_layer is not None and settings.n_gpu_layers > n_layer)
+    settings = record.settings
+    n_layer = record.model.n_layer
+    all_layers = settings.n_gpu_layers < 0 or (
+        n_layer is not None and settings.n_gpu_layers > n_layer
+    )
     return 1 if all_layers else max(settings.n_threads, settings.n_threads_batch)
 
 
@@ -116,7 +145,9 @@ def during(noise: Noise, n_free: float) -> str:
     if not (known := _judged(noise)):
         return ""
     seen = (OTHERS, known[1].others_ms, n_free), (STEAL, known[1].steal_ms, 0)
-    amounts = ((cause, max(cores(noise, column)), WORST_CORES + free) for cause, column, free in seen)
+    amounts = (
+        (cause, max(cores(noise, column)), WORST_CORES + free) for cause, column, free in seen
+    )
     return "; ".join(sentence(cause, amount) for cause, amount, limit in amounts if amount > limit)
 
 
@@ -127,23 +158,33 @@ def sentences(records: Sequence[Record]) -> list[str]:
         every = {1: "the only run", 2: "both runs"}.get(n, f"all {n} runs")
         return f"in {n} of {len(records)} runs" if n < len(records) else f"in {every}"
 
-    by_run, words = [disturbances(record) for record in records], []
+    by_run = [disturbances(record) for record in records]
+    words = []
     for cause in CAUSES:
         if amounts := [amounts[cause] for amounts in by_run if cause in amounts]:
             words.append(f"{sentence(cause, max(amounts))} {in_runs(len(amounts))}")
     short = []  # cores that were free, in the worst second or over the whole run, and threads that needed them
     for record in records:
-        known, usable, threads = _judged(record.run.noise), n_cores(record), n_threads(record)
+        known = _judged(record.run.noise)
+        usable = n_cores(record)
+        threads = n_threads(record)
         if known and usable is not None:
-            columns = [column for column in (known[1].others_ms, known[1].steal_ms) if column is not None]
+            columns = [
+                column for column in (known[1].others_ms, known[1].steal_ms) if column is not None
+            ]
             taken = [sum(row) for row in zip(*columns, strict=True)]
             left = min(usable - max(cores(known[0], taken)), record.machine.cpu_quota or math.inf)
             short += [(left, threads)] if left < threads - WORST_CORES else []
     if short:
         left, threads = min(short)
-        fewer, causes = math.floor(left), {cause for amounts in by_run for cause in amounts}
+        fewer = math.floor(left)
+        causes = {cause for amounts in by_run for cause in amounts}
         advice = ["stop other programs"] if OTHERS in causes or STEAL not in causes else []
-        advice += [f"if that is usual there, use --threads {fewer}"] if advice and 1 <= fewer < threads else []
+        advice += (
+            [f"if that is usual there, use --threads {fewer}"]
+            if advice and 1 <= fewer < threads
+            else []
+        )
         free = f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')}"
         words.append(f"{free} {in_runs(len(short))}" + f" ({'; '.join(advice)})" * bool(advice))
     return words
@@ -156,9 +197,14 @@ def is_doubtful(records: Sequence[Record]) -> bool:
 
 def drift(records: Sequence[Record]) -> list[str]:
     """A sentence for each session and variant whose sentinel became slower or faster."""
-    counted, changes = (one for one in records if one.run.status == OK and not one.run.warmup), []
+    counted = (one for one in records if one.run.status == OK and not one.run.warmup)
+    changes = []
     for (_, variant), own in grouped(counted, lambda one: (one.session, one.run.variant)).items():
-        times = [noise.sentinel_after_ns for one in own if (noise := one.run.noise) and noise.sentinel_after_ns]
+        times = [
+            noise.sentinel_after_ns
+            for one in own
+            if (noise := one.run.noise) and noise.sentinel_after_ns
+        ]
         change, chance = stats.trend(times)
         if abs(change - 1) > DRIFT and chance < DRIFT_CHANCE:
             word = "slower" if change > 1 else "faster"

@@ -28,13 +28,17 @@ def render(**parts: Any) -> str:
     """The template filled with these parts."""
     import jinja2
 
-    script, numbers = (FOLDER / "explore.js").read_text(encoding="utf-8"), itertools.count(1)
+    script = (FOLDER / "explore.js").read_text(encoding="utf-8")
+    numbers = itertools.count(1)
     loader = jinja2.FileSystemLoader(FOLDER)
     pages = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
     text: str = pages.get_template("page.html.jinja").render(
         version=metadata.version("mini-lab"),
         draw=lambda picture: inline(picture.draw, f"picture-{next(numbers)}", picture.size),
-        script={"text": script, "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()},
+        script={
+            "text": script,
+            "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        },
         **parts,
     )
     return text
@@ -53,7 +57,9 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters, not their outlines
     "svg.hashsalt": "mini-lab",
     "savefig.transparent": True,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
+    ),
 }
 
 
@@ -69,7 +75,9 @@ def inline(draw: Callable[[Figure], Any], name: str, size: tuple[float, float]) 
         figure.suptitle("")
         for ax in figure.axes:
             ax.patch.set_visible(False)
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(
+            file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     text = file.getvalue()
     head, body = text[text.index("<svg") :].split(">", 1)
     head = re.sub(r' (width|height)="[^"]*"', "", head) + ">"

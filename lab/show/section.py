@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 UNKNOWN = wording.UNKNOWN
 
-MOST_LINES = 4  # warnings, sentences and notes that a terminal shows below a table; --details shows all
+MOST_LINES = (
+    4  # warnings, sentences and notes that a terminal shows below a table; --details shows all
+)
 ONCE = {"prompt\ntokens", "answer\ntokens", "runs", "n", "sequences", "streams"}
 """Headings of columns that a terminal replaces by a word in the title if all their cells are equal."""
 
 LONG = 20  # cells with more letters than this wrap on a page
-SMALL, WIDE = (5.0, 3.9), (10.0, 4.6)  # sizes of pictures on a page, in inches
+SMALL = (5.0, 3.9)
+WIDE = (10.0, 4.6)  # sizes of pictures on a page, in inches
 Columns = Sequence[tuple[str, Callable[[Any], Any]]]
 """For each column the heading, with the unit in a second line, and the function that makes its cell from a row."""
 
@@ -116,19 +119,30 @@ class Section:
 def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dict[str, Any]:
     """The fields of a Section with a table of these rows. Columns without known figures are left out."""
     columns_of = [(heading, [show(row) for row in rows]) for heading, show in columns]
-    kept = [(heading, cells) for heading, cells in columns_of if keep_all or not {*cells} <= {"", UNKNOWN}]
+    kept = [
+        (heading, cells)
+        for heading, cells in columns_of
+        if keep_all or not {*cells} <= {"", UNKNOWN}
+    ]
     lines = zip(*(cells for _, cells in kept), strict=True)
-    return {"headings": [heading for heading, _ in kept], "cells": list(map(list, lines)), "rows": rows}
+    return {
+        "headings": [heading for heading, _ in kept],
+        "cells": list(map(list, lines)),
+        "rows": rows,
+    }
 
 
 def numbered(pictures: Sequence[Picture]) -> list[Picture]:
     """The same pictures; pictures of equal name get numbers that no other name has."""
     names = [picture.name for picture in pictures]
-    used, made = set(names), []
+    used = set(names)
+    made = []
     for picture in pictures:
         name = picture.name
         if names.count(name) > 1:
-            name = next(free for n in itertools.count(1) if (free := f"{picture.name}-{n}") not in used)
+            name = next(
+                free for n in itertools.count(1) if (free := f"{picture.name}-{n}") not in used
+            )
         used.add(name)
         made.append(dataclasses.replace(picture, name=name))
     return made
@@ -151,12 +165,17 @@ def print_section(section: Section, out: Console) -> None:
         values = {line[i] for line in section.cells}
         if heading in ONCE and len(section.cells) > 1 == len(values):
             same[i] = f"{' '.join(heading.split())} {values.pop()}"
-            for mark, words in ((NOT_TO_BE_TRUSTED, ", half or more disturbed"), (MARK, ", some disturbed")):
+            for mark, words in (
+                (NOT_TO_BE_TRUSTED, ", half or more disturbed"),
+                (MARK, ", some disturbed"),
+            ):
                 if same[i].endswith(mark):
                     same[i] = f"{same[i].removesuffix(mark)}{words} ({mark})"
     about = "; ".join(filter(None, [section.about, ", ".join(same.values())]))
     if section.title or about:
-        out.print(Text(section.title, style="bold") + Text(": " * bool(section.title and about) + about))
+        out.print(
+            Text(section.title, style="bold") + Text(": " * bool(section.title and about) + about)
+        )
     for words in section.words:
         out.print(words)
     for name, what in section.facts.items():
@@ -164,13 +183,21 @@ def print_section(section: Section, out: Console) -> None:
         out.print(what)
     if section.cells:
         kept = [i for i in range(len(section.headings)) if i not in same]
-        grid, n_rows = Grid(*(section.headings[i] for i in kept)), section.most_rows if more else None
+        grid = Grid(*(section.headings[i] for i in kept))
+        n_rows = section.most_rows if more else None
         for line in section.cells[:n_rows]:
             cells = [line[i].partition("\n") for i in kept]
-            grid.add_row(*(Text(value) + Text(line_end + below, style="dim") for value, line_end, below in cells))
+            grid.add_row(
+                *(
+                    Text(value) + Text(line_end + below, style="dim")
+                    for value, line_end, below in cells
+                )
+            )
         out.print(grid)
         if n_rows is not None and len(section.cells) > n_rows:
-            out.print(Text(f"{plural(len(section.cells) - n_rows, 'more row')}: {more}", style="dim"))
+            out.print(
+                Text(f"{plural(len(section.cells) - n_rows, 'more row')}: {more}", style="dim")
+            )
     notes = [Text(line, style="dim") for line in section.notes]
     print_lines([*map(_marked, section.warnings), *map(Text, section.sentences), *notes], out)
     print_sections(section.parts, out)

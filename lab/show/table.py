@@ -21,7 +21,16 @@ from lab.show import disturbances, text_setup
 if TYPE_CHECKING:
     import pandas as pd
 
-FIGURES = ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s", "prefill_share")
+FIGURES = (
+    "prefill_s",
+    "prefill_tps",
+    "ttft_s",
+    "tpot_ms",
+    "decode_tps",
+    "decode_ms",
+    "e2e_s",
+    "prefill_share",
+)
 """Figures of a run. `decode_ms` is decode compute per token without sampling (as llama-bench counts)."""
 
 
@@ -48,7 +57,9 @@ def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
             row |= dict.fromkeys(row.keys() & {*FIGURES, *REQUEST_FIGURES}, float("nan"))
     rows = pd.DataFrame(made)
     if "server" in rows:  # requests can lack these
-        absent = [name for name in ("engine", *FIGURES, "j_per_token", "energy_of") if name not in rows]
+        absent = [
+            name for name in ("engine", *FIGURES, "j_per_token", "energy_of") if name not in rows
+        ]
         rows[absent] = float("nan")
     return rows
 
@@ -69,14 +80,17 @@ def steps(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
         if not isinstance(record, Record) or not record.run.steps.kind:
             continue
         own = record.run.steps.frame()
-        decodes, number = own.kind == DECODE, own.index
+        decodes = own.kind == DECODE
+        number = own.index
         first_token = decodes.shift(-1, fill_value=True)  # a prefill step that a token came out of
         since_prefill = number - number.where(~decodes, 0).to_series().cummax().to_numpy()
         is_untimed = (own.kind == PREFILL) & (not phases.times_prefill_steps(record.settings))
         columns = {
             **_common(record, index),
             "kind": own.kind,
-            "generated": np.where(decodes | first_token, since_prefill + 1, 0),  # 1: it came out of prefill
+            "generated": np.where(
+                decodes | first_token, since_prefill + 1, 0
+            ),  # 1: it came out of prefill
             **{name: own[name] for name in ("n_tokens", "n_past", "n_seq", "n_outputs")},
             **{f"{name}_s": own[f"{name}_ns"] * 1e-9 for name in ("start", "ready", "end")},
             "compute_ms": ((own.ready_ns - own.start_ns) * 1e-6).mask(is_untimed),
@@ -101,13 +115,26 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     with_requests = "server" in table
-    keys = [*text_setup.fields(table), *(REQUEST_KINDS if with_requests else ()), "n_prompt", "n_gen"]
-    groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(keys, dropna=False, sort=False)
-    rows, nan = [], float("nan")
+    keys = [
+        *text_setup.fields(table),
+        *(REQUEST_KINDS if with_requests else ()),
+        "n_prompt",
+        "n_gen",
+    ]
+    groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(
+        keys, dropna=False, sort=False
+    )
+    rows = []
+    nan = float("nan")
     for key, group in groups:
-        n, n_disturbed = len(group), int(group.disturbed.sum())
+        n = len(group)
+        n_disturbed = int(group.disturbed.sum())
         doubts = shown.of_runs(n, n_disturbed, stats.fewest_for_interval())
-        row = dict(zip(keys, key, strict=True)) | {"repeats": n, "disturbed": n_disturbed, "doubts": doubts}
+        row = dict(zip(keys, key, strict=True)) | {
+            "repeats": n,
+            "disturbed": n_disturbed,
+            "doubts": doubts,
+        }
         if with_requests:  # with TPOT between bounds only
             row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())
         names = [*FIGURES, *(REQUEST_FIGURES if with_requests else ())]
@@ -119,9 +146,21 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             interval = stats.median_interval(values) or stats.Interval(nan, nan)
             row |= {name: statistics.median(values) if values else nan}
             row |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
-            row |= {f"{name}_min": min(values, default=nan), f"{name}_max": max(values, default=nan)}
-        for rate, time, per in (("prefill_tps", "prefill_s", row["n_prompt"]), ("decode_tps", "tpot_ms", 1e3)):
-            for end, other in (("", ""), ("_low", "_high"), ("_high", "_low"), ("_min", "_max"), ("_max", "_min")):
+            row |= {
+                f"{name}_min": min(values, default=nan),
+                f"{name}_max": max(values, default=nan),
+            }
+        for rate, time, per in (
+            ("prefill_tps", "prefill_s", row["n_prompt"]),
+            ("decode_tps", "tpot_ms", 1e3),
+        ):
+            for end, other in (
+                ("", ""),
+                ("_low", "_high"),
+                ("_high", "_low"),
+                ("_min", "_max"),
+                ("_max", "_min"),
+            ):
                 row[rate + end] = per / value if (value := row[time + other]) else nan
         rows.append(row)
     if not rows:
@@ -144,7 +183,9 @@ def firm(rows: pd.DataFrame) -> pd.DataFrame:
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     """Each setup of a table (of runs, steps or a summary): its label (text_setup.labels), and its rows."""
     groups = [rows for _, rows in table.groupby(text_setup.fields(table), dropna=False, sort=False)]
-    return list(zip(text_setup.labels(table, [rows.iloc[0] for rows in groups]), groups, strict=True))
+    return list(
+        zip(text_setup.labels(table, [rows.iloc[0] for rows in groups]), groups, strict=True)
+    )
 
 
 def _common(record: Record, index: int) -> dict[str, Any]:
@@ -162,18 +203,30 @@ def _common(record: Record, index: int) -> dict[str, Any]:
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     """A run, or a sweep's part up to a length."""
-    prefill, ttft, tpot, e2e = phases.prefill_ns(run), phases.ttft_ns(run), phases.tpot_ns(run), phases.e2e_ns(run)
+    prefill = phases.prefill_ns(run)
+    ttft = phases.ttft_ns(run)
+    tpot = phases.tpot_ns(run)
+    e2e = phases.e2e_ns(run)
     compute = phases.decode_compute_mean_ns(run)
     if run.lever is not None:  # an experiment has phases of its own
         prefill = ttft = tpot = compute = None
-    joules: dict[str, float] = {}  # by what they cover; graphics cards count where the build can compute on one
+    joules: dict[
+        str, float
+    ] = {}  # by what they cover; graphics cards count where the build can compute on one
     if run.status == OK and run.lever is None and record.run.every is None and run.noise:
         has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
-        joules = {kind: value for kind, value in (run.noise.joules or {}).items() if has_gpu or kind != GPU}
+        joules = {
+            kind: value
+            for kind, value in (run.noise.joules or {}).items()
+            if has_gpu or kind != GPU
+        }
     return {
         **_common(record, index),
         "n_prompt": run.n_prompt,
-        **{name: getattr(run, name) for name in ("block", "engine", "status", "error", "started_at")},
+        **{
+            name: getattr(run, name)
+            for name in ("block", "engine", "status", "error", "started_at")
+        },
         "virtual": record.machine.virtual,
         "prefill_s": or_nan(prefill, 1e-9),
         "prefill_tps": run.n_prompt / (prefill * 1e-9) if prefill else float("nan"),
@@ -203,13 +256,19 @@ requested. None if the server does not report it."""
 
 def loads_of(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
     """The requests of loads."""
-    return [one for one in records if isinstance(one, RequestRecord) and one.request.asked.load is not None]
+    return [
+        one
+        for one in records
+        if isinstance(one, RequestRecord) and one.request.asked.load is not None
+    ]
 
 
 def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
     """The requests that ran alone, one after the other."""
     requests = [one for one in records if isinstance(one, RequestRecord)]
-    return [one for one in requests if one.request.asked.load is None and one.request.asked.turn is None]
+    return [
+        one for one in requests if one.request.asked.load is None and one.request.asked.turn is None
+    ]
 
 
 def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
@@ -233,7 +292,9 @@ def measured(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[(rows.status == OK) & ~rows.warmup]
     if "server" not in rows:
         return rows
-    is_apart = rows.server.notna() & ((rows.warm == True) | (rows.short == True) | rows.lever.notna())  # noqa: E712
+    is_apart = rows.server.notna() & (
+        (rows.warm == True) | (rows.short == True) | rows.lever.notna()
+    )  # noqa: E712
     return rows[~is_apart]
 
 
@@ -245,7 +306,8 @@ def n_prompt(one: Figures) -> int | None:
 def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
     """The row of `lab.runs` for a request, without figures of an engine. Unknown times are NaN."""
     one = figures(record.request)
-    asked, timings = one.asked, one.timings
+    asked = one.asked
+    timings = one.timings
     low, high = one.tpot_bounds_ns or (None, None)
     return {
         "run": index,

@@ -33,14 +33,22 @@ def describe(here: Machine, model: Model | None = None) -> list[str]:
 def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
     """The same by name: machine, build, model. Unknown parts are left out."""
     ram = f", {here.ram_bytes / 1e9:.0f} GB RAM" if here.ram_bytes else ""
-    kind, power = ", virtual machine" if here.virtual else "", f", on {here.power}" if here.power else ""
-    texts = {"machine": f"{machine.label(here)}{ram}{kind}{power}{f'; {here.os}' if here.os else ''}"}
+    kind = ", virtual machine" if here.virtual else ""
+    power = f", on {here.power}" if here.power else ""
+    texts = {
+        "machine": f"{machine.label(here)}{ram}{kind}{power}{f'; {here.os}' if here.os else ''}"
+    }
     if here.llama_cpp_python:
-        named = [f"{machine.describe_device(one)} ({one.name})" for one in machine.accelerators(here.devices)]
+        named = [
+            f"{machine.describe_device(one)} ({one.name})"
+            for one in machine.accelerators(here.devices)
+        ]
         commit = f" (llama.cpp {here.llama_cpp_commit})" if here.llama_cpp_commit else ""
         lib = f", libraries of {here.lib}" if here.lib else ""
         offload = ", ".join(named) or "the CPU (this build finds no GPU)"
-        texts["build"] = f"llama-cpp-python {here.llama_cpp_python}{commit}{lib}; computes on {offload}"
+        texts["build"] = (
+            f"llama-cpp-python {here.llama_cpp_python}{commit}{lib}; computes on {offload}"
+        )
     if model:
         parts = [
             f"{model.name} {model.quantization or ''}".strip(),
@@ -55,35 +63,61 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
 
 def print_plan(plan: Plan, as_json: bool) -> None:
     """Prints what `--dry-run` shows: cases with their memory, the placement, and the settings."""
-    needs, placed = {case: placing.memory(plan, case) for case in plan.cases}, places(plan)
+    needs = {case: placing.memory(plan, case) for case in plan.cases}
+    placed = places(plan)
     settings = dataclasses.asdict(plan.settings)
     if as_json:
-        known = [{name: value for name, value in named(case).items() if value is not None} for case in needs]
-        more = ({"memory": dataclasses.asdict(needs[case]), "refused": plan.refused.get(case)} for case in needs)
+        known = [
+            {name: value for name, value in named(case).items() if value is not None}
+            for case in needs
+        ]
+        more = (
+            {"memory": dataclasses.asdict(needs[case]), "refused": plan.refused.get(case)}
+            for case in needs
+        )
         cases = json.loads(to_json([one | two for one, two in zip(known, more, strict=True)]))
-        print_json({"cases": cases, "repeat": plan.n_repeat, "settings": settings, "places": placed})
+        print_json(
+            {"cases": cases, "repeat": plan.n_repeat, "settings": settings, "places": placed}
+        )
         return
 
-    out, grid = console(), Grid("case", "runs", "KV cache MB", "memory MB", "note")
-    rounds, tokens = plural(plan.n_repeat, "round"), plural(plan.cases[0].n_gen, "token")
+    out = console()
+    grid = Grid("case", "runs", "KV cache MB", "memory MB", "note")
+    rounds = plural(plan.n_repeat, "round")
+    tokens = plural(plan.cases[0].n_gen, "token")
     out.print(f"\nPlan: {rounds}, {tokens} generated per sequence; memory is an estimate")
     for case, need in needs.items():
-        n_runs, note = "0" if case in plan.refused else f"{plan.n_repeat}", plan.refused.get(case, "")
-        grid.add_row(case.name, n_runs, megabytes(need.kv_cache_bytes), megabytes(need.total_bytes), note)
+        n_runs = "0" if case in plan.refused else f"{plan.n_repeat}"
+        note = plan.refused.get(case, "")
+        grid.add_row(
+            case.name, n_runs, megabytes(need.kv_cache_bytes), megabytes(need.total_bytes), note
+        )
     out.print(grid)
     if placed:
         grid = Grid("device", "layers", *(f"{name} MB" for name in SIZES))
         for row in placed:
-            own = [number for number in row["layers"] or () if number != plan.model.n_layer]  # they follow each other
+            own = [
+                number for number in row["layers"] or () if number != plan.model.n_layer
+            ]  # they follow each other
             words = [f"{own[0]}-{own[-1]}"] if own else []
-            words += ["output"] * (plan.model.n_layer in (row["layers"] or ()))  # that after the last one
+            words += ["output"] * (
+                plan.model.n_layer in (row["layers"] or ())
+            )  # that after the last one
             layers = "not estimated" if row["layers"] is None else ", ".join(words) or "none"
-            grid.add_row(row["device"], layers, *(megabytes(row[f"{size}_bytes"]) for size in SIZES.values()))
+            grid.add_row(
+                row["device"], layers, *(megabytes(row[f"{size}_bytes"]) for size in SIZES.values())
+            )
         out.print(grid)
     out.print(", ".join(f"{name} {value}" for name, value in settings.items() if value is not None))
 
 
-SIZES = {"weights": "weights", "KV cache": "kv_cache", "compute": "compute", "needs": "needs", "has": "has"}
+SIZES = {
+    "weights": "weights",
+    "KV cache": "kv_cache",
+    "compute": "compute",
+    "needs": "needs",
+    "has": "has",
+}
 """Of each device in a plan: headings, and names in JSON without their `_bytes`."""
 
 
@@ -91,8 +125,10 @@ def places(plan: Plan) -> list[dict[str, Any]] | None:
     """The placement for the largest case of a plan, device by device, in bytes (None: unknown); None on the CPU."""
     if not (used := machine.used(plan.machine, plan.settings)):
         return None
-    case, free = max(plan.cases, key=lambda case: plan.memory(case).total_bytes), placing.free(plan)
-    by_device, planned = {place.device: place for place in placing.places(plan, case) or ()}, []
+    case = max(plan.cases, key=lambda case: plan.memory(case).total_bytes)
+    free = placing.free(plan)
+    by_device = {place.device: place for place in placing.places(plan, case) or ()}
+    planned = []
     for name in (*(device.name for device in used), CPU):
         row: dict[str, Any] = {"device": name, "layers": None, "output_layer": plan.model.n_layer}
         row |= {f"{size}_bytes": None for size in SIZES.values()} | {"has_bytes": free.get(name)}
@@ -107,8 +143,11 @@ def notes(plan: Plan) -> list[str]:
     """The result of `--n-gpu-layers auto`, and the cases that will be skipped."""
     sentences = []
     if plan.auto and plan.model.n_layer is not None and machine.accelerators(plan.machine.devices):
-        n, n_all = plan.settings.n_gpu_layers, plan.model.n_layer + 1
-        sentences.append(f"--n-gpu-layers auto: {n} of {n_all} layers go to devices (the output counts as one).")
+        n = plan.settings.n_gpu_layers
+        n_all = plan.model.n_layer + 1
+        sentences.append(
+            f"--n-gpu-layers auto: {n} of {n_all} layers go to devices (the output counts as one)."
+        )
     if plan.refused:
         names = "; ".join(case.name for case in plan.refused)
         sentences.append(f"{names} will be skipped: {' '.join(plan.refused.values())}")
@@ -128,12 +167,30 @@ SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
 SETUP = (
     *("model", "model_sha256", *SERVING, "machine", "devices", "power", "ram_gb", "os"),
     *("llama_cpp_python", "llama_cpp_commit", "system_info"),
-    *("n_gpu_layers", "n_threads", "n_threads_batch", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v"),
+    *(
+        "n_gpu_layers",
+        "n_threads",
+        "n_threads_batch",
+        "n_batch",
+        "n_ubatch",
+        "flash_attn",
+        "type_k",
+        "type_v",
+    ),
     *("kv_unified", *PLACING, "prompt", "prompt_sha256", "sweep_every", "variant"),
 )
 """Runs are repeats of each other if these, n_prompt and n_gen are equal."""
 
-IDENTITY = ("model_sha256", "devices", "power", "ram_gb", "os", "llama_cpp_commit", "system_info", "prompt_sha256")
+IDENTITY = (
+    "model_sha256",
+    "devices",
+    "power",
+    "ram_gb",
+    "os",
+    "llama_cpp_commit",
+    "system_info",
+    "prompt_sha256",
+)
 """Parts of a setup that a label shows only if nothing else tells its setup from the others."""
 
 OF_CLIENT = ("machine", "power", "ram_gb", "os")
@@ -159,7 +216,8 @@ def labels(table: pd.DataFrame, firsts: Sequence[pd.Series]) -> list[str]:
     if len(firsts) > 1 and table.variant.nunique() == len(firsts):
         names = ["variant"]
     elif len(firsts) > 1:
-        names, n_distinct = [], 1
+        names = []
+        n_distinct = 1
         for name in sorted(fields(table), key=lambda name: (name in IDENTITY, name != "server")):
             if (n := table.groupby([*names, name], dropna=False).ngroups) > n_distinct:
                 names.append(name)
@@ -184,7 +242,13 @@ def _in_words(row: pd.Series, names: Sequence[str]) -> list[str]:
         value = row[name]
         if value != value or value is None:
             missing = unset(name)
-            words += [missing] if name == "server" else [f"{name} {missing}"] if missing != "none" else []
+            words += (
+                [missing]
+                if name == "server"
+                else [f"{name} {missing}"]
+                if missing != "none"
+                else []
+            )
             continue
         text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
         if name in ("model", "server", "machine", "variant"):
@@ -212,24 +276,39 @@ def unset(name: str) -> str:
 def model_label(record: Record) -> str:
     """Name and quantization for titles, and whether the weights are random or re-quantized."""
     model = record.model
-    origin = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(model.source, "")
+    origin = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(
+        model.source, ""
+    )
     return f"{model.name}{'' if model.quantization is None else f' {model.quantization}'}{origin}"
 
 
 def of_run(record: Record) -> dict[str, Any]:
     """The setup of a run; None for what the record does not contain."""
-    settings, here = record.settings, record.machine
-    own = {name: getattr(settings, name) for name in SETUP if hasattr(settings, name) and name != "devices"}
-    own |= {name: None for name in ("n_threads", "n_threads_batch", "n_gpu_layers") if own[name] < 0}
+    settings = record.settings
+    here = record.machine
+    own = {
+        name: getattr(settings, name)
+        for name in SETUP
+        if hasattr(settings, name) and name != "devices"
+    }
+    own |= {
+        name: None for name in ("n_threads", "n_threads_batch", "n_gpu_layers") if own[name] < 0
+    }
     for name in PLACING:  # lists as one string; None: llama.cpp chooses
         value = getattr(settings, settings_table()[name].record_name or name)
         is_list = isinstance(value, tuple)
-        own[name] = ",".join(f"{part:g}" if isinstance(part, float) else part for part in value) if is_list else value
+        own[name] = (
+            ",".join(f"{part:g}" if isinstance(part, float) else part for part in value)
+            if is_list
+            else value
+        )
     return {
         "model": model_label(record),
         "machine": machine.label(here, settings) + (" (imported)" if record.run.totals else ""),
         # all that can be offloaded to, such as "2 x NVIDIA H200"
-        "devices": (machine.in_words(machine.accelerators(here.devices)) or "none") if here.devices else None,
+        "devices": (machine.in_words(machine.accelerators(here.devices)) or "none")
+        if here.devices
+        else None,
         "power": here.power,
         "model_sha256": record.model.sha256,
         "ram_gb": here.ram_bytes and round(here.ram_bytes / 1e9),
@@ -247,7 +326,8 @@ def of_run(record: Record) -> dict[str, Any]:
 
 def of_request(record: RequestRecord) -> dict[str, Any]:
     """The setup of a request: the server, what it reports, and the client's machine. Other fields are None."""
-    endpoint, here = record.endpoint, record.machine
+    endpoint = record.endpoint
+    here = record.machine
     settings = endpoint.settings or ServerSettings()
     return dict.fromkeys(SETUP) | {
         "model": record.model,

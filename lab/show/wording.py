@@ -72,7 +72,10 @@ def term(word: str) -> Term:
     if found := known.get(plain(word)):
         return found
     (near,) = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.0)
-    raise LabError(f"{word!r} is not one of the lab's terms.", f"The nearest is {known[near].name}. All: lab words")
+    raise LabError(
+        f"{word!r} is not one of the lab's terms.",
+        f"The nearest is {known[near].name}. All: lab words",
+    )
 
 
 def plain(word: str) -> str:

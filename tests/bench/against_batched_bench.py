@@ -24,7 +24,9 @@ from lab.runner.cases import Case
 from lab.runner.plan import make_plan
 from tests.bench import llama_bench
 
-SEQUENCES, N_PROMPT, N_GEN = (1, 4, 16), 256, 32
+SEQUENCES = (1, 4, 16)
+N_PROMPT = 256
+N_GEN = 32
 N_CTX = max(SEQUENCES) * 512
 
 Rates = dict[tuple[int, str], float]  # tokens per second, by sequences and phase
@@ -39,9 +41,13 @@ def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
     def text(sequence: int, n: int) -> list[int]:
         return prompts.random_ids(n, n_vocab, None, seed, 0, sequence)
 
-    worker.run(scripts.prefill(0, text(0, 16), 16), lambda progress: None)  # as llama-batched-bench warms up
+    worker.run(
+        scripts.prefill(0, text(0, 16), 16), lambda progress: None
+    )  # as llama-batched-bench warms up
     for n in SEQUENCES:
-        case = Case(N_PROMPT, N_GEN + 1, lever=Batch(n, False), sequences=(N_PROMPT + N_GEN + 1,) * n)
+        case = Case(
+            N_PROMPT, N_GEN + 1, lever=Batch(n, False), sequences=(N_PROMPT + N_GEN + 1,) * n
+        )
         outcome = worker.run(batching.write(case, text, settings), lambda progress: None)
         run = Run(
             n_prompt=N_PROMPT,
@@ -55,17 +61,21 @@ def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
             batch=Batch(n, False),
         )
         figures = phases.figures(run)
-        rates[n, "prefill"], rates[n, "decode"] = n * N_PROMPT / figures["prefill_s"], 1e3 * n / figures["tpot_ms"]
+        rates[n, "prefill"] = n * N_PROMPT / figures["prefill_s"]
+        rates[n, "decode"] = 1e3 * n / figures["tpot_ms"]
     return rates
 
 
 def bench_round(model: Path, threads: int) -> Rates:
     numbers = ",".join(map(str, SEQUENCES))
     lengths = ["-npp", str(N_PROMPT), "-ntg", str(N_GEN), "-npl", numbers, "-c", str(N_CTX)]
-    rows = llama_bench.run_batched(model, *lengths, "-t", str(threads), "-tb", str(threads), "-b", "2048", "-ub", "512")
+    rows = llama_bench.run_batched(
+        model, *lengths, "-t", str(threads), "-tb", str(threads), "-b", "2048", "-ub", "512"
+    )
     rates: Rates = {}
     for row in rows:
-        rates[row["pl"], "prefill"], rates[row["pl"], "decode"] = row["speed_pp"], row["speed_tg"]
+        rates[row["pl"], "prefill"] = row["speed_pp"]
+        rates[row["pl"], "decode"] = row["speed_tg"]
     return rates
 
 
@@ -77,7 +87,9 @@ def main() -> None:
         plan = make_plan(worker, [N_PROMPT], N_GEN, 1, str(model), prompt="random")
         asked = dataclasses.replace(plan.settings, n_ctx=N_CTX, n_seq_max=max(SEQUENCES))
         threads = plan.settings.n_threads
-        print(f"{model.name}, {threads} threads; tokens/s in all: lab / llama-batched-bench = ratio")
+        print(
+            f"{model.name}, {threads} threads; tokens/s in all: lab / llama-batched-bench = ratio"
+        )
         llama_bench.in_turns(
             n_rounds,
             lambda number: lab_round(worker, model, asked, number),

@@ -23,13 +23,20 @@ from lab.runner import prompts
 from lab.runner.plan import make_plan
 from tests.bench import llama_bench
 
-N_PROMPT, N_GEN, N_UBATCH = 512, 128, 512
+N_PROMPT = 512
+N_GEN = 128
+N_UBATCH = 512
 N_SAMPLES = 1
-PP, TG = f"pp{N_PROMPT}", f"tg{N_GEN}"
+PP = f"pp{N_PROMPT}"
+TG = f"tg{N_GEN}"
 
 
 def decode_tps(steps: Steps) -> float:
-    times = [r - s for kind, s, r in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True) if kind != PREFILL]
+    times = [
+        r - s
+        for kind, s, r in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
+        if kind != PREFILL
+    ]
     return len(times) / (sum(times) / 1e9)
 
 
@@ -48,8 +55,11 @@ def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dic
     """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each, in a fresh engine."""
     n_vocab = worker.load(model, settings).n_vocab
     worker.new_context(settings)
-    prefills, decodes = [], []
-    timed(worker, prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1), 2, settings)  # llama-bench does so too
+    prefills = []
+    decodes = []
+    timed(
+        worker, prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1), 2, settings
+    )  # llama-bench does so too
     for sample in range(N_SAMPLES):
         prompt = prompts.random_ids(N_PROMPT, n_vocab, None, seed, sample)
         prefills.append(prefill_tps(timed(worker, prompt, 1, settings)))
@@ -63,7 +73,9 @@ def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dic
 def bench_round(model: Path, settings: Settings) -> dict[str, float]:
     """Prefill and decode rate of llama-bench, likewise."""
     options = ["-t", str(settings.n_threads), "-ub", str(settings.n_ubatch)]
-    rows = llama_bench.run(model, "-p", str(N_PROMPT), "-n", str(N_GEN), "-r", str(N_SAMPLES), *options)
+    rows = llama_bench.run(
+        model, "-p", str(N_PROMPT), "-n", str(N_GEN), "-r", str(N_SAMPLES), *options
+    )
     rates = {(row["n_prompt"], row["n_gen"]): statistics.median(row["samples_ts"]) for row in rows}
     return {PP: rates[N_PROMPT, 0], TG: rates[0, N_GEN]}
 
@@ -75,13 +87,17 @@ def main() -> None:
     with Worker() as worker:
         plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), prompt="random")
         settings = dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN)
-        print(f"{model.name}, {settings.n_threads} threads, ubatch {settings.n_ubatch}; tokens/s: lab / llama-bench")
+        print(
+            f"{model.name}, {settings.n_threads} threads, ubatch {settings.n_ubatch}; tokens/s: lab / llama-bench"
+        )
         llama_bench.in_turns(
             n_rounds,
             lambda number: lab_round(worker, model, settings, number),
             lambda: bench_round(model, settings),
             lambda name, ours, theirs: f" {name} {ours:8.2f} / {theirs:8.2f} = {ours / theirs:.3f}",
-            lambda name, ours, theirs, n, ratios: f"{name}: median of {n} paired ratios {ratios}; at least 0.99 wanted",
+            lambda name, ours, theirs, n, ratios: (
+                f"{name}: median of {n} paired ratios {ratios}; at least 0.99 wanted"
+            ),
         )
 
 

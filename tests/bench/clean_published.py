@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
-from lab.features.predict import datasheet
+from lab.roofline import datasheet
 from lab.models import catalog, devices
 from tests.bench.learn_published import Row, case_for, model_of, row_of, seconds
 
@@ -37,7 +37,18 @@ RULES = {
     "above-peak": "Faster than the arithmetic peak allows.",
 }
 COLUMNS = [
-    *("source", "url", "collected", "device", "gpu_share", "backend", "model", "quantization", "phase", "n_prompt"),
+    *(
+        "source",
+        "url",
+        "collected",
+        "device",
+        "gpu_share",
+        "backend",
+        "model",
+        "quantization",
+        "phase",
+        "n_prompt",
+    ),
     *("n_depth", "n_ubatch", "flash_attn", "tps", "stddev", "commit", "marks", "as_published"),
 ]
 HOSTS = re.compile(r"\b(Pi|CM5|Radxa|Rock|Orion|HiFive)\b")
@@ -61,7 +72,8 @@ BACKENDS = {
 
 def marks_of(row: Row) -> tuple[str, ...]:
     """Why a row cannot be used: its device or model is unknown, or it breaks a limit."""
-    device, model = devices.called(row.device), model_of(row.model, row.quantization)
+    device = devices.called(row.device)
+    model = model_of(row.model, row.quantization)
     marks = [] if device else ["unknown-device"]
     is_unknown = row.phase == DECODE and not row.n_prompt
     case = case_for(row._replace(n_prompt=1) if is_unknown else row) if device else None
@@ -94,7 +106,11 @@ def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
     for words in [*inside, text]:
         words = re.sub(r"\d+P\+\d+E\+\d+GPU|\b\d+[- ]core\b", "", words).strip()
         full = re.sub("(?i)nvidia ", "RTX ", words), re.sub("(?i)amd ", "RX ", words)
-        short = re.sub(r"\s\d+ ?GB\b.*", "", words), words.split(" Mac")[0], re.sub(r"\s*\(.*", "", words)
+        short = (
+            re.sub(r"\s\d+ ?GB\b.*", "", words),
+            words.split(" Mac")[0],
+            re.sub(r"\s*\(.*", "", words),
+        )
         for name in (words, *full, *short):
             if devices.called(name):
                 return name, n_cores
@@ -129,7 +145,8 @@ def name_of(line: dict[str, str]) -> str:
 def quantization_of(line: dict[str, str]) -> str:
     """As the source itself named it, where it did: the collector's int4 is any of them."""
     found = re.search(
-        r"\b(I?Q\d\w*|F16|BF16|F32)( - Medium| - Small| - Large)?", line["as_published"].rpartition("·")[2]
+        r"\b(I?Q\d\w*|F16|BF16|F32)( - Medium| - Small| - Large)?",
+        line["as_published"].rpartition("·")[2],
     )
     if found and line["source"] == "localscore":
         return found[1].upper() + {" - Medium": "_M", " - Small": "_S", " - Large": "_L"}.get(
@@ -182,20 +199,34 @@ def _lengths(line: dict[str, str]) -> tuple[str, str, str]:
     """The phase, the tokens of the prompt or before the middle of the answer, and the tokens before a prompt."""
     if "n_gen" in line:
         n_prompt, n_depth, n_gen = (int(line[name]) for name in ("n_prompt", "n_depth", "n_gen"))
-        return (DECODE, str(n_depth + n_gen // 2), "") if n_gen else (PREFILL, str(n_prompt), str(n_depth or ""))
+        return (
+            (DECODE, str(n_depth + n_gen // 2), "")
+            if n_gen
+            else (PREFILL, str(n_prompt), str(n_depth or ""))
+        )
     phase, length = re.fullmatch(r"(pp|tg)(\d*)", line["test"]).groups()  # type: ignore[union-attr]
-    return (PREFILL, length, "") if phase == "pp" else (DECODE, str(int(length) // 2) if length else "", "")
+    return (
+        (PREFILL, length, "")
+        if phase == "pp"
+        else (DECODE, str(int(length) // 2) if length else "", "")
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("raw", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     lines = []
     for raw in asked.raw:
         with raw.open(encoding="utf-8", newline="") as file:
-            lines += [cleaned(line) for line in csv.DictReader(file) if line.get("runtime", "llama.cpp") == "llama.cpp"]
+            lines += [
+                cleaned(line)
+                for line in csv.DictReader(file)
+                if line.get("runtime", "llama.cpp") == "llama.cpp"
+            ]
     with asked.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -212,7 +243,9 @@ def report(lines: list[dict[str, str]]) -> None:
     counts = Counter(mark for line in lines for mark in line["marks"].split())
     for rule, about in RULES.items():
         print(f"{counts[rule]:5}  {rule}: {about}")
-    for line in {line["device"]: line for line in lines if re.search("un(known|clear)-device", line["marks"])}.values():
+    for line in {
+        line["device"]: line for line in lines if re.search("un(known|clear)-device", line["marks"])
+    }.values():
         print(f"not in the list: {line['device']} ({line['marks'].split()[0]})")
 
 

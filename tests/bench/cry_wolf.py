@@ -13,15 +13,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.features.compare import comparison, side_by_side
-from lab.features.compare.comparison import ALIKE, TOO_FEW, ComparedFigure
+from lab.show import comparison
+from lab.runner import trial as side_by_side
+from lab.show.comparison import ALIKE, TOO_FEW, ComparedFigure
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 
-N_PROMPT, N_GEN = 32, 8
+N_PROMPT = 32
+N_GEN = 8
 
 
 def rows(variants: list[dict[str, Any]], seed: int) -> list[ComparedFigure]:
@@ -34,13 +36,19 @@ def rows(variants: list[dict[str, Any]], seed: int) -> list[ComparedFigure]:
     def watch(status: Status) -> None: ...
 
     with tempfile.TemporaryDirectory() as folder:
-        records = list(side_by_side.execute(plans, side_by_side.N_BLOCKS, Path(folder) / "trial.jsonl", watch))
+        records = list(
+            side_by_side.execute(plans, side_by_side.N_BLOCKS, Path(folder) / "trial.jsonl", watch)
+        )
     (compared,) = comparison.compare(records)
     return list(compared.rows)
 
 
 def told(row: ComparedFigure) -> str:
-    ratio = f"{row.ratio.estimate:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})" if row.ratio else "-"
+    ratio = (
+        f"{row.ratio.estimate:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})"
+        if row.ratio
+        else "-"
+    )
     return f"{row.figure} {ratio} {row.verdict}"
 
 
@@ -51,7 +59,10 @@ def main() -> None:
         found = rows([{}, {}], seed)
         n_called += any(row.verdict not in (ALIKE, TOO_FEW) for row in found)
         print(f"A/A {seed + 1:2}: {'; '.join(map(told, found))}", flush=True)
-    print(f"{n_called} of {n_trials} A/A trials called a difference; at most 2 of 40 wanted", flush=True)
+    print(
+        f"{n_called} of {n_trials} A/A trials called a difference; at most 2 of 40 wanted",
+        flush=True,
+    )
     for settings in ({"threads": 1}, {"model": f"{catalog.DEFAULT}:Q8_0"}):
         print(f"planted {settings}: {'; '.join(map(told, rows([{}, settings], 1)))}", flush=True)
 

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from lab.models import catalog
 from tests.bench import llama_bench
 
-N_GEN, N_REPEAT = 64, 8
+N_GEN = 64
+N_REPEAT = 8
 BURNER = """
 import random, sys, time
 chance = random.Random(int(sys.argv[1]))
@@ -44,9 +45,22 @@ def burning(seed: int) -> Iterator[None]:
 def lab_tpot() -> tuple[float, list[str]]:
     """The lab's median TPOT in ms, and its warnings."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["-p", "10", "-n", str(N_GEN), "-r", str(N_REPEAT), "--json", "--no-plot", "-o", folder]
+        arguments = [
+            "-p",
+            "10",
+            "-n",
+            str(N_GEN),
+            "-r",
+            str(N_REPEAT),
+            "--json",
+            "--no-plot",
+            "-o",
+            folder,
+        ]
         command = [sys.executable, "-m", "lab", "measure", *arguments]
-        answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        answer = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
     return answer["rows"][0]["tpot_ms"], answer["warnings"]
 
 
@@ -68,15 +82,20 @@ def main() -> None:
             disturbed, warnings = lab_tpot()
         with burning(n):
             bench_disturbed = llama_bench_tpot()
-        change, bench_change = disturbed / quiet - 1, bench_disturbed / bench_quiet - 1
+        change = disturbed / quiet - 1
+        bench_change = bench_disturbed / bench_quiet - 1
         moved.append(abs(change))
         silent += abs(change) > 0.05 and not any("Unreliable" in sentence for sentence in warnings)
-        print(f"round {n + 1}: lab {quiet:.2f} -> {disturbed:.2f} ms ({change:+.1%}), llama-bench {bench_change:+.1%}")
+        print(
+            f"round {n + 1}: lab {quiet:.2f} -> {disturbed:.2f} ms ({change:+.1%}), llama-bench {bench_change:+.1%}"
+        )
         for kind, sentences in (("quiet", warnings_quiet), ("disturbed", warnings)):
             for sentence in sentences:
                 print(f"    {kind}: {sentence}", flush=True)
     print(f"the median moved by {statistics.median(moved):.1%} (most {max(moved):.1%})")
-    print(f"moved by more than 5 % without a warning not to trust it: {silent} of {n_rounds}; 0 wanted")
+    print(
+        f"moved by more than 5 % without a warning not to trust it: {silent} of {n_rounds}; 0 wanted"
+    )
 
 
 if __name__ == "__main__":

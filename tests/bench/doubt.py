@@ -27,8 +27,9 @@ from rich.console import Console
 
 from lab.core import results
 from lab.core.record import OK, Ceilings, Noise, NoiseReading, NoiseSamples, Record
-from lab.features.limits import probing
-from lab.features.predict import learning, prediction
+from lab.roofline import probing
+from lab.roofline import learning
+from lab.features.predict import prediction
 from lab.show import console
 from lab.show.section import print_section
 from tests.conftest import run_lab
@@ -57,12 +58,18 @@ def neighbour(record: Record) -> Record:
     ms = max(300, round((run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e6) + 1)
     nothing = NoiseReading()
     samples = NoiseSamples((ms,), others_ms=(ms * (record.machine.n_cores_usable or 1),))
-    return dataclasses.replace(record, run=dataclasses.replace(run, noise=Noise(nothing, nothing, samples)))
+    return dataclasses.replace(
+        record, run=dataclasses.replace(run, noise=Noise(nothing, nothing, samples))
+    )
 
 
 def six(lines: Lines) -> Lines:
     """Six repeats of each run, as far as they go."""
-    timed = [one for one in lines if isinstance(one, Record) and one.run.status == OK and not one.run.warmup]
+    timed = [
+        one
+        for one in lines
+        if isinstance(one, Record) and one.run.status == OK and not one.run.warmup
+    ]
     by_length: dict[int, list[Record]] = {}
     for record in timed:
         by_length.setdefault(record.run.n_prompt, []).append(record)
@@ -74,17 +81,24 @@ def six(lines: Lines) -> Lines:
     return more
 
 
-def change(lines: Lines, plant: Callable[[Record], Record], repeats: Sequence[int] = range(99)) -> Lines:
+def change(
+    lines: Lines, plant: Callable[[Record], Record], repeats: Sequence[int] = range(99)
+) -> Lines:
     """The lines, with something planted in the timed runs of these repeats."""
     return [
-        plant(one) if isinstance(one, Record) and not one.run.warmup and one.run.repeat in repeats else one
+        plant(one)
+        if isinstance(one, Record) and not one.run.warmup and one.run.repeat in repeats
+        else one
         for one in lines
     ]
 
 
 def loaded(lines: Lines) -> Lines:
     words = "another process used 1.9 cores"
-    return [dataclasses.replace(one, disturbed=words) if isinstance(one, Ceilings) else one for one in lines]
+    return [
+        dataclasses.replace(one, disturbed=words) if isinstance(one, Ceilings) else one
+        for one in lines
+    ]
 
 
 def plants(lines: Lines) -> dict[str, Lines]:
@@ -104,7 +118,9 @@ def as_wide_as(width: int) -> Iterator[None]:
 
     def of_width(stderr: bool = False, details: str = "") -> Console:
         stream = sys.stderr if stderr else sys.stdout
-        return Console(file=stream, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False)
+        return Console(
+            file=stream, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(console, "console", of_width)
@@ -116,12 +132,15 @@ def predicted(lines: Lines) -> str:
     records = [one for one in lines if isinstance(one, Record)]
     known = next(one for one in lines if isinstance(one, Ceilings))
     learned = learning.learn(records, known, "none")
-    model, settings = records[-1].model, records[-1].settings
+    model = records[-1].model
+    settings = records[-1].settings
     rows = [prediction.here(model, settings, known, learned, n, 200) for n in (1000, 60_000)]
     basis = " ".join([prediction.basis_here(learned), *probing.doubt_words(known)])
     out = Console(width=100, soft_wrap=True, file=io.StringIO())
     with out.capture() as printed:
-        print_section(prediction.explanation([dataclasses.replace(row, basis=basis) for row in rows]), out)
+        print_section(
+            prediction.explanation([dataclasses.replace(row, basis=basis) for row in rows]), out
+        )
     return printed.get()
 
 
@@ -134,7 +153,9 @@ def shown_of(lines: Lines, folder: Path, quiet: Path) -> dict[str, str]:
     for width in WIDTHS:
         with as_wide_as(width):
             texts[f"show {width}"] = run_lab("show", path)[1]
-            texts[f"explain {width}"] = run_lab("explain", path, "--no-plot", "--ceilings", folder)[1]
+            texts[f"explain {width}"] = run_lab("explain", path, "--no-plot", "--ceilings", folder)[
+                1
+            ]
             texts[f"compare {width}"] = run_lab("compare", quiet, path, "--no-plot")[1]
     texts["show json"] = run_lab("show", path, "--json")[1]
     code, texts["explain json"], texts["explain error"] = run_lab(
@@ -145,13 +166,17 @@ def shown_of(lines: Lines, folder: Path, quiet: Path) -> dict[str, str]:
     page = folder / "page.html"
     assert run_lab("report", path, "-o", page)[0] == 0
     text = page.read_text()
-    texts["page"] = html.unescape(re.sub(r"<[^>]+>", " ", text[: text.index('id="mini-lab-records"')]))
+    texts["page"] = html.unescape(
+        re.sub(r"<[^>]+>", " ", text[: text.index('id="mini-lab-records"')])
+    )
     run_lab("plot", path, "-o", folder)
     if not code:
         run_lab("explain", path, "-o", folder, "--ceilings", folder)
         texts["predict"] = predicted(lines)
     for svg in sorted(folder.glob("planted-*.svg")):
-        texts[svg.stem] = " ".join(re.findall(r"<!-- (.*?) -->", svg.read_text()))  # matplotlib draws letters as paths
+        texts[svg.stem] = " ".join(
+            re.findall(r"<!-- (.*?) -->", svg.read_text())
+        )  # matplotlib draws letters as paths
     return texts
 
 
@@ -168,38 +193,71 @@ def problems(name: str, texts: dict[str, str]) -> list[str]:
 
     tables = [key for key in texts if key.startswith("show ") and key[-1].isdigit()]
     rows = json.loads(texts["show json"])["rows"]
-    want(all(row["repeats"] == N_REPEATS for row in rows), "lines that occur twice were counted twice")
+    want(
+        all(row["repeats"] == N_REPEATS for row in rows),
+        "lines that occur twice were counted twice",
+    )
     if name == "neighbour":
-        for key in (key for key in texts if key.split()[0] in ("show", "explain", "compare", "page")):
+        for key in (
+            key for key in texts if key.split()[0] in ("show", "explain", "compare", "page")
+        ):
             want(not firm(texts[key]), f"{key} is firm: {firm(texts[key])}")
-            want("json" in key or "error" in key or "easure" in texts[key], f"{key} does not say what to do")
+            want(
+                "json" in key or "error" in key or "easure" in texts[key],
+                f"{key} does not say what to do",
+            )
         want(all("disturbed" in row["doubts"] for row in rows), "JSON of show has no doubts")
         want(all(texts[key].count("!!") >= len(rows) for key in tables), "a row has no mark")
         (document,) = json.loads(texts["explain json"])
-        want(not document["levers"] and not document["experiments"], "JSON of explain promises something")
-        verdicts = [row["verdict"] for one in json.loads(texts["compare json"])["comparisons"] for row in one["rows"]]
+        want(
+            not document["levers"] and not document["experiments"],
+            "JSON of explain promises something",
+        )
+        verdicts = [
+            row["verdict"]
+            for one in json.loads(texts["compare json"])["comparisons"]
+            for row in one["rows"]
+        ]
         want(set(verdicts) == {"disturbed"}, f"compare claims {set(verdicts)}")
-        want("disturbed runs (hollow)" in texts["planted-prefill"], "the picture of prefill has no hollow points")
-        want("disturbed runs (hollow)" in texts["planted-decode"], "the picture of decode has no hollow points")
+        want(
+            "disturbed runs (hollow)" in texts["planted-prefill"],
+            "the picture of prefill has no hollow points",
+        )
+        want(
+            "disturbed runs (hollow)" in texts["planted-decode"],
+            "the picture of decode has no hollow points",
+        )
         want("!!" in texts["planted-where"], "the picture of where has no mark")
         want("disturbed" in texts["predict"], "the prediction has no doubt")
     if name == "one of six":
         want(all("partly disturbed" in row["doubts"] for row in rows), "JSON of show has no doubts")
         want(all(f"{N_REPEATS}!" in texts[key] for key in tables), "a row has no mark")
-        want("disturbed runs (hollow)" in texts["planted-decode"], "the picture of decode has no hollow points")
+        want(
+            "disturbed runs (hollow)" in texts["planted-decode"],
+            "the picture of decode has no hollow points",
+        )
     if name in ("neighbour", "one of six"):
         want("True" in texts["export"], "export has no disturbed runs")
     if name == "loaded ceilings":
         for key in (key for key in texts if key.startswith("explain")):
             want(not firm(texts[key]), f"{key} is firm: {firm(texts[key])}")
         for key in ("explain 80", "explain json", "page", "predict"):
-            want("were measured, another process used 1.9 cores" in " ".join(texts[key].split()), f"{key} does not say")
-    want("extrapolated" in texts.get("predict", "extrapolated"), "the prediction does not say that it extrapolates")
+            want(
+                "were measured, another process used 1.9 cores" in " ".join(texts[key].split()),
+                f"{key} does not say",
+            )
+    want(
+        "extrapolated" in texts.get("predict", "extrapolated"),
+        "the prediction does not say that it extrapolates",
+    )
     if name == "quiet":
         is_firm = " limits prefill" in texts["explain 80"] and "Predicted for " in texts["page"]
         want(is_firm, "a quiet sample is not firm")
         lines = [line for line in texts["show 80"].splitlines() if "training length" not in line]
-        want("tokens took" in texts["show 80"] and "!" not in " ".join(lines), "a quiet sample is marked")
+        want(
+            "tokens took" in texts["show 80"] and "!" not in " ".join(lines),
+            "a quiet sample is marked",
+        )
     return wrong
 
 

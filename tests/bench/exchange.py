@@ -18,7 +18,9 @@ from pathlib import Path
 from lab.models import catalog
 from tests.bench import llama_bench
 
-N_PROMPT, N_GEN, N_REPEAT = 128, 32, 5
+N_PROMPT = 128
+N_GEN = 32
+N_REPEAT = 5
 SECOND = "1ab1ab1"
 
 
@@ -40,7 +42,16 @@ def main() -> None:
         deep = ["-p", "0", "-n", str(N_GEN), "-d", str(N_PROMPT), "-r", str(N_REPEAT), "-ngl", "0"]
         rows += llama_bench.run(Path(model.name), *deep)
         (folder / "bench.json").write_text(json.dumps(rows))
-        measure = ["-p", str(N_PROMPT), "-n", str(N_GEN + 1), "-r", str(N_REPEAT), "--prompt", "random"]
+        measure = [
+            "-p",
+            str(N_PROMPT),
+            "-n",
+            str(N_GEN + 1),
+            "-r",
+            str(N_REPEAT),
+            "--prompt",
+            "random",
+        ]
         lab("measure", "-m", model.name, *measure, "-o", folder / "lab", "--no-plot")
         exports = {kind: folder / f"lab.{kind}" for kind in ("json", "md")}
         for kind, path in exports.items():
@@ -50,9 +61,22 @@ def main() -> None:
         text = exports["json"].read_text()
         assert commit in text
         exports["json"].write_text(text.replace(commit, SECOND))  # the script compares two commits
-        command = [sys.executable, str(script), "--tool", "llama-bench", "-i", "bench.json", "-i", "lab.json"]
-        answer = subprocess.run([*command, "-b", commit, "-c", SECOND], check=False, capture_output=True, text=True)
-        print(f"compare-llama-bench.py: exit {answer.returncode}\n{answer.stdout}{answer.stderr[-800:]}")
+        command = [
+            sys.executable,
+            str(script),
+            "--tool",
+            "llama-bench",
+            "-i",
+            "bench.json",
+            "-i",
+            "lab.json",
+        ]
+        answer = subprocess.run(
+            [*command, "-b", commit, "-c", SECOND], check=False, capture_output=True, text=True
+        )
+        print(
+            f"compare-llama-bench.py: exit {answer.returncode}\n{answer.stdout}{answer.stderr[-800:]}"
+        )
         lab("import", "bench.json", "-o", folder / "imported")
         print(lab("compare", folder / "imported", folder / "lab", "--no-plot"))
 

@@ -76,11 +76,14 @@ NAMES = ("smollm2-135m-amd-epyc", "smollm2-135m-intel-xeon", "to-compare-smollm2
 
 
 def main() -> None:
-    out, only = Path(sys.argv[1]), sys.argv[2:]
+    out = Path(sys.argv[1])
+    only = sys.argv[2:]
     out.mkdir(parents=True, exist_ok=True)
     os.environ["COLUMNS"] = "100"
     for words in commands(out):
-        name = re.sub(r"[^\w.,-]+", "_", " ".join(word for word in words if str(out) not in word)).strip("_")
+        name = re.sub(
+            r"[^\w.,-]+", "_", " ".join(word for word in words if str(out) not in word)
+        ).strip("_")
         if only and not any(word in name for word in only):
             continue
         code, shown, said = run_lab(*words)

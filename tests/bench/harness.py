@@ -26,19 +26,24 @@ MB = 1_000_000
 
 
 def spread(values: Sequence[float], unit: str) -> str:
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     return f"median {statistics.median(values):.3g} {unit} (range {low:.3g} to {high:.3g}, n = {len(values)})"
 
 
 def between_tokens(runs: list[Run]) -> None:
     """The harness's own time between two decode steps, and the time to choose a token."""
-    gaps, choices = [], []
+    gaps = []
+    choices = []
     for run in runs:
         n = phases.n_prefill_steps(run)
         between = zip(run.steps.end_ns, run.steps.start_ns[1:], strict=False)
         gaps += [(start - end) / 1000 for end, start in between][n:]
         steps = run.steps
-        choices += [(end - ready) / 1000 for ready, end in zip(steps.ready_ns[n:], steps.end_ns[n:], strict=True)]
+        choices += [
+            (end - ready) / 1000
+            for ready, end in zip(steps.ready_ns[n:], steps.end_ns[n:], strict=True)
+        ]
     print(f"between two decode steps   {spread(gaps, 'us')}; at most 5 us wanted")
     print(f"choosing the greedy token  {spread(choices, 'us')}; at most 30 us wanted")
 
@@ -48,10 +53,13 @@ def sweep(folder: Path) -> list[Run]:
     with Worker() as worker:
         plan = make_plan(worker, "10,200,1000", 100, 3)
         runs: list[Run] = []
-        wall, before = 0.0, time.perf_counter()
+        wall = 0.0
+        before = time.perf_counter()
         for record in execute(plan, worker, new_results_file(plan, folder), lambda status: None):
             now = time.perf_counter()
-            if not record.run.warmup:  # of these, what passed since the run before, sentinels included
+            if (
+                not record.run.warmup
+            ):  # of these, what passed since the run before, sentinels included
                 runs.append(record.run)
                 wall += now - before
             before = now
@@ -64,15 +72,19 @@ def sweep(folder: Path) -> list[Run]:
 
 def start_up(folder: Path) -> None:
     """From the command to the loading of the model: all that is not loading, warming up or measuring."""
-    waits, peaks = [], []
+    waits = []
+    peaks = []
     for _ in range(5):
         begun = time.perf_counter()
-        process = start_lab("measure", "-p", "10", "-n", "20", "-r", "20", "--no-plot", "-o", folder)
+        process = start_lab(
+            "measure", "-p", "10", "-n", "20", "-r", "20", "--no-plot", "-o", folder
+        )
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line.startswith(("checking the model", "loading the model")), line
         waits.append(time.perf_counter() - begun)
-        parent, peak = psutil.Process(process.pid), 0
+        parent = psutil.Process(process.pid)
+        peak = 0
         while process.poll() is None:
             try:
                 peak = max(peak, parent.memory_info().rss)

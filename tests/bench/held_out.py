@@ -24,9 +24,10 @@ import pandas as pd
 
 from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
-from lab.features.limits import probing
-from lab.features.predict import learning, prediction
-from lab.features.predict.learning import Case, Point
+from lab.roofline import probing
+from lab.roofline import learning
+from lab.features.predict import prediction
+from lab.roofline.learning import Case, Point
 from tests.conftest import run_process
 
 SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -41,7 +42,9 @@ SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 """Model, prompt lengths, and further options of `lab measure`."""
 
-N_GEN, N_ROUNDS, N_REPEAT = 24, 2, 2
+N_GEN = 24
+N_ROUNDS = 2
+N_REPEAT = 2
 MOST_TIMES = 17
 """Points beyond so many times the longest length learned from are left out (decode looks back at a little more)."""
 
@@ -51,7 +54,9 @@ def main() -> None:
     if "--measure" in sys.argv:
         measure(folder)
     t = evaluate(folder)
-    print("beyond what was learned from | phase | points | in range | median error | worst | high / low | deviation")
+    print(
+        "beyond what was learned from | phase | points | in range | median error | worst | high / low | deviation"
+    )
     groups = [(ways, phase, own) for (ways, phase), own in t.groupby(["ways", "phase"])]
     groups += [("all", phase, t[t.phase == phase]) for phase in (PREFILL, DECODE)]
     for ways, phase, own in [*groups, ("all", "both", t)]:
@@ -68,12 +73,28 @@ def main() -> None:
 def measure(folder: Path) -> None:
     """Ceilings of every setup, then runs of every setup, round by round. What is there already is kept."""
     for model, _, options in SETUPS:
-        lab("ceilings", "-m", model, *options, "--types", "", "--out", folder / "ceilings", "--json")
-    for number, (index, (model, lengths, options)) in itertools.product(range(N_ROUNDS), enumerate(SETUPS)):
+        lab(
+            "ceilings", "-m", model, *options, "--types", "", "--out", folder / "ceilings", "--json"
+        )
+    for number, (index, (model, lengths, options)) in itertools.product(
+        range(N_ROUNDS), enumerate(SETUPS)
+    ):
         out = folder / f"round-{number}" / str(index)
         if not list(out.glob("*.jsonl")):
             sizes = ("--prompt-len", lengths, "--gen", N_GEN, "--repeat", N_REPEAT)
-            lab("measure", "-m", model, *options, *sizes, "--seed", number + 1, "--no-plot", "--json", "--out", out)
+            lab(
+                "measure",
+                "-m",
+                model,
+                *options,
+                *sizes,
+                "--seed",
+                number + 1,
+                "--no-plot",
+                "--json",
+                "--out",
+                out,
+            )
 
 
 def lab(*arguments: object) -> None:
@@ -87,24 +108,40 @@ def evaluate(folder: Path) -> pd.DataFrame:
 
     A row each: learned from the first sessions of each setup, predicted of the second ones, and back.
     """
-    contents, rows = results.read(sorted(folder.rglob("*.jsonl"))), list[dict[str, object]]()
-    for here in {ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings}.values():
+    contents = results.read(sorted(folder.rglob("*.jsonl")))
+    rows = list[dict[str, object]]()
+    for here in {
+        ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings
+    }.values():
         best = probing.known(contents.ceilings, probing.Where(here))
         assert best is not None
-        records = [record for record in contents.records if probing.same_machine(record.machine, here)]
+        records = [
+            record for record in contents.records if probing.same_machine(record.machine, here)
+        ]
         sessions: dict[object, list[str]] = {}
         for record in sorted(records, key=lambda record: record.session):
             of_setup = sessions.setdefault(
                 (record.model.name, record.model.quantization, record.settings.n_threads), []
             )
             of_setup += [] if record.session in of_setup else [record.session]
-        rounds = {session: number for of_setup in sessions.values() for number, session in enumerate(of_setup)}
+        rounds = {
+            session: number
+            for of_setup in sessions.values()
+            for number, session in enumerate(of_setup)
+        }
         n_rounds = max(rounds.values(), default=-1) + 1
         for number in range(n_rounds):
-            learned = learning.learn([record for record in records if rounds[record.session] == number], best).points
-            other = [record for record in records if rounds[record.session] == (number + 1) % n_rounds]
+            learned = learning.learn(
+                [record for record in records if rounds[record.session] == number], best
+            ).points
+            other = [
+                record for record in records if rounds[record.session] == (number + 1) % n_rounds
+            ]
             measured = learning.learn(other, best).points
-            models = {learning.case_of(DECODE, 0, record.model, record.settings): record for record in other}
+            models = {
+                learning.case_of(DECODE, 0, record.model, record.settings): record
+                for record in other
+            }
             for keeps in parts(learned):
                 held = [point for point in measured if not keeps(point)]
                 rows += predict(list(filter(keeps, learned)), held, models, best)
@@ -119,14 +156,22 @@ LEFT_OUT = ("shape",), ("shape", "quantization"), ("settings",)
 
 def parts(points: Sequence[Point]) -> Iterator[Callable[[Point], bool]]:
     """What to learn from, each up to a length: everything, without a setup's like, and one setup alone."""
-    cases = {point.case.setup: point.case for point in points if point.case.phase == DECODE}.values()
+    cases = {
+        point.case.setup: point.case for point in points if point.case.phase == DECODE
+    }.values()
     chosen: list[tuple[Case | None, tuple[str, ...], bool]] = [(None, (), True)]
     chosen += [(one, names, False) for one in cases for names in LEFT_OUT]
     chosen += [(one, ("shape", "quantization", "settings"), True) for one in cases]
-    for (case, names, is_alike), longest in itertools.product(chosen, sorted({point.n_prompt for point in points})):
+    for (case, names, is_alike), longest in itertools.product(
+        chosen, sorted({point.n_prompt for point in points})
+    ):
 
-        def keeps(point: Point, case: Any = case, names: Any = names, wanted: Any = (is_alike, longest)) -> bool:
-            alike = case is None or all(getattr(point.case, name) == getattr(case, name) for name in names)
+        def keeps(
+            point: Point, case: Any = case, names: Any = names, wanted: Any = (is_alike, longest)
+        ) -> bool:
+            alike = case is None or all(
+                getattr(point.case, name) == getattr(case, name) for name in names
+            )
             return bool(alike == wanted[0]) and bool(point.n_prompt <= wanted[1])
 
         yield keeps
@@ -140,12 +185,16 @@ def predict(
         return
     learned = learning.Learned(learning.fit(kept), tuple(kept), (), 1)
     for point in held:
-        case, known = dataclasses.replace(point.case, phase=DECODE, length=0), learned.known[point.case.phase]
+        case = dataclasses.replace(point.case, phase=DECODE, length=0)
+        known = learned.known[point.case.phase]
         if case not in records or point.case.length > MOST_TIMES * known.longest:
             continue
         record = records[case]
-        row = prediction.here(record.model, record.settings, best, learned, point.n_prompt, record.run.n_gen)
-        is_prefill, ways = point.case.phase == PREFILL, known.beyond(point.case)
+        row = prediction.here(
+            record.model, record.settings, best, learned, point.n_prompt, record.run.n_gen
+        )
+        is_prefill = point.case.phase == PREFILL
+        ways = known.beyond(point.case)
         low, high = row.prefill_s if is_prefill else row.tpot_s
         expected = (row.prefill_expected_s if is_prefill else row.tpot_expected_s) or 0.0
         yield {

@@ -16,15 +16,21 @@ from pathlib import Path
 
 from lab.core import cost
 
-SKIPS, NEVER, UNCLEAR = "skips", "never skips", "unclear"
+SKIPS = "skips"
+NEVER = "never skips"
+UNCLEAR = "unclear"
 
 FEED_FORWARD = re.compile(r"build_(?:moe_|layer_)?ffn\w*\s*\(|\bffn_up\b|channel_mix")
 
 
 def architectures(source: Path) -> dict[str, str]:
     """The class of each architecture's graph, by its name in GGUF files."""
-    names = dict(re.findall(r"\{\s*(LLM_ARCH_\w+),\s*\"([^\"]+)\"", (source / "llama-arch.cpp").read_text()))
-    cases = re.findall(r"case (LLM_ARCH_\w+):\s*return new (\w+)\(", (source / "llama-model.cpp").read_text())
+    names = dict(
+        re.findall(r"\{\s*(LLM_ARCH_\w+),\s*\"([^\"]+)\"", (source / "llama-arch.cpp").read_text())
+    )
+    cases = re.findall(
+        r"case (LLM_ARCH_\w+):\s*return new (\w+)\(", (source / "llama-model.cpp").read_text()
+    )
     return {names[arch]: class_name for arch, class_name in cases if arch in names}
 
 
@@ -38,7 +44,11 @@ def graph_of(name: str, text: str, header: str) -> str:
     used = re.search(rf"struct {name} .*?\n\}};", header, re.DOTALL)
     alias = re.search(r"using graph = (\w+)::graph", used[0]) if used else None
     following = alias or other
-    return graph_of(following[1], text, header) if following and following[1] != "llama_model_base" else ""
+    return (
+        graph_of(following[1], text, header)
+        if following and following[1] != "llama_model_base"
+        else ""
+    )
 
 
 def judged(graph: str) -> str:

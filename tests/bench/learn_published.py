@@ -21,8 +21,8 @@ import numpy as np
 from lab.core import cost
 from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
-from lab.features.predict import datasheet
-from lab.features.predict.datasheet import FACTORS, LONG, PARTS, Case, Learned
+from lab.roofline import datasheet
+from lab.roofline.datasheet import FACTORS, LONG, PARTS, Case, Learned
 from lab.models import catalog, devices, synthetic
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
@@ -108,7 +108,10 @@ Errors = list[tuple[Row, float]]
 
 def row_of(line: dict[str, str]) -> Row:
     return Row(
-        **{name: line[name] for name in ("source", "device", "backend", "model", "quantization", "phase")},
+        **{
+            name: line[name]
+            for name in ("source", "device", "backend", "model", "quantization", "phase")
+        },
         gpu_share=float(line["gpu_share"] or 1),
         n_prompt=int(line["n_prompt"]) if line["n_prompt"] else None,
         flash_attn={"1": True, "0": False}.get(line["flash_attn"]),
@@ -147,7 +150,8 @@ def model_of(name: str, quantization: str) -> Model | None:
 @cache
 def case_for(row: Row) -> Case | None:
     """None for a model that is unknown or cannot be counted."""
-    model, n = model_of(row.model, row.quantization), row.n_prompt or USUAL_LENGTH
+    model = model_of(row.model, row.quantization)
+    n = row.n_prompt or USUAL_LENGTH
     device = devices.find_device(row.device)
     if row.gpu_share != 1:
         peak = device.peak_tflops and device.peak_tflops * row.gpu_share
@@ -156,7 +160,13 @@ def case_for(row: Row) -> Case | None:
     if model is None or cost.step(model, 1, 0, 1) is None:
         return None
     parts = datasheet.parts_of(model, device, row.phase, n, row.n_ubatch, ("f16", "f16"), n_past)
-    what = row.backend, datasheet.runtime_of(row.source), row.model, row.quantization, row.flash_attn
+    what = (
+        row.backend,
+        datasheet.runtime_of(row.source),
+        row.model,
+        row.quantization,
+        row.flash_attn,
+    )
     return Case(row.phase, device, *what, n + n_past, bool(model.n_expert), parts)
 
 
@@ -168,7 +178,8 @@ def case_of(row: Row) -> Case:
 
 def fit(rows: Sequence[Row], phase: str) -> Learned:
     """The factors; without ranges. All unknowns are logarithms: a part takes its base times exp(slopes @ unknowns)."""
-    cases, parts = [case_of(row) for row in rows], [*START[phase]]
+    cases = [case_of(row) for row in rows]
+    parts = [*START[phase]]
     base = np.array([[case.parts[PARTS.index(part)] for case in cases] for part in parts]) + 1e-15
     times = np.log([seconds(row) for row in rows])
     at: dict[tuple[str, str], int] = {("", part): i for i, part in enumerate(parts)}
@@ -177,7 +188,8 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
             at.setdefault(column, len(at))
     slopes = np.zeros((len(parts), len(rows), len(at)))
     for i, case in enumerate(cases):
-        levels, half = case.levels, 0.5 if case.flash_attn else -0.5
+        levels = case.levels
+        half = 0.5 if case.flash_attn else -0.5
         for k, part in enumerate(parts):
             slopes[k, i, at["", part]] = 1
             for name in FACTORS[phase][part]:
@@ -189,12 +201,16 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
     counts = np.array([min(1.0, MOST_ALIKE / setups[_setup(row)]) for row in rows])
     members = {name: np.array([column[0] == name for column in at]) for name in PRIOR}
     spread = {name: sd**2 for name, (sd, _) in PRIOR.items()}
-    start, precision = np.zeros(len(at)), np.zeros(len(at))
+    start = np.zeros(len(at))
+    precision = np.zeros(len(at))
     for i, (value, sd) in enumerate(START[phase].values()):
-        start[i], precision[i] = math.log(value), sd**-2
+        start[i] = math.log(value)
+        precision[i] = sd**-2
     start[members["attention flash"]] = math.log(FLASH[phase])
-    now, noise = start.copy(), 0.01
-    weights, column_weights = np.ones(len(rows)), np.ones(len(at))
+    now = start.copy()
+    noise = 0.01
+    weights = np.ones(len(rows))
+    column_weights = np.ones(len(at))
     for _ in range(ROUNDS):
         each = base * np.exp(slopes @ now)
         slope = np.einsum("kn,knp->np", each / each.sum(axis=0), slopes)
@@ -202,7 +218,11 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
             precision[own] = column_weights[own] / spread[name]
         weighted = slope * (weights * counts / noise)[:, None]
         covariance = np.linalg.inv(weighted.T @ slope + np.diag(precision))
-        step = start + covariance @ (weighted.T @ (times - np.log(each.sum(axis=0)) + slope @ (now - start))) - now
+        step = (
+            start
+            + covariance @ (weighted.T @ (times - np.log(each.sum(axis=0)) + slope @ (now - start)))
+            - now
+        )
         now = now + np.clip(step, -0.7, 0.7)
         off = times - np.log((base * np.exp(slopes @ now)).sum(axis=0))
         squares = off**2 + ((slope @ covariance) * slope).sum(axis=1)
@@ -211,7 +231,9 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
         for name, own in members.items():
             sd, n = PRIOR[name]
             levels_squared = (now[own] - start[own]) ** 2 + np.diag(covariance)[own]
-            spread[name] = float(((column_weights[own] * levels_squared).sum() + n * sd**2) / (own.sum() + n))
+            spread[name] = float(
+                ((column_weights[own] * levels_squared).sum() + n * sd**2) / (own.sum() + n)
+            )
             if name == "device":
                 column_weights[own] = (HEAVY + 1) / (HEAVY + levels_squared / spread[name])
     return _learned(phase, rows, dict(zip(at, now, strict=True)), spread)
@@ -221,17 +243,23 @@ def _setup(row: Row) -> tuple[object, ...]:
     return row.source, row.device, row.backend, row.model, row.quantization
 
 
-def _learned(phase: str, rows: Sequence[Row], found: dict[tuple[str, str], float], spread: dict[str, float]) -> Learned:
+def _learned(
+    phase: str, rows: Sequence[Row], found: dict[tuple[str, str], float], spread: dict[str, float]
+) -> Learned:
     factors: dict[str, dict[str, float]] = {name: {} for name in PRIOR}
     for (name, level), value in found.items():
         if name:
             factors[name][level] = math.exp(value)
-    factors["model"] = {model: float(n) for model, n in sorted(Counter(row.model for row in rows).items())}
+    factors["model"] = {
+        model: float(n) for model, n in sorted(Counter(row.model for row in rows).items())
+    }
     figures = {part: math.exp(found["", part]) for part in START[phase]}
     if phase == PREFILL:
         figures["attention"] *= figures["arithmetic"]
     else:
-        figures["arithmetic"] = figures["weights"]  # of several users: a token of one is bounded by its bytes
+        figures["arithmetic"] = figures[
+            "weights"
+        ]  # of several users: a token of one is bounded by its bytes
     sds = {name: math.sqrt(value) for name, value in spread.items()} | {"model": 0.1}
     return Learned(phase, figures, factors, sds, {})
 
@@ -263,7 +291,9 @@ def ranges(errors: Errors) -> dict[str, dict[str, float]]:
         for group in dict.fromkeys(_group(row) for row, _ in errors):
             if group.endswith(LONG_ONES) == bool(long):
                 own = [off for row, off in errors if _group(row) == group]
-                weights = np.concatenate([np.ones(len(own)), np.full(len(every), POOLED / len(every))])
+                weights = np.concatenate(
+                    [np.ones(len(own)), np.full(len(every), POOLED / len(every))]
+                )
                 found[group] = {**_range([*own, *every], weights, outside), "n_rows": len(own)}
     return found
 
@@ -280,15 +310,24 @@ def _group(row: Row) -> str:
 def _range(errors: Sequence[float], weights: np.ndarray, outside: float) -> dict[str, float]:
     order = np.argsort(errors)
     below = np.cumsum(weights[order]) / weights.sum()
-    low, high = (float(np.asarray(errors)[order][np.searchsorted(below, p)]) for p in (outside, 1 - outside))
-    return {"fast": math.exp(min(low, -0.02)), "slow": math.exp(max(high, 0.02)), "n_rows": len(errors)}
+    low, high = (
+        float(np.asarray(errors)[order][np.searchsorted(below, p)]) for p in (outside, 1 - outside)
+    )
+    return {
+        "fast": math.exp(min(low, -0.02)),
+        "slow": math.exp(max(high, 0.02)),
+        "n_rows": len(errors),
+    }
 
 
 def is_inside(learned: Learned, row: Row, off: float) -> bool:
     case = case_of(row)
-    (low, high), least = learned.range(case), case.least_s or 0.0
+    (low, high) = learned.range(case)
+    least = case.least_s or 0.0
     expected = seconds(row) / math.exp(off)
-    return max(least, low * expected) <= seconds(row) * (1 + 1e-9) and seconds(row) <= high * expected
+    return (
+        max(least, low * expected) <= seconds(row) * (1 + 1e-9) and seconds(row) <= high * expected
+    )
 
 
 def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
@@ -299,23 +338,34 @@ def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
     inside = set()
     for device in {row.device for row in own}:
         others = replace(known, ranges=ranges([one for one in errors if one[0].device != device]))
-        inside |= {row for row, off in errors if row.device == device and is_inside(others, row, off)}
+        inside |= {
+            row for row, off in errors if row.device == device and is_inside(others, row, off)
+        }
     for name, values in known.ranges.items():
-        mine = [row for row in own if name in (_group(row), "all" + LONG_ONES * _group(row).endswith(LONG_ONES))]
+        mine = [
+            row
+            for row in own
+            if name in (_group(row), "all" + LONG_ONES * _group(row).endswith(LONG_ONES))
+        ]
         values["inside"] = sum(row in inside for row in mine)
         values["n_devices"] = len({row.device for row in mine})
     return known, errors
 
 
 def main() -> None:
-    text = "# Made by python -m tests.bench.learn_published; lab/features/predict/datasheet.py explains the figures.\n"
+    text = "# Made by python -m tests.bench.learn_published; lab/roofline/datasheet.py explains the figures.\n"
     for phase in PHASES:
         known, _ = learn(published(), phase)
         text += f"\n[{phase}]\n"
         text += _table(f"{phase}.parts", known.parts)
         text += _table(f"{phase}.spread", known.spread)
-        text += "".join(_table(f'{phase}.factors."{name}"', values) for name, values in known.factors.items())
-        text += "".join(_table(f'{phase}.ranges."{name}"', values) for name, values in sorted(known.ranges.items()))
+        text += "".join(
+            _table(f'{phase}.factors."{name}"', values) for name, values in known.factors.items()
+        )
+        text += "".join(
+            _table(f'{phase}.ranges."{name}"', values)
+            for name, values in sorted(known.ranges.items())
+        )
     OUT.write_text(text)
 
 

@@ -54,13 +54,17 @@ def source() -> Path:
 
 def run(model: Path, *options: str) -> list[dict[str, Any]]:
     """llama-bench's JSON rows for `options`, such as `-p 512 -n 0 -r 1`."""
-    rows: list[dict[str, Any]] = json.loads(_answer(program(), "-m", str(model), "-o", "json", *options))
+    rows: list[dict[str, Any]] = json.loads(
+        _answer(program(), "-m", str(model), "-o", "json", *options)
+    )
     return rows
 
 
 def run_batched(model: Path, *options: str) -> list[dict[str, Any]]:
     """llama-batched-bench's JSON rows for `options`, such as `-npp 256 -ntg 32 -npl 1,4`."""
-    text = _answer(program("llama-batched-bench"), "-m", str(model), "--output-format", "jsonl", *options)
+    text = _answer(
+        program("llama-batched-bench"), "-m", str(model), "--output-format", "jsonl", *options
+    )
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
@@ -90,7 +94,9 @@ def in_turns(
     for name in pairs[0][0] if pairs else ():
         ratios = [our_rates[name] / their_rates[name] for our_rates, their_rates in pairs]
         spread = f"{statistics.median(ratios):.3f} (range {min(ratios):.3f} to {max(ratios):.3f})"
-        our_rate, their_rate = (statistics.median(rates[name] for rates in side) for side in zip(*pairs, strict=True))
+        our_rate, their_rate = (
+            statistics.median(rates[name] for rates in side) for side in zip(*pairs, strict=True)
+        )
         print(in_all(name, our_rate, their_rate, len(ratios), spread))
 
 
@@ -105,7 +111,9 @@ def environment() -> dict[str, str]:
 def _answer(program: Path, *options: str) -> str:
     """Its stdout."""
     command = [str(program), *options]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=True
+    ).stdout
 
 
 def _home() -> Path:
@@ -117,7 +125,9 @@ def _home() -> Path:
 
 
 def _build(folder: Path, name: str) -> None:
-    cmake = ["cmake"] if shutil.which("cmake") else [os.environ.get("UV", "uv"), "tool", "run", "cmake"]
+    cmake = (
+        ["cmake"] if shutil.which("cmake") else [os.environ.get("UV", "uv"), "tool", "run", "cmake"]
+    )
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "ON",
@@ -129,12 +139,25 @@ def _build(folder: Path, name: str) -> None:
     defined = [f"-D{name}={value}" for name, value in options.items()]
     subprocess.run([*cmake, "-S", str(source()), "-B", str(folder / "build"), *defined], check=True)
     jobs = str(os.cpu_count() or 1)
-    subprocess.run([*cmake, "--build", str(folder / "build"), "--target", name, "-j", jobs], check=True)
+    subprocess.run(
+        [*cmake, "--build", str(folder / "build"), "--target", name, "-j", jobs], check=True
+    )
 
 
 def _fetch(folder: Path, uv: str, requirement: str) -> None:
     """The source distribution, unpacked."""
-    pip = [uv, "tool", "run", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    pip = [
+        uv,
+        "tool",
+        "run",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--dest",
+        str(folder),
+    ]
     subprocess.run([*pip, requirement], check=True)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:

@@ -20,15 +20,20 @@ from scipy import stats
 from lab.core.request_times import figures
 from lab.features.serve import load_figures, loads
 from lab.features.serve.loads import make_plan
-from lab.features.serve.servers import Server, connect, prompt_text
+from lab.remote.servers import Server, connect, prompt_text
 from tests.null_server import NEVER, RUNNING, Behaviour, NullServer, NullSettings, null_server
 
-FIRST_MS, GAP_MS = 20.0, 5.0
+FIRST_MS = 20.0
+GAP_MS = 5.0
 
 
 def served(**changes: Any) -> NullSettings:
     return NullSettings(
-        models={"null": Behaviour(first_ms=FIRST_MS, gap_ms=GAP_MS, usage=RUNNING, role=NEVER, **changes)}
+        models={
+            "null": Behaviour(
+                first_ms=FIRST_MS, gap_ms=GAP_MS, usage=RUNNING, role=NEVER, **changes
+            )
+        }
     )
 
 
@@ -37,7 +42,9 @@ def run(server: Server, keep: Callable[[Any], object], **asked: Any) -> None:
     plan = make_plan(prompt_len=40, **asked)
     with tempfile.TemporaryDirectory() as folder:
         path = server.new_file(Path(folder))
-        for record in loads.execute(plan, server, prompt_text("text"), path, lambda _: None, lambda _: None):
+        for record in loads.execute(
+            plan, server, prompt_text("text"), path, lambda _: None, lambda _: None
+        ):
             keep(record)
 
 
@@ -57,7 +64,16 @@ def truth_of_closed_loops(seconds: float) -> None:
             ends.append((record.request.sent_ns + record.request.ended_ns) / 1e9)
 
         with null_server(served()) as null, connect(null.url) as server:
-            run(server, add, concurrency=users, gen=n_gen, warmup=1, duration=seconds, rounds=1, max_requests=100_000)
+            run(
+                server,
+                add,
+                concurrency=users,
+                gen=n_gen,
+                warmup=1,
+                duration=seconds,
+                rounds=1,
+                max_requests=100_000,
+            )
         rate = sum(1 <= end < 1 + seconds for end in ends) / seconds
         print(
             f"  {users:2} users: {rate:.2f} requests/s, c / S = {users / service_s:.2f}, {rate * service_s / users:.3f}"
@@ -68,7 +84,14 @@ def truth_of_open_loops(seconds: float) -> None:
     print(f"open loops, Poisson, {seconds:g} s each")
     for rate, n_gen in ((5, 20), (20, 20), (60, 4)):
         records: list[Any] = []
-        asked = {"rate": rate, "gen": n_gen, "warmup": 1, "duration": seconds, "rounds": 1, "max_requests": 100_000}
+        asked = {
+            "rate": rate,
+            "gen": n_gen,
+            "warmup": 1,
+            "duration": seconds,
+            "rounds": 1,
+            "max_requests": 100_000,
+        }
         with null_server(served()) as null, connect(null.url) as server:
             run(server, records.append, **asked)
             began_ns = (server.client.start_ns or 0) + 1e9

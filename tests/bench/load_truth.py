@@ -24,14 +24,30 @@ from scipy.special import gammainc
 from scipy.stats import binomtest
 
 from lab.core.record import FAILED, OK
-from lab.core.request import CLOSED, POISSON, RATE_LIMITED, TEXT, Asked, Events, Load, Request, Slo, Usage
+from lab.core.request import (
+    CLOSED,
+    POISSON,
+    RATE_LIMITED,
+    TEXT,
+    Asked,
+    Events,
+    Load,
+    Request,
+    Slo,
+    Usage,
+)
 from lab.features.serve import load_figures
 
-N_SLOTS, MEAN_S, LIMIT_S, N_TOKENS, N_ROUNDS = 4, 0.5, 0.5, 20, 3
+N_SLOTS = 4
+MEAN_S = 0.5
+LIMIT_S = 0.5
+N_TOKENS = 20
+N_ROUNDS = 3
 FULL = N_SLOTS / MEAN_S
 """Requests per second that end while all slots work."""
 
-RATES, USERS = (2.0, 4.0, 5.0, 6.0, 7.0), (1, 2, 4, 6, 8, 12)
+RATES = (2.0, 4.0, 5.0, 6.0, 7.0)
+USERS = (1, 2, 4, 6, 8, 12)
 REFUSES = 0.07
 """Share of requests that are refused, where that is what goes wrong."""
 
@@ -41,14 +57,24 @@ EXACT = 1e-6
 def load(level: float, is_open: bool, round_: int) -> Load:
     arm: dict[str, Any] = {"rate": level} if is_open else {"concurrency": int(level)}
     window: dict[str, Any] = {"warmup_s": 10, "duration_s": 30, "lengths": "planted", "seed": 1}
-    return Load(arrivals=POISSON if is_open else CLOSED, round=round_, slo=Slo(ttft_s=LIMIT_S), **arm, **window)
+    return Load(
+        arrivals=POISSON if is_open else CLOSED,
+        round=round_,
+        slo=Slo(ttft_s=LIMIT_S),
+        **arm,
+        **window,
+    )
 
 
-def request(of: Load, at_s: float, wait_s: float, service_s: float, is_refused: bool = False) -> Request:
+def request(
+    of: Load, at_s: float, wait_s: float, service_s: float, is_refused: bool = False
+) -> Request:
     """Five events of equal distance; the first as soon as a slot is free."""
     n = 5
     arrive_ns = tuple(round(1e9 * (wait_s + service_s * i / (n - 1))) + 1000 for i in range(n))
-    events = Events() if is_refused else Events(arrive_ns, (1,) * n, (TEXT,) * n, (N_TOKENS // n,) * n)
+    events = (
+        Events() if is_refused else Events(arrive_ns, (1,) * n, (TEXT,) * n, (N_TOKENS // n,) * n)
+    )
     return Request(
         asked=Asked(n_prompt=10, n_gen=N_TOKENS, load=of),
         started_at=f"2026-01-01T00:{of.round:02}:00Z",
@@ -84,7 +110,9 @@ def planted(of: Load, rng: random.Random, refuses: float = 0.0) -> list[Request]
             heapq.heappush(users, start_s + service_s)
 
 
-def session(levels: tuple[float, ...], is_open: bool, rng: random.Random, refuses: float = 0.0) -> list[Request]:
+def session(
+    levels: tuple[float, ...], is_open: bool, rng: random.Random, refuses: float = 0.0
+) -> list[Request]:
     loads = (load(level, is_open, round_) for level in levels for round_ in range(N_ROUNDS))
     return [one for of in loads for one in planted(of, rng, refuses)]
 
@@ -121,17 +149,31 @@ class Seen(NamedTuple):
 
 def seen(requests: list[Request]) -> Seen:
     rows = load_figures.frame(requests)
-    arms, inside = load_figures.arm_rows(rows), rows[rows.kept & rows.inside]
-    return Seen(arms, load_figures.capacity(arms), [list(own.ttft_s.dropna()) for _, own in inside.groupby("arm")])
+    arms = load_figures.arm_rows(rows)
+    inside = rows[rows.kept & rows.inside]
+    return Seen(
+        arms,
+        load_figures.capacity(arms),
+        [list(own.ttft_s.dropna()) for _, own in inside.groupby("arm")],
+    )
 
 
-def attainment(name: str, levels: tuple[float, ...], sessions: list[Seen], truth: Callable[[float], float]) -> None:
+def attainment(
+    name: str, levels: tuple[float, ...], sessions: list[Seen], truth: Callable[[float], float]
+) -> None:
     for i, level in enumerate(levels):
-        true, known = truth(level), [one.arms[i] for one in sessions if one.arms[i]["n"]]
-        plain = [binomtest(round(of["attainment"] * of["n"]), of["n"]).proportion_ci(0.95, "exact") for of in known]
+        true = truth(level)
+        known = [one.arms[i] for one in sessions if one.arms[i]["n"]]
+        plain = [
+            binomtest(round(of["attainment"] * of["n"]), of["n"]).proportion_ci(0.95, "exact")
+            for of in known
+        ]
         ends = [(of["attainment_low"], of["attainment_high"]) for of in known]
-        covers, naive = (share([low - EXACT <= true <= high + EXACT for low, high in of]) for of in (ends, plain))
-        width, n = statistics.median(high - low for low, high in ends), statistics.median(of["n"] for of in known)
+        covers, naive = (
+            share([low - EXACT <= true <= high + EXACT for low, high in of]) for of in (ends, plain)
+        )
+        width = statistics.median(high - low for low, high in ends)
+        n = statistics.median(of["n"] for of in known)
         print(
             f"{name} {level:4g}: attainment {true:6.1%} of {n:4.0f} requests, interval {100 * width:4.1f} points wide "
             f"holds it in {covers:.1%} (plain binomial: {naive:.1%})",
@@ -171,13 +213,17 @@ def figures(sessions: list[Seen]) -> None:
             own = [value for value in known if value == value]
             if true > 0 and own:
                 median = statistics.median(own) / true
-                parts.append(f"{percentile:.0%} of TTFT {tail[0] / true:.3f} (median of sessions {median:.2f})")
+                parts.append(
+                    f"{percentile:.0%} of TTFT {tail[0] / true:.3f} (median of sessions {median:.2f})"
+                )
         print(f"rate {rate:g}, measured / true: {'; '.join(parts)}", flush=True)
 
 
 def overload(n_trials: int, rng: random.Random) -> None:
     for rate in (0.5 * FULL, 0.75 * FULL, 0.9 * FULL, 1.1 * FULL, 1.25 * FULL, 1.5 * FULL):
-        called = share([seen(session((rate,), True, rng)).arms[0]["is_overloaded"] for _ in range(n_trials)])
+        called = share(
+            [seen(session((rate,), True, rng)).arms[0]["is_overloaded"] for _ in range(n_trials)]
+        )
         print(f"rate {rate:g} of {FULL:g} that end: called overloaded in {called:.1%}", flush=True)
 
 
@@ -190,9 +236,16 @@ def main() -> None:
     figures(opened)
     closed = [seen(session(USERS, False, rng)) for _ in range(n_trials)]
     attainment("users", USERS, closed, closed_truth)
-    capacity("closed loop", closed, brentq(lambda users: closed_truth(users) - 0.9, N_SLOTS + 0.1, 20))
+    capacity(
+        "closed loop", closed, brentq(lambda users: closed_truth(users) - 0.9, N_SLOTS + 0.1, 20)
+    )
     refusing = [seen(session((1.0, 3.0), True, rng, REFUSES)) for _ in range(n_trials)]
-    attainment("refused at", (1.0, 3.0), refusing, lambda rate: (1 - REFUSES) * open_truth(rate * (1 - REFUSES)))
+    attainment(
+        "refused at",
+        (1.0, 3.0),
+        refusing,
+        lambda rate: (1 - REFUSES) * open_truth(rate * (1 - REFUSES)),
+    )
     overload(n_trials // 4, rng)
 
 

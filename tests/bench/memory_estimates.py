@@ -38,10 +38,14 @@ class Hole:
         file.seek(end)
 
 
-def errors(entry: catalog.Entry, path: Path, settings: Settings) -> tuple[float, float, float, float]:
+def errors(
+    entry: catalog.Entry, path: Path, settings: Settings
+) -> tuple[float, float, float, float]:
     """Bytes of KV cache and compute buffer that llama.cpp reserves, and the relative errors of the estimates."""
     kv, compute = miniature.reserved(path, settings)
-    estimate = memory.of_context(synthetic.model_of(entry, miniature.quantization(entry.shape.arch)), settings)
+    estimate = memory.of_context(
+        synthetic.model_of(entry, miniature.quantization(entry.shape.arch)), settings
+    )
     assert estimate.kv_cache_bytes is not None and estimate.compute_bytes is not None
     return kv, compute, estimate.kv_cache_bytes / kv - 1, estimate.compute_bytes / compute - 1
 
@@ -53,12 +57,17 @@ def main() -> None:
     print("model | flash attention | n_ctx | KV cache MiB | error | compute buffer MiB | error")
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(synthetic, "_Random", Hole):
         for name in names:
-            entry, path = catalog.find(name), Path(folder) / "header.gguf"
+            entry = catalog.find(name)
+            path = Path(folder) / "header.gguf"
             synthetic.write(entry.shape, miniature.quantization(entry.shape.arch), path)
             for flash, errors_found in worst.items():
                 for n_ctx in LENGTHS:
                     settings = dataclasses.replace(
-                        SETTINGS, n_ctx=n_ctx, n_ubatch=512, flash_attn=flash, flash_attn_resolved=None
+                        SETTINGS,
+                        n_ctx=n_ctx,
+                        n_ubatch=512,
+                        flash_attn=flash,
+                        flash_attn_resolved=None,
                     )
                     kv, compute, kv_error, compute_error = errors(entry, path, settings)
                     kv_errors.append(abs(kv_error))
@@ -70,7 +79,9 @@ def main() -> None:
     for flash, errors_of in worst.items():
         inside = sum(error <= WITHIN for error in errors_of)
         most = f"at most {max(errors_of):.1%} off"
-        print(f"compute buffer, flash attention {flash}: {inside} of {len(errors_of)} within 5 %, {most}")
+        print(
+            f"compute buffer, flash attention {flash}: {inside} of {len(errors_of)} within 5 %, {most}"
+        )
 
 
 if __name__ == "__main__":

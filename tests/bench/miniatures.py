@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 
 from lab.core import results
-from lab.features.limits import explanation, probing
-from lab.features.limits.probing import Where
+from lab.features.limits import explanation
+from lab.roofline import probing
+from lab.roofline.probing import Where
 from lab.models import catalog, synthetic
 from lab.models.catalog import Shape
 from lab.process.worker import Worker
@@ -24,7 +25,9 @@ from lab.runner.plan import make_plan
 from tests import miniature
 from tests.conftest import run_process
 
-LENGTHS, N_GEN, N_REPEAT = (512, 2048), 32, 3
+LENGTHS = (512, 2048)
+N_GEN = 32
+N_REPEAT = 3
 WANTED = (0.75, 1.05)
 
 
@@ -56,22 +59,38 @@ def main() -> None:
         for arch in archs:
             folder = Path(name) / arch
             folder.mkdir()
-            path, quantization = folder / f"{arch}.gguf", miniature.quantization(arch)
+            path = folder / f"{arch}.gguf"
+            quantization = miniature.quantization(arch)
             synthetic.write(shape_of(arch), quantization, path)
             with Worker() as worker:
                 plan = make_plan(worker, LENGTHS, N_GEN, 1, str(path), prompt="random")
                 wanted = probing.probes(plan.model, plan.settings)
-                probing.obtain(worker, Where(plan.machine), wanted, lambda what: None, print, folder)
+                probing.obtain(
+                    worker, Where(plan.machine), wanted, lambda what: None, print, folder
+                )
             lengths = ",".join(map(str, LENGTHS))
             code, _, err = run_process(
-                *("measure", "-m", path, "--prompt", "random", "-p", lengths, "-n", N_GEN, "-r", N_REPEAT),
+                *(
+                    "measure",
+                    "-m",
+                    path,
+                    "--prompt",
+                    "random",
+                    "-p",
+                    lengths,
+                    "-n",
+                    N_GEN,
+                    "-r",
+                    N_REPEAT,
+                ),
                 *("--no-plot", "-o", folder),
             )
             assert code == 0, err
             best = probing.known(probing.kept(folder), Where(plan.machine))
             assert best is not None
             for row in explanation.explain(results.read([folder]).records, best).itertuples():
-                n_all, n_inside = n_all + 1, n_inside + (WANTED[0] <= row.of_ceiling <= WANTED[1])
+                n_all = n_all + 1
+                n_inside = n_inside + (WANTED[0] <= row.of_ceiling <= WANTED[1])
                 cells = f"{row.n_prompt} | {1e3 * row.measured_s:.3g} | {row.of_ceiling:.0%}"
                 print(f"{arch} | {quantization} | {row.phase} | {cells}", flush=True)
     print(f"{n_inside} of {n_all} within {WANTED[0]:.0%} to {WANTED[1]:.0%}")

@@ -21,10 +21,13 @@ def main(*names: str) -> None:
         notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
         started = time.monotonic()
         where = {"metadata": {"path": str(FOLDER)}}
-        client = NotebookClient(notebook, timeout=900, resources=where, coalesce_streams=True, record_timing=False)
+        client = NotebookClient(
+            notebook, timeout=900, resources=where, coalesce_streams=True, record_timing=False
+        )
         client.execute()
         nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
-        seconds, size = time.monotonic() - started, path.stat().st_size
+        seconds = time.monotonic() - started
+        size = path.stat().st_size
         print(f"{path.name}: {seconds:.0f} s, {size / 1e6:.2f} MB", flush=True)
 
 

@@ -22,7 +22,9 @@ BY_EXPLAIN = ("roofline",)
 def committed() -> list[Path]:
     """The pictures that are drawn from a committed sample."""
     pictures = sorted(RESULTS.glob("sample-*.png"))
-    return [path for path in pictures if (RESULTS / f"{path.stem.rpartition('-')[0]}.jsonl").exists()]
+    return [
+        path for path in pictures if (RESULTS / f"{path.stem.rpartition('-')[0]}.jsonl").exists()
+    ]
 
 
 def draw(folder: Path, pictures: list[Path]) -> list[Path]:
@@ -30,9 +32,13 @@ def draw(folder: Path, pictures: list[Path]) -> list[Path]:
     commands = {}
     for picture in pictures:
         sample, _, ending = picture.stem.rpartition("-")
-        commands[sample, "explain" if ending in BY_EXPLAIN else "plot"] = RESULTS / f"{sample}.jsonl"
+        commands[sample, "explain" if ending in BY_EXPLAIN else "plot"] = (
+            RESULTS / f"{sample}.jsonl"
+        )
     for (_, command), sample_file in commands.items():
-        alone = shutil.copy(sample_file, folder)  # beside the sample may be ceilings of somebody's machine
+        alone = shutil.copy(
+            sample_file, folder
+        )  # beside the sample may be ceilings of somebody's machine
         status, _out, err = run_lab(command, alone, "-o", folder)
         assert status == 0, err
     return [folder / picture.name for picture in pictures]

@@ -19,8 +19,8 @@ from typing import Any
 
 import pandas as pd
 
-from lab.features.predict import datasheet
-from lab.features.predict.datasheet import Learned
+from lab.roofline import datasheet
+from lab.roofline.datasheet import Learned
 from tests.bench.learn_published import (
     PHASES,
     Errors,
@@ -48,10 +48,17 @@ STYLES = {
 
 def tried(known: Learned, row: Row) -> dict[str, Any]:
     """A row with the logarithm of its measured over its predicted time, whether its range holds it, and the width."""
-    off, case = error(known, row), case_of(row)
-    (low, high), n = known.range(case), case.n_prompt
+    off = error(known, row)
+    case = case_of(row)
+    (low, high) = known.range(case)
+    n = case.n_prompt
     length = "1. short" if n <= datasheet.LONG else "2. 3k to 36k" if n <= 36_000 else "3. longer"
-    found = {"off": off, "inside": is_inside(known, row, off), "width": high / low, "length": length}
+    found = {
+        "off": off,
+        "inside": is_inside(known, row, off),
+        "width": high / low,
+        "length": length,
+    }
     return {**row._asdict(), **found, "runtime": f"{length}, {case.levels['runtime']}"}
 
 
@@ -59,19 +66,29 @@ def without(rows: Sequence[Row], errors: Errors, key: str, phase: str) -> Iterat
     """Every row, predicted without the rows that share its key; their errors do not make its range either."""
     for group in sorted({getattr(row, key) for row in rows}):
         known = fit([row for row in rows if getattr(row, key) != group], phase)
-        known = replace(known, ranges=ranges([one for one in errors if getattr(one[0], key) != group]))
+        known = replace(
+            known, ranges=ranges([one for one in errors if getattr(one[0], key) != group])
+        )
         yield from (tried(known, row) for row in rows if getattr(row, key) == group)
 
 
 def compare(name: str, t: pd.DataFrame, *by: str) -> None:
     """Print all rows' line, then those of each length and backend, or of each model."""
-    for group, own in [(f"**{name}**", t), *sorted((g, own) for column in by for g, own in t.groupby(column))]:
-        median, inside = 100 * math.expm1(own.off.abs().median()), 100 * own.inside.mean()
-        print(f"| {group} | {len(own)} | {median:.0f} % | {inside:.0f} % | {own.width.median():.1f} |")
+    for group, own in [
+        (f"**{name}**", t),
+        *sorted((g, own) for column in by for g, own in t.groupby(column)),
+    ]:
+        median = 100 * math.expm1(own.off.abs().median())
+        inside = 100 * own.inside.mean()
+        print(
+            f"| {group} | {len(own)} | {median:.0f} % | {inside:.0f} % | {own.width.median():.1f} |"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
@@ -79,13 +96,21 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     by_device: dict[str, pd.DataFrame] = {}
     for phase in PHASES:
-        rows = [row for row in clean(published(asked.rows) if asked.rows else published()) if row.phase == phase]
+        rows = [
+            row
+            for row in clean(published(asked.rows) if asked.rows else published())
+            if row.phase == phase
+        ]
         if asked.rows:
             known = datasheet.learned()[phase]
             compare(phase, pd.DataFrame(tried(known, row) for row in rows), "length", "runtime")
             continue
         errors = left_out(rows, phase, lambda row: row.device)
-        for key, by in (("device", ("length", "runtime")), ("source", ("length", "runtime")), ("model", ("model",))):
+        for key, by in (
+            ("device", ("length", "runtime")),
+            ("source", ("length", "runtime")),
+            ("model", ("model",)),
+        ):
             t = pd.DataFrame(without(rows, errors, key, phase))
             by_device.setdefault(phase, t)
             compare(f"{phase}: {key}", t, *by)
@@ -101,12 +126,22 @@ def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:
     for axis, (phase, t) in zip(axes, by_phase.items(), strict=True):
         for backend, (colour, marker) in STYLES.items():
             own = t[t.backend == backend]
-            style: dict[str, Any] = {"s": 16, "alpha": 0.7, "color": colour, "marker": marker, "label": backend}
+            style: dict[str, Any] = {
+                "s": 16,
+                "alpha": 0.7,
+                "color": colour,
+                "marker": marker,
+                "label": backend,
+            }
             axis.scatter(own.tps, own.tps * own.off.map(math.exp), **style)
         ends = [t.tps.min() / 1.3, t.tps.max() * 1.3]
         for factor, dashes in ((1, "-"), (1.25, ":"), (0.8, ":")):
-            axis.plot(ends, [factor * end for end in ends], dashes, color="0.4", linewidth=0.9, zorder=0)
-        axis.set(xscale="log", yscale="log", xlabel="published, tokens/s", ylabel="predicted, tokens/s")
+            axis.plot(
+                ends, [factor * end for end in ends], dashes, color="0.4", linewidth=0.9, zorder=0
+            )
+        axis.set(
+            xscale="log", yscale="log", xlabel="published, tokens/s", ylabel="predicted, tokens/s"
+        )
         axis.set_title(f"{phase}: each device predicted without its own rows", fontsize=10)
     axes[0].legend(fontsize=8, title="backend", title_fontsize=8)
     figure.suptitle("Predictions from datasheets (dotted: 25 % off)", fontsize=11)

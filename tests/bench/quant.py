@@ -41,22 +41,39 @@ FIGURES = {
 
 def order() -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        records = lab.quant(*(f"{catalog.DEFAULT}:{kind}" for kind in KINDS), budget="20min", out=folder, **QUICK)
+        records = lab.quant(
+            *(f"{catalog.DEFAULT}:{kind}" for kind in KINDS), budget="20min", out=folder, **QUICK
+        )
     ((_, found),) = comparing.of_sessions(records)
     rows = list(found.rows.itertuples())[1:]
     for row in rows:
-        print(f"{row.label:8} {row.kl:.5f} ({row.kl_low:.5f}-{row.kl_high:.5f}), same top {100 * row.same:.1f} %")
+        print(
+            f"{row.label:8} {row.kl:.5f} ({row.kl_low:.5f}-{row.kl_high:.5f}), same top {100 * row.same:.1f} %"
+        )
     print(f"floor {found.floor:.2g}; not told apart: {found.equal}; {rows[0].n_chunks:.0f} chunks")
     wrong = [(a.label, b.label) for a, b in itertools.combinations(rows, 2) if a.kl > b.kl]
     return all(pair in found.equal for pair in wrong)
 
 
 def perplexity() -> bool:
-    program, is_right = str(llama_bench.program("llama-perplexity")), True
-    kinds, text = ("F16", "Q8_0", "Q4_0"), Path("prompts/code.txt")
+    program = str(llama_bench.program("llama-perplexity"))
+    is_right = True
+    kinds = ("F16", "Q8_0", "Q4_0")
+    text = Path("prompts/code.txt")
     with tempfile.TemporaryDirectory() as name, Worker() as worker:
-        paths = [obtain.obtain(catalog.parse(f"{catalog.DEFAULT}:{kind}"), worker).path for kind in kinds]
-        base = ["-f", str(text), "-c", "512", "-t", "2", "--kl-divergence-base", str(Path(name) / "base")]
+        paths = [
+            obtain.obtain(catalog.parse(f"{catalog.DEFAULT}:{kind}"), worker).path for kind in kinds
+        ]
+        base = [
+            "-f",
+            str(text),
+            "-c",
+            "512",
+            "-t",
+            "2",
+            "--kl-divergence-base",
+            str(Path(name) / "base"),
+        ]
 
         def told(path: Path, *options: str) -> str:
             command = [program, "-m", str(path), *base, *options]
@@ -65,10 +82,17 @@ def perplexity() -> bool:
             ).stdout
 
         told(paths[0])
-        answers = {kind: told(path, "--kl-divergence") for kind, path in zip(kinds[1:], paths[1:], strict=True)}
+        answers = {
+            kind: told(path, "--kl-divergence")
+            for kind, path in zip(kinds[1:], paths[1:], strict=True)
+        }
         comparing.UNTIL = 0.0  # all chunks
-        records = lab.quant(*map(str, paths), text=str(text), budget="20min", out=name, threads=2, **QUICK)
-    for kind, row in zip(answers, lab.quant_table(records).iloc[1:].to_dict("records"), strict=True):
+        records = lab.quant(
+            *map(str, paths), text=str(text), budget="20min", out=name, threads=2, **QUICK
+        )
+    for kind, row in zip(
+        answers, lab.quant_table(records).iloc[1:].to_dict("records"), strict=True
+    ):
         print(f"{kind}, {row['n_chunks']} chunks of {text}")
         for figure, (pattern, scale, share) in FIGURES.items():
             match = re.search(pattern, answers[kind])
@@ -76,24 +100,36 @@ def perplexity() -> bool:
             ours = scale * row[figure]
             is_near = abs(ours / theirs - 1) <= share
             is_right = is_right and is_near
-            print(f"  {figure:10} lab {ours:.6f}, llama-perplexity {theirs:.6f}{'' if is_near else '  OFF'}")
+            print(
+                f"  {figure:10} lab {ours:.6f}, llama-perplexity {theirs:.6f}{'' if is_near else '  OFF'}"
+            )
     return is_right
 
 
 def coverage(path: str) -> bool:
-    chance, is_right = random.Random(1), True
+    chance = random.Random(1)
+    is_right = True
     for record, quality in comparing.candidates(lab.read([path]).traces):
         if len(quality.chunks) < 32:
-            raise SystemExit(f"{record.run.variant} has only {len(quality.chunks)} chunks: 32 are needed.")
+            raise SystemExit(
+                f"{record.run.variant} has only {len(quality.chunks)} chunks: 32 are needed."
+            )
         truth, *_ = comparing.mean(quality.chunks, comparing.divergence)
-        drawn = (comparing.mean(chance.sample(quality.chunks, 16), comparing.divergence) for _ in range(200))
+        drawn = (
+            comparing.mean(chance.sample(quality.chunks, 16), comparing.divergence)
+            for _ in range(200)
+        )
         share = sum(low <= truth <= high for _, low, high in drawn) / 200
         is_right = is_right and share >= 0.9
-        print(f"{record.run.variant}: {100 * share:.1f} % of the intervals of 16 chunks contain the mean of all")
+        print(
+            f"{record.run.variant}: {100 * share:.1f} % of the intervals of 16 chunks contain the mean of all"
+        )
     return is_right
 
 
 if __name__ == "__main__":
     what, *rest = sys.argv[1:] or ["order"]
-    is_right = coverage(*rest) if what == "coverage" else perplexity() if what == "perplexity" else order()
+    is_right = (
+        coverage(*rest) if what == "coverage" else perplexity() if what == "perplexity" else order()
+    )
     sys.exit(not is_right)

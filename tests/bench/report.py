@@ -17,9 +17,13 @@ def main(rounds: int = 7) -> None:
         folder = Path(name)
         lab = [sys.executable, "-m", "lab"]
         session = ["-p", "10,100,1000", "-n", "200", "-r", "6", "--no-plot"]
-        subprocess.run([*lab, "measure", *session, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*lab, "measure", *session, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL
+        )
         subprocess.run([*lab, "ceilings", "-o", str(folder)], check=True, stdout=subprocess.DEVNULL)
-        (results,) = [path for path in folder.glob("*.jsonl") if not path.name.startswith("ceilings")]
+        (results,) = [
+            path for path in folder.glob("*.jsonl") if not path.name.startswith("ceilings")
+        ]
         page = folder / "report.html"
         times = []
         for _ in range(rounds):
@@ -27,7 +31,9 @@ def main(rounds: int = 7) -> None:
             command = [*lab, "report", str(results), "-o", str(page), "--ceilings", str(folder)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             times.append(time.perf_counter() - start)
-        print(f"report   median {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}, n = {rounds})")
+        print(
+            f"report   median {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}, n = {rounds})"
+        )
         print(
             f"size     {page.stat().st_size / 1e6:.2f} MB, of a results file of {results.stat().st_size / 1e6:.2f} MB"
         )

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from lab.core import results
 from lab.core.record import Machine, Record, Steps
-from lab.features.compare import comparison
-from lab.features.compare.comparison import ALIKE, DISTURBED, SLOWER, TOO_FEW
+from lab.show import comparison
+from lab.show.comparison import ALIKE, DISTURBED, SLOWER, TOO_FEW
 from lab.show import disturbances
 
 ARGUMENTS = ("--prompt-len", "16,256", "--gen", "32", "--repeat", "6", "--no-plot")
@@ -43,7 +43,10 @@ def measure(folder: Path, n_sessions: int, minutes: float) -> None:
 def slower(record: Record, factor: float) -> Record:
     """The record as if everything had taken `factor` times as long, on another machine of the same kind."""
     columns = {f.name: getattr(record.run.steps, f.name) for f in dataclasses.fields(Steps)}
-    stamps = {name: tuple(round(factor * ns) for ns in columns[name]) for name in ("start_ns", "ready_ns", "end_ns")}
+    stamps = {
+        name: tuple(round(factor * ns) for ns in columns[name])
+        for name in ("start_ns", "ready_ns", "end_ns")
+    }
     run = dataclasses.replace(record.run, steps=Steps(**{**columns, **stamps}))
     machine: Machine = dataclasses.replace(record.machine, os=f"{record.machine.os} (slower)")
     return dataclasses.replace(record, run=run, machine=machine)
@@ -57,8 +60,12 @@ def verdicts(a: Sequence[Record], b: Sequence[Record], others: Sequence[Record])
 def evaluate(sessions: dict[str, list[Record]]) -> None:
     pairs = list(itertools.combinations(sessions, 2))
     doubtful = sum(disturbances.is_doubtful(records) for records in sessions.values())
-    print(f"{len(sessions)} sessions, {doubtful} of them disturbed in half of their runs or more; {len(pairs)} pairs")
-    for (_, figure), known in comparison.known_spreads([r for records in sessions.values() for r in records]).items():
+    print(
+        f"{len(sessions)} sessions, {doubtful} of them disturbed in half of their runs or more; {len(pairs)} pairs"
+    )
+    for (_, figure), known in comparison.known_spreads(
+        [r for records in sessions.values() for r in records]
+    ).items():
         print(f"  {figure}: {math.expm1(known.sd):.1%} ({known.source})")
     for figure in ("prefill_s", "tpot_ms"):
         for n_prompt, values in centres(sessions, figure).items():
@@ -68,14 +75,22 @@ def evaluate(sessions: dict[str, list[Record]]) -> None:
                 f"standard deviation of logarithms {deviation:.3f}"
             )
     for name, with_others in (("each pair alone", False), ("the other sessions known", True)):
-        called, found = 0, dict.fromkeys((1.05, 1.1, 1.2, 1.5), 0)
+        called = 0
+        found = dict.fromkeys((1.05, 1.1, 1.2, 1.5), 0)
         for a, b in pairs:
-            others = [r for key, records in sessions.items() if with_others and key not in (a, b) for r in records]
+            others = [
+                r
+                for key, records in sessions.items()
+                if with_others and key not in (a, b)
+                for r in records
+            ]
             called += not verdicts(sessions[a], sessions[b], others) <= {ALIKE, TOO_FEW, DISTURBED}
             for factor in found:
                 changed = [slower(record, factor) for record in sessions[b]]
                 found[factor] += SLOWER in verdicts(sessions[a], changed, others)
-        planted = ", ".join(f"{factor - 1:.0%} in {n / len(pairs):.0%}" for factor, n in found.items())
+        planted = ", ".join(
+            f"{factor - 1:.0%} in {n / len(pairs):.0%}" for factor, n in found.items()
+        )
         print(
             f"{name}: {called} of {len(pairs)} pairs called different ({called / len(pairs):.1%}); planted: {planted}"
         )
@@ -87,13 +102,20 @@ def centres(sessions: dict[str, list[Record]], figure: str) -> dict[int, list[fl
 
     rows = table.runs([record for records in sessions.values() for record in records])
     rows = rows[(rows.status == "ok") & ~rows.warmup]
-    return {int(n): part.groupby("session")[figure].median().tolist() for n, part in rows.groupby("n_prompt")}
+    return {
+        int(n): part.groupby("session")[figure].median().tolist()
+        for n, part in rows.groupby("n_prompt")
+    }
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    measure(folder, int(sys.argv[2]) if len(sys.argv) > 2 else 16, float(sys.argv[3]) if len(sys.argv) > 3 else 20)
+    measure(
+        folder,
+        int(sys.argv[2]) if len(sys.argv) > 2 else 16,
+        float(sys.argv[3]) if len(sys.argv) > 3 else 20,
+    )
     sessions: dict[str, list[Record]] = {}
     for record in results.read([folder]).records:
         if record.run.status == "ok" and not record.run.warmup:

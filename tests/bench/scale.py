@@ -19,7 +19,9 @@ from lab.core.lines import to_json
 from lab.core.record import DECODE, PREFILL, Record, Steps
 from tests.conftest import MACHINE, make_record, make_run
 
-N_FILES, N_RUNS, N_STEPS = 20, 100, 500
+N_FILES = 20
+N_RUNS = 100
+N_STEPS = 500
 N_TURNS = 5
 
 
@@ -29,12 +31,16 @@ def main() -> None:
             lines = [to_json(record(number, i)) + "\n" for i in range(N_RUNS)]
             (Path(folder) / f"{number:02}.jsonl").write_text("".join(lines))
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
-        print(f"{N_FILES * N_RUNS:,} runs, {N_FILES * N_RUNS * N_STEPS:,} steps, {size / 1e6:.0f} MB of JSON")
+        print(
+            f"{N_FILES * N_RUNS:,} runs, {N_FILES * N_RUNS * N_STEPS:,} steps, {size / 1e6:.0f} MB of JSON"
+        )
         for command in (["show", folder], ["compare", folder, "--no-plot"]):
             times = list[float]()
             for _ in range(N_TURNS):
                 started = time.monotonic()
-                subprocess.run([sys.executable, "-m", "lab", *command], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(
+                    [sys.executable, "-m", "lab", *command], check=True, stdout=subprocess.DEVNULL
+                )
                 times.append(time.monotonic() - started)
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
             print(
@@ -47,9 +53,11 @@ def record(number: int, i: int) -> Record:
     """A run of 10 prefill and 490 decode steps, on one of 5 machines, at one of 4 lengths."""
     chance = random.Random(1000 * number + i)
     n_prompt = (512, 1024, 2048, 4096)[i % 4]
-    now, stamps = 0, []
+    now = 0
+    stamps = []
     for _ in range(N_STEPS):
-        start, now = now, now + chance.randrange(7_000_000, 9_000_000)
+        start = now
+        now = now + chance.randrange(7_000_000, 9_000_000)
         stamps.append((start, now, now + 20_000))
         now += 23_000
     n_prefill = 10

@@ -13,17 +13,27 @@ import numpy as np
 from scipy.special import stdtrit
 
 from lab.core import stats
-from lab.features.compare import comparison
+from lab.show import comparison
 
-N_RUNS, WITHIN = 5, 0.03
+N_RUNS = 5
+WITHIN = 0.03
 
 
-def false_share(chance: np.random.Generator, n_trials: int, n: int, n_others: int, between: float) -> float:
+def false_share(
+    chance: np.random.Generator, n_trials: int, n: int, n_others: int, between: float
+) -> float:
     """The share of comparisons of equal setups whose interval leaves out 1."""
-    logs = chance.normal(0, between, (n_trials, 2, n, 1)) + chance.normal(0, WITHIN, (n_trials, 2, n, N_RUNS))
-    more = chance.normal(0, between, (n_trials, n_others, 1)) + chance.normal(0, WITHIN, (n_trials, n_others, N_RUNS))
-    centres, others = np.median(logs, axis=-1), np.median(more, axis=-1)
-    squares = n * centres.var(axis=-1).sum(axis=-1) + (n_others * others.var(axis=-1) if n_others else 0.0)
+    logs = chance.normal(0, between, (n_trials, 2, n, 1)) + chance.normal(
+        0, WITHIN, (n_trials, 2, n, N_RUNS)
+    )
+    more = chance.normal(0, between, (n_trials, n_others, 1)) + chance.normal(
+        0, WITHIN, (n_trials, n_others, N_RUNS)
+    )
+    centres = np.median(logs, axis=-1)
+    others = np.median(more, axis=-1)
+    squares = n * centres.var(axis=-1).sum(axis=-1) + (
+        n_others * others.var(axis=-1) if n_others else 0.0
+    )
     df = 2 * (n - 1) + max(0, n_others - 1)
     known = squares / df  # the variance between sessions, as spread.py estimates it
     own = np.pi / 2 * logs.var(axis=-1, ddof=1) / N_RUNS
@@ -36,21 +46,29 @@ def false_share(chance: np.random.Generator, n_trials: int, n: int, n_others: in
     difference = centres[:, 1].mean(axis=-1) - centres[:, 0].mean(axis=-1)
     for trial in range(20):  # the same as the lab computes
         spread = float(np.sqrt(known[trial])), float(df)
-        ratio = comparison.between_sessions((np.exp(logs[trial, 0]), np.exp(logs[trial, 1])), (spread, spread))
-        assert np.allclose(np.log([ratio.low, ratio.high]), difference[trial] + half[trial] * np.array([-1, 1]))
+        ratio = comparison.between_sessions(
+            (np.exp(logs[trial, 0]), np.exp(logs[trial, 1])), (spread, spread)
+        )
+        assert np.allclose(
+            np.log([ratio.low, ratio.high]), difference[trial] + half[trial] * np.array([-1, 1])
+        )
     return float(np.mean(np.abs(difference) > half))
 
 
 def main(n_trials: int = 100_000) -> None:
     chance = np.random.default_rng(1)
-    print("of equal setups called different, %; standard error", f"{100 * math.sqrt(0.05 * 0.95 / n_trials):.2f}")
+    print(
+        "of equal setups called different, %; standard error",
+        f"{100 * math.sqrt(0.05 * 0.95 / n_trials):.2f}",
+    )
     for n_others in (6, 0):
         print(f"{n_others} sessions of another setup")
         for between in (0.02, 0.08, 0.12):
             shares = [
                 f"{n}:{n} {100 * false_share(chance, n_trials, n, n_others, between):4.1f}"
                 for n in range(1, 7)
-                if 2 * (n - 1) + max(0, n_others - 1) >= 3  # fewer do not replace the assumed spread
+                if 2 * (n - 1) + max(0, n_others - 1)
+                >= 3  # fewer do not replace the assumed spread
             ]
             print(f"  {100 * between:2.0f} % between sessions: {'  '.join(shares)}")
 

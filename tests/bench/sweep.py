@@ -28,11 +28,14 @@ from lab.runner.plan import make_plan
 from tests.bench import llama_bench
 
 LENGTHS = (512, 1024, 2048, 3072, 4096)
-N_GEN, N_REPEAT = 16, 3
+N_GEN = 16
+N_REPEAT = 3
 
 
 def agree(n_rounds: int) -> None:
-    ratios: dict[tuple[int, str], list[float]] = {(n, name): [] for n in LENGTHS for name in ("prefill", "TPOT")}
+    ratios: dict[tuple[int, str], list[float]] = {
+        (n, name): [] for n in LENGTHS for name in ("prefill", "TPOT")
+    }
     with Worker() as worker:
         model = catalog.embedded_path()
         plan = make_plan(worker, [max(LENGTHS)], N_GEN, 1, str(model), prompt="random")
@@ -46,14 +49,27 @@ def agree(n_rounds: int) -> None:
                 if n:
                     alone[n] = run(worker, prompt[:n], None)
                 else:
-                    legs = {leg.n_prompt: leg for leg in phases.by_length(run(worker, prompt, LENGTHS[0]))}
+                    legs = {
+                        leg.n_prompt: leg
+                        for leg in phases.by_length(run(worker, prompt, LENGTHS[0]))
+                    }
             for n in LENGTHS:
-                ratios[n, "prefill"].append((phases.prefill_ns(legs[n]) or 0) / (phases.prefill_ns(alone[n]) or 1))
-                ratios[n, "TPOT"].append((phases.tpot_ns(legs[n]) or 0) / (phases.tpot_ns(alone[n]) or 1))
-            print(f"round {n_round + 1}", *(f"{values[-1]:.3f}" for values in ratios.values()), flush=True)
+                ratios[n, "prefill"].append(
+                    (phases.prefill_ns(legs[n]) or 0) / (phases.prefill_ns(alone[n]) or 1)
+                )
+                ratios[n, "TPOT"].append(
+                    (phases.tpot_ns(legs[n]) or 0) / (phases.tpot_ns(alone[n]) or 1)
+                )
+            print(
+                f"round {n_round + 1}",
+                *(f"{values[-1]:.3f}" for values in ratios.values()),
+                flush=True,
+            )
     print("sweep / independent run, median over rounds (range); within 0.97 to 1.03 wanted")
     for (n, name), values in ratios.items():
-        print(f"{name:8} at {n:5,}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+        print(
+            f"{name:8} at {n:5,}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+        )
 
 
 def run(worker: Worker, prompt: list[int], every: int | None) -> Run:
@@ -75,13 +91,23 @@ def run(worker: Worker, prompt: list[int], every: int | None) -> Run:
 
 def cost(max_len: int, every: int) -> None:
     lengths = ",".join(str(n) for n in range(every, max_len + 1, every))
-    grid = ["--max-len", str(max_len), "--every", str(every), "--gen", str(N_GEN), "--repeat", str(N_REPEAT)]
+    grid = [
+        "--max-len",
+        str(max_len),
+        "--every",
+        str(every),
+        "--gen",
+        str(N_GEN),
+        "--repeat",
+        str(N_REPEAT),
+    ]
     started = time.monotonic()
     command = [sys.executable, "-m", "lab", "sweep", *grid]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     ours = time.monotonic() - started
     print(f"lab sweep {' '.join(grid)}: {ours:.0f} s, plots included", flush=True)
-    model, repeat = catalog.embedded_path(), str(N_REPEAT)
+    model = catalog.embedded_path()
+    repeat = str(N_REPEAT)
     started = time.monotonic()
     llama_bench.run(model, "-p", lengths, "-n", "0", "-r", repeat)
     prefill = time.monotonic() - started

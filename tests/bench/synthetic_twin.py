@@ -26,7 +26,8 @@ from lab.runner import prompts
 from lab.runner.plan import make_plan
 from tests.bench.against_llama_bench import decode_tps
 
-N_PROMPT, N_GEN = 128, 64
+N_PROMPT = 128
+N_GEN = 64
 
 
 def tensor_types(path: Path) -> dict[str, str]:
@@ -49,14 +50,18 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # Both files are written anew into one folder: how a file came to the page cache shows in the speed.
-        real, twin = Path(shutil.copy(catalog.embedded_path(), folder / "real.gguf")), folder / "twin.gguf"
+        real = Path(shutil.copy(catalog.embedded_path(), folder / "real.gguf"))
+        twin = folder / "twin.gguf"
         types = tensor_types(real)
-        with mock.patch.object(synthetic, "type_of", lambda shape, quantization, name, columns: types[name]):
+        with mock.patch.object(
+            synthetic, "type_of", lambda shape, quantization, name, columns: types[name]
+        ):
             synthetic.write(catalog.find(catalog.DEFAULT).shape, "Q4_1", twin)
         assert tensor_types(twin) == tensor_types(real)
         workers = {name: stack.enter_context(Worker()) for name in ("real", "twin")}
         for name, path in {"real": real, "twin": twin}.items():
-            worker, model = workers[name], path
+            worker = workers[name]
+            model = path
             if quantization:
                 model = folder / f"{name}-{quantization}.gguf"
                 worker.quantize(path, model, quantization, lambda done: None)
@@ -69,8 +74,13 @@ def main() -> None:
         for n in range(n_pairs):
             order = ("real", "twin") if n % 2 else ("twin", "real")
             rates = {name: one_turn(workers[name], n_vocab, n + 1) for name in order}
-            ratios.append((rates["twin"][0] / rates["real"][0], rates["twin"][1] / rates["real"][1]))
-            print(f"pair {n + 1:3}   prefill {ratios[-1][0]:.3f}   decode {ratios[-1][1]:.3f}", flush=True)
+            ratios.append(
+                (rates["twin"][0] / rates["real"][0], rates["twin"][1] / rates["real"][1])
+            )
+            print(
+                f"pair {n + 1:3}   prefill {ratios[-1][0]:.3f}   decode {ratios[-1][1]:.3f}",
+                flush=True,
+            )
     for name, values in (("prefill", [p for p, _ in ratios]), ("decode", [d for _, d in ratios])):
         low, high = statistics.quantiles(values, n=4)[::2]
         print(

@@ -19,7 +19,9 @@ def main() -> None:
     worst = 0.0
     for n_threads in sorted({1, machine.default_threads()}):
         for n_prompt in LENGTHS:
-            traced = token_trace.trace(n_prompt, 16, 10, threads=n_threads, out=tempfile.gettempdir()).run.trace
+            traced = token_trace.trace(
+                n_prompt, 16, 10, threads=n_threads, out=tempfile.gettempdir()
+            ).run.trace
             for phase in traced.phases if traced else ():
                 worst = max(worst, abs(phase.off))
                 print(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from lab.core.record import PREFILL
-from lab.features.predict import datasheet
+from lab.roofline import datasheet
 from lab.models import catalog
 from tests.bench.learn_published import Row, case_for, published
 
@@ -25,7 +25,8 @@ def ratios() -> Iterator[tuple[Row, float, bool]]:
             continue
         n_prompt = row.n_prompt or 64
         row = row._replace(n_prompt=n_prompt)
-        case, learned = case_for(row), datasheet.learned()[row.phase]
+        case = case_for(row)
+        learned = datasheet.learned()[row.phase]
         if case and (expected := learned.expected_s(case)):
             fast, slow = learned.range(case)
             ratio = (n_prompt if row.phase == PREFILL else 1) / row.tps / expected
@@ -33,8 +34,15 @@ def ratios() -> Iterator[tuple[Row, float, bool]]:
 
 
 def main() -> None:
-    t = pd.DataFrame(({"of": f"{row.phase}, {row.backend}", "off": abs(r - 1), "in": i} for row, r, i in ratios()))
-    print("| phase, backend | rows | median error | inside the 90 % range |\n| --- | --- | --- | --- |")
+    t = pd.DataFrame(
+        (
+            {"of": f"{row.phase}, {row.backend}", "off": abs(r - 1), "in": i}
+            for row, r, i in ratios()
+        )
+    )
+    print(
+        "| phase, backend | rows | median error | inside the 90 % range |\n| --- | --- | --- | --- |"
+    )
     for name, own in t.groupby("of", sort=False):
         print(f"| {name} | {len(own)} | {100 * own.off.median():.0f} % | {own['in'].sum()} |")
 

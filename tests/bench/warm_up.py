@@ -24,7 +24,8 @@ from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.runner.prompts import random_ids
 
-N_GEN, N_UBATCH = 16, 512
+N_GEN = 16
+N_UBATCH = 512
 RUNS = ("warm-up", "first", "second", "third")
 
 
@@ -32,7 +33,12 @@ def warm_ups(n_prompt: int) -> dict[str, tuple[int, ...]]:
     """The prompt lengths of each warm-up that is tried."""
     full = min(n_prompt, N_UBATCH)
     shapes = (full + n_prompt % N_UBATCH,) if n_prompt > N_UBATCH else (full,)
-    return {"none": (), "32 tokens": (32,), "32 and a whole step": (32, full), "every shape": shapes}
+    return {
+        "none": (),
+        "32 tokens": (32,),
+        "32 and a whole step": (32, full),
+        "every shape": shapes,
+    }
 
 
 def page_faults(pid: int) -> int | None:
@@ -69,11 +75,15 @@ def main() -> None:
                 opened = time.monotonic()
                 counts = [page_faults(worker.pid)]
                 for n in tried[name]:
-                    worker.run(scripts.run(random_ids(n, vocabulary.n_vocab, None, 1, 0), 4, N_UBATCH), lambda _: None)
+                    worker.run(
+                        scripts.run(random_ids(n, vocabulary.n_vocab, None, 1, 0), 4, N_UBATCH),
+                        lambda _: None,
+                    )
                 costs["start and load"].append(loaded - started)
                 costs["context"].append(opened - loaded)
                 costs[f"warm-up: {name}"].append(time.monotonic() - opened)
-                prefills, tpots = [], []
+                prefills = []
+                tpots = []
                 for repeat in range(3):
                     counts.append(page_faults(worker.pid))
                     ids = random_ids(n_prompt, vocabulary.n_vocab, None, 1, repeat)
@@ -91,9 +101,15 @@ def main() -> None:
                 faults[name, when].append(after - before)
     print(f"{spec}, {n_prompt} tokens, {n_rounds} rounds, first of three runs over the other two:")
     for name in tried:
-        print(f"  {name:20} {show('prefill', firsts[name, 'prefill'])}; {show('TPOT', firsts[name, 'TPOT'])}")
+        print(
+            f"  {name:20} {show('prefill', firsts[name, 'prefill'])}; {show('TPOT', firsts[name, 'TPOT'])}"
+        )
     for name in tried:
-        medians = [f"{when} {statistics.median(ns):,.0f}" for (of, when), ns in faults.items() if of == name]
+        medians = [
+            f"{when} {statistics.median(ns):,.0f}"
+            for (of, when), ns in faults.items()
+            if of == name
+        ]
         print(f"  {name:20} page faults: {', '.join(medians) or 'not counted by this system'}")
     for name, values in costs.items():
         print(f"  {show(name, values, ' s')}")

@@ -27,8 +27,15 @@ import lab
 from lab.core import phases, results
 from lab.core.record import DECODE, Record
 
-DEEP, LONG, N_EQUAL, BLOCKS, QUIET, DISTURBED = "450", "1500", 20, 3, 4, 6
-CASES: dict[str, tuple[dict[str, Any], set[str], int]] = {  # B's changes, what is to be named, the budget in seconds
+DEEP = "450"
+LONG = "1500"
+N_EQUAL = 20
+BLOCKS = 3
+QUIET = 4
+DISTURBED = 6
+CASES: dict[
+    str, tuple[dict[str, Any], set[str], int]
+] = {  # B's changes, what is to be named, the budget in seconds
     "threads": ({"threads": 1}, {"threads"}, 30),
     "flash attention": ({"flash_attn": "off"}, {"flash attention"}, 200),
     "depth": ({"prompt_len": DEEP}, {"depth"}, 90),
@@ -50,15 +57,20 @@ CASES: dict[str, tuple[dict[str, Any], set[str], int]] = {  # B's changes, what 
 
 def slept(record: Record, ms: float) -> Record:
     """The record as if every decode step had taken `ms` longer."""
-    steps, noise = record.run.steps, record.run.noise
+    steps = record.run.steps
+    noise = record.run.noise
     late = [*itertools.accumulate(round(ms * 1e6) * (kind == DECODE) for kind in steps.kind)]
     starts = tuple(map(operator.add, steps.start_ns, [0, *late]))
-    ready, ends = (tuple(map(operator.add, column, late)) for column in (steps.ready_ns, steps.end_ns))
+    ready, ends = (
+        tuple(map(operator.add, column, late)) for column in (steps.ready_ns, steps.end_ns)
+    )
     changed = dataclasses.replace(steps, start_ns=starts, ready_ns=ready, end_ns=ends)
     if noise and noise.samples:  # the run was watched for as long
         at_ms = (*noise.samples.at_ms[:-1], noise.samples.at_ms[-1] + late[-1] // 1_000_000)
         noise = dataclasses.replace(noise, samples=dataclasses.replace(noise.samples, at_ms=at_ms))
-    return dataclasses.replace(record, run=dataclasses.replace(record.run, steps=changed, noise=noise))
+    return dataclasses.replace(
+        record, run=dataclasses.replace(record.run, steps=changed, noise=noise)
+    )
 
 
 def throttled(record: Record) -> Record:
@@ -68,7 +80,9 @@ def throttled(record: Record) -> Record:
     noise = late.run.noise
     if noise is None:
         raise SystemExit("this machine's runs have no readings, so throttling cannot be planted")
-    before, after = (dataclasses.replace(one, n_throttled=n) for one, n in ((noise.before, 0), (noise.after, 9)))
+    before, after = (
+        dataclasses.replace(one, n_throttled=n) for one, n in ((noise.before, 0), (noise.after, 9))
+    )
     heat = dataclasses.replace(noise, before=before, after=after)
     return dataclasses.replace(late, run=dataclasses.replace(late.run, noise=heat))
 
@@ -81,7 +95,9 @@ def timed(n: int, folder: Path) -> list[Record]:
 def planted(name: str, folder: Path) -> tuple[bool, bool]:
     """Whether the causes of a case are named first, and whether the ratio lies in the range of their product."""
     changes, wanted, budget = CASES[name]
-    at = LONG if name in ("flash attention", "cache type") else "64"  # after a short prompt they change nothing
+    at = (
+        LONG if name in ("flash attention", "cache type") else "64"
+    )  # after a short prompt they change nothing
     base = {"prompt_len": at, "threads": 2 if "threads" in changes else 1}
     sides: list[list[Record]] = [[], []]
     if changes:
@@ -105,7 +121,10 @@ def planted(name: str, folder: Path) -> tuple[bool, bool]:
     paths: list[str | Path] = []
     for side, own in zip("AB", sides, strict=True):
         runs = [dataclasses.replace(one.run, block=None, variant=None) for one in own]
-        made = [dataclasses.replace(one, run=run, session=side) for one, run in zip(own, runs, strict=True)]
+        made = [
+            dataclasses.replace(one, run=run, session=side)
+            for one, run in zip(own, runs, strict=True)
+        ]
         paths.append(folder / f"{side}.jsonl")
         results.save(folder / f"{side}.jsonl", *made)
         if side == "B" and "prompt counted" in name:
@@ -113,8 +132,11 @@ def planted(name: str, folder: Path) -> tuple[bool, bool]:
             seconds = (run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e9
             text = f"Output generated in {seconds:.3f} seconds ({run.n_gen / seconds:.3f} tokens/s, {run.n_gen} tokens"
             paths[-1] = f"{text}, context {run.n_prompt}, seed 1)"
-    found = lab.why(paths[0], paths[1], budget=budget, prefill="prefill" in name, out=folder / "why")
-    causes, rest = [part.name for part in found.causes], found.rest
+    found = lab.why(
+        paths[0], paths[1], budget=budget, prefill="prefill" in name, out=folder / "why"
+    )
+    causes = [part.name for part in found.causes]
+    rest = found.rest
     shown = "; ".join(
         f"{p.name} {p.factor:.2f} ({'{:.2f}-{:.2f}'.format(*p.range) if p.range else 'range unknown'})"
         for p in found.parts
@@ -124,7 +146,9 @@ def planted(name: str, folder: Path) -> tuple[bool, bool]:
     is_right = is_open if wanted == {"not explained"} else set(causes[: len(wanted)]) == wanted
     named = [part for part in found.parts if part.name in wanted]
     spreads = [(one.spread or 0.0) for one in (found.fast, found.slow)]
-    half = math.hypot(*((part.half or 0.0) for part in named), *(1.96 * spread for spread in spreads), 0.01)
+    half = math.hypot(
+        *((part.half or 0.0) for part in named), *(1.96 * spread for spread in spreads), 0.01
+    )
     is_within = abs(math.log(found.ratio) - sum(part.log for part in named)) <= half
     words = f"{'right' if is_right else 'WRONG':6} {'within' if is_within else 'BEYOND':7}"
     print(f"{name:29} {words} ratio {found.ratio:.2f}  {shown}", flush=True)
@@ -136,19 +160,25 @@ def equal(number: int, folder: Path) -> bool:
     for side in "AB":
         lab.measure("64", 24, 3, threads=1, out=folder / side)
     found = lab.why(folder / "A", folder / "B", budget=0, out=folder)
-    is_open = bool(found.causes) or (found.rest.half is not None and abs(found.rest.log) > found.rest.half)
+    is_open = bool(found.causes) or (
+        found.rest.half is not None and abs(found.rest.log) > found.rest.half
+    )
     print(f"equal {number:2} {'WRONG' if is_open else 'right'} ratio {found.ratio:.3f}", flush=True)
     return not is_open
 
 
 def main(mode: str, *words: str) -> None:
-    began, outcomes = time.monotonic(), list[tuple[bool, ...]]()
+    began = time.monotonic()
+    outcomes = list[tuple[bool, ...]]()
     cases = [name for name in CASES if not words or any(word in name for word in words)]
     for number, name in enumerate(cases if mode == "planted" else [""] * N_EQUAL):
         with TemporaryDirectory() as folder:
             outcomes.append(planted(name, Path(folder)) if name else (equal(number, Path(folder)),))
     counted = [sum(column) for column in zip(*outcomes, strict=True)]
-    said = [f"{n} of {len(outcomes)} {what}" for n, what in zip(counted, ("right", "within"), strict=False)]
+    said = [
+        f"{n} of {len(outcomes)} {what}"
+        for n, what in zip(counted, ("right", "within"), strict=False)
+    ]
     print(f"{mode}: {', '.join(said)}, {(time.monotonic() - began) / 60:.1f} minutes")
 
 

@@ -5,12 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from lab.features.serve import servers
-from lab.features.serve.access import Client, access
+from lab.remote import servers
+from lab.remote.access import Client, access
 from lab.models import catalog
 from lab.process.worker import Worker
 
-PLANTED = ("uvicorn", "llama_cpp", "fastapi", "random", "json", "numpy", "lab", "sitecustomize", "asyncio", "psutil")
+PLANTED = (
+    "uvicorn",
+    "llama_cpp",
+    "fastapi",
+    "random",
+    "json",
+    "numpy",
+    "lab",
+    "sitecustomize",
+    "asyncio",
+    "psutil",
+)
 
 
 def engine() -> None:

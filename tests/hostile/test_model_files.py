@@ -35,7 +35,9 @@ def text(value: bytes) -> bytes:
     return u64(len(value)) + value
 
 
-HEAD, ARCH, WEIGHT = b"GGUF", b"general.architecture", b"token_embd.weight"
+HEAD = b"GGUF"
+ARCH = b"general.architecture"
+WEIGHT = b"token_embd.weight"
 EVIL = b"\x1b[2J\x1b[31mred\n\ntwo\nlines" + b"x" * 5_000
 EDITS: dict[str, tuple[bytes, int, bytes]] = {
     # After these bytes of the good file, and so many more, these are written over it.
@@ -77,11 +79,19 @@ def files(good: bytes) -> Iterator[tuple[str, bytes]]:
         yield name, good[:start] + new + good[start + len(new) :]
     for n in (0, 3, 24, 100, 600, len(good) // 2, len(good) - 1):
         yield f"cut after {n:,} bytes", good[:n]
-    weights = b"".join(text(b"t%07d" % i) + u32(1) + u64(8) + u32(0) + u64(32 * i) for i in range(100_000))
+    weights = b"".join(
+        text(b"t%07d" % i) + u32(1) + u64(8) + u32(0) + u64(32 * i) for i in range(100_000)
+    )
     yield "100,000 tensors", HEAD + u32(3) + u64(100_000, 0) + weights + bytes(32 * 100_001)
-    yield "12 million strings", HEAD + u32(3) + u64(0, 1) + text(b"tags") + u32(9, 8) + u64(3 << 22) + bytes(3 << 25)
+    yield (
+        "12 million strings",
+        HEAD + u32(3) + u64(0, 1) + text(b"tags") + u32(9, 8) + u64(3 << 22) + bytes(3 << 25),
+    )
     tokens = text(b"tokenizer.ggml.tokens") + u32(9, 8) + u64(2) + text(b"a") + text(b"b")
-    yield "a vocabulary only", HEAD + u32(3) + u64(0, 2) + text(ARCH) + u32(8) + text(b"llama") + tokens
+    yield (
+        "a vocabulary only",
+        HEAD + u32(3) + u64(0, 2) + text(ARCH) + u32(8) + text(b"llama") + tokens,
+    )
     yield "a long architecture", good.replace(text(b"llama"), text(EVIL), 1)
 
 
@@ -106,13 +116,17 @@ def use(worker: Worker, path: Path) -> str:
 
 
 def test_each_is_refused_or_runs_in_time(mini: Path, tmp_path: Path, worker: Worker) -> None:
-    path, said = tmp_path / "hostile.gguf", dict[str, str]()
+    path = tmp_path / "hostile.gguf"
+    said = dict[str, str]()
     for name, raw in files(mini.read_bytes()):
         path.write_bytes(raw)
         began = time.monotonic()
         said[name] = use(worker, path)
         assert time.monotonic() - began < 20, name
-        assert "exit status" not in said[name] and "Python frame" not in said[name], (name, said[name])
+        assert "exit status" not in said[name] and "Python frame" not in said[name], (
+            name,
+            said[name],
+        )
         used = psutil.Process(worker._process.pid).memory_info()
         assert used.rss - getattr(used, "shared", 0) < 500_000_000, name
     assert "holds only a vocabulary" in said["a vocabulary only"] and any(
@@ -122,8 +136,14 @@ def test_each_is_refused_or_runs_in_time(mini: Path, tmp_path: Path, worker: Wor
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(edits=st.lists(st.tuples(st.integers(0, 1_500), st.binary(min_size=1, max_size=8)), min_size=1, max_size=5))
-def test_bytes_anywhere_in_the_header(edits: list[tuple[int, bytes]], mini: Path, worker: Worker) -> None:
+@given(
+    edits=st.lists(
+        st.tuples(st.integers(0, 1_500), st.binary(min_size=1, max_size=8)), min_size=1, max_size=5
+    )
+)
+def test_bytes_anywhere_in_the_header(
+    edits: list[tuple[int, bytes]], mini: Path, worker: Worker
+) -> None:
     raw = bytearray(mini.read_bytes())
     for start, new in edits:
         raw[start : start + len(new)] = new
@@ -138,6 +158,11 @@ def test_bytes_anywhere_in_the_header(edits: list[tuple[int, bytes]], mini: Path
 def test_what_a_file_says_does_not_command_the_terminal(mini: Path, tmp_path: Path) -> None:
     path = tmp_path / "hostile.gguf"
     path.write_bytes(mini.read_bytes().replace(text(b"llama"), text(EVIL), 1))
-    for command in (("models", "info", path), ("measure", "-m", path, "-r", "1", "--prompt", "random", "-o", tmp_path)):
+    for command in (
+        ("models", "info", path),
+        ("measure", "-m", path, "-r", "1", "--prompt", "random", "-o", tmp_path),
+    ):
         status, out, err = run_lab(*command)
-        assert status == 1 and all(part not in out + err for part in ("\x1b", "two\nlines", "x" * 1000))
+        assert status == 1 and all(
+            part not in out + err for part in ("\x1b", "two\nlines", "x" * 1000)
+        )

@@ -19,9 +19,9 @@ from lab.core import cost, memory, results
 from lab.core.lines import MOST_LETTERS, parse_line, to_json
 from lab.core.record import Record
 from lab.errors import LabError, printable
-from lab.features import known
-from lab.features.compare import comparison
-from lab.features.exchange import llama_bench_format
+from lab.app import known
+from lab.show import comparison
+from lab.formats import llama_bench_format
 from lab.show import table
 from tests.conftest import make_record, make_run, run_lab
 from tests.hostile.test_printed_commands import EVIL, evil_record, poisoned
@@ -29,7 +29,8 @@ from tests.test_explain import FAST
 from tests.test_request import make_request, make_request_record
 
 UNPRINTABLE = "evil\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x00\x85\n\r\u202e\u2066\u2028\ufeff"
-BOM, CONTROLS = b"\xef\xbb\xbf", "\x1b[2J\u202e\n"
+BOM = b"\xef\xbb\xbf"
+CONTROLS = "\x1b[2J\u202e\n"
 NUMBERS = (-1, 0, 10**9, 2**63, -(2**63), 10**30, 10**4000, 1e300)
 REFUSED: list[tuple[str, Any, str]] = [
     # A field of a record, what it becomes, and what is said.
@@ -40,7 +41,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("run.n_prompt", 10**4000, "record.run.n_prompt"),
     ("run.steps.end_ns", [-1] * 9, "record.run.steps"),
     ("run.steps.end_ns", [2**63] * 9, "record.run.steps.end_ns is 9,223,372,036,854,775,808"),
-    ("model.name", "x" * 9_000_000, f"record.model.name has 9,000,000 letters, and may have {MOST_LETTERS:,}"),
+    (
+        "model.name",
+        "x" * 9_000_000,
+        f"record.model.name has 9,000,000 letters, and may have {MOST_LETTERS:,}",
+    ),
     ("run.token_ids", [1, -(10**12)], "record.run.token_ids is -1,000,000,000,000"),
     ("machine.os", [[[]]] * 9, "record.machine.os is a list, not text"),
 ]
@@ -58,23 +63,35 @@ def changed(record: Record, field: str, value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"), REFUSED, ids=[f"{one[0]} {number}" for number, one in enumerate(REFUSED)]
+    ("field", "value", "said"),
+    REFUSED,
+    ids=[f"{one[0]} {number}" for number, one in enumerate(REFUSED)],
 )
-def test_a_line_outside_of_the_ranges_is_left_out(tmp_path: Path, field: str, value: Any, said: str) -> None:
+def test_a_line_outside_of_the_ranges_is_left_out(
+    tmp_path: Path, field: str, value: Any, said: str
+) -> None:
     good = make_record(make_run(20, 7))
     (tmp_path / "a.jsonl").write_bytes(changed(good, field, value) + to_json(good).encode() + b"\n")
     reading = results.read([tmp_path])
     assert reading.records == (good,)
-    assert len(reading.skipped) == 1 and said in reading.skipped[0] and len(reading.skipped[0]) < 300
+    assert (
+        len(reading.skipped) == 1 and said in reading.skipped[0] and len(reading.skipped[0]) < 300
+    )
 
 
 def numbers_of(value: Any, place: str = "") -> list[tuple[str, Any]]:
     """Every number of a JSON document with its place; columns as a whole."""
     if isinstance(value, dict):
-        return [found for key, part in value.items() for found in numbers_of(part, f"{place}.{key}" if place else key)]
+        return [
+            found
+            for key, part in value.items()
+            for found in numbers_of(part, f"{place}.{key}" if place else key)
+        ]
     if isinstance(value, list) and value and isinstance(value[0], int | float):
         return [(place, value)]
-    return [(place, value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
+    return (
+        [(place, value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
+    )
 
 
 def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None:
@@ -83,7 +100,9 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
     lines = []
     for place, value in numbers_of(json.loads(to_json(sample))):
         for number in NUMBERS:
-            lines.append(changed(sample, place, [number] * len(value) if isinstance(value, list) else number))
+            lines.append(
+                changed(sample, place, [number] * len(value) if isinstance(value, list) else number)
+            )
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines) + to_json(good).encode() + b"\n")
     began = time.process_time()
     reading = results.read([tmp_path])
@@ -135,10 +154,14 @@ def texts(value: Any) -> Iterator[str]:
 def test_no_text_of_a_line_keeps_a_control_character(as_ascii: bool) -> None:
     lines = evil_record(), poisoned(FAST), poisoned(make_request_record())
     for line in lines:
-        whole = to_json(line).replace(json.dumps(EVIL)[1:-1], json.dumps(UNPRINTABLE)[1:-1]).encode()
+        whole = (
+            to_json(line).replace(json.dumps(EVIL)[1:-1], json.dumps(UNPRINTABLE)[1:-1]).encode()
+        )
         whole = whole if as_ascii else json.dumps(json.loads(whole), ensure_ascii=False).encode()
         clean = list(texts(json.loads(to_json(parse_line(whole + b"\n")))))
-        assert sum(text.startswith("evil?]0;") for text in clean) > 5 and all(text.isprintable() for text in clean)
+        assert sum(text.startswith("evil?]0;") for text in clean) > 5 and all(
+            text.isprintable() for text in clean
+        )
 
 
 @given(text=st.text(max_size=50))
@@ -153,7 +176,9 @@ def test_a_text_stays_but_for_what_is_not_printable(text: str) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
         max_leaves=5,
     ),
-    place=st.sampled_from(["schema", "model", "settings.devices", "run.steps", "run.noise", "run.token_ids"]),
+    place=st.sampled_from(
+        ["schema", "model", "settings.devices", "run.steps", "run.noise", "run.token_ids"]
+    ),
 )
 def test_any_value_anywhere_is_a_line_or_a_sentence(value: Any, place: str) -> None:
     with suppress(ValueError):
@@ -179,7 +204,9 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
             assert code == 1 and "is not a file" in err
 
 
-def test_lines_have_a_length_and_a_byte_order_mark_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_have_a_length_and_a_byte_order_mark_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = to_json(make_record()).encode() + b"\n"
     monkeypatch.setattr(results, "MOST_LINE", len(good) + 8)
     (tmp_path / "a.jsonl").write_bytes(BOM + good + b"x" * 3 * len(good) + b"\n" + good)
@@ -206,11 +233,15 @@ def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
     for row in csv.reader(io.StringIO(out)):
         for cell in row:
             assert cell[:1] not in set("=+@\t\r") and (cell[:1] != "-" or float(cell) < 0)
-    frame = llama_bench_format.harmless(pd.DataFrame({"a": [-1, 2], "b": [-2.5, None], "c": ["-x", "y"]}))
+    frame = llama_bench_format.harmless(
+        pd.DataFrame({"a": [-1, 2], "b": [-2.5, None], "c": ["-x", "y"]})
+    )
     assert frame.to_csv(index=False) == "a,b,c\n-1,-2.5,'-x\n2,,y\n"
 
 
-@pytest.mark.parametrize("piece", ["|", "||\n", "| <", "&#", "Device 0: ", "| a ", "build: abcdef0\n", "[", "1,"])
+@pytest.mark.parametrize(
+    "piece", ["|", "||\n", "| <", "&#", "Device 0: ", "| a ", "build: abcdef0\n", "[", "1,"]
+)
 def test_a_pasted_text_takes_no_longer_than_a_long_one(tmp_path: Path, piece: str) -> None:
     (tmp_path / "post.txt").write_text(piece * (3_000_000 // len(piece)))
     began = time.process_time()

@@ -13,14 +13,18 @@ import pytest
 
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, Asked
-from lab.features.serve import formats
-from lab.features.serve.access import Client, access
-from lab.features.serve.formats import SendPlan
+from lab.remote import formats
+from lab.remote.access import Client, access
+from lab.remote.formats import SendPlan
 from tests.odd_server import raw_server
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENT = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
-DEEP = json.dumps({"choices": [{"delta": {"content": "X"}}]}).replace('"X"', "[" * 480 + "]" * 480).encode()
+DEEP = (
+    json.dumps({"choices": [{"delta": {"content": "X"}}]})
+    .replace('"X"', "[" * 480 + "]" * 480)
+    .encode()
+)
 DONE = b'data: {"choices": [{"delta": {}, "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
 MB = 1_000_000
 
@@ -38,14 +42,19 @@ STREAMS: dict[str, Callable[[], Iterable[bytes]]] = {
     "fields that nobody knows": lambda: (STREAM, *[b"x: y\r" * MB] * 10),
     "pings without end": lambda: itertools.chain((STREAM, EVENT), often(b": ping\n\n")),
     "one line without end": lambda: itertools.chain((STREAM, b"data: "), often(b"x")),
-    "many small values in one line": lambda: (STREAM, b'data: {"choices": [' + b"{}," * 4 * MB + b"{}]}\n\n"),
+    "many small values in one line": lambda: (
+        STREAM,
+        b'data: {"choices": [' + b"{}," * 4 * MB + b"{}]}\n\n",
+    ),
     "bytes one by one": lambda: itertools.chain((STREAM,), often(b":", 0.001)),
     "a head without end": lambda: itertools.chain((b"HTTP/1.1 200 OK\r\n",), often(b"X-A: b\r\n")),
     "103 without end": lambda: often(b"HTTP/1.1 103 Early Hints\r\n\r\n"),
 }
 ANSWERS: dict[str, Callable[[], Iterable[bytes]]] = {
     "a status line that drips": lambda: often(b"H", 0.05),
-    "a header that drips": lambda: itertools.chain((b"HTTP/1.1 200 OK\r\nX-A: ",), often(b"b", 0.05)),
+    "a header that drips": lambda: itertools.chain(
+        (b"HTTP/1.1 200 OK\r\nX-A: ",), often(b"b", 0.05)
+    ),
     "100 without end": lambda: often(b"HTTP/1.1 100 Continue\r\n\r\n", 0.01),
     "103 without end": lambda: often(b"HTTP/1.1 103 Early Hints\r\n\r\n", 0.01),
     "a body that drips": lambda: itertools.chain((b"HTTP/1.1 200 OK\r\n\r\n",), often(b" ", 0.05)),

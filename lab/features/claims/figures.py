@@ -19,13 +19,15 @@ from lab.core.payloads import in_chunks
 from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
 from lab.features import turns
-from lab.features.compare import comparison
-from lab.features.limits import explanation, step_kernels
+from lab.show import comparison
+from lab.features.limits import explanation
+from lab.roofline import step_kernels
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LONGEST, USUAL = 1024, 512  # the longest prompt of the part `lengths`, and a usual one
+LONGEST = 1024
+USUAL = 512  # the longest prompt of the part `lengths`, and a usual one
 APART = 1.3  # quantizations are compared with each other only if their sizes differ at least by this factor
 ASSUMED = math.exp(2 * math.sqrt(2) * comparison.VIRTUAL)
 """The factor by which the range of one or two values is widened: two sessions of a virtual machine rarely exceed it."""
@@ -34,13 +36,27 @@ TIMES = [
     *("prefill", "decode", "TTFT", "compute", "batch step", "drafted token", "longest gap"),
     *("TTFT of the last turn", "decode of the last turn", "share of TTFT"),
 ]
-CASE = ["record", "part", "variant", "n_prompt", "block", "format", "n_bytes", "n_seq", "chunk", "text", "cache"]
+CASE = [
+    "record",
+    "part",
+    "variant",
+    "n_prompt",
+    "block",
+    "format",
+    "n_bytes",
+    "n_seq",
+    "chunk",
+    "text",
+    "cache",
+]
 
 Figures = list[dict[str, Any] | None]
 """A figure has its `name`, `value`, `low` and `high` end (None: infinite), `unit`, and `n`, the values behind it."""
 
 
-def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: float = 1.0) -> dict[str, Any] | None:
+def figure(
+    name: str, values: Iterable[float | None], unit: str = "x", scale: float = 1.0
+) -> dict[str, Any] | None:
     """The centre of positive values, one for each engine, walk or block, with its 95 % interval; None for no values.
 
     6 and more: the median with its order-statistics interval. 3 to 5: the geometric mean with Student's t interval on
@@ -49,13 +65,24 @@ def figure(name: str, values: Iterable[float | None], unit: str = "x", scale: fl
     known = sorted(scale * value for value in values if value is not None and value > 0)
     if not known:
         return None
-    made = {"name": name, "value": None, "low": known[0], "high": None, "unit": unit, "n": len(known)}
+    made = {
+        "name": name,
+        "value": None,
+        "low": known[0],
+        "high": None,
+        "unit": unit,
+        "n": len(known),
+    }
     if known[-1] == math.inf:
         return made
-    interval, centre = stats.median_interval(known), statistics.median(known)
+    interval = stats.median_interval(known)
+    centre = statistics.median(known)
     if interval is None:
-        interval, centre = stats.log_interval(known), statistics.geometric_mean(known)
-    low, high = (interval.low, interval.high) if interval else (known[0] / ASSUMED, known[-1] * ASSUMED)
+        interval = stats.log_interval(known)
+        centre = statistics.geometric_mean(known)
+    low, high = (
+        (interval.low, interval.high) if interval else (known[0] / ASSUMED, known[-1] * ASSUMED)
+    )
     return made | {"value": centre, "low": low, "high": high}
 
 
@@ -77,10 +104,25 @@ class Evidence:
 
         rows = []
         for record in (one for one in self.records if one.run.is_timed):
-            run, model, of_lever = record.run, record.model, phases.figures(record.run)
-            place = record, run.part, run.variant, run.n_prompt, run.repeat if run.block is None else run.block
-            chunk, text = run.stall and (run.stall.chunk or run.n_prompt), run.speculation and run.speculation.text
-            case = model.quantization or "", model.n_bytes or 0, run.batch and run.batch.n_seq, chunk, text
+            run = record.run
+            model = record.model
+            of_lever = phases.figures(record.run)
+            place = (
+                record,
+                run.part,
+                run.variant,
+                run.n_prompt,
+                run.repeat if run.block is None else run.block,
+            )
+            chunk = run.stall and (run.stall.chunk or run.n_prompt)
+            text = run.speculation and run.speculation.text
+            case = (
+                model.quantization or "",
+                model.n_bytes or 0,
+                run.batch and run.batch.n_seq,
+                chunk,
+                text,
+            )
             plain = phases.prefill_ns(run), phases.tpot_ns(run), phases.ttft_ns(run)
             compute = None if run.lever else phases.decode_compute_mean_ns(run)
             batch_step = 1e9 * phases.step_s(run) if run.batch and of_lever else None
@@ -97,8 +139,15 @@ def _last_turn(record: Record) -> tuple[str | None, float, float, float]:
     lever = record.run.turns
     if lever is None or (of_turns := turns.figures(record.run.steps.frame(), lever)).empty:
         return None, math.nan, math.nan, math.nan
-    cache = "no cache" if lever.keep == turns.NONE else "changed prompt" if lever.breaks else "cached prompt"
-    last, token_s = of_turns.iloc[-1], of_turns.ttft_s / of_turns.n_computed
+    cache = (
+        "no cache"
+        if lever.keep == turns.NONE
+        else "changed prompt"
+        if lever.breaks
+        else "cached prompt"
+    )
+    last = of_turns.iloc[-1]
+    token_s = of_turns.ttft_s / of_turns.n_computed
     share = token_s.iloc[-1] / token_s.iloc[0] if token_s.iloc[0] > 0 else math.nan
     return cache, 1e9 * last.ttft_s, 1e9 * last.decode_s, share
 
@@ -116,25 +165,46 @@ def of_best(evidence: Evidence, phase: str, best: str) -> Figures:
     n_prompt = LONGEST if phase == "prefill" else runs.n_prompt.min()
     own = runs[runs.n_prompt == n_prompt]
     row = next(
-        row for row in explanation.explain(list(own.record), evidence.ceilings).itertuples() if row.phase == phase
+        row
+        for row in explanation.explain(list(own.record), evidence.ceilings).itertuples()
+        if row.phase == phase
     )
-    least_ns = 1e9 * row.least_s if best == "kernels" else row.n_bytes / step_kernels.roof(evidence.ceilings).gbps
+    least_ns = (
+        1e9 * row.least_s
+        if best == "kernels"
+        else row.n_bytes / step_kernels.roof(evidence.ceilings).gbps
+    )
     shares = least_ns / own["prefill" if phase == "prefill" else "compute"]
     return [figure(f"share of the best ({best}) at {n_prompt:,} tokens", shares, "%", 100)]
 
 
-def value(evidence: Evidence, name: str, part: str, column: str, case: str, time: str, unit: str = "x") -> Figures:
+def value(
+    evidence: Evidence, name: str, part: str, column: str, case: str, time: str, unit: str = "x"
+) -> Figures:
     """A time of the runs with one value of a column: in s, in tokens/s its reciprocal, or a ratio."""
     runs = evidence.of(part)
     own = runs[runs[column].astype(str) == case][time]
-    return [figure(name, 1 / own if unit == "tokens/s" else own, unit, {"s": 1e-9, "tokens/s": 1e9}.get(unit, 1.0))]
+    return [
+        figure(
+            name,
+            1 / own if unit == "tokens/s" else own,
+            unit,
+            {"s": 1e-9, "tokens/s": 1e9}.get(unit, 1.0),
+        )
+    ]
 
 
-def compared(evidence: Evidence, part: str, column: str, base: str, other: str, time: str) -> Figures:
+def compared(
+    evidence: Evidence, part: str, column: str, base: str, other: str, time: str
+) -> Figures:
     """A time of the runs with one value of a column over that with another."""
     runs = evidence.of(part)
     values = runs[column].astype(str)
-    return [figure(f"{time}, {other} over {base}", over(runs[values == base], runs[values == other], time))]
+    return [
+        figure(
+            f"{time}, {other} over {base}", over(runs[values == base], runs[values == other], time)
+        )
+    ]
 
 
 def half_threads(evidence: Evidence, phase: str) -> Figures:
@@ -146,7 +216,10 @@ def half_threads(evidence: Evidence, phase: str) -> Figures:
     base, half = (side.record.iloc[0].settings for side in sides)
     if base.n_gpu_layers:
         raise LabError("The layers are on a GPU, where the number of CPU threads hardly matters.")
-    unit = {"prefill": ("%", 100 * half.n_threads_batch / base.n_threads_batch), "decode": ("x", 1.0)}[phase]
+    unit = {
+        "prefill": ("%", 100 * half.n_threads_batch / base.n_threads_batch),
+        "decode": ("x", 1.0),
+    }[phase]
     name = f"{phase} with {half.n_threads} of {base.n_threads} threads over all"
     return [figure(name, over(sides[0], sides[1], phase), *unit)]
 
@@ -156,10 +229,15 @@ def walks(evidence: Evidence, phase: str) -> list[list[tuple[float, float]]]:
     records: list[Record] = list(evidence.of("context").record)
     if phase == "decode":
         legs = [phases.by_length(record.run) for record in records]
-        return [[(leg.n_prompt, taken) for leg in own if (taken := phases.tpot_ns(leg))] for own in legs]
+        return [
+            [(leg.n_prompt, taken) for leg in own if (taken := phases.tpot_ns(leg))] for own in legs
+        ]
     timed = [one.run.steps for one in records if phases.times_prefill_steps(one.settings)]
     columns = [zip(one.kind, one.n_past, one.start_ns, one.ready_ns, strict=True) for one in timed]
-    return [[(past, end - start) for kind, past, start, end in own if kind == PREFILL] for own in columns]
+    return [
+        [(past, end - start) for kind, past, start, end in own if kind == PREFILL]
+        for own in columns
+    ]
 
 
 def growth(evidence: Evidence, phase: str) -> Figures:
@@ -176,9 +254,13 @@ def growth(evidence: Evidence, phase: str) -> Figures:
 
 def bend(evidence: Evidence) -> Figures:
     """The middle third of a walk over the mean of the outer thirds: on a straight line 1."""
-    curves = [[time for _, time in points] for points in walks(evidence, "decode") if len(points) > 2]
+    curves = [
+        [time for _, time in points] for points in walks(evidence, "decode") if len(points) > 2
+    ]
     thirds = [(times, len(times) // 3) for times in curves]
-    values = [statistics.fmean(one[n:-n]) / statistics.fmean([*one[:n], *one[-n:]]) for one, n in thirds]
+    values = [
+        statistics.fmean(one[n:-n]) / statistics.fmean([*one[:n], *one[-n:]]) for one, n in thirds
+    ]
     return [figure("middle third of a walk over the outer thirds", values)]
 
 
@@ -205,16 +287,26 @@ def rate_ratio(evidence: Evidence) -> Figures:
 def batched(evidence: Evidence, what: str) -> Figures:
     """The time of the largest `step`, or of a `token` of every step, over that of a step with one sequence."""
     runs = evidence.of("batch")
-    alone, many = runs[runs.n_seq == 1], list(runs[runs.n_seq > 1].groupby("n_seq"))
+    alone = runs[runs.n_seq == 1]
+    many = list(runs[runs.n_seq > 1].groupby("n_seq"))
     if what == "step":
-        return [figure(f"a step of {n:g} over one of 1", over(alone, own, "batch step")) for n, own in many[-1:]]
-    return [figure(f"a token of {n:g} over one alone", over(alone, own, "batch step"), "x", 1 / n) for n, own in many]
+        return [
+            figure(f"a step of {n:g} over one of 1", over(alone, own, "batch step"))
+            for n, own in many[-1:]
+        ]
+    return [
+        figure(f"a token of {n:g} over one alone", over(alone, own, "batch step"), "x", 1 / n)
+        for n, own in many
+    ]
 
 
 def smaller_formats(evidence: Evidence) -> Figures:
     """A token in each format over F16, and over the next larger format whose size differs enough."""
     runs = evidence.of("quantizations")
-    formats = [(kind, size, own) for (size, kind), own in runs[runs.n_bytes > 0].groupby(["n_bytes", "format"])][::-1]
+    formats = [
+        (kind, size, own)
+        for (size, kind), own in runs[runs.n_bytes > 0].groupby(["n_bytes", "format"])
+    ][::-1]
     made = Figures()
     for kind, size, own in formats:
         larger = [(name, rows) for name, n_bytes, rows in formats if n_bytes >= APART * size]
@@ -225,14 +317,21 @@ def smaller_formats(evidence: Evidence) -> Figures:
 
 def of_limit(evidence: Evidence) -> Figures:
     """The share of bandwidth / bytes that decode reaches, at each length and quantization."""
-    gbps, made = step_kernels.roof(evidence.ceilings).gbps, Figures()
-    for (kind, n_prompt), own in evidence.of("lengths", "quantizations").groupby(["format", "n_prompt"]):
+    gbps = step_kernels.roof(evidence.ceilings).gbps
+    made = Figures()
+    for (kind, n_prompt), own in evidence.of("lengths", "quantizations").groupby(
+        ["format", "n_prompt"]
+    ):
         first = own.record.iloc[0]
         middle = n_prompt + max(0, first.run.n_gen - 2) // 2
         step = cost.step(first.model, 1, middle, 1, first.settings.type_k, first.settings.type_v)
         if step is None:
-            raise LabError(f"The cost of a step of {first.model.name} cannot be derived from its header.")
-        made.append(figure(f"{kind} after {n_prompt:,} tokens", step.n_bytes / gbps / own.decode, "%", 100))
+            raise LabError(
+                f"The cost of a step of {first.model.name} cannot be derived from its header."
+            )
+        made.append(
+            figure(f"{kind} after {n_prompt:,} tokens", step.n_bytes / gbps / own.decode, "%", 100)
+        )
     return made
 
 
@@ -241,9 +340,12 @@ def speed_up(evidence: Evidence) -> Figures:
     runs = evidence.of("speculation").dropna(subset=["text", "drafted token"])
     has_drafts = runs.record.map(lambda record: record.run.speculation.n_draft > 0).astype(bool)
     plain, drafted = (
-        own.groupby(["block", "text"])["drafted token"].last() for own in (runs[~has_drafts], runs[has_drafts])
+        own.groupby(["block", "text"])["drafted token"].last()
+        for own in (runs[~has_drafts], runs[has_drafts])
     )
-    return [figure("speed-up of the median text", (plain / drafted).dropna().groupby("block").median())]
+    return [
+        figure("speed-up of the median text", (plain / drafted).dropna().groupby("block").median())
+    ]
 
 
 def gaps(evidence: Evidence) -> Figures:

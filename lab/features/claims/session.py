@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from lab.cli.help import Command
-from lab.cli.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
+from lab.app.help import Command
+from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
 from lab.core import results
 from lab.core.lists import plural
 from lab.core.record import Record
@@ -26,10 +26,10 @@ from lab.errors import LabError
 from lab.features import batch, stall, turns
 from lab.features.claims import judging
 from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
-from lab.features.compare import side_by_side
-from lab.features.experiment import numbers
-from lab.features.limits import probing
-from lab.features.running import Output, collect, introduce, note
+from lab.runner import trial as side_by_side
+from lab.app.experiment import numbers
+from lab.roofline import probing
+from lab.app.running import Output, collect, introduce, note
 from lab.features.speculate import speculation
 from lab.models import catalog, obtain
 from lab.process.wire import Probe
@@ -39,7 +39,9 @@ from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status, duration
 
-PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("parts.toml").read_text(encoding="utf-8"))
+PARTS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("parts.toml").read_text(encoding="utf-8")
+)
 """What each part is (`words`), its `seconds`, and the arguments of its plan by `variants`."""
 
 PLANS: dict[str, Callable[..., Plan]] = {
@@ -81,11 +83,14 @@ def claims(
 
     All claims take about 5 minutes.
     """
-    chosen, folder = choose(only), Path(out)
+    chosen = choose(only)
+    folder = Path(out)
     with Worker() as worker, progress.in_notebook() as watch:
         planned = plan(worker, chosen, folder, model=model, **settings)
         path = session.new_results_file(planned.base, folder)
-        records = list(execute(planned, worker, path, watch, lambda sentence: watch(Status(sentence))))
+        records = list(
+            execute(planned, worker, path, watch, lambda sentence: watch(Status(sentence)))
+        )
     (made,) = judging.of_sessions(chosen, records, probing.kept(folder))
     return made
 
@@ -95,7 +100,9 @@ def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
     known = {claim["number"]: claim for claim in CLAIMS}
     wanted = known if only is None else numbers("--only", only, max(known))
     if unknown := [number for number in wanted if number not in known]:
-        raise LabError(f"There is no claim {unknown[0]}.", f"The numbers are {', '.join(map(str, known))}.")
+        raise LabError(
+            f"There is no claim {unknown[0]}.", f"The numbers are {', '.join(map(str, known))}."
+        )
     return tuple(known[number] for number in wanted)
 
 
@@ -103,7 +110,9 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
     """Plan every part that the chosen claims need. LabError for settings or a model that cannot be measured at all."""
     base = make_plan(worker, [1], 1, 1, **settings)
     needed = {part for claim in chosen for part in claim["parts"]}
-    planned, problems, todo = dict[str, dict[str, Plan]](), dict[str, LabError](), list[Probe]()
+    planned = dict[str, dict[str, Plan]]()
+    problems = dict[str, LabError]()
+    todo = list[Probe]()
     for part in (name for name in PARTS if name in needed):
         try:
             planned[part] = plans_of(part, worker, base, settings)
@@ -115,13 +124,17 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
     if CEILINGS in needed:
         here = probing.place_of(base.machine, base.model, base.settings)
         with contextlib.suppress(LabError):  # the cost of some models is unknown
-            todo = probing.unknown(base.model, base.settings, TYPES, here, probing.kept(folder, lambda text: None))
+            todo = probing.unknown(
+                base.model, base.settings, TYPES, here, probing.kept(folder, lambda text: None)
+            )
     return Session(base, planned, problems, tuple(todo))
 
 
 def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) -> dict[str, Plan]:
     """The plans of a part by their variants: one that runs in rounds, or several that run in blocks."""
-    plans, spec, n_half = dict[str, Plan](), catalog.parse(settings["model"]), base.settings.n_threads // 2
+    plans = dict[str, Plan]()
+    spec = catalog.parse(settings["model"])
+    n_half = base.settings.n_threads // 2
     is_synthetic = spec.source == catalog.SYNTHETIC
     for variant, changes in PARTS[part]["variants"].items():
         asked = {"repeat": N_REPEAT, **settings, **changes}
@@ -130,7 +143,9 @@ def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) ->
         if part == "speculation" and settings.get("prompt", prompts.TEXT) == prompts.TEXT:
             asked["prompt"] = "code,table,story"
         if part == "quantizations":
-            if spec.entry is None or not (is_synthetic or obtain.locate(catalog.parse(spec.entry.name))):
+            if spec.entry is None or not (
+                is_synthetic or obtain.locate(catalog.parse(spec.entry.name))
+            ):
                 what = f"{spec.text} cannot be made in other quantizations: no unpacked original is on this machine."
                 raise LabError(what, "Use a model of the list, and get it first: lab models")
             asked["model"] = f"{'synthetic:' * is_synthetic}{spec.entry.name}:{variant}"
@@ -149,7 +164,8 @@ def execute(
     new_worker: Callable[[], Worker] = Worker,
 ) -> Iterator[Record]:
     """Measure the missing ceilings, then each part, which is announced; every run is in `path` as soon as it ends."""
-    base, n_starts = planned.base, 1
+    base = planned.base
+    n_starts = 1
     here = probing.place_of(base.machine, base.model, base.settings)
 
     def failed(part: str, problem: LabError) -> Record:
@@ -170,7 +186,8 @@ def execute(
         results.save(path, *known)  # so that the session's file can be judged anywhere
         yield from (failed(part, reason) for part, reason in planned.problems.items())
         for i, (part, plans) in enumerate(planned.plans.items(), 1):
-            words, is_failed = f"part {i} of {len(planned.plans)}, {part}", False
+            words = f"part {i} of {len(planned.plans)}, {part}"
+            is_failed = False
             announce(f"{words}: {PARTS[part]['words']}")
             show = partial(_with_part, watch, words)
             try:
@@ -217,21 +234,36 @@ def command(only: str | None, **asked: Any) -> None:
     from lab.show import console
     from lab.show.section import Context
 
-    output, chosen, err = Output.taken_from(asked), choose(only), console.console(stderr=True)
+    output = Output.taken_from(asked)
+    chosen = choose(only)
+    err = console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
             planned = plan(worker, chosen, output.folder, **asked, watch=transferring)
         plans = [planned.base, *(plan for own in planned.plans.values() for plan in own.values())]
-        introduce([planned.base], err, err, list(dict.fromkeys(one for plan in plans for one in plan.warnings)))
+        introduce(
+            [planned.base],
+            err,
+            err,
+            list(dict.fromkeys(one for plan in plans for one in plan.warnings)),
+        )
         usual = catalog.entries()[catalog.DEFAULT].n_bytes or 1
-        scale = max(1.0, (planned.base.model.n_bytes or usual) / usual)  # runs take in proportion to the weights
-        seconds = probing.expected_s(planned.probes) + scale * sum(PARTS[part]["seconds"] for part in planned.plans)
+        scale = max(
+            1.0, (planned.base.model.n_bytes or usual) / usual
+        )  # runs take in proportion to the weights
+        seconds = probing.expected_s(planned.probes) + scale * sum(
+            PARTS[part]["seconds"] for part in planned.plans
+        )
         size = f"{plural(len(chosen), 'claim')}, {plural(len(planned.plans), 'part')}"
         err.print(f"{size}: about {duration(seconds)} on two cores of an EPYC")
         for part, reason in planned.problems.items():
             err.print(f"{part} cannot be measured: {reason}")
         path = session.new_results_file(planned.base, output.folder)
-        records, problem = collect(lambda watch: execute(planned, worker, path, watch, err.print), path, err)
+        records, problem = collect(
+            lambda watch: execute(planned, worker, path, watch, err.print), path, err
+        )
     judged = judging.of_sessions(chosen, records, probing.kept(output.folder, note))
-    has_failed = any(record.run.error and record.run.part not in planned.problems for record in records)
+    has_failed = any(
+        record.run.error and record.run.part not in planned.problems for record in records
+    )
     output.finish(records, path, problem, has_failed, made=judging.sections(judged, Context()))

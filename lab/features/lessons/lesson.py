@@ -27,15 +27,19 @@ from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
-from lab.features import known, page
-from lab.features.compare import comparison, text_compare
-from lab.features.limits import explanation, probing, step_kernels
-from lab.features.measure import sweep_laws, text_results
-from lab.features.measure.sweep_laws import Law
+from lab.app import known
+from lab.features import report as page
+from lab.show import comparison
+from lab.features.compare import text_compare
+from lab.features.limits import explanation
+from lab.roofline import probing, step_kernels
+from lab.show import sweep_laws, text_results
+from lab.show.sweep_laws import Law
 from lab.features.predict import prediction
 from lab.features.predict.prediction import Prediction
-from lab.features.serve import load_figures, servers, through_server
-from lab.features.serve.servers import OwnServer
+from lab.features.serve import load_figures
+from lab.remote import servers, through_server
+from lab.remote.servers import OwnServer
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.runner import machine
@@ -45,12 +49,15 @@ from lab.show.section import Context, Picture, print_section, print_sections
 if TYPE_CHECKING:
     import pandas as pd
 
-CLOSE, WRONG = 1.1, 1.5  # a guess within the first factor is good; one outside the second is asked again
+CLOSE = 1.1
+WRONG = 1.5  # a guess within the first factor is good; one outside the second is asked again
 KEPT = Path("guesses.json")  # in the folder of the notebooks, where their kernels run
 
 _running: list[OwnServer] = []
 
-block = BLOCKS.__getitem__  # how a quantization packs weights: (weights in a block, bytes of a block)
+block = (
+    BLOCKS.__getitem__
+)  # how a quantization packs weights: (weights in a block, bytes of a block)
 device = devices.find_device
 roof = step_kernels.roof
 sessions = comparison.by_session
@@ -68,7 +75,9 @@ def begin() -> None:
 # What the commands print and draw
 
 
-def show(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
+def show(
+    records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
+) -> None:
     """Print what `lab show` prints; `ceilings` and plain `runs` add the predictions of an experiment."""
     made = known.sections(records, Context([ceilings] if ceilings else [], runs))
     known.print_results(records, console.console(), made)
@@ -78,11 +87,16 @@ def rows(records: Sequence[Record]) -> tuple[Any, ...]:
     """The rows of an experiment's table, as in `lab show --json`. LabError for other runs."""
     parts = known.experiments_of(_timed(records))
     if not parts:
-        raise LabError("These runs belong to no experiment.", "Run one: lab.batch(), lab.turns() or lab.stall()")
+        raise LabError(
+            "These runs belong to no experiment.",
+            "Run one: lab.batch(), lab.turns() or lab.stall()",
+        )
     return tuple(parts[0].rows)
 
 
-def draw(records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()) -> None:
+def draw(
+    records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
+) -> None:
     """Draw an experiment as its command does."""
     for part in known.experiments_of(_timed(records), [ceilings] if ceilings else [], runs):
         for picture in part.pictures:
@@ -100,14 +114,18 @@ def draw_attention(seen: Attention) -> None:
 def compare(records: Sequence[Record]) -> None:
     """Print a comparison of the setups in `records` as `lab compare` does."""
     groups = comparison.groups(_timed(records))
-    text_compare.print_comparisons(groups, comparison.compare_groups(groups), comparison.AT_LEAST, console.console())
+    text_compare.print_comparisons(
+        groups, comparison.compare_groups(groups), comparison.AT_LEAST, console.console()
+    )
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows for the plots."""
     timed = _timed(records)
     label = text_setup.model_label(timed[0])
-    print_sections([explanation.explained(label, timed, ceilings, has_advice=False)], console.console())
+    print_sections(
+        [explanation.explained(label, timed, ceilings, has_advice=False)], console.console()
+    )
     return explanation.explain(timed, ceilings)
 
 
@@ -174,7 +192,9 @@ def split(records: Sequence[Record]) -> None:
     """Print each generation as the sum of its two phases (medians)."""
     for row in figures(records).itertuples():
         tpot_s = row.tpot_ms / 1e3
-        prefill, token, decode = map(wording.seconds, (row.prefill_s, tpot_s, (row.n_gen - 1) * tpot_s))
+        prefill, token, decode = map(
+            wording.seconds, (row.prefill_s, tpot_s, (row.n_gen - 1) * tpot_s)
+        )
         print(
             f"{row.n_prompt:,} prompt tokens, {row.n_gen:,} generated: prefill {prefill} + decode {row.n_gen - 1:,} x "
             f"{token} = {prefill} + {decode}; measured total {wording.seconds(row.e2e_s)}; prefill takes "
@@ -185,14 +205,20 @@ def split(records: Sequence[Record]) -> None:
 def both_laws(sweep: Sequence[Record]) -> tuple[Law, Law]:
     """Print and return the laws of a sweep of one setup: T(P) of the prompt length, t(p) of the position."""
     rows = table.summary(table.runs(_timed(sweep)))
-    prefill, decode = sweep_laws.prefill_law(rows), sweep_laws.decode_law(rows)
+    prefill = sweep_laws.prefill_law(rows)
+    decode = sweep_laws.decode_law(rows)
     if prefill is None or decode is None:
-        raise LabError("The two formulas need at least four lengths.", "Take smaller steps: every=256, ubatch=256")
+        raise LabError(
+            "The two formulas need at least four lengths.",
+            "Take smaller steps: every=256, ubatch=256",
+        )
     print(prefill, decode, sep="\n")
     return prefill, decode
 
 
-def requests(prefill: Law, decode: Law, lengths: Sequence[int], answers: Sequence[int]) -> pd.DataFrame:
+def requests(
+    prefill: Law, decode: Law, lengths: Sequence[int], answers: Sequence[int]
+) -> pd.DataFrame:
     """The time of requests by the two laws, one row for each prompt length and answer length."""
     import pandas as pd
 
@@ -201,7 +227,9 @@ def requests(prefill: Law, decode: Law, lengths: Sequence[int], answers: Sequenc
         one, other = sweep_laws.request(prefill, decode, n_prompt, n_gen)
         times = map(wording.seconds, (one, other, one + other))
         rows.append((f"{n_prompt:,}", f"{n_gen:,}", *times, round(100 * one / (one + other))))
-    return pd.DataFrame(rows, columns=["prompt", "answer", "prefill", "decode", "total", "prefill, %"])
+    return pd.DataFrame(
+        rows, columns=["prompt", "answer", "prefill", "decode", "total", "prefill, %"]
+    )
 
 
 def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
@@ -209,7 +237,11 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
     import pandas as pd
 
     cells = [
-        (term, meaning, f"{f'{number:,}' if isinstance(number, int) else wording.digits(number)} {unit}")
+        (
+            term,
+            meaning,
+            f"{f'{number:,}' if isinstance(number, int) else wording.digits(number)} {unit}",
+        )
         for term, meaning, number, unit in rows
     ]
     return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
@@ -219,7 +251,8 @@ def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[st
     """Kernel rates at a model's feed-forward shape: one row per quantization and number of tokens."""
     import pandas as pd
 
-    headings, wanted = ["type", "tokens at once", "GB/s", "GFLOP/s"], (MUL_MAT, model.n_ff, model.n_embd, n_threads)
+    headings = ["type", "tokens at once", "GB/s", "GFLOP/s"]
+    wanted = (MUL_MAT, model.n_ff, model.n_embd, n_threads)
     rows = [
         (rate.type, rate.n_tokens, round(probing.gbps(rate), 2), round(probing.gflops(rate), 1))
         for rate in ceilings.rates
@@ -231,7 +264,9 @@ def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[st
     return pd.DataFrame(rows, columns=headings).sort_values(headings[:2], ignore_index=True)
 
 
-def step_ms(ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int) -> float:
+def step_ms(
+    ceilings: Ceilings, model: Model, settings: Settings, n_tokens: int, n_past: int
+) -> float:
     """The milliseconds of one step if each kernel runs at its ceiling. LabError for a kernel without a ceiling."""
     return 1e3 * step_kernels.total(model, settings, ceilings, n_tokens, n_past, 1).total_s
 
@@ -274,7 +309,9 @@ def caches(models: Sequence[Model]) -> pd.DataFrame:
 
 def ceilings_of(contents: Contents) -> Ceilings:
     """The ceilings in a results file for the machine of its first record. LabError without any."""
-    return probing.need(contents.ceilings, probing.place_of_record(contents.records[0]), "this file")
+    return probing.need(
+        contents.ceilings, probing.place_of_record(contents.records[0]), "this file"
+    )
 
 
 def machine_name(record: Record) -> str:
@@ -303,7 +340,11 @@ def events(record: RequestRecord) -> pd.DataFrame:
 
 
 def guess(
-    guess: Any, measured: float, unit: str, how: str = "measured", again: tuple[str, str, float] | None = None
+    guess: Any,
+    measured: float,
+    unit: str,
+    how: str = "measured",
+    again: tuple[str, str, float] | None = None,
 ) -> None:
     """Print a guess, the measured (or, with `how`, computed) value, and by what factor the guess was off.
 
@@ -313,13 +354,16 @@ def guess(
     if not math.isfinite(measured):
         print(f"{unit}: not known from this measurement")
         return
-    value, number = f"{how}: {wording.digits(measured)} {unit}", _number(guess)
+    value = f"{how}: {wording.digits(measured)} {unit}"
+    number = _number(guess)
     if number is None:
         not_a_number = f"{guess!r} is not a number (write 12.5, without a unit)"
         print(f"{value}; {'you entered no guess' if guess is ... else not_a_number}")
         return
     factor = _factor(number, measured)
-    words = f"the guess is {wording.digits(factor)} times too {'high' if number > measured else 'low'}"
+    words = (
+        f"the guess is {wording.digits(factor)} times too {'high' if number > measured else 'low'}"
+    )
     if not math.isfinite(factor):
         words = f"off by {wording.digits(abs(measured - number))}"
     elif factor <= CLOSE:
@@ -327,7 +371,13 @@ def guess(
     print(f"your guess: {wording.digits(number)} {unit}; {value}; {words}")
     name, question, right = again or ("", "", math.nan)
     if factor > WRONG and math.isfinite(right):
-        asked = {"words": question, "answer": float(right), "unit": unit, "guess": number, "measured": float(measured)}
+        asked = {
+            "words": question,
+            "answer": float(right),
+            "unit": unit,
+            "guess": number,
+            "measured": float(measured),
+        }
         _write(_kept() | {name: asked})
         print(f"The last notebook asks this again, with other numbers (pop question {name}).")
     elif name:
@@ -350,7 +400,9 @@ def ask_again(guesses: Any) -> None:
     if guesses is ... and kept:
         print("No guesses yet: replace the dots in the cell above, and run both cells.")
     elif guesses is not ... and not isinstance(guesses, dict):
-        print(f"{guesses!r} does not say which questions are meant. Write {{{[*kept, '1.1'][0]!r}: 12.5}}.")
+        print(
+            f"{guesses!r} does not say which questions are meant. Write {{{[*kept, '1.1'][0]!r}: 12.5}}."
+        )
     for number, new in guesses.items() if isinstance(guesses, dict) else ():
         if number not in kept:
             print(f"{number!r} is not asked. Questions to ask: {join_and([*kept]) or 'none'}.")
@@ -394,9 +446,17 @@ def _kept() -> dict[str, dict[str, Any]]:
     try:
         questions = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
         for one in questions.values():
-            ", ".join([one["words"], one["unit"], *(f"{one[name]:g}" for name in ("answer", "guess", "measured"))])
+            ", ".join(
+                [
+                    one["words"],
+                    one["unit"],
+                    *(f"{one[name]:g}" for name in ("answer", "guess", "measured")),
+                ]
+            )
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise LabError(f"{KEPT}, the file of wrong guesses, cannot be read: {error}", "Delete it.") from error
+        raise LabError(
+            f"{KEPT}, the file of wrong guesses, cannot be read: {error}", "Delete it."
+        ) from error
     return questions
 
 
@@ -415,7 +475,9 @@ def _draw(picture: Picture, size: tuple[float, float]) -> None:
     import matplotlib
     import matplotlib.pyplot as plt
 
-    figure = plt.figure(figsize=size, layout="constrained")  # first: a new backend would stay non-interactive
+    figure = plt.figure(
+        figsize=size, layout="constrained"
+    )  # first: a new backend would stay non-interactive
     with matplotlib.rc_context({"text.parse_math": False}):
         picture.draw(figure)
 
@@ -425,5 +487,8 @@ def _timed(records: Sequence[Record]) -> list[Record]:
     timed = [record for record in records if record.run.is_timed]
     if not timed:
         errors = text_results.failures(records)
-        raise LabError(f"All runs failed. {' '.join(errors[:1])}".strip(), "Measure again, with shorter lengths.")
+        raise LabError(
+            f"All runs failed. {' '.join(errors[:1])}".strip(),
+            "Measure again, with shorter lengths.",
+        )
     return timed

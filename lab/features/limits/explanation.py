@@ -21,13 +21,20 @@ from lab.core.lists import join_and, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Rate, Record, Run, Settings
 from lab.core.shape import BLOCKS, EXPERTS, FEED_FORWARD
 from lab.errors import LabError
-from lab.features.limits import probing, step_kernels
-from lab.features.limits.probing import used_types
-from lab.features.limits.step_kernels import Roof, roof
-from lab.features.predict.learning import taught_by
-from lab.features.speculate import guesses
+from lab.roofline import probing, step_kernels
+from lab.roofline.probing import used_types
+from lab.roofline.step_kernels import Roof, roof
+from lab.roofline.learning import taught_by
+from lab.core import guesses
 from lab.models import catalog, synthetic
-from lab.process.wire import ATTENTION as FLASH, DOWNLOAD, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, UPLOAD
+from lab.process.wire import (
+    ATTENTION as FLASH,
+    DOWNLOAD,
+    MUL_MAT,
+    MUL_MAT_ID,
+    PLAIN_ATTENTION,
+    UPLOAD,
+)
 from lab.runner.as_options import options
 from lab.show import canvas, disturbances
 from lab.show.canvas import COLOURS, INK, MARKERS
@@ -38,8 +45,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-ARITHMETIC, TRAFFIC, KERNEL, OVERHEAD = "arithmetic", "memory traffic", "the kernel", "overhead"
-LAYERS, ATTENTION, OUTPUT, BETWEEN = "layers", "attention", "output", "between devices"  # parts; attention limits too
+ARITHMETIC = "arithmetic"
+TRAFFIC = "memory traffic"
+KERNEL = "the kernel"
+OVERHEAD = "overhead"
+LAYERS = "layers"
+ATTENTION = "attention"
+OUTPUT = "output"
+BETWEEN = "between devices"  # parts; attention limits too
 
 OVERHEAD_SHARE = 0.5  # overhead limits a phase with more than this share outside its kernels
 ATTENTION_SHARE = 0.5  # attention limits a phase with more than this share of its kernels' time
@@ -62,22 +75,40 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     import pandas as pd
 
     known = dict[Any, Step]()
-    runs = [(run, record) for record in records if not record.run.lever for run in phases.by_length(record.run)]
+    runs = [
+        (run, record)
+        for record in records
+        if not record.run.lever
+        for run in phases.by_length(record.run)
+    ]
     runs = [(run, record) for run, record in runs if run.is_timed]
-    both = [(run, record, phase) for run, record in runs for phase in (PREFILL, DECODE) if phase in run.steps.kind]
+    both = [
+        (run, record, phase)
+        for run, record in runs
+        for phase in (PREFILL, DECODE)
+        if phase in run.steps.kind
+    ]
     if not both:
         hint = "What there is, with predictions of experiments: lab show RESULTS"
         raise LabError("There is no run of lab measure with steps to explain.", hint)
-    of_runs = pd.DataFrame(_phase(phase, run, record, ceilings, known) for run, record, phase in both)
+    of_runs = pd.DataFrame(
+        _phase(phase, run, record, ceilings, known) for run, record, phase in both
+    )
     cases = of_runs.groupby(CASE)
-    t = of_runs.drop_duplicates(CASE).set_index(CASE).sort_index(ascending=[True, True, False])  # prefill first
+    t = (
+        of_runs.drop_duplicates(CASE).set_index(CASE).sort_index(ascending=[True, True, False])
+    )  # prefill first
     for name in ("measured_s", "choosing_s", "harness_s", "of_request"):
         t[name] = cases[name].median()
-    t["n_runs"], t["n_disturbed"] = cases.size(), cases.is_disturbed.sum()
-    t["intensity"], t["of_ceiling"] = t.flops / t.n_bytes, t.least_s / t.measured_s
-    t["gflops"], t["gbps"] = t.flops / t.measured_s / 1e9, t.n_bytes / t.measured_s / 1e9
+    t["n_runs"] = cases.size()
+    t["n_disturbed"] = cases.is_disturbed.sum()
+    t["intensity"] = t.flops / t.n_bytes
+    t["of_ceiling"] = t.least_s / t.measured_s
+    t["gflops"] = t.flops / t.measured_s / 1e9
+    t["gbps"] = t.n_bytes / t.measured_s / 1e9
     t["limit"] = [limit_of(row) for row in t.itertuples()]
-    of_ceilings, fewest = probing.doubts(ceilings), stats.fewest_for_interval()
+    of_ceilings = probing.doubts(ceilings)
+    fewest = stats.fewest_for_interval()
     above = [(shown.ABOVE,) if is_above else () for is_above in t.least_s > BEYOND * t.measured_s]
     t["doubts"] = [
         shown.all_of([shown.of_runs(n, n_disturbed, fewest), of_ceilings, one])
@@ -86,29 +117,47 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     return t.reset_index().drop(columns=["is_disturbed", "n_disturbed"])
 
 
-def _phase(phase: str, run: Run, record: Record, ceilings: Ceilings, known: dict[Any, Step]) -> dict[str, Any]:
+def _phase(
+    phase: str, run: Run, record: Record, ceilings: Ceilings, known: dict[Any, Step]
+) -> dict[str, Any]:
     """A phase of one run (decode: the mean per token); `known` are the steps of other runs. LabError without a cost."""
-    model, settings, steps = record.model, record.settings, run.steps
-    last, layers = phases.n_prefill_steps(run) - 1, probing.layers_of(record)
+    model = record.model
+    settings = record.settings
+    steps = run.steps
+    last = phases.n_prefill_steps(run) - 1
+    layers = probing.layers_of(record)
     chosen = [i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == PREFILL)]
     sizes = [(steps.n_tokens[i], steps.n_past[i], 1 if i >= last else 0) for i in chosen]
     for size in sizes:
         if (size, layers) not in known:
             step = step_kernels.step_cost(model, *size, settings.type_k, settings.type_v)
-            known[size, layers] = step, step_kernels.parts(model, settings, ceilings, *size, layers=layers)
+            known[size, layers] = (
+                step,
+                step_kernels.parts(model, settings, ceilings, *size, layers=layers),
+            )
     costs, parts = zip(*(known[size, layers] for size in sizes), strict=True)
     n = len(chosen) if phase == DECODE else 1
-    is_split, best = len(parts[0].by_device) > 1, roof(ceilings, layers)
+    is_split = len(parts[0].by_device) > 1
+    best = roof(ceilings, layers)
     by_part = dict[str, float]()
     for name in parts[0].by_device:
-        sums = [sum(times) / n for times in zip(*(step.by_device[name] for step in parts), strict=True)]
+        sums = [
+            sum(times) / n for times in zip(*(step.by_device[name] for step in parts), strict=True)
+        ]
         first = f"{name or probing.CPU} " if is_split else ""
-        by_part |= {f"{first}{LAYERS}": sums[0], f"{first}{ATTENTION}": sums[2], f"{first}{OUTPUT}": sums[1]}
+        by_part |= {
+            f"{first}{LAYERS}": sums[0],
+            f"{first}{ATTENTION}": sums[2],
+            f"{first}{OUTPUT}": sums[1],
+        }
     if is_split:
         by_part[BETWEEN] = sum(step.between_s for step in parts) / n
-    prefill, e2e = phases.prefill_ns(run), phases.e2e_ns(run)
+    prefill = phases.prefill_ns(run)
+    e2e = phases.e2e_ns(run)
     of_prefill = prefill / e2e if prefill and e2e else 0.0
-    flops, n_bytes = (sum(getattr(step, name) for step in costs) / n for name in ("flops", "n_bytes"))
+    flops, n_bytes = (
+        sum(getattr(step, name) for step in costs) / n for name in ("flops", "n_bytes")
+    )
     return {
         "n_prompt": run.n_prompt,
         "n_gen": run.n_gen,
@@ -143,16 +192,23 @@ def limit_of(row: Any) -> str:
 
 # Advice
 
-LEAST_GAIN, MOST_LEVERS = 1.05, 3
+LEAST_GAIN = 1.05
+MOST_LEVERS = 3
 IN_LAYERS = (shape.ATTENTION, FEED_FORWARD, EXPERTS)
-SEQUENCES, DRAFT_LENGTHS = (2, 4, 8, 16), range(1, 9)
+SEQUENCES = (2, 4, 8, 16)
+DRAFT_LENGTHS = range(1, 9)
 NEW = 64  # most tokens of a new message after the cached ones
 ANSWER = 2  # tokens of an answer in the command: the fewest of `lab turns`
 ACCEPTANCE = 0.8  # the acceptance for which a speed-up is predicted
 FEW = 5  # the most lengths that a picture or a sentence names each
-FIRST = MOST_LINES - 1  # verdicts of an explanation on a terminal, before the first advice; --details shows all
+FIRST = (
+    MOST_LINES - 1
+)  # verdicts of an explanation on a terminal, before the first advice; --details shows all
 
-LEFT_OUT = {"turns": [("--kv-unified", "on")], "speculate": [("--kv-unified", "on"), ("--prompt", "random")]}
+LEFT_OUT = {
+    "turns": [("--kv-unified", "on")],
+    "speculate": [("--kv-unified", "on"), ("--prompt", "random")],
+}
 """Options that commands do not get: they have one sequence, and speculation uses the lab's texts, not random tokens."""
 
 
@@ -170,14 +226,19 @@ Change = tuple[str, Model, Settings, tuple[str, object, object] | None]
 
 def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advice]:
     """The three changes with the largest gains, for one setup's explained rows; disturbed rows predict nothing."""
-    rows, found = rows[rows.doubts.map(shown.may_promise)], list[tuple[float, Advice]]()
+    rows = rows[rows.doubts.map(shown.may_promise)]
+    found = list[tuple[float, Advice]]()
     said = {PREFILL: "prefill of {:,} tokens", DECODE: "decode after {:,} tokens"}
     for words, model, settings, changed in _changes(rows, record, ceilings):
         gains: dict[str, tuple[float, int]] = {}
         try:
             for row in rows.itertuples():
                 n_tokens = min(settings.n_ubatch, row.n_prompt)
-                step = (n_tokens, (row.n_prompt - n_tokens) // 2, 1) if row.phase == PREFILL else (1, row.n_prompt, 1)
+                step = (
+                    (n_tokens, (row.n_prompt - n_tokens) // 2, 1)
+                    if row.phase == PREFILL
+                    else (1, row.n_prompt, 1)
+                )
                 old_s = step_kernels.total(record.model, record.settings, ceilings, *step).total_s
                 new_s = step_kernels.total(model, settings, ceilings, *step).total_s
                 rest = max(0.0, row.measured_s - row.least_s)
@@ -192,33 +253,49 @@ def levers(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advic
         if changed:
             name, *both = changed
             replaced = {name, *(["--threads-batch"] if name == "--threads" else [])}
-            shared = [word for option in options(record) if option[0] not in replaced for word in option]
+            shared = [
+                word for option in options(record) if option[0] not in replaced for word in option
+            ]
             lengths = ",".join(map(str, sorted({n_prompt for _, n_prompt in gains.values()})))
             old, new = ([name, value] for value in both)
-            command = shell.lab("ab", old, new, "--prompt-len", lengths, "--gen", str(rows.n_gen.max()), *shared)
+            command = shell.lab(
+                "ab", old, new, "--prompt-len", lengths, "--gen", str(rows.n_gen.max()), *shared
+            )
         figures: dict[str, Any] = {"change": words}
         for phase in said:
             figures[f"{phase}_gain"], figures[f"{phase}_at"] = gains.get(phase, (None, None))
         figures["command"] = command
-        faster = [f"{said[one].format(at)} is {digits(gain)}x as fast" for one, (gain, at) in gains.items()]
+        faster = [
+            f"{said[one].format(at)} is {digits(gain)}x as fast"
+            for one, (gain, at) in gains.items()
+        ]
         found.append((best, Advice(f"{words}: {', '.join(faster)}", command, figures)))
     return [advice for _, advice in sorted(found, key=lambda one: -one[0])][:MOST_LEVERS]
 
 
 def _changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Iterator[Change]:
     """Weights of other types, other threads, and flash attention on or off: whatever was probed."""
-    model, settings = record.model, record.settings
+    model = record.model
+    settings = record.settings
     known = shape.matrices(model)
     if known is None or rows.empty:
         return
     main = used_types(model)[0]
-    ops = {MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT for matrix in known if matrix.type == main}
+    ops = {
+        MUL_MAT_ID if matrix.part == EXPERTS else MUL_MAT for matrix in known if matrix.type == main
+    }
     sizes = {(matrix.rows, matrix.columns) for matrix in known if matrix.part in IN_LAYERS}
     probed = [one for one in ceilings.rates if one.op in ops and (one.rows, one.columns) in sizes]
     kinds = {one.type for one in probed if ceilings.on_gpu or one.n_threads == settings.n_threads}
     for kind in sorted((kinds - {main}) & BLOCKS.keys()):
-        moved = [m for m in known if m.type == main and m.part in IN_LAYERS and m.columns % BLOCKS[kind][0] == 0]
-        packed = [dataclasses.replace(m, type=kind) for m in moved]  # embedding and output matrix keep their type
+        moved = [
+            m
+            for m in known
+            if m.type == main and m.part in IN_LAYERS and m.columns % BLOCKS[kind][0] == 0
+        ]
+        packed = [
+            dataclasses.replace(m, type=kind) for m in moved
+        ]  # embedding and output matrix keep their type
         n_bytes = {kind: 0.0, **model.tensor_bytes}
         n_bytes[main] -= sum(m.n_bytes for m in moved)
         n_bytes[kind] += sum(m.n_bytes for m in packed)
@@ -226,13 +303,19 @@ def _changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> Iterator
         matrices = *(m for m in known if m not in moved), *packed
         other = dataclasses.replace(model, tensor_bytes=by_type, matrices=matrices)
         can_make = kind in synthetic.QUANTIZATIONS and model.source != "file"
-        specs = ("--model", catalog.spec_of(model), catalog.spec_of(model, kind)) if can_make else None
+        specs = (
+            ("--model", catalog.spec_of(model), catalog.spec_of(model, kind)) if can_make else None
+        )
         yield f"{kind} instead of {main}", other, settings, specs
-    for n in sorted({rate.n_threads for rate in ceilings.rates if not ceilings.on_gpu} - {settings.n_threads}):
+    for n in sorted(
+        {rate.n_threads for rate in ceilings.rates if not ceilings.on_gpu} - {settings.n_threads}
+    ):
         fewer = dataclasses.replace(settings, n_threads=n, n_threads_batch=n)
         words = f"{plural(n, 'thread')} instead of {settings.n_threads}"
         yield words, model, fewer, ("--threads", settings.n_threads, n)
-    if {FLASH, PLAIN_ATTENTION} <= {rate.op for rate in ceilings.rates if rate.type == settings.type_k.upper()}:
+    if {FLASH, PLAIN_ATTENTION} <= {
+        rate.op for rate in ceilings.rates if rate.type == settings.type_k.upper()
+    }:
         now, new = ("off", "on") if settings.flash_attn_resolved == "off" else ("on", "off")
         switched = dataclasses.replace(settings, flash_attn=new, flash_attn_resolved=new)
         yield f"flash attention {new} instead of {now}", model, switched, ("--flash-attn", now, new)
@@ -244,26 +327,45 @@ def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceiling
     rows = rows[rows.doubts.map(shown.may_promise)]
     if not plain or rows.empty:
         return []
-    record, found = plain[0], list[Advice]()
-    model, settings, prediction = record.model, record.settings, taught_by(plain, record, ceilings)
+    record = plain[0]
+    found = list[Advice]()
+    model = record.model
+    settings = record.settings
+    prediction = taught_by(plain, record, ceilings)
 
     def offer(name: str, words: str, sizes: dict[str, Any], **figures: Any) -> None:
         shared = [option for option in options(record) if option not in LEFT_OUT.get(name, ())]
-        command = shell.lab(name, *(word for option in [*sizes.items(), *shared] for word in option))
+        command = shell.lab(
+            name, *(word for option in [*sizes.items(), *shared] for word in option)
+        )
         found.append(Advice(words, command, {**figures, "command": command, "experiment": name}))
 
-    can_cut = not any(model.windows or ())  # a cache of the last positions only cannot be copied and cut
-    decode = rows[rows.phase == DECODE].sort_values(["n_prompt", "n_gen"], ascending=[True, False], kind="stable")
+    can_cut = not any(
+        model.windows or ()
+    )  # a cache of the last positions only cannot be copied and cut
+    decode = rows[rows.phase == DECODE].sort_values(
+        ["n_prompt", "n_gen"], ascending=[True, False], kind="stable"
+    )
     one_s = None
     for shortest in decode.head(1).itertuples():  # the longest answer after the shortest prompt
-        n_prompt, n_gen = shortest.n_prompt, shortest.n_gen
-        n_past, asked = n_prompt + max(0, n_gen - 2) // 2, {"n_prompt": n_prompt, "n_gen": n_gen}
+        n_prompt = shortest.n_prompt
+        n_gen = shortest.n_gen
+        n_past = n_prompt + max(0, n_gen - 2) // 2
+        asked = {"n_prompt": n_prompt, "n_gen": n_gen}
         lengths = {"--prompt-len": n_prompt, "--gen": n_gen}
-        one_s, n_best, best = prediction.seconds(1, n_past, 1), 1, 1.0
+        one_s = prediction.seconds(1, n_past, 1)
+        n_best = 1
+        best = 1.0
         for n in SEQUENCES:
             step_s = prediction.seconds(1, n_past, n, [(1, n_past)] * (n - 1))
-            if n <= settings.n_batch and one_s and step_s and n * one_s / step_s >= LEAST_GAIN * best:
-                n_best, best = n, n * one_s / step_s
+            if (
+                n <= settings.n_batch
+                and one_s
+                and step_s
+                and n * one_s / step_s >= LEAST_GAIN * best
+            ):
+                n_best = n
+                best = n * one_s / step_s
         if n_best > 1:
             words = (
                 f"{n_best} sequences decoded together: {digits(best)}x the tokens/s in total, "
@@ -272,11 +374,15 @@ def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceiling
             figures = {"n_seq": n_best, "total_gain": best, "user_share": best / n_best, **asked}
             offer("batch", words, {"--sequences": f"1,{n_best}", **lengths}, **figures)
     trained = model.n_ctx_train or math.inf
-    prefill = rows[(rows.phase == PREFILL) & (rows.n_prompt + ANSWER <= trained) & (rows.n_prompt >= 8)]
+    prefill = rows[
+        (rows.phase == PREFILL) & (rows.n_prompt + ANSWER <= trained) & (rows.n_prompt >= 8)
+    ]
     for longest in prefill.nlargest(1, "n_prompt").itertuples() if can_cut else ():
         n_new = min(NEW, longest.n_prompt // 4)  # the second turn of a conversation
-        n_cached, ttft_s = longest.n_prompt - n_new, longest.measured_s
-        cached_s, new_s = prediction.prefill(n_cached, 0, 0), prediction.prefill(n_new, n_cached)
+        n_cached = longest.n_prompt - n_new
+        ttft_s = longest.measured_s
+        cached_s = prediction.prefill(n_cached, 0, 0)
+        new_s = prediction.prefill(n_new, n_cached)
         if cached_s is None or new_s is None or (cached_s + new_s) / new_s < LEAST_GAIN:
             continue
         saved_s = ttft_s * cached_s / (cached_s + new_s)
@@ -285,10 +391,18 @@ def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceiling
             f"{n_cached:,} of {longest.n_prompt:,} prompt tokens cached from an earlier turn (all but {n_new}): the "
             f"first token comes {digits(gain)}x as fast (saves {seconds(saved_s)} of {seconds(ttft_s)})"
         )
-        figures = {"n_cached": n_cached, "n_new": n_new, "ttft_s": ttft_s, "saved_s": saved_s, "gain": gain}
+        figures = {
+            "n_cached": n_cached,
+            "n_new": n_new,
+            "ttft_s": ttft_s,
+            "saved_s": saved_s,
+            "gain": gain,
+        }
         sizes = {"--system": n_cached - n_new - ANSWER, "--turn": f"{n_new}+{ANSWER}", "--turns": 2}
         offer("turns", words, sizes, **figures)
-    if not one_s or not can_cut or model.source == catalog.SYNTHETIC:  # the text of random weights is noise
+    if (
+        not one_s or not can_cut or model.source == catalog.SYNTHETIC
+    ):  # the text of random weights is noise
         return found
     drafts = [n for n in DRAFT_LENGTHS if n < settings.n_ubatch and n <= n_gen - 2]
     steps = {n: prediction.seconds(n + 1, n_past, n + 1) for n in drafts}
@@ -303,7 +417,9 @@ def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceiling
             f"{digits(gains[n_draft])}x as fast (without the time to draft)"
         )
         figures = {"n_draft": n_draft, "least_acceptance": least, "gain": gains[n_draft], **asked}
-        offer("speculate", words, {"--draft": "lookup", "--draft-len": n_draft, **lengths}, **figures)
+        offer(
+            "speculate", words, {"--draft": "lookup", "--draft-len": n_draft, **lengths}, **figures
+        )
     return found
 
 
@@ -328,7 +444,10 @@ EXPLAINED: Columns = (
     ("phase", lambda row: row.phase),
     ("measured\nms", lambda row: f"{digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"),
     ("limit", lambda row: row.limit if shown.is_firm(row.doubts) else "not sure"),
-    ("% of\nceiling", lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"),
+    (
+        "% of\nceiling",
+        lambda row: ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}",
+    ),
     ("weights/attention/\noutput/rest %", _shares),
     ("GFLOP/s", lambda row: digits(row.gflops)),
     ("GB/s", lambda row: digits(row.gbps)),
@@ -350,7 +469,9 @@ def of_ceilings(ceilings: Ceilings) -> Section:
 
     def size(rate: Rate) -> str:
         if rate.op in (FLASH, PLAIN_ATTENTION):
-            return f"{rate.rows} heads of {rate.columns}" + (f" over {rate.n_positions:,}" if rate.n_positions else "")
+            return f"{rate.rows} heads of {rate.columns}" + (
+                f" over {rate.n_positions:,}" if rate.n_positions else ""
+            )
         if rate.op in (UPLOAD, DOWNLOAD):
             return f"{rate.n_bytes:,} bytes"
         experts = f", {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else ""
@@ -367,10 +488,16 @@ def of_ceilings(ceilings: Ceilings) -> Section:
         ("GFLOP/s", lambda rate: digits(probing.gflops(rate)) if rate.flops else UNKNOWN),
     )
 
-    best, sizes = roof(ceilings), ("rows", "columns", "n_tokens", "n_positions")
+    best = roof(ceilings)
+    sizes = ("rows", "columns", "n_tokens", "n_positions")
     rates = sorted(
         ceilings.rates,
-        key=lambda rate: (rate.op, rate.type, -rate.n_threads, *(getattr(rate, name) or 0 for name in sizes)),
+        key=lambda rate: (
+            rate.op,
+            rate.type,
+            -rate.n_threads,
+            *(getattr(rate, name) or 0 for name in sizes),
+        ),
     )
     return Section(
         f"Ceilings of {probing.device_label(ceilings.machine, ceilings.device)}, measured {ceilings.measured_at}",
@@ -381,25 +508,35 @@ def of_ceilings(ceilings: Ceilings) -> Section:
     )
 
 
-def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_advice: bool = True) -> Section:
+def explained(
+    label: str, records: Sequence[Record], ceilings: Ceilings, has_advice: bool = True
+) -> Section:
     """Runs of one setup: the answer, each phase's time, limit and rates, sentences on limits, changes and parts."""
-    rows, first = explain(records, ceilings), records[0]
+    rows = explain(records, ceilings)
+    first = records[0]
     changes = levers(rows, first, ceilings) if has_advice else []
     tried = experiments(rows, records, ceilings) if has_advice else []
-    best, lines, answer = roof(ceilings, probing.layers_of(first)), list(rows.itertuples()), ""
+    best = roof(ceilings, probing.layers_of(first))
+    lines = list(rows.itertuples())
+    answer = ""
     if has_advice:
         answer = "What limits these runs cannot be told: they, or the ceilings, were disturbed."
         limits = rows[rows.doubts.map(shown.is_firm)].limit.value_counts()
         if len(limits):
-            kind, what = first.model.quantization or "these", f"{limits.index[0]} limits the speed"
+            kind = first.model.quantization or "these"
+            what = f"{limits.index[0]} limits the speed"
             if limits.index[0] == KERNEL:
                 what = (
                     f"the largest part of the time goes to multiplying {kind} weights: llama.cpp's kernel (routine) "
                     f"for {kind} is slower than memory and arithmetic allow"
                 )
-            helps = [f"The change that helps most (predicted) is {one.words}." for one in (*changes, *tried)]
+            helps = [
+                f"The change that helps most (predicted) is {one.words}."
+                for one in (*changes, *tried)
+            ]
             answer = f"In {limits.iloc[0]} of {len(rows)} rows {what}. {[*helps, 'No known change helps.'][0]}"
-    verdict, advised = verdicts(rows, first.settings), [advice_of(one) for one in (*changes, *tried)]
+    verdict = verdicts(rows, first.settings)
+    advised = [advice_of(one) for one in (*changes, *tried)]
     more = [
         *(where_it_went(row) for row in lines if row.is_split and shown.ABOVE not in row.doubts),
         f"The machine's best: {digits(best.gflops)} GFLOP/s and {digits(best.gbps)} GB/s. Below {digits(best.ridge)} "
@@ -429,7 +566,14 @@ def explained(label: str, records: Sequence[Record], ceilings: Ceilings, has_adv
         **tabled(EXPLAINED, lines, keep_all=True),
         warnings=warnings,
         sentences=[*verdict[:FIRST], *advised[:1], *verdict[FIRST:], *advised[1:], *more],
-        pictures=[Picture("roofline", caption, lambda on: plot_roofline(rows, best, label, on.subplots()), (5, 4.8))],
+        pictures=[
+            Picture(
+                "roofline",
+                caption,
+                lambda on: plot_roofline(rows, best, label, on.subplots()),
+                (5, 4.8),
+            )
+        ],
         data=lambda: document,
     )
 
@@ -438,14 +582,20 @@ def where_it_went(row: Any) -> str:
     """A sentence with the parts of a phase's time on several devices, in percent."""
     parts = {name: part for name, part in row.parts.items() if part or name == BETWEEN}
     parts["rest"] = max(0.0, row.measured_s - row.least_s)
-    percents = ", ".join(f"{name} {100 * part / row.measured_s:.0f} %" for name, part in parts.items())
+    percents = ", ".join(
+        f"{name} {100 * part / row.measured_s:.0f} %" for name, part in parts.items()
+    )
     return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {percents}."
 
 
 def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
     """Sentences on what limited the phases, with the share of the ceiling that each reached; one for each limit."""
     sentences = []
-    now = {"flash": settings.flash_attn_resolved or settings.flash_attn, "k": settings.type_k, "v": settings.type_v}
+    now = {
+        "flash": settings.flash_attn_resolved or settings.flash_attn,
+        "k": settings.type_k,
+        "v": settings.type_v,
+    }
     for limit, alike in rows[rows.doubts.map(shown.is_firm)].groupby("limit", sort=False):
         reached = []
         for phase, own in alike.groupby("phase", sort=False):
@@ -465,7 +615,9 @@ def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
             "disturbed. Measure again while no other program runs."
         )
     if rows.doubts.map(lambda doubts: shown.ABOVE in doubts).any():
-        sentences.append(f"A run was faster than its ceiling, so predicted gains are not sure: {TOO_LOW}.")
+        sentences.append(
+            f"A run was faster than its ceiling, so predicted gains are not sure: {TOO_LOW}."
+        )
     return sentences
 
 
@@ -479,20 +631,29 @@ def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None 
     ridge = [ends[0], roof.ridge, ends[1]]
     label = f"machine's best: {digits(roof.gbps)} GB/s, {digits(roof.gflops)} GFLOP/s"
     ax.plot(ridge, [min(roof.gbps * x, roof.gflops) for x in ridge], color=INK, lw=2, label=label)
-    labels, marked = list[tuple[float, float, str]](), list[tuple[float, float]]()
+    labels = list[tuple[float, float, str]]()
+    marked = list[tuple[float, float]]()
     for number, (phase, own) in enumerate(rows.groupby("phase", sort=False)):
         style = {"color": COLOURS[number], "marker": MARKERS[number]}
         unsure = [not shown.is_firm(doubts) for doubts in own.doubts]
-        canvas.points(ax, own.intensity.tolist(), own.gflops.tolist(), unsure, ms=7, **style, label=phase)
+        canvas.points(
+            ax, own.intensity.tolist(), own.gflops.tolist(), unsure, ms=7, **style, label=phase
+        )
         ceilings = own.flops / own.least_s / 1e9
         bar: dict[str, Any] = {"ls": "", "marker": "_", "ms": 9, "mew": 2, "color": COLOURS[number]}
         ax.plot(own.intensity, ceilings, **bar, label=f"{phase}: ceiling of its kernels")
         named = own if len(own) <= FEW else own.iloc[[0, -1]]
         labels += [(row.intensity, row.gflops, f"{row.n_prompt:,}") for row in named.itertuples()]
-        marked += [*zip(own.intensity, ceilings, strict=True), *zip(own.intensity, own.gflops, strict=True)]
+        marked += [
+            *zip(own.intensity, ceilings, strict=True),
+            *zip(own.intensity, own.gflops, strict=True),
+        ]
     ax.set(xscale="log", yscale="log")
     ax.set_ylim(bottom=ax.get_ylim()[0] / 1.5)  # for labels
-    ax.set(xlabel="operations per byte read from memory (FLOPs per byte)", ylabel="rate of arithmetic (GFLOP/s)")
+    ax.set(
+        xlabel="operations per byte read from memory (FLOPs per byte)",
+        ylabel="rate of arithmetic (GFLOP/s)",
+    )
     canvas.finish([ax], f"Roofline: the rate of each phase (numbers: prompt tokens)\n{subject}")
     canvas.label_points(ax, labels, marked)
     return ax

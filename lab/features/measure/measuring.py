@@ -11,14 +11,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from lab.cli.help import Command
-from lab.cli.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, SHARE, TOKENS, with_options
+from lab.app.help import Command
+from lab.app.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, SHARE, TOKENS, with_options
 from lab.core import shell
 from lab.core.asked_settings import flag, table
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features import running
-from lab.features.running import Output, collect, introduce
+from lab.app import running
+from lab.app.running import Output, collect, introduce
 from lab.features.serve import command as servers
 from lab.features.serve.command import REACHING, TIMEOUT, URL
 from lab.models import catalog
@@ -57,14 +57,18 @@ def measure(
     """
     check_side([*settings, *["stream"] * stream], url)
     if url is not None:
-        from lab.features.serve import through_server
+        from lab.remote import through_server
 
         how = {name: settings.pop(name) for name in ONLY_SERVER if name in settings}
         plan = through_server.make_plan(prompt_len, gen, repeat, **settings)
         return through_server.measure(url, plan, model, out, watch, **how)
 
-    wanted, lengths, spec = with_until(**settings), prompt_len or DEFAULT_LENGTHS, model or catalog.DEFAULT
-    return carry_out(lambda worker: make_plan(worker, lengths, gen, repeat, spec, **wanted), out, watch, stream)
+    wanted = with_until(**settings)
+    lengths = prompt_len or DEFAULT_LENGTHS
+    spec = model or catalog.DEFAULT
+    return carry_out(
+        lambda worker: make_plan(worker, lengths, gen, repeat, spec, **wanted), out, watch, stream
+    )
 
 
 def sweep(
@@ -86,7 +90,11 @@ def sweep(
     `measure`.
     """
     wanted = with_until(**settings)
-    return carry_out(lambda worker: make_plan(worker, [max_len], gen, repeat, model, every=every, **wanted), out, watch)
+    return carry_out(
+        lambda worker: make_plan(worker, [max_len], gen, repeat, model, every=every, **wanted),
+        out,
+        watch,
+    )
 
 
 def with_until(
@@ -94,24 +102,42 @@ def with_until(
 ) -> dict[str, Any]:
     """Keywords of `measure` as `make_plan` takes them. LabError for limits that are not possible."""
     if until is None and max_minutes is not None:
-        raise LabError("--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out.")
+        raise LabError(
+            "--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out."
+        )
     if until is None:
         return rest
     if until < 1e-4:
         raise LabError(f"--until {until:.2g} is not possible.", "Give at least 0.01%, such as 2%.")
     if max_repeats < N_PILOT:
-        raise LabError(f"--max-repeats {max_repeats} is too few to see the spread.", f"Allow at least {N_PILOT}.")
+        raise LabError(
+            f"--max-repeats {max_repeats} is too few to see the spread.",
+            f"Allow at least {N_PILOT}.",
+        )
     return rest | {"until": Until(until, max_repeats, max_minutes)}
 
 
-ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")  # parameters of `measure` that need a server
-ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "max_minutes", "stream"} - {"prompt", "seed"}
+ONLY_SERVER = (
+    "api",
+    "api_key_env",
+    "header",
+    "timeout",
+    "yes",
+)  # parameters of `measure` that need a server
+ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "max_minutes", "stream"} - {
+    "prompt",
+    "seed",
+}
 """Parameters of `measure` that need the lab's own engine."""
 
 
 def check_side(given: Iterable[str], url: str | None) -> None:
     """LabError for parameters that a server does not have, or that only a server has."""
-    if not (wrong := [flag(name) for name in given if name in (ONLY_SERVER if url is None else ONLY_ENGINE)]):
+    if not (
+        wrong := [
+            flag(name) for name in given if name in (ONLY_SERVER if url is None else ONLY_ENGINE)
+        ]
+    ):
         return
     what = f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} only for "
     if url is None:
@@ -129,8 +155,15 @@ UNTIL = [
         metavar="SHARE",
         help="Repeat until every median is known to within this share (95 % confidence), such as 2%.",
     ),
-    click.option("--max-repeats", default=30, show_default=True, help="With --until: maximum number of rounds."),
-    click.option("--max-minutes", type=float, help="With --until: start no round after this many minutes."),
+    click.option(
+        "--max-repeats",
+        default=30,
+        show_default=True,
+        help="With --until: maximum number of rounds.",
+    ),
+    click.option(
+        "--max-minutes", type=float, help="With --until: start no round after this many minutes."
+    ),
 ]
 
 
@@ -139,7 +172,9 @@ class WithVariants(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Click takes what begins with a dash for an option: a space before it makes it an argument."""
-        return super().parse_args(ctx, [f" {arg}" if re.match(r"--?[\w-]+\s", arg) else arg for arg in args])
+        return super().parse_args(
+            ctx, [f" {arg}" if re.match(r"--?[\w-]+\s", arg) else arg for arg in args]
+        )
 
 
 def parse_variant(text: str) -> dict[str, Any]:
@@ -152,14 +187,22 @@ def parse_variant(text: str) -> dict[str, Any]:
     try:
         context = command.make_context("variant", shell.split(text))
     except (click.ClickException, ValueError) as problem:
-        message = problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+        message = (
+            problem.format_message() if isinstance(problem, click.ClickException) else str(problem)
+        )
         what = f"The variant {text!r} is not understood: {message}"
         raise LabError(what, "Write it as options: --threads 2") from None
     given = ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP
-    return {name: value for name, value in context.params.items() if context.get_parameter_source(name) in given}
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) in given
+    }
 
 
-@click.command("measure", cls=Command, first=("model", "prompt-len", "gen", "repeat", "report", "url"))
+@click.command(
+    "measure", cls=Command, first=("model", "prompt-len", "gen", "repeat", "report", "url")
+)
 @click.pass_context
 @with_options(
     click.option(
@@ -170,7 +213,14 @@ def parse_variant(text: str) -> dict[str, Any]:
         help="Prompt lengths in tokens: 10,1000,8k (k: 1,000), or ranges: 100-500+100 (steps of 100), 512-4096*2 "
         "(doubling).",
     ),
-    click.option("--gen", "-n", type=TOKENS, default=64, show_default=True, help="Tokens to generate in each run."),
+    click.option(
+        "--gen",
+        "-n",
+        type=TOKENS,
+        default=64,
+        show_default=True,
+        help="Tokens to generate in each run.",
+    ),
     click.option(
         "--repeat",
         "-r",
@@ -204,7 +254,9 @@ def measure_command(context: click.Context, url: str | None, **asked: Any) -> No
     check_side(servers.given(context), url)
     if url is not None:
         return servers.measure_server(context, url, asked)
-    running.carry_out(make_plan, **with_until(**{name: asked[name] for name in asked if name not in ONLY_SERVER}))
+    running.carry_out(
+        make_plan, **with_until(**{name: asked[name] for name in asked if name not in ONLY_SERVER})
+    )
 
 
 @click.command("sweep", cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report"))
@@ -238,19 +290,41 @@ def sweep_command(max_len: int, **asked: Any) -> None:
     running.carry_out(make_plan, prompt_len=str(max_len), stream=False, **with_until(**asked))
 
 
-@click.command(cls=WithVariants, first=("prompt-len", "gen", "blocks", "sequences", "at-least", "report"))
+@click.command(
+    cls=WithVariants, first=("prompt-len", "gen", "blocks", "sequences", "at-least", "report")
+)
 @click.argument("variants", nargs=-1, required=True, metavar="VARIANT VARIANT...")
 @with_options(
-    click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt lengths, as for measure."),
-    click.option("--gen", "-n", type=TOKENS, default=32, show_default=True, help="Tokens to generate in each run."),
-    click.option("--sequences", help="Sequences to decode together, as in lab batch.  [default: one sequence]"),
-    click.option("--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."),
+    click.option(
+        "--prompt-len",
+        "-p",
+        default="256",
+        show_default=True,
+        help="Prompt lengths, as for measure.",
+    ),
+    click.option(
+        "--gen",
+        "-n",
+        type=TOKENS,
+        default=32,
+        show_default=True,
+        help="Tokens to generate in each run.",
+    ),
+    click.option(
+        "--sequences",
+        help="Sequences to decode together, as in lab batch.  [default: one sequence]",
+    ),
+    click.option(
+        "--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."
+    ),
     AT_LEAST,
     *SETTINGS,
     SEED,
     *OUTPUT,
 )
-def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any) -> None:
+def ab(
+    variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any
+) -> None:
     """Compare settings or models, measured alternately.
 
     \b
@@ -263,24 +337,37 @@ def ab(variants: tuple[str, ...], blocks: int, at_least: float, sequences: str |
     the machine's speed therefore affect all variants equally.
     """
     from lab.features import batch as batching
-    from lab.features.compare import comparison, side_by_side, text_compare
-    from lab.features.measure import text_results
+    from lab.show import comparison
+    from lab.runner import trial as side_by_side
+    from lab.features.compare import text_compare
+    from lab.show import text_results
     from lab.show import console
 
-    output, err = Output.taken_from(asked), console.console(stderr=True)
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
     named = [(text.strip(), parse_variant(text)) for text in variants]
     with Worker() as worker, console.transfer(err) as transferring:
-        make = make_plan if sequences is None else functools.partial(batching.plan, sequences=sequences)
+        make = (
+            make_plan
+            if sequences is None
+            else functools.partial(batching.plan, sequences=sequences)
+        )
         plans = side_by_side.plan(worker, named, blocks, make, **asked, watch=transferring)
     introduce(list(plans.values()), err, err)
     path = new_results_file(next(iter(plans.values())), output.folder)
-    records, problem = collect(lambda watch: side_by_side.execute(plans, blocks, path, watch), path, err)
+    records, problem = collect(
+        lambda watch: side_by_side.execute(plans, blocks, path, watch), path, err
+    )
     if problem:
         raise problem
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups, at_least)
     tables = functools.partial(
-        text_compare.print_comparisons, groups, comparisons, at_least, warnings=text_results.warnings(records)
+        text_compare.print_comparisons,
+        groups,
+        comparisons,
+        at_least,
+        warnings=text_results.warnings(records),
     )
     document = functools.partial(text_compare.as_json, groups, comparisons)
     output.finish(records, path, tables=tables, document=document, at_least=at_least)

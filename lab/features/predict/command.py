@@ -8,28 +8,41 @@ from typing import Any
 
 import click
 
-from lab.cli.help import Command
-from lab.cli.options import DEVICE, SETTINGS, TOKENS, as_json_option, with_options
+from lab.app.help import Command
+from lab.app.options import DEVICE, SETTINGS, TOKENS, as_json_option, with_options
 from lab.errors import LabError
-from lab.features.running import RESULTS, note
+from lab.app.running import RESULTS, note
 
 
 @click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "users", "slo"))
 @with_options(
     click.option(
-        "--prompt-len", "-p", help="Prompt lengths.  [default: 1000, and 10,1000,10000 for devices that are named]"
+        "--prompt-len",
+        "-p",
+        help="Prompt lengths.  [default: 1000, and 10,1000,10000 for devices that are named]",
     ),
-    click.option("--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."),
-    click.option("--users", default=1, show_default=True, help="Users whose answers are decoded together."),
+    click.option(
+        "--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."
+    ),
+    click.option(
+        "--users", default=1, show_default=True, help="Users whose answers are decoded together."
+    ),
     click.option(
         "--device",
         "-d",
         help="Devices to explain, or kinds to rank (laptop, apple, ...), with commas; here: this machine.",
     ),
-    click.option("--all", "shows_all", is_flag=True, help="Show all devices, not only the fastest 15."),
+    click.option(
+        "--all", "shows_all", is_flag=True, help="Show all devices, not only the fastest 15."
+    ),
     click.option("--slo", metavar="LIMITS", help="Limits to keep, such as ttft=2s,tpot=50ms."),
     *(option for option in SETTINGS if option is not DEVICE),
-    click.option("--results", default=RESULTS, show_default=True, help="Folder with ceilings and runs to learn from."),
+    click.option(
+        "--results",
+        default=RESULTS,
+        show_default=True,
+        help="Folder with ceilings and runs to learn from.",
+    ),
     as_json_option(),
 )
 def predict(
@@ -63,8 +76,11 @@ def predict(
     from lab.show.section import print_sections
 
     if results != RESULTS and not Path(results).is_dir():
-        raise LabError(f"There is no folder {results}.", "Name the one with your results: --results FOLDER")
-    is_ranking, limits = prediction.ranks(device), parse_slo(slo) if slo else None
+        raise LabError(
+            f"There is no folder {results}.", "Name the one with your results: --results FOLDER"
+        )
+    is_ranking = prediction.ranks(device)
+    limits = parse_slo(slo) if slo else None
     rows = prediction.predict(
         prompt_len or ("1000" if is_ranking else "10,1000,10000"),
         gen,
@@ -78,10 +94,21 @@ def predict(
         document = []
         for row in rows:  # the model by name; what does not fit has no times
             values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-            values |= {"model": row.model.name, "quantization": row.model.quantization, "e2e_s": row.e2e_s}
-            document.append({k: None if row.misfit and k.endswith("_s") else value for k, value in values.items()})
+            values |= {
+                "model": row.model.name,
+                "quantization": row.model.quantization,
+                "e2e_s": row.e2e_s,
+            }
+            document.append(
+                {
+                    k: None if row.misfit and k.endswith("_s") else value
+                    for k, value in values.items()
+                }
+            )
         console.print_json({"rows": document})
         return
     print_sections(prediction.sections(rows, limits, is_ranking, shows_all), console.console())
     if is_ranking and device is None and not any(row.name == prediction.HERE for row in rows):
-        note("This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure")
+        note(
+            "This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure"
+        )

@@ -21,9 +21,17 @@ from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.request import Slo
 from lab.errors import LabError
-from lab.features.limits import probing, step_kernels
-from lab.features.predict import datasheet, learning
-from lab.features.predict.learning import LONGER, MODEL, QUANTIZATION, SETTINGS, SHORTER, Learned, StepPrediction
+from lab.roofline import probing, step_kernels
+from lab.roofline import datasheet, learning
+from lab.roofline.learning import (
+    LONGER,
+    MODEL,
+    QUANTIZATION,
+    SETTINGS,
+    SHORTER,
+    Learned,
+    StepPrediction,
+)
 from lab.models import catalog, devices, obtain, synthetic
 from lab.models.devices import Device
 from lab.process.worker import Worker
@@ -70,7 +78,9 @@ class Prediction:
     tpot_expected_s: float | None = None
     beyond: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()  # some of core/shown.py
-    misfit: str | None = None  # what is missing if it does not fit into memory: then no times are shown
+    misfit: str | None = (
+        None  # what is missing if it does not fit into memory: then no times are shown
+    )
     needed_bytes: int = 0
     memory_bytes: float | None = None
     users: int = 1
@@ -88,7 +98,9 @@ class Prediction:
     @property
     def e2e_s(self) -> Span:
         """Seconds of the whole request."""
-        low, high = (a + (self.n_gen - 1) * b for a, b in zip(self.prefill_s, self.tpot_s, strict=True))
+        low, high = (
+            a + (self.n_gen - 1) * b for a, b in zip(self.prefill_s, self.tpot_s, strict=True)
+        )
         return low, high
 
     @property
@@ -125,12 +137,15 @@ def predict(
     """
     lengths = parse_lengths(prompt_len)
     if max(lengths) + gen > MOST_TOKENS:
-        raise LabError(f"{max(lengths) + gen:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}.")
+        raise LabError(
+            f"{max(lengths) + gen:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}."
+        )
     if gen < 2:
         raise LabError(f"--gen {gen} leaves nothing to decode.", "Give at least --gen 2.")
     if users < 1:
         raise LabError(f"--users {users} is not possible.", "Give 1 or more.")
-    names, rows = parts(device or f"all,{HERE}"), list[Prediction]()
+    names = parts(device or f"all,{HERE}")
+    rows = list[Prediction]()
     others = [one for name in names if name != HERE for one in devices.names_of(name) or [name]]
     chosen = dict.fromkeys(map(devices.find_device, others))
     for spec in parts(model):
@@ -144,14 +159,25 @@ def predict(
 
     def order(row: Prediction) -> tuple[int, bool, float]:
         middle = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
-        return lengths.index(row.n_prompt), bool(row.misfit), math.inf if middle != middle else middle
+        return (
+            lengths.index(row.n_prompt),
+            bool(row.misfit),
+            math.inf if middle != middle else middle,
+        )
 
-    return [dataclasses.replace(row, chance=chance(row, slo) if slo else None) for row in sorted(rows, key=order)]
+    return [
+        dataclasses.replace(row, chance=chance(row, slo) if slo else None)
+        for row in sorted(rows, key=order)
+    ]
 
 
 def parts(text: str) -> list[str]:
     """The parts of a list with commas; "here" is this machine."""
-    return [HERE if part.strip().lower() == "here" else part.strip() for part in text.split(",") if part.strip()]
+    return [
+        HERE if part.strip().lower() == "here" else part.strip()
+        for part in text.split(",")
+        if part.strip()
+    ]
 
 
 def ranks(device: str | None) -> bool:
@@ -162,7 +188,8 @@ def ranks(device: str | None) -> bool:
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     """This machine and the settings, for a model; only its shape is needed."""
     with Worker() as worker:
-        shape, plan = obtain.find(worker, model), make_plan(worker, [1], 1, 1, **settings)
+        shape = obtain.find(worker, model)
+        plan = make_plan(worker, [1], 1, 1, **settings)
     chosen = plan.settings
     if chosen.n_gpu_layers and settings.get("n_gpu_layers") is None and shape.n_layer is not None:
         chosen = dataclasses.replace(chosen, n_gpu_layers=shape.n_layer + 1)
@@ -176,24 +203,34 @@ def basis_of(device: Device, model: Model) -> str:
         peak = f", arithmetic {device.peak_tflops:g} TFLOP/s{'' if device.tflops else ' (from its FP32 rate)'}"
     checked = f"checked against {device.checked}" if device.checked else "unchecked"
     source = f"From the datasheet: memory {device.gbps:g} GB/s{peak}. Source: {device.source}, {checked}."
-    return " ".join(filter(None, [source, datasheet.basis(device), datasheet.measured(device, model)]))
+    return " ".join(
+        filter(None, [source, datasheet.basis(device), datasheet.measured(device, model)])
+    )
 
 
 def on_device(
     model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int, users: int = 1
 ) -> Prediction:
     """A request on a device of the datasheets, as published runs on such devices do."""
-    figures, middle = dict[str, Any](), n_prompt + max(0, n_gen - 2) // 2
+    figures = dict[str, Any]()
+    middle = n_prompt + max(0, n_gen - 2) // 2
     for phase, name, n in ((PREFILL, "prefill", n_prompt), (DECODE, "tpot", middle)):
-        case, known = datasheet.case_for(model, settings, device, phase, n), datasheet.learned()[phase]
-        least, expected = case.least_s, known.expected_s(case)
-        figures |= {f"{name}_limit_s": least, f"{name}_expected_s": expected, f"{name}_s": (math.nan, math.nan)}
+        case = datasheet.case_for(model, settings, device, phase, n)
+        known = datasheet.learned()[phase]
+        least = case.least_s
+        expected = known.expected_s(case)
+        figures |= {
+            f"{name}_limit_s": least,
+            f"{name}_expected_s": expected,
+            f"{name}_s": (math.nan, math.nan),
+        }
         if least and expected:
             fast, slow = known.range(case)
             figures[f"{name}_s"] = max(least, fast * expected), slow * expected
     row = Prediction(model, n_prompt, n_gen, **figures, name=device.name, about=device.about)
     if users > 1:
-        gbps, times = device.gbps * 1e9, list[float | None]()
+        gbps = device.gbps * 1e9
+        times = list[float | None]()
         for n in (1, users):  # of several users arithmetic counts
             size = 1, middle, n, settings.type_k, settings.type_v, [(1, middle)] * (n - 1)
             step = step_kernels.step_cost(model, *size)
@@ -206,25 +243,38 @@ def on_device(
 
 
 def here(
-    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned, n_prompt: int, n_gen: int, users: int = 1
+    model: Model,
+    settings: Settings,
+    ceilings: Ceilings,
+    learned: Learned,
+    n_prompt: int,
+    n_gen: int,
+    users: int = 1,
 ) -> Prediction:
     """A request on this machine. Neither the expected time nor the range goes below the limit."""
-    middle, kinds = n_prompt + max(0, n_gen - 2) // 2, (settings.type_k, settings.type_v)
+    middle = n_prompt + max(0, n_gen - 2) // 2
+    kinds = (settings.type_k, settings.type_v)
     best = step_kernels.roof(ceilings, probing.layers(ceilings.machine, model, settings))
 
     def least_s(n: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()) -> float:
         step = step_kernels.step_cost(model, n, n_past, n_outputs, *kinds, others)
         return max(step.n_bytes / best.gbps, step.flops / best.gflops) / 1e9
 
-    figures, words, doubts = dict[str, Any](), list[str](), [probing.doubts(ceilings)]
+    figures = dict[str, Any]()
+    words = list[str]()
+    doubts = [probing.doubts(ceilings)]
     for phase, name, what, length, steps in (
         (PREFILL, "prefill", "prompt", n_prompt, learning.prompt_steps(n_prompt, settings)),
         (DECODE, "tpot", "context", middle, [(1, middle, 1)]),
     ):
         limit = sum(least_s(*step) for step in steps)
-        case, known = learning.case_of(phase, float(length), model, settings), learned.known[phase]
-        expected = max(limit, learned.fit.seconds(case, learning.costs_of(model, settings, ceilings, steps)))
-        wide, fastest = learned.factor(case), learned.fastest(phase)
+        case = learning.case_of(phase, float(length), model, settings)
+        known = learned.known[phase]
+        expected = max(
+            limit, learned.fit.seconds(case, learning.costs_of(model, settings, ceilings, steps))
+        )
+        wide = learned.factor(case)
+        fastest = learned.fastest(phase)
         figures |= {f"{name}_limit_s": limit, f"{name}_expected_s": expected}
         figures[f"{name}_s"] = max(limit, expected / wide * fastest), expected * wide
         said = {
@@ -239,8 +289,14 @@ def here(
             words.append(f"{phase} extrapolates {ways}: range widened to {ends}")
         alike = [point.is_disturbed for point in learned.points if point.case.phase == phase]
         above = (shown.ABOVE,) if fastest < 1 / TOO_FAST else ()
-        doubts += [(shown.EXTRAPOLATED,) if words else (), shown.of_runs(len(alike), sum(alike), 0), above]
-    row = Prediction(model, n_prompt, n_gen, **figures, beyond=tuple(words), doubts=shown.all_of(doubts))
+        doubts += [
+            (shown.EXTRAPOLATED,) if words else (),
+            shown.of_runs(len(alike), sum(alike), 0),
+            above,
+        ]
+    row = Prediction(
+        model, n_prompt, n_gen, **figures, beyond=tuple(words), doubts=shown.all_of(doubts)
+    )
     if users == 1:
         return row
     predicted = StepPrediction(model, settings, ceilings, learned.fit, learned.n_runs)
@@ -248,10 +304,13 @@ def here(
     return _of_users(row, users, one, many, least_s(1, middle, users, [(1, middle)] * (users - 1)))
 
 
-def _of_users(row: Prediction, users: int, one_s: float | None, many_s: float | None, limit_s: float) -> Prediction:
+def _of_users(
+    row: Prediction, users: int, one_s: float | None, many_s: float | None, limit_s: float
+) -> Prediction:
     """The prediction of one user's request, for several users: their step takes many_s where one's takes one_s."""
     slower = many_s / one_s if one_s and many_s else math.nan
-    expected, (low, high) = row.tpot_expected_s, row.tpot_s
+    expected = row.tpot_expected_s
+    (low, high) = row.tpot_s
     return dataclasses.replace(
         row,
         users=users,
@@ -265,29 +324,41 @@ def _on_this(
     plan: Plan, lengths: Sequence[int], n_gen: int, users: int, folder: Path, is_ranked: bool
 ) -> list[Prediction]:
     """The rows of this machine. A ranking prefers what was measured of such a request, and may lack the machine."""
-    records, known = list[Record](), list[Ceilings]()
+    records = list[Record]()
+    known = list[Ceilings]()
     if folder.is_dir() and any(folder.glob("*.jsonl")):
         contents = results_files.read([folder])
         records = list(contents.records)
         known = list(dict.fromkeys([*contents.ceilings, *probing.kept(folder)]))
-    model, settings, rows, missing = plan.model, plan.settings, list[Prediction](), list[int]()
+    model = plan.model
+    settings = plan.settings
+    rows = list[Prediction]()
+    missing = list[int]()
     setup = model.name, model.quantization, machine.label(plan.machine, settings)
     same = [
         one
         for one in (records if is_ranked and users == 1 else [])
         if learning.is_plain(one)
         and one.run.tuning is None
-        and (one.model.name, one.model.quantization, machine.label(one.machine, one.settings)) == setup
+        and (one.model.name, one.model.quantization, machine.label(one.machine, one.settings))
+        == setup
     ]
     for n in lengths:
-        summary = table.summary(table.runs([one for one in same if abs(one.run.n_prompt - n) <= NEAR * n]))
+        summary = table.summary(
+            table.runs([one for one in same if abs(one.run.n_prompt - n) <= NEAR * n])
+        )
         if summary.empty:
             missing.append(n)
             continue
         best = summary.loc[summary.repeats.idxmax()].to_dict()
-        figures = [table.shown_in(best, name, scale) for name, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3))]
+        figures = [
+            table.shown_in(best, name, scale)
+            for name, scale in (("ttft_s", 1.0), ("tpot_ms", 1e-3))
+        ]
         ttft, tpot = ((one.low or one.value, one.high or one.value) for one in figures)
-        row = Prediction(model, n, n_gen, None, ttft, math.nan, tpot, doubts=best["doubts"], is_measured=True)
+        row = Prediction(
+            model, n, n_gen, None, ttft, math.nan, tpot, doubts=best["doubts"], is_measured=True
+        )
         rows.append(with_memory(row, settings, None))
     if not missing:
         return rows
@@ -301,7 +372,9 @@ def _on_this(
         raise
     basis = " ".join([basis_here(learned), *probing.doubt_words(ceilings)])
     available = memory_for(plan)
-    return rows + [with_memory(dataclasses.replace(row, basis=basis), settings, available) for row in predicted]
+    return rows + [
+        with_memory(dataclasses.replace(row, basis=basis), settings, available) for row in predicted
+    ]
 
 
 def basis_here(learned: Learned) -> str:
@@ -316,7 +389,9 @@ def basis_here(learned: Learned) -> str:
         "held-out predictions, supplemented by the lab's benchmark (tests/bench/held_out.py) where these are few."
     )
     if n_disturbed := sum(point.is_disturbed for point in learned.points):
-        sentence += f" {n_disturbed} of the points come from disturbed runs, which widens all ranges."
+        sentence += (
+            f" {n_disturbed} of the points come from disturbed runs, which widens all ranges."
+        )
     fastest = min(learned.fastest(PREFILL), learned.fastest(DECODE))
     if fastest < 1 / TOO_FAST:
         sentence += (
@@ -333,11 +408,18 @@ def chance(row: Prediction, slo: Slo) -> float:
         low, high = span
         if not low < high:
             return math.nan if low != low else float(low <= limit)
-        middle, half = math.log(low * high) / 2, math.log(high / low) / 2
-        return NormalDist(middle, half / NormalDist().inv_cdf((1 + WITHIN) / 2)).cdf(math.log(limit))
+        middle = math.log(low * high) / 2
+        half = math.log(high / low) / 2
+        return NormalDist(middle, half / NormalDist().inv_cdf((1 + WITHIN) / 2)).cdf(
+            math.log(limit)
+        )
 
     limits = ((row.prefill_s, slo.ttft_s), (row.tpot_s, slo.tpot_s), (row.e2e_s, slo.e2e_s))
-    return 0.0 if row.misfit else min((below(span, limit) for span, limit in limits if limit is not None), default=1.0)
+    return (
+        0.0
+        if row.misfit
+        else min((below(span, limit) for span, limit in limits if limit is not None), default=1.0)
+    )
 
 
 def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -> int:
@@ -348,7 +430,8 @@ def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -
 
 def with_memory(row: Prediction, settings: Settings, available: float | None) -> Prediction:
     """The prediction with the bytes it needs and has; if they do not suffice, `misfit` names what would fit."""
-    n_ctx, model = row.n_prompt + row.n_gen, row.model
+    n_ctx = row.n_prompt + row.n_gen
+    model = row.model
     need = memory_bytes(model, settings, n_ctx, row.users)
     row = dataclasses.replace(row, needed_bytes=need, memory_bytes=available)
     if available is None or need <= available:
@@ -356,7 +439,8 @@ def with_memory(row: Prediction, settings: Settings, available: float | None) ->
     over = f"needs {need / 1e9:,.1f} GB of {available / 1e9:,.1f}"
     if row.users > 1:
         return dataclasses.replace(row, misfit=f"{over} for {row.users} users")
-    entry, longest = catalog.entries().get(model.name), memory.longest(model, round(available))
+    entry = catalog.entries().get(model.name)
+    longest = memory.longest(model, round(available))
     smaller = synthetic.by_quantization(entry) if entry else {}
     sizes = {name: memory_bytes(other, settings, n_ctx) for name, other in smaller.items()}
     fitting = [name for name, size in sizes.items() if size <= available]
@@ -368,18 +452,24 @@ def with_memory(row: Prediction, settings: Settings, available: float | None) ->
 # What is shown
 
 
-def sections(rows: Sequence[Prediction], slo: Slo | None, is_ranking: bool, shows_all: bool) -> list[Section]:
+def sections(
+    rows: Sequence[Prediction], slo: Slo | None, is_ranking: bool, shows_all: bool
+) -> list[Section]:
     """A ranking for each prompt length, or an explanation of each model on each device."""
     if is_ranking:
         by_length = grouped(rows, lambda row: row.n_prompt).values()
         return [ranking(own, slo, None if shows_all else MOST_ROWS) for own in by_length]
-    return [explanation(own, slo) for own in grouped(rows, lambda row: (row.name, row.label)).values()]
+    return [
+        explanation(own, slo) for own in grouped(rows, lambda row: (row.name, row.label)).values()
+    ]
 
 
 def _figure(row: Prediction, *values: float | None, doubts: Sequence[str] = ()) -> str:
     """One value or both ends of a range, with a mark of doubt."""
     known = [digits(value) for value in values if value is not None and value == value]
-    return UNKNOWN if row.misfit or not known else "-".join(dict.fromkeys(known)) + shown.mark(doubts)
+    return (
+        UNKNOWN if row.misfit or not known else "-".join(dict.fromkeys(known)) + shown.mark(doubts)
+    )
 
 
 def _times(row: Prediction) -> str:
@@ -389,12 +479,19 @@ def _times(row: Prediction) -> str:
 def _keeps(row: Prediction) -> str:
     if row.chance is None or row.chance != row.chance:
         return UNKNOWN
-    return "yes" if row.chance >= CERTAIN else "no" if row.chance <= 1 - CERTAIN else f"{100 * row.chance:.0f} %"
+    return (
+        "yes"
+        if row.chance >= CERTAIN
+        else "no"
+        if row.chance <= 1 - CERTAIN
+        else f"{100 * row.chance:.0f} %"
+    )
 
 
 def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None = None) -> Section:
     """The fastest `most` rows and this machine in a table, and what is not shown."""
-    models, first = list(dict.fromkeys(row.label for row in rows)), rows[0]
+    models = list(dict.fromkeys(row.label for row in rows))
+    first = rows[0]
     is_shown = [most is None or i < most or row.name == HERE for i, row in enumerate(rows)]
     rest = [row for row, is_in in zip(rows, is_shown, strict=True) if not is_in]
 
@@ -413,16 +510,20 @@ def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None
         ("keeps\nlimits", _keeps),
         ("note", note),
     )
-    known, sentences = [row for row in rows if row.is_known], []
+    known = [row for row in rows if row.is_known]
+    sentences = []
     answer = "No device here can run this."
     if known:
         name = f"{known[0].name} with {known[0].label}" if len(models) > 1 else known[0].name
         answer = f"The fastest is {name}: {_times(known[0])} for the whole request."
     if slo is not None:
         n = sum((row.chance or 0.0) >= CERTAIN for row in known)
-        sentences.append(f"{n} of {len(rows)} keep {slo.label} with at least {100 * CERTAIN:.0f} % certainty.")
+        sentences.append(
+            f"{n} of {len(rows)} keep {slo.label} with at least {100 * CERTAIN:.0f} % certainty."
+        )
     if rest:
-        n_small, n_known = sum(bool(row.misfit) for row in rest), sum(row.is_known for row in rest)
+        n_small = sum(bool(row.misfit) for row in rest)
+        n_known = sum(row.is_known for row in rest)
         counts = {"slower": n_known, "with too little memory": n_small}
         counts["without a known peak, so prefill is not predicted"] = len(rest) - n_small - n_known
         words = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
@@ -449,7 +550,8 @@ def _at_once(row: Prediction) -> str:
 
 def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     """For each prompt length the limits, the expected ranges and the memory; then their basis."""
-    first, longest = rows[0], rows[-1]
+    first = rows[0]
+    longest = rows[-1]
     columns: Columns = (
         ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
         ("prefill s\nexpected", lambda row: _figure(row, *row.prefill_s)),
@@ -460,13 +562,18 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         ("TPOT ms\nlimit", lambda row: _figure(row, 1e3 * row.tpot_limit_s)),
         ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),
         ("keeps\nlimits", _keeps),
-        ("note", lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts)),
+        (
+            "note",
+            lambda row: f"does not fit: {row.misfit}" if row.misfit else ", ".join(row.doubts),
+        ),
     )
     request = f"A request of {longest.n_prompt:,} tokens with {longest.n_gen:,} back"
     words = [f"{request} does not fit: {longest.misfit}."] if longest.misfit else []
     if longest.is_known:
         share = longest.prefill_s[0] * longest.prefill_s[1] / (longest.e2e_s[0] * longest.e2e_s[1])
-        words = [f"{request} takes {_times(longest)}: about {100 * math.sqrt(share):.0f} % of it is prefill."]
+        words = [
+            f"{request} takes {_times(longest)}: about {100 * math.sqrt(share):.0f} % of it is prefill."
+        ]
     limit = "the ceilings of its kernels" if first.name == HERE else "the datasheet's peak"
     return Section(
         f"{first.model.name} {first.model.quantization or ''} on {first.about}{_at_once(first)}",
@@ -487,13 +594,17 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     lab.plot_requests(lab.predict("8000", 300, "llama-3.1-8b", "geforce")[:5])
     """
     ax = ax or canvas.new_axes()
-    figure, first, rows = canvas.figure_of(ax), rows[0], rows[::-1]
+    figure = canvas.figure_of(ax)
+    first = rows[0]
+    rows = rows[::-1]
     several = len({row.label for row in rows}) > 1
     names = [f"{row.name}, {row.label}" if several else row.name for row in rows]
     prefill = [math.sqrt(row.prefill_s[0] * row.prefill_s[1]) for row in rows]
     decode = [(row.n_gen - 1) * math.sqrt(row.tpot_s[0] * row.tpot_s[1]) for row in rows]
     ax.barh(names, prefill, color=COLOURS[0], label="prefill")
-    ax.barh(names, decode, left=prefill, color=COLOURS[1], hatch="//", edgecolor="white", label="decode")
+    ax.barh(
+        names, decode, left=prefill, color=COLOURS[1], hatch="//", edgecolor="white", label="decode"
+    )
     for name, row in zip(names, rows, strict=True):
         ax.plot(row.e2e_s, [name, name], ls="-" if row.is_measured else "--", color=INK, lw=1.2)
     ax.plot([], [], color=INK, ls="--", label="90 % range, predicted")

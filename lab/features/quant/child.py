@@ -22,15 +22,20 @@ from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context
 from lab.errors import LabError
 
-N_TOP = 1024  # entries of the vocabulary that are kept of each position where the reference runs alone
-N_ROWS = 16  # rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits
+N_TOP = (
+    1024  # entries of the vocabulary that are kept of each position where the reference runs alone
+)
+N_ROWS = (
+    16  # rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits
+)
 
 
 def logits(context: Context, tokens: list[int], first: int) -> Any:
     """The logits at the positions from `first` to the last but one, as rows in llama.cpp's own memory."""
     import numpy as np
 
-    lib, n = llama_cpp(), len(tokens)
+    lib = llama_cpp()
+    n = len(tokens)
     lib.llama_memory_clear(lib.llama_get_memory(context.pointer), True)
     ids = (ctypes.c_int32 * n)(*tokens)
     wanted = (ctypes.c_int8 * n)(*(int(first <= i < n - 1) for i in range(n)))
@@ -42,8 +47,11 @@ def logits(context: Context, tokens: list[int], first: int) -> Any:
     llama.decode(context, batch)
     address = ctypes.cast(lib.llama_get_logits(context.pointer), ctypes.c_void_p).value
     if not address:
-        raise LabError("llama.cpp returns no logits for this model.", "Compare models that generate text.")
-    n_rows, n_vocab = n - 1 - first, context.loaded.n_vocab
+        raise LabError(
+            "llama.cpp returns no logits for this model.", "Compare models that generate text."
+        )
+    n_rows = n - 1 - first
+    n_vocab = context.loaded.n_vocab
     values = (ctypes.c_float * (n_rows * n_vocab)).from_address(address)
     return np.frombuffer(memoryview(values), dtype=np.float32).reshape(n_rows, n_vocab)
 
@@ -60,14 +68,17 @@ def keep(context: Context, tokens: list[int], first: int, path: Path) -> None:
             own.tofile(path)
     except OSError as problem:
         hint = "Free some disk space, or set TMPDIR."
-        raise LabError(f"The logits of a chunk cannot be written: {problem.strerror}.", hint) from None
+        raise LabError(
+            f"The logits of a chunk cannot be written: {problem.strerror}.", hint
+        ) from None
 
 
 def diverge(context: Context, tokens: list[int], first: int, path: Path) -> Divergence:
     """How far this model's predictions of a chunk are from the reference's, which `keep` wrote."""
     import numpy as np
 
-    own, following = logits(context, tokens, first), tokens[first + 1 :]
+    own = logits(context, tokens, first)
+    following = tokens[first + 1 :]
     if path.suffix == ".npz":
         with np.load(path) as kept:
             return bounded(dict(kept), own, following)
@@ -94,12 +105,16 @@ def bounded(kept: dict[str, Any], own: Any, following: list[int]) -> Divergence:
     """As `divergence`, from what `largest` kept: `kl` is the least that is possible, `most` the largest mean."""
     import numpy as np
 
-    kl, most, nll = list[float](), list[float](), list[float]()
+    kl = list[float]()
+    most = list[float]()
+    nll = list[float]()
     for row, token, ids, logs, (rest, rest_log) in zip(
         own, following, kept["ids"], kept["logs"], kept["rest"], strict=True
     ):
         q = log_softmax(row)
-        exact, low, high = float(np.exp(logs) @ (logs - q[ids])), 0.0, 0.0
+        exact = float(np.exp(logs) @ (logs - q[ids]))
+        low = 0.0
+        high = 0.0
         below = np.sort(np.delete(q, ids))  # the rest, the least likely first
         if rest > 0 and below.size:
             low = rest * (math.log(rest) - float(np.logaddexp.reduce(below)))
@@ -108,7 +123,8 @@ def bounded(kept: dict[str, Any], own: Any, following: list[int]) -> Divergence:
         kl.append(exact + low)
         most.append(exact + max(low, high))
         nll.append(-float(q[token]))
-    n_same, n = int((own.argmax(axis=1) == kept["ids"][:, 0]).sum()), len(own)
+    n_same = int((own.argmax(axis=1) == kept["ids"][:, 0]).sum())
+    n = len(own)
     return _checked(kl, n_same, sum(nll) / n, -float(kept["next"].mean()), sum(most) / n)
 
 
@@ -116,7 +132,10 @@ def divergence(reference: Any, own: Any, following: list[int]) -> Divergence:
     """Arithmetic on two arrays of logits, a row for each position; `following` are the text's next tokens."""
     import numpy as np
 
-    kl, n_same, nll, reference_nll = list[float](), 0, 0.0, 0.0
+    kl = list[float]()
+    n_same = 0
+    nll = 0.0
+    reference_nll = 0.0
     for start in range(0, len(own), N_ROWS):
         p, q = (log_softmax(array[start : start + N_ROWS]) for array in (reference, own))
         kl += np.einsum("ij,ij->i", np.exp(p), p - q).tolist()
@@ -127,10 +146,16 @@ def divergence(reference: Any, own: Any, following: list[int]) -> Divergence:
     return _checked(kl, n_same, nll / len(own), reference_nll / len(own))
 
 
-def _checked(kl: list[float], n_same: int, nll: float, reference_nll: float, most: float | None = None) -> Divergence:
+def _checked(
+    kl: list[float], n_same: int, nll: float, reference_nll: float, most: float | None = None
+) -> Divergence:
     if not all(map(math.isfinite, [nll, reference_nll, most or 0.0, *kl])):
-        raise LabError("A model's predictions are not numbers (NaN).", "The file may be broken: get it again.")
-    return Divergence(tuple(float(f"{value:.6g}") for value in kl), n_same, nll, reference_nll, most)
+        raise LabError(
+            "A model's predictions are not numbers (NaN).", "The file may be broken: get it again."
+        )
+    return Divergence(
+        tuple(float(f"{value:.6g}") for value in kl), n_same, nll, reference_nll, most
+    )
 
 
 def log_softmax(rows: Any) -> Any:

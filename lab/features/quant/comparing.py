@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from lab.cli.help import Command
-from lab.cli.options import ENGINE, OUTPUT, SEED, TOKENS, with_options
+from lab.app.help import Command
+from lab.app.options import ENGINE, OUTPUT, SEED, TOKENS, with_options
 from lab.core import cost, results, shown, stats
 from lab.core.asked_settings import CACHE_TYPES, check_number
 from lab.core.lists import grouped, join_and, plural
@@ -36,11 +36,12 @@ from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
-from lab.features import experiment
-from lab.features.compare import comparison, side_by_side
-from lab.features.experiment import Option
-from lab.features.measure import text_results
-from lab.features.running import Output, collect, introduce
+from lab.app import experiment
+from lab.show import comparison
+from lab.runner import trial as side_by_side
+from lab.app.experiment import Option
+from lab.show import text_results
+from lab.app.running import Output, collect, introduce
 from lab.features.tune.tuning import seconds_of
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
@@ -56,9 +57,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-N_CHUNK, FIRST, MOST_CHUNKS = 512, 256, 1000  # tokens of a chunk, its first scored one (as llama-perplexity)
+N_CHUNK = 512
+FIRST = 256
+MOST_CHUNKS = 1000  # tokens of a chunk, its first scored one (as llama-perplexity)
 EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")  # of the embedded model, a Q4_1 itself
-MIN_CHUNKS, UNTIL, N_FLOOR, MOST_APART = 16, 0.05, 8, 200
+MIN_CHUNKS = 16
+UNTIL = 0.05
+N_FLOOR = 8
+MOST_APART = 200
 """Chunks before the intervals may end the measurement, the half width that ends it, chunks of the noise floor, and the
 most that are kept of a reference that runs alone (0.6 GB)."""
 
@@ -73,7 +79,9 @@ TEXTS = {
 Chunk = tuple[str, list[int]]  # the kind of text, and the tokens
 CHILD = "lab.features.quant.child"
 TEXT = "A text file, or the lab's own: code,dialogue.  [default: all]"
-N_BLOCKS, BUDGET, FLOOR = 10, "10min", "noise floor"
+N_BLOCKS = 10
+BUDGET = "10min"
+FLOOR = "noise floor"
 
 
 @dataclass(frozen=True)
@@ -92,11 +100,17 @@ def plan(
     worker: Worker,
     /,
     *files: str,
-    cache_type: Annotated[str | Sequence[str], Option("Compare cache types of one file: f16,q8_0,q4_0.")] = "",
+    cache_type: Annotated[
+        str | Sequence[str], Option("Compare cache types of one file: f16,q8_0,q4_0.")
+    ] = "",
     text: Annotated[str | None, Option(TEXT, metavar="TEXT")] = None,
-    budget: Annotated[str | float, Option("Time to spend on quality, such as 2min or 1h.")] = BUDGET,
+    budget: Annotated[
+        str | float, Option("Time to spend on quality, such as 2min or 1h.")
+    ] = BUDGET,
     blocks: Annotated[int, Option("Blocks for speed; each runs every file twice.")] = N_BLOCKS,
-    prompt_len: Annotated[int, Option("Prompt tokens of the runs for speed.", "-p", type=TOKENS)] = 256,
+    prompt_len: Annotated[
+        int, Option("Prompt tokens of the runs for speed.", "-p", type=TOKENS)
+    ] = 256,
     gen: Annotated[int, Option("Tokens that these runs generate.", "-n", type=TOKENS)] = 32,
     **settings: Any,
 ) -> QuantPlan:
@@ -108,22 +122,30 @@ def plan(
     Without files: the embedded model, requantized. With `cache_type`: one file with these types of its cache. LabError
     for files that are not of one model, and for a text that is too short.
     """
-    given = [one.strip() for one in (cache_type.split(",") if isinstance(cache_type, str) else cache_type)]
+    given = [
+        one.strip()
+        for one in (cache_type.split(",") if isinstance(cache_type, str) else cache_type)
+    ]
     types = [one for one in given if one]
     if unknown := [one for one in types if one not in CACHE_TYPES]:
-        raise LabError(f"{unknown[0]!r} is not a cache type.", f"Use some of {', '.join(CACHE_TYPES)}.")
+        raise LabError(
+            f"{unknown[0]!r} is not a cache type.", f"Use some of {', '.join(CACHE_TYPES)}."
+        )
     if types and len(files) > 1:
         raise LabError(f"--cache-type compares one file, and {len(files)} are named.", "Name one.")
     chosen = list(files) if types else [file for file, _ in expanded(files)]
     first, *more = compared = types or chosen
     if not more:
-        example = "--cache-type f16,q8_0,q4_0" if types else f"lab quant {first}:Q8_0 {first}:Q4_K_M"
+        example = (
+            "--cache-type f16,q8_0,q4_0" if types else f"lab quant {first}:Q8_0 {first}:Q4_K_M"
+        )
         hint = f"Name at least two, the reference first: {example}"
         raise LabError(f"There is nothing to compare {first} with.", hint)
     if len(set(compared)) < len(compared):
         raise LabError("A file or type is named twice.", "Name each once.")
     check_number("blocks", blocks, 1000)
-    budget_s, texts = seconds_of(budget), {kind: prompts.own_text(names) for kind, names in TEXTS.items()}
+    budget_s = seconds_of(budget)
+    texts = {kind: prompts.own_text(names) for kind, names in TEXTS.items()}
     if text is not None:
         try:
             source = prompts.source(text)
@@ -131,24 +153,35 @@ def plan(
             what = problem.what.replace("prompt file", "text")
             raise LabError(what, "Give a UTF-8 text, or leave --text out.") from None
         if source.text is None:
-            raise LabError("Random tokens say nothing about quality.", "Give a text, or leave --text out.")
+            raise LabError(
+                "Random tokens say nothing about quality.", "Give a text, or leave --text out."
+            )
         texts = {source.name: source.text}
     asked = {"prompt_len": [prompt_len], "gen": gen, **settings}
     variants: list[dict[str, Any]] = [{"model": one} for one in chosen]
     if types:
         asked["model"] = chosen[0] if chosen else catalog.DEFAULT
         variants = [{"cache_type_k": one, "cache_type_v": one} for one in types]
-    plans = side_by_side.plan(worker, side_by_side.named(variants), blocks, may_be_apart=True, **asked)
+    plans = side_by_side.plan(
+        worker, side_by_side.named(variants), blocks, may_be_apart=True, **asked
+    )
     name, *others = plans
     for other in others:
         paths = plans[name].file.path, plans[other].file.path
         if paths[0] != paths[1] and (how := worker.vocabularies_differ(*paths)):
-            raise LabError(f"{name} and {other} have different vocabularies: {how}.", "Compare files of one model.")
+            raise LabError(
+                f"{name} and {other} have different vocabularies: {how}.",
+                "Compare files of one model.",
+            )
     plans = {key: replace(one, part=QUANT) for key, one in plans.items()}
-    return QuantPlan(plans, texts, text or "", budget_s, blocks, bool(side_by_side.too_large(plans)))
+    return QuantPlan(
+        plans, texts, text or "", budget_s, blocks, bool(side_by_side.too_large(plans))
+    )
 
 
-def carry_out(make: Callable[[Worker], QuantPlan], out: str | Path, watch: ShowStatus | None) -> list[Record]:
+def carry_out(
+    make: Callable[[Worker], QuantPlan], out: str | Path, watch: ShowStatus | None
+) -> list[Record]:
     """Plan and measure."""
     with Worker() as worker:
         made = make(worker)
@@ -164,14 +197,23 @@ def expanded(files: Sequence[str]) -> list[tuple[str, int]]:
     """The files to compare, with the bytes of those that a name of the catalog stands for (0 for others)."""
     if list(files) in ([], [catalog.DEFAULT]):
         return [(f"{catalog.DEFAULT}:{kind}", 0) for kind in EMBEDDED]
-    if len(files) == 1 and (own := catalog.entries().get(files[0])) and own.repo and own.quantizations:
+    if (
+        len(files) == 1
+        and (own := catalog.entries().get(files[0]))
+        and own.repo
+        and own.quantizations
+    ):
         return [(f"hf:{own.repo}:{kind}", n_bytes) for kind, n_bytes in own.quantizations.items()]
     return [(file, 0) for file in files]
 
 
 def missing(files: Sequence[str]) -> dict[str, int]:
     """What would have to be downloaded of the quantizations that a name of the catalog stands for: bytes by SPEC."""
-    return {spec: n_bytes for spec, n_bytes in expanded(files) if n_bytes and not obtain.locate(catalog.parse(spec))}
+    return {
+        spec: n_bytes
+        for spec, n_bytes in expanded(files)
+        if n_bytes and not obtain.locate(catalog.parse(spec))
+    }
 
 
 def execute(made: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
@@ -179,9 +221,18 @@ def execute(made: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
     name, *others = made.plans
     found: dict[str, list[Divergence]] = {one: [] for one in (*others, FLOOR)}
     own_settings = ((key, one.settings) for key, one in made.plans.items())
-    settings = {key: replace(one, n_ctx=N_CHUNK, n_batch=max(one.n_batch, N_CHUNK)) for key, one in own_settings}
-    began, started_at, pieces = time.monotonic(), utc_now(), list[Chunk]()
-    groups, n = ([[key] for key in made.plans], MOST_APART) if made.apart else ([list(made.plans)], MOST_CHUNKS)
+    settings = {
+        key: replace(one, n_ctx=N_CHUNK, n_batch=max(one.n_batch, N_CHUNK))
+        for key, one in own_settings
+    }
+    began = time.monotonic()
+    started_at = utc_now()
+    pieces = list[Chunk]()
+    groups, n = (
+        ([[key] for key in made.plans], MOST_APART)
+        if made.apart
+        else ([list(made.plans)], MOST_CHUNKS)
+    )
 
     def is_over(i: int, group: Sequence[str], share: float) -> bool:
         """Whether this share of the budget is spent, or the divergences of the group are known well enough."""
@@ -191,10 +242,14 @@ def execute(made: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
 
     def keep(key: str, own: Sequence[Divergence]) -> Record:
         """Append the record of a candidate, or of the noise floor, to `path`."""
-        is_floor, kinds = key == FLOOR, tuple(kind for kind, _ in pieces[: len(own)])
-        of, used = made.plans[name if is_floor else key], elsewhere(settings[name]) if is_floor else settings[key]
+        is_floor = key == FLOOR
+        kinds = tuple(kind for kind, _ in pieces[: len(own)])
+        of = made.plans[name if is_floor else key]
+        used = elsewhere(settings[name]) if is_floor else settings[key]
         quality = Quality(name, made.text, kinds, tuple(own), is_floor, made.budget_s)
-        run = run_without_steps(N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality)
+        run = run_without_steps(
+            N_CHUNK, 0, started_at=started_at, variant=key, part=QUANT, quality=quality
+        )
         record = Record(path.stem, of.machine, of.model, used, run)
         save(path, record)
         return record
@@ -210,12 +265,18 @@ def execute(made: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
                         bos = worker.load(made.plans[key].file.path, settings[key]).bos
                         own = chunks(made.texts, worker.tokenize, bos, N_CHUNK)
                         if pieces and own != pieces:
-                            raise LabError(f"{key} splits the text into other tokens.", "Compare files of one model.")
-                        pieces, settings[key] = own, worker.new_context(settings[key])
+                            raise LabError(
+                                f"{key} splits the text into other tokens.",
+                                "Compare files of one model.",
+                            )
+                        pieces = own
+                        settings[key] = worker.new_context(settings[key])
                     n = min(n, len(pieces))
                     for i, (_, tokens) in enumerate(pieces[:n]):
                         if is_over(i, group, number / len(groups)):
-                            n = i if name in group else n  # the reference's chunks bound those of later groups
+                            n = (
+                                i if name in group else n
+                            )  # the reference's chunks bound those of later groups
                             break
                         watch(Status(f"quality: chunk {i + 1} of at most {n}"))
                         todo = {
@@ -225,12 +286,16 @@ def execute(made: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
                         }
                         for key, worker in workers.items():
                             if key != name:
-                                found[key].append(worker.call(Divergence, f"{CHILD}.diverge", **todo))
+                                found[key].append(
+                                    worker.call(Divergence, f"{CHILD}.diverge", **todo)
+                                )
                                 continue
                             worker.call(type(None), f"{CHILD}.keep", **todo)
                             if i < N_FLOOR:
                                 worker.new_context(elsewhere(settings[name]))
-                                found[FLOOR].append(worker.call(Divergence, f"{CHILD}.diverge", **todo))
+                                found[FLOOR].append(
+                                    worker.call(Divergence, f"{CHILD}.diverge", **todo)
+                                )
                                 worker.new_context(settings[name])
     except (KeyboardInterrupt, LabError):
         n = min(len(found[key]) for key in others)  # whole chunks
@@ -245,7 +310,11 @@ def execute(made: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
 def elsewhere(settings: Settings) -> Settings:
     """Other settings that should not change predictions: half the ubatch, and flash attention on or off."""
     on = (settings.flash_attn_resolved or settings.flash_attn) == "on"
-    needs_it = settings.type_v not in ("f16", "bf16", "f32")  # llama.cpp: a quantized V needs flash attention
+    needs_it = settings.type_v not in (
+        "f16",
+        "bf16",
+        "f32",
+    )  # llama.cpp: a quantized V needs flash attention
     flash_attn = settings.flash_attn if needs_it else "off" if on else "on"
     n_ubatch = max(1, min(settings.n_ubatch, N_CHUNK) // 2)
     return replace(settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None)
@@ -259,16 +328,20 @@ def chunks(
     If the model adds BOS before a text, it stands before each text and replaces the first token of each chunk. LabError
     for fewer than 2 chunks.
     """
-    placed, n_tokens = list[tuple[float, Chunk]](), 0
+    placed = list[tuple[float, Chunk]]()
+    n_tokens = 0
     for kind, text in texts.items():
         ids = ([] if bos is None else [bos]) + tokenize(text)
-        n_tokens, n = n_tokens + len(ids), min(len(ids) // n_chunk, MOST_CHUNKS)
+        n_tokens = n_tokens + len(ids)
+        n = min(len(ids) // n_chunk, MOST_CHUNKS)
         for i in range(n):
             tokens = ids[i * n_chunk : (i + 1) * n_chunk]
             placed.append(((i + 0.5) / n, (kind, tokens if bos is None else [bos, *tokens[1:]])))
     if len(placed) < 2:
         hint = f"Give a longer one: 16 chunks ({16 * n_chunk:,} tokens) show differences of more than 10 %."
-        raise LabError(f"The text has {n_tokens:,} tokens, too few for two chunks of {n_chunk}.", hint)
+        raise LabError(
+            f"The text has {n_tokens:,} tokens, too few for two chunks of {n_chunk}.", hint
+        )
     return [chunk for _, chunk in sorted(placed, key=lambda one: one[0])]
 
 
@@ -340,8 +413,13 @@ def found(records: Sequence[Record]) -> Found:
     import pandas as pd
 
     qualities = {record.run.variant or "": quality for record, quality in candidates(records)}
-    first, of_variant = next(iter(qualities.values())), _of_variants(records)
-    floors = [record.run.quality for record in records if record.run.quality and record.run.quality.is_floor]
+    first = next(iter(qualities.values()))
+    of_variant = _of_variants(records)
+    floors = [
+        record.run.quality
+        for record in records
+        if record.run.quality and record.run.quality.is_floor
+    ]
     variants = [first.reference, *qualities]
     labels = {name: name.partition(": ")[2] or name for name in variants}
     if all(name in of_variant for name in variants):  # the shortest names that differ
@@ -351,14 +429,17 @@ def found(records: Sequence[Record]) -> Found:
             lambda one: f"{one.settings.type_k} cache",
         ):
             names = [name_of(of_variant[name]) for name in variants]
-            labels = dict(zip(variants, names, strict=True)) if all(names) and len(set(names)) == len(names) else labels
+            labels = (
+                dict(zip(variants, names, strict=True))
+                if all(names) and len(set(names)) == len(names)
+                else labels
+            )
     ratios = _ratios([one for one in records if one.run.is_timed])
-    rows, kinds = list[dict[str, Any]](), list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
+    kinds = list[dict[str, Any]]()
     for name in variants:
-        quality, row = (
-            qualities.get(name),
-            {"label": labels[name], "variant": name, "is_reference": name not in qualities},
-        )
+        quality = qualities.get(name)
+        row = {"label": labels[name], "variant": name, "is_reference": name not in qualities}
         perplexity = _exp(mean(first.chunks, lambda chunk: chunk.reference_nll)[0])
         row |= of_chunks(quality.chunks) if quality else {"perplexity": perplexity}
         for phase in PHASES:
@@ -366,24 +447,39 @@ def found(records: Sequence[Record]) -> Found:
             row |= _with_ends(phase, ratio)
         row |= dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token"), NAN)
         if record := of_variant.get(name):
-            model, settings, run = record.model, record.settings, record.run
+            model = record.model
+            settings = record.settings
+            run = record.run
             row["n_bytes"] = float(model.n_bytes or NAN)
             if run.placement:
                 row["memory_bytes"] = float(sum(buffer.n_bytes for buffer in run.placement.buffers))
-            if step := cost.step(model, 1, run.n_prompt + run.n_gen // 2, 1, settings.type_k, settings.type_v):
+            if step := cost.step(
+                model, 1, run.n_prompt + run.n_gen // 2, 1, settings.type_k, settings.type_v
+            ):
                 row["bytes_per_token"] = step.n_bytes
         rows.append(row)
-        by_kind = grouped(zip(quality.texts, quality.chunks, strict=True), itemgetter(0)) if quality else {}
+        by_kind = (
+            grouped(zip(quality.texts, quality.chunks, strict=True), itemgetter(0))
+            if quality
+            else {}
+        )
         for kind, own in by_kind.items():
-            kinds.append({"label": labels[name], "text": kind, **of_chunks([chunk for _, chunk in own])})
-    table, pairs = pd.DataFrame(rows), list(itertools.combinations(qualities, 2))
+            kinds.append(
+                {"label": labels[name], "text": kind, **of_chunks([chunk for _, chunk in own])}
+            )
+    table = pd.DataFrame(rows)
+    pairs = list(itertools.combinations(qualities, 2))
     table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
     closer = {(first.reference, name) for name in qualities}  # the first of each pair
     equal = list[tuple[str, str]]()
-    for one, other in pairs:  # by ratios chunk by chunk: on a difficult chunk every candidate diverges more
+    for (
+        one,
+        other,
+    ) in pairs:  # by ratios chunk by chunk: on a difficult chunk every candidate diverges more
         each = zip(qualities[one].chunks, qualities[other].chunks, strict=False)
         logs = [math.log(max(divergence(a), 1e-12) / max(divergence(b), 1e-12)) for a, b in each]
-        centre, confidence = math.fsum(logs) / len(logs), 1 - (1 - stats.CONFIDENCE) / len(pairs)  # of all together
+        centre = math.fsum(logs) / len(logs)
+        confidence = 1 - (1 - stats.CONFIDENCE) / len(pairs)  # of all together
         if len(logs) > 1 and abs(centre) > stats.mean_half_width(logs, confidence):
             closer.add((one, other) if centre < 0 else (other, one))
         else:
@@ -395,7 +491,9 @@ def found(records: Sequence[Record]) -> Found:
         return (one, other) in closer and low > 1 and shown.DISTURBED not in doubts
 
     table["on_front"] = [not any(beats(one, name) for one in variants) for name in variants]
-    floor = mean([chunk for one in floors for chunk in one.chunks], divergence)[0] if floors else None
+    floor = (
+        mean([chunk for one in floors for chunk in one.chunks], divergence)[0] if floors else None
+    )
     return Found(table, pd.DataFrame(kinds), floor, equal, sum(len(one.kl) for one in first.chunks))
 
 
@@ -438,7 +536,10 @@ def of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
         "kl_max": float(kl.max()),
         **_with_ends("kl", mean(chunks, divergence)),
         **_with_ends("same", mean(chunks, lambda chunk: chunk.n_same / len(chunk.kl))),
-        **_with_ends("perplexity_ratio", [*map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))]),
+        **_with_ends(
+            "perplexity_ratio",
+            [*map(_exp, mean(chunks, lambda chunk: chunk.nll - chunk.reference_nll))],
+        ),
         "perplexity": _exp(mean(chunks, lambda chunk: chunk.nll)[0]),
         "kl_most": float(np.mean([NAN if chunk.most is None else chunk.most for chunk in chunks])),
     }
@@ -450,9 +551,11 @@ def _ratios(records: Sequence[Record]) -> dict[tuple[str, str, str], Any]:
         groups = comparison.groups(records)
     except LabError:  # no speed was measured
         return {}
-    made, phase_of = dict[tuple[str, str, str], Any](), {figure: phase for phase, figure in PHASES.items()}
+    made = dict[tuple[str, str, str], Any]()
+    phase_of = {figure: phase for phase, figure in PHASES.items()}
     for base in groups:
-        others, name = [one for one in groups if one is not base], str(base.rows.variant.iloc[0])
+        others = [one for one in groups if one is not base]
+        name = str(base.rows.variant.iloc[0])
         made |= {(phase, name, name): ((1.0, 1.0, 1.0), ()) for phase in PHASES}
         for group, compared in zip(others, comparison.compare_groups([base, *others]), strict=True):
             for row in (row for row in compared.rows if row.figure in phase_of):
@@ -468,7 +571,11 @@ def _cell(row: Any, name: str, scale: float = 1.0, unit: str = "", most: float =
     if value != value:
         return UNKNOWN
     first = f"{digits(value)}{unit}"
-    return first if low != low or low == high else f"{first}\n{digits(max(low, 0))}-{digits(min(high, most))}"
+    return (
+        first
+        if low != low or low == high
+        else f"{first}\n{digits(max(low, 0))}-{digits(min(high, most))}"
+    )
 
 
 COLUMNS: Columns = (
@@ -478,7 +585,10 @@ COLUMNS: Columns = (
     ("same top\n%", lambda row: _cell(row, "same", 100, most=100)),
     ("decode", lambda row: _cell(row, "decode", 1, f"x{shown.mark(row.decode_doubts)}")),
     ("prefill", lambda row: _cell(row, "prefill", 1, f"x{shown.mark(row.prefill_doubts)}")),
-    ("by bytes\nalone", lambda row: UNKNOWN if row.bandwidth != row.bandwidth else times(row.bandwidth)),
+    (
+        "by bytes\nalone",
+        lambda row: UNKNOWN if row.bandwidth != row.bandwidth else times(row.bandwidth),
+    ),
     ("divergence\n99 %", lambda row: digits(row.kl_99)),
     ("divergence\nlargest", lambda row: digits(row.kl_max)),
     ("perplexity", lambda row: digits(row.perplexity)),
@@ -492,17 +602,33 @@ def sections(records: Sequence[Record]) -> list[Section]:
     """A section for each session; none for speed without quality."""
     made = []
     for own, one in of_sessions(records):
-        rows, kinds, parts = list(one.rows.itertuples()), one.kinds, list[Section]()
+        rows = list(one.rows.itertuples())
+        kinds = one.kinds
+        parts = list[Section]()
         timed = [record for record in own if record.run.is_timed]
         if kinds.text.nunique() > 1:
             each = kinds.itertuples()
-            cells = [f"{_cell(k, 'kl')}\n{percent(k.same)} of {plural(k.n_chunks, 'chunk')}" for k in each]
-            by_text = kinds.assign(cell=cells).pivot(index="label", columns="text", values="cell").fillna("")
+            cells = [
+                f"{_cell(k, 'kl')}\n{percent(k.same)} of {plural(k.n_chunks, 'chunk')}"
+                for k in each
+            ]
+            by_text = (
+                kinds.assign(cell=cells)
+                .pivot(index="label", columns="text", values="cell")
+                .fillna("")
+            )
             by_text = by_text.loc[[row.label for row in rows[1:]], kinds.text.unique()]
-            table = {"headings": ["name", *by_text.columns], "cells": by_text.reset_index().to_numpy().tolist()}
+            table = {
+                "headings": ["name", *by_text.columns],
+                "cells": by_text.reset_index().to_numpy().tolist(),
+            }
             parts = [Section("", "divergence and same top by kind of text", **table)]
         floor = [] if one.floor is None else [one.floor]
-        tables = {"quant": one.rows.to_dict("records"), "quant_texts": kinds.to_dict("records"), "quant_floor": floor}
+        tables = {
+            "quant": one.rows.to_dict("records"),
+            "quant_texts": kinds.to_dict("records"),
+            "quant_floor": floor,
+        }
         made.append(
             Section(
                 "Quality and speed",
@@ -515,7 +641,14 @@ def sections(records: Sequence[Record]) -> list[Section]:
                 sentences=sentences(own, one),
                 warnings=text_results.disturbed(timed),
                 parts=parts,
-                pictures=[Picture("quant", CAPTION, partial(draw, one, text_setup.where(timed or own)), (10, 5.2))],
+                pictures=[
+                    Picture(
+                        "quant",
+                        CAPTION,
+                        partial(draw, one, text_setup.where(timed or own)),
+                        (10, 5.2),
+                    )
+                ],
                 data=partial(dict, tables),
             )
         )
@@ -528,7 +661,8 @@ def answer(found: Found) -> str:
     said = list[str]()
     for row in others:
         if row.on_front and row.decode == row.decode and shown.DISTURBED not in row.decode_doubts:
-            is_sure, share = row.decode_low == row.decode_low, percent(row.same)
+            is_sure = row.decode_low == row.decode_low
+            share = percent(row.same)
             ends = f" ({digits(row.decode_low)}-{digits(row.decode_high)})" if is_sure else ""
             gain = f"{row.label}{'' if said else ' decodes'} {'' if is_sure else 'about '}{times(row.decode)}"
             of = (
@@ -538,19 +672,35 @@ def answer(found: Found) -> str:
             )
             said.append(gain + of)
     shares = join_and([f"{row.label} on {percent(row.same)}" for row in others])
-    return f"{'; '.join(said)}." if said else f"Agreement with {first.label} on the most likely token: {shares}."
+    return (
+        f"{'; '.join(said)}."
+        if said
+        else f"Agreement with {first.label} on the most likely token: {shares}."
+    )
 
 
 def sentences(records: Sequence[Record], found: Found) -> list[str]:
     """Which files are beaten in both, what cannot be told apart, and the basis of the figures."""
     first, *others = found.rows.itertuples()
-    lines, known = list[str](), [row for row in others if row.decode == row.decode]
+    lines = list[str]()
+    known = [row for row in others if row.decode == row.decode]
     if known and all(shown.DISTURBED in row.decode_doubts for row in known):
-        lines.append("The speeds are unclear: at least half of the runs were disturbed. Measure again.")
+        lines.append(
+            "The speeds are unclear: at least half of the runs were disturbed. Measure again."
+        )
     elif known:
-        front, beaten = ([row.label for row in (first, *others) if row.on_front == good] for good in (True, False))
-        more = f"; {join_and(beaten)} {'is' if len(beaten) == 1 else 'are'} beaten in both" if beaten else ""
-        lines.append(f"No other one is better in both quality and decode speed than {join_and(front)}{more}.")
+        front, beaten = (
+            [row.label for row in (first, *others) if row.on_front == good]
+            for good in (True, False)
+        )
+        more = (
+            f"; {join_and(beaten)} {'is' if len(beaten) == 1 else 'are'} beaten in both"
+            if beaten
+            else ""
+        )
+        lines.append(
+            f"No other one is better in both quality and decode speed than {join_and(front)}{more}."
+        )
     if found.equal:
         pairs = join_and([f"{a} and {b}" for a, b in found.equal])
         lines.append(f"By divergence these cannot be told apart: {pairs}.")
@@ -558,30 +708,42 @@ def sentences(records: Sequence[Record], found: Found) -> list[str]:
         below = [row.label for row in others if not row.kl_low > found.floor]
         same = f" {join_and(below)} cannot be told from {first.label}." if below else ""
         floor = f"{max(0.0, found.floor):.2g}"
-        lines.append(f"The noise floor, {first.label} against itself with other settings, is {floor}.{same}")
+        lines.append(
+            f"The noise floor, {first.label} against itself with other settings, is {floor}.{same}"
+        )
     model = next((one for one in records if one.run.variant == first.variant), records[0]).model
     if model.source == catalog.REQUANTIZED and model.name in catalog.entries():
         kind = catalog.entries()[model.name].quantization
-        lines.append(f"{first.label} was made from the {kind} file: what is lost is lost of that, not of the original.")
+        lines.append(
+            f"{first.label} was made from the {kind} file: what is lost is lost of that, not of the original."
+        )
     if bounded := [row for row in others if row.kl_most == row.kl_most]:
-        ends = join_and([f"{digits(row.kl)}-{digits(row.kl_most)} for {row.label}" for row in bounded])
+        ends = join_and(
+            [f"{digits(row.kl)}-{digits(row.kl_most)} for {row.label}" for row in bounded]
+        )
         lines.append(
             "The models ran one after the other, and the reference's 1,024 most likely tokens and the sum of the rest "
             f"were kept: divergences are the least that is possible. Within these bounds: {ends}."
         )
-    if widths := [(row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low]:
-        lines.append(f"The divergences are known to within {percent(max(widths))} or better, on text like this.")
+    if widths := [
+        (row.kl_high - row.kl) / row.kl for row in others if row.kl > 0 and row.kl_low == row.kl_low
+    ]:
+        lines.append(
+            f"The divergences are known to within {percent(max(widths))} or better, on text like this."
+        )
     return [*lines, LIMITS]
 
 
 def known_lines(folder: Path, tried: Sequence[Record]) -> list[str]:
     """What `lab quant` found in a folder for the files of these records in sentences; the newest of each comparison."""
-    lines, models = dict[str, str](), [one.model for one in tried]
+    lines = dict[str, str]()
+    models = [one.model for one in tried]
     for own, one in of_sessions(results.nearby([folder]).traces):
         by_variant = {record.run.variant: record for record, _ in candidates(own)}
         first, *others = one.rows.itertuples()
         for row in others:
-            model, type_k = by_variant[row.variant].model, by_variant[row.variant].settings.type_k
+            model = by_variant[row.variant].model
+            type_k = by_variant[row.variant].settings.type_k
             name = f"{model.name} {model.quantization}"
             same = {each.sha256 for each in models if f"{each.name} {each.quantization}" == name}
             if same and (model.sha256 is None or same & {None, model.sha256}):
@@ -594,7 +756,8 @@ def known_lines(folder: Path, tried: Sequence[Record]) -> list[str]:
 def draw(found: Found, subject: str, figure: Figure) -> None:
     """Speed against divergence: decode on the left, prefill on the right."""
     rows = [row for row in found.rows.itertuples() if not row.is_reference and row.kl > 0]
-    reference, axes = found.rows.label.iloc[0], list(figure.subplots(1, 2, sharey=True))
+    reference = found.rows.label.iloc[0]
+    axes = list(figure.subplots(1, 2, sharey=True))
     marked = list[Any]()
     for ax, phase in zip(axes, PHASES, strict=True):
         known = [(row, *(getattr(row, phase + end) for end in ENDS)) for row in rows]
@@ -606,19 +769,35 @@ def draw(found: Found, subject: str, figure: Figure) -> None:
             colour = canvas.COLOURS[0 if row.on_front else 1]
             label = "not beaten in both" if row.on_front else "beaten in quality and decode speed"
             ax.plot([x], [row.kl], "o", color=colour, label=label)
-            ax.plot([low, high], [row.kl, row.kl], color=colour, lw=1.4)  # nothing where an end is NaN
+            ax.plot(
+                [low, high], [row.kl, row.kl], color=colour, lw=1.4
+            )  # nothing where an end is NaN
             ax.plot([x, x], [max(row.kl_low, row.kl / 1e3), row.kl_high], color=colour, lw=1.4)
             if phase == "decode" and row.bandwidth == row.bandwidth:
-                ax.plot([row.bandwidth], [row.kl], "x", color=canvas.GUIDE, label="by bytes read alone")
+                ax.plot(
+                    [row.bandwidth], [row.kl], "x", color=canvas.GUIDE, label="by bytes read alone"
+                )
         if phase == "decode":
             front = sorted((row.kl, x) for row, x, *_ in known if row.on_front)
-            ax.plot([x for _, x in front], [y for y, _ in front], color=canvas.COLOURS[0], lw=1, ls="--", label="front")
+            ax.plot(
+                [x for _, x in front],
+                [y for y, _ in front],
+                color=canvas.COLOURS[0],
+                lw=1,
+                ls="--",
+                label="front",
+            )
         if found.floor and found.floor > 0:
             low, high = ax.get_ylim()
             ax.set_ylim(min(low, found.floor / 3), high)
             ax.axhspan(ax.get_ylim()[0], found.floor, color=canvas.GRID, label="noise floor")
-        sizes = ["" if row.n_bytes != row.n_bytes else f", {digits(row.n_bytes / 1e6)} MB" for row, *_ in known]
-        marked.append([(x, row.kl, row.label + size) for (row, x, *_), size in zip(known, sizes, strict=True)])
+        sizes = [
+            "" if row.n_bytes != row.n_bytes else f", {digits(row.n_bytes / 1e6)} MB"
+            for row, *_ in known
+        ]
+        marked.append(
+            [(x, row.kl, row.label + size) for (row, x, *_), size in zip(known, sizes, strict=True)]
+        )
     axes[0].set_ylabel("mean divergence (nats)")
     canvas.finish(axes, f"Quality against speed, over {reference}\n{subject}", is_apart=True)
     crosses = [(row.bandwidth, row.kl) for row in rows if row.bandwidth == row.bandwidth]
@@ -631,14 +810,18 @@ def again(records: Sequence[Record]) -> str:
     timed = [one for one in records if one.run.is_timed]
     kept = [one.run.quality for one in records if one.run.quality]
     firsts = [one for _, one in sorted(_of_variants(records).items())]
-    given: dict[str, object] = {"blocks": 1 + max(one.run.block or 0 for one in timed)} if timed else {}
+    given: dict[str, object] = (
+        {"blocks": 1 + max(one.run.block or 0 for one in timed)} if timed else {}
+    )
     if kept:
         budget = None if kept[0].budget_s is None else f"{kept[0].budget_s:g}s"
         given |= {"text": kept[0].text, "budget": budget}
     if timed:
         given |= {"prompt_len": timed[0].run.n_prompt, "gen": timed[0].run.n_gen}
     specs = list(dict.fromkeys(catalog.spec_of(one.model) for one in firsts))
-    shared = [words for words in as_options.shared(firsts) if words[0] not in ("--model", "--prompt")]
+    shared = [
+        words for words in as_options.shared(firsts) if words[0] not in ("--model", "--prompt")
+    ]
     if len(specs) == 1:
         given["cache_type"] = [one.settings.type_k for one in firsts]
         shared = [words for words in shared if not words[0].startswith("--cache-type")]
@@ -659,13 +842,22 @@ KINDS = (
 @click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
 @with_options(
     *experiment.options(plan).values(),
-    click.option("--csv", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the table to a CSV file."),
-    click.option("--yes", is_flag=True, help="Download what a name of the catalog needs without asking."),
+    click.option(
+        "--csv",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Also write the table to a CSV file.",
+    ),
+    click.option(
+        "--yes", is_flag=True, help="Download what a name of the catalog needs without asking."
+    ),
     *ENGINE,
     SEED,
     *OUTPUT,
 )
-def command(files: tuple[str, ...], cache_type: str, csv: str | None, yes: bool, **asked: Any) -> None:
+def command(
+    files: tuple[str, ...], cache_type: str, csv: str | None, yes: bool, **asked: Any
+) -> None:
     """Show what quantizations cost in quality and gain in speed.
 
     \b
@@ -683,10 +875,11 @@ def command(files: tuple[str, ...], cache_type: str, csv: str | None, yes: bool,
     other models are refused. Files that do not fit into memory together run one after the other, and the divergences
     are then known within bounds. A FILE is a SPEC: see lab models --help.
     """
-    from lab.features.exchange import llama_bench_format
+    from lab.formats import llama_bench_format
     from lab.show import console
 
-    output, err = Output.taken_from(asked), console.console(stderr=True)
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
     if (sizes := missing(files)) and not (yes or cache_type):
         listed = ", ".join(f"{spec} {n_bytes / 1e9:.1f} GB" for spec, n_bytes in sizes.items())
         total = f"{plural(len(sizes), 'file')}, {sum(sizes.values()) / 1e9:.1f} GB"
@@ -702,10 +895,14 @@ def command(files: tuple[str, ...], cache_type: str, csv: str | None, yes: bool,
         known = f"mean divergence {mean(quality.chunks, divergence)[0]:.3g} in {plural(len(quality.chunks), 'chunk')}"
         return f"{record.run.variant}: {known}"
 
-    records, problem = collect(lambda watch: execute(made, path, watch), path, err, describe=finished)
+    records, problem = collect(
+        lambda watch: execute(made, path, watch), path, err, describe=finished
+    )
     if csv and any(record.run.quality for record in records):
         try:
             llama_bench_format.harmless(quant_table(records)).to_csv(csv, index=False)
         except OSError as failed:
-            raise LabError(f"{csv} cannot be written: {failed.strerror}.", "Choose another --csv.") from None
+            raise LabError(
+                f"{csv} cannot be written: {failed.strerror}.", "Choose another --csv."
+            ) from None
     output.finish(records, path, problem)

@@ -48,35 +48,54 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 
-PAUSE_S, FAILED_S, MOST_GAPS = 0.5, 0.25, 6
+PAUSE_S = 0.5
+FAILED_S = 0.25
+MOST_GAPS = 6
 """In a closed loop some user always waits for an answer, or pauses for FAILED_S after a failure (exchange.py). A round
 was aborted if nothing happened for longer than PAUSE_S before the end of its window. In an open loop of random arrivals
 a pause of MOST_GAPS mean gaps has a probability of 0.2 %."""
 
 SHARE = 0.9  # a load holds from this attainment on
-N_BATCHES, FAR = 5, 2
+N_BATCHES = 5
+FAR = 2
 """Batches of successive requests for the interval of attainment. If all requests stay below half of their limits, or
 all exceed twice their limits, bunches of slow requests say nothing about which requests exceed a limit."""
 
 
 def row(request: Request) -> dict[str, Any]:
     """The row of a request of a load. NaN: unknown; inf: never, or nobody knows when."""
-    one, events, load = request_times.figures(request), request.events, request.asked.load
+    one = request_times.figures(request)
+    events = request.events
+    load = request.asked.load
     assert load is not None
-    s, sent_s, ok = partial(or_nan, factor=1e-9), or_nan(one.sent_ns, 1e-9), one.status == OK
-    indices, begin_ns = request_times.generated(request), 1e9 * load.warmup_s - (one.sent_ns or 0)
-    spread = NAN if ok and one.n_generated is None else (one.n_generated or 0) / max(1, len(indices))
-    n_tokens = events.n_tokens or [spread] * len(events.kind)  # without a count for each event: evenly
-    is_unknown = one.failure == TIMEOUT and one.sent_ns is None  # nobody noted when it gave up to connect
+    s = partial(or_nan, factor=1e-9)
+    sent_s = or_nan(one.sent_ns, 1e-9)
+    ok = one.status == OK
+    indices = request_times.generated(request)
+    begin_ns = 1e9 * load.warmup_s - (one.sent_ns or 0)
+    spread = (
+        NAN if ok and one.n_generated is None else (one.n_generated or 0) / max(1, len(indices))
+    )
+    n_tokens = events.n_tokens or [spread] * len(
+        events.kind
+    )  # without a count for each event: evenly
+    is_unknown = (
+        one.failure == TIMEOUT and one.sent_ns is None
+    )  # nobody noted when it gave up to connect
     window_ns = range(round(begin_ns), round(begin_ns + 1e9 * load.duration_s))
     times = {
         "ttft_s": s(one.ttft_due_ns),
         "tpot_s": s(one.tpot_bounds_ns and one.tpot_bounds_ns[1]),  # at most
-        "e2e_s": NAN if one.is_truncated else s(one.e2e_due_ns),  # the whole answer would take longer
+        "e2e_s": NAN
+        if one.is_truncated
+        else s(one.e2e_due_ns),  # the whole answer would take longer
         "stall_s": s(one.longest_stall_ns),
-        "prompt_s": or_nan(one.timings.prompt_ms, 1e-3) if one.timings and one.ttft_ns is not None else NAN,
+        "prompt_s": or_nan(one.timings.prompt_ms, 1e-3)
+        if one.timings and one.ttft_ns is not None
+        else NAN,
     }
     return {
         "load": load,
@@ -90,7 +109,9 @@ def row(request: Request) -> dict[str, Any]:
         "sent_s": sent_s,
         "at_s": s(one.sent_ns if one.scheduled_ns is None else one.scheduled_ns),  # when it was due
         "first_s": INF if one.ttft_ns is None else sent_s + s(one.ttft_ns),
-        "end_s": INF if is_unknown else sent_s + s(one.e2e_ns if one.ended_ns is None else one.ended_ns),
+        "end_s": INF
+        if is_unknown
+        else sent_s + s(one.e2e_ns if one.ended_ns is None else one.ended_ns),
         "late_s": s(one.delay_ns),
         "begin_s": load.warmup_s,
         "over_s": load.warmup_s + load.duration_s,
@@ -114,21 +135,32 @@ def frame(requests: Sequence[Request]) -> pd.DataFrame:
     import pandas as pd
 
     rows = pd.DataFrame(map(row, requests))
-    dates = pd.to_datetime(rows.started_at, errors="coerce", utc=True, format="ISO8601")  # NaT: a damaged line
-    date_s, of_round = (dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds().fillna(0), [rows.level, rows["round"]]
+    dates = pd.to_datetime(
+        rows.started_at, errors="coerce", utc=True, format="ISO8601"
+    )  # NaT: a damaged line
+    date_s = (dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds().fillna(0)
+    of_round = [rows.level, rows["round"]]
     began_s = (date_s - rows.sent_s).fillna(date_s).groupby(of_round).transform("min")
     rows["at_s"] = rows.at_s.fillna(date_s - began_s)
     rows["end_s"] = rows.end_s.fillna(rows.at_s)  # refused at once
     rows["start_s"] = rows.at_s + rows.late_s.fillna(0)
-    reach_s = rows[["at_s", "end_s"]].replace(INF, NAN).max(axis=1).groupby(of_round).transform("max")
-    silent_s, is_last = rows.over_s - reach_s, date_s.groupby(of_round).transform("max") == date_s.max()
-    is_closed = rows.load.iloc[0].arrivals == CLOSED  # of rates only the last round can have been aborted
-    rows["is_cut_off"] = silent_s > PAUSE_S if is_closed else is_last & (silent_s * rows.level > MOST_GAPS)
+    reach_s = (
+        rows[["at_s", "end_s"]].replace(INF, NAN).max(axis=1).groupby(of_round).transform("max")
+    )
+    silent_s = rows.over_s - reach_s
+    is_last = date_s.groupby(of_round).transform("max") == date_s.max()
+    is_closed = (
+        rows.load.iloc[0].arrivals == CLOSED
+    )  # of rates only the last round can have been aborted
+    rows["is_cut_off"] = (
+        silent_s > PAUSE_S if is_closed else is_last & (silent_s * rows.level > MOST_GAPS)
+    )
     rows["over_s"] = rows.over_s.where(~rows.is_cut_off, reach_s.clip(rows.begin_s, rows.over_s))
     rows["length_s"] = rows.over_s - rows.begin_s
     rows["inside"] = (rows.begin_s <= rows.at_s) & (rows.at_s < rows.over_s)
     by_arm = rows.groupby("level")
-    rows["arm"], rows["kept"] = by_arm.ngroup(), ~rows.is_cut_off | by_arm.is_cut_off.transform("all")
+    rows["arm"] = by_arm.ngroup()
+    rows["kept"] = ~rows.is_cut_off | by_arm.is_cut_off.transform("all")
     return rows.sort_values(["level", "round", "at_s"], kind="stable", ignore_index=True)
 
 
@@ -145,18 +177,27 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
     rounds = [own for _, own in rows.groupby("round")]
     windows = pd.DataFrame(map(_window, rounds))
     inside = rows[rows.inside]
-    good, bad = inside[inside.ok], inside[~inside.ok]
+    good = inside[inside.ok]
+    bad = inside[~inside.ok]
     made: dict[str, Any] = {
         "load": load.label,
         "level": load.concurrency or load.rate or 0,
         "n_rounds": len(rounds),
         "n_cut_off": int(every[every.is_cut_off]["round"].nunique()),
         "window_s": list(windows.length_s),
-        **{f"load_{name}": value for name, value in dataclasses.asdict(load).items() if name != "round"},
+        **{
+            f"load_{name}": value
+            for name, value in dataclasses.asdict(load).items()
+            if name != "round"
+        },
         "n": len(inside),
         "n_ok": len(good),
         "failures": bad.failure.value_counts().to_dict(),
-        "errors": {name: own.error.mode()[0] for name, own in bad.groupby("failure") if own.error.notna().any()},
+        "errors": {
+            name: own.error.mode()[0]
+            for name, own in bad.groupby("failure")
+            if own.error.notna().any()
+        },
         "n_truncated": int(good.is_truncated.sum()),
         "n_short": sum(one.is_short is True and not one.is_truncated for one in good.figures),
         "n_warm": sum(one.is_warm is True for one in good.figures),
@@ -166,7 +207,13 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
         "late_most_s": inside.late_s.max(),
         "in_flight_begin": windows.in_flight_begin.mean(),
         "in_flight_end": windows.in_flight_end.mean(),
-        **dict(zip(("attainment", "attainment_low", "attainment_high"), _attainment(inside), strict=True)),
+        **dict(
+            zip(
+                ("attainment", "attainment_low", "attainment_high"),
+                _attainment(inside),
+                strict=True,
+            )
+        ),
     }
     for name in ("ttft", "tpot", "e2e"):
         known = sorted(inside[f"{name}_s"].dropna())
@@ -174,17 +221,27 @@ def _arm(every: pd.DataFrame) -> dict[str, Any]:
         for percentile in (95, 99):
             value, n_beyond = tail(known, percentile / 100)
             made |= {f"{name}_p{percentile}_s": value, f"{name}_p{percentile}_beyond": n_beyond}
-    made["user_tps"] = 1 / made["tpot_median_s"] if made["tpot_median_s"] > 0 and not made["tpot_is_bound"] else NAN
+    made["user_tps"] = (
+        1 / made["tpot_median_s"]
+        if made["tpot_median_s"] > 0 and not made["tpot_is_bound"]
+        else NAN
+    )
     measured = windows[windows.length_s > 0]
     for name in ("tokens_tps", "requests_ps", "goodput_ps"):  # each with its 90 % interval
-        value = (measured[name] * measured.length_s).sum(skipna=False) / (measured.length_s.sum() or NAN)
+        value = (measured[name] * measured.length_s).sum(skipna=False) / (
+            measured.length_s.sum() or NAN
+        )
         cut = value / (2 * max(1.0, measured.n.mean())) if len(measured) > 1 else 0.0
         half = stats.mean_half_width(list(measured[name]), 0.9) + cut if value == value else NAN
         made |= {name: value, f"{name}_low": max(value - half, 0.0), f"{name}_high": value + half}
     # more in flight at the end than at the start, by over 2 standard deviations of a Poisson count of all arrivals
     growth = (windows.in_flight_end - windows.in_flight_begin).sum()
-    made["is_overloaded"] = load.arrivals != CLOSED and bool(growth >= 3 and growth > 2 * math.sqrt(len(inside)))
-    busy, prefill = windows[["busy_s", "prefill_s"]].sum(skipna=False) / (windows.length_s.sum() or NAN)
+    made["is_overloaded"] = load.arrivals != CLOSED and bool(
+        growth >= 3 and growth > 2 * math.sqrt(len(inside))
+    )
+    busy, prefill = windows[["busy_s", "prefill_s"]].sum(skipna=False) / (
+        windows.length_s.sum() or NAN
+    )
     return made | {"share_prefill": prefill, "share_decode": busy - prefill, "share_idle": 1 - busy}
 
 
@@ -194,22 +251,31 @@ def _window(own: pd.DataFrame) -> dict[str, float]:
 
     load: Load = own.load.iloc[0]
     begin_s, length_s, over_s = own[["begin_s", "length_s", "over_s"]].iloc[0]
-    inside, whole = own[own.inside], own.ok & ~own.is_truncated
-    per_user_s = (inside.end_s - inside.at_s + FAILED_S * ~inside.ok).sum() / (load.concurrency or 1)
+    inside = own[own.inside]
+    whole = own.ok & ~own.is_truncated
+    per_user_s = (inside.end_s - inside.at_s + FAILED_S * ~inside.ok).sum() / (
+        load.concurrency or 1
+    )
     if load.arrivals == CLOSED and 0 < per_user_s < INF:  # Little's law
-        spent_s, tokens, n_whole = per_user_s, inside.n_generated[inside.ok], (whole & own.inside).sum()
+        spent_s = per_user_s
+        tokens = inside.n_generated[inside.ok]
+        n_whole = (whole & own.inside).sum()
     else:
-        spent_s, tokens = length_s or NAN, own.n_in_window
+        spent_s = length_s or NAN
+        tokens = own.n_in_window
         n_whole = (whole & (begin_s <= own.end_s) & (own.end_s < over_s)).sum()
 
     def covered_s(begins_s: Any, ends_s: Any) -> float:
         """The time in which at least one of the spans is in progress; NaN if a begin is unknown."""
         order = np.argsort(begins_s)
-        begins, ends = np.asarray(begins_s)[order], np.minimum(ends_s, over_s).to_numpy()[order]
+        begins = np.asarray(begins_s)[order]
+        ends = np.minimum(ends_s, over_s).to_numpy()[order]
         reached = np.maximum.accumulate([begin_s, *ends])[:-1]
         return float(np.maximum(0, ends - np.maximum(begins, reached)).sum())
 
-    known = own[(own.end_s > begin_s) & (own.start_s < own.end_s) & (own.start_s < over_s)]  # in progress in the window
+    known = own[
+        (own.end_s > begin_s) & (own.start_s < own.end_s) & (own.start_s < over_s)
+    ]  # in progress in the window
     return {
         "length_s": length_s,
         "n": len(inside),
@@ -219,7 +285,9 @@ def _window(own: pd.DataFrame) -> dict[str, float]:
         "in_flight_begin": ((own.at_s <= begin_s) & (begin_s < own.end_s)).sum(),
         "in_flight_end": ((own.at_s <= over_s) & (over_s < own.end_s)).sum(),
         "busy_s": covered_s(known.start_s, known.end_s),
-        "prefill_s": covered_s(np.maximum(known.start_s, known.first_s - known.prompt_s), known.first_s),
+        "prefill_s": covered_s(
+            np.maximum(known.start_s, known.first_s - known.prompt_s), known.first_s
+        ),
     }
 
 
@@ -242,22 +310,30 @@ def _attainment(inside: pd.DataFrame) -> tuple[float, float, float]:
     if known.empty:
         return NAN, NAN, NAN
     of_round = known.groupby("round").used
-    number, n_batches = of_round.cumcount() + 1, math.ceil(N_BATCHES / of_round.ngroups)
+    number = of_round.cumcount() + 1
+    n_batches = math.ceil(N_BATCHES / of_round.ngroups)
     batch = [known["round"], (number * n_batches - 1) // of_round.transform("size")]
 
     def design_effect(met: pd.Series) -> float:  # variance of the share over that of single draws
-        batches, share = met.groupby(batch).agg(["size", "sum"]), met.mean()
+        batches = met.groupby(batch).agg(["size", "sum"])
+        share = met.mean()
         if len(batches) < 2 or share in (0, 1):
             return 0.0
         between = ((batches["sum"] - share * batches["size"]) ** 2).sum() / len(met)
         return float(len(batches) / (len(batches) - 1) * between / (share * (1 - share)))
 
-    used, n, outside = known.used.sort_values(), len(known), (1 - CONFIDENCE) / 2
-    n_good, n_worth, effect = int((used <= 1).sum()), float(n), design_effect(known.used <= 1)
+    used = known.used.sort_values()
+    n = len(known)
+    outside = (1 - CONFIDENCE) / 2
+    n_good = int((used <= 1).sum())
+    n_worth = float(n)
+    effect = design_effect(known.used <= 1)
     if not (used.iloc[-1] * FAR < 1 or used.iloc[0] > FAR):
         effect = max(effect, design_effect(known.used <= used.iloc[math.ceil(0.9 * n) - 1]))
     if effect > 1:  # known from few batches only
-        t_all, t_batches = (stdtrit(df - 1, 1 - outside) for df in (n, known.groupby(batch).ngroups))
+        t_all, t_batches = (
+            stdtrit(df - 1, 1 - outside) for df in (n, known.groupby(batch).ngroups)
+        )
         n_worth *= (t_all / t_batches) ** 2 / effect
     bad_worth = n_worth * (n - n_good) / n
     low = betaincinv(n_worth - bad_worth, bad_worth + 1, outside) if n_good else 0.0
@@ -277,7 +353,9 @@ def capacity(arms: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     holding = list(itertools.takewhile(lambda one: one["attainment"] >= SHARE, measured))
     sure = [one for one in holding if one["attainment_low"] >= SHARE and not one["is_overloaded"]]
     missing = [one for one in measured if one["attainment_high"] < SHARE]
-    at_least, below, best = (ends[0] if ends else None for ends in (sure[-1:], missing[:1], holding[-1:]))
+    at_least, below, best = (
+        ends[0] if ends else None for ends in (sure[-1:], missing[:1], holding[-1:])
+    )
     if at_least and below:
         sentence = f"between {at_least['level']:g} and {below['load']}"
     elif at_least:
@@ -325,15 +403,30 @@ def rows(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
     parts = [table.measured(table.runs(plain))] if plain else []
     for own in sessions(records):
         first = table.runs(own[:1]).to_dict("records")[0]
-        first |= dict.fromkeys(("decode_tps", "warm", "short", "error", "failure", *table.REQUEST_FIGURES))
+        first |= dict.fromkeys(
+            ("decode_tps", "warm", "short", "error", "failure", *table.REQUEST_FIGURES)
+        )
         for _, arm in frame([record.request for record in own]).groupby("arm"):
-            load, lengths = arm.load.iloc[0], arm.loc[arm.kept, ["n_prompt", "n_gen"]].drop_duplicates()
+            load = arm.load.iloc[0]
+            lengths = arm.loc[arm.kept, ["n_prompt", "n_gen"]].drop_duplicates()
             n_prompt, n_gen = map(int, lengths.iloc[0]) if len(lengths) == 1 else (0, 0)
             lever = load.label if n_gen else f"{load.label}, {load.lengths}"
-            known = arm.assign(tpot_ms=1e3 * arm.tpot_s.mask(arm.is_bound))[~arm.is_cut_off & arm.inside]
+            known = arm.assign(tpot_ms=1e3 * arm.tpot_s.mask(arm.is_bound))[
+                ~arm.is_cut_off & arm.inside
+            ]
             medians = known.groupby("round")[["ttft_s", "tpot_ms", "e2e_s"]].median()
-            same = first | {"n_prompt": n_prompt, "n_gen": n_gen, "lever": lever, "status": OK, "warmup": False}
-            parts.append(pd.DataFrame([{**same, "repeat": number, **one} for number, one in medians.iterrows()]))
+            same = first | {
+                "n_prompt": n_prompt,
+                "n_gen": n_gen,
+                "lever": lever,
+                "status": OK,
+                "warmup": False,
+            }
+            parts.append(
+                pd.DataFrame(
+                    [{**same, "repeat": number, **one} for number, one in medians.iterrows()]
+                )
+            )
     filled = [one for one in parts if len(one)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 
@@ -350,23 +443,41 @@ def _section(records: Sequence[RequestRecord]) -> Section:
     rows = frame([record.request for record in records])
     plain = arm_rows(rows)
     arms = [SimpleNamespace(**row) for row in plain]
-    first, endpoint, of = records[0], records[0].endpoint, arms[0]
+    first = records[0]
+    endpoint = records[0].endpoint
+    of = arms[0]
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
-    server = " ".join(word for word in (endpoint.server, endpoint.version) if word) or "a server without a name"
+    server = (
+        " ".join(word for word in (endpoint.server, endpoint.version) if word)
+        or "a server without a name"
+    )
     slots = f", {plural(n_slots, 'slot')}" if n_slots is not None else ""
     title = f"{first.model} on {server}{slots}; client: {machines.label(first.machine)}"
     window = f"windows of {of.load_duration_s:g} s after {of.load_warmup_s:g} s of warm-up"
     words = f"{of.load_lengths}; {window}; {plural(max(arm.n_rounds for arm in arms), 'round')}"
-    answer, warnings, sentences = answer_of(arms), _warnings(arms), _findings(arms, n_slots)
+    answer = answer_of(arms)
+    warnings = _warnings(arms)
+    sentences = _findings(arms, n_slots)
     cells = [_cells(arm) for arm in arms]
     said = [answer, *(f"! {line}" for line in warnings), *sentences]
-    data = {"session": first.session, "url": endpoint.url, "model": first.model, "n_slots": n_slots, "sentences": said}
+    data = {
+        "session": first.session,
+        "url": endpoint.url,
+        "model": first.model,
+        "n_slots": n_slots,
+        "sentences": said,
+    }
     drawn = [rows[(rows.arm == number) & rows.kept] for number in range(len(arms))]
     latency = partial(_plot_latency, arms, drawn, f"Latency over load\n{title}\n{words}", n_slots)
-    timeline = partial(_plot_timeline, arms, drawn, f"The timeline of requests\n{title}\n{of.load_lengths}")
+    timeline = partial(
+        _plot_timeline, arms, drawn, f"The timeline of requests\n{title}\n{of.load_lengths}"
+    )
     of_latency = "Latency over load. Points are requests, lines their median and percentiles. Limits are dashed."
     of_timeline = "The requests of the first round. The steady window is shaded."
-    pictures = [Picture("load", of_latency, latency, (11, 5)), Picture("timeline", of_timeline, timeline, (11, 7))]
+    pictures = [
+        Picture("load", of_latency, latency, (11, 5)),
+        Picture("timeline", of_timeline, timeline, (11, 7)),
+    ]
     return Section(
         title,
         answer=answer,
@@ -406,7 +517,8 @@ def server_options(record: RequestRecord) -> dict[str, object]:
 
 def answer_of(arms: Arms) -> str:
     """How much load the server handles: its capacity if there are limits, otherwise what the largest load got."""
-    n, good = sum(arm.n for arm in arms), [arm for arm in arms if arm.n_ok]
+    n = sum(arm.n for arm in arms)
+    good = [arm for arm in arms if arm.n_ok]
     if not n:
         return "No request was due in a steady window: try a longer --duration."
     if not good:
@@ -414,9 +526,14 @@ def answer_of(arms: Arms) -> str:
     if holds := capacity([vars(arm) for arm in arms]):
         limits = Slo(**arms[0].load_slo).label
         return f"Capacity (at least 90 % of requests within {limits}): {holds['sentence']}."
-    first, last = good[0], good[-1]
+    first = good[0]
+    last = good[-1]
     is_counted = last.tokens_tps == last.tokens_tps
-    name, verb, unit = ("tokens_tps", "generates", "tokens") if is_counted else ("requests_ps", "answers", "requests")
+    name, verb, unit = (
+        ("tokens_tps", "generates", "tokens")
+        if is_counted
+        else ("requests_ps", "answers", "requests")
+    )
     place = "With" if last.load_arrivals == CLOSED else "At"
     line = f"{place} {last.load} the server {verb} {digits(getattr(last, name))} {unit}/s"
     line += f" ({first.load}: {digits(getattr(first, name))})" if first is not last else ""
@@ -434,15 +551,22 @@ def _cells(arm: SimpleNamespace) -> dict[str, str]:
 
     def rate(name: str) -> str:
         value, low, high = (getattr(arm, f"{name}{end}") for end in ("", "_low", "_high"))
-        return digits(value) + (f"\n{digits(low)}-{digits(high)}" if arm.n_rounds > 1 and value == value else "")
+        return digits(value) + (
+            f"\n{digits(low)}-{digits(high)}" if arm.n_rounds > 1 and value == value else ""
+        )
 
-    beyond = {95: arm.ttft_p95_beyond or arm.e2e_p95_beyond, 99: arm.ttft_p99_beyond or arm.e2e_p99_beyond}
+    beyond = {
+        95: arm.ttft_p95_beyond or arm.e2e_p95_beyond,
+        99: arm.ttft_p99_beyond or arm.e2e_p99_beyond,
+    }
     within = f"{arm.attainment:.0%}\n{arm.attainment_low:.0%}-{arm.attainment_high:.0%}"
     limits = {"within\nlimits": within if arm.n else UNKNOWN, "goodput\nper s": rate("goodput_ps")}
     return {
         "load": f"{arm.load}\n{plural(arm.n, 'request')}"
         + (f"\n{arm.n - arm.n_ok} failed" if arm.n > arm.n_ok else ""),
-        "requests": "\n".join(["median", *(f"{percentile} % ({n})" for percentile, n in beyond.items() if n)]),
+        "requests": "\n".join(
+            ["median", *(f"{percentile} % ({n})" for percentile, n in beyond.items() if n)]
+        ),
         "TTFT\ns": latency("ttft"),
         "TPOT\nms": latency("tpot", 1e3),
         "E2E\ns": latency("e2e"),
@@ -460,17 +584,26 @@ def _findings(arms: Arms, n_slots: int | None) -> list[str]:
         shares = (arm.share_prefill, arm.share_decode, arm.share_idle)
         return f"{arm.load}: {' / '.join(f'{100 * one:.0f}' if one == one else '?' for one in shares)} %"
 
-    words, busy = list[str](), [arm for arm in arms if arm.share_idle < 1]
+    words = list[str]()
+    busy = [arm for arm in arms if arm.share_idle < 1]
     if busy:
         busiest = min(busy, key=lambda arm: arm.share_idle)
         phase = "prefill" if busiest.share_prefill > busiest.share_decode else "decode"
         most = f"With {busiest.load}, {phase} takes most of the time."
         if busiest.share_prefill != busiest.share_prefill:
-            most = "Only a server that reports prompt times shows which part of the rest is prefill."
-        words += [f"Share of the time in prefill / decode / idle: {'; '.join(map(split, busy))}. {most}"]
+            most = (
+                "Only a server that reports prompt times shows which part of the rest is prefill."
+            )
+        words += [
+            f"Share of the time in prefill / decode / idle: {'; '.join(map(split, busy))}. {most}"
+        ]
     users = {arm.load: arm.load_concurrency or 0 for arm in arms}
-    if waits := [f"{n - n_slots} of {load}" for load, n in users.items() if n_slots and n > n_slots]:
-        words += [f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."]
+    if waits := [
+        f"{n - n_slots} of {load}" for load, n in users.items() if n_slots and n > n_slots
+    ]:
+        words += [
+            f"The server has {plural(n_slots or 0, 'slot')}, so users wait: {', '.join(waits)}."
+        ]
     return words
 
 
@@ -479,7 +612,9 @@ def _warnings(arms: Arms) -> list[str]:
     words = []
     for arm in arms:
         examples = {name: f", for example {error}" for name, error in arm.errors.items()}
-        failed = "; ".join(f"{n} {name}{examples.get(name, '')}" for name, n in arm.failures.items())
+        failed = "; ".join(
+            f"{n} {name}{examples.get(name, '')}" for name, n in arm.failures.items()
+        )
         said = {
             f"{arm.n - arm.n_ok} of {arm.n} requests failed ({failed}).": failed,
             f"{plural(arm.n_truncated, 'answer')} truncated (finish reason length, but fewer tokens than requested): "
@@ -494,17 +629,22 @@ def _warnings(arms: Arms) -> list[str]:
             f"{arm.in_flight_end:.0f} when it ended. A longer window would show longer waits.": arm.is_overloaded,
             f"the client was busy and sent requests up to {seconds(arm.late_most_s)} late. TTFT and E2E count from the "
             "intended time.": arm.late_most_s > 0.01,
-            "tokens/s is unknown, because nobody counted all tokens.": arm.n_ok and arm.tokens_tps != arm.tokens_tps,
+            "tokens/s is unknown, because nobody counted all tokens.": arm.n_ok
+            and arm.tokens_tps != arm.tokens_tps,
         }
         words += [f"{arm.load}: {line}" for line, holds in said.items() if holds]
     return words
 
 
-MOST_PANELS, MOST_BARS, MOST_POINTS = 6, 150, 400
+MOST_PANELS = 6
+MOST_BARS = 150
+MOST_POINTS = 400
 """Maximum number of arms and bars of a timeline, and of points of an arm; of more, evenly spread ones are drawn."""
 
 
-def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None) -> Figure:
+def plot_arms(
+    records: Sequence[Record | RequestRecord], name: str = "load", figure: Figure | None = None
+) -> Figure:
     """A picture of the first session of loads among records: load (latency over it), or timeline.
 
         lab.plot_arms(lab.load(url, concurrency="1,2,4"), "timeline")
@@ -513,29 +653,49 @@ def plot_arms(records: Sequence[Record | RequestRecord], name: str = "load", fig
     """
     drawn = {one.name: one for section in sections(records)[:1] for one in section.pictures}
     if name not in drawn:
-        hint = f"Choose one of: {', '.join(drawn)}" if drawn else "Measure a load: lab load --url URL"
+        hint = (
+            f"Choose one of: {', '.join(drawn)}" if drawn else "Measure a load: lab load --url URL"
+        )
         raise LabError(f"There is no picture {name!r} of a load in these records.", hint)
     figure = figure or canvas.new_figure(drawn[name].size)
     drawn[name].draw(figure)
     return figure
 
 
-def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots: int | None, figure: Figure) -> None:
+def _plot_latency(
+    arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots: int | None, figure: Figure
+) -> None:
     """TTFT and TPOT over the load: a point per request, lines for the median, percentiles, limits and slots."""
-    slo, is_closed = Slo(**(arms[0].load_slo or {})), arms[0].load_arrivals == CLOSED
-    panels = [("ttft", 1.0, "TTFT (s)" + ("" if is_closed else " from the intended time"), slo.ttft_s)]
+    slo = Slo(**(arms[0].load_slo or {}))
+    is_closed = arms[0].load_arrivals == CLOSED
+    panels = [
+        ("ttft", 1.0, "TTFT (s)" + ("" if is_closed else " from the intended time"), slo.ttft_s)
+    ]
     panels += [("tpot", 1e3, "TPOT (ms)", slo.tpot_s)] if any(arm.tpot_n for arm in arms) else []
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     lines = {"median": "median", "95th percentile": "p95", "99th percentile": "p99"}
-    n_inside = sum(arm.level <= n_slots for arm in arms) if is_closed and n_slots is not None else len(arms)
+    n_inside = (
+        sum(arm.level <= n_slots for arm in arms)
+        if is_closed and n_slots is not None
+        else len(arms)
+    )
     for ax, (name, factor, label, limit_s) in zip(axes, panels, strict=True):
         known = [sorted(factor * own[f"{name}_s"][own.inside].dropna()) for own in rows]
         for place, values in enumerate(known):
             drawn = values[:: math.ceil(len(values) / MOST_POINTS) or 1]
             xs = [place + 0.16 * (2 * (0.618034 * i % 1) - 1) for i in range(len(drawn))]
-            style: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "alpha": 0.5, "mew": 0, "color": COLOURS[5]}
+            style: dict[str, Any] = {
+                "ls": "",
+                "marker": "o",
+                "ms": 4,
+                "alpha": 0.5,
+                "mew": 0,
+                "color": COLOURS[5],
+            }
             ax.plot(xs, drawn, label="requests" if place == 0 else None, **style)
-        for (line, which), colour, marker in zip(lines.items(), COLOURS[:2] + COLOURS[3:4], MARKERS, strict=False):
+        for (line, which), colour, marker in zip(
+            lines.items(), COLOURS[:2] + COLOURS[3:4], MARKERS, strict=False
+        ):
             ys = [factor * getattr(arm, f"{name}_{which}_s") for arm in arms]
             if any(y == y for y in ys):
                 ax.plot(ys, lw=1.8, ms=5, label=line, color=colour, marker=marker)
@@ -548,10 +708,15 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
         if limit_s is not None:
             ax.axhline(factor * limit_s, color=GUIDE, ls="-.", lw=1.4, label=f"limit: {slo.label}")
         ticks = [
-            f"{arm.level:,g}" + (f"\n{n:,} of {arm.n:,}\nfailed" if (n := arm.n - arm.n_ok) else "") for arm in arms
+            f"{arm.level:,g}" + (f"\n{n:,} of {arm.n:,}\nfailed" if (n := arm.n - arm.n_ok) else "")
+            for arm in arms
         ]
         ax.set_xticks(range(len(arms)), ticks)
-        ax.set(ylabel=label, xlabel="users" if is_closed else "requests per second", xlim=(-0.5, len(arms) - 0.5))
+        ax.set(
+            ylabel=label,
+            xlabel="users" if is_closed else "requests per second",
+            xlim=(-0.5, len(arms) - 0.5),
+        )
         if n_inside < len(arms):
             words = f"to the right: more users than the server's {plural(n_slots or 0, 'slot')}"
             ax.axvline(n_inside - 0.5, color=GUIDE, ls=":", lw=1.4, label=words)
@@ -560,7 +725,8 @@ def _plot_latency(arms: Arms, rows: Sequence[pd.DataFrame], title: str, n_slots:
 
 def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure: Figure) -> None:
     """A bar per request of the first round of up to 6 loads; a failure is a mark at the time when it was due."""
-    n, begin_s = min(len(arms), MOST_PANELS), arms[0].load_warmup_s
+    n = min(len(arms), MOST_PANELS)
+    begin_s = arms[0].load_warmup_s
     stop_s = begin_s + arms[0].load_duration_s
     chosen = [round(i * (len(arms) - 1) / max(1, n - 1)) for i in range(n)]
     axes = canvas.grid(figure, n, 1 if n == 1 else 2 if n in (2, 4) else 3, sharex=True)
@@ -571,10 +737,17 @@ def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure:
         drawn = own[::step].reset_index()
         ended = drawn[drawn.end_s < INF]
         first_s = ended[["first_s", "end_s"]].min(axis=1)
-        wait = "waiting for the first token" + ("" if arms[0].load_arrivals == CLOSED else ", from the intended time")
-        spans = (ended.at_s, first_s, OF_PREFILL, wait), (first_s, ended.end_s, OF_DECODE, "receiving the answer")
+        wait = "waiting for the first token" + (
+            "" if arms[0].load_arrivals == CLOSED else ", from the intended time"
+        )
+        spans = (
+            (ended.at_s, first_s, OF_PREFILL, wait),
+            (first_s, ended.end_s, OF_DECODE, "receiving the answer"),
+        )
         for from_s, to_s, colour, label in spans:
-            ax.barh(ended.index, to_s - from_s, left=from_s, height=0.9, color=colour, lw=0, label=label)
+            ax.barh(
+                ended.index, to_s - from_s, left=from_s, height=0.9, color=colour, lw=0, label=label
+            )
         if len(failed := drawn[~drawn.ok]):
             ax.plot(failed.at_s, failed.index, "X", ms=5, mew=0, color=COLOURS[6], label="failed")
         of_step = f", 1 of {step} drawn" if step > 1 else ""
@@ -586,16 +759,20 @@ def _plot_timeline(arms: Arms, rows: Sequence[pd.DataFrame], title: str, figure:
 
 def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     """Loads on servers, a part for each session."""
-    parts, server = sections(records), records[0].endpoint.server or "its server"
+    parts = sections(records)
+    server = records[0].endpoint.server or "its server"
     question = f"How much load can {records[0].model} handle through {server}?"
     sentences = [part.answer for part in parts]
-    return [Section("Under load", name="loads", question=question, sentences=sentences, parts=parts)]
+    return [
+        Section("Under load", name="loads", question=question, sentences=sentences, parts=parts)
+    ]
 
 
 def again(records: Sequence[RequestRecord]) -> str | None:
     """The command of loads; None if the lengths are not those of an option."""
     known = [one.request.asked.load for one in records if one.request.asked.load]
-    first, limits = known[0], dataclasses.asdict(known[0].slo or Slo())
+    first = known[0]
+    limits = dataclasses.asdict(known[0].slo or Slo())
     if (lengths := re.fullmatch(r"(\S+) \+ (\S+) tokens", first.lengths)) is None:
         return None
     given = {
@@ -606,7 +783,11 @@ def again(records: Sequence[RequestRecord]) -> str | None:
         "warmup": f"{first.warmup_s:g}",
         "duration": f"{first.duration_s:g}",
         "rounds": 1 + max(load.round for load in known),
-        "slo": [f"{name.removesuffix('_s')}={limit:g}s" for name, limit in limits.items() if limit is not None],
+        "slo": [
+            f"{name.removesuffix('_s')}={limit:g}s"
+            for name, limit in limits.items()
+            if limit is not None
+        ],
         "seed": first.seed,
     }
     return as_options.line("load", server_options(records[0]) | given)

@@ -30,16 +30,18 @@ from lab.core.record import OK
 from lab.core.request import CLOSED, POISSON, Load, Request, RequestRecord, Slo, parse_slo
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
-from lab.features.serve.formats import MOST_AT_ONCE, Reply, SendPlan
-from lab.features.serve.servers import Reaching, Server, connect, needs_count, prompt_text, reaching_of
-from lab.features.serve.through_server import GONE, gone, warn_of_failures
+from lab.remote.formats import MOST_AT_ONCE, Reply, SendPlan
+from lab.remote.servers import Reaching, Server, connect, needs_count, prompt_text, reaching_of
+from lab.remote.through_server import GONE, gone, warn_of_failures
 from lab.runner import progress
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.prompts import TEXT
 
-MOST_VALUES, MOST_TOKENS = 32, 10_000_000
+MOST_VALUES = 32
+MOST_TOKENS = 10_000_000
 MOST_DRAWN = 20_000  # lengths drawn for a window; then they repeat
-MOST_ARMS, STALL_S = 50, 60.0
+MOST_ARMS = 50
+STALL_S = 60.0
 
 LIMITS: dict[str, tuple[float, float, float]] = {
     "warmup": (5.0, 0, 86_400),
@@ -50,7 +52,9 @@ LIMITS: dict[str, tuple[float, float, float]] = {
 }
 """The default of an option, its lowest and its highest value."""
 
-MOST_LOST = 20  # a server counts as gone after this number of requests in a row without a connection
+MOST_LOST = (
+    20  # a server counts as gone after this number of requests in a row without a connection
+)
 REST = 2.0
 """An open loop has times for REST times its window, because the load continues until the window's requests end."""
 
@@ -68,16 +72,26 @@ class Lengths(NamedTuple):
 
 def parse(option: str, text: str | int) -> Lengths:
     """`512`, `100-1000` (uniform), `normal:MEAN,SD`, `lognormal:MEDIAN,SIGMA` (of the logarithm), or LabError."""
-    words, values = in_digits(str(text).strip()), list[int]()
+    words = in_digits(str(text).strip())
+    values = list[int]()
     if match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", words):
-        low, high = int(match[1]), int(match[2] or match[1])
+        low = int(match[1])
+        high = int(match[2] or match[1])
         n = min(high + 1 - low, MOST_VALUES)
         values = [low + math.floor((i + 0.5) * (high + 1 - low) / n) for i in range(n)]
-    elif match := re.fullmatch(r"(normal|lognormal):(\d{1,9}(?:\.\d+)?),\s*(\d{1,9}(?:\.\d+)?)", words):
-        middle, spread = float(match[2]), float(match[3])
-        normal = [spread * NormalDist().inv_cdf((i + 0.5) / MOST_VALUES) for i in range(MOST_VALUES)]
-        is_normal, most = match[1] == "normal", math.log(2 * MOST_TOKENS)  # beyond it is refused anyway
-        values = [round(middle + z if is_normal else middle * math.exp(min(z, most))) for z in normal]
+    elif match := re.fullmatch(
+        r"(normal|lognormal):(\d{1,9}(?:\.\d+)?),\s*(\d{1,9}(?:\.\d+)?)", words
+    ):
+        middle = float(match[2])
+        spread = float(match[3])
+        normal = [
+            spread * NormalDist().inv_cdf((i + 0.5) / MOST_VALUES) for i in range(MOST_VALUES)
+        ]
+        is_normal = match[1] == "normal"
+        most = math.log(2 * MOST_TOKENS)  # beyond it is refused anyway
+        values = [
+            round(middle + z if is_normal else middle * math.exp(min(z, most))) for z in normal
+        ]
     if not values or not 1 <= min(values) <= max(values) <= MOST_TOKENS:
         hint = f"Write {option} as 512, 100-1000, normal:500,100 or lognormal:300,0.8 (median, sigma of the logarithm)."
         raise LabError(f"{option} {words} is not possible.", hint)
@@ -92,7 +106,9 @@ def drawn(prompts: Lengths, answers: Lengths, n: int, seed: str) -> tuple[tuple[
         while True:
             yield from rng.sample(values, len(values))
 
-    pairs = zip(decks(range(len(prompts.values)), "prompts"), decks(answers.values, "answers"), strict=False)
+    pairs = zip(
+        decks(range(len(prompts.values)), "prompts"), decks(answers.values, "answers"), strict=False
+    )
     return tuple(itertools.islice(pairs, n))
 
 
@@ -133,13 +149,21 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
 
     LabError for invalid options, and if the load could need more than `max_requests`.
     """
-    prompts, answers = parse("--prompt-len", asked.get("prompt_len", 256)), parse("--gen", asked.get("gen", 64))
-    users, rates, slo = asked.get("concurrency"), asked.get("rate"), asked.get("slo")
+    prompts = parse("--prompt-len", asked.get("prompt_len", 256))
+    answers = parse("--gen", asked.get("gen", 64))
+    users = asked.get("concurrency")
+    rates = asked.get("rate")
+    slo = asked.get("slo")
     given: dict[str, Any] = {**asked}
     if users is not None and rates is not None:
-        raise LabError("--concurrency (closed loop) and --rate (open loop) exclude each other.", "Give one of them.")
+        raise LabError(
+            "--concurrency (closed loop) and --rate (open loop) exclude each other.",
+            "Give one of them.",
+        )
     levels = _numbers("--rate", rates, 0.001, 10_000) if rates is not None else []
-    levels = levels or _numbers("--concurrency", "1,2,4,8" if users is None else users, 1, MOST_AT_ONCE, True)
+    levels = levels or _numbers(
+        "--concurrency", "1,2,4,8" if users is None else users, 1, MOST_AT_ONCE, True
+    )
     warmup_s, duration_s, rounds, most, timeout_s = (
         _numbers(f"--{name.replace('_', '-')}", [given.get(name, default)], least, highest)[0]
         for name, (default, least, highest) in LIMITS.items()
@@ -166,21 +190,41 @@ def make_plan(**asked: Unpack[LoadOptions]) -> LoadPlan:
         for i in range(int(rounds))  # all arms in each round, in random order
         for level in random.Random(f"{of_all['seed']} {i}").sample(levels, len(levels))
     ]
-    return LoadPlan(tuple(windows), prompts, answers, int(most), timeout_s, len(windows) * (warmup_s + duration_s))
+    return LoadPlan(
+        tuple(windows),
+        prompts,
+        answers,
+        int(most),
+        timeout_s,
+        len(windows) * (warmup_s + duration_s),
+    )
 
 
-def _numbers(option: str, given: Numbers, least: float, most: float, whole: bool = False) -> list[float]:
+def _numbers(
+    option: str, given: Numbers, least: float, most: float, whole: bool = False
+) -> list[float]:
     """The different numbers of a list, or LabError."""
-    parts = given.split(",") if isinstance(given, str) else given if isinstance(given, Sequence) else [given]
+    parts = (
+        given.split(",")
+        if isinstance(given, str)
+        else given
+        if isinstance(given, Sequence)
+        else [given]
+    )
     numbers = list[float]()
     with suppress(ValueError):
         numbers = list(dict.fromkeys(float(part) for part in parts))
     if not 1 <= len(numbers) <= MOST_ARMS:
-        raise LabError(f"{option} {given} is not a list of numbers.", f"Give up to {MOST_ARMS}, with commas: 1,2,4")
+        raise LabError(
+            f"{option} {given} is not a list of numbers.",
+            f"Give up to {MOST_ARMS}, with commas: 1,2,4",
+        )
     for number in numbers:
         if not least <= number <= most or (whole and number != int(number)):  # also for NaN
             kind = "whole numbers" if whole else "a number"
-            raise LabError(f"{option} {number:g} is not possible.", f"Give {kind} from {least:g} to {most:,}.")
+            raise LabError(
+                f"{option} {number:g} is not possible.", f"Give {kind} from {least:g} to {most:,}."
+            )
     return numbers
 
 
@@ -188,9 +232,12 @@ def times_ns(load: Load) -> tuple[int, ...] | None:
     """The times of an open loop's requests: random, as if users were independent (a Poisson process)."""
     if load.rate is None:
         return None
-    end_s, rng = REST * (load.warmup_s + load.duration_s), random.Random(f"{load.seed} {load.rate} {load.round}")
+    end_s = REST * (load.warmup_s + load.duration_s)
+    rng = random.Random(f"{load.seed} {load.rate} {load.round}")
     times_s = itertools.accumulate(rng.expovariate(load.rate) for _ in itertools.repeat(None))
-    return tuple(round(1e9 * at_s) for at_s in itertools.takewhile(lambda at_s: at_s < end_s, times_s))
+    return tuple(
+        round(1e9 * at_s) for at_s in itertools.takewhile(lambda at_s: at_s < end_s, times_s)
+    )
 
 
 def load(
@@ -214,7 +261,8 @@ def load(
     answering.
     """
     plan = make_plan(**asked)
-    text, notes = prompt_text(prompt), list[str]()
+    text = prompt_text(prompt)
+    notes = list[str]()
     with progress.in_notebook() as watching:
         show = watch or watching
         how = reaching_of({**asked, "timeout": plan.timeout_s})
@@ -233,7 +281,9 @@ class Session:
     path: Path
     watch: ShowStatus
     lost: list[Request] = field(default_factory=list)  # requests in a row with a failure in GONE
-    kept: set[int] = field(default_factory=set)  # the requests of the last plan that are in the file
+    kept: set[int] = field(
+        default_factory=set
+    )  # the requests of the last plan that are in the file
 
     def send(self, plan: SendPlan, status: Status, later_s: float) -> Iterator[RequestRecord]:
         """Send the requests of a plan; yield each record after it is written to the file.
@@ -243,7 +293,9 @@ class Session:
         `later_s` is the time of the plans that follow.
         """
         self.kept.clear()
-        n_failed, uncounted, end_s = 0, list[Reply](), time.monotonic() + (plan.stop_s or 0)
+        n_failed = 0
+        uncounted = list[Reply]()
+        end_s = time.monotonic() + (plan.stop_s or 0)
         try:
             for batch in self.server.client.batches(plan, LOOK_S):
                 final: list[Reply] = []
@@ -252,15 +304,21 @@ class Session:
                     n_failed += reply.request.status != OK
                     (uncounted if needs_count(reply.request) else final).append(reply)
                 yield from self._keep(final)
-                so_far = plural(len(self.kept), "request") + (f", {n_failed:,} failed" if n_failed else "")
+                so_far = plural(len(self.kept), "request") + (
+                    f", {n_failed:,} failed" if n_failed else ""
+                )
                 left_s = later_s + max(0.0, end_s - time.monotonic())
                 self.watch(dataclasses.replace(status, part=so_far, left_s=left_s))
-            for i, reply in enumerate(uncounted if len(self.lost) < MOST_LOST else ()):  # the server is idle now
+            for i, reply in enumerate(
+                uncounted if len(self.lost) < MOST_LOST else ()
+            ):  # the server is idle now
                 uncounted[i] = dataclasses.replace(reply, request=self.server.counted(reply))
                 if needs_count(uncounted[i].request):  # the server has no tokenizer
                     break
             yield from self._keep(uncounted)
-        except BaseException:  # after Ctrl-C, in a closed generator, without a client, or with a full disk
+        except (
+            BaseException
+        ):  # after Ctrl-C, in a closed generator, without a client, or with a full disk
             with suppress(LabError):
                 self._keep((*self.server.client.given_up(), *uncounted))
             raise
@@ -279,15 +337,25 @@ class Session:
 
 
 def execute(
-    plan: LoadPlan, server: Server, text: str, path: Path, watch: ShowStatus, note: Callable[[str], object]
+    plan: LoadPlan,
+    server: Server,
+    text: str,
+    path: Path,
+    watch: ShowStatus,
+    note: Callable[[str], object],
 ) -> Generator[RequestRecord, None, None]:
     """Measure the plan's windows; yield each record after it is written to the file `path`.
 
     Calls `note` with sentences for the user. LabError if the server is gone. Stopping early (Ctrl-C) keeps all finished
     requests.
     """
-    session, lengths, longest, asks = Session(server, path, watch), plan.prompts.values, max(plan.answers.values), []
-    n_left, later_s, seed = plan.max_requests, plan.seconds, plan.windows[0].seed
+    session = Session(server, path, watch)
+    lengths = plan.prompts.values
+    longest = max(plan.answers.values)
+    asks = []
+    n_left = plan.max_requests
+    later_s = plan.seconds
+    seed = plan.windows[0].seed
     with unless_empty(path):
         for i, n in enumerate(lengths):
             watch(Status("sizing prompts", n_runs=len(lengths), n_runs_done=i))
@@ -295,12 +363,18 @@ def execute(
         if too_long := server.too_long(max(lengths), longest):
             note(str(too_long).replace("\n", " "))
         for i, load in enumerate(plan.windows):
-            due_ns, stop_s = times_ns(load), load.warmup_s + load.duration_s
+            due_ns = times_ns(load)
+            stop_s = load.warmup_s + load.duration_s
             name = f"{load.label}, round {load.round + 1}"
-            n_most = n_left // (len(plan.windows) - i) if due_ns is None else min(len(due_ns), n_left)
+            n_most = (
+                n_left // (len(plan.windows) - i) if due_ns is None else min(len(due_ns), n_left)
+            )
             own: dict[str, Any] = {"load": load, "repeat": load.round}
             sending = SendPlan(
-                asks=tuple(dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, **own)) for ask in asks),
+                asks=tuple(
+                    dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, **own))
+                    for ask in asks
+                ),
                 api=server.endpoint.api,
                 n_at_once=load.concurrency or MOST_AT_ONCE,
                 n_requests=n_most,
@@ -309,11 +383,16 @@ def execute(
                 stall_s=STALL_S,
                 stop_s=stop_s,
                 spread_s=spread_s(load),
-                order=drawn(plan.prompts, plan.answers, min(n_most, MOST_DRAWN), f"{seed} {load.round}"),
+                order=drawn(
+                    plan.prompts, plan.answers, min(n_most, MOST_DRAWN), f"{seed} {load.round}"
+                ),
                 most_lost=MOST_LOST,
             )
-            began, later_s = time.monotonic(), later_s - stop_s
-            yield from session.send(sending, Status(f"{name} of {1 + plan.windows[-1].round}"), later_s)
+            began = time.monotonic()
+            later_s = later_s - stop_s
+            yield from session.send(
+                sending, Status(f"{name} of {1 + plan.windows[-1].round}"), later_s
+            )
             lasted_s = time.monotonic() - began
             if len(session.lost) >= MOST_LOST:
                 raise gone(server, path, session.lost, f"{name}; ")

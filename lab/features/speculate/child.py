@@ -46,11 +46,17 @@ class Lookup:
     def guess(self, n: int) -> list[int]:
         """The n tokens after the last occurrence of the text's end; empty if it has not occurred before."""
         for n_same in N_GRAMS:
-            place = self._after.get(tuple(self.tokens[-n_same:])) if len(self.tokens) >= n_same else None
+            place = (
+                self._after.get(tuple(self.tokens[-n_same:]))
+                if len(self.tokens) >= n_same
+                else None
+            )
             if place is None:
                 continue
             text = self.tokens[place : place + n]
-            while len(text) < n:  # past the end: repeat the tokens between that occurrence and the end
+            while (
+                len(text) < n
+            ):  # past the end: repeat the tokens between that occurrence and the end
                 text.append(text[len(text) - (len(self.tokens) - place)])
             return text
         return []
@@ -62,12 +68,19 @@ class Speculation:
     Writes chosen tokens into `tokens`.
     """
 
-    def __init__(self, context: Context, draft: Context | None, logits: Mapping[bool, Logits], tokens: Any) -> None:
-        self._context, self._draft, self._logits, self._tokens = context, draft, logits, tokens
+    def __init__(
+        self, context: Context, draft: Context | None, logits: Mapping[bool, Logits], tokens: Any
+    ) -> None:
+        self._context = context
+        self._draft = draft
+        self._logits = logits
+        self._tokens = tokens
         self.shapes: list[Shape] = []
         self.accepted: list[int] = []
 
-    def moves(self, prompt: Sequence[int], operation: Operation, n_prefilled: int) -> Iterator[Move]:
+    def moves(
+        self, prompt: Sequence[int], operation: Operation, n_prefilled: int
+    ) -> Iterator[Move]:
         """Moves until `operation.times` tokens are chosen, after the prompt and one chosen token (`tokens[0]`).
 
         Drafts never go beyond the last token to generate.
@@ -76,7 +89,8 @@ class Speculation:
         self._n_read = len(prompt)  # tokens of the text that the draft model's cache holds
         n_chosen = 1
         while (n_left := operation.times + 1 - n_chosen) > 0:
-            n_past, n_guesses = len(text.tokens) - 1, min(operation.n_draft, n_left - 1)
+            n_past = len(text.tokens) - 1
+            n_guesses = min(operation.n_draft, n_left - 1)
             self._guesses: list[int] = []
             if operation.of_draft:
                 for _ in range(n_guesses):
@@ -85,14 +99,20 @@ class Speculation:
                 self.shapes.append(Shape(DRAFT, 0, n_past, 1, 0))
                 yield functools.partial(self._look_up, n_guesses), None, n_prefilled
             step = [text.tokens[-1], *self._guesses]
-            self.shapes.append(Shape(VERIFY if self._guesses else DECODE, len(step), n_past, 1, len(step)))
+            self.shapes.append(
+                Shape(VERIFY if self._guesses else DECODE, len(step), n_past, 1, len(step))
+            )
             forward = functools.partial(llama.decode, self._context, _batch(step, 0))
             yield forward, functools.partial(self._choose, n_chosen), n_prefilled
             n_right = len(text.tokens) - n_past - 2
             n_chosen += n_right + 1
             if n_right < len(self._guesses):
                 self.shapes.append(Shape(FORGET, 0, n_past + len(step), 1, 0))
-                yield functools.partial(llama.forget, self._context, 0, n_past + 1 + n_right), None, n_prefilled
+                yield (
+                    functools.partial(llama.forget, self._context, 0, n_past + 1 + n_right),
+                    None,
+                    n_prefilled,
+                )
             self._n_read = min(self._n_read, n_past + 1 + n_right)
             if self._guesses:
                 self.accepted.append(n_right)
@@ -103,8 +123,11 @@ class Speculation:
     def _guess_next(self, n_prefilled: int) -> Move:
         """One step of the draft model over the tokens that it has not read yet."""
         assert self._draft is not None
-        draft, known = self._draft, self._text.tokens + self._guesses
-        new, n_read, is_first = known[self._n_read :], self._n_read, not self._guesses
+        draft = self._draft
+        known = self._text.tokens + self._guesses
+        new = known[self._n_read :]
+        n_read = self._n_read
+        is_first = not self._guesses
         batch = _batch(new, len(new) - 1)
         self.shapes.append(Shape(DRAFT, len(new), n_read, 1, 1))
         self._n_read = len(known)
@@ -114,7 +137,11 @@ class Speculation:
                 llama.forget(draft, 0, n_read)
             llama.decode(draft, batch)
 
-        return execute, lambda: self._guesses.append(int(self._logits[True].row(len(new) - 1).argmax())), n_prefilled
+        return (
+            execute,
+            lambda: self._guesses.append(int(self._logits[True].row(len(new) - 1).argmax())),
+            n_prefilled,
+        )
 
     def _choose(self, n_chosen: int) -> None:
         """Choose the tokens after the last one and after each accepted one."""
@@ -129,7 +156,12 @@ class Speculation:
 def _batch(ids: Sequence[int], first_output: int) -> Any:
     """A llama_batch of sequence 0; tokens from `first_output` on get logits. llama.cpp counts the positions."""
     n = len(ids)
-    tokens, wants_logits = (ctypes.c_int32 * n)(*ids), (ctypes.c_int8 * n)(*(i >= first_output for i in range(n)))
-    batch = llama_cpp().llama_batch(n_tokens=n, token=ctypes.cast(tokens, ctypes.POINTER(ctypes.c_int32)))
-    batch.logits = ctypes.cast(wants_logits, ctypes.POINTER(ctypes.c_int8))  # both keep their arrays alive
+    tokens = (ctypes.c_int32 * n)(*ids)
+    wants_logits = (ctypes.c_int8 * n)(*(i >= first_output for i in range(n)))
+    batch = llama_cpp().llama_batch(
+        n_tokens=n, token=ctypes.cast(tokens, ctypes.POINTER(ctypes.c_int32))
+    )
+    batch.logits = ctypes.cast(
+        wants_logits, ctypes.POINTER(ctypes.c_int8)
+    )  # both keep their arrays alive
     return batch

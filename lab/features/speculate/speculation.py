@@ -22,18 +22,18 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lab.cli.options import TOKENS
+from lab.app.options import TOKENS
 from lab.core import phases, script, stats
 from lab.core.lists import grouped, plural
 from lab.core.payloads import LOOKUP, Speculation
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
-from lab.features import experiment
-from lab.features.experiment import Numbers, Option, cell
-from lab.features.predict.learning import StepPrediction
-from lab.features.speculate import guesses
-from lab.features.speculate.guesses import Chain, StepTimes
+from lab.app import experiment
+from lab.app.experiment import Numbers, Option, cell
+from lab.roofline.learning import StepPrediction
+from lab.core import guesses
+from lab.core.guesses import Chain, StepTimes
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -51,7 +51,8 @@ DRAFTS = "Where drafts come from: lookup (what followed the same words before) o
 BLOCKS = "Blocks, each with a fresh engine and other prompts.  [default: 6]"
 TEXTS = f"Kinds of text, or a text file.  [default: {DEFAULT_TEXTS}]"
 
-N_TIMES, N_IN_A_ROW = 5, 4
+N_TIMES = 5
+N_IN_A_ROW = 4
 """Measurements of each step of the curve in a run, and steps of one in each: directly after a large step it is slow."""
 
 CASE = ["text", "n_prompt", "n_gen", "draft", "n_draft"]
@@ -63,7 +64,9 @@ def plan(
     worker: Worker,
     /,
     draft: Annotated[str | None, Option(DRAFTS, metavar="lookup|SPEC")] = None,
-    draft_len: Annotated[Numbers, Option("Lengths of the draft in tokens: 1,2,4 or 1-8.", "-l")] = "1,2,4,8",
+    draft_len: Annotated[
+        Numbers, Option("Lengths of the draft in tokens: 1,2,4 or 1-8.", "-l")
+    ] = "1,2,4,8",
     prompt_len: Annotated[Numbers, Option("Prompt tokens.", "-p")] = "256",
     gen: Annotated[int, Option("Tokens to generate.", "-n", type=TOKENS)] = 128,
     repeat: Annotated[int | None, Option(BLOCKS, "-r", type=int)] = None,
@@ -86,7 +89,10 @@ def plan(
         what = f"{model} has random weights, so the acceptance of drafts says nothing."
         raise LabError(what, "Leave --draft and --prompt out: then only steps are timed.")
     if prompt == prompts.RANDOM and not is_random:
-        raise LabError("Random tokens cannot be predicted.", f"Give texts: --prompt {DEFAULT_TEXTS}, or a text file.")
+        raise LabError(
+            "Random tokens cannot be predicted.",
+            f"Give texts: --prompt {DEFAULT_TEXTS}, or a text file.",
+        )
     texts = list(dict.fromkeys(name.strip() for name in (prompt or DEFAULT_TEXTS).split(",")))
     if is_random:
         texts = [prompts.RANDOM]
@@ -97,31 +103,46 @@ def plan(
     repeat = stats.fewest_for_interval() if repeat is None else repeat
     made = make_plan(worker, prompt_len, gen, repeat, model, prompt=",".join(texts), **settings)
     lengths = experiment.numbers("--draft-len", parse_lengths(draft_len, "--draft-len"), 2**20)
-    longest, most = lengths[-1], min(made.settings.n_ubatch, made.settings.n_batch) - 1
+    longest = lengths[-1]
+    most = min(made.settings.n_ubatch, made.settings.n_batch) - 1
     if longest > most:
         what = f"{longest:,} drafted tokens and the token before them do not fit into one step of {most + 1:,} tokens."
         raise LabError(what, f"Use a --draft-len of at most {most:,}, or a larger --ubatch.")
     if longest > gen - 2:
         what = f"--gen {gen:,} is too short for drafts of {longest:,} tokens."
-        raise LabError(what, f"Use --gen {longest + 2:,} or more; at least 64 gives useful results.")
+        raise LabError(
+            what, f"Use --gen {longest + 2:,} or more; at least 64 gives useful results."
+        )
     experiment.need_every_position(made.model)
     label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
-        file = obtain.obtain(catalog.parse(str(draft)), worker, settings.get("watch", obtain.silently))
+        file = obtain.obtain(
+            catalog.parse(str(draft)), worker, settings.get("watch", obtain.silently)
+        )
         drafting = read_header(worker, file)
         experiment.need_every_position(drafting)
-        label, own = (f"{one.name} {one.quantization or ''}".strip() for one in (drafting, made.model))
+        label, own = (
+            f"{one.name} {one.quantization or ''}".strip() for one in (drafting, made.model)
+        )
         differ = worker.vocabularies_differ(made.file.path, file.path)
         if differ or file.source == catalog.SYNTHETIC:
             what = f"The vocabularies of {label} and {own} differ: {differ or 'the draft has random weights'}."
-            raise LabError(what, "Use a smaller model of the same family, or a smaller quantization.")
+            raise LabError(
+                what, "Use a smaller model of the same family, or a smaller quantization."
+            )
         made = dataclasses.replace(made, draft=Draft(file, drafting))
     levers = [(Speculation(label, longest, None), texts[0])]
     for text in [] if is_random else texts:
         name = prompts.source(text).name
         levers += [(Speculation(label if n else None, n, name), text) for n in (0, *lengths)]
     cases = [
-        Case(n_prompt, gen, lever=lever, sequences=(n_prompt + gen + lever.n_draft + N_IN_A_ROW,), text=text)
+        Case(
+            n_prompt,
+            gen,
+            lever=lever,
+            sequences=(n_prompt + gen + lever.n_draft + N_IN_A_ROW,),
+            text=text,
+        )
         for n_prompt in (case.n_prompt for case in made.cases)
         for lever, text in levers
     ]
@@ -132,7 +153,8 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     """The script: a prompt, then plain decoding, or drafts, or (without a text) the steps of the curve, forgotten."""
     lever = case.lever
     assert isinstance(lever, Speculation)
-    is_of_draft, n_past = lever.draft not in (None, LOOKUP), case.n_prompt
+    is_of_draft = lever.draft not in (None, LOOKUP)
+    n_past = case.n_prompt
     if lever.text is None:
         n_past += case.n_gen // 2
     ids = text(0, n_past + (0 if lever.text else max(lever.n_draft + 1, N_IN_A_ROW)))
@@ -141,13 +163,20 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     operations += script.prefill(0, ids[:n_past], settings.n_ubatch, is_last=lever.text is not None)
     if lever.text and lever.n_draft:
         by = "lab.features.speculate.child"
-        guess = Operation(SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft, by=by)
+        guess = Operation(
+            SPECULATE, times=case.n_gen - 1, n_draft=lever.n_draft, of_draft=is_of_draft, by=by
+        )
         return [*operations, guess]
     if lever.text:
         return [*operations, *script.decode([0], case.n_gen - 1)]
-    wanted = [*((n, False) for n in range(1, lever.n_draft + 2)), *([(1, True), (2, True)] if is_of_draft else [])]
+    wanted = [
+        *((n, False) for n in range(1, lever.n_draft + 2)),
+        *([(1, True), (2, True)] if is_of_draft else []),
+    ]
     chance = random.Random(f"{settings.seed} {ids[-1]}")
-    for n, on_draft in [step for _ in range(N_TIMES) for step in chance.sample(wanted, len(wanted))]:
+    for n, on_draft in [
+        step for _ in range(N_TIMES) for step in chance.sample(wanted, len(wanted))
+    ]:
         kind = DRAFT if on_draft else VERIFY if n > 1 else DECODE
         for i in range(N_IN_A_ROW if n == 1 else 1):
             part = Part(0, tuple(ids[n_past + i : n_past + i + n]), 1 if on_draft else n)
@@ -162,14 +191,18 @@ def of_runs(records: Sequence[Record]) -> pd.DataFrame:
 
     rows = []
     for one in records:
-        run, lever, tpot_ms = one.run, one.run.speculation, phases.figures(one.run).get("tpot_ms")
+        run = one.run
+        lever = one.run.speculation
+        tpot_ms = phases.figures(one.run).get("tpot_ms")
         if lever and lever.text is not None and tpot_ms:
             case = lever.text, run.n_prompt, run.n_gen, lever.draft or "", lever.n_draft
             rows.append((*case, one.session, run.repeat, run.engine, one, tpot_ms / 1e3))
     t = pd.DataFrame(rows, columns=[*CASE, *BLOCK, "record", "tpot_s"])
     pairs = [*CASE[:3], *BLOCK]
     plain = t[t.n_draft == 0].drop_duplicates(pairs, keep="last").drop(columns=CASE[3:])
-    t = t[t.n_draft > 0].merge(plain.rename(columns={"record": "plain", "tpot_s": "plain_s"}), "left", pairs)
+    t = t[t.n_draft > 0].merge(
+        plain.rename(columns={"record": "plain", "tpot_s": "plain_s"}), "left", pairs
+    )
     both = [
         [one.run.token_ids if isinstance(one, Record) else () for one in pair]
         for pair in zip(t.record, t.plain, strict=True)
@@ -190,15 +223,27 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
     made = []
     for case, alike in of_runs(records).groupby(CASE[:4]):
-        times = guesses.step_times([record.run for record in records if _curve_of(record.run) == case[1:]])
-        longest = [guesses.checked(record.run) for record in alike.record[alike.n_draft == alike.n_draft.max()]]
+        times = guesses.step_times(
+            [record.run for record in records if _curve_of(record.run) == case[1:]]
+        )
+        longest = [
+            guesses.checked(record.run)
+            for record in alike.record[alike.n_draft == alike.n_draft.max()]
+        ]
         for n_draft, own in alike.groupby("n_draft"):
-            tried = [chain for record in own.record for chain in guesses.checked(record.run) if chain[0]]
+            tried = [
+                chain for record in own.record for chain in guesses.checked(record.run) if chain[0]
+            ]
             pairs = own.dropna(subset="plain_s")
-            ratio = stats.paired_ratio(list(pairs.tpot_s), list(pairs.plain_s)) if len(pairs) else None
-            gain, bottleneck = (pairs.plain_s / pairs.tpot_s).median(), None
+            ratio = (
+                stats.paired_ratio(list(pairs.tpot_s), list(pairs.plain_s)) if len(pairs) else None
+            )
+            gain = (pairs.plain_s / pairs.tpot_s).median()
+            bottleneck = None
             steps = [guesses.in_steps_of(chains, n_draft, case[3] == LOOKUP) for chains in longest]
-            expected = pd.Series([guesses.speed_up(one, times) for one in steps if times], dtype=float)
+            expected = pd.Series(
+                [guesses.speed_up(one, times) for one in steps if times], dtype=float
+            )
             if times and gain < 1 and n_draft + 1 in times.target and tried:
                 bottleneck = _bottleneck(tried, n_draft, times)
             made.append(
@@ -206,7 +251,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
                 | {
                     "n_runs": len(own),
                     "n_pairs": len(pairs),
-                    "right": sum(right for _, right in tried) / sum(n for n, _ in tried) if tried else None,
+                    "right": sum(right for _, right in tried) / sum(n for n, _ in tried)
+                    if tried
+                    else None,
                     "length": 1 + statistics.fmean(right for _, right in tried) if tried else None,
                     "tpot_s": own.tpot_s.median(),
                     "plain_tpot_s": pairs.plain_s.median(),
@@ -224,15 +271,21 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
 def _bottleneck(tried: Sequence[Chain], n_draft: int, times: StepTimes) -> str:
     """The part whose ideal would gain most: verifying (v = 1), drafting (free) or acceptance (all accepted)."""
-    n, one_s, all_right = n_draft + 1, times.target[1], guesses.speed_up([(n_draft, n_draft)], times) or 0.0
+    n = n_draft + 1
+    one_s = times.target[1]
+    all_right = guesses.speed_up([(n_draft, n_draft)], times) or 0.0
     verifying = f"verification; a step of {n} positions takes {digits(times.target[n] / one_s)}x a step of one"
     accepting = f"acceptance; with every token accepted the speed-up would be {digits(all_right)}x"
     ideals = {
-        verifying: guesses.speed_up(tried, StepTimes(dict.fromkeys(times.target, one_s), times.draft)),
+        verifying: guesses.speed_up(
+            tried, StepTimes(dict.fromkeys(times.target, one_s), times.draft)
+        ),
         accepting: guesses.speed_up([(n, n) for n, _ in tried], times),
     }
     if times.draft:
-        drafting = f"drafting; a drafted token takes {digits(times.draft[1] / one_s)}x a step of the model"
+        drafting = (
+            f"drafting; a drafted token takes {digits(times.draft[1] / one_s)}x a step of the model"
+        )
         ideals[drafting] = guesses.speed_up(tried, StepTimes(times.target, {}))
     return max(ideals, key=lambda words: ideals[words] or 0.0)
 
@@ -245,15 +298,29 @@ def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -
     """
     import pandas as pd
 
-    runs, made = [record.run for record in records if record.run.speculation], []
+    runs = [record.run for record in records if record.run.speculation]
+    made = []
     for (n_prompt, n_gen, draft), own in sorted(grouped(runs, _curve_of).items()):
         if not (times := guesses.step_times(own)):
             continue
-        n_past, c = n_prompt + n_gen // 2, times.draft[1] / times.target[1] if times.draft else None
+        n_past = n_prompt + n_gen // 2
+        c = times.draft[1] / times.target[1] if times.draft else None
         for n, step_s in times.target.items():
-            expected = [prediction.seconds(n_now, n_past, n_now) or math.nan for n_now in (n, 1)] if prediction else []
-            case = {"n_prompt": n_prompt, "draft": draft or None, "n_positions": n, "step_s": step_s}
-            v = {"v": step_s / times.target[1], "expected_v": expected[0] / expected[1] if expected else None}
+            expected = (
+                [prediction.seconds(n_now, n_past, n_now) or math.nan for n_now in (n, 1)]
+                if prediction
+                else []
+            )
+            case = {
+                "n_prompt": n_prompt,
+                "draft": draft or None,
+                "n_positions": n,
+                "step_s": step_s,
+            }
+            v = {
+                "v": step_s / times.target[1],
+                "expected_v": expected[0] / expected[1] if expected else None,
+            }
             made.append({**case, **v, "c": c})
     return experiment.as_rows(pd.DataFrame(made))
 
@@ -266,15 +333,19 @@ def _curve_of(run: Run) -> tuple[int, int, str] | None:
 
 def sentences(rows: Sequence[Any]) -> list[str]:
     """For one setup: the best draft length of each text, whether the text stayed the same, and prediction errors."""
-    words, predicted = list[str](), list[tuple[float | None, float | None]]()
+    words = list[str]()
+    predicted = list[tuple[float | None, float | None]]()
     for alike in grouped(rows, lambda row: row[:4]).values():
         if not (known := [row for row in alike if row.speed_up is not None]):
             continue
         predicted += [(row.expected, row.speed_up) for row in alike[:-1]]
         best = max(known, key=lambda row: row.speed_up)
-        low, high, interval = 0.0, math.inf, "too few blocks for an interval"
+        low = 0.0
+        high = math.inf
+        interval = "too few blocks for an interval"
         if best.low is not None:
-            low, high = best.low, best.high
+            low = best.low
+            high = best.high
             interval = f"95 % interval {digits(low)}-{digits(high)}"
         verdict = "pays" if low > 1 else "does not pay" if high < 1 else "no clear gain"
         right = "" if best.right is None else f", {100 * best.right:.0f} % accepted"
@@ -283,7 +354,9 @@ def sentences(rows: Sequence[Any]) -> list[str]:
             f"{best.text} with {best.draft}: {verdict}, {digits(best.speed_up)}x plain decoding with "
             f"{plural(best.n_draft, 'drafted token')} per step ({interval}){right}.{bottleneck}"
         )
-    n_parted, n_pairs = (sum(getattr(row, name) for row in rows) for name in ("n_parted", "n_pairs"))
+    n_parted, n_pairs = (
+        sum(getattr(row, name) for row in rows) for name in ("n_parted", "n_pairs")
+    )
     if n_parted:
         at = 1 + int(min(row.parted_at for row in rows if row.n_parted))
         words.append(
@@ -291,7 +364,9 @@ def sentences(rows: Sequence[Any]) -> list[str]:
             "kernels for several positions round differently."
         )
     elif n_pairs:
-        words.append(f"In {'all ' if n_pairs > 1 else ''}{plural(n_pairs, 'run')} the tokens match plain decoding.")
+        words.append(
+            f"In {'all ' if n_pairs > 1 else ''}{plural(n_pairs, 'run')} the tokens match plain decoding."
+        )
     elif rows:
         words.append("Without a plain run the text cannot be compared with plain decoding.")
     which = " (without the longest draft length, from whose runs they are predicted)"
@@ -300,15 +375,22 @@ def sentences(rows: Sequence[Any]) -> list[str]:
 
 def of_curve(curve: Sequence[Any]) -> list[str]:
     """What verifying costs, and the acceptance at which it pays."""
-    several, words = [row for row in curve if row.n_positions > 1], []
+    several = [row for row in curve if row.n_positions > 1]
+    words = []
     for alike in grouped(several, lambda row: (row.n_prompt, row.draft)).values():
-        last, pays = alike[-1], "no draft length pays, even with every token accepted"
-        needed = [(guesses.break_even(row.v, row.c or 0.0, row.n_positions - 1), row.n_positions - 1) for row in alike]
+        last = alike[-1]
+        pays = "no draft length pays, even with every token accepted"
+        needed = [
+            (guesses.break_even(row.v, row.c or 0.0, row.n_positions - 1), row.n_positions - 1)
+            for row in alike
+        ]
         if known := [(share, n) for share, n in needed if share is not None]:
             share, n = min(known)
             pays = f"drafts of {plural(n, 'token')} pay above {100 * share:.0f} % acceptance"
         drafting = f", drafting a token {digits(last.c)}x" if last.c is not None else ""
-        words.append(f"A step of {last.n_positions} positions takes {digits(last.v)}x a step of one{drafting}: {pays}.")
+        words.append(
+            f"A step of {last.n_positions} positions takes {digits(last.v)}x a step of one{drafting}: {pays}."
+        )
     return words + experiment.off_by(((row.expected_v, row.v) for row in several), "v")
 
 
@@ -326,7 +408,10 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
                 ax,
                 f"drafted by {draft}",
                 styles[draft],
-                [(one.n_draft, one.plain_s / one.tpot_s, [one.record, one.plain]) for one in blocks.itertuples()],
+                [
+                    (one.n_draft, one.plain_s / one.tpot_s, [one.record, one.plain])
+                    for one in blocks.itertuples()
+                ],
                 [(row.n_draft, row.speed_up) for row in own if row.speed_up is not None],
                 [(row.n_draft, row.expected) for row in own if row.expected is not None],
             )
@@ -343,7 +428,9 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
 def _again(runs: Sequence[Run]) -> dict[str, object]:
     return {
         "draft": next((catalog.spec_of(run.draft) for run in runs if run.draft), None),
-        "draft_len": experiment.listed(run.speculation.n_draft or None for run in runs if run.speculation),
+        "draft_len": experiment.listed(
+            run.speculation.n_draft or None for run in runs if run.speculation
+        ),
         "prompt_len": experiment.listed(run.n_prompt for run in runs),
         "gen": runs[0].n_gen,
     }
@@ -366,7 +453,10 @@ TABLE = experiment.Table(
         ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
         (
             "speed-up",
-            lambda row: cell(row.speed_up) + ("" if row.low is None else f"\n{digits(row.low)}-{digits(row.high)}"),
+            lambda row: (
+                cell(row.speed_up)
+                + ("" if row.low is None else f"\n{digits(row.low)}-{digits(row.high)}")
+            ),
         ),
         ("predicted", lambda row: cell(row.expected)),
     ),
@@ -412,5 +502,6 @@ EXPERIMENT = experiment.Experiment(
     tables=(TABLE, CURVE),
 )
 
-command, KINDS = EXPERIMENT.as_command(), (EXPERIMENT.as_kind(),)
+command = EXPERIMENT.as_command()
+KINDS = (EXPERIMENT.as_kind(),)
 speculate = experiment.public("speculate", plan)

@@ -35,7 +35,9 @@ OWN_BUILD = "Trace with the build that the lab installs (without --lib)."
 def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
     """Trace prefill of `tokens` and `n_gen` decode steps after it, in `n_rounds` rounds after one that warms up."""
     _check_layout()
-    lib, stamps, problems = llama_cpp(), list[int](), list[LabError]()
+    lib = llama_cpp()
+    stamps = list[int]()
+    problems = list[LabError]()
     nodes: list[list[Node]] = [[]]  # of each step of the first round with stops, then an empty list
 
     def on_node(address: int, asks: bool, _: Any) -> bool:
@@ -52,7 +54,8 @@ def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) ->
 
     def steps(own: Context) -> list[list[int]]:
         """Prefill an empty cache and decode; of each step the stamps: start, stops, end, and when a token is chosen."""
-        made, logits = [], Logits(own, False)
+        made = []
+        logits = Logits(own, False)
         lib.llama_memory_clear(lib.llama_get_memory(own.pointer), False)
         ids = (ctypes.c_int32 * len(tokens))(*tokens)
         for _ in range(n_gen + 1):
@@ -83,7 +86,8 @@ def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) ->
         gc.enable()
         llama.free_context(stopping)
 
-    of_prefill, of_decode = slice(0, 1), slice(1, n_gen + 1)
+    of_prefill = slice(0, 1)
+    of_decode = slice(1, n_gen + 1)
     settings = context.settings
     return Trace(
         _medians(nodes[of_prefill], rounds, of_prefill, len(tokens), 0, settings.n_threads_batch),
@@ -92,22 +96,34 @@ def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) ->
 
 
 def _medians(
-    nodes: Sequence[Sequence[Node]], rounds: Sequence[Rounds], which: slice, n_tokens: int, n_past: int, n_threads: int
+    nodes: Sequence[Sequence[Node]],
+    rounds: Sequence[Rounds],
+    which: slice,
+    n_tokens: int,
+    n_past: int,
+    n_threads: int,
 ) -> StepTrace:
     """Medians over steps of one shape, from the stamps of rounds without and with stops."""
     import numpy as np
 
-    own, (plain, traced) = nodes[0], ([one for made in some for one in made[which]] for some in rounds)
+    own = nodes[0]
+    (plain, traced) = ([one for made in some for one in made[which]] for some in rounds)
     if not own or any(len(one) != 2 * len(own) + 3 for one in traced):
         what = "llama.cpp did not compute the same operations in every step, so they cannot be told apart."
         raise LabError(what, "Trace a shorter prompt (-p 100), or another model.")
-    between = np.diff(np.array(traced), axis=1)  # a gap, an operation, a gap, ..., the end, choosing a token
+    between = np.diff(
+        np.array(traced), axis=1
+    )  # a gap, an operation, a gap, ..., the end, choosing a token
     ns = np.median(between, axis=0).tolist()
-    timed = tuple(dataclasses.replace(node, gap_ns=ns[2 * i], ns=ns[2 * i + 1]) for i, node in enumerate(own))
+    timed = tuple(
+        dataclasses.replace(node, gap_ns=ns[2 * i], ns=ns[2 * i + 1]) for i, node in enumerate(own)
+    )
     outside_ns = float(np.median(between[:, 0] + between[:, -2]))
     step_ns, choosing_ns = np.median(np.diff(np.array(plain), axis=1), axis=0).tolist()
     threads_ns = _threads_ns(n_threads)
-    return StepTrace(n_tokens, n_past, timed, len(traced), outside_ns, step_ns, choosing_ns, threads_ns)
+    return StepTrace(
+        n_tokens, n_past, timed, len(traced), outside_ns, step_ns, choosing_ns, threads_ns
+    )
 
 
 def _threads_ns(n_threads: int) -> int:
@@ -118,7 +134,10 @@ def _threads_ns(n_threads: int) -> int:
 
     def alone_ns(n: int) -> float:
         tiny = Probe(MUL_MAT, "F32", 64, 32, None, 1, 2 * 64 * 32 * 4, n, None, 0.05, repack=False)
-        two, one = (kernels.run(dataclasses.replace(tiny, n_bytes=tiny.n_bytes // part)).times_ns for part in (1, 2))
+        two, one = (
+            kernels.run(dataclasses.replace(tiny, n_bytes=tiny.n_bytes // part)).times_ns
+            for part in (1, 2)
+        )
         return 2 * statistics.median(one) - statistics.median(two)
 
     more_ns = alone_ns(n_threads) - alone_ns(1) if n_threads > 1 else 0
@@ -139,19 +158,28 @@ def look(context: Context, tokens: Sequence[int], replaced: int, replacement: in
     import numpy as np
 
     _check_layout()
-    lib, n, found = llama_cpp(), len(tokens), dict[tuple[str, int], Any]()
+    lib = llama_cpp()
+    n = len(tokens)
+    found = dict[tuple[str, int], Any]()
 
     def on_node(address: int, asks: bool, _: Any) -> bool:
         name = ggml().ggml_get_name(address).decode(errors="replace")
         match = re.fullmatch(rf"({'|'.join(KINDS)})-(\d+)", name)
-        if match and not asks:  # its numbers, the outer dimension first; the tensor may be a view with gaps
-            tensor, n_bytes = TensorStruct.from_address(address), ggml().ggml_nbytes(address)
+        if (
+            match and not asks
+        ):  # its numbers, the outer dimension first; the tensor may be a view with gaps
+            tensor = TensorStruct.from_address(address)
+            n_bytes = ggml().ggml_nbytes(address)
             raw = ctypes.create_string_buffer(n_bytes)
             ggml().ggml_backend_tensor_get(address, raw, 0, n_bytes)
             values = np.lib.stride_tricks.as_strided(
-                np.frombuffer(raw.raw, dtype=np.float32), tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
+                np.frombuffer(raw.raw, dtype=np.float32),
+                tuple(tensor.ne)[::-1],
+                tuple(tensor.nb)[::-1],
             )
-            found[match[1], int(match[2])] = values.copy()  # of several operations with this name the last one
+            found[match[1], int(match[2])] = (
+                values.copy()
+            )  # of several operations with this name the last one
         return match is not None or not asks
 
     callback = lib.ggml_backend_sched_eval_callback(on_node)
@@ -167,45 +195,77 @@ def look(context: Context, tokens: Sequence[int], replaced: int, replacement: in
         return dict(found)
 
     try:
-        prefill, decode = after(tokens), after(tokens[:-1], tokens[-1:])
+        prefill = after(tokens)
+        decode = after(tokens[:-1], tokens[-1:])
         changed = after([*tokens[:replaced], replacement, *tokens[replaced + 1 :]])
     finally:
         llama.free_context(looking)
     layers = sorted({layer for _, layer in prefill})
     if not layers or any((kind, layer) not in prefill for kind in KINDS for layer in layers):
         hint = "Use a model of another architecture, such as smollm2-135m."
-        raise LabError("llama.cpp does not show the attention weights, K and V of every layer of this model.", hint)
-    prefills, rows, changes = list[Any](), list[Any](), list[Any]()
+        raise LabError(
+            "llama.cpp does not show the attention weights, K and V of every layer of this model.",
+            hint,
+        )
+    prefills = list[Any]()
+    rows = list[Any]()
+    changes = list[Any]()
     for layer in layers:
-        triangle, (row,) = (seen["kq_soft_max", layer][0].mean(axis=0)[:, :n].tolist() for seen in (prefill, decode))
+        triangle, (row,) = (
+            seen["kq_soft_max", layer][0].mean(axis=0)[:, :n].tolist() for seen in (prefill, decode)
+        )
         keys, values = (
-            [seen[kind, layer].reshape(n, -1)[replaced + 1 :] for seen in (prefill, changed)] for kind in KINDS[1:]
+            [seen[kind, layer].reshape(n, -1)[replaced + 1 :] for seen in (prefill, changed)]
+            for kind in KINDS[1:]
         )
         prefills.append(tuple(map(tuple, triangle)))
         rows.append(tuple(row))
-        changes.append(tuple(float(np.linalg.norm(a - b) / np.linalg.norm(a)) for a, b in (keys, values)))
+        changes.append(
+            tuple(float(np.linalg.norm(a - b) / np.linalg.norm(a)) for a, b in (keys, values))
+        )
     return Looks(tuple(prefills), tuple(rows), tuple(changes))
 
 
 def _check_layout() -> None:
     """LabError if a tensor of this ggml does not have the size of `TensorStruct`."""
-    n_bytes, known = ggml().ggml_tensor_overhead() - OBJECT_BYTES, ctypes.sizeof(TensorStruct)
+    n_bytes = ggml().ggml_tensor_overhead() - OBJECT_BYTES
+    known = ctypes.sizeof(TensorStruct)
     if n_bytes != known:
-        raise LabError(f"A tensor of this llama.cpp has {n_bytes} bytes; the lab knows those of {known}.", OWN_BUILD)
+        raise LabError(
+            f"A tensor of this llama.cpp has {n_bytes} bytes; the lab knows those of {known}.",
+            OWN_BUILD,
+        )
 
 
 def _node(address: int) -> Node:
     """An operation of the graph. LabError if its name or size is not what ggml says."""
-    lib, tensor = ggml(), TensorStruct.from_address(address)
-    if tensor.name != lib.ggml_get_name(address) or math.prod(tensor.ne) != lib.ggml_nelements(address):
-        raise LabError("The tensors of this llama.cpp have another layout than those that the lab can read.", OWN_BUILD)
+    lib = ggml()
+    tensor = TensorStruct.from_address(address)
+    if tensor.name != lib.ggml_get_name(address) or math.prod(tensor.ne) != lib.ggml_nelements(
+        address
+    ):
+        raise LabError(
+            "The tensors of this llama.cpp have another layout than those that the lab can read.",
+            OWN_BUILD,
+        )
 
     def operand(one: Any) -> Operand:
         ne = tuple(one.ne)
         n_bytes = lib.ggml_row_size(one.type, ne[0]) * math.prod(ne[1:])
-        return Operand(one.name.decode(errors="replace"), lib.ggml_type_name(one.type).decode().upper(), ne, n_bytes)
+        return Operand(
+            one.name.decode(errors="replace"),
+            lib.ggml_type_name(one.type).decode().upper(),
+            ne,
+            n_bytes,
+        )
 
-    buffer = tensor.buffer or (TensorStruct.from_address(tensor.view_src).buffer if tensor.view_src else None)
-    kind = lib.ggml_backend_buft_name(lib.ggml_backend_buffer_get_type(buffer)).decode() if buffer else ""
+    buffer = tensor.buffer or (
+        TensorStruct.from_address(tensor.view_src).buffer if tensor.view_src else None
+    )
+    kind = (
+        lib.ggml_backend_buft_name(lib.ggml_backend_buffer_get_type(buffer)).decode()
+        if buffer
+        else ""
+    )
     sources = tuple(operand(TensorStruct.from_address(one)) for one in filter(None, tensor.src))
     return Node(lib.ggml_op_name(tensor.op).decode(), operand(tensor), sources, kind)

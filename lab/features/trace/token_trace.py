@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from lab.cli.help import Command
-from lab.cli.options import OUTPUT, SETTINGS, TOKENS, with_options
+from lab.app.help import Command
+from lab.app.options import OUTPUT, SETTINGS, TOKENS, with_options
 from lab.core import cost, shape
 from lab.core.asked_settings import check_number
 from lab.core.lists import grouped, join_and, plural
@@ -37,9 +37,9 @@ from lab.core.payloads import SAMPLING, Attention, Looks, Part, Phase, TokenTrac
 from lab.core.record import Ceilings, Device, Model, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
-from lab.features.limits import probing, step_kernels
+from lab.roofline import probing, step_kernels
 from lab.features.limits.explanation import TOO_LOW
-from lab.features.running import RESULTS, Output
+from lab.app.running import RESULTS, Output
 from lab.features.serve.command import given
 from lab.features.trace.nodes import Node, StepTrace, Trace
 from lab.models import catalog, obtain
@@ -66,13 +66,20 @@ EMPTY = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 OPERATIONS = tomllib.loads(Path(__file__).with_name("operations.toml").read_text(encoding="utf-8"))
 """Names of operations by the weights that they use and by what ggml calls them, and families of these names."""
 
-ATTENTION, COPIES, OUTSIDE, OUTPUT_MATRIX = "attention", "copy between devices", "outside operations", "last matrix"
+ATTENTION = "attention"
+COPIES = "copy between devices"
+OUTSIDE = "outside operations"
+OUTPUT_MATRIX = "last matrix"
 
-_COPIED = re.compile(r"[^#]+#.+#\d+")  # how ggml's scheduler names what it copies to the device of the next operations
+_COPIED = re.compile(
+    r"[^#]+#.+#\d+"
+)  # how ggml's scheduler names what it copies to the device of the next operations
 MOST_TOKENS = 32  # tokens of a text whose attention weights can still be drawn
 
 
-FEED_FORWARD, PROJECTIONS, SMALL = "feed-forward", "Q, K, V and output", "norms and sums"
+FEED_FORWARD = "feed-forward"
+PROJECTIONS = "Q, K, V and output"
+SMALL = "norms and sums"
 FAMILIES = {name: family for family, names in OPERATIONS["families"].items() for name in names}
 """Operations that share a colour and a sentence; the others are SMALL."""
 
@@ -104,15 +111,22 @@ def trace(
     with Worker() as worker:
         plan = make_plan(worker, [prompt_len], gen + 1, 1, model, watch=watch, **settings)
         if plan.refused:
-            raise LabError(" ".join(plan.refused.values()), "Use a shorter prompt or a smaller model.")
+            raise LabError(
+                " ".join(plan.refused.values()), "Use a shorter prompt or a smaller model."
+            )
         asked = dataclasses.replace(plan.settings, n_batch=max(plan.settings.n_batch, prompt_len))
         vocabulary = worker.load(plan.file.path, asked)
         if plan.prompt.text is None:
-            tokens = prompts.random_ids(prompt_len, vocabulary.n_vocab, vocabulary.bos, plan.seed, 0)
+            tokens = prompts.random_ids(
+                prompt_len, vocabulary.n_vocab, vocabulary.bos, plan.seed, 0
+            )
         else:
             ids = worker.tokenize(plan.prompt.text)
-            tokens = prompts.cut(ids, prompt_len, prompts.offset(plan.seed, 0, len(ids)), vocabulary.bos)
-        chosen, placed = worker.new_context(asked), worker.placement()
+            tokens = prompts.cut(
+                ids, prompt_len, prompts.offset(plan.seed, 0, len(ids)), vocabulary.bos
+            )
+        chosen = worker.new_context(asked)
+        placed = worker.placement()
         sizes = {"tokens": list(tokens), "n_gen": gen, "n_rounds": repeat}
         traced = worker.call(Trace, "lab.features.trace.child.trace", **sizes)
     where = probing.place_of(plan.machine, plan.model, chosen, placed)
@@ -139,31 +153,45 @@ def attention(text: str, model: str = catalog.DEFAULT, **settings: Any) -> Atten
 def look(text: str, model: str, out: Path | None = None, **settings: Any) -> Record:
     """`attention` as a run, in a results file in `out` unless that is None."""
     if settings.get("flash_attn", "off") == "on":
-        raise LabError("Flash attention never writes the weights.", "Look at them with --flash-attn off.")
+        raise LabError(
+            "Flash attention never writes the weights.", "Look at them with --flash-attn off."
+        )
     settings["flash_attn"] = "off"
     with Worker() as worker:
         plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, **settings)
         if plan.refused:
             raise LabError(" ".join(plan.refused.values()), "Use a smaller model.")
-        sizes = {name: max(getattr(plan.settings, name), MOST_TOKENS) for name in ("n_ubatch", "n_batch")}
+        sizes = {
+            name: max(getattr(plan.settings, name), MOST_TOKENS) for name in ("n_ubatch", "n_batch")
+        }
         asked = dataclasses.replace(plan.settings, **sizes)
-        vocabulary, own = worker.load(plan.file.path, asked), worker.tokenize(text)
+        vocabulary = worker.load(plan.file.path, asked)
+        own = worker.tokenize(text)
         tokens = own if vocabulary.bos is None else [vocabulary.bos, *own]
         if not 3 <= len(own) <= len(tokens) <= MOST_TOKENS:
             what = f"The text has {plural(len(own), 'token')} in {plan.model.name}."
             raise LabError(what, f"Give one of 3 to {MOST_TOKENS - 1}: 'The cat sat'.")
-        chosen, replaced = worker.new_context(asked), len(tokens) - len(own)
+        chosen = worker.new_context(asked)
+        replaced = len(tokens) - len(own)
         others = [token for token in own if token != own[0]]
         if not others:
-            raise LabError(f"All tokens of the text {text!r} are equal.", "Give another one: 'The cat sat'.")
+            raise LabError(
+                f"All tokens of the text {text!r} are equal.", "Give another one: 'The cat sat'."
+            )
         changes = {"tokens": tokens, "replaced": replaced, "replacement": others[-1]}
-        looks, pieces = worker.call(Looks, "lab.features.trace.child.look", **changes), worker.pieces()
-        *texts, other = (pieces[token].decode(errors="replace") or f"<{token}>" for token in (*tokens, others[-1]))
+        looks = worker.call(Looks, "lab.features.trace.child.look", **changes)
+        pieces = worker.pieces()
+        *texts, other = (
+            pieces[token].decode(errors="replace") or f"<{token}>"
+            for token in (*tokens, others[-1])
+        )
     seen = Attention(text, tuple(texts), replaced, other, looks)
     return _kept(plan, chosen, out, len(tokens), 1, attention=seen)
 
 
-def _kept(plan: Plan, settings: Settings, out: str | Path | None, n_prompt: int, n_gen: int, **found: Any) -> Record:
+def _kept(
+    plan: Plan, settings: Settings, out: str | Path | None, n_prompt: int, n_gen: int, **found: Any
+) -> Record:
     """A record of what was found, in a results file of its own unless there is no folder."""
     path = None if out is None else new_results_file(plan, Path(out))
     run = run_without_steps(n_prompt, n_gen, **found)
@@ -185,20 +213,33 @@ def phase(
     """Arithmetic on the stamps of steps: the cost of a stop taken off, and what moves between devices."""
     placed = [(node, device_of(node.buffer, devices)) for node in steps.nodes]  # CUDA0, CPU
     views = grouped((one for one in placed if one[0].op in EMPTY), lambda one: one[1])
-    stops_ns = {device: statistics.median(node.ns for node, _ in own) for device, own in views.items()}
+    stops_ns = {
+        device: statistics.median(node.ns for node, _ in own) for device, own in views.items()
+    }
     usual_gap_ns = statistics.median(node.gap_ns for node in steps.nodes)
-    by_device = {one.device or probing.CPU: one for one in probing.each_device(ceilings)} if ceilings else {}
+    by_device = (
+        {one.device or probing.CPU: one for one in probing.each_device(ceilings)}
+        if ceilings
+        else {}
+    )
     n_threads = settings.n_threads if steps.n_tokens == 1 else settings.n_threads_batch
-    parts, copied, layer = list[Part](), set[str](), None
+    parts = list[Part]()
+    copied = set[str]()
+    layer = None
     for node, device in placed:
         operation, layer = place_of(node, layer)
-        if arriving := [one for one in node.sources if _COPIED.fullmatch(one.name) and one.name not in copied]:
+        if arriving := [
+            one for one in node.sources if _COPIED.fullmatch(one.name) and one.name not in copied
+        ]:
             copied |= {one.name for one in arriving}
             gap_s = (node.gap_ns - usual_gap_ns) / 1e9
-            parts.append(Part(COPIES, layer, device, sum(one.n_bytes for one in arriving), None, gap_s))
+            parts.append(
+                Part(COPIES, layer, device, sum(one.n_bytes for one in arriving), None, gap_s)
+            )
         if node.op not in EMPTY:
             threads_ns = steps.threads_ns if device == "CPU" and node.op not in ON_ONE_THREAD else 0
-            taken_s, (n_bytes, flops) = (node.ns - stops_ns.get(device, 0) - threads_ns) / 1e9, cost_of(node)
+            taken_s = (node.ns - stops_ns.get(device, 0) - threads_ns) / 1e9
+            (n_bytes, flops) = cost_of(node)
             least_s = _least_s(node, steps, model, by_device.get(device), n_threads)
             held_s = 0.0 if least_s is None else taken_s
             parts.append(Part(operation, layer, device, n_bytes, flops, taken_s, least_s, held_s))
@@ -232,14 +273,17 @@ def summed(parts: Sequence[Part], key: Callable[[Part], object]) -> list[Part]:
 def _weight(node: Node) -> tuple[int | None, str] | None:
     """The layer and the plain name of the weights that an operation uses: (3, "attn_q"); None without weights."""
     for one in node.sources:
-        if match := re.fullmatch(r"(?:blk\.(\d+)\.)?([\w.]+)\.(?:weight|bias|scale)", one.name.split("#")[-2:][0]):
+        if match := re.fullmatch(
+            r"(?:blk\.(\d+)\.)?([\w.]+)\.(?:weight|bias|scale)", one.name.split("#")[-2:][0]
+        ):
             return int(match[1]) if match[1] else None, match[2]
     return None
 
 
 def place_of(node: Node, before: int | None) -> tuple[str, int | None]:
     """What an operation is for, and its layer, by its weights, else by names or by `before`, the layer before."""
-    (layer, weights), name = _weight(node) or (None, ""), node.result.name
+    (layer, weights) = _weight(node) or (None, "")
+    name = node.result.name
     if layer is None:
         in_name = re.search(r"(?:-|_l)(\d+)\b", name)
         layer = int(in_name[1]) if in_name else before if re.match(r"node_\d+", name) else None
@@ -260,8 +304,10 @@ def place_of(node: Node, before: int | None) -> tuple[str, int | None]:
 
 def cost_of(node: Node) -> tuple[float, float | None]:
     """Bytes that an operation reads, of rows and experts only those that are used; FLOPs of products and attention."""
-    first, result = node.sources[0], node.result
-    n_bytes, flops = float(sum(one.n_bytes for one in node.sources)), None
+    first = node.sources[0]
+    result = node.result
+    n_bytes = float(sum(one.n_bytes for one in node.sources))
+    flops = None
     if node.op == "SET_ROWS":  # the others are the positions, and the cache, which is written
         n_bytes = sum(one.n_bytes for one in node.sources[:2])
     elif node.op == "GET_ROWS":
@@ -274,7 +320,9 @@ def cost_of(node: Node) -> tuple[float, float | None]:
         if node.op == "MUL_MAT_ID":
             matrix = _matrix(node)
             n_used, n_tokens = node.sources[2].ne[:2]
-            n_bytes -= first.n_bytes * (1 - shape.n_experts_read(matrix, n_used, n_tokens) / matrix.n_expert)
+            n_bytes -= first.n_bytes * (
+                1 - shape.n_experts_read(matrix, n_used, n_tokens) / matrix.n_expert
+            )
     return n_bytes, flops
 
 
@@ -284,7 +332,9 @@ def _matrix(node: Node) -> shape.Matrix:
     return shape.Matrix(part, one.type, one.ne[1], one.ne[0], 1, one.ne[2])
 
 
-def _least_s(node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | None, n_threads: int) -> float | None:
+def _least_s(
+    node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | None, n_threads: int
+) -> float | None:
     """Seconds of an operation at the ceiling of its kernel; of attention only the positions that tokens see."""
     if ceilings is None:
         return None
@@ -292,14 +342,18 @@ def _least_s(node: Node, steps: StepTrace, model: Model, ceilings: Ceilings | No
         if node.op == "FLASH_ATTN_EXT":
             query, keys, values = node.sources[:3]
             seen = cost.attended(model, steps.n_tokens, steps.n_past) or []
-            if len(seen) == 1 and query.ne[1] == steps.n_tokens:  # layers are alike, and see the whole prompt
+            if (
+                len(seen) == 1 and query.ne[1] == steps.n_tokens
+            ):  # layers are alike, and see the whole prompt
                 asked = keys.type, steps.n_tokens, n_threads, seen[0].n_positions
                 each_s = step_kernels.attention_s_per_flop(ceilings, model, seen[0].heads, *asked)
                 return 2 * query.ne[2] * seen[0].n_pairs * (keys.ne[0] + values.ne[0]) * each_s
         elif node.op in PRODUCTS and _weight(node):
             n_tokens = node.result.ne[1 + PRODUCTS.index(node.op)]
             n_bytes = cost_of(node)[0] - sum(one.n_bytes for one in node.sources[1:])
-            return n_bytes * step_kernels.product_s_per_byte(ceilings, model, _matrix(node), n_tokens, n_threads)
+            return n_bytes * step_kernels.product_s_per_byte(
+                ceilings, model, _matrix(node), n_tokens, n_threads
+            )
     return None
 
 
@@ -311,18 +365,33 @@ def family(part: Part) -> str:
 
 def chapters(records: Sequence[Record], context: Context) -> list[Section]:
     """Runs of `lab trace`: parts for prefill and decode, or for attention weights; the sentences are with decode."""
-    parts, data = list[Section](), list[dict[str, Any]]()
+    parts = list[Section]()
+    data = list[dict[str, Any]]()
     for record in records:
-        model, row = text_setup.model_label(record), {"session": record.session, "model": record.model.name}
+        model = text_setup.model_label(record)
+        row = {"session": record.session, "model": record.model.name}
         if traced := record.run.trace:
             parts += [_section(record, phase, traced) for phase in traced.phases]
-            phases = [{**dataclasses.asdict(one), "sum_s": one.sum_s, "off": one.off} for one in traced.phases]
-            data.append({**row, "phases": phases, "ceilings_measured_at": traced.ceilings_measured_at})
+            phases = [
+                {**dataclasses.asdict(one), "sum_s": one.sum_s, "off": one.off}
+                for one in traced.phases
+            ]
+            data.append(
+                {**row, "phases": phases, "ceilings_measured_at": traced.ceilings_measured_at}
+            )
         elif seen := record.run.attention:
             parts.append(shown_attention(seen, model))
             data.append({**row, **dataclasses.asdict(seen), "differs": seen.differs})
     question = parts[0].question or "Where does the time of a token go?"
-    return [Section("One token's way", name="trace", question=question, parts=parts, data=lambda: {"traces": data})]
+    return [
+        Section(
+            "One token's way",
+            name="trace",
+            question=question,
+            parts=parts,
+            data=lambda: {"traces": data},
+        )
+    ]
 
 
 def _section(record: Record, phase: Phase, traced: TokenTrace) -> Section:
@@ -332,7 +401,11 @@ def _section(record: Record, phase: Phase, traced: TokenTrace) -> Section:
         return UNKNOWN if amount is None or unit <= 0 else digits(amount / unit)
 
     def share(part: Part) -> str:
-        return percent(part.seconds / phase.total_s) if part.seconds >= 0.001 * phase.total_s else "< 0.1 %"
+        return (
+            percent(part.seconds / phase.total_s)
+            if part.seconds >= 0.001 * phase.total_s
+            else "< 0.1 %"
+        )
 
     several = len({part.device for part in phase.parts}) > 1
     columns: Columns = (
@@ -345,26 +418,40 @@ def _section(record: Record, phase: Phase, traced: TokenTrace) -> Section:
         ("share", share),
         ("GB/s", lambda part: known(part.n_bytes, 1e9 * part.seconds)),
         ("GFLOP/s", lambda part: known(part.flops, 1e9 * part.seconds)),
-        ("of\nceiling", lambda p: percent(p.least_s / p.held_s) if p.least_s and p.held_s > 0 else UNKNOWN),
+        (
+            "of\nceiling",
+            lambda p: percent(p.least_s / p.held_s) if p.least_s and p.held_s > 0 else UNKNOWN,
+        ),
     )
-    costs = join_and([f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()])
-    threads = f" and {seconds(phase.threads_s)} for the start and end of the CPU's threads" if phase.threads_s else ""
+    costs = join_and(
+        [f"{seconds(cost)} for each stop on {name}" for name, cost in phase.stops_s.items()]
+    )
+    threads = (
+        f" and {seconds(phase.threads_s)} for the start and end of the CPU's threads"
+        if phase.threads_s
+        else ""
+    )
     off = (
         f"{phase.name.capitalize()}: {phase.n_stops:,} operations, {f'less {costs}{threads}, ' if costs else ''}"
         f"add up to {seconds(phase.sum_s)}, {percent(abs(phase.off))} {'more' if phase.off >= 0 else 'less'} than a "
         f"step without stops ({seconds(phase.untraced_s)})"
     )
-    is_near, is_last = abs(phase.off) <= OFF, phase is traced.decode
-    notes, pictures = [f"{off}."] * is_near, list[Picture]()
+    is_near = abs(phase.off) <= OFF
+    is_last = phase is traced.decode
+    notes = [f"{off}."] * is_near
+    pictures = list[Picture]()
     if is_last:
         caption = "Above the layers, below them their operations, as wide as they take time."
         draws = partial(_draw, subject=text_setup.where([record]), traced=traced)
         pictures = [Picture("trace", caption, draws, (10, 7))]
-        notes += ["The ceilings of these kernels are not known: lab ceilings"] * (not traced.ceilings_measured_at)
+        notes += ["The ceilings of these kernels are not known: lab ceilings"] * (
+            not traced.ceilings_measured_at
+        )
     doubt = f"{off}: too far for the shares to be right. Trace again while no other program runs."
     return Section(
         f"{phase.name.capitalize()} of {plural(phase.n_tokens, 'token')} by {text_setup.model_label(record)}",
-        f"medians of {plural(phase.n_steps, 'step')}" + (f" after {phase.n_past:,} tokens" if phase.n_past else ""),
+        f"medians of {plural(phase.n_steps, 'step')}"
+        + (f" after {phase.n_past:,} tokens" if phase.n_past else ""),
         name=phase.name,
         **tabled(columns, summed(phase.parts, lambda part: (part.operation, part.device))),
         notes=notes,
@@ -377,7 +464,8 @@ def _section(record: Record, phase: Phase, traced: TokenTrace) -> Section:
 def sentences(traced: TokenTrace) -> list[str]:
     """Where the time of a decode step goes, and what prefill does with its time."""
     prefill, decode = traced.phases
-    taken, words = dict[str, float](), list[str]()
+    taken = dict[str, float]()
+    words = list[str]()
     for part in decode.parts:
         taken[family(part)] = taken.get(family(part), 0.0) + max(0.0, part.seconds)
 
@@ -393,7 +481,8 @@ def sentences(traced: TokenTrace) -> list[str]:
         f"operations (inputs, sampling) {share('outside and sampling')}."
     )
     held = [part for part in decode.parts if part.least_s is not None]
-    least_s, held_s = sum(part.least_s or 0 for part in held), sum(part.held_s for part in held)
+    least_s = sum(part.least_s or 0 for part in held)
+    held_s = sum(part.held_s for part in held)
     if 0 < held_s < least_s:
         words.append(f"Operations were faster than their ceiling, so {TOO_LOW}")
     elif least_s:
@@ -414,41 +503,78 @@ def sentences(traced: TokenTrace) -> list[str]:
 
 def _draw(figure: Figure, subject: str, traced: TokenTrace) -> None:
     """Draws prefill, decode and a layer of decode: layers, below them their operations, as wide as they take time."""
-    rows = [(f"{one.name} of {plural(one.n_tokens, 'token')}", list(one.parts)) for one in traced.phases]
+    rows = [
+        (f"{one.name} of {plural(one.n_tokens, 'token')}", list(one.parts)) for one in traced.phases
+    ]
     if by_layer := grouped(traced.decode.parts, lambda part: part.layer):
-        middle = sorted(by_layer.values(), key=lambda parts: sum(part.seconds for part in parts))[len(by_layer) // 2]
+        middle = sorted(by_layer.values(), key=lambda parts: sum(part.seconds for part in parts))[
+            len(by_layer) // 2
+        ]
         rows.append((f"layer {middle[0].layer} of that decode step", middle))
     axes = list(figure.subplots(len(rows), 1, squeeze=False)[:, 0])
-    colours = dict(zip((FEED_FORWARD, *dict.fromkeys(FAMILIES.values()), SMALL), COLOURS, strict=False))
+    colours = dict(
+        zip((FEED_FORWARD, *dict.fromkeys(FAMILIES.values()), SMALL), COLOURS, strict=False)
+    )
     for ax, (title, parts) in zip(axes, rows, strict=True):
-        at, total_ms = 0.0, 1e3 * sum(max(0.0, part.seconds) for part in parts)
+        at = 0.0
+        total_ms = 1e3 * sum(max(0.0, part.seconds) for part in parts)
         in_order = summed(parts, lambda part: (part.layer, part.operation))
         is_alone = len({part.layer for part in parts}) == 1
-        for number, (layer, own) in enumerate(itertools.groupby(in_order, key=lambda part: part.layer)):
+        for number, (layer, own) in enumerate(
+            itertools.groupby(in_order, key=lambda part: part.layer)
+        ):
             fill, ink, start = (GRID, GUIDE, at) if number % 2 else (GUIDE, PAPER, at)
             for part in own:
                 ms = 1e3 * max(0.0, part.seconds)
-                ax.barh([0.35], [ms], left=at, height=0.7, color=colours[family(part)], ec=PAPER, lw=0.6 * is_alone)
+                ax.barh(
+                    [0.35],
+                    [ms],
+                    left=at,
+                    height=0.7,
+                    color=colours[family(part)],
+                    ec=PAPER,
+                    lw=0.6 * is_alone,
+                )
                 if ms > LETTER * len(part.operation) * total_ms:
-                    ax.text(at + ms / 2, 0.35, part.operation, ha="center", va="center", fontsize=8, color=PAPER)
+                    ax.text(
+                        at + ms / 2,
+                        0.35,
+                        part.operation,
+                        ha="center",
+                        va="center",
+                        fontsize=8,
+                        color=PAPER,
+                    )
                 at += ms
             ax.barh([1], [at - start], left=start, color=fill, height=0.5, ec=PAPER, lw=0.4)
             if layer is not None and (layer % 5 == 0 or is_alone):
-                ax.text((start + at) / 2, 1, str(layer), ha="center", va="center", fontsize=7, color=ink)
+                ax.text(
+                    (start + at) / 2, 1, str(layer), ha="center", va="center", fontsize=7, color=ink
+                )
         ax.set_yticks([0.35, 1], ["operations", "layers"])
         ax.set(ylim=(0, 1.3), xlim=(0, at), xlabel="ms")
         ax.set_title(title, fontsize=9)
     for name in dict.fromkeys(family(part) for phase in traced.phases for part in phase.parts):
         axes[-1].barh([0], [0], color=colours[name], label=name)
-    doubt = " (! the operations do not add up)" if any(abs(phase.off) > OFF for phase in traced.phases) else ""
-    finish(axes, f"One token's way: layers above, their operations below\n{subject}{doubt}", is_apart=True)
+    doubt = (
+        " (! the operations do not add up)"
+        if any(abs(phase.off) > OFF for phase in traced.phases)
+        else ""
+    )
+    finish(
+        axes,
+        f"One token's way: layers above, their operations below\n{subject}{doubt}",
+        is_apart=True,
+    )
     for ax in axes:
         ax.grid(False)
 
 
 def shown_attention(seen: Attention, model: str = "") -> Section:
     """What the last token attends to in each layer (of a model), and what K and V depend on."""
-    of_model, looks, layers = f" in {model}" if model else "", seen.looks, list(range(len(seen.looks.decode)))
+    of_model = f" in {model}" if model else ""
+    looks = seen.looks
+    layers = list(range(len(seen.looks.decode)))
     most = [row.index(max(row)) for row in looks.decode]
     columns: Columns = (
         ("layer", str),
@@ -469,7 +595,8 @@ def shown_attention(seen: Attention, model: str = "") -> Section:
         f"exactly the same in {f'layer {same}' if same else 'no layer'}: elsewhere they depend on the tokens "
         "before, so a cached prefix must match from its first token on.",
     ]
-    size, draws = (11, 1 + 1.9 * math.ceil(len(layers) / N_COLUMNS)), partial(_weights, seen=seen, of_model=of_model)
+    size = (11, 1 + 1.9 * math.ceil(len(layers) / N_COLUMNS))
+    draws = partial(_weights, seen=seen, of_model=of_model)
     return Section(
         f"Attention of {seen.tokens[-1]!r}, the last of {plural(len(seen.tokens), 'token')}{of_model}",
         "means over the heads of each layer",
@@ -485,10 +612,16 @@ def _weights(figure: Figure, seen: Attention, of_model: str) -> None:
     """Draws a matrix for each layer: the tokens that ask from top to bottom, those that they attend to across."""
     axes = grid(figure, len(seen.looks.prefill), N_COLUMNS, sharex=True, sharey=True)
     texts = [text.replace("\n", "\\n") for text in seen.tokens]
-    middles, size = [i + 0.5 for i in range(len(texts))], 7 if len(texts) <= 10 else 4
+    middles = [i + 0.5 for i in range(len(texts))]
+    size = 7 if len(texts) <= 10 else 4
     for layer, (ax, rows) in enumerate(zip(axes, seen.looks.prefill, strict=True)):
-        until_now = [[w if i <= asks else math.nan for i, w in enumerate(row)] for asks, row in enumerate(rows)]
-        image = ax.pcolormesh(until_now, vmin=0, vmax=1, cmap="viridis")  # shapes: a page shows no embedded images
+        until_now = [
+            [w if i <= asks else math.nan for i, w in enumerate(row)]
+            for asks, row in enumerate(rows)
+        ]
+        image = ax.pcolormesh(
+            until_now, vmin=0, vmax=1, cmap="viridis"
+        )  # shapes: a page shows no embedded images
         ax.set_title(f"layer {layer}", fontsize=8)
         ax.set_xticks(middles, texts, rotation=90, fontsize=size)
         ax.set_yticks(middles, texts, fontsize=size)
@@ -497,23 +630,49 @@ def _weights(figure: Figure, seen: Attention, of_model: str) -> None:
     bar = figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
     if bar.solids is not None:
         bar.solids.set_rasterized(False)
-    figure.suptitle(f"What each token attends to{of_model} (the last row is that of decode)", fontsize=11)
+    figure.suptitle(
+        f"What each token attends to{of_model} (the last row is that of decode)", fontsize=11
+    )
 
 
 def again(records: Sequence[Record]) -> str:
     """The command of a run of `lab trace`."""
-    run, shared = records[0].run, as_options.shared(records)
+    run = records[0].run
+    shared = as_options.shared(records)
     if run.attention is not None:
         return as_options.line("trace", {"attention": run.attention.text}, (), shared)
     repeat = run.trace.prefill.n_steps if run.trace else None
-    return as_options.line("trace", {"prompt_len": run.n_prompt, "gen": run.n_gen - 1, "repeat": repeat}, (), shared)
+    return as_options.line(
+        "trace", {"prompt_len": run.n_prompt, "gen": run.n_gen - 1, "repeat": repeat}, (), shared
+    )
 
 
-@click.command("trace", cls=Command, first=("model", "prompt-len", "gen", "repeat", "attention", "threads"))
+@click.command(
+    "trace", cls=Command, first=("model", "prompt-len", "gen", "repeat", "attention", "threads")
+)
 @with_options(
-    click.option("--prompt-len", "-p", type=TOKENS, default=200, show_default=True, help="Tokens of the prompt."),
-    click.option("--gen", "-n", default=8, show_default=True, help="Decode steps to trace after each prefill."),
-    click.option("--repeat", "-r", default=5, show_default=True, help="How often to trace prefill and these steps."),
+    click.option(
+        "--prompt-len",
+        "-p",
+        type=TOKENS,
+        default=200,
+        show_default=True,
+        help="Tokens of the prompt.",
+    ),
+    click.option(
+        "--gen",
+        "-n",
+        default=8,
+        show_default=True,
+        help="Decode steps to trace after each prefill.",
+    ),
+    click.option(
+        "--repeat",
+        "-r",
+        default=5,
+        show_default=True,
+        help="How often to trace prefill and these steps.",
+    ),
     click.option(
         "--attention",
         "text",
@@ -521,7 +680,13 @@ def again(records: Sequence[Record]) -> str:
         help="Show what each token of this text attends to, layer by layer, instead.",
     ),
     *SETTINGS,
-    click.option("--ceilings", "results", default=RESULTS, show_default=True, help="Folder with the ceilings."),
+    click.option(
+        "--ceilings",
+        "results",
+        default=RESULTS,
+        show_default=True,
+        help="Folder with the ceilings.",
+    ),
     *OUTPUT,
 )
 def command(text: str | None, **asked: Any) -> None:
@@ -542,13 +707,23 @@ def command(text: str | None, **asked: Any) -> None:
     """
     from lab.show import console
 
-    unused = {"prompt_len": "--prompt-len", "gen": "--gen", "repeat": "--repeat", "results": "--ceilings"}
-    output, err = Output.taken_from(asked), console.console(stderr=True)
+    unused = {
+        "prompt_len": "--prompt-len",
+        "gen": "--gen",
+        "repeat": "--repeat",
+        "results": "--ceilings",
+    }
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
     if text is not None:
-        if found := join_and([unused[name] for name in sorted(unused) if name in given(click.get_current_context())]):
+        if found := join_and(
+            [unused[name] for name in sorted(unused) if name in given(click.get_current_context())]
+        ):
             what = f"--attention looks at its own text once and does not use {found}."
             raise LabError(what, f"Leave {found} out, or trace times without --attention.")
-        asked = {name: value for name, value in asked.items() if name not in unused} | {"text": text}
+        asked = {name: value for name, value in asked.items() if name not in unused} | {
+            "text": text
+        }
     with console.transfer(err) as watch:
         record = (trace if text is None else look)(**asked, out=output.folder, watch=watch)
     for line in text_setup.describe(record.machine, record.model):
@@ -557,5 +732,10 @@ def command(text: str | None, **asked: Any) -> None:
 
 
 KINDS = (
-    Kind("trace", lambda one: isinstance(one, Record) and one.run.is_traced and not one.run.quality, chapters, again),
+    Kind(
+        "trace",
+        lambda one: isinstance(one, Record) and one.run.is_traced and not one.run.quality,
+        chapters,
+        again,
+    ),
 )

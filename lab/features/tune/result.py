@@ -34,12 +34,22 @@ from lab.core.payloads import Batch, Tuning
 from lab.core.record import Record
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
-from lab.features.exchange import other_tools
+from lab.formats import other_tools
 from lab.models import catalog
 from lab.runner import as_options
 from lab.show import canvas, console, text_setup
 from lab.show.disturbances import disturbances
-from lab.show.section import UNKNOWN, WIDE, Columns, Context, Kind, Picture, Section, print_section, tabled
+from lab.show.section import (
+    UNKNOWN,
+    WIDE,
+    Columns,
+    Context,
+    Kind,
+    Picture,
+    Section,
+    print_section,
+    tabled,
+)
 from lab.show.wording import digits, percent, seconds
 
 if TYPE_CHECKING:
@@ -49,10 +59,18 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
-AT_LEAST, FEWEST_CONFIRMED = 0.01, 4  # the least gain, and the fewest blocks, that a recommendation needs
+AT_LEAST = 0.01
+FEWEST_CONFIRMED = 4  # the least gain, and the fewest blocks, that a recommendation needs
 LOSSY = ("cache_type_k", "cache_type_v", "model")  # settings that change what the model writes
-DEFAULT, SEARCH, CONFIRM, PREFILL, DECODE = "default", "search", "confirm", "prefill", "decode"
-REQUEST, TTFT, TPOT, THROUGHPUT = "request", "ttft", "tpot", "throughput"
+DEFAULT = "default"
+SEARCH = "search"
+CONFIRM = "confirm"
+PREFILL = "prefill"
+DECODE = "decode"
+REQUEST = "request"
+TTFT = "ttft"
+TPOT = "tpot"
+THROUGHPUT = "throughput"
 SIDES = ["default", "winner"]
 
 GOALS = {
@@ -63,7 +81,9 @@ GOALS = {
 }
 """What each goal minimizes."""
 
-MOST_ROWS, MOST_DRAWN, LABEL_LETTERS = 12, 40, 34  # rows on a terminal; choices in the picture; letters in a line
+MOST_ROWS = 12
+MOST_DRAWN = 40
+LABEL_LETTERS = 34  # rows on a terminal; choices in the picture; letters in a line
 OF_TUNE = (
     "A search measured choices of settings in blocks with fresh engines. The table has the time that it expects of "
     "each, and the ratio of that to the default's, with a 95 % interval below. The search chose the fastest, so its "
@@ -74,12 +94,22 @@ CAPTION = (
     "Bars are 95 % intervals."
 )
 
-Choice = tuple[tuple[str, Any], ...]  # the settings that differ from the default, by name; empty: the default
-SINGLE, PAIR, BLOCK = 0.3, 0.12, 1.0  # expected deviations of logarithms: a setting, a pair, a block's speed
-NOISE, DISTURBED, LEAST_NOISE, MOST_NOISE, NOISE_RUNS = 0.02, 0.3, 0.004, 0.3, 2  # of runs: at first, disturbed; bounds
+Choice = tuple[
+    tuple[str, Any], ...
+]  # the settings that differ from the default, by name; empty: the default
+SINGLE = 0.3
+PAIR = 0.12
+BLOCK = 1.0  # expected deviations of logarithms: a setting, a pair, a block's speed
+NOISE = 0.02
+DISTURBED = 0.3
+LEAST_NOISE = 0.004
+MOST_NOISE = 0.3
+NOISE_RUNS = 2  # of runs: at first, disturbed; bounds
 ALONE = {"mmap"}  # settings whose effect does not depend on the others'
-PER_BLOCK, ENOUGH = 6, 2  # choices in a block besides the default; runs of the best one that end the search
-SIMPLER, UNSURE = 0.01, 0.5
+PER_BLOCK = 6
+ENOUGH = 2  # choices in a block besides the default; runs of the best one that end the search
+SIMPLER = 0.01
+UNSURE = 0.5
 """A choice with fewer changes wins if it is slower by at most this share. A change is left out, too, if its gain is
 smaller than this many standard deviations."""
 
@@ -111,9 +141,18 @@ class Search:
     """The state of a search: `next_block` says what to measure; `timings` and `drop` take what came of it."""
 
     def __init__(self, choices: Iterable[Choice], of: Sequence[Phase]) -> None:
-        self.phases, self.timings, self.dropped = tuple(of), list[Timing](), dict[Choice, str]()
-        matters = {one for choice in choices for one in choice if any(phase.part_of((one,)) for phase in of)}
-        self.choices = list(dict.fromkeys([(), *(choice for choice in choices if matters.issuperset(choice))]))
+        self.phases = tuple(of)
+        self.timings = list[Timing]()
+        self.dropped = dict[Choice, str]()
+        matters = {
+            one
+            for choice in choices
+            for one in choice
+            if any(phase.part_of((one,)) for phase in of)
+        }
+        self.choices = list(
+            dict.fromkeys([(), *(choice for choice in choices if matters.issuperset(choice))])
+        )
         self._n_alone: int | None = None  # runs before the first combination
 
     @property
@@ -143,27 +182,47 @@ class Search:
 
     def best(self) -> Choice:
         """The choice with the least expected time; of nearly equal ones that with the fewest changes."""
-        choices, (ratio, deviation) = self.open, self.expected(self.open)
+        choices = self.open
+        (ratio, deviation) = self.expected(self.open)
         fastest = min(range(len(choices)), key=lambda i: ratio[i])
         simpler = math.log(1 + SIMPLER)
-        spare = {True: max(simpler, UNSURE * deviation[fastest]), False: simpler}  # by whether it is a part of it
-        near = (i for i, one in enumerate(choices) if ratio[i] <= ratio[fastest] + spare[{*one} <= {*choices[fastest]}])
+        spare = {
+            True: max(simpler, UNSURE * deviation[fastest]),
+            False: simpler,
+        }  # by whether it is a part of it
+        near = (
+            i
+            for i, one in enumerate(choices)
+            if ratio[i] <= ratio[fastest] + spare[{*one} <= {*choices[fastest]}]
+        )
         return choices[min(near, key=lambda i: (len(choices[i]), ratio[i]))]
 
     def default_s(self) -> dict[str, float]:
         """The median seconds of each phase of the default, as often as it counts."""
         own = [one.seconds for one in self.timings if not one.choice]
-        known = {phase: [times[phase.name] for times in own if phase.name in times] for phase in self.phases}
-        return {phase.name: phase.n * statistics.median(times) for phase, times in known.items() if times}
+        known = {
+            phase: [times[phase.name] for times in own if phase.name in times]
+            for phase in self.phases
+        }
+        return {
+            phase.name: phase.n * statistics.median(times)
+            for phase, times in known.items()
+            if times
+        }
 
     def expected(self, choices: Sequence[Choice]) -> tuple[Array, Array]:
         """log(time / the default's time) of choices and its standard deviation; NaN without a run of the default."""
         import numpy as np
 
-        base, unknown = self.default_s(), np.full(len(choices), math.nan)
+        base = self.default_s()
+        unknown = np.full(len(choices), math.nan)
         if not base:
             return unknown, unknown
-        found = [(base[phase.name], *self._effects(phase, choices)) for phase in self.phases if phase.name in base]
+        found = [
+            (base[phase.name], *self._effects(phase, choices))
+            for phase in self.phases
+            if phase.name in base
+        ]
         times = sum((base_s * np.exp(mean) for base_s, mean, _ in found), np.zeros(len(choices)))
         variance = sum((base_s * np.exp(mean) / times) ** 2 * own for base_s, mean, own in found)
         return np.log(times / sum(base.values())), np.sqrt(variance)
@@ -178,21 +237,37 @@ class Search:
             pairs = itertools.combinations((one for one in own if one[0] not in ALONE), 2)
             of_all.append({*((one,) for one in own), *pairs})
         names = list(dict.fromkeys(itertools.chain(*of_all)))
-        has = np.array([[name in own for name in names] for own in of_all], float).reshape(len(of_all), len(names))
-        wanted, measured = has[: len(choices)], has[len(choices) :]
+        has = np.array([[name in own for name in names] for own in of_all], float).reshape(
+            len(of_all), len(names)
+        )
+        wanted = has[: len(choices)]
+        measured = has[len(choices) :]
         blocks = [run.block for run in runs]
         x = np.hstack([measured, np.equal.outer(blocks, sorted(set(blocks)))])
         y = np.log([run.seconds[phase.name] for run in runs])
         y -= y.mean()
-        sizes = [*(SINGLE if len(name) == 1 else PAIR for name in names), *(BLOCK for _ in set(blocks))]
-        prior, noise, disturbed = np.diag(np.array(sizes) ** -2.0), NOISE, np.array([one.is_disturbed for one in runs])
+        sizes = [
+            *(SINGLE if len(name) == 1 else PAIR for name in names),
+            *(BLOCK for _ in set(blocks)),
+        ]
+        prior = np.diag(np.array(sizes) ** -2.0)
+        noise = NOISE
+        disturbed = np.array([one.is_disturbed for one in runs])
         for _ in range(4):  # the noise follows from the fit, and the fit from the noise
             weighted = (x / np.where(disturbed, max(DISTURBED, noise), noise)[:, None] ** 2).T
             covariance = np.linalg.inv(weighted @ x + prior)
             found = covariance @ weighted @ y
             wrong = (y - x @ found)[~disturbed]
-            n_free = max(0.0, len(wrong) - float(np.einsum("ij,jk,ki->i", x, covariance, weighted)[~disturbed].sum()))
-            seen = min(MOST_NOISE, max(LEAST_NOISE, math.sqrt(wrong @ wrong / n_free))) if n_free > 0.01 else NOISE
+            n_free = max(
+                0.0,
+                len(wrong)
+                - float(np.einsum("ij,jk,ki->i", x, covariance, weighted)[~disturbed].sum()),
+            )
+            seen = (
+                min(MOST_NOISE, max(LEAST_NOISE, math.sqrt(wrong @ wrong / n_free)))
+                if n_free > 0.01
+                else NOISE
+            )
             noise = math.sqrt((n_free * seen**2 + NOISE_RUNS * NOISE**2) / (n_free + NOISE_RUNS))
         n = len(names)
         return wanted @ found[:n], np.einsum("ij,jk,ik->i", wanted, covariance[:n, :n], wanted)
@@ -250,7 +325,8 @@ class Tuned:
     def aim(self) -> str:
         """What is faster: `2,000 + 300 tokens`, or the tokens that the goal is about."""
         users = "" if self.n_users == 1 else f" for each of {plural(self.n_users, 'user')}"
-        n_prompt, first = self.default.run.n_prompt, {TTFT: "the first token", TPOT: "each further token"}
+        n_prompt = self.default.run.n_prompt
+        first = {TTFT: "the first token", TPOT: "each further token"}
         if self.asked.goal in first:
             return f"{first[self.asked.goal]} after {n_prompt:,} prompt tokens{users}"
         return f"{n_prompt:,} + {self.asked.n_gen:,} tokens{users}"
@@ -259,7 +335,11 @@ class Tuned:
 def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
     """The phases that a goal minimizes, for requests of `n_gen` generated tokens."""
     prefill = Phase(PREFILL, 1, frozenset({"threads"}))
-    decode = Phase(DECODE, n_gen - 1, frozenset({"ubatch", "batch", "threads" if is_batch else "threads_batch"}))
+    decode = Phase(
+        DECODE,
+        n_gen - 1,
+        frozenset({"ubatch", "batch", "threads" if is_batch else "threads_batch"}),
+    )
     if goal == TTFT or n_gen < 2:
         return (prefill,)
     return (decode,) if goal == TPOT else (prefill, decode)
@@ -272,7 +352,9 @@ def is_lossy(choice: Choice) -> bool:
 
 def choice_of(record: Record, default: Record) -> Choice:
     """The settings in which a record differs from the default, by the lab's names."""
-    own, base, changed = record.settings, default.settings, dict[str, Any]()
+    own = record.settings
+    base = default.settings
+    changed = dict[str, Any]()
     for name, setting in table().items():
         field = setting.record_name or name
         if hasattr(own, field) and getattr(own, field) != getattr(base, field):
@@ -285,7 +367,8 @@ def choice_of(record: Record, default: Record) -> Choice:
 def timing(record: Record, choice: Choice) -> Timing | None:
     """The seconds of each phase of a run: until the first token, and per further token; None for a failed run."""
     run = record.run
-    first, each = phases.ttft_ns(run), phases.tpot_ns(run)
+    first = phases.ttft_ns(run)
+    each = phases.tpot_ns(run)
     if not run.is_timed or run.block is None or not first or first < 0:
         return None
     times = {PREFILL: first / 1e9, **({DECODE: each / 1e9} if each and each > 0 else {})}
@@ -294,7 +377,9 @@ def timing(record: Record, choice: Choice) -> Timing | None:
 
 def of_sessions(records: Iterable[Record]) -> list[Tuned]:
     """The results of all sessions of `lab tune` among the records in which the default was measured."""
-    sessions = grouped((record for record in records if record.run.tuning), lambda record: record.session)
+    sessions = grouped(
+        (record for record in records if record.run.tuning), lambda record: record.session
+    )
     return [one for one in map(tuned, sessions.values()) if one]
 
 
@@ -303,19 +388,32 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     import numpy as np
     import pandas as pd
 
-    known = [(one, one.run.tuning.stage) for one in records if one.run.tuning and not one.run.warmup]
-    default = next((one for one, _ in known if one.run.variant == DEFAULT and one.run.is_timed), None)
+    known = [
+        (one, one.run.tuning.stage) for one in records if one.run.tuning and not one.run.warmup
+    ]
+    default = next(
+        (one for one, _ in known if one.run.variant == DEFAULT and one.run.is_timed), None
+    )
     if default is None or default.run.tuning is None:
         return None
-    asked, rows, timings = default.run.tuning, list[dict[str, Any]](), list[Timing]()
+    asked = default.run.tuning
+    rows = list[dict[str, Any]]()
+    timings = list[Timing]()
     for record, stage in known:
         choice = choice_of(record, default)
-        row = {"stage": stage, "variant": record.run.variant or "", "choice": choice, "error": record.run.error or ""}
+        row = {
+            "stage": stage,
+            "variant": record.run.variant or "",
+            "choice": choice,
+            "error": record.run.error or "",
+        }
         rows.append(row)
         if found := timing(record, choice):
             rows[-1] |= {"block": found.block, "disturbed": found.is_disturbed, **found.seconds}
             timings += [found] if stage == SEARCH else []
-    runs = pd.DataFrame(rows, columns=["stage", "variant", "choice", "error", "block", "disturbed", PREFILL, DECODE])
+    runs = pd.DataFrame(
+        rows, columns=["stage", "variant", "choice", "error", "block", "disturbed", PREFILL, DECODE]
+    )
     of = phases_of(asked.goal, asked.n_gen, isinstance(default.run.lever, Batch))
     search = Search(runs.choice[runs.stage == SEARCH], of)
     search.timings = timings
@@ -325,20 +423,30 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     confirmed = runs[runs.stage == CONFIRM].dropna(subset=["block", *names])
     side = confirmed.variant.map(lambda variant: SIDES[variant != DEFAULT])
     logs = np.log(confirmed[names].astype(float)).groupby([confirmed.block, side]).mean()
-    by_side = {name: np.exp(logs[name].unstack().reindex(columns=SIDES)) for name in names}  # geometric, of each block
+    by_side = {
+        name: np.exp(logs[name].unstack().reindex(columns=SIDES)) for name in names
+    }  # geometric, of each block
     totals = sum(phase.n * by_side[phase.name] for phase in of).dropna()
     ratios = (totals.default / totals.winner).astype(float)
     interval = stats.log_interval(ratios.tolist()) if len(totals) >= FEWEST_CONFIRMED else None
-    of_winner = (one for one, stage in known if stage == CONFIRM and one.run.is_timed and one.run.variant != DEFAULT)
+    of_winner = (
+        one
+        for one, stage in known
+        if stage == CONFIRM and one.run.is_timed and one.run.variant != DEFAULT
+    )
     result = Tuned(
         asked=asked,
         default=default,
         winner=next(of_winner, None),
-        gain=Ratio(float(np.exp(np.log(ratios).mean())), interval.low, interval.high) if interval else None,
+        gain=Ratio(float(np.exp(np.log(ratios).mean())), interval.low, interval.high)
+        if interval
+        else None,
         n_confirmed=len(totals),
         runs=runs,
         tried=pd.DataFrame(),
-        medians=pd.DataFrame({name: means.loc[totals.index].median() for name, means in by_side.items()}).T.dropna(),
+        medians=pd.DataFrame(
+            {name: means.loc[totals.index].median() for name, means in by_side.items()}
+        ).T.dropna(),
     )
 
     def verdict(row: Any) -> str:
@@ -354,12 +462,14 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     tried = tried.agg(choice=("choice", "last"), n_runs=("block", "count"), error=("error", "max"))
     tried = tried.rename_axis("settings").reset_index()
     ratio, deviation = search.expected(list(tried.choice))
-    middle, half = (
-        pd.Series(ratio).where(tried.n_runs > 0),
-        NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * deviation,
-    )
+    middle = pd.Series(ratio).where(tried.n_runs > 0)
+    half = NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * deviation
     tried["time_s"] = np.exp(middle) * sum(search.default_s().values())
-    for name, log in (("time_ratio", middle), ("time_ratio_low", middle - half), ("time_ratio_high", middle + half)):
+    for name, log in (
+        ("time_ratio", middle),
+        ("time_ratio_low", middle - half),
+        ("time_ratio_high", middle + half),
+    ):
         tried[name] = np.exp(log)
     tried["changes_output"] = tried.choice.map(is_lossy)
     tried["verdict"] = [verdict(row) for row in tried.itertuples()]
@@ -403,7 +513,8 @@ def sentences(one: Tuned) -> list[str]:
             "shortest times.",
             "Run lab tune again with a larger --budget.",
         ]
-    blocks, (name, gain) = f"{one.n_confirmed} new blocks", faster(str(one.won), one.choice, one.gain)
+    blocks = f"{one.n_confirmed} new blocks"
+    (name, gain) = faster(str(one.won), one.choice, one.gain)
     if not one.is_recommended:
         return [
             f"Keep the default: {name} was the fastest in the search, but {blocks} do not show a gain clearly "
@@ -424,7 +535,8 @@ def command_lines(one: Tuned) -> dict[str, str]:
     """The commands of llama-server and of the lab with the recommended settings; empty without a recommendation."""
     if not one.is_recommended or one.winner is None:
         return {}
-    file, lengths = f"./{one.winner.model.file}", (one.default.run.n_prompt, one.asked.n_gen)
+    file = f"./{one.winner.model.file}"
+    lengths = (one.default.run.n_prompt, one.asked.n_gen)
     model = [] if "model" in dict(one.choice) else ["--model", catalog.spec_of(one.default.model)]
     own = "--prompt-len", lengths[0], "--gen", lengths[1], *model, *shell.split(one.won or "")
     server = other_tools.llama_server(file, one.winner.settings, *lengths, one.n_users)
@@ -438,14 +550,21 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
         lines = ["lab tune measured no run of the default, so nothing can be compared with it."]
         return [] if context.is_page else [Section(sentences=lines)]
     question = parts[0].question if len(parts) == 1 else "Which settings are the fastest?"
-    return [Section("The fastest settings", name="tune", question=question, words=[OF_TUNE], parts=parts)]
+    return [
+        Section(
+            "The fastest settings", name="tune", question=question, words=[OF_TUNE], parts=parts
+        )
+    ]
 
 
 def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008  (frozen)
     """What a session found: the answer, what was tried, what to do next; more on a page and with details."""
-    is_whole, lines, warnings = context.details or context.is_page, sentences(one), list[str]()
+    is_whole = context.details or context.is_page
+    lines = sentences(one)
+    warnings = list[str]()
     known = one.runs.dropna(subset=["block"])
-    disturbed, counting = known.disturbed.astype(bool), known.stage == min(known.stage, default="")  # confirm < search
+    disturbed = known.disturbed.astype(bool)
+    counting = known.stage == min(known.stage, default="")  # confirm < search
     doubt = f" ({MARK} {disturbed.sum()} of {len(known)} runs disturbed)" if disturbed.any() else ""
     if disturbed[counting].mean() >= 0.5:
         what = "Other programs disturbed at least half of the runs that count."
@@ -462,7 +581,11 @@ def section(one: Tuned, context: Context = Context()) -> Section:  # noqa: B008 
         ("time\nratio", lambda row: "\n".join(_ratio(row)) or UNKNOWN),
         ("verdict", lambda row: row.verdict),
     ]
-    facts = [Section("The recommended settings as commands", facts=commands)] if commands and is_whole else []
+    facts = (
+        [Section("The recommended settings as commands", facts=commands)]
+        if commands and is_whole
+        else []
+    )
     return Section(
         f"{text_setup.where([one.default])}{doubt}",
         f"{one.aim}; goal: {GOALS.get(one.asked.goal, one.asked.goal)}",
@@ -509,7 +632,8 @@ def _ratio(row: Any) -> list[str]:
 
 def _as_row(one: Tuned) -> dict[str, Any]:
     """A session for JSON; what is unknown is None."""
-    tried, names = one.tried.drop(columns="choice").astype(object), {PREFILL: "first_token", DECODE: "each_token"}
+    tried = one.tried.drop(columns="choice").astype(object)
+    names = {PREFILL: "first_token", DECODE: "each_token"}
     return {
         "session": one.default.session,
         "subject": text_setup.where([one.default]),
@@ -524,7 +648,11 @@ def _as_row(one: Tuned) -> dict[str, Any]:
         "gain_low": one.gain and one.gain.low,
         "gain_high": one.gain and one.gain.high,
         "n_blocks_confirmed": one.n_confirmed,
-        **{f"{side}_{names[phase]}_s": one.medians.loc[phase, side] for phase in one.medians.index for side in SIDES},
+        **{
+            f"{side}_{names[phase]}_s": one.medians.loc[phase, side]
+            for phase in one.medians.index
+            for side in SIDES
+        },
         "tried": tried.where(tried.notna() & (tried != ""), None).to_dict("records"),
         "sentences": sentences(one),
         "command_lines": command_lines(one),
@@ -535,12 +663,19 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     """The time of each choice over the default's: in the search as diamonds, in the confirmation as a square."""
     drawn = [row for row in one.tried.itertuples() if row.time_ratio > 0][:MOST_DRAWN]
     fill = partial(textwrap.fill, width=LABEL_LETTERS, break_on_hyphens=False)
-    names, ax = ["\n".join(map(fill, _name(row).split("\n"))) for row in drawn], figure.subplots()
+    names = ["\n".join(map(fill, _name(row).split("\n"))) for row in drawn]
+    ax = figure.subplots()
     figure.set_figheight(1.9 + 0.19 * sum(max(2, 1 + name.count("\n")) for name in names))
     for at, row in enumerate(drawn):
-        marks: list[Any] = [(at, "search", "D", row.time_ratio, row.time_ratio_low, row.time_ratio_high)] if at else []
+        marks: list[Any] = (
+            [(at, "search", "D", row.time_ratio, row.time_ratio_low, row.time_ratio_high)]
+            if at
+            else []
+        )
         if (gain := one.gain) and row.settings == one.won:
-            marks += [(at - 0.3, "confirmation", "s", 1 / gain.estimate, 1 / gain.high, 1 / gain.low)]
+            marks += [
+                (at - 0.3, "confirmation", "s", 1 / gain.estimate, 1 / gain.high, 1 / gain.low)
+            ]
         for y, name, marker, x, left, right in marks:
             reach = [[max(0.0, x - left)], [max(0.0, right - x)]]
             style: dict[str, Any] = {"marker": marker, "ms": 6, "capsize": 3, "ls": ""}
@@ -564,10 +699,13 @@ def again(records: Sequence[Record]) -> str:
     """The command of a session of `lab tune`: the model, and the options that no choice changed."""
     timed = as_options.timed(records)
     first = next((record for record in timed if record.run.variant == DEFAULT), timed[0])
-    asked, lever = first.run.tuning, first.run.lever
+    asked = first.run.tuning
+    lever = first.run.lever
     model = [one for one in as_options.options(first) if one[0] == "--model"]
     fixed = [one for one in as_options.shared(timed) if one[0] != "--model"]
-    lossy = ("--allow-lossy",) if any(is_lossy(choice_of(record, first)) for record in timed) else ()
+    lossy = (
+        ("--allow-lossy",) if any(is_lossy(choice_of(record, first)) for record in timed) else ()
+    )
     given: dict[str, object] = {
         "prompt_len": first.run.n_prompt,
         "gen": asked and asked.n_gen,
@@ -577,4 +715,8 @@ def again(records: Sequence[Record]) -> str:
     return as_options.line("tune", given, (), [lossy, *model, *fixed])
 
 
-KINDS = (Kind("tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, chapters, again),)
+KINDS = (
+    Kind(
+        "tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, chapters, again
+    ),
+)

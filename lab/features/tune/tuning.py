@@ -20,17 +20,18 @@ from typing import Annotated, Any, cast
 
 import click
 
-from lab.cli.help import Command
-from lab.cli.options import OUTPUT, SEED, SETTINGS, TOKENS, with_options
+from lab.app.help import Command
+from lab.app.options import OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.payloads import Tuning
 from lab.core.record import Model, Record
 from lab.errors import LabError
-from lab.features import batch as batching, experiment
-from lab.features.compare import side_by_side
-from lab.features.experiment import Option
-from lab.features.running import Output, collect, introduce, note, runs_in
+from lab.features import batch as batching
+from lab.app import experiment
+from lab.runner import trial as side_by_side
+from lab.app.experiment import Option
+from lab.app.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result
 from lab.features.tune.result import CONFIRM, DEFAULT, SEARCH, Choice, Phase, Search, Tuned
 from lab.models import catalog
@@ -41,9 +42,13 @@ from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
 
-DEFAULT_BUDGET, MOST_CHOICES = "10min", 600
-N_SEARCH_GEN = 48  # tokens that a run of the search generates at most: its time per token stands for the rest
-FOR_CONFIRMATION, FEWEST_TRIED = 0.5, 3
+DEFAULT_BUDGET = "10min"
+MOST_CHOICES = 600
+N_SEARCH_GEN = (
+    48  # tokens that a run of the search generates at most: its time per token stands for the rest
+)
+FOR_CONFIRMATION = 0.5
+FEWEST_TRIED = 3
 """Share of the budget that is kept for the confirmation, once this many choices were tried."""
 
 OVER_BUDGET = 0.05  # share by which the budget may be exceeded, because times are estimated
@@ -59,9 +64,13 @@ UBATCHES = (64, 128, 256, 512, 1024, 2048)
 def seconds_of(budget: str | float) -> float:
     """A budget such as `10min`, `90s`, `1h` or a number of seconds. LabError for anything else, and below 10 s."""
     match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*(s|min|m|h|)\s*", str(budget))
-    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}[match[2]] if match else 0.0
+    seconds = (
+        float(match[1]) * {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}[match[2]] if match else 0.0
+    )
     if not 10 <= seconds <= 86400:
-        raise LabError(f"--budget {budget} is not possible.", "Give a time from 10s to 24h, such as 10min.")
+        raise LabError(
+            f"--budget {budget} is not possible.", "Give a time from 10s to 24h, such as 10min."
+        )
     return seconds
 
 
@@ -85,7 +94,9 @@ def plan(
     *,
     goal: Annotated[str, Option(GOAL, type=click.Choice(tuple(result.GOALS)))] = result.REQUEST,
     users: Annotated[int, Option("Requests that are answered together, as in lab batch.")] = 1,
-    budget: Annotated[str | float, Option("Time to spend, such as 2min, 90s or 1h.")] = DEFAULT_BUDGET,
+    budget: Annotated[
+        str | float, Option("Time to spend, such as 2min, 90s or 1h.")
+    ] = DEFAULT_BUDGET,
     allow_lossy: Annotated[bool, Option(LOSSY)] = False,
     **settings: Any,
 ) -> TunePlan:
@@ -99,7 +110,8 @@ def plan(
     second of all `users` (throughput). Settings that are given stay fixed. LabError if nothing is left to choose, or if
     the default cannot be measured.
     """
-    budget_s, asked = seconds_of(budget), dict(settings)
+    budget_s = seconds_of(budget)
+    asked = dict(settings)
     if goal not in result.GOALS:
         raise LabError(f"--goal {goal} is not known.", f"Choose one of {', '.join(result.GOALS)}.")
     if goal == result.TPOT and gen < 2:
@@ -108,16 +120,23 @@ def plan(
 
     def make(worker: Worker, choice: Choice, stage: str) -> Plan:
         changed = {**asked, "model": model, **dict(choice)}
-        if "threads" in dict(choice) and "threads_batch" not in dict(choice) and not asked.get("threads_batch"):
+        if (
+            "threads" in dict(choice)
+            and "threads_batch" not in dict(choice)
+            and not asked.get("threads_batch")
+        ):
             changed["threads_batch"] = base.settings.n_threads_batch  # see `variant`
         n_gen = min(gen, N_SEARCH_GEN) if stage == SEARCH else gen
         if users > 1:
             made = batching.plan(worker, str(users), prompt_len, max(2, n_gen), 1, **changed)
         else:
             made = make_plan(worker, [prompt_len], n_gen, 1, **changed)
-        return dataclasses.replace(made, tuning=Tuning(goal, stage, gen), n_repeat=1, is_more_if_cheap=False)
+        return dataclasses.replace(
+            made, tuning=Tuning(goal, stage, gen), n_repeat=1, is_more_if_cheap=False
+        )
 
-    base, searched = make(worker, (), CONFIRM), make(worker, (), SEARCH)
+    base = make(worker, (), CONFIRM)
+    searched = make(worker, (), SEARCH)
     if base.refused:
         raise LabError(" ".join(base.refused.values()), "Use a shorter prompt or a smaller model.")
 
@@ -125,38 +144,56 @@ def plan(
         """Whether a setting alone can be planned and changes something: some builds, machines and models refuse it."""
         with contextlib.suppress(LabError):
             made = make(worker, ((name, value),), SEARCH)
-            return not made.refused and (made.settings, made.file) != (searched.settings, searched.file)
+            return not made.refused and (made.settings, made.file) != (
+                searched.settings,
+                searched.file,
+            )
         return False
 
     given = {name for name, value in asked.items() if name in table() and value != defaults()[name]}
     space = [
         [(name, value) for value in values if is_possible(name, value)]
-        for name, values in sorted(_space(base, allow_lossy).items(), key=lambda one: (one[0] in result.LOSSY, one[0]))
+        for name, values in sorted(
+            _space(base, allow_lossy).items(), key=lambda one: (one[0] in result.LOSSY, one[0])
+        )
         if name not in given
     ]
     every = itertools.chain.from_iterable(  # those with the fewest changes first
-        itertools.product(*chosen) for n in range(1, len(space) + 1) for chosen in itertools.combinations(space, n)
+        itertools.product(*chosen)
+        for n in range(1, len(space) + 1)
+        for chosen in itertools.combinations(space, n)
     )
     packed = ("flash_attn", "off")  # llama.cpp packs values only with flash attention
     possible = (one for one in every if not (packed in one and "cache_type_v" in dict(one)))
     of = result.phases_of(goal, gen, users > 1)
     choices = Search(list(itertools.islice(possible, MOST_CHOICES)), of).choices[1:]
     if not choices:
-        raise LabError("There is no setting left to choose.", "Give fewer settings: those that you give stay fixed.")
+        raise LabError(
+            "There is no setting left to choose.",
+            "Give fewer settings: those that you give stay fixed.",
+        )
     return TunePlan(budget_s, base, make, tuple(choices), of)
 
 
 def _space(base: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
     """The values to try of each setting: what this machine and this model can have."""
-    now, n_layer, devices = base.settings, base.model.n_layer or 0, machine.used(base.machine, base.settings)
+    now = base.settings
+    n_layer = base.model.n_layer or 0
+    devices = machine.used(base.machine, base.settings)
     usable = max(1, int(machine.n_cores_usable() or now.n_threads))
     is_on_cpu = len(devices) == 0 or now.n_gpu_layers <= n_layer
     n_tokens = base.cases[0].n_prompt * max(1, len(base.cases[0].sequences))
-    ubatches = {min(n, n_tokens): n for n in reversed(UBATCHES) if n <= now.n_batch}  # by the size of the largest step
+    ubatches = {
+        min(n, n_tokens): n for n in reversed(UBATCHES) if n <= now.n_batch
+    }  # by the size of the largest step
 
     def threads(n: int) -> list[int]:
         """Other numbers: a quarter, half, one less, and all cores that the process may use."""
-        return sorted({one for one in (n // 4, n // 2, n - 1, usable) if one >= 1} - {n}) if is_on_cpu else []
+        return (
+            sorted({one for one in (n // 4, n // 2, n - 1, usable) if one >= 1} - {n})
+            if is_on_cpu
+            else []
+        )
 
     space: dict[str, list[Any]] = {
         "threads": threads(now.n_threads),
@@ -187,7 +224,12 @@ def variant(choice: Choice, base: Plan) -> str:
     named = dict(choice)
     if "threads" in named:
         named.setdefault("threads_batch", base.settings.n_threads_batch)
-    return shell.join(*(word for name, value in named.items() for word in as_options.option(name, value))) or DEFAULT
+    return (
+        shell.join(
+            *(word for name, value in named.items() for word in as_options.option(name, value))
+        )
+        or DEFAULT
+    )
 
 
 def execute(
@@ -199,9 +241,15 @@ def execute(
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Record]:
     """Search, then confirm the winner: yields the record of each run after it was appended to `path`."""
-    search, chance, started = Search(made.choices, made.phases), random.Random(made.default.seed), clock()
-    models, whole_s = dict[str, Model](), dict[Choice, float]({(): 0.0})  # seconds of a whole request, by choice
-    number, n_tried, slowest_s, n_more = 0, 0, 0.0, max(0, made.default.cases[0].n_gen - N_SEARCH_GEN)
+    search = Search(made.choices, made.phases)
+    chance = random.Random(made.default.seed)
+    started = clock()
+    models = dict[str, Model]()
+    whole_s = dict[Choice, float]({(): 0.0})  # seconds of a whole request, by choice
+    number = 0
+    n_tried = 0
+    slowest_s = 0.0
+    n_more = max(0, made.default.cases[0].n_gen - N_SEARCH_GEN)
 
     def left_s() -> float:
         return made.budget_s - (clock() - started)
@@ -216,9 +264,13 @@ def execute(
 
     def block(choices: Sequence[Choice], stage: str) -> Iterator[Record]:
         """A run of each choice side by side in fresh engines."""
-        plans = {variant(choice, made.default): made.make(worker, choice, stage) for choice in choices}
+        plans = {
+            variant(choice, made.default): made.make(worker, choice, stage) for choice in choices
+        }
         for name, plan in plans.items():
-            plans[name] = dataclasses.replace(plan, model=models.get(str(plan.file.path), plan.model))
+            plans[name] = dataclasses.replace(
+                plan, model=models.get(str(plan.file.path), plan.model)
+            )
         if len(plans) > 1:
             side_by_side.check(plans)
         todo = [(0, case) for plan in plans.values() for case in plan.cases]
@@ -229,13 +281,16 @@ def execute(
 
         reporter = Reporter(show, todo, made.default.n_tokens)
         yield from side_by_side.block(plans, number, path, reporter, todo, chance, new_worker, 1)
-        models.update((str(plan.file.path), plan.model) for plan in plans.values())  # with its checksum
+        models.update(
+            (str(plan.file.path), plan.model) for plan in plans.values()
+        )  # with its checksum
 
     while (wanted := search.next_block()) and (not number or can_try(2)):
         for n, choice in enumerate(wanted):
             if n and not can_try(1):
                 break
-            begun, found = clock(), None
+            begun = clock()
+            found = None
             try:
                 for record in block([choice], SEARCH):
                     if record.run.error:
@@ -245,15 +300,23 @@ def execute(
             except LabError as problem:  # the plan is impossible
                 search.drop(choice, str(problem))
             if () in search.dropped:
-                raise LabError(f"The default cannot be measured: {search.dropped[()]}", "Try it alone: lab measure")
+                raise LabError(
+                    f"The default cannot be measured: {search.dropped[()]}",
+                    "Try it alone: lab measure",
+                )
             run_s = clock() - begun
-            slowest_s, n_tried = max(slowest_s, run_s), n_tried + bool(choice)
+            slowest_s = max(slowest_s, run_s)
+            n_tried = n_tried + bool(choice)
             if found:
                 search.timings.append(found)
-                whole_s[choice] = max(whole_s.get(choice, 0.0), run_s + n_more * found.seconds.get(result.DECODE, 0.0))
+                whole_s[choice] = max(
+                    whole_s.get(choice, 0.0), run_s + n_more * found.seconds.get(result.DECODE, 0.0)
+                )
         number += 1
 
-    winner, spare_s, n_confirmed = search.best(), OVER_BUDGET * made.budget_s, 0
+    winner = search.best()
+    spare_s = OVER_BUDGET * made.budget_s
+    n_confirmed = 0
     block_s = whole_s[()] + whole_s.get(winner or (), max(whole_s.values()))
     if not winner or left_s() + spare_s < result.FEWEST_CONFIRMED * block_s:
         return
@@ -262,12 +325,16 @@ def execute(
             yield record
             if record.run.error:
                 return
-        number, n_confirmed = number + 1, n_confirmed + 1
+        number = number + 1
+        n_confirmed = n_confirmed + 1
 
 
 def carry_out(make: Callable[[Worker], TunePlan], out: str | Path, watch: Any = None) -> Tuned:
     """Plan, search and confirm."""
-    with Worker() as worker, contextlib.nullcontext(watch) if watch else progress.in_notebook() as look:
+    with (
+        Worker() as worker,
+        contextlib.nullcontext(watch) if watch else progress.in_notebook() as look,
+    ):
         made = make(worker)
         path = new_results_file(made.default, Path(out))
         found = result.tuned(list(execute(made, worker, path, look)))
@@ -282,7 +349,9 @@ tune: Callable[..., Tuned] = cast(Any, experiment.public("tune", plan, carry_out
 @click.command("tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
 @with_options(
     *experiment.options(plan).values(),
-    click.option("--save", metavar="NAME", help="Save the recommended settings; --settings NAME uses them."),
+    click.option(
+        "--save", metavar="NAME", help="Save the recommended settings; --settings NAME uses them."
+    ),
     *SETTINGS,
     SEED,
     *OUTPUT,
@@ -306,7 +375,8 @@ def command(save: str | None, **asked: Any) -> None:
 
     if save is not None:
         as_options.path_of(save)  # an odd name is known before the search, not after it
-    output, err = Output.taken_from(asked), console.console(stderr=True)
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
     with Worker() as worker:
         with console.transfer(err) as transferring:
             made = plan(worker, **asked, watch=transferring)
@@ -318,7 +388,9 @@ def command(save: str | None, **asked: Any) -> None:
             found = [f" {' '.join(result.sentences(one))}" for one in result.of_sessions(records)]
             return f"{kept}.{''.join(found)}" if (kept := runs_in(records, path)) else ""
 
-        records, problem = collect(lambda watch: execute(made, worker, path, watch), path, err, where=so_far)
+        records, problem = collect(
+            lambda watch: execute(made, worker, path, watch), path, err, where=so_far
+        )
     output.finish(records, path, problem)
     if asked["allow_lossy"] and not output.as_json:
         for line in known_lines(output.folder, records):
@@ -328,6 +400,7 @@ def command(save: str | None, **asked: Any) -> None:
         what = f"Nothing is saved as {save}: no settings are recommended."
         raise LabError(what, "Keep the default, or search longer: --budget 30min")
     if save and found and found.winner:
-        kept, model = as_options.save(save, as_options.asked(found.winner.settings)), dict(found.choice).get("model")
+        kept = as_options.save(save, as_options.asked(found.winner.settings))
+        model = dict(found.choice).get("model")
         options = shell.join("--settings", save, *(["--model", model] if model else []))
         note(f"The settings are saved as {kept}: {options} uses them.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.help import Command
-from lab.cli.options import NO_PLOT, as_json_option, out_option, with_options
+from lab.app.help import Command
+from lab.app.options import NO_PLOT, as_json_option, out_option, with_options
 from lab.errors import LabError
 from lab.features.serve.command import REACHING, confirm
 from lab.show.wording import digits, times
@@ -27,7 +27,9 @@ def sections(found: Answer) -> list[Section]:
     from lab.show.section import WIDE, Picture, Section, tabled
 
     fast, slow = found.letters
-    lines = [f"{letter}  {digits(one.tps):>6} tokens/s   {one.label}" for letter, one in found.sides]
+    lines = [
+        f"{letter}  {digits(one.tps):>6} tokens/s   {one.label}" for letter, one in found.sides
+    ]
     ratio = f"{slow} is {times(found.ratio)} as slow as {fast}. Of this:"
     columns = (
         ("part", lambda part: part.name),
@@ -48,7 +50,14 @@ def sections(found: Answer) -> list[Section]:
             **tabled(columns, found.parts, keep_all=True),
             notes=[*(f"{part.name}: {part.words}" for part in found.parts if part.words), about],
             sentences=[last, *([f"Try: {command}"] if command else [])],
-            pictures=[Picture("why", "The way from one rate to the other, part by part.", partial(draw, found), WIDE)],
+            pictures=[
+                Picture(
+                    "why",
+                    "The way from one rate to the other, part by part.",
+                    partial(draw, found),
+                    WIDE,
+                )
+            ],
         )
     ]
 
@@ -57,13 +66,22 @@ def draw(found: Answer, figure: Figure) -> None:
     """A waterfall from the faster rate to the slower one on a logarithmic axis; whiskers are the known ranges."""
     from lab.show import canvas
 
-    ax, rate, (first, last) = figure.subplots(), found.fast.tps, found.letters
+    ax = figure.subplots()
+    rate = found.fast.tps
+    (first, last) = found.letters
     shown = [part for part in found.parts if part.log or part.half]
     ends = [rate, found.slow.tps]
     ax.barh([0, len(shown) + 1], ends, color=canvas.COLOURS[0])
     for i, part in enumerate(shown, 1):
-        after, text = rate / part.factor, f"{part.factor:.2f}x"
-        colour = canvas.GUIDE if part is found.rest else canvas.COLOURS[1] if part.log > 0 else canvas.COLOURS[2]
+        after = rate / part.factor
+        text = f"{part.factor:.2f}x"
+        colour = (
+            canvas.GUIDE
+            if part is found.rest
+            else canvas.COLOURS[1]
+            if part.log > 0
+            else canvas.COLOURS[2]
+        )
         ax.barh([i], [abs(rate - after)], left=[min(rate, after)], color=colour, alpha=0.8)
         ax.plot([rate, rate], [i - 1, i + 0.4], color=canvas.GUIDE, lw=0.8)
         if part.half and part.range:
@@ -73,7 +91,11 @@ def draw(found: Answer, figure: Figure) -> None:
             text += " ({:.2f}-{:.2f})".format(*part.range)
         ax.text(1.01, i, text, transform=ax.get_yaxis_transform(), va="center", fontsize=9)
         ends.append(rate := after)
-    names = [f"{first}: {digits(found.fast.tps)}", *(part.name for part in shown), f"{last}: {digits(found.slow.tps)}"]
+    names = [
+        f"{first}: {digits(found.fast.tps)}",
+        *(part.name for part in shown),
+        f"{last}: {digits(found.slow.tps)}",
+    ]
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.set_xscale("log")
@@ -86,7 +108,8 @@ def document(found: Answer) -> dict[str, Any]:
     """The answer as JSON."""
     from lab.features.why.reasons import conclusion
 
-    (last, command), parts = conclusion(found), list[dict[str, Any]]()
+    (last, command) = conclusion(found)
+    parts = list[dict[str, Any]]()
     names = ("tps", "counts", "source", "label", "n_prompt", "n_gen", "n_depth", "settings")
     for part in found.parts:
         low, high = part.range or (None, None)
@@ -107,18 +130,36 @@ def document(found: Answer) -> dict[str, Any]:
 @click.command("why", cls=Command, first=("budget", "model", "url", "lib", "prefill"))
 @click.argument("figures", nargs=-1, metavar="[A] [B]")
 @with_options(
-    click.option("--budget", default="2min", show_default=True, help="Time to measure in; 0: measure nothing."),
-    click.option("--model", "-m", help="Measure with this model if the results name none; of a server: its name."),
+    click.option(
+        "--budget",
+        default="2min",
+        show_default=True,
+        help="Time to measure in; 0: measure nothing.",
+    ),
+    click.option(
+        "--model",
+        "-m",
+        help="Measure with this model if the results name none; of a server: its name.",
+    ),
     click.option("--url", metavar="URL", help="B is this server with OpenAI's API, measured now."),
-    click.option("--lib", multiple=True, help="Two folders of libraries, of A and B: measure both builds alternately."),
-    click.option("--device", help="The device of a figure without records, as in lab predict; of two with a comma."),
+    click.option(
+        "--lib",
+        multiple=True,
+        help="Two folders of libraries, of A and B: measure both builds alternately.",
+    ),
+    click.option(
+        "--device",
+        help="The device of a figure without records, as in lab predict; of two with a comma.",
+    ),
     click.option("--prefill", is_flag=True, help="Compare prefill instead of decode."),
     out_option("Folder for the measurements and the plot."),
     NO_PLOT,
     as_json_option(),
     *REACHING,
 )
-def command(figures: tuple[str, ...], out: str, no_plot: bool, as_json: bool, yes: bool, **asked: Any) -> None:
+def command(
+    figures: tuple[str, ...], out: str, no_plot: bool, as_json: bool, yes: bool, **asked: Any
+) -> None:
     """Explain why two speeds differ, cause by cause.
 
     \b
@@ -135,17 +176,21 @@ def command(figures: tuple[str, ...], out: str, no_plot: bool, as_json: bool, ye
     change needs at least three blocks. The factor of another machine is predicted. What is unknown stays in the part
     that is not explained.
     """
-    from lab.features import known
+    from lab.app import known
     from lab.features.why.reasons import why
     from lab.show import console
     from lab.show.section import print_sections
 
     if len(figures) > 2 or figures.count("-") > 1:
-        raise LabError(f"{' '.join(figures)}: too many.", "Give at most two, one of them from stdin (-).")
+        raise LabError(
+            f"{' '.join(figures)}: too many.", "Give at most two, one of them from stdin (-)."
+        )
     if not figures:
         files = sorted(Path(out).glob("*.jsonl"), key=lambda path: path.name)
         if not files:
-            raise LabError(f"There are no results in {out}.", 'Give two figures: lab why A.jsonl "35 tokens/s"')
+            raise LabError(
+                f"There are no results in {out}.", 'Give two figures: lab why A.jsonl "35 tokens/s"'
+            )
         figures = tuple(map(str, files[-1 if asked["url"] else -2 :]))
     if asked["url"]:
         confirm(asked["url"], "at most 20 requests", yes)

@@ -22,7 +22,7 @@ from typing import Any
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
-from lab.features.exchange.llama_bench_format import (
+from lab.formats.llama_bench_format import (
     FLASH_ATTN,
     HEADS,
     NUMBER,
@@ -34,11 +34,18 @@ from lab.features.exchange.llama_bench_format import (
     number,
 )
 
-DECODE, PREFILL, WHOLE, WINDOW, MIXED, UNKNOWN = "decode", "prefill", "whole answer", "window", "mixed", "unknown"
+DECODE = "decode"
+PREFILL = "prefill"
+WHOLE = "whole answer"
+WINDOW = "window"
+MIXED = "mixed"
+UNKNOWN = "unknown"
 """What a rate counts: generated tokens over the time of decode, prompt tokens over that of prefill, generated tokens
 over the time of both, an average over a logging window, prompt and generated tokens in one, or unknown."""
 
-MOST_BYTES, MOST_LINES, MOST_SETUPS = 4_000_000, 50_000, 1_000
+MOST_BYTES = 4_000_000
+MOST_LINES = 50_000
+MOST_SETUPS = 1_000
 AGREE = 0.02  # share by which a printed rate may differ from that of its tokens and time, besides rounding
 
 
@@ -54,7 +61,9 @@ class Setup:
     n_depth: int | None = None  # in the context before the prompt
     prefill_s: float | None = None
     decode_s: float | None = None
-    n_steps: int | None = None  # within decode_s; a rate that counts n_gen tokens over fewer steps looks faster
+    n_steps: int | None = (
+        None  # within decode_s; a rate that counts n_gen tokens over fewer steps looks faster
+    )
     total_s: float | None = None
     model: str | None = None
     quantization: str | None = None
@@ -80,7 +89,11 @@ class Setup:
     @property
     def label(self) -> str:
         """What the figure counts, in words."""
-        before = None if self.n_prompt is None and self.n_depth is None else (self.n_prompt or 0) + (self.n_depth or 0)
+        before = (
+            None
+            if self.n_prompt is None and self.n_depth is None
+            else (self.n_prompt or 0) + (self.n_depth or 0)
+        )
         if self.is_prefill:
             what = "prefill" if self.n_prompt is None else f"prefill of {self.n_prompt:,} tokens"
             what += f" after {self.n_depth:,}" if self.n_depth else ""
@@ -88,7 +101,9 @@ class Setup:
             what = {WHOLE: "whole answer: ", WINDOW: "average over a window, "}.get(self.counts, "")
             what += "tokens" if self.n_gen is None else f"{self.n_gen:,} tokens"
             what += "" if before is None else f" after {before:,}"
-        return printable(", ".join(filter(None, (self.source, self.model_words, self.device, self.about, what))))
+        return printable(
+            ", ".join(filter(None, (self.source, self.model_words, self.device, self.about, what)))
+        )
 
 
 def read(name: str) -> list[Setup]:
@@ -103,10 +118,15 @@ def read(name: str) -> list[Setup]:
                 data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else problem
-        what = f"{name[:100]!r} is neither a figure such as 35 tokens/s nor a readable file: {reason}."
+        what = (
+            f"{name[:100]!r} is neither a figure such as 35 tokens/s nor a readable file: {reason}."
+        )
         raise LabError(what, f"Give a figure, - for stdin, or a file. {KNOWN}") from None
     wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return parse(data.decode("utf-16" if wide else "utf-8-sig", "replace"), "stdin" if name == STDIN else name)
+    return parse(
+        data.decode("utf-16" if wide else "utf-8-sig", "replace"),
+        "stdin" if name == STDIN else name,
+    )
 
 
 def parse(text: str, name: str = "The text") -> list[Setup]:
@@ -114,7 +134,14 @@ def parse(text: str, name: str = "The text") -> list[Setup]:
     if len(text) > MOST_BYTES or text.count("\n") > MOST_LINES:
         what = f"{name} has over {MOST_LINES:,} lines or {MOST_BYTES:,} bytes."
         raise LabError(what, "Give only the lines with the figures.")
-    for old, new in (("\\_", "_"), ("\u00a0", " "), ("**", ""), ("\u00c2\u00b1", "\u00b1"), ("\r\n", "\n"), ("`", "")):
+    for old, new in (
+        ("\\_", "_"),
+        ("\u00a0", " "),
+        ("**", ""),
+        ("\u00c2\u00b1", "\u00b1"),
+        ("\r\n", "\n"),
+        ("`", ""),
+    ):
         text = text.replace(old, new)
     problems = list[str]()
     for form in FORMATS:
@@ -139,7 +166,16 @@ def count(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-GO_UNITS = {"h": 3600, "ms": 1e-3, "m": 60, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "us": 1e-6, "ns": 1e-9, "s": 1}
+GO_UNITS = {
+    "h": 3600,
+    "ms": 1e-3,
+    "m": 60,
+    "\u00b5s": 1e-6,
+    "\u03bcs": 1e-6,
+    "us": 1e-6,
+    "ns": 1e-9,
+    "s": 1,
+}
 GO = rf"(\d+(?:\.\d+)?)({'|'.join(GO_UNITS)})"
 
 
@@ -159,10 +195,15 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
     rows: Iterable[dict[str, str]]
     if "find" in form:
         patterns = {
-            key: re.compile(one.replace("NUMBER", NUMBER).replace("GO", f"((?:{GO})+)(?![\\w.])"), re.I)
+            key: re.compile(
+                one.replace("NUMBER", NUMBER).replace("GO", f"((?:{GO})+)(?![\\w.])"), re.I
+            )
             for key, one in form["find"].items()
         }
-        found = ({key: one.search(part) for key, one in patterns.items()} for part in re.split(form["apart"], text))
+        found = (
+            {key: one.search(part) for key, one in patterns.items()}
+            for part in re.split(form["apart"], text)
+        )
         rows = ({key: match[1] for key, match in one.items() if match} for one in found)
     else:
         names = form.get("json") or form["head"]
@@ -180,8 +221,11 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
         if times["t"] > 1.001 * (times["total"] or math.inf):
             raise ValueError("decode took longer than everything")
         n_in = n_in or round(times["t_in"] * r_in)
-        steps, context = form.get("steps"), count(row.get("context", "0"))
-        n_kv = row.get("context_or_depth")  # of llama-batched-bench that at the end, of llama-sweep-bench the depth
+        steps = form.get("steps")
+        context = count(row.get("context", "0"))
+        n_kv = row.get(
+            "context_or_depth"
+        )  # of llama-batched-bench that at the end, of llama-sweep-bench the depth
         depth = row.get("depth") or (None if n_kv is None else "0" if "at_once" in row else n_kv)
         answer_s = times["t"] or (n / r if steps == "fewer" and r else 0.0)
         n_steps = n if steps in ("all", "after") else n - 1
@@ -189,8 +233,14 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
         about: dict[str, Any] = {
             "n_prompt": n_in or None,
             "n_gen": n + (steps == "after") or None,
-            "n_depth": count(depth) if depth else context - n - n_in if context >= n + n_in > 0 else None,
-            "prefill_s": times["t_in"] or (n_in / r_in if steps == "fewer" and r_in else None) or None,
+            "n_depth": count(depth)
+            if depth
+            else context - n - n_in
+            if context >= n + n_in > 0
+            else None,
+            "prefill_s": times["t_in"]
+            or (n_in / r_in if steps == "fewer" and r_in else None)
+            or None,
             "decode_s": answer_s or None,
             "n_steps": n_steps or None if steps and n and answer_s else None,
             "total_s": times["total"] or None,
@@ -205,11 +255,17 @@ def _figures(form: Mapping[str, Any], text: str) -> Iterable[Setup]:
         ):
             computed = tokens / seconds if seconds else 0.0
             if rate and computed:
-                is_fewer = steps == "either" and tokens == n and abs(rate - (n - 1) / seconds) < abs(rate - computed)
+                is_fewer = (
+                    steps == "either"
+                    and tokens == n
+                    and abs(rate - (n - 1) / seconds) < abs(rate - computed)
+                )
                 computed = (n - 1) / seconds if is_fewer else computed
                 rounding = 0.006 + form.get("rounds_s", 0.0) * computed / seconds
                 if abs(rate - computed) > AGREE * computed + rounding:
-                    raise ValueError(f"the rate of {counts} is {rate:g}, but its tokens and time give {computed:.4g}")
+                    raise ValueError(
+                        f"the rate of {counts} is {rate:g}, but its tokens and time give {computed:.4g}"
+                    )
             tps = computed or rate if form.get("is_exact") else rate or computed
             needs_rate = counts == WHOLE or (counts == DECODE and steps == "either")
             if tps and (rate or not needs_rate):
@@ -231,24 +287,42 @@ def _tables(text: str) -> Iterable[dict[str, str]]:
 
 SETTINGS = {
     **{"n_batch": "batch", "n_ubatch": "ubatch", "n_threads": "threads"},
-    **{"n_gpu_layers": "n_gpu_layers", "flash_attn": "flash_attn", "type_k": "cache_type_k", "type_v": "cache_type_v"},
+    **{
+        "n_gpu_layers": "n_gpu_layers",
+        "flash_attn": "flash_attn",
+        "type_k": "cache_type_k",
+        "type_v": "cache_type_v",
+    },
 }
 """llama-bench's columns, and the settings that they are."""
 
 
 def _bench(text: str) -> Iterable[Setup]:
     """Tests of llama-bench; Markdown leaves out columns with defaults."""
-    of_flash_attn = {"true": "on", "false": "off"} | {str(value): name for name, value in FLASH_ATTN.items()}
+    of_flash_attn = {"true": "on", "false": "off"} | {
+        str(value): name for name, value in FLASH_ATTN.items()
+    }
     rows: Iterable[Mapping[str, Any]] = _tables(text)
     if "build_commit," in text.replace('"', ""):
         rows = csv.DictReader(io.StringIO(text))
     elif "avg_ts" in text:
-        own = ("model_type", "gpu_info", *SETTINGS, "n_prompt", "n_gen", "n_depth", "avg_ts", "stddev_ts")
+        own = (
+            "model_type",
+            "gpu_info",
+            *SETTINGS,
+            "n_prompt",
+            "n_gen",
+            "n_depth",
+            "avg_ts",
+            "stddev_ts",
+        )
         rows = _fields(text, own)
     for cells in rows:
         row = {HEADS.get(head, head): cell for head, cell in cells.items()}
         test = re.fullmatch(TEST, cells.get("test", "-"))
-        sizes = test.groups() if test else [row.get(key) for key in ("n_prompt", "n_gen", "n_depth")]
+        sizes = (
+            test.groups() if test else [row.get(key) for key in ("n_prompt", "n_gen", "n_depth")]
+        )
         n_prompt, n_gen, n_depth = (count(str(size or 0)) for size in sizes)
         settings: dict[str, Any] = {}
         for name, setting in SETTINGS.items():
@@ -258,7 +332,9 @@ def _bench(text: str) -> Iterable[Setup]:
             elif value and (name.startswith("type_") or re.fullmatch(r"-?\d{1,6}", value)):
                 settings[setting] = value if name.startswith("type_") else int(value)
         if row.get("avg_ts"):
-            row["t/s"] = f"{row['avg_ts']}+-{row['stddev_ts']}" if row.get("stddev_ts") else row["avg_ts"]
+            row["t/s"] = (
+                f"{row['avg_ts']}+-{row['stddev_ts']}" if row.get("stddev_ts") else row["avg_ts"]
+            )
         if "t/s" not in row or not (n_prompt or n_gen):
             continue
         rate = re.fullmatch(RATE, row["t/s"])
@@ -284,5 +360,7 @@ def _bench(text: str) -> Iterable[Setup]:
         )
 
 
-FORMATS = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))["format"]
+FORMATS = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))[
+    "format"
+]
 KNOWN = f"Known formats: {', '.join(form['name'] for form in FORMATS)}."

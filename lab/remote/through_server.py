@@ -25,9 +25,9 @@ from lab.core.request import LOST, REASONING, REFUSED, Endpoint, Request, Reques
 from lab.core.request_times import Figures, figures
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
-from lab.features.measure import plot_runs, text_results
+from lab.show import plot_runs, text_results
 from lab.features.serve.load_figures import held_back, server_options, span
-from lab.features.serve.servers import TOKENIZE, Reaching, Server, connect, prompt_text
+from lab.remote.servers import TOKENIZE, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
 from lab.runner import as_options, progress
 from lab.runner.cases import Case, shuffled
@@ -35,7 +35,16 @@ from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.prompts import TEXT
 from lab.show import table
-from lab.show.section import UNKNOWN, Columns, Context, Kind, Picture, Section, print_section, tabled
+from lab.show.section import (
+    UNKNOWN,
+    Columns,
+    Context,
+    Kind,
+    Picture,
+    Section,
+    print_section,
+    tabled,
+)
 from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:
@@ -114,7 +123,9 @@ def make_plan(
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     for name, value, most in (("gen", gen, MAX_TOKENS), ("repeat", n_repeat, 10_000)):
         if not 1 <= value <= most:
-            raise LabError(f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}.")
+            raise LabError(
+                f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}."
+            )
     return ServerPlan(tuple(Case(n, gen) for n in lengths), n_repeat, prompt_text(prompt), seed)
 
 
@@ -127,7 +138,12 @@ def check(plan: ServerPlan, server: Server) -> None:
 
 
 def measure(
-    url: str, plan: ServerPlan, model: str | None, out: str | Path, watch: ShowStatus | None, **how: Unpack[Reaching]
+    url: str,
+    plan: ServerPlan,
+    model: str | None,
+    out: str | Path,
+    watch: ShowStatus | None,
+    **how: Unpack[Reaching],
 ) -> list[RequestRecord]:
     """What `lab.measure` does with `url`."""
     with progress.in_notebook() as watching:
@@ -135,19 +151,28 @@ def measure(
         with connect(url, model, lambda words: show(Status(words)), **how) as server:
             check(plan, server)
             records = list(execute(plan, server, server.new_file(Path(out)), show))
-    warn_of_failures((), [record.request.error for record in records if not record.request.asked.warmup])
+    warn_of_failures(
+        (), [record.request.error for record in records if not record.request.asked.warmup]
+    )
     return records
 
 
-def execute(plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> Iterator[RequestRecord]:
+def execute(
+    plan: ServerPlan, server: Server, path: Path, watch: ShowStatus
+) -> Iterator[RequestRecord]:
     """Send the plan's requests, append each to `path` when it ends, and yield its record. LabError if it is gone."""
     warmups = [(0, case) for case in sorted(plan.cases, key=lambda case: case.n_prompt)]
-    todo = [run for repeat in range(plan.n_repeat) for run in shuffled(plan.cases, plan.seed, repeat)]
+    todo = [
+        run for repeat in range(plan.n_repeat) for run in shuffled(plan.cases, plan.seed, repeat)
+    ]
     reporter = Reporter(watch, todo, lambda case: (case.n_prompt, case.n_gen))
     lost: list[Request] = []  # in a row
     with unless_empty(path):
         watch(Status("sizing prompts"))
-        asks = {one: server.ask(one.n_prompt, one.n_gen, plan.text, seed=plan.seed) for one in plan.cases}
+        asks = {
+            one: server.ask(one.n_prompt, one.n_gen, plan.text, seed=plan.seed)
+            for one in plan.cases
+        }
         while warmups or todo:
             is_warmup = bool(warmups)
             repeat, case = (warmups or todo).pop(0)
@@ -213,9 +238,12 @@ def capabilities(endpoint: Endpoint, title: str = "") -> Section:
 
 def failures(records: Sequence[RequestRecord]) -> list[str]:
     """One line per class of failure, with its count and its first request. Warm-ups are counted separately."""
-    own, lines = [record.request for record in table.alone(records)], []
+    own = [record.request for record in table.alone(records)]
+    lines = []
     failed = [request for request in own if request.status != OK]
-    by_class = grouped(failed, lambda request: (request.asked.warmup, request.failure or request.status))
+    by_class = grouped(
+        failed, lambda request: (request.asked.warmup, request.failure or request.status)
+    )
     for (is_warmup, name), (first, *others) in by_class.items():
         n = sum(request.asked.warmup == is_warmup for request in own)
         kind = f"{'warm-up ' * is_warmup}request{'s' * (n != 1)}"
@@ -237,23 +265,44 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
 
 def _doubts(requests: Sequence[Request]) -> list[str]:
     """What requests of one setup that went well do not show, or show of another work than was asked for."""
-    ones, n = [figures(request) for request in requests], len(requests)
-    cached, short = [one.n_cached or 0 for one in ones if one.is_warm], [one for one in ones if one.is_short]
+    ones = [figures(request) for request in requests]
+    n = len(requests)
+    cached = [one.n_cached or 0 for one in ones if one.is_warm]
+    short = [one for one in ones if one.is_short]
     lengths = span([one.n_generated or 0 for one in short])
     reasons = " or ".join(sorted({one.finish_reason or "none given" for one in short}))
     is_unsaid = not cached and any(one.is_warm is None for one in ones)
     is_tokenized = any(one.usage and one.usage.counted_by == TOKENIZE for one in requests)
     n_bounds = sum(one.tpot_ns is None and one.tpot_bounds_ns is not None for one in ones)
-    by_events = [not one.came_at_once and times.itl_ns(own) is None for own, one in zip(requests, ones, strict=True)]
+    by_events = [
+        not one.came_at_once and times.itl_ns(own) is None
+        for own, one in zip(requests, ones, strict=True)
+    ]
     n_reasoned = sum(REASONING in request.events.kind for request in requests)
-    apart, unknown = "have separate rows", "the number of tokens in the first event is unknown"
+    apart = "have separate rows"
+    unknown = "the number of tokens in the first event is unknown"
     sentences = (
-        (cached, f"{len(cached)} of {n} requests had {span(cached)} prompt tokens in the server's cache, and {apart}."),
-        (is_unsaid, "The server does not report cached prompt tokens. Each prompt began with a different nonce."),
-        (short, f"{len(short)} of {n} answers were shorter than requested ({lengths} tokens: {reasons}), and {apart}."),
-        (is_tokenized, "The stream did not count tokens. Its text was tokenized afterwards, which may merge some."),
+        (
+            cached,
+            f"{len(cached)} of {n} requests had {span(cached)} prompt tokens in the server's cache, and {apart}.",
+        ),
+        (
+            is_unsaid,
+            "The server does not report cached prompt tokens. Each prompt began with a different nonce.",
+        ),
+        (
+            short,
+            f"{len(short)} of {n} answers were shorter than requested ({lengths} tokens: {reasons}), and {apart}.",
+        ),
+        (
+            is_tokenized,
+            "The stream did not count tokens. Its text was tokenized afterwards, which may merge some.",
+        ),
         (n_bounds, f"In {n_bounds} of {n} requests {unknown}: TPOT lies between the two figures."),
-        (any(by_events), "Events do not say how many tokens they contain: gaps are between events, not tokens."),
+        (
+            any(by_events),
+            "Events do not say how many tokens they contain: gaps are between events, not tokens.",
+        ),
         (n_reasoned, f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens."),
     )
     return [*held_back(ones), *(sentence for is_so, sentence in sentences if is_so)]
@@ -266,16 +315,25 @@ def sections(records: Sequence[RequestRecord]) -> list[Section]:
     for label, of_setup in table.setups(rows) if len(rows) else []:
         for n_gen, part in of_setup.groupby("n_gen"):
             known = part.first_output_s.notna()  # of an answer that was all reasoning it is not
-            has_reasoning = bool((part.first_output_s[known] != part.ttft_s[known]).any() or not known.all())
+            has_reasoning = bool(
+                (part.first_output_s[known] != part.ttft_s[known]).any() or not known.all()
+            )
             names = [name for name in SHOWN if name != "first_output_s" or has_reasoning]
             columns: Columns = [
                 ("prompt\ntokens", lambda row: length(row["n_prompt"])),
                 *([("n", lambda row: f"{row['repeats']}")] if part.repeats.nunique() > 1 else []),
                 ("answer\ntokens", _answer),
                 *((text_results.HEADINGS[name], partial(_figure, name=name)) for name in names),
-                ("note", lambda row: ", ".join(kind for kind in table.REQUEST_KINDS if row[kind] is True)),
+                (
+                    "note",
+                    lambda row: ", ".join(
+                        kind for kind in table.REQUEST_KINDS if row[kind] is True
+                    ),
+                ),
             ]
-            timed = part[part.server_prompt_s.notna() | part.server_decode_s.notna()].to_dict("records")
+            timed = part[part.server_prompt_s.notna() | part.server_decode_s.notna()].to_dict(
+                "records"
+            )
             own_times = Section("Times reported by the server, medians", **tabled(OF_SERVER, timed))
             made.append(
                 Section(
@@ -332,17 +390,28 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
     parts = sections(records)
     if context.is_page:
         seen = [(label, good[part.run.iloc[0]].endpoint) for label, part in rows]
-        parts += [capabilities(one, f"{label}: what the server can do") for label, one in seen if one.capabilities]
+        parts += [
+            capabilities(one, f"{label}: what the server can do")
+            for label, one in seen
+            if one.capabilities
+        ]
     drawn = plot_runs.drawings([*(context.runs if context.together else ()), *records])
     return [
         Section(
             "Through a server",
             name="requests",
             question=question,
-            sentences=[_time(label if len(of_setups) > 1 else "", table.summary(part)) for label, part in of_setups],
+            sentences=[
+                _time(label if len(of_setups) > 1 else "", table.summary(part))
+                for label, part in of_setups
+            ],
             warnings=warnings(records),
             parts=parts,
-            pictures=[Picture(one, caption, drawn[one]) for one, caption in CAPTIONS.items() if one in drawn],
+            pictures=[
+                Picture(one, caption, drawn[one])
+                for one, caption in CAPTIONS.items()
+                if one in drawn
+            ],
             data=partial(text_results.summary_rows, records),
         )
     ]

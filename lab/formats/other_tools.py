@@ -30,7 +30,9 @@ OPTIONS = {
 ALL_LAYERS = 999  # more than any model has; llama.cpp takes it for all
 
 
-def llama_server(model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int = 1) -> str:
+def llama_server(
+    model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int = 1
+) -> str:
     """The command that runs a GGUF file as `settings` say, with room for `n_users` answers at once."""
     values: dict[str, Any] = {name: getattr(settings, name) for name in OPTIONS}
     values["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
@@ -53,4 +55,6 @@ def llama_server(model: str, settings: Settings, n_prompt: int, n_gen: int, n_us
         else:
             words += [OPTIONS[name], str(value)]
     n_ctx = n_users * padded(n_prompt + n_gen)
-    return shell.join("llama-server", "--model", model, "--ctx-size", n_ctx, "--parallel", n_users, *words)
+    return shell.join(
+        "llama-server", "--model", model, "--ctx-size", n_ctx, "--parallel", n_users, *words
+    )

@@ -32,7 +32,7 @@ from lab.core.lines import from_json, to_json
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked, Request
 from lab.errors import LabError, printable
-from lab.features.serve.formats import TIMEOUT_S, Ask, Reply, SendPlan, error_in
+from lab.remote.formats import TIMEOUT_S, Ask, Reply, SendPlan, error_in
 from lab.process.spawning import DIED, cause_of_death, listen, start, wait_for_end
 
 ANSWER_S = 30.0  # time limit for a request that generates nothing
@@ -45,7 +45,7 @@ PIECE = 8
 characters."""
 
 _NO_SECRETS = {"bearer", "basic", "token", "application/json"}
-_CHILD = "from lab.features.serve.exchange import serve; serve()"
+_CHILD = "from lab.remote.exchange import serve; serve()"
 
 
 @dataclass(frozen=True)
@@ -64,36 +64,61 @@ class JsonReply(NamedTuple):
 
     status: int | None  # None: no answer
     parsed: dict[str, Any] | None  # None: it is not a JSON object
-    error: str | None  # the status, the server's message, or the first words of the body; without secrets
+    error: (
+        str | None
+    )  # the status, the server's message, or the first words of the body; without secrets
 
 
 def access(
-    url: str, api_key_env: str | None = None, headers: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+    url: str,
+    api_key_env: str | None = None,
+    headers: Sequence[str] = (),
+    timeout_s: float = TIMEOUT_S,
 ) -> Access:
     """An Access for `url`. `headers` are written NAME: VALUE; a request times out after `timeout_s` seconds.
 
     LabError for an invalid address, header or time, and for a variable that is not set; no message contains a secret.
     """
     if not 0.1 <= timeout_s <= LONGEST_S:  # also for NaN
-        raise LabError(f"--timeout {timeout_s:g} is not possible.", f"Give a number from 0.1 to {LONGEST_S:,g}.")
+        raise LabError(
+            f"--timeout {timeout_s:g} is not possible.",
+            f"Give a number from 0.1 to {LONGEST_S:,g}.",
+        )
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, port = (parts.hostname or "").encode("idna").decode(), parts.port
+        host = (parts.hostname or "").encode("idna").decode()
+        port = parts.port
     except ValueError:  # UnicodeError is one too
-        host, port = "", None
+        host = ""
+        port = None
     is_clean = printable(unquote(url)) == unquote(url) and not re.search(r"\s", url)
-    if not host or not is_clean or parts.scheme not in ("http", "https") or not parts.path.isascii():
+    if (
+        not host
+        or not is_clean
+        or parts.scheme not in ("http", "https")
+        or not parts.path.isascii()
+    ):
         raise LabError("This is not a valid server address.", "Write it as http://HOST:PORT/v1.")
     pairs = []
     for header in headers:
         if not (found := re.fullmatch(r"\s*([A-Za-z0-9_-]+)\s*:\s*([ -~]*?)\s*", header)):
-            raise LabError("A header is not of the form NAME: VALUE.", "Write, for example, --header 'X-Team: lab'.")
+            raise LabError(
+                "A header is not of the form NAME: VALUE.",
+                "Write, for example, --header 'X-Team: lab'.",
+            )
         pairs.append((found[1], found[2]))
     path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
     address = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
     clean = urlunsplit((parts.scheme, address, path or "/v1", "", ""))
-    user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    asked = Access(clean, api_key_env, tuple(pairs), f"{user}:{password}" if user or password else None, timeout_s)
+    user = unquote(parts.username or "")
+    password = unquote(parts.password or "")
+    asked = Access(
+        clean,
+        api_key_env,
+        tuple(pairs),
+        f"{user}:{password}" if user or password else None,
+        timeout_s,
+    )
     key(asked)
     return asked
 
@@ -104,26 +129,37 @@ def key(asked: Access) -> str | None:
         return None
     value = os.environ.get(asked.api_key_env, "").strip()
     if not value:
-        raise LabError(f"The environment variable {asked.api_key_env} is not set.", "Set it to the server's key.")
+        raise LabError(
+            f"The environment variable {asked.api_key_env} is not set.",
+            "Set it to the server's key.",
+        )
     if not value.isascii() or not value.isprintable():
         hint = "Set it again, as one line."
-        raise LabError(f"The key in {asked.api_key_env} has characters that HTTP cannot send.", hint)
+        raise LabError(
+            f"The key in {asked.api_key_env} has characters that HTTP cannot send.", hint
+        )
     return value
 
 
 def all_headers(asked: Access) -> list[tuple[str, str]]:
     """The user's headers and the credentials."""
-    own, basic = list(asked.headers), asked.credentials
+    own = list(asked.headers)
+    basic = asked.credentials
     if any(name.lower() == "authorization" for name, _ in own):
         return own
     if value := key(asked):
         return [*own, ("Authorization", f"Bearer {value}")]
-    return [*own, ("Authorization", f"Basic {base64.b64encode(basic.encode()).decode()}")] if basic else own
+    return (
+        [*own, ("Authorization", f"Basic {base64.b64encode(basic.encode()).decode()}")]
+        if basic
+        else own
+    )
 
 
 def hidden(text: str, asked: Access) -> str:
     """`text` with *** in place of every PIECE letters of a secret of `asked`, in any case, JSON or URL encoding."""
-    sent, whole = [value for _, value in all_headers(asked)], [key(asked) or "", asked.credentials or ""]
+    sent = [value for _, value in all_headers(asked)]
+    whole = [key(asked) or "", asked.credentials or ""]
     for value in sent:
         if value.lower().startswith("basic "):
             with suppress(ValueError):  # not base64
@@ -138,8 +174,14 @@ def hidden(text: str, asked: Access) -> str:
 def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
     """Matches the strings that `hidden` looks for: PIECE or more characters in a row of a secret, or a short one."""
     real = {secret for secret in secrets if len(secret) >= 4 and secret.lower() not in _NO_SECRETS}
-    forms = {form for secret in real for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}
-    pieces = {re.escape(form[i : i + PIECE]) for form in forms for i in range(len(form) - PIECE + 1)}
+    forms = {
+        form
+        for secret in real
+        for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))
+    }
+    pieces = {
+        re.escape(form[i : i + PIECE]) for form in forms for i in range(len(form) - PIECE + 1)
+    }
     whole = [re.escape(form) for form in sorted(forms, key=len, reverse=True) if len(form) < PIECE]
     begins = f"(?={'|'.join(pieces)})"
     in_a_row = [f"{begins}(?:.{{1,{PIECE}}}?{begins})*.{{{PIECE}}}"] if pieces else []
@@ -164,14 +206,19 @@ def read_json(text: bytes, status: int, headers: Mapping[str, str], asked: Acces
         words = error_in(parsed)
     else:
         kind = headers.get("content-type", "").partition(";")[0].strip() or "a body without a type"
-        plain = re.sub(r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace"))
+        plain = re.sub(
+            r"(?is)<(script|style)\b.*?</\1>|<[^>]*>", " ", text[:20_000].decode(errors="replace")
+        )
         begin = " ".join(plain.split())[:160]
-        parsed, words = None, f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"
+        parsed = None
+        words = f'{kind}, beginning with "{begin}"' if begin else f"{kind}, empty"
     if status in (401, 403):  # servers quote the key
         words = "the server rejects this key" if asked.api_key_env else "the server requires a key"
     if status != 200:
         named = {"location": "to", "retry-after": "Retry-After:"}
-        further = "".join(f", {word} {headers[name]}" for name, word in named.items() if name in headers)
+        further = "".join(
+            f", {word} {headers[name]}" for name, word in named.items() if name in headers
+        )
         phrase = "".join(one.phrase for one in HTTPStatus if one == status)
         words = f"{status} {phrase}".strip() + further + (f": {words}" if words else "")
     return JsonReply(status, parsed, hidden(words, asked)[:300] if words else None)
@@ -188,12 +235,16 @@ class Client:
         self.access = access
         self.start_ns: int | None = None  # of the last plan that ended, by the system-wide clock
         self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
-        self._stderr_path, self._path = (Path(self._folder.name) / name for name in ("stderr", "plan"))
+        self._stderr_path, self._path = (
+            Path(self._folder.name) / name for name in ("stderr", "plan")
+        )
         self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
         pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         with self._stderr_path.open("wb") as stderr:
             self._process = start(_CHILD, stderr=stderr)
-        self._listener = threading.Thread(target=listen, args=(self._process, pids, self._replies), daemon=True)
+        self._listener = threading.Thread(
+            target=listen, args=(self._process, pids, self._replies), daemon=True
+        )
         self._listener.start()
         self.pid = pids.get()
 
@@ -206,19 +257,28 @@ class Client:
 
     def ask(self, url: str, body: dict[str, Any] | None = None) -> JsonReply:
         """GET `url`, or POST `body` to it, and read a JSON object. A failure is in the reply."""
-        nothing, text = Asked(n_prompt=None, n_gen=0), "" if body is None else json.dumps(body)
+        nothing = Asked(n_prompt=None, n_gen=0)
+        text = "" if body is None else json.dumps(body)
         question = Ask(asked=nothing, body=text, path=urlsplit(url).path or "/")
         one = (reply := self.send(question, CHAT, ANSWER_S)).request
         if one.status != OK or one.http_status is None:
             return JsonReply(None, None, one.error)
-        return read_json(reply.text.encode(), one.http_status, {}, self.access)._replace(error=one.error)
+        return read_json(reply.text.encode(), one.http_status, {}, self.access)._replace(
+            error=one.error
+        )
 
     def found(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object at a path of the server; empty if there is none."""
         answer = self.ask(self.access.url.removesuffix("/v1") + path, body)
         return (answer.parsed or {}) if answer.status == 200 else {}
 
-    def send(self, ask: Ask, api: str, timeout_s: float = LONGEST_S, watch: Callable[[], None] = lambda: None) -> Reply:
+    def send(
+        self,
+        ask: Ask,
+        api: str,
+        timeout_s: float = LONGEST_S,
+        watch: Callable[[], None] = lambda: None,
+    ) -> Reply:
         """Send one request, and wait for its answer, at most `timeout_s` and the server's time limit."""
         plan = SendPlan(asks=(ask,), api=api, timeout_s=min(timeout_s, self.access.timeout_s))
         (reply,) = self.run(plan, watch)
@@ -250,9 +310,13 @@ class Client:
         self._path.unlink()
         if answer is DIED:
             self._replies.put(DIED)  # for the next plan
-            lines = self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            lines = (
+                self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            )
             cause = cause_of_death("The client's process", self._process.wait(), lines)
-            raise ClientDied(hidden(cause, self.access), "The finished requests are kept. Try again.")
+            raise ClientDied(
+                hidden(cause, self.access), "The finished requests are kept. Try again."
+            )
         parsed = json.loads(answer)
         if "error" in parsed:
             raise LabError(parsed["error"], parsed["hint"])

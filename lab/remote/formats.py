@@ -20,7 +20,8 @@ from lab.core.lists import first_known
 from lab.core.request import CHAT, Asked, Events, Request, ServerTimings, Usage
 
 MOST_AT_ONCE = 900  # maximum requests in flight: select() supports at most 1,024 files
-TIMEOUT_S, STALL_S = 600.0, 60.0
+TIMEOUT_S = 600.0
+STALL_S = 60.0
 MOST_REASON = 100  # letters of a finish reason that are kept
 
 INCLUDE_USAGE = "stream_options.include_usage"
@@ -55,7 +56,9 @@ class Ask:
 
     def of_length(self, n_gen: int) -> Ask:
         """The same request for an answer of another length."""
-        old, new = (f'_tokens": {n},' for n in (self.asked.n_gen, n_gen))  # unique: JSON escapes quotes in texts
+        old, new = (
+            f'_tokens": {n},' for n in (self.asked.n_gen, n_gen)
+        )  # unique: JSON escapes quotes in texts
         asked = dataclasses.replace(self.asked, n_gen=n_gen)
         return dataclasses.replace(self, asked=asked, body=self.body.replace(old, new, 1))
 
@@ -131,10 +134,17 @@ def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, Any]:
 
 
 def ask_for(
-    api: str, model: str, prompt: str | Sequence[str], asked: Asked, options: tuple[str, ...], nonce: str | None = None
+    api: str,
+    model: str,
+    prompt: str | Sequence[str],
+    asked: Asked,
+    options: tuple[str, ...],
+    nonce: str | None = None,
 ) -> Ask:
     """A streamed request with the options that the server accepts. `prompt`: as in `prompt_fields`."""
-    usage = [name.partition(".")[2] for name in (INCLUDE_USAGE, CONTINUOUS_USAGE) if name in options]
+    usage = [
+        name.partition(".")[2] for name in (INCLUDE_USAGE, CONTINUOUS_USAGE) if name in options
+    ]
     fields: dict[str, Any] = {
         "model": model,
         **prompt_fields(api, prompt),
@@ -168,7 +178,11 @@ def error_in(parsed: dict[str, Any]) -> str | None:
 def usage_of(usage: dict[str, Any], timings: dict[str, Any]) -> Usage | None:
     """The token counts of an answer, from the fields of different servers."""
     prompt = as_dict(usage.get("prompt_tokens_details"))
-    cached = prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), timings.get("cache_n")
+    cached = (
+        prompt.get("cached_tokens"),
+        usage.get("prompt_cache_hit_tokens"),
+        timings.get("cache_n"),
+    )
     counts = Usage(
         prompt_tokens=as_count(usage.get("prompt_tokens")),
         completion_tokens=as_count(usage.get("completion_tokens")),
@@ -199,21 +213,31 @@ def n_items(value: Any) -> int | None:
     return len(value) if isinstance(value, list) else None
 
 
-def read_stream(pieces: Sequence[tuple[int, bytes | bytearray]], sent_ns: int) -> Iterator[dict[str, Any] | None]:
+def read_stream(
+    pieces: Sequence[tuple[int, bytes | bytearray]], sent_ns: int
+) -> Iterator[dict[str, Any] | None]:
     """Parse the body of an answer: pieces of bytes, each with its time. Stamps are relative to `sent_ns`.
 
     Yields None after each event, so that other tasks can run; last come the fields of a Request, and the `text`.
     """
-    rows: list[tuple[int, int, str, dict[str, int | None]]] = []  # stamp, bytes, kind, counts of tokens
-    usage, timings, reason, is_done = dict[str, Any](), dict[str, Any](), None, False
-    texts, failures = list[str](), list[tuple[str, str]]()
+    rows: list[
+        tuple[int, int, str, dict[str, int | None]]
+    ] = []  # stamp, bytes, kind, counts of tokens
+    usage = dict[str, Any]()
+    timings = dict[str, Any]()
+    reason = None
+    is_done = False
+    texts = list[str]()
+    failures = list[tuple[str, str]]()
     for ns, n_bytes, name, data in _events(pieces):
-        kind, count = kinds.PING, dict[str, int | None]()
+        kind = kinds.PING
+        count = dict[str, int | None]()
         if name == kinds.HALF_LINE:
             failures.append((name, data))
             break
         if data.strip() == "[DONE]":
-            kind, is_done = kinds.DONE, True
+            kind = kinds.DONE
+            is_done = True
         elif name == "error" or (name != "ping" and data.strip()):
             kind = kinds.ERROR
             try:
@@ -225,9 +249,12 @@ def read_stream(pieces: Sequence[tuple[int, bytes | bytearray]], sent_ns: int) -
             elif (message := error_in(chunk)) is not None or name == "error":
                 failures.append((kinds.ERROR_INSIDE, message or data))
             else:
-                choices, own_usage = chunk.get("choices"), as_dict(chunk.get("usage"))
+                choices = chunk.get("choices")
+                own_usage = as_dict(chunk.get("usage"))
                 choice = as_dict(choices[0]) if isinstance(choices, list) and choices else {}
-                if as_count(own_usage.get("prompt_tokens")) or as_count(own_usage.get("completion_tokens")):
+                if as_count(own_usage.get("prompt_tokens")) or as_count(
+                    own_usage.get("completion_tokens")
+                ):
                     usage = own_usage  # Ollama sends zeros in each chunk of a completion
                 timings = as_dict(chunk.get("timings")) or timings
                 if isinstance(choice.get("finish_reason"), str):
@@ -266,13 +293,16 @@ def _chunk(
         "usage": as_count(usage.get("completion_tokens")),
         "timings": as_count(timings.get("predicted_n")),
     }
-    delta, goes_on = as_dict(choice.get("delta")), choice.get("finish_reason") is None
+    delta = as_dict(choice.get("delta"))
+    goes_on = choice.get("finish_reason") is None
 
     def joined(*values: Any) -> str:
         return "".join(value for value in values if isinstance(value, str))
 
     text = joined(choice.get("text"), delta.get("content"), delta.get("refusal"))
-    reasoning = joined(delta.get("reasoning_content"), delta.get("reasoning"), delta.get("thinking"))
+    reasoning = joined(
+        delta.get("reasoning_content"), delta.get("reasoning"), delta.get("thinking")
+    )
     ways = (
         (kinds.TEXT, text),
         (kinds.TOOL, delta.get("tool_calls")),
@@ -290,24 +320,38 @@ def _tokens(
     """Tokens per event and their source: the first of _COUNTS with a count for all content, at most `n_all`."""
     content = [i for i, kind in enumerate(names) if kind in kinds.GENERATED]
     for source, is_running_total in _COUNTS.items():
-        column, total = list[int](), 0
+        column = list[int]()
+        total = 0
         for count in counts:
             n = count.get(source)
             column.append(0 if n is None else n - total)
             total = n if is_running_total and n is not None else total
         is_known = bool(content) and all(counts[i].get(source) is not None for i in content)
-        if is_known and column[content[0]] > 0 and min(column) >= 0 and (n_all is None or sum(column) <= n_all):
+        if (
+            is_known
+            and column[content[0]] > 0
+            and min(column) >= 0
+            and (n_all is None or sum(column) <= n_all)
+        ):
             return tuple(column), source
     return None, None
 
 
 def _events(pieces: Sequence[tuple[int, bytes | bytearray]]) -> Iterator[tuple[int, int, str, str]]:
     """When each event was complete, its bytes on the wire, its name (of half a line HALF_LINE), and its data."""
-    name, data, n_bytes, is_begun = "", list[str](), 0, False
+    name = ""
+    data = list[str]()
+    n_bytes = 0
+    is_begun = False
     for ns, line in _lines(pieces):
         n_bytes += len(line)
         if line and not line.endswith(b"\n") and line.strip() not in (b"data: [DONE]", b""):
-            yield ns, len(line), kinds.HALF_LINE, f"the answer ends within a line, after {len(line):,} of its bytes"
+            yield (
+                ns,
+                len(line),
+                kinds.HALF_LINE,
+                f"the answer ends within a line, after {len(line):,} of its bytes",
+            )
             return
         text = line.decode(errors="replace").rstrip("\r\n")
         field, _, value = text.partition(":")
@@ -316,16 +360,21 @@ def _events(pieces: Sequence[tuple[int, bytes | bytearray]]) -> Iterator[tuple[i
             yield ns, n_bytes, "", ""
             n_bytes = 0
         elif text:
-            is_begun, name = True, value if field == "event" else name
+            is_begun = True
+            name = value if field == "event" else name
             data += [value] if field == "data" else []
         elif is_begun:
             yield ns, n_bytes, name, "\n".join(data)
-            name, data, n_bytes, is_begun = "", [], 0, False
+            name = ""
+            data = []
+            n_bytes = 0
+            is_begun = False
 
 
 def _lines(pieces: Sequence[tuple[int, bytes | bytearray]]) -> Iterator[tuple[int, bytes]]:
     """When each line was complete, and the line with its end; last an empty one, which some servers omit."""
-    begun, ns = bytearray(), 0
+    begun = bytearray()
+    ns = 0
     for ns, data in pieces:
         *ends, rest = data.split(b"\n")
         for end in ends:

@@ -20,13 +20,15 @@ from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
-from lab.features import known
-from lab.features.compare import comparison, text_compare
-from lab.features.compare.comparison import Group, Spread, known_spreads
-from lab.features.limits import explanation, probing
-from lab.features.measure import text_results
+from lab.app import known
+from lab.show import comparison
+from lab.features.compare import text_compare
+from lab.show.comparison import Group, Spread, known_spreads
+from lab.features.limits import explanation
+from lab.roofline import probing
+from lab.show import text_results
 from lab.features.predict import laws
-from lab.features.serve import through_server
+from lab.remote import through_server
 from lab.features.tune import result as tuned
 from lab.runner import as_options, machine
 from lab.show import page, table, text_setup
@@ -68,25 +70,50 @@ def html(
 ) -> str:
     """The whole page, as for `report`."""
     if not records:
-        raise LabError("There is nothing to report: no records are given.", "Measure some: lab measure")
-    of_engine, alone = table.of_engine(records), table.alone(records)
+        raise LabError(
+            "There is nothing to report: no records are given.", "Measure some: lab measure"
+        )
+    of_engine = table.of_engine(records)
+    alone = table.alone(records)
     of_loads = table.loads_of(records)
-    of_turns = [one for one in records if isinstance(one, RequestRecord) and one.request.asked.turn is not None]
+    of_turns = [
+        one
+        for one in records
+        if isinstance(one, RequestRecord) and one.request.asked.turn is not None
+    ]
     rest = [record for record in of_engine if not record.run.is_apart]
-    timed = [record for record in (comparison.by_session(rest) if rest else []) if record.run.is_timed]
+    timed = [
+        record for record in (comparison.by_session(rest) if rest else []) if record.run.is_timed
+    ]
     special = [record for record in of_engine if record.run.is_apart]
     claimed = [record for record in special if record.run.part is not None]
     answered = [record for record in alone if table.went_well(record)]
     traced = [record for record in special if record.run.is_traced]
-    good: Lines = [*timed, *claimed, *tuned.compared(of_engine), *answered, *of_loads, *of_turns, *traced]
+    good: Lines = [
+        *timed,
+        *claimed,
+        *tuned.compared(of_engine),
+        *answered,
+        *of_loads,
+        *of_turns,
+        *traced,
+    ]
     if not good:
         what = "run" if of_engine else "request"
-        raise LabError(f"There is nothing to report: no {what} went well.", "Look at the errors: lab show RESULTS")
+        raise LabError(
+            f"There is nothing to report: no {what} went well.",
+            "Look at the errors: lab show RESULTS",
+        )
     spreads = known_spreads([*rest, *others, *alone])
     is_all, compared = _compared([*timed, *alone, *of_loads], at_least, spreads)
-    context = Context(ceilings, others, is_page=True, together=is_all)  # only what is compared is drawn together
+    context = Context(
+        ceilings, others, is_page=True, together=is_all
+    )  # only what is compared is drawn together
     kinds = known.sections([*timed, *special, *alone, *of_loads, *of_turns], context)
-    failed = [f"failed: {line}" for line in [*text_results.failures(rest), *through_server.failures(alone)]]
+    failed = [
+        f"failed: {line}"
+        for line in [*text_results.failures(rest), *through_server.failures(alone)]
+    ]
     setups = _setups(good)
     lead = list[str]()
     if is_all or len(kinds) == 1:
@@ -97,13 +124,19 @@ def html(
     chapters += [Section("What failed", name="failed", warnings=failed)] if failed else []
     chapters = [*chapters, setups] if setups.headings else [setups, *chapters]
     firsts = {(one.session, one.run.variant): one for one in reversed([*timed, *claimed])}.values()
-    used = [best for first in firsts if (best := probing.known(ceilings, probing.place_of_record(first)))]
+    used = [
+        best
+        for first in firsts
+        if (best := probing.known(ceilings, probing.place_of_record(first)))
+    ]
     sliders = None
     if explore and used:
         with suppress(LabError):  # no plain run of a known model
             sliders = laws.laws(timed, ceilings, others)
     lines = dict.fromkeys(line for best in used for line in probing.lines(best))
-    begun = (one.run.started_at if isinstance(one, Record) else one.request.started_at for one in good)
+    begun = (
+        one.run.started_at if isinstance(one, Record) else one.request.started_at for one in good
+    )
     days = sorted({moment[:10] for moment in begun if moment})  # imported runs may lack it
     return page.render(
         title=_title(kinds, [timed, answered] if is_all else [], good),
@@ -136,7 +169,9 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
     if labels := [label for own in compared if own for label, _ in table.setups(table.runs(own))]:
         return text_results.question(labels)
     sessions = {one.session: one for one in good}.values()
-    models = Counter(one.model.name if isinstance(one, Record) else short_name(one.model) for one in sessions)
+    models = Counter(
+        one.model.name if isinstance(one, Record) else short_name(one.model) for one in sessions
+    )
     (first, _), *others = models.most_common()
     of = f"{first} and {plural(len(others), 'other model')}" if others else first
     what = plural(len(sessions), "session")
@@ -146,7 +181,9 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
     return f"{what[:1].upper()}{what[1:]} of {of} on {where}"
 
 
-def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> tuple[bool, list[Section]]:
+def _compared(
+    records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]
+) -> tuple[bool, list[Section]]:
     """Comparisons of setups, or of sessions of one setup, and whether all are compared with each other."""
     import pandas as pd
 
@@ -156,22 +193,29 @@ def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str],
         return False, []
     found: list[tuple[set[tuple[Any, ...]], list[Group]]] = []
     for group in groups:
-        rows, model = group.rows, group.rows.model.iloc[0].split(" ")[0] if len(groups) > MANY else ""
-        keys = {(model, *measured) for measured in zip(rows.lever.fillna(""), rows.n_prompt, strict=True)}
+        rows = group.rows
+        model = group.rows.model.iloc[0].split(" ")[0] if len(groups) > MANY else ""
+        keys = {
+            (model, *measured)
+            for measured in zip(rows.lever.fillna(""), rows.n_prompt, strict=True)
+        }
         fitting = next((cluster for known, cluster in found if keys & known), None)
         if fitting is None:
             found.append((keys, [group]))
         else:
             fitting.append(group)
     clusters = [cluster for _, cluster in found]
-    answers, parts, n_alone = list[str](), list[Section](), sum(len(cluster) == 1 for cluster in clusters)
+    answers = list[str]()
+    parts = list[Section]()
+    n_alone = sum(len(cluster) == 1 for cluster in clusters)
     for cluster in (cluster for cluster in clusters if len(cluster) > 1):
         if len(clusters) > 1:  # labelled by the differences among them
             rows = pd.concat([group.rows for group in cluster])
             cluster = [Group(label, own) for label, own in table.setups(rows)]
         compared = comparison.compare_groups(cluster, at_least, spreads)
         answers += text_compare.answers(compared)
-        names, differ = [group.label for group in cluster], text_compare.differences(cluster)
+        names = [group.label for group in cluster]
+        differ = text_compare.differences(cluster)
         parts.append(
             Section(
                 "Differences" if differ else "",
@@ -183,7 +227,9 @@ def _compared(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str],
         )
         parts.append(Section(sentences=text_compare.how_compared(cluster, compared, at_least)))
     rest = f"{n_alone} of {len(groups)} setups have no length in common with another setup of their model"
-    left_out = [f"{rest}, so {'it is' if n_alone == 1 else 'they are'} not compared."] if n_alone else []
+    left_out = (
+        [f"{rest}, so {'it is' if n_alone == 1 else 'they are'} not compared."] if n_alone else []
+    )
     title = "Which is faster, and how certain is that?"
     return not n_alone and len(clusters) == 1, [
         Section(title, name="compared", words=left_out, sentences=answers, parts=parts)
@@ -195,7 +241,8 @@ def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
     plain = [record for record in timed if record.run.lever is None]
     if not plain:
         return []
-    parts, problems = list[Section](), list[str]()
+    parts = list[Section]()
+    problems = list[str]()
     for label, rows in table.setups(table.runs(plain)):
         own = [plain[i] for i in dict.fromkeys(rows.run)]
         for n_gen, alike in grouped(own, lambda record: record.run.n_gen).items():
@@ -206,7 +253,9 @@ def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
             except LabError as problem:
                 problems.append(f"{problem.what} {problem.hint}")
     if len(problems) > 1:
-        problems = [f"The limits of {len(problems)} other setups are unknown without ceilings: {problems[0]}"]
+        problems = [
+            f"The limits of {len(problems)} other setups are unknown without ceilings: {problems[0]}"
+        ]
     return [Section("What limits the speed?", name="why", words=problems, parts=parts)]
 
 
@@ -226,14 +275,22 @@ def _facts(one: Record | RequestRecord) -> dict[str, str]:
     if isinstance(one, Record):
         facts = text_setup.facts(one.machine, one.model)
         if one.model.source == "synthetic":
-            facts["weights"] = "random: timing is that of the real model's shape, the text is meaningless"
-        words = [shell.join(*as_options.option(name, value)) for name, value in as_options.asked(one.settings).items()]
+            facts["weights"] = (
+                "random: timing is that of the real model's shape, the text is meaningless"
+            )
+        words = [
+            shell.join(*as_options.option(name, value))
+            for name, value in as_options.asked(one.settings).items()
+        ]
         return facts | {"settings": f"{' '.join(words) or 'none'}; else the defaults"}
-    endpoint, own = one.endpoint, one.endpoint.settings
+    endpoint = one.endpoint
+    own = one.endpoint.settings
     named = " ".join(filter(None, [endpoint.server or "an unnamed server", endpoint.version]))
     facts = {"server": f"{named} at {endpoint.url}, through {endpoint.api}", "model": one.model}
     if own:
         slots = f"{own.n_slots} slots" if own.n_slots else ""
         room = f"a context of {own.n_ctx:,} tokens" if own.n_ctx else ""
-        facts["settings"] = ", ".join(filter(None, [slots, room, own.model_file, own.quantization])) or UNKNOWN
+        facts["settings"] = (
+            ", ".join(filter(None, [slots, room, own.model_file, own.quantization])) or UNKNOWN
+        )
     return facts | {"client": text_setup.facts(one.machine)["machine"]}

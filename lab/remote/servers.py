@@ -34,24 +34,45 @@ from typing import Any, TypedDict, Unpack, cast
 from lab.core import request as kinds, request_times as times, results, shell
 from lab.core.lists import first_known, plural
 from lab.core.record import OK, Machine
-from lab.core.request import Asked, Capability, Endpoint, Request, RequestRecord, ServerSettings, Usage, short_name
+from lab.core.request import (
+    Asked,
+    Capability,
+    Endpoint,
+    Request,
+    RequestRecord,
+    ServerSettings,
+    Usage,
+    short_name,
+)
 from lab.errors import LabError
-from lab.features.serve import formats
-from lab.features.serve.access import Access, Client, access, hidden
-from lab.features.serve.formats import TIMEOUT_S, Ask, Reply, as_count, as_dict, fresh_nonce, n_items, prompt_fields
+from lab.remote import formats
+from lab.remote.access import Access, Client, access, hidden
+from lab.remote.formats import (
+    TIMEOUT_S,
+    Ask,
+    Reply,
+    as_count,
+    as_dict,
+    fresh_nonce,
+    n_items,
+    prompt_fields,
+)
 from lab.process import spawning
 from lab.runner import machine
 from lab.runner.prompts import TEXT, source
 
-TOKENIZE, USAGE = "tokenize", "usage"
+TOKENIZE = "tokenize"
+USAGE = "usage"
 
 MOST_COUNTS = 24  # maximum number of counts for one prompt
 FILLERS = (" a", " the", " x", " 1", ".")
 """Texts that make a prompt a little longer; in most vocabularies one token each."""
 
 MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one for counting prompts
-SHORT, N_SHORT = "Say yes.", 4
-LONG, N_LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12, 48
+SHORT = "Say yes."
+N_SHORT = 4
+LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
+N_LONG = 48
 
 _LADDER = (formats.OPTIONS, (formats.INCLUDE_USAGE,), formats.OPENAI_OPTIONS, ())
 """Options that a request is tried with, until the server accepts it."""
@@ -79,7 +100,9 @@ class Reaching(TypedDict, total=False):
 
 def reaching_of(options: Mapping[str, Any]) -> Reaching:
     """The part of `options` that says how to reach a server."""
-    return cast(Reaching, {name: options[name] for name in Reaching.__annotations__ if name in options})
+    return cast(
+        Reaching, {name: options[name] for name in Reaching.__annotations__ if name in options}
+    )
 
 
 def needs_count(request: Request) -> bool:
@@ -92,7 +115,9 @@ class Server:
     """An examined server with one of its models, and the client for it."""
 
     endpoint: Endpoint
-    own_name: str = dataclasses.field(repr=False)  # the server's name of the model; may contain a secret
+    own_name: str = dataclasses.field(
+        repr=False
+    )  # the server's name of the model; may contain a secret
     model: str  # the same, masked
     models: tuple[str, ...]  # all that it lists
     counter: Counter | None  # None: the tokens of a prompt cannot be counted
@@ -137,7 +162,9 @@ class Server:
         If no text of exactly n_prompt tokens is found within MOST_COUNTS, it is the longest one below that. `more`:
         other fields of Asked, such as the seed. LabError if the server does not count, or the prompt is too short.
         """
-        words, nonce, counts = text.split(), fresh_nonce(), dict[str, int]()
+        words = text.split()
+        nonce = fresh_nonce()
+        counts = dict[str, int]()
 
         def count(text: str) -> int:
             if text not in counts:
@@ -149,18 +176,30 @@ class Server:
             return " ".join([nonce, *words * n_whole, *words[:rest]])
 
         n_least = n_low = self.least(n_prompt)
-        per_word, low, high = 1.5, 0, 10 * n_prompt  # `high` words are too many
+        per_word = 1.5
+        low = 0
+        high = 10 * n_prompt  # `high` words are too many
         while n_low < n_prompt and high - low > 1 and len(counts) < MOST_COUNTS - 2 * len(FILLERS):
             guess = low + max(1, int((n_prompt - n_low) / per_word))
             guess = guess if guess < high else (low + high) // 2
             n_guess = count(first_words(guess))
             per_word = max(0.2, (n_guess - n_least) / guess)
-            low, n_low, high = (guess, n_guess, high) if n_guess <= n_prompt else (low, n_low, guess)
+            low, n_low, high = (
+                (guess, n_guess, high) if n_guess <= n_prompt else (low, n_low, guess)
+            )
         made = first_words(low)
         for filler in FILLERS:
             missing = n_prompt - count(made)
-            made = next((more for more in (made + filler * missing, made + filler) if count(more) <= n_prompt), made)
-        accepted, by = self.endpoint.accepted, self.counter.by if self.counter else None
+            made = next(
+                (
+                    more
+                    for more in (made + filler * missing, made + filler)
+                    if count(more) <= n_prompt
+                ),
+                made,
+            )
+        accepted = self.endpoint.accepted
+        by = self.counter.by if self.counter else None
         counted: dict[str, Any] = {"n_prompt_counted": count(made), "counted_by": by}
         asked = Asked(n_prompt=n_prompt, n_gen=n_gen, **counted, **formats.limits(accepted), **more)
         return formats.ask_for(self.endpoint.api, self.own_name, made, asked, accepted, nonce)
@@ -183,12 +222,19 @@ class Server:
 
     def record(self, session: str, request: Request) -> RequestRecord:
         """A request as a line of a results file."""
-        own: dict[str, Any] = {"machine": self.machine, "endpoint": self.endpoint, "model": short_name(self.model)}
+        own: dict[str, Any] = {
+            "machine": self.machine,
+            "endpoint": self.endpoint,
+            "model": short_name(self.model),
+        }
         return RequestRecord(session=session, request=request, **own)
 
     def new_file(self, folder: Path) -> Path:
         """A new results file."""
-        model, where = (machine.slug(name) for name in (short_name(self.model), self.endpoint.server or "server"))
+        model, where = (
+            machine.slug(name)
+            for name in (short_name(self.model), self.endpoint.server or "server")
+        )
         return results.new_file(folder, f"{model}-{where}")
 
 
@@ -204,12 +250,16 @@ def connect(
     `model` is the server's name for it (None: its only one). Calls `say` with a sentence before the first answers.
     LabError if the server cannot be reached, the choice of the model is unclear, or it does not stream.
     """
-    asked = access(url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S))
+    asked = access(
+        url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S)
+    )
     with Client(asked) as client:
         yield _examine(client, model, how.get("api"), say)
 
 
-def _examine(client: Client, model: str | None, api: str | None, say: Callable[[str], object]) -> Server:
+def _examine(
+    client: Client, model: str | None, api: str | None, say: Callable[[str], object]
+) -> Server:
     asked = client.access
     listed = client.ask(f"{asked.url}/models")
     if listed.status is None:
@@ -217,12 +267,22 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
     entries = as_dict(listed.parsed).get("data")
     if listed.status in (401, 403) or (model is None and not isinstance(entries, list)):
         answered = listed.error or "200, JSON without `data`"
-        raise LabError(f"{asked.url}/models lists no models. Its answer: {answered}", _hint(asked, listed.status))
-    by_name = {str(as_dict(one).get("id", "")): as_dict(one) for one in (entries if isinstance(entries, list) else [])}
+        raise LabError(
+            f"{asked.url}/models lists no models. Its answer: {answered}",
+            _hint(asked, listed.status),
+        )
+    by_name = {
+        str(as_dict(one).get("id", "")): as_dict(one)
+        for one in (entries if isinstance(entries, list) else [])
+    }
     own_names = tuple(name for name in by_name if len(name) in range(1, 500))
     models = tuple(hidden(name, asked) for name in own_names)
     shown = choose_model(models, None if model is None else hidden(model, asked))
-    chosen = own_names[models.index(shown)] if shown in models and model not in own_names else model or shown
+    chosen = (
+        own_names[models.index(shown)]
+        if shown in models and model not in own_names
+        else model or shown
+    )
     program, version, settings = _describe(client, by_name.get(chosen, {}))
 
     def send(api: str, prompt: str, n_gen: int, accepted: tuple[str, ...]) -> Request:
@@ -231,7 +291,9 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
 
     say(f"waiting for the first answers, at most {asked.timeout_s:g} s for each (--timeout) ...")
     failed = list[Request]()
-    for used, accepted in itertools.product((api,) if api else (kinds.CHAT, kinds.COMPLETIONS), _LADDER):
+    for used, accepted in itertools.product(
+        (api,) if api else (kinds.CHAT, kinds.COMPLETIONS), _LADDER
+    ):
         first = send(used, SHORT, N_SHORT, accepted)
         if first.status == OK:
             break
@@ -240,13 +302,17 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
             break
     if first.status != OK:  # the error of an interface that exists says more
         problem = [*failed, *(one for one in failed if one.http_status not in (404, 405))][-1]
-        hint = "Try again (some servers load a model on its first request), or read the server's log."
+        hint = (
+            "Try again (some servers load a model on its first request), or read the server's log."
+        )
         if problem.failure == kinds.NO_STREAM:
             hint = "Check that the address is the server's own: a proxy or a login page may answer instead."
         if 300 <= (problem.http_status or 0) < 400 or problem.http_status in (401, 403, 429):
             hint = _hint(asked, problem.http_status)
         cause = f"{problem.failure}: {problem.error}"
-        raise LabError(f"The server at {asked.url} does not stream an answer of {shown} ({cause}).", hint)
+        raise LabError(
+            f"The server at {asked.url} does not stream an answer of {shown} ({cause}).", hint
+        )
     long = send(used, LONG, N_LONG, accepted)
     has_no_effect = {
         formats.INCLUDE_USAGE: times.n_generated(first) is None,
@@ -261,7 +327,10 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
         usage = send(used, text, 1, working).usage
         return usage.prompt_tokens if usage else None
 
-    ways = [*(Counter(TOKENIZE, count) for count in tokenizers(client, used, chosen)), Counter(USAGE, by_usage)]
+    ways = [
+        *(Counter(TOKENIZE, count) for count in tokenizers(client, used, chosen)),
+        Counter(USAGE, by_usage),
+    ]
     counter = next((way for way in ways if way.count("word") is not None), None)
     endpoint = Endpoint(
         url=asked.url,
@@ -275,21 +344,33 @@ def _examine(client: Client, model: str | None, api: str | None, say: Callable[[
     return Server(endpoint, chosen, shown, models, counter, client, machine.describe())
 
 
-def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> Iterator[Callable[[str], int | None]]:
+def tokenizers(
+    client: Client, api: str, model: str, is_prompt: bool = True
+) -> Iterator[Callable[[str], int | None]]:
     """The ways in which servers count the tokens of a prompt, or of another text."""
 
-    def llama_server(text: str) -> int | None:  # a prompt gets its special tokens, a chat its template
-        applied = client.found("/apply-template", prompt_fields(api, text)).get("prompt") if api == kinds.CHAT else text
+    def llama_server(
+        text: str,
+    ) -> int | None:  # a prompt gets its special tokens, a chat its template
+        applied = (
+            client.found("/apply-template", prompt_fields(api, text)).get("prompt")
+            if api == kinds.CHAT
+            else text
+        )
         if not isinstance(applied, str):
             return None
         fields = {"content": applied, "add_special": is_prompt, "parse_special": is_prompt}
         return n_items(client.found("/tokenize", fields).get("tokens"))
 
     def vllm(text: str) -> int | None:  # SGLang too; a chat is counted with its template
-        return as_count(client.found("/tokenize", {"model": model, **prompt_fields(api, text)}).get("count"))
+        return as_count(
+            client.found("/tokenize", {"model": model, **prompt_fields(api, text)}).get("count")
+        )
 
     def llama_cpp_server(text: str) -> int | None:
-        return as_count(client.found("/extras/tokenize/count", {"model": model, "input": text}).get("count"))
+        return as_count(
+            client.found("/extras/tokenize/count", {"model": model, "input": text}).get("count")
+        )
 
     yield from (llama_server, vllm)
     if api != kinds.CHAT:  # which the last one does not support
@@ -301,7 +382,11 @@ def _hint(access: Access, status: int | None) -> str:
     key = "Name the environment variable that contains the key: --api-key-env NAME"
     if access.api_key_env:
         key = f"Check the key in the environment variable {access.api_key_env}."
-    other = "http:// for a server without TLS" if access.url.startswith("https:") else "https:// for a server with TLS"
+    other = (
+        "http:// for a server without TLS"
+        if access.url.startswith("https:")
+        else "https:// for a server with TLS"
+    )
     known = {
         401: key,
         403: key,
@@ -320,15 +405,22 @@ def choose_model(models: tuple[str, ...], asked: str | None) -> str:
     of_that_file = [model for model in models if short_name(model) == asked]
     if len(of_that_file) == 1:
         return of_that_file[0]
-    names = ", ".join(map(shell.join, models[:8])) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
+    names = ", ".join(map(shell.join, models[:8])) + (
+        f" and {len(models) - 8} more" if len(models) > 8 else ""
+    )
     if asked is not None:
         raise LabError(f"The server has no model {asked}.", f"It has {names}.")
     if len(models) != 1:
-        raise LabError(f"The server lists {len(models) or 'no'} models.", f"Name one: --model {names or 'NAME'}")
+        raise LabError(
+            f"The server lists {len(models) or 'no'} models.",
+            f"Name one: --model {names or 'NAME'}",
+        )
     return models[0]
 
 
-def _describe(client: Client, entry: dict[str, Any]) -> tuple[str | None, str | None, ServerSettings | None]:
+def _describe(
+    client: Client, entry: dict[str, Any]
+) -> tuple[str | None, str | None, ServerSettings | None]:
     """The server's program, version and settings, as far as it reports them. `entry`: its list's one of the model."""
 
     def text(value: Any) -> str | None:
@@ -346,7 +438,8 @@ def _describe(client: Client, entry: dict[str, Any]) -> tuple[str | None, str | 
         return "llama-server", settings.build, settings
     if "version" in (ollama := client.found("/api/version")):
         return "Ollama", text(ollama["version"]), None
-    owner, limit = entry.get("owned_by"), as_count(entry.get("max_model_len"))
+    owner = entry.get("owned_by")
+    limit = as_count(entry.get("max_model_len"))
     of_model = ServerSettings(n_ctx=limit) if limit else None
     if "version" in (vllm := client.found("/version")):
         return "vLLM" if owner == "vllm" else None, text(vllm["version"]), of_model
@@ -356,31 +449,58 @@ def _describe(client: Client, entry: dict[str, Any]) -> tuple[str | None, str | 
 
 
 def _capabilities(
-    first: Request, long: Request, working: tuple[str, ...], counter: Counter | None, settings: ServerSettings | None
+    first: Request,
+    long: Request,
+    working: tuple[str, ...],
+    counter: Counter | None,
+    settings: ServerSettings | None,
 ) -> Iterator[Capability]:
     """What two answers, of N_SHORT and of N_LONG tokens, show of a server."""
-    usage, by = times.n_generated(first), first.tokens_by
-    n_events, answer = len(times.generated(first)), kinds.UNKNOWN
+    usage = times.n_generated(first)
+    by = first.tokens_by
+    n_events = len(times.generated(first))
+    answer = kinds.UNKNOWN
     how = f"an answer of {N_SHORT} tokens came as {n_events} events"
     if times.came_at_once(long):
-        n_events, answer = len(times.generated(long)), kinds.NO
-        how = f"{n_events} events with content arrived at once: the answer was buffered until its end"
+        n_events = len(times.generated(long))
+        answer = kinds.NO
+        how = (
+            f"{n_events} events with content arrived at once: the answer was buffered until its end"
+        )
     yield Capability("streaming", kinds.YES if answer != kinds.NO and n_events > 1 else answer, how)
     is_tokenizer = counter is not None and counter.by == TOKENIZE
     is_cached = any(one.usage and one.usage.cached_tokens is not None for one in (first, long))
-    other = f"{'the usage of small requests' if counter else 'nothing'} counts the tokens of prompts"
+    other = (
+        f"{'the usage of small requests' if counter else 'nothing'} counts the tokens of prompts"
+    )
     n_slots, n_ctx = (settings.n_slots, settings.n_ctx) if settings else (None, None)
-    all_tokens, not_all = f"an answer had all {N_LONG} tokens with it", "rejected, or an answer ended early despite it"
+    all_tokens = f"an answer had all {N_LONG} tokens with it"
+    not_all = "rejected, or an answer ended early despite it"
     slots = f"{plural(n_slots or 0, 'slot')}, a context of {n_ctx} tokens"
     for name, is_there, how, how_not in (
-        ("usage in streams", usage is not None, f"the stream counts {usage} tokens", "no counts in the stream"),
+        (
+            "usage in streams",
+            usage is not None,
+            f"the stream counts {usage} tokens",
+            "no counts in the stream",
+        ),
         ("token ids", by == "token ids", "in every event", "none in the stream"),
-        ("tokens per event", by is not None, f"from {by}", "events do not say how many tokens they contain"),
+        (
+            "tokens per event",
+            by is not None,
+            f"from {by}",
+            "events do not say how many tokens they contain",
+        ),
         ("ignore_eos", formats.IGNORE_EOS in working, all_tokens, not_all),
         ("cached tokens", is_cached, "answers count them", "answers do not count them"),
         ("tokenize", is_tokenizer, "the server's tokenizer counts the tokens of prompts", other),
         ("settings", n_slots is not None, slots, "the server does not report its number of slots"),
-        ("server timings", first.timings is not None, "llama-server's `timings`", "none in the stream"),
+        (
+            "server timings",
+            first.timings is not None,
+            "llama-server's `timings`",
+            "none in the stream",
+        ),
     ):
         yield Capability(name, kinds.YES if is_there else kinds.NO, how if is_there else how_not)
 
@@ -390,10 +510,13 @@ def prompt_text(prompt: str) -> str:
     if text := source(prompt).text:
         return text
     problem = f"--prompt {prompt} is not possible through a server, which accepts only text."
-    raise LabError(problem, f"Use --prompt {TEXT}, some of the lab's texts by name, or a text file.")
+    raise LabError(
+        problem, f"Use --prompt {TEXT}, some of the lab's texts by name, or a text file."
+    )
 
 
-START_S, LOOK_S = 120, 0.1
+START_S = 120
+LOOK_S = 0.1
 _ADDRESS = re.compile(r"running on (http://127\.0\.0\.1:\d+)")
 KEY_ENV = "MINI_LAB_SERVER_KEY"
 _CHILD = f"""
@@ -445,13 +568,16 @@ def start_own(model: Path, alias: str, n_threads: int | None = None) -> OwnServe
     with log.open("wb") as file:
         words = ("--model", str(model), "--model_alias", alias, *options)
         process = spawning.start(_CHILD, *words, stdout=file, stderr=subprocess.STDOUT)
-    own, deadline = OwnServer("", n_threads, process, folder), time.monotonic() + START_S
+    own = OwnServer("", n_threads, process, folder)
+    deadline = time.monotonic() + START_S
     try:
         while process.poll() is None and time.monotonic() < deadline:
             if address := _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
                 return dataclasses.replace(own, url=f"{address[1]}/v1")
             time.sleep(LOOK_S)
-        printed = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[0]  # of its threads
+        printed = log.read_text(encoding="utf-8", errors="replace").partition("Fatal Python error")[
+            0
+        ]  # of its threads
         lines = printed.replace(key, "***").splitlines()
         hint = "Install its packages (pip install 'mini-lab[server]'), or free some memory, and try again."
         raise LabError(f"The server did not start: {' | '.join(lines[-3:])}", hint)

@@ -18,8 +18,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, get_t
 
 import click
 
-from lab.cli.help import Command
-from lab.cli.options import DRY_RUN, ENGINE, MODEL, OUTPUT, PROMPT, SEED, setting_option, with_options
+from lab.app.help import Command
+from lab.app.options import (
+    DRY_RUN,
+    ENGINE,
+    MODEL,
+    OUTPUT,
+    PROMPT,
+    SEED,
+    setting_option,
+    with_options,
+)
 from lab.core import shape
 from lab.core.asked_settings import in_digits
 from lab.core.lists import grouped
@@ -27,8 +36,8 @@ from lab.core.payloads import Lever
 from lab.core.record import Model, Record, Run
 from lab.core.shown import MARK
 from lab.errors import LabError
-from lab.features.predict.learning import StepPrediction, prediction_for
-from lab.features.running import carry_out
+from lab.roofline.learning import StepPrediction, prediction_for
+from lab.app.running import carry_out
 from lab.process.worker import Worker
 from lab.runner import as_options, session
 from lab.runner.cases import Plan
@@ -60,17 +69,30 @@ Numbers = str | int | Sequence[int]
 
 def options(plan: Callable[..., Any]) -> dict[str, Any]:
     """The options for click of a plan's parameters that have an Option, by their names on the command line."""
-    parameters, hints, made = inspect.signature(plan).parameters, get_type_hints(plan, include_extras=True), {}
+    parameters = inspect.signature(plan).parameters
+    hints = get_type_hints(plan, include_extras=True)
+    made = {}
     for name, parameter in parameters.items():
         for option in getattr(hints.get(name), "__metadata__", ()):
-            flag, default = option.flag or name.replace("_", "-"), parameter.default
-            more: dict[str, Any] = {"type": option.type, "metavar": option.metavar, "help": option.help}
+            flag = option.flag or name.replace("_", "-")
+            default = parameter.default
+            more: dict[str, Any] = {
+                "type": option.type,
+                "metavar": option.metavar,
+                "help": option.help,
+            }
             more |= {"is_flag": default is False, "show_default": default not in (None, "", False)}
-            made[flag] = click.option(name, f"--{flag}", *filter(None, [option.short]), default=default, **more)
+            made[flag] = click.option(
+                name, f"--{flag}", *filter(None, [option.short]), default=default, **more
+            )
     return made
 
 
-REPEAT = Option("Runs of each case, each in a fresh engine.  [default: 3; 6 if that adds little time]", "-r", type=int)
+REPEAT = Option(
+    "Runs of each case, each in a fresh engine.  [default: 3; 6 if that adds little time]",
+    "-r",
+    type=int,
+)
 
 
 @dataclass(frozen=True)
@@ -111,9 +133,12 @@ class Experiment:
 
     def as_command(self) -> click.Command:
         """The command: its own options, then those of the engine."""
-        declared, reaching = options(self.plan), list[Any]()
+        declared = options(self.plan)
+        reaching = list[Any]()
         own = [*declared.values(), MODEL, *([] if "prompt" in declared else [PROMPT]), *ENGINE]
-        own += [setting_option("kv_unified", self.lever.kv_unified)] if self.lever.kv_unified else []
+        own += (
+            [setting_option("kv_unified", self.lever.kv_unified)] if self.lever.kv_unified else []
+        )
         if self.through_server:
             from lab.features.serve.command import REACHING, TIMEOUT, URL
 
@@ -139,7 +164,10 @@ class Experiment:
     def as_kind(self) -> Kind:
         """Its kind of results."""
         return Kind(
-            self.name, lambda one: is_plain(one) and isinstance(one.run.lever, self.lever), self.sections, self.line
+            self.name,
+            lambda one: is_plain(one) and isinstance(one.run.lever, self.lever),
+            self.sections,
+            self.line,
         )
 
     def line(self, records: Sequence[Record]) -> str | None:
@@ -148,42 +176,72 @@ class Experiment:
         if any(record.run.totals for record in timed):
             return None
         if timed[0].run.block is not None:  # a comparison in blocks
-            from lab.features.measure import text_results
+            from lab.show import text_results
 
             return text_results.again(records)
-        asked = self.again([one.run for one in timed]) | {"repeat": 1 + max(one.run.repeat for one in timed)}
+        asked = self.again([one.run for one in timed]) | {
+            "repeat": 1 + max(one.run.repeat for one in timed)
+        }
         return as_options.line(self.name, asked, (), as_options.shared(records))
 
     def sections(self, records: Sequence[Record], context: Context) -> list[Section]:
         """The results, predicted from ceilings and plain runs: a part for each table and setup."""
-        own, parts = [record for record in records if record.run.is_timed], list[Section]()
+        own = [record for record in records if record.run.is_timed]
+        parts = list[Section]()
         setups = table.setups(table.runs(own)) if own else []
         for kind in self.tables:
             for label, rows in setups:
                 chosen = [own[i] for i in dict.fromkeys(rows.run)]
-                prediction = prediction_for(chosen[0], context.ceilings, [*context.runs, *context.others])
+                prediction = prediction_for(
+                    chosen[0], context.ceilings, [*context.runs, *context.others]
+                )
                 parts.append(section(kind, label, chosen, prediction, context.is_page))
         parts = [part for part in parts if part.rows]
-        return [Section(self.chapter, name=parts[0].name, question=parts[0].question, parts=parts)] if parts else []
+        return (
+            [Section(self.chapter, name=parts[0].name, question=parts[0].question, parts=parts)]
+            if parts
+            else []
+        )
 
 
 def section(
-    kind: Table, label: str, records: Sequence[Record], prediction: StepPrediction | None, is_page: bool
+    kind: Table,
+    label: str,
+    records: Sequence[Record],
+    prediction: StepPrediction | None,
+    is_page: bool,
 ) -> Section:
     """A table with its sentences and the basis of its predictions. The first sentence is the answer."""
-    rows, pictures, basis = tuple(kind.rows(records, prediction)), list[Picture](), list[str]()
-    shown, n_disturbed = tabled(kind.columns, rows), sum(map(bool, map(disturbances.disturbances, records)))
+    rows = tuple(kind.rows(records, prediction))
+    pictures = list[Picture]()
+    basis = list[str]()
+    shown = tabled(kind.columns, rows)
+    n_disturbed = sum(map(bool, map(disturbances.disturbances, records)))
     if kind.is_by_ceilings and not prediction:
         basis = ["No predictions: measure the ceilings first (lab ceilings)."]
-    elif kind.is_by_ceilings and prediction and any("predicted" in heading for heading in shown["headings"]):
+    elif (
+        kind.is_by_ceilings
+        and prediction
+        and any("predicted" in heading for heading in shown["headings"])
+    ):
         basis = [prediction.basis]
-    if any(map(disturbances.is_doubtful, grouped(records, lambda record: record.run.name).values())):
-        words = [f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. Measure again."]
+    if any(
+        map(disturbances.is_doubtful, grouped(records, lambda record: record.run.name).values())
+    ):
+        words = [
+            f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. Measure again."
+        ]
     else:
         words = kind.conclude(rows, records)
-    title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label
+    title = (
+        f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)" if n_disturbed else label
+    )
     if kind.draw:
-        pictures = [Picture(kind.name, kind.caption, functools.partial(kind.draw, rows, records, title), WIDE)]
+        pictures = [
+            Picture(
+                kind.name, kind.caption, functools.partial(kind.draw, rows, records, title), WIDE
+            )
+        ]
     n_answers = 0 if is_page else 1
     return Section(
         title,
@@ -194,7 +252,9 @@ def section(
         **shown,
         sentences=[*words[n_answers:], *basis],
         pictures=pictures,
-        data=lambda: {"rows": [{"experiment": kind.name, "setup": title, **row._asdict()} for row in rows]},
+        data=lambda: {
+            "rows": [{"experiment": kind.name, "setup": title, **row._asdict()} for row in rows]
+        },
     )
 
 
@@ -204,7 +264,10 @@ def planning(plan: Callable[..., Plan], out: str | Path) -> Iterator[Callable[..
     if "folder" not in inspect.signature(plan).parameters:
         yield plan
         return
-    there = next((path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir()), None)
+    there = next(
+        (path for path in (Path(out).absolute(), *Path(out).absolute().parents) if path.is_dir()),
+        None,
+    )
     try:
         str(there).encode()  # the engine gets the path in UTF-8
         made = tempfile.TemporaryDirectory(prefix=".lab-states-", dir=there)
@@ -224,12 +287,17 @@ def public(
     @functools.wraps(plan)
     def measure(*asked: Asked.args, **settings: Asked.kwargs) -> list[Record]:
         given: dict[str, Any] = dict(settings)
-        out, watch = given.pop("out", "results"), given.pop("watch", None)
+        out = given.pop("out", "results")
+        watch = given.pop("watch", None)
         with planning(plan, out) as make:
             made: list[Record] = carry_out(lambda worker: make(worker, *asked, **given), out, watch)
             return made
 
-    shown = [one for key, one in inspect.signature(plan).parameters.items() if key not in ("worker", "folder")]
+    shown = [
+        one
+        for key, one in inspect.signature(plan).parameters.items()
+        if key not in ("worker", "folder")
+    ]
     measure.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     measure.__name__ = measure.__qualname__ = name
     return measure
@@ -238,12 +306,24 @@ def public(
 def numbers(option: str, asked: Numbers, most: int) -> tuple[int, ...]:
     """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for anything else."""
     values = list[int]()
-    for part in map(str, [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else asked):
+    for part in map(
+        str,
+        [asked]
+        if isinstance(asked, int)
+        else asked.split(",")
+        if isinstance(asked, str)
+        else asked,
+    ):
         if not re.fullmatch(r"-?\d{1,12}", in_digits(part.strip())):
-            raise LabError(f"{option} {asked}: {part.strip()!r} is not a whole number.", f"For example: {option} 1,2,4")
+            raise LabError(
+                f"{option} {asked}: {part.strip()!r} is not a whole number.",
+                f"For example: {option} 1,2,4",
+            )
         values.append(value := int(in_digits(part.strip())))
         if not 1 <= value <= most:
-            raise LabError(f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}.")
+            raise LabError(
+                f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}."
+            )
         if values.count(value) > 1:
             raise LabError(f"{option} has {value:,} twice.", "Give each number once.")
     return tuple(sorted(values))
@@ -251,12 +331,17 @@ def numbers(option: str, asked: Numbers, most: int) -> tuple[int, ...]:
 
 def listed(values: Iterable[object]) -> str:
     """Numbers as an option takes them: each once, ascending, without None."""
-    return ",".join(str(value) for value in sorted({value for value in values if isinstance(value, int)}))
+    return ",".join(
+        str(value) for value in sorted({value for value in values if isinstance(value, int)})
+    )
 
 
 KEEPS_NO_POSITIONS = {
     shape.UNCOUNTED["llama4"],
-    *(shape.SINGLE[key] for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")),
+    *(
+        shape.SINGLE[key]
+        for key in ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")
+    ),
 }
 """`Model.uncounted` of models that do not keep a key and a value of every position."""
 
@@ -275,15 +360,28 @@ def need_every_position(model: Model) -> None:
 
 def first_difference(ids: Sequence[Any], others: Sequence[Any]) -> int | None:
     """The first position at which two answers to one prompt differ; None if they agree as far as both go."""
-    return next((i for i, (own, other) in enumerate(zip(ids, others, strict=False)) if own != other), None)
+    return next(
+        (i for i, (own, other) in enumerate(zip(ids, others, strict=False)) if own != other), None
+    )
 
 
-def off_by(pairs: Iterable[tuple[float | None, float | None]], what: str, which: str = "") -> list[str]:
+def off_by(
+    pairs: Iterable[tuple[float | None, float | None]], what: str, which: str = ""
+) -> list[str]:
     """A sentence on prediction errors, from pairs of predicted and measured values; none if no pair is known."""
-    known = [(expected, measured) for expected, measured in pairs if expected and measured and measured > 0]
+    known = [
+        (expected, measured)
+        for expected, measured in pairs
+        if expected and measured and measured > 0
+    ]
     errors = [100 * abs(expected / measured - 1) for expected, measured in known] or [0.0]
-    middle, most = statistics.median(errors), max(errors)
-    return [f"Prediction error of {what}: median {middle:.0f} %, maximum {most:.0f} %{which}."] if known else []
+    middle = statistics.median(errors)
+    most = max(errors)
+    return (
+        [f"Prediction error of {what}: median {middle:.0f} %, maximum {most:.0f} %{which}."]
+        if known
+        else []
+    )
 
 
 def cell(value: float | None, scale: float = 1.0) -> str:
@@ -308,8 +406,13 @@ def plot_series(
     """Draws measured points (x, y, the runs), hollow if disturbed; medians as a line; predictions dashed."""
     points = [(x, y, any(map(disturbances.disturbances, runs))) for x, y, runs in measured]
     if points:
-        canvas.points(ax, *zip(*points, strict=True), **style, ms=5, alpha=0.6, label=f"{name}: measured")
-    for what, line, mark, size, pairs in (("median", "-", "_", 14, medians), ("predicted", "--", "x", 5, expected)):
+        canvas.points(
+            ax, *zip(*points, strict=True), **style, ms=5, alpha=0.6, label=f"{name}: measured"
+        )
+    for what, line, mark, size, pairs in (
+        ("median", "-", "_", 14, medians),
+        ("predicted", "--", "x", 5, expected),
+    ):
         if known := list(pairs):
             own = {"color": style["color"], "ls": line, "marker": mark, "ms": size, "lw": 1.8}
             ax.plot(*zip(*known, strict=True), **own, label=f"{name}: {what}")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.cli.help import EXIT_FAILED, EXIT_INTERRUPTED, Command
-from lab.cli.options import AT_LEAST, DETAILS, PLOTS_OUT, as_json_option
+from lab.app.help import EXIT_FAILED, EXIT_INTERRUPTED, Command
+from lab.app.options import AT_LEAST, DETAILS, PLOTS_OUT, as_json_option
 from lab.core import shell
 from lab.errors import LabError, printable
 
@@ -83,7 +83,9 @@ def draws(results: tuple[str, ...], out: str | None, no_plot: bool) -> bool:
     """Whether a command draws: nothing is written beside committed samples unless asked."""
     is_sample = Path(results[0]).name.startswith("sample-") and not out
     if is_sample and not no_plot:
-        note(f"{Path(results[0]).name} is a sample of this repository, so no picture was drawn: --out FOLDER draws it.")
+        note(
+            f"{Path(results[0]).name} is a sample of this repository, so no picture was drawn: --out FOLDER draws it."
+        )
     return not (no_plot or is_sample)
 
 
@@ -93,12 +95,16 @@ def any_good(records: Sequence[Record | RequestRecord]) -> bool:
     from lab.show.table import went_well
 
     return any(
-        record.run.is_timed or record.run.is_traced if isinstance(record, Record) else went_well(record)
+        record.run.is_timed or record.run.is_traced
+        if isinstance(record, Record)
+        else went_well(record)
         for record in records
     )
 
 
-def context(records: Sequence[Record | RequestRecord], results: tuple[str, ...], **more: Any) -> Context:
+def context(
+    records: Sequence[Record | RequestRecord], results: tuple[str, ...], **more: Any
+) -> Context:
     """What sections of these records may use: for experiments and claims the ceilings and runs that lie beside them."""
     from lab.core.record import Record
     from lab.show.section import Context
@@ -106,9 +112,12 @@ def context(records: Sequence[Record | RequestRecord], results: tuple[str, ...],
     runs = [one.run for one in records if isinstance(one, Record)]
     is_lever = any(run.lever and not run.is_apart for run in runs)
     if is_lever or any(run.part for run in runs):
-        from lab.features.limits import probing
+        from lab.roofline import probing
 
-        more["ceilings"] = [*more.get("ceilings", ()), *probing.kept(plot_folder(results, None), note)]
+        more["ceilings"] = [
+            *more.get("ceilings", ()),
+            *probing.kept(plot_folder(results, None), note),
+        ]
     if is_lever:
         more["others"] = nearby(results, records).records
     return Context(**more)
@@ -116,10 +125,13 @@ def context(records: Sequence[Record | RequestRecord], results: tuple[str, ...],
 
 def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
     """The ceilings that came with results, and those in `folder`. LabError for a folder that is not there."""
-    from lab.features.limits import probing
+    from lab.roofline import probing
 
     if folder != RESULTS and not Path(folder).is_dir():
-        raise LabError(f"There is no folder {folder} with ceilings.", "Name the one that lab ceilings wrote to.")
+        raise LabError(
+            f"There is no folder {folder} with ceilings.",
+            "Name the one that lab ceilings wrote to.",
+        )
     return [*reading.ceilings, *probing.kept(Path(folder), note)]
 
 
@@ -140,7 +152,12 @@ class Output:
     @classmethod
     def taken_from(cls, asked: dict[str, Any]) -> Output:
         """Takes these options out of those of a command."""
-        return cls(Path(asked.pop("out")), asked.pop("as_json"), not asked.pop("no_plot"), asked.pop("report", False))
+        return cls(
+            Path(asked.pop("out")),
+            asked.pop("as_json"),
+            not asked.pop("no_plot"),
+            asked.pop("report", False),
+        )
 
     def finish(
         self,
@@ -161,9 +178,10 @@ class Output:
         compare) and `document` stand for those of the sections that are `made` of the records. The `sentences` are
         printed last, `more` is of the JSON document.
         """
-        from lab.features import known, page
-        from lab.features.compare.comparison import AT_LEAST
-        from lab.features.limits import probing
+        from lab.app import known
+        from lab.features import report as page
+        from lab.show.comparison import AT_LEAST
+        from lab.roofline import probing
         from lab.show import console, table
 
         if records:
@@ -179,17 +197,26 @@ class Output:
             files = [f"\nresults  {path}", *(f"plot     {plot}" for plot in plots)]
             target = path.with_suffix(".html") if self.report and any_good(records) else None
             if target:
-                ceilings, others = probing.kept(path.parent, note), nearby((str(path),), runs).records
+                ceilings = probing.kept(path.parent, note)
+                others = nearby((str(path),), runs).records
                 page.report(target, records, ceilings, at_least or AT_LEAST, others)
                 files.append(f"report   {target}")
             if any_good(runs):
-                files += next_steps(runs, self.folder, f"{ceilings_command(runs)} && {shell.lab('explain', path)}")
+                files += next_steps(
+                    runs, self.folder, f"{ceilings_command(runs)} && {shell.lab('explain', path)}"
+                )
             elif any_good([*table.alone(records), *table.loads_of(records)]):
                 files.append(f"next     a page to share: {shell.lab('report', path)}")
             if self.as_json:
-                named = {"session": path.stem, "results": str(path), "plots": [str(plot) for plot in plots]}
+                named = {
+                    "session": path.stem,
+                    "results": str(path),
+                    "plots": [str(plot) for plot in plots],
+                }
                 more = {"report": None if target is None else str(target), **more}
-                console.print_json({**named, **more, **(document() if document else known.as_json(records, made))})
+                console.print_json(
+                    {**named, **more, **(document() if document else known.as_json(records, made))}
+                )
             for line in () if self.as_json else files:
                 out.print(line)
         if problem:
@@ -202,7 +229,8 @@ def ceilings_command(runs: Sequence[Record]) -> str:
     """The command that measures the ceilings of the engine and the model of plain runs."""
     from lab.models import catalog
 
-    plain, options = [one for one in runs if one.run.lever is None and not one.run.is_apart], list[str]()
+    plain = [one for one in runs if one.run.lever is None and not one.run.is_apart]
+    options = list[str]()
     if plain:
         spec = "FILE" if plain[0].model.source == catalog.FILE else catalog.spec_of(plain[0].model)
         options = [
@@ -216,21 +244,30 @@ def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence
     """Says what is measured where, and what the plans warn of; each sentence once."""
     from lab.show import text_setup
 
-    for line in dict.fromkeys(line for plan in plans for line in text_setup.describe(plan.machine, plan.model)):
+    for line in dict.fromkeys(
+        line for plan in plans for line in text_setup.describe(plan.machine, plan.model)
+    ):
         out.print(line)
-    for warning in dict.fromkeys([*(warning for plan in plans for warning in plan.warnings), *notes]):
+    for warning in dict.fromkeys(
+        [*(warning for plan in plans for warning in plan.warnings), *notes]
+    ):
         err.print(f"Note: {warning}", style="yellow")
 
 
-def carry_out(make: Callable[..., Plan], out: str, dry_run: bool, stream: bool = False, **asked: Any) -> None:
+def carry_out(
+    make: Callable[..., Plan], out: str, dry_run: bool, stream: bool = False, **asked: Any
+) -> None:
     """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan."""
-    from lab.features.measure import text_results
+    from lab.show import text_results
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
     from lab.show import console, text_setup
 
-    output, err = Output.taken_from(asked | {"out": out}), console.console(stderr=True)
-    settings = {name: value for name, value in asked.items() if name not in ("as_json", "no_plot", "report")}
+    output = Output.taken_from(asked | {"out": out})
+    err = console.console(stderr=True)
+    settings = {
+        name: value for name, value in asked.items() if name not in ("as_json", "no_plot", "report")
+    }
     text_out = err if output.as_json else console.console()
     with Worker() as worker:
         with console.transfer(err) as transferring:
@@ -241,21 +278,27 @@ def carry_out(make: Callable[..., Plan], out: str, dry_run: bool, stream: bool =
             return
         path = new_results_file(plan, output.folder)
         records, problem = collect(
-            lambda watch: execute(plan, worker, path, watch, stream), path, err, text_out if stream else None
+            lambda watch: execute(plan, worker, path, watch, stream),
+            path,
+            err,
+            text_out if stream else None,
         )
-    wide, has_failed = text_results.still_wide(records, plan), bool(text_results.failures(records))
+    wide = text_results.still_wide(records, plan)
+    has_failed = bool(text_results.failures(records))
     output.finish(records, path, problem, has_failed, sentences=wide, still_wide=wide)
 
 
 def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[str]:
     """What to do next: measure unreliable sessions again, into the same folder, or else explain plain runs."""
-    from lab.features import known
-    from lab.features.measure import text_results
+    from lab.app import known
+    from lab.show import text_results
     from lab.show.section import is_plain
 
     out = "" if folder == Path(RESULTS) else f" {shell.join('--out', folder)}"
     unreliable = text_results.unreliable([one for one in records if is_plain(one)])
-    again = [f"next     measure again: {line}{out}" for own in unreliable if (line := known.command(own))]
+    again = [
+        f"next     measure again: {line}{out}" for own in unreliable if (line := known.command(own))
+    ]
     plain = [one for one in records if one.run.lever is None and not one.run.is_apart]
     return again or [f"next     what limited each phase: {explain}"] * any_good(plain)
 
@@ -278,12 +321,15 @@ def collect(
 
     `where` says after Ctrl-C where what was measured is, "" where nothing was.
     """
-    from lab.features.measure import text_results
+    from lab.show import text_results
     from lab.show import console
 
     records: list[Record | RequestRecord] = []
     try:
-        with console.progress(err, stream_to, describe or text_results.finished) as (watch, finished):
+        with console.progress(err, stream_to, describe or text_results.finished) as (
+            watch,
+            finished,
+        ):
             for record in runs(watch):
                 records.append(record)
                 finished(record)
@@ -307,13 +353,15 @@ def show(results: tuple[str, ...], details: bool, as_json: bool) -> None:
       lab show results/FILE.jsonl
       lab show results/ --details
     """
-    from lab.features import known
+    from lab.app import known
     from lab.show import console
 
     reading = read(results, with_traces=True)
     records = list(reading.records)
     measured: list[Record | RequestRecord] = [*records, *reading.requests, *reading.traces]
-    made = known.sections(measured, context(measured, results, ceilings=reading.ceilings, details=details))
+    made = known.sections(
+        measured, context(measured, results, ceilings=reading.ceilings, details=details)
+    )
     if as_json:
         console.print_json(known.as_json(measured, made))
     else:
@@ -333,14 +381,16 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
       lab plot results/FILE.jsonl
       lab plot before.jsonl after.jsonl --out pictures
     """
-    from lab.features import known
-    from lab.features.measure import text_results
+    from lab.app import known
+    from lab.show import text_results
 
     reading = read(results, with_traces=True)
     first = Path(results[0])
     measured = [*reading.measured, *reading.traces]
     if not any_good(measured):
-        raise LabError("There is nothing to draw: no run succeeded.", "Look at the errors: lab show RESULTS")
+        raise LabError(
+            "There is nothing to draw: no run succeeded.", "Look at the errors: lab show RESULTS"
+        )
     for sentence in text_results.imported(reading.records):
         note(sentence)
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
@@ -351,11 +401,22 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
 
 @click.command(cls=Command)
 @click.argument("results", nargs=-1, required=True)
-@click.option("--out", "-o", metavar="FILE", help="The page.  [default: the first results file's name, with .html]")
+@click.option(
+    "--out",
+    "-o",
+    metavar="FILE",
+    help="The page.  [default: the first results file's name, with .html]",
+)
 @click.option("--ceilings", default=RESULTS, show_default=True, help="Folder with the ceilings.")
 @AT_LEAST
-@click.option("--no-explore", is_flag=True, help="Leave out the sliders that predict other requests and devices.")
-def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: float, no_explore: bool) -> None:
+@click.option(
+    "--no-explore",
+    is_flag=True,
+    help="Leave out the sliders that predict other requests and devices.",
+)
+def report(
+    results: tuple[str, ...], out: str | None, ceilings: str, at_least: float, no_explore: bool
+) -> None:
     """Write results as one HTML page with the raw data inside.
 
     \b
@@ -366,7 +427,7 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
     compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited each
     phase, and has sliders for prompts, answers, users and devices, which predict as lab predict does.
     """
-    from lab.features import page
+    from lab.features import report as page
 
     reading = read(results, with_traces=True)
     first = Path(results[0])
@@ -375,9 +436,14 @@ def report(results: tuple[str, ...], out: str | None, ceilings: str, at_least: f
         default = Path(default.name)  # not beside the samples of this repository
     path = Path(out) if out else default
     if path.suffix != ".html":
-        raise LabError(f"A page's name must end in .html, and {path} does not.", "For example: --out report.html")
+        raise LabError(
+            f"A page's name must end in .html, and {path} does not.",
+            "For example: --out report.html",
+        )
     if path.resolve() in {Path(each).resolve() for each in results}:
-        raise LabError(f"--out {path} would overwrite the results.", "Choose another name: --out report.html")
+        raise LabError(
+            f"--out {path} would overwrite the results.", "Choose another name: --out report.html"
+        )
     others = nearby(results, reading.records).records
     known = ceilings_of(reading, ceilings)
     measured = [*reading.measured, *reading.traces]
@@ -402,7 +468,11 @@ def words(term: tuple[str, ...], as_json: bool) -> None:
         return
     rows = [(one.name, one.meaning.replace("`", "")) for one in found]
     if term:
-        rows += [("unit", found[0].unit), ("shown in", found[0].shown), ("also", ", ".join(found[0].also))]
+        rows += [
+            ("unit", found[0].unit),
+            ("shown in", found[0].shown),
+            ("also", ", ".join(found[0].also)),
+        ]
     formatter = click.HelpFormatter(max_width=100)
     formatter.write_dl([row for row in rows if row[1]])
     click.echo(formatter.getvalue(), nl=False)

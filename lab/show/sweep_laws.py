@@ -34,24 +34,34 @@ class Law:
 
     def n_tokens(self, seconds: float) -> float:
         """The length that takes this many seconds: the inverse of `seconds`. NaN where none does."""
-        rest, c = seconds - self.a, self.c or 0
+        rest = seconds - self.a
+        c = self.c or 0
         if rest < 0 or not (self.b or c):
             return float("nan")
         return float(2 * rest / (self.b + (self.b**2 + 4 * c * rest) ** 0.5))
 
     @property
     def formula(self) -> str:
-        a, b = wording.seconds(self.a), wording.seconds(self.b)
-        return f"t(p) = {a} + {b} * p" if self.c is None else f"T(P) = {a} + {b} * P + {wording.seconds(self.c)} * P^2"
+        a = wording.seconds(self.a)
+        b = wording.seconds(self.b)
+        return (
+            f"t(p) = {a} + {b} * p"
+            if self.c is None
+            else f"T(P) = {a} + {b} * P + {wording.seconds(self.c)} * P^2"
+        )
 
     def __str__(self) -> str:
         """The formula, what the next token takes, and by how much each token before it adds to that."""
         first, more = (self.a, self.b) if self.c is None else (self.b, 2 * self.c)
-        what, whose = ("Time per token", "A token") if self.c is None else ("Prefill time", "A prompt token")
+        what, whose = (
+            ("Time per token", "A token") if self.c is None else ("Prefill time", "A prompt token")
+        )
         each = f"{wording.seconds(first)}, plus {wording.seconds(1e3 * more)} per 1,000 tokens before it"
         if more:
             each += f"; after {first / more:,.0f} tokens it takes {wording.seconds(2 * first)}, twice as long"
-        return f"{what}: {self.formula} (typical fit error {percent(self.rms)}). {whose} takes {each}."
+        return (
+            f"{what}: {self.formula} (typical fit error {percent(self.rms)}). {whose} takes {each}."
+        )
 
 
 def request(prefill: Law, decode: Law, n_prompt: int, n_gen: int) -> tuple[float, float]:
@@ -81,4 +91,6 @@ def _fitted(n: pd.Series, took_s: pd.Series, degree: int) -> Law | None:
         return None
     found = stats.fit([(n**power).tolist() for power in range(degree + 1)], took_s.tolist())
     errors = sum(c * n**power for power, c in enumerate(found)) / took_s - 1
-    return Law(found[0], found[1], found[2] if degree > 1 else None, float((errors**2).mean() ** 0.5))
+    return Law(
+        found[0], found[1], found[2] if degree > 1 else None, float((errors**2).mean() ** 0.5)
+    )

@@ -7,13 +7,24 @@ from typing import Any
 
 import click
 
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 MOST_UNGROUPED = 7  # options that are listed without groups, where a command has no more
 GROUPS = {
     "What to measure": (),  # and every option that is in no group
     "Filters": ("all", "at-least"),
     "Number of runs": (
-        *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "duration", "sessions", "pause"),
+        *(
+            "repeat",
+            "until",
+            "max-repeats",
+            "max-minutes",
+            "blocks",
+            "rounds",
+            "duration",
+            "sessions",
+            "pause",
+        ),
         *("budget",),
     ),
     "Model": ("model", "served-model"),
@@ -22,7 +33,18 @@ GROUPS = {
         *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
     "Devices": ("device", "n-gpu-layers", "n-cpu-moe", "kv-offload", "op-offload"),
-    "Server": ("url", "api", "api-key-env", "header", "timeout", "yes", "host", "port", "cache", "open-network"),
+    "Server": (
+        "url",
+        "api",
+        "api-key-env",
+        "header",
+        "timeout",
+        "yes",
+        "host",
+        "port",
+        "cache",
+        "open-network",
+    ),
     "Rarely needed": ("seed", "warmup", "max-requests"),
     "Output": (
         *("out", "report", "no-explore", "no-plot", "json", "details", "stream", "dry-run", "base"),
@@ -31,7 +53,8 @@ GROUPS = {
 }
 """The groups of options, without their dashes; those of one command belong to the first."""
 
-MOST, REST = 15, ("Engine", "Devices", "Server", "Rarely needed")
+MOST = 15
+REST = ("Engine", "Devices", "Server", "Rarely needed")
 """Where a command has more than MOST options, only --help-all shows these groups."""
 
 ALL = "lab.help_all"  # in a context's `meta`: whether the help shows every option
@@ -54,7 +77,12 @@ class Command(click.Command):
         if len(self.params) > MOST:
             about = "Show all options: also threads, batches, GPU layers, KV cache, servers."
             option = click.Option(
-                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show_all, help=about
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=show_all,
+                help=about,
             )
             self.params.append(option)
 
@@ -73,7 +101,10 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the main options, then the others in groups."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
-        named = ((max(option.opts, key=len).removeprefix("--"), option.get_help_record(ctx)) for option in options)
+        named = (
+            (max(option.opts, key=len).removeprefix("--"), option.get_help_record(ctx))
+            for option in options
+        )
         rows = {name: record for name, record in named if record}
         first = self.first if len(rows) > MOST_UNGROUPED else tuple(rows)
         grouped = {name for names in GROUPS.values() for name in names} | {"help", "help-all"}
@@ -82,7 +113,11 @@ class Command(click.Command):
             for name in sum((groups.pop(title) for title in REST), ()):
                 if name not in first:
                     rows.pop(name, None)
-        for title, names in {"Options": first, **groups, "Output": (*GROUPS["Output"], "help", "help-all")}.items():
+        for title, names in {
+            "Options": first,
+            **groups,
+            "Output": (*GROUPS["Output"], "help", "help-all"),
+        }.items():
             if shown := [rows.pop(name) for name in names if name in rows]:
                 with formatter.section(title):
                     formatter.write_dl(shown)

@@ -12,8 +12,8 @@ from lab.core import phases, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
 from lab.core.shown import NOT_TO_BE_TRUSTED
-from lab.features.compare.comparison import FIGURE_NAMES
-from lab.features.measure import plot_runs, sweep_laws
+from lab.show.comparison import FIGURE_NAMES
+from lab.show import plot_runs, sweep_laws
 from lab.runner import as_options, machine
 from lab.runner.cases import Plan
 from lab.runner.plan import join
@@ -46,9 +46,7 @@ WIDE_RANGES = 2.0
 
 WIDE_RUNS = 1.25  # the slowest run of a length over the fastest, above which that is said
 
-MEANINGS = (
-    "TTFT: time to first token. TPOT: time per token after the first. E2E: from the start of prefill to the last token."
-)
+MEANINGS = "TTFT: time to first token. TPOT: time per token after the first. E2E: from the start of prefill to the last token."
 OF_RUNS = (
     "A run has two phases: prefill processes the prompt, decode generates one token after another. TTFT is the time to "
     "the first token, TPOT the time per token after it, E2E the time of the whole run. Figures are medians over runs, "
@@ -68,21 +66,37 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
     """Plain runs, and sweeps: a part for each setup and number of generated tokens."""
     made = []
     for name, title, is_sweep in (("runs", "Runs", False), ("sweeps", "Sweeps", True)):
-        own = [one for one in records if one.run.is_timed and (one.run.every is not None) == is_sweep]
+        own = [
+            one for one in records if one.run.is_timed and (one.run.every is not None) == is_sweep
+        ]
         if not own:
             continue
-        setups, parts, answers = table.setups(table.runs(own)), list[Section](), list[str]()
+        setups = table.setups(table.runs(own))
+        parts = list[Section]()
+        answers = list[str]()
         for label, rows in setups:
             for _, alike in rows.groupby("n_gen"):
                 of_part = [own[i] for i in dict.fromkeys(alike.run)]
-                part = _part(label, table.summary(alike), of_part, context.details or context.is_page)
+                part = _part(
+                    label, table.summary(alike), of_part, context.details or context.is_page
+                )
                 told = part.answer  # a page has it among the sentences
                 parts.append(dataclasses.replace(part, answer="") if context.is_page else part)
-                answers.append(f"{label}: {told[:1].lower()}{told[1:]}" if len(setups) > 1 else told)
+                answers.append(
+                    f"{label}: {told[:1].lower()}{told[1:]}" if len(setups) > 1 else told
+                )
         # requests share the first two; a page has bars of the shares
-        hidden = [*(["prefill", "decode"] if context.together else []), *(["shares"] if context.is_page else [])]
+        hidden = [
+            *(["prefill", "decode"] if context.together else []),
+            *(["shares"] if context.is_page else []),
+        ]
         pictures = [
-            Picture(one, CAPTIONS[kind := one.partition("-")[0]], draw, WIDE if kind in ("ab", "sweep") else SMALL)
+            Picture(
+                one,
+                CAPTIONS[kind := one.partition("-")[0]],
+                draw,
+                WIDE if kind in ("ab", "sweep") else SMALL,
+            )
             for one, draw in plot_runs.drawings(own).items()
             if one not in hidden
         ]
@@ -104,32 +118,48 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
 
 def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bool) -> Section:
     """Medians of one setup and n_gen (a summary), with intervals or ranges."""
-    n, is_sweep, first = len(rows), records[0].run.every is not None, records[0]
+    n = len(rows)
+    is_sweep = records[0].run.every is not None
+    first = records[0]
     notes = [MEANINGS] if rows.tpot_ms.notna().any() else []
     left_out = {"first_output_s", "stall_ms", "j_per_token"} - set(rows)
     left_out |= {"ttft_s"} if not details and rows.prefill_s.notna().all() else set()
-    left_out |= {"decode_ms"} if rows.tpot_ms.notna().any() else set()  # imported results have no single tokens
+    left_out |= (
+        {"decode_ms"} if rows.tpot_ms.notna().any() else set()
+    )  # imported results have no single tokens
     if "energy_of" in rows:
         whose = " or ".join(rows.energy_of.dropna().unique())
-        notes.insert(0, f"J per token: energy of the whole run ({whose}, all that ran on it) over its tokens.")
+        notes.insert(
+            0,
+            f"J per token: energy of the whole run ({whose}, all that ran on it) over its tokens.",
+        )
     columns: list[tuple[str, Any]] = [("prompt\ntokens", lambda row: f"{row['n_prompt']:,}")]
     if rows.repeats.nunique() > 1 or any(map(shown.mark, rows.doubts)):
         columns.append(("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"))
     names = [name for name in HEADINGS if name not in {"prefill_share", *left_out}]
     columns += [(HEADINGS[name], functools.partial(figure, name=name)) for name in names]
     style = "" if is_sweep else "bar"  # a sweep generates few tokens
-    columns.append((HEADINGS["prefill_share"], lambda row: Cell(figure(row, "prefill_share"), style)))
+    columns.append(
+        (HEADINGS["prefill_share"], lambda row: Cell(figure(row, "prefill_share"), style))
+    )
 
-    n_tokens, per = first.run.n_gen, "at each length" if is_sweep else "per run"
+    n_tokens = first.run.n_gen
+    per = "at each length" if is_sweep else "per run"
     about = f"{plural(n_tokens, 'token')} generated {per}"
-    if rows.ttft_s.isna().all():  # imported: a test of prefill, or of decode steps without the prompt's
+    if (
+        rows.ttft_s.isna().all()
+    ):  # imported: a test of prefill, or of decode steps without the prompt's
         about = f"{plural(n_tokens - 1, 'token')} decoded {per}" if n_tokens > 1 else "only prefill"
-    about, lines = f"{about}; {below(rows, 'run')}", rows.to_dict("records")
+    about = f"{about}; {below(rows, 'run')}"
+    lines = rows.to_dict("records")
     if is_sweep and not details and n > MOST_ROWS:
-        lines = [lines[i] for i in sorted({round((i + 1) * n / MOST_ROWS) - 1 for i in range(MOST_ROWS)})]
+        lines = [
+            lines[i] for i in sorted({round((i + 1) * n / MOST_ROWS) - 1 for i in range(MOST_ROWS)})
+        ]
         about = f"{MOST_ROWS} of {n} lengths, {about}"
 
-    (laws, found), drifted = findings(rows), disturbances.drift(records)
+    (laws, found) = findings(rows)
+    drifted = disturbances.drift(records)
     if not drifted and not any(one.run.totals for one in records):  # the lab watched them
         found += far_apart(rows)
     most = first.model.n_ctx_train
@@ -143,7 +173,10 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
     alike = grouped(sorted(by_length), lambda length: doubts(by_length[length]) or None)
     warned = [doubts(records)] if is_sweep and doubts(records) else []
     if not is_sweep:
-        warned = [f"{join_and([f'{n:,}' for n in lengths])} prompt tokens: {why}" for why, lengths in alike.items()]
+        warned = [
+            f"{join_and([f'{n:,}' for n in lengths])} prompt tokens: {why}"
+            for why, lengths in alike.items()
+        ]
     return Section(
         label,
         about,
@@ -164,7 +197,9 @@ def figure(row: Mapping[str, Any], name: str) -> str:
 
 def below(rows: pd.DataFrame, noun: str) -> str:
     """What a summary shows: medians with intervals or, of few runs (or requests: the noun), with ranges."""
-    fewest, least, most = stats.fewest_for_interval(), int(rows.repeats.min()), int(rows.repeats.max())
+    fewest = stats.fewest_for_interval()
+    least = int(rows.repeats.min())
+    most = int(rows.repeats.max())
     if most == 1:
         return f"1 {noun} each, so the spread is unknown"
     n = str(most) if least == most else f"{least} to {most}"
@@ -176,40 +211,51 @@ def below(rows: pd.DataFrame, noun: str) -> str:
 def answer(rows: pd.DataFrame, beyond: Sequence[int] = ()) -> str:
     """What a whole request takes: of a summary of one setup and n_gen, its longest reliable one."""
     of_rows = [row for _, row in rows.iterrows()]
-    row = max(of_rows, key=lambda row: (shown.is_firm(row.doubts), row.n_prompt not in beyond, row.n_prompt))
+    row = max(
+        of_rows,
+        key=lambda row: (shown.is_firm(row.doubts), row.n_prompt not in beyond, row.n_prompt),
+    )
     sure = " (some of its runs were disturbed)" if shown.PARTLY in row.doubts else ""
     sure = sure if shown.is_firm(row.doubts) else " (unreliable: its runs were disturbed)"
-    each_ms = row.tpot_ms if row.tpot_ms > 0 else row.decode_ms  # imported results have decode compute only
-    prompt, rate = f"{row.n_prompt:,} tokens", f"{digits(1e3 / each_ms)} tokens/s" if each_ms > 0 else ""
+    each_ms = (
+        row.tpot_ms if row.tpot_ms > 0 else row.decode_ms
+    )  # imported results have decode compute only
+    prompt = f"{row.n_prompt:,} tokens"
+    rate = f"{digits(1e3 / each_ms)} tokens/s" if each_ms > 0 else ""
     if row.sweep_every > 0 or not row.prefill_share > 0 or not rate:  # single phases
         words = [f"prefill of {prompt} takes {seconds(row.prefill_s)}"] if row.prefill_s > 0 else []
         after = "it" if words else prompt
-        words += [f"each token after {after} takes {seconds(each_ms / 1e3)} ({rate})"] if rate else []
+        words += (
+            [f"each token after {after} takes {seconds(each_ms / 1e3)} ({rate})"] if rate else []
+        )
         text = ", ".join(words)
     else:
-        text = (
-            f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {100 * row.prefill_share:.0f} "
-        )
+        text = f"a request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {100 * row.prefill_share:.0f} "
         text += f"% prefill at {digits(row.prefill_tps)} tokens/s, the rest decode at {rate}"
     return f"{text[:1].upper()}{text[1:]}{sure}."
 
 
 def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
     """The fitted laws, and sentences on a summary of one setup and one n_gen. Unreliable rows are left out."""
-    firm, sentences = table.firm(rows), []
+    firm = table.firm(rows)
+    sentences = []
     laws = [str(law) for law in (sweep_laws.prefill_law(firm), sweep_laws.decode_law(firm)) if law]
 
     def are_apart(one: pd.Series, other: pd.Series, name: str) -> bool:
         """Whether the ranges of a figure do not overlap. A single run has no range."""
-        (low, high), (other_low, other_high) = ((row[f"{name}_min"], row[f"{name}_max"]) for row in (one, other))
+        (low, high), (other_low, other_high) = (
+            (row[f"{name}_min"], row[f"{name}_max"]) for row in (one, other)
+        )
         return min(one.repeats, other.repeats) > 1 and bool(low > other_high or high < other_low)
 
     known = firm[firm.prefill_share.notna()]
     if len(known) > 1:
-        short, long = known.iloc[0], known.iloc[-1]
+        short = known.iloc[0]
+        long = known.iloc[-1]
         far = known[known.n_prompt <= long.n_prompt / 2]  # a step of a few percent shows nothing
         before = far.iloc[-1] if len(far) else known.iloc[-2]
-        n_times, took = long.n_prompt / before.n_prompt, long.prefill_s / before.prefill_s
+        n_times = long.n_prompt / before.n_prompt
+        took = long.prefill_s / before.prefill_s
         growth = "about in proportion"
         if math.prod(row.prefill_s_max / row.prefill_s_min for row in (long, before)) > WIDE_RANGES:
             growth = "the runs vary too much to say if that is in proportion"
@@ -222,7 +268,8 @@ def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
             f"({times(n_times)} the tokens): {growth}."
         )
         if long.tpot_ms > 0 and short.tpot_ms > 0:  # not NaN: there was decoding
-            slower, why = long.tpot_ms / short.tpot_ms, ""
+            slower = long.tpot_ms / short.tpot_ms
+            why = ""
             if are_apart(long, short, "tpot_ms"):
                 why = ", because attention works through the whole KV cache" if slower > 1.1 else ""
             elif min(long.repeats, short.repeats) > 1:
@@ -232,7 +279,9 @@ def findings(rows: pd.DataFrame) -> tuple[list[str], list[str]]:
                 f"{digits(long.tpot_ms)} ms after {long.n_prompt:,} ({times(slower)}){why}."
             )
     if lengths := sorted(set(rows.n_prompt) - set(firm.n_prompt)):
-        some = join(lengths) if len(lengths) <= 5 else f"{len(lengths)} lengths up to {lengths[-1]:,}"
+        some = (
+            join(lengths) if len(lengths) <= 5 else f"{len(lengths)} lengths up to {lengths[-1]:,}"
+        )
         sentences.append(f"No findings from the runs of {some} prompt tokens: they were disturbed.")
     return laws, sentences
 
@@ -283,7 +332,11 @@ def disturbed(records: Sequence[Record]) -> list[str]:
 def imported(records: Sequence[Record]) -> list[str]:
     """A sentence on results that another tool measured; none without them."""
     n = sum(record.run.totals is not None for record in records)
-    what = f"{plural(n, 'result')} {'was' if n == 1 else 'were'}" if n < len(records) else "All results were"
+    what = (
+        f"{plural(n, 'result')} {'was' if n == 1 else 'were'}"
+        if n < len(records)
+        else "All results were"
+    )
     return [
         f"{what} imported: measured by someone else with another tool, as times of whole tests. The lab did not "
         "watch these runs."
@@ -292,18 +345,27 @@ def imported(records: Sequence[Record]) -> list[str]:
 
 def unreliable(records: Sequence[Record]) -> list[list[Record]]:
     """The records of each session with unreliable figures."""
-    doubtful = {case[0] for case, alike in _repeats(records).items() if disturbances.is_doubtful(alike)}
-    return [own for session, own in grouped(records, lambda one: one.session).items() if session in doubtful]
+    doubtful = {
+        case[0] for case, alike in _repeats(records).items() if disturbances.is_doubtful(alike)
+    }
+    return [
+        own
+        for session, own in grouped(records, lambda one: one.session).items()
+        if session in doubtful
+    ]
 
 
 def distrust(records: Sequence[Record]) -> list[str]:
     """A sentence for each session with unreliable figures."""
-    sentences, n_sessions = [], len({one.session for one in records})
+    sentences = []
+    n_sessions = len({one.session for one in records})
     for own in unreliable(records):
-        which, when = f" (session {own[0].session})" * (n_sessions > 1), "while no other program runs"
+        which = f" (session {own[0].session})" * (n_sessions > 1)
+        when = "while no other program runs"
         if any(disturbances.STEAL in disturbances.disturbances(one) for one in own):
             where = f"the host of {machine.label(own[0].machine)}"
-            which, when = f", because {where} gave its cores to other virtual machines", "there, at another time"
+            which = f", because {where} gave its cores to other virtual machines"
+            when = "there, at another time"
         sentences.append(
             f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed{which}. "
             f"Measure again {when}."
@@ -327,7 +389,8 @@ def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
     runs = [record.run for record in records if record.run.is_timed]
     if plan.until is None or not runs:
         return []
-    within, wide = percent(plan.until.share), wide_figures(runs, plan.until.share)
+    within = percent(plan.until.share)
+    wide = wide_figures(runs, plan.until.share)
     names = [f"{name} at {n:,}{f' ({percent(width)})' if width else ''}" for n, name, width in wide]
     all_within = f"All intervals are within {within} of their medians."
     return [f"Intervals still wider than {within}: {', '.join(names)}." if wide else all_within]
@@ -347,12 +410,15 @@ def finished(record: Record) -> str:
     run = phases.by_length(record.run)[-1]
     if not record.run.n_prompt:  # a part of a session that could not be measured
         return f"{record.run.part}: {record.run.status}"
-    ttft, tpot = phases.ttft_ns(run), phases.tpot_ns(run)
+    ttft = phases.ttft_ns(run)
+    tpot = phases.tpot_ns(run)
     words = [f"TTFT {digits(ttft / 1e9)} s"] if ttft else [run.status]
     words += [f"TPOT {digits(tpot / 1e6)} ms"] if tpot else []
     if run.lever is not None:
         own = phases.figures(run).items()
-        words = [f"{FIGURE_NAMES[name]} {digits(value)} {name.rpartition('_')[2]}" for name, value in own]
+        words = [
+            f"{FIGURE_NAMES[name]} {digits(value)} {name.rpartition('_')[2]}" for name, value in own
+        ]
     variant = f"{run.variant}, " if run.variant else ""
     mark = " (disturbed)" if disturbances.disturbances(record) else ""
     return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(words or [run.status])}{mark}"
@@ -360,17 +426,24 @@ def finished(record: Record) -> str:
 
 def again(records: Sequence[Record]) -> str | None:
     """The command of plain runs, sweeps and variants; None for imported results."""
-    timed, shared = as_options.timed(records), as_options.shared(records)
+    timed = as_options.timed(records)
+    shared = as_options.shared(records)
     if any(record.run.totals for record in timed):
         return None
-    run, lengths = timed[0].run, sorted({record.run.n_prompt for record in timed})
+    run = timed[0].run
+    lengths = sorted({record.run.n_prompt for record in timed})
     rounds = {"gen": run.n_gen, "repeat": 1 + max(record.run.repeat for record in timed)}
     if run.every is not None:
-        return as_options.line("sweep", {"max_len": lengths, "every": run.every, **rounds}, (), shared)
+        return as_options.line(
+            "sweep", {"max_len": lengths, "every": run.every, **rounds}, (), shared
+        )
     if run.block is None:
         return as_options.line("measure", {"prompt_len": lengths, **rounds}, (), shared)
     by_name = {record.run.variant or "": as_options.options(record) for record in records}
-    own = [[word for option in by_name[one] if option not in shared for word in option] for one in sorted(by_name)]
+    own = [
+        [word for option in by_name[one] if option not in shared for word in option]
+        for one in sorted(by_name)
+    ]
     blocks = 1 + max(record.run.block or 0 for record in timed)
     numbers = sorted({record.run.batch.n_seq for record in timed if record.run.batch})
     given = {"prompt_len": lengths, "gen": run.n_gen, "blocks": blocks, "sequences": numbers}

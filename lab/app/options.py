@@ -16,7 +16,9 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """What `parse` makes of a text. After a ValueError the message says that the text `is_not` that."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], is_not: str) -> None:
-        self.name, self.parse, self.is_not = name, parse, is_not
+        self.name = name
+        self.parse = parse
+        self.is_not = is_not
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -35,12 +37,15 @@ def _share(text: str) -> float:
 SHARE = Parsed("percent", _share, "a share. Write 2% or 0.02.")
 _layers = lambda text: AUTO if text.lower() == AUTO else int(text)  # noqa: E731
 LAYERS = Parsed("n", _layers, "a number of layers. Write a whole number, or auto.")
-TOKENS = Parsed("tokens", lambda text: int(in_digits(text)), "a number of tokens. Write a whole number, or 8k.")
+TOKENS = Parsed(
+    "tokens", lambda text: int(in_digits(text)), "a number of tokens. Write a whole number, or 8k."
+)
 
 
 def setting_option(name: str, default: object = None) -> Callable[..., Any]:
     """The option of a setting, from the table of settings; with another default where one is given."""
-    setting, default = table()[name], default or defaults()[name]
+    setting = table()[name]
+    default = default or defaults()[name]
     more: dict[str, Any] = {"default": default, "help": setting.help, "metavar": setting.metavar}
     names = [flag(name)] + ([setting.short] if setting.short else [])
     if bool in types()[name] and not setting.choices:
@@ -67,11 +72,20 @@ def _take_saved(context: click.Context, _: click.Parameter, name: str | None) ->
 
     if name is None or context.resilient_parsing:
         return
-    options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
-    own = {key for key, setting in table().items() if key in options and options[key].help == setting.help}
+    options = {
+        option.name: option for option in context.command.params if isinstance(option, click.Option)
+    }
+    own = {
+        key
+        for key, setting in table().items()
+        if key in options and options[key].help == setting.help
+    }
     saved = as_options.settings(name)
     written = {key: as_options.option(key, value) for key, value in saved.items() if key in own}
-    values = {key: words[1] if len(words) == 2 else not words[0].startswith("--no-") for key, words in written.items()}
+    values = {
+        key: words[1] if len(words) == 2 else not words[0].startswith("--no-")
+        for key, words in written.items()
+    }
     context.default_map = {**(context.default_map or {}), **values}
     words = shell.join(*itertools.chain(*written.values())) or "nothing here"
     click.echo(f"Note: --settings {name} stands for {words}.", err=True)
@@ -111,19 +125,29 @@ DETAILS = click.option(
     is_flag=True,
     help="Show every column that fits, every row and every sentence.  [default: the most important]",
 )
-PLOTS_OUT = click.option("--out", "-o", help="Folder for the plots.  [default: where the first results file is]")
+PLOTS_OUT = click.option(
+    "--out", "-o", help="Folder for the plots.  [default: where the first results file is]"
+)
 NO_PLOT = click.option("--no-plot", is_flag=True, help="Draw no plots.")
 OUTPUT = [
     out_option("Folder for the results and plots."),
     as_json_option(),
     NO_PLOT,
-    click.option("--report", is_flag=True, help="Write a page for the browser at the end (see lab report)."),
+    click.option(
+        "--report", is_flag=True, help="Write a page for the browser at the end (see lab report)."
+    ),
 ]
-AT_LEAST = click.option("--at-least", type=SHARE, default="1%", show_default=True, help="Smallest difference to claim.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Show the plan and the memory it needs; measure nothing.")
+AT_LEAST = click.option(
+    "--at-least", type=SHARE, default="1%", show_default=True, help="Smallest difference to claim."
+)
+DRY_RUN = click.option(
+    "--dry-run", is_flag=True, help="Show the plan and the memory it needs; measure nothing."
+)
 
 
-def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(
+    *options: Callable[..., Any],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that gives a command these options, in this order."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

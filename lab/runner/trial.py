@@ -52,7 +52,9 @@ def ab(
     A variant has its own settings (and model, if it differs), `shared` those of all. A notebook shows a progress line.
     """
     with Worker() as worker:
-        plans = plan(worker, named(variants), blocks, prompt_len=prompt_len, gen=gen, model=model, **shared)
+        plans = plan(
+            worker, named(variants), blocks, prompt_len=prompt_len, gen=gen, model=model, **shared
+        )
     path = new_results_file(next(iter(plans.values())), Path(out))
     with progress.in_notebook() as watch:
         return list(execute(plans, blocks, path, watch))
@@ -60,8 +62,14 @@ def ab(
 
 def named(variants: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """Settings with their words: as options."""
-    options = [[as_options.option(name, value) for name, value in settings.items()] for settings in variants]
-    return [(shell.join(*itertools.chain(*words)), own) for words, own in zip(options, variants, strict=True)]
+    options = [
+        [as_options.option(name, value) for name, value in settings.items()]
+        for settings in variants
+    ]
+    return [
+        (shell.join(*itertools.chain(*words)), own)
+        for words, own in zip(options, variants, strict=True)
+    ]
 
 
 def plan(
@@ -83,8 +91,12 @@ def plan(
     plans = {}
     for letter, (words, settings) in zip(string.ascii_uppercase, variants, strict=False):
         if lib := settings.get("lib"):
-            words = shell.join(*(word.replace(lib, builds.short(lib)) for word in shell.split(words)))
-        plans[f"{letter}: {words or 'as it is'}"] = make(worker, repeat=2 * n_blocks, **{**shared, **settings})
+            words = shell.join(
+                *(word.replace(lib, builds.short(lib)) for word in shell.split(words))
+            )
+        plans[f"{letter}: {words or 'as it is'}"] = make(
+            worker, repeat=2 * n_blocks, **{**shared, **settings}
+        )
     check(plans, may_be_apart)
     return plans
 
@@ -92,10 +104,16 @@ def plan(
 def check(plans: dict[str, Plan], may_be_apart: bool = False) -> None:
     """LabError if the variants cannot be measured side by side. The keys are the variants' names."""
     if len(plans) < 2:
-        raise LabError("A trial needs at least two variants.", 'For example: lab ab "--threads 1" "--threads 2"')
+        raise LabError(
+            "A trial needs at least two variants.",
+            'For example: lab ab "--threads 1" "--threads 2"',
+        )
     for name, plan in plans.items():
         if plan.refused:
-            raise LabError(f"{name}: {' '.join(plan.refused.values())}", "Use shorter prompts or a smaller model.")
+            raise LabError(
+                f"{name}: {' '.join(plan.refused.values())}",
+                "Use shorter prompts or a smaller model.",
+            )
     if not may_be_apart and (problem := too_large(plans)):
         hint = "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure)."
         raise LabError(problem, hint)
@@ -130,9 +148,12 @@ def execute(
     todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
     per_block = len(todo) // n_blocks
     reporter = Reporter(watch, todo, first.n_tokens)
-    plans, crashes = dict(plans), collections.Counter[str | None]()
+    plans = dict(plans)
+    crashes = collections.Counter[str | None]()
     for number in range(n_blocks):
-        run, most_crashes = yield from block(plans, number, path, reporter, todo, chance, new_worker, n_turns, apart)
+        run, most_crashes = yield from block(
+            plans, number, path, reporter, todo, chance, new_worker, n_turns, apart
+        )
         if run.status != OK:
             crashes[run.variant] += 1
             if run.status == FAILED or crashes[run.variant] >= most_crashes:
@@ -161,11 +182,14 @@ def block(
 
         def kept(name: str, run: Run) -> Record:
             plans[name] = dataclasses.replace(plans[name], model=engines[name].model)
-            line = engines[name].record(path.stem, dataclasses.replace(run, block=number, variant=name))
+            line = engines[name].record(
+                path.stem, dataclasses.replace(run, block=number, variant=name)
+            )
             save(path, line)
             return line
 
-        name, place = names[0], places[0]
+        name = names[0]
+        place = places[0]
         try:
             for group in [[name] for name in names] if apart else [names]:  # loaded together
                 for name in group:
@@ -177,9 +201,18 @@ def block(
                 for turn, name in turns:
                     for place in places[:: 1 - 2 * turn]:
                         todo.pop()
-                        yield (line := kept(name, engines[name].run(plans[name].cases[place], n_turns * number + turn)))
+                        yield (
+                            line := kept(
+                                name,
+                                engines[name].run(
+                                    plans[name].cases[place], n_turns * number + turn
+                                ),
+                            )
+                        )
                 if apart:
                     workers[name].restart()  # frees its memory
         except LabError as problem:
-            yield (line := kept(name, failed_run(plans[name].cases[place], n_turns * number, problem)))
+            yield (
+                line := kept(name, failed_run(plans[name].cases[place], n_turns * number, problem))
+            )
     return line.run, engines[name].most_crashes

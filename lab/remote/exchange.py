@@ -32,24 +32,31 @@ from lab.core import request as kinds
 from lab.core.lines import converted, to_json
 from lab.core.record import FAILED, OK
 from lab.core.request import Events, Request
-from lab.features.serve.access import SEPARATOR, Access, all_headers, hidden, read_json
-from lab.features.serve.formats import Ask, SendPlan, fresh_nonce, read_stream
+from lab.remote.access import SEPARATOR, Access, all_headers, hidden, read_json
+from lab.remote.formats import Ask, SendPlan, fresh_nonce, read_stream
 from lab.process import spawning
 
 CONNECT_S = 10.0
 GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout
 PREPARE_S = 0.1  # a request's connection is opened this long before its time
-PAUSE_S = 0.25  # a user's pause after a failure, so that a server that rejects at once is not flooded
+PAUSE_S = (
+    0.25  # a user's pause after a failure, so that a server that rejects at once is not flooded
+)
 READ_AFTER_S = 0.005  # an ended answer is parsed later: the server (on the same cores) accepts the next request first
-LOOK_S, MOST_HELD = 0.5, 1 << 21
+LOOK_S = 0.5
+MOST_HELD = 1 << 21
 """After this time without new bytes, or beyond these bytes, those that wait are parsed before the answer's end."""
 
-MOST_HEAD_BYTES, MOST_LINE_BYTES, MOST_JSON_BYTES, MOST_ANSWER_BYTES = 100_000, 1_000_000, 3_000_000, 64_000_000
+MOST_HEAD_BYTES = 100_000
+MOST_LINE_BYTES = 1_000_000
+MOST_JSON_BYTES = 3_000_000
+MOST_ANSWER_BYTES = 64_000_000
 """Maximum bytes of an answer's headers, of a line of a stream (its JSON takes up to 30 times the memory), of an answer
 that is not a stream (60 times), and of all answers in flight, with PIECE_BYTES for each arrival."""
 
 PIECE_BYTES = 300
-LINES_PER_TOKEN, SPARE_LINES = 20, 2_000
+LINES_PER_TOKEN = 20
+SPARE_LINES = 2_000
 """Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during a long prefill."""
 
 DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -80,14 +87,17 @@ class Failure(Exception):
 
     def __init__(self, failure: str, error: str) -> None:
         super().__init__(failure)
-        self.failure, self.error = failure, error
+        self.failure = failure
+        self.error = error
 
 
 def serve() -> None:
     """Run plans from stdin until it closes. The answer to each is the time of its start."""
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
-        access, plan, arrivals = converted(request["access"], Access), converted(request["plan"], SendPlan), Arrivals()
+        access = converted(request["access"], Access)
+        plan = converted(request["plan"], SendPlan)
+        arrivals = Arrivals()
         with (
             Path(request["path"]).open("wb") as file,
             asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(arrivals)) as runner,
@@ -103,20 +113,34 @@ class Sending:
     """A running plan: where its requests go, and what they share."""
 
     def __init__(self, access: Access, plan: SendPlan, file: IO[bytes], arrivals: Arrivals) -> None:
-        self.access, self.plan, self.file, self.arrivals = access, plan, file, arrivals
-        url = urlsplit(f"{access.url}/{'chat/completions' if plan.api == kinds.CHAT else 'completions'}")
+        self.access = access
+        self.plan = plan
+        self.file = file
+        self.arrivals = arrivals
+        url = urlsplit(
+            f"{access.url}/{'chat/completions' if plan.api == kinds.CHAT else 'completions'}"
+        )
         has_tls = url.scheme == "https"
-        fixed = {"Accept-Encoding": "identity", "Content-Type": "application/json", "User-Agent": "mini-lab"}
+        fixed = {
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "User-Agent": "mini-lab",
+        }
         given = {name.title(): value for name, value in all_headers(access)}
         self.headers = [("Host", url.netloc), *(fixed | given).items()]
-        self.path, self.host, self.port = url.path, url.hostname or "", url.port or (443 if has_tls else 80)
+        self.path = url.path
+        self.host = url.hostname or ""
+        self.port = url.port or (443 if has_tls else 80)
         self.certificates = certificates() if has_tls else None
         self.start_ns = 0
         self.n_kept = 0  # bytes in memory of the answers in flight
         self.numbers = iter(range(plan.n_all))  # of requests not yet sent
-        self.n_wanted = 0  # requests in flight, or still to send, that are due before the plan's `stop_s`
+        self.n_wanted = (
+            0  # requests in flight, or still to send, that are due before the plan's `stop_s`
+        )
         self.n_lost = 0  # requests in a row
-        self.idle, self.gone = asyncio.Event(), asyncio.Event()  # while n_wanted is 0; after the plan's `most_lost`
+        self.idle = asyncio.Event()
+        self.gone = asyncio.Event()  # while n_wanted is 0; after the plan's `most_lost`
         self._lock = asyncio.Lock()
 
     async def run(self) -> int:
@@ -143,12 +167,15 @@ class Sending:
         The answer is parsed meanwhile, so a pause after a failure may come one request late. Late requests, which are
         due after the plan's stop, are sent as long as others are in flight.
         """
-        plan, sent = self.plan, list[asyncio.Task[Request]]()
+        plan = self.plan
+        sent = list[asyncio.Task[Request]]()
         if plan.spread_s:
             await asyncio.sleep(random.uniform(0, plan.spread_s))
         for number in self.numbers:
             scheduled_ns = None if plan.times_ns is None else plan.times_ns[number]
-            due_ns = time.perf_counter_ns() - self.start_ns if scheduled_ns is None else scheduled_ns
+            due_ns = (
+                time.perf_counter_ns() - self.start_ns if scheduled_ns is None else scheduled_ns
+            )
             is_wanted = plan.stop_s is None or due_ns <= plan.stop_s * 1e9
             self._count(is_wanted)
             left_s = (self.start_ns + due_ns - time.perf_counter_ns()) / 1e9 - PREPARE_S
@@ -171,11 +198,15 @@ class Sending:
             if scheduled_ns is None and any(task.result().status != OK for task in ended):
                 await asyncio.sleep(PAUSE_S)
 
-    async def _send(self, number: int, own: Exchange, is_wanted: bool, scheduled_ns: int | None) -> Request:
+    async def _send(
+        self, number: int, own: Exchange, is_wanted: bool, scheduled_ns: int | None
+    ) -> Request:
         """Send a request at its planned time, and write it to the file when its answer has ended."""
         if not own.is_over:
             await own.send(None if scheduled_ns is None else self.start_ns + scheduled_ns)
-        problem, sent_ns, read = own.problem, own.sent_ns, dict[str, Any](events=Events())
+        problem = own.problem
+        sent_ns = own.sent_ns
+        read = dict[str, Any](events=Events())
         if own.is_stream:
             await asyncio.sleep(READ_AFTER_S)
             for part in read_stream(own.pieces, sent_ns or 0):
@@ -216,7 +247,9 @@ class Sending:
         if self.plan.most_lost is not None and self.n_lost >= self.plan.most_lost:
             self.gone.set()
         self._count(-is_wanted)
-        self.file.write(SEPARATOR.join((str(number), to_json(request), json.dumps(text or ""))).encode() + b"\n")
+        self.file.write(
+            SEPARATOR.join((str(number), to_json(request), json.dumps(text or ""))).encode() + b"\n"
+        )
         self.file.flush()
         own.over.set()
         return request
@@ -232,7 +265,9 @@ class Exchange(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self, to: Sending, ask: Ask) -> None:
-        self.to, self.ask, self.http = to, ask, h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
+        self.to = to
+        self.ask = ask
+        self.http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
         self.started_at = datetime.now(UTC).strftime(DATE)
         self.sent_ns: int | None = None  # when the request was written
         self.first_ns: int | None = None  # when the first byte of the answer arrived
@@ -249,13 +284,21 @@ class Exchange(asyncio.Protocol):
         self.n_waiting = 0  # its bytes
         self.is_chunked = self.is_over = False
         self.begin = self.tail = b""  # of what arrived
-        self.news, self.over = asyncio.Event(), asyncio.Event()
+        self.news = asyncio.Event()
+        self.over = asyncio.Event()
 
     async def connect(self) -> None:
-        name, connect = self.to.host if self.to.certificates else None, asyncio.get_running_loop().create_connection
+        name = self.to.host if self.to.certificates else None
+        connect = asyncio.get_running_loop().create_connection
         try:
             async with asyncio.timeout(CONNECT_S):
-                await connect(lambda: self, self.to.host, self.to.port, ssl=self.to.certificates, server_hostname=name)
+                await connect(
+                    lambda: self,
+                    self.to.host,
+                    self.to.port,
+                    ssl=self.to.certificates,
+                    server_hostname=name,
+                )
         except TimeoutError:
             self.end(Failure(kinds.TIMEOUT, f"no connection within {CONNECT_S:g} s"))
         except ConnectionRefusedError:
@@ -280,7 +323,8 @@ class Exchange(asyncio.Protocol):
         """No more bytes are read: hang up."""
         if self.is_over:
             return
-        self.problem, self.is_over = problem, True
+        self.problem = problem
+        self.is_over = True
         if hasattr(self, "transport"):
             self.transport.abort()
         self.news.set()
@@ -290,10 +334,12 @@ class Exchange(asyncio.Protocol):
     def add(self, ns: int, data: bytes) -> None:
         """Keep bytes that arrived at `ns`."""
         if self.first_ns is None:
-            self.first_ns, self.is_chunked = ns, b"transfer-encoding: chunked" in data.lower()
+            self.first_ns = ns
+            self.is_chunked = b"transfer-encoding: chunked" in data.lower()
         self.last_ns = ns
         self.waiting.append((ns, data))
-        n, self.n_waiting = len(data) + PIECE_BYTES, self.n_waiting + len(data)
+        n = len(data) + PIECE_BYTES
+        self.n_waiting = self.n_waiting + len(data)
         self.n_kept += n
         self.to.n_kept += n
         self.tail = self.tail[-len(_END) :] + data[-len(_END) :]
@@ -334,9 +380,15 @@ class Exchange(asyncio.Protocol):
                 self._keep(ns, bytes(event.data))
             elif isinstance(event, h11.Response):
                 self.http_status = event.status_code
-                self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-                kind, coding = (self.headers.get(f"content-{name}", "").lower() for name in ("type", "encoding"))
-                is_other = "json" in kind or "html" in kind or coding not in ("", "identity")  # some call streams text
+                self.headers = {
+                    name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
+                }
+                kind, coding = (
+                    self.headers.get(f"content-{name}", "").lower() for name in ("type", "encoding")
+                )
+                is_other = (
+                    "json" in kind or "html" in kind or coding not in ("", "identity")
+                )  # some call streams text
                 self.is_stream = self.http_status == 200 and not is_other and self.ask.path is None
             elif not isinstance(event, h11.InformationalResponse):  # the end of the answer
                 return self.end()
@@ -361,12 +413,18 @@ class Exchange(asyncio.Protocol):
 
     async def send(self, due_ns: int | None) -> None:
         """Send the request at its planned time, and wait until its answer has ended."""
-        to, plan = self.to, self.to.plan
+        to = self.to
+        plan = self.to.plan
         body = self.ask.body.encode()
         try:
             headers = [*to.headers, ("Content-Length", str(len(body)))]
-            head = h11.Request(method="POST" if body else "GET", target=self.ask.path or to.path, headers=headers)
-            parts = [self.http.send(part) or b"" for part in (head, h11.Data(data=body), h11.EndOfMessage())]
+            head = h11.Request(
+                method="POST" if body else "GET", target=self.ask.path or to.path, headers=headers
+            )
+            parts = [
+                self.http.send(part) or b""
+                for part in (head, h11.Data(data=body), h11.EndOfMessage())
+            ]
         except h11.LocalProtocolError:  # its message may hold a header
             return self.end(Failure(kinds.BAD_REQUEST, "the request cannot be written as HTTP"))
         while due_ns is not None and (left_ns := due_ns - time.perf_counter_ns()) > 0:
@@ -378,7 +436,12 @@ class Exchange(asyncio.Protocol):
             now = time.perf_counter_ns()
             left_s = plan.timeout_s - (now - sent_ns) / 1e9
             is_quiet = self.last_ns is not None and now - self.last_ns > LOOK_S * 1e9
-            if self.news.is_set() or is_quiet or left_s <= 0 or now - parsed_ns > plan.stall_s * 1e9:
+            if (
+                self.news.is_set()
+                or is_quiet
+                or left_s <= 0
+                or now - parsed_ns > plan.stall_s * 1e9
+            ):
                 self.news.clear()
                 parsed_ns = now
                 with suppress(TimeoutError):
@@ -397,12 +460,16 @@ class Exchange(asyncio.Protocol):
 
     def refused(self) -> dict[str, Any]:
         """Of an answer that is not a stream: its class of failure and error, or of a question its text and error."""
-        status, data = self.http_status or 0, b"".join(data for _, data in self.pieces)
+        status = self.http_status or 0
+        data = b"".join(data for _, data in self.pieces)
         answered = read_json(data, status, self.headers, self.to.access)
         if self.ask.path:
             return {"text": data.decode(errors="replace"), "error": answered.error}
         if status == 200 and (answered.parsed is None or answered.error is None):
-            return {"failure": kinds.NO_STREAM, "error": f"the answer is not a stream: {answered.error or 'JSON'}"}
+            return {
+                "failure": kinds.NO_STREAM,
+                "error": f"the answer is not a stream: {answered.error or 'JSON'}",
+            }
         known = {200: kinds.ERROR_INSIDE, 429: kinds.RATE_LIMITED}
         failure = known.get(status, kinds.SERVER_ERROR if status >= 500 else kinds.BAD_REQUEST)
         return {"failure": failure, "error": answered.error}

@@ -24,14 +24,18 @@ from lab.core.request import RequestRecord
 from lab.core.stats import CONFIDENCE, Ratio
 from lab.errors import LabError
 from lab.features.serve import load_figures
-from lab.features.serve.access import Access, is_loopback
+from lab.remote.access import Access, is_loopback
 from lab.show import table, text_setup
 from lab.show.wording import percent, times
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FASTER, SLOWER, ALIKE, TOO_FEW, DISTURBED = "faster", "slower", "no difference", "too few runs", "disturbed"
+FASTER = "faster"
+SLOWER = "slower"
+ALIKE = "no difference"
+TOO_FEW = "too few runs"
+DISTURBED = "disturbed"
 
 WIDEST = 0.5  # if a difference of more than this is possible, the verdict is not "no difference"
 AT_LEAST = 0.01
@@ -47,12 +51,16 @@ FIGURE_NAMES = {
 }
 """The compared figures; those of experiments come last. TTFT is compared only if a side is a server."""
 
-VIRTUAL, BATTERY, PHYSICAL = 0.08, 0.06, 0.04
+VIRTUAL = 0.08
+BATTERY = 0.06
+PHYSICAL = 0.04
 """Defaults, as standard deviations of logarithms. VIRTUAL was measured: 16 sessions of the main job on a busy 2-core
 virtual machine (tests/bench/same_sessions.py). The other two are assumptions without a measurement."""
 
 FEWEST_SESSIONS = 4  # sessions of one setup from which their spread replaces the default
-Key = tuple[str, int, int | None, str | None]  # figure, n_prompt, n_gen (None for figures of prompts), lever
+Key = tuple[
+    str, int, int | None, str | None
+]  # figure, n_prompt, n_gen (None for figures of prompts), lever
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,11 @@ class ComparedFigure:
     @property
     def name(self) -> str:
         """The figure and its lengths, in words."""
-        name = f"{self.lever}: {FIGURE_NAMES[self.figure]}" if self.lever else FIGURE_NAMES[self.figure]
+        name = (
+            f"{self.lever}: {FIGURE_NAMES[self.figure]}"
+            if self.lever
+            else FIGURE_NAMES[self.figure]
+        )
         if not self.n_prompt:  # of a load with mixed lengths
             return name
         if self.n_gen is None:
@@ -142,12 +154,24 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
     if rows is None or rows.empty:
         return {}
     rows = rows[rows.block.isna() & rows.lever.isna()]
-    rows = rows[2 * rows.groupby("session").disturbed.transform("sum") < rows.groupby("session").run.transform("size")]
-    rows = rows.assign(setup=rows.groupby(text_setup.fields(rows), dropna=False, sort=False).ngroup())
+    rows = rows[
+        2 * rows.groupby("session").disturbed.transform("sum")
+        < rows.groupby("session").run.transform("size")
+    ]
+    rows = rows.assign(
+        setup=rows.groupby(text_setup.fields(rows), dropna=False, sort=False).ngroup()
+    )
     machines = {setup: machine_of(own) for setup, own in rows.groupby("setup")}
-    case, known = ["setup", "n_prompt", "n_gen"], {}
+    case = ["setup", "n_prompt", "n_gen"]
+    known = {}
     for figure in ("prefill_s", "tpot_ms", "decode_ms", *(["ttft_s"] if "server" in rows else [])):
-        centres = rows[rows[figure] > 0].groupby([*case, "session"])[figure].median().map(math.log).rename("centre")
+        centres = (
+            rows[rows[figure] > 0]
+            .groupby([*case, "session"])[figure]
+            .median()
+            .map(math.log)
+            .rename("centre")
+        )
         cells = centres.groupby(case).agg(["count", "var"]).query("count > 1")
         for machine in dict.fromkeys(machines[setup] for setup, *_ in cells.index):
             own = cells[[machines[setup] == machine for setup, *_ in cells.index]]
@@ -174,19 +198,26 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
     are compared (load_figures.py). LabError if there is nothing to compare.
     """
     if not records:
-        raise LabError("There is nothing to compare: no records are given.", "Measure some: lab measure")
+        raise LabError(
+            "There is nothing to compare: no records are given.", "Measure some: lab measure"
+        )
     rows = sessions_apart(load_figures.rows(records))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
     if len(setups) < 2:
         hint = "Give results of another machine, model or setting, or measure two settings with lab ab."
-        raise LabError("There is nothing to compare: all runs are of one setup and one session.", hint)
+        raise LabError(
+            "There is nothing to compare: all runs are of one setup and one session.", hint
+        )
     if rows.block.notna().all():  # of a trial: A is the base
         setups.sort(key=lambda group: str(group.rows.variant.iloc[0]))
     if base is not None:
         chosen = [group for group in setups if base in group.label]
         if len(chosen) != 1:
-            many, labels = f"{len(chosen)} groups" if chosen else "no group", "; ".join(one.label for one in setups)
-            raise LabError(f"--base {base!r} names {many}.", f"Give a part of one of these: {labels}")
+            many = f"{len(chosen)} groups" if chosen else "no group"
+            labels = "; ".join(one.label for one in setups)
+            raise LabError(
+                f"--base {base!r} names {many}.", f"Give a part of one of these: {labels}"
+            )
         setups = chosen + [group for group in setups if group is not chosen[0]]
     return setups
 
@@ -197,7 +228,9 @@ def by_session(records: Sequence[Record]) -> list[Record]:
     if sessions_apart(rows) is rows:
         return list(records)
     return [
-        dataclasses.replace(record, run=dataclasses.replace(record.run, variant=f"session {record.session}"))
+        dataclasses.replace(
+            record, run=dataclasses.replace(record.run, variant=f"session {record.session}")
+        )
         for record in records
     ]
 
@@ -211,22 +244,40 @@ def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     """The fields of the setup in which groups differ, with each group's value; None: see `text_setup.unset`."""
-    served, values = [text_setup.is_request(group.rows.iloc[0]) for group in setups], dict[str, list[Any]]()
+    served = [text_setup.is_request(group.rows.iloc[0]) for group in setups]
+    values = dict[str, list[Any]]()
     for name in text_setup.fields(setups[0].rows):
         found = [group.rows[name].tolist()[0] for group in setups]  # tolist: numbers of Python
-        found = [None if one != one else int(one) if name == "sweep_every" and one else one for one in found]
+        found = [
+            None if one != one else int(one) if name == "sweep_every" and one else one
+            for one in found
+        ]
         of_server = name in text_setup.SERVING and name != "server"
-        is_own = of_server or name in text_setup.of_engine_only()  # compared within engines, or within servers
-        counted = [one for one, is_served in zip(found, served, strict=True) if not is_own or is_served == of_server]
+        is_own = (
+            of_server or name in text_setup.of_engine_only()
+        )  # compared within engines, or within servers
+        counted = [
+            one
+            for one, is_served in zip(found, served, strict=True)
+            if not is_own or is_served == of_server
+        ]
         if len(set(counted)) > 1:
             values[name] = found
-    are_sessions = any(name is None or str(name).startswith("session ") for name in values.get("variant", ()))
+    are_sessions = any(
+        name is None or str(name).startswith("session ") for name in values.get("variant", ())
+    )
     if are_sessions and any(group.rows.block.isna().all() for group in setups):
         del values["variant"]  # neither of a trial nor imported
     if None not in (texts := values.get("system_info", [None])):  # such as "CPU : AVX2 = 1 | ..."
-        flags = [[flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()] for text in texts]
+        flags = [
+            [flag.strip() for flag in text.replace(" : ", " | ").split("|") if flag.strip()]
+            for text in texts
+        ]
         common = set.intersection(*map(set, flags))
-        own = [", ".join(flag.removesuffix(" = 1") for flag in one if flag not in common) for one in flags]
+        own = [
+            ", ".join(flag.removesuffix(" = 1") for flag in one if flag not in common)
+            for one in flags
+        ]
         del values["system_info"]
         values["CPU instructions of one side only"] = [one or "none" for one in own]
     return values
@@ -259,27 +310,41 @@ def compare_groups(
     figures = [name for name in FIGURE_NAMES if any(name in group.rows for group in setups)]
     if not any(text_setup.is_request(group.rows.iloc[0]) for group in setups):
         figures.remove("ttft_s")
-    base, pairs = setups[0], list[tuple[Group, dict[Key, Any], dict[Key, Any]]]()
+    base = setups[0]
+    pairs = list[tuple[Group, dict[Key, Any], dict[Key, Any]]]()
     for group in setups[1:]:  # imported results have decode compute, but no TPOT
-        of_both = [one.rows[["tpot_ms", "decode_ms"]].notna().any().tolist() for one in (base, group)]
-        names = [name for name in figures if name != ("tpot_ms" if [False, True] in of_both else "decode_ms")]
+        of_both = [
+            one.rows[["tpot_ms", "decode_ms"]].notna().any().tolist() for one in (base, group)
+        ]
+        names = [
+            name
+            for name in figures
+            if name != ("tpot_ms" if [False, True] in of_both else "decode_ms")
+        ]
         pairs.append((group, cases(base.rows, names), cases(group.rows, names)))
     n_rows = sum(len(own.keys() & others.keys()) for _, own, others in pairs)
-    comparisons, of_one_row = list[Comparison](), 1 - (1 - confidence) / max(1, n_rows)
+    comparisons = list[Comparison]()
+    of_one_row = 1 - (1 - confidence) / max(1, n_rows)
     for group, own, others in pairs:
-        rows, spreads = list[ComparedFigure](), set[str]()
+        rows = list[ComparedFigure]()
+        spreads = set[str]()
         for key in (key for key in own if key in others):
             of_sides = [
-                (known or {}).get((machine_of(one.rows), key[0])) or default_spread(one.rows.iloc[0])
+                (known or {}).get((machine_of(one.rows), key[0]))
+                or default_spread(one.rows.iloc[0])
                 for one in (base, group)
             ]
             rows.append(_row(key, (own[key], others[key]), of_sides, of_one_row, at_least))
             if not rows[-1].paired:
-                told = (f"{percent(math.expm1(spread.sd))} ({spread.source})" for spread in of_sides)
+                told = (
+                    f"{percent(math.expm1(spread.sd))} ({spread.source})" for spread in of_sides
+                )
                 spreads |= {f"{FIGURE_NAMES[key[0]]}: {words}" for words in told}
         only_base = tuple(_at(*key) for key in own if key not in others)
         only_other = tuple(_at(*key) for key in others if key not in own)
-        compared = Comparison(base.label, group.label, tuple(rows), only_base, only_other, tuple(sorted(spreads)))
+        compared = Comparison(
+            base.label, group.label, tuple(rows), only_base, only_other, tuple(sorted(spreads))
+        )
         comparisons.append(compared)
     return comparisons
 
@@ -293,9 +358,13 @@ def _at(figure: str, n_prompt: int, n_gen: int | None, lever: str | None) -> str
 def cases(rows: pd.DataFrame, figures: Sequence[str]) -> dict[Key, pd.DataFrame]:
     """The positive values of every figure at every length (and lever), a row each; by length, then by figure."""
     t = rows.melt(
-        ["session", "block", "disturbed", "n_prompt", "n_gen", "lever"], rows.columns.intersection(figures), "figure"
+        ["session", "block", "disturbed", "n_prompt", "n_gen", "lever"],
+        rows.columns.intersection(figures),
+        "figure",
     )
-    of_prompt = t.figure.isin(["prefill_s", "ttft_s"])  # which do not depend on the number of generated tokens
+    of_prompt = t.figure.isin(
+        ["prefill_s", "ttft_s"]
+    )  # which do not depend on the number of generated tokens
     t = t[t.value > 0].assign(n_gen=t.n_gen.mask(of_prompt).fillna(-1), lever=t.lever.fillna(""))
     levers = list(dict.fromkeys(t.lever))
     parts = dict(list(t.groupby(["lever", "n_prompt", "n_gen", "figure"], sort=False)))
@@ -305,45 +374,81 @@ def cases(rows: pd.DataFrame, figures: Sequence[str]) -> dict[Key, pd.DataFrame]
         return lever != "", n_prompt, levers.index(lever), max(0, n_gen), figures.index(figure)
 
     return {
-        (figure, int(n_prompt), None if n_gen < 0 else int(n_gen), lever or None): parts[lever, n_prompt, n_gen, figure]
+        (figure, int(n_prompt), None if n_gen < 0 else int(n_gen), lever or None): parts[
+            lever, n_prompt, n_gen, figure
+        ]
         for lever, n_prompt, n_gen, figure in sorted(parts, key=order)
     }
 
 
 def _row(
-    key: Key, sides: tuple[pd.DataFrame, pd.DataFrame], spreads: Sequence[Spread], confidence: float, at_least: float
+    key: Key,
+    sides: tuple[pd.DataFrame, pd.DataFrame],
+    spreads: Sequence[Spread],
+    confidence: float,
+    at_least: float,
 ) -> ComparedFigure:
     """One figure of two sides: by block if they were measured side by side, otherwise by session."""
-    by_block = [side.groupby(["session", "block"]).value.agg(statistics.geometric_mean) for side in sides]
-    blocks, ratio = by_block[0].index.intersection(by_block[1].index), None
-    if is_paired := len(blocks) > 0:  # the mean of the runs of a block, in the order ABBA, cancels a steady drift
+    by_block = [
+        side.groupby(["session", "block"]).value.agg(statistics.geometric_mean) for side in sides
+    ]
+    blocks = by_block[0].index.intersection(by_block[1].index)
+    ratio = None
+    if (
+        is_paired := len(blocks) > 0
+    ):  # the mean of the runs of a block, in the order ABBA, cancels a steady drift
         a, b = (side[blocks].tolist() for side in by_block)
         estimate = math.exp(statistics.median(math.log(y / x) for x, y in zip(a, b, strict=True)))
         ratio = stats.paired_ratio(a, b, confidence)
         too_few = f"unclear, {plural(len(blocks), 'block')}; an interval needs {stats.fewest_for_interval(confidence)}"
     else:
-        sessions = [[own.value.tolist() for _, own in side.groupby("session", sort=False)] for side in sides]
+        sessions = [
+            [own.value.tolist() for _, own in side.groupby("session", sort=False)] for side in sides
+        ]
         n_base, n_other = (max(map(len, of_side)) for of_side in sessions)
         too_few = f"unclear, {n_base} against {plural(n_other, 'run')}; an interval needs {FEWEST_RUNS} each"
         if min(n_base, n_other) >= FEWEST_RUNS:  # only sessions with enough runs count
-            sessions = [[values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions]
+            sessions = [
+                [values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions
+            ]
             (sd, df), (other_sd, other_df) = ((spread.sd, spread.df) for spread in spreads)
-            ratio = between_sessions((sessions[0], sessions[1]), ((sd, df), (other_sd, other_df)), confidence)
-        centres = [statistics.fmean(statistics.median(map(math.log, one)) for one in of_side) for of_side in sessions]
+            ratio = between_sessions(
+                (sessions[0], sessions[1]), ((sd, df), (other_sd, other_df)), confidence
+            )
+        centres = [
+            statistics.fmean(statistics.median(map(math.log, one)) for one in of_side)
+            for of_side in sessions
+        ]
         estimate = math.exp(centres[1] - centres[0])
         a, b = ([value for values in of_side for value in values] for of_side in sessions)
-    doubts = [shown.of_runs(len(own), own.disturbed.sum(), 0) for side in sides for _, own in side.groupby("session")]
+    doubts = [
+        shown.of_runs(len(own), own.disturbed.sum(), 0)
+        for side in sides
+        for _, own in side.groupby("session")
+    ]
     is_assumed = not is_paired and math.isinf(min(spread.df for spread in spreads))
     doubts += [() if ratio else (shown.FEW,), (shown.ASSUMED,) if is_assumed else ()]
     if shown.DISTURBED in (all_doubts := shown.all_of(doubts)):
-        ratio, told, words = None, DISTURBED, f"unclear, at least half of the runs were disturbed: {about(estimate)}"
+        ratio = None
+        told = DISTURBED
+        words = f"unclear, at least half of the runs were disturbed: {about(estimate)}"
     elif ratio is None:
-        told, words = TOO_FEW, f"{too_few}: {about(estimate)}"
+        told = TOO_FEW
+        words = f"{too_few}: {about(estimate)}"
     else:
         told, words = verdict(ratio, at_least)
     medians = statistics.median(a), statistics.median(b)
     return ComparedFigure(
-        *key, *medians, len(a), len(b), is_paired, estimate, ratio, verdict=told, words=words, doubts=all_doubts
+        *key,
+        *medians,
+        len(a),
+        len(b),
+        is_paired,
+        estimate,
+        ratio,
+        verdict=told,
+        words=words,
+        doubts=all_doubts,
     )
 
 
@@ -351,7 +456,11 @@ def about(estimate: float) -> str:
     """A ratio in words, without a verdict."""
     if max(estimate, 1 / estimate) < 1.05:
         return "about the same time"
-    return f"about {times(estimate)} the time" if estimate > 1 else f"about {times(1 / estimate)} as fast"
+    return (
+        f"about {times(estimate)} the time"
+        if estimate > 1
+        else f"about {times(1 / estimate)} as fast"
+    )
 
 
 def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
@@ -366,7 +475,8 @@ def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
         return TOO_FEW, f"unclear, the interval {where}: {about(ratio.estimate)}"
     if ratio.high < 1 or ratio.low > 1:
         ends = sorted((ratio.low, ratio.high) if ratio.low > 1 else (1 / ratio.high, 1 / ratio.low))
-        word, by = SLOWER if ratio.low > 1 else FASTER, " to ".join(percent(end - 1) for end in ends)
+        word = SLOWER if ratio.low > 1 else FASTER
+        by = " to ".join(percent(end - 1) for end in ends)
         return ALIKE, f"no difference clearly above {percent(at_least)}: {word} by {by}"
     return ALIKE, f"no difference larger than {percent(largest)}"
 
@@ -386,7 +496,9 @@ def between_sessions(
     """
     from scipy.special import stdtrit
 
-    estimates: dict[object, tuple[float, float]] = {}  # the part of the variance from each estimate, and its freedom
+    estimates: dict[
+        object, tuple[float, float]
+    ] = {}  # the part of the variance from each estimate, and its freedom
     centres = []
     for i, (sessions, (sd, df)) in enumerate(zip(sides, spreads, strict=True)):
         logs = [[math.log(value) for value in values] for values in sessions]
@@ -394,10 +506,13 @@ def between_sessions(
         for j, own in enumerate(logs):
             variance = math.pi / 2 * statistics.variance(own) / len(own)
             key, own_df = ((sd, df), df) if sd**2 >= variance else ((i, j, None), len(own) - 1)
-            variance, (before, _) = max(variance, sd**2), estimates.get(key, (0.0, 0.0))
+            variance = max(variance, sd**2)
+            (before, _) = estimates.get(key, (0.0, 0.0))
             estimates[key] = before + variance / len(logs) ** 2, own_df
     total = sum(variance for variance, _ in estimates.values())
     parts = sum(variance**2 / df for variance, df in estimates.values())
-    half = float(stdtrit(total**2 / parts if parts else math.inf, (1 + confidence) / 2)) * math.sqrt(total)
+    half = float(
+        stdtrit(total**2 / parts if parts else math.inf, (1 + confidence) / 2)
+    ) * math.sqrt(total)
     difference = centres[1] - centres[0]
     return Ratio(*map(math.exp, (difference, difference - half, difference + half)))

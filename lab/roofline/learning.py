@@ -28,7 +28,7 @@ from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.script import Part, Script
 from lab.errors import LabError
-from lab.features.limits import probing, step_kernels
+from lab.roofline import probing, step_kernels
 from lab.show import disturbances
 
 if TYPE_CHECKING:
@@ -37,8 +37,14 @@ if TYPE_CHECKING:
 PRIOR_FACTOR = 1.05  # the prior factor on kernels in each phase; it counts as one more point
 
 Step = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
-INSIDE, SESSION, DISTURBED, LONGER, SHORTER = "inside", "session", "disturbed", "longer", "shorter"
-MODEL, QUANTIZATION, SETTINGS = "model", "quantization", "settings"
+INSIDE = "inside"
+SESSION = "session"
+DISTURBED = "disturbed"
+LONGER = "longer"
+SHORTER = "shorter"
+MODEL = "model"
+QUANTIZATION = "quantization"
+SETTINGS = "settings"
 
 PRIOR = {
     INSIDE: {PREFILL: 0.07, DECODE: 0.06},
@@ -117,7 +123,9 @@ class Fit:
         return self.at_least(costs, factor, self.own.get(case.setup, 1.0))
 
     def at_least(self, costs: Costs, factor: float, own: float) -> float:
-        layers_s = self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
+        layers_s = (
+            self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
+        )
         return max(costs.kernels_s, own * (factor * costs.kernels_s + layers_s))
 
 
@@ -126,7 +134,8 @@ class Known:
 
     def __init__(self, points: Sequence[Point]) -> None:
         cases = [point.case for point in points]
-        self.shortest, self.longest = min(case.length for case in cases), max(case.length for case in cases)
+        self.shortest = min(case.length for case in cases)
+        self.longest = max(case.length for case in cases)
         self.models = {(case.shape, case.quantization) for case in cases}
         self.settings = {case.settings for case in cases}
 
@@ -138,13 +147,21 @@ class Known:
         if case.length * NEAR < self.shortest:
             ways[SHORTER] = math.log2(self.shortest / max(1.0, case.length))
         is_new = all(shape != case.shape for shape, _ in self.models)
-        is_packed_anew = case.quantization not in {kind for shape, kind in self.models if is_new or shape == case.shape}
-        others = {MODEL: is_new, QUANTIZATION: is_packed_anew, SETTINGS: case.settings not in self.settings}
+        is_packed_anew = case.quantization not in {
+            kind for shape, kind in self.models if is_new or shape == case.shape
+        }
+        others = {
+            MODEL: is_new,
+            QUANTIZATION: is_packed_anew,
+            SETTINGS: case.settings not in self.settings,
+        }
         return ways | {way: 1.0 for way, is_so in others.items() if is_so}
 
 
 def by_phase(points: Sequence[Point]) -> dict[str, Known]:
-    return {phase: Known(own) for phase, own in grouped(points, lambda point: point.case.phase).items()}
+    return {
+        phase: Known(own) for phase, own in grouped(points, lambda point: point.case.phase).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -167,7 +184,8 @@ class Learned:
         for group, held in _splits(self.points):
             is_held = set(map(id, held))
             kept = [point for point in self.points if id(point) not in is_held]
-            known, fitted = by_phase(kept), fit(kept)
+            known = by_phase(kept)
+            fitted = fit(kept)
             for point in held:
                 if point.case.phase in known:
                     error = math.log(point.seconds / fitted.seconds(point.case, point.costs))
@@ -177,8 +195,15 @@ class Learned:
 
     def factor(self, case: Case) -> float:
         """The factor by which a range extends to both sides of the expected time."""
-        disturbed = statistics.fmean(point.is_disturbed for point in self.points if point.case.phase == case.phase)
-        ways = {INSIDE: 1.0, SESSION: 1.0, DISTURBED: disturbed, **self.known[case.phase].beyond(case)}
+        disturbed = statistics.fmean(
+            point.is_disturbed for point in self.points if point.case.phase == case.phase
+        )
+        ways = {
+            INSIDE: 1.0,
+            SESSION: 1.0,
+            DISTURBED: disturbed,
+            **self.known[case.phase].beyond(case),
+        }
         variance = sum(distance * self.variance(case.phase, way) for way, distance in ways.items())
         return math.exp(DEVIATIONS * math.sqrt(variance))
 
@@ -191,10 +216,16 @@ class Learned:
         """The variance of one kind: the mean over held-out groups and PRIOR, which counts as PRIOR_WEIGHT groups."""
         squares: dict[str, list[float]] = {}
         if way == SESSION:
-            for point in (point for point in self.points if point.case.phase == phase and len(point.by_session) > 1):
+            for point in (
+                point
+                for point in self.points
+                if point.case.phase == phase and len(point.by_session) > 1
+            ):
                 n = len(point.by_session)
                 for session, seconds in point.by_session.items():
-                    squares.setdefault(session, []).append(math.log(seconds / point.seconds) ** 2 * n / (n - 1))
+                    squares.setdefault(session, []).append(
+                        math.log(seconds / point.seconds) ** 2 * n / (n - 1)
+                    )
         else:
             for of_phase, group, ways, error in self.held_out:
                 if of_phase == phase and [*ways] == ([] if way == INSIDE else [way]):
@@ -206,10 +237,14 @@ class Learned:
 def _splits(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
     """The groups to hold out: a name (empty: that of each point's setup) and the points."""
     lengths = sorted({point.n_prompt for point in points})
-    lengths = sorted({lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)})
+    lengths = sorted(
+        {lengths[i * (len(lengths) - 1) // MOST_LENGTHS] for i in range(MOST_LENGTHS + 1)}
+    )
     for n in lengths[1:-1]:
         of_length = [point for point in points if point.n_prompt == n]
-        yield from (("", alike) for alike in grouped(of_length, lambda point: point.case.setup).values())
+        yield from (
+            ("", alike) for alike in grouped(of_length, lambda point: point.case.setup).values()
+        )
     for n in lengths[1:]:
         yield "", [point for point in points if point.n_prompt >= n]
         yield "", [point for point in points if point.n_prompt < n]
@@ -240,7 +275,15 @@ def fit(points: Sequence[Point]) -> Fit:
 
 def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case:
     """The case of a phase of a model under some settings."""
-    shape = model.arch, model.n_layer, model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.n_vocab
+    shape = (
+        model.arch,
+        model.n_layer,
+        model.n_embd,
+        model.n_ff,
+        model.n_head,
+        model.n_head_kv,
+        model.n_vocab,
+    )
     threads = settings.n_threads if phase == DECODE else settings.n_threads_batch
     layers = settings.n_gpu_layers if offload_of(model, settings) == "part" else None
     waits = settings.prefill_wait if phase == PREFILL else None
@@ -250,7 +293,9 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
     return Case(phase, length, shape, model.quantization, chosen)
 
 
-def prompt_steps(n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: int = 1) -> list[Step]:
+def prompt_steps(
+    n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: int = 1
+) -> list[Step]:
     """The steps of a prompt after n_past tokens, each of up to n_ubatch."""
     n_ubatch = max(1, settings.n_ubatch)
     sizes = [(first, min(n_ubatch, n_tokens - first)) for first in range(0, n_tokens, n_ubatch)]
@@ -269,8 +314,11 @@ def costs_of(
     known = {} if known is None else known
     for step in steps:
         if step not in known:
-            known[step] = step_kernels.parts(model, settings, ceilings, *step, layers=layers).total.total_s
-    n_layer, width = model.n_layer or 0, (model.n_embd or 0) + (model.n_ff or 0)
+            known[step] = step_kernels.parts(
+                model, settings, ceilings, *step, layers=layers
+            ).total.total_s
+    n_layer = model.n_layer or 0
+    width = (model.n_embd or 0) + (model.n_ff or 0)
     n_values = n_layer * sum(n for n, _, _ in steps) * width
     return Costs(sum(known[step] for step in steps), n_layer * len(steps), n_values)
 
@@ -279,7 +327,11 @@ def offload_of(model: Model, settings: Settings) -> str:
     """How much of a model is on a GPU: none, part, all."""
     if settings.n_gpu_layers == 0:
         return "none"
-    return "all" if settings.n_gpu_layers < 0 or settings.n_gpu_layers > (model.n_layer or 0) else "part"
+    return (
+        "all"
+        if settings.n_gpu_layers < 0 or settings.n_gpu_layers > (model.n_layer or 0)
+        else "part"
+    )
 
 
 def is_plain(record: Record) -> bool:
@@ -289,7 +341,9 @@ def is_plain(record: Record) -> bool:
 
 def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
     """The fit to runs of this machine with the same offload and devices. LabError if there are too few."""
-    alike = [one for one in records if is_plain(one) and offload_of(one.model, one.settings) == offload]
+    alike = [
+        one for one in records if is_plain(one) and offload_of(one.model, one.settings) == offload
+    ]
     used = [(record.model, found) for record in alike if (found := _phases(record, ceilings))]
     runs = [run for _, found in used for run in found]
     by_length = grouped(runs, lambda run: (dataclasses.replace(run.case, length=0), run.n_prompt))
@@ -308,14 +362,21 @@ def _phases(record: Record, ceilings: Ceilings) -> list[Point]:
     """Prefill and the mean decode step of a record's runs, each as a point; none if it is unusable for the fit."""
     if not probing.hold_for(ceilings, probing.place_of_record(record)):
         return []
-    model, settings, found = record.model, record.settings, list[Point]()
-    layers, known = probing.layers_of(record), dict[Step, float]()  # the runs of a sweep share most of their steps
+    model = record.model
+    settings = record.settings
+    found = list[Point]()
+    layers = probing.layers_of(record)
+    known = dict[Step, float]()  # the runs of a sweep share most of their steps
     is_disturbed = bool(disturbances.disturbances(record))
     for run in phases.by_length(record.run):
-        steps, n = run.steps, phases.n_prefill_steps(run)
+        steps = run.steps
+        n = phases.n_prefill_steps(run)
         if min((*steps.n_tokens, run.n_prompt), default=0) < 1 or min(steps.n_past, default=-1) < 0:
             continue  # a file may hold anything
-        times = [(ready - start) / 1e9 for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)]
+        times = [
+            (ready - start) / 1e9
+            for start, ready in zip(steps.start_ns, steps.ready_ns, strict=True)
+        ]
         shapes = [*zip(steps.n_tokens[:n], steps.n_past[:n], [0] * (n - 1) + [1], strict=False)]
         measured = [(PREFILL, run.n_prompt, shapes, sum(times[:n]))]
         if len(times) > n:
@@ -328,17 +389,28 @@ def _phases(record: Record, ceilings: Ceilings) -> list[Point]:
                 return []
             if min(costs.kernels_s, seconds, length) > 0:
                 case = case_of(phase, length, model, settings)
-                found.append(Point(run.n_prompt, case, costs, seconds, {record.session: seconds}, is_disturbed))
+                found.append(
+                    Point(
+                        run.n_prompt, case, costs, seconds, {record.session: seconds}, is_disturbed
+                    )
+                )
     return found
 
 
 def _median(runs: Sequence[Point]) -> Point:
     """The median of one setup at one length, from the medians of sessions, so that each counts the same."""
     runs = [run for run in runs if not run.is_disturbed] or runs
-    sessions = grouped(((session, s) for run in runs for session, s in run.by_session.items()), lambda one: one[0])
-    by_session = {session: statistics.median(seconds for _, seconds in own) for session, own in sessions.items()}
+    sessions = grouped(
+        ((session, s) for run in runs for session, s in run.by_session.items()), lambda one: one[0]
+    )
+    by_session = {
+        session: statistics.median(seconds for _, seconds in own)
+        for session, own in sessions.items()
+    }
     costs = Costs(*map(statistics.median, zip(*(run.costs for run in runs), strict=True)))
-    case = dataclasses.replace(runs[0].case, length=statistics.median(run.case.length for run in runs))
+    case = dataclasses.replace(
+        runs[0].case, length=statistics.median(run.case.length for run in runs)
+    )
     seconds = statistics.median(by_session.values())
     return Point(runs[0].n_prompt, case, costs, seconds, by_session, runs[0].is_disturbed)
 
@@ -353,16 +425,25 @@ class StepPrediction:
     fit: Fit
     n_runs: int  # behind the fit
 
-    def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()) -> float | None:
+    def seconds(
+        self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()
+    ) -> float | None:
         """Seconds of a step, as described by `cost.step`; None if its cost is unknown, or a kernel was not probed."""
-        model, settings = self.model, self.settings
+        model = self.model
+        settings = self.settings
         try:
-            kernels = step_kernels.total(model, settings, self.ceilings, n_tokens, n_past, n_outputs, others)
+            kernels = step_kernels.total(
+                model, settings, self.ceilings, n_tokens, n_past, n_outputs, others
+            )
         except LabError:
             return None
-        n_all, n_layer = n_tokens + sum(n for n, _ in others), model.n_layer or 0
+        n_all = n_tokens + sum(n for n, _ in others)
+        n_layer = model.n_layer or 0
         share = min(1.0, math.log(n_all) / math.log(max(2, settings.n_ubatch)))
-        own = [self.fit.own.get(case_of(phase, 1.0, model, settings).setup, 1.0) for phase in (DECODE, PREFILL)]
+        own = [
+            self.fit.own.get(case_of(phase, 1.0, model, settings).setup, 1.0)
+            for phase in (DECODE, PREFILL)
+        ]
         factor, own_factor = (  # a step of many tokens is like one of prefill
             math.exp((1 - share) * math.log(one) + share * math.log(many))
             for one, many in ((self.fit.decode_factor, self.fit.prefill_factor), own)
@@ -372,7 +453,9 @@ class StepPrediction:
 
     def prefill(self, n_tokens: int, n_past: int = 0, n_outputs: int = 1) -> float | None:
         """Seconds of a prompt of n_tokens after n_past, in steps of up to n_ubatch."""
-        times = [self.seconds(*step) for step in prompt_steps(n_tokens, self.settings, n_past, n_outputs)]
+        times = [
+            self.seconds(*step) for step in prompt_steps(n_tokens, self.settings, n_past, n_outputs)
+        ]
         return None if None in times else sum(seconds or 0.0 for seconds in times)
 
     def steps(self, script: Script) -> pd.DataFrame | None:
@@ -384,7 +467,10 @@ class StepPrediction:
         """
         import pandas as pd
 
-        settings, now, rows, positions = self.settings, 0.0, [], Counter[int]()
+        settings = self.settings
+        now = 0.0
+        rows = []
+        positions = Counter[int]()
         is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
         is_tiled = settings.kv_unified and settings.n_gpu_layers == 0 and is_flash
         for operation in (one for one in script for _ in range(one.times)):
@@ -396,7 +482,9 @@ class StepPrediction:
                 now += taken
                 if is_tiled and others and n + len(others) >= TILE:
                     n_cells = sum(past for _, past in others)
-                    now += step_kernels.total(self.model, settings, self.ceilings, TILE, n_cells, 0).attention_s
+                    now += step_kernels.total(
+                        self.model, settings, self.ceilings, TILE, n_cells, 0
+                    ).attention_s
             rows.append({"kind": operation.kind, "start_s": start, "end_s": now})
             positions.update({part.sequence: part.n_tokens for part in operation.parts})
         return pd.DataFrame(rows)
@@ -404,13 +492,17 @@ class StepPrediction:
     def move(self, n_positions: int) -> float | None:
         """The least seconds of a copy, save or load of n_positions: read and written at the memory's best rate."""
         moved = cost.move(self.model, n_positions, self.settings.type_k, self.settings.type_v)
-        return None if moved is None else moved.n_bytes / step_kernels.roof(self.ceilings).gbps / 1e9
+        return (
+            None if moved is None else moved.n_bytes / step_kernels.roof(self.ceilings).gbps / 1e9
+        )
 
     @property
     def basis(self) -> str:
         """The basis of the prediction, in a sentence."""
         runs = (
-            f"{plural(self.n_runs, 'run')} of this machine" if self.n_runs else "no runs of this machine (lab measure)"
+            f"{plural(self.n_runs, 'run')} of this machine"
+            if self.n_runs
+            else "no runs of this machine (lab measure)"
         )
         basis = f"Predicted from the ceilings of {self.ceilings.measured_at[:10]} and {runs}."
         return " ".join([basis, *probing.doubt_words(self.ceilings)])
@@ -425,15 +517,20 @@ def pieces(
     split_simple). Separate caches get equally many tokens of each sequence (split_equal): first one of each, then the
     rest of the longest.
     """
-    n_ubatch, start = max(1, settings.n_ubatch), 0
+    n_ubatch = max(1, settings.n_ubatch)
+    start = 0
     left = [(positions[part.sequence], part.n_tokens, part.n_outputs) for part in parts]
     if len(parts) > 1 and not settings.kv_unified:
         yield [(1, past) for past, _, _ in left], sum(n_outputs >= n for _, n, n_outputs in left)
         left = [(past + 1, n - 1, min(n_outputs, n - 1)) for past, n, n_outputs in left if n > 1]
     while start < sum(n for _, n, _ in left):
-        end, first, spans, outputs = start + n_ubatch, 0, list[cost.Span](), 0
+        end = start + n_ubatch
+        first = 0
+        spans = list[cost.Span]()
+        outputs = 0
         for past, n, n_outputs in left:
-            low, high = max(start - first, 0), min(end - first, n)
+            low = max(start - first, 0)
+            high = min(end - first, n)
             if low < high:
                 spans.append((high - low, past + low))
                 outputs += max(0, high - max(low, n - n_outputs))
@@ -442,7 +539,9 @@ def pieces(
         start = end
 
 
-def prediction_for(record: Record, known: Sequence[Ceilings], runs: Sequence[Record]) -> StepPrediction | None:
+def prediction_for(
+    record: Record, known: Sequence[Ceilings], runs: Sequence[Record]
+) -> StepPrediction | None:
     """The prediction for the setup of a record, from plain runs of other sessions; None without ceilings."""
     ceilings = probing.known(known, probing.place_of_record(record))
     others = [other for other in runs if other.session != record.session]
