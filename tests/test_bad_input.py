@@ -129,14 +129,7 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: 
     ("arguments", "says"),
     [
         (("measure", "--max-minutes", "3"), "--max-minutes has an effect only with --until"),
-        (
-            ("export", "RESULTS", "-f", "csv", "--as", "md"),
-            "--as md has no effect with --format csv",
-        ),
-        (
-            ("export", "RESULTS", "--table", "steps"),
-            "--table steps has no effect with --format llama-bench",
-        ),
+        (("export", "RESULTS", "--table", "steps"), "--table steps has no effect with --as json"),
         (("predict", "--results", "/nonexistent"), "There is no folder /nonexistent"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lab.app.options import seconds_of
 from lab.core import results
 from lab.core.record import OK, Record, Settings
 from lab.core.script import Script, shapes
@@ -259,4 +260,4 @@ def test_the_budget_is_kept_where_the_winner_takes_longer_than_the_default(tiny:
 @pytest.mark.parametrize("budget", ["", "5", "ten minutes", "25h", "-1min"])
 def test_impossible_budgets(budget: str) -> None:
     with pytest.raises(LabError, match="--budget"):
-        experiment.seconds_of(budget)
+        seconds_of(budget)

@@ -138,10 +138,10 @@ COMMANDS = {
     ),
     "export": (
         "Files",
-        "lab.features.compare.command",
+        "lab.features.export_results",
         "Export results as llama-bench's output, or as tables.",
     ),
-    "import": ("Files", "lab.features.compare.command", "Import results of llama-bench."),
+    "import": ("Files", "lab.features.import_results", "Import results of llama-bench."),
     "machine": (
         "Machines",
         "lab.features.doctor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from lab.core import shell
 from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
+from lab.errors import LabError
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -40,6 +42,43 @@ LAYERS = Parsed("n", _layers, "a number of layers. Write a whole number, or auto
 TOKENS = Parsed(
     "tokens", lambda text: int(in_digits(text)), "a number of tokens. Write a whole number, or 8k."
 )
+
+DURATION_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+LONGEST_S = 86_400
+
+
+def seconds_of(duration: str | float, least_s: int = 10) -> float:
+    """Seconds of a duration such as `10min`, `90s`, `1h` or a number of seconds.
+
+    LabError for another text, for less than `least_s`, and for more than a day.
+    """
+    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*(s|min|m|h|)\s*", str(duration))
+    seconds = -1.0
+    if match:
+        seconds = float(match[1]) * DURATION_UNITS[match[2]]
+    if not least_s <= seconds <= LONGEST_S:
+        raise LabError(
+            f"--budget {duration} is not possible.",
+            f"Give a time from {least_s}s to 24h, such as 10min.",
+        )
+    return seconds
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A duration such as `10min`, as seconds."""
+
+    name = "time"
+
+    def __init__(self, least_s: int = 10) -> None:
+        self.least_s = least_s
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        return seconds_of(value, self.least_s)
+
+
+DURATION = Duration()
 
 
 def setting_option(name: str, default: object = None) -> Callable[..., Any]:

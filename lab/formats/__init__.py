@@ -1,1 +1,1 @@
-"""Results of other tools, read and written. Open `llama_bench_format.py` first."""
+"""Results of other tools, read and written. Open `llama_bench_rows.py` first."""

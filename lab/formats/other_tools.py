@@ -33,28 +33,41 @@ ALL_LAYERS = 999  # more than any model has; llama.cpp takes it for all
 def llama_server(
     model: str, settings: Settings, n_prompt: int, n_gen: int, n_users: int = 1
 ) -> str:
-    """The command that runs a GGUF file as `settings` say, with room for `n_users` answers at once."""
-    values: dict[str, Any] = {name: getattr(settings, name) for name in OPTIONS}
+    """The command that runs a GGUF file as `settings` say, with room for `n_users` answers."""
+    options = list[str]()
+    for name, value in chosen_values(settings, n_users).items():
+        if value is not None:
+            options += option(name, value)
+    n_ctx = n_users * padded(n_prompt + n_gen)
+    sizes = ["--ctx-size", n_ctx, "--parallel", n_users]
+    return shell.join("llama-server", "--model", model, *sizes, *options)
+
+
+def chosen_values(settings: Settings, n_users: int) -> dict[str, Any]:
+    """The values of OPTIONS; None where llama.cpp chooses."""
+    values = {name: getattr(settings, name) for name in OPTIONS}
     values["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
     if n_users == 1:
         values["kv_unified"] = None
     if settings.n_threads < 1:
-        values |= {"n_threads": None, "n_threads_batch": None}
+        values["n_threads"] = None
+        values["n_threads_batch"] = None
     if settings.n_gpu_layers < 0:
         values["n_gpu_layers"] = ALL_LAYERS
     if settings.n_gpu_layers == 0:  # as in the lab, devices shall not compute prefill either
         values["devices"] = ()
-    words = list[str]()
-    for name, value in ((name, value) for name, value in values.items() if value is not None):
-        if name == "mmap":
-            value = "mmap" if value else "none"
-        if isinstance(value, tuple):
-            value = ",".join(value) or "none"
-        if isinstance(value, bool):
-            words.append(OPTIONS[name] if value else f"--no-{OPTIONS[name][2:]}")
-        else:
-            words += [OPTIONS[name], str(value)]
-    n_ctx = n_users * padded(n_prompt + n_gen)
-    return shell.join(
-        "llama-server", "--model", model, "--ctx-size", n_ctx, "--parallel", n_users, *words
-    )
+    if settings.mmap is not None:
+        values["mmap"] = "mmap" if settings.mmap else "none"
+    return values
+
+
+def option(name: str, value: Any) -> list[str]:
+    """The words of an option with its value."""
+    flag = OPTIONS[name]
+    if value is True:
+        return [flag]
+    if value is False:
+        return [f"--no-{flag[2:]}"]
+    if isinstance(value, tuple):
+        return [flag, ",".join(value) or "none"]
+    return [flag, str(value)]

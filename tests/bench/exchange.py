@@ -53,7 +53,7 @@ def main() -> None:
             "random",
         ]
         lab("measure", "-m", model.name, *measure, "-o", folder / "lab", "--no-plot")
-        exports = {kind: folder / f"lab.{kind}" for kind in ("json", "md")}
+        exports = {kind: folder / f"lab.{kind}" for kind in ("json",)}
         for kind, path in exports.items():
             lab("export", folder / "lab", "--as", kind, "-o", path)
         print(exports["md"].read_text())

@@ -21,7 +21,7 @@ from lab.core.record import Record
 from lab.errors import LabError, printable
 from lab.app import known
 from lab.show import comparison
-from lab.formats import llama_bench_format
+from lab.formats import llama_bench_export, llama_bench_import, spreadsheet
 from lab.show import table
 from tests.conftest import make_record, make_run, run_lab
 from tests.hostile.test_printed_commands import EVIL, evil_record, poisoned
@@ -110,7 +110,7 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
     table.summary(table.runs(reading.records))
     table.steps(reading.records)
     known.sections(reading.records)
-    llama_bench_format.llama_bench_rows(reading.records)
+    llama_bench_export.rows(reading.records)
     comparison.compare([*reading.records, make_record(session="another")])
     for record in reading.records:
         cost.step(record.model, 1, 0, 1)
@@ -138,7 +138,7 @@ def test_nested_content_is_no_bug(tmp_path: Path, depth: int) -> None:
     for text in (nested, f'{{"a":{nested}}}', f"[{{'build_commit': {nested}}}]"):
         (tmp_path / "b.json").write_text(text)
         with pytest.raises(LabError, match=r"b\.json"):
-            llama_bench_format.read_llama_bench(tmp_path / "b.json")
+            llama_bench_import.read(str(tmp_path / "b.json"))
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -233,7 +233,7 @@ def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
     for row in csv.reader(io.StringIO(out)):
         for cell in row:
             assert cell[:1] not in set("=+@\t\r") and (cell[:1] != "-" or float(cell) < 0)
-    frame = llama_bench_format.harmless(
+    frame = spreadsheet.without_formulas(
         pd.DataFrame({"a": [-1, 2], "b": [-2.5, None], "c": ["-x", "y"]})
     )
     assert frame.to_csv(index=False) == "a,b,c\n-1,-2.5,'-x\n2,,y\n"
@@ -246,5 +246,5 @@ def test_a_pasted_text_takes_no_longer_than_a_long_one(tmp_path: Path, piece: st
     (tmp_path / "post.txt").write_text(piece * (3_000_000 // len(piece)))
     began = time.process_time()
     with pytest.raises(LabError, match=r"no result that the lab can read|is not JSON"):
-        llama_bench_format.read_llama_bench(tmp_path / "post.txt")
+        llama_bench_import.read(str(tmp_path / "post.txt"))
     assert time.process_time() - began < 5

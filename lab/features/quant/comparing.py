@@ -28,7 +28,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from lab.app.help import Command
-from lab.app.options import ENGINE, OUTPUT, SEED, TOKENS, with_options
+from lab.app.options import (
+    DURATION,
+    ENGINE,
+    OUTPUT,
+    SEED,
+    TOKENS,
+    seconds_of,
+    with_options,
+)
 from lab.core import cost, results, shown, stats
 from lab.core.asked_settings import CACHE_TYPES, check_number
 from lab.core.lists import grouped, join_and, plural
@@ -42,7 +50,6 @@ from lab.runner import trial as side_by_side
 from lab.app.experiment import Option
 from lab.show import text_results
 from lab.app.running import Output, collect, introduce
-from lab.features.tune.tuning import seconds_of
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import as_options, progress, prompts
@@ -105,7 +112,7 @@ def plan(
     ] = "",
     text: Annotated[str | None, Option(TEXT, metavar="TEXT")] = None,
     budget: Annotated[
-        str | float, Option("Time to spend on quality, such as 2min or 1h.")
+        str | float, Option("Time to spend on quality, such as 2min or 1h.", type=DURATION)
     ] = BUDGET,
     blocks: Annotated[int, Option("Blocks for speed; each runs every file twice.")] = N_BLOCKS,
     prompt_len: Annotated[
@@ -875,7 +882,7 @@ def command(
     other models are refused. Files that do not fit into memory together run one after the other, and the divergences
     are then known within bounds. A FILE is a SPEC: see lab models --help.
     """
-    from lab.formats import llama_bench_format
+    from lab.formats import spreadsheet
     from lab.show import console
 
     output = Output.taken_from(asked)
@@ -900,7 +907,7 @@ def command(
     )
     if csv and any(record.run.quality for record in records):
         try:
-            llama_bench_format.harmless(quant_table(records)).to_csv(csv, index=False)
+            spreadsheet.without_formulas(quant_table(records)).to_csv(csv, index=False)
         except OSError as failed:
             raise LabError(
                 f"{csv} cannot be written: {failed.strerror}.", "Choose another --csv."

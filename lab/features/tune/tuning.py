@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import itertools
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Annotated, Any, cast
 import click
 
 from lab.app.help import Command
-from lab.app.options import OUTPUT, SEED, SETTINGS, TOKENS, with_options
+from lab.app.options import DURATION, OUTPUT, SEED, SETTINGS, TOKENS, seconds_of, with_options
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.payloads import Tuning
@@ -61,19 +60,6 @@ LOSSY = "Also try settings that change what the model writes: cache types and ot
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
 
 
-def seconds_of(budget: str | float) -> float:
-    """A budget such as `10min`, `90s`, `1h` or a number of seconds. LabError for anything else, and below 10 s."""
-    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*(s|min|m|h|)\s*", str(budget))
-    seconds = (
-        float(match[1]) * {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}[match[2]] if match else 0.0
-    )
-    if not 10 <= seconds <= 86400:
-        raise LabError(
-            f"--budget {budget} is not possible.", "Give a time from 10s to 24h, such as 10min."
-        )
-    return seconds
-
-
 @dataclass(frozen=True)
 class TunePlan:
     """What will be searched. `make` makes the plan of a choice in a stage."""
@@ -95,7 +81,7 @@ def plan(
     goal: Annotated[str, Option(GOAL, type=click.Choice(tuple(result.GOALS)))] = result.REQUEST,
     users: Annotated[int, Option("Requests that are answered together, as in lab batch.")] = 1,
     budget: Annotated[
-        str | float, Option("Time to spend, such as 2min, 90s or 1h.")
+        str | float, Option("Time to spend, such as 2min, 90s or 1h.", type=DURATION)
     ] = DEFAULT_BUDGET,
     allow_lossy: Annotated[bool, Option(LOSSY)] = False,
     **settings: Any,

@@ -22,18 +22,12 @@ from typing import Any
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
-from lab.formats.llama_bench_format import (
-    FLASH_ATTN,
-    HEADS,
-    NUMBER,
-    QUANTIZATION,
-    RATE,
-    STDIN,
-    TEST,
-    cells_of,
-    number,
-)
+from lab.formats.llama_bench_rows import FLASH_ATTN, HEADS, QUANTIZATION, RATE, TEST
+from lab.formats.markdown import cells_of
+from lab.formats.numbers import number
+from lab.formats.text import STDIN
 
+NUMBER = r"(\d[\d.,]*\d|\d)"
 DECODE = "decode"
 PREFILL = "prefill"
 WHOLE = "whole answer"

@@ -43,7 +43,7 @@ from lab.features.predict import prediction
 from lab.app.running import ceilings_of, read, without_tuning
 from lab.remote import access, through_server
 from lab.remote.servers import connect
-from lab.features.tune.tuning import seconds_of
+from lab.app.options import seconds_of
 from lab.features.why import pasted
 from lab.features.why.pasted import DECODE, PREFILL, Setup
 from lab.models import catalog, devices

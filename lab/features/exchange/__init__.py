@@ -1,1 +1,0 @@
-"""To and from the formats and words of other programs: import, export, other-tools."""

@@ -1,0 +1,79 @@
+"""A text from somebody else: read from a file or stdin within bounds, and cleaned."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import stat
+import sys
+from pathlib import Path
+
+from lab.errors import LabError
+
+STDIN = "-"
+MOST_BYTES = 64_000_000
+MOST_LINES = 50_000
+MOST_LETTERS = 10_000
+"""Letters of a line; longer lines are no tables and no logs."""
+
+ESCAPES = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\x1b[@-Z\\-_]|\[(?:\d{1,3};){0,4}\d{1,3}m")
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+)
+REPLACED = (
+    ("\r\n", "\n"),
+    ("\r", "\n"),
+    ("\\_", "_"),
+    ("\\|", "\u00a6"),  # an escaped bar within a cell
+    ("\u00a0", " "),
+    ("\u2009", " "),
+    ("\u202f", " "),
+    ("**", ""),
+    ("`", ""),
+    ("\u00c2\u00b1", "\u00b1"),
+    ("+/-", "\u00b1"),
+)
+"""What copying does to a text, and what it was."""
+
+
+def read(name: str, hint: str, most_bytes: int = MOST_BYTES) -> str:
+    """The text of a file, or of stdin (`-`). LabError if it cannot be read or is too large."""
+    shown = "stdin" if name == STDIN else name
+    try:
+        if name == STDIN:
+            data = sys.stdin.buffer.read(most_bytes + 1)
+        else:
+            data = _read_file(Path(name), most_bytes + 1)
+    except (OSError, ValueError) as problem:
+        reason = str(problem)
+        if isinstance(problem, OSError) and problem.strerror:
+            reason = problem.strerror
+        raise LabError(f"{shown} cannot be read: {reason}.", hint) from None
+    if len(data) > most_bytes:
+        raise LabError(f"{shown} has over {most_bytes:,} bytes.", "Give only the lines needed.")
+    return decoded(data, shown, hint)
+
+
+def _read_file(path: Path, n_bytes: int) -> bytes:
+    """The first bytes of a regular file. OSError for another one; ValueError for what is no file."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is not a regular file")
+    with path.open("rb") as file:
+        return file.read(n_bytes)
+
+
+def decoded(data: bytes, shown: str, hint: str) -> str:
+    """UTF-8, or UTF-16 with a mark, as PowerShell writes it. LabError for neither."""
+    is_wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    try:
+        return data.decode("utf-16" if is_wide else "utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise LabError(f"{shown} cannot be read: {problem}.", hint) from None
+
+
+def cleaned(text: str) -> str:
+    """The text without colours, invisible letters and marks of Markdown."""
+    text = ESCAPES.sub("", text)
+    for copied, original in REPLACED:
+        text = text.replace(copied, original)
+    return INVISIBLE.sub("", text)
