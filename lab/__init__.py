@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from lab.features.report import report as report
     from lab.features.predict.prediction import plot_requests as plot_requests, predict as predict
     from lab.features.quant.comparing import quant as quant, quant_table as quant_table
-    from lab.features.serve.load_figures import arms as arms, plot_arms as plot_arms
-    from lab.features.serve.loads import load as load
     from lab.features.speculate.speculation import speculate as speculate
     from lab.features.stall import stall as stall
     from lab.features.trace.token_trace import attention as attention, trace as trace

@@ -182,16 +182,13 @@ def test_pings_before_the_first_token_are_patience_until_the_timeout() -> None:
 
 def test_an_examination_ends_in_time_and_says_that_it_waits() -> None:
     with odd_server(chat(pinging)) as server:
-        for command in (("server", server.url), ("measure", "--url", server.url)):
-            status, _, err = run_lab(*command, "--timeout", 1)
-            assert (
-                status == 1
-                and "at most 1 s for each (--timeout)" in err
-                and "complete answer after 1 s" in err
-            )
-        assert server.n_asked[CHAT_PATH] == 2
+        status, _, err = run_lab("measure", "--url", server.url, "--timeout", 1)
+        assert status == 1
+        assert "at most 1 s for each (--timeout)" in err
+        assert "complete answer after 1 s" in err
+        assert server.n_asked[CHAT_PATH] == 1
     for wrong in ("0", "nan", "1e9"):
-        status, _, err = run_lab("server", server.url, "--timeout", wrong)
+        status, _, err = run_lab("measure", "--url", server.url, "--timeout", wrong)
         assert status == 1 and "--timeout" in err and "from 0.1 to 86,400" in err
 
 
@@ -237,7 +234,7 @@ CAUSES = {
 def test_a_cause_is_named_with_what_to_do(name: str) -> None:
     path, canned, words = CAUSES[name]
     with odd_server({path: canned}) as server:
-        status, out, err = run_lab("server", server.url, "--timeout", 10)
+        status, out, err = run_lab("measure", "--url", server.url, "--timeout", 10)
     assert (status, out) == (1, "") and all(word in err for word in words), err
     assert "The server lists no models" not in err
 
@@ -255,5 +252,5 @@ def test_a_cause_is_named_with_what_to_do(name: str) -> None:
 )
 def test_what_does_not_speak_http_is_told(data: bytes, words: str) -> None:
     with raw_server(itertools.repeat((data,))) as url:
-        status, _, err = run_lab("server", url, "--timeout", 10)
+        status, _, err = run_lab("measure", "--url", url, "--timeout", 10)
     assert status == 1 and words in err, err

@@ -27,7 +27,6 @@ from tests.conftest import MODEL, SETTINGS, make_record, make_run
 from tests.test_batch import KERNELS, session as batches
 from tests.test_doubt import repeats
 from tests.test_explain import FAST, timed
-from tests.test_load_shown import levels, pictures
 from tests.test_requests_shown import session as served
 from tests.test_stall import stall_record
 from tests.test_table_and_plots import session
@@ -91,8 +90,6 @@ PICTURES: dict[str, tuple[Callable[[], Callable[[Figure], Any]], tuple[float, fl
     "roofline": (lambda: roof(timed(1.5)), (8, 5)),
     "batch": (lambda: of_levers(batches((1, 2, 8)), "batch"), (11, 5)),
     "stall": (lambda: of_levers(stalled(), "stall"), (11, 5)),
-    "load": (lambda: pictures(*levels(1, 4, 8, 16))["load"], (11, 5)),
-    "timeline": (lambda: pictures(*levels(1, 4, 8, 16))["timeline"], (11, 7)),
 }
 
 
@@ -240,6 +237,6 @@ def test_a_model_with_dollars_in_its_name_is_no_formula() -> None:
 
 
 def test_pictures_of_equal_name_get_names_of_their_own() -> None:
-    names = ("a", "load", "load-2", "load", "load-2")
+    names = ("a", "batch", "batch-2", "batch", "batch-2")
     made = numbered([Picture(name, "", lambda figure: None) for name in names])
-    assert [picture.name for picture in made] == ["a", "load-1", "load-2-1", "load-3", "load-2-2"]
+    assert [picture.name for picture in made] == ["a", "batch-1", "batch-2-1", "batch-3", "batch-2-2"]

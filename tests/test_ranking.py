@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lab
-from lab.core.request import Slo
+from lab.features.predict.slo import Slo, parse_slo
 from lab.core.results import read
 from lab.errors import LabError
 from lab.features.predict import prediction
@@ -180,3 +180,15 @@ def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
         and "Q8_0 would fit" in fit[12]
         and "a smaller model would fit" in fit[1]
     )
+
+
+def test_limits_are_read() -> None:
+    limits = parse_slo("ttft=1s, TPOT=50ms,e2e=2.5s")
+    assert limits == Slo(ttft_s=1.0, tpot_s=0.05, e2e_s=2.5)
+    assert limits.label == "TTFT 1 s, TPOT 50 ms, E2E 2.5 s"
+
+
+@pytest.mark.parametrize("text", ["ttft=1", "ttft=1s,ttft=2s", "tpot=0ms", "x=1s", ""])
+def test_limits_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(LabError, match="cannot be read"):
+        parse_slo(text)

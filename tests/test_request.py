@@ -9,7 +9,7 @@ import pytest
 
 from lab.core import request_times as times, results
 from lab.core.lines import parse_line, to_json
-from lab.core.record import FAILED, OK
+from lab.core.record import OK
 from lab.core.request import (
     CHAT,
     DONE,
@@ -28,7 +28,6 @@ from lab.core.request import (
     RequestRecord,
     ServerSettings,
     ServerTimings,
-    Slo,
     Usage,
 )
 from lab.core.request_times import figures
@@ -131,28 +130,6 @@ def test_a_request_is_warm_when_tokens_came_from_a_cache(
 ) -> None:
     assert figures(make_request(usage=Usage(cached_tokens=cached))).is_warm is warm
     assert figures(make_request(usage=None)).is_warm is None
-
-
-def test_lateness_counts_in_an_open_loop() -> None:
-    late = make_request(scheduled_ns=400)
-    assert figures(late).delay_ns == 600
-    assert figures(late).ttft_due_ns == 700
-    assert figures(make_request()).delay_ns is None
-    assert figures(make_request()).ttft_due_ns == figures(make_request()).ttft_ns
-    assert figures(make_request()).used(Slo(ttft_s=500e-9)) <= 1
-    assert figures(late).used(Slo(ttft_s=500e-9)) > 1  # sent 600 ns late, it has no 500 ns left
-    assert figures(late).used(Slo(e2e_s=700e-9)) > 1
-
-
-def test_limits_are_met_by_figures_that_are_known() -> None:
-    assert figures(make_request()).used(Slo(ttft_s=100e-9, tpot_s=22.5e-9, e2e_s=190e-9)) <= 1
-    assert figures(make_request()).used(Slo(tpot_s=22e-9)) > 1
-    assert figures(make_request(status=FAILED)).used(Slo()) > 1
-    assert figures(without_tokens(usage=None)).used(Slo(tpot_s=1)) > 1  # not known
-    assert figures(without_tokens()).used(Slo(tpot_s=45e-9)) <= 1  # at most 45 ns
-    assert figures(without_tokens()).used(Slo(tpot_s=44e-9)) > 1
-    one = make_request(events=Events((7,), (1,), (TEXT,), (1,)), usage=Usage(completion_tokens=1))
-    assert figures(one).used(Slo(ttft_s=8e-9, tpot_s=1e-9)) <= 1  # it has no further token
 
 
 def test_a_request_is_a_line_of_its_own_kind(tmp_path: Path) -> None:

@@ -11,14 +11,12 @@ import lab
 from lab.core import results
 from lab.core.record import FAILED, Record
 from lab.core.request import (
-    CLOSED,
     REASONING,
     STALLED,
     TEXT,
     USAGE,
     Asked,
     Events,
-    Load,
     RequestRecord,
     Usage,
 )
@@ -223,14 +221,10 @@ def test_servers_are_compared_by_ttft_and_tpot() -> None:
     assert rows[1].verdict == SLOWER and rows[0].n_gen is None and rows[1].n_gen == 5
 
 
-def test_warm_short_and_busy_requests_are_not_compared() -> None:
-    load = Load(
-        arrivals=CLOSED, concurrency=8, round=0, warmup_s=1, duration_s=10, lengths="100", seed=1
-    )
+def test_warm_and_short_requests_are_not_compared() -> None:
     apart = [
         served(first_ms=1, cached=50),
         served(first_ms=1, usage=Usage(completion_tokens=2, cached_tokens=0)),
-        served(first_ms=1, asked=Asked(n_prompt=100, n_gen=5, load=load)),
     ]
     rows = compared([*session(), *apart], other_server(session())).rows
     assert {row.n_base for row in rows} == {3} and rows[2].estimate == pytest.approx(1)

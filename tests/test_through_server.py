@@ -96,7 +96,6 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
             True,
             1,
         )
-        assert request.asked.load is None
         assert record.session == path.stem
         assert figures(request).is_warm is False
 
@@ -253,10 +252,11 @@ def test_a_dry_run_examines_and_plans(null: NullServer, tmp_path: Path) -> None:
 
 
 def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None:
-    status, out, err = run_lab("server", null.url, "-m", "plain")
+    asked = ("measure", "--url", null.url, "-m", "plain", "-p", "20", "--dry-run")
+    status, out, err = run_lab(*asked)
     assert status == 0, err
     assert "model    plain" in out and "streaming" in out and "as seen in" in out
-    status, out, err = run_lab("server", null.url, "-m", "plain", "--json")
+    status, out, err = run_lab(*asked, "--json")
     known = json.loads(out)
     assert known["model"] == "plain" and {
         one["answer"] for one in known["endpoint"]["capabilities"]
@@ -271,15 +271,15 @@ def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None
         ("measure", ("--api", "chat", "--yes"), "--api, --yes are only for a server"),
         ("measure", ("--url", "URL"), f"The server lists {len(MODELS)} models"),
         ("measure", ("--url", "URL", "-m", "no-such"), "no model no-such"),
-        ("server", ("not an address",), "valid server address"),
+        ("measure", ("--url", "not an address"), "valid server address"),
         (
-            "server",
-            ("http://127.0.0.1:1/v1",),
+            "measure",
+            ("--url", "http://127.0.0.1:1/v1"),
             "No server answers at http://127.0.0.1:1/v1: Connection refused",
         ),
         (
-            "server",
-            ("http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"),
+            "measure",
+            ("--url", "http://127.0.0.1:1/v1", "--api-key-env", "NO_SUCH_KEY"),
             "NO_SUCH_KEY is not set",
         ),
     ],
@@ -305,19 +305,7 @@ def test_ctrl_c_says_what_is_kept(
     assert status == 130 and "Interrupted. 2 finished runs are in" in err
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (
-            ("measure", "-p", "100,1000", "-n", 50, "-r", 2),
-            "6 requests for up to 1,050 tokens each",
-        ),
-        (("load", "--max-requests", "777"), "at most 777 requests"),
-    ],
-)
-def test_another_machine_is_asked_for_once(
-    command: tuple[Any, ...], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     questions: list[str] = []
 
     def confirm(question: str, **_: Any) -> None:
@@ -325,5 +313,7 @@ def test_another_machine_is_asked_for_once(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("click.confirm", confirm)
-    assert run_lab(*command, "--url", "http://server.invalid/v1")[0] == 130
-    assert len(questions) == 1 and words in questions[0]
+    asked = ("-p", "100,1000", "-n", 50, "-r", 2, "--url", "http://server.invalid/v1")
+    assert run_lab("measure", *asked)[0] == 130
+    (question,) = questions
+    assert "6 requests for up to 1,050 tokens each" in question

@@ -25,7 +25,7 @@ def test_terms_are_found_however_they_are_written() -> None:
     assert wording.term("ttft").name == "TTFT"
     assert wording.term("KV-Cache").name == wording.term("kv_cache").name == "KV cache"
     assert wording.term("streams").name == "stream" and wording.term("!!").name == "disturbed"
-    for word, nearest in (("tfft", "TTFT"), ("good put", "goodput"), ("attainement", "attainment")):
+    for word, nearest in (("tfft", "TTFT"), ("accept ance", "acceptance"), ("sequense", "sequence")):
         with pytest.raises(LabError, match=f"The nearest is {nearest}"):
             wording.term(word)
 
@@ -55,7 +55,7 @@ def test_the_command_shows_all_one_or_json() -> None:
     status, out, _ = run_lab("words")
     assert status == 0 and all(term.name in out for term in wording.terms())
     status, out, _ = run_lab("words", "ttft")
-    assert status == 0 and out.startswith("TTFT") and "lab measure" in out and "goodput" not in out
+    assert status == 0 and out.startswith("TTFT") and "lab measure" in out and "acceptance" not in out
     assert [term["name"] for term in json.loads(run_lab("words", "KV", "cache", "--json")[1])] == [
         "KV cache"
     ]

@@ -68,7 +68,7 @@ COMMANDS = {
     "words": (
         "Understand",
         "lab.app.running",
-        "Explain the lab's terms, such as TTFT, ridge or goodput.",
+        "Explain the lab's terms, such as TTFT, ridge or ubatch.",
     ),
     "show": ("Understand", "lab.app.running", "Show saved results (files or folders) as tables."),
     "plot": (
@@ -121,16 +121,6 @@ COMMANDS = {
         "lab.features.speculate.speculation",
         "Measure what speculative decoding costs and gains.",
     ),
-    "server": (
-        "Servers",
-        "lab.features.serve.command",
-        "Show what a server can do: count tokens, reuse prompts, serve many.",
-    ),
-    "load": (
-        "Servers",
-        "lab.features.serve.command",
-        "Put load on a server, and measure latencies and rates.",
-    ),
     "models": (
         "Files",
         "lab.features.models",
@@ -161,7 +151,6 @@ KINDS = (
     "lab.features.claims.judging",
     "lab.features.quant.comparing",
     "lab.remote.through_server",
-    "lab.features.serve.load_figures",
     "lab.features.trace.token_trace",
 )
 """Where the kinds of results are (`KINDS` of these modules), in the order in which they are shown."""

@@ -205,7 +205,7 @@ class Output:
                 files += next_steps(
                     runs, self.folder, f"{ceilings_command(runs)} && {shell.lab('explain', path)}"
                 )
-            elif any_good([*table.alone(records), *table.loads_of(records)]):
+            elif any_good(table.alone(records)):
                 files.append(f"next     a page to share: {shell.lab('report', path)}")
             if self.as_json:
                 named = {
@@ -454,7 +454,7 @@ def report(
 @click.argument("term", nargs=-1)
 @as_json_option("text")
 def words(term: tuple[str, ...], as_json: bool) -> None:
-    """Explain the lab's terms, such as TTFT, ridge or goodput.
+    """Explain the lab's terms, such as TTFT, ridge or ubatch.
 
     \b
       lab words                             # all terms

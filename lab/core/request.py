@@ -1,11 +1,8 @@
-"""The data of a request to a server, and of the load that it belongs to.
+"""The data of a request to a server.
 
 A server shows no steps, only events: pieces of a stream, with their arrival times. A request is a separate kind of line
 in results files, complete with the client's machine and the endpoint; request_times.py derives all figures. `sent_ns`
-and `scheduled_ns` count from the start of the request's plan, all other `_ns` from `sent_ns`. No field contains keys.
-
-In a closed loop each of N users sends the next request after the answer to the last one. An open loop sends at planned
-times. The steady window of a load begins after its warm-up; the load ends with the last request of the window.
+counts from the start of the request's plan, all other `_ns` from `sent_ns`. No field contains keys.
 """
 
 from __future__ import annotations
@@ -13,67 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lab.core.lists import plural
 from lab.core.payloads import Turns
 from lab.core.record import SCHEMA, Machine
-from lab.errors import LabError
-
-CLOSED = "closed"
-POISSON = "poisson"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slo:
-    """Limits for an answer (service level objectives), in seconds. None: no limit."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-
-    @property
-    def label(self) -> str:
-        """Such as "TTFT 1 s, TPOT 50 ms"; empty without limits."""
-        named = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
-        known = [(name, seconds) for name, seconds in named if seconds is not None]
-        return ", ".join(
-            f"{name} {s:g} s" if s >= 1 else f"{name} {1e3 * s:g} ms" for name, s in known
-        )
-
-
-def parse_slo(text: str) -> Slo:
-    """The limits in `ttft=1s,tpot=50ms,e2e=10s`, or a part of it. LabError for anything else."""
-    limits: dict[str, float] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"(ttft|tpot|e2e)=(\d+\.?\d*|\.\d+)(ms|s)", part.strip().lower())
-        seconds = float(match[2]) / (1000 if match[3] == "ms" else 1) if match else 0.0
-        if match is None or not 0 < seconds < float("inf") or f"{match[1]}_s" in limits:
-            hint = "Write them as ttft=1s,tpot=50ms,e2e=10s, each at most once."
-            raise LabError(f"The limits {text!r} cannot be read.", hint)
-        limits[f"{match[1]}_s"] = seconds
-    return Slo(**limits)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """The load of a request: one arm of a measurement, in one of its rounds."""
-
-    arrivals: str  # closed, poisson
-    concurrency: int | None = None  # of a closed loop: users
-    rate: float | None = None  # of an open loop: planned requests per second
-    round: int  # each round measures every arm once
-    warmup_s: float
-    duration_s: float  # of the steady window, which begins at warmup_s
-    lengths: str  # of prompts and answers, in the user's words
-    seed: int
-    slo: Slo | None = None
-
-    @property
-    def label(self) -> str:
-        """Such as "8 users" or "2 requests/s"."""
-        if self.arrivals == CLOSED:
-            return plural(self.concurrency or 0, "user")
-        return f"{self.rate or 0:g} request{'s' * (self.rate != 1)}/s"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
@@ -177,7 +115,6 @@ class Asked:
     ignore_eos: bool | None = None  # None: not requested
     repeat: int = 0
     warmup: bool = False
-    load: Load | None = None  # None: it ran alone
     turn: Turn | None = None  # of a conversation
 
 
@@ -225,7 +162,6 @@ class Request:
 
     asked: Asked
     started_at: str
-    scheduled_ns: int | None = None  # None in a closed loop
     sent_ns: int | None = None  # taken before the request is written; None without a connection
     headers_ns: int | None = None  # when the headers of the answer arrived
     ended_ns: int | None = None  # when the last byte arrived

@@ -9,12 +9,11 @@ if the server says how many tokens each event has. If the whole answer arrived a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 from lab.core.record import OK
-from lab.core.request import GENERATED, REASONING, Asked, Request, ServerTimings, Slo
+from lab.core.request import GENERATED, REASONING, Asked, Request, ServerTimings
 
 AT_ONCE_EVENTS = 10
 AT_ONCE_NS = 100_000
@@ -30,7 +29,6 @@ KEPT = (
     "error",
     "started_at",
     "finish_reason",
-    "scheduled_ns",
     "sent_ns",
     "timings",
 )
@@ -73,7 +71,7 @@ def itl_ns(request: Request) -> list[int] | None:
 class Figures:
     """All figures of a request without its events; None: not derivable.
 
-    `sent_ns` and `scheduled_ns` count from the start of its plan, all others from its sending.
+    `sent_ns` counts from the start of its plan, all others from its sending.
     """
 
     asked: Asked
@@ -82,9 +80,7 @@ class Figures:
     error: str | None
     started_at: str
     finish_reason: str | None
-    scheduled_ns: int | None
     sent_ns: int | None
-    delay_ns: int | None  # how much later than planned it was sent; None in a closed loop
     ended_ns: int | None
     ttft_ns: int | None
     first_output_ns: int | None  # t_out - its sending
@@ -112,37 +108,9 @@ class Figures:
         """Whether the answer has fewer tokens than requested; None if they are not counted."""
         return None if self.n_generated is None else self.n_generated < self.asked.n_gen
 
-    @property
-    def ttft_due_ns(self) -> int | None:
-        """TTFT; in an open loop from the planned time, as a user would wait who arrived then."""
-        return None if self.ttft_ns is None else self.ttft_ns + (self.delay_ns or 0)
-
-    @property
-    def e2e_due_ns(self) -> int | None:
-        return None if self.e2e_ns is None else self.e2e_ns + (self.delay_ns or 0)
-
-    def used(self, slo: Slo) -> float:
-        """The largest ratio of a figure to its limit; infinite for failures and unknown figures."""
-        if self.status != OK or self.is_truncated:
-            return math.inf
-        tpot_ns = None if self.tpot_bounds_ns is None else self.tpot_bounds_ns[1]
-        tpot_limit_s = None if self.n_generated == 1 else slo.tpot_s
-        figures_ns = (
-            (slo.ttft_s, self.ttft_due_ns),
-            (tpot_limit_s, tpot_ns),
-            (slo.e2e_s, self.e2e_due_ns),
-        )
-        ratios = [
-            math.inf if ns is None else ns / (limit * 1e9)
-            for limit, ns in figures_ns
-            if limit is not None
-        ]
-        return max(ratios, default=0.0)
-
 
 def figures(request: Request) -> Figures:
     usage = request.usage
-    sent_ns = request.sent_ns
     asked = request.asked
     events = request.events
     indices = generated(request)
@@ -172,10 +140,8 @@ def figures(request: Request) -> Figures:
             OK,
             "length",
         ) and n_known < n_least
-    is_planned = sent_ns is not None and request.scheduled_ns is not None
     return Figures(
         **{name: getattr(request, name) for name in KEPT},
-        delay_ns=(sent_ns or 0) - (request.scheduled_ns or 0) if is_planned else None,
         ended_ns=request.ended_ns if request.failed_ns is None else request.failed_ns,
         ttft_ns=at[0] if at and not at_once else None,
         first_output_ns=output[0] if output and not at_once else None,

@@ -211,7 +211,7 @@ def _identity(parsed: Line) -> Hashable:
     if isinstance(parsed, RequestRecord):
         request = parsed.request
         whose = parsed.session, parsed.endpoint.url, parsed.model, request.asked
-        when = request.started_at, request.scheduled_ns, request.sent_ns, request.ended_ns
+        when = request.started_at, request.sent_ns, request.ended_ns
         return (
             whose,
             when,

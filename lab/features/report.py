@@ -75,7 +75,6 @@ def html(
         )
     of_engine = table.of_engine(records)
     alone = table.alone(records)
-    of_loads = table.loads_of(records)
     of_turns = [
         one
         for one in records
@@ -94,7 +93,6 @@ def html(
         *claimed,
         *tuned.compared(of_engine),
         *answered,
-        *of_loads,
         *of_turns,
         *traced,
     ]
@@ -105,11 +103,11 @@ def html(
             "Look at the errors: lab show RESULTS",
         )
     spreads = known_spreads([*rest, *others, *alone])
-    is_all, compared = _compared([*timed, *alone, *of_loads], at_least, spreads)
+    is_all, compared = _compared([*timed, *alone], at_least, spreads)
     context = Context(
         ceilings, others, is_page=True, together=is_all
     )  # only what is compared is drawn together
-    kinds = known.sections([*timed, *special, *alone, *of_loads, *of_turns], context)
+    kinds = known.sections([*timed, *special, *alone, *of_turns], context)
     failed = [
         f"failed: {line}"
         for line in [*text_results.failures(rest), *through_server.failures(alone)]

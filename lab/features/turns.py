@@ -24,7 +24,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from lab.core import memory, results, script, stats
+from lab.core import memory, random_lengths, results, script, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.payloads import KEEPS, Turns
 from lab.core.record import DECODE, FORGET, LOAD, OK, PREFILL, SAVE, Record, Settings
@@ -36,8 +36,7 @@ from lab.app import experiment
 from lab.app.experiment import Option, cell, first_difference
 from lab.roofline.learning import StepPrediction
 from lab.remote import formats
-from lab.features.serve import loads
-from lab.features.serve.load_figures import server_options
+from lab.remote.through_server import server_options
 from lab.remote.servers import Server, connect, prompt_text, reaching_of
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
@@ -213,17 +212,16 @@ def lever_of(system: int, turn: str, turns: int, breaks: str, seed: int) -> Turn
             f"--turn {turn!r} has one length.",
             "Give the tokens of a message and an answer: --turn 300+150",
         )
-    of_message = loads.parse("--turn", message)
-    of_answer = loads.parse("--turn", answer)
+    of_message = random_lengths.parse("--turn", message)
+    of_answer = random_lengths.parse("--turn", answer)
     if min(of_answer.values) < 2:
         raise LabError(
             f"--turn {turn}: an answer of 1 token has no decode.",
             "Give answers of 2 or more tokens.",
         )
     parse_breaks(breaks, turns)
-    drawn = loads.drawn(of_message, of_answer, turns, f"{seed} turns")
-    messages = tuple(of_message.values[i] for i, _ in drawn)
-    answers = tuple(n for _, n in drawn)
+    messages = random_lengths.draw(of_message, turns, f"{seed} turns prompts")
+    answers = random_lengths.draw(of_answer, turns, f"{seed} turns answers")
     is_drawn = len(of_message.values) > 1 or len(of_answer.values) > 1
     return Turns(system, messages, answers, breaks, MEMORY, asked=turn if is_drawn else "")
 
@@ -295,7 +293,7 @@ def plan(
 
         lab.turns(system=4000, turn="300+150", turns=12, breaks="system@6")
 
-    `turn` is tokens of a message + tokens of an answer, each fixed or drawn as in `lab.load`. With `replay`, a file of
+    `turn` is tokens of a message + tokens of an answer, each fixed or drawn (core/random_lengths.py). With `replay`, a file of
     messages as JSON lines, the lengths are those of its messages, and the text is the lab's own. States are saved in
     `folder`, on the disk of `out`, and deleted again. LabError for impossible values.
     """

@@ -232,7 +232,6 @@ class Sending:
         request = Request(
             asked=own.ask.asked,
             started_at=own.started_at,
-            scheduled_ns=scheduled_ns,
             sent_ns=None if sent_ns is None else sent_ns - self.start_ns,
             headers_ns=since_sent(own.first_ns),
             ended_ns=since_sent(own.last_ns),

@@ -26,7 +26,6 @@ from lab.core.request_times import Figures, figures
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.show import plot_runs, text_results
-from lab.features.serve.load_figures import held_back, server_options, span
 from lab.remote.servers import TOKENIZE, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
 from lab.runner import as_options, progress
@@ -306,6 +305,31 @@ def _doubts(requests: Sequence[Request]) -> list[str]:
         (n_reasoned, f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens."),
     )
     return [*held_back(ones), *(sentence for is_so, sentence in sentences if is_so)]
+
+
+def held_back(answers: Sequence[Figures]) -> list[str]:
+    """A sentence on answers that arrived in one piece, if there are any."""
+    n = sum(answer.came_at_once for answer in answers)
+    if not n:
+        return []
+    return [
+        f"{n} of {len(answers)} answers arrived in one piece: the server or a proxy held them "
+        "back until they were complete. Their TTFT and TPOT are unknown."
+    ]
+
+
+def span(numbers: Sequence[int]) -> str:
+    """The smallest and the largest number, such as "3 to 1,000"; the number, if all are equal."""
+    smallest = min(numbers, default=0)
+    largest = max(numbers, default=0)
+    if smallest == largest:
+        return f"{smallest:,}"
+    return f"{smallest:,} to {largest:,}"
+
+
+def server_options(record: RequestRecord) -> dict[str, object]:
+    """The options that name the server of a request."""
+    return {"url": record.endpoint.url, "model": record.model, "api": record.endpoint.api}
 
 
 def sections(records: Sequence[RequestRecord]) -> list[Section]:

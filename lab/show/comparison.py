@@ -23,7 +23,6 @@ from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.stats import CONFIDENCE, Ratio
 from lab.errors import LabError
-from lab.features.serve import load_figures
 from lab.remote.access import Access, is_loopback
 from lab.show import table, text_setup
 from lab.show.wording import percent, times
@@ -107,8 +106,6 @@ class ComparedFigure:
             if self.lever
             else FIGURE_NAMES[self.figure]
         )
-        if not self.n_prompt:  # of a load with mixed lengths
-            return name
         if self.n_gen is None:
             return f"{name} of {self.n_prompt:,} tokens"
         return f"{name} after {self.n_prompt:,} prompt tokens ({self.n_gen:,} generated)"
@@ -194,14 +191,14 @@ def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
 def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -> list[Group]:
     """The setups in order of appearance, but the one whose label contains `base` first.
 
-    If all runs are of one setup, its sessions are the groups. Warm and short requests are left out. For loads, rounds
-    are compared (load_figures.py). LabError if there is nothing to compare.
+    If all runs are of one setup, its sessions are the groups. Warm and short requests are left out. LabError
+    if there is nothing to compare.
     """
     if not records:
         raise LabError(
             "There is nothing to compare: no records are given.", "Measure some: lab measure"
         )
-    rows = sessions_apart(load_figures.rows(records))
+    rows = sessions_apart(table.measured(table.runs(records)))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
     if len(setups) < 2:
         hint = "Give results of another machine, model or setting, or measure two settings with lab ab."
@@ -351,7 +348,7 @@ def compare_groups(
 
 def _at(figure: str, n_prompt: int, n_gen: int | None, lever: str | None) -> str:
     """A figure that only one side has, in words."""
-    at = ", ".join(filter(None, [f"{n_prompt:,}" if n_prompt else "", lever]))
+    at = ", ".join(filter(None, [f"{n_prompt:,}", lever]))
     return f"{FIGURE_NAMES[figure]} at {at}{f' with {n_gen:,} generated' if n_gen else ''}"
 
 

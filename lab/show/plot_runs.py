@@ -388,14 +388,14 @@ def drawings(records: Records) -> dict[str, Callable[[Figure], Any]]:
 
 
 def _timed(records: Records) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
-    """What went well and is neither an experiment nor part of a load, and its rows: `run` is the place in the list."""
+    """What went well and is no experiment, and its rows: `run` is the place in the list."""
     engine = table.of_engine(records)
     alone = table.alone(records)
     timed: list[Record | RequestRecord] = [
         one for one in engine if one.run.is_timed and one.run.lever is None
     ]
     timed += [one for one in alone if table.went_well(one)]
-    if not timed and (any(record.run.lever for record in engine) or table.loads_of(records)):
+    if not timed and any(record.run.lever for record in engine):
         raise LabError(
             "There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS"
         )

@@ -41,8 +41,7 @@ def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
 
     A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
     its own figures (core/phases.py). `j_per_token` is the energy of the whole run, with everything that ran on what
-    `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...; a request of a load has
-    the load's description in `lever`.
+    `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...
     """
     import pandas as pd
 
@@ -254,21 +253,10 @@ REQUEST_KINDS = ("warm", "short")
 requested. None if the server does not report it."""
 
 
-def loads_of(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
-    """The requests of loads."""
-    return [
-        one
-        for one in records
-        if isinstance(one, RequestRecord) and one.request.asked.load is not None
-    ]
-
-
 def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
     """The requests that ran alone, one after the other."""
     requests = [one for one in records if isinstance(one, RequestRecord)]
-    return [
-        one for one in requests if one.request.asked.load is None and one.request.asked.turn is None
-    ]
+    return [one for one in requests if one.request.asked.turn is None]
 
 
 def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
@@ -327,7 +315,7 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "tpot_ms": or_nan(one.tpot_ns, 1e-6),
         "decode_tps": 1e9 / one.tpot_ns if one.tpot_ns else float("nan"),
         "e2e_s": or_nan(one.e2e_ns, 1e-9),
-        "lever": None if asked.load is None else asked.load.label,
+        "lever": None,
         "url": record.endpoint.url,
         "warm": one.is_warm,
         "short": one.is_short,

@@ -32,7 +32,6 @@ REFUSED = (
     "stall --chunk 0",
     "speculate --draft nothing",
     "ab",
-    "load",
     "show /nonexistent",
     "compare results/sample-smollm2-135m-amd-epyc.jsonl",
     "predict -m llama-3.2-3b -d no-such-device",

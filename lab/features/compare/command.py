@@ -61,7 +61,7 @@ def compare(
     made = []
     if draws(results, out, no_plot):
         apart = reading.measured if reading.requests else comparison.by_session(reading.records)
-        made = known.sections(apart, Context(), ("runs", "requests", "loads"))
+        made = known.sections(apart, Context(), ("runs", "requests"))
     plots = known.draw(made, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
     if as_json:
         console.print_json(

@@ -227,10 +227,6 @@ def how_compared(
         sentences.append(
             f"The sessions ran at different times, which can explain a part of a difference.{see}"
         )
-    if n_served and any(row.lever for compared in comparisons for row in compared.rows):
-        sentences.append(
-            "A run of a load is a round: its medians over the requests due in the window."
-        )
     if 0 < n_served < len(groups):
         sentences.append(
             "In process, TTFT is prefill plus sampling one token. Through a server it also includes templates, "

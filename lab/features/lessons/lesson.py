@@ -6,7 +6,6 @@ question is kept in a file beside the notebooks, with the same question for othe
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import itertools
 import json
@@ -37,14 +36,13 @@ from lab.show import sweep_laws, text_results
 from lab.show.sweep_laws import Law
 from lab.features.predict import prediction
 from lab.features.predict.prediction import Prediction
-from lab.features.serve import load_figures
 from lab.remote import servers, through_server
 from lab.remote.servers import OwnServer
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.runner import machine
 from lab.show import console, table, text_setup, wording
-from lab.show.section import Context, Picture, print_section, print_sections
+from lab.show.section import Context, Picture, print_sections
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,14 +147,8 @@ def show_ranking(predictions: Sequence[Prediction]) -> None:
 
 
 def abilities(records: Sequence[RequestRecord]) -> None:
-    """Print what the server of these requests can do, as `lab server` does."""
+    """Print what the server of these requests can do, as `lab measure --url` does."""
     through_server.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
-
-
-def show_load(records: Sequence[RequestRecord]) -> None:
-    """Print a load as `lab load` does."""
-    (section,) = load_figures.sections(records)
-    print_section(dataclasses.replace(section, title=""), console.console())
 
 
 @dataclass(frozen=True, repr=False)

@@ -70,7 +70,7 @@ def predict(
     for each prompt length. On this machine the range is wider for prompts longer than those measured here and for other
     models, quantizations or settings. For another device it is learned from what others published.
     """
-    from lab.core.request import parse_slo
+    from lab.features.predict.slo import parse_slo
     from lab.features.predict import prediction
     from lab.show import console
     from lab.show.section import print_sections

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import cost, memory, results as results_files, shown
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
-from lab.core.request import Slo
+from lab.features.predict.slo import Slo
 from lab.errors import LabError
 from lab.roofline import probing, step_kernels
 from lab.roofline import datasheet, learning

@@ -1054,7 +1054,7 @@ def conclusion(found: Answer) -> tuple[str, str]:
     if cause.name == DEPTH:
         return words, shell.lab("sweep", "--max-len", max(512, round(position(slow) or 0)))
     if slow.requests:
-        return words, shell.lab("server", slow.requests[0].endpoint.url)
+        return words, shell.lab("measure", "--url", slow.requests[0].endpoint.url, "--dry-run")
     if found.command or cause.name in (STATE, MACHINE, BUILD):
         return words, found.command or (shell.lab("doctor") if cause.name == STATE else "")
     if not (found.fast.records and slow.records):
