@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from lab.features.claims.session import claims as claims
     from lab.show.comparison import compare as compare
     from lab.runner.trial import ab as ab
-    from lab.features.limits.explanation import explain as explain, plot_roofline as plot_roofline
-    from lab.roofline.probing import ceilings as ceilings
+    from lab.features.ceilings import ceilings as ceilings
+    from lab.features.explain.picture import plot_roofline as plot_roofline
     from lab.features.measure.measuring import measure as measure, sweep as sweep
     from lab.show.plot_runs import (
         plot_decode as plot_decode,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lab.features.tune.tuning import tune as tune
     from lab.features.turns import turns as turns
     from lab.features.why.reasons import why as why
+    from lab.roofline.explanation import explain as explain
     from lab.runner.as_options import settings as settings
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.table import runs as runs, steps as steps, summary as summary

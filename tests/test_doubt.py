@@ -13,8 +13,9 @@ from lab.features import report as page
 from lab.app import running
 from lab.show import comparison
 from lab.features.compare import text_compare
-from lab.features.limits import explanation
-from lab.roofline import probing, step_kernels
+from lab.features.explain import advice, sentences as explained
+from lab.roofline import explanation, probing, step_kernels
+from lab.roofline.probes import READ
 from lab.roofline.probing import Where
 from lab.show import text_results
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
@@ -153,9 +154,9 @@ def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
     for records, is_firm in ((quiet, True), ([doubt.neighbour(one) for one in quiet], False)):
         rows = explanation.explain(records, best)
         assert all((shown.DISTURBED in doubts) != is_firm for doubts in rows.doubts)
-        assert bool(explanation.levers(rows, records[0], best)) == is_firm
-        assert is_firm or not explanation.experiments(rows, records, best)
-        sentences = " ".join(explanation.verdicts(rows, WIDE))
+        assert bool(advice.changes(rows, records[0], best)) == is_firm
+        assert is_firm or not advice.experiments(rows, records, best)
+        sentences = " ".join(explained.verdicts(rows, WIDE))
         assert (" limits " in sentences) == is_firm and ("No verdict" in sentences) != is_firm
 
 
@@ -163,7 +164,7 @@ def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_ag
     words = "another process used 1.9 cores"
     loaded = dataclasses.replace(FAST, disturbed=words)
     rows = explanation.explain(timed(1.1), loaded)
-    assert " limits " not in " ".join(explanation.verdicts(rows, WIDE)) and not explanation.levers(
+    assert " limits " not in " ".join(explained.verdicts(rows, WIDE)) and not advice.changes(
         rows, timed(1.1)[0], loaded
     )
     assert (
@@ -184,7 +185,7 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
         dataclasses.replace(one, op=PLAIN_ATTENTION, times_ns=(one.times_ns[0] // 4,))
         for one in slow
     ]
-    products = [one for one in FAST.rates if one.op in (MUL_MAT, probing.READ)]
+    products = [one for one in FAST.rates if one.op in (MUL_MAT, READ)]
     best = dataclasses.replace(FAST, rates=(*products, *slow, *plain))
     kernels = step_kernels.total(BIG, WIDE, best, 1, 22, 1)
     assert kernels and kernels.attention_s > 0.7 * kernels.total_s
@@ -193,8 +194,8 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
     )
     rows = explanation.explain([record], best)
     assert rows.limit.iloc[-1] == explanation.ATTENTION
-    assert "Attention (--flash-attn on" in " ".join(explanation.verdicts(rows, WIDE))
-    (lever, *_) = explanation.levers(rows, record, best)
+    assert "Attention (--flash-attn on" in " ".join(explained.verdicts(rows, WIDE))
+    (lever, *_) = advice.changes(rows, record, best)
     assert (
         lever.figures["change"] == "flash attention off instead of on"
         and lever.figures["decode_gain"] > 1.5

@@ -12,8 +12,8 @@ import pytest
 
 from lab import main
 from lab.core.record import Ceilings, Record
-from lab.features.limits import explanation
-from lab.roofline import step_kernels
+from lab.features.explain import advice
+from lab.roofline import explanation, step_kernels
 from lab.process.wire import ATTENTION, MUL_MAT
 from tests.conftest import MACHINE, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
@@ -40,9 +40,9 @@ def tried(best: Ceilings, record: Record | None = None) -> dict[str, Any]:
     given = record or timed(1.1)[0]
     records = [dataclasses.replace(given, machine=dataclasses.replace(MACHINE, cpu="Other CPU"))]
     rows = explanation.explain([given], best)
-    found = explanation.experiments(rows, records, best)
+    found = advice.experiments(rows, records, best)
     return {
-        one.figures["experiment"]: SimpleNamespace(**one.figures, words=one.words) for one in found
+        one.figures["experiment"]: SimpleNamespace(**one.figures, words=one.change) for one in found
     }
 
 
@@ -94,7 +94,7 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
     assert batch.user_share == pytest.approx(1 / 1.5)
     assert guessing.n_draft == 1
     assert (guessing.least_acceptance, guessing.gain) == pytest.approx((0.5, 1.8 / 1.5))
-    sentences = {name: explanation.advice_of(lever) for name, lever in levers.items()}
+    sentences = {name: advice.sentence(advice.Advice(lever.words, lever.command, {})) for name, lever in levers.items()}
     assert sentences["batch"].startswith(
         "Predicted for 2 sequences decoded together: 1.33x the tokens/s in total, 0.667x per user, after prompts of 20 "
         "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "

@@ -15,8 +15,8 @@ from lab.core import cost, results
 from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
-from lab.features.limits import explanation
-from lab.roofline import probing, step_kernels
+from lab.features.explain import advice, section, sentences as words
+from lab.roofline import explanation, measuring, probes, probing, step_kernels
 from lab.roofline.probing import Where
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Probe
 from lab.process.worker import Worker, WorkerDied
@@ -46,7 +46,7 @@ FAST = Ceilings(
         *(rate(MUL_MAT, "Q8_0", n, 20, 400) for n in (1, 8, 512)),
         rate(ATTENTION, "F16", 1, 20, 400),
         rate(ATTENTION, "F16", 512, 20, 100),
-        rate(probing.READ, "I64", 1, 40, 1e9),
+        rate(probes.READ, "I64", 1, 40, 1e9),
     ),
 )
 
@@ -70,11 +70,11 @@ def test_ceilings_without_repacking_are_apart() -> None:
     with pytest.raises(LabError) as problem:
         step_kernels.product_s_per_byte(unpacked, BIG, feed_forward("Q4_0"), 1, 2)
     assert problem.value.hint.endswith("--no-repack")
-    probes = (
-        probing.probes(BIG, of_plain, device=None),
-        probing.probes(BIG, of_plain, device="CUDA0"),
+    by_device = (
+        probes.probes(BIG, of_plain, device=None),
+        probes.probes(BIG, of_plain, device="CUDA0"),
     )
-    assert [{probe.repack for probe in group if probe.op == MUL_MAT} for group in probes] == [
+    assert [{probe.repack for probe in group if probe.op == MUL_MAT} for group in by_device] == [
         {False},
         {None},
     ]
@@ -87,17 +87,17 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
     rows = explanation.explain(records, low)
     assert (
         "the ceiling was measured too low; measure again: lab ceilings --again"
-        in explanation.verdicts(rows, WIDE)[-1]
+        in words.verdicts(rows, WIDE)[-1]
     )
-    shown_rows = explanation.explained("", records, low)
+    shown_rows = section.explained("", records, low)
     at = [name.split()[0] for name in shown_rows.headings].index("weights/attention/")
     assert {line[at] for line in shown_rows.cells} == {"-"} and "%" not in " ".join(
-        explanation.verdicts(rows, WIDE)
+        words.verdicts(rows, WIDE)
     )
-    assert "too low" not in " ".join(explanation.verdicts(explanation.explain(records, FAST), WIDE))
+    assert "too low" not in " ".join(words.verdicts(explanation.explain(records, FAST), WIDE))
     assert all(
         0 < lever.figures["decode_gain"] < 100
-        for lever in explanation.levers(rows, records[0], low)
+        for lever in advice.changes(rows, records[0], low)
     )
 
 
@@ -148,7 +148,7 @@ def test_the_limit_is_what_is_nearest(factor: float, limit: str) -> None:
 
 def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
     better = dataclasses.replace(
-        FAST, rates=tuple(probed for probed in FAST.rates if probed.op != probing.READ)
+        FAST, rates=tuple(probed for probed in FAST.rates if probed.op != probes.READ)
     )
     rows = explanation.explain(timed(1.0), better)
     assert rows[rows.phase == "decode"].limit.tolist() == [explanation.TRAFFIC]
@@ -199,7 +199,7 @@ def test_attention_is_timed(worker: Worker) -> None:
 
 
 def test_probes_cover_what_a_model_needs() -> None:
-    wanted = probing.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS, ["Q8_0"])
+    wanted = probes.probes(dataclasses.replace(MODEL, n_ff=128), SETTINGS, ["Q8_0"])
     assert {(p.type, p.n_tokens) for p in wanted if p.op == MUL_MAT and p.n_threads == 2} >= {
         ("Q4_0", 1),
         ("Q8_0", 8),
@@ -215,7 +215,7 @@ def test_probes_cover_what_a_model_needs() -> None:
         (SETTINGS.n_ubatch, 4096),
     }
     assert {p.n_threads for p in wanted} == {2} and PLAIN_ATTENTION not in {p.op for p in wanted}
-    off = probing.probes(MODEL, dataclasses.replace(SETTINGS, flash_attn="off"))
+    off = probes.probes(MODEL, dataclasses.replace(SETTINGS, flash_attn="off"))
     assert {(p.n_tokens, p.n_positions) for p in off if p.op == PLAIN_ATTENTION} == attention
     assert ATTENTION not in {p.op for p in off}
 
@@ -245,18 +245,18 @@ def test_commands_on_ceilings_that_are_known(
     plan = make_plan(worker, [1], 1, 1, ubatch=64, threads=1)
     wanted = [
         dataclasses.replace(p, n_bytes=2**21, seconds=0.01)
-        for p in probing.probes(plan.model, plan.settings)
+        for p in probes.probes(plan.model, plan.settings)
     ]
     assert (
-        probing.missing(wanted, probing.known(probing.kept(tmp_path), Where(plan.machine)))
+        probes.missing(wanted, ())
         == wanted
     )
-    rates = (*map(worker.probe, wanted), probing.read_rate(1, 2**22))
+    rates = (*map(worker.probe, wanted), measuring.read_rate(1, 2**22))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     path = probing.save(Ceilings(now, plan.machine, False, rates), tmp_path)
     assert results.read([path]).ceilings[0].rates == rates and not results.read([path]).skipped
     known = probing.known(probing.kept(tmp_path), Where(plan.machine))
-    assert known and probing.missing(wanted, known) == []
+    assert known and probes.missing(wanted, known.rates) == []
     another = dataclasses.replace(plan.machine, llama_cpp_commit="other")
     assert probing.known(probing.kept(tmp_path), Where(another)) is None
     sample = Path("results") / "sample-synthetic-phi-3-mini-q4_0-amd-epyc.jsonl"
@@ -328,11 +328,11 @@ def test_rounds_go_on_while_the_machine_is_disturbed(
 
     monkeypatch.setattr(disturbances, "during", during)
     monkeypatch.setattr(
-        probing, "read_rate", lambda n_threads: rate(probing.READ, "I64", 1, 40, 1e9)
+        measuring, "read_rate", lambda n_threads: rate(probes.READ, "I64", 1, 40, 1e9)
     )
     told: list[Status] = []
     warned: list[str] = []
-    known = probing.obtain(engine, Where(MACHINE), wanted, told.append, warned.append, tmp_path)
+    known = measuring.obtain(engine, Where(MACHINE), wanted, told.append, warned.append, tmp_path)
     slower = ["slower: another process used 1 of a core" in status.doing for status in told]
     assert slower == [0 < n <= n_disturbed * len(wanted) for n in range(n_rounds * len(wanted))]
     assert engine.asked == wanted * n_rounds  # interleaved
@@ -423,7 +423,7 @@ def test_a_levers_command_measures_what_it_promised() -> None:
         for probed in fewer.rates
     )
     record = dataclasses.replace(timed(1.1)[0], settings=dataclasses.replace(WIDE, n_ubatch=64))
-    (lever, *_) = explanation.levers(rows, record, dataclasses.replace(fewer, rates=quick))
+    (lever, *_) = advice.changes(rows, record, dataclasses.replace(fewer, rates=quick))
     assert lever.command and lever.command.startswith(
         "lab ab '--threads 2' '--threads 1' --prompt-len 20 --gen 5 "
     )

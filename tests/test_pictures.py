@@ -16,8 +16,8 @@ from lab.core.record import Record
 from lab.app import known
 from lab.show import comparison
 from lab.features.compare import text_compare
-from lab.features.limits import explanation
-from lab.roofline import step_kernels
+from lab.features.explain.picture import plot_roofline
+from lab.roofline import explanation, step_kernels
 from lab.show import plot_runs
 from lab.features.tune import result
 from lab.show import canvas
@@ -60,7 +60,7 @@ def of_levers(records: list[Record], name: str) -> Callable[[Figure], Any]:
 
 def roof(records: list[Record]) -> Callable[[Figure], Any]:
     rows = explanation.explain(records, FAST)
-    return lambda figure: explanation.plot_roofline(
+    return lambda figure: plot_roofline(
         rows, step_kernels.roof(FAST), "tiny Q4_0", figure.subplots()
     )
 

@@ -10,8 +10,8 @@ from lab.core import cost, shape
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
-from lab.features.limits import explanation
-from lab.roofline import probing, step_kernels
+from lab.features.explain import sentences
+from lab.roofline import explanation, probes, probing, step_kernels
 from lab.roofline import learning
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
@@ -32,7 +32,7 @@ LINK_GBPS = 2.0
 
 def copies(op: str) -> list[Rate]:
     """Copies that take LATENCY_S, and 1 / LINK_GBPS ns a byte."""
-    sizes = probing.COPIES
+    sizes = probes.COPIES
     return [
         Rate(op, "F32", "CUDA0", 1, n // 4, 1, 1, n, 0, (round(1e9 * LATENCY_S + n / LINK_GBPS),))
         for n in sizes
@@ -116,7 +116,7 @@ def test_each_device_of_a_decode_step_gets_its_own_part_back() -> None:
     assert {name: of(row, name) for name in truth} == pytest.approx(truth, rel=1e-3)
     assert row.parts[explanation.BETWEEN] == pytest.approx(between_s)
     assert row.measured_s - row.least_s == pytest.approx(rest_s, rel=1e-3)
-    sentence = explanation.where_it_went(row)
+    sentence = sentences.where_it_went(row)
     for name in (
         "CPU layers",
         "CUDA0 layers",

@@ -42,12 +42,12 @@ COMMANDS = {
     ),
     "ceilings": (
         "Understand",
-        "lab.features.limits.command",
+        "lab.features.ceilings",
         "Measure how fast this machine's basic operations can be.",
     ),
     "explain": (
         "Understand",
-        "lab.features.limits.command",
+        "lab.features.explain.command",
         "Explain what limited each phase, and what would help.",
     ),
     "why": (

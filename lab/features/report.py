@@ -24,7 +24,7 @@ from lab.app import known
 from lab.show import comparison
 from lab.features.compare import text_compare
 from lab.show.comparison import Group, Spread, known_spreads
-from lab.features.limits import explanation
+from lab.features.explain.section import explained
 from lab.roofline import probing
 from lab.show import text_results
 from lab.features.predict import laws
@@ -246,7 +246,7 @@ def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
         for n_gen, alike in grouped(own, lambda record: record.run.n_gen).items():
             try:
                 best = probing.need(known, probing.place_of_record(alike[0]), label)
-                part = explanation.explained(f"{label}, {n_gen:,} tokens generated", alike, best)
+                part = explained(f"{label}, {n_gen:,} tokens generated", alike, best)
                 parts.append(dataclasses.replace(part, words=[part.answer]))
             except LabError as problem:
                 problems.append(f"{problem.what} {problem.hint}")

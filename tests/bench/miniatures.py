@@ -15,8 +15,7 @@ import tempfile
 from pathlib import Path
 
 from lab.core import results
-from lab.features.limits import explanation
-from lab.roofline import probing
+from lab.roofline import explanation, measuring, probes, probing
 from lab.roofline.probing import Where
 from lab.models import catalog, synthetic
 from lab.models.catalog import Shape
@@ -64,8 +63,8 @@ def main() -> None:
             synthetic.write(shape_of(arch), quantization, path)
             with Worker() as worker:
                 plan = make_plan(worker, LENGTHS, N_GEN, 1, str(path), prompt="random")
-                wanted = probing.probes(plan.model, plan.settings)
-                probing.obtain(
+                wanted = probes.probes(plan.model, plan.settings)
+                measuring.obtain(
                     worker, Where(plan.machine), wanted, lambda what: None, print, folder
                 )
             lengths = ",".join(map(str, LENGTHS))

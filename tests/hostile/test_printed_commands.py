@@ -20,8 +20,8 @@ from lab.core.shape import FEED_FORWARD, Heads, Matrix
 from lab.errors import LabError
 from lab.app import known
 from lab.formats import other_tools
-from lab.features.limits import explanation
-from lab.roofline import step_kernels
+from lab.features.explain import advice
+from lab.roofline import explanation, step_kernels
 from lab.remote import servers
 from lab.models import obtain
 from lab.models.catalog import HUB, Spec
@@ -138,8 +138,8 @@ def test_advice_and_how_to_measure_again(source: str, empty: Path) -> None:
     rows = explanation.explain(
         [dataclasses.replace(one, model=record.model) for one in timed(1.1)], best
     )
-    levers = [lever.command for lever in explanation.levers(rows, record, best)]
-    levers += [one.command for one in explanation.experiments(rows, [record], best)]
+    levers = [lever.command for lever in advice.changes(rows, record, best)]
+    levers += [one.command for one in advice.experiments(rows, [record], best)]
     again = [
         known.commands([evil_record(source, **one)])[0] for one in ({}, {"every": 5}, {"block": 0})
     ]

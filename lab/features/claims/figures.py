@@ -20,8 +20,7 @@ from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
 from lab.features import turns
 from lab.show import comparison
-from lab.features.limits import explanation
-from lab.roofline import step_kernels
+from lab.roofline import explanation, step_kernels
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -28,7 +28,7 @@ from lab.features.claims import judging
 from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
 from lab.runner import trial as side_by_side
 from lab.app.experiment import numbers
-from lab.roofline import probing
+from lab.roofline import measuring, probing
 from lab.app.running import Output, collect, introduce, note
 from lab.features.speculate import speculation
 from lab.models import catalog, obtain
@@ -124,7 +124,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
     if CEILINGS in needed:
         here = probing.place_of(base.machine, base.model, base.settings)
         with contextlib.suppress(LabError):  # the cost of some models is unknown
-            todo = probing.unknown(
+            todo = measuring.unknown(
                 base.model, base.settings, TYPES, here, probing.kept(folder, lambda text: None)
             )
     return Session(base, planned, problems, tuple(todo))
@@ -179,7 +179,7 @@ def execute(
             announce(f"{CEILINGS}: the best rate of each kernel")
             try:
                 worker.use(base.lib)
-                probing.obtain(worker, here, planned.probes, watch, announce, path.parent)
+                measuring.obtain(worker, here, planned.probes, watch, announce, path.parent)
             except LabError as problem:
                 announce(f"The ceilings could not be measured: {problem}")
         known = probing.lines(probing.known(probing.kept(path.parent, announce), here))
@@ -251,7 +251,7 @@ def command(only: str | None, **asked: Any) -> None:
         scale = max(
             1.0, (planned.base.model.n_bytes or usual) / usual
         )  # runs take in proportion to the weights
-        seconds = probing.expected_s(planned.probes) + scale * sum(
+        seconds = measuring.expected_s(planned.probes) + scale * sum(
             PARTS[part]["seconds"] for part in planned.plans
         )
         size = f"{plural(len(chosen), 'claim')}, {plural(len(planned.plans), 'part')}"

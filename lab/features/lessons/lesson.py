@@ -30,8 +30,9 @@ from lab.app import known
 from lab.features import report as page
 from lab.show import comparison
 from lab.features.compare import text_compare
-from lab.features.limits import explanation
-from lab.roofline import probing, step_kernels
+from lab.features.explain import advice
+from lab.features.explain.section import explained
+from lab.roofline import explanation, probing, step_kernels
 from lab.show import sweep_laws, text_results
 from lab.show.sweep_laws import Law
 from lab.features.predict import prediction
@@ -122,7 +123,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     timed = _timed(records)
     label = text_setup.model_label(timed[0])
     print_sections(
-        [explanation.explained(label, timed, ceilings, has_advice=False)], console.console()
+        [explained(label, timed, ceilings, has_advice=False)], console.console()
     )
     return explanation.explain(timed, ceilings)
 
@@ -130,15 +131,15 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
     """Print the gains that the ceilings predict for other settings, as `lab explain` does."""
     timed = _timed(records)
-    for lever in explanation.levers(explanation.explain(timed, ceilings), timed[0], ceilings):
-        print(explanation.advice_of(lever))
+    for lever in advice.changes(explanation.explain(timed, ceilings), timed[0], ceilings):
+        print(advice.sentence(lever))
 
 
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """The same for the lab's experiments."""
     timed = _timed(records)
-    for one in explanation.experiments(explanation.explain(timed, ceilings), timed, ceilings):
-        print(explanation.advice_of(one))
+    for one in advice.experiments(explanation.explain(timed, ceilings), timed, ceilings):
+        print(advice.sentence(one))
 
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:

@@ -18,8 +18,7 @@ from typing import Any
 from lab.core import cost, memory, shape
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
-from lab.features.limits import explanation
-from lab.roofline import probing, step_kernels
+from lab.roofline import explanation, probing, step_kernels
 from lab.roofline import datasheet, learning
 from lab.roofline.learning import Learned
 from lab.models import catalog, devices, synthetic

@@ -38,7 +38,7 @@ from lab.core.record import Ceilings, Device, Model, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.roofline import probing, step_kernels
-from lab.features.limits.explanation import TOO_LOW
+from lab.roofline.explanation import TOO_LOW
 from lab.app.running import RESULTS, Output
 from lab.features.serve.command import given
 from lab.features.trace.nodes import Node, StepTrace, Trace

@@ -37,8 +37,7 @@ from lab.core.stats import mean_half_width as half_range
 from lab.errors import LabError, printable
 from lab.show import comparison
 from lab.runner import trial as side_by_side
-from lab.features.limits import explanation
-from lab.roofline import probing
+from lab.roofline import advice, explanation, probing
 from lab.features.predict import prediction
 from lab.app.running import ceilings_of, read, without_tuning
 from lab.remote import access, through_server
@@ -946,11 +945,11 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     found.append(Part("kernels", math.log(row.measured_s / row.least_s), None, how, words))
     best_s = row.least_s
     command = shell.lab("explain", name)
-    for lever in explanation.levers(rows, first, known):
+    for lever in advice.changes(rows, first, known):
         gain = lever.figures[f"{phase}_gain"] or 0.0
         changed_s = (
             row.least_s - row.measured_s * (1 - 1 / gain)
-            if gain >= explanation.LEAST_GAIN
+            if gain >= advice.LEAST_GAIN
             else best_s
         )
         if 0 < changed_s < best_s:

@@ -1,0 +1,218 @@
+"""The machine's ceilings: `lab ceilings` and `lab.ceilings` measure what is unknown, and show the
+best rates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.app.help import EXIT_INTERRUPTED, Command
+from lab.app.options import SETTINGS, as_json_option, out_option, with_options
+from lab.core.lists import plural
+from lab.core.record import Ceilings, Rate
+from lab.models import catalog
+from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD, Probe
+from lab.roofline import measuring, probing, step_kernels
+from lab.roofline.probes import READ
+from lab.roofline.probing import Say
+from lab.runner import progress
+from lab.runner.progress import ShowStatus, Status, duration
+from lab.show.section import UNKNOWN, Columns, Section, tabled
+from lab.show.wording import digits
+
+
+@click.command("ceilings", cls=Command, first=("model", "types", "threads", "again", "out"))
+@with_options(
+    *SETTINGS,
+    click.option(
+        "--types",
+        default="Q4_0,Q8_0",
+        show_default=True,
+        help="Weight types to measure in addition to the model's.",
+    ),
+    click.option(
+        "--again", is_flag=True, help="Measure known kernels again; the best rates count."
+    ),
+    out_option("Folder with the results."),
+    as_json_option(),
+)
+def command(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> None:
+    """Measure how fast this machine's basic operations can be.
+
+    \b
+      lab ceilings                          # half a minute on two cores
+      lab ceilings -m llama-3.2-3b --types Q4_K,Q8_0
+
+    For each weight type of a model, measures how fast ggml's own kernels read it (one column, as in
+    decode) and multiply it (many columns, as in prefill). Also measures attention and plain
+    reading, all with the given settings. The command first says how many kernels it measures and
+    how long that takes. It keeps results in --out, also after Ctrl-C, and uses them again while
+    machine and build are the same.
+
+    With a GPU (--device, --n-gpu-layers) it measures the GPU in its own memory, copies to and from
+    it, and the CPU if some layers stay there. It measures one GPU, not several.
+    """
+    from lab.show import console
+    from lab.show.section import print_sections
+
+    err = console.console(stderr=True)
+    model = asked.pop("model")
+    more_types = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
+    warn = partial(err.print, style="yellow")
+    try:
+        with console.transfer(err) as watch_file, console.progress(err, None, str) as (watch, _):
+            asked["watch"] = watch_file
+            measured = measure(model, more_types, Path(out), err.print, watch, warn, again, **asked)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    if as_json:
+        console.print_json(dataclasses.asdict(measured))
+        return
+    print_sections([section(measured)], console.console())
+
+
+def ceilings(
+    model: str = catalog.DEFAULT,
+    types: Sequence[str] = ("Q4_0", "Q8_0"),
+    *,
+    out: str | Path = "results",
+    **asked: Any,
+) -> Ceilings:
+    """This machine's ceilings for a model (a SPEC), measured if unknown, and kept in `out`.
+
+        best = lab.ceilings("smollm2-135m", types=["Q8_0"], threads=2)
+
+    `types` are measured besides the model's own; `asked` are settings such as threads or device.
+    The ceilings are those of the device with most layers; `others` are those of the further devices
+    that the settings use.
+    """
+    show = progress.notebook_line()
+
+    def watch(status: Status) -> None:
+        show(f"{status.words}; {duration(status.left_s or 0)} left")
+
+    best = measure(model, types, Path(out), show, watch, warnings.warn, False, watch=None, **asked)
+    show(
+        f"The speeds of {len(best.rates)} basic operations (kernels) were measured at "
+        f"{best.measured_at}"
+    )
+    return best
+
+
+def measure(
+    model: str,
+    types: Sequence[str],
+    out: Path,
+    say: Say,
+    tell: ShowStatus,
+    warn: Say,
+    again: bool,
+    **asked: Any,
+) -> Ceilings:
+    """Measure the probes of a model that `out` does not answer (with `again` all), and return all
+    its ceilings.
+    """
+    from lab.models.obtain import find
+    from lab.process.worker import Worker
+    from lab.runner.plan import make_plan
+    from lab.show import text_setup
+
+    with Worker() as worker:
+        found_model = find(worker, model)
+        plan = make_plan(worker, [1], 1, 1, **asked)
+        for line in text_setup.describe(plan.machine, found_model):
+            say(line)
+        where = probing.place_of(plan.machine, found_model, plan.settings)
+        sessions = [] if again else probing.kept(out, warn)
+        todo = measuring.unknown(found_model, plan.settings, types, where, sessions)
+        say(before(todo))
+        try:
+            return measuring.obtain(worker, where, todo, tell, warn, out)
+        except KeyboardInterrupt:
+            sessions = probing.kept(out, lambda sentence: None)
+            left = measuring.unknown(found_model, plan.settings, types, where, sessions)
+            say(
+                f"\nInterrupted. Finished measurements are kept in {out}. {len(left)} of "
+                f"{len(todo)} kernels are missing. The same command measures them."
+            )
+            raise
+
+
+def before(todo: Sequence[Probe]) -> str:
+    """What will be measured, and how long it takes."""
+    if not todo:
+        return "All kernels are measured already."
+    return (
+        f"{plural(len(todo), 'kernel')} to measure in {measuring.ROUNDS} rounds: about "
+        f"{duration(measuring.expected_s(todo))}, longer if other programs use the cores. Ctrl-C "
+        "keeps the measured kernels."
+    )
+
+
+def section(ceilings: Ceilings) -> Section:
+    """The kernels' best rates, and the ridge of the roofline."""
+    roof = step_kernels.roof(ceilings)
+    label = probing.device_label(ceilings.machine, ceilings.device)
+    rates = sorted(ceilings.rates, key=_order)
+    return Section(
+        f"Ceilings of {label}, measured {ceilings.measured_at}",
+        answer=f"Best: {digits(roof.gbps)} GB/s and {digits(roof.gflops)} GFLOP/s. Arithmetic "
+        f"limits work above {digits(roof.ridge)} FLOPs per byte (the ridge), memory traffic limits "
+        "work below.",
+        **tabled(GPU_COLUMNS if ceilings.on_gpu else CPU_COLUMNS, rates, keep_all=True),
+        parts=[section(of_device) for of_device in ceilings.others or ()],
+    )
+
+
+def _order(rate: Rate) -> tuple[object, ...]:
+    return (
+        rate.op,
+        rate.type,
+        -rate.n_threads,
+        rate.rows,
+        rate.columns,
+        rate.n_tokens,
+        rate.n_positions or 0,
+    )
+
+
+def _shape(rate: Rate) -> str:
+    """The shape of a kernel in words."""
+    if rate.op in (ATTENTION, PLAIN_ATTENTION):
+        heads = f"{rate.rows} heads of {rate.columns}"
+        return f"{heads} over {rate.n_positions:,}" if rate.n_positions else heads
+    if rate.op in (UPLOAD, DOWNLOAD):
+        return f"{rate.n_bytes:,} bytes"
+    if rate.op == READ:
+        return UNKNOWN
+    matrix = f"{rate.rows} x {rate.columns}"
+    return f"{matrix}, {rate.n_expert_used} of {rate.n_expert}" if rate.n_expert else matrix
+
+
+def _gflops(rate: Rate) -> str:
+    return digits(probing.gflops(rate)) if rate.flops else UNKNOWN
+
+
+def _columns(threads: Any) -> Columns:
+    return (
+        ("kernel", lambda rate: rate.op),
+        ("type", lambda rate: rate.type),
+        ("shape", _shape),
+        ("buffer", lambda rate: rate.buffer),
+        ("tokens", lambda rate: str(rate.n_tokens)),
+        ("threads", threads),
+        ("GB/s", lambda rate: digits(probing.gbps(rate))),
+        ("GFLOP/s", _gflops),
+    )
+
+
+CPU_COLUMNS = _columns(lambda rate: str(rate.n_threads))
+GPU_COLUMNS = _columns(lambda rate: UNKNOWN)  # the host's threads do not matter

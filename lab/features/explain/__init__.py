@@ -1,0 +1,3 @@
+"""What limited each phase of runs, and what would help: `lab explain`. The arithmetic is in
+lab/roofline.
+"""

@@ -1,0 +1,86 @@
+"""The command `lab explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lab.app.help import Command
+from lab.app.options import DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
+from lab.app.running import RESULTS, ceilings_of, draws, hint, plot_folder, read, without_tuning
+from lab.errors import LabError
+
+
+@click.command(cls=Command)
+@click.argument("results", nargs=-1, required=True)
+@click.option(
+    "--ceilings", "folder", default=RESULTS, show_default=True, help="Folder with the ceilings."
+)
+@PLOTS_OUT
+@NO_PLOT
+@DETAILS
+@as_json_option("text")
+def explain(
+    results: tuple[str, ...],
+    folder: str,
+    out: str | None,
+    no_plot: bool,
+    details: bool,
+    as_json: bool,
+) -> None:
+    """Explain what limited each phase, and what would help.
+
+    \b
+      lab explain results/FILE.jsonl
+      lab explain results/ --details
+
+    Shows how far each phase was from its ceiling. Names the changes of settings with the largest
+    predicted gains, and the gains of batching, a cached prompt and speculative decoding, each with
+    the command to try it.
+
+    Needs the ceilings of the machine that measured: lab ceilings.
+    """
+    from lab.app import known as kinds
+    from lab.core.record import OK
+    from lab.features.explain.section import explained
+    from lab.roofline import probing
+    from lab.show import console, table, text_results
+    from lab.show.section import print_marked, print_sections
+
+    reading = without_tuning(read(results, steps_to="explain"))
+    target = plot_folder(results, out) if draws(results, out, no_plot) else None
+    records = [
+        record for record in reading.records if record.run.status == OK and not record.run.warmup
+    ]
+    if not records:
+        raise LabError(
+            "No run succeeded, so there is nothing to explain.",
+            "Look at the errors: lab show RESULTS",
+        )
+    sessions = ceilings_of(reading, folder)
+    documents = []
+    setups = table.setups(table.runs(records))
+    for number, (label, rows) in enumerate(setups, start=1):
+        of_setup = [records[i] for i in dict.fromkeys(rows.run)]
+        ceilings = probing.need(sessions, probing.place_of_record(of_setup[0]), label)
+        section = explained(label, of_setup, ceilings)
+        warnings = text_results.warnings(of_setup)
+        stem = Path(results[0]).stem
+        if len(setups) > 1:
+            stem = f"{stem}-{number}"
+        plots = [] if target is None else kinds.draw([section], target, stem)
+        document = {
+            **section.data(),
+            "plots": [str(plot) for plot in plots],
+            "warnings": [*section.warnings, *warnings],
+        }
+        documents.append(document)
+        if not as_json:
+            stdout = console.console(details=hint(details))
+            print_sections([section], stdout)
+            print_marked(warnings, [], stdout)
+            for plot in plots:
+                stdout.print(f"plot     {plot}")
+    if as_json:
+        console.print_json(documents)

@@ -1,0 +1,84 @@
+"""The roofline picture: each phase as a point under the machine's two roofs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lab.core import shown
+from lab.roofline.step_kernels import Roof
+from lab.show import canvas
+from lab.show.canvas import COLOURS, INK, MARKERS
+from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+MOST_LABELS = 5  # lengths of a phase that are all named; of more the first and the last
+LABEL_SPACE = 1.5  # the factor by which the axis is extended below, for labels
+
+Point = tuple[float, float]
+
+
+def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
+    """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two
+    roofs.
+
+    lab.plot_roofline(lab.explain(records, best), lesson.roof(best), "my machine")
+    """
+    ax = ax or canvas.new_axes()
+    draw_roof(ax, rows, roof)
+    labels: list[tuple[float, float, str]] = []
+    marked: list[Point] = []
+    for number, (phase, of_phase) in enumerate(rows.groupby("phase", sort=False)):
+        marked += draw_phase(ax, str(phase), of_phase, COLOURS[number], MARKERS[number])
+        if len(of_phase) > MOST_LABELS:
+            of_phase = of_phase.iloc[[0, -1]]
+        for row in of_phase.itertuples():
+            labels.append((row.intensity, row.gflops, f"{row.n_prompt:,}"))
+    ax.set(xscale="log", yscale="log")
+    ax.set_ylim(bottom=ax.get_ylim()[0] / LABEL_SPACE)
+    ax.set(
+        xlabel="operations per byte read from memory (FLOPs per byte)",
+        ylabel="rate of arithmetic (GFLOP/s)",
+    )
+    canvas.finish([ax], f"Roofline: the rate of each phase (numbers: prompt tokens)\n{subject}")
+    canvas.label_points(ax, labels, marked)
+    return ax
+
+
+def draw_roof(ax: Axes, rows: pd.DataFrame, roof: Roof) -> None:
+    """Draw the slope of memory traffic and the flat part of arithmetic, beyond all points."""
+    lowest = min(1, rows.intensity.min()) / 2
+    highest = max(roof.ridge, rows.intensity.max()) * 3
+    intensities = [lowest, roof.ridge, highest]
+    gflops = [min(roof.gbps * intensity, roof.gflops) for intensity in intensities]
+    label = f"machine's best: {digits(roof.gbps)} GB/s, {digits(roof.gflops)} GFLOP/s"
+    ax.plot(intensities, gflops, color=INK, lw=2, label=label)
+
+
+def draw_phase(ax: Axes, phase: str, rows: pd.DataFrame, colour: str, marker: str) -> list[Point]:
+    """Draw what a phase reached, and the ceilings of its kernels; returns all points, which labels
+    avoid.
+    """
+    intensities = rows.intensity.tolist()
+    reached = rows.gflops.tolist()
+    ceilings = (rows.flops / rows.least_s / 1e9).tolist()
+    is_doubtful = [not shown.is_firm(doubts) for doubts in rows.doubts]
+    canvas.points(
+        ax, intensities, reached, is_doubtful, ms=7, color=colour, marker=marker, label=phase
+    )
+    ax.plot(
+        intensities,
+        ceilings,
+        ls="",
+        marker="_",
+        ms=9,
+        mew=2,
+        color=colour,
+        label=f"{phase}: ceiling of its kernels",
+    )
+    return [
+        *zip(intensities, ceilings, strict=True),
+        *zip(intensities, reached, strict=True),
+    ]

@@ -1,0 +1,125 @@
+"""The section of explained runs: a table of phases with their limits and rates, sentences, advice,
+and the roofline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lab.core import shown
+from lab.core.record import Ceilings, Record
+from lab.features.explain import advice as advising, sentences
+from lab.features.explain.picture import plot_roofline
+from lab.roofline import probing, step_kernels
+from lab.roofline.explanation import explain
+from lab.show.section import MOST_LINES, UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.wording import digits
+
+MOST_VERDICTS = MOST_LINES - 1
+"""Verdicts on a terminal, before the first advice; --details shows all."""
+
+ABOUT = (
+    "ms: the whole prompt (prefill) or one token (decode), without choosing the next token; % of "
+    "ceiling: 100 is as fast as this quantization's kernels alone, others may be faster; output: "
+    "the last layer; rest: time beyond the kernels alone; GFLOP/s, GB/s: operations and bytes that "
+    "the model needs at least / measured time"
+)
+CAPTION = (
+    "Roofline: the rate of each phase (numbers: prompt tokens). The black line is the machine's "
+    "best: memory limits on its slope, arithmetic on its flat part."
+)
+PICTURE_SIZE = (5, 4.8)
+
+
+def explained(
+    label: str, records: Sequence[Record], ceilings: Ceilings, has_advice: bool = True
+) -> Section:
+    """Runs of one setup: the answer, each phase's time, limit and rates, sentences on limits,
+    changes and parts.
+    """
+    rows = explain(records, ceilings)
+    first = records[0]
+    changes: list[advising.Advice] = []
+    experiments: list[advising.Advice] = []
+    answer = ""
+    if has_advice:
+        changes = advising.changes(rows, first, ceilings)
+        experiments = advising.experiments(rows, records, ceilings)
+        answer = sentences.answer(rows, first.model, [*changes, *experiments])
+    roof = step_kernels.roof(ceilings, probing.layers_of(first))
+    verdicts = sentences.verdicts(rows, first.settings)
+    advice = [advising.sentence(advice) for advice in (*changes, *experiments)]
+    by_device = [
+        sentences.where_it_went(row)
+        for row in rows.itertuples()
+        if row.is_split and shown.ABOVE not in row.doubts
+    ]
+    warnings = probing.doubt_words(ceilings)
+    document: dict[str, Any] = {
+        "setup": label,
+        "roof": roof._asdict(),
+        "levers": [advice.figures for advice in changes],
+        "experiments": [advice.figures for advice in experiments],
+        "ceilings_measured_at": ceilings.measured_at,
+        "warnings": warnings,
+        "rows": rows.to_dict("records"),
+    }
+    roofline = Picture(
+        "roofline",
+        CAPTION,
+        lambda figure: plot_roofline(rows, roof, label, figure.subplots()),
+        PICTURE_SIZE,
+    )
+    return Section(
+        label,
+        ABOUT,
+        answer=answer,
+        **tabled(COLUMNS, list(rows.itertuples()), keep_all=True),
+        warnings=warnings,
+        sentences=[
+            *verdicts[:MOST_VERDICTS],
+            *advice[:1],
+            *verdicts[MOST_VERDICTS:],
+            *advice[1:],
+            *by_device,
+            sentences.on_the_roof(roof, ceilings),
+        ],
+        pictures=[roofline],
+        data=lambda: document,
+    )
+
+
+def _measured_ms(row: Any) -> str:
+    return f"{digits(1e3 * row.measured_s)}{shown.mark(row.doubts)}"
+
+
+def _limit(row: Any) -> str:
+    return row.limit if shown.is_firm(row.doubts) else "not sure"
+
+
+def _percent_of_ceiling(row: Any) -> str:
+    return ">100" if shown.ABOVE in row.doubts else f"{100 * row.of_ceiling:.0f}"
+
+
+def _shares(row: Any) -> str:
+    """The parts of a phase's time in percent; a sentence has those of several devices."""
+    if row.is_split or shown.ABOVE in row.doubts:
+        return UNKNOWN
+    beyond_s = max(0.0, row.measured_s - row.least_s)
+    parts = [*row.parts.values(), beyond_s]
+    return "/".join(f"{100 * seconds / row.measured_s:.0f}" for seconds in parts)
+
+
+COLUMNS: Columns = (
+    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+    ("gen", lambda row: f"{row.n_gen:,}"),
+    ("phase", lambda row: row.phase),
+    ("measured\nms", _measured_ms),
+    ("limit", _limit),
+    ("% of\nceiling", _percent_of_ceiling),
+    ("weights/attention/\noutput/rest %", _shares),
+    ("GFLOP/s", lambda row: digits(row.gflops)),
+    ("GB/s", lambda row: digits(row.gbps)),
+    ("FLOPs\nper byte", lambda row: digits(row.intensity)),
+)

@@ -1,1 +1,0 @@
-"""What limits a run, and the machine's ceilings: ceilings, explain."""

@@ -1,0 +1,208 @@
+"""What the time of runs goes to, and what limits it, from the best rates of the machine's own
+kernels.
+
+A phase's least time is the sum of its kernels at their ceilings. Measured time beyond that is
+overhead (norms, softmax, threads that wait for each other, small matrices that do not fill a core).
+Below are the two classical roofs: arithmetic (FLOPs over the machine's best FLOP/s) and memory
+traffic (bytes over its best bytes/s). The nearest of the three is the limit; attention is one if it
+takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.core import cost, phases, shown, stats
+from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run, Steps
+from lab.errors import LabError
+from lab.roofline import probing, step_kernels
+from lab.show import disturbances
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ARITHMETIC = "arithmetic"
+TRAFFIC = "memory traffic"
+KERNEL = "the kernel"
+OVERHEAD = "overhead"
+ATTENTION = "attention"
+"""What can limit a phase."""
+
+LAYERS = "layers"
+OUTPUT = "output"
+BETWEEN = "between devices"
+"""Parts of a phase's least time, besides attention."""
+
+OVERHEAD_SHARE = 0.5  # overhead limits a phase with more than this share outside its kernels
+ATTENTION_SHARE = 0.5  # attention limits a phase with more than this share of its kernels' time
+KERNEL_FACTOR = 1.5  # the kernel limits a phase that it makes this much slower than both roofs
+BEYOND = 1.005  # times its ceiling: a faster phase shows that the ceiling is wrong
+
+TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
+
+CASE = ["n_prompt", "n_gen", "phase"]
+MEDIANS = ["measured_s", "choosing_s", "harness_s", "of_request"]
+
+Size = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
+Cost = tuple[cost.StepCost, step_kernels.Parts]
+
+
+def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
+    """The cost, rates and limit of every length and phase of one setup's runs: a row each, medians
+    over runs.
+
+        rows = lab.explain(records, lab.ceilings())
+
+    Times of decode are per token. `least_s` is what its kernels take at their ceilings; `parts` has
+    it by part (and device). `of_request` is the phase's share of the whole request; `choosing_s`
+    (sampling) and `harness_s` (from one step to the next) are not in measured_s. LabError if there
+    is nothing to explain, or a ceiling is missing.
+    """
+    import pandas as pd
+
+    phase_rows = []
+    phases_of = PhasesOfRuns(ceilings)
+    for record in records:
+        if record.run.lever:
+            continue
+        for run in phases.by_length(record.run):
+            if not run.is_timed:
+                continue
+            for phase in (PREFILL, DECODE):
+                if phase in run.steps.kind:
+                    phase_rows.append(phases_of.row(phase, run, record))
+    if not phase_rows:
+        raise LabError(
+            "There is no run of lab measure with steps to explain.",
+            "What there is, with predictions of experiments: lab show RESULTS",
+        )
+    by_run = pd.DataFrame(phase_rows)
+    cases = by_run.groupby(CASE)
+    rows = by_run.drop_duplicates(CASE).set_index(CASE)
+    rows = rows.sort_index(ascending=[True, True, False])  # prefill first
+    rows[MEDIANS] = cases[MEDIANS].median()
+    rows["n_runs"] = cases.size()
+    rows["n_disturbed"] = cases.is_disturbed.sum()
+    rows["intensity"] = rows.flops / rows.n_bytes
+    rows["of_ceiling"] = rows.least_s / rows.measured_s
+    rows["gflops"] = rows.flops / rows.measured_s / 1e9
+    rows["gbps"] = rows.n_bytes / rows.measured_s / 1e9
+    rows["limit"] = [limit_of(row) for row in rows.itertuples()]
+    rows["doubts"] = _doubts(rows, ceilings)
+    return rows.reset_index().drop(columns=["is_disturbed", "n_disturbed"])
+
+
+def _doubts(rows: pd.DataFrame, ceilings: Ceilings) -> list[tuple[str, ...]]:
+    """The doubts of each explained row: of its runs, of the ceilings, and of a phase above its
+    ceiling.
+    """
+    fewest = stats.fewest_for_interval()
+    doubts_of_ceilings = probing.doubts(ceilings)
+    doubts = []
+    for row in rows.itertuples():
+        doubts_of_runs = shown.of_runs(row.n_runs, row.n_disturbed, fewest)
+        is_above = row.least_s > BEYOND * row.measured_s
+        above = (shown.ABOVE,) if is_above else ()
+        doubts.append(shown.all_of([doubts_of_runs, doubts_of_ceilings, above]))
+    return doubts
+
+
+def limit_of(row: Any) -> str:
+    """What is nearest to the measured time of an explained row."""
+    attention_s = 0.0
+    for name, seconds in row.parts.items():
+        if name.endswith(ATTENTION):
+            attention_s += seconds
+    overhead_s = row.measured_s - row.least_s
+    if overhead_s > OVERHEAD_SHARE * row.measured_s:
+        return OVERHEAD
+    if attention_s > ATTENTION_SHARE * row.least_s:
+        return ATTENTION
+    if row.least_s > KERNEL_FACTOR * max(row.arithmetic_s, row.traffic_s):
+        return KERNEL
+    return ARITHMETIC if row.arithmetic_s > row.traffic_s else TRAFFIC
+
+
+class PhasesOfRuns:
+    """Phases of runs beside their ceilings; a size of step that many runs share is costed once."""
+
+    def __init__(self, ceilings: Ceilings) -> None:
+        self.ceilings = ceilings
+        self.costs: dict[tuple[Size, step_kernels.Layers], Cost] = {}
+
+    def row(self, phase: str, run: Run, record: Record) -> dict[str, Any]:
+        """A phase of one run (decode: the mean per token). LabError without a cost."""
+        steps = run.steps
+        indices = [
+            i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == PREFILL)
+        ]
+        n = len(indices) if phase == DECODE else 1
+        layers = probing.layers_of(record)
+        last_prefill = phases.n_prefill_steps(run) - 1
+        costs = []
+        for i in indices:
+            n_outputs = 1 if i >= last_prefill else 0
+            size = (steps.n_tokens[i], steps.n_past[i], n_outputs)
+            costs.append(self.cost(size, layers, record))
+        parts = [parts_of_step for _, parts_of_step in costs]
+        flops = sum(step.flops for step, _ in costs) / n
+        n_bytes = sum(step.n_bytes for step, _ in costs) / n
+        best = step_kernels.roof(self.ceilings, layers)
+        return {
+            "n_prompt": run.n_prompt,
+            "n_gen": run.n_gen,
+            "phase": phase,
+            "n_steps": len(indices),
+            "measured_s": sum(steps.ready_ns[i] - steps.start_ns[i] for i in indices) / 1e9 / n,
+            "least_s": sum(step.total.total_s for step in parts) / n,
+            "parts": by_part(parts, n),
+            "is_split": len(parts[0].by_device) > 1,
+            "flops": flops,
+            "n_bytes": n_bytes,
+            "arithmetic_s": flops / best.gflops / 1e9,
+            "traffic_s": n_bytes / best.gbps / 1e9,
+            "choosing_s": sum(steps.end_ns[i] - steps.ready_ns[i] for i in indices) / 1e9 / n,
+            "harness_s": _harness_ns(steps, indices) / 1e9 / n,
+            "of_request": _share_of_request(phase, run),
+            "is_disturbed": bool(disturbances.disturbances(record)),
+        }
+
+    def cost(self, size: Size, layers: step_kernels.Layers, record: Record) -> Cost:
+        """The cost of a step, and its kernels at their ceilings."""
+        model = record.model
+        settings = record.settings
+        if (size, layers) not in self.costs:
+            step = step_kernels.step_cost(model, *size, settings.type_k, settings.type_v)
+            parts = step_kernels.parts(model, settings, self.ceilings, *size, layers=layers)
+            self.costs[size, layers] = (step, parts)
+        return self.costs[size, layers]
+
+
+def by_part(steps: Sequence[step_kernels.Parts], n: int) -> dict[str, float]:
+    """Least seconds of steps by part, divided by n; with several devices by device and part."""
+    seconds: dict[str, float] = {}
+    devices = steps[0].by_device
+    is_split = len(devices) > 1
+    for device in devices:
+        prefix = f"{device or probing.CPU} " if is_split else ""
+        of_device = [step.by_device[device] for step in steps]
+        seconds[f"{prefix}{LAYERS}"] = sum(kernels.layers_s for kernels in of_device) / n
+        seconds[f"{prefix}{ATTENTION}"] = sum(kernels.attention_s for kernels in of_device) / n
+        seconds[f"{prefix}{OUTPUT}"] = sum(kernels.head_s for kernels in of_device) / n
+    if is_split:
+        seconds[BETWEEN] = sum(step.between_s for step in steps) / n
+    return seconds
+
+
+def _harness_ns(steps: Steps, indices: Sequence[int]) -> int:
+    """Time from the end of the step before each step to its start."""
+    return sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in indices if i > 0)
+
+
+def _share_of_request(phase: str, run: Run) -> float:
+    """A phase's share of the whole request."""
+    prefill_ns = phases.prefill_ns(run)
+    e2e_ns = phases.e2e_ns(run)
+    of_prefill = prefill_ns / e2e_ns if prefill_ns and e2e_ns else 0.0
+    return of_prefill if phase == PREFILL else 1 - of_prefill
