@@ -36,7 +36,8 @@ if TYPE_CHECKING:
         plot_sweep as plot_sweep,
     )
     from lab.features.report import report as report
-    from lab.features.predict.prediction import plot_requests as plot_requests, predict as predict
+    from lab.features.predict.picture import plot_requests as plot_requests
+    from lab.features.predict.prediction import predict as predict
     from lab.features.quant.comparing import quant as quant, quant_table as quant_table
     from lab.features.speculate.speculation import speculate as speculate
     from lab.features.stall import stall as stall

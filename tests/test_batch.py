@@ -18,7 +18,7 @@ from lab.app import known
 from lab.show import comparison
 from lab.roofline import step_kernels
 from lab.roofline import learning
-from lab.roofline.learning import StepPrediction
+from lab.roofline.step_prediction import StepPrediction
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case

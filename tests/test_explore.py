@@ -15,9 +15,10 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
 from lab.features import report as page
 from lab.roofline import probing, step_kernels
-from lab.features.predict import laws, prediction
-from lab.roofline import learning
-from lab.roofline.learning import StepPrediction
+from lab.features.predict import laws, wording
+from lab.roofline import learning, prediction
+from lab.roofline.prediction import Here
+from lab.roofline.step_prediction import StepPrediction
 from lab.models import catalog, devices, synthetic
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST
@@ -125,9 +126,10 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_p
         n = one["prompt"]
         gen = one["gen"]
         if one["device"] == 0:
-            row = prediction.here(chosen, settings, best, learned, n, gen)
+            row = Here(chosen, settings, best, learned).request(n, gen)
             far = [
-                any(words.startswith(phase) for words in row.beyond) for phase in (PREFILL, DECODE)
+                any(words.startswith(phase) for words in wording.beyond(row.extrapolations))
+                for phase in (PREFILL, DECODE)
             ]
             assert [shown["prefill"]["beyond"], shown["decode"]["beyond"]] == far, one
         else:
@@ -152,7 +154,7 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
     learned = learning.learn(records, best)
     steps = StepPrediction(model, settings, best, learned.fit, learned.n_runs)
     roof = step_kernels.roof(best)
-    alone = prediction.here(model, settings, best, learned, 1000, 200)
+    alone = Here(model, settings, best, learned).request(1000, 200)
     asked = [
         {**ONE, "users": n, "cached": cached}
         for n, cached in itertools.product((1, 2, 7, 32), (0, 1, 600, 999))

@@ -17,9 +17,10 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
 from lab.roofline import probing
 from lab.roofline.probing import Where
-from lab.roofline import learning
-from lab.features.predict import prediction
-from lab.roofline.learning import Case, Costs, Point
+from lab.features.predict import wording
+from lab.roofline import learning, prediction
+from lab.roofline.learning import Case, Costs, Point, Step
+from lab.roofline.prediction import Here, on_device
 from lab.models import catalog, devices, obtain, synthetic
 from lab.show import disturbances
 from tests.conftest import FakeWorker, exact_steps, make_record, make_run, run_lab
@@ -32,9 +33,9 @@ SAMPLES = Path("results")
 def timed(n_prompt: int, prefill_factor: float, decode_factor: float, session: str = "a") -> Record:
     """A run on BIG that takes so many times its kernels' least time."""
     prefill = learning.costs_of(
-        BIG, WIDE, FAST, [(512, first, 0) for first in range(0, n_prompt, 512)]
+        BIG, WIDE, FAST, [Step(512, first, 0) for first in range(0, n_prompt, 512)]
     )
-    token = learning.costs_of(BIG, WIDE, FAST, [(1, n_prompt + 2, 1)])
+    token = learning.costs_of(BIG, WIDE, FAST, [Step(1, n_prompt + 2, 1)])
     rates = (
         1e3 * prefill_factor * prefill.kernels_s / n_prompt,
         1e3 * decode_factor * token.kernels_s,
@@ -47,7 +48,7 @@ def ask(
     records: list[Record], n_prompt: int, model: Any = BIG, settings: Any = WIDE
 ) -> prediction.Prediction:
     learned = learning.learn(records, FAST)
-    return prediction.here(model, settings, FAST, learned, n_prompt, 6)
+    return Here(model, settings, FAST, learned).request(n_prompt, 6)
 
 
 def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
@@ -60,7 +61,7 @@ def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
     )
     assert row.tpot_limit_s < row.tpot_s[0] < row.tpot_expected_s < row.tpot_s[1]
     assert row.e2e_s[1] == pytest.approx(row.prefill_s[1] + 5 * row.tpot_s[1])
-    assert not row.beyond
+    assert not row.extrapolations
     with pytest.raises(LabError, match="too few runs"):
         learning.learn([], FAST)
 
@@ -105,7 +106,7 @@ def test_disturbed_runs_count_only_where_there_are_no_others(
     wide = alone
     narrow = learning.learn([quiet], FAST)
     assert wide.factor(alone.points[0].case) > 1.3 * narrow.factor(alone.points[0].case)
-    assert "2 of the points come from disturbed runs" in prediction.basis_here(alone)
+    assert "2 of the points come from disturbed runs" in wording.basis_here(alone)
 
 
 def test_records_with_absurd_steps_teach_nothing() -> None:
@@ -148,35 +149,40 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
     records = [timed(n, 1.2, 1.3) for n in (512, 1024)]
     inside = ask(records, 1024)
     beyond = ask(records, 16 * 1024)
-    assert not inside.beyond
+    assert not inside.extrapolations
     assert (
         beyond.prefill_s[1] / beyond.prefill_s[0] > 1.2 * inside.prefill_s[1] / inside.prefill_s[0]
     )
     assert (
-        "prefill extrapolates to 16x the longest measured prompt (1,024 tokens)" in beyond.beyond[0]
+        "prefill extrapolates to 16x the longest measured prompt (1,024 tokens)"
+        in wording.beyond(beyond.extrapolations)[0]
     )
-    assert "range widened to 0." in beyond.beyond[0]
+    assert "range widened to 0." in wording.beyond(beyond.extrapolations)[0]
     other = ask(records, 1024, dataclasses.replace(BIG, n_ff=4096))
-    assert "prefill extrapolates to another model: range" in other.beyond[0]
+    assert "prefill extrapolates to another model: range" in wording.beyond(other.extrapolations)[0]
     assert (
         "another quantization (Q5_0)"
-        in ask(records, 1024, dataclasses.replace(BIG, quantization="Q5_0")).beyond[0]
+        in wording.beyond(
+            ask(records, 1024, dataclasses.replace(BIG, quantization="Q5_0")).extrapolations
+        )[0]
     )
     threads = dataclasses.replace(
         FAST, rates=(*FAST.rates, *(dataclasses.replace(r, n_threads=1) for r in FAST.rates))
     )
     learned = learning.learn(records, threads)
     one = dataclasses.replace(WIDE, n_threads=1, n_threads_batch=1)
-    row = prediction.here(BIG, one, threads, learned, 1024, 6)
-    assert "other settings (threads" in row.beyond[0]
+    row = Here(BIG, one, threads, learned).request(1024, 6)
+    assert "other settings (threads" in wording.beyond(row.extrapolations)[0]
     short = ask(records, 10)
-    assert "below the shortest measured prompt (512 tokens)" in short.beyond[0]
+    assert (
+        "below the shortest measured prompt (512 tokens)" in wording.beyond(short.extrapolations)[0]
+    )
 
 
 def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
     for factor, low in ((0.6, True), (1.0, False)):
         learned = learning.learn([timed(512, 1, factor)], FAST)
-        assert ("ceilings are too low" in prediction.basis_here(learned)) == low
+        assert ("ceilings are too low" in wording.basis_here(learned)) == low
         (decode,) = [point for point in learned.points if point.case.phase == DECODE]
         row = ask([timed(512, 1, factor)], 512)
         assert row.tpot_s[0] < decode.seconds < row.tpot_s[1]
@@ -209,7 +215,7 @@ def test_long_prompts_lie_in_the_range_of_what_short_ones_taught(
         (8192, 37.7, 26.3),
         (10_000, 62.6, 32.0),
     ):  # medians of the samples
-        row = prediction.here(records[0].model, records[0].settings, best, learned, n_prompt, 2)
+        row = Here(records[0].model, records[0].settings, best, learned).request(n_prompt, 2)
         assert row.prefill_s[0] < prefill_s < row.prefill_s[1]
         assert row.tpot_s[0] < tpot_ms / 1e3 < row.tpot_s[1]
 
@@ -304,7 +310,9 @@ def outcomes(n_machines: int) -> dict[str, list[tuple[bool, float]]]:
                 "later",
             )
             error = math.log(point.seconds / fit.seconds(point.case, point.costs))
-            ways = sorted(errors.known[point.case.phase].beyond(point.case)) or ["nothing"]
+            ways = sorted(errors.coverage[point.case.phase].extrapolations(point.case)) or [
+                "nothing"
+            ]
             inside = abs(error) <= math.log(errors.factor(point.case))
             for way in [*ways, "all"]:
                 by_way.setdefault(way, []).append((inside, abs(error)))
@@ -342,11 +350,11 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     )
     record = dataclasses.replace(timed(512, 1.2, 1.3), machine=plan.machine, settings=settings)
     results.save(tmp_path / "runs.jsonl", record)
-    (row,) = prediction.predict("512", 6, "big", "here", results=tmp_path)
+    (row,) = lab.predict("512", 6, "big", "here", results=tmp_path)
     assert row.memory_bytes == 3 * 10**9
-    assert "1 run of" in row.basis
+    assert "1 run of" in wording.basis(row)
     with pytest.raises(LabError, match="not been measured"):
-        prediction.predict("512", 6, "big", "here", results=tmp_path, n_gpu_layers=0)
+        lab.predict("512", 6, "big", "here", results=tmp_path, n_gpu_layers=0)
 
 
 # Devices that nobody here has
@@ -366,7 +374,7 @@ def test_the_function_and_the_command_predict_the_same() -> None:
 def test_a_7b_in_f16_on_an_a100() -> None:
     model = of_catalog("llama-2-7b")
     a100 = devices.find_device("A100 80GB")
-    row = prediction.on_device(model, WIDE, a100, 1, 2)
+    row = on_device(model, WIDE, a100, 1, 2)
     assert 1 / row.tpot_limit_s == pytest.approx(
         154, rel=0.02
     )  # "about 145" counts the embedding table as well
@@ -380,18 +388,18 @@ def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None
     model = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0")
     device = devices.find_device(name)
     lengths = [round(10 ** (2 + i / 20)) for i in range(61)]  # 100 to 100,000
-    rows = [prediction.on_device(model, WIDE, device, n, 200) for n in lengths]
+    rows = [on_device(model, WIDE, device, n, 200) for n in lengths]
     for times in ("prefill_s", "tpot_s", "e2e_s"):
         for one, longer in itertools.pairwise(getattr(row, times) for row in rows):
             assert all(
                 math.isnan(a) or a <= b * (1 + 1e-9) for a, b in zip(one, longer, strict=True)
             ), times
-    before, after = (prediction.on_device(model, WIDE, device, n, 200) for n in (3000, 3001))
+    before, after = (on_device(model, WIDE, device, n, 200) for n in (3000, 3001))
     assert after.e2e_s == pytest.approx(before.e2e_s, rel=0.01, nan_ok=True)
 
 
 def test_the_readme_counts_the_devices_that_are_ranked(tmp_path: Path) -> None:
-    rows = prediction.predict("4000", 300, "llama-3.1-8b", results=tmp_path)
+    rows = lab.predict("4000", 300, "llama-3.1-8b", results=tmp_path)
     words = f"It ranks {sum(row.is_known for row in rows)} of the {len(rows)} devices that it knows"
     assert words in " ".join(Path("README.md").read_text(encoding="utf-8").split())
 

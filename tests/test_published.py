@@ -11,7 +11,8 @@ import pytest
 from lab.core.record import DECODE, PREFILL
 from lab.roofline import datasheet
 from lab.roofline.datasheet import Case
-from lab.features.predict.prediction import on_device
+from lab.features.predict import wording
+from lab.roofline.prediction import on_device
 from lab.models import catalog, devices, synthetic
 from tests.bench import clean_published, learn_published
 from tests.bench.learn_published import Row, published
@@ -217,13 +218,14 @@ def test_a_smaller_cache_makes_long_contexts_faster() -> None:
 def test_only_clean_rows_are_cited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device = devices.find_device("rtx-3060")
     model = synthetic.model_of(catalog.find("llama-2-7b"), "Q4_0")
-    assert datasheet.measured(device, model).startswith(
+    rates = datasheet.published_rates(device, model)
+    assert wording.cited(device, model, rates).startswith(
         "Measured by others on NVIDIA GeForce RTX 3060 12 GB, llama-2"
     )
     lines = learn_published.PUBLISHED.read_text().replace(",,RTX", ",does-not-fit,RTX")
     (tmp_path / "published.csv").write_text(lines)
     monkeypatch.setattr(datasheet, "data_file", tmp_path.joinpath)
-    assert datasheet.measured(device, model) == ""
+    assert datasheet.published_rates(device, model) == []
 
 
 DEVICES = "rtx-4090", "rtx-3090", "rtx-5090", "m2-ultra", "m4-max", "rx-7900-xtx"

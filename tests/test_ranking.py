@@ -11,20 +11,34 @@ from typing import Any
 import pytest
 
 import lab
-from lab.features.predict.slo import Slo, parse_slo
+from lab.features.predict.slo import Slo, chance, parse_slo
 from lab.core.results import read
 from lab.errors import LabError
-from lab.features.predict import prediction
-from lab.features.predict.prediction import HERE, Prediction
+from lab.features.predict import tables, wording
+from lab.roofline import prediction
+from lab.roofline.prediction import HERE, Prediction, Shortage
 from lab.models import devices
+from lab.models.devices import Device
 from tests.conftest import MODEL, SETTINGS, run_lab
 
 LLAMA = "llama-3.1-8b:Q4_K_M"
 
 
 def row(name: str = "a", prefill: tuple[float, float] = (1.0, 1.0), **more: Any) -> Prediction:
+    device = None
+    if name != HERE:
+        device = Device("test", name, name, 100, "")
     return Prediction(
-        MODEL, 1000, 101, 0.5, prefill, 0.005, (0.01, 0.02), name=name, needed_bytes=10**9, **more
+        MODEL,
+        1000,
+        101,
+        0.5,
+        prefill,
+        0.005,
+        (0.01, 0.02),
+        device=device,
+        needed_bytes=10**9,
+        **more,
     )
 
 
@@ -39,9 +53,12 @@ def test_the_request_is_prefill_and_decode_and_what_fits_comes_first_by_its_time
     assert found[: len(known)] == known and names.index("rtx-5090") < names.index("rtx-3060")
     small = lab.predict("1000,100000", 200, LLAMA, "rtx-4060,rtx-5090")
     assert [one.n_prompt for one in small] == [1000, 1000, 100_000, 100_000]
-    assert [bool(one.misfit) for one in small] == [False, False, False, True] and "GB of 8" in str(
-        small[3].misfit
-    )
+    assert [bool(one.shortage) for one in small] == [
+        False,
+        False,
+        False,
+        True,
+    ] and "GB of 8" in str(wording.misfit(small[3].shortage))
 
 
 def test_users_share_the_weights_and_each_has_a_cache() -> None:
@@ -59,17 +76,17 @@ def test_users_share_the_weights_and_each_has_a_cache() -> None:
         caches[0] == pytest.approx(caches[1], abs=1) and caches[0] > 0
     )  # layers with a window have a cache per user
     (too_many,) = lab.predict("8000", 200, LLAMA, "rtx-4060", users=16, slo=Slo(tpot_s=1.0))
-    assert "for 16 users" in str(too_many.misfit) and too_many.chance == 0.0
+    assert "for 16 users" in str(wording.misfit(too_many.shortage)) and too_many.chance == 0.0
 
 
 def test_the_chance_to_keep_limits_follows_from_the_range() -> None:
     one = row(prefill=(1.0, 4.0))
-    assert prediction.chance(one, Slo(ttft_s=2.0)) == pytest.approx(0.5)
-    assert prediction.chance(one, Slo(ttft_s=4.0)) == pytest.approx(0.95)
-    assert prediction.chance(one, Slo(ttft_s=1.0)) == pytest.approx(0.05)
-    assert prediction.chance(one, Slo(ttft_s=4.0, tpot_s=0.001)) < 0.001
-    assert prediction.chance(row(prefill=(1.0, 1.0)), Slo(ttft_s=1.0)) == 1.0
-    assert math.isnan(prediction.chance(row(prefill=(math.nan, math.nan)), Slo(ttft_s=1.0)))
+    assert chance(one, Slo(ttft_s=2.0)) == pytest.approx(0.5)
+    assert chance(one, Slo(ttft_s=4.0)) == pytest.approx(0.95)
+    assert chance(one, Slo(ttft_s=1.0)) == pytest.approx(0.05)
+    assert chance(one, Slo(ttft_s=4.0, tpot_s=0.001)) < 0.001
+    assert chance(row(prefill=(1.0, 1.0)), Slo(ttft_s=1.0)) == 1.0
+    assert math.isnan(chance(row(prefill=(math.nan, math.nan)), Slo(ttft_s=1.0)))
 
 
 def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
@@ -93,7 +110,7 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
     many = next(
         row for row in lab.predict("1000", 200, users=8, results=tmp_path) if row.name == HERE
     )
-    assert not one.is_measured and "are fitted to" in one.basis
+    assert not one.is_measured and "are fitted to" in wording.basis(one)
     assert (
         one.tpot_s[0] < many.tpot_s[0] < 8 * one.tpot_s[0]
         and many.users == 8
@@ -113,16 +130,16 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
         row("maybe", chance=0.5),
         row("never", chance=0.01),
         row("unknown", (math.nan, math.nan)),
-        row("full", misfit="needs 9 GB of 8"),
-        row(HERE, misfit="needs 9 GB of 7"),
+        row("full", shortage=Shortage(9 * 10**9, 8e9, 2)),
+        row(HERE, shortage=Shortage(9 * 10**9, 7e9, 2)),
     ]
-    shown = prediction.ranking(rows, Slo(ttft_s=1.0))
+    shown = tables.ranking(rows, Slo(ttft_s=1.0))
     table = dict(zip(shown.headings, zip(*shown.cells, strict=True), strict=True))
     assert table["keeps\nlimits"][:3] == ("yes", "50 %", "no")
-    assert table["note"][4] == "needs 9 GB of 8" and len(shown.cells) == 6
+    assert table["note"][4] == "needs 9.0 GB of 8.0 for 2 users" and len(shown.cells) == 6
     assert "1 of 6 keep TTFT 1 s with at least 95 % certainty." in shown.sentences
     assert shown.words == ["The fastest is sure: 2.00 s to 3.00 s for the whole request."]
-    few = prediction.ranking(rows, most=2)
+    few = tables.ranking(rows, most=2)
     assert [cells[0] for cells in few.cells] == ["sure", "maybe", HERE]
     unknown = "1 without a known peak, so prefill is not predicted"
     words = f"Not shown: 1 slower, 1 with too little memory, {unknown}. To see them: --all"
@@ -172,7 +189,7 @@ def test_what_does_not_fit_has_no_times_and_says_what_would() -> None:
     model = dataclasses.replace(prediction.plan_for("llama-3.1-8b:F16", {}).model)
     one = dataclasses.replace(row(), model=model, n_gen=200)
     fit = {
-        gb: str(prediction.with_memory(one, SETTINGS, gb and gb * 1e9).misfit)
+        gb: str(wording.misfit(prediction.with_memory(one, SETTINGS, gb and gb * 1e9).shortage))
         for gb in (None, 24, 12, 1)
     }
     assert (

@@ -11,8 +11,7 @@ from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
 from lab.features.explain import sentences
-from lab.roofline import explanation, probes, probing, step_kernels
-from lab.roofline import learning
+from lab.roofline import explanation, learning, probes, probing, step_kernels, step_prediction
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, WIDE, rate
@@ -171,7 +170,7 @@ def test_two_gpus_are_not_explained() -> None:
     with pytest.raises(LabError, match=r"for one GPU, .* not for CUDA0 and CUDA1") as problem:
         explained(record, "decode")
     assert problem.value.hint == "Choose one: --device CUDA0"
-    assert learning.prediction_for(record, KNOWN, []) is None
+    assert step_prediction.prediction_for(record, KNOWN, []) is None
 
 
 @pytest.mark.parametrize(

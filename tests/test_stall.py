@@ -17,7 +17,7 @@ from lab.errors import LabError
 from lab.features import stall as stalls
 from lab.roofline import step_kernels
 from lab.roofline import learning
-from lab.roofline.learning import StepPrediction, pieces
+from lab.roofline.step_prediction import StepPrediction, pieces
 from lab.process.worker import Worker
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE

@@ -21,7 +21,7 @@ from lab.app import known
 from lab.features import turns as conversations
 from lab.app.experiment import first_difference
 from lab.roofline import learning
-from lab.roofline.learning import StepPrediction
+from lab.roofline.step_prediction import StepPrediction
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case

@@ -36,12 +36,12 @@ from lab.core.payloads import Lever
 from lab.core.record import Model, Record, Run
 from lab.core.shown import MARK
 from lab.errors import LabError
-from lab.roofline.learning import StepPrediction, prediction_for
+from lab.roofline.step_prediction import StepPrediction, prediction_for
 from lab.app.running import carry_out
 from lab.process.worker import Worker
 from lab.runner import as_options, session
 from lab.runner.cases import Plan
-from lab.show import canvas, disturbances, table
+from lab.show import canvas, disturbances, table, text_prediction
 from lab.show.section import WIDE, Columns, Context, Kind, Picture, Section, is_plain, tabled
 from lab.show.wording import digits
 
@@ -224,7 +224,7 @@ def section(
         and prediction
         and any("predicted" in heading for heading in shown["headings"])
     ):
-        basis = [prediction.basis]
+        basis = [text_prediction.basis(prediction)]
     if any(
         map(disturbances.is_doubtful, grouped(records, lambda record: record.run.name).values())
     ):

@@ -21,7 +21,7 @@ from lab.errors import LabError
 from lab.app import experiment
 from lab.app.experiment import REPEAT, Numbers, Option, cell
 from lab.roofline import step_kernels
-from lab.roofline.learning import StepPrediction
+from lab.roofline.step_prediction import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text

@@ -25,7 +25,7 @@ from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.app import experiment
 from lab.app.experiment import REPEAT, Numbers, Option, cell, ranged
-from lab.roofline.learning import StepPrediction
+from lab.roofline.step_prediction import StepPrediction
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text

@@ -34,7 +34,7 @@ from lab.core.script import Operation, Part
 from lab.errors import LabError, printable
 from lab.app import experiment
 from lab.app.experiment import Option, cell, first_difference
-from lab.roofline.learning import StepPrediction
+from lab.roofline.step_prediction import StepPrediction
 from lab.remote import formats
 from lab.remote.through_server import server_options
 from lab.remote.servers import Server, connect, prompt_text, reaching_of

@@ -1,61 +1,70 @@
 """Predictions for devices that are not here, from what others published.
 
-Published rates are in models/published.csv, coefficients in models/learned.toml. A time is a sum of parts: arithmetic
-and attention at the datasheet's peak, weights and cache at its bandwidth, layers of all steps. Each part has a
-coefficient: one figure times factors of the backend, the runtime, the architecture, the device, ...
-tests/bench/learn_published.py fits them; a factor with few rows is close to 1. The range is what such predictions were
-off by for devices that were left out, and wider where a factor is not known.
+Published rates are in models/published.csv, coefficients in models/learned.toml. A time is a sum of
+parts: arithmetic and attention at the datasheet's peak, weights and cache at its bandwidth, layers
+of all steps. Each part has a coefficient: one figure times factors of the backend, the runtime, the
+architecture, the device, ... tests/bench/learn_published.py fits them; a factor with few rows is
+close to 1. The range is what such predictions were off by for devices that were left out, and wider
+where a factor is not known.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-import operator
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from typing import NamedTuple
 
 from lab.core import cost, memory
-from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Model, Settings
-from lab.roofline import step_kernels
 from lab.models.catalog import data_file
 from lab.models.devices import Device
+from lab.roofline import step_kernels
 
 PARTS = "arithmetic", "weights", "attention", "cache", "layers"
 SHARED = "backend", "runtime", "architecture", "family", "device"
-OTHERS = "attention", "attention family", "attention flash", "other runtime"
+OF_PRODUCTS = *SHARED, "quantization", "flash", "experts"
+OF_ATTENTION = "attention", "attention family", "attention flash", "other runtime"
 FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
     PREFILL: {
-        "arithmetic": (*SHARED, "quantization", "flash", "experts"),
+        "arithmetic": OF_PRODUCTS,
         "weights": ("weights",),
-        "attention": (*SHARED, *OTHERS),
+        "attention": (*SHARED, *OF_ATTENTION),
         "cache": ("cache",),
         "layers": ("layers",),
     },
     DECODE: {
-        "arithmetic": (*SHARED, "quantization", "flash", "experts"),
-        "weights": (*SHARED, "quantization", "flash", "experts"),
+        "arithmetic": OF_PRODUCTS,
+        "weights": OF_PRODUCTS,
         "attention": (),
-        "cache": OTHERS,
+        "cache": OF_ATTENTION,
         "layers": ("layers",),
     },
 }
 """The factors of each part. Those of flash attention count half: on, or divided by off."""
 
-TILE = 64  # tokens of a prompt that share one reading of the cache: the figure that was learned is relative to it
+NEVER_WIDEN = "device", "other runtime"
+"""Factors that do not widen a range where they are unknown: the range is of left-out devices."""
+
+TILE = 64
+"""Tokens of a prompt that share a reading of the cache; the learned figure is relative to it."""
+
 SURE = 1.645  # standard deviations that 90 % of a normal distribution lie within
 
 WIDENS = 1000, 10_000
-"""Between these prompt lengths the logarithms of both ends go from those of short prompts to those of long ones, which
-are never narrower, so that no end falls as prompts grow."""
+"""Between these prompt lengths the logarithms of both ends go from those of short prompts to those
+of long ones, which are never narrower, so that no end falls as prompts grow."""
 
 LONG = 3000
 LONGEST = 65_536
 PER_LENGTH = 0.2
-"""Errors for prompts above LONG make the range of long prompts. Few published ones are above LONGEST: a standard
-deviation more for each factor of e (an assumption)."""
+"""Errors for prompts above LONG make the range of long prompts. Few published ones are above
+LONGEST: a standard deviation more for each factor of e (an assumption)."""
+
+LAYER_S = 1e-6  # the unit of a layer in a step: microseconds
 
 
 def runtime_of(source: str) -> str:
@@ -65,17 +74,30 @@ def runtime_of(source: str) -> str:
 
 def backend_of(device: Device) -> str:
     """The backend that llama.cpp is usually built with for a device."""
+    if "NVIDIA" in device.about:
+        return "CUDA"
     by_kind = {"radeon": "ROCm", "datacenter": "ROCm", "apple": "Metal", "arc": "Vulkan"}
-    return (
-        "CUDA"
-        if "NVIDIA" in device.about
-        else by_kind.get(device.kind, "Vulkan" if device.fp32 else "CPU")
-    )
+    if device.kind in by_kind:
+        return by_kind[device.kind]
+    return "Vulkan" if device.fp32 else "CPU"
+
+
+class Parts(NamedTuple):
+    """Seconds of a time's parts at the datasheet's rates, in the order of PARTS.
+
+    Arithmetic and attention are nan without a known peak.
+    """
+
+    arithmetic: float
+    weights: float
+    attention: float
+    cache: float
+    layers: float
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a time is predicted for. `parts`: seconds of each of PARTS at the datasheet's rates, nan without a peak."""
+    """What a time is predicted for. `flash_attn` is None where nobody published it."""
 
     phase: str
     device: Device
@@ -86,40 +108,99 @@ class Case:
     flash_attn: bool | None
     n_prompt: int
     has_experts: bool
-    parts: tuple[float, ...]
+    parts: Parts
 
     @property
     def least_s(self) -> float | None:
         """The limit by bandwidth and peak; None without a peak where that counts."""
-        arithmetic, weights, attention, cache, _ = self.parts
-        compute = arithmetic + attention
-        return (
-            None
-            if math.isnan(compute)
-            else max(compute, weights + (cache if self.phase == DECODE else 0.0))
-        )
+        compute = self.parts.arithmetic + self.parts.attention
+        if math.isnan(compute):
+            return None
+        traffic = self.parts.weights
+        if self.phase == DECODE:
+            traffic += self.parts.cache
+        return max(compute, traffic)
 
-    @property
+    @cached_property
     def levels(self) -> dict[str, str]:
         """What each factor is looked up by; factors that do not apply are left out."""
         runtime = f"{self.backend} in {self.runtime}"
         architecture = self.device.architecture or "none"
         family = f"{architecture} on {runtime}"
-        found = dict.fromkeys(("runtime", "layers", "weights", "cache"), runtime)
-        found |= {
+        levels = {
+            "runtime": runtime,
+            "layers": runtime,
+            "weights": runtime,
+            "cache": runtime,
             "backend": self.backend,
             "architecture": architecture,
             "family": family,
             "device": self.device.name,
+            "quantization": self.quantization,
         }
-        found["quantization"] = self.quantization
         if self.has_experts:
-            found["experts"] = self.backend
+            levels["experts"] = self.backend
         if self.flash_attn is not None:
-            found |= {"flash": self.backend, "attention flash": self.backend}
+            levels["flash"] = self.backend
+            levels["attention flash"] = self.backend
         if self.runtime == "llama.cpp":
-            return found | {"attention": runtime, "attention family": family}
-        return found | {"other runtime": runtime}
+            levels["attention"] = runtime
+            levels["attention family"] = family
+        else:
+            levels["other runtime"] = runtime
+        return levels
+
+
+CacheTypes = tuple[str, str]  # of keys and of values
+
+
+def parts_of_token(model: Model, device: Device, n_past: int, types: CacheTypes) -> Parts:
+    """The parts of a token of one user. LabError for a model of unknown cost."""
+    gbps = device.gbps * 1e9
+    step = step_kernels.step_cost(model, 1, n_past, 1, *types)
+    cache_bytes = step.n_bytes - step.weight_bytes
+    layers_s = LAYER_S * (model.n_layer or 0)
+    return Parts(0.0, step.weight_bytes / gbps, 0.0, cache_bytes / gbps, layers_s)
+
+
+def parts_of_users(
+    model: Model, device: Device, n_past: int, types: CacheTypes, users: int
+) -> Parts:
+    """The parts of a step with one token of each user. With several, arithmetic counts."""
+    gbps = device.gbps * 1e9
+    other_users = [(1, n_past)] * (users - 1)
+    step = step_kernels.step_cost(model, 1, n_past, users, *types, other_users)
+    arithmetic = 0.0
+    if device.peak_tflops:
+        arithmetic = step.flops / device.peak_tflops / 1e12
+    cache_bytes = step.n_bytes - step.weight_bytes
+    layers_s = LAYER_S * (model.n_layer or 0)
+    return Parts(arithmetic, step.weight_bytes / gbps, 0.0, cache_bytes / gbps, layers_s)
+
+
+def parts_of_prompt(
+    model: Model, device: Device, n: int, n_ubatch: int, types: CacheTypes, n_past: int = 0
+) -> Parts:
+    """The parts of a prompt of n tokens after n_past. LabError for a model of unknown cost.
+
+    The cache: what the tokens see, over TILE, because this number of tokens share a reading.
+    """
+    gbps = device.gbps * 1e9
+    peak = (device.peak_tflops or math.nan) * 1e12
+    prompt = step_kernels.step_cost(model, n, n_past, 1, *types)
+    first_step = step_kernels.step_cost(model, min(n, n_ubatch), 0, 1, *types)
+    n_steps = math.ceil(n / n_ubatch)
+    per_head = memory.bytes_per_head(model, *types) or 0.0
+    seen_bytes = 0.0
+    for layers in cost.attended(model, n, n_past) or ():
+        seen_bytes += per_head * layers.heads.n_layer * layers.heads.n_head_kv * layers.n_pairs
+    return Parts(
+        arithmetic=(prompt.flops - prompt.attention_flops) / peak,
+        weights=first_step.weight_bytes * n_steps / gbps,
+        attention=prompt.attention_flops / peak,
+        cache=seen_bytes / TILE / gbps,
+        layers=LAYER_S * ((model.n_layer or 0) * n_steps),
+    )
 
 
 def parts_of(
@@ -128,66 +209,56 @@ def parts_of(
     phase: str,
     n: int,
     n_ubatch: int,
-    kinds: tuple[str, str],
+    types: CacheTypes,
     n_past: int = 0,
-) -> tuple[float, ...]:
-    """The parts of a token after n others, or of a prompt of n after n_past. LabError for a model of unknown cost.
-
-    `kinds`: of the cache. That of a prompt: what its tokens see, over TILE, because this number of tokens share a
-    reading.
-    """
-    layers = model.n_layer or 0
-    gbps = device.gbps * 1e9
+) -> Parts:
+    """The parts of a token after n others, or of a prompt of n after n_past."""
     if phase == DECODE:
-        token = step_kernels.step_cost(model, 1, n, 1, *kinds)
-        return (
-            0.0,
-            token.weight_bytes / gbps,
-            0.0,
-            (token.n_bytes - token.weight_bytes) / gbps,
-            1e-6 * layers,
-        )
-    step, first = (
-        step_kernels.step_cost(model, *one, 1, *kinds)
-        for one in ((n, n_past), (min(n, n_ubatch), 0))
-    )
-    seen = cost.attended(model, n, n_past) or ()
-    per_head = memory.bytes_per_head(model, *kinds) or 0.0
-    peak = (device.peak_tflops or math.nan) * 1e12
-    n_steps = -(-n // n_ubatch)
-    n_read = (
-        sum(per_head * one.heads.n_layer * one.heads.n_head_kv * one.n_pairs for one in seen) / TILE
-    )
-    arithmetic = (step.flops - step.attention_flops) / peak
-    attention = step.attention_flops / peak
-    return (
-        arithmetic,
-        first.weight_bytes * n_steps / gbps,
-        attention,
-        n_read / gbps,
-        1e-6 * (layers * n_steps),
-    )
+        return parts_of_token(model, device, n, types)
+    return parts_of_prompt(model, device, n, n_ubatch, types, n_past)
 
 
 def case_for(
     model: Model, settings: Settings, device: Device, phase: str, n: int, n_past: int = 0
 ) -> Case:
-    """A prediction's. LabError for a model of unknown cost."""
-    parts = parts_of(
-        model, device, phase, n, settings.n_ubatch, (settings.type_k, settings.type_v), n_past
+    """The case of a prediction: a prompt of n tokens, or a token after n. LabError as `parts_of`."""
+    types = settings.type_k, settings.type_v
+    return Case(
+        phase,
+        device,
+        backend=backend_of(device),
+        runtime="llama.cpp",
+        model=model.name,
+        quantization=model.quantization or "",
+        flash_attn=settings.flash_attn != "off",  # "auto" is on wherever the device can
+        n_prompt=n + n_past,
+        has_experts=bool(model.n_expert),
+        parts=parts_of(model, device, phase, n, settings.n_ubatch, types, n_past),
     )
-    names = backend_of(device), "llama.cpp", model.name, model.quantization or ""
-    is_flash = settings.flash_attn != "off"  # "auto" is on wherever the device can
-    return Case(phase, device, *names, is_flash, n + n_past, bool(model.n_expert), parts)
+
+
+class End(NamedTuple):
+    """How far an end of a range lies from the expectation: sizes of logarithms of ratios."""
+
+    short: float  # for short prompts
+    long: float
+
+
+class Unpublished(NamedTuple):
+    """A factor that nobody published: its standard deviation, and for each part 1 if it has it."""
+
+    deviation: float
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learned for a phase: figures of the parts, factors, and what held-out predictions were off by.
+    """What was learned for a phase: figures of the parts, factors, and errors when left out.
 
-    `spread`: standard deviations (of logarithms) between levels of a factor. `ranges`: by runtime, and "all", the
-    ratios of measured to predicted times that 3 % and 97 % (long prompts: 1 % and 99 %) of the rows of left-out devices
-    stay below; `inside` of `n_rows` rows were in the range that the other devices gave.
+    `spread`: standard deviations (of logarithms) between levels of a factor. `ranges`: by runtime,
+    and "all", the ratios of measured to predicted times that 3 % and 97 % (long prompts: 1 % and
+    99 %) of the rows of left-out devices stay below; `inside` of `n_rows` rows were in the range
+    that the other devices gave.
     """
 
     phase: str
@@ -197,121 +268,165 @@ class Learned:
     ranges: dict[str, dict[str, float]]
 
     def coefficients(self, case: Case) -> tuple[float, ...]:
-        """By what the seconds of each part at the datasheet's rates are multiplied, at any length."""
-        levels = case.levels
-        half = 0.5 if case.flash_attn else -0.5
-        found = []
+        """What the seconds of each part at the datasheet's rates are multiplied by."""
+        coefficients = []
         for part, names in FACTORS[self.phase].items():
-            factors = {
-                name: self.factors.get(name, {}).get(levels[name], 1.0)
-                for name in names
-                if name in levels
-            }
-            product = math.prod(
-                value ** (half if "flash" in name else 1) for name, value in factors.items()
-            )
-            found.append(self.parts.get(part, 0.0) * product)
-        return tuple(found)
+            product = 1.0
+            for name in names:
+                product *= self._factor(name, case)
+            coefficients.append(self.parts.get(part, 0.0) * product)
+        return tuple(coefficients)
+
+    def _factor(self, name: str, case: Case) -> float:
+        """A factor of the case; 1 where it does not apply or nobody published it."""
+        level = case.levels.get(name)
+        if level is None:
+            return 1.0
+        value = self.factors.get(name, {}).get(level, 1.0)
+        if "flash" not in name:
+            return value
+        return math.pow(value, 0.5 if case.flash_attn else -0.5)
+
+    def part_times(self, case: Case) -> list[float]:
+        """Expected seconds of each part."""
+        pairs = zip(self.coefficients(case), case.parts, strict=True)
+        return [coefficient * seconds for coefficient, seconds in pairs]
 
     def expected_s(self, case: Case) -> float | None:
-        """Never below the limit; None without a peak."""
-        least = case.least_s
-        return least and max(
-            least, math.fsum(map(operator.mul, self.coefficients(case), case.parts))
-        )
+        """Expected seconds, never below the limit; None without a peak."""
+        least_s = case.least_s
+        if least_s is None:
+            return None
+        return max(least_s, math.fsum(self.part_times(case)))
 
     def range(self, case: Case) -> tuple[float, float]:
         """The ratios around the expectation, wider for what nobody published."""
-        seconds = [
-            each * part for each, part in zip(self.coefficients(case), case.parts, strict=True)
-        ]
-        total = math.fsum(seconds)
+        times = self.part_times(case)
+        total = math.fsum(times)
+        squares = []
+        for deviation, counts in self.unpublished(case):
+            squares.append((deviation * dot(counts, times) / total) ** 2)
         beyond = max(0.0, math.log(case.n_prompt / LONGEST))
-        unknown = self.unknown(case)
-        variance = math.fsum(
-            (sd * math.fsum(map(operator.mul, counts, seconds)) / total) ** 2
-            for sd, counts in unknown
-        )
-        wide = SURE * math.sqrt(variance + (PER_LENGTH * beyond) ** 2)
-        share = math.log(case.n_prompt / WIDENS[0]) / math.log(WIDENS[1] / WIDENS[0])
-        share = min(1.0, max(0.0, share))
-        low, high = (
-            math.hypot(short + share * (long - short), wide) for short, long in self.ends(case)
-        )
+        variance = math.fsum(squares) + (PER_LENGTH * beyond) ** 2
+        wide = SURE * math.sqrt(variance)
+        fast, slow = self.ends(case)
+        low = math.hypot(at_length(fast, case.n_prompt), wide)
+        high = math.hypot(at_length(slow, case.n_prompt), wide)
         return math.exp(-low), math.exp(high)
 
-    def ends(self, case: Case) -> list[tuple[float, float]]:
-        """For the fast and the slow end the logarithms' sizes: of short prompts, and of long ones."""
-        found = [
-            self.ranges.get(case.levels["runtime"] + long, self.ranges[f"all{long}"])
-            for long in ("", ", long")
-        ]
-        sizes = [[abs(math.log(one[end])) for one in found] for end in ("fast", "slow")]
-        return [(short, max(short, long)) for short, long in sizes]
+    def ends(self, case: Case) -> list[End]:
+        """The fast and the slow end of the range of what was published."""
+        runtime = case.levels["runtime"]
+        short = self.ranges.get(runtime, self.ranges["all"])
+        long = self.ranges.get(f"{runtime}, long", self.ranges["all, long"])
+        ends = []
+        for name in ("fast", "slow"):
+            short_size = abs(math.log(short[name]))
+            long_size = abs(math.log(long[name]))
+            ends.append(End(short_size, max(short_size, long_size)))
+        return ends
 
-    def unknown(self, case: Case) -> list[tuple[float, tuple[int, ...]]]:
-        """Of each factor that nobody published: the standard deviation, and 1 for the parts that have it."""
-        every = FACTORS[self.phase]
+    def unpublished(self, case: Case) -> list[Unpublished]:
+        """The factors of the case that nobody published, in the order of FACTORS."""
+        by_part = list(FACTORS[self.phase].values())
         levels = case.levels
-        found = [
-            (self.spread[name], tuple(int(name in names) for names in every.values()))
-            for name in dict.fromkeys(name for names in every.values() for name in names)
-            if name in levels
-            and name not in ("device", "other runtime")
-            and levels[name] not in self.factors[name]
-        ]
+        factors = []
+        for name in dict.fromkeys(name for names in by_part for name in names):
+            if name not in levels or name in NEVER_WIDEN:
+                continue
+            if levels[name] not in self.factors[name]:
+                counts = tuple(int(name in names) for names in by_part)
+                factors.append(Unpublished(self.spread[name], counts))
         if case.model not in self.factors["model"]:
-            found.append((self.spread["model"], (1,) * len(every)))
-        return found
+            factors.append(Unpublished(self.spread["model"], (1,) * len(by_part)))
+        return factors
+
+
+def dot(counts: Sequence[int], seconds: Sequence[float]) -> float:
+    """The exactly rounded sum of the products."""
+    return math.fsum(n * s for n, s in zip(counts, seconds, strict=True))
+
+
+def at_length(end: End, n_prompt: int) -> float:
+    """The size of an end at a prompt length: between short and long prompts by its logarithm."""
+    shortest, longest = WIDENS
+    share = math.log(n_prompt / shortest) / math.log(longest / shortest)
+    share = min(1.0, max(0.0, share))
+    return end.short + share * (end.long - end.short)
 
 
 @cache
 def learned() -> dict[str, Learned]:
-    """By phase, from models/learned.toml."""
+    """What was learned by phase, from models/learned.toml."""
     with data_file("learned.toml").open("rb") as file:
         return {phase: Learned(phase, **entry) for phase, entry in tomllib.load(file).items()}
 
 
-def basis(device: Device | None = None) -> str:
-    """What predictions from datasheets are learned from, and how often such predictions were right."""
-    at = "all" if device is None else f"{backend_of(device)} in llama.cpp"
-    if any(at not in known.ranges for known in learned().values()):
-        at = "all"
-    own = {phase: known.ranges[at] for phase, known in learned().items()}
-    rates = " and ".join(f"{one['n_rows']:,.0f} {phase} rates" for phase, one in own.items())
-    right = " and ".join(
-        f"{one['inside']:.0f} of {one['n_rows']:.0f} {phase} rates" for phase, one in own.items()
-    )
-    n_devices = plural(round(max(one["n_devices"] for one in own.values())), "device")
-    return (
-        "Expected: slower than the limit, as real devices are. By how much was learned "
-        f"from {rates} published for {n_devices} ({'all backends' if at == 'all' else at}). Test: "
-        f"each device was predicted from the other devices only; {right} fell inside the range."
-    )
+class Evaluation(NamedTuple):
+    """The test of predictions for a backend: each device was predicted from the other devices.
+
+    `backend` is "all" where too few rows of the backend were published.
+    """
+
+    backend: str
+    n_rows: dict[str, int]  # published rates by phase
+    n_inside: dict[str, int]  # of these in the predicted range
+    n_devices: int
 
 
-def measured(device: Device, model: Model) -> str:
-    """A sentence with what others measured on this device with this model and quantization; "" for nothing."""
-    asked = {
+def evaluation_of(device: Device | None = None) -> Evaluation:
+    """The test of predictions for a device like this one, or for all devices."""
+    by_phase = learned()
+    backend = "all"
+    if device is not None:
+        backend = f"{backend_of(device)} in llama.cpp"
+        if any(backend not in of_phase.ranges for of_phase in by_phase.values()):
+            backend = "all"
+    n_rows = {}
+    n_inside = {}
+    n_devices = 0
+    for phase, of_phase in by_phase.items():
+        figures = of_phase.ranges[backend]
+        n_rows[phase] = round(figures["n_rows"])
+        n_inside[phase] = round(figures["inside"])
+        n_devices = max(n_devices, round(figures["n_devices"]))
+    return Evaluation(backend, n_rows, n_inside, n_devices)
+
+
+class PublishedRate(NamedTuple):
+    """A rate that others measured, in tokens/s. `n_prompt` is None where it is not published."""
+
+    phase: str
+    n_prompt: int | None
+    tps: float
+    source: str
+    backend: str
+    runtime: str
+    collected: str
+
+
+def published_rates(device: Device, model: Model) -> list[PublishedRate]:
+    """What others measured on this device with this model and quantization, without doubtful rows."""
+    wanted = {
         "device": device.name,
         "model": model.name,
         "quantization": model.quantization,
         "marks": "",
     }
+    rates = []
     with data_file("published.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if asked.items() <= row.items()]
-
-    def what_and_where(row: dict[str, str]) -> tuple[str, str]:
-        of = f" of {int(row['n_prompt']):,} tokens" if row["n_prompt"] else " of unknown length"
-        where = f"{row['backend']} in {runtime_of(row['source'])}"
-        what = f"{row['quantization']} {row['phase']}{of if row['phase'] == PREFILL else ''}"
-        return what, ", ".join(filter(None, [row["source"], where, row["collected"]]))
-
-    cited = []
-    for (what, where), alike in grouped(rows, what_and_where).items():
-        rates = sorted({round(float(row["tps"]), 1) for row in alike})
-        figures = " to ".join(f"{rate:,g}" for rate in dict.fromkeys([rates[0], rates[-1]]))
-        cited.append(f"{what} {figures} tokens/s ({where})")
-    return (
-        f"Measured by others on {device.about}, {model.name}: {'; '.join(cited)}." if cited else ""
-    )
+        for row in csv.DictReader(file):
+            if not wanted.items() <= row.items():
+                continue
+            rates.append(
+                PublishedRate(
+                    phase=row["phase"],
+                    n_prompt=int(row["n_prompt"]) if row["n_prompt"] else None,
+                    tps=float(row["tps"]),
+                    source=row["source"],
+                    backend=row["backend"],
+                    runtime=runtime_of(row["source"]),
+                    collected=row["collected"],
+                )
+            )
+    return rates

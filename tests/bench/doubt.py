@@ -29,7 +29,8 @@ from lab.core import results
 from lab.core.record import OK, Ceilings, Noise, NoiseReading, NoiseSamples, Record
 from lab.roofline import probing
 from lab.roofline import learning
-from lab.features.predict import prediction
+from lab.features.predict import tables
+from lab.roofline.prediction import Here
 from lab.show import console
 from lab.show.section import print_section
 from tests.conftest import run_lab
@@ -134,13 +135,11 @@ def predicted(lines: Lines) -> str:
     learned = learning.learn(records, known, "none")
     model = records[-1].model
     settings = records[-1].settings
-    rows = [prediction.here(model, settings, known, learned, n, 200) for n in (1000, 60_000)]
-    basis = " ".join([prediction.basis_here(learned), *probing.doubt_words(known)])
+    here = Here(model, settings, known, learned)
+    rows = [here.request(n_prompt, 200) for n_prompt in (1000, 60_000)]
     out = Console(width=100, soft_wrap=True, file=io.StringIO())
     with out.capture() as printed:
-        print_section(
-            prediction.explanation([dataclasses.replace(row, basis=basis) for row in rows]), out
-        )
+        print_section(tables.explanation(rows), out)
     return printed.get()
 
 

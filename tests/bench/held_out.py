@@ -26,7 +26,7 @@ from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
 from lab.roofline import probing
 from lab.roofline import learning
-from lab.features.predict import prediction
+from lab.roofline.prediction import Here
 from lab.roofline.learning import Case, Point
 from tests.conftest import run_process
 
@@ -186,15 +186,14 @@ def predict(
     learned = learning.Learned(learning.fit(kept), tuple(kept), (), 1)
     for point in held:
         case = dataclasses.replace(point.case, phase=DECODE, length=0)
-        known = learned.known[point.case.phase]
+        known = learned.coverage[point.case.phase]
         if case not in records or point.case.length > MOST_TIMES * known.longest:
             continue
         record = records[case]
-        row = prediction.here(
-            record.model, record.settings, best, learned, point.n_prompt, record.run.n_gen
-        )
+        here = Here(record.model, record.settings, best, learned)
+        row = here.request(point.n_prompt, record.run.n_gen)
         is_prefill = point.case.phase == PREFILL
-        ways = known.beyond(point.case)
+        ways = known.extrapolations(point.case)
         low, high = row.prefill_s if is_prefill else row.tpot_s
         expected = (row.prefill_expected_s if is_prefill else row.tpot_expected_s) or 0.0
         yield {

@@ -23,7 +23,8 @@ import lab
 from lab.core import results
 from lab.features import turns as conversation
 from lab.roofline import probing
-from lab.roofline import learning
+from lab.roofline import step_prediction
+from lab.show import text_prediction
 from lab.remote.servers import connect
 from lab.models import catalog
 from lab.runner import prompts
@@ -61,11 +62,11 @@ def measure(model: str, folder: Path) -> list[float]:
             for one in lab.turns(**asked, keep="memory", repeat=2, model=model, out=own)
             if one.run.is_timed
         ]
-        prediction = learning.prediction_for(
+        prediction = step_prediction.prediction_for(
             timed[0], probing.kept(own), results.read([own]).records
         )
         print(
-            f"{model} | {asked}: {prediction.basis if prediction else 'nothing is predicted'}",
+            f"{model} | {asked}: {text_prediction.basis(prediction) if prediction else 'nothing is predicted'}",
             flush=True,
         )
         for row in conversation.rows(timed, prediction):

@@ -11,7 +11,7 @@ from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
 from lab.roofline import advice as predicted
 from lab.roofline.advice import ACCEPTANCE, ANSWER, Batching, CachedPrompt, Guessing
-from lab.roofline.learning import taught_by
+from lab.roofline.step_prediction import taught_by
 from lab.runner.as_options import options
 from lab.show.wording import digits, seconds
 

@@ -35,8 +35,8 @@ from lab.features.explain.section import explained
 from lab.roofline import explanation, probing, step_kernels
 from lab.show import sweep_laws, text_results
 from lab.show.sweep_laws import Law
-from lab.features.predict import prediction
-from lab.features.predict.prediction import Prediction
+from lab.features.predict import tables
+from lab.roofline.prediction import Prediction
 from lab.remote import servers, through_server
 from lab.remote.servers import OwnServer
 from lab.models import catalog, devices, synthetic
@@ -144,7 +144,7 @@ def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:
     """Print the table of `lab.predict` on several devices, as the command does."""
-    print_sections([prediction.ranking(predictions)], console.console())
+    print_sections([tables.ranking(predictions)], console.console())
 
 
 def abilities(records: Sequence[RequestRecord]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.app.help import Command
 from lab.app.options import DEVICE, SETTINGS, TOKENS, as_json_option, with_options
-from lab.errors import LabError
 from lab.app.running import RESULTS, note
+from lab.errors import LabError
+
+if TYPE_CHECKING:
+    from lab.roofline.prediction import Prediction
 
 
 @click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "users", "slo"))
@@ -70,8 +72,9 @@ def predict(
     for each prompt length. On this machine the range is wider for prompts longer than those measured here and for other
     models, quantizations or settings. For another device it is learned from what others published.
     """
+    from lab.features.predict import prediction, tables
     from lab.features.predict.slo import parse_slo
-    from lab.features.predict import prediction
+    from lab.roofline.prediction import HERE
     from lab.show import console
     from lab.show.section import print_sections
 
@@ -91,24 +94,46 @@ def predict(
         **asked,
     )
     if as_json:
-        document = []
-        for row in rows:  # the model by name; what does not fit has no times
-            values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-            values |= {
-                "model": row.model.name,
-                "quantization": row.model.quantization,
-                "e2e_s": row.e2e_s,
-            }
-            document.append(
-                {
-                    k: None if row.misfit and k.endswith("_s") else value
-                    for k, value in values.items()
-                }
-            )
-        console.print_json({"rows": document})
+        console.print_json({"rows": [document(row) for row in rows]})
         return
-    print_sections(prediction.sections(rows, limits, is_ranking, shows_all), console.console())
-    if is_ranking and device is None and not any(row.name == prediction.HERE for row in rows):
+    print_sections(tables.sections(rows, limits, is_ranking, shows_all), console.console())
+    if device is None and not any(row.name == HERE for row in rows):
         note(
-            "This machine is not in the table. Its prediction needs ceilings and a run: lab ceilings, lab measure"
+            "This machine is not in the table. Its prediction needs ceilings and a run:"
+            " lab ceilings, lab measure"
         )
+
+
+def document(row: Prediction) -> dict[str, Any]:
+    """A row of the JSON. What does not fit has no times."""
+    from lab.features.predict import wording
+
+    times = {
+        "prefill_limit_s": row.prefill_limit_s,
+        "prefill_s": row.prefill_s,
+        "tpot_limit_s": row.tpot_limit_s,
+        "tpot_s": row.tpot_s,
+        "prefill_expected_s": row.prefill_expected_s,
+        "tpot_expected_s": row.tpot_expected_s,
+        "e2e_s": row.e2e_s,
+    }
+    if row.shortage is not None:
+        times = dict.fromkeys(times)
+    return {
+        "model": row.model.name,
+        "quantization": row.model.quantization,
+        "n_prompt": row.n_prompt,
+        "n_gen": row.n_gen,
+        **times,
+        "beyond": wording.beyond(row.extrapolations),
+        "doubts": row.doubts,
+        "misfit": wording.misfit(row.shortage),
+        "needed_bytes": row.needed_bytes,
+        "memory_bytes": row.memory_bytes,
+        "users": row.users,
+        "name": row.name,
+        "about": row.about,
+        "basis": wording.basis(row),
+        "is_measured": row.is_measured,
+        "chance": row.chance,
+    }

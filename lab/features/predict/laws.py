@@ -1,9 +1,10 @@
 """Predictions as numbers: what a page needs to predict any request as `lab predict` does, without Python.
 
-A prediction is a sum over steps. The time of a step's weights depends only on its number of tokens: a table has them
-all. Attention depends on the positions too: its probed points are kept, and interpolated as step_kernels.py does. The
-other numbers are the coefficients of the fit (learning.py) or of the published rates (datasheet.py), the errors, and
-the FLOPs and bytes of a model (lab/core/cost.py). lab/show/explore.js computes with them.
+A prediction is a sum over steps. The time of a step's weights depends only on its number of tokens:
+a table has them all. Attention depends on the positions too: its probed points are kept, and
+interpolated as step_kernels.py does. The other numbers are the coefficients of the fit (learning.py)
+or of the published rates (datasheet.py), the errors, and the FLOPs and bytes of a model
+(lab/core/cost.py). lab/show/explore.js computes with them.
 """
 
 from __future__ import annotations
@@ -13,28 +14,24 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.core import cost, memory, shape
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
-from lab.roofline import explanation, probing, step_kernels
-from lab.roofline import datasheet, learning
-from lab.roofline.learning import Learned
 from lab.models import catalog, devices, synthetic
+from lab.models.devices import Device
+from lab.roofline import datasheet, explanation, learning, probing, step_kernels
+from lab.roofline.learning import Learned
 from lab.runner import machine
 
-Numbers = dict[
-    str, Any
-]  # lists, dicts, texts and finite numbers, as JSON has them; None: not known
-Place = tuple[
-    Numbers, Settings, Callable[[Model], Numbers]
-]  # a device to predict for, and its law for a model
+Numbers = dict[str, Any]  # what JSON has: lists, dicts, texts and finite numbers; None: not known
 
 MOST_USERS = 32
 MOST_GENERATED = 4096
 MOST_PROMPT = 131_072
-"""The ends of the scales: users at once, tokens of an answer, tokens of a prompt (and not beyond what was trained)."""
+"""The ends of the scales: users at once, tokens of an answer, tokens of a prompt (and not beyond
+what was trained)."""
 
 MOST_UBATCH = 16_384
 MOST_LAYERS = 10_000
@@ -47,64 +44,56 @@ COUNTED = ("type_k", "type_v", "n_ubatch", "n_batch", "flash_attn", "flash_attn_
 DIGITS = 9  # significant digits of numbers in a page
 
 
+class Place(NamedTuple):
+    """A device to predict for: what a page shows of it, and its law for a model."""
+
+    facts: Numbers
+    settings: Settings
+    law_of: Callable[[Model], Numbers]
+
+
 def laws(
-    records: Sequence[Record], known: Sequence[Ceilings], others: Sequence[Record] = ()
+    records: Sequence[Record], ceilings: Sequence[Ceilings], more_records: Sequence[Record] = ()
 ) -> Numbers:
-    """Everything that a page needs to predict for the models and setups of plain runs, and for all known devices."""
-    records, others = ([one for one in runs if _is_possible(one)] for runs in (records, others))
-    plain = [one for one in records if learning.is_plain(one)]
-    plain = [
-        one
-        for one in plain
-        if cost.step(one.model, 1, 0, 1, one.settings.type_k, one.settings.type_v)
-    ]
-    models: dict[str, Model] = {}
-    for model in {(one.model.name, one.model.quantization): one.model for one in plain}.values():
-        entry = catalog.entries().get(model.name)
-        for one in (model, *(synthetic.by_quantization(entry).values() if entry else ())):
-            if cost.step(one, 1, 0, 1) is not None:
-                models.setdefault(f"{one.name} {one.quantization or ''}".strip(), one)
+    """What a page needs to predict for the models and setups of plain runs, and for all devices."""
+    records = [record for record in records if has_possible_sizes(record)]
+    runs = [*records, *(record for record in more_records if has_possible_sizes(record))]
+    plain = [record for record in records if learning.is_plain(record) and is_counted(record)]
+    models = models_of(plain)
     if not models:
         raise LabError(
             "There is nothing to explore: no plain run of a known model.",
             "Measure one: lab measure",
         )
-    longest = max(
-        *(one.run.n_prompt for one in plain),
-        *(model.n_ctx_train or 4096 for model in models.values()),
-    )
-    most = {"prompt": min(longest, MOST_PROMPT), "gen": MOST_GENERATED, "users": MOST_USERS}
-    shapes: dict[str, Numbers] = {}
-    places = [*_measured(plain, known, [*records, *others]), *_devices(plain[0].settings)]
+    ends = ends_of_scales(plain, list(models.values()))
+    places = [*measured_places(plain, ceilings, runs), *published_places(plain[0].settings)]
+    shapes: dict[tuple[object, ...], Numbers] = {}
     table = []
-    for _, settings, law_of in places:
+    for place in places:
         row = []
         for label, model in models.items():
-            key = f"{label} {[getattr(settings, name) for name in COUNTED]}"
+            key = (label, *(getattr(place.settings, name) for name in COUNTED))
             if key not in shapes:
-                shapes[key] = shape_of(model, settings, most["prompt"] + most["gen"])
-            try:
-                law = law_of(model)
-                json.dumps(law, allow_nan=False)
-            except LabError as error:
-                law = {"why": f"{error.what} {error.hint}"}
-            except (ArithmeticError, ValueError):
-                words = "The ceilings or runs of this device hold impossible numbers. Measure again: lab ceilings"
-                law = {"why": words}
-            row.append({"shape": [*shapes].index(key)} | law)
+                shapes[key] = shape_of(model, place.settings, ends["prompt"] + ends["gen"])
+            row.append({"shape": list(shapes).index(key), **law_or_reason(place, model)})
         table.append(row)
-    published = {"sure": datasheet.SURE, "widens": datasheet.WIDENS, "longest": datasheet.LONGEST}
-    found: Numbers = _short(
+    numbers: Numbers = short(
         {
-            "models": [*models],
-            "devices": [facts for facts, *_ in places],
+            "models": list(models),
+            "devices": [place.facts for place in places],
             "laws": table,
-            "shapes": [*shapes.values()],
-            "most": most,
-            "start": {"prompt": min(1000, most["prompt"]), "gen": 200},
+            "shapes": list(shapes.values()),
+            "most": ends,
+            "start": {"prompt": min(1000, ends["prompt"]), "gen": 200},
             "near": learning.NEAR,
             "deviations": learning.DEVIATIONS,
-            "published": {**published, "perLength": datasheet.PER_LENGTH, "tile": datasheet.TILE},
+            "published": {
+                "sure": datasheet.SURE,
+                "widens": datasheet.WIDENS,
+                "longest": datasheet.LONGEST,
+                "perLength": datasheet.PER_LENGTH,
+                "tile": datasheet.TILE,
+            },
             "shares": [
                 explanation.OVERHEAD_SHARE,
                 explanation.ATTENTION_SHARE,
@@ -112,209 +101,346 @@ def laws(
             ],
         }
     )
-    return found
+    return numbers
+
+
+def has_possible_sizes(record: Record) -> bool:
+    """Whether the sizes of a model and of its steps are those of real ones: a file may hold anything."""
+    model = record.model
+    for size in (
+        model.n_embd,
+        model.n_ff,
+        model.n_head,
+        model.n_head_kv,
+        model.head_dim,
+        model.n_vocab,
+    ):
+        if size is not None and not 0 < size <= MOST_SIZE:
+            return False
+    has_possible_layers = 0 <= (model.n_layer or 0) <= MOST_LAYERS
+    return has_possible_layers and 0 < record.settings.n_ubatch <= MOST_UBATCH
+
+
+def is_counted(record: Record) -> bool:
+    """Whether the cost of the model's steps is known."""
+    settings = record.settings
+    return cost.step(record.model, 1, 0, 1, settings.type_k, settings.type_v) is not None
+
+
+def models_of(plain: Sequence[Record]) -> dict[str, Model]:
+    """The models of runs, and their other quantizations in the catalog, by label."""
+    measured = {(record.model.name, record.model.quantization): record.model for record in plain}
+    models: dict[str, Model] = {}
+    for model in measured.values():
+        variants = [model]
+        entry = catalog.entries().get(model.name)
+        if entry is not None:
+            variants += synthetic.by_quantization(entry).values()
+        for variant in variants:
+            if cost.step(variant, 1, 0, 1) is not None:
+                models.setdefault(learning.model_label(variant), variant)
+    return models
+
+
+def ends_of_scales(plain: Sequence[Record], models: Sequence[Model]) -> dict[str, int]:
+    """The largest values of the sliders."""
+    measured = max(record.run.n_prompt for record in plain)
+    trained = max(model.n_ctx_train or 4096 for model in models)
+    prompt = min(max(measured, trained), MOST_PROMPT)
+    return {"prompt": prompt, "gen": MOST_GENERATED, "users": MOST_USERS}
+
+
+def law_or_reason(place: Place, model: Model) -> Numbers:
+    """The law of a model on a device, or why there is none."""
+    try:
+        law = place.law_of(model)
+        json.dumps(law, allow_nan=False)
+    except LabError as error:
+        return {"why": f"{error.what} {error.hint}"}
+    except (ArithmeticError, ValueError):
+        reason = (
+            "The ceilings or runs of this device hold impossible numbers."
+            " Measure again: lab ceilings"
+        )
+        return {"why": reason}
+    return law
+
+
+def short(value: Any) -> Any:
+    """The same with numbers of DIGITS significant digits."""
+    if isinstance(value, dict):
+        return {key: short(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [short(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    return value
+
+
+# The cost of steps
 
 
 def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
-    """FLOPs, bytes and memory of a model: of contexts up to n_ctx tokens, as points between which they are linear.
+    """FLOPs, bytes and memory of a model, for contexts up to n_ctx tokens.
 
-    Weights are [share of the experts that a token uses (1 for others), bytes read for all tokens of a step, bytes read
-    for those with logits]. LabError for a model whose steps have an unknown cost.
+    Weights are [share of the experts that a token uses (1 for others), bytes read for all tokens of
+    a step, bytes read for those with logits]. LabError for a model of unknown cost.
     """
-    kinds = settings.type_k, settings.type_v
-    step = step_kernels.step_cost(model, 1, 0, 1, *kinds)
-    work = cost.products(model, 1, 1) or []
-    layers = shape.heads(model) or ()
-    per_head = memory.bytes_per_head(model, *kinds) or 0.0
-    weights: dict[float, list[float]] = {}
-    flops = [0.0, 0.0]
-    for product in work:
-        only_outputs = product.is_head or product.is_last
-        part = 1.0 if product.n_used is None else min(1.0, product.n_used / product.matrix.n_expert)
-        weights.setdefault(part, [0.0, 0.0])[only_outputs] += product.n_bytes / part
-        flops[only_outputs] += product.flops
-    points: list[tuple[float, ...]] = []
-    for n in range(0, n_ctx + memory.PADDING, memory.PADDING):
-        need = memory.of_context(model, dataclasses.replace(settings, n_ctx=n, n_seq_max=1))
-        points.append((n, need.kv_cache_bytes or 0, need.compute_bytes or 0))
-    inner = zip(
-        points, points[1:], points[2:], strict=False
-    )  # without those on the line between their neighbours
-    bent = [
-        b
-        for a, b, c in inner
-        if any(abs(x + z - 2 * y) > 1 for x, y, z in zip(a, b, c, strict=True))
-    ]
-    width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
+    types = settings.type_k, settings.type_v
+    step = step_kernels.step_cost(model, 1, 0, 1, *types)
+    per_head = memory.bytes_per_head(model, *types) or 0.0
+    head_width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
+    layers = []
+    for heads in shape.heads(model) or ():
+        layers.append(
+            {
+                "work": 2 * head_width * heads.n_layer * heads.n_head,
+                "kv": per_head * heads.n_layer * heads.n_head_kv,
+                "window": heads.window,
+            }
+        )
+    products = cost.products(model, 1, 1) or []
     return {
         "layers": model.n_layer,
-        "width": (model.n_embd or 0) + (model.n_ff or 0),
+        "width": learning.width_of(model),
         "ubatch": max(1, settings.n_ubatch),
         "rows": min(settings.n_ubatch, settings.n_batch),
-        "flops": flops,
-        "vectors": step.weight_bytes - sum(product.n_bytes for product in work),
-        "weights": [[part, *sizes] for part, sizes in weights.items()],
-        "heads": [
-            {
-                "work": 2 * width * h.n_layer * h.n_head,
-                "kv": per_head * h.n_layer * h.n_head_kv,
-                "window": h.window,
-            }
-            for h in layers
-        ],
+        "flops": flops_of(products),
+        "vectors": step.weight_bytes - sum(product.n_bytes for product in products),
+        "weights": weights_of(products),
+        "heads": layers,
         "file": model.n_bytes or 0,
-        "context": [points[0], *bent, points[-1]],
+        "context": contexts_of(model, settings, n_ctx),
     }
 
 
+def flops_of(products: Sequence[cost.Product]) -> list[float]:
+    """FLOPs of a token, and those of a token with logits beyond that."""
+    each_token = 0.0
+    each_output = 0.0
+    for product in products:
+        if is_of_outputs(product):
+            each_output += product.flops
+        else:
+            each_token += product.flops
+    return [each_token, each_output]
+
+
+def weights_of(products: Sequence[cost.Product]) -> list[list[float]]:
+    """[share of the experts that a token uses, bytes for all tokens, bytes for those with logits]."""
+    rows: dict[float, list[float]] = {}
+    for product in products:
+        share = 1.0
+        if product.n_used is not None:
+            share = min(1.0, product.n_used / product.matrix.n_expert)
+        row = rows.setdefault(share, [share, 0.0, 0.0])
+        row[2 if is_of_outputs(product) else 1] += product.n_bytes / share
+    return list(rows.values())
+
+
+def is_of_outputs(product: cost.Product) -> bool:
+    """Whether only tokens with logits go through it."""
+    return product.is_head or product.is_last
+
+
+def contexts_of(model: Model, settings: Settings, n_ctx: int) -> list[tuple[float, ...]]:
+    """Tokens, bytes of the cache and of the compute buffer: points between which they are linear."""
+    points: list[tuple[float, ...]] = []
+    for n in range(0, n_ctx + memory.PADDING, memory.PADDING):
+        of_length = dataclasses.replace(settings, n_ctx=n, n_seq_max=1)
+        need = memory.of_context(model, of_length)
+        points.append((n, need.kv_cache_bytes or 0, need.compute_bytes or 0))
+    bent = []
+    for before, point, after in zip(points, points[1:], points[2:], strict=False):
+        if not is_straight(before, point, after):
+            bent.append(point)
+    return [points[0], *bent, points[-1]]
+
+
+def is_straight(before: Sequence[float], point: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether a point lies on the line between its neighbours, to within a byte."""
+    bends = [abs(a + c - 2 * b) for a, b, c in zip(before, point, after, strict=True)]
+    return max(bends) <= 1
+
+
+# Measured setups
+
+
+def measured_places(
+    plain: Sequence[Record], ceilings: Sequence[Ceilings], runs: Sequence[Record]
+) -> Iterator[Place]:
+    """The setups of plain runs; those that differ in more than the model have their own names."""
+    seen = set[object]()
+    names = Counter[str]()
+    for record in plain:
+        settings = record.settings
+        label = machine.label(record.machine, settings)
+        key = label, learning.case_of(PREFILL, 1.0, record.model, settings).settings
+        if key in seen:
+            continue
+        seen.add(key)
+        where = probing.place_of_record(record)
+        name = f"{label}, {settings.n_threads} threads" if None in where.devices else label
+        names[name] += 1
+        if names[name] > 1:
+            name = f"{name}, setup {names[name]}"
+        facts = {
+            "name": name,
+            "group": "Measured in these results",
+            "memory": memory_of(record),
+            "about": "",
+        }
+        yield Place(facts, settings, law_of_runs(record, ceilings, runs))
+
+
+def memory_of(record: Record) -> float | None:
+    """Bytes of the device of a run; None for several devices, where each has an unknown share."""
+    names = probing.place_of_record(record).devices
+    if len(names) > 1:
+        return None
+    if names[0] is None:
+        return record.machine.ram_bytes
+    device = probing.device_of(record.machine, names[0])
+    return None if device is None else device.memory_bytes
+
+
+def law_of_runs(
+    record: Record, ceilings: Sequence[Ceilings], runs: Sequence[Record]
+) -> Callable[[Model], Numbers]:
+    """The law of a run's setup, for a model."""
+
+    def law(model: Model) -> Numbers:
+        settings = record.settings
+        place = probing.place_of(record.machine, model, settings)
+        best = probing.need(ceilings, place, "this machine")
+        learned = learning.learn(runs, best, learning.offload_of(model, settings))
+        return of_place(model, settings, best, learned)
+
+    return law
+
+
 def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Learned) -> Numbers:
-    """The law of `prediction.here`: seconds of kernels, and the fit with its errors and points. LabError without it."""
+    """The law of this machine: seconds of kernels, and the fit with its errors and points.
+
+    LabError for a missing ceiling, and for several devices.
+    """
     if ceilings.others:
         raise LabError(
             "A page does not explore a model on several devices.",
             "Predict single lengths: lab predict",
         )
-    best = step_kernels.roof(ceilings)
     n_ubatch = max(1, settings.n_ubatch)
+    best = step_kernels.roof(ceilings)
 
     def weights_s(n_tokens: int, n_outputs: int) -> float:
         kernels = step_kernels.total(model, settings, ceilings, n_tokens, 0, n_outputs)
         return kernels.layers_s + kernels.head_s
 
-    def attention_s(heads: shape.Heads, n_threads: int) -> list[Any]:
-        kind = settings.type_k.upper()
-        is_flash = settings.flash_attn_resolved != "off"
-        points = step_kernels.attention_points(
-            ceilings, model, heads, kind, n_ubatch, n_threads, is_flash
-        )
-        return [[n, sorted(by_position.items())] for n, by_position in sorted(points.items())]
-
-    fit: Numbers = {"step": learned.fit.per_layer_step_s, "value": learned.fit.per_layer_value_s}
-    for phase, factor in (
-        (PREFILL, learned.fit.prefill_factor),
-        (DECODE, learned.fit.decode_factor),
-    ):
-        known = learned.known[phase]
-        case = learning.case_of(phase, known.longest, model, settings)
-        fit[phase] = {
-            "factor": factor,
-            "own": learned.fit.own.get(case.setup, 1.0),
-            "variance": (math.log(learned.factor(case)) / learning.DEVIATIONS)
-            ** 2,  # at a known length
-            "longer": learned.variance(phase, learning.LONGER),
-            "shorter": learned.variance(phase, learning.SHORTER),
-            "shortest": known.shortest,
-            "longest": known.longest,
-            "fastest": learned.fastest(phase),
-            "beyond": bool(known.beyond(case)),
-            "points": [
-                [one.case.length, one.seconds]
-                for one in learned.points
-                if one.case.setup == case.setup
-            ],
-        }
-    both = settings.n_threads, settings.n_threads_batch
-    disturbed = [point.is_disturbed for point in learned.points]
-    doubts = probing.doubt_words(ceilings)
-    if any(disturbed):
-        doubts = [
-            f"{sum(disturbed)} of the {len(disturbed)} points behind it come from disturbed runs.",
-            *doubts,
-        ]
     return {
         "gbps": best.gbps,
         "gflops": best.gflops,
-        "doubts": " ".join(doubts),
+        "doubts": doubts_of(ceilings, learned),
         "last": [weights_s(n, 1) for n in range(1, n_ubatch + 1)],
         "full": weights_s(n_ubatch, 0),
         "users": [weights_s(n, n) for n in range(1, MOST_USERS + 1)],
-        "attention": [[attention_s(heads, n) for n in both] for heads in shape.heads(model) or ()],
-        "fit": fit,
+        "attention": attention_of(model, settings, ceilings),
+        "fit": {
+            "step": learned.fit.per_layer_step_s,
+            "value": learned.fit.per_layer_value_s,
+            PREFILL: fit_of(PREFILL, model, settings, learned),
+            DECODE: fit_of(DECODE, model, settings, learned),
+        },
     }
 
 
-def _is_possible(record: Record) -> bool:
-    """Whether the sizes of a model and of its steps are in the range of real ones: a file may hold anything."""
-    model = record.model
-    n_ubatch = record.settings.n_ubatch
-    sizes = (model.n_embd, model.n_ff, model.n_head, model.n_head_kv, model.head_dim, model.n_vocab)
-    is_possible = all(size is None or 0 < size <= MOST_SIZE for size in sizes)
-    return is_possible and 0 <= (model.n_layer or 0) <= MOST_LAYERS and 0 < n_ubatch <= MOST_UBATCH
-
-
-def _measured(
-    plain: Sequence[Record], known: Sequence[Ceilings], runs: Sequence[Record]
-) -> Iterator[Place]:
-    """The setups of plain runs; those that differ in more than the model have names of their own."""
-    seen = set[object]()
-    names = Counter[str]()
-    for one in plain:
-        on = probing.place_of_record(one)
-        settings = one.settings
-        label = machine.label(one.machine, settings)
-        key = label, learning.case_of(PREFILL, 1.0, one.model, settings).settings
-        if key in seen:
-            continue
-        seen.add(key)
-        name = f"{label}, {settings.n_threads} threads" if None in on.devices else label
-        names[name] += 1
-        name += f", setup {names[name]}" if names[name] > 1 else ""
-        device = probing.device_of(one.machine, on.devices[0])
-        size = (
-            one.machine.ram_bytes
-            if on.devices[0] is None
-            else device.memory_bytes
-            if device
-            else None
+def doubts_of(ceilings: Ceilings, learned: Learned) -> str:
+    """Sentences on disturbed runs and ceilings; "" for none."""
+    n_points = len(learned.points)
+    n_disturbed = sum(point.is_disturbed for point in learned.points)
+    sentences = list(probing.doubt_words(ceilings))
+    if n_disturbed:
+        sentences.insert(
+            0, f"{n_disturbed} of the {n_points} points behind it come from disturbed runs."
         )
-        size = (
-            size if len(on.devices) == 1 else None
-        )  # of several: each has its share, not known here
+    return " ".join(sentences)
 
-        def law(model: Model, one: Record = one) -> Numbers:
-            ceilings = probing.need(
-                known, probing.place_of(one.machine, model, one.settings), "this machine"
+
+def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[Any]:
+    """Seconds per FLOP of attention, for each kind of layers: in decode, then in prefill.
+
+    Each as [tokens, [position, seconds] ...] in order.
+    """
+    layers = []
+    for heads in shape.heads(model) or ():
+        of_heads = []
+        for n_threads in (settings.n_threads, settings.n_threads_batch):
+            points = step_kernels.attention_points(
+                ceilings,
+                model,
+                heads,
+                settings.type_k.upper(),
+                max(1, settings.n_ubatch),
+                n_threads,
+                settings.flash_attn_resolved != "off",
             )
-            learned = learning.learn(runs, ceilings, learning.offload_of(model, one.settings))
-            return of_place(model, one.settings, ceilings, learned)
-
-        yield (
-            {"name": name, "group": "Measured in these results", "memory": size, "about": ""},
-            settings,
-            law,
-        )
+            of_heads.append([[n, sorted(points[n].items())] for n in sorted(points)])
+        layers.append(of_heads)
+    return layers
 
 
-def _devices(settings: Settings) -> Iterator[Place]:
-    """All devices of the datasheets, with the law of `prediction.on_device`; None for a phase that is not predicted."""
+def fit_of(phase: str, model: Model, settings: Settings, learned: Learned) -> Numbers:
+    """The fit of a phase, with its errors and the points of this setup."""
+    coverage = learned.coverage[phase]
+    case = learning.case_of(phase, coverage.longest, model, settings)
+    fit = learned.fit
+    same_setup = [point for point in learned.points if point.case.setup == case.setup]
+    deviation = math.log(learned.factor(case)) / learning.DEVIATIONS
+    return {
+        "factor": fit.prefill_factor if phase == PREFILL else fit.decode_factor,
+        "own": fit.correction(case),
+        "variance": deviation**2,  # at a measured length
+        "longer": learned.variance(phase, learning.LONGER),
+        "shorter": learned.variance(phase, learning.SHORTER),
+        "shortest": coverage.shortest,
+        "longest": coverage.longest,
+        "fastest": learned.fastest(phase),
+        "beyond": bool(coverage.extrapolations(case)),
+        "points": [[point.case.length, point.seconds] for point in same_setup],
+    }
+
+
+# Devices of the datasheets
+
+
+def published_places(settings: Settings) -> Iterator[Place]:
+    """All devices of the datasheets."""
     for device in devices.devices().values():
+        about = f"{device.about}: {device.gbps:g} GB/s"
+        if device.peak_tflops:
+            about = f"{about}, {device.peak_tflops:g} TFLOP/s"
+        facts = {
+            "name": device.name,
+            "group": f"Predicted from datasheets: {device.kind}",
+            "memory": device.memory_bytes,
+            "about": about,
+        }
+        yield Place(facts, settings, law_of_datasheet(device, settings))
 
-        def law(model: Model, device: devices.Device = device) -> Numbers:
-            numbers: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
-            for phase, found in datasheet.learned().items():
-                case = datasheet.case_for(model, settings, device, phase, 1)
-                of_case = {
-                    "parts": found.coefficients(case),
-                    "ends": found.ends(case),
-                    "unknown": found.unknown(case),
+
+def law_of_datasheet(device: Device, settings: Settings) -> Callable[[Model], Numbers]:
+    """The law of a device, for a model; None for a phase that is not predicted."""
+
+    def law(model: Model) -> Numbers:
+        numbers: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
+        for phase, learned in datasheet.learned().items():
+            case = datasheet.case_for(model, settings, device, phase, 1)
+            numbers[phase] = None
+            if case.least_s is not None:
+                numbers[phase] = {
+                    "parts": learned.coefficients(case),
+                    "ends": learned.ends(case),
+                    "unknown": learned.unpublished(case),
                 }
-                numbers[phase] = None if case.least_s is None else of_case
-            return numbers
+        return numbers
 
-        peak = f", {device.peak_tflops:g} TFLOP/s" if device.peak_tflops else ""
-        group = f"Predicted from datasheets: {device.kind}"
-        about = f"{device.about}: {device.gbps:g} GB/s{peak}"
-        yield (
-            {"name": device.name, "group": group, "memory": device.memory_bytes, "about": about},
-            settings,
-            law,
-        )
-
-
-def _short(value: Any) -> Any:
-    """The same with numbers of DIGITS significant digits."""
-    if isinstance(value, dict):
-        return {key: _short(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(one) for one in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return law

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from lab.errors import LabError
+from lab.roofline.prediction import WITHIN, Prediction, Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +50,28 @@ def parse_slo(text: str) -> Slo:
             raise problem
         limits[f"{match[1]}_s"] = seconds
     return Slo(**limits)
+
+
+def chance(row: Prediction, slo: Slo) -> float:
+    """The probability that a row keeps all limits; NaN if a range that counts is not known.
+
+    It takes the ranges for those of logarithms of normal errors.
+    """
+    if row.shortage is not None:
+        return 0.0
+    limits = ((row.prefill_s, slo.ttft_s), (row.tpot_s, slo.tpot_s), (row.e2e_s, slo.e2e_s))
+    chances = [chance_below(span, limit) for span, limit in limits if limit is not None]
+    return min(chances, default=1.0)
+
+
+def chance_below(span: Span, limit: float) -> float:
+    """The probability that a time with this range is at most `limit`."""
+    low, high = span
+    if math.isnan(low):
+        return math.nan
+    if low >= high:
+        return float(low <= limit)
+    middle = math.log(low * high) / 2
+    half = math.log(high / low) / 2
+    deviation = half / NormalDist().inv_cdf((1 + WITHIN) / 2)
+    return NormalDist(middle, deviation).cdf(math.log(limit))

@@ -31,7 +31,7 @@ from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
 from lab.app import experiment
 from lab.app.experiment import Numbers, Option, cell
-from lab.roofline.learning import StepPrediction
+from lab.roofline.step_prediction import StepPrediction
 from lab.core import guesses
 from lab.core.guesses import Chain, StepTimes
 from lab.models import catalog, obtain

@@ -37,8 +37,7 @@ from lab.core.stats import mean_half_width as half_range
 from lab.errors import LabError, printable
 from lab.show import comparison
 from lab.runner import trial as side_by_side
-from lab.roofline import advice, explanation, probing
-from lab.features.predict import prediction
+from lab.roofline import advice, explanation, prediction, probing
 from lab.app.running import ceilings_of, read, without_tuning
 from lab.remote import access, through_server
 from lab.remote.servers import connect
@@ -411,7 +410,11 @@ def _predicted(sides: Mapping[str, Setup], spec: str | None, out: Path) -> Part:
     n_prompt = max(1, (fast.n_depth or 0) + (fast.n_prompt or 0))
     n_gen = max(2, fast.n_gen or 2)
     try:
-        rows = [prediction.predict([n_prompt], n_gen, spec, name, results=out)[0] for name in names]
+        rows = [
+            prediction.request_on(name, spec, n_prompt, n_gen, out)
+            for name in names
+            if name is not None
+        ]
     except LabError as problem:
         return Part(MACHINE, words=f"{words}: not predicted, {problem.what}")
     ranges = [row.prefill_s if fast.is_prefill else row.tpot_s for row in rows]

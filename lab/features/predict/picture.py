@@ -1,0 +1,54 @@
+"""The picture of predictions: the time of a request on each device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lab.roofline.prediction import Prediction, Span
+from lab.show import canvas
+from lab.show.canvas import COLOURS, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
+    """Stacked bars of prefill and decode over devices, fastest first, with the range of the whole.
+
+    lab.plot_requests(lab.predict("8000", 300, "llama-3.1-8b", "geforce")[:5])
+    """
+    ax = ax or canvas.new_axes()
+    figure = canvas.figure_of(ax)
+    first = rows[0]
+    from_below = rows[::-1]
+    has_several_models = len({row.label for row in rows}) > 1
+    names = [f"{row.name}, {row.label}" if has_several_models else row.name for row in from_below]
+    prefill_s = [middle(row.prefill_s) for row in from_below]
+    decode_s = [(row.n_gen - 1) * middle(row.tpot_s) for row in from_below]
+    ax.barh(names, prefill_s, color=COLOURS[0], label="prefill")
+    ax.barh(
+        names,
+        decode_s,
+        left=prefill_s,
+        color=COLOURS[1],
+        hatch="//",
+        edgecolor="white",
+        label="decode",
+    )
+    for name, row in zip(names, from_below, strict=True):
+        dashes = "-" if row.is_measured else "--"
+        ax.plot(row.e2e_s, [name, name], ls=dashes, color=INK, lw=1.2)
+    ax.plot([], [], color=INK, ls="--", label="90 % range, predicted")
+    if any(row.is_measured for row in rows):
+        ax.plot([], [], color=INK, ls="-", label="range, measured")
+    ax.set_xlabel("time of the request (s)")
+    figure.set_figheight(max(figure.get_figheight(), 1.6 + 0.28 * len(rows)))
+    canvas.finish([ax], f"{first.label}: {first.n_prompt:,} tokens in, {first.n_gen:,} out")
+    return ax
+
+
+def middle(span: Span) -> float:
+    """The geometric mean of a range's ends."""
+    return math.sqrt(span[0] * span[1])

@@ -1,0 +1,164 @@
+"""The sentences of predictions: what they come from, how they extrapolate, and what would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.core.lists import grouped, plural
+from lab.core.record import DECODE, PREFILL, Model
+from lab.models.devices import Device
+from lab.roofline import datasheet, learning, probing
+from lab.roofline.datasheet import PublishedRate
+from lab.roofline.learning import Learned
+from lab.roofline.prediction import TOO_FAST, Extrapolation, Prediction, Shortage
+from lab.show.wording import digits
+
+
+def basis(row: Prediction) -> str:
+    """What a prediction comes from, in sentences; "" for a measurement."""
+    if row.device is not None:
+        return basis_of_device(row.device, row.model)
+    if row.learned is None or row.ceilings is None:
+        return ""
+    return " ".join([basis_here(row.learned), *probing.doubt_words(row.ceilings)])
+
+
+def basis_of_device(device: Device, model: Model) -> str:
+    """The datasheet, what was learned from others' rates, and what others measured on it."""
+    sentences = [datasheet_source(device), basis_of_datasheets(device)]
+    rates = datasheet.published_rates(device, model)
+    if rates:
+        sentences.append(cited(device, model, rates))
+    return " ".join(sentences)
+
+
+def datasheet_source(device: Device) -> str:
+    checked = f"checked against {device.checked}" if device.checked else "unchecked"
+    if device.tflops:
+        return (
+            f"From the datasheet: memory {device.gbps:g} GB/s,"
+            f" arithmetic {device.peak_tflops:g} TFLOP/s. Source: {device.source}, {checked}."
+        )
+    if device.peak_tflops:
+        return (
+            f"From the datasheet: memory {device.gbps:g} GB/s, arithmetic"
+            f" {device.peak_tflops:g} TFLOP/s (from its FP32 rate)."
+            f" Source: {device.source}, {checked}."
+        )
+    return (
+        f"From the datasheet: memory {device.gbps:g} GB/s; without a known peak,"
+        f" prefill is not predicted. Source: {device.source}, {checked}."
+    )
+
+
+def basis_of_datasheets(device: Device | None = None) -> str:
+    """What predictions from datasheets are learned from, and how often they were right."""
+    evaluation = datasheet.evaluation_of(device)
+    backend = "all backends" if evaluation.backend == "all" else evaluation.backend
+    n_rows = evaluation.n_rows
+    n_inside = evaluation.n_inside
+    rates = " and ".join(f"{n:,} {phase} rates" for phase, n in n_rows.items())
+    inside = " and ".join(f"{n_inside[phase]} of {n} {phase} rates" for phase, n in n_rows.items())
+    return (
+        "Expected: slower than the limit, as real devices are. By how much was learned from"
+        f" {rates} published for {plural(evaluation.n_devices, 'device')} ({backend})."
+        " Test: each device was predicted from the other devices only;"
+        f" {inside} fell inside the range."
+    )
+
+
+def cited(device: Device, model: Model, rates: Sequence[PublishedRate]) -> str:
+    """A sentence with what others measured; rates of one source and length as their range."""
+    citations = []
+    for (what, source), group in grouped(rates, what_and_source).items():
+        figures = sorted({round(rate.tps, 1) for rate in group})
+        ends = dict.fromkeys([figures[0], figures[-1]])
+        citations.append(
+            f"{model.quantization} {what} {' to '.join(f'{tps:,g}' for tps in ends)} tokens/s"
+            f" ({source})"
+        )
+    return f"Measured by others on {device.about}, {model.name}: {'; '.join(citations)}."
+
+
+def what_and_source(rate: PublishedRate) -> tuple[str, str]:
+    if rate.phase == DECODE:
+        what = rate.phase
+    elif rate.n_prompt is None:
+        what = f"{rate.phase} of unknown length"
+    else:
+        what = f"{rate.phase} of {rate.n_prompt:,} tokens"
+    backend = f"{rate.backend} in {rate.runtime}"
+    return what, ", ".join(filter(None, [rate.source, backend, rate.collected]))
+
+
+def basis_here(learned: Learned) -> str:
+    """The basis of a prediction for this machine, in sentences."""
+    fit = learned.fit
+    sentences = [
+        f"Expected times are fitted to {plural(learned.n_runs, 'run')} of"
+        f" {', '.join(learned.models)} on this machine ({len(learned.points)} points: medians by"
+        f" length and phase): {digits(fit.prefill_factor)}x the kernels' best time in prefill,"
+        f" {digits(fit.decode_factor)}x in decode, plus {1e6 * fit.per_layer_step_s:.3g} us per"
+        f" layer and step, plus {1e12 * fit.per_layer_value_s:.3g} ps per layer, token and value,"
+        " corrected by the mean deviation of each setup.",
+        f"Ranges are {learning.DEVIATIONS:g} standard deviations of {len(learned.held_out)}"
+        " held-out predictions, supplemented by the lab's benchmark (tests/bench/held_out.py)"
+        " where these are few.",
+    ]
+    n_disturbed = sum(point.is_disturbed for point in learned.points)
+    if n_disturbed:
+        sentences.append(
+            f"{n_disturbed} of the points come from disturbed runs, which widens all ranges."
+        )
+    fastest = min(learned.fastest(PREFILL), learned.fastest(DECODE))
+    if fastest < 1 / TOO_FAST:
+        sentences.append(
+            f"Some of these runs took only {digits(fastest)}x their kernels' best time: ceilings"
+            " are too low, so expected times are too long, and the ranges start lower by this"
+            " factor. Run: lab ceilings --again"
+        )
+    return " ".join(sentences)
+
+
+def beyond(extrapolations: Sequence[Extrapolation]) -> list[str]:
+    """How phases extrapolate, and their ranges; a clause for each of them."""
+    clauses = []
+    for extrapolation in extrapolations:
+        ways = [way(extrapolation, kind) for kind in extrapolation.kinds]
+        factor = extrapolation.factor
+        ends = f"{digits(1 / factor)}-{digits(factor)}x the expected time"
+        clauses.append(
+            f"{extrapolation.case.phase} extrapolates {', '.join(ways)}: range widened to {ends}"
+        )
+    return clauses
+
+
+def way(extrapolation: Extrapolation, kind: str) -> str:
+    """A kind of extrapolation in words."""
+    case = extrapolation.case
+    coverage = extrapolation.coverage
+    tokens = "prompt" if case.phase == PREFILL else "context"
+    if kind == learning.LONGER:
+        times = f"{case.length / coverage.longest:.3g}x"
+        return f"to {times} the longest measured {tokens} ({coverage.longest:,.0f} tokens)"
+    if kind == learning.SHORTER:
+        return f"below the shortest measured {tokens} ({coverage.shortest:,.0f} tokens)"
+    if kind == learning.MODEL:
+        return "to another model"
+    if kind == learning.QUANTIZATION:
+        return f"to another quantization ({case.quantization})"
+    return "to other settings (threads, --ubatch, cache types or flash attention)"
+
+
+def misfit(shortage: Shortage | None) -> str | None:
+    """What a request lacks, and what would fit; None if it fits."""
+    if shortage is None:
+        return None
+    need = f"needs {shortage.needed_bytes / 1e9:,.1f} GB of {shortage.available_bytes / 1e9:,.1f}"
+    if shortage.users > 1:
+        return f"{need} for {shortage.users} users"
+    if shortage.quantization:
+        return f"{need}: {shortage.quantization} would fit"
+    if shortage.longest:
+        return f"{need}: up to {shortage.longest:,} tokens would fit"
+    return f"{need}: a smaller model would fit"

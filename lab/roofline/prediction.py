@@ -1,0 +1,407 @@
+"""Predicts requests: here from the kernels' ceilings, on other devices from their datasheets.
+
+On this machine the expected time is fitted to earlier runs (learning.py). For a device that was not
+measured it is learned from what others published (datasheet.py). The range comes from the errors of
+predictions of what was left out. Several users decode together in one step, which reads the weights
+once and each user's cache: its time is that of a single user's step times the ratio of their
+predicted times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lab.core import cost, memory, results, shown
+from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
+from lab.errors import LabError
+from lab.models import catalog, devices, obtain, synthetic
+from lab.models.devices import Device
+from lab.process.worker import Worker
+from lab.roofline import datasheet, learning, probing, step_kernels
+from lab.roofline.learning import Case, Coverage, Learned, Step
+from lab.roofline.step_prediction import StepPrediction
+from lab.runner.cases import Plan
+from lab.runner.placing import memory_for
+from lab.runner.plan import make_plan
+
+HERE = "this machine"
+MOST_TOKENS = 10_000_000  # the longest context that can be predicted
+WITHIN = 0.90  # the share of requests that a range is to hold
+TOO_FAST = 1.1  # runs faster than their kernels' ceilings by this factor: the ceilings are too low
+
+Span = tuple[float, float]  # the ends of a range
+UNKNOWN: Span = (math.nan, math.nan)
+
+
+class PhaseTime(NamedTuple):
+    """Seconds of a prefill, or of a token of the answer."""
+
+    limit_s: float | None
+    expected_s: float | None
+    range_s: Span
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """A phase that is predicted beyond what was measured; `factor` widens its range to both sides."""
+
+    case: Case
+    coverage: Coverage
+    factor: float
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        return self.coverage.extrapolations(self.case)
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why a request does not fit into memory, and for one user what would.
+
+    `quantization`: the largest one of the model that fits. `longest`: the tokens that fit of this.
+    """
+
+    needed_bytes: int
+    available_bytes: float
+    users: int
+    quantization: str | None = None
+    longest: int | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A request on a device, in seconds: the theoretical limit, the expected time and the range.
+
+    A limit or an expected time that is not known is None, such a range NaN. `device` is None for
+    this machine, and `learned` and `ceilings` are what its prediction comes from. `is_measured`: the
+    range is that of runs on this machine. `chance`: the probability that it keeps some limits.
+    """
+
+    model: Model
+    n_prompt: int
+    n_gen: int
+    prefill_limit_s: float | None
+    prefill_s: Span
+    tpot_limit_s: float
+    tpot_s: Span
+    prefill_expected_s: float | None = None
+    tpot_expected_s: float | None = None
+    extrapolations: tuple[Extrapolation, ...] = ()
+    doubts: tuple[str, ...] = ()  # some of core/shown.py
+    shortage: Shortage | None = None  # then no times are shown
+    needed_bytes: int = 0
+    memory_bytes: float | None = None
+    users: int = 1
+    device: Device | None = None
+    learned: Learned | None = None
+    ceilings: Ceilings | None = None
+    is_measured: bool = False
+    chance: float | None = None
+
+    @property
+    def name(self) -> str:
+        return HERE if self.device is None else self.device.name
+
+    @property
+    def about(self) -> str:
+        """The device in words."""
+        return HERE if self.device is None else self.device.about
+
+    @property
+    def label(self) -> str:
+        """The model and its quantization."""
+        return learning.model_label(self.model)
+
+    @property
+    def e2e_s(self) -> Span:
+        """Seconds of the whole request."""
+        fastest = self.prefill_s[0] + (self.n_gen - 1) * self.tpot_s[0]
+        slowest = self.prefill_s[1] + (self.n_gen - 1) * self.tpot_s[1]
+        return fastest, slowest
+
+    @property
+    def tps(self) -> Span:
+        """Tokens per second of each user."""
+        return 1 / self.tpot_s[1], 1 / self.tpot_s[0]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it fits and has times of both phases."""
+        return self.shortage is None and not math.isnan(self.e2e_s[0])
+
+
+def check(n_prompt: int, n_gen: int, users: int) -> None:
+    """LabError for a request that cannot be predicted."""
+    n_ctx = n_prompt + n_gen
+    if n_ctx > MOST_TOKENS:
+        raise LabError(f"{n_ctx:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}.")
+    if n_gen < 2:
+        raise LabError(f"--gen {n_gen} leaves nothing to decode.", "Give at least --gen 2.")
+    if users < 1:
+        raise LabError(f"--users {users} is not possible.", "Give 1 or more.")
+
+
+def middle_of(n_prompt: int, n_gen: int) -> int:
+    """The position of the middle token of an answer."""
+    return n_prompt + max(0, n_gen - 2) // 2
+
+
+# A device of the datasheets
+
+
+def on_device(
+    model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int, users: int = 1
+) -> Prediction:
+    """A request on a device of the datasheets, as published runs on such devices do."""
+    middle = middle_of(n_prompt, n_gen)
+    prefill = published_phase(datasheet.case_for(model, settings, device, PREFILL, n_prompt))
+    token_case = datasheet.case_for(model, settings, device, DECODE, middle)
+    token = published_phase(token_case)
+    row = Prediction(
+        model,
+        n_prompt,
+        n_gen,
+        prefill_limit_s=prefill.limit_s,
+        prefill_s=prefill.range_s,
+        tpot_limit_s=token.limit_s or math.nan,
+        tpot_s=token.range_s,
+        prefill_expected_s=prefill.expected_s,
+        tpot_expected_s=token.expected_s,
+        device=device,
+    )
+    if users > 1:
+        types = settings.type_k, settings.type_v
+        cases = []
+        for n_users in (1, users):
+            parts = datasheet.parts_of_users(model, device, middle, types, n_users)
+            cases.append(dataclasses.replace(token_case, parts=parts))
+        published = datasheet.learned()[DECODE]
+        one_s, all_s = (published.expected_s(case) for case in cases)
+        row = for_users(row, users, one_s, all_s, cases[-1].least_s or math.nan)
+    return with_memory(row, settings, device.memory_bytes)
+
+
+def published_phase(case: datasheet.Case) -> PhaseTime:
+    """The time of a phase by what others published; its range does not go below the limit."""
+    learned = datasheet.learned()[case.phase]
+    limit_s = case.least_s
+    expected_s = learned.expected_s(case)
+    if not limit_s or not expected_s:
+        return PhaseTime(limit_s, expected_s, UNKNOWN)
+    fast, slow = learned.range(case)
+    return PhaseTime(limit_s, expected_s, (max(limit_s, fast * expected_s), slow * expected_s))
+
+
+def for_users(
+    row: Prediction, users: int, one_s: float | None, all_s: float | None, limit_s: float
+) -> Prediction:
+    """A prediction for several users, whose step takes all_s where one user's step takes one_s."""
+    slower = math.nan
+    if one_s and all_s:
+        slower = all_s / one_s
+    expected_s = row.tpot_expected_s
+    if expected_s is not None:
+        expected_s = max(limit_s, slower * expected_s)
+    fastest, slowest = row.tpot_s
+    return dataclasses.replace(
+        row,
+        users=users,
+        tpot_limit_s=limit_s,
+        tpot_expected_s=expected_s,
+        tpot_s=(max(limit_s, slower * fastest), slower * slowest),
+    )
+
+
+# This machine
+
+
+@dataclass(frozen=True)
+class Here:
+    """What predictions for this machine are made from: a setup, its ceilings, and its runs."""
+
+    model: Model
+    settings: Settings
+    ceilings: Ceilings
+    learned: Learned
+
+    @cached_property
+    def roof(self) -> step_kernels.Roof:
+        machine = self.ceilings.machine
+        layers = probing.layers(machine, self.model, self.settings)
+        return step_kernels.roof(self.ceilings, layers)
+
+    def limit_s(self, step: Step, others: Sequence[cost.Span] = ()) -> float:
+        """The least seconds of a step, by the machine's best rates."""
+        settings = self.settings
+        types = settings.type_k, settings.type_v
+        work = step_kernels.step_cost(self.model, *step, *types, others)
+        return max(work.n_bytes / self.roof.gbps, work.flops / self.roof.gflops) / 1e9
+
+    def case_of(self, phase: str, length: int) -> Case:
+        return learning.case_of(phase, float(length), self.model, self.settings)
+
+    def phase_time(self, case: Case, steps: Sequence[Step]) -> PhaseTime:
+        """The time of a phase. Neither the expected time nor the range goes below the limit."""
+        learned = self.learned
+        limit_s = sum(self.limit_s(step) for step in steps)
+        costs = learning.costs_of(self.model, self.settings, self.ceilings, steps)
+        expected_s = max(limit_s, learned.fit.seconds(case, costs))
+        factor = learned.factor(case)
+        fastest_s = max(limit_s, expected_s / factor * learned.fastest(case.phase))
+        return PhaseTime(limit_s, expected_s, (fastest_s, expected_s * factor))
+
+    def extrapolations(self, cases: Sequence[Case]) -> tuple[Extrapolation, ...]:
+        """Of these phases those beyond what was measured."""
+        beyond = []
+        for case in cases:
+            coverage = self.learned.coverage[case.phase]
+            if coverage.extrapolations(case):
+                beyond.append(Extrapolation(case, coverage, self.learned.factor(case)))
+        return tuple(beyond)
+
+    def doubts(self, phase: str) -> tuple[str, ...]:
+        """The doubts of a phase's points."""
+        disturbed = [point.is_disturbed for point in self.learned.points_of(phase)]
+        doubts = shown.of_runs(len(disturbed), sum(disturbed), 0)
+        if self.learned.fastest(phase) < 1 / TOO_FAST:
+            doubts += (shown.ABOVE,)
+        return doubts
+
+    def request(self, n_prompt: int, n_gen: int, users: int = 1) -> Prediction:
+        """The prediction of a request."""
+        middle = middle_of(n_prompt, n_gen)
+        prompt_case = self.case_of(PREFILL, n_prompt)
+        token_case = self.case_of(DECODE, middle)
+        prefill = self.phase_time(prompt_case, learning.prompt_steps(n_prompt, self.settings))
+        token = self.phase_time(token_case, [Step(1, middle, 1)])
+        extrapolations = self.extrapolations([prompt_case, token_case])
+        doubts = [probing.doubts(self.ceilings), self.doubts(PREFILL), self.doubts(DECODE)]
+        if extrapolations:
+            doubts.append((shown.EXTRAPOLATED,))
+        row = Prediction(
+            self.model,
+            n_prompt,
+            n_gen,
+            prefill_limit_s=prefill.limit_s,
+            prefill_s=prefill.range_s,
+            tpot_limit_s=token.limit_s or math.nan,
+            tpot_s=token.range_s,
+            prefill_expected_s=prefill.expected_s,
+            tpot_expected_s=token.expected_s,
+            extrapolations=extrapolations,
+            doubts=shown.all_of(doubts),
+            learned=self.learned,
+            ceilings=self.ceilings,
+        )
+        if users == 1:
+            return row
+        others = [(1, middle)] * (users - 1)
+        fit = self.learned.fit
+        steps = StepPrediction(self.model, self.settings, self.ceilings, fit, self.learned.n_runs)
+        one_s = steps.seconds(1, middle, 1)
+        all_s = steps.seconds(1, middle, users, others)
+        return for_users(row, users, one_s, all_s, self.limit_s(Step(1, middle, users), others))
+
+
+class Evidence(NamedTuple):
+    """What a folder of results holds to predict from."""
+
+    records: Sequence[Record] = ()
+    ceilings: Sequence[Ceilings] = ()
+
+
+def evidence_in(folder: Path) -> Evidence:
+    """The runs and ceilings of a folder; none if it is missing."""
+    if not folder.is_dir() or not any(folder.glob("*.jsonl")):
+        return Evidence()
+    contents = results.read([folder])
+    ceilings = dict.fromkeys([*contents.ceilings, *probing.kept(folder)])
+    return Evidence(contents.records, list(ceilings))
+
+
+def on_this_machine(
+    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, evidence: Evidence
+) -> list[Prediction]:
+    """Requests on this machine, one for each prompt length. LabError without ceilings or runs."""
+    model = plan.model
+    settings = plan.settings
+    place = probing.place_of(plan.machine, model, settings)
+    ceilings = probing.need(evidence.ceilings, place, HERE)
+    offload = learning.offload_of(model, settings)
+    learned = learning.learn(evidence.records, ceilings, offload)
+    here = Here(model, settings, ceilings, learned)
+    rows = [here.request(n_prompt, n_gen, users) for n_prompt in lengths]
+    available = memory_for(plan)
+    return [with_memory(row, settings, available) for row in rows]
+
+
+def plan_for(model: str, settings: dict[str, Any]) -> Plan:
+    """This machine and the settings, for a model (a SPEC); its file is not needed."""
+    with Worker() as worker:
+        found = obtain.find(worker, model)
+        plan = make_plan(worker, [1], 1, 1, **settings)
+    chosen = plan.settings
+    is_default = settings.get("n_gpu_layers") is None
+    if chosen.n_gpu_layers and is_default and found.n_layer is not None:
+        chosen = dataclasses.replace(chosen, n_gpu_layers=found.n_layer + 1)
+    return dataclasses.replace(plan, model=found, settings=chosen)
+
+
+def request_on(device: str, model: str, n_prompt: int, n_gen: int, folder: Path) -> Prediction:
+    """A request on a named device, or with "here" on this machine from the results in a folder.
+
+    LabError for an unknown name, and if "here" lacks ceilings or runs.
+    """
+    check(n_prompt, n_gen, 1)
+    plan = plan_for(model, {})
+    if device == "here":
+        return on_this_machine(plan, [n_prompt], n_gen, 1, evidence_in(folder))[0]
+    return on_device(plan.model, plan.settings, devices.find_device(device), n_prompt, n_gen)
+
+
+# Memory
+
+
+def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -> int:
+    """About how many bytes a context of n_ctx tokens for each user needs, weights included."""
+    n_cells = users * memory.padded(n_ctx)
+    shared = dataclasses.replace(settings, n_ctx=n_cells, n_seq_max=users)
+    return memory.of_context(model, shared).total_bytes
+
+
+def with_memory(row: Prediction, settings: Settings, available: float | None) -> Prediction:
+    """The prediction with the bytes it needs and has, and the shortage if they do not suffice."""
+    n_ctx = row.n_prompt + row.n_gen
+    needed = memory_bytes(row.model, settings, n_ctx, row.users)
+    row = dataclasses.replace(row, needed_bytes=needed, memory_bytes=available)
+    if available is None or needed <= available:
+        return row
+    shortage = Shortage(needed, available, row.users)
+    if row.users == 1:
+        shortage = dataclasses.replace(
+            shortage,
+            quantization=quantization_that_fits(row.model, settings, n_ctx, available),
+            longest=memory.longest(row.model, round(available)),
+        )
+    return dataclasses.replace(row, shortage=shortage)
+
+
+def quantization_that_fits(
+    model: Model, settings: Settings, n_ctx: int, available: float
+) -> str | None:
+    """The largest quantization of the catalog with which a context of n_ctx tokens fits."""
+    entry = catalog.entries().get(model.name)
+    if entry is None:
+        return None
+    sizes = {}
+    for name, packed in synthetic.by_quantization(entry).items():
+        size = memory_bytes(packed, settings, n_ctx)
+        if size <= available:
+            sizes[name] = size
+    return max(sizes, key=lambda name: sizes[name], default=None)
