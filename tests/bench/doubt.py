@@ -27,7 +27,6 @@ from rich.console import Console
 
 from lab.core import results
 from lab.core.record import OK, Ceilings, Noise, NoiseReading, NoiseSamples, Record
-from lab.roofline import probing
 from lab.roofline import learning
 from lab.features.predict import tables
 from lab.roofline.prediction import Here
