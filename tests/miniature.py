@@ -11,7 +11,7 @@ from lab.core.record import Settings
 from lab.engine import devices, llama
 from lab.engine.bindings import llama_cpp
 from lab.models import catalog
-from lab.models.catalog import Entry, Shape
+from lab.models.catalog import Dimensions, Entry
 
 NAMES = {
     "llama": "llama-3.2-1b",
@@ -43,7 +43,7 @@ def entry(
         "inner_size": 128,
         "conv_kernel": 4,
     }
-    shape: Shape = dataclasses.replace(
+    shape: Dimensions = dataclasses.replace(
         full.shape,
         n_layer=max({"gemma3": 7, "qwen35": 4, "qwen35moe": 4}.get(arch, 0), n_layer),
         n_embd=width,

@@ -156,7 +156,7 @@ def test_what_is_predicted_is_shared_reading_up_to_a_ridge_where_arithmetic_take
     assert 1 < row.ridge < 64 and n is not None and n > 1
     over = []
     for n_seq in (1, 2):  # what arithmetic takes beyond the traffic grows in proportion
-        step = cost.step(MODEL, 1, 402, n_seq, others=[(1, 402)] * (n_seq - 1))
+        step = cost.step(MODEL, 1, 402, n_seq, beside=[(1, 402)] * (n_seq - 1))
         assert step
         over.append(step.flops / best.gflops - step.n_bytes / best.gbps)
     assert over[0] + (n - 1) * (over[1] - over[0]) == pytest.approx(0, abs=1e-3 * abs(over[0]))

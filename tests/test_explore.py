@@ -162,7 +162,7 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
     for one, shown in zip(asked, ask(browser, asked), strict=True):
         others = [(1, 1099)] * (one["users"] - 1)
         seconds = steps.seconds(1, 1099, one["users"], others)
-        work = cost.step(model, 1, 1099, one["users"], others=others)
+        work = cost.step(model, 1, 1099, one["users"], beside=others)
         assert seconds and work
         least = max(work.n_bytes / roof.gbps, work.flops / roof.gflops) / 1e9
         assert shown["decode"]["expected"] == pytest.approx(max(seconds, least), rel=1e-6)
@@ -193,7 +193,7 @@ def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, na
     )
     for (n, past, outputs, *users), shown in zip(asked, found, strict=True):
         step = cost.step(
-            model, n, past, outputs, others=[(n, past)] * (users[0] - 1 if users else 0)
+            model, n, past, outputs, beside=[(n, past)] * (users[0] - 1 if users else 0)
         )
         assert step is not None
         assert [shown["weights"], shown["bytes"], shown["flops"]] == pytest.approx(

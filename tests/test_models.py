@@ -14,13 +14,13 @@ import pytest
 from lab.core import results
 from lab.errors import LabError
 from lab.models import catalog, obtain, synthetic
-from lab.models.catalog import Shape
+from lab.models.catalog import Dimensions
 from lab.models.synthetic import quantizations
 from lab.process.worker import Worker
 from tests import loopback_hub
 from tests.conftest import run_lab, run_process, start_lab
 
-TINY = Shape("llama", 2, 256, 4, 2, 64, 512, 1000, 2048, True, 10000.0)
+TINY = Dimensions("llama", 2, 256, 4, 2, 64, 512, 1000, 2048, True, 10000.0)
 SHAPES = {
     "llama": TINY,
     "untied": dataclasses.replace(TINY, tied_embeddings=False),
@@ -80,7 +80,7 @@ def test_specs_that_mean_nothing(text: str, says: str) -> None:
 def test_the_embedded_shape_is_the_embedded_files(worker: Worker, embedded: Path) -> None:
     model = worker.read_model(embedded, "x", "embedded")
     shape = catalog.find("smollm2-135m").shape
-    for field in dataclasses.fields(Shape):
+    for field in dataclasses.fields(Dimensions):
         if field.name not in ("rope_base", "n_rot", "window", "n_ff_shared", "ssm"):
             assert getattr(model, field.name) == getattr(shape, field.name), field.name
 

@@ -1,4 +1,7 @@
-"""Read a model's shape and the types of its tensors from the header of its GGUF file, with ggml's parser."""
+"""Read a model's shape and the types of its tensors from the header of its GGUF file.
+
+With ggml's parser: the `gguf` package takes 5.5 s for a vocabulary of 49,152 tokens, ggml 0.3 s.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import ctypes
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +43,10 @@ _ARRAY = 9
 
 
 class _Weights(NamedTuple):
-    """A tensor of the header's table: type, sizes (inner dimension first), bytes, and the file offset of its end."""
+    """A tensor of the header's table.
+
+    `sizes`: the inner dimension first. `end`: the offset in the file behind its last byte.
+    """
 
     type: str
     sizes: tuple[int, ...]
@@ -57,131 +63,170 @@ class _Header:
     def text(self, key: str) -> str | None:
         """The value of a key, if it is a string."""
         index, kind = self._find(key)
-        return (
-            ggml().gguf_get_val_str(self.gguf, index).decode(errors="replace")
-            if kind == _STRING
-            else None
-        )
+        if kind != _STRING:
+            return None
+        value: bytes = ggml().gguf_get_val_str(self.gguf, index)
+        return value.decode(errors="replace")
 
     def number(self, key: str) -> int | None:
         """The value of a key, if it is a non-negative integer."""
         index, kind = self._find(key)
         if kind not in GGUF_INTEGERS:
             return None
-        value = int(getattr(ggml(), f"gguf_get_val_{GGUF_INTEGERS[kind][0]}")(self.gguf, index))
+        type_name, _ = GGUF_INTEGERS[kind]
+        read = getattr(ggml(), f"gguf_get_val_{type_name}")
+        value = int(read(self.gguf, index))
         return value if value >= 0 else None
 
     def numbers(self, key: str) -> tuple[int, ...] | None:
         """The value of a key, if it is a list of integers or booleans."""
         index, kind = self._find(key)
-        known = {
-            _BOOL: ctypes.c_bool,
-            **{number: result for number, (_, result) in GGUF_INTEGERS.items()},
-        }
-        item: Any = (
-            known.get(ggml().gguf_get_arr_type(self.gguf, index)) if kind == _ARRAY else None
-        )
-        if item is None:
+        if kind != _ARRAY:
+            return None
+        item_kind = ggml().gguf_get_arr_type(self.gguf, index)
+        item: Any
+        if item_kind == _BOOL:
+            item = ctypes.c_bool
+        elif item_kind in GGUF_INTEGERS:
+            _, item = GGUF_INTEGERS[item_kind]
+        else:
             return None
         data = ctypes.cast(ggml().gguf_get_arr_data(self.gguf, index), ctypes.POINTER(item))
-        return tuple(int(value) for value in data[: ggml().gguf_get_arr_n(self.gguf, index)])
+        n = ggml().gguf_get_arr_n(self.gguf, index)
+        return tuple(int(value) for value in data[:n])
 
-    def _find(self, key: str) -> tuple[int, int | None]:
-        index = ggml().gguf_find_key(self.gguf, key.encode())
-        return index, None if index < 0 else ggml().gguf_get_kv_type(self.gguf, index)
+    def n_items(self) -> int:
+        """The number of items in the longest list."""
+        lib = ggml()
+        longest = 0
+        for index in range(lib.gguf_get_n_kv(self.gguf)):
+            if lib.gguf_get_kv_type(self.gguf, index) == _ARRAY:
+                longest = max(longest, lib.gguf_get_arr_n(self.gguf, index))
+        return longest
+
+    def n_tensors(self) -> int:
+        return int(ggml().gguf_get_n_tensors(self.gguf))
 
     def tensors(self) -> dict[str, _Weights]:
+        """The tensors by name."""
         lib = ggml()
         gguf = self.gguf
-        data = ggml().gguf_get_data_offset(self.gguf)
+        data_offset = lib.gguf_get_data_offset(gguf)
         table = {}
-        for i in range(lib.gguf_get_n_tensors(gguf)):
+        for i in range(self.n_tensors()):
+            name = lib.gguf_get_tensor_name(gguf, i).decode(errors="replace")
+            type_name = lib.ggml_type_name(lib.gguf_get_tensor_type(gguf, i))
             n_bytes = lib.gguf_get_tensor_size(gguf, i)
-            table[lib.gguf_get_tensor_name(gguf, i).decode(errors="replace")] = _Weights(
-                type=lib.ggml_type_name(lib.gguf_get_tensor_type(gguf, i)).decode().upper(),
+            table[name] = _Weights(
+                type=type_name.decode().upper(),
                 sizes=tuple(lib.gguf_get_tensor_ne(gguf, i)[:4]),
                 n_bytes=n_bytes,
-                end=data + lib.gguf_get_tensor_offset(gguf, i) + n_bytes,
+                end=data_offset + lib.gguf_get_tensor_offset(gguf, i) + n_bytes,
             )
         return table
 
+    def _find(self, key: str) -> tuple[int, int | None]:
+        """The index and the type of a key; None for a key that the header lacks."""
+        index = ggml().gguf_find_key(self.gguf, key.encode())
+        if index < 0:
+            return index, None
+        return index, ggml().gguf_get_kv_type(self.gguf, index)
+
 
 def read_model(path: Path, name: str, source: str) -> Model:
-    """The model in a GGUF file. LabError if the file is not GGUF, is truncated, or holds no weights."""
+    """The model in a GGUF file.
+
+    LabError if the file is not GGUF, is truncated, or holds no weights.
+    """
     with _opened(path) as header:
         arch = header.text("general.architecture")
         _check(header, arch, path)
         tensors = header.tensors()
         n_bytes = path.stat().st_size
-        if not tensors:
-            raise LabError(
-                f"{path.name} holds only a vocabulary, no weights.",
-                "Give the file that holds the weights.",
-            )
-        if (end := max(one.end for one in tensors.values())) > n_bytes:
-            what = f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes."
-            raise LabError(what, "Get the complete file again.")
+        _check_length(tensors, n_bytes, path)
+        dimensions = _dimensions(header, arch)
+        quantization = _quantization(header)
 
-        def number(key: str) -> int | None:
-            return header.number(f"{arch}.{key}")
-
-        n_embd = number("embedding_length")
-        value_length = number("attention.value_length")
-        layers = read_layers(arch, number("block_count"), header.number, header.numbers)
-        n_head = layers["n_head"]
-        head_dim = number("attention.key_length") or (
-            n_embd // n_head if n_embd and n_head else None
-        )
-        table = tensors.get("token_embd.weight")
-        output = tensors.get("output.weight")
-        by_type = collections.Counter[str]()
-        for one in tensors.values():
-            by_type[one.type] += one.n_bytes
-        file_type = header.number("general.file_type")
-        names = {number: name for name, number in llama.quantizations().items()} | {0: "F32"}
-        return Model(
-            name=name,
-            source=source,
-            file=printable(path.name),
-            n_bytes=n_bytes,
-            **layers,
-            quantization=None if file_type is None else names.get(file_type),
-            arch=arch,
-            n_layer=number("block_count"),
-            n_embd=n_embd,
-            head_dim=head_dim,
-            head_dim_v=value_length if value_length != head_dim else None,
-            n_ff=number("feed_forward_length"),
-            n_ctx_train=number("context_length"),
-            n_expert=number("expert_count"),
-            n_expert_used=number("expert_used_count"),
-            n_ff_expert=number("expert_feed_forward_length"),
-            n_vocab=table.sizes[1] if table else None,
-            tied_embeddings=output is None,
-            tensor_bytes=dict(by_type),
-            embedding_bytes=table.n_bytes if table else None,
-            output_bytes=output.n_bytes if output else None,
-            output_type=output.type if output else None,
-            n_params=sum(math.prod(one.sizes) for one in tensors.values()),
-            matrices=group((name, one.type, one.sizes) for name, one in tensors.items()),
-        )
+    table = tensors.get("token_embd.weight")
+    output = tensors.get("output.weight")
+    bytes_by_type = collections.Counter[str]()
+    for weights in tensors.values():
+        bytes_by_type[weights.type] += weights.n_bytes
+    return Model(
+        name=name,
+        source=source,
+        file=printable(path.name),
+        n_bytes=n_bytes,
+        quantization=quantization,
+        arch=arch,
+        **dimensions,
+        n_vocab=table.sizes[1] if table else None,
+        tied_embeddings=output is None,
+        tensor_bytes=dict(bytes_by_type),
+        embedding_bytes=table.n_bytes if table else None,
+        output_bytes=output.n_bytes if output else None,
+        output_type=output.type if output else None,
+        n_params=sum(math.prod(weights.sizes) for weights in tensors.values()),
+        matrices=group((name, tensor.type, tensor.sizes) for name, tensor in tensors.items()),
+    )
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
     """The tensors in a GGUF file. LabError as in `read_model`."""
     with _opened(path) as header:
-        return tuple(Tensor(name, one.n_bytes) for name, one in header.tensors().items())
+        table = header.tensors()
+    return tuple(Tensor(name, weights.n_bytes) for name, weights in table.items())
+
+
+def _dimensions(header: _Header, arch: str | None) -> dict[str, Any]:
+    """The fields of Model that the architecture's keys tell."""
+
+    def number(key: str) -> int | None:
+        return header.number(f"{arch}.{key}")
+
+    n_layer = number("block_count")
+    layers = read_layers(header, arch, n_layer)
+    n_embd = number("embedding_length")
+    head_dim = number("attention.key_length")
+    if not head_dim and n_embd and layers.n_head:
+        head_dim = n_embd // layers.n_head
+    value_length = number("attention.value_length")
+    return {
+        **vars(layers),
+        "n_layer": n_layer,
+        "n_embd": n_embd,
+        "head_dim": head_dim or None,
+        "head_dim_v": value_length if value_length != head_dim else None,
+        "n_ff": number("feed_forward_length"),
+        "n_ctx_train": number("context_length"),
+        "n_expert": number("expert_count"),
+        "n_expert_used": number("expert_used_count"),
+        "n_ff_expert": number("expert_feed_forward_length"),
+    }
+
+
+def _quantization(header: _Header) -> str | None:
+    """llama.cpp's name of the quantization, if the file says which one it is."""
+    file_type = header.number("general.file_type")
+    if file_type is None:
+        return None
+    if file_type == 0:
+        return "F32"
+    for name, number in llama.quantizations().items():
+        if number == file_type:
+            return name
+    return None
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[_Header]:
+    """The header of a file. LabError if it is not GGUF."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as problem:
-        raise LabError(
-            f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions."
-        ) from None
+        what = f"The model file {path} cannot be read: {problem.strerror}."
+        raise LabError(what, "Check its permissions.") from None
     if not magic:
         raise LabError(f"{path.name} is empty.", "Get the file again.")
     if magic != b"GGUF":
@@ -190,9 +235,8 @@ def _opened(path: Path) -> Iterator[_Header]:
     devices.clear_log()
     gguf = ggml().gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not gguf:
-        raise LabError(
-            f"{path.name} is a broken GGUF file: {devices.last_warnings()}", "Get the file again."
-        )
+        what = f"{path.name} is a broken GGUF file: {devices.last_warnings()}"
+        raise LabError(what, "Get the file again.")
     try:
         yield _Header(gguf)
     finally:
@@ -201,27 +245,38 @@ def _opened(path: Path) -> Iterator[_Header]:
 
 def _check(header: _Header, arch: str | None, path: Path) -> None:
     """LabError for a part of a model, and for impossible values, which llama.cpp would accept."""
-    if (header.number("split.count") or 1) > 1:
-        what = (
-            f"{path.name} is one part of a model split into {header.number('split.count')} files."
-        )
-        raise LabError(
-            what,
-            "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file.",
-        )
-    lib = ggml()
-    gguf = header.gguf
-    problem = ""
-    lists = (i for i in range(lib.gguf_get_n_kv(gguf)) if lib.gguf_get_kv_type(gguf, i) == _ARRAY)
+    n_files = header.number("split.count") or 1
+    if n_files > 1:
+        what = f"{path.name} is one part of a model split into {n_files} files."
+        hint = "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file."
+        raise LabError(what, hint)
+    damage = _damage(header, arch)
+    if damage:
+        raise LabError(f"{path.name} {damage}", "Get the file again, or from another source.")
+
+
+def _damage(header: _Header, arch: str | None) -> str:
+    """What is impossible in a header; "" for a header without damage."""
     if arch is not None and not re.fullmatch(r"[\w.-]{1,64}", arch):
-        problem = f"has an invalid architecture name: {arch[:64]!r}."
-    elif lib.gguf_get_n_tensors(gguf) > MOST_TENSORS:
-        problem = f"lists more than {MOST_TENSORS:,} tensors, so it is damaged."
-    elif max((lib.gguf_get_arr_n(gguf, i) for i in lists), default=0) > MOST_ITEMS:
-        problem = f"has a list of more than {MOST_ITEMS:,} items, so it is damaged."
-    for key, most in () if problem else MOST.items():
+        return f"has an invalid architecture name: {arch[:64]!r}."
+    if header.n_tensors() > MOST_TENSORS:
+        return f"lists more than {MOST_TENSORS:,} tensors, so it is damaged."
+    if header.n_items() > MOST_ITEMS:
+        return f"has a list of more than {MOST_ITEMS:,} items, so it is damaged."
+    for key, most in MOST.items():
         value = header.number(f"{arch}.{key}")
-        if value is not None and not (0 if key in MAY_BE_ZERO else 1) <= value <= most:
-            problem = f"is damaged: its header says {key} = {value:,}."
-    if problem:
-        raise LabError(f"{path.name} {problem}", "Get the file again, or from another source.")
+        least = 0 if key in MAY_BE_ZERO else 1
+        if value is not None and not least <= value <= most:
+            return f"is damaged: its header says {key} = {value:,}."
+    return ""
+
+
+def _check_length(tensors: Mapping[str, _Weights], n_bytes: int, path: Path) -> None:
+    """LabError for a file without weights, or without all of them."""
+    if not tensors:
+        what = f"{path.name} holds only a vocabulary, no weights."
+        raise LabError(what, "Give the file that holds the weights.")
+    end = max(weights.end for weights in tensors.values())
+    if end > n_bytes:
+        what = f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes."
+        raise LabError(what, "Get the complete file again.")

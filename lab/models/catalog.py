@@ -28,7 +28,7 @@ DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
 
 
 @dataclass(frozen=True)
-class Shape:
+class Dimensions:
     """The dimensions that determine how much a model computes and reads."""
 
     arch: str
@@ -57,7 +57,7 @@ class Entry:
 
     name: str
     about: str
-    shape: Shape
+    shape: Dimensions
     shape_source: str
     aliases: tuple[str, ...] = ()
     embedded: bool = False
@@ -121,7 +121,7 @@ def entries() -> dict[str, Entry]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         for table in tables.values():
-            table |= {"shape": Shape(**table["shape"]), "aliases": tuple(table.get("aliases", ()))}
+            table |= {"shape": Dimensions(**table["shape"]), "aliases": tuple(table.get("aliases", ()))}
         return {name: Entry(name, **table) for name, table in tables.items()}
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as problem:
         raise LabError(

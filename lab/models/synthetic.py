@@ -1,12 +1,12 @@
-"""A model without its file: its tensors and their types from its shape, and a file of that shape with random weights.
+"""A model without its file: its tensors from its shape, and a file with random weights.
 
-Not zeros, which may be faster in caches and kernels: the standard deviation 1 / sqrt(inputs) keeps activations finite.
+Not zeros, which may be faster in caches and kernels: the standard deviation 1 / sqrt(inputs) keeps
+activations finite.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import os
 import tomllib
@@ -14,30 +14,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from lab.core.record import Model
 from lab.core.shape import BLOCKS, DELTA_NETS, group, read_layers
 from lab.errors import LabError
-from lab.models.catalog import Entry, Shape, data_file
+from lab.models.catalog import Dimensions, Entry, data_file
 
 QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
-"""What the lab writes directly, with LLAMA_FTYPE_* of llama.h; llama.cpp's quantizer makes the others from these."""
+"""What the lab writes directly, with LLAMA_FTYPE_* of llama.h.
 
-HAS_QK_NORMS = "qwen3", "qwen3moe", "gemma3", *DELTA_NETS
+llama.cpp's quantizer makes the others from these.
+"""
+
+USUAL = "Q4_K_M"  # used if neither the user nor the catalog names a quantization
+COMMON = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
+
+HAS_QK_NORMS = ("qwen3", "qwen3moe", "gemma3", *DELTA_NETS)
+HAS_POST_NORMS = ("gemma2", "gemma3", "glm4")
+FUSES_GATE_AND_UP = ("phi3", "glm4")
+HAS_QKV_BIASES = ("qwen2", "gpt-oss")
+FULL_ATTENTION_INTERVAL = 4  # of hybrids with delta nets
+
+FACTORS = {"Q4_0": (0, 4.61), "Q4_1": (0, 4.61), "Q8_0": (0, 73.9), "Q6_K": (208, 18.5 * 5.05)}
+"""Where a block has its factor d, and the spread of its quants.
+
+They are -8 to 7; 0 to 15 and a minimum; -128 to 127; -32 to 31 and 16 scales.
+"""
 
 _CHUNK_WEIGHTS = 1 << 23
 
-FACTORS = {"Q4_0": (0, 4.61), "Q4_1": (0, 4.61), "Q8_0": (0, 73.9), "Q6_K": (208, 18.5 * 5.05)}
-"""Where a block has its factor d, and the spread of its quants: -8 to 7; 0 to 15 and a minimum; -128 to 127; -32 to 31
-and 16 scales."""
-
-USUAL = "Q4_K_M"  # used if neither the user nor the catalog names a quantization
-
 
 @dataclass(frozen=True)
-class Tensor:
-    """A matrix (or a vector, rows = 1) with its GGUF name: `columns` inputs, `rows` outputs, for each of `n_expert`."""
+class PlannedTensor:
+    """A matrix (or a vector, rows = 1) with its GGUF name.
+
+    `columns` inputs, `rows` outputs, for each of `n_expert`.
+    """
 
     name: str
     rows: int
@@ -51,257 +64,411 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int:
-        n_weights, n_bytes = BLOCKS[self.type]
-        return self.n_weights // n_weights * n_bytes
+        block_weights, block_bytes = BLOCKS[self.type]
+        return self.n_weights // block_weights * block_bytes
 
     @property
     def dimensions(self) -> tuple[int, ...]:
         """The dimensions in GGUF's order, the inner one first."""
-        outer = (
-            (self.rows, self.n_expert)
-            if self.n_expert > 1
-            else (self.rows,)
-            if self.rows > 1
-            else ()
-        )
-        return (self.columns, *outer)
+        if self.n_expert > 1:
+            return (self.columns, self.rows, self.n_expert)
+        if self.rows > 1:
+            return (self.columns, self.rows)
+        return (self.columns,)
+
+
+# The types of a quantization
 
 
 @cache
 def quantizations(name: str) -> dict[str, str]:
-    """A table of models/quantizations.toml, such as `types`: the type of most weights in each quantization."""
+    """A table of models/quantizations.toml, such as `types`: a quantization's usual type."""
     return dict(tomllib.loads(data_file("quantizations.toml").read_text(encoding="utf-8"))[name])
 
 
-def known(quantization: str) -> str:
+def quantization_name(quantization: str) -> str:
     """llama.cpp's name of a quantization. LabError for one that it does not make."""
     name = quantizations("aliases").get(quantization.upper(), quantization.upper())
     if name.startswith("UD-"):
-        what = f"llama.cpp makes no quantization {quantization}: Unsloth chooses its types for each model."
-        raise LabError(
-            what,
-            "Name the file: --model hf:OWNER/REPO/FILE.gguf (lab predict reads only its header)",
+        what = (
+            f"llama.cpp makes no quantization {quantization}: "
+            "Unsloth chooses its types for each model."
         )
+        hint = "Name the file: --model hf:OWNER/REPO/FILE.gguf (lab predict reads only its header)"
+        raise LabError(what, hint)
     if name not in quantizations("types"):
         hint = f"Use one of: {', '.join(quantizations('types'))}."
         raise LabError(f"llama.cpp makes no quantization {quantization}.", hint)
     return name
 
 
-def type_of(shape: Shape, quantization: str, name: str, columns: int) -> str:
-    """The type of a matrix: llama_tensor_get_type_impl of src/llama-quant.cpp, without an importance matrix."""
+def type_of(shape: Dimensions, quantization: str, name: str, columns: int) -> str:
+    """The type of a matrix in a file that llama.cpp quantizes without an importance matrix.
+
+    llama_tensor_get_type_impl of src/llama-quant.cpp.
+    """
     kind = quantizations("types")[quantization]
     if kind in ("F32", "F16", "BF16"):
         return kind
-    kind = _chosen(shape, quantization, name, kind, columns)
+    if name == "output.weight" or (name == "token_embd.weight" and shape.tied_embeddings):
+        kind = _type_of_head(quantization, kind, columns)
+    elif quantization == "MXFP4_MOE":
+        kind = "MXFP4" if name.endswith("_exps.weight") else "Q8_0"
+    elif name == "token_embd.weight":
+        kind = quantizations("embeddings").get(quantization, kind)
+    else:
+        kind = _type_in_layer(shape, quantization, name, kind)
     if columns % BLOCKS[kind][0]:
         kind = quantizations("narrow").get(kind, kind)
     return kind if columns % BLOCKS[kind][0] == 0 else "F16"
 
 
-def _chosen(shape: Shape, quantization: str, name: str, kind: str, columns: int) -> str:
-    _, layer, part, *_ = [*name.split("."), "", ""]
-    is_low = quantization.startswith(("IQ1_", "IQ2_"))
-    if name == "output.weight" or (name == "token_embd.weight" and shape.tied_embeddings):
-        if quantization == "MXFP4_MOE" or kind == "Q8_0" or columns % BLOCKS[kind][0]:
-            return "Q8_0"
-        return "Q5_K" if is_low else "Q6_K"
-    if quantization == "MXFP4_MOE":
-        return "MXFP4" if part.endswith("_exps") else "Q8_0"
-    if name == "token_embd.weight":
-        return quantizations("embeddings").get(quantization, kind)
-    i = int(layer)
-    n = shape.n_layer
-    has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2  # use_more_bits
-    is_value = part in ("attn_v", "attn_qkv")
-    is_down = part.startswith("ffn_down")
-    of_part = {"attn_q": "queries", "attn_k": "queries", "attn_output": "outputs"}.get(part)
-    of_part = (
-        "values" if is_value else ("first_down" if i < n // 8 else "down") if is_down else of_part
-    )
-    kind = quantizations(of_part).get(quantization, kind) if of_part else kind
-    if is_value and (
-        shape.n_head >= 4 * shape.n_head_kv or (is_low and (shape.n_expert or 0) >= 4)
-    ):
-        kind = quantizations("shared_values").get(quantization, kind)
-    if (is_value or is_down) and has_more and quantization in ("Q4_K_M", "Q5_K_M"):
-        kind = "Q6_K"
-    first = {"Q3_K_M": n // 16} if is_down else {"Q3_K_M": 2, "Q4_K_S": 4} if is_value else {}
-    if i < first.get(quantization, 0) or (
-        is_value and shape.arch == "llama" and n == 80 and kind in ("Q3_K", "Q4_K")
-    ):
-        kind = "Q5_K"
-    if (
-        part.startswith(("ffn_gate", "ffn_up"))
-        and quantization == "IQ3_XS"
-        and n // 8 <= i < 7 * n // 8
-    ):
-        kind = "IQ3_XXS"
+def _is_low(quantization: str) -> bool:
+    return quantization.startswith(("IQ1_", "IQ2_"))
+
+
+def _type_of_head(quantization: str, kind: str, columns: int) -> str:
+    if quantization == "MXFP4_MOE" or kind == "Q8_0" or columns % BLOCKS[kind][0]:
+        return "Q8_0"
+    return "Q5_K" if _is_low(quantization) else "Q6_K"
+
+
+def _type_in_layer(shape: Dimensions, quantization: str, name: str, kind: str) -> str:
+    """The type of the matrix `blk.LAYER.PART.weight`; `kind` is the quantization's usual type."""
+    _, number, part, _ = name.split(".")
+    layer = int(number)
+    eighth = shape.n_layer // 8
+    if part in ("attn_v", "attn_qkv"):
+        return _type_of_values(shape, quantization, layer, kind)
+    if part.startswith("ffn_down"):
+        return _type_of_down(shape, quantization, layer, kind)
+    if part in ("attn_q", "attn_k"):
+        return quantizations("queries").get(quantization, kind)
+    if part == "attn_output":
+        return quantizations("outputs").get(quantization, kind)
+    if part.startswith(("ffn_gate", "ffn_up")) and quantization == "IQ3_XS":
+        return "IQ3_XXS" if eighth <= layer < 7 * shape.n_layer // 8 else kind
     return kind
 
 
-def tensors(shape: Shape, quantization: str) -> list[Tensor]:
+def _type_of_values(shape: Dimensions, quantization: str, layer: int, kind: str) -> str:
+    kind = quantizations("values").get(quantization, kind)
+    has_many_experts = (shape.n_expert or 0) >= 4
+    is_shared = shape.n_head >= 4 * shape.n_head_kv
+    if is_shared or (_is_low(quantization) and has_many_experts):
+        kind = quantizations("shared_values").get(quantization, kind)
+    if quantization in ("Q4_K_M", "Q5_K_M") and _uses_more_bits(shape, layer):
+        kind = "Q6_K"
+    n_first = {"Q3_K_M": 2, "Q4_K_S": 4}.get(quantization, 0)
+    is_llama_70b = shape.arch == "llama" and shape.n_layer == 80
+    if layer < n_first or (is_llama_70b and kind in ("Q3_K", "Q4_K")):
+        return "Q5_K"
+    return kind
+
+
+def _type_of_down(shape: Dimensions, quantization: str, layer: int, kind: str) -> str:
+    table = "first_down" if layer < shape.n_layer // 8 else "down"
+    kind = quantizations(table).get(quantization, kind)
+    if quantization in ("Q4_K_M", "Q5_K_M") and _uses_more_bits(shape, layer):
+        return "Q6_K"
+    if quantization == "Q3_K_M" and layer < shape.n_layer // 16:
+        return "Q5_K"
+    return kind
+
+
+def _uses_more_bits(shape: Dimensions, layer: int) -> bool:
+    """The first and the last eighth of the layers and every third between (use_more_bits)."""
+    n = shape.n_layer
+    return layer < n // 8 or layer >= 7 * n // 8 or (layer - n // 8) % 3 == 2
+
+
+# The tensors of a shape
+
+
+class _Row(NamedTuple):
+    """A tensor's name (in a layer, without the layer), and its rows and columns."""
+
+    name: str
+    rows: int
+    columns: int
+
+
+def tensors(shape: Dimensions, quantization: str) -> list[PlannedTensor]:
     """The tensors of such a model. A tensor's random numbers depend on the order of this list."""
-    arch = shape.arch
+    rows = [_Row("token_embd.weight", shape.n_vocab, shape.n_embd)]
+    if not shape.tied_embeddings:
+        rows.append(_Row("output.weight", shape.n_vocab, shape.n_embd))
+    rows.append(_Row("output_norm.weight", 1, shape.n_embd))
+    attention = _attention_layer(shape)
+    for layer in range(shape.n_layer):
+        if shape.arch in DELTA_NETS and (layer + 1) % FULL_ATTENTION_INTERVAL:
+            in_layer = _delta_layer(shape, attention)
+        else:
+            in_layer = attention
+        rows += [row._replace(name=f"blk.{layer}.{row.name}") for row in in_layer]
+    return [_tensor(shape, quantization, row) for row in rows]
+
+
+def _tensor(shape: Dimensions, quantization: str, row: _Row) -> PlannedTensor:
+    plain = (".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight", "ssm_a")
+    if row.rows == 1 or row.name.endswith(plain):
+        kind = "F32"
+    else:
+        kind = type_of(shape, quantization, row.name, row.columns)
+    n_expert = 1
+    if row.name.endswith("_exps.weight") and shape.n_expert:
+        n_expert = shape.n_expert
+    return PlannedTensor(row.name, row.rows, row.columns, kind, n_expert)
+
+
+def _attention_layer(shape: Dimensions) -> list[_Row]:
+    """The tensors of a layer with attention."""
+    width = shape.n_embd
+    is_oss = shape.arch == "gpt-oss"
+    is_hybrid = shape.arch in DELTA_NETS
+    has_post_norms = shape.arch in HAS_POST_NORMS
+    rows = [
+        _Row("attn_output.weight", width, shape.n_head * shape.head_dim),
+        *_shared_expert(shape),
+        *_products(shape),
+        *_experts(shape),
+        _Row("attn_norm.weight", 1, width),
+    ]
+    if shape.arch in HAS_QK_NORMS:
+        rows += [_Row(f"attn_{part}_norm.weight", 1, shape.head_dim) for part in "qk"]
+    if has_post_norms or is_oss or is_hybrid:
+        rows.append(_Row("post_attention_norm.weight", 1, width))
+    if is_oss:
+        rows.append(_Row("attn_sinks.weight", 1, shape.n_head))
+    if not is_oss and not is_hybrid:
+        rows.append(_Row("ffn_norm.weight", 1, width))
+    if has_post_norms:
+        rows.append(_Row("post_ffw_norm.weight", 1, width))
+    if shape.arch in HAS_QKV_BIASES:
+        rows += [_Row(f"attn_{part}.bias", 1, n) for part, n in _qkv_rows(shape).items()]
+    if is_oss:
+        rows.append(_Row("attn_output.bias", 1, width))
+        rows.append(_Row("ffn_gate_inp.bias", 1, shape.n_expert or 0))
+    return rows
+
+
+def _shared_expert(shape: Dimensions) -> list[_Row]:
+    """The expert that all tokens use, if there is one."""
+    n_ff = shape.n_ff_shared
+    if not n_ff:
+        return []
+    return [
+        _Row("ffn_down_shexp.weight", shape.n_embd, n_ff),
+        _Row("ffn_gate_shexp.weight", n_ff, shape.n_embd),
+        _Row("ffn_up_shexp.weight", n_ff, shape.n_embd),
+        _Row("ffn_gate_inp_shexp.weight", 1, shape.n_embd),
+    ]
+
+
+def _qkv_rows(shape: Dimensions) -> dict[str, int]:
+    """The rows of queries, keys and values; a hybrid's queries come with their gates."""
+    n_queries = shape.n_head * shape.head_dim
+    n_keys = shape.n_head_kv * shape.head_dim
+    if shape.arch in DELTA_NETS:
+        n_queries = 2 * n_queries
+    return {"q": n_queries, "k": n_keys, "v": n_keys}
+
+
+def _products(shape: Dimensions) -> list[_Row]:
+    """Queries, keys and values, and the feed-forward of a model without experts."""
     width = shape.n_embd
     n_ff = shape.n_ff
-    n_ff_expert = shape.n_ff_expert or 0
-    heads = shape.n_head * shape.head_dim
-    kv = shape.n_head_kv * shape.head_dim
-    is_hybrid = arch in DELTA_NETS
-    n_shared = shape.n_ff_shared or 0
-    qkv = {
-        "q": 2 * heads if is_hybrid else heads,
-        "k": kv,
-        "v": kv,
-    }  # a hybrid's queries come with their gates
-    n = shape.n_expert if shape.n_expert and n_ff_expert else 0
-    experts = (
-        {"gate": (n_ff_expert, width), "up": (n_ff_expert, width), "down": (width, n_ff_expert)}
-        if n
-        else {}
-    )
-    is_oss = arch == "gpt-oss"
-    is_dense = not shape.n_expert
-    is_fused = arch in ("phi3", "glm4")
-    has_post = arch in ("gemma2", "gemma3", "glm4")
-    layer = [  # whether it is there; name, rows, columns
-        (True, "attn_output.weight", width, heads),
-        (n_shared > 0, "ffn_down_shexp.weight", width, n_shared),
-        *((n_shared > 0, f"ffn_{part}_shexp.weight", n_shared, width) for part in ("gate", "up")),
-        (n_shared > 0, "ffn_gate_inp_shexp.weight", 1, width),
-        (is_dense, "ffn_down.weight", width, n_ff),
-        (arch == "phi3", "attn_qkv.weight", heads + 2 * kv, width),
-        *((arch != "phi3", f"attn_{part}.weight", rows, width) for part, rows in qkv.items()),
-        (is_dense and is_fused, "ffn_up.weight", 2 * n_ff, width),
-        *(
-            (is_dense and not is_fused, f"ffn_{part}.weight", n_ff, width)
-            for part in ("gate", "up")
-        ),
-        *((True, f"ffn_{part}_exps.weight", *sizes) for part, sizes in experts.items()),
-        (n > 0, "ffn_gate_inp.weight", n, width),
-        *((is_oss, f"ffn_{part}_exps.bias", n, rows) for part, (rows, _) in experts.items()),
-        (True, "attn_norm.weight", 1, width),
-        *((arch in HAS_QK_NORMS, f"attn_{part}_norm.weight", 1, shape.head_dim) for part in "qk"),
-        (has_post or is_oss or is_hybrid, "post_attention_norm.weight", 1, width),
-        (is_oss, "attn_sinks.weight", 1, shape.n_head),
-        (not is_oss and not is_hybrid, "ffn_norm.weight", 1, width),
-        (has_post, "post_ffw_norm.weight", 1, width),
-        *(
-            (arch in ("qwen2", "gpt-oss"), f"attn_{part}.bias", 1, rows)
-            for part, rows in qkv.items()
-        ),
-        (is_oss, "attn_output.bias", 1, width),
-        (is_oss and n > 0, "ffn_gate_inp.bias", 1, n),
-    ]
-    listed = [("token_embd.weight", shape.n_vocab, width), ("output_norm.weight", 1, width)]
-    if not shape.tied_embeddings:
-        listed.insert(1, ("output.weight", shape.n_vocab, width))
-    listed += [
-        (f"blk.{i}.{name}", rows, columns)
-        for i in range(shape.n_layer)
-        for is_there, name, rows, columns in (
-            _without_attention(layer, shape) if is_hybrid and (i + 1) % 4 else layer
-        )
-        if is_there
-    ]
-    made = []
-    for name, rows, columns in listed:
-        is_plain = rows == 1 or name.endswith(
-            (".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight", "ssm_a")
-        )
-        kind = "F32" if is_plain else type_of(shape, quantization, name, columns)
-        made.append(Tensor(name, rows, columns, kind, n if name.endswith("_exps.weight") else 1))
-    return made
+    rows = []
+    if not shape.n_expert:
+        rows.append(_Row("ffn_down.weight", width, n_ff))
+    qkv = _qkv_rows(shape)
+    if shape.arch == "phi3":
+        rows.append(_Row("attn_qkv.weight", sum(qkv.values()), width))
+    else:
+        rows += [_Row(f"attn_{part}.weight", n, width) for part, n in qkv.items()]
+    if shape.n_expert:
+        return rows
+    if shape.arch in FUSES_GATE_AND_UP:
+        rows.append(_Row("ffn_up.weight", 2 * n_ff, width))
+    else:
+        rows.append(_Row("ffn_gate.weight", n_ff, width))
+        rows.append(_Row("ffn_up.weight", n_ff, width))
+    return rows
 
 
-def _without_attention(
-    layer: list[tuple[bool, str, int, int]], shape: Shape
-) -> list[tuple[bool, str, int, int]]:
-    """The same layer with a gated delta net in the place of attention (llama.cpp 0c1e570, src/models/qwen35.cpp)."""
+def _experts(shape: Dimensions) -> list[_Row]:
+    """The experts of a mixture and what chooses them."""
+    if not shape.n_expert:
+        return []
+    width = shape.n_embd
+    n_ff = shape.n_ff_expert or 0
+    rows = [
+        _Row("ffn_gate_exps.weight", n_ff, width),
+        _Row("ffn_up_exps.weight", n_ff, width),
+        _Row("ffn_down_exps.weight", width, n_ff),
+        _Row("ffn_gate_inp.weight", shape.n_expert, width),
+    ]
+    if shape.arch == "gpt-oss":
+        rows.append(_Row("ffn_gate_exps.bias", shape.n_expert, n_ff))
+        rows.append(_Row("ffn_up_exps.bias", shape.n_expert, n_ff))
+        rows.append(_Row("ffn_down_exps.bias", shape.n_expert, width))
+    return rows
+
+
+def _delta_layer(shape: Dimensions, attention: list[_Row]) -> list[_Row]:
+    """The same layer with a gated delta net in the place of attention.
+
+    llama.cpp 0c1e570, src/models/qwen35.cpp.
+    """
     ssm = shape.ssm or {}
     width = shape.n_embd
     n_value = ssm["time_step_rank"]
-    values = ssm["state_size"] * ssm["time_step_rank"]
-    mixed = 2 * ssm["state_size"] * ssm["group_count"] + values
-    return [
-        (True, "attn_qkv.weight", mixed, width),
-        (True, "attn_gate.weight", values, width),
-        (True, "ssm_conv1d.weight", mixed, ssm["conv_kernel"]),
-        (True, "ssm_dt.bias", 1, n_value),
-        (True, "ssm_a", 1, n_value),
-        *((True, f"ssm_{part}.weight", n_value, width) for part in ("beta", "alpha")),
-        (True, "ssm_norm.weight", 1, ssm["state_size"]),
-        (True, "ssm_out.weight", width, values),
-        *(row for row in layer if not row[1].startswith("attn_") or row[1] == "attn_norm.weight"),
+    n_values = ssm["state_size"] * n_value
+    n_mixed = 2 * ssm["state_size"] * ssm["group_count"] + n_values
+    rows = [
+        _Row("attn_qkv.weight", n_mixed, width),
+        _Row("attn_gate.weight", n_values, width),
+        _Row("ssm_conv1d.weight", n_mixed, ssm["conv_kernel"]),
+        _Row("ssm_dt.bias", 1, n_value),
+        _Row("ssm_a", 1, n_value),
+        _Row("ssm_beta.weight", n_value, width),
+        _Row("ssm_alpha.weight", n_value, width),
+        _Row("ssm_norm.weight", 1, ssm["state_size"]),
+        _Row("ssm_out.weight", width, n_values),
     ]
+    for row in attention:
+        if row.name == "attn_norm.weight" or not row.name.startswith("attn_"):
+            rows.append(row)
+    return rows
+
+
+# A model without a file
+
+
+@dataclass(frozen=True)
+class _ShapeKeys:
+    """The keys of a shape, as a header would have them."""
+
+    shape: Dimensions
+
+    def number(self, key: str) -> int | None:
+        """The value of ARCHITECTURE.KEY."""
+        name = key.removeprefix(f"{self.shape.arch}.")
+        if name.startswith("ssm."):
+            return (self.shape.ssm or {}).get(name.removeprefix("ssm."))
+        values = {
+            "attention.head_count": self.shape.n_head,
+            "attention.head_count_kv": self.shape.n_head_kv,
+            "attention.sliding_window": self.shape.window,
+        }
+        return values.get(name)
+
+    def numbers(self, key: str) -> None:
+        return None
 
 
 def by_quantization(entry: Entry) -> dict[str, Model]:
     """The model in common quantizations, without a file."""
-    return {
-        quantization: model_of(entry, quantization)
-        for quantization in ("Q4_0", "Q4_K_M", "Q8_0", "F16")
-    }
+    return {quantization: model_of(entry, quantization) for quantization in COMMON}
 
 
 def model_of(entry: Entry, quantization: str) -> Model:
     """A model of the catalog with the fields that its file's header would have."""
-    quantization = known(quantization)
-    listed = {tensor.name: tensor for tensor in tensors(entry.shape, quantization)}
-    by_type = collections.Counter[str]()
-    for tensor in listed.values():
-        by_type[tensor.type] += tensor.n_bytes
+    quantization = quantization_name(quantization)
     shape = entry.shape
-    own = dataclasses.asdict(entry.shape)
-    table = listed["token_embd.weight"]
-    output = listed.get("output.weight")
-    keys = {
-        "attention.sliding_window": shape.window,
-        **{f"ssm.{key}": n for key, n in (shape.ssm or {}).items()},
-    }
-    keys |= {"attention.head_count": shape.n_head, "attention.head_count_kv": shape.n_head_kv}
-    layers = read_layers(
-        shape.arch, shape.n_layer, lambda key: keys.get(key.partition(".")[2]), lambda key: None
-    )
+    planned = tensors(shape, quantization)
+    by_name = {tensor.name: tensor for tensor in planned}
+    table = by_name["token_embd.weight"]
+    output = by_name.get("output.weight")
+    bytes_by_type = collections.Counter[str]()
+    for tensor in planned:
+        bytes_by_type[tensor.type] += tensor.n_bytes
+    layers = read_layers(_ShapeKeys(shape), shape.arch, shape.n_layer)
     return Model(
         name=entry.name,
         source="shape",
         repo=entry.repo,
         file=entry.file or "",
-        n_bytes=by_type.total(),
+        n_bytes=bytes_by_type.total(),
         quantization=quantization,
-        tensor_bytes=dict(by_type),
+        **vars(layers),
+        arch=shape.arch,
+        n_layer=shape.n_layer,
+        n_embd=shape.n_embd,
+        head_dim=shape.head_dim,
+        n_ff=shape.n_ff,
+        n_vocab=shape.n_vocab,
+        n_ctx_train=shape.n_ctx_train,
+        tied_embeddings=shape.tied_embeddings,
+        n_expert=shape.n_expert,
+        n_expert_used=shape.n_expert_used,
+        n_ff_expert=shape.n_ff_expert,
+        tensor_bytes=dict(bytes_by_type),
         embedding_bytes=table.n_bytes,
         output_bytes=output.n_bytes if output else None,
         output_type=output.type if output else None,
-        n_params=sum(tensor.n_weights for tensor in listed.values()),
-        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in listed.values()),
-        **{field.name: own[field.name] for field in dataclasses.fields(Model) if field.name in own}
-        | layers,
+        n_params=sum(tensor.n_weights for tensor in planned),
+        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in planned),
     )
 
 
-def n_bytes(shape: Shape, quantization: str) -> int:
+def n_bytes(shape: Dimensions, quantization: str) -> int:
     return sum(tensor.n_bytes for tensor in tensors(shape, quantization))
 
 
+# A file with random weights
+
+
 def write(
-    shape: Shape,
+    shape: Dimensions,
     quantization: str,
     path: Path,
     seed: int = 1,
     watch: Callable[[int, int], object] = lambda *_: None,
 ) -> None:
-    """Write such a model in one of QUANTIZATIONS; the same seed gives the same bytes. LabError if the disk is full."""
+    """Write such a model in one of QUANTIZATIONS; the same seed gives the same bytes.
+
+    `watch` is called with the bytes done and all bytes. LabError if the disk is full.
+    """
     import gguf
     import numpy as np
 
     planned = tensors(shape, quantization)
     total = sum(tensor.n_bytes for tensor in planned)
-    done = 0
-    values: dict[str, Any] = {
-        "name": "random weights",  # neutral: from some names llama.cpp derives a family, and then expects its tokens
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        writer = gguf.GGUFWriter(part, shape.arch)
+        _add_header(writer, shape, quantization, planned)
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            done = 0
+            for index, tensor in enumerate(planned):
+                generator = np.random.Generator(np.random.SFC64([seed, index]))
+                writer.write_tensor_data(_RandomArray(tensor, generator))  # type: ignore[arg-type]
+                done += tensor.n_bytes
+                watch(done, total)
+        finally:
+            writer.close()
+        part.replace(path)
+    except OSError as problem:
+        what = f"The model {path.name} cannot be written: {problem.strerror}."
+        raise LabError(what, f"It needs {total / 1e9:.1f} GB in {path.parent}.") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _add_header(
+    writer: Any, shape: Dimensions, quantization: str, planned: list[PlannedTensor]
+) -> None:
+    """Give a gguf.GGUFWriter the keys and the table of tensors."""
+    import gguf
+    import numpy as np
+
+    keys: dict[str, Any] = {
+        # Neutral: from some names llama.cpp derives a family, and then expects its tokens.
+        "name": "random weights",
         "file_type": QUANTIZATIONS[quantization],
         "context_length": shape.n_ctx_train,
         "embedding_length": shape.n_embd,
@@ -321,93 +488,92 @@ def write(
         "expert_feed_forward_length": shape.n_ff_expert,
         "sliding_window": shape.window,
         "expert_shared_feed_forward_length": shape.n_ff_shared,
-        **{f"ssm_{key}": value for key, value in (shape.ssm or {}).items()},
     }
+    for name, value in (shape.ssm or {}).items():
+        keys[f"ssm_{name}"] = value
     if shape.arch in DELTA_NETS:
-        values["rope_dimension_sections"] = [*[shape.head_dim // 8] * 3, 0]
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        writer = gguf.GGUFWriter(part, shape.arch)
-        for name, value in values.items():
-            if value is not None:
-                getattr(writer, f"add_{name}")(value)
-        for tensor in planned:
-            kind = gguf.GGMLQuantizationType[tensor.type]
-            dimensions = tensor.dimensions[::-1]  # as numpy has them
-            writer.add_tensor_info(
-                tensor.name, dimensions, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind
-            )
-        try:
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            for index, tensor in enumerate(planned):
-                generator = np.random.Generator(np.random.SFC64([seed, index]))
-                writer.write_tensor_data(_Random(tensor, generator))  # type: ignore[arg-type]
-                done += tensor.n_bytes
-                watch(done, total)
-        finally:
-            writer.close()
-        part.replace(path)
-    except OSError as problem:
-        what = f"The model {path.name} cannot be written: {problem.strerror}."
-        raise LabError(what, f"It needs {total / 1e9:.1f} GB in {path.parent}.") from None
-    finally:
-        part.unlink(missing_ok=True)
+        section = shape.head_dim // 8
+        keys["rope_dimension_sections"] = [section, section, section, 0]
+    for name, value in keys.items():
+        if value is not None:
+            getattr(writer, f"add_{name}")(value)
+    for tensor in planned:
+        kind = gguf.GGMLQuantizationType[tensor.type]
+        dimensions = tensor.dimensions[::-1]  # as numpy has them
+        data_type = np.dtype(np.float32)
+        writer.add_tensor_info(tensor.name, dimensions, data_type, tensor.n_bytes, raw_dtype=kind)
 
 
-class _Random:
-    """Acts as an array for the writer, but creates the random weights only when they are written."""
+class _RandomArray:
+    """Acts as an array for the writer, but draws the random weights only when they are written."""
 
-    def __init__(self, tensor: Tensor, generator: Any) -> None:
+    def __init__(self, tensor: PlannedTensor, generator: Any) -> None:
         self._tensor = tensor
         self._generator = generator
         self.nbytes = tensor.n_bytes
 
     def tofile(self, file: IO[bytes]) -> None:
-        one = self._tensor
-        n = self._tensor.n_weights
-        kind = "decay" if one.name.endswith("ssm_a") else "vector" if one.rows == 1 else one.type
-        for first in range(0, n, _CHUNK_WEIGHTS):
-            size = min(n - first, _CHUNK_WEIGHTS)
-            file.write(_weights(kind, size, 1 / math.sqrt(one.columns), self._generator).data)
+        tensor = self._tensor
+        scale = 1 / math.sqrt(tensor.columns)
+        for first in range(0, tensor.n_weights, _CHUNK_WEIGHTS):
+            n = min(tensor.n_weights - first, _CHUNK_WEIGHTS)
+            if tensor.name.endswith("ssm_a"):
+                weights = _around(-1, n, self._generator)  # decays of a state
+            elif tensor.rows == 1:
+                weights = _around(1, n, self._generator)  # norms and biases
+            else:
+                weights = _matrix_weights(tensor.type, n, scale, self._generator)
+            file.write(weights.data)
 
 
-def _weights(kind: str, n: int, scale: float, generator: Any) -> Any:
-    """n random weights with standard deviation `scale`, as bytes in the block layouts of ggml-common.h."""
+def _around(centre: int, n: int, generator: Any) -> Any:
+    """n random F32 numbers around 1 or -1, as bytes."""
     import numpy as np
 
-    def half(values: Any) -> Any:
-        return np.asarray(values, dtype=np.float16).reshape(-1, 1).view(np.uint8)
+    spread = 1 + 0.1 * generator.standard_normal(n, dtype=np.float32)
+    return (np.float32(centre) * spread).view(np.uint8)
 
-    if kind in (
-        "vector",
-        "decay",
-    ):  # norms and biases: around one; decays of a state: around minus one
-        sign = np.float32(-1 if kind == "decay" else 1)
-        return (sign * (1 + 0.1 * generator.standard_normal(n, dtype=np.float32))).view(np.uint8)
+
+def _matrix_weights(kind: str, n: int, scale: float, generator: Any) -> Any:
+    """n random weights with standard deviation `scale`, as the bytes of a type."""
+    import numpy as np
+
     if kind == "F32":
         return (np.float32(scale) * generator.standard_normal(n, dtype=np.float32)).view(np.uint8)
-    if (
-        kind == "F16"
-    ):  # a random sign and mantissa under one exponent: between 1 and 2 times a power of two
+    if kind == "F16":
+        # A random sign and mantissa under one exponent: between 1 and 2 times a power of two.
         exponent = round(math.log2(scale / 1.53)) + 15
-        words = generator.bit_generator.random_raw(-(-n // 4)).view(np.uint16)[:n]
-        return ((words & 0x83FF) | (exponent << 10)).view(np.uint8)
-    n_weights, n_block_bytes = BLOCKS[kind]
-    n_blocks = n // n_weights
-    raw = generator.bit_generator.random_raw(-(-n_blocks * n_block_bytes // 8))
-    blocks = raw.view(np.uint8)[: n_blocks * n_block_bytes].reshape(n_blocks, n_block_bytes)
+        bits = _random_bytes(2 * n, generator).view(np.uint16)
+        return ((bits & 0x83FF) | (exponent << 10)).view(np.uint8)
+    return _blocks(kind, n, scale, generator)
+
+
+def _random_bytes(n: int, generator: Any) -> Any:
+    import numpy as np
+
+    return generator.bit_generator.random_raw(math.ceil(n / 8)).view(np.uint8)[:n]
+
+
+def _blocks(kind: str, n: int, scale: float, generator: Any) -> Any:
+    """n random weights in the block layouts of ggml-common.h, as bytes."""
+    import numpy as np
+
+    def write_factors(at: int, factors: Any) -> None:
+        halves = factors.astype(np.float16).reshape(-1, 1)
+        blocks[:, at : at + 2] = halves.view(np.uint8)
+
+    block_weights, block_bytes = BLOCKS[kind]
+    n_blocks = n // block_weights
+    blocks = _random_bytes(n_blocks * block_bytes, generator).reshape(n_blocks, block_bytes)
     signs = np.where(blocks[:, 0] & 1, 1.0, -1.0)
-    if kind in FACTORS:
-        at, spread = FACTORS[kind]
-        blocks[:, at : at + 2] = half(signs * scale / spread)
-        if kind == "Q4_1":
-            blocks[:, 2:4] = half(signs * scale / spread * -7.5)
-        if kind == "Q6_K":
-            blocks[:, 192:208] = (1 + (blocks[:, 192:208] & 7)) * np.where(
-                blocks[:, 192:208] & 8, 1, 255
-            )
-    else:  # MXFP4: a power of two, then 32 quants of -6 to 6
+    if kind == "MXFP4":  # a power of two, then 32 quants of -6 to 6
         blocks[:, 0] = 127 + round(math.log2(scale / 2.93))
+        return blocks.reshape(-1)
+    at, spread = FACTORS[kind]
+    write_factors(at, signs * scale / spread)
+    if kind == "Q4_1":  # its minimum
+        write_factors(2, signs * scale / spread * -7.5)
+    if kind == "Q6_K":
+        scales = blocks[:, 192:208]
+        blocks[:, 192:208] = (1 + (scales & 7)) * np.where(scales & 8, 1, 255)
     return blocks.reshape(-1)

@@ -184,7 +184,7 @@ def _model(
     kind = spec.quantization or spec.entry.quantization or synthetic.USUAL
     tensors = tuple(
         Tensor(one.name, one.n_bytes)
-        for one in synthetic.tensors(entry.shape, synthetic.known(kind))
+        for one in synthetic.tensors(entry.shape, synthetic.quantization_name(kind))
     )
     note = f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) in {kind}."
     file = catalog.ModelFile(entry.name, spec.source, Path())

@@ -28,7 +28,7 @@ WITHIN = 0.05
 class Hole:
     """Stands in for a tensor's random weights: the file grows, and nothing is written."""
 
-    def __init__(self, tensor: synthetic.Tensor, generator: Any) -> None:
+    def __init__(self, tensor: synthetic.PlannedTensor, generator: Any) -> None:
         self.nbytes = tensor.n_bytes
 
     def tofile(self, file: IO[bytes]) -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     worst: dict[str, list[float]] = {"on": [], "off": []}
     kv_errors: list[float] = []
     print("model | flash attention | n_ctx | KV cache MiB | error | compute buffer MiB | error")
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(synthetic, "_Random", Hole):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(synthetic, "_RandomArray", Hole):
         for name in names:
             entry = catalog.find(name)
             path = Path(folder) / "header.gguf"

@@ -18,7 +18,7 @@ from lab.core import results
 from lab.roofline import explanation, measuring, probes, probing
 from lab.roofline.probing import Where
 from lab.models import catalog, synthetic
-from lab.models.catalog import Shape
+from lab.models.catalog import Dimensions
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from tests import miniature
@@ -30,7 +30,7 @@ N_REPEAT = 3
 WANTED = (0.75, 1.05)
 
 
-def shape_of(arch: str) -> Shape:
+def shape_of(arch: str) -> Dimensions:
     """Four layers (of gemma3 twelve), 1,024 wide; 16 experts of which a token takes 4; a window of 256."""
     full = catalog.entries()[miniature.NAMES[arch]].shape
     return dataclasses.replace(

@@ -1,0 +1,343 @@
+"""What a header tells about a model's parts: against llama.cpp's code, and counted by hand."""
+
+import dataclasses
+from typing import Any
+
+import gguf
+import pytest
+
+from lab.core import shape
+from lab.core.record import Model
+from lab.core.shape import (
+    ATTENTION,
+    BLOCKS,
+    EMBEDDING,
+    EXPERTS,
+    FEED_FORWARD,
+    OTHER,
+    OUTPUT,
+    Heads,
+    Layers,
+    Matrix,
+)
+from tests.conftest import MODEL
+
+
+class Header:
+    """A header of an architecture: values and lists by key, without the architecture's name."""
+
+    def __init__(self, arch: str, **values: int | tuple[int, ...]) -> None:
+        self.arch = arch
+        self.values = {f"{arch}.{key.replace('__', '.')}": value for key, value in values.items()}
+
+    def number(self, key: str) -> int | None:
+        value = self.values.get(key)
+        return value if isinstance(value, int) else None
+
+    def numbers(self, key: str) -> tuple[int, ...] | None:
+        value = self.values.get(key)
+        return value if isinstance(value, tuple) else None
+
+
+def layers_of(arch: str, n_layer: int | None, **values: int | tuple[int, ...]) -> Layers:
+    return shape.read_layers(Header(arch, **values), arch, n_layer)
+
+
+# Types
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_are_those_of_ggml(kind: str) -> None:
+    if kind in gguf.GGMLQuantizationType.__members__:
+        expected = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        assert BLOCKS[kind] == expected
+    else:  # newer than the package
+        assert kind in {"Q1_0": (128, 18), "Q2_0": (64, 18), "NVFP4": (64, 36)}
+
+
+def test_bytes_of_matrices() -> None:
+    matrix = Matrix(EXPERTS, "Q4_0", 32, 64, 3, 8)
+    assert matrix.n_weights == 3 * 8 * 32 * 64
+    assert matrix.n_bytes == 3 * 8 * 32 * 64 / 32 * 18
+    assert Matrix(OUTPUT, "F16", 32, 64, 1).n_bytes == 2 * 32 * 64
+
+
+# Heads
+
+
+def test_heads_of_single_layers() -> None:
+    key_heads = layers_of("deci", 3, attention__head_count=4, attention__head_count_kv=(2, 0, 4))
+    assert key_heads == Layers(n_head=4, heads_kv=(2, 0, 4))
+    equal = layers_of("deci", 3, attention__head_count=(4, 4, 4, 9))
+    assert equal == Layers(n_head=4, n_head_kv=4)
+    largest = layers_of("deci", 2, attention__head_count=(4, 10_000))
+    assert largest == Layers(heads=(4, 10_000), heads_kv=(4, 10_000))
+
+
+@pytest.mark.parametrize("absurd", [(4, -4, 4), (4, 10_001, 4), ()])
+def test_absurd_lists_of_heads_are_unknown(absurd: tuple[int, ...]) -> None:
+    assert layers_of("deci", 3, attention__head_count=absurd) == Layers()
+
+
+def test_without_a_number_of_layers_no_list_is_read() -> None:
+    assert layers_of("deci", None, attention__head_count=(4, 2)) == Layers()
+    assert layers_of("gemma3", None, attention__sliding_window=9) == Layers()
+
+
+# Windows
+
+PATTERNS = {
+    # Layers with (w) and without (.) a window: load_arch_hparams in llama.cpp's src/models
+    "afmoe": "www.www.w",
+    "cohere2": "www.www.w",
+    "cohere2moe": ".www.www.",
+    "exaone-moe": "www.www.w",
+    "gemma2": "w.w.w.w.w",
+    "gemma3": "wwwww.www",
+    "gpt-oss": "w.w.w.w.w",
+    "laguna": ".www.www.",
+    "mellum": "www.www.w",
+    "olmo2": "www.www.w",
+    "plamo3": "wwwwwww.w",
+    "smallthinker": ".www.www.",
+}
+
+
+@pytest.mark.parametrize("arch", PATTERNS)
+def test_which_layers_have_a_window_depends_on_the_architecture(arch: str) -> None:
+    windows = layers_of(arch, 9, attention__sliding_window=7).windows or ()
+    assert "".join("w" if window else "." for window in windows) == PATTERNS[arch]
+    assert set(windows) == {0, 7}
+
+
+@pytest.mark.parametrize("arch", ["phi3", "llama"])
+def test_the_window_of_other_architectures_is_not_read(arch: str) -> None:
+    assert layers_of(arch, 7, attention__sliding_window=9).windows is None
+    pattern = layers_of(
+        "phi3", 1, attention__sliding_window=9, attention__sliding_window_pattern=(1,)
+    )
+    assert pattern.windows is None
+
+
+@pytest.mark.parametrize(
+    ("arch", "window"), [("gemma2", 4096), ("exaone-moe", 128), ("smallthinker", 4096)]
+)
+def test_windows_that_the_file_does_not_tell(arch: str, window: int) -> None:
+    assert set(layers_of(arch, 8).windows or ()) == {0, window}
+
+
+def test_exaone_has_windows_with_64_layers() -> None:
+    windows = layers_of("exaone4", 64, attention__sliding_window=9).windows
+    assert windows == (4096, 4096, 4096, 0) * 16
+    assert layers_of("exaone4", 30, attention__sliding_window=9).windows is None
+
+
+def test_the_period_in_the_file_counts() -> None:
+    period = layers_of(
+        "gemma3", 4, attention__sliding_window=9, attention__sliding_window_pattern=3
+    )
+    assert period.windows == (9, 9, 0, 9)
+
+
+def test_a_list_of_windows_in_the_file_counts() -> None:
+    listed = layers_of(
+        "gemma4", 3, attention__sliding_window=9, attention__sliding_window_pattern=(0, 1, 1, 1)
+    )
+    assert listed == Layers(windows=(0, 9, 9))
+    short = layers_of(
+        "gemma4", 3, attention__sliding_window=9, attention__sliding_window_pattern=(0, 1)
+    )
+    assert short == Layers(uncounted="its list of windows is shorter than its list of layers")
+
+
+# What is not counted
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("attention__key_length_mla", "its keys and values are compressed (MLA)"),
+        ("attention__shared_kv_layers", "some of its layers share a cache"),
+        ("attention__key_length_swa", "its layers with a window have heads of another width"),
+        ("ssm__state_size", "some of its layers are recurrent"),
+        ("wkv__head_size", "its layers are recurrent"),
+        ("shortconv__l_cache", "some of its layers are convolutions"),
+        ("kda__head_dim", "some of its layers are recurrent"),
+    ],
+)
+def test_what_the_lab_does_not_count_is_named(key: str, reason: str) -> None:
+    assert layers_of("gemma4", 3, **{key: 1}).uncounted == reason
+    assert layers_of("gemma4", 3, **{key: 0}).uncounted is None
+
+
+def test_an_architecture_that_is_not_counted_is_named() -> None:
+    assert layers_of("llama4", 3).uncounted == "it attends in chunks"
+
+
+# Gated delta nets
+
+DELTA_NET = {
+    "attention__head_count": 8,
+    "attention__head_count_kv": 2,
+    "ssm__state_size": 16,
+    "ssm__group_count": 3,
+    "ssm__time_step_rank": 5,
+    "ssm__conv_kernel": 4,
+}
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
+def test_a_hybrid_attends_in_each_fourth_layer_and_has_a_state_in_the_others(arch: str) -> None:
+    layers = layers_of(arch, 6, **DELTA_NET)
+    state = 16 * 16 * 5 + 3 * 16 * (2 * 3 + 5)
+    assert layers == Layers(
+        heads=(0, 0, 0, 8, 0, 0), heads_kv=(0, 0, 0, 2, 0, 0), n_state=5 * state
+    )
+    period = layers_of(arch, 4, full_attention_interval=2, **DELTA_NET)
+    assert period.heads_kv == (0, 2, 0, 2)
+
+
+def test_a_hybrid_that_cannot_be_counted_says_why() -> None:
+    reason = "it has layers that predict several tokens"
+    predicting = layers_of("qwen35", 4, nextn_predict_layers=1, **DELTA_NET)
+    assert predicting.uncounted == reason
+    for key in ("state_size", "group_count", "time_step_rank", "conv_kernel"):
+        incomplete = {**DELTA_NET, f"ssm__{key}": 0}
+        expected = Layers(n_head=8, n_head_kv=2, uncounted="some of its layers are recurrent")
+        assert layers_of("qwen35", 4, **incomplete) == expected
+        both = layers_of("qwen35", 4, nextn_predict_layers=1, **incomplete)
+        assert both.uncounted == reason
+
+
+@pytest.mark.parametrize("key", ["head_count", "head_count_kv"])
+def test_a_hybrid_without_heads_is_not_counted(key: str) -> None:
+    values = {**DELTA_NET, f"attention__{key}": 0}
+    assert layers_of("qwen35", 4, **values).uncounted == "some of its layers are recurrent"
+    assert layers_of("qwen35", 0, **DELTA_NET).uncounted == "some of its layers are recurrent"
+
+
+# Matrices
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("token_embd", EMBEDDING),
+        ("output", OUTPUT),
+        ("blk.0.attn_q", ATTENTION),
+        ("blk.10.attn_qkv", ATTENTION),
+        ("blk.0.attn_gate", ATTENTION),
+        ("blk.0.attn_output", ATTENTION),
+        ("blk.0.ssm_conv1d", ATTENTION),
+        ("blk.0.ssm_out", ATTENTION),
+        ("blk.0.ffn_gate", FEED_FORWARD),
+        ("blk.0.ffn_down_shexp", FEED_FORWARD),
+        ("blk.0.ffn_gate_inp", FEED_FORWARD),
+        ("blk.0.ffn_gate_inp_shexp", FEED_FORWARD),
+        ("blk.0.ffn_up_exps", EXPERTS),
+        ("blk.0.ffn_gate_up_exps", EXPERTS),
+        ("blk.0.ssm_in", OTHER),
+        ("blk.0.xffn_up", OTHER),
+        ("enc.blk.0.attn_q", OTHER),
+        ("pooler", OTHER),
+    ],
+)
+def test_the_part_of_a_matrix_follows_from_its_name(name: str, part: str) -> None:
+    matrices = shape.group([(f"{name}.weight", "F16", (64, 32))])
+    assert matrices == (Matrix(part, "F16", 32, 64, 1),)
+
+
+def test_equal_matrices_are_counted_and_vectors_left_out() -> None:
+    tensors: list[tuple[str, str, tuple[int, ...]]] = [
+        ("blk.0.attn_q.weight", "F16", (64, 32)),
+        ("blk.1.attn_k.weight", "F16", (64, 32)),
+        ("blk.1.attn_v.weight", "Q8_0", (64, 32)),
+        ("blk.1.ffn_up_exps.weight", "F16", (64, 32, 8)),
+        ("blk.1.ffn_up.weight", "F16", (64, 1, 8)),
+        ("output.weight", "F16", (64, 32, 8)),
+        ("blk.0.attn_q.bias", "F32", (64, 32)),
+        ("blk.0.attn_norm.weight", "F32", (64, 32)),
+        ("blk.0.ffn_gate.weight", "F32", (64, 1)),
+        ("position_embd.weight", "F32", (64, 100)),
+        ("token_types.weight", "F32", (64, 100)),
+    ]
+    assert shape.group(tensors) == (
+        Matrix(ATTENTION, "F16", 32, 64, 2),
+        Matrix(ATTENTION, "Q8_0", 32, 64, 1),
+        Matrix(EXPERTS, "F16", 32, 64, 1, 8),
+        Matrix(OTHER, "F16", 1, 64, 1, 8),
+        Matrix(OTHER, "F16", 32, 64, 1, 8),
+    )
+
+
+TABLE = Matrix(EMBEDDING, "F16", 100, 8, 1)
+QUERIES = Matrix(ATTENTION, "F16", 8, 8, 2)
+UP = Matrix(EXPERTS, "F16", 8, 8, 2, 4)
+
+
+def with_matrices(*matrices: Matrix, **changes: Any) -> Model:
+    return dataclasses.replace(MODEL, matrices=matrices, **changes)
+
+
+def test_the_matrices_of_a_model_that_can_be_counted() -> None:
+    assert shape.matrices(with_matrices(TABLE, QUERIES)) == (TABLE, QUERIES)
+    assert shape.matrices(with_matrices(TABLE, UP, n_expert_used=2)) == (TABLE, UP)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        dataclasses.replace(MODEL, matrices=None),
+        with_matrices(TABLE, uncounted="it is odd"),
+        with_matrices(QUERIES),
+        with_matrices(TABLE, dataclasses.replace(QUERIES, part=OTHER)),
+        with_matrices(TABLE, dataclasses.replace(QUERIES, type="Q9_9")),
+        with_matrices(TABLE, dataclasses.replace(QUERIES, n=0)),
+        with_matrices(TABLE, UP),
+    ],
+)
+def test_a_model_with_a_part_that_is_not_counted_has_no_matrices(model: Model) -> None:
+    assert shape.matrices(model) is None
+
+
+def test_the_head_is_the_output_matrix_or_with_tied_embeddings_the_table() -> None:
+    output = Matrix(OUTPUT, "F16", 100, 8, 1)
+    assert shape.head((TABLE, output)) == output
+    assert shape.head((TABLE, QUERIES)) == TABLE
+
+
+# Heads of a model
+
+
+def test_layers_are_grouped_by_heads_and_window() -> None:
+    model = dataclasses.replace(MODEL, n_layer=4, heads=(4, 0, 4, 4), windows=(9, 9, 0, 9))
+    assert shape.heads(model) == (Heads(2, 4, 2, 9), Heads(1, 4, 2, 0))
+    model = dataclasses.replace(MODEL, n_layer=3, heads_kv=(2, 0, 4))
+    assert shape.heads(model) == (Heads(1, 4, 2, 0), Heads(1, 4, 4, 0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_layer": None},
+        {"n_layer": 0},
+        {"head_dim": None},
+        {"uncounted": "it is odd"},
+        {"matrices": (dataclasses.replace(QUERIES, part=OTHER),)},
+        {"n_head": None},
+        {"n_head_kv": None},
+        {"heads": (4, 4, 4)},
+        {"windows": (9,)},
+    ],
+)
+def test_a_model_that_is_not_counted_has_no_heads(changes: dict[str, Any]) -> None:
+    assert shape.heads(dataclasses.replace(MODEL, **changes)) is None
+
+
+def test_heads_need_no_matrices() -> None:
+    assert shape.heads(dataclasses.replace(MODEL, matrices=None)) == (Heads(2, 4, 2, 0),)
+
+
+def test_experts_that_are_read() -> None:
+    assert shape.n_experts_read(UP, 2, 3) == 4 * (1 - 0.5**3)
+    assert shape.n_experts_read(UP, 9, 1) == 4
