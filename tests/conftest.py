@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ def steps_of_shapes(
     """Steps of that engine, of these shapes."""
     clock = FakeClock()
 
-    def move(shape: Shape) -> loop.Move:
+    def move(shape: Shape) -> loop.Action:
         each = (decode_ms if shape.kind == DECODE else prefill_ms) + per_position_ms * shape.n_past
         ns = round((each * shape.n_tokens if shape.n_tokens else move_ms) * MS)
         choose = (lambda: clock.advance(shape.n_outputs * MS)) if shape.n_outputs else None
@@ -285,7 +285,7 @@ class FakeWorker:
     def restart(self) -> None:
         self.starts += 1
 
-    def use(self, lib: str | None) -> None:
+    def use(self, lib: str | None, rpc_servers: Sequence[str] = ()) -> None:
         self.lib = lib
 
     @contextmanager

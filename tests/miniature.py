@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from lab.core.record import Settings
-from lab.engine import devices, llama
+from lab.engine import devices, llama, placement
 from lab.engine.bindings import llama_cpp
 from lab.models import catalog
 from lab.models.catalog import Dimensions, Entry
@@ -73,7 +73,7 @@ def reserved(path: Path, asked: Settings) -> tuple[float, float]:
     devices.start()
     lib = llama_cpp()
     params = lib.llama_model_default_params()
-    alive = llama.model_params(params, asked)
+    alive = placement.model_params(params, asked)
     params.no_alloc = True
     params.load_mode = 0
     model = lib.llama_model_load_from_file(os.fsencode(path), params)

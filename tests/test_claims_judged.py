@@ -98,7 +98,7 @@ class Planted:
 
         n_computed = 0  # the places that a conversation with a cache has computed
 
-        def move(shape: Shape) -> loop.Move:
+        def move(shape: Shape) -> loop.Action:
             nonlocal n_computed
             is_free = not shape.n_tokens and shape.kind not in ("copy", "save", "load")
             ns = 0 if is_free else round(factor * self.step_ns(shape, settings, kind))

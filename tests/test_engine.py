@@ -22,7 +22,7 @@ def test_steps_of_a_prompt_in_three_chunks_and_four_tokens() -> None:
 
 def test_the_loop_executes_and_chooses_in_order_and_counts_the_prompt() -> None:
     order: list[str] = []
-    moves: list[loop.Move] = [
+    moves: list[loop.Action] = [
         (partial(order.append, "chunk0"), None, 2),
         (partial(order.append, "chunk1"), partial(order.append, "choose"), 3),
         (partial(order.append, "token"), partial(order.append, "choose"), 3),

@@ -127,7 +127,8 @@ def test_every_setting_can_be_saved_and_given() -> None:
     values |= {name: setting.choices[0] for name, setting in table().items() if setting.choices}
     values |= {name: 1 for name, setting in table().items() if setting.most}
     values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"]}
-    values |= {"lib": "/a/b", "mmap": False}
+    values |= {"lib": "/a/b", "mmap": False, "rpc": ["192.0.2.1:50052"]}
+    values |= {"split_mode": "none", "tensor_split": "3,1", "override_tensor": ["exps=CPU"]}
     save("all", values)
     given = contexts("measure", "--settings", "all")
     written = {

@@ -1,8 +1,12 @@
-"""One table (with settings.toml) of all settings that a user can choose: names, defaults, valid values, help."""
+"""One table of all settings that a user can choose: names, defaults, valid values, help.
+
+The class AskedSettings has the names, types and defaults; settings.toml has the rest.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import tomllib
 import typing
@@ -18,6 +22,9 @@ CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 STEP = "step"
 END = "end"
 AUTO = "auto"
+
+HOW_TO_SPLIT = "Give a share for each device, such as 3,1."
+THOUSANDS = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,3})?)[kK]\b")
 
 MAX_THREADS = 512  # ggml's limit, GGML_MAX_N_THREADS
 
@@ -38,7 +45,10 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedSettings:
-    """The settings as the user gave them; a list may be a string with commas. None: llama.cpp's or the lab's choice."""
+    """The settings as the user gave them; a list may be a string with commas.
+
+    None: llama.cpp's or the lab's choice.
+    """
 
     prompt: str = "text"
     seed: int = 1
@@ -51,11 +61,16 @@ class AskedSettings:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     device: str | Sequence[str] | None = None
+    split_mode: str | None = None
+    main_gpu: int | None = None
+    tensor_split: str | Sequence[float] | None = None
     n_cpu_moe: int | None = None
+    override_tensor: str | Sequence[str] | None = None
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
     repack: bool | None = None
+    rpc: str | Sequence[str] | None = None
     lib: str | None = None
     prefill_wait: str | None = None
     kv_unified: str | bool = "off"
@@ -69,6 +84,22 @@ class AskedSettings:
         """Whether the user chose no device."""
         return parts(self.device) == ("none",)
 
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """The devices' shares of the model. LabError for a part that is not a number."""
+        if self.tensor_split is None:
+            return None
+        texts = self.tensor_split
+        if isinstance(texts, str):
+            texts = parts(texts.replace("/", ","))
+        try:
+            shares = tuple(map(float, texts))
+        except ValueError:
+            raise impossible("tensor_split", self.tensor_split, HOW_TO_SPLIT) from None
+        if not any(shares) or not all(0 <= share < math.inf for share in shares):
+            raise impossible("tensor_split", self.tensor_split, HOW_TO_SPLIT)
+        return shares
+
     def check(self) -> None:
         """LabError for a value that is invalid on every machine."""
         for name, setting in table().items():
@@ -78,19 +109,41 @@ class AskedSettings:
             if setting.most is not None and value is not None:
                 check_number(name, value, setting.most, setting.least)
         layers = self.n_gpu_layers
-        if not (layers in (None, AUTO) or (isinstance(layers, int) and 0 <= layers <= 10_000)):
-            raise impossible(
-                "n_gpu_layers", layers, "Give a number of layers (0: CPU only), or auto."
-            )
+        is_number = isinstance(layers, int) and 0 <= layers <= 10_000
+        if not is_number and layers not in (None, AUTO):
+            hint = "Give a number of layers (0: CPU only), or auto."
+            raise impossible("n_gpu_layers", layers, hint)
         if self.flash_attn == "off" and self.cache_type_v not in ("f16", "f32", "bf16"):
             what = f"A {self.cache_type_v} V cache needs flash attention, which is off."
             raise LabError(what, "Use --flash-attn on, or --cache-type-v f16.")
+        if self.main_gpu is not None and self.split_mode != "none":
+            what = "--main-gpu works only with --split-mode none."
+            raise LabError(what, "Add --split-mode none.")
+        _ = self.shares
+        for text in parts(self.override_tensor):
+            _check_override(text)
+
+
+def _check_override(text: str) -> None:
+    """LabError if an override of tensors is not PATTERN=DEVICE."""
+    pattern, _, device = text.rpartition("=")
+    if not pattern or not device:
+        what = f"--override-tensor {text} names no device."
+        raise LabError(what, "Write PATTERN=DEVICE, such as ffn_.*_exps=CPU")
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        what = f"--override-tensor {text}: {pattern} is no regular expression ({problem})."
+        hint = "A dot matches any character, .* any text: ffn_.*_exps=CPU"
+        raise LabError(what, hint) from None
 
 
 @cache
 def table() -> dict[str, Setting]:
-    texts = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
-    return {field.name: Setting(**texts[field.name]) for field in dataclasses.fields(AskedSettings)}
+    """All settings by name, in the order of AskedSettings."""
+    text = Path(__file__).with_name("settings.toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(text)
+    return {name: Setting(**entries[name]) for name in defaults()}
 
 
 @cache
@@ -101,12 +154,11 @@ def defaults() -> dict[str, Any]:
 @cache
 def types() -> dict[str, tuple[type, ...]]:
     """The types of each setting by name, without None; a list counts as a string."""
-    hints = typing.get_type_hints(AskedSettings)
-    known = {name: typing.get_args(hint) or (hint,) for name, hint in hints.items()}
-    return {
-        name: tuple(kind for kind in kinds if kind in (int, bool, str))
-        for name, kinds in known.items()
-    }
+    types_by_name = {}
+    for name, hint in typing.get_type_hints(AskedSettings).items():
+        alternatives = typing.get_args(hint) or (hint,)
+        types_by_name[name] = tuple(kind for kind in alternatives if kind in (int, bool, str))
+    return types_by_name
 
 
 def flag(name: str) -> str:
@@ -123,11 +175,7 @@ def parts(text: str | Sequence[Any] | None) -> tuple[Any, ...]:
 
 def in_digits(text: str) -> str:
     """Lengths with k for 1,000 in digits: `8k,1.5k` is `8000,1500`."""
-    return re.sub(
-        r"(?<![\d.])(\d{1,9}(?:\.\d{1,3})?)[kK]\b",
-        lambda match: f"{round(1000 * float(match[1]))}",
-        text,
-    )
+    return THOUSANDS.sub(lambda match: f"{round(1000 * float(match[1]))}", text)
 
 
 def check_number(name: str, value: int, most: int, least: int = 1) -> None:

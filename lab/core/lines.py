@@ -28,7 +28,7 @@ RANGES: tuple[
     tuple[str, float, float], ...
 ] = (  # the first one whose pattern is a field's name counts
     ("n_batch|n_ubatch|n_seq_max|every|concurrency", 1, 10**7),
-    ("n_threads.*|n_gpu_layers|n_cpu_moe", -1, 10**6),
+    ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
     ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
     ("n_prompt.*|n_gen|n_ctx.*|n_context|n_before|n_streams|n_draft|n_seq|n_past|chunk", 0, 10**7),
     ("n_tokens|n_outputs|n_positions|.*_tokens|repeat|block|engine|round", 0, 10**7),
@@ -42,11 +42,7 @@ RANGES: tuple[
     ("rate|duration_s", 1e-9, 10**9),
     (".*", -(10**15), 10**15),
 )
-GONE = {
-    **{"prefix": "lab prefix", "rpc": "RPC"},
-    **{"main_gpu": "--main-gpu", "split_mode": "--split-mode"},
-    **{"tensor_split": "--tensor-split", "override_tensor": "--override-tensor"},
-}
+GONE = {"prefix": "lab prefix"}
 """Fields of runs and their settings that older versions wrote, and what they were for."""
 
 MOST_LETTERS = 10_000  # length of a text

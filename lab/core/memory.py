@@ -1,9 +1,10 @@
-"""Estimate the memory of a context (weights, KV cache, compute buffer), and which device gets which layers.
+"""Estimate the memory of a context (weights, KV cache, compute buffer), and what each device gets.
 
-Sizes follow llama.cpp's allocation: layers with a sliding window keep only the window and one ubatch
-(llama-kv-cache-iswa.cpp, with swa_full off). Placement follows llama_model::load_tensors (src/llama-model.cpp) and
-llama_context (src/llama-context.cpp): with n layers offloaded, the last n layers (the output counts) go to the devices,
-in proportion to their shares. The embedding table stays on the CPU; with tied embeddings the output has a copy.
+Sizes follow llama.cpp's allocation: layers with a sliding window keep only the window and one
+ubatch (llama-kv-cache-iswa.cpp, with swa_full off). Placement follows llama_model::load_tensors
+(src/llama-model.cpp) and llama_context (src/llama-context.cpp): with n layers offloaded, the last n
+layers (the output counts) go to the devices, in proportion to their shares. The embedding table
+stays on the CPU; with tied embeddings the output has a copy.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import math
 import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lab.core import shape
 from lab.core.record import Device, Model, Settings
@@ -23,28 +24,35 @@ from lab.core.shape import BLOCKS
 
 CPU = "CPU"
 PADDING = 256  # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
-FUSED = (
-    "phi3",
-)  # architectures with one matrix for queries, keys and values, and one for gate and up
-EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # names of a layer's experts: llama.cpp's LLM_FFN_EXPS_REGEX
+FUSED = ("phi3",)
+"""Architectures with one matrix for queries, keys and values, and one for gate and up."""
+
+EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Names of a layer's experts: llama.cpp's LLM_FFN_EXPS_REGEX."""
 
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
 _LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
-_SIZES: dict[str, Any] = {
-    "n_ctx": PADDING,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "n_threads": 1,
-    "n_threads_batch": 1,
-}
+_EXPERTS = re.compile(r"_(ch)?exps\b")
 _DEFAULTS = Settings(
-    **_SIZES, n_gpu_layers=0, flash_attn="auto", type_k="f16", type_v="f16", prompt="random"
+    n_ctx=PADDING,
+    n_batch=2048,
+    n_ubatch=512,
+    n_threads=1,
+    n_threads_batch=1,
+    n_gpu_layers=0,
+    flash_attn="auto",
+    type_k="f16",
+    type_v="f16",
+    prompt="random",
 )
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated memory of one context. A part that the model's header does not determine is None."""
+    """Estimated memory of one context.
+
+    A part that the model's header does not determine is None.
+    """
 
     weights_bytes: int
     kv_cache_bytes: int | None
@@ -55,10 +63,16 @@ class Memory:
         return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
 
     def beside(self, other: Memory) -> Memory:
-        caches = (self.kv_cache_bytes, other.kv_cache_bytes)
-        buffers = (self.compute_bytes, other.compute_bytes)
-        sums = [None if a is None or b is None else a + b for a, b in (caches, buffers)]
-        return Memory(self.weights_bytes + other.weights_bytes, *sums)
+        """The memory of two models that are loaded at the same time."""
+        return Memory(
+            self.weights_bytes + other.weights_bytes,
+            _sum(self.kv_cache_bytes, other.kv_cache_bytes),
+            _sum(self.compute_bytes, other.compute_bytes),
+        )
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
 
 
 @dataclass(frozen=True)
@@ -69,15 +83,20 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Place:
-    """A device, the numbers of its layers (the output's is the number of layers), and their memory."""
+    """What a device holds: layers, their caches, their experts (by number), and its memory.
+
+    The output has the number after the last layer. A layer's cache and experts can lie elsewhere.
+    """
 
     device: str
     layers: tuple[int, ...]
     memory: Memory
+    caches: tuple[int, ...] = ()
+    experts: tuple[int, ...] = ()
 
 
 def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
-    """Bytes of one token in the KV cache, summed over the layers; those with a sliding window count in full."""
+    """Bytes of one token in the KV cache, over all layers; those with a window count in full."""
     layers = shape.heads(model)
     per_head = bytes_per_head(model, type_k, type_v)
     if layers is None or per_head is None:
@@ -86,10 +105,16 @@ def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16"
 
 
 def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
+    """Bytes of one token's key and value in one head of the cache."""
     if model.head_dim is None or not {type_k.upper(), type_v.upper()} <= BLOCKS.keys():
         return None
-    widths = ((model.head_dim, type_k), (model.head_dim_v or model.head_dim, type_v))
-    return sum(width * BLOCKS[kind.upper()][1] / BLOCKS[kind.upper()][0] for width, kind in widths)
+    key_bytes = model.head_dim * _bytes_per_number(type_k)
+    return key_bytes + (model.head_dim_v or model.head_dim) * _bytes_per_number(type_v)
+
+
+def _bytes_per_number(kind: str) -> float:
+    n_numbers, n_bytes = BLOCKS[kind.upper()]
+    return n_bytes / n_numbers
 
 
 def of_context(model: Model, settings: Settings) -> Memory:
@@ -105,134 +130,223 @@ def of_length(model: Model, n_ctx: int) -> Memory:
 
 
 def longest(model: Model, available: int) -> int | None:
-    """The longest context (a multiple of 256, up to 2^31) that fits into `available` bytes; None if unknown."""
+    """The longest context that fits into `available` bytes; None if unknown.
+
+    A multiple of 256, at most 2^31.
+    """
     if of_length(model, PADDING).kv_cache_bytes is None:
         return None
-    numbers = range(2**31 // PADDING)
-    fitting = bisect.bisect_right(
-        numbers, available, key=lambda n: of_length(model, n * PADDING).total_bytes
-    )
-    return max(0, fitting - 1) * PADDING
+
+    def n_bytes(n: int) -> int:
+        return of_length(model, n * PADDING).total_bytes
+
+    n_fitting = bisect.bisect_right(range(2**31 // PADDING), available, key=n_bytes)
+    return max(0, n_fitting - 1) * PADDING
 
 
 def padded(n: int) -> int:
     """The positions that llama.cpp allocates for n."""
-    return -(-n // PADDING) * PADDING
+    return math.ceil(n / PADDING) * PADDING
 
 
 def n_rows(settings: Settings) -> int:
-    """Tokens of the largest step: llama.cpp limits the ubatch to the batch, and both to the context."""
+    """Tokens of the largest step: llama.cpp limits the ubatch to the batch, both to the context."""
     return min(settings.n_ubatch, settings.n_batch, padded(settings.n_ctx))
 
 
 def n_cells(window: int, settings: Settings) -> int:
-    """Positions that a layer's cache holds: one cache for all sequences (`kv_unified`), or one for each."""
+    """Positions that a layer's cache holds, for all sequences (`kv_unified`) or for each.
+
+    `window` 0: the layer attends to all positions.
+    """
     n_ctx = padded(settings.n_ctx)
     n_windows = settings.n_seq_max
     if not settings.kv_unified:
         n_ctx = padded(settings.n_ctx // settings.n_seq_max)
         n_windows = 1
-    return padded(min(n_ctx, n_windows * window + n_rows(settings))) if window else n_ctx
+    if not window:
+        return n_ctx
+    return padded(min(n_ctx, n_windows * window + n_rows(settings)))
 
 
 def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | None:
+    """The KV cache of each layer, or its recurrent states."""
     per_head = bytes_per_head(model, settings.type_k, settings.type_v)
-    n_layer = model.n_layer or 0
     if shape.heads(model) is None or per_head is None:
         return None
+    heads, windows = _by_layer(model, model.heads_kv, model.n_head_kv)
     n_caches = 1 if settings.kv_unified else settings.n_seq_max
-    heads = model.heads_kv or (model.n_head_kv or 0,) * n_layer
-    windows = model.windows or (0,) * n_layer
+    n_recurrent = max(1, heads.count(0))
+    state_bytes = 4 * settings.n_seq_max * (model.n_state or 0) / n_recurrent
     cells = {window: n_cells(window, settings) for window in set(windows)}
-    states = (
-        4 * settings.n_seq_max * (model.n_state or 0) / max(1, heads.count(0))
-    )  # of a layer without attention
-    sizes = (
-        n_caches * per_head * n * cells[window] for n, window in zip(heads, windows, strict=True)
-    )
-    return tuple(size or states for size in sizes)
+    by_layer = []
+    for n_heads, window in zip(heads, windows, strict=True):
+        by_layer.append(n_caches * per_head * n_heads * cells[window] or state_bytes)
+    return tuple(by_layer)
+
+
+def _by_layer(
+    model: Model, heads: Sequence[int] | None, n_head: int | None
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The heads of each layer, from a list or one number for all, and the windows of each layer."""
+    n_layer = model.n_layer or 0
+    return heads or (n_head or 0,) * n_layer, model.windows or (0,) * n_layer
 
 
 def compute_bytes(
-    model: Model, settings: Settings, device: str = CPU, of_layers: Sequence[str] = ()
+    model: Model, settings: Settings, device: str = CPU, layer_devices: Sequence[str] = ()
 ) -> int | None:
-    """Bytes of a device's compute buffer: the peak of the largest step, in F32. By default the CPU has all layers.
+    """Bytes of a device's compute buffer: the peak of the largest step, in F32.
 
-    llama.cpp shares one buffer between all layers. The peak is in the output matrix, a feed-forward, or attention; the
-    mask of the cache lives until the last layer. Every device has the step's inputs; the copies that a pipeline of
-    devices keeps are not counted. The number of live rows of each width is fitted to the buffers that llama.cpp
-    reserves (tests/bench/memory_estimates.py measures the error on the CPU). None if the header lacks a field.
+    `layer_devices` has the device of each layer, the output last; by default all are on the CPU.
+    llama.cpp shares one buffer between all layers. The peak is in the output matrix, a
+    feed-forward, or attention; the mask of the cache lives until the last layer. Every device has
+    the step's inputs; the copies that a pipeline of devices keeps are not counted. The number of
+    live rows of each width is fitted to the buffers that llama.cpp reserves
+    (tests/bench/memory_estimates.py measures the error on the CPU). None if the header lacks a
+    field.
     """
-    layers = shape.heads(model)
-    n_embd = model.n_embd
-    head_dim = model.head_dim
-    n_vocab = model.n_vocab
-    n_used = (model.n_expert_used or 0) if model.n_expert else 0
-    hidden = n_used * (model.n_ff_expert or model.n_ff or 0) if model.n_expert else model.n_ff
-    if not layers or not n_vocab or not n_embd or not head_dim or not hidden:
+    widths = _widths(model, settings)
+    if widths is None:
         return None
-    n_layer = model.n_layer or 0
-    is_fused = model.arch in FUSED
-    of_layers = of_layers or (CPU,) * (n_layer + 1)
-    is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
-    # All widths count F32 elements of a row. The mask is F16 with flash attention; layers with a window have their own.
-    mask = sum(n_cells(window, settings) for window in {heads.window for heads in layers}) * (
-        0.5 if is_flash else 1
-    )
-    n_heads = model.heads or (model.n_head or 0,) * n_layer
-    windows = model.windows or (0,) * n_layer
-    of_all_heads = (
-        n_heads[i] * n_cells(windows[i], settings) for i in range(n_layer) if of_layers[i] == device
-    )
-    scores = 0 if is_flash else max(of_all_heads, default=0)
-    queries, keys = (
-        head_dim * max(getattr(one, name) for one in layers) for name in ("n_head", "n_head_kv")
-    )
-    of_experts = (
-        2 * (hidden + n_used * n_embd) + n_embd if n_used else 0
-    )  # while their results are summed
-    attention = scores + 3 * n_embd + 2 * queries + 2 * keys
-    in_layers = mask + max(3 * hidden + (3 if is_fused else 4) * n_embd, of_experts, attention)
-    # A small mask leaves a gap that nothing else fits into.
-    in_hole = mask + 2 * n_embd if is_fused and is_flash and mask < queries + 2 * keys else 0
-    inputs = mask + (0 if is_flash else 2 * keys)
-    need = 0.0
+    layer_devices = layer_devices or (CPU,) * ((model.n_layer or 0) + 1)
+    scores = 0
+    if not widths.is_flash:
+        scores = _widest_scores(model, settings, device, layer_devices)
     if device == CPU:
-        need = inputs + 2 * n_embd
-        if settings.kv_offload is False:
-            need = max(need, inputs + n_embd + queries + (3 * keys if is_fused else 0))
-        if settings.n_cpu_moe or CPU in of_layers[:-1]:
-            need = max(need, in_layers)
-        if of_layers[-1] == CPU:
-            need = max(need, n_vocab + 2 * n_embd + in_hole)
-    elif device in of_layers:
-        if device in of_layers[:-1]:
-            attention = scores + 2 * n_embd + 2 * queries
-            if settings.kv_offload is False:  # a copy of a layer's keys and values
-                attention += max(_kv_bytes_by_layer(model, settings) or (0,)) / 4 / n_rows(settings)
-            need = inputs + max(3 * hidden + 2 * n_embd, of_experts, attention)
-        if device == of_layers[-1]:
-            need = max(need, n_vocab + 2 * n_embd + in_hole)
-    return round(4 * n_rows(settings) * need)
+        width = _cpu_width(widths, settings, scores, layer_devices)
+    else:
+        width = _device_width(widths, settings, scores, device, layer_devices)
+        if settings.kv_offload is False and device in layer_devices[:-1]:
+            copied_bytes = max(_kv_bytes_by_layer(model, settings) or (0,))
+            width = max(width, widths.attention(scores) + copied_bytes / 4 / n_rows(settings))
+    return round(4 * n_rows(settings) * width)
+
+
+@dataclass(frozen=True)
+class _Widths:
+    """Numbers (F32) of one token's row in the tensors of a step."""
+
+    n_embd: int
+    n_vocab: int
+    hidden: int  # of the feed-forward, or of all experts that process a token
+    experts: int  # while their results are summed
+    queries: int  # of the widest layer
+    keys: int
+    mask: float  # F16 with flash attention; layers with a window have their own
+    is_flash: bool
+    is_fused: bool
+
+    @property
+    def inputs(self) -> float:
+        return self.mask if self.is_flash else self.mask + 2 * self.keys
+
+    @property
+    def output(self) -> float:
+        width: float = self.n_vocab + 2 * self.n_embd
+        if self.is_fused and self.is_flash and self.mask < self.queries + 2 * self.keys:
+            width += self.mask + 2 * self.n_embd  # a small mask leaves a gap that nothing fits into
+        return width
+
+    @property
+    def cpu_layer(self) -> float:
+        """The feed-forward of a layer on the CPU."""
+        n_live = 3 if self.is_fused else 4
+        return self.mask + max(3 * self.hidden + n_live * self.n_embd, self.experts)
+
+    def attention(self, scores: int) -> float:
+        """Attention of a layer on a device."""
+        return self.inputs + scores + 2 * self.n_embd + 2 * self.queries
+
+
+def _widths(model: Model, settings: Settings) -> _Widths | None:
+    """The widths of a model's tensors; None if the header lacks a field."""
+    layers = shape.heads(model)
+    n_used = 0
+    hidden = model.n_ff
+    if model.n_expert:
+        n_used = model.n_expert_used or 0
+        hidden = n_used * (model.n_ff_expert or model.n_ff or 0)
+    if not layers or not model.n_vocab or not model.n_embd or not model.head_dim or not hidden:
+        return None
+    is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
+    windows = {heads.window for heads in layers}
+    n_positions = sum(n_cells(window, settings) for window in windows)
+    return _Widths(
+        n_embd=model.n_embd,
+        n_vocab=model.n_vocab,
+        hidden=hidden,
+        experts=2 * (hidden + n_used * model.n_embd) + model.n_embd if n_used else 0,
+        queries=model.head_dim * max(heads.n_head for heads in layers),
+        keys=model.head_dim * max(heads.n_head_kv for heads in layers),
+        mask=0.5 * n_positions if is_flash else n_positions,
+        is_flash=is_flash,
+        is_fused=model.arch in FUSED,
+    )
+
+
+def _widest_scores(
+    model: Model, settings: Settings, device: str, layer_devices: Sequence[str]
+) -> int:
+    """Attention scores of all heads in the widest of a device's layers."""
+    heads, windows = _by_layer(model, model.heads, model.n_head)
+    widest = 0
+    for n_heads, window, layer_device in zip(heads, windows, layer_devices, strict=False):
+        if layer_device == device:
+            widest = max(widest, n_heads * n_cells(window, settings))
+    return widest
+
+
+def _cpu_width(
+    widths: _Widths, settings: Settings, scores: int, layer_devices: Sequence[str]
+) -> float:
+    width = widths.inputs + 2 * widths.n_embd
+    if settings.kv_offload is False:
+        copied = 3 * widths.keys if widths.is_fused else 0
+        width = max(width, widths.inputs + widths.n_embd + widths.queries + copied)
+    if CPU in layer_devices[:-1] or _keeps_tensors_on_cpu(settings):
+        attention = scores + 3 * widths.n_embd + 2 * widths.queries + 2 * widths.keys
+        width = max(width, widths.cpu_layer, widths.mask + attention)
+    if layer_devices[-1] == CPU:
+        width = max(width, widths.output)
+    return width
+
+
+def _device_width(
+    widths: _Widths, settings: Settings, scores: int, device: str, layer_devices: Sequence[str]
+) -> float:
+    width = 0.0
+    if device in layer_devices[:-1]:
+        feed_forward = max(3 * widths.hidden + 2 * widths.n_embd, widths.experts)
+        width = max(widths.inputs + feed_forward, widths.attention(scores))
+    if device == layer_devices[-1]:
+        width = max(width, widths.output)
+    return width
+
+
+def _keeps_tensors_on_cpu(settings: Settings) -> bool:
+    overrides = map(override_of, settings.override_tensor or ())
+    return bool(settings.n_cpu_moe) or any(device == CPU for _, device in overrides)
 
 
 def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[int | None, ...]:
     """The device of each layer, the output last, as an index into `shares`; None for the CPU."""
-
-    def single(value: float) -> float:  # a C float, as in llama.cpp
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-
     n_all = n_layer + 1
-    n_there = n_all if n_gpu_layers < 0 else min(n_gpu_layers, n_all)
-    if not shares or not n_there:
+    n_offloaded = n_all if n_gpu_layers < 0 else min(n_gpu_layers, n_all)
+    if not shares or not n_offloaded:
         return (None,) * n_all
-    sums = list(itertools.accumulate(map(single, shares), lambda a, b: single(a + b)))
-    ends = [single(part / sums[-1]) for part in sums]
-    on_devices = (bisect.bisect_right(ends, single(i / n_there)) for i in range(n_there))
-    return (
-        *(None for _ in range(n_all - n_there)),
-        *(min(index, len(ends) - 1) for index in on_devices),
-    )
+    sums = list(itertools.accumulate(map(_single, shares), lambda a, b: _single(a + b)))
+    ends = [_single(part / sums[-1]) for part in sums]
+    indices: list[int | None] = [None] * (n_all - n_offloaded)
+    for i in range(n_offloaded):
+        index = bisect.bisect_right(ends, _single(i / n_offloaded))
+        indices.append(min(index, len(ends) - 1))
+    return tuple(indices)
+
+
+def _single(value: float) -> float:
+    """A value as a C float, in which llama.cpp computes."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def places(
@@ -242,62 +356,126 @@ def places(
     names: Sequence[str],
     shares: Sequence[float],
 ) -> tuple[Place, ...] | None:
-    """The layers and memory of each device (in llama.cpp's order) and of the CPU; None if the layers are unknown."""
-    everywhere = (*names, CPU)
-    on_cpu = [re.compile(EXPERTS.format(layer)) for layer in range(settings.n_cpu_moe or 0)]
-    if model.n_layer is None:
+    """What each device (in llama.cpp's order) and the CPU hold.
+
+    None if the layers are unknown, or if a split mode divides single tensors.
+    """
+    if model.n_layer is None or settings.split_mode in ("row", "tensor"):
         return None
-    if not tensors:
-        table = model.embedding_bytes or 0
-        output = model.output_bytes or 0
-        n_layer = model.n_layer or 1
-        of_layer = max(0, sum(model.tensor_bytes.values()) - table - output) // n_layer
-        tensors = [
-            Tensor("token_embd.weight", table),
-            *([Tensor("output.weight", output)] if output else []),
-        ]
-        tensors += [Tensor(f"blk.{i}.", of_layer) for i in range(n_layer)]
-    numbers = layers(model.n_layer, settings.n_gpu_layers, shares)
-    of_layers = [CPU if index is None else names[index] for index in numbers]
-    weights = dict.fromkeys(everywhere, 0)
+    indices = layers(model.n_layer, settings.n_gpu_layers, shares)
+    layer_devices = [CPU if index is None else names[index] for index in indices]
+    weights, experts = _place_tensors(
+        tensors or _equal_layers(model), layer_devices, _overrides(settings)
+    )
+    cache_devices = layer_devices[:-1]
+    if settings.kv_offload is False:
+        cache_devices = [CPU] * model.n_layer
+    by_layer = _kv_bytes_by_layer(model, settings)
+    placed = []
+    for device in (*names, CPU):
+        caches = _layers_on(device, cache_devices)
+        cache = None if by_layer is None else round(sum(by_layer[layer] for layer in caches))
+        compute = compute_bytes(model, settings, device, layer_devices)
+        memory = Memory(weights.get(device, 0), cache, compute)
+        device_experts = tuple(sorted(experts.get(device, ())))
+        placed.append(
+            Place(device, _layers_on(device, layer_devices), memory, caches, device_experts)
+        )
+    return tuple(placed)
+
+
+def _layers_on(device: str, by_layer: Sequence[str]) -> tuple[int, ...]:
+    return tuple(layer for layer, place in enumerate(by_layer) if place == device)
+
+
+def _equal_layers(model: Model) -> list[Tensor]:
+    """A model's tensors if only its header is known: layers of equal size."""
+    embedding_bytes = model.embedding_bytes or 0
+    output_bytes = model.output_bytes or 0
+    n_layer = model.n_layer or 0
+    all_layers = max(0, sum(model.tensor_bytes.values()) - embedding_bytes - output_bytes)
+    tensors = [Tensor(f"blk.{i}.", all_layers // n_layer) for i in range(n_layer)]
+    tensors.append(Tensor("token_embd.weight", embedding_bytes))
+    if output_bytes:
+        tensors.append(Tensor("output.weight", output_bytes))
+    return tensors
+
+
+Overrides = list[tuple[re.Pattern[str], str]]
+
+
+def _overrides(settings: Settings) -> Overrides:
+    """Patterns of tensors' names, each with the device that holds them; the first match counts."""
+    overrides = [(re.compile(EXPERTS.format(n)), CPU) for n in range(settings.n_cpu_moe or 0)]
+    for text in settings.override_tensor or ():
+        pattern, device = override_of(text)
+        overrides.append((re.compile(pattern), device))
+    return overrides
+
+
+def override_of(text: str) -> tuple[str, str]:
+    """The pattern and the device of PATTERN=DEVICE."""
+    pattern, _, device = text.rpartition("=")
+    return pattern, device
+
+
+def _place_tensors(
+    tensors: Sequence[Tensor], layer_devices: Sequence[str], overrides: Overrides
+) -> tuple[dict[str, int], dict[str, set[int]]]:
+    """By device: the bytes of its weights, and the layers whose experts it holds."""
+    weights: dict[str, int] = {}
+    experts: dict[str, set[int]] = {}
     is_tied = all(tensor.name != "output.weight" for tensor in tensors)
     for tensor in tensors:
-        if match := _LAYER.match(tensor.name):
-            held = [of_layers[min(int(match[1]), model.n_layer - 1)]]
-        elif tensor.name.startswith("rope_"):
-            held = [of_layers[0]]
-        else:
-            held = [CPU if _INPUT.match(tensor.name) else of_layers[-1]]
-        if is_tied and tensor.name == "token_embd.weight" and of_layers[-1] != CPU:
-            held.append(of_layers[-1])  # a copy of the table, as the output matrix
-        if any(pattern.search(tensor.name) for pattern in on_cpu):
-            held = [CPU]
-        for device in held:
-            weights[device] += tensor.n_bytes
-    by_layer = _kv_bytes_by_layer(model, settings)
-    caches = dict.fromkeys(everywhere, 0.0)
-    for device, n_bytes in zip(of_layers, by_layer or (), strict=False):
-        caches[CPU if settings.kv_offload is False else device] += n_bytes
-    found = []
-    for device in everywhere:
-        own = tuple(layer for layer, where in enumerate(of_layers) if where == device)
-        compute = compute_bytes(model, settings, device, of_layers)
-        cache = None if by_layer is None else round(caches[device])
-        found.append(Place(device, own, Memory(weights[device], cache, compute)))
-    return tuple(found)
+        devices = [_home(tensor.name, layer_devices)]
+        if is_tied and tensor.name == "token_embd.weight" and layer_devices[-1] != CPU:
+            devices.append(layer_devices[-1])  # a copy of the table, as the output matrix
+        for pattern, device in overrides:
+            if pattern.search(tensor.name):
+                devices = [device]
+                break
+        layer = _LAYER.match(tensor.name)
+        for device in devices:
+            weights[device] = weights.get(device, 0) + tensor.n_bytes
+            if layer and _EXPERTS.search(tensor.name):
+                experts.setdefault(device, set()).add(int(layer[1]))
+    return weights, experts
 
 
-def device_of(name: str, devices: Sequence[Device]) -> str:
-    """The device that holds a buffer of this name. CPU_REPACK, AMX and a GPU driver's CUDA_Host belong to the CPU."""
-    if name.startswith((CPU, "AMX")) or name.endswith("_Host"):
+def _home(tensor: str, layer_devices: Sequence[str]) -> str:
+    """The device of a tensor without overrides."""
+    layer = _LAYER.match(tensor)
+    if layer:
+        return layer_devices[min(int(layer[1]), len(layer_devices) - 2)]
+    if tensor.startswith("rope_"):
+        return layer_devices[0]
+    return CPU if _INPUT.match(tensor) else layer_devices[-1]
+
+
+def device_of(buffer: str, devices: Sequence[Device]) -> str:
+    """The device that holds a buffer of this name.
+
+    CPU_REPACK, AMX and a GPU driver's CUDA_Host belong to the CPU; RPC0[HOST:PORT] is the first
+    device of that server.
+    """
+    if buffer.startswith((CPU, "AMX")) or buffer.endswith("_Host"):
         return CPU
-    return next(
-        (device.name for device in devices if name in (device.name, f"{device.name}_Mapped")), name
-    )
+    remote = re.fullmatch(r"RPC(\d+)\[(.+)\]", buffer)
+    if remote:
+        of_server = [device.name for device in devices if device.description == remote[2]]
+        return of_server[int(remote[1])] if int(remote[1]) < len(of_server) else buffer
+    for device in devices:
+        if buffer in (device.name, f"{device.name}_Mapped"):
+            return device.name
+    return buffer
 
 
-def shares(free: Mapping[str, int], names: Sequence[str]) -> tuple[float, ...]:
-    """The shares of the devices: their free memory. One that does not report it counts with the CPU's, as in
-    llama.cpp."""
-    sizes = tuple(float(free.get(name, free.get(CPU, 1))) for name in names)
+def shares(
+    free: Mapping[str, int], names: Sequence[str], tensor_split: Sequence[float] | None = None
+) -> tuple[float, ...]:
+    """The shares of the devices: as asked, or their free memory.
+
+    A device that does not report it counts with the CPU's, as in llama.cpp.
+    """
+    sizes = tuple(tensor_split or (float(free.get(name, free.get(CPU, 1))) for name in names))
     return sizes if any(sizes) else (1.0,) * len(names)

@@ -147,7 +147,12 @@ class Settings:
     kv_unified: bool = False  # one cache for all sequences, instead of one each
     # Placement. None: llama.cpp's choice.
     devices: tuple[str, ...] | None = None  # devices for layers, by llama.cpp's names; empty: none
+    rpc: tuple[str, ...] | None = None  # HOST:PORT of llama.cpp's RPC servers
+    split_mode: str | None = None  # none, layer, row, tensor
+    main_gpu: int | None = None  # with split_mode none: index of the device
+    tensor_split: tuple[float, ...] | None = None  # shares of the devices
     n_cpu_moe: int | None = None  # layers whose experts stay on the CPU
+    override_tensor: tuple[str, ...] | None = None  # PATTERN=DEVICE
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
@@ -171,8 +176,10 @@ class Buffer:
 class Placement:
     """The devices and buffers of a model and its context, from llama.cpp's log."""
 
-    layers: tuple[str, ...]  # the device of each layer, by name; the last one is that of the output
+    layers: tuple[str, ...]  # the device of each layer, by name; the last one is the output's
     buffers: tuple[Buffer, ...]
+    caches: tuple[str, ...] = ()  # the device of each layer's cache; "": none, or unknown
+    experts: tuple[str, ...] = ()  # the memory of each layer's experts, if some were moved
 
 
 @dataclass(frozen=True)

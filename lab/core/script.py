@@ -1,21 +1,23 @@
 """A script: the list of all operations of a run, created before the clock starts.
 
-One loop (engine/loop.py) executes every script and stamps every operation. So a measured run, a sweep, a batch of
-sequences, or a prompt that is prefilled beside running answers differ only in their script:
+One loop (engine/loop.py) executes every script and stamps every operation. So a measured run, a
+sweep, a batch of sequences, or a prompt that is prefilled beside running answers differ only in
+their script:
 
     a run        prefill, prefill, decode x (n_gen - 1)
     a sweep      prefill, decode x (n_gen - 1), forget, prefill, decode x (n_gen - 1), forget, ...
-    a batch      prefill of every sequence, then decode x (n_gen - 1) with one token of each in every step
-    speculation  prefill, then `speculate`, which is as many steps as it takes: draft x n, verify, forget, ...
+    a batch      prefill of every sequence, then decode x (n_gen - 1) with one token of each
+    speculation  prefill, then `speculate`: draft x n, verify, forget, ... as long as it takes
 
-A token that is not given is the one last chosen for its sequence. The steps of `speculate` depend on the chosen tokens
-and are created during the run.
+A token that is not given is the one last chosen for its sequence. The steps of `speculate` depend
+on the chosen tokens and are created during the run.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,17 +26,14 @@ from lab.core.record import COPY, DECODE, FORGET, LOAD, PREFILL, SAVE
 
 SPECULATE = "speculate"
 
-MOVES = (
-    FORGET,
-    COPY,
-    SAVE,
-    LOAD,
-)  # operations without computation: they change or move a sequence's part of the cache
+CACHE_OPERATIONS = (FORGET, COPY, SAVE, LOAD)
+"""Operations without computation: they change or move a sequence's part of the cache."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One sequence's tokens in a step; the last `n_outputs` get logits, from which a token each is chosen."""
+    """One sequence's tokens in a step; the last `n_outputs` get logits, from which a token each is
+    chosen."""
 
     sequence: int
     tokens: tuple[int, ...] | None
@@ -56,13 +55,9 @@ class Operation:
     first: int = 0  # forget: everything from this position on
     target: int = 0  # copy: to this empty sequence
     path: str | None = None  # the file of save and load
-    by: str = (
-        ""  # speculate: the module whose class Speculation does it, which the child loads by name
-    )
-    n_draft: int = 0
-    of_draft: bool = (
-        False  # on the draft model, or (speculate) drafted by it instead of looked up in the text
-    )
+    by: str = ""  # speculate: the module whose class Speculation does it; the child loads it
+    n_draft: int = 0  # speculate: drafted before each verification, at most
+    of_draft: bool = False  # on the draft model; speculate: drafted by it, not looked up
     waits: bool = True  # or the step is only submitted, and finishes with a later one
 
 
@@ -85,27 +80,29 @@ def run(prompt: Sequence[int], n_gen: int, n_ubatch: int) -> list[Operation]:
 
 
 def sweep(prompt: Sequence[int], n_gen: int, n_ubatch: int, every: int) -> list[Operation]:
-    """The script of a sweep: after each `every` prompt tokens, and at the end, generate and forget n_gen tokens."""
+    """The script of a sweep: after each `every` prompt tokens, generate and forget n_gen tokens."""
     operations: list[Operation] = []
     for first in range(0, len(prompt), every):
         if first:
             operations.append(Operation(FORGET, first=first))
-        operations += [
-            *prefill(0, prompt[first : first + every], n_ubatch),
-            *decode([0], n_gen - 1),
-        ]
+        operations += prefill(0, prompt[first : first + every], n_ubatch)
+        operations += decode([0], n_gen - 1)
     return operations
 
 
 def prefill(
     sequence: int, tokens: Sequence[int], n_ubatch: int, is_last: bool = True
 ) -> list[Operation]:
-    """Steps of up to n_ubatch tokens; if the prompt ends here (`is_last`), the last token gets logits."""
-    pieces = [tuple(tokens[first : first + n_ubatch]) for first in range(0, len(tokens), n_ubatch)]
-    n_outputs = [0] * (len(pieces) - 1) + [int(is_last)]
-    return [
-        Operation(PREFILL, (Part(sequence, *one),)) for one in zip(pieces, n_outputs, strict=False)
-    ]
+    """Steps of up to n_ubatch tokens.
+
+    If the prompt ends here (`is_last`), the last token gets logits.
+    """
+    operations = []
+    for first in range(0, len(tokens), n_ubatch):
+        step_tokens = tuple(tokens[first : first + n_ubatch])
+        ends_prompt = is_last and first + n_ubatch >= len(tokens)
+        operations.append(Operation(PREFILL, (Part(sequence, step_tokens, int(ends_prompt)),)))
+    return operations
 
 
 def decode(sequences: Sequence[int], n: int) -> list[Operation]:
@@ -115,61 +112,78 @@ def decode(sequences: Sequence[int], n: int) -> list[Operation]:
 
 
 def wait_once(script: Script) -> list[Operation]:
-    """The same script without waiting for steps without logits, so that devices in a pipeline work at the same time."""
-    followed = [after.kind not in (*MOVES, SPECULATE) for after in script[1:]] + [False]
-    outputs = [sum(part.n_outputs for part in operation.parts) for operation in script]
-    return [
-        dataclasses.replace(
-            operation, waits=bool(n_outputs) or not operation.parts or not is_followed
-        )
-        for operation, n_outputs, is_followed in zip(script, outputs, followed, strict=True)
-    ]
+    """The same script without waiting for steps without logits.
+
+    So devices in a pipeline work at the same time. The last step before a change of the cache, and
+    the last of all, are waited for.
+    """
+    operations = []
+    for operation, following in itertools.zip_longest(script, script[1:]):
+        has_outputs = any(part.n_outputs for part in operation.parts)
+        is_followed = following is not None and following.kind not in (*CACHE_OPERATIONS, SPECULATE)
+        waits = has_outputs or not operation.parts or not is_followed
+        operations.append(dataclasses.replace(operation, waits=waits))
+    return operations
 
 
 def n_prefilled(script: Script) -> int:
-    return sum(
-        len(part.tokens)
-        for operation in script
-        for part in operation.parts
-        if part.tokens is not None
-    )
+    """Prompt tokens in all steps, also those of the draft model."""
+    n = 0
+    for operation in script:
+        n += sum(len(part.tokens) for part in operation.parts if part.tokens is not None)
+    return n
 
 
 def n_chosen(script: Script) -> int:
     """Tokens that the model (not the draft model) chooses in all steps."""
-    return sum(
-        operation.times
-        * (1 if operation.kind == SPECULATE else sum(part.n_outputs for part in operation.parts))
-        for operation in script
-        if operation.kind == SPECULATE or not operation.of_draft
-    )
+    n = 0
+    for operation in script:
+        if operation.kind == SPECULATE:
+            n += operation.times
+        elif not operation.of_draft:
+            n += operation.times * sum(part.n_outputs for part in operation.parts)
+    return n
 
 
 def shapes(script: Script) -> Iterator[Shape]:
-    """The shape of each operation, except those of `speculate`; n_past is the maximum over the step's sequences."""
-    of_model = collections.Counter[int]()
-    of_draft = collections.Counter[int]()  # positions by sequence
-    saved: dict[str | None, int] = {}
+    """The shape of each operation, except those of `speculate`.
+
+    n_past is the maximum over the step's sequences.
+    """
+    of_model = collections.Counter[int]()  # positions by sequence
+    of_draft = collections.Counter[int]()
+    saved: dict[str | None, int] = {}  # positions by file
     for operation in script:
-        kind = operation.kind
-        parts = operation.parts
         positions = of_draft if operation.of_draft else of_model
-        if kind in MOVES:
-            n_past = positions[operation.sequence]
-            if kind == FORGET:
-                positions[operation.sequence] = min(n_past, operation.first)
-            elif kind == COPY:
-                positions[operation.target] = n_past
-            elif kind == SAVE:
-                saved[operation.path] = n_past
-            else:
-                n_past = positions[operation.sequence] = saved[operation.path]
-            yield Shape(kind, 0, n_past, 1, 0)
-        elif kind != SPECULATE:
-            n_tokens = sum(part.n_tokens for part in parts)
-            n_outputs = sum(part.n_outputs for part in parts)
-            for _ in range(operation.times):
-                n_past = max(positions[part.sequence] for part in parts)
-                for part in parts:
-                    positions[part.sequence] += part.n_tokens
-                yield Shape(kind, n_tokens, n_past, len(parts), n_outputs)
+        if operation.kind in CACHE_OPERATIONS:
+            yield Shape(operation.kind, 0, _move_cache(operation, positions, saved), 1, 0)
+        elif operation.kind != SPECULATE:
+            yield from _step_shapes(operation, positions)
+
+
+def _move_cache(
+    operation: Operation, positions: collections.Counter[int], saved: dict[str | None, int]
+) -> int:
+    """Carry out a cache operation on the positions. Returns those that it concerns."""
+    n_past = positions[operation.sequence]
+    if operation.kind == FORGET:
+        positions[operation.sequence] = min(n_past, operation.first)
+    elif operation.kind == COPY:
+        positions[operation.target] = n_past
+    elif operation.kind == SAVE:
+        saved[operation.path] = n_past
+    else:
+        n_past = saved[operation.path]
+        positions[operation.sequence] = n_past
+    return n_past
+
+
+def _step_shapes(operation: Operation, positions: collections.Counter[int]) -> Iterator[Shape]:
+    parts = operation.parts
+    n_tokens = sum(part.n_tokens for part in parts)
+    n_outputs = sum(part.n_outputs for part in parts)
+    for _ in range(operation.times):
+        n_past = max(positions[part.sequence] for part in parts)
+        for part in parts:
+            positions[part.sequence] += part.n_tokens
+        yield Shape(operation.kind, n_tokens, n_past, len(parts), n_outputs)

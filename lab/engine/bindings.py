@@ -1,7 +1,7 @@
 """The functions of llama.cpp and ggml that the engine calls, with their types.
 
-llama-cpp-python binds those of llama.cpp; those of ggml (ggml.h, ggml-alloc.h, ggml-backend.h, gguf.h) are declared
-here. Only the lab's child processes load the libraries.
+llama-cpp-python binds those of llama.cpp; those of ggml (ggml.h, ggml-alloc.h, ggml-backend.h,
+gguf.h) are declared here. Only the lab's child processes load the libraries.
 """
 
 from __future__ import annotations
@@ -31,19 +31,35 @@ class InitParams(ctypes.Structure):
 
 
 class GgufParams(ctypes.Structure):
-    """struct gguf_init_params of gguf.h. With no_alloc and without ctx, gguf reads only the header."""
+    """struct gguf_init_params of gguf.h.
+
+    With no_alloc and without ctx, gguf reads only the header.
+    """
 
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
 class TensorStruct(ctypes.Structure):
-    """struct ggml_tensor of ggml.h. Only files that compare its size with ggml's (`tracing.py`) may read one."""
+    """struct ggml_tensor of ggml.h.
+
+    Only files that compare its size with ggml's (`tracing.py`) may read one.
+    """
 
     _fields_ = (
-        *(("type", INT), ("buffer", P), ("ne", I64 * 4), ("nb", SIZE * 4), ("op", INT)),
-        *(("op_params", ctypes.c_int32 * 16), ("flags", ctypes.c_int32), ("src", P * 10)),
-        *(("view_src", P), ("view_offs", SIZE), ("data", P), ("name", ctypes.c_char * 64)),
-        *(("extra", P), ("padding", ctypes.c_char * 8)),
+        ("type", INT),
+        ("buffer", P),
+        ("ne", I64 * 4),
+        ("nb", SIZE * 4),
+        ("op", INT),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", P * 10),
+        ("view_src", P),
+        ("view_offs", SIZE),
+        ("data", P),
+        ("name", ctypes.c_char * 64),
+        ("extra", P),
+        ("padding", ctypes.c_char * 8),
     )
 
 
@@ -67,10 +83,8 @@ _BASE: dict[str, tuple[Any, ...]] = {
     "ggml_nelements gguf_get_n_kv gguf_get_n_tensors": (I64, P),
     "ggml_nbytes gguf_get_data_offset": (SIZE, P),
     "ggml_init": (P, InitParams),
-    "ggml_free ggml_backend_buffer_free ggml_backend_free ggml_backend_synchronize gguf_free": (
-        None,
-        P,
-    ),
+    "ggml_free gguf_free": (None, P),
+    "ggml_backend_buffer_free ggml_backend_free ggml_backend_synchronize": (None, P),
     "ggml_tensor_overhead": (SIZE,),
     "ggml_row_size": (SIZE, INT, I64),
     "ggml_new_tensor_2d": (P, P, INT, I64, I64),
@@ -88,10 +102,8 @@ _BASE: dict[str, tuple[Any, ...]] = {
     "ggml_backend_tensor_set": (None, P, TEXT, SIZE, SIZE),
     "ggml_backend_tensor_get": (None, P, P, SIZE, SIZE),
     "ggml_backend_buft_alloc_buffer": (P, P, SIZE),
-    "ggml_backend_buffer_get_type ggml_backend_dev_backend_reg ggml_backend_dev_buffer_type": (
-        P,
-        P,
-    ),
+    "ggml_backend_buffer_get_type ggml_backend_dev_backend_reg": (P, P),
+    "ggml_backend_dev_buffer_type": (P, P),
     "ggml_backend_dev_memory": (None, P, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE)),
     "ggml_backend_dev_init ggml_backend_reg_get_proc_address": (P, P, TEXT),
     "ggml_backend_dev_supports_op": (B, P, P),
@@ -111,6 +123,8 @@ _BASE: dict[str, tuple[Any, ...]] = {
 _REGISTRY: dict[str, tuple[Any, ...]] = {
     "ggml_backend_dev_count": (SIZE,),
     "ggml_backend_dev_get": (P, SIZE),
+    "ggml_backend_reg_by_name ggml_backend_load": (P, TEXT),
+    "ggml_backend_register": (None, P),
 }
 """Functions of the library ggml, which registers all backends."""
 
@@ -123,8 +137,11 @@ def llama_cpp() -> Any:
         if problem.name != "llama_cpp":
             raise
         what = f"The package llama-cpp-python is not installed in this environment ({sys.prefix})."
-        hint = "Activate the environment where the lab is installed (source .venv/bin/activate), or install the package"
-        raise LabError(what, f"{hint} there: python3 -m uv sync") from None
+        hint = (
+            "Activate the environment where the lab is installed (source .venv/bin/activate), or "
+            "install the package there: python3 -m uv sync"
+        )
+        raise LabError(what, hint) from None
     return bindings
 
 
@@ -144,7 +161,10 @@ def ggml() -> Any:
 
 
 def loaded(name: str) -> Any:
-    """A library that llama.cpp has loaded: its file could give a second copy, with its own devices and log."""
+    """A library that llama.cpp has loaded.
+
+    Loading its file again could give a second copy, with devices and a log of its own.
+    """
     library = llama_cpp()._lib
     if os.name != "nt":
         return ctypes.CDLL(library._name, handle=library._handle)

@@ -1,6 +1,7 @@
 """The child's end of the worker: a method for each request.
 
-A request is {"verb": ..., and its arguments}, a reply {"value": ...} or {"error": ...} (process/spawning.py).
+A request is {"verb": ..., and its arguments}, a reply {"value": ...} or {"error": ...}
+(process/spawning.py). A verb with dots names a function of a feature's module.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,6 @@ from lab.engine import devices, execute, gguf_header, kernels, llama
 from lab.process import spawning
 from lab.process.wire import Build, Outcome, Vocabulary, map_int64
 
-
-def serve() -> None:
-    """Answer requests from stdin until it closes. The child process runs this function."""
-    progress = map_int64(Path(sys.argv[1]))
-    spawning.serve(
-        lambda: _Child(progress).answer,
-        lambda: shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True),
-    )
-
-
 VERBS: dict[str, Callable[..., Any]] = {
     "libraries": devices.libraries,
     "read_model": gguf_header.read_model,
@@ -40,59 +31,88 @@ VERBS: dict[str, Callable[..., Any]] = {
     "vocabularies_differ": llama.vocabularies_differ,
     "probe": kernels.run,
 }
-"""The verbs that need no loaded model."""
+"""The verbs that need no loaded model; the others are methods of the child."""
+
+
+def serve() -> None:
+    """Answer requests from stdin until it closes. The child process runs this function.
+
+    Its arguments: the file of the progress, and the addresses of RPC servers.
+    """
+    progress_path = Path(sys.argv[1])
+    progress = map_int64(progress_path)
+    spawning.serve(
+        lambda: _Child(progress, sys.argv[2:]).answer,
+        lambda: shutil.rmtree(progress_path.parent, ignore_errors=True),
+    )
 
 
 class _Child:
-    """A method for each other verb."""
+    """The state of the process: the loaded model, its draft model, and their contexts."""
 
-    def __init__(self, progress: memoryview[int]) -> None:
-        self._build = devices.start()
+    def __init__(self, progress: memoryview[int], rpc_servers: Sequence[str]) -> None:
+        self._build = devices.start(rpc_servers)
         self._progress = progress
-        self._loaded: llama.Loaded
-        self._context: llama.Context
+        self._model: llama.Loaded
+        self._draft_model: llama.Loaded | None = None
+        self._context: llama.Context | None = None
+        self._draft_context: llama.Context | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Call a function with arguments from JSON, as it declares them; a feature's (with dots) gets the context."""
+        """Call the function of a request, with arguments converted to the types that it declares.
+
+        A feature's function gets the context before its arguments.
+        """
         verb = request.pop("verb")
         if verb != "probe":
             kernels.release()
         module, _, name = verb.rpartition(".")
-        method = (
-            getattr(import_module(module), name)
-            if module
-            else VERBS.get(verb) or getattr(self, verb)
-        )
-        hints = typing.get_type_hints(method)
-        given = {name: converted(value, hints[name]) for name, value in request.items()}
-        return {"value": to_json(method(*([self._context] if module else []), **given))}
+        context: list[llama.Context | None] = []
+        if module:
+            function = getattr(import_module(module), name)
+            context.append(self._context)
+        else:
+            function = VERBS.get(verb) or getattr(self, verb)
+        types = typing.get_type_hints(function)
+        arguments = {key: converted(value, types[key]) for key, value in request.items()}
+        return {"value": to_json(function(*context, **arguments))}
 
     def build(self) -> Build:
         return self._build
 
     def load(self, path: Path, asked: Settings, draft: Path | None) -> Vocabulary:
-        self._loaded = llama.load(path, asked)
-        self._draft = llama.load(draft, asked) if draft else None
-        return Vocabulary(self._loaded.n_vocab, self._loaded.bos, llama.describe(self._loaded))
+        self._model = llama.load(path, asked)
+        self._draft_model = llama.load(draft, asked) if draft else None
+        description = llama.describe(self._model)
+        return Vocabulary(self._model.n_vocab, self._model.bos, description)
 
     def tokenize(self, text: str) -> list[int]:
-        return llama.tokenize(self._loaded, text)
+        return llama.tokenize(self._model, text)
 
     def pieces(self) -> list[str]:
-        return [piece.decode("latin-1") for piece in llama.pieces(self._loaded)]
+        return [piece.decode("latin-1") for piece in llama.pieces(self._model)]
 
     def new_context(self, asked: Settings) -> Settings:
-        for name in ("_context", "_draft_context"):
-            if context := vars(self).pop(name, None):
-                llama.free_context(context)
-        self._context = llama.new_context(self._loaded, asked)
-        self._draft_context = llama.new_context(self._draft, asked) if self._draft else None
+        self._free_contexts()
+        self._context = llama.new_context(self._model, asked)
+        if self._draft_model:
+            self._draft_context = llama.new_context(self._draft_model, asked)
         return self._context.settings
 
+    def _free_contexts(self) -> None:
+        for context in (self._context, self._draft_context):
+            if context:
+                llama.free_context(context)
+        self._context = None
+        self._draft_context = None
+
     def placement(self) -> Placement:
-        return Placement(
-            self._context.loaded.layers, (*self._context.loaded.buffers, *self._context.buffers)
-        )
+        return self._open_context.placement
 
     def run(self, script: list[Operation]) -> Outcome:
-        return execute.run(self._context, self._draft_context, script, self._progress)
+        return execute.run(self._open_context, self._draft_context, script, self._progress)
+
+    @property
+    def _open_context(self) -> llama.Context:
+        assert self._context, "no context is open"
+        return self._context

@@ -1,61 +1,71 @@
 """Load llama.cpp's libraries, keep their log, and describe their devices.
 
-The Python bindings copy llama.cpp's structures: with a library of another version values arrive in wrong fields, and no
-call fails. `libraries` reads the defaults of every field, so that two builds can be compared.
+The Python bindings copy llama.cpp's structures: with a library of another version values arrive in
+wrong fields, and no call fails. `libraries` reads the defaults of every field, so that two builds
+can be compared.
 """
 
 from __future__ import annotations
 
 import collections
 import ctypes
-import itertools
 import os
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 from lab.core.record import Device
+from lab.engine import rpc
 from lab.engine.bindings import TEXT, P, ggml, llama_cpp, loaded
 from lab.errors import LabError
 from lab.process.wire import Build, Libraries
 
-DEBUG = 1
+DEBUG = 1  # ggml's log levels
 WARNING = 3
-ERROR = 4  # of ggml's log levels
-_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=1000)
+ERROR = 4
+PLACEMENT_LINES = (b"assigned to device", b"buffer type overridden", b": dev = ")
+"""What llama.cpp says about the placement, some of it only in debug lines."""
+
+CPU = 0  # ggml's type of the CPU device; BLAS (on macOS) has another type and comes before the CPU
+DEVICE_TYPES = ("cpu", "gpu", "igpu", "accel")  # by ggml's number (ggml-backend.h)
 
 STRUCTURES = ("llama_model", "llama_context", "llama_model_quantize")
 """Structures with default values: the names of the functions, without `_default_params`."""
 
-
-class _Symbol(ctypes.Structure):
-    """struct Dl_info of dlfcn.h."""
-
-    _fields_ = (("path", TEXT), ("base", P), ("name", TEXT), ("address", P))
+_log: collections.deque[tuple[int, str]] = collections.deque(maxlen=2000)
 
 
-def start() -> Build:
-    """Load the libraries, keep their log, and describe the build. LabError if they do not load or lack a function."""
+def start(endpoints: Sequence[str] = ()) -> Build:
+    """Load the libraries, keep their log, add the devices of RPC servers, and describe the build.
+
+    LabError if the libraries do not load, lack a function, or were built without RPC and there are
+    servers.
+    """
     try:
         lib = llama_cpp()
         base = ggml()
-    except (
-        AttributeError,
-        OSError,
-        RuntimeError,
-    ) as problem:  # a missing function, file or dependency
+    except AttributeError as problem:
+        wheel = version("llama-cpp-python")
+        hint = f"llama-cpp-python {wheel} needs the version in its source distribution."
+        raise _unusable(problem, hint) from None
+    except (OSError, RuntimeError) as problem:  # a missing file or dependency
         hint = "Install the missing library, or add its folder to LD_LIBRARY_PATH."
-        if isinstance(problem, AttributeError):
-            hint = f"llama-cpp-python {version('llama-cpp-python')} needs the version in its source distribution."
-        raise LabError(f"The libraries of llama.cpp cannot be used: {problem}.", hint) from None
+        raise _unusable(problem, hint) from None
     lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
     lib.llama_backend_init()
+    for endpoint in endpoints:
+        rpc.add_server(endpoint)
     commit = base.ggml_commit().decode()
     return Build(
         llama_cpp_python=version("llama-cpp-python"),
         llama_cpp_commit=None if commit in ("", "unknown") else commit,
         system_info=lib.llama_print_system_info().decode().strip(),
-        devices=known(),
+        devices=describe_all(),
     )
+
+
+def _unusable(problem: Exception, hint: str) -> LabError:
+    return LabError(f"The libraries of llama.cpp cannot be used: {problem}.", hint)
 
 
 def clear_log() -> None:
@@ -69,12 +79,12 @@ def log_lines() -> list[str]:
 
 def last_warnings() -> str:
     """llama.cpp's last three warnings and errors since the log was cleared."""
-    warnings = [text for level, text in _log if level in (WARNING, ERROR) and text]
+    warnings = [text for level, text in _log if text and level in (WARNING, ERROR)]
     return "; ".join(dict.fromkeys(warnings[-3:])) or "it gave no reason"
 
 
 def _keep_log(level: int, text: bytes, _: Any) -> None:
-    if level != DEBUG or b"assigned to device" in text:
+    if level != DEBUG or any(phrase in text for phrase in PLACEMENT_LINES):
         _log.append((level, text.decode(errors="replace").strip()[:300]))
 
 
@@ -83,73 +93,93 @@ _log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_v
 
 def libraries() -> Libraries:
     """The loaded libraries: version, files, and the visible part of their structures' layout."""
-    layout = dict[str, str]()
-    for name in STRUCTURES:
-        params = getattr(llama_cpp(), f"{name}_default_params")()
-        for field, kind, *_ in params._fields_:
-            if (
-                isinstance(value := getattr(params, field), (bool, int, float))
-                and kind is not ctypes.c_void_p
-            ):
-                layout[f"the default of {name}_params.{field}"] = str(value)
-    layout |= {f"tensor type {number}": name or "none" for number, name in enumerate(type_names())}
+    layout: dict[str, str] = {}
+    for structure in STRUCTURES:
+        layout |= _defaults(structure)
+    for number, name in enumerate(type_names()):
+        layout[f"tensor type {number}"] = name or "none"
+    return Libraries(ggml().ggml_version().decode(), _library_files(), layout)
+
+
+def _defaults(structure: str) -> dict[str, str]:
+    """The default of each field that is a number."""
+    params = getattr(llama_cpp(), f"{structure}_default_params")()
+    defaults = {}
+    for field, kind, *_ in params._fields_:
+        value = getattr(params, field)
+        if kind is not ctypes.c_void_p and isinstance(value, (bool, int, float)):
+            defaults[f"the default of {structure}_params.{field}"] = str(value)
+    return defaults
+
+
+class _Symbol(ctypes.Structure):
+    """struct Dl_info of dlfcn.h."""
+
+    _fields_ = (("path", TEXT), ("base", P), ("name", TEXT), ("address", P))
+
+
+def _library_files() -> tuple[str, ...]:
+    """The files of the three loaded libraries; empty on Windows, which has no dladdr."""
+    if os.name == "nt":
+        return ()
+    functions = (
+        llama_cpp()._lib.llama_model_default_params,
+        loaded("ggml").ggml_backend_dev_count,
+        loaded("ggml-base").ggml_version,
+    )
     paths = []
-    if os.name != "nt":  # Windows has no dladdr
-        files = (
-            (llama_cpp()._lib, "llama_model_default_params"),
-            (loaded("ggml"), "ggml_backend_dev_count"),
-        )
-        for library, name in (*files, (loaded("ggml-base"), "ggml_version")):
-            symbol = _Symbol()
-            function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
-            if ctypes.CDLL(None).dladdr(function, ctypes.byref(symbol)) and symbol.path:
-                paths.append(os.fsdecode(symbol.path))
-    return Libraries(ggml().ggml_version().decode(), tuple(paths), layout)
-
-
-CPU = 0  # the device type of the CPU (ggml-backend.h); BLAS (on macOS) has another type and is listed before the CPU
+    for function in functions:
+        symbol = _Symbol()
+        address = ctypes.cast(function, ctypes.c_void_p)
+        if ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol)) and symbol.path:
+            paths.append(os.fsdecode(symbol.path))
+    return tuple(paths)
 
 
 def type_names() -> list[str]:
     """ggml's names of tensor types by number; "" for an unused number."""
-    return [
-        (ggml().ggml_type_name(number) or b"").decode()
-        for number in range(llama_cpp().GGML_TYPE_COUNT)
-    ]
+    names = map(ggml().ggml_type_name, range(llama_cpp().GGML_TYPE_COUNT))
+    return [(name or b"").decode() for name in names]
 
 
 def handles() -> list[Any]:
     """ggml's handles of all devices, in ggml's order."""
-    return [
-        P(ggml().ggml_backend_dev_get(index)) for index in range(ggml().ggml_backend_dev_count())
-    ]
+    return [P(pointer) for pointer in map(ggml().ggml_backend_dev_get, range(_n_devices()))]
+
+
+def _n_devices() -> int:
+    return int(ggml().ggml_backend_dev_count())
 
 
 def name_of(device: Any) -> str:
     return str(ggml().ggml_backend_dev_name(device).decode().strip())
 
 
-def known() -> tuple[Device, ...]:
-    listed = []
-    types = dict(enumerate(("cpu", "gpu", "igpu", "accel")))
-    for device in handles():
-        kind = ggml().ggml_backend_dev_type(device)
-        words = ggml().ggml_backend_dev_description(device).decode().strip()
-        listed.append(
-            Device(
-                name_of(device), words, types.get(kind, f"type {kind}"), _memory(device)[1] or None
-            )
-        )
-    return tuple(listed)
+def describe_all() -> tuple[Device, ...]:
+    """All devices of this build, in ggml's order."""
+    return tuple(map(_describe, handles()))
+
+
+def _describe(device: Any) -> Device:
+    number = ggml().ggml_backend_dev_type(device)
+    kind = DEVICE_TYPES[number] if number < len(DEVICE_TYPES) else f"type {number}"
+    description = ggml().ggml_backend_dev_description(device).decode().strip()
+    _, total_bytes = _memory(device)
+    return Device(name_of(device), description, kind, total_bytes or None)
 
 
 def free_memory() -> dict[str, int]:
     """Free bytes of each device that reports them, by name."""
-    memories = {name_of(device): _memory(device) for device in handles()}
-    return {name: free for name, (free, total) in memories.items() if total}
+    free_bytes = {}
+    for device in handles():
+        free, total = _memory(device)
+        if total:
+            free_bytes[name_of(device)] = free
+    return free_bytes
 
 
 def _memory(device: Any) -> tuple[int, int]:
+    """Free and total bytes of a device; 0 if it does not report them."""
     free = ctypes.c_size_t(0)
     total = ctypes.c_size_t(0)
     ggml().ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
@@ -159,22 +189,32 @@ def _memory(device: Any) -> tuple[int, int]:
 def device_of(name: str | None) -> Any:
     """ggml's handle of the device with this name (None: the CPU). LabError if there is none."""
     for device in handles():
-        is_cpu = ggml().ggml_backend_dev_type(device) == CPU
-        if is_cpu if name is None else name_of(device) == name:
+        if name is None and ggml().ggml_backend_dev_type(device) == CPU:
             return device
-    known = ", ".join(map(name_of, handles()))
-    raise LabError(
-        f"This build of llama.cpp has no device {name or 'CPU'}.",
-        f"It has: {known}. See: lab machine",
-    )
+        if name == name_of(device):
+            return device
+    names = ", ".join(map(name_of, handles()))
+    what = f"This build of llama.cpp has no device {name or 'CPU'}."
+    raise LabError(what, f"It has: {names}. See: lab machine")
+
+
+def memory_of(name: str | None) -> Any:
+    """ggml's buffer type for the memory of a device (None: the CPU)."""
+    return P(ggml().ggml_backend_dev_buffer_type(device_of(name)))
 
 
 def extra_buffer_types(device: Any) -> list[Any]:
-    """A device's additional buffer types, in llama.cpp's order. A CPU has repacked layouts, such as AMX and
-    CPU_REPACK."""
+    """A device's additional buffer types, in llama.cpp's order.
+
+    A CPU has repacked layouts, such as AMX and CPU_REPACK.
+    """
     registry = P(ggml().ggml_backend_dev_backend_reg(device))
-    address = ggml().ggml_backend_reg_get_proc_address(
-        registry, b"ggml_backend_dev_get_extra_bufts"
-    )
-    extra = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device) if address else None
-    return [P(pointer) for pointer in itertools.takewhile(bool, extra)] if extra else []
+    name = b"ggml_backend_dev_get_extra_bufts"
+    address = ggml().ggml_backend_reg_get_proc_address(registry, name)
+    if not address:
+        return []
+    pointers = ctypes.CFUNCTYPE(ctypes.POINTER(P), P)(address)(device)
+    buffer_types: list[Any] = []
+    while pointers and pointers[len(buffer_types)]:  # the list ends with a null pointer
+        buffer_types.append(P(pointers[len(buffer_types)]))
+    return buffer_types

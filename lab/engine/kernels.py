@@ -1,7 +1,9 @@
-"""Time one kernel of ggml: a graph of matrix products (or of attention) over distinct random weights.
+"""Time one kernel of ggml: a graph of matrix products (or of attention) over distinct random
+weights.
 
-It runs with the libraries, device and buffer type of a model's weights. With one input column it does the matrix work
-of a decode step, with many that of a prefill step. Weights stay for the next probe: to fill them takes long.
+It runs with the libraries, device and buffer type of a model's weights. With one input column it
+does the matrix work of a decode step, with many that of a prefill step. Weights stay for the next
+probe: to fill them takes long.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -33,26 +36,20 @@ MAX_NODES = 4096
 N_POSITIONS = 512  # of attention if the probe has none
 NARROW = 1.02
 N_NARROW = 4
-"""A kernel is timed no further when N_NARROW of its passes took at most NARROW times as long as the best."""
+"""A kernel is timed no further when N_NARROW of its passes took at most NARROW times as long as the
+best."""
 
-CACHE_TYPES = (
-    "F32",
-    "F16",
-    "BF16",
-    "Q8_0",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "IQ4_NL",
-)  # of llama.cpp's KV cache
+CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+"""Types that llama.cpp's KV cache can have."""
+
 SLOW_TO_PACK = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 I32 = 26  # GGML_TYPE_I32
 F16_CACHE = "Use another cache type: --cache-type-k f16 --cache-type-v f16"
 
 
 class _Bench:
-    """A device with weights (or caches) in its memory, and the inputs and results of the present probe."""
+    """A device with weights (or caches) in its memory, and the inputs and results of the present
+    probe."""
 
     def __init__(self, probe: Probe) -> None:
         self.lib = lib = ggml()
@@ -72,7 +69,8 @@ class _Bench:
 
     def free(self, *contexts: Any) -> None:
         for context in contexts:
-            if buffer := self._buffers.pop(context.value, None):
+            buffer = self._buffers.pop(context.value, None)
+            if buffer:
                 self.lib.ggml_backend_buffer_free(buffer)
             self.lib.ggml_free(context)
 
@@ -81,14 +79,16 @@ class _Bench:
         return P(getattr(self.lib, f"ggml_new_tensor_{len(sizes)}d")(context, kind, *sizes))
 
     def weights(self, n: int, *sizes: tuple[int, ...]) -> list[Any]:
-        """The first n weights, or pairs of keys and values, of these sizes; made by the first probe, not yet filled."""
+        """The first n weights, or pairs of keys and values, of these sizes; made by the first
+        probe, not yet filled."""
         if not self.tensors:
             kind = type_number(self.probe.type)
-            self.tensors = [self.tensor(self.data, kind, *size) for _ in range(n) for size in sizes]
+            self.tensors = [self.tensor(self.data, kind, *size) for size in sizes * n]
         return self.tensors[: n * len(sizes)]
 
     def place(self, product: Any, rows: int, columns: int) -> None:
-        """Allocate everything that is new; fill the weights, which the first probe brings, with random rows."""
+        """Allocate everything that is new; fill the weights, which the first probe brings, with
+        random rows."""
         if not self.buffer:
             kind = self._weights_buffer(product)
             self.allocate(self.data, kind)
@@ -109,12 +109,15 @@ class _Bench:
         self._buffers[context.value] = buffer
 
     def _weights_buffer(self, product: Any) -> Any:
-        """The first buffer type of the device that supports the product, as llama.cpp chooses; for caches its own."""
+        """The first buffer type of the device that supports the product, as llama.cpp chooses; for
+        caches its own."""
         lib = self.lib
         device = self.device
+        if self.probe.repack is False or self.probe.op not in (MUL_MAT, MUL_MAT_ID):
+            self.check(product)
+            return self.memory
         place = P.from_address(self.tensors[0].value + 8)  # ggml_tensor.buffer, after the enum type
-        repacks = self.probe.repack is not False and self.probe.op in (MUL_MAT, MUL_MAT_ID)
-        for candidate in devices.extra_buffer_types(device) if repacks else ():
+        for candidate in devices.extra_buffer_types(device):
             empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
             place.value = empty.value
             supported = lib.ggml_backend_dev_supports_op(device, product)
@@ -131,9 +134,8 @@ class _Bench:
         if self.lib.ggml_backend_dev_supports_op(self.device, product):
             return
         if probe.op in (MUL_MAT, MUL_MAT_ID):
-            raise LabError(
-                f"This device cannot multiply {probe.type} weights.", "Use another quantization."
-            )
+            what = f"This device cannot multiply {probe.type} weights."
+            raise LabError(what, "Use another quantization.")
         raise LabError(f"This device has no attention kernel for a {probe.type} cache.", F16_CACHE)
 
     def graph_of(self, results: Iterable[Any]) -> Any:
@@ -143,42 +145,68 @@ class _Bench:
         return graph
 
 
-_kept: list[_Bench] = []  # the bench of the last probe, for the next one with the same weights
+_benches: list[_Bench] = []  # that of the last probe, for the next one with the same weights
 
 
 def release() -> None:
     """Free the weights of the last probe."""
-    while _kept:
-        bench = _kept.pop()
+    while _benches:
+        bench = _benches.pop()
         bench.free(bench.graphs, bench.data)
         bench.lib.ggml_backend_free(bench.backend)
 
 
 def run(probe: Probe) -> Rate:
-    """Time passes after a warm-up pass, for `probe.seconds` or until their best is sure. The weights stay in memory."""
+    """Time passes after a warm-up pass, for `probe.seconds` or until their best is sure.
+
+    The weights stay in memory.
+    """
     _check(probe)
-    first = _kept[0].probe if _kept else probe
-    own = {"n_tokens": 1, "n_bytes": 1, "n_threads": 1, "seconds": 0.0}
-    is_alike = dataclasses.replace(first, **own) == dataclasses.replace(probe, **own)  # type: ignore[arg-type]
-    if not _kept or probe.op in (UPLOAD, DOWNLOAD) or probe.n_bytes > first.n_bytes or not is_alike:
-        release()  # its weights are not those of the first probe, or some of them
-        _kept.append(_Bench(probe))
-    bench = _kept[0]
+    if not _benches or not _can_use(_benches[0], probe):
+        release()
+        _benches.append(_Bench(probe))
+    bench = _benches[0]
     try:
         if probe.op in (UPLOAD, DOWNLOAD):
             return _transfer(bench, probe)
-        graph, n_bytes, flops = {MUL_MAT: _mul_mats, MUL_MAT_ID: _mul_mat_ids}.get(
-            probe.op, _attentions
-        )(bench, probe)
+        build = GRAPHS[probe.op]
+        graph, n_bytes, flops = build(bench, probe)
         times = _compute(bench, probe, graph)
         bench.free(bench.graphs)
         bench.graphs = bench.context()
     except BaseException:
         release()
         raise
-    sizes = probe.rows, probe.columns, probe.n_tokens, probe.n_threads
-    more = probe.n_head_kv, probe.n_positions, probe.n_expert, probe.n_expert_used
-    return Rate(probe.op, probe.type, bench.buffer, *sizes, n_bytes, flops, times, *more)
+    return Rate(
+        op=probe.op,
+        type=probe.type,
+        buffer=bench.buffer,
+        rows=probe.rows,
+        columns=probe.columns,
+        n_tokens=probe.n_tokens,
+        n_threads=probe.n_threads,
+        n_bytes=n_bytes,
+        flops=flops,
+        times_ns=times,
+        n_head_kv=probe.n_head_kv,
+        n_positions=probe.n_positions,
+        n_expert=probe.n_expert,
+        n_expert_used=probe.n_expert_used,
+    )
+
+
+def _can_use(bench: _Bench, probe: Probe) -> bool:
+    """Whether a probe needs the bench's weights, or some of them."""
+    if probe.op in (UPLOAD, DOWNLOAD) or probe.n_bytes > bench.probe.n_bytes:
+        return False
+    same_work = dataclasses.replace(
+        probe,
+        n_tokens=bench.probe.n_tokens,
+        n_bytes=bench.probe.n_bytes,
+        n_threads=bench.probe.n_threads,
+        seconds=bench.probe.seconds,
+    )
+    return same_work == bench.probe
 
 
 def _check(probe: Probe) -> None:
@@ -186,19 +214,22 @@ def _check(probe: Probe) -> None:
     type_number(probe.type)
     block = BLOCKS[probe.type][0]
     if probe.columns < 1 or probe.columns % block:
-        what = f"{probe.type} packs blocks of {block} weights; a row of {probe.columns} weights does not fit."
-        raise LabError(what, "Use another quantization.")
-    is_attention = probe.op in (ATTENTION, PLAIN_ATTENTION)
-    if is_attention and (
-        probe.rows % (probe.n_head_kv or probe.rows) or probe.type not in CACHE_TYPES
-    ):
-        what = f"Attention of {probe.rows} heads over {probe.n_head_kv} in a {probe.type} cache cannot be probed."
-        raise LabError(what, F16_CACHE)
-    if probe.op == MUL_MAT_ID and not 1 <= (probe.n_expert_used or 0) <= (probe.n_expert or 0):
-        raise LabError(
-            f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed.",
-            "Use another model.",
+        what = (
+            f"{probe.type} packs blocks of {block} weights; a row of {probe.columns} weights does "
+            "not fit."
         )
+        raise LabError(what, "Use another quantization.")
+    if probe.op in (ATTENTION, PLAIN_ATTENTION):
+        has_whole_groups = probe.rows % (probe.n_head_kv or probe.rows) == 0
+        if not has_whole_groups or probe.type not in CACHE_TYPES:
+            what = (
+                f"Attention of {probe.rows} heads over {probe.n_head_kv} in a {probe.type} cache "
+                "cannot be probed."
+            )
+            raise LabError(what, F16_CACHE)
+    if probe.op == MUL_MAT_ID and not 1 <= (probe.n_expert_used or 0) <= (probe.n_expert or 0):
+        what = f"{probe.n_expert_used} of {probe.n_expert} experts cannot be probed."
+        raise LabError(what, "Use another model.")
 
 
 def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
@@ -206,42 +237,46 @@ def _compute(bench: _Bench, probe: Probe, graph: Any) -> tuple[int, ...]:
     lib = bench.lib
     backend = bench.backend
     registry = P(lib.ggml_backend_dev_backend_reg(bench.device))
-    if address := lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads"):
+    address = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
+    if address:
         ctypes.CFUNCTYPE(None, P, ctypes.c_int)(address)(backend, probe.n_threads)
 
     def compute() -> None:
         status = lib.ggml_backend_graph_compute(backend, graph)
         lib.ggml_backend_synchronize(backend)
         if status:
-            raise LabError(
-                f"ggml could not compute {probe.op} of {probe.type}: status {status}.", "Try again."
-            )
+            what = f"ggml could not compute {probe.op} of {probe.type}: status {status}."
+            raise LabError(what, "Try again.")
 
     return _time(probe.seconds, compute)
 
 
 def _time(seconds: float, work: Callable[[], object]) -> tuple[int, ...]:
-    """Nanoseconds of each call of `work`, after a first one, for `seconds` or until N_NARROW calls are as fast as the
-    best."""
+    """Nanoseconds of each call of `work`, after a first one.
+
+    For `seconds`, or until N_NARROW calls are nearly as fast as the best.
+    """
     work()
     times: list[int] = []
     best = sys.maxsize
-    n_near = 0
+    n_narrow = 0
     deadline = time.monotonic() + seconds
-    while not times or (time.monotonic() < deadline and n_near < N_NARROW):
+    while not times or (time.monotonic() < deadline and n_narrow < N_NARROW):
         start = time.perf_counter_ns()
         work()
-        times.append(max(1, time.perf_counter_ns() - start))
-        if times[-1] < best:
-            best = times[-1]
-            n_near = sum(ns <= NARROW * best for ns in times)
-        else:
-            n_near += times[-1] <= NARROW * best
+        ns = max(1, time.perf_counter_ns() - start)
+        times.append(ns)
+        if ns < best:
+            best = ns
+            n_narrow = sum(1 for earlier in times if earlier <= NARROW * best)
+        elif ns <= NARROW * best:
+            n_narrow += 1
     return tuple(times)
 
 
 def _transfer(bench: _Bench, probe: Probe) -> Rate:
-    """Time copies between this machine's memory and a device's, with the functions of llama.cpp's scheduler."""
+    """Time copies between this machine's memory and a device's, with the functions of llama.cpp's
+    scheduler."""
     lib = bench.lib
     n_bytes = 4 * probe.columns
     tensor = bench.tensor(bench.data, type_number("F32"), probe.columns, 1)
@@ -251,13 +286,15 @@ def _transfer(bench: _Bench, probe: Probe) -> Rate:
     fill(tensor, data)
     upload = functools.partial(lib.ggml_backend_tensor_set, tensor, data, 0, n_bytes)
     download = functools.partial(lib.ggml_backend_tensor_get, tensor, target, 0, n_bytes)
-    times = _time(probe.seconds, upload if probe.op == UPLOAD else download)
+    copy = upload if probe.op == UPLOAD else download
+    times = _time(probe.seconds, copy)
     name = lib.ggml_backend_buft_name(bench.memory).decode()
     return Rate(probe.op, "F32", name, 1, probe.columns, 1, probe.n_threads, n_bytes, 0, times)
 
 
 def _mul_mats(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
-    """Multiply many distinct weight matrices with one input: the graph, and the bytes and FLOPs of a pass."""
+    """Multiply many distinct weight matrices with one input: the graph, and the bytes and FLOPs of
+    a pass."""
     lib = bench.lib
     matrix_bytes = lib.ggml_row_size(type_number(probe.type), probe.columns) * probe.rows
     n_matrices = max(1, min(MAX_NODES // 2, probe.n_bytes // matrix_bytes))
@@ -271,7 +308,8 @@ def _mul_mats(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
 
 
 def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
-    """Multiply experts' weights; each token uses its own random ones, the steps of a pass together all of them."""
+    """Multiply experts' weights; each token uses its own random ones, the steps of a pass together
+    all of them."""
     import numpy as np
 
     lib = bench.lib
@@ -283,11 +321,10 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     weights = bench.weights(n_sets, (probe.columns, probe.rows, n))
     source = bench.tensor(bench.graphs, type_number("F32"), probe.columns, 1, probe.n_tokens)
     choices = [bench.tensor(bench.graphs, I32, n_used, probe.n_tokens) for _ in range(n_steps)]
-    products = [
-        P(lib.ggml_mul_mat_id(bench.graphs, weight, source, ids))
-        for weight in weights
-        for ids in choices
-    ]
+    products = []
+    for weight in weights:
+        for ids in choices:
+            products.append(P(lib.ggml_mul_mat_id(bench.graphs, weight, source, ids)))
     bench.place(products[0], probe.rows * n, probe.columns)
     fill(source, random_rows("F32", probe.n_tokens, probe.columns))
     generator = np.random.default_rng(1)
@@ -305,49 +342,69 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
 
 
 def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
-    """Attention over distinct caches of keys and values in llama.cpp's layout; every token attends to all positions.
+    """Attention over distinct caches of keys and values in llama.cpp's layout; every token attends
+    to all positions.
 
-    The mask is llama.cpp's: a row for each token, as long as the cache (a multiple of 256), F16 for flash attention.
-    Without a mask CUDA does not use its kernels for grouped heads. Plain attention is two products with a softmax
-    between them, on transposed values (llama-graph.cpp, build_attn_mha).
+    The mask is llama.cpp's: a row for each token, as long as the cache (a multiple of 256), F16 for
+    flash attention. Without a mask CUDA does not use its kernels for grouped heads. Plain attention
+    is two products with a softmax between them, on transposed values (llama-graph.cpp,
+    build_attn_mha).
     """
     lib = bench.lib
-    graphs = bench.graphs
     kind = type_number(probe.type)
     head_dim = probe.columns
     n_head = probe.rows
     n_kv_heads = probe.n_head_kv or n_head
     is_flash = probe.op == ATTENTION
-    n_positions = -(-(probe.n_positions or N_POSITIONS) // 256) * 256
+    n_positions = math.ceil((probe.n_positions or N_POSITIONS) / 256) * 256
     layer_bytes = 2 * n_kv_heads * lib.ggml_row_size(kind, head_dim) * n_positions
     n_layers = max(1, min(256, probe.n_bytes // layer_bytes))
-    query = bench.tensor(graphs, type_number("F32"), head_dim, probe.n_tokens, n_head)
-    mask = bench.tensor(
-        graphs, type_number("F16" if is_flash else "F32"), n_positions, probe.n_tokens
-    )
-    scale = ctypes.c_float(head_dim**-0.5)
-    zero = ctypes.c_float(0)
-    of_keys = head_dim, n_kv_heads, n_positions
-    caches = bench.weights(n_layers, of_keys, of_keys if is_flash else of_keys[::-1])
-    attended = []
-    for pair in zip(caches[::2], caches[1::2], strict=True):
-        keys, values = (P(lib.ggml_permute(graphs, cache, 0, 2, 1, 3)) for cache in pair)
-        if is_flash:
-            attended.append(
-                P(lib.ggml_flash_attn_ext(graphs, query, keys, values, mask, scale, zero, zero))
-            )
-        else:
-            weights = P(
-                lib.ggml_soft_max_ext(
-                    graphs, P(lib.ggml_mul_mat(graphs, keys, query)), mask, scale, zero
-                )
-            )
-            attended.append(P(lib.ggml_mul_mat(graphs, values, weights)))
-    bench.place(attended[0], n_kv_heads * n_positions, head_dim)
+    query = bench.tensor(bench.graphs, type_number("F32"), head_dim, probe.n_tokens, n_head)
+    mask_type = "F16" if is_flash else "F32"
+    mask = bench.tensor(bench.graphs, type_number(mask_type), n_positions, probe.n_tokens)
+    keys_shape = (head_dim, n_kv_heads, n_positions)
+    values_shape = keys_shape if is_flash else keys_shape[::-1]
+    caches = bench.weights(n_layers, keys_shape, values_shape)
+    attend = _flash_attention if is_flash else _plain_attention
+    outputs = []
+    for keys, values in zip(caches[::2], caches[1::2], strict=True):
+        keys_by_head = P(lib.ggml_permute(bench.graphs, keys, 0, 2, 1, 3))
+        values_by_head = P(lib.ggml_permute(bench.graphs, values, 0, 2, 1, 3))
+        scale = ctypes.c_float(head_dim**-0.5)
+        outputs.append(attend(bench, query, keys_by_head, values_by_head, mask, scale))
+    bench.place(outputs[0], n_kv_heads * n_positions, head_dim)
     fill(query, random_rows("F32", n_head * probe.n_tokens, head_dim))
-    fill(mask, bytes((2 if is_flash else 4) * n_positions * probe.n_tokens))  # zero: not masked
+    mask_bytes = BLOCKS[mask_type][1] * n_positions * probe.n_tokens
+    fill(mask, bytes(mask_bytes))  # zero: not masked
     flops = 4 * n_layers * n_head * head_dim * n_positions * probe.n_tokens
-    return bench.graph_of(attended), n_layers * layer_bytes, flops
+    return bench.graph_of(outputs), n_layers * layer_bytes, flops
+
+
+def _flash_attention(
+    bench: _Bench, query: Any, keys: Any, values: Any, mask: Any, scale: ctypes.c_float
+) -> Any:
+    zero = ctypes.c_float(0)
+    return P(
+        bench.lib.ggml_flash_attn_ext(bench.graphs, query, keys, values, mask, scale, zero, zero)
+    )
+
+
+def _plain_attention(
+    bench: _Bench, query: Any, keys: Any, values: Any, mask: Any, scale: ctypes.c_float
+) -> Any:
+    lib = bench.lib
+    scores = P(lib.ggml_mul_mat(bench.graphs, keys, query))
+    weights = P(lib.ggml_soft_max_ext(bench.graphs, scores, mask, scale, ctypes.c_float(0)))
+    return P(lib.ggml_mul_mat(bench.graphs, values, weights))
+
+
+GRAPHS = {
+    MUL_MAT: _mul_mats,
+    MUL_MAT_ID: _mul_mat_ids,
+    ATTENTION: _attentions,
+    PLAIN_ATTENTION: _attentions,
+}
+"""By the operation of a probe: what builds its graph, and says the bytes and FLOPs of a pass."""
 
 
 def fill(tensor: Any, data: bytes) -> None:
@@ -356,24 +413,31 @@ def fill(tensor: Any, data: bytes) -> None:
 
 @functools.cache
 def type_number(name: str) -> int:
-    """ggml's number of a weight type. LabError if ggml lacks the type or the lab does not know its block size."""
-    numbers = {known.upper(): number for number, known in enumerate(devices.type_names()) if known}
-    if name not in BLOCKS or name not in numbers:
-        raise LabError(
-            f"Weights of type {name} are not supported.", f"Supported: {', '.join(BLOCKS)}."
-        )
-    return numbers[name]
+    """ggml's number of a weight type.
+
+    LabError if ggml lacks the type or the lab does not know its block size.
+    """
+    type_names = [type_name.upper() for type_name in devices.type_names()]
+    if name not in BLOCKS or name not in type_names:
+        what = f"Weights of type {name} are not supported."
+        raise LabError(what, f"Supported: {', '.join(BLOCKS)}.")
+    return type_names.index(name)
 
 
 def random_rows(name: str, rows: int, columns: int) -> bytes:
-    """Random weights of a type, some hundred rows repeated: some kernels and memories handle zeros faster."""
+    """Random weights of a type, some hundred rows repeated: some kernels and memories handle zeros
+    faster."""
     import numpy as np
 
     number = type_number(name)
-    some = min(rows, 32 if name in SLOW_TO_PACK else 512)
-    values = (0.05 * np.random.default_rng(1).standard_normal((some, columns))).astype(np.float32)
-    target = ctypes.create_string_buffer(ggml().ggml_row_size(number, columns) * some)
+    most_rows = 32 if name in SLOW_TO_PACK else 512
+    n_distinct = min(rows, most_rows)
+    row_bytes = ggml().ggml_row_size(number, columns)
+    generator = np.random.default_rng(1)
+    values = (0.05 * generator.standard_normal((n_distinct, columns))).astype(np.float32)
+    target = ctypes.create_string_buffer(row_bytes * n_distinct)
     pointer = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     importance = (ctypes.c_float * columns)(*[1.0] * columns)
-    ggml().ggml_quantize_chunk(number, pointer, target, 0, some, columns, importance)
-    return (target.raw * (-(-rows // some)))[: ggml().ggml_row_size(number, columns) * rows]
+    ggml().ggml_quantize_chunk(number, pointer, target, 0, n_distinct, columns, importance)
+    n_copies = math.ceil(rows / n_distinct)
+    return (target.raw * n_copies)[: row_bytes * rows]

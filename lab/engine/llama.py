@@ -1,8 +1,9 @@
 """llama.cpp's low-level C API: load a model, make a context, run a step.
 
-The lab does not use the Python class Llama of llama-cpp-python: it reuses the cached prefix of a repeated prompt (so
-that prefill is free), holds back incomplete characters (so that a chunk is not a token), and takes time between the
-steps. Here a step is one `llama_decode` with the clock read before and after it.
+The lab does not use the Python class Llama of llama-cpp-python: it reuses the cached prefix of a
+repeated prompt (so that prefill is free), holds back incomplete characters (so that a chunk is not
+a token), and takes time between the steps. Here a step is one `llama_decode` with the clock read
+before and after it.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import operator
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lab.core.memory import EXPERTS
-from lab.core.record import Buffer, Settings
-from lab.engine import devices
-from lab.engine.bindings import P, ggml, llama_cpp, loaded as loaded_library
+from lab.core.record import Placement, Settings
+from lab.engine import devices, placement
+from lab.engine.bindings import llama_cpp, loaded as loaded_library
 from lab.errors import LabError
 
-NO_ROLLBACK = "This run removes or copies parts of the cache, which this model (recurrent or sliding window) cannot do."
+NO_ROLLBACK = (
+    "This run removes or copies parts of the cache, which this model (recurrent or sliding window) "
+    "cannot do."
+)
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -33,60 +36,77 @@ class Loaded:
     vocab: Any
     n_vocab: int
     bos: int | None  # only if the model adds it before a text
-    layers: tuple[str, ...]  # the device of each layer, the output last
-    buffers: tuple[Buffer, ...]
+    placement: Placement  # of the weights
     alive: tuple[Any, ...]  # objects that llama.cpp keeps pointers to
 
 
 @dataclass(frozen=True)
 class Context:
-    """A context (KV cache and compute buffers) of a loaded model; `settings` as llama.cpp resolved them."""
+    """A context (KV cache and compute buffers) of a loaded model."""
 
     loaded: Loaded
     pointer: Any
-    settings: Settings
-    buffers: tuple[Buffer, ...]
+    settings: Settings  # as llama.cpp resolved them
+    placement: Placement  # of the context and the weights
 
 
 def load(path: Path, asked: Settings) -> Loaded:
-    """Load the weights to the devices that `asked` names. LabError with llama.cpp's log if it fails."""
+    """Load the weights to the devices that `asked` names.
+
+    LabError with llama.cpp's log if it fails.
+    """
     lib = llama_cpp()
     params = lib.llama_model_default_params()
-    alive = model_params(params, asked)
+    alive = placement.model_params(params, asked)
     model = _from_file(path, params)
     vocab = lib.llama_model_get_vocab(model)
     bos = lib.llama_vocab_bos(vocab) if lib.llama_vocab_get_add_bos(vocab) else None
-    return Loaded(model, vocab, lib.llama_vocab_n_tokens(vocab), bos, *placed(), alive)
+    n_vocab = lib.llama_vocab_n_tokens(vocab)
+    return Loaded(model, vocab, n_vocab, bos, placement.read_log(), alive)
 
 
 def _from_file(path: Path, params: Any) -> Any:
-    """The model in a file. LabError with llama.cpp's log, and for a model that does not decode token by token."""
+    """The model in a file.
+
+    LabError with llama.cpp's log, and for a model that does not decode token by token.
+    """
     lib = llama_cpp()
-    value = ctypes.create_string_buffer(256)
     devices.clear_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         hint = "The file may be incomplete: get it again, or try another one."
         reason = devices.last_warnings()
         if "allocate" in reason:
-            hint = "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a smaller model."
+            hint = (
+                "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a "
+                "smaller model."
+            )
         raise LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
-
-    def header(key: str) -> str:
-        n = lib.llama_model_meta_val_str(model, key.encode(), value, len(value))
-        return value.value.decode(errors="replace") if n >= 0 else ""
-
-    arch = header("general.architecture")
-    pools = (
-        header(f"{arch}.pooling_type") not in ("", "0", "-1")
-        or header(f"{arch}.attention.causal") == "false"
-    )
-    if pools or lib.llama_model_is_diffusion(model) or lib.llama_model_has_encoder(model):
+    if (
+        _is_embedding_model(model)
+        or lib.llama_model_is_diffusion(model)
+        or lib.llama_model_has_encoder(model)
+    ):
         lib.llama_model_free(model)
-        what = f"{path.name} does not generate text token by token (it is a diffusion or embedding model, or has an "
-        what += "encoder), so it has no prefill and decode to measure."
+        what = (
+            f"{path.name} does not generate text token by token (it is a diffusion or embedding "
+            "model, or has an encoder), so it has no prefill and decode to measure."
+        )
         raise LabError(what, "Use a model that generates text token by token: lab models")
     return model
+
+
+def _is_embedding_model(model: Any) -> bool:
+    arch = _header_text(model, "general.architecture")
+    pools = _header_text(model, f"{arch}.pooling_type") not in ("", "0", "-1")
+    return pools or _header_text(model, f"{arch}.attention.causal") == "false"
+
+
+def _header_text(model: Any, key: str) -> str:
+    """A value of the model's header as text; "" if it is not there."""
+    value = ctypes.create_string_buffer(256)
+    n = llama_cpp().llama_model_meta_val_str(model, key.encode(), value, len(value))
+    return value.value.decode(errors="replace") if n >= 0 else ""
 
 
 def describe(loaded: Loaded) -> str | None:
@@ -97,7 +117,10 @@ def describe(loaded: Loaded) -> str | None:
 
 
 def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context:
-    """A context with the settings `asked`; `on_node` (ctypes) is called around each operation of each step."""
+    """A context with the settings `asked`. LabError with llama.cpp's log if there is none.
+
+    `on_node` (ctypes) is called around each operation of each step.
+    """
     lib = llama_cpp()
     params = context_params(asked)
     if on_node is not None:
@@ -105,20 +128,36 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
     devices.clear_log()
     pointer = lib.llama_init_from_model(loaded.model, params)
     if not pointer:
-        what = f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {devices.last_warnings()}"
+        reason = devices.last_warnings()
+        what = f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {reason}"
         raise LabError(what, "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model.")
-    # llama.cpp has no function that says whether flash attention is on, but logs what it chooses or forces
-    flash_attn = None if asked.flash_attn == "auto" else asked.flash_attn
+    settings = dataclasses.replace(
+        asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=_flash_attn(asked.flash_attn)
+    )
+    of_context = placement.read_log()
+    of_both = dataclasses.replace(
+        loaded.placement,
+        buffers=(*loaded.placement.buffers, *of_context.buffers),
+        caches=of_context.caches,
+    )
+    return Context(loaded, pointer, settings, of_both)
+
+
+def _flash_attn(asked: str) -> str | None:
+    """Whether flash attention is on or off; None if unknown.
+
+    llama.cpp has no function that says it, but logs what it chooses or forces.
+    """
     log = "\n".join(devices.log_lines())
     if "flash_attn is not compatible" in log:  # Grok
-        flash_attn = "off"
-    elif flash_attn is None:
-        is_on = "Flash Attention enabled" in log or "enabling flash_attn" in log
-        flash_attn = "on" if is_on else "off" if "Flash Attention not supported" in log else None
-    resolved = dataclasses.replace(
-        asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=flash_attn
-    )
-    return Context(loaded, pointer, resolved, placed()[1])
+        return "off"
+    if asked != "auto":
+        return asked
+    if "Flash Attention enabled" in log or "enabling flash_attn" in log:
+        return "on"
+    if "Flash Attention not supported" in log:
+        return "off"
+    return None
 
 
 def context_params(asked: Settings) -> Any:
@@ -130,10 +169,11 @@ def context_params(asked: Settings) -> Any:
     params.n_threads = asked.n_threads
     params.n_threads_batch = asked.n_threads_batch
     params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
-    params.type_k, params.type_v = (
-        getattr(lib, f"GGML_TYPE_{kind.upper()}") for kind in (asked.type_k, asked.type_v)
-    )
-    params.op_offload = asked.n_gpu_layers != 0 if asked.op_offload is None else asked.op_offload
+    params.type_k = getattr(lib, f"GGML_TYPE_{asked.type_k.upper()}")
+    params.type_v = getattr(lib, f"GGML_TYPE_{asked.type_v.upper()}")
+    params.op_offload = asked.n_gpu_layers != 0
+    if asked.op_offload is not None:
+        params.op_offload = asked.op_offload
     if asked.kv_offload is not None:
         params.offload_kqv = asked.kv_offload
     params.n_seq_max = asked.n_seq_max
@@ -144,18 +184,20 @@ def context_params(asked: Settings) -> Any:
 
 
 def decode(context: Context, batch: Any) -> None:
-    """Run one step and wait for its logits. LabError with the status of llama_decode if it fails."""
+    """Run one step and wait for its logits.
+
+    LabError with the status of llama_decode if it fails.
+    """
     submit(context, batch)
     llama_cpp().llama_synchronize(context.pointer)
 
 
 def submit(context: Context, batch: Any) -> None:
-    """Submit one step without waiting for it, so that devices in a pipeline can start the next one."""
+    """Submit one step without waiting, so that devices in a pipeline can start the next one."""
     status = llama_cpp().llama_decode(context.pointer, batch)
     if status:
-        raise LabError(
-            f"llama_decode returned {status}: {devices.last_warnings()}", "Try shorter prompts."
-        )
+        what = f"llama_decode returned {status}: {devices.last_warnings()}"
+        raise LabError(what, "Try shorter prompts.")
 
 
 def forget(context: Context, sequence: int, first: int) -> None:
@@ -174,9 +216,8 @@ def check_rollback(context: Context) -> None:
         or lib.llama_model_is_hybrid(model)
         or lib.llama_model_n_swa(model) > 0
     ):
-        raise LabError(
-            NO_ROLLBACK, "Use lab measure, which prefills every prompt from an empty cache."
-        )
+        hint = "Use lab measure, which prefills every prompt from an empty cache."
+        raise LabError(NO_ROLLBACK, hint)
 
 
 def free_context(context: Context) -> None:
@@ -186,24 +227,20 @@ def free_context(context: Context) -> None:
 def quantizations() -> dict[str, int]:
     """The quantizations that llama.cpp can create: name to number in its API."""
     prefix = "LLAMA_FTYPE_MOSTLY_"
-    return {
-        name.removeprefix(prefix): value
-        for name, value in vars(llama_cpp()).items()
-        if name.startswith(prefix)
-    }
+    names = [name for name in vars(llama_cpp()) if name.startswith(prefix)]
+    return {name.removeprefix(prefix): getattr(llama_cpp(), name) for name in names}
 
 
 def quantize(source: Path, target: Path, quantization: str) -> None:
-    """Write `source` to `target` in one of `quantizations`, with llama.cpp's mix of tensor types."""
+    """Write a model in one of `quantizations`, with llama.cpp's mix of tensor types."""
     lib = llama_cpp()
     params = lib.llama_model_quantize_default_params()
     params.ftype = quantizations()[quantization]
     params.allow_requantize = True
     devices.clear_log()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
-        what = (
-            f"llama.cpp cannot quantize {source.name} to {quantization}: {devices.last_warnings()}"
-        )
+        reason = devices.last_warnings()
+        what = f"llama.cpp cannot quantize {source.name} to {quantization}: {reason}"
         raise LabError(what, "Try another quantization.")
 
 
@@ -216,9 +253,8 @@ def tokenize(loaded: Loaded, text: str) -> list[int]:
     ids = (ctypes.c_int32 * n_ids)()
     n = lib.llama_tokenize(loaded.vocab, raw, len(raw), ids, n_ids, False, False)
     if n < 0:
-        raise LabError(
-            f"llama.cpp could not tokenize a text of {len(raw)} bytes.", "Try --prompt random."
-        )
+        what = f"llama.cpp could not tokenize a text of {len(raw)} bytes."
+        raise LabError(what, "Try --prompt random.")
     return ids[:n]
 
 
@@ -234,104 +270,75 @@ def pieces(loaded: Loaded) -> list[bytes]:
 
 
 def vocabularies_differ(path: Path, other: Path) -> str | None:
-    """How the vocabularies of two model files differ, in words; None if they are equal. Reads no weights."""
+    """How the vocabularies of two model files differ, in words; None if they are equal.
+
+    Reads no weights.
+    """
+    first = _vocabulary(path)
+    second = _vocabulary(other)
+    if len(first.texts) != len(second.texts):
+        return f"one has {len(first.texts):,} tokens, the other {len(second.texts):,}"
+    n_different = sum(map(operator.ne, first.texts, second.texts))
+    if n_different:
+        return f"{n_different:,} tokens differ"
+    if first != second:
+        return "they split texts into tokens, or end them, in different ways"
+    return None
+
+
+class _Vocabulary(NamedTuple):
+    """What must be equal for two models to exchange token ids."""
+
+    texts: list[bytes]
+    kind: int
+    bos: int
+    eos: int
+
+
+def _vocabulary(path: Path) -> _Vocabulary:
+    """The vocabulary in a model's file."""
     lib = llama_cpp()
-    tokens = []
-    ends = []
-    for file in (path, other):
-        params = lib.llama_model_default_params()
-        params.vocab_only = True
-        model = _from_file(file, params)
-        vocab = lib.llama_model_get_vocab(model)
-        _check_vocabulary(vocab)
-        tokens.append(
-            [
-                lib.llama_vocab_get_text(vocab, i) or b""
-                for i in range(lib.llama_vocab_n_tokens(vocab))
-            ]
-        )
-        ends.append(
-            (lib.llama_vocab_type(vocab), lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab))
-        )
-        lib.llama_model_free(model)
-    if len(tokens[0]) != len(tokens[1]):
-        return f"one has {len(tokens[0]):,} tokens, the other {len(tokens[1]):,}"
-    if n := sum(token != other_token for token, other_token in zip(*tokens, strict=True)):
-        return f"{n:,} tokens differ"
-    return (
-        None
-        if ends[0] == ends[1]
-        else "they split texts into tokens, or end them, in different ways"
-    )
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    model = _from_file(path, params)
+    vocab = lib.llama_model_get_vocab(model)
+    _check_vocabulary(vocab)
+    ids = range(lib.llama_vocab_n_tokens(vocab))
+    texts = [lib.llama_vocab_get_text(vocab, token) or b"" for token in ids]
+    bos = lib.llama_vocab_bos(vocab)
+    eos = lib.llama_vocab_eos(vocab)
+    kind = lib.llama_vocab_type(vocab)
+    lib.llama_model_free(model)
+    return _Vocabulary(texts, kind, bos, eos)
 
 
 def _check_vocabulary(vocab: Any) -> None:
-    """LabError for a model without a vocabulary (random weights): llama.cpp would abort the process."""
+    """LabError for a model without a vocabulary (random weights), which aborts llama.cpp."""
     if llama_cpp().llama_vocab_type(vocab) == llama_cpp().LLAMA_VOCAB_TYPE_NONE:
-        hint = "Use a model with trained weights, or measure its times: --prompt random, without --stream."
+        hint = (
+            "Use a model with trained weights, or measure its times: --prompt random, without "
+            "--stream."
+        )
         raise LabError("This model has no vocabulary, so it cannot read or write text.", hint)
 
 
-_BUFFER = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
-_LAYER = re.compile(r"layer\s+\d+ assigned to device ([^\s,]+)")
-
-
-class _Override(ctypes.Structure):
-    """struct llama_model_tensor_buft_override of llama.h."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", P))
-
-
-def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
-    """Copy the settings into a llama_model_params. Returns the objects that must live as long as the model."""
-    params.n_gpu_layers = asked.n_gpu_layers
-    if asked.mmap is not None:
-        params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
-    if asked.repack is not None:
-        params.use_extra_bufts = asked.repack
-    alive: list[Any] = []
-    if asked.devices is not None or asked.n_gpu_layers == 0:
-        # With 0 layers and no list, a GPU build keeps the weights in memory that its GPU can read, and prefills there.
-        names = asked.devices if asked.n_gpu_layers and asked.devices else ()
-        pointers = (P * (len(names) + 1))(*(devices.device_of(name) for name in names), None)
-        params.devices = ctypes.addressof(pointers)
-        alive.append(pointers)
-    if asked.n_cpu_moe:  # the experts of the first layers stay in the CPU's memory
-        on_cpu = ggml().ggml_backend_dev_buffer_type(devices.device_of(None))
-        overrides = [
-            _Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(asked.n_cpu_moe)
-        ]
-        array = (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))
-        params.tensor_buft_overrides = ctypes.addressof(array)
-        alive.append(array)
-    return tuple(alive)
-
-
-def placed() -> tuple[tuple[str, ...], tuple[Buffer, ...]]:
-    """The device of every layer (the output last), and the buffers, from llama.cpp's log since it was cleared."""
-    lines = devices.log_lines()
-    buffers = [
-        Buffer(m[2], m[1], round(float(m[3]) * 2**20))
-        for line in lines
-        if (m := _BUFFER.search(line))
-    ]
-    return tuple(m[1] for line in lines if (m := _LAYER.search(line))), tuple(buffers)
-
-
 Rows = list[tuple[int, Any, list[Any]]]
-"""A step's rows with logits: the index in the batch, the slot of the chosen token, and the batches to copy it into."""
+"""A step's rows with logits: the index in the batch, the slot of the chosen token, and the batches
+to copy it into."""
 
 
 class Logits:
-    """The rows of one context. With `is_fixed` the first row's address is read once: llama.cpp's buffer stays."""
+    """The rows with logits of one context.
+
+    With `is_fixed` the first row's address is read once: llama.cpp's buffer stays where it is.
+    """
 
     def __init__(self, context: Context, is_fixed: bool) -> None:
         self._lib = llama_cpp()
         self._pointer = context.pointer
         self._n_vocab = context.loaded.n_vocab
-        ith = loaded_library(
-            "llama"
-        ).llama_get_logits_ith  # not the bindings' function: this one returns an address
+        # Not the bindings' function: this one returns an address.
+        ith = loaded_library("llama").llama_get_logits_ith
         ith.restype = ctypes.c_void_p
         ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         self._ith = functools.partial(ith, context.pointer)
@@ -339,11 +346,15 @@ class Logits:
         self._first = self._view(self._address()) if is_fixed else None
 
     def row(self, i: int) -> Any:
-        """The logits of row i of the last step's batch. llama.cpp may reorder the rows of several sequences."""
+        """The logits of row i of the last step's batch.
+
+        llama.cpp may reorder the rows of several sequences.
+        """
         address = self._ith(i)
         logits = self._views.get(address)
         if logits is None:
-            logits = self._views[address] = self._view(address)
+            logits = self._view(address)
+            self._views[address] = logits
         return logits
 
     def chooser(self, rows: Rows) -> Callable[[], object]:

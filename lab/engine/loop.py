@@ -1,7 +1,8 @@
 """The timed loop: it executes every operation of a script and stamps its start, ready and end.
 
-Everything is prepared before: the batches are in memory, and sampling writes each token where the next step reads it.
-A step moves megabytes of weights through the CPU caches, so every object that the loop touches costs time.
+Everything is prepared before: the batches are in memory, and sampling writes each token where the
+next step reads it. A step moves megabytes of weights through the CPU caches, so every object that
+the loop touches costs time.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from lab.core.record import Steps
 from lab.core.script import Shape
 from lab.process.wire import N_PREFILLED
 
-Move = tuple[Callable[[], object], Callable[[], object] | None, int]
-"""What an operation executes; what follows (choosing tokens; None: nothing); the prompt tokens done by then."""
+Action = tuple[Callable[[], object], Callable[[], object] | None, int]
+"""What an operation executes, what follows (choosing tokens; None: nothing), and the prompt tokens
+done by then."""
 
 
 def walk(
-    moves: Iterable[Move], clock: Callable[[], int], progress: memoryview[int] | list[int]
+    actions: Iterable[Action], clock: Callable[[], int], progress: memoryview[int] | list[int]
 ) -> list[int]:
-    """Execute all moves in order. Returns three stamps of each: start, ready, end."""
+    """Execute all actions in order. Returns three stamps of each: start, ready, end."""
     stamps: list[int] = []
     stamp = stamps.append
-    for execute, choose, n_prefilled in moves:
+    for execute, choose, n_prefilled in actions:
         stamp(clock())
         execute()
         stamp(clock())
@@ -37,8 +39,13 @@ def walk(
 
 def as_steps(shapes: Sequence[Shape], stamps: Sequence[int]) -> Steps:
     """The stamps of `walk` as columns, relative to the first start."""
+    if not shapes:
+        return Steps()
     since_start = tuple(stamp - stamps[0] for stamp in stamps)
-    known = dict(zip(Shape._fields, zip(*shapes, strict=True), strict=True)) if shapes else {}
+    columns = dict(zip(Shape._fields, zip(*shapes, strict=True), strict=True))
     return Steps(
-        start_ns=since_start[0::3], ready_ns=since_start[1::3], end_ns=since_start[2::3], **known
+        start_ns=since_start[0::3],
+        ready_ns=since_start[1::3],
+        end_ns=since_start[2::3],
+        **columns,
     )

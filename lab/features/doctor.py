@@ -113,7 +113,7 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
             )
             found = [_reading("build", figure, (names, words, REBUILD.format("NATIVE")))]
             plan = make_plan(worker, [LENGTHS[0]], N_GEN, 1, **given)
-            worker.use(plan.lib)
+            worker.use(plan.lib, plan.settings.rpc or ())
             runs, threads = _threads(worker, plan, given, best, watch)
             prefill = statistics.median(
                 1e9 * one.run.n_prompt / (phases.prefill_ns(one.run) or 1) for one in runs

@@ -1,4 +1,5 @@
-"""The lab's child processes: start, end and diagnose them; and the child's own end of its pipes (`serve`)."""
+"""The lab's child processes: start, end and diagnose them; and the child's own end of its pipes
+(`serve`)."""
 
 from __future__ import annotations
 
@@ -18,8 +19,15 @@ from typing import IO, Any, NoReturn
 from lab.errors import LabError
 
 END_S = 5  # for a killed child to end
-DIED = object()
+DIED = object()  # what follows a child's last reply
 LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"  # where llama-cpp-python finds its libraries' folder
+CREATE_NEW_PROCESS_GROUP = 0x200  # Windows
+CAUSES = {
+    "SIGKILL": "killed from outside; the system does this when memory runs out",
+    "SIGSEGV": "a crash in native code",
+    "SIGABRT": "native code aborted (a failed assertion)",
+    "SIGILL": "llama.cpp was built for another CPU",
+}
 _PACKAGE = str(Path(__file__).parents[2])
 
 
@@ -30,29 +38,28 @@ def start(
     stderr: IO[bytes] | int | None = subprocess.PIPE,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A new Python process that runs `code`, with a pipe for its stdin. Every child of the lab starts here."""
-    apart: dict[str, Any] = (
-        {"creationflags": 0x200} if os.name == "nt" else {"start_new_session": True}
-    )
+    """A new Python process that runs `code`, with a pipe for its stdin.
+
+    Every child of the lab starts here.
+    """
+    # Without -P a file random.py in the current folder would replace the standard library's module.
+    program = f"import sys; sys.path.append({_PACKAGE!r}); {code}"
+    # In a group of its own, Ctrl-C does not reach the child.
+    group: dict[str, Any] = {"start_new_session": True}
+    if os.name == "nt":
+        group = {"creationflags": CREATE_NEW_PROCESS_GROUP}
     return subprocess.Popen(
-        # -P: a file random.py in the current folder would replace the standard library's module
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            f"import sys; sys.path.append({_PACKAGE!r}); {code}",
-            *arguments,
-        ],
+        [sys.executable, "-P", "-c", program, *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,
         env=env,
-        **apart,  # Ctrl-C does not reach the child; 0x200: CREATE_NEW_PROCESS_GROUP
+        **group,
     )
 
 
 def wait_for_end(process: subprocess.Popen[bytes], *listeners: threading.Thread) -> None:
-    """After a kill: wait for the child and the threads that read its pipes, then close the pipes."""
+    """After a kill: wait for the child and the threads that read its pipes, and close the pipes."""
     process.wait()
     for listener in listeners:
         listener.join(END_S)
@@ -62,15 +69,25 @@ def wait_for_end(process: subprocess.Popen[bytes], *listeners: threading.Thread)
 
 
 def environment(lib: str | None = None) -> dict[str, str]:
-    """The environment of a child that loads the llama.cpp libraries in folder `lib` (None: the installed ones)."""
-    own = {name: value for name, value in os.environ.items() if name != LIB_VARIABLE}
-    return own | {"GGML_NO_BACKTRACE": "1", **({} if lib is None else {LIB_VARIABLE: lib})}
+    """The environment of a child that loads the llama.cpp libraries in folder `lib`.
+
+    None: the installed libraries.
+    """
+    variables = dict(os.environ)
+    variables.pop(LIB_VARIABLE, None)
+    variables["GGML_NO_BACKTRACE"] = "1"
+    if lib is not None:
+        variables[LIB_VARIABLE] = lib
+    return variables
 
 
 def listen(
     process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]
 ) -> None:
-    """Read a child's stdout: the first line is its process id, each other line a reply, and then follows DIED."""
+    """Read a child's stdout: the first line is its process id, each later line a reply.
+
+    After the last reply follows DIED.
+    """
     stdout: IO[bytes] = process.stdout  # type: ignore[assignment]
     with suppress(ValueError, OSError):  # the parent has closed it
         pids.put(int(stdout.readline()))
@@ -80,40 +97,47 @@ def listen(
     replies.put(DIED)
 
 
-def kill(process: subprocess.Popen[bytes], own_pid: Callable[[], int]) -> None:
-    """Kill a child. If Python starts through a launcher (Windows), `own_pid` returns the child's own process id."""
-    alive = process.poll() is None
+def kill(process: subprocess.Popen[bytes], child_pid: Callable[[], int]) -> None:
+    """Kill a child, and its launcher if Python starts through one (Windows).
+
+    `child_pid` returns the process id that the child reports.
+    """
+    is_alive = process.poll() is None
     process.kill()
-    with suppress(OSError):
-        if alive and (pid := own_pid()) != process.pid:
+    if not is_alive:
+        return
+    pid = child_pid()
+    if pid != process.pid:
+        with suppress(OSError):
             os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 def cause_of_death(name: str, status: int, lines: Sequence[str]) -> str:
     """Why the process called `name` ended, with the last three `lines` of its stderr."""
-    words = f"exit status {status:#x}" if status > 255 else f"exit status {status}"
-    if status < 0:
-        words = (
-            signal.Signals(-status).name if -status in set(signal.Signals) else "an unknown signal"
-        )
-    causes = {
-        "SIGKILL": "killed from outside; the system does this when memory runs out",
-        "SIGSEGV": "a crash in native code",
-        "SIGABRT": "native code aborted (a failed assertion)",
-        "SIGILL": "llama.cpp was built for another CPU",
-    }
-    last_lines = f" Its last output: {' | '.join(lines[-3:]).rstrip('.')}." if lines else ""
-    return f"{name} ended: {words}{f' ({causes[words]})' if words in causes else ''}.{last_lines}"
+    if status > 255:
+        end = f"exit status {status:#x}"
+    elif status >= 0:
+        end = f"exit status {status}"
+    else:
+        names = {number.value: number.name for number in signal.Signals}
+        end = names.get(-status, "an unknown signal")
+    if end in CAUSES:
+        end = f"{end} ({CAUSES[end]})"
+    if not lines:
+        return f"{name} ended: {end}."
+    last_lines = " | ".join(lines[-3:]).rstrip(".")
+    return f"{name} ended: {end}. Its last output: {last_lines}."
 
 
 def serve(
     start: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]],
     clean_up: Callable[[], object] = lambda: None,
 ) -> NoReturn:
-    """In the child: answer requests until the parent ends, with the function that `start` returns; then `clean_up`.
+    """In the child: answer requests until the parent ends, then call `clean_up`.
 
-    The first line of output is the process id. A request is one JSON line; a reply is one JSON line: the answer, or the
-    error and the hint of a LabError. That of `start` answers every request. All other output goes to stderr.
+    The first line of output is the process id. A request is one JSON line. A reply is one JSON
+    line: the answer of the function that `start` returns, or the error and the hint of a LabError.
+    If `start` raises one, it answers every request. All other output goes to stderr.
     """
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # output of native code goes to stderr
@@ -121,23 +145,34 @@ def serve(
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     end_with_parent(requests.put, clean_up)
     try:
-        try:
-            answer = start()
-        except LabError as problem:
-            broken = {"error": problem.what, "hint": problem.hint}
-            answer = lambda request: broken  # noqa: E731
+        answer = _answering(start)
         while True:
-            request = json.loads(requests.get())
-            try:
-                reply = answer(request)
-            except LabError as problem:
-                reply = {"error": problem.what, "hint": problem.hint}
+            reply = answer(json.loads(requests.get()))
             replies.write(json.dumps(reply).encode() + b"\n")
     except Exception:
-        # A bug: the parent shows the traceback as the child's last output. Python's own end would abort, because the
-        # thread above waits for stdin, and look like a crash of llama.cpp.
+        # A bug: the parent shows the traceback as the child's last output. Python's normal end
+        # would abort, because the thread above waits for stdin, and look like a crash of llama.cpp.
         traceback.print_exc()
         os._exit(1)
+
+
+def _answering(
+    start: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]],
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The function that `start` returns, with a LabError as a reply."""
+    try:
+        answer = start()
+    except LabError as problem:
+        broken = {"error": problem.what, "hint": problem.hint}
+        return lambda request: broken
+
+    def reply(request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return answer(request)
+        except LabError as problem:
+            return {"error": problem.what, "hint": problem.hint}
+
+    return reply
 
 
 def end_with_parent(

@@ -1,4 +1,7 @@
-"""What the lab's process and the engine's exchange: JSON lines over a pipe; progress in a file that both map."""
+"""What the lab's process and the engine's exchange.
+
+Dataclasses as JSON lines over a pipe; the progress of a run in a file that both map.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from lab.core.record import Device, Steps
 
 N_PREFILLED = 0
 FIRST_TOKEN = 1
-"""Slots of the progress array: the number of prompt tokens done, then each token as it is chosen."""
+"""Slots of the progress array: the number of prompt tokens done, then each token as it is chosen.
+"""
 
 MUL_MAT = "mul_mat"
 MUL_MAT_ID = "mul_mat_id"
@@ -18,7 +22,8 @@ ATTENTION = "attention"
 PLAIN_ATTENTION = "plain_attention"
 UPLOAD = "upload"
 DOWNLOAD = "download"
-"""What can be probed: matrix products, flash attention and attention without it, copies to and from a device."""
+"""What can be probed: matrix products, attention with and without flash attention, copies to and
+from a device."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,8 @@ class Libraries:
 
     version: str  # ggml's
     paths: tuple[str, ...]
-    layout: dict[
-        str, str
-    ]  # each default of each structure, and each tensor type: it must fit the Python bindings
+    layout: dict[str, str]
+    """Each default of each structure, and each tensor type: it must fit the Python bindings."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,9 @@ class Outcome:
 class Probe:
     """A kernel or copy to time.
 
-    mul_mat: weights of `rows` x `columns`; mul_mat_id: such weights for each expert. attention, plain_attention: `rows`
-    heads of `columns` elements. upload, download: `columns` numbers of 4 bytes.
+    mul_mat: weights of `rows` x `columns`; mul_mat_id: such weights for each expert. attention,
+    plain_attention: `rows` heads of `columns` elements. upload, download: `columns` numbers of 4
+    bytes.
     """
 
     op: str

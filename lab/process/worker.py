@@ -1,7 +1,8 @@
 """Run the engine in a child process, so that the lab survives a crash of native code.
 
-Parent and child exchange JSON lines over the child's stdin and stdout: one reply for each request. Nothing crosses the
-pipe while a run is timed. If the parent ends, the child's stdin closes and the child ends too.
+Parent and child exchange JSON lines over the child's stdin and stdout: one reply for each request.
+Nothing crosses the pipe while a run is timed. If the parent ends, the child's stdin closes and the
+child ends too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import queue
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from lab.core.memory import Tensor
 from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
+from lab.process import rpc
 from lab.process.spawning import (
     DIED,
     END_S,
@@ -51,19 +53,9 @@ T = TypeVar("T")
 POLL_S = 0.1  # how often a waiting parent reads the progress and the state of the machine
 MAX_TOKENS = 1 << 20  # of one run: what the progress file holds
 
-CRASHES = {
-    *(
-        -getattr(signal, name)
-        for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT")
-        if hasattr(signal, name)
-    ),
-    *(
-        0xC0000005,
-        0xC000001D,
-        0xC0000094,
-    ),  # Windows: access violation, illegal instruction, division by zero
-}
-"""Exit statuses after a crash in native code."""
+CRASH_SIGNALS = ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT")
+CRASH_CODES = (0xC0000005, 0xC000001D, 0xC0000094)
+"""Windows: access violation, illegal instruction, division by zero."""
 
 _CHILD = "from lab.engine.child import serve; serve()"
 
@@ -78,7 +70,10 @@ class WorkerDied(LabError):
     @property
     def is_crash(self) -> bool:
         """Whether native code crashed or aborted; a kill from outside does not count."""
-        return self.status in CRASHES
+        if self.status is None or self.status >= 0:
+            return self.status in CRASH_CODES
+        signals = {number.value: number.name for number in signal.Signals}
+        return signals.get(-self.status) in CRASH_SIGNALS
 
 
 class Worker:
@@ -86,41 +81,47 @@ class Worker:
 
     def __init__(self) -> None:
         self.lib: str | None = None
+        self.rpc: tuple[str, ...] = ()
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
             self._progress_path = Path(self._folder.name) / "progress"
             self._stderr_path = Path(self._folder.name) / "stderr"
-            with self._progress_path.open("wb") as file:
-                size = 8 * (FIRST_TOKEN + MAX_TOKENS)
-                file.truncate(size)
-                if hasattr(
-                    os, "posix_fallocate"
-                ):  # else a full disk would end a process by a signal, during a run
-                    os.posix_fallocate(file.fileno(), 0, size)
-            self._progress = map_int64(self._progress_path)
+            self._progress = _new_progress(self._progress_path)
         except OSError as problem:
+            what = f"Temporary files cannot be written: {problem.strerror}."
             hint = "Free some disk space, or set TMPDIR to another folder."
-            raise LabError(
-                f"Temporary files cannot be written: {problem.strerror}.", hint
-            ) from None
+            raise LabError(what, hint) from None
         self._spawn()
 
     def restart(self) -> None:
-        """Start a new child, without a model."""
+        """Start a new child, without a model.
+
+        ServerUnavailable if an RPC server does not answer.
+        """
         self._end_child()
         self._spawn()
 
-    def use(self, lib: str | None) -> None:
-        """Use the libraries in this folder from now on (None: those of llama-cpp-python)."""
-        if lib != self.lib:
+    def use(self, lib: str | None, rpc_servers: Sequence[str] = ()) -> None:
+        """Use the libraries in a folder and the devices of RPC servers from now on.
+
+        `lib` None: the libraries of llama-cpp-python.
+        """
+        if (lib, tuple(rpc_servers)) != (self.lib, self.rpc):
             self.__dict__.pop("build", None)
             self.lib = lib
+            self.rpc = tuple(rpc_servers)
             self.restart()
 
     def _spawn(self) -> None:
+        for endpoint in self.rpc:
+            rpc.check(endpoint)
         with self._stderr_path.open("wb") as stderr:
             self._process = start(
-                _CHILD, str(self._progress_path), stderr=stderr, env=environment(self.lib)
+                _CHILD,
+                str(self._progress_path),
+                *self.rpc,
+                stderr=stderr,
+                env=environment(self.lib),
             )
         self._pid: int | None = None
         self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -132,7 +133,10 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process id that the child reports. Popen has the launcher's if Python starts through one (Windows)."""
+        """The process id that the child reports.
+
+        Popen has the launcher's if Python starts through one (Windows).
+        """
         if self._pid is None:
             self._pid = self._pids.get()
         return self._pid
@@ -151,9 +155,8 @@ class Worker:
         try:
             return from_json(Model, text)
         except ValueError as problem:
-            raise LabError(
-                f"{path.name} is a broken GGUF file: {problem}.", "Download it again."
-            ) from None
+            what = f"{path.name} is a broken GGUF file: {problem}."
+            raise LabError(what, "Download it again.") from None
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
         return tuple(Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=path)))
@@ -168,6 +171,8 @@ class Worker:
     def quantize(
         self, source: Path, target: Path, quantization: str, watch: Callable[[int], None]
     ) -> None:
+        """Write a model in another quantization. Calls `watch` with the bytes written so far."""
+
         def look() -> None:
             with suppress(OSError):
                 watch(target.stat().st_size)
@@ -179,43 +184,51 @@ class Worker:
         return from_json(Vocabulary, self._ask("load", path=path, asked=asked, draft=draft))
 
     def placement(self) -> Placement:
+        """Where the loaded model and its context lie."""
         return from_json(Placement, self._ask("placement"))
 
     def vocabularies_differ(self, path: Path, other: Path) -> str | None:
         """How the vocabularies of two model files differ, in words; None if they are equal."""
-        answer = self._ask("vocabularies_differ", path=path, other=other)
-        return None if json.loads(answer) is None else str(json.loads(answer))
+        answer = json.loads(self._ask("vocabularies_differ", path=path, other=other))
+        return None if answer is None else str(answer)
 
-    def tokenize(self, text: str) -> list[int]:  # without BOS
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, without BOS."""
         return list(json.loads(self._ask("tokenize", text=text)))
 
     def pieces(self) -> list[bytes]:
+        """The text of each token."""
         return [piece.encode("latin-1") for piece in json.loads(self._ask("pieces"))]
 
     def new_context(self, asked: Settings) -> Settings:
+        """Open a context in the place of the last one. Returns the settings as resolved."""
         return from_json(Settings, self._ask("new_context", asked=asked))
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         """Run a script. Calls `watch` every POLL_S while it runs, and once at the end."""
-        n_tokens = scripts.n_chosen(script)
-        self._progress[: FIRST_TOKEN + n_tokens] = memoryview(
-            b"\xff" * (8 * (FIRST_TOKEN + n_tokens))
-        ).cast("q")
+        end = FIRST_TOKEN + scripts.n_chosen(script)
+        not_yet = memoryview(b"\xff" * (8 * end)).cast("q")  # -1 in each slot
+        self._progress[:end] = not_yet
 
         def look() -> None:
-            chosen = self._progress[FIRST_TOKEN : FIRST_TOKEN + n_tokens].tolist()
-            n = chosen.index(-1) if -1 in chosen else n_tokens
-            watch(Progress(max(0, self._progress[N_PREFILLED]), tuple(chosen[:n])))
+            tokens = self._progress[FIRST_TOKEN:end].tolist()
+            n_chosen = tokens.index(-1) if -1 in tokens else len(tokens)
+            n_prefilled = max(0, self._progress[N_PREFILLED])
+            watch(Progress(n_prefilled, tuple(tokens[:n_chosen])))
 
         outcome = from_json(Outcome, self._ask("run", look, script=list(script)))
         look()
         return outcome
 
     def probe(self, probe: Probe) -> Rate:
+        """Time a kernel."""
         return from_json(Rate, self._ask("probe", probe=probe))
 
     def call(self, answer: type[T], function: str, **arguments: Any) -> T:
-        """What a feature's function in the child makes of the context, such as lab.features.trace.child.trace."""
+        """Call a feature's function in the child with the open context.
+
+        `function` is its full name, such as lab.features.trace.child.trace.
+        """
         return from_json(answer, self._ask(function, **arguments))
 
     @contextmanager
@@ -250,28 +263,50 @@ class Worker:
         self.close()
 
     def _ask(self, verb: str, look: Callable[[], None] | None = None, **arguments: Any) -> str:
-        """Send a request and wait for its reply. Returns the answer as JSON text."""
-        try:
-            stdin: IO[bytes] = self._process.stdin  # type: ignore[assignment]
-            stdin.write(json.dumps({"verb": verb, **arguments}, default=fields_of).encode() + b"\n")
+        """Send a request and wait for its reply. Returns the answer as JSON text.
+
+        LabError if the child reports one; WorkerDied if it ends.
+        """
+        request = json.dumps({"verb": verb, **arguments}, default=fields_of)
+        stdin: IO[bytes] = self._process.stdin  # type: ignore[assignment]
+        with suppress(OSError):  # the child has ended; the listener reports it
+            stdin.write(request.encode() + b"\n")
             stdin.flush()
-        except OSError:
-            pass  # the child has ended; the listener reports it
-        while True:
-            try:
-                reply = self._replies.get(timeout=POLL_S)
-                break
-            except queue.Empty:
-                if look:
-                    look()
+        reply = self._next_reply(look)
         if reply is DIED:
             self._replies.put(DIED)  # for the next request
-            lines = (
-                self._stderr_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            )
-            status = self._process.wait()
-            raise WorkerDied(cause_of_death("The engine's process", status, lines), status=status)
+            raise self._death()
         answer = json.loads(reply)
         if "error" in answer:
             raise LabError(answer["error"], answer["hint"])
         return str(answer["value"])
+
+    def _next_reply(self, look: Callable[[], None] | None) -> Any:
+        """The child's next reply, or DIED. Calls `look` every POLL_S until it comes."""
+        while True:
+            try:
+                return self._replies.get(timeout=POLL_S)
+            except queue.Empty:
+                if look:
+                    look()
+
+    def _death(self) -> WorkerDied:
+        """Why the child ended; if an RPC server went away, this is no crash of this build."""
+        status = self._process.wait()
+        server_lost = rpc.lost(self.rpc)
+        if server_lost:
+            return WorkerDied(server_lost, "Start the server again: lab rpc-server")
+        stderr = self._stderr_path.read_text(encoding="utf-8", errors="replace")
+        lines = stderr.strip().splitlines()
+        return WorkerDied(cause_of_death("The engine's process", status, lines), status=status)
+
+
+def _new_progress(path: Path) -> memoryview[int]:
+    """A new file for the progress of a run, mapped as an array of int64."""
+    n_bytes = 8 * (FIRST_TOKEN + MAX_TOKENS)
+    with path.open("wb") as file:
+        file.truncate(n_bytes)
+        if hasattr(os, "posix_fallocate"):
+            # Otherwise a full disk would end a process by a signal, during a run.
+            os.posix_fallocate(file.fileno(), 0, n_bytes)
+    return map_int64(path)

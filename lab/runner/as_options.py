@@ -1,7 +1,9 @@
-"""Settings as command-line options: those that reproduce a record, and those that `lab tune --save NAME` found."""
+"""Settings as command-line options: those that reproduce a record, and those that `lab tune --save
+NAME` found."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -23,44 +25,49 @@ FOLDER = "LAB_SETTINGS"  # the environment variable that names another folder of
 
 def asked(settings: Settings) -> dict[str, Any]:
     """The keywords of AskedSettings that ask for these settings, without defaults."""
-    chosen = {
-        name: getattr(settings, setting.record_name or name) for name, setting in table().items()
-    }
+    keywords: dict[str, Any] = {}
+    for name, setting in table().items():
+        value = getattr(settings, setting.record_name or name)
+        if value is not None and value != defaults()[name]:
+            keywords[name] = value
     if settings.n_threads_batch == settings.n_threads:
-        chosen["threads_batch"] = None
+        keywords.pop("threads_batch", None)
     if settings.n_threads < 1:  # imported
-        chosen["threads"] = None
+        keywords.pop("threads", None)
     if settings.n_gpu_layers < 0:  # all of a model that does not say how many it has
-        chosen["n_gpu_layers"] = None
-    chosen["lib"] = (
-        settings.lib and settings.lib.rpartition(" ")[0]
-    )  # a record has only the end of the path
-    chosen["kv_unified"] = "on" if settings.kv_unified else "off"
-    return {
-        name: value
-        for name, value in chosen.items()
-        if value is not None and value != defaults()[name]
-    }
+        keywords.pop("n_gpu_layers", None)
+    if settings.lib:
+        keywords["lib"], _, _ = settings.lib.rpartition(" ")  # without the checksum
+    keywords.pop("kv_unified", None)
+    if settings.kv_unified:
+        keywords["kv_unified"] = "on"
+    return keywords
 
 
 def options(record: Record) -> list[tuple[str, ...]]:
     """The model and the settings of a record as options, without defaults."""
     model = record.model
     settings = record.settings
-    chosen = asked(settings)
+    keywords = asked(settings)
     all_layers = -1 if model.n_layer is None else model.n_layer + 1
-    if settings.n_gpu_layers == (all_layers if machine.accelerators(record.machine.devices) else 0):
-        chosen.pop("n_gpu_layers", None)
+    usual_layers = all_layers if machine.accelerators(record.machine.devices) else 0
+    if settings.n_gpu_layers == usual_layers:
+        keywords.pop("n_gpu_layers", None)
     if model.source == catalog.SYNTHETIC:
-        chosen.pop("prompt", None)  # always random
+        keywords.pop("prompt", None)  # always random
     if record.run.lever and record.run.lever.kv_unified == "on":  # by default
-        chosen["kv_unified"] = "on" if settings.kv_unified else "off"
-    made = [(table()[name].is_placing, option(name, value)) for name, value in chosen.items()]
+        keywords["kv_unified"] = "on" if settings.kv_unified else "off"
+    placing = []
+    further = []
+    for name, value in keywords.items():
+        if table()[name].is_placing:
+            placing.append(option(name, value))
+        else:
+            further.append(option(name, value))
     spec = catalog.spec_of(model)
-    placing, others = (
-        [words for is_placing, words in made if is_placing is side] for side in (True, False)
-    )
-    return [*placing, *([] if spec == catalog.DEFAULT else [("--model", spec)]), *others]
+    if spec != catalog.DEFAULT:
+        placing.append(("--model", spec))
+    return [*placing, *further]
 
 
 def option(name: str, value: object) -> tuple[str, ...]:
@@ -70,10 +77,12 @@ def option(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, bool):
         return (flag(name if value else f"no-{name}"),)
     if isinstance(value, (tuple, list)):
-        return flag(name), ",".join(
-            f"{part:g}" if isinstance(part, float) else str(part) for part in value
-        )
+        return flag(name), ",".join(map(_item, value))
     return flag(name), str(value)
+
+
+def _item(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def timed(records: Sequence[Record]) -> list[Record]:
@@ -83,49 +92,57 @@ def timed(records: Sequence[Record]) -> list[Record]:
 
 def shared(records: Sequence[Record]) -> list[tuple[str, ...]]:
     """The options that all of the records have."""
-    return [
-        option
-        for option in options(records[0])
-        if all(option in options(record) for record in records)
-    ]
+    common = options(records[0])
+    for record in records[1:]:
+        of_record = options(record)
+        common = [option for option in common if option in of_record]
+    return common
 
 
 def line(
     name: str,
-    given: Mapping[str, object],
+    keywords: Mapping[str, object],
     first: Sequence[Sequence[str]] = (),
     last: Sequence[Sequence[str]] = (),
 ) -> str:
-    """A command with options, without those that are None or empty; other words come first, or last."""
-    known = [option(key, value) for key, value in given.items() if value not in (None, "", [])]
-    return shell.lab(name, *first, *(word for words in (*known, *last) for word in words))
+    """A command with options, without those that are None or empty.
+
+    `first` and `last` are arguments before and after them.
+    """
+    arguments = list(first)
+    for key, value in keywords.items():
+        if value not in (None, "", []):
+            arguments.append(option(key, value))
+    return shell.lab(name, *itertools.chain(*arguments, *last))
 
 
 def folder() -> Path:
-    """Where the files are: $LAB_SETTINGS, or mini-lab/settings in the user's configuration folder."""
+    """Where the files are: $LAB_SETTINGS, or a folder in the user's configuration folder."""
     import platformdirs
 
-    if chosen := os.environ.get(FOLDER):
-        return Path(chosen)
+    if FOLDER in os.environ:
+        return Path(os.environ[FOLDER])
     return platformdirs.user_config_path("mini-lab", appauthor=False, roaming=True) / "settings"
 
 
 def save(name: str, settings: Mapping[str, Any]) -> Path:
-    """Keep settings (keywords of AskedSettings) under a name, in the place of earlier ones; returns the file."""
+    """Keep settings (keywords of AskedSettings) under a name, in the place of earlier ones; returns
+    the file."""
     path = path_of(name)
     text = to_json({key: value for key, value in settings.items() if value is not None})
     _parse(text, f"Settings cannot be saved as {name}", "Correct them.")
     try:
         write_whole(path, f"{text}\n".encode(), "The file")
     except LabError as problem:
-        raise LabError(
-            problem.what, f"Free some space, or set {FOLDER} to another folder."
-        ) from None
+        hint = f"Free some space, or set {FOLDER} to another folder."
+        raise LabError(problem.what, hint) from None
     return path
 
 
 def settings(name: str) -> dict[str, Any]:
-    """The settings saved under a name, as keyword arguments. LabError if there are none, or if the file is broken.
+    """The settings saved under a name, as keyword arguments.
+
+    LabError if there are none, or if the file is broken.
 
     lab.measure(**lab.settings("fast"))
     """
@@ -133,27 +150,22 @@ def settings(name: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        known = ", ".join(sorted(path.stem for path in folder().glob("*.json")))
-        hint = (
-            f"Saved are: {known}."
-            if known
-            else "None are saved yet: lab tune --save NAME saves some."
-        )
+        hint = "None are saved yet: lab tune --save NAME saves some."
+        names = sorted(path.stem for path in folder().glob("*.json"))
+        if names:
+            hint = f"Saved are: {', '.join(names)}."
         raise LabError(f"There are no settings named {name}.", hint) from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise LabError(
-            f"The settings {name} cannot be read: {problem}.", f"Correct or delete {path}"
-        ) from None
+        what = f"The settings {name} cannot be read: {problem}."
+        raise LabError(what, f"Correct or delete {path}") from None
     return _parse(text, f"The settings {name} cannot be used", f"Correct or delete {path}")
 
 
 def path_of(name: str) -> Path:
     """The file of a name. LabError for a name that is no file name on every system."""
     if not re.fullmatch(r"\w[\w.-]{0,63}", name, re.ASCII):
-        raise LabError(
-            f"{name!r} cannot name settings.",
-            "Use up to 64 letters, digits, and . _ - after the first.",
-        )
+        hint = "Use up to 64 letters, digits, and . _ - after the first."
+        raise LabError(f"{name!r} cannot name settings.", hint)
     return folder() / f"{name}.json"
 
 
@@ -162,8 +174,9 @@ def _parse(text: str, what: str, hint: str) -> dict[str, Any]:
     try:
         saved = from_json(AskedSettings, text)
         names = json.loads(text).keys()
-        if unknown := sorted(names - table().keys()):
-            raise ValueError(f"this lab has no setting {', '.join(unknown)}")
+        unknown = names - table().keys()
+        if unknown:
+            raise ValueError(f"this lab has no setting {', '.join(sorted(unknown))}")
         saved.check()
     except ValueError as problem:
         raise LabError(f"{what}: {problem}.", hint) from None

@@ -1,11 +1,13 @@
 """Check that a build of llama.cpp fits the CPU and the Python bindings, and name it for records.
 
-A build with `-march=native`, such as the README's, ends with SIGILL on a CPU without one of its instruction sets, and a
-build that omits one of the CPU's runs more slowly. Both are visible in `llama_print_system_info`, before a model is
-loaded; Linux lists those of the CPU. Not visible are sets that llama.cpp does not print (such as GFNI).
+A build with `-march=native`, such as the README's, ends with SIGILL on a CPU without one of its
+instruction sets, and a build that omits one of the CPU's runs more slowly. Both are visible in
+`llama_print_system_info`, before a model is loaded; Linux lists those of the CPU. Not visible are
+sets that llama.cpp does not print (such as GFNI).
 
---lib or an environment variable names the folder of other libraries. With another version than that of the bindings
-values would silently arrive in wrong fields. So the lab loads both builds, each in its own process, and compares them.
+--lib or an environment variable names the folder of other libraries. With a version that the
+bindings do not fit, values would silently arrive in wrong fields. So the lab loads both builds,
+each in its own process, and compares them.
 """
 
 from __future__ import annotations
@@ -24,77 +26,107 @@ from lab.process.wire import Build, Libraries
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine
 
-_PAIRS = """
-SSE3=pni SSSE3=ssse3 AVX=avx AVX_VNNI=avx_vnni AVX2=avx2 F16C=f16c FMA=fma BMI2=bmi2 AVX512=avx512f
-AVX512_VBMI=avx512vbmi AVX512_VNNI=avx512_vnni AVX512_BF16=avx512_bf16 AMX_INT8=amx_int8
-NEON=asimd FP16_VA=asimdhp MATMUL_INT8=i8mm DOTPROD=asimddp SVE=sve SME=sme SME2=sme2
-"""
-_ON_LINUX = dict(pair.split("=") for pair in _PAIRS.split())
-"""llama.cpp's names of instruction sets, and those of /proc/cpuinfo."""
+INSTRUCTION_SETS = {
+    "SSE3": "pni",
+    "SSSE3": "ssse3",
+    "AVX": "avx",
+    "AVX_VNNI": "avx_vnni",
+    "AVX2": "avx2",
+    "F16C": "f16c",
+    "FMA": "fma",
+    "BMI2": "bmi2",
+    "AVX512": "avx512f",
+    "AVX512_VBMI": "avx512vbmi",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+    "AMX_INT8": "amx_int8",
+    "NEON": "asimd",
+    "FP16_VA": "asimdhp",
+    "MATMUL_INT8": "i8mm",
+    "DOTPROD": "asimddp",
+    "SVE": "sve",
+    "SME": "sme",
+    "SME2": "sme2",
+}
+"""llama.cpp's names of instruction sets, and the names in Linux's /proc/cpuinfo."""
 
 _LIBRARY = re.compile(r"(?:lib)?(llama|ggml(?:-[\w-]+)?)\.(?:so|dylib|dll|\d)[\w.]*")
 _LIBLLAMA = ("libllama.so", "libllama.dylib", "llama.dll", "libllama.dll")
-_BUILD = "Build the llama.cpp in the source distribution of the installed llama-cpp-python (see the README)."
+_FOLDERS_BELOW = ("bin", "lib", "build/bin", "llama_cpp/lib")
+_BUILD = (
+    "Build the llama.cpp in the source distribution of the installed llama-cpp-python (see the "
+    "README)."
+)
 BUILD_HERE = "python3 -m uv sync --reinstall-package llama-cpp-python --no-cache-dir"
 
 
 def mismatch(system_info: str) -> tuple[frozenset[str], frozenset[str]] | None:
-    """Instruction sets that a build needs and this CPU lacks, and those that it does not use; None: CPU unknown."""
-    arm = platform.machine().lower() in ("arm64", "aarch64")
-    # Under emulation of another architecture /proc/cpuinfo has the host's lines, with the other name.
-    lines = re.findall(
-        rf"^{'Features' if arm else 'flags'}\s*:(.*)$", machine.system_text("/proc/cpuinfo"), re.M
-    )
-    listed = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
-    cpu = frozenset(ours for ours, theirs in _ON_LINUX.items() if theirs in listed)
-    build = frozenset(re.findall(r"(\w+) = 1\b", system_info)) & _ON_LINUX.keys()
-    return (build - cpu, cpu - build) if listed else None
+    """Instruction sets that a build needs and this CPU lacks, and those that it does not use.
+
+    None if the system does not say what the CPU has.
+    """
+    is_arm = platform.machine().lower() in ("arm64", "aarch64")
+    # Under emulation of another architecture /proc/cpuinfo has the host's lines, with its name.
+    heading = "Features" if is_arm else "flags"
+    cpuinfo = machine.system_text("/proc/cpuinfo")
+    lines = re.findall(rf"^{heading}\s*:(.*)$", cpuinfo, re.MULTILINE)
+    if not lines:
+        return None
+    features = set.intersection(*(set(line.split()) for line in lines))
+    cpu = {name for name, feature in INSTRUCTION_SETS.items() if feature in features}
+    build = INSTRUCTION_SETS.keys() & set(re.findall(r"(\w+) = 1\b", system_info))
+    return frozenset(build - cpu), frozenset(cpu - build)
 
 
 def of_worker(worker: Worker) -> Build:
-    """A worker's build. LabError if it needs instructions that this CPU lacks, or crashes when it starts."""
+    """A worker's build.
+
+    LabError if it needs instructions that this CPU lacks, or crashes when it starts.
+    """
     hint = _BUILD if worker.lib else f"Build it here: {BUILD_HERE}"
     try:
         build = worker.build
     except WorkerDied as death:
         if not death.is_crash:
             raise
-        raise LabError(
-            f"{death.what} llama.cpp crashed at its start, like a build for another CPU.", hint
-        ) from None
-    if (found := mismatch(build.system_info)) and found[0]:  # it would end with SIGILL
-        lacking = ", ".join(sorted(found[0]))
-        raise LabError(
-            f"This build of llama.cpp needs {lacking}, which this CPU does not have.", hint
-        )
+        what = f"{death.what} llama.cpp crashed at its start, like a build for another CPU."
+        raise LabError(what, hint) from None
+    differences = mismatch(build.system_info)
+    if differences is None:
+        return build
+    lacking, _ = differences
+    if lacking:  # it would end with SIGILL
+        names = ", ".join(sorted(lacking))
+        what = f"This build of llama.cpp needs {names}, which this CPU does not have."
+        raise LabError(what, hint)
     return build
 
 
 def folder_of(asked: str | None) -> str | None:
-    """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH, if they fit; None: the installed ones."""
+    """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH; None: the installed ones.
+
+    LabError if they do not fit.
+    """
     lib = asked or os.environ.get(LIB_VARIABLE)
     if not lib:
         return None
     path = _path(lib)
     if not path.is_dir():
-        raise LabError(
-            f"--lib {lib}: no such folder.",
-            "Give the folder that contains libllama, such as build/bin.",
-        )
+        hint = "Give the folder that contains libllama, such as build/bin."
+        raise LabError(f"--lib {lib}: no such folder.", hint)
     if not _has_libllama(path):
-        below = [
-            name
-            for name in ("bin", "lib", "build/bin", "llama_cpp/lib")
-            if _has_libllama(path / name)
-        ]
-        hint = f"Use {shell.join('--lib', Path(lib) / below[0])}" if below else _BUILD
+        hint = _BUILD
+        for name in _FOLDERS_BELOW:
+            if _has_libllama(path / name):
+                hint = f"Use {shell.join('--lib', Path(lib) / name)}"
+                break
         raise LabError(f"--lib {lib}: this folder contains no libllama.", hint)
     _check(path, _sum(_files(path)))
     return str(path)
 
 
 def name_of(asked: str | None) -> str | None:
-    """The name in records: the last two parts of the folder's path, and 8 hex digits of the libraries' checksum."""
+    """The name in records: the last two parts of the folder's path, and 8 digits of a checksum."""
     lib = asked or os.environ.get(LIB_VARIABLE)
     if not lib:
         return None
@@ -108,42 +140,48 @@ def short(lib: str) -> str:
 
 
 @functools.cache
-def _check(path: Path, _: str) -> None:
-    """LabError if the libraries with this checksum do not fit the bindings."""
+def _check(path: Path, checksum: str) -> None:
+    """LabError if the libraries in a folder do not fit the bindings; asked once for a checksum."""
     with Worker() as worker:
-        own = worker.libraries()
+        installed = worker.libraries()
         worker.use(str(path))
         try:
-            theirs = worker.libraries()
+            libraries = worker.libraries()
+        except WorkerDied as death:
+            hint = f"These libraries do not run here. {_BUILD}"
+            raise LabError(f"--lib {path}: {death.what}", hint) from None
         except LabError as problem:
-            died = (
-                f"These libraries do not run here. {_BUILD}"
-                if isinstance(problem, WorkerDied)
-                else problem.hint
-            )
-            raise LabError(f"--lib {path}: {problem.what}", died) from None
-    compare(own, theirs, path)
+            raise LabError(f"--lib {path}: {problem.what}", problem.hint) from None
+    compare(installed, libraries, path)
 
 
-def compare(own: Libraries, theirs: Libraries, path: Path) -> None:
+def compare(installed: Libraries, libraries: Libraries, path: Path) -> None:
     """LabError if the libraries in a folder differ from those that the bindings need."""
-    elsewhere = [file for file in map(Path, theirs.paths) if file.parent.resolve() != path]
-    if elsewhere and (path / elsewhere[0].name).exists():
-        what = f"--lib {path}: its libllama does not load its own {elsewhere[0].name}, but {elsewhere[0]}."
-        hint = "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where it was built."
-        raise LabError(what, hint)
-    known = [
-        {"ggml's version": ".".join(one.version.split(".")[:2]), **one.layout}
-        for one in (own, theirs)
-    ]
-    for what in {**known[0], **known[1]}:
-        here, there = (one.get(what, "unknown") for one in known)
-        if here != there:
-            words = f"{what} is {there}, but {here} in the installed libraries."
-            raise LabError(
-                f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {words}",
-                _BUILD,
+    for file in map(Path, libraries.paths):
+        if file.parent.resolve() != path and (path / file.name).exists():
+            what = f"--lib {path}: its libllama does not load its own {file.name}, but {file}."
+            hint = (
+                "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where "
+                "it was built."
             )
+            raise LabError(what, hint)
+    needed = _interface(installed)
+    provided = _interface(libraries)
+    for name in {**needed, **provided}:
+        here = needed.get(name, "unknown")
+        there = provided.get(name, "unknown")
+        if here != there:
+            what = (
+                f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {name} "
+                f"is {there}, but {here} in the installed libraries."
+            )
+            raise LabError(what, _BUILD)
+
+
+def _interface(libraries: Libraries) -> dict[str, str]:
+    """What must be equal in two builds."""
+    major, minor, *_ = libraries.version.split(".")
+    return {"ggml's version": f"{major}.{minor}", **libraries.layout}
 
 
 def _path(lib: str) -> Path:
@@ -156,10 +194,11 @@ def _has_libllama(path: Path) -> bool:
 
 def _files(path: Path) -> tuple[tuple[Path, int, int], ...]:
     """llama.cpp's libraries in a folder, each with size and modification time."""
-    files = [
-        file for file in sorted(path.iterdir()) if _LIBRARY.fullmatch(file.name) and file.is_file()
-    ]
-    return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    listed = []
+    for file in sorted(path.iterdir()):
+        if _LIBRARY.fullmatch(file.name) and file.is_file():
+            listed.append((file, file.stat().st_size, file.stat().st_mtime_ns))
+    return tuple(listed)
 
 
 @functools.cache

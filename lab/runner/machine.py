@@ -1,12 +1,12 @@
 """Describe the machine for every record: each fact comes from the operating system, or is None.
 
-Also the cores and the memory that this process may use. Linux limits processes by control groups (version 2); the
-limits of all groups above a process's own apply too (docs.kernel.org, admin-guide/cgroup-v2). `root` replaces `/`.
+Also the cores and the memory that this process may use. Linux limits processes by control groups
+(version 2); the limits of all groups above a process's own apply too (docs.kernel.org,
+admin-guide/cgroup-v2). `root` replaces `/`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import platform
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from lab.core.asked_settings import MAX_THREADS
@@ -35,16 +35,6 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
 
     usable = n_cores_usable()
     quota = cpu_quota()
-    battery = None
-    flags = re.search(r"^flags\s*:(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
-    virtual = "hypervisor" in flags[1].split() if flags else None
-    if sys.platform == "darwin":
-        virtual = {"1": True, "0": False}.get(sysctl("kern.hv_vmm_present") or "")
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # AttributeError: psutil has no such function for this system
-        battery = psutil.sensors_battery()
-    plugged = battery.power_plugged if battery else None
     return Machine(
         cpu=_cpu_name(),
         n_cores_physical=psutil.cpu_count(logical=False),
@@ -57,10 +47,33 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
         system_info=build.system_info if build else None,
         devices=build.devices if build else (),
         lib=lib,
-        virtual=True if _emulated_on(ROOT) else virtual,
-        power=None if plugged is None else "mains" if plugged else "battery",
+        virtual=_is_virtual(),
+        power=_power(),
         cpu_quota=quota if quota == usable else None,
     )
+
+
+def _is_virtual() -> bool | None:
+    """Whether this is a virtual machine, or a program of another CPU is emulated."""
+    if _emulated_on(ROOT):
+        return True
+    if sys.platform == "darwin":
+        return {"1": True, "0": False}.get(sysctl("kern.hv_vmm_present") or "")
+    flags = re.search(r"^flags\s*:(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
+    return "hypervisor" in flags[1].split() if flags else None
+
+
+def _power() -> str | None:
+    """Where the power comes from: mains or battery."""
+    import psutil
+
+    try:
+        battery = psutil.sensors_battery()
+    except (OSError, AttributeError):  # psutil has no such function for this system
+        return None
+    if battery is None or battery.power_plugged is None:
+        return None
+    return "mains" if battery.power_plugged else "battery"
 
 
 def cores(machine: Machine) -> float | None:
@@ -74,23 +87,39 @@ def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def by_default(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The default devices for layers: GPUs, or else integrated GPUs."""
-    offload = accelerators(devices)
-    return tuple(device for device in offload if device.type == "gpu") or offload
+    """The default devices for layers: those of RPC servers, then GPUs, or else integrated GPUs."""
+    available = accelerators(devices)
+    remote = tuple(device for device in available if is_remote(device))
+    local = tuple(device for device in available if not is_remote(device))
+    gpus = tuple(device for device in local if device.type == "gpu")
+    return remote + (gpus or local)
+
+
+def is_remote(device: Device) -> bool:
+    """Whether a device is behind an RPC server. llama.cpp names them RPC0, RPC1, and so on."""
+    return re.fullmatch(r"RPC\d+", device.name) is not None
 
 
 def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
-    """The devices with layers, except the CPU, in llama.cpp's order (llama_prepare_model_devices)."""
+    """The devices with layers, except the CPU.
+
+    In llama.cpp's order (llama_prepare_model_devices).
+    """
     if settings.n_gpu_layers == 0:
         return ()
-    if settings.devices is None:
-        return by_default(machine.devices)
-    known = {device.name: device for device in accelerators(machine.devices)}
-    return tuple(known[name] for name in settings.devices if name in known)
+    devices = by_default(machine.devices)
+    if settings.devices is not None:
+        by_name = {device.name: device for device in accelerators(machine.devices)}
+        devices = tuple(by_name[name] for name in settings.devices if name in by_name)
+    if settings.split_mode == "none":
+        index = settings.main_gpu or 0
+        return devices[index : index + 1]
+    return devices
 
 
 def is_software(device: Device) -> bool:
-    """Whether a "GPU" is a program that runs on the CPU, so that its figures are not those of a GPU."""
+    """Whether a "GPU" is a program that runs on the CPU, so that its figures are not those of a
+    GPU."""
     return any(name in device.description.lower() for name in _SOFTWARE)
 
 
@@ -99,13 +128,20 @@ def describe_device(device: Device) -> str:
     if not is_software(device):
         return device.description
     name, _, rest = device.description.removesuffix(")").partition(" (")
-    return f"{name} (software{f'; {rest}' if rest else ''})"
+    return f"{name} (software; {rest})" if rest else f"{name} (software)"
 
 
 def in_words(devices: Sequence[Device]) -> str:
     """Devices such as `2 x NVIDIA H200`."""
-    counts = Counter(map(describe_device, devices))
-    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in sorted(counts.items()))
+    names = []
+    for name, n in sorted(Counter(map(_kind, devices)).items()):
+        names.append(name if n == 1 else f"{n} x {name}")
+    return ", ".join(names)
+
+
+def _kind(device: Device) -> str:
+    """A device's description; without its address if it is behind an RPC server."""
+    return "RPC server" if is_remote(device) else describe_device(device)
 
 
 def label(machine: Machine, settings: Settings | None = None) -> str:
@@ -117,8 +153,9 @@ def named(machine: Machine, devices: Sequence[Device]) -> str:
     """These devices in words; without devices, the CPU."""
     if devices:
         return in_words(devices)
+    name = machine.cpu or "unknown CPU"
     n_cores = cores(machine)
-    return f"{machine.cpu or 'unknown CPU'}{f', {n_cores:g} cores' if n_cores else ''}"
+    return f"{name}, {n_cores:g} cores" if n_cores else name
 
 
 def slug(text: str) -> str:
@@ -128,131 +165,164 @@ def slug(text: str) -> str:
 
 
 def _cpu_name(root: Path = ROOT) -> str | None:
-    """The CPU's name; of an Arm CPU with its cores, such as `Board (4 x Cortex-A76, 4 x Cortex-A55)`."""
+    """The CPU's name; of an Arm CPU with its cores, such as `Board (4 x Cortex-A76, 4 x
+    Cortex-A55)`."""
     if sys.platform == "darwin":
         return sysctl("machdep.cpu.brand_string")
     if sys.platform == "win32":
         return platform.processor() or None
-    if kernel := _emulated_on(root):
+    kernel = _emulated_on(root)
+    if kernel:
         return f"{platform.machine()} emulated on {kernel}"
     text = system_text(root / "proc/cpuinfo")
+    name = system_text(root / "proc/device-tree/model").strip("\0\n ")
     match = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
-    name = system_text(root / "proc/device-tree/model").strip("\0\n ") or (
-        match[1].strip() if match else None
-    )
-    makers, parts = (
-        re.findall(rf"^CPU {what}\s*:\s*(\w+)", text, re.MULTILINE)
-        for what in ("implementer", "part")
-    )
+    if match and not name:
+        name = match[1].strip()
+    cores = _arm_cores(text)
+    if name and cores:
+        return f"{name} ({cores})"
+    return name or cores or None
+
+
+def _arm_cores(cpuinfo: str) -> str:
+    """The cores of an Arm CPU, such as `4 x Cortex-A76, 4 x Cortex-A55`."""
+    makers = re.findall(r"^CPU implementer\s*:\s*(\w+)", cpuinfo, re.MULTILINE)
+    parts = re.findall(r"^CPU part\s*:\s*(\w+)", cpuinfo, re.MULTILINE)
     with catalog.data_file("arm_cores.toml").open("rb") as file:
-        known = tomllib.load(file)
-    both = zip(makers, parts, strict=False)
-    counts = Counter(
-        known.get(maker, {}).get(part, f"Arm core {maker}/{part}") for maker, part in both
-    )
-    cores = ", ".join(f"{n} x {core}" for core, n in counts.items()) or None
-    return f"{name} ({cores})" if name and cores else name or cores
+        names = tomllib.load(file)
+    counts = Counter[str]()
+    for maker, part in zip(makers, parts, strict=False):
+        counts[names.get(maker, {}).get(part, f"Arm core {maker}/{part}")] += 1
+    return ", ".join(f"{n} x {core}" for core, n in counts.items())
 
 
 def _emulated_on(root: Path) -> str | None:
-    """The kernel's architecture if this program is emulated on it; i686 and armv8l are 32-bit programs."""
+    """The kernel's architecture if this program is emulated on it; i686 and armv8l are 32-bit
+    programs."""
     kernel = system_text(root / "proc/sys/kernel/arch").strip()
-    return kernel if kernel and platform.machine() not in (kernel, "i686", "armv8l") else None
+    if not kernel or platform.machine() in (kernel, "i686", "armv8l"):
+        return None
+    return kernel
 
 
 def own_cores() -> tuple[int, ...] | None:
-    """The numbers of the logical cores that this process may run on; None if the system does not limit them."""
+    """The numbers of the logical cores that this process may run on; None if the system does not
+    limit them."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
 
 
 def n_cores_usable(root: Path = ROOT) -> float | None:
     """Logical cores that this process may use; a fraction if a container limits its CPU time."""
     cores = own_cores()
+    n_cores = os.cpu_count() if cores is None else len(cores)
     quota = cpu_quota(root)
-    n = os.cpu_count() if cores is None else len(cores)
-    return n if n is None or quota is None or quota >= n else quota
+    if n_cores is None or quota is None:
+        return n_cores
+    return min(quota, n_cores)
 
 
 def default_threads(root: Path = ROOT) -> int:
     """The default number of threads: one for each fast physical core that this process may use.
 
-    Two threads on one physical core share its arithmetic units; a slow core delays the fast ones, as a step lasts as
-    long as its slowest thread. On a machine without slow cores this is llama-bench's default.
+    Two threads on one physical core share its arithmetic units; a slow core delays the fast ones,
+    as a step lasts as long as its slowest thread. On a machine without slow cores this is
+    llama-bench's default.
     """
     import psutil
 
     physical = _n_fast_cores(root) or psutil.cpu_count(logical=False)
-    known = [math.floor(n) for n in (physical, n_cores_usable(root)) if n]
-    return max(1, min(*known, MAX_THREADS)) if known else 1
+    limits = [n for n in (physical, n_cores_usable(root)) if n]
+    if not limits:
+        return 1
+    return max(1, math.floor(min(*limits, MAX_THREADS)))
 
 
 def memory_available(root: Path = ROOT) -> int:
-    """Bytes that can be allocated without swapping; a group's inactive page cache does not count as used."""
+    """Bytes that can be allocated without swapping; a group's inactive page cache does not count as
+    used."""
     import psutil
 
-    left = [int(psutil.virtual_memory().available)]
+    available = int(psutil.virtual_memory().available)
     for folder in _groups(root):
         used = system_number(folder / "memory.current")
-        reclaimed = _count(folder / "memory.stat", "inactive_file") or 0
-        limits = [system_number(folder / name) for name in ("memory.max", "memory.high")]
-        left += [
-            max(0, limit - used + reclaimed)
-            for limit in limits
-            if limit is not None and used is not None
-        ]
-    return min(left)
+        reclaimable = _count(folder / "memory.stat", "inactive_file") or 0
+        for name in ("memory.max", "memory.high"):
+            limit = system_number(folder / name)
+            if limit is not None and used is not None:
+                available = min(available, max(0, limit - used + reclaimable))
+    return available
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """CPU time that the groups of this process allow, in cores (a fraction); None without a limit."""
-    parts = [system_text(folder / "cpu.max").split() for folder in _groups(root)]
-    return min(
-        (int(part[0]) / int(part[1]) for part in parts if part and part[0].isdigit()), default=None
-    )
+    """CPU time that the groups of this process allow, in cores; None without a limit."""
+    quotas = []
+    for folder in _groups(root):
+        quota, _, period = system_text(folder / "cpu.max").strip().partition(" ")
+        if quota.isdigit():
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def throttled_s(root: Path = ROOT) -> float | None:
-    """Seconds during which a group of this process was halted by its CPU quota; None if no group counts them."""
+    """Seconds during which a group of this process was halted by its CPU quota.
+
+    None if no group counts them.
+    """
     counts = [_count(folder / "cpu.stat", "throttled_usec") for folder in _groups(root)]
     return max((count / 1e6 for count in counts if count is not None), default=None)
 
 
 def _groups(root: Path) -> list[Path]:
     """The folders of this process's groups, from the innermost to the outermost."""
-    own = re.search(r"^0::/(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE)
-    below = (
-        PurePosixPath(own[1]) if own and not own[1].startswith("..") else PurePosixPath()
-    )  # outside this namespace
-    return [root / "sys/fs/cgroup" / folder for folder in (below, *below.parents)]
+    match = re.search(r"^0::/(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE)
+    group = PurePosixPath()
+    if match and not match[1].startswith(".."):  # otherwise it is outside this namespace
+        group = PurePosixPath(match[1])
+    return [root / "sys/fs/cgroup" / folder for folder in (group, *group.parents)]
 
 
 def _count(path: Path, name: str) -> int | None:
-    found = re.search(rf"^{name} (\d+)$", system_text(path), re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(rf"^{name} (\d+)$", system_text(path), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _n_fast_cores(root: Path) -> int | None:
-    """Fast physical cores among those that this process may run on; None if the system does not say.
+    """Fast physical cores among those that this process may run on.
 
-    Linux lists Intel's in /sys/devices/cpu_core (ABI/testing, sysfs-bus-event_source-devices); for Arm it gives each
-    core's capacity relative to the fastest one (sysfs-devices-system-cpu), or its highest frequency.
+    None if the system does not say.
     """
     if sys.platform == "darwin":
         count = sysctl("hw.perflevel0.physicalcpu")
         return int(count) if count and count.isdigit() else None
     folders = {n: root / f"sys/devices/system/cpu/cpu{n}" for n in own_cores() or ()}
-    listed = system_text(root / "sys/devices/cpu_core/cpus").strip()  # such as 0-3,8
-    ranges = [part.partition("-") for part in listed.split(",") if part]
-    fast = {
-        n for first, _, last in ranges for n in range(int(first), int(last or first) + 1)
-    } & folders.keys()
-    # If equally many slow and fast cores share the work equally, slow cores help only above half the speed.
+    fast = _intel_fast_cores(root) & folders.keys() or _fast_by_speed(folders) or folders.keys()
+    siblings = {system_text(folders[n] / "topology/thread_siblings_list") for n in fast}
+    return len(siblings - {""}) or None
+
+
+def _intel_fast_cores(root: Path) -> set[int]:
+    """Intel's fast cores (ABI/testing, sysfs-bus-event_source-devices), listed such as 0-3,8."""
+    listed = system_text(root / "sys/devices/cpu_core/cpus").strip()
+    cores: set[int] = set()
+    for text in filter(None, listed.split(",")):
+        first, _, last = text.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def _fast_by_speed(folders: Mapping[int, Path]) -> set[int]:
+    """Cores with at least half the highest capacity or frequency (sysfs-devices-system-cpu).
+
+    If equally many slow and fast cores share the work equally, slow cores help only above half the
+    speed. Empty if the system does not say the speed of each.
+    """
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         speeds = {n: system_number(folder / name) or 0 for n, folder in folders.items()}
-        if not fast and all(speeds.values()):
-            fast = {n for n, speed in speeds.items() if 2 * speed >= max(speeds.values())}
-    siblings = {system_text(folders[n] / "topology/thread_siblings_list") for n in fast or folders}
-    return len(siblings - {""}) or None
+        if speeds and all(speeds.values()):
+            fastest = max(speeds.values())
+            return {n for n, speed in speeds.items() if 2 * speed >= fastest}
+    return set()
 
 
 def system_text(path: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""Where a model lies: devices and builds as settings of llama.cpp, and whether a plan fits there."""
+"""Where a model lies: devices, splits, servers and builds as settings, and whether a plan fits."""
 
 from __future__ import annotations
 
@@ -13,180 +13,281 @@ from lab.core.lists import plural
 from lab.core.memory import CPU, Memory, Place
 from lab.core.record import Device, Model
 from lab.errors import LabError
+from lab.process import rpc
 from lab.runner import builds, machine
 from lab.runner.cases import Case, Plan, with_room
 
-AS_ASKED = ("kv_offload", "op_offload", "mmap", "repack")  # settings that llama.cpp gets unchanged
+AS_ASKED = ("split_mode", "main_gpu", "kv_offload", "op_offload", "mmap", "repack")
+"""Settings that llama.cpp gets unchanged."""
+
 MOST_TOKENS = 2**31  # llama.cpp counts positions in 32 bits
+
+
+def rpc_servers(asked: AskedSettings) -> tuple[str, ...]:
+    """The addresses of the RPC servers. LabError for an invalid one."""
+    return rpc.endpoints(parts(asked.rpc))
 
 
 def settings(
     asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model
 ) -> dict[str, Any]:
-    """The fields of Settings for a model's placement. LabError for an unknown device."""
+    """The fields of Settings for a model's placement. LabError for what these devices cannot do."""
     used = _asked_devices(asked, devices)
-    chosen: dict[str, Any] = {
-        **{name: getattr(asked, name) for name in AS_ASKED},
-        "devices": tuple(device.name for device in used) or None if parts(asked.device) else None,
-        "n_cpu_moe": asked.n_cpu_moe or None,
-        "lib": builds.name_of(asked.lib),
-    }
+    _check_split(asked, used)
+    _check_overrides(asked, devices)
+    fields: dict[str, Any] = {name: getattr(asked, name) for name in AS_ASKED}
+    fields["devices"] = None
+    if parts(asked.device):
+        fields["devices"] = tuple(device.name for device in used) or None
+    fields["tensor_split"] = asked.shares
+    fields["n_cpu_moe"] = asked.n_cpu_moe or None
+    fields["override_tensor"] = parts(asked.override_tensor) or None
+    fields["rpc"] = rpc_servers(asked) or None
+    fields["lib"] = builds.name_of(asked.lib)
+    fields["prefill_wait"] = asked.prefill_wait
+    if not asked.prefill_wait and _waits_once(asked, n_gpu_layers, used, model):
+        fields["prefill_wait"] = END
+    return fields
+
+
+def _waits_once(
+    asked: AskedSettings, n_gpu_layers: int, used: Sequence[Device], model: Model
+) -> bool:
+    """Whether to wait only at the end of a prefill.
+
+    Several devices work as a pipeline if all layers, caches and experts are theirs. An RPC server
+    does not say when a step without logits is done.
+    """
+    if n_gpu_layers and any(map(machine.is_remote, used)):
+        return True
+    is_split = len(used) > 1 and asked.split_mode in (None, "layer")
     is_whole = n_gpu_layers < 0 or (model.n_layer is not None and n_gpu_layers > model.n_layer)
-    waits_once = (
-        len(used) > 1 and is_whole and asked.kv_offload is not False and not asked.n_cpu_moe
-    )  # a pipeline
-    return chosen | {"prefill_wait": asked.prefill_wait or (END if waits_once else None)}
+    moves_some = bool(asked.n_cpu_moe or parts(asked.override_tensor)) or asked.kv_offload is False
+    return is_split and is_whole and not moves_some
 
 
 def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> list[str]:
     """A sentence for each setting without effect on this model, or on these devices."""
-    words = []
+    sentences = []
     n_layers = asked.n_gpu_layers
-    if (
-        isinstance(n_layers, int)
-        and n_layers
-        and not asked.is_on_cpu
-        and not machine.accelerators(devices)
-    ):
-        words.append(
-            f"--n-gpu-layers {n_layers} has no effect: this build of llama.cpp finds no GPU (see INSTALL.md)."
+    wants_gpu = isinstance(n_layers, int) and n_layers > 0 and not asked.is_on_cpu
+    if wants_gpu and not machine.accelerators(devices):
+        sentences.append(
+            f"--n-gpu-layers {n_layers} has no effect: this build of llama.cpp finds no GPU (see "
+            "INSTALL.md)."
         )
     if asked.n_cpu_moe and not model.n_expert:
-        words.append(f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts.")
-    return words
+        what = f"--n-cpu-moe {asked.n_cpu_moe} has no effect: {model.name} has no experts."
+        sentences.append(what)
+    return sentences
 
 
 def _asked_devices(asked: AskedSettings, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices that layers may go to. LabError for an unknown name, or one that is given twice."""
+    """The devices that layers may go to. LabError for an unknown name, or one that occurs twice."""
     names = parts(asked.device)
     if not names:
         return machine.by_default(devices)
     if asked.is_on_cpu:
         return ()
-    known = {device.name.lower(): device for device in machine.accelerators(devices)}
+    by_name = {device.name.lower(): device for device in machine.accelerators(devices)}
     for name in names:
-        if name.lower() not in known:
-            there = ", ".join(device.name for device in known.values())
-            offer = f"Layers can go to: {there}." if known else "This build finds no GPU."
-            raise LabError(
-                f"--device {name}: no such device.", f"{offer} For the CPU only: --device none"
-            )
+        if name.lower() not in by_name:
+            offer = "This build finds no GPU."
+            if by_name:
+                available = ", ".join(device.name for device in by_name.values())
+                offer = f"Layers can go to: {available}."
+            what = f"--device {name}: no such device."
+            raise LabError(what, f"{offer} For the CPU only: --device none")
     if len({name.lower() for name in names}) < len(names):
-        raise LabError(
-            f"--device {','.join(names)} names a device twice.", "Name each device once."
-        )
-    return tuple(known[name.lower()] for name in names)
+        what = f"--device {','.join(names)} names a device twice."
+        raise LabError(what, "Name each device once.")
+    return tuple(by_name[name.lower()] for name in names)
+
+
+def _check_split(asked: AskedSettings, used: Sequence[Device]) -> None:
+    """LabError for shares or a main GPU that do not fit the devices."""
+    shares = asked.shares
+    names = ", ".join(device.name for device in used) or "none"
+    if shares is not None and len(shares) != len(used):
+        n_devices = plural(len(used), "device")
+        what = f"--tensor-split has {plural(len(shares), 'part')}, for {n_devices}."
+        raise LabError(what, f"Give a share for each device: {names}.")
+    if asked.main_gpu is not None and asked.main_gpu >= len(used):
+        what = f"--main-gpu {asked.main_gpu}: no such device."
+        raise LabError(what, f"Devices count from 0: {names}.")
+
+
+def _check_overrides(asked: AskedSettings, devices: Sequence[Device]) -> None:
+    """LabError for tensors that shall go to an unknown device."""
+    names = [CPU, *(device.name for device in machine.accelerators(devices))]
+    for text in parts(asked.override_tensor):
+        _, name = sizes.override_of(text)
+        if name not in names:
+            what = f"--override-tensor {text}: no such device {name}."
+            raise LabError(what, f"Use one of: {', '.join(names)}.")
 
 
 def free(plan: Plan) -> dict[str, int]:
-    """Free bytes of each device, or its total bytes if only these are known, and of this machine's memory (CPU)."""
-    totals = {
-        device.name: device.memory_bytes for device in plan.machine.devices if device.memory_bytes
-    }
-    return {**totals, **plan.free, CPU: machine.memory_available()}
+    """Free bytes of each device and of this machine's memory (CPU).
+
+    A device's total bytes if only these are known.
+    """
+    n_bytes = {}
+    for device in plan.machine.devices:
+        if device.memory_bytes:
+            n_bytes[device.name] = device.memory_bytes
+    n_bytes |= plan.free
+    n_bytes[CPU] = machine.memory_available()
+    return n_bytes
 
 
 def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
-    """The layers and memory of each device for this case alone, the CPU last; None if they cannot be computed."""
+    """What each device holds for this case alone, the CPU last; None if it cannot be computed."""
     room = with_room(plan.settings, [case])
-    names = [one.name for one in machine.used(plan.machine, plan.settings)]
-    shares = sizes.shares(free(plan), names)
-    own = sizes.places(plan.model, room, plan.tensors or (), names, shares)
-    if plan.draft is None or own is None:
-        return own
-    draft = plan.draft.model
-    other = sizes.places(draft, room, (), names, shares)
-    if other is None:
+    names = [device.name for device in machine.used(plan.machine, plan.settings)]
+    split = room.tensor_split if len(names) > 1 else None
+    shares = sizes.shares(free(plan), names, split)
+    placed = sizes.places(plan.model, room, plan.tensors or (), names, shares)
+    if plan.draft is None or placed is None:
+        return placed
+    of_draft = sizes.places(plan.draft.model, room, (), names, shares)
+    if of_draft is None:
         return None
-    pairs = zip(own, other, strict=True)
-    return tuple(
-        dataclasses.replace(one, memory=one.memory.beside(two.memory)) for one, two in pairs
-    )
+    together = []
+    for place, draft_place in zip(placed, of_draft, strict=True):
+        memory_of_both = place.memory.beside(draft_place.memory)
+        together.append(dataclasses.replace(place, memory=memory_of_both))
+    return tuple(together)
 
 
 def memory(plan: Plan, case: Case) -> Memory:
-    """The memory of a case on all devices together; each device has its own buffers."""
-    whole = plan.memory(case)
-    where = places(plan, case) if machine.used(plan.machine, plan.settings) else None
-    if not where or None in (whole.kv_cache_bytes, whole.compute_bytes):
-        return whole
-    weights = sum(place.memory.weights_bytes for place in where)
-    return Memory(
-        weights, whole.kv_cache_bytes, sum(place.memory.compute_bytes or 0 for place in where)
-    )
+    """The memory of a case on all devices together; each device has buffers of its own."""
+    total = plan.memory(case)
+    placed = places(plan, case) if machine.used(plan.machine, plan.settings) else None
+    if not placed or None in (total.kv_cache_bytes, total.compute_bytes):
+        return total
+    weights = sum(place.memory.weights_bytes for place in placed)
+    compute = sum(place.memory.compute_bytes or 0 for place in placed)
+    return Memory(weights, total.kv_cache_bytes, compute)
 
 
 def memory_for(plan: Plan) -> int | None:
-    """Bytes for weights, cache and buffers: those of the devices; unless all layers are there, those of RAM too."""
+    """Bytes for weights, cache and buffers on the devices.
+
+    Unless all layers are there, the RAM counts too. None if a device does not report its memory.
+    """
     n_layers = plan.settings.n_gpu_layers
     if n_layers == 0:
         return machine.memory_available()
-    is_all = plan.model.n_layer is not None and not 0 <= n_layers <= plan.model.n_layer
-    names = [device.name for device in machine.used(plan.machine, plan.settings)] + (
-        [] if is_all else [CPU]
-    )
-    has = free(plan)
-    return sum(has[name] for name in names) if has.keys() >= set(names) else None
+    names = [device.name for device in machine.used(plan.machine, plan.settings)]
+    is_whole = plan.model.n_layer is not None and not 0 <= n_layers <= plan.model.n_layer
+    if not is_whole:
+        names.append(CPU)
+    free_bytes = free(plan)
+    if not free_bytes.keys() >= set(names):
+        return None
+    return sum(free_bytes[name] for name in names)
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan with `refused` cases; for --n-gpu-layers auto with as many layers on devices as fit."""
+    """The plan with `refused` cases.
+
+    For --n-gpu-layers auto with as many layers on devices as fit.
+    """
     if plan.auto and plan.model.n_layer is not None and machine.accelerators(plan.machine.devices):
-        plans = (_with_layers(plan, n) for n in range(plan.model.n_layer + 1, 0, -1))
-        fitting = (one for one in plans if not any(_problem(one, case) for case in one.cases))
-        plan = next(fitting, _with_layers(plan, 0))
-    refused = {case: problem for case in plan.cases if (problem := _problem(plan, case))}
+        plan = _fitting(plan, plan.model.n_layer)
+    refused = {}
+    for case in plan.cases:
+        problem = _problem(plan, case)
+        if problem:
+            refused[case] = problem
     return dataclasses.replace(plan, refused=refused)
+
+
+def _fitting(plan: Plan, n_layer: int) -> Plan:
+    """The plan with the largest number of layers on devices with which all cases fit."""
+    for n in range(n_layer + 1, 0, -1):
+        candidate = _with_layers(plan, n)
+        if not any(_problem(candidate, case) for case in candidate.cases):
+            return candidate
+    return _with_layers(plan, 0)
 
 
 def _with_layers(plan: Plan, n: int) -> Plan:
     """The plan with n layers on devices, and the settings that depend on this."""
-    more = settings(plan.auto, n, plan.machine.devices, plan.model) if plan.auto else {}
-    return dataclasses.replace(
-        plan, settings=dataclasses.replace(plan.settings, n_gpu_layers=n, **more)
-    )
+    fields: dict[str, Any] = {"n_gpu_layers": n}
+    if plan.auto:
+        fields |= settings(plan.auto, n, plan.machine.devices, plan.model)
+    return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, **fields))
 
 
 def _problem(plan: Plan, case: Case) -> str | None:
-    """Why a case does not fit, with the largest number of layers that does; None if it fits, or this is unknown."""
-    need = plan.memory(case)
+    """Why a case does not fit, with the largest number of layers that does.
+
+    None if it fits, or if this is unknown.
+    """
     room = with_room(plan.settings, [case])
-    several = f" for {room.n_seq_max:,} sequences" if room.n_seq_max > 1 else ""
-    context = f"A context of {room.n_ctx:,} tokens{several}"
-    cache = (need.kv_cache_bytes or 0) / 1e9
-    total = f"{context} needs about {need.total_bytes / 1e9:,.1f} GB of memory (KV cache: {cache:,.1f} GB)"
-    where = places(plan, case) if machine.used(plan.machine, plan.settings) else None
-    if where is None:
-        available = memory_for(plan)
-        if room.n_ctx < MOST_TOKENS and (available is None or need.total_bytes <= available):
-            return None
-        return (
-            f"{total}; {available / 1e9:,.1f} GB are available."
-            if available is not None
-            else f"{total}."
-        )
-    over = _over(plan, where)
-    if over is None:
-        return None if room.n_ctx < MOST_TOKENS else f"{total}."
-
-    described = {
-        device.name: f"{device.name} ({device.description})" for device in plan.machine.devices
-    }
-    needs = f"{over.memory.total_bytes / 1e9:,.1f} GB for {plural(len(over.layers), 'layer')}"
-    sentence = f"{described.get(over.device, CPU)} needs {needs} and has {free(plan)[over.device] / 1e9:,.1f} GB"
-    for n in range((plan.model.n_layer or 0) + 1, 0, -1):
-        smaller = _with_layers(plan, n)
-        fewer = places(smaller, case)
-        if n != plan.settings.n_gpu_layers and fewer and _over(smaller, fewer) is None:
-            most = next(len(place.layers) for place in fewer if place.device == over.device)
-            return f"{context}: {sentence}: at most {most} fit: --n-gpu-layers {n}"
-    return f"{context}: {sentence}: no number of layers fits."
+    context = f"A context of {room.n_ctx:,} tokens"
+    if room.n_seq_max > 1:
+        context = f"{context} for {room.n_seq_max:,} sequences"
+    is_too_long = room.n_ctx >= MOST_TOKENS
+    placed = places(plan, case) if machine.used(plan.machine, plan.settings) else None
+    if placed is None:
+        return _problem_of_total(plan, case, context, is_too_long)
+    lacking = _lacking(plan, placed)
+    if lacking is not None:
+        return f"{context}: {_lacks(plan, lacking)}: {_advice(plan, case, lacking)}"
+    return f"{_total(plan, case, context)}." if is_too_long else None
 
 
-def _over(plan: Plan, where: Sequence[Place]) -> Place | None:
+def _total(plan: Plan, case: Case, context: str) -> str:
+    need = plan.memory(case)
+    cache_gb = (need.kv_cache_bytes or 0) / 1e9
+    total_gb = need.total_bytes / 1e9
+    return f"{context} needs about {total_gb:,.1f} GB of memory (KV cache: {cache_gb:,.1f} GB)"
+
+
+def _problem_of_total(plan: Plan, case: Case, context: str, is_too_long: bool) -> str | None:
+    """Why a case does not fit into the memory as a whole; None if it does."""
+    available = memory_for(plan)
+    is_enough = available is None or plan.memory(case).total_bytes <= available
+    if is_enough and not is_too_long:
+        return None
+    if available is None:
+        return f"{_total(plan, case, context)}."
+    return f"{_total(plan, case, context)}; {available / 1e9:,.1f} GB are available."
+
+
+def _lacking(plan: Plan, placed: Sequence[Place]) -> Place | None:
     """The first device whose memory is too small."""
-    has = free(plan)
-    return next(
-        (place for place in where if place.memory.total_bytes > has.get(place.device, math.inf)),
-        None,
-    )
+    free_bytes = free(plan)
+    for place in placed:
+        if place.memory.total_bytes > free_bytes.get(place.device, math.inf):
+            return place
+    return None
+
+
+def _lacks(plan: Plan, place: Place) -> str:
+    """What a device needs and has."""
+    name = CPU
+    for device in plan.machine.devices:
+        if device.name == place.device:
+            name = f"{device.name} ({device.description})"
+    needs_gb = place.memory.total_bytes / 1e9
+    has_gb = free(plan)[place.device] / 1e9
+    layers = plural(len(place.layers), "layer")
+    return f"{name} needs {needs_gb:,.1f} GB for {layers} and has {has_gb:,.1f} GB"
+
+
+def _advice(plan: Plan, case: Case, lacking: Place) -> str:
+    """The largest number of layers with which a case fits."""
+    for n in range((plan.model.n_layer or 0) + 1, 0, -1):
+        if n == plan.settings.n_gpu_layers:
+            continue
+        candidate = _with_layers(plan, n)
+        placed = places(candidate, case)
+        if placed and _lacking(candidate, placed) is None:
+            by_device = {place.device: place for place in placed}
+            n_there = len(by_device[lacking.device].layers)
+            return f"at most {n_there} fit: --n-gpu-layers {n}"
+    return "no number of layers fits."

@@ -94,7 +94,7 @@ def make_plan(
     with None for `watch` the plan uses its shape in the catalog and cannot be run.
     """
     asked = AskedSettings(**settings)
-    worker.use(builds.folder_of(asked.lib))
+    worker.use(builds.folder_of(asked.lib), placing.rpc_servers(asked))
     build = builds.of_worker(worker)  # before the child computes anything
     lengths = parse_lengths(prompt_len)
     check_number("gen", gen, MAX_TOKENS)

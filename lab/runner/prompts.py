@@ -1,4 +1,5 @@
-"""Make prompts of exactly n tokens: slices of a tokenized text, from different offsets, wrapping at its end."""
+"""Make prompts of exactly n tokens: slices of a tokenized text, from different offsets, wrapping at
+its end."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ class Source:
 
 
 def source(asked: str) -> Source:
-    """The source that --prompt names: `text` (all of the lab's texts), some of them, `random`, or a UTF-8 text file."""
+    """The source that --prompt names.
+
+    `text` (all of the lab's texts), some of them, `random`, or a UTF-8 text file.
+    """
     if asked == RANDOM:
         return Source(RANDOM, None, None)
     names = own_texts() if asked == TEXT else [name.strip() for name in asked.split(",")]
@@ -40,13 +44,11 @@ def source(asked: str) -> Source:
         reason = getattr(problem, "strerror", None) or problem
         raise LabError(f"The prompt file {asked} cannot be read: {reason}.", hint) from None
     except UnicodeDecodeError:
-        raise LabError(
-            f"The prompt file {asked} is not UTF-8 text.", "Convert it, or use --prompt text."
-        ) from None
+        what = f"The prompt file {asked} is not UTF-8 text."
+        raise LabError(what, "Convert it, or use --prompt text.") from None
     if not text.strip():
-        raise LabError(
-            f"The prompt file {asked} is empty.", "Write some text to it, or use --prompt text."
-        )
+        what = f"The prompt file {asked} is empty."
+        raise LabError(what, "Write some text to it, or use --prompt text.")
     return Source(printable(path.name), text, _sha256(text))
 
 
@@ -56,9 +58,8 @@ def own_texts() -> list[str]:
 
 
 def own_text(names: Sequence[str]) -> str:
-    return "\n\n".join(
-        data_file(f"{name}.txt", "prompts").read_text(encoding="utf-8") for name in names
-    )
+    files = [data_file(f"{name}.txt", "prompts") for name in names]
+    return "\n\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:
@@ -67,22 +68,22 @@ def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:
 
 
 def cut(ids: Sequence[int], n: int, start: int, bos: int | None) -> list[int]:
-    """Exactly n token ids: BOS if the model has one, then ids from `start` on, wrapping at the end."""
-    n_text = n if bos is None else n - 1
-    text = [ids[(start + i) % len(ids)] for i in range(n_text)]
-    return text if bos is None else [bos, *text]
+    """Exactly n token ids: BOS if the model has one, then ids from `start` on, wrapping around."""
+    first = [] if bos is None else [bos]
+    following = [ids[(start + i) % len(ids)] for i in range(n - len(first))]
+    return [*first, *following]
 
 
 def random_ids(
     n: int, n_vocab: int, bos: int | None, seed: int, repeat: int, sequence: int = 0
 ) -> list[int]:
-    """Exactly n uniformly random token ids, with BOS first if the model has one, as in llama-bench."""
+    """Exactly n uniformly random token ids; the first is BOS if the model has one."""
     ids = random.Random(_seed(seed, repeat, sequence)).choices(range(n_vocab), k=n)
     return ids if bos is None else [bos, *ids[1:]]
 
 
 def _seed(seed: int, repeat: int, sequence: int) -> str:
-    return f"{seed} {repeat}" + (f" {sequence}" if sequence else "")
+    return f"{seed} {repeat} {sequence}" if sequence else f"{seed} {repeat}"
 
 
 def _sha256(text: str) -> str:

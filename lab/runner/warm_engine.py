@@ -45,6 +45,12 @@ The first full step touches the pages of the compute buffer: about 5,000 page fa
 longest step that is warmed up.
 """
 
+PLACED_BY = (
+    *("devices", "split_mode", "main_gpu", "tensor_split", "n_cpu_moe", "override_tensor"),
+    "prefill_wait",
+)
+"""The settings that mean nothing without layers on devices."""
+
 N_SENTINEL = 8  # decode steps of a sentinel that count, after one that does not
 MAX_CRASHES = 2  # after which a case is abandoned, if they may be chance
 STATUS_S = 0.5  # interval of showing the progress; drawing it needs a core
@@ -115,7 +121,7 @@ class WarmEngine:
         if self.model.sha256 is None:
             self.reporter.report_status("checking the model file")
             self.model = dataclasses.replace(self.model, sha256=catalog.sha256(self.plan.file.path))
-        self.worker.use(self.plan.lib)
+        self.worker.use(self.plan.lib, self.plan.settings.rpc or ())
         self.reporter.report_status("loading the model")
         draft = self.plan.draft
         with self._explained(N_WARMUP_PROMPT):
@@ -368,7 +374,7 @@ def diagnose(worker: Worker, plan: Plan, n_prompt: int, death: WorkerDied) -> Di
 
 def changes(settings: Settings) -> list[Change]:
     """The changes that differ from these settings, that of the device first."""
-    none = dict.fromkeys(("devices", "n_cpu_moe", "prefill_wait"))
+    none = dict.fromkeys(PLACED_BY)
     known = [
         Change("--n-gpu-layers 0", {"n_gpu_layers": 0, **none}, "the device of the layers"),
         Change(

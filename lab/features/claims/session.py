@@ -178,7 +178,7 @@ def execute(
         if planned.probes:
             announce(f"{CEILINGS}: the best rate of each kernel")
             try:
-                worker.use(base.lib)
+                worker.use(base.lib, base.settings.rpc or ())
                 measuring.obtain(worker, here, planned.probes, watch, announce, path.parent)
             except LabError as problem:
                 announce(f"The ceilings could not be measured: {problem}")

@@ -268,7 +268,8 @@ def execute(made: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
                     watch(Status("loading the models"))
                     workers = {key: stack.enter_context(Worker()) for key in group}
                     for key, worker in workers.items():
-                        worker.use(made.plans[key].lib)
+                        servers = made.plans[key].settings.rpc or ()
+                        worker.use(made.plans[key].lib, servers)
                         bos = worker.load(made.plans[key].file.path, settings[key]).bos
                         own = chunks(made.texts, worker.tokenize, bos, N_CHUNK)
                         if pieces and own != pieces:

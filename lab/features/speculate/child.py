@@ -21,7 +21,7 @@ from lab.core.script import Operation, Shape
 from lab.engine import llama
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context, Logits
-from lab.engine.loop import Move
+from lab.engine.loop import Action
 
 N_GRAMS = (3, 2)
 """Lengths of the token sequences to look up, in this order. Single tokens repeat too often to predict the next one."""
@@ -63,7 +63,7 @@ class Lookup:
 
 
 class Speculation:
-    """Makes the moves, and records the shapes of the steps and the number of accepted tokens of each.
+    """Makes the actions, and records the shapes of the steps and the number of accepted tokens of each.
 
     Writes chosen tokens into `tokens`.
     """
@@ -78,9 +78,9 @@ class Speculation:
         self.shapes: list[Shape] = []
         self.accepted: list[int] = []
 
-    def moves(
+    def actions(
         self, prompt: Sequence[int], operation: Operation, n_prefilled: int
-    ) -> Iterator[Move]:
+    ) -> Iterator[Action]:
         """Moves until `operation.times` tokens are chosen, after the prompt and one chosen token (`tokens[0]`).
 
         Drafts never go beyond the last token to generate.
@@ -120,7 +120,7 @@ class Speculation:
     def _look_up(self, n: int) -> None:
         self._guesses += self._text.guess(n)
 
-    def _guess_next(self, n_prefilled: int) -> Move:
+    def _guess_next(self, n_prefilled: int) -> Action:
         """One step of the draft model over the tokens that it has not read yet."""
         assert self._draft is not None
         draft = self._draft

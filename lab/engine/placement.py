@@ -1,0 +1,109 @@
+"""Where llama.cpp puts a model: the settings that ask for it, and what its log says.
+
+llama.cpp has no function that says which layer, expert and cache lies where; its log does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any
+
+from lab.core.memory import EXPERTS, override_of
+from lab.core.record import Buffer, Placement, Settings
+from lab.engine import devices
+from lab.engine.bindings import P, llama_cpp
+
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # enum llama_split_mode of llama.h
+
+BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
+LAYER_LINE = re.compile(r"layer\s+\d+ assigned to device ([^\s,]+)")
+CACHE_LINE = re.compile(r"layer\s+(\d+): dev = (\S+)")
+EXPERT_LINE = re.compile(r"tensor blk\.(\d+)\.\S*exps\S* \(.*\) buffer type overridden to (\S+)")
+
+
+class _Override(ctypes.Structure):
+    """struct llama_model_tensor_buft_override of llama.h."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", P))
+
+
+def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
+    """Copy the settings into a llama_model_params.
+
+    Returns the objects that must live as long as the model.
+    """
+    params.n_gpu_layers = asked.n_gpu_layers
+    if asked.mmap is not None:
+        params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
+    if asked.repack is not None:
+        params.use_extra_bufts = asked.repack
+    if asked.split_mode is not None:
+        params.split_mode = SPLIT_MODES[asked.split_mode]
+    if asked.main_gpu is not None:
+        params.main_gpu = asked.main_gpu
+    arrays: list[Any] = []
+    if asked.tensor_split is not None:
+        shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
+        params.tensor_split = shares
+        arrays.append(shares)
+    if asked.devices is not None or asked.n_gpu_layers == 0:
+        handles = _devices(asked)
+        params.devices = ctypes.addressof(handles)
+        arrays.append(handles)
+    if asked.n_cpu_moe or asked.override_tensor:
+        overrides = _overrides(asked)
+        params.tensor_buft_overrides = ctypes.addressof(overrides)
+        arrays.append(overrides)
+    return tuple(arrays)
+
+
+def _devices(asked: Settings) -> Any:
+    """The devices for layers, ended by a null pointer.
+
+    With 0 layers and no list, a GPU build would keep the weights in memory that its GPU can read,
+    and prefill there.
+    """
+    names = (asked.devices or ()) if asked.n_gpu_layers else ()
+    handles = [devices.device_of(name) for name in names]
+    return (P * (len(handles) + 1))(*handles, None)
+
+
+def _overrides(asked: Settings) -> Any:
+    """The tensors that go to another memory, ended by an empty override; the first match counts."""
+    on_cpu = devices.memory_of(None)
+    overrides = [
+        _Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(asked.n_cpu_moe or 0)
+    ]
+    for text in asked.override_tensor or ():
+        pattern, device = override_of(text)
+        overrides.append(_Override(pattern.encode(), devices.memory_of(device)))
+    return (_Override * (len(overrides) + 1))(*overrides, _Override(None, None))
+
+
+def read_log() -> Placement:
+    """What llama.cpp logged about the placement since its log was cleared."""
+    layers: list[str] = []
+    buffers: list[Buffer] = []
+    caches: dict[int, str] = {}
+    experts: dict[int, str] = {}
+    for line in devices.log_lines():
+        if match := LAYER_LINE.search(line):
+            layers.append(match[1])
+        elif match := BUFFER_LINE.search(line):
+            buffers.append(Buffer(match[2], match[1], round(float(match[3]) * 2**20)))
+        elif match := CACHE_LINE.search(line):
+            caches[int(match[1])] = match[2]
+        elif match := EXPERT_LINE.search(line):
+            experts[int(match[1])] = match[2]
+    return Placement(
+        layers=tuple(layers),
+        buffers=tuple(buffers),
+        caches=_by_layer(caches, [""] * (max(caches, default=-1) + 1)),
+        experts=_by_layer(experts, layers[:-1]) if experts else (),
+    )
+
+
+def _by_layer(places: dict[int, str], otherwise: list[str]) -> tuple[str, ...]:
+    """The place of each layer, as logged or otherwise."""
+    return tuple(places.get(layer, place) for layer, place in enumerate(otherwise))
