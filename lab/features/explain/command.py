@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from lab.app import known as kinds
 from lab.app.help import Command
 from lab.app.options import DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
 from lab.app.running import RESULTS, ceilings_of, draws, hint, plot_folder, read, without_tuning
+from lab.core.record import OK, Record
 from lab.errors import LabError
+from lab.features.explain.section import explained
+from lab.roofline import probing
+from lab.show import text_results
 
 
 @click.command(cls=Command)
@@ -41,23 +47,12 @@ def explain(
 
     Needs the ceilings of the machine that measured: lab ceilings.
     """
-    from lab.app import known as kinds
-    from lab.core.record import OK
-    from lab.features.explain.section import explained
-    from lab.roofline import probing
-    from lab.show import console, table, text_results
+    from lab.show import console, table
     from lab.show.section import print_marked, print_sections
 
     reading = without_tuning(read(results, steps_to="explain"))
-    target = plot_folder(results, out) if draws(results, out, no_plot) else None
-    records = [
-        record for record in reading.records if record.run.status == OK and not record.run.warmup
-    ]
-    if not records:
-        raise LabError(
-            "No run succeeded, so there is nothing to explain.",
-            "Look at the errors: lab show RESULTS",
-        )
+    folder_of_plots = plot_folder(results, out) if draws(results, out, no_plot) else None
+    records = _of_good_runs(reading.records)
     sessions = ceilings_of(reading, folder)
     documents = []
     setups = table.setups(table.runs(records))
@@ -69,7 +64,7 @@ def explain(
         stem = Path(results[0]).stem
         if len(setups) > 1:
             stem = f"{stem}-{number}"
-        plots = [] if target is None else kinds.draw([section], target, stem)
+        plots = [] if folder_of_plots is None else kinds.draw([section], folder_of_plots, stem)
         document = {
             **section.data(),
             "plots": [str(plot) for plot in plots],
@@ -84,3 +79,14 @@ def explain(
                 stdout.print(f"plot     {plot}")
     if as_json:
         console.print_json(documents)
+
+
+def _of_good_runs(records: Sequence[Record]) -> list[Record]:
+    """The records of runs that succeeded, without warm-ups. LabError where there is none."""
+    good = [record for record in records if record.run.status == OK and not record.run.warmup]
+    if not good:
+        raise LabError(
+            "No run succeeded, so there is nothing to explain.",
+            "Look at the errors: lab show RESULTS",
+        )
+    return good

@@ -10,6 +10,7 @@ from typing import Any
 from lab.core import shown
 from lab.core.record import Ceilings, Record
 from lab.features.explain import advice as advising, sentences
+from lab.features.explain.advice import Advice
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import probing, step_kernels
 from lab.roofline.explanation import explain
@@ -35,34 +36,24 @@ PICTURE_SIZE = (5, 4.8)
 def explained(
     label: str, records: Sequence[Record], ceilings: Ceilings, has_advice: bool = True
 ) -> Section:
-    """Runs of one setup: the answer, each phase's time, limit and rates, sentences on limits,
-    changes and parts.
-    """
+    """Runs of one setup: what limits them, each phase's time, limit and rates, and advice."""
     rows = explain(records, ceilings)
     first = records[0]
-    changes: list[advising.Advice] = []
-    experiments: list[advising.Advice] = []
+    roof = step_kernels.roof(ceilings, probing.layers_of(first))
+    changes: list[Advice] = []
+    experiments: list[Advice] = []
     answer = ""
     if has_advice:
         changes = advising.changes(rows, first, ceilings)
         experiments = advising.experiments(rows, records, ceilings)
         answer = sentences.answer(rows, first.model, [*changes, *experiments])
-    roof = step_kernels.roof(ceilings, probing.layers_of(first))
-    verdicts = sentences.verdicts(rows, first.settings)
-    advice = [advising.sentence(advice) for advice in (*changes, *experiments)]
-    by_device = [
-        sentences.where_it_went(row)
-        for row in rows.itertuples()
-        if row.is_split and shown.ABOVE not in row.doubts
-    ]
-    warnings = probing.doubt_words(ceilings)
     document: dict[str, Any] = {
         "setup": label,
         "roof": roof._asdict(),
         "levers": [advice.figures for advice in changes],
         "experiments": [advice.figures for advice in experiments],
         "ceilings_measured_at": ceilings.measured_at,
-        "warnings": warnings,
+        "warnings": probing.doubt_words(ceilings),
         "rows": rows.to_dict("records"),
     }
     roofline = Picture(
@@ -76,18 +67,22 @@ def explained(
         ABOUT,
         answer=answer,
         **tabled(COLUMNS, list(rows.itertuples()), keep_all=True),
-        warnings=warnings,
+        warnings=probing.doubt_words(ceilings),
         sentences=[
-            *verdicts[:MOST_VERDICTS],
-            *advice[:1],
-            *verdicts[MOST_VERDICTS:],
-            *advice[1:],
-            *by_device,
+            *_in_order(sentences.verdicts(rows, first.settings), [*changes, *experiments]),
+            *sentences.by_device(rows),
             sentences.on_the_roof(roof, ceilings),
         ],
         pictures=[roofline],
         data=lambda: document,
     )
+
+
+def _in_order(verdicts: Sequence[str], advice: Sequence[Advice]) -> list[str]:
+    """Verdicts and advice, the first advice among the lines that a terminal shows."""
+    advised = [advising.sentence(change) for change in advice]
+    first_lines = [*verdicts[:MOST_VERDICTS], *advised[:1]]
+    return [*first_lines, *verdicts[MOST_VERDICTS:], *advised[1:]]
 
 
 def _measured_ms(row: Any) -> str:

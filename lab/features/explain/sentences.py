@@ -101,6 +101,15 @@ def _share_of_ceiling(phase: str, rows: pd.DataFrame) -> str:
     return f"decode after {lengths} tokens ({percents} % of the ceiling)"
 
 
+def by_device(rows: pd.DataFrame) -> list[str]:
+    """Where the time of each phase went, for runs on several devices."""
+    sentences = []
+    for row in rows.itertuples():
+        if row.is_split and shown.ABOVE not in row.doubts:
+            sentences.append(where_it_went(row))
+    return sentences
+
+
 def where_it_went(row: Any) -> str:
     """The parts of a phase's time on several devices, in percent."""
     percents = []
