@@ -1,13 +1,15 @@
-"""Predictions for this machine against runs that were never used to make them, by kind of extrapolation.
+"""Predictions for this machine against runs that never made them, by kind of extrapolation.
 
-    python3 -m uv run python -m tests.bench.held_out FOLDER --measure    # about ten minutes on two quiet cores
-    python3 -m uv run python -m tests.bench.held_out FOLDER              # evaluates what FOLDER holds, in seconds
+    uv run python -m tests.bench.held_out FOLDER --measure    # ten minutes, two quiet cores
+    uv run python -m tests.bench.held_out FOLDER              # evaluates what FOLDER holds
 
-Measuring makes ceilings and runs with fresh `lab` processes, round by round, and goes on where it was interrupted.
-Evaluating learns from a part of the stored runs and predicts other points, in every way in which the stored runs can
-be parted: longer prompts, another model, another quantization, other settings, and several of these at once. A point
-is a setup at a length in a phase; what is learned from and what is predicted are of different sessions where there
-are two rounds. Wanted: 90 % of at least 40 points in their ranges, and a median absolute error of at most 10 %.
+Measuring makes ceilings and runs with fresh `lab` processes, round by round, and goes on where it
+was interrupted. Evaluating learns from a part of the stored runs and predicts other points, in
+every way in which the stored runs can be parted: longer prompts, another model, another
+quantization, other settings, and several of these at once. A point is a setup at a length in a
+phase; what is learned from and what is predicted are of different sessions where there are two
+rounds. Wanted: 90 % of at least 40 points in their ranges, and a median absolute error of at most
+10 %.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from lab.core import results
-from lab.core.record import DECODE, PREFILL, Ceilings, Record
-from lab.roofline import probing
-from lab.roofline import learning
-from lab.roofline.prediction import Here
+from lab.core.lists import grouped
+from lab.core.record import DECODE, PREFILL, Ceilings, Machine, Record
+from lab.roofline import learning, probing
 from lab.roofline.learning import Case, Point
+from lab.roofline.prediction import Here
 from tests.conftest import run_process
 
 SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -45,165 +47,206 @@ SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 N_GEN = 24
 N_ROUNDS = 2
 N_REPEAT = 2
+TIMEOUT_S = 1800
 MOST_TIMES = 17
-"""Points beyond so many times the longest length learned from are left out (decode looks back at a little more)."""
+"""Points beyond so many times the longest length learned from are left out (decode looks back at
+a little more)."""
+
+WAYS = (("shape",), ("shape", "quantization"), ("settings",))
+"""Properties of a setup: what is not learned from has the same values of these."""
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     if "--measure" in sys.argv:
         measure(folder)
-    t = evaluate(folder)
+    print_errors(evaluate(folder))
+
+
+def print_errors(predictions: pd.DataFrame) -> None:
+    """A line for each kind of extrapolation and phase.
+
+    The deviation of log(measured / predicted), of a doubling, is what learning.PRIOR states.
+    """
     print(
-        "beyond what was learned from | phase | points | in range | median error | worst | high / low | deviation"
+        "beyond what was learned from | phase | points | in range | median error | worst | "
+        "high / low | deviation"
     )
-    groups = [(ways, phase, own) for (ways, phase), own in t.groupby(["ways", "phase"])]
-    groups += [("all", phase, t[t.phase == phase]) for phase in (PREFILL, DECODE)]
-    for ways, phase, own in [*groups, ("all", "both", t)]:
-        # the deviation of log(measured / predicted), of a doubling, is what learning.PRIOR states
-        deviation = (own.error.map(math.log1p) ** 2 / own.doublings).mean() ** 0.5
+    groups = [
+        (str(ways), str(phase), group)
+        for (ways, phase), group in predictions.groupby(["ways", "phase"])
+    ]
+    for phase in (PREFILL, DECODE):
+        groups.append(("all", phase, predictions[predictions.phase == phase]))
+    groups.append(("all", "both", predictions))
+    for ways, phase, group in groups:
+        squares = group.error.map(math.log1p) ** 2 / group.doublings
+        errors = group.error.abs()
         print(
-            f"{ways} | {phase} | {len(own)} | {own.inside.sum()} ({own.inside.mean():.0%}) | "
-            f"{own.error.abs().median():.1%} | {own.error.abs().max():.0%} | {own.width.median():.2f} | {deviation:.3f}"
+            f"{ways} | {phase} | {len(group)} | {group.inside.sum()} ({group.inside.mean():.0%}) | "
+            f"{errors.median():.1%} | {errors.max():.0%} | {group.width.median():.2f} | "
+            f"{squares.mean() ** 0.5:.3f}"
         )
-    print(f"{len(t)} predictions of {t.point.nunique()} different points")
+    print(f"{len(predictions)} predictions of {predictions.point.nunique()} different points")
     print("wanted: at least 90 % in range, a median error of at most 10 %, over at least 40 points")
 
 
+# Measuring
+
+
 def measure(folder: Path) -> None:
-    """Ceilings of every setup, then runs of every setup, round by round. What is there already is kept."""
+    """Ceilings of every setup, then runs of every setup, round by round; what is there stays."""
     for model, _, options in SETUPS:
-        lab(
-            "ceilings", "-m", model, *options, "--types", "", "--out", folder / "ceilings", "--json"
-        )
-    for number, (index, (model, lengths, options)) in itertools.product(
-        range(N_ROUNDS), enumerate(SETUPS)
-    ):
-        out = folder / f"round-{number}" / str(index)
-        if not list(out.glob("*.jsonl")):
+        lab("ceilings", "-m", model, *options, "--types", "", "--out", folder / "ceilings")
+    for number in range(N_ROUNDS):
+        for index, (model, lengths, options) in enumerate(SETUPS):
+            out = folder / f"round-{number}" / str(index)
+            if list(out.glob("*.jsonl")):
+                continue
             sizes = ("--prompt-len", lengths, "--gen", N_GEN, "--repeat", N_REPEAT)
-            lab(
-                "measure",
-                "-m",
-                model,
-                *options,
-                *sizes,
-                "--seed",
-                number + 1,
-                "--no-plot",
-                "--json",
-                "--out",
-                out,
-            )
+            seed = ("--seed", number + 1)
+            lab("measure", "-m", model, *options, *sizes, *seed, "--no-plot", "--out", out)
 
 
 def lab(*arguments: object) -> None:
     """The command in a process of its own. A failure is printed, and the bench goes on."""
-    code, _, error = run_process(*arguments, timeout_s=1800)
-    print(f"lab {' '.join(map(str, arguments))}{f': {error[-600:]}' if code else ''}", flush=True)
+    code, _, error = run_process(*arguments, "--json", timeout_s=TIMEOUT_S)
+    line = f"lab {' '.join(map(str, arguments))}"
+    if code:
+        line = f"{line}: {error[-600:]}"
+    print(line, flush=True)
+
+
+# Evaluating
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What is learned from: up to a length, everything, or what is (not) like a case in some
+    properties.
+    """
+
+    longest: int
+    case: Case | None = None
+    properties: tuple[str, ...] = ()
+    is_like: bool = True
+
+    def has(self, point: Point) -> bool:
+        if point.n_prompt > self.longest:
+            return False
+        if self.case is None:
+            return True
+        for name in self.properties:
+            if getattr(point.case, name) != getattr(self.case, name):
+                return not self.is_like
+        return self.is_like
 
 
 def evaluate(folder: Path) -> pd.DataFrame:
-    """Points predicted from parts of the others, for every machine that the folder has ceilings and runs of.
+    """Points predicted from parts of the others, on every machine of the folder.
 
-    A row each: learned from the first sessions of each setup, predicted of the second ones, and back.
+    A row each: learned from the first sessions of each setup, predicted of the second ones, and
+    back.
     """
     contents = results.read(sorted(folder.rglob("*.jsonl")))
-    rows = list[dict[str, object]]()
-    for here in {
-        ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings
-    }.values():
-        best = probing.known(contents.ceilings, probing.Where(here))
-        assert best is not None
-        records = [
-            record for record in contents.records if probing.same_machine(record.machine, here)
-        ]
-        sessions: dict[object, list[str]] = {}
-        for record in sorted(records, key=lambda record: record.session):
-            of_setup = sessions.setdefault(
-                (record.model.name, record.model.quantization, record.settings.n_threads), []
-            )
-            of_setup += [] if record.session in of_setup else [record.session]
-        rounds = {
-            session: number
-            for of_setup in sessions.values()
-            for number, session in enumerate(of_setup)
-        }
-        n_rounds = max(rounds.values(), default=-1) + 1
-        for number in range(n_rounds):
-            learned = learning.learn(
-                [record for record in records if rounds[record.session] == number], best
-            ).points
-            other = [
-                record for record in records if rounds[record.session] == (number + 1) % n_rounds
-            ]
-            measured = learning.learn(other, best).points
-            models = {
-                learning.case_of(DECODE, 0, record.model, record.settings): record
-                for record in other
-            }
-            for keeps in parts(learned):
-                held = [point for point in measured if not keeps(point)]
-                rows += predict(list(filter(keeps, learned)), held, models, best)
-            if n_rounds > 1:
-                rows += predict(learned, measured, models, best)
+    machines = {ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings}
+    rows: list[dict[str, object]] = []
+    for machine in machines.values():
+        ceilings = probing.known(contents.ceilings, probing.Where(machine))
+        assert ceilings is not None
+        rows += evaluate_machine(machine, contents.records, ceilings)
     return pd.DataFrame(rows)
 
 
-LEFT_OUT = ("shape",), ("shape", "quantization"), ("settings",)
-"""Of a setup: what is not learned from has the same values of these."""
+def evaluate_machine(
+    machine: Machine, records: Sequence[Record], ceilings: Ceilings
+) -> list[dict[str, object]]:
+    records = [record for record in records if probing.same_machine(record.machine, machine)]
+    rounds = rounds_of(records)
+    rows: list[dict[str, object]] = []
+    for number, of_round in enumerate(rounds):
+        next_round = rounds[(number + 1) % len(rounds)]
+        points = learning.learn(of_round, ceilings).points
+        measured = learning.learn(next_round, ceilings).points
+        by_case = {}
+        for record in next_round:
+            by_case[learning.case_of(DECODE, 0, record.model, record.settings)] = record
+        for part in parts(points):
+            held_out = [point for point in measured if not part.has(point)]
+            learned_from = [point for point in points if part.has(point)]
+            rows += predict(learned_from, held_out, by_case, ceilings)
+        if len(rounds) > 1:
+            rows += predict(points, measured, by_case, ceilings)
+    return rows
 
 
-def parts(points: Sequence[Point]) -> Iterator[Callable[[Point], bool]]:
-    """What to learn from, each up to a length: everything, without a setup's like, and one setup alone."""
-    cases = {
-        point.case.setup: point.case for point in points if point.case.phase == DECODE
-    }.values()
-    chosen: list[tuple[Case | None, tuple[str, ...], bool]] = [(None, (), True)]
-    chosen += [(one, names, False) for one in cases for names in LEFT_OUT]
-    chosen += [(one, ("shape", "quantization", "settings"), True) for one in cases]
-    for (case, names, is_alike), longest in itertools.product(
-        chosen, sorted({point.n_prompt for point in points})
-    ):
+def rounds_of(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of the first session of each setup, of the second, and so on."""
+    in_order = sorted(records, key=lambda record: record.session)
+    setups = grouped(
+        in_order,
+        lambda record: (
+            record.model.name,
+            record.model.quantization,
+            record.settings.n_threads,
+        ),
+    )
+    rounds: list[list[Record]] = []
+    for of_setup in setups.values():
+        sessions = grouped(of_setup, lambda record: record.session)
+        for number, of_session in enumerate(sessions.values()):
+            if number == len(rounds):
+                rounds.append([])
+            rounds[number] += of_session
+    return rounds
 
-        def keeps(
-            point: Point, case: Any = case, names: Any = names, wanted: Any = (is_alike, longest)
-        ) -> bool:
-            alike = case is None or all(
-                getattr(point.case, name) == getattr(case, name) for name in names
-            )
-            return bool(alike == wanted[0]) and bool(point.n_prompt <= wanted[1])
 
-        yield keeps
+def parts(points: Sequence[Point]) -> Iterator[Learning]:
+    """Everything, everything but a setup's like, and one setup alone; each up to a length."""
+    cases = {point.case.setup: point.case for point in points if point.case.phase == DECODE}
+    lengths = sorted({point.n_prompt for point in points})
+    for longest in lengths:
+        yield Learning(longest)
+    for case, longest in itertools.product(cases.values(), lengths):
+        for properties in WAYS:
+            yield Learning(longest, case, properties, is_like=False)
+        yield Learning(longest, case, ("shape", "quantization", "settings"))
 
 
 def predict(
-    kept: Sequence[Point], held: Sequence[Point], records: dict[Case, Record], best: Ceilings
+    learned_from: Sequence[Point],
+    held_out: Sequence[Point],
+    records: dict[Case, Record],
+    ceilings: Ceilings,
 ) -> Iterator[dict[str, object]]:
-    """The held-out points, predicted from those that were kept: how each extrapolates, and how it came out."""
-    if {point.case.phase for point in kept} != {PREFILL, DECODE}:
+    """The held-out points as predicted: how each extrapolates, and how it came out."""
+    if {point.case.phase for point in learned_from} != {PREFILL, DECODE}:
         return
-    learned = learning.Learned(learning.fit(kept), tuple(kept), (), 1)
-    for point in held:
+    learned = learning.Learned(learning.fit(learned_from), tuple(learned_from), (), 1)
+    for point in held_out:
         case = dataclasses.replace(point.case, phase=DECODE, length=0)
-        known = learned.coverage[point.case.phase]
-        if case not in records or point.case.length > MOST_TIMES * known.longest:
+        coverage = learned.coverage[point.case.phase]
+        if case not in records or point.case.length > MOST_TIMES * coverage.longest:
             continue
         record = records[case]
-        here = Here(record.model, record.settings, best, learned)
+        here = Here(record.model, record.settings, ceilings, learned)
         row = here.request(point.n_prompt, record.run.n_gen)
-        is_prefill = point.case.phase == PREFILL
-        ways = known.extrapolations(point.case)
-        low, high = row.prefill_s if is_prefill else row.tpot_s
-        expected = (row.prefill_expected_s if is_prefill else row.tpot_expected_s) or 0.0
+        if point.case.phase == PREFILL:
+            low, high = row.prefill_s
+            expected_s = row.prefill_expected_s or 0.0
+        else:
+            low, high = row.tpot_s
+            expected_s = row.tpot_expected_s or 0.0
+        ways = coverage.extrapolations(point.case)
+        doublings = max(ways.get(learning.LONGER, 0), ways.get(learning.SHORTER, 0))
         yield {
             "point": (point.case.setup, point.n_prompt),
             "ways": ", ".join(sorted(ways)) or "nothing",
             "phase": point.case.phase,
-            "error": expected / point.seconds - 1,
+            "error": expected_s / point.seconds - 1,
             "inside": low <= point.seconds <= high,
             "width": high / low,
-            "doublings": max(ways.get(learning.LONGER, 0), ways.get(learning.SHORTER, 0)) or 1.0,
+            "doublings": doublings or 1.0,
         }
 
 
