@@ -7,15 +7,11 @@ What people use is named here, and nowhere else:
     lab.runs(records)                           # DataFrame, one row a run
     lab.plot_decode(records)
 
-A small base (`core`, `process`, `engine`, `models`, `runner`, `show`, `cli`) carries the features, each in a room of
+A small base (`core`, `process`, `engine`, `models`, `runner`, `formats`, `roofline`, `remote`, `show`, `app`) carries the features, each in a room of
 its own (`features`). lab/README.md explains both.
 """
 
-import ast
-import functools
-import itertools
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError as LabError
@@ -38,6 +34,7 @@ if TYPE_CHECKING:
     from lab.features.report import report as report
     from lab.features.predict.picture import plot_requests as plot_requests
     from lab.features.predict.prediction import predict as predict
+    from lab.roofline.explanation import explain as explain
     from lab.features.quant.comparing import quant as quant, quant_table as quant_table
     from lab.features.speculate.speculation import speculate as speculate
     from lab.features.stall import stall as stall
@@ -46,27 +43,54 @@ if TYPE_CHECKING:
     from lab.features.tune.tuning import tune as tune
     from lab.features.turns import turns as turns
     from lab.features.why.reasons import why as why
-    from lab.roofline.explanation import explain as explain
     from lab.runner.as_options import settings as settings
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.table import runs as runs, steps as steps, summary as summary
 
 
-@functools.cache
-def _modules() -> dict[str, str]:
-    """The module of each name, from the imports above: type checkers follow them, and nothing else says the names."""
-    source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    blocks = (block.body for block in source.body if isinstance(block, ast.If))
-    imports = (node for node in itertools.chain(*blocks) if isinstance(node, ast.ImportFrom))
-    return {name.name: str(node.module) for node in imports for name in node.names}
+PUBLIC = {
+    "ab": "lab.runner.trial",
+    "attention": "lab.features.trace.token_trace",
+    "batch": "lab.features.batch",
+    "ceilings": "lab.features.ceilings",
+    "claims": "lab.features.claims.session",
+    "compare": "lab.show.comparison",
+    "explain": "lab.roofline.explanation",
+    "measure": "lab.features.measure.measuring",
+    "plot_decode": "lab.show.plot_runs",
+    "plot_lines": "lab.show.canvas",
+    "plot_prefill": "lab.show.plot_runs",
+    "plot_requests": "lab.features.predict.picture",
+    "plot_roofline": "lab.features.explain.picture",
+    "plot_shares": "lab.show.plot_runs",
+    "plot_sweep": "lab.show.plot_runs",
+    "plot_tuned": "lab.features.tune.result",
+    "predict": "lab.features.predict.prediction",
+    "quant": "lab.features.quant.comparing",
+    "quant_table": "lab.features.quant.comparing",
+    "read": "lab.core.results",
+    "report": "lab.features.report",
+    "runs": "lab.show.table",
+    "settings": "lab.runner.as_options",
+    "show_tuned": "lab.features.tune.result",
+    "speculate": "lab.features.speculate.speculation",
+    "stall": "lab.features.stall",
+    "steps": "lab.show.table",
+    "summary": "lab.show.table",
+    "sweep": "lab.features.measure.measuring",
+    "trace": "lab.features.trace.token_trace",
+    "tune": "lab.features.tune.tuning",
+    "turns": "lab.features.turns",
+    "why": "lab.features.why.reasons",
+}
+"""The module of each public name, imported on first use: `lab --help` loads neither pandas nor matplotlib."""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_modules()})
+    return sorted({*globals(), *PUBLIC})
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that `lab --help` loads neither pandas nor matplotlib."""
-    if name not in _modules():
+    if name not in PUBLIC:
         raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    return getattr(import_module(_modules()[name]), name)
+    return getattr(import_module(PUBLIC[name]), name)

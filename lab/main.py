@@ -7,32 +7,41 @@ import io
 import os
 import signal
 import sys
+from collections import UserDict
 from pathlib import Path
+from typing import Any
 
 import click
 
+from lab import feature_list
 from lab.app.help import EXIT_FAILED, EXIT_INTERRUPTED, Group
 from lab.errors import LabError
-from lab.app import known
 
 
-class Grouped(Group):
+class Commands(UserDict[str, Any]):
+    """The commands by name; a module is imported when its command is used: `lab --help` is instant."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        command: click.Command = feature_list.load(self.data[name].command)
+        return command
+
+
+class GroupedCommands(Group):
     """A group whose help lists its commands by what they are for, from the list of features alone."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, known.COMMANDS))
-        for title in dict.fromkeys(group for group, *_ in known.COMMANDS.values()):
-            with formatter.section(title):
-                own = [
-                    (name, words)
-                    for name, (group, _, words) in known.COMMANDS.items()
-                    if group == title
-                ]
-                formatter.write_dl([(name.ljust(width), words) for name, words in own])
+        width = max(len(feature.name) for feature in feature_list.FEATURES)
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for feature in feature_list.FEATURES:
+            rows.setdefault(feature.group, []).append((feature.name.ljust(width), feature.help))
+        for group, rows_of_group in rows.items():
+            with formatter.section(group):
+                formatter.write_dl(rows_of_group)
 
 
 @click.group(
-    cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=GroupedCommands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="mini-lab", message="mini-lab %(version)s")
 def lab() -> None:
@@ -44,18 +53,15 @@ def lab() -> None:
     """
 
 
+lab.commands = Commands(feature_list.by_name())
+
+
 def main() -> None:
     """The `lab` command. A LabError is a sentence for its reader, not a traceback.
 
     Exit status: 0 when all went well, 1 for every error (in the command line too), 130 after Ctrl-C.
     """
-    if sys.stdout is None:  # closed by the shell (>&-)
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal that lacks a letter shall not end a session
+    _prepare_streams()
     for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: the engine ends too
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)
@@ -69,23 +75,26 @@ def main() -> None:
     except click.ClickException as problem:
         problem.show()
         if "unexpected extra argument" in problem.format_message():
-            click.echo(
-                "Separate several lengths or models with commas: --prompt-len 10,100,1000", err=True
-            )
+            hint = "Separate several lengths or models with commas: --prompt-len 10,100,1000"
+            click.echo(hint, err=True)
         sys.exit(EXIT_FAILED)
     except OSError as problem:
         if problem.errno != errno.ENOSPC:
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), 1
-        )  # else Python tries to write the rest once more when it ends
-        click.echo(
-            f"Error: The output cannot be written: {problem.strerror}.\nFree some space.", err=True
-        )
+        # Otherwise Python tries to write the rest once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        message = f"Error: The output cannot be written: {problem.strerror}.\nFree some space."
+        click.echo(message, err=True)
         sys.exit(EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted.", err=True)
         sys.exit(EXIT_INTERRUPTED)
 
 
-lab.commands = known.Commands(known.COMMANDS)
+def _prepare_streams() -> None:
+    if sys.stdout is None:  # closed by the shell (>&-)
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a letter shall not end a session.
+            stream.reconfigure(errors="replace")

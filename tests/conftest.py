@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
+from lab.core.experiments import case_of
 from lab.core.memory import Tensor
 from lab.core.record import (
     DECODE,
@@ -219,11 +220,18 @@ def speculated(script: Script, n_right: int) -> tuple[list[Shape], tuple[int, ..
 
 
 def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any) -> Run:
+    """A run with exact times. `setup` is an experiment's own dataclass, `every` makes it a sweep."""
     rates = {
         name: changes.pop(name)
         for name in ("prefill_ms", "decode_ms", "per_position_ms")
         if name in changes
     }
+    every = changes.pop("every", None)
+    setup = changes.pop("setup", None)
+    if setup is not None:
+        changes["case"] = case_of(setup)
+    elif every is not None:
+        changes["case"] = {"every": every}
     return dataclasses.replace(
         Run(
             n_prompt=n_prompt,
@@ -233,9 +241,8 @@ def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any
             started_at="2026-01-01T00:00:00Z",
             status=OK,
             error=None,
-            steps=exact_steps(n_prompt, n_gen, 8, every=changes.get("every"), **rates),
+            steps=exact_steps(n_prompt, n_gen, 8, every=every, **rates),
             token_ids=tuple(range(n_gen)),
-            prompt_offset=3,
             end_of_generation_at=None,
             noise=None,
         ),
@@ -332,7 +339,7 @@ class FakeWorker:
         steps = steps_of_shapes(shapes, decode_ms=self.decode_ms(), move_ms=self.move_ms)
         outcome = Outcome(steps, tuple(range(n_chosen)), None)
         if more[1]:
-            outcome = dataclasses.replace(outcome, accepted=more[1])
+            outcome = dataclasses.replace(outcome, counts=outcome.counts | {"accepted": more[1]})
         if (n_prefilled, n_chosen) == (1, N_SENTINEL + 2):
             return outcome
         self.scripts.append(script)

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from lab.app import kinds
 from lab.core import cost, memory, phases, results, script as scripts
-from lab.core.payloads import Batch
 from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
 from lab.errors import LabError
 from lab.features import batch as batching
-from lab.app import known
 from lab.show import comparison
 from lab.roofline import step_kernels
 from lab.roofline import learning
 from lab.roofline.step_prediction import StepPrediction
+from lab.features.batch import Batch
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
@@ -41,14 +41,23 @@ def text(sequence: int, n: int) -> list[int]:
 
 
 def case(n_seq: int, n_prompt: int = 20, gen: int = 5, is_shared: bool = False) -> Case:
-    return Case(n_prompt, gen, lever=Batch(n_seq, is_shared), sequences=(n_prompt + gen,) * n_seq)
+    return Case(
+        n_prompt,
+        gen,
+        experiment="batch",
+        setup=Batch(n_seq, is_shared),
+        sequences=(n_prompt + gen,) * n_seq,
+    )
 
 
 def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, **changes: Any) -> Run:
     written = batching.write(case(n_seq), text, SETTINGS)
     steps = steps_of(written, decode_ms=decode_ms)
     return dataclasses.replace(
-        make_run(20, 5, repeat, **changes), steps=steps, batch=Batch(n_seq, False)
+        make_run(20, 5, repeat, **changes),
+        steps=steps,
+        experiment="batch",
+        setup=Batch(n_seq, False),
     )
 
 
@@ -304,8 +313,8 @@ def test_steps_that_are_not_those_of_a_batch_are_passed_over(changes: dict[str, 
     broken = dataclasses.replace(run, steps=dataclasses.replace(run.steps, **columns))
     for changed in (
         broken,
-        dataclasses.replace(run, batch=Batch(10**10, False)),
+        dataclasses.replace(run, experiment="batch", setup=Batch(10**10, False)),
         dataclasses.replace(run, n_prompt=0),
     ):
         assert phases.figures(changed) == {} and batching.rows([make_record(changed)]) == []
-        assert known.experiments_of([make_record(changed)]) == []
+        assert kinds.experiments_of([make_record(changed)]) == []

@@ -12,19 +12,21 @@ from typing import Any
 import pytest
 
 from lab.core import script as scripts
-from lab.core.payloads import LOOKUP, Batch, Speculation, Turns
+from lab.core.guesses import LOOKUP
 from lab.core.record import DECODE, FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.features import batch as batching, stall as stalls, turns
+from lab.features.batch import Batch
 from lab.features.claims import figures
 from lab.features.claims.figures import LONGEST, Evidence, figure
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, judge
-from lab.show import comparison
 from lab.features.speculate import speculation
+from lab.features.speculate.speculation import Speculation
+from lab.features.turns import Turns
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case, measured_run, named
-from lab.show import disturbances
+from lab.show import comparison, disturbances
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeClock, make_record, speculated
 
 WEIGHTS = 10**6 * 32 // 18
@@ -214,7 +216,7 @@ def work() -> Iterator[Work]:
         yield (
             "batch",
             None,
-            Case(64, 16, lever=Batch(n, False), sequences=(80,) * n),
+            Case(64, 16, experiment="batch", setup=Batch(n, False), sequences=(80,) * n),
             batching.write,
             USUAL,
             "Q4_0",

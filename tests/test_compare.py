@@ -12,14 +12,13 @@ import pytest
 from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
 from lab.errors import LabError
-from lab.show import comparison
-from lab.runner import trial as side_by_side
 from lab.features.compare import text_compare
-from lab.show.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
+from lab.runner import trial as side_by_side
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
 from lab.runner.session import execute as execute_session
-from lab.show import console
+from lab.show import comparison, console
+from lab.show.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
 
 OTHER = dataclasses.replace(MACHINE, cpu="Other CPU")

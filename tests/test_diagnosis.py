@@ -13,15 +13,14 @@ import pytest
 from lab.core.record import CRASHED, OK, Rate, Record, Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.runner import trial as side_by_side
-from lab.runner.trial import plan as plan_trial
 from lab.process.wire import Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, warm_engine
+from lab.runner import builds, trial as side_by_side, warm_engine
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file
+from lab.runner.trial import plan as plan_trial
 from lab.runner.warm_engine import Diagnosed
 from tests import faults
 from tests.conftest import FakeWorker

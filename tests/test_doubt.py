@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 
+from lab.app import running
 from lab.core import results, shown
 from lab.core.record import Record
 from lab.features import report as page
-from lab.app import running
-from lab.show import comparison
 from lab.features.compare import text_compare
 from lab.features.explain import advice, sentences as explained
 from lab.roofline import explanation, probing, step_kernels
 from lab.roofline.probes import READ
-from lab.roofline.probing import Where
-from lab.show import text_results
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
-from lab.show import table
+from lab.roofline.probing import Where
+from lab.show import comparison, table, text_results
 from tests.bench import doubt
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, FAST, WIDE, rate, timed

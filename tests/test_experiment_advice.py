@@ -94,7 +94,10 @@ def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() ->
     assert batch.user_share == pytest.approx(1 / 1.5)
     assert guessing.n_draft == 1
     assert (guessing.least_acceptance, guessing.gain) == pytest.approx((0.5, 1.8 / 1.5))
-    sentences = {name: advice.sentence(advice.Advice(lever.words, lever.command, {})) for name, lever in levers.items()}
+    sentences = {
+        name: advice.sentence(advice.Advice(lever.words, lever.command, {}))
+        for name, lever in levers.items()
+    }
     assert sentences["batch"].startswith(
         "Predicted for 2 sequences decoded together: 1.33x the tokens/s in total, 0.667x per user, after prompts of 20 "
         "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "

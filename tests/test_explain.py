@@ -96,8 +96,7 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
     )
     assert "too low" not in " ".join(words.verdicts(explanation.explain(records, FAST), WIDE))
     assert all(
-        0 < lever.figures["decode_gain"] < 100
-        for lever in advice.changes(rows, records[0], low)
+        0 < lever.figures["decode_gain"] < 100 for lever in advice.changes(rows, records[0], low)
     )
 
 
@@ -247,10 +246,7 @@ def test_commands_on_ceilings_that_are_known(
         dataclasses.replace(p, n_bytes=2**21, seconds=0.01)
         for p in probes.probes(plan.model, plan.settings)
     ]
-    assert (
-        probes.missing(wanted, ())
-        == wanted
-    )
+    assert probes.missing(wanted, ()) == wanted
     rates = (*map(worker.probe, wanted), measuring.read_rate(1, 2**22))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     path = probing.save(Ceilings(now, plan.machine, False, rates), tmp_path)

@@ -13,11 +13,10 @@ import pytest
 from lab.core.record import OK
 from lab.core.results import read
 from lab.errors import LabError
-from lab.runner import trial as side_by_side
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Libraries
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds
+from lab.runner import builds, trial as side_by_side
 from tests.conftest import FakeWorker, run_lab
 
 LIBLLAMA = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, "libllama.so")

@@ -285,7 +285,7 @@ def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded
             **make_run(150, 5).__dict__,
             "steps": swept.steps,
             "token_ids": swept.token_ids,
-            "every": 64,
+            "case": {"every": 64},
         }
     )
     assert [leg.n_prompt for leg in phases.by_length(run)] == [64, 128, 150]

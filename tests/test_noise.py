@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from lab.app import kinds
 from lab.core.record import (
     DRAM,
     FAILED,
@@ -24,7 +25,6 @@ from lab.core.record import (
     Record,
     Run,
 )
-from lab.app import known
 from lab.runner import noise_watch
 from lab.runner.noise_watch import Counter, EnergyWatch, GpuWatch, describe_energy
 from lab.show import disturbances, table
@@ -353,7 +353,7 @@ def test_a_run_has_joules_per_generated_token() -> None:
 
 def test_the_table_shows_joules_where_they_are_known() -> None:
     def table_of(records: list[Record]) -> Sequence[Section]:
-        return known.sections(records)[0].parts
+        return kinds.sections(records)[0].parts
 
     (one,) = table_of([with_joules({PACKAGE: 30}), with_joules({PACKAGE: 50}, repeat=1)])
     assert "J per token: energy of the whole run (package, all that ran on it)" in " ".join(

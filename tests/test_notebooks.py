@@ -159,7 +159,7 @@ def beyond_the_interface(source: str) -> list[str]:
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
         of_lesson = {
-            "lab": lab._modules(),
+            "lab": lab.PUBLIC,
             "lesson": {name for name, one in vars(lesson).items() if callable(one)},
         }
         if name not in of_lesson.get(node.value.id, {name}):

@@ -12,15 +12,14 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from lab.app import kinds
 from lab.core.record import Record
-from lab.app import known
-from lab.show import comparison
 from lab.features.compare import text_compare
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import explanation, step_kernels
 from lab.show import plot_runs
 from lab.features.tune import result
-from lab.show import canvas
+from lab.show import canvas, comparison
 from lab.show.section import Picture, numbered
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
@@ -54,7 +53,7 @@ def trial(n_blocks: int = 8, n_disturbed: int = 0) -> list[Record]:
 
 
 def of_levers(records: list[Record], name: str) -> Callable[[Figure], Any]:
-    (section,) = [one for one in known.experiments_of(records, [KERNELS]) if one.name == name]
+    (section,) = [one for one in kinds.experiments_of(records, [KERNELS]) if one.name == name]
     return section.pictures[0].draw
 
 
@@ -239,4 +238,10 @@ def test_a_model_with_dollars_in_its_name_is_no_formula() -> None:
 def test_pictures_of_equal_name_get_names_of_their_own() -> None:
     names = ("a", "batch", "batch-2", "batch", "batch-2")
     made = numbered([Picture(name, "", lambda figure: None) for name in names])
-    assert [picture.name for picture in made] == ["a", "batch-1", "batch-2-1", "batch-3", "batch-2-2"]
+    assert [picture.name for picture in made] == [
+        "a",
+        "batch-1",
+        "batch-2-1",
+        "batch-3",
+        "batch-2-2",
+    ]

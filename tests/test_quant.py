@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from scipy import special
 
+from lab.app import kinds
 from lab.core import results
 from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Steps
 from lab.errors import LabError
-from lab.app import known
 from lab.features.quant import child as quality, comparing
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -177,7 +177,7 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()
     contents = results.read([path])
-    (again,) = known.commands([*contents.records, *contents.traces])
+    (again,) = kinds.commands([*contents.records, *contents.traces])
     assert again.startswith("lab quant ") and "--budget 90s" in again
 
 

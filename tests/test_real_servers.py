@@ -29,11 +29,11 @@ from lab.core.request import CHAT, COMPLETIONS, DONE, OTHER, ROLE, TEXT, USAGE, 
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson
+from lab.models import catalog
 from lab.remote import formats, servers
 from lab.remote.access import Client, access, all_headers
 from lab.remote.formats import Ask
 from lab.remote.servers import Server, connect
-from lab.models import catalog
 from tests.bench import llama_bench
 from tests.conftest import run_lab
 from tests.servers import RealServer, llama_cpp_server, llama_server, wheel_server

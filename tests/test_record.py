@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_a_record_comes_back_equal(tmp_path: Path) -> None:
 def test_the_names_of_a_line_are_the_contract(tmp_path: Path) -> None:
     results.save(tmp_path / "a.jsonl", make_record())
     line = json.loads((tmp_path / "a.jsonl").read_text())
-    assert line["schema"] == 3
+    assert line["schema"] == 4
     assert {"session", "machine", "model", "settings", "run"} <= set(line)
     assert set(line["run"]["steps"]) == {
         *("kind", "n_tokens", "n_past", "start_ns", "ready_ns", "end_ns"),
@@ -73,12 +74,12 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
         (lambda line: line[:-20] + b"\n", "not JSON"),
         (lambda line: b"[1]\n", "not a record of the lab"),
         (
-            lambda line: line.replace(b'"schema":3', b'"schema":4'),
-            "newer version of the lab (schema 4)",
+            lambda line: line.replace(b'"schema":4', b'"schema":5'),
+            "newer version of the lab (schema 5)",
         ),
         (
-            lambda line: line.replace(b'"schema":3', b'"schema":2'),
-            "older version of the lab (schema 2)",
+            lambda line: line.replace(b'"schema":4', b'"schema":3'),
+            "older version of the lab (schema 3)",
         ),
         (
             lambda line: line.replace(b'"n_prompt":20', b'"n_prompt":"x"'),
@@ -108,8 +109,8 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
             lambda line: line.replace(b'"seed":1', b'"seed":1' + b"0" * 5000),
             "record.settings.seed: integer value out",
         ),
-        (lambda line: line.replace(b',"schema":3', b""), "no schema number"),
-        (lambda line: line.replace(b'"schema":3', b'"schema":true'), "no schema number"),
+        (lambda line: line.replace(b',"schema":4', b""), "no schema number"),
+        (lambda line: line.replace(b'"schema":4', b'"schema":true'), "no schema number"),
         (
             lambda line: line.replace(
                 b'"session":', b'"x":' + b"[" * 10**5 + b"]" * 10**5 + b',"session":'
@@ -142,28 +143,32 @@ def test_a_broken_line_is_named_and_the_others_are_read(
     assert "a.jsonl line 2" in reading.skipped[0]
 
 
-@pytest.mark.parametrize(
-    ("old", "words"),
-    [
-        ('"run":{"prefix":{"n_prefix":4,"n_suffix":6},', "lab prefix"),
-        ('"settings":{"rpc":["10.0.0.1:50052"],', "RPC"),
-    ],
-)
-def test_a_run_of_what_is_gone_is_no_plain_run(tmp_path: Path, old: str, words: str) -> None:
+def test_a_run_of_an_experiment_that_is_gone_is_no_plain_run(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    results.save(path, make_record(), make_record(make_run(repeat=1)))
-    plain, gone = path.read_text().splitlines()
-    plain = plain.replace('"run":{', '"run":{"prefix":null,').replace(
-        '"settings":{', '"settings":{"rpc":null,'
-    )
-    place = old.partition("{")[0] + "{"
-    path.write_text(f"{plain}\n{gone.replace(place, old)}\n")
+    results.save(path, make_record(make_run(experiment="prefix")))
     reading = results.read([path])
-    assert reading.records == (make_record(),)
+    assert not reading.records
     (sentence,) = reading.skipped
-    assert sentence.startswith(
-        f"a.jsonl line 2 skipped: it is a run of {words}, which this version of the lab no longer has"
-    )
+    assert "it is a run of lab prefix, which this version of the lab does not have" in sentence
+
+
+@pytest.mark.parametrize("case", [{}, {"n_seq": "2", "is_shared": False}, {"n_seq": 2, "x": 1}])
+def test_a_case_that_its_experiment_does_not_know_is_refused(
+    tmp_path: Path, case: dict[str, Any]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    results.save(path, make_record(make_run(experiment="batch", case=case)))
+    reading = results.read([path])
+    assert not reading.records
+    assert "its case" in reading.skipped[0]
+
+
+def test_a_line_of_an_unknown_kind_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    line = json.loads(to_json(make_record())) | {"kind": "dream"}
+    path.write_text(json.dumps(line) + "\n")
+    (sentence,) = results.read([path]).skipped
+    assert "no lines of the kind 'dream'" in sentence
 
 
 def test_a_key_that_is_missing_has_its_default(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from lab.app import asked as asked_words
 from lab.core import results
 from lab.core.asked_settings import defaults
 from lab.core.record import Ceilings, Record, Totals
 from lab.errors import LabError
-from lab.app import known
 from lab.features import report as page
+from lab.main import lab as cli
 from lab.models import catalog
 from lab.runner.plan import make_plan
 from tests.conftest import (
@@ -303,12 +304,12 @@ def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
     plan = make_plan(FakeWorker(), [100], 5, 2, **asked)  # type: ignore[arg-type]
     runs = [make_run(100, 5, i, every=plan.cases[0].every) for i in range(2)]
     embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
-    command = known.command(
+    command = asked_words.line(
         [make_record(run, settings=plan.settings, model=embedded) for run in runs]
     )
     assert command is not None
     name, *words = command.split()[1:]
-    context = known.Commands(known.COMMANDS)[name].make_context(name, words)
+    context = cli.commands[name].make_context(name, words)
     given = {
         key: value
         for key, value in context.params.items()
@@ -328,11 +329,11 @@ def test_the_command_of_a_trial_has_its_variants_and_what_they_share() -> None:
                 SETTINGS, n_threads=n, n_threads_batch=n, flash_attn="on"
             )
             records.append(make_record(make_run(block=block, variant=variant), settings=settings))
-    assert known.command(records) == (
+    assert asked_words.line(records) == (
         "lab ab '--threads 1' '--threads 2' --prompt-len 20 --gen 5 --blocks 2 --model tiny.gguf --ubatch 8 "
         "--flash-attn on"
     )
-    assert known.command([make_record(make_run(totals=Totals(1, 1)))]) is None
+    assert asked_words.line([make_record(make_run(totals=Totals(1, 1)))]) is None
 
 
 # In a browser

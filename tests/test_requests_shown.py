@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import lab
+from lab.app import kinds
 from lab.core import results
 from lab.core.record import FAILED, Record
 from lab.core.request import (
@@ -21,12 +22,10 @@ from lab.core.request import (
     Usage,
 )
 from lab.errors import LabError
-from lab.app import known
-from lab.show import comparison
 from lab.features.compare import text_compare
-from lab.show.comparison import SLOWER
 from lab.remote import through_server
-from lab.show import console, table
+from lab.show import comparison, console, table
+from lab.show.comparison import SLOWER
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
 
@@ -69,7 +68,7 @@ def session(
 
 
 def shown(records: list[RequestRecord], capsys: pytest.CaptureFixture[str]) -> str:
-    known.print_results(records, console.console())
+    kinds.print_results(records, console.console())
     return capsys.readouterr().out
 
 

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from lab.core import results
-from lab.core.payloads import LOOKUP, Speculation
+from lab.app import asked as asked_words, kinds
+from lab.core import guesses, results
+from lab.core.guesses import LOOKUP, StepTimes
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
 from lab.errors import LabError
-from lab.app import known
 from lab.features import report as page
-from lab.core import guesses
 from lab.features.speculate import speculation
 from lab.features.speculate.child import Lookup
-from lab.core.guesses import StepTimes
+from lab.features.speculate.speculation import Speculation
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -232,7 +231,7 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
     assert by_n[0].draft is None and by_n[2].draft == MODEL
     kinds = by_n[2].steps.kind
     assert kinds[:4] == (DRAFT, PREFILL, DRAFT, DRAFT)  # it reads the prompt first
-    assert "speculate --draft" in str(known.command(records))
+    assert "speculate --draft" in str(asked_words.line(records))
     (row,) = speculation.rows(records)
     assert row.draft == "tiny Q4_0"
     (curve, *_) = speculation.curve(records)
@@ -330,7 +329,7 @@ def test_a_model_that_guesses_for_itself_is_mostly_right_and_every_step_is_accou
 def test_it_is_shown_drawn_and_written(
     real: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = known.experiments_of(real)
+    shown = kinds.experiments_of(real)
     assert {section.name for section in shown} == {"speculate", "curve"}
     print_sections(shown, console())
     out = capsys.readouterr().out

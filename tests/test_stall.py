@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from lab.core import phases, results, script as scripts
-from lab.core.payloads import Stall
 from lab.core.record import DECODE, FORGET, MIXED, PREFILL, Record, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
@@ -18,6 +17,7 @@ from lab.features import stall as stalls
 from lab.roofline import step_kernels
 from lab.roofline import learning
 from lab.roofline.step_prediction import StepPrediction, pieces
+from lab.features.stall import Stall
 from lab.process.worker import Worker
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE

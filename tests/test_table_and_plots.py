@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.app import kinds
 from lab.core.record import Device, Record
-from lab.app import known
-from lab.show import plot_runs, text_results
-from lab.show import console, table
+from lab.show import console, plot_runs, table, text_results
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 
@@ -111,8 +110,8 @@ def test_gpus_and_mains_or_battery_are_part_of_a_setup() -> None:
 
 def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
-    known.print_results([make_record(make_run(10, 2), model=odd)], console.console())
-    known.print_results(
+    kinds.print_results([make_record(make_run(10, 2), model=odd)], console.console())
+    kinds.print_results(
         [make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console()
     )
     shown = capsys.readouterr().out
@@ -132,7 +131,7 @@ def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> N
         assert "token" in ax.get_xlabel()
         assert ax.get_ylabel().endswith("s)")
         assert ax.get_legend() is not None
-    files = known.draw(known.sections(session() + session(session="other")), tmp_path, "x")
+    files = kinds.draw(kinds.sections(session() + session(session="other")), tmp_path, "x")
     names = [
         f"x-{one}.{kind}" for one in ("shares", "prefill", "decode") for kind in ("png", "svg")
     ]

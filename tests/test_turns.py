@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from lab.app import kinds
+from lab.app.experiment import first_difference
 from lab.core import results, script as scripts
-from lab.core.payloads import Turns
 from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
 from lab.core.request import TEXT, Asked, Events, RequestRecord, Turn, Usage
 from lab.errors import LabError
-from lab.app import known
 from lab.features import turns as conversations
-from lab.app.experiment import first_difference
 from lab.roofline import learning
 from lab.roofline.step_prediction import StepPrediction
+from lab.features.turns import Turns
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.runner.cases import Case
@@ -440,7 +440,7 @@ def test_a_served_conversation_is_shown_and_made_again(tmp_path: Path) -> None:
     results.save(path, *SERVED)
     code, out, err = run_lab("show", path)
     assert code == 0 and "3 turns take" in out, err
-    (line,) = known.commands(SERVED)
+    (line,) = kinds.commands(SERVED)
     assert (
         line.startswith("lab turns ")
         and "--break system@3" in line

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import lab
+from lab.app import kinds
 from lab.core.record import Record
 from lab.core.request import RequestRecord
-from lab.app import known
 from lab.show.console import Grid, console
 from lab.show.section import MOST_LINES, Context, Section, print_section
 from tests.conftest import run_lab
@@ -36,13 +36,13 @@ def test_no_number_of_any_table_is_broken_or_cut(
 ) -> None:
     reading = lab.read([path])
     measured: list[Record | RequestRecord] = [*reading.records, *reading.requests, *reading.traces]
-    made = known.sections(measured, Context(reading.ceilings))
+    made = kinds.sections(measured, Context(reading.ceilings))
     capsys.readouterr()
 
     def shown_at(width: int) -> set[str]:
         out = console(details="add --details")
         out.width = width
-        known.print_results(measured, out, made)
+        kinds.print_results(measured, out, made)
         return numbers(capsys.readouterr().out)
 
     whole = shown_at(400)

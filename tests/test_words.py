@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import lab
+from lab.app import kinds
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.app import known
 from lab.show import console, wording
 from lab.show.section import Context
 from tests.conftest import run_lab
@@ -25,7 +25,11 @@ def test_terms_are_found_however_they_are_written() -> None:
     assert wording.term("ttft").name == "TTFT"
     assert wording.term("KV-Cache").name == wording.term("kv_cache").name == "KV cache"
     assert wording.term("streams").name == "stream" and wording.term("!!").name == "disturbed"
-    for word, nearest in (("tfft", "TTFT"), ("accept ance", "acceptance"), ("sequense", "sequence")):
+    for word, nearest in (
+        ("tfft", "TTFT"),
+        ("accept ance", "acceptance"),
+        ("sequense", "sequence"),
+    ):
         with pytest.raises(LabError, match=f"The nearest is {nearest}"):
             wording.term(word)
 
@@ -55,7 +59,9 @@ def test_the_command_shows_all_one_or_json() -> None:
     status, out, _ = run_lab("words")
     assert status == 0 and all(term.name in out for term in wording.terms())
     status, out, _ = run_lab("words", "ttft")
-    assert status == 0 and out.startswith("TTFT") and "lab measure" in out and "acceptance" not in out
+    assert (
+        status == 0 and out.startswith("TTFT") and "lab measure" in out and "acceptance" not in out
+    )
     assert [term["name"] for term in json.loads(run_lab("words", "KV", "cache", "--json")[1])] == [
         "KV cache"
     ]
@@ -82,8 +88,8 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(
             *reading.requests,
             *reading.traces,
         ]
-        known.print_results(
-            measured, console.console(), known.sections(measured, Context(reading.ceilings))
+        kinds.print_results(
+            measured, console.console(), kinds.sections(measured, Context(reading.ceilings))
         )
     run_lab(
         "explain", "--no-plot", next(path for path in SAMPLES if "sample-smollm2-135m-amd" in path)

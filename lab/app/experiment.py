@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, get_t
 
 import click
 
+from lab.app.asked import words_of_call
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
@@ -29,17 +30,18 @@ from lab.app.options import (
     setting_option,
     with_options,
 )
+from lab.app.running import carry_out
 from lab.core import shape
+from lab.core.asked_command import asking
 from lab.core.asked_settings import in_digits
+from lab.core.experiments import experiment_runs, run_name
 from lab.core.lists import grouped
-from lab.core.payloads import Lever
-from lab.core.record import Model, Record, Run
+from lab.core.record import Model, Record
 from lab.core.shown import MARK
 from lab.errors import LabError
 from lab.roofline.step_prediction import StepPrediction, prediction_for
-from lab.app.running import carry_out
 from lab.process.worker import Worker
-from lab.runner import as_options, session
+from lab.runner import session
 from lab.runner.cases import Plan
 from lab.show import canvas, disturbances, table, text_prediction
 from lab.show.section import WIDE, Columns, Context, Kind, Picture, Section, is_plain, tabled
@@ -118,16 +120,13 @@ class Table:
 class Experiment:
     """An experiment. `about` is the help of its command, whose options are the parameters of `plan` with an Option.
 
-    `lever` is the part of a run that identifies its runs, `again` gives the options that repeat them. `through_server`
-    measures it with --url.
+    `through_server` measures it with --url.
     """
 
     name: str
     chapter: str  # on a page with several kinds of results
     about: str
-    lever: type[Lever]
     plan: Callable[..., Plan]
-    again: Callable[[Sequence[Run]], dict[str, object]]
     tables: tuple[Table, ...]
     through_server: Callable[[click.Context, str, dict[str, Any]], None] | None = None
 
@@ -136,9 +135,8 @@ class Experiment:
         declared = options(self.plan)
         reaching = list[Any]()
         own = [*declared.values(), MODEL, *([] if "prompt" in declared else [PROMPT]), *ENGINE]
-        own += (
-            [setting_option("kv_unified", self.lever.kv_unified)] if self.lever.kv_unified else []
-        )
+        kv_unified = experiment_runs(self.name).kv_unified
+        own += [setting_option("kv_unified", kv_unified)] if kv_unified else []
         if self.through_server:
             from lab.features.serve.command import REACHING, TIMEOUT, URL
 
@@ -165,24 +163,9 @@ class Experiment:
         """Its kind of results."""
         return Kind(
             self.name,
-            lambda one: is_plain(one) and isinstance(one.run.lever, self.lever),
+            lambda one: is_plain(one) and one.run.experiment == self.name,
             self.sections,
-            self.line,
         )
-
-    def line(self, records: Sequence[Record]) -> str | None:
-        """The command that makes a session of these runs again; None for imported results."""
-        timed = as_options.timed(records)
-        if any(record.run.totals for record in timed):
-            return None
-        if timed[0].run.block is not None:  # a comparison in blocks
-            from lab.show import text_results
-
-            return text_results.again(records)
-        asked = self.again([one.run for one in timed]) | {
-            "repeat": 1 + max(one.run.repeat for one in timed)
-        }
-        return as_options.line(self.name, asked, (), as_options.shared(records))
 
     def sections(self, records: Sequence[Record], context: Context) -> list[Section]:
         """The results, predicted from ceilings and plain runs: a part for each table and setup."""
@@ -226,7 +209,9 @@ def section(
     ):
         basis = [text_prediction.basis(prediction)]
     if any(
-        map(disturbances.is_doubtful, grouped(records, lambda record: record.run.name).values())
+        map(
+            disturbances.is_doubtful, grouped(records, lambda record: run_name(record.run)).values()
+        )
     ):
         words = [
             f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. Measure again."
@@ -290,7 +275,11 @@ def public(
         out = given.pop("out", "results")
         watch = given.pop("watch", None)
         with planning(plan, out) as make:
-            made: list[Record] = carry_out(lambda worker: make(worker, *asked, **given), out, watch)
+            words = words_of_call(name, plan, asked, given)
+            with asking(words):
+                made: list[Record] = carry_out(
+                    lambda worker: make(worker, *asked, **given), out, watch
+                )
             return made
 
     shown = [

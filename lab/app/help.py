@@ -86,6 +86,14 @@ class Command(click.Command):
             )
             self.params.append(option)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it measures holds the words that asked for it."""
+        from lab.app.asked import words_of_command
+        from lab.core.asked_command import asking
+
+        with asking(words_of_command(ctx)):
+            return super().invoke(ctx)
+
     @property
     def paragraphs(self) -> list[str]:
         """Purpose, examples, details."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.app import asked
 from lab.app.help import EXIT_FAILED, EXIT_INTERRUPTED, Command
 from lab.app.options import AT_LEAST, DETAILS, PLOTS_OUT, as_json_option
 from lab.core import shell
@@ -110,7 +111,7 @@ def context(
     from lab.show.section import Context
 
     runs = [one.run for one in records if isinstance(one, Record)]
-    is_lever = any(run.lever and not run.is_apart for run in runs)
+    is_lever = any(not run.is_plain and not run.is_apart for run in runs)
     if is_lever or any(run.part for run in runs):
         from lab.roofline import probing
 
@@ -178,22 +179,22 @@ class Output:
         compare) and `document` stand for those of the sections that are `made` of the records. The `sentences` are
         printed last, `more` is of the JSON document.
         """
-        from lab.app import known
+        from lab.app import kinds
         from lab.features import report as page
-        from lab.show.comparison import AT_LEAST
         from lab.roofline import probing
         from lab.show import console, table
+        from lab.show.comparison import AT_LEAST
 
         if records:
             if made is None:
-                made = known.sections(records, context(records, (str(path),)))
+                made = kinds.sections(records, context(records, (str(path),)))
             out = console.console(details=hint(path=path, command="compare" if tables else "show"))
             runs = table.of_engine(records)
             if tables and not self.as_json:
                 tables(out)
             elif not self.as_json:
-                known.print_results(records, out, made, sentences)
-            plots = known.draw(made, path.parent, path.stem) if self.plots else []
+                kinds.print_results(records, out, made, sentences)
+            plots = kinds.draw(made, path.parent, path.stem) if self.plots else []
             files = [f"\nresults  {path}", *(f"plot     {plot}" for plot in plots)]
             target = path.with_suffix(".html") if self.report and any_good(records) else None
             if target:
@@ -215,7 +216,7 @@ class Output:
                 }
                 more = {"report": None if target is None else str(target), **more}
                 console.print_json(
-                    {**named, **more, **(document() if document else known.as_json(records, made))}
+                    {**named, **more, **(document() if document else kinds.as_json(records, made))}
                 )
             for line in () if self.as_json else files:
                 out.print(line)
@@ -229,7 +230,7 @@ def ceilings_command(runs: Sequence[Record]) -> str:
     """The command that measures the ceilings of the engine and the model of plain runs."""
     from lab.models import catalog
 
-    plain = [one for one in runs if one.run.lever is None and not one.run.is_apart]
+    plain = [one for one in runs if one.run.is_plain and not one.run.is_apart]
     options = list[str]()
     if plain:
         spec = "FILE" if plain[0].model.source == catalog.FILE else catalog.spec_of(plain[0].model)
@@ -258,10 +259,9 @@ def carry_out(
     make: Callable[..., Plan], out: str, dry_run: bool, stream: bool = False, **asked: Any
 ) -> None:
     """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan."""
-    from lab.show import text_results
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
-    from lab.show import console, text_setup
+    from lab.show import console, text_results, text_setup
 
     output = Output.taken_from(asked | {"out": out})
     err = console.console(stderr=True)
@@ -290,16 +290,15 @@ def carry_out(
 
 def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[str]:
     """What to do next: measure unreliable sessions again, into the same folder, or else explain plain runs."""
-    from lab.app import known
     from lab.show import text_results
     from lab.show.section import is_plain
 
     out = "" if folder == Path(RESULTS) else f" {shell.join('--out', folder)}"
     unreliable = text_results.unreliable([one for one in records if is_plain(one)])
     again = [
-        f"next     measure again: {line}{out}" for own in unreliable if (line := known.command(own))
+        f"next     measure again: {line}{out}" for own in unreliable if (line := asked.line(own))
     ]
-    plain = [one for one in records if one.run.lever is None and not one.run.is_apart]
+    plain = [one for one in records if one.run.is_plain and not one.run.is_apart]
     return again or [f"next     what limited each phase: {explain}"] * any_good(plain)
 
 
@@ -321,8 +320,7 @@ def collect(
 
     `where` says after Ctrl-C where what was measured is, "" where nothing was.
     """
-    from lab.show import text_results
-    from lab.show import console
+    from lab.show import console, text_results
 
     records: list[Record | RequestRecord] = []
     try:
@@ -353,20 +351,20 @@ def show(results: tuple[str, ...], details: bool, as_json: bool) -> None:
       lab show results/FILE.jsonl
       lab show results/ --details
     """
-    from lab.app import known
+    from lab.app import kinds
     from lab.show import console
 
     reading = read(results, with_traces=True)
     records = list(reading.records)
     measured: list[Record | RequestRecord] = [*records, *reading.requests, *reading.traces]
-    made = known.sections(
+    made = kinds.sections(
         measured, context(measured, results, ceilings=reading.ceilings, details=details)
     )
     if as_json:
-        console.print_json(known.as_json(measured, made))
+        console.print_json(kinds.as_json(measured, made))
     else:
         out = console.console(details=hint(details))
-        known.print_results(measured, out, made)
+        kinds.print_results(measured, out, made)
         for line in next_steps(records, plot_folder(results, None), shell.lab("explain", *results)):
             out.print(line)
 
@@ -381,7 +379,7 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
       lab plot results/FILE.jsonl
       lab plot before.jsonl after.jsonl --out pictures
     """
-    from lab.app import known
+    from lab.app import kinds
     from lab.show import text_results
 
     reading = read(results, with_traces=True)
@@ -394,8 +392,8 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
     for sentence in text_results.imported(reading.records):
         note(sentence)
     stem = first.stem + (f"-and-{len(results) - 1}-more" if len(results) > 1 else "")
-    made = known.sections(measured, context(measured, results, ceilings=reading.ceilings))
-    for path in known.draw(made, plot_folder(results, out), stem):
+    made = kinds.sections(measured, context(measured, results, ceilings=reading.ceilings))
+    for path in kinds.draw(made, plot_folder(results, out), stem):
         click.echo(printable(str(path)))
 
 

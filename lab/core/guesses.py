@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from lab.core.record import DECODE, DRAFT, OK, VERIFY, Run
 
+LOOKUP = "lookup"  # drafts are what followed the same words before
 Chain = tuple[
     int, int
 ]  # the number of draft tokens in a row, and how many of them, from the first on, were accepted
@@ -18,7 +19,7 @@ Chain = tuple[
 
 def checked(run: Run) -> list[Chain]:
     """For each step that chose tokens: the draft tokens verified, and those accepted; (0, 0) for plain steps."""
-    accepted = iter(run.accepted or ())
+    accepted = iter(run.counts.get("accepted", ()))
     kinds = zip(run.steps.kind, run.steps.n_tokens, strict=True)
     return [
         (n - 1, next(accepted, 0)) if kind == VERIFY else (0, 0)
@@ -66,12 +67,10 @@ class StepTimes:
 
 
 def step_times(runs: Sequence[Run]) -> StepTimes | None:
-    """Median step times over the runs of the curve (Speculation without text); None without such runs."""
+    """Median step times over the runs of single steps; None without such runs."""
     import pandas as pd
 
-    curves = [
-        run for run in runs if run.status == OK and run.speculation and run.speculation.text is None
-    ]
+    curves = [run for run in runs if run.status == OK]
     if not curves:
         return None
     steps = pd.concat([run.steps.frame() for run in curves])

@@ -1,8 +1,8 @@
 """Write the dataclasses of record.py as lines of JSON, and read them back with every type and range checked.
 
 A missing key gets its field's default, and an unknown key is ignored. Files may come from anyone, and figures are
-computed from them: reading removes control characters from every string, and refuses numbers far beyond what a machine
-can do, so that arithmetic neither overflows nor takes gigabytes.
+computed from them: reading removes control characters from every string, and refuses numbers far beyond what a
+machine can do, so that arithmetic neither overflows nor takes gigabytes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lab import feature_list
+from lab.core import experiments
 from lab.core.record import SCHEMA, Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
@@ -23,30 +25,27 @@ if TYPE_CHECKING:
     from msgspec.json import Decoder
 
 T = TypeVar("T")
-Line = Record | Ceilings | RequestRecord  # a line of a results file
-RANGES: tuple[
-    tuple[str, float, float], ...
-] = (  # the first one whose pattern is a field's name counts
-    ("n_batch|n_ubatch|n_seq_max|every|concurrency", 1, 10**7),
+Line = Any  # of a results file: a Record, Ceilings, a RequestRecord, or a feature's own kind
+BASE_LINES = {"run": Record, "ceilings": Ceilings, "request": RequestRecord}
+RANGES: tuple[tuple[str, float, float], ...] = (  # the first pattern that is a field's name counts
+    ("n_batch|n_ubatch|n_seq_max|every", 1, 10**7),
     ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
     ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
-    ("n_prompt.*|n_gen|n_ctx.*|n_context|n_before|n_streams|n_draft|n_seq|n_past|chunk", 0, 10**7),
-    ("n_tokens|n_outputs|n_positions|.*_tokens|repeat|block|engine|round", 0, 10**7),
     ("n_embd|n_ff.*|n_vocab|token_ids", 0, 10**9),
+    ("n|n_params|n_bytes", 0, 10**16),
+    ("n_ctx_train", 0, 10**9),
+    ("n_.*|chunk|.*_tokens|repeat|block|engine|round", 0, 10**7),
     ("rows|columns", 0, 10**11),
     ("times_ns", 1, 10**15),
     (".*_ns", 0, 10**15),
-    ("n|.*_bytes|n_params|.*_j|joules", 0, 10**16),
+    (".*_bytes|.*_j|joules", 0, 10**16),
     ("flops", 0, 10**21),
     ("seed", -(2**63), 2**64),
     ("rate|duration_s", 1e-9, 10**9),
     (".*", -(10**15), 10**15),
 )
-GONE = {"prefix": "lab prefix"}
-"""Fields of runs and their settings that older versions wrote, and what they were for."""
-
 MOST_LETTERS = 10_000  # length of a text
-_TYPES = {
+TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
     "str": "text",
@@ -88,45 +87,54 @@ def converted(value: Any, hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Head:
-    """The fields that tell how to read a line: its version, and whether it has rates (ceilings) or an endpoint."""
+    """The fields that tell how to read a line: its version and its kind."""
 
     schema: Any = None
-    rates: Any = None
-    endpoint: Any = None
+    kind: Any = "run"
 
 
 def parse_line(line: bytes) -> Line:
-    """A line of a results file (a run, ceilings, or a request). ValueError says why it cannot be read."""
+    """A line of a results file. ValueError says why it cannot be read."""
     if not line.endswith(b"\n"):
         raise ValueError("the line is truncated")
     try:
         head = _decode(_Head, line, "line")
     except _WrongType:
         head = _Head()
-    version = head.schema
-    if type(version) is not int or version < 1:
-        raise ValueError("it is not a record of the lab (no schema number)")
-    if version != SCHEMA:
-        age, hint = (
-            ("a newer", "update mini-lab") if version > SCHEMA else ("an older", "measure again")
-        )
-        raise ValueError(f"it was written by {age} version of the lab (schema {version}): {hint}")
-    cls = Ceilings if head.rates is not None else Record if head.endpoint is None else RequestRecord
-    name = {Ceilings: "ceilings", Record: "record", RequestRecord: "request"}[cls]
-    parsed: Line = _decode(cls, line, name)
-    gone = [name for name in GONE if cls is Record and f'"{name}"'.encode() in line]
-    whole = json.loads(line) if gone else {}
-    for name in gone:  # read without these fields, it would be a plain run
-        if {**whole["settings"], **whole["run"]}.get(name) is not None:
-            raise ValueError(
-                f"it is a run of {GONE[name]}, which this version of the lab no longer has"
-            )
-    if (
-        not line.isascii() or b"\\" in line or b"\x7f" in line
-    ):  # only few lines need the slow cleaning
+    check_schema(head.schema)
+    kind = str(head.kind)
+    place = "record" if kind == "run" else kind
+    parsed: Line = _decode(line_class(kind), line, place)
+    may_need_cleaning = not line.isascii() or b"\\" in line or b"\x7f" in line
+    if may_need_cleaning:  # only few lines, and it is slow
         parsed = cleaned(parsed)
-    check(parsed, name)
+    check(parsed, place)
+    if isinstance(parsed, Record):
+        experiments.check(parsed.run)
     return parsed
+
+
+def check_schema(schema: Any) -> None:
+    """ValueError for a line of another version of the lab, or of something else."""
+    if type(schema) is not int or schema < 1:
+        raise ValueError("it is not a record of the lab (no schema number)")
+    if schema > SCHEMA:
+        hint = "update mini-lab"
+        raise ValueError(f"it was written by a newer version of the lab (schema {schema}): {hint}")
+    if schema < SCHEMA:
+        hint = "measure again"
+        raise ValueError(f"it was written by an older version of the lab (schema {schema}): {hint}")
+
+
+def line_class(kind: str) -> Any:
+    """The class of a kind of line. ValueError for a kind that no feature of this version has."""
+    if kind in BASE_LINES:
+        return BASE_LINES[kind]
+    target = feature_list.line_targets().get(kind)
+    if target is None:
+        shown = printable(kind[:40])
+        raise ValueError(f"this version of the lab has no lines of the kind {shown!r}")
+    return feature_list.load(target)
 
 
 def cleaned(value: Any) -> Any:
@@ -134,11 +142,13 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, tuple):
-        return value if set(map(type, value)) <= {int} else tuple(map(cleaned, value))
+        has_numbers_only = set(map(type, value)) <= {int}
+        return value if has_numbers_only else tuple(map(cleaned, value))
     if isinstance(value, dict):
         return {cleaned(key): cleaned(part) for key, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{name: cleaned(part) for name, part in fields_of(value).items()})
+        fields = {name: cleaned(part) for name, part in fields_of(value).items()}
+        return type(value)(**fields)
     return value
 
 
@@ -151,34 +161,46 @@ def check(value: Any, place: str, name: str = "") -> None:
         if len(value) > MOST_LETTERS:
             raise ValueError(f"{place} has {len(value):,} letters, and may have {MOST_LETTERS:,}")
     elif kind is tuple and value:
-        kinds = set(map(type, value))
-        if kinds <= {int, float}:
-            _check_numbers(min(value), max(value), place, name)
-        elif kinds == {str}:
-            check(max(value, key=len), place, name)
-        else:
-            for part in value:
-                check(part, place, name)
+        _check_tuple(value, place, name)
     elif kind is dict:
         for key, part in value.items():
             check(key, place)
-            check(part, place, name)
+            check(part, f"{place}.{key}", key if name == "case" else name)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             check(getattr(value, field.name), f"{place}.{field.name}", field.name)
 
 
+def _check_tuple(values: tuple[Any, ...], place: str, name: str) -> None:
+    """Check a column by its ends, and other tuples part by part."""
+    types = set(map(type, values))
+    if types <= {int, float}:
+        _check_numbers(min(values), max(values), place, name)
+    elif types == {str}:
+        check(max(values, key=len), place, name)
+    else:
+        for part in values:
+            check(part, place, name)
+
+
 def _check_numbers(low: float, high: float, place: str, name: str) -> None:
     least, most = _range(name)
-    if not (least <= low and high <= most):
-        wrong = low if low < least else high
-        shown = f"{wrong:,}" if abs(wrong) < 10**21 else "too large" if wrong > 0 else "too small"
-        raise ValueError(f"{place} is {shown}, and may be {least:,} to {most:,}")
+    if least <= low and high <= most:
+        return
+    wrong = low if low < least else high
+    if abs(wrong) < 10**21:
+        shown = f"{wrong:,}"
+    else:
+        shown = "too large" if wrong > 0 else "too small"
+    raise ValueError(f"{place} is {shown}, and may be {least:,} to {most:,}")
 
 
 @cache
 def _range(name: str) -> tuple[float, float]:
-    return next((least, most) for pattern, least, most in RANGES if re.fullmatch(pattern, name))
+    for pattern, least, most in RANGES:
+        if re.fullmatch(pattern, name):
+            return least, most
+    raise AssertionError("the last pattern is every name")
 
 
 class _WrongType(ValueError):
@@ -198,18 +220,24 @@ def _decode(cls: Any, text: bytes, name: str) -> Any:
 
     try:
         return _decoder(cls).decode(text)
-    except (
-        msgspec.ValidationError
-    ) as error:  # such as "Expected `int`, got `str` - at `$.run.n_prompt`"
-        problem, _, path = str(error).partition(" - at `$")
+    except msgspec.ValidationError as error:
+        problem = str(error)  # such as "Expected `int`, got `str` - at `$.run.n_prompt`"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("it is not JSON") from None
+    raise _WrongType(_type_error(problem, name))
+
+
+def _type_error(problem: str, name: str) -> str:
+    """What msgspec found wrong, in the lab's words."""
+    reason, _, path = problem.partition(" - at `$")
     place = name + path.removesuffix("`")
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
-        raise _WrongType(f"{place}.{missing[1]} is missing")
-    if types := re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", problem):
-        expected, got = (_TYPES.get(kind, f"an {kind}") for kind in types.groups())
-        raise _WrongType(
-            f"{place} is missing" if types[2] == "null" else f"{place} is {got}, not {expected}"
-        )
-    raise _WrongType(f"{place}: {problem[0].lower()}{problem[1:]}")
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", reason)
+    if missing:
+        return f"{place}.{missing[1]} is missing"
+    types = re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`", reason)
+    if types and types[2] == "null":
+        return f"{place} is missing"
+    if types:
+        expected, actual = (TYPE_NAMES.get(kind, f"an {kind}") for kind in types.groups())
+        return f"{place} is {actual}, not {expected}"
+    return f"{place}: {reason[0].lower()}{reason[1:]}"

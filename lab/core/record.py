@@ -7,28 +7,16 @@ from them. All `_ns` stamps come from one monotonic clock and count from the run
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lab.core.payloads import (
-    LEVERS,
-    Attention,
-    Batch,
-    Lever,
-    Quality,
-    Speculation,
-    Stall,
-    TokenTrace,
-    Tuning,
-    Turns,
-    name_of,
-)
+from lab.core.payloads import Attention, Quality, TokenTrace, Tuning
 from lab.core.shape import Matrix
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 3  # of a line; it rises when the fields change, and the lab reads no other version
+SCHEMA = 4  # of a line; it rises when the fields change, and the lab reads no other version
 PREFILL = "prefill"
 DECODE = "decode"
 MIXED = "mixed"  # tokens of a prompt, and one token of each decoding sequence
@@ -45,6 +33,7 @@ QUANT = "quant"  # the part of the runs that show the speed of the files of `lab
 PACKAGE = "package"
 DRAM = "dram"
 GPU = "gpu"  # what joules cover: CPU packages, their memory, graphics cards
+Value = int | float | str | bool | None  # of a case
 UNKNOWN_THREADS = -1  # llama.cpp's own number for "not chosen", in imported results
 
 
@@ -267,14 +256,6 @@ class Noise:
     )
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Times of whole phases from another tool; the lab records steps instead."""
-
-    prefill_ns: int | None = None
-    decode_ns: int | None = None  # of n_gen - 1 decode steps, without sampling
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One executed script, usually a prefilled prompt and n_gen generated tokens: the replicate of every experiment."""
@@ -288,41 +269,21 @@ class Run:
     error: str | None = None
     steps: Steps
     token_ids: tuple[int, ...]  # the chosen tokens, step by step
-    prompt_offset: int | None = None  # where the prompt begins in the tokenized text
-    end_of_generation_at: int | None = (
-        None  # index of the first end-of-generation token, which does not stop the run
-    )
+    end_of_generation_at: int | None = None  # first end-of-generation token, which stops no run
     noise: Noise | None = None
-    every: int | None = (
-        None  # a sweep: after each `every` prompt tokens, n_gen tokens were generated and forgotten
-    )
-    block: int | None = (
-        None  # of `lab ab` and `lab tune`: runs of one block were measured side by side
-    )
-    variant: str | None = (
-        None  # of `lab ab` and `lab tune`: the compared settings, in the user's words
-    )
-    totals: Totals | None = None  # imported, without steps
+    block: int | None = None  # runs of one block were measured side by side
+    variant: str | None = None  # the compared settings, in the user's words
     engine: int | None = None  # number of the engine's start in its session; None if unknown
-    batch: Batch | None = None
-    stall: Stall | None = None
-    speculation: Speculation | None = None
-    turns: Turns | None = None
-    draft: Model | None = None  # of speculation: the draft model
-    accepted: tuple[int, ...] | None = (
-        None  # of speculation: accepted draft tokens of each `verify`
-    )
-    part: str | None = (
-        None  # of `lab claims`: the measurement that this run belongs to; QUANT: of `lab quant`
-    )
-    state_bytes: tuple[int, ...] | None = None  # of each `save`
     placement: Placement | None = None  # None if unknown
+    part: str | None = None  # of a larger session, whose results have tables of their own
+    experiment: str | None = None  # None: a plain run, or a sweep
+    case: dict[str, Value] = field(default_factory=dict)  # what identifies the case; {"every": n}
+    counts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # that operations returned
+    imported_from: str | None = None  # the tool that measured it
     tuning: Tuning | None = None
     trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps
     attention: Attention | None = None  # of `lab trace --attention`
-    quality: Quality | None = (
-        None  # of `lab quant`, which keeps no steps here; its speed is in runs of part QUANT
-    )
+    quality: Quality | None = None  # of `lab quant`, which keeps no steps here
 
     def __post_init__(self) -> None:
         if self.every is not None and (
@@ -333,24 +294,25 @@ class Run:
             )
 
     @property
-    def lever(self) -> Lever | None:
-        """The run's experiment; None for a plain run."""
-        return next(filter(None, (getattr(self, name) for name in LEVERS)), None)
+    def every(self) -> int | None:
+        """Of a sweep: after each `every` prompt tokens, n_gen tokens were generated and forgotten."""
+        every = self.case.get("every")
+        return every if isinstance(every, int) else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the run is of no experiment: a prompt and an answer, or a sweep of them."""
+        return self.experiment is None
 
     @property
     def is_apart(self) -> bool:
-        """Whether the run is of a command whose results have tables of their own: claims, tune, quant, trace."""
+        """Whether the results of the run's command have tables of their own."""
         return self.part is not None or self.tuning is not None or self.is_traced
 
     @property
     def is_traced(self) -> bool:
         """Whether the run has no steps: it is of `lab trace`, or has what `lab quant` found."""
         return self.trace is not None or self.attention is not None or self.quality is not None
-
-    @property
-    def name(self) -> str:
-        """What the run did, in words."""
-        return name_of(self.n_prompt, self.lever)
 
     @property
     def is_timed(self) -> bool:
@@ -368,6 +330,8 @@ class Record:
     settings: Settings
     run: Run
     schema: int = SCHEMA
+    draft_model: Model | None = None  # a second, smaller model that drafts tokens
+    command: tuple[str, ...] | None = None  # the words that asked for the session, without secrets
 
 
 @dataclass(frozen=True)
@@ -405,3 +369,4 @@ class Ceilings:
     )
     repack: bool | None = None  # of the CPU: as in Settings
     disturbed: str | None = None  # what disturbed the session
+    kind: str = "ceilings"  # of a line

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lab.core.payloads import Turns
-from lab.core.record import SCHEMA, Machine
+from lab.core.record import SCHEMA, Machine, Value
+
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
@@ -21,12 +21,8 @@ class Turn:
     differs_at: (
         int | None
     )  # letters of the prompt before the first that differs from the turn before; None: first turn
-    of: Turns
+    conversation: dict[str, Value]  # its case
     is_cold: bool = False  # the same prompt with other first words, so that no cache served it
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= len(self.of.messages):
-            raise ValueError(f"turn {self.number} of {len(self.of.messages)}")
 
 
 ROLE = "role"  # the assistant's role, without content
@@ -189,6 +185,8 @@ class RequestRecord:
     model: str  # as the server calls it
     request: Request
     schema: int = SCHEMA
+    kind: str = "request"  # of a line
+    command: tuple[str, ...] | None = None  # the words that asked for the session, without secrets
 
 
 def short_name(model: str) -> str:

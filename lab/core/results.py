@@ -8,12 +8,13 @@ import codecs
 import errno
 import gc
 import gzip
+import hashlib
 import io
 import itertools
 import os
 import re
 import zlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ class Contents:
     ceilings: tuple[Ceilings, ...] = ()
     skipped: tuple[str, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
+    findings: tuple[Any, ...] = ()  # lines of features that are no runs of steps
     traces: tuple[
         Record, ...
     ] = ()  # of `lab trace` and `lab quant`; not among the records, as they have no steps
@@ -67,7 +69,7 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
         name: tuple(
             one for each in contents for one in getattr(each, name) if one.session not in known
         )
-        for name in ("records", "requests", "traces")
+        for name in ("records", "requests", "traces", "findings")
     }
     return Contents(**found, ceilings=tuple(one for each in contents for one in each.ceilings))
 
@@ -146,8 +148,14 @@ def read(paths: Iterable[str | Path]) -> Contents:
 
     records = lab.read(["results"]).records
     """
-    found: dict[str, list[Any]] = {"records": [], "ceilings": [], "requests": [], "traces": []}
-    known = set[Hashable]()
+    found: dict[str, list[Any]] = {
+        "records": [],
+        "ceilings": [],
+        "requests": [],
+        "traces": [],
+        "findings": [],
+    }
+    known = set[bytes]()
     skipped = list[str]()
     thresholds = gc.get_threshold()
     gc.set_threshold(
@@ -164,10 +172,14 @@ def read(paths: Iterable[str | Path]) -> Contents:
                 except ValueError as problem:
                     problems.setdefault(str(problem), []).append(number)
                     continue
-                name = "ceilings" if isinstance(parsed, Ceilings) else "requests"
-                if isinstance(parsed, Record):
+                name = "findings"
+                if isinstance(parsed, Ceilings):
+                    name = "ceilings"
+                elif isinstance(parsed, RequestRecord):
+                    name = "requests"
+                elif isinstance(parsed, Record):
                     name = "traces" if parsed.run.is_traced else "records"
-                identity = _identity(parsed)
+                identity = hashlib.sha256(line).digest()
                 if identity not in known:
                     known.add(identity)
                     found[name].append(parsed)
@@ -202,43 +214,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if not line.isspace():
                 yield number, line
-
-
-def _identity(parsed: Line) -> Hashable:
-    """The fields that identify a run in different files; imported ones may lack a time, and have their setup."""
-    if isinstance(parsed, Ceilings):
-        return parsed
-    if isinstance(parsed, RequestRecord):
-        request = parsed.request
-        whose = parsed.session, parsed.endpoint.url, parsed.model, request.asked
-        when = request.started_at, request.sent_ns, request.ended_ns
-        return (
-            whose,
-            when,
-            request.status,
-            request.error,
-            request.events.arrive_ns[:1],
-            request.usage,
-        )
-    run = parsed.run
-    began = (
-        parsed.session,
-        run.started_at,
-        run.n_prompt,
-        run.n_gen,
-        run.repeat,
-        run.warmup,
-        run.block,
-        run.variant,
-    )
-    where = run.engine, run.part
-    setup = run.totals and (
-        parsed.machine,
-        parsed.model.name,
-        parsed.model.quantization,
-        parsed.settings,
-    )
-    return began, where, run.status, run.error, run.noise, run.totals, run.steps.end_ns, setup
 
 
 def pack(lines: Iterable[Line]) -> str:

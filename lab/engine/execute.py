@@ -55,12 +55,16 @@ def run(
     shapes = [*scripts.shapes(script), *preparation.speculated_shapes]
     preparation.check_logits()
     token_ids = tuple(map(int, preparation.tokens))
+    counts: dict[str, tuple[int, ...]] = {}
+    if preparation.state_bytes:
+        counts["state_bytes"] = tuple(preparation.state_bytes)
+    if preparation.accepted:
+        counts["accepted"] = preparation.accepted
     return Outcome(
         steps=as_steps(shapes, stamps),
         token_ids=token_ids,
         end_of_generation_at=_end_of_generation(context, token_ids),
-        state_bytes=tuple(preparation.state_bytes) or None,
-        accepted=preparation.accepted,
+        counts=counts,
     )
 
 

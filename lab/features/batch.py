@@ -8,20 +8,22 @@ T(B) is the mean time of a decode step, throughput B / T(B) in total, efficiency
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lab.app.options import TOKENS
-from lab.core import cost, memory, phases, script
-from lab.core.lists import grouped
-from lab.core.payloads import Batch
-from lab.core.record import COPY, PREFILL, Record, Run, Settings
-from lab.core.script import Operation, Part
-from lab.errors import LabError
 from lab.app import experiment
 from lab.app.experiment import REPEAT, Numbers, Option, cell
 from lab.roofline import step_kernels
 from lab.roofline.step_prediction import StepPrediction
+from lab.app.options import TOKENS
+from lab.core import cost, memory, phases, script
+from lab.core.experiments import ExperimentRuns, setup_of
+from lab.core.lists import grouped, plural
+from lab.core.record import COPY, DECODE, OK, PREFILL, Record, Run, Settings
+from lab.core.script import Operation, Part
+from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
@@ -36,6 +38,55 @@ if TYPE_CHECKING:
 N_OWN = 16  # last tokens of a shared prompt that differ between sequences: equal prompts would all get the same answer
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp, which aborts with more
 CASE = ["n_prompt", "n_gen", "is_shared", "n_seq"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`lab batch`: n_seq sequences were decoded together, after prompts of n_prompt tokens each."""
+
+    n_seq: int
+    is_shared: bool  # the prompts differ only in their last tokens, and were prefilled once
+
+    @property
+    def label(self) -> str:
+        return plural(self.n_seq, "sequence") + (", shared prompt" if self.is_shared else "")
+
+
+def batch_of(run: Run) -> Batch | None:
+    """The batch of a run; None for runs of other experiments."""
+    return setup_of(Batch, run.case) if run.experiment == "batch" else None
+
+
+def step_s(run: Run) -> float:
+    """The mean time of a decode step."""
+    return statistics.fmean(phases.decode_compute_ns(run)) / 1e9
+
+
+def figures(run: Run) -> dict[str, float]:
+    """`prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token.
+
+    Empty for a failed run, and for one whose steps do not fit its case.
+    """
+    batch = batch_of(run)
+    steps = run.steps
+    if batch is None or run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
+        return {}
+    ready_ns = [
+        ready for kind, ready in zip(steps.kind, steps.ready_ns, strict=True) if kind == PREFILL
+    ]
+    sizes = {n for kind, n in zip(steps.kind, steps.n_tokens, strict=True) if kind == DECODE}
+    if not ready_ns or sizes != {batch.n_seq}:
+        return {}
+    times = {"prefill_s": ready_ns[-1] / 1e9, "tpot_ms": 1e3 * step_s(run)}
+    return times if min(times.values()) > 0 else {}
+
+
+RUNS = ExperimentRuns(
+    check=lambda case: setup_of(Batch, case),
+    label=lambda case: setup_of(Batch, case).label,
+    figures=figures,
+    kv_unified="off",
+)
 
 
 def plan(
@@ -73,7 +124,11 @@ def plan(
         raise LabError(what, f"Use --batch {most}, or fewer --sequences.")
     cases = [
         Case(
-            own.n_prompt, gen, lever=one, sequences=_lengths(one, own.n_prompt, gen, made.settings)
+            own.n_prompt,
+            gen,
+            experiment="batch",
+            setup=one,
+            sequences=_lengths(one, own.n_prompt, gen, made.settings),
         )
         for own in made.cases
         for one in [Batch(n, shared_prompt) for n in wanted]
@@ -89,11 +144,12 @@ def _lengths(lever: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tup
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     """The script: the prompts (several in a step if they fit), then n_gen - 1 steps with one token of each sequence."""
-    assert isinstance(case.lever, Batch)
-    n_seq = case.lever.n_seq
+    batch = case.setup
+    assert isinstance(batch, Batch)
+    n_seq = batch.n_seq
     n_prompt = case.n_prompt
     operations = list[Operation]()
-    n_common = n_prompt - N_OWN if case.lever.is_shared and n_seq > 1 and n_prompt > N_OWN else 0
+    n_common = n_prompt - N_OWN if batch.is_shared and n_seq > 1 and n_prompt > N_OWN else 0
     if n_common:
         operations += script.prefill(0, text(0, n_common), settings.n_ubatch, is_last=False)
         operations += [Operation(COPY, sequence=0, target=i) for i in range(1, n_seq)]
@@ -118,15 +174,15 @@ def of_runs(records: Sequence[Record]) -> pd.DataFrame:
     import pandas as pd
 
     runs = []
-    for run, lever, one in ((one.run, one.run.batch, one) for one in records):
-        if lever and (taken := phases.figures(run)):
+    for run, lever, one in ((one.run, batch_of(one.run), one) for one in records):
+        if lever and (times := figures(run)):
             n_positions = sum(_lengths(lever, run.n_prompt, run.n_gen, one.settings))
             each = (
                 memory.kv_bytes_per_position(one.model, one.settings.type_k, one.settings.type_v)
                 or math.nan
             )
-            figures = phases.step_s(run), taken["prefill_s"], n_positions * each
-            runs.append((run.n_prompt, run.n_gen, lever.is_shared, lever.n_seq, *figures, one))
+            times_of = step_s(run), times["prefill_s"], n_positions * each
+            runs.append((run.n_prompt, run.n_gen, lever.is_shared, lever.n_seq, *times_of, one))
     return pd.DataFrame(runs, columns=[*CASE, "step_s", "prefill_s", "kv_bytes", "record"])
 
 
@@ -245,13 +301,6 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     canvas.finish(figure.axes, f"Sequences decoded together\n{subject}")
 
 
-def _again(runs: Sequence[Run]) -> dict[str, object]:
-    levers = [run.batch for run in runs if run.batch]
-    lengths = {"prompt_len": experiment.listed(run.n_prompt for run in runs), "gen": runs[0].n_gen}
-    sequences = experiment.listed(lever.n_seq for lever in levers)
-    return {"sequences": sequences, **lengths, "shared_prompt": levers[0].is_shared or None}
-
-
 TABLE = experiment.Table(
     name="batch",
     question="How many sequences at once, and what does it cost each?",
@@ -291,9 +340,7 @@ EXPERIMENT = experiment.Experiment(
     tokens per second in total and per user, and the prediction from the ceilings. It also shows from which B on
     arithmetic is the limit.
     """,
-    lever=Batch,
     plan=plan,
-    again=_again,
     tables=(TABLE,),
 )
 

@@ -29,9 +29,8 @@ from lab.core.lists import grouped
 from lab.core.record import Machine, Model, Record, Settings
 from lab.core.stats import Ratio
 from lab.errors import LabError
-from lab.runner import trial as side_by_side
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, machine, prompts
+from lab.runner import builds, machine, prompts, trial as side_by_side
 from lab.runner.cases import Case, Plan
 from lab.runner.machine import system_text
 from lab.runner.plan import make_plan

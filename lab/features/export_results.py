@@ -74,7 +74,7 @@ def llama_bench_json(records: tuple[Record, ...]) -> bytes:
 
     if not records:
         raise LabError("llama-bench's format has no rows for requests to servers.", OF_TABLES)
-    plain = [record for record in records if record.run.lever is None]
+    plain = [record for record in records if record.run.is_plain]
     if not plain:
         what = "The results are only experiments, and llama-bench's format has no rows for these."
         raise LabError(what, OF_TABLES)

@@ -15,23 +15,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from lab.app import kinds
 from lab.core import results, shell
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
-from lab.app import known
-from lab.show import comparison
 from lab.features.compare import text_compare
 from lab.show.comparison import Group, Spread, known_spreads
 from lab.features.explain.section import explained
 from lab.roofline import probing
 from lab.show import text_results
 from lab.features.predict import laws
-from lab.remote import through_server
 from lab.features.tune import result as tuned
+from lab.remote import through_server
 from lab.runner import as_options, machine
-from lab.show import page, table, text_setup
+from lab.show import comparison, page, table, text_setup
 from lab.show.section import UNKNOWN, Context, Section, tabled
 
 Lines = Sequence[Record | RequestRecord]
@@ -107,18 +106,18 @@ def html(
     context = Context(
         ceilings, others, is_page=True, together=is_all
     )  # only what is compared is drawn together
-    kinds = known.sections([*timed, *special, *alone, *of_turns], context)
+    of_kinds = kinds.sections([*timed, *special, *alone, *of_turns], context)
     failed = [
         f"failed: {line}"
         for line in [*text_results.failures(rest), *through_server.failures(alone)]
     ]
     setups = _setups(good)
     lead = list[str]()
-    if is_all or len(kinds) == 1:
-        lead = [*(line for one in compared for line in one.sentences), *_gist(kinds)]
-        kinds = [dataclasses.replace(one, sentences=()) for one in kinds]
+    if is_all or len(of_kinds) == 1:
+        lead = [*(line for one in compared for line in one.sentences), *_gist(of_kinds)]
+        of_kinds = [dataclasses.replace(one, sentences=()) for one in of_kinds]
         compared = [dataclasses.replace(one, sentences=()) for one in compared]
-    chapters = [*kinds, *compared, *_whys(timed, ceilings)]
+    chapters = [*of_kinds, *compared, *_whys(timed, ceilings)]
     chapters += [Section("What failed", name="failed", warnings=failed)] if failed else []
     chapters = [*chapters, setups] if setups.headings else [setups, *chapters]
     firsts = {(one.session, one.run.variant): one for one in reversed([*timed, *claimed])}.values()
@@ -137,7 +136,7 @@ def html(
     )
     days = sorted({moment[:10] for moment in begun if moment})  # imported runs may lack it
     return page.render(
-        title=_title(kinds, [timed, answered] if is_all else [], good),
+        title=_title(of_kinds, [timed, answered] if is_all else [], good),
         dates=" to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "unknown date",
         lead=lead,
         distrust=text_results.distrust(rest),
@@ -145,7 +144,7 @@ def html(
         gist=_gist,
         chapters=chapters,
         laws=sliders,
-        commands=known.commands(records),
+        commands=kinds.commands(records),
         n_records=len(records),
         packed=results.pack([*records, *lines]),
     )
@@ -236,7 +235,7 @@ def _compared(
 
 def _whys(timed: Sequence[Record], known: Sequence[Ceilings]) -> list[Section]:
     """What limited each setup; one sentence on all setups without ceilings."""
-    plain = [record for record in timed if record.run.lever is None]
+    plain = [record for record in timed if record.run.is_plain]
     if not plain:
         return []
     parts = list[Section]()

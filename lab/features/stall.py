@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lab.core import phases, script
-from lab.core.lists import grouped, plural
-from lab.core.payloads import Stall, in_chunks
-from lab.core.record import MIXED, Record, Run, Settings
-from lab.core.script import Operation, Part
-from lab.errors import LabError
 from lab.app import experiment
 from lab.app.experiment import REPEAT, Numbers, Option, cell, ranged
 from lab.roofline.step_prediction import StepPrediction
+from lab.core import script
+from lab.core.experiments import ExperimentRuns, setup_of
+from lab.core.lists import grouped, plural
+from lab.core.record import DECODE, MIXED, OK, PREFILL, Record, Run, Settings
+from lab.core.script import Operation, Part
+from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
@@ -52,6 +53,115 @@ N_GEN = 9
 
 MOST_PREDICTED = 2**20  # prompt tokens of a run that is predicted step by step
 CASE = ["n_prompt", "n_gen", "n_streams", "chunk"]
+STALL = 2.0  # a gap longer than STALL times the usual gap is a stall
+
+
+@dataclass(frozen=True)
+class Stall:
+    """`lab stall`: a prompt of n_prompt tokens was prefilled in chunks while other sequences decoded."""
+
+    n_streams: int
+    chunk: int | None  # None: all at once, while the streams waited
+    n_context: int  # tokens of each stream's own prompt
+    n_before: int  # steps of the streams alone, before the prompt came
+
+    @property
+    def label(self) -> str:
+        return f"{in_chunks(self.chunk)} beside {plural(self.n_streams, 'stream')}"
+
+
+def in_chunks(chunk: int | None) -> str:
+    return "all at once" if chunk is None else f"in chunks of {chunk:,}"
+
+
+def stall_of(run: Run) -> Stall | None:
+    """The stall of a run; None for runs of other experiments."""
+    return setup_of(Stall, run.case) if run.experiment == "stall" else None
+
+
+def prompt_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """The steps of the new prompt of `lab stall`: those with prompt tokens after the first decode step."""
+    return steps[steps.kind.eq(DECODE).cummax() & steps.kind.isin((MIXED, PREFILL))]
+
+
+def gaps(steps: pd.DataFrame) -> pd.DataFrame:
+    """A row per token of the streams of `lab stall`: `at_s` since the new prompt arrived, `gap_s`, and `when`.
+
+    All streams get a token in the same steps, so they share one list of gaps. `steps`, measured or predicted, has
+    `kind`, `start_s`, `end_s`. `when` is before the prompt, during its prefill (the gap overlaps it), or after.
+    """
+    import pandas as pd
+
+    prompt = prompt_steps(steps)
+    tokens = steps[steps.kind.eq(DECODE).cummax() & steps.kind.isin((DECODE, MIXED))]
+    arrived = prompt.start_s.min()
+    done = prompt.end_s.max()
+    end = tokens.end_s
+    previous = tokens.end_s.shift()
+    when = (
+        pd.Series("after", tokens.index)
+        .mask(previous < done, "during")
+        .mask(end <= arrived, "before")
+    )
+    return tokens.assign(at_s=end - arrived, gap_s=end - previous, when=when).iloc[1:].reset_index()
+
+
+def stall_figures(steps: pd.DataFrame) -> dict[str, float]:
+    """The figures of a run of `lab stall`. `usual_gap_s` is the median gap before the new prompt came."""
+    tokens = gaps(steps)
+    prompt = prompt_steps(steps)
+    during = tokens.gap_s[tokens.when == "during"]
+    usual = tokens.gap_s[tokens.when == "before"].median()
+    return {
+        "n_steps": len(prompt),
+        "n_stalls": int((during > STALL * usual).sum()),
+        "longest_gap_s": during.max(),
+        "median_gap_s": during.median(),
+        "usual_gap_s": usual,
+        "newcomer_s": prompt.end_s.max() - prompt.start_s.min(),
+    }
+
+
+def stall_steps(run: Run) -> pd.DataFrame | None:
+    """The steps of a run of `lab stall`; None for other runs, and if its steps are not those of its script."""
+    lever = stall_of(run)
+    if (
+        lever is None
+        or lever.n_streams < 1
+        or (lever.chunk is not None and lever.chunk < 1)
+        or lever.n_before < 2
+    ):
+        return None
+    steps = run.steps.frame()
+    prompt = prompt_steps(steps)
+    n_before = (steps.loc[: prompt.index.min() - 1].kind == DECODE).sum() if len(prompt) else 0
+    n_beside = lever.n_streams * (prompt.kind == MIXED).sum()
+    is_whole = n_before == lever.n_before and prompt.n_tokens.sum() - n_beside == run.n_prompt
+    return steps if is_whole and (steps.kind == DECODE).sum() > n_before else None
+
+
+def figures(run: Run) -> dict[str, float]:
+    """`gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the new request's TTFT.
+
+    Empty for a failed run, and for one whose steps do not fit its case.
+    """
+    if run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
+        return {}
+    steps = stall_steps(run)
+    if steps is None:
+        return {}
+    of_stall = stall_figures(steps)
+    times = {"gap_ms": 1e3 * of_stall["longest_gap_s"], "newcomer_s": of_stall["newcomer_s"]}
+    return times if min(times.values()) > 0 else {}
+
+
+RUNS = ExperimentRuns(
+    check=lambda case: setup_of(Stall, case),
+    label=lambda case: setup_of(Stall, case).label,
+    figures=figures,
+    figure_names={"gap_ms": "longest gap", "newcomer_s": "TTFT of the newcomer"},
+    kv_unified="on",
+)
 
 
 def case(n_prompt: int, n_streams: int, chunk: int | None) -> Case:
@@ -59,7 +169,11 @@ def case(n_prompt: int, n_streams: int, chunk: int | None) -> Case:
     n_stream = N_CONTEXT + N_BEFORE + n_mixed(n_prompt, chunk) + N_GEN
     lever = Stall(n_streams, chunk, N_CONTEXT, N_BEFORE)
     return Case(
-        n_prompt, N_GEN, lever=lever, sequences=(n_prompt + N_GEN, *(n_stream,) * n_streams)
+        n_prompt,
+        N_GEN,
+        experiment="stall",
+        setup=lever,
+        sequences=(n_prompt + N_GEN, *(n_stream,) * n_streams),
     )
 
 
@@ -70,7 +184,7 @@ def n_mixed(n_prompt: int, chunk: int | None) -> int:
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     """The script: the streams' own prompts, their steps alone, the new prompt, and steps of all."""
-    lever = case.lever
+    lever = case.setup
     prompt = text(0, case.n_prompt)
     assert isinstance(lever, Stall)
     streams = range(1, 1 + lever.n_streams)
@@ -139,7 +253,7 @@ def plan(
 
 def _measured(records: Sequence[Record]) -> list[tuple[Record, Stall, pd.DataFrame]]:
     """The records with steps that show a stall."""
-    known = [(one, one.run.stall, phases.stall_steps(one.run)) for one in records]
+    known = [(one, stall_of(one.run), stall_steps(one.run)) for one in records]
     return [(one, lever, steps) for one, lever, steps in known if lever and steps is not None]
 
 
@@ -157,9 +271,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         dict(
             zip(CASE, (one.run.n_prompt, one.run.n_gen, lever.n_streams, lever.chunk), strict=True)
         )
-        | phases.stall_figures(steps)
+        | stall_figures(steps)
         for one, lever, steps in _measured(records)
-        if phases.figures(one.run)
+        if figures(one.run)
     ]
     if not runs:
         return []
@@ -204,7 +318,7 @@ def expected_s(
             case(n_prompt, n_streams, chunk), lambda sequence, n: [0] * n, prediction.settings
         )
         if (steps := prediction.steps(operations)) is not None:
-            known = phases.stall_figures(steps)
+            known = stall_figures(steps)
             return known["longest_gap_s"], known["newcomer_s"]
     return math.nan, math.nan
 
@@ -265,8 +379,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
             ax = axes[lengths.index(n_prompt), chunks.index(chunk)]
             style = styles[n_streams]
             parts = [
-                phases.gaps(steps).assign(hollow=bool(disturbances(record)))
-                for record, _, steps in own
+                gaps(steps).assign(hollow=bool(disturbances(record))) for record, _, steps in own
             ]
             tokens = pd.concat(parts)
             canvas.points(
@@ -277,9 +390,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
             gaps_ms = [1e3 * gap_s for gap_s in (middle.gap_s[0], *middle.gap_s)]
             ax.step(at_s, gaps_ms, where="pre", color=style["color"], lw=1.6)
             ax.plot([], [], **style, ms=3.5, lw=1.6, label=plural(n_streams, "stream"))
-            ttft_s = pd.Series(
-                [phases.stall_figures(steps)["newcomer_s"] for *_, steps in own]
-            ).median()
+            ttft_s = pd.Series([stall_figures(steps)["newcomer_s"] for *_, steps in own]).median()
             ax.axvline(ttft_s, color=style["color"], ls=":", lw=1.2)
             prompt = f"prompt of {n_prompt:,} tokens " if len(lengths) > 1 else ""
             ax.set_title(f"{prompt}{in_chunks(chunk)}", fontsize=10)
@@ -296,19 +407,6 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     repeats = plural(1 + max(record.run.repeat for record in records), "repeat")
     title = f"Gaps between tokens of the streams when {prompt} comes\n{subject} ({repeats})"
     canvas.finish(list(axes.flat), title, is_apart=True)
-
-
-def _again(runs: Sequence[Run]) -> dict[str, object]:
-    levers = [run.stall for run in runs if run.stall]
-    chunks, streams = (
-        experiment.listed(getattr(lever, name) for lever in levers)
-        for name in ("chunk", "n_streams")
-    )
-    return {
-        "prompt_len": experiment.listed(run.n_prompt for run in runs),
-        "chunk": chunks,
-        "streams": streams,
-    }
 
 
 TABLE = experiment.Table(
@@ -351,9 +449,7 @@ EXPERIMENT = experiment.Experiment(
     the streams wait. The command shows the number of stalls (gaps over twice as long as usual), the longest gap, the
     new prompt's time to first token, and the lost throughput, each with the prediction from the ceilings.
     """,
-    lever=Stall,
     plan=plan,
-    again=_again,
     tables=(TABLE,),
 )
 

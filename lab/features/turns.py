@@ -20,27 +20,26 @@ import json
 import math
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from lab.app import experiment
+from lab.app.experiment import Option, cell, first_difference
 from lab.core import memory, random_lengths, results, script, stats
+from lab.core.experiments import ExperimentRuns, case_of, setup_of
 from lab.core.lists import grouped, join_and, plural
-from lab.core.payloads import KEEPS, Turns
-from lab.core.record import DECODE, FORGET, LOAD, OK, PREFILL, SAVE, Record, Settings
+from lab.core.record import DECODE, FORGET, LOAD, OK, PREFILL, SAVE, Record, Run, Settings
 from lab.core.request import Asked, RequestRecord, Turn, short_name
 from lab.core.request_times import figures as figures_of_request
 from lab.core.script import Operation, Part
 from lab.errors import LabError, printable
-from lab.app import experiment
-from lab.app.experiment import Option, cell, first_difference
 from lab.roofline.step_prediction import StepPrediction
 from lab.remote import formats
-from lab.remote.through_server import server_options
 from lab.remote.servers import Server, connect, prompt_text, reaching_of
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import as_options
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.progress import ShowStatus, Status
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+KEEPS = ("memory", "slot", "disk", "none")  # where a cache can be between turns
 MEMORY, SLOT, DISK, NONE = KEEPS
 SERVER = "server"
 SECOND = "second"
@@ -90,6 +90,69 @@ MOST_BYTES = 16 << 20  # bytes: of a file to replay
 MOST_TICKS = 16  # numbers of turns below a picture
 CLOCK_AT = 16  # the token of the system prompt that a changed clock changes
 TOKENS_PER_WORD = 1.3  # of a server that cannot count tokens
+
+
+@dataclass(frozen=True)
+class Turns:
+    """`lab turns`: a conversation; each turn's prompt held all earlier turns, and the cache served its beginning."""
+
+    system: int  # tokens of the system prompt
+    messages: tuple[int, ...]  # tokens of each turn's message
+    answers: tuple[int, ...]  # tokens of each turn's answer
+    breaks: str  # what broke the cache, as in --break
+    keep: str  # where the cache was between turns: memory, disk, none
+    whole: bool = False  # the model's cache cannot keep a part: it serves all or nothing
+    asked: str = ""  # --turn, if its lengths were drawn
+    only: tuple[int, ...] = ()  # the turns that were measured, from 1; empty: all
+    replay: str = ""  # the file whose messages gave the lengths
+
+    def __post_init__(self) -> None:
+        n = len(self.messages)
+        broken = map(int, re.findall(r"@(\d{1,6})", self.breaks))
+        are_there = all(2 <= turn <= n for turn in broken) and all(
+            1 <= turn <= n for turn in self.only
+        )
+        if not n or len(self.answers) != n or self.keep not in KEEPS or not are_there:
+            raise ValueError("the turns of a conversation contradict each other")
+
+    @property
+    def n_slots(self) -> int:
+        """Conversations that were measured alternately, each in a sequence of its own."""
+        return 2 if self.keep == "slot" else 1
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        return self.only or range(1, len(self.messages) + 1)
+
+    @property
+    def label(self) -> str:
+        how = ("cache in memory", "slot of its own", "cache on disk", "no cache")[
+            KEEPS.index(self.keep)
+        ]
+        return f"{plural(len(self.messages), 'turn')}, {how}" + (
+            f", {self.breaks}" if self.breaks else ""
+        )
+
+
+def turns_setup(run: Run) -> Turns | None:
+    """The conversation of a run; None for runs of other experiments."""
+    return setup_of(Turns, run.case) if run.experiment == "turns" else None
+
+
+def run_figures(run: Run) -> dict[str, float]:
+    """`turns_s`, the whole conversation; empty for a failed run."""
+    if run.status != OK or run.n_prompt < 1 or run.n_gen < 1 or not run.steps.end_ns:
+        return {}
+    conversation_s = run.steps.end_ns[-1] / 1e9
+    return {"turns_s": conversation_s} if conversation_s > 0 else {}
+
+
+RUNS = ExperimentRuns(
+    check=lambda case: setup_of(Turns, case),
+    label=lambda case: setup_of(Turns, case).label,
+    figures=run_figures,
+    figure_names={"turns_s": "whole conversation"},
+)
 
 
 def parse_breaks(text: str, n_turns: int) -> list[list[str]]:
@@ -173,7 +236,7 @@ def turns_of(
 
 def write(case: Case, text: Text, settings: Settings, *, folder: Path = Path()) -> list[Operation]:
     """The script: of each turn cut the cache at the first difference, prefill the rest, decode the answer."""
-    lever = case.lever
+    lever = case.setup
     path = str(folder / "state")
     made = list[Operation]()
     assert isinstance(lever, Turns)
@@ -329,7 +392,13 @@ def plan(
         for own in dict.fromkeys([broken] if kept == NONE else [broken, ""]):
             lever = dataclasses.replace(first, breaks=own, keep=kept, whole=bool(words), only=only)
             cases.append(
-                Case(longest, n_last, lever=lever, sequences=(longest + n_last,) * lever.n_slots)
+                Case(
+                    longest,
+                    n_last,
+                    experiment="turns",
+                    setup=lever,
+                    sequences=(longest + n_last,) * lever.n_slots,
+                )
             )
     planned = with_cases(made, cases, partial(write, folder=folder))
     return dataclasses.replace(planned, warnings=(*planned.warnings, *words))
@@ -380,7 +449,11 @@ def predicted(prediction: StepPrediction, lever: Turns) -> pd.DataFrame:
     now = 0.0
     rows = []
     for shape in script.shapes(
-        write(Case(1, 1, lever=lever), lambda _, n: list(range(n)), prediction.settings)
+        write(
+            Case(1, 1, experiment="turns", setup=lever),
+            lambda _, n: list(range(n)),
+            prediction.settings,
+        )
     ):
         if shape.kind in (FORGET, SAVE, LOAD):
             taken = 0.0 if shape.kind == FORGET else move(shape.n_past)
@@ -408,7 +481,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     known = dict[Turns, pd.DataFrame]()
     made = list[pd.DataFrame]()
     texts = dict[Turns, int]()
-    for lever, own in grouped(records, lambda one: one.run.turns).items():
+    for lever, own in grouped(records, lambda one: turns_setup(one.run)).items():
         t = (
             pd.concat([figures(one.run.steps.frame(), lever) for one in own])
             .groupby(level=0)
@@ -416,7 +489,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         )
         if t.empty:
             continue
-        sizes = next((one.run.state_bytes for one in own if one.run.state_bytes), ())
+        sizes = next((sizes for one in own if (sizes := one.run.counts.get("state_bytes"))), ())
         settings = own[0].settings
         t["state_bytes"] = pd.Series(sizes, index=range(1, 1 + len(sizes)), dtype=float)
         slot = dataclasses.replace(settings, n_seq_max=1, n_ctx=settings.n_ctx // 2)
@@ -559,7 +632,9 @@ def sentences(made: Sequence[Any]) -> list[str]:
 def answers(records: Sequence[Record]) -> list[str]:
     """Whether cached turns chose the tokens of uncached ones: the first difference."""
     chosen = dict[tuple[str, int, int, Turns], tuple[int, ...]]()
-    for run, lever in ((one.run, one.run.turns) for one in records if one.run.turns):
+    for run, lever in ((one.run, turns_setup(one.run)) for one in records):
+        if lever is None:
+            continue
         start = 0
         text = dataclasses.replace(lever, breaks=of_text(lever.breaks), keep=NONE, only=())
         for turn in lever.numbers:
@@ -685,7 +760,7 @@ def execute(
         place = Turn(
             number=number,
             differs_at=sum(map(len, prompt[:n_common])) if number > 1 else None,
-            of=lever,
+            conversation=case_of(lever),
         )
         if SECOND in parse_breaks(lever.breaks, last)[number - 1]:
             send([parts[0], flat[::-1][: len(parts[1])]], 2, place, is_kept=False)
@@ -712,11 +787,12 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
         place = one.asked.turn
         times = figures_of_request(one)
         if place and one.status == OK and times.ttft_ns is not None and times.e2e_ns is not None:
-            kinds = parse_breaks(place.of.breaks, len(place.of.messages))[place.number - 1]
+            conversation = setup_of(Turns, place.conversation)
+            kinds = parse_breaks(conversation.breaks, len(conversation.messages))[place.number - 1]
             known = {"turn": place.number, "is_cold": place.is_cold, "breaks": ", ".join(kinds)}
             known |= {
                 "differs_at": place.differs_at,
-                "n_message": place.of.messages[place.number - 1],
+                "n_message": conversation.messages[place.number - 1],
             }
             known |= {
                 "n_prompt": times.n_prompt,
@@ -802,8 +878,8 @@ def served_sections(records: Sequence[RequestRecord], context: Context) -> list[
 def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """`lab turns` through a server."""
     from lab.app.running import Output, collect
-    from lab.remote import through_server
     from lab.features.serve.command import confirm, given
+    from lab.remote import through_server
     from lab.show import console
 
     said = read_messages(Path(asked["replay"])) if asked["replay"] else []
@@ -834,16 +910,6 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
             through_server.finished,
         )
         output.finish(records, path, problem, any(one.request.status != OK for one in records))
-
-
-def again(levers: Sequence[Turns]) -> dict[str, object]:
-    """The options that repeat these conversations."""
-    first = next((lever for lever in levers if lever.breaks), levers[0])
-    turn = first.asked or f"{first.messages[0]}+{first.answers[0]}"
-    lengths = {"system": first.system, "turn": turn, "turns": len(first.messages)}
-    asked = {"replay": first.replay} if first.replay else lengths
-    keep = ",".join(keep for keep in KEEPS if any(lever.keep == keep for lever in levers))
-    return {**asked, "break": first.breaks or None, "keep": keep}
 
 
 def count(name: str, row: Any) -> str:
@@ -903,9 +969,7 @@ EXPERIMENT = experiment.Experiment(
     own; disk uses a hidden folder in --out. A file to --replay gives the lengths of its messages; through a server its
     messages are sent.
     """,
-    lever=Turns,
     plan=plan,
-    again=lambda runs: again([run.turns for run in runs if run.turns]),
     tables=(TABLE,),
     through_server=converse,
 )
@@ -916,12 +980,6 @@ KINDS = (
         "served turns",
         lambda one: isinstance(one, RequestRecord) and bool(one.request.asked.turn),
         served_sections,
-        lambda records: as_options.line(
-            "turns",
-            server_options(records[0])
-            | again([one.request.asked.turn.of for one in records])
-            | {"keep": None},
-        ),
     ),
 )
 command = EXPERIMENT.as_command()

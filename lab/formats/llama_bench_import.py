@@ -8,7 +8,9 @@ from typing import Any
 
 from lab.core.lines import from_json, to_json
 from lab.core.record import (
+    DECODE,
     OK,
+    PREFILL,
     UNKNOWN_THREADS,
     Device,
     Machine,
@@ -17,7 +19,6 @@ from lab.core.record import (
     Run,
     Settings,
     Steps,
-    Totals,
 )
 from lab.errors import LabError, printable
 from lab.formats import llama_bench_rows, text
@@ -123,12 +124,26 @@ def records_of(row: BenchRow, stem: str) -> list[Record]:
             started_at=str(columns.get("test_time") or ""),
             status=OK,
             variant=row.other_settings,
-            steps=Steps(),
+            steps=whole_phase(n_prompt, n_gen, n_depth, ns),
             token_ids=(),
-            totals=Totals(prefill_ns=ns) if n_prompt else Totals(decode_ns=ns),
+            imported_from="llama-bench",
         )
         records.append(Record(f"imported-{stem}", here, model, settings, run))
     return records
+
+
+def whole_phase(n_prompt: int, n_gen: int, n_depth: int, phase_ns: int) -> Steps:
+    """A whole phase as one step: llama-bench does not say when its steps were done."""
+    return Steps(
+        kind=(PREFILL if n_prompt else DECODE,),
+        n_tokens=(n_prompt or n_gen,),
+        n_past=(n_depth,),
+        start_ns=(0,),
+        ready_ns=(phase_ns,),
+        end_ns=(phase_ns,),
+        n_seq=(1,),
+        n_outputs=(n_gen,),
+    )
 
 
 def whole(value: Any) -> int:

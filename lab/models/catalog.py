@@ -121,7 +121,10 @@ def entries() -> dict[str, Entry]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         for table in tables.values():
-            table |= {"shape": Dimensions(**table["shape"]), "aliases": tuple(table.get("aliases", ()))}
+            table |= {
+                "shape": Dimensions(**table["shape"]),
+                "aliases": tuple(table.get("aliases", ())),
+            }
         return {name: Entry(name, **table) for name, table in tables.items()}
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as problem:
         raise LabError(

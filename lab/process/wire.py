@@ -6,7 +6,7 @@ Dataclasses as JSON lines over a pipe; the progress of a run in a file that both
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.core.record import Device, Steps
@@ -62,8 +62,9 @@ class Outcome:
     steps: Steps
     token_ids: tuple[int, ...]
     end_of_generation_at: int | None
-    state_bytes: tuple[int, ...] | None = None
-    accepted: tuple[int, ...] | None = None
+    counts: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # `state_bytes` of saves, `accepted` draft tokens
 
 
 @dataclass(frozen=True)

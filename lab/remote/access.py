@@ -32,8 +32,8 @@ from lab.core.lines import from_json, to_json
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked, Request
 from lab.errors import LabError, printable
-from lab.remote.formats import TIMEOUT_S, Ask, Reply, SendPlan, error_in
 from lab.process.spawning import DIED, cause_of_death, listen, start, wait_for_end
+from lab.remote.formats import TIMEOUT_S, Ask, Reply, SendPlan, error_in
 
 ANSWER_S = 30.0  # time limit for a request that generates nothing
 LONGEST_S = 86_400.0  # maximum of --timeout

@@ -32,9 +32,9 @@ from lab.core import request as kinds
 from lab.core.lines import converted, to_json
 from lab.core.record import FAILED, OK
 from lab.core.request import Events, Request
+from lab.process import spawning
 from lab.remote.access import SEPARATOR, Access, all_headers, hidden, read_json
 from lab.remote.formats import Ask, SendPlan, fresh_nonce, read_stream
-from lab.process import spawning
 
 CONNECT_S = 10.0
 GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout

@@ -45,6 +45,7 @@ from lab.core.request import (
     short_name,
 )
 from lab.errors import LabError
+from lab.process import spawning
 from lab.remote import formats
 from lab.remote.access import Access, Client, access, hidden
 from lab.remote.formats import (
@@ -57,7 +58,6 @@ from lab.remote.formats import (
     n_items,
     prompt_fields,
 )
-from lab.process import spawning
 from lab.runner import machine
 from lab.runner.prompts import TEXT, source
 

@@ -28,7 +28,7 @@ from lab.errors import LabError
 from lab.show import plot_runs, text_results
 from lab.remote.servers import TOKENIZE, Reaching, Server, connect, prompt_text
 from lab.process.worker import MAX_TOKENS
-from lab.runner import as_options, progress
+from lab.runner import progress
 from lab.runner.cases import Case, shuffled
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
 from lab.runner.progress import Reporter, ShowStatus, Status
@@ -441,15 +441,4 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
     ]
 
 
-def again(records: Sequence[RequestRecord]) -> str:
-    """The command of requests that ran alone. Keys and headers are in no record."""
-    asked = [record.request.asked for record in records]
-    given = {
-        "prompt_len": sorted({one.n_prompt for one in asked if one.n_prompt is not None}),
-        "gen": max(one.n_gen for one in asked),
-        "repeat": 1 + max(one.repeat for one in asked),
-    }
-    return as_options.line("measure", server_options(records[0]) | given)
-
-
-KINDS = (Kind("requests", lambda one: bool(table.alone([one])), chapters, again),)
+KINDS = (Kind("requests", lambda one: bool(table.alone([one])), chapters),)

@@ -64,7 +64,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     phase_rows = []
     phases_of = PhasesOfRuns(ceilings)
     for record in records:
-        if record.run.lever:
+        if not record.run.is_plain:
             continue
         for run in phases.by_length(record.run):
             if not run.is_timed:

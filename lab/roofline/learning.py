@@ -417,7 +417,7 @@ def offload_of(model: Model, settings: Settings) -> str:
 
 def is_plain(record: Record) -> bool:
     """Whether it is a timed run with steps that belongs to no experiment."""
-    return record.run.is_timed and record.run.totals is None and record.run.lever is None
+    return record.run.is_timed and record.run.imported_from is None and record.run.is_plain
 
 
 def model_label(model: Model) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from lab.core import shell
 from lab.core.asked_settings import AskedSettings, defaults, flag, table
+from lab.core.experiments import experiment_runs
 from lab.core.lines import from_json, to_json
 from lab.core.record import Record, Settings
 from lab.core.results import write_whole
@@ -55,7 +56,8 @@ def options(record: Record) -> list[tuple[str, ...]]:
         keywords.pop("n_gpu_layers", None)
     if model.source == catalog.SYNTHETIC:
         keywords.pop("prompt", None)  # always random
-    if record.run.lever and record.run.lever.kv_unified == "on":  # by default
+    experiment = record.run.experiment
+    if experiment and experiment_runs(experiment).kv_unified == "on":  # by default
         keywords["kv_unified"] = "on" if settings.kv_unified else "off"
     placing = []
     further = []

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from lab.core import record, script
 from lab.core.asked_settings import AskedSettings
+from lab.core.experiments import case_of, run_label
 from lab.core.memory import Memory, Tensor, of_context, padded
-from lab.core.payloads import LEVERS, Lever, Tuning, name_of
-from lab.core.record import Machine, Model, Run, Settings, Steps
+from lab.core.payloads import Tuning
+from lab.core.record import Machine, Model, Run, Settings, Steps, Value
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog
@@ -28,7 +29,8 @@ class Case:
     n_prompt: int
     n_gen: int
     every: int | None = None  # a sweep
-    lever: Lever | None = None
+    experiment: str | None = None
+    setup: Any = None  # the experiment's own dataclass of numbers, texts and truth values
     sequences: tuple[
         int, ...
     ] = ()  # the final number of tokens of each; empty: one sequence of n_prompt + n_gen
@@ -41,14 +43,21 @@ class Case:
     @property
     def name(self) -> str:
         """The name in progress lines and errors."""
-        return name_of(self.n_prompt, self.lever)
+        return run_label(self.n_prompt, self.experiment, self.values)
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """What identifies the case in a record."""
+        if self.setup is not None:
+            return case_of(self.setup)
+        return {} if self.every is None else {"every": self.every}
 
 
 Text = Callable[[int, int], list[int]]  # returns a prompt of n tokens for sequence i
 
 
 def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:
-    """The script of a case without a lever."""
+    """The script of a case of no experiment."""
     prompt = text(0, case.n_prompt)
     if case.every is None:
         return script.run(prompt, case.n_gen, settings.n_ubatch)
@@ -67,8 +76,12 @@ def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
 
 def named(case: Case) -> dict[str, Any]:
     """The fields of a run that identify its case."""
-    lever = {name: case.lever for name, kind in LEVERS.items() if isinstance(case.lever, kind)}
-    return {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "every": case.every, **lever}
+    return {
+        "n_prompt": case.n_prompt,
+        "n_gen": case.n_gen,
+        "experiment": case.experiment,
+        "case": case.values,
+    }
 
 
 def run_without_steps(n_prompt: int, n_gen: int, **found: Any) -> Run:
@@ -157,7 +170,7 @@ class Plan:
 
     def n_tokens(self, case: Case) -> tuple[int, int]:
         """Tokens that a run of this case prefills, and tokens that it chooses."""
-        if case.lever is None:
+        if case.experiment is None:
             return case.n_prompt, case.n_generated
         operations = self.write(case, lambda sequence, n: [0] * n, self.settings)
         return script.n_prefilled(operations), script.n_chosen(operations)

@@ -18,9 +18,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from lab.core import phases, record, script as scripts
+from lab.core import asked_command, phases, record, script as scripts
 from lab.core.asked_settings import END
-from lab.core.payloads import LOOKUP, Speculation
 from lab.core.record import Noise, Record, Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
@@ -170,7 +169,7 @@ class WarmEngine:
             shapes = {n if n <= n_ubatch else n_ubatch + n % n_ubatch for n in parts}
             for case in [
                 *(Case(n, n_gen) for n in sorted(shapes)),
-                *(case for case in cases if case.lever),
+                *(case for case in cases if case.experiment),
             ]:
                 yield self.run(case, 0, warmup=True)
         else:
@@ -184,15 +183,13 @@ class WarmEngine:
 
     def run(self, case: Case, repeat: int, warmup: bool = False) -> Run:
         """One run on the open context."""
-        write = self.plan.write if case.lever else measured_run
+        write = self.plan.write if case.experiment else measured_run
         script = write(
             case, functools.partial(self._text, self._source(case), repeat), self.settings
         )
         if self.settings.prefill_wait == END:
             script = scripts.wait_once(script)
-        lever = case.lever
         started_at = utc_now()
-        has_draft = isinstance(lever, Speculation) and lever.draft not in (None, LOOKUP)
         with self._explained(case.n_prompt):
             outcome, noise = self._watched(script, case, repeat, warmup)
         run = Run(
@@ -202,11 +199,9 @@ class WarmEngine:
             started_at=started_at,
             status=record.OK,
             **vars(outcome),
-            prompt_offset=self._offset(self._source(case), repeat, 0),
             noise=noise,
             engine=self.n_starts,
             placement=self._placement,
-            draft=self.plan.draft.model if self.plan.draft and has_draft else None,
         )
         n_known = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
         n_computed = sum(
@@ -214,12 +209,15 @@ class WarmEngine:
         )
         if sum(outcome.steps.n_tokens[:n_known]) != n_computed:
             raise LabError(f"The steps do not add up to {case.name}.", "This is a bug of the lab.")
-        lasted = [0, 0]
-        for kind, start, end in zip(
-            run.steps.kind, run.steps.start_ns, run.steps.end_ns, strict=True
-        ):
-            lasted[kind in (record.DECODE, record.DRAFT, record.VERIFY)] += end - start
-        self.reporter.learn(case, lasted[0], lasted[1], self.plan.n_tokens(case)[1])
+        steps = run.steps
+        prefill_ns = 0
+        decode_ns = 0
+        for kind, start, end in zip(steps.kind, steps.start_ns, steps.end_ns, strict=True):
+            if kind in (record.DECODE, record.DRAFT, record.VERIFY):
+                decode_ns += end - start
+            else:
+                prefill_ns += end - start
+        self.reporter.learn(case, prefill_ns, decode_ns, self.plan.n_tokens(case)[1])
         return run
 
     def _watched(
@@ -257,7 +255,15 @@ class WarmEngine:
         """A run as a line of a results file, with the plan's fields."""
         plan = self.plan
         run = dataclasses.replace(run, part=plan.part, tuning=plan.tuning)
-        return Record(session, plan.machine, self.model, settings or self.settings, run)
+        return Record(
+            session,
+            plan.machine,
+            self.model,
+            settings or self.settings,
+            run,
+            draft_model=plan.draft.model if plan.draft else None,
+            command=asked_command.command(),
+        )
 
     @contextlib.contextmanager
     def _explained(self, n_prompt: int) -> Iterator[None]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lab.core import phases, shown, stats
+from lab.core import experiments, shown, stats
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
@@ -46,9 +46,14 @@ FIGURE_NAMES = {
     "ttft_s": "TTFT",
     "tpot_ms": "TPOT",
     "decode_ms": "decode compute",
-    **phases.FIGURE_NAMES,
 }
-"""The compared figures; those of experiments come last. TTFT is compared only if a side is a server."""
+"""The figures of plain runs that are compared. TTFT is compared only if a side is a server."""
+
+
+def figure_names() -> dict[str, str]:
+    """The compared figures in words; those of experiments come last."""
+    return FIGURE_NAMES | experiments.figure_names()
+
 
 VIRTUAL = 0.08
 BATTERY = 0.06
@@ -102,9 +107,9 @@ class ComparedFigure:
     def name(self) -> str:
         """The figure and its lengths, in words."""
         name = (
-            f"{self.lever}: {FIGURE_NAMES[self.figure]}"
+            f"{self.lever}: {figure_names()[self.figure]}"
             if self.lever
-            else FIGURE_NAMES[self.figure]
+            else figure_names()[self.figure]
         )
         if self.n_gen is None:
             return f"{name} of {self.n_prompt:,} tokens"
@@ -304,7 +309,7 @@ def compare_groups(
     confidence: float = stats.CONFIDENCE,
 ) -> list[Comparison]:
     """Each group against the first. All intervals hold together with `confidence`; `known` are `known_spreads`."""
-    figures = [name for name in FIGURE_NAMES if any(name in group.rows for group in setups)]
+    figures = [name for name in figure_names() if any(name in group.rows for group in setups)]
     if not any(text_setup.is_request(group.rows.iloc[0]) for group in setups):
         figures.remove("ttft_s")
     base = setups[0]
@@ -336,7 +341,7 @@ def compare_groups(
                 told = (
                     f"{percent(math.expm1(spread.sd))} ({spread.source})" for spread in of_sides
                 )
-                spreads |= {f"{FIGURE_NAMES[key[0]]}: {words}" for words in told}
+                spreads |= {f"{figure_names()[key[0]]}: {words}" for words in told}
         only_base = tuple(_at(*key) for key in own if key not in others)
         only_other = tuple(_at(*key) for key in others if key not in own)
         compared = Comparison(
@@ -349,7 +354,7 @@ def compare_groups(
 def _at(figure: str, n_prompt: int, n_gen: int | None, lever: str | None) -> str:
     """A figure that only one side has, in words."""
     at = ", ".join(filter(None, [f"{n_prompt:,}", lever]))
-    return f"{FIGURE_NAMES[figure]} at {at}{f' with {n_gen:,} generated' if n_gen else ''}"
+    return f"{figure_names()[figure]} at {at}{f' with {n_gen:,} generated' if n_gen else ''}"
 
 
 def cases(rows: pd.DataFrame, figures: Sequence[str]) -> dict[Key, pd.DataFrame]:

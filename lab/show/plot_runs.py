@@ -18,8 +18,7 @@ from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
 from lab.features.compare import text_compare
-from lab.show import sweep_laws
-from lab.show import canvas, table, text_setup
+from lab.show import canvas, sweep_laws, table, text_setup
 from lab.show.canvas import GUIDE, OF_DECODE, OF_PREFILL, points
 from lab.show.text_setup import one_of
 from lab.show.wording import digits, seconds, times
@@ -358,7 +357,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
 
 def drawings(records: Records) -> dict[str, Callable[[Figure], Any]]:
     """The functions that draw the plots with data, by their names: ab, shares, prefill, decode, sweep."""
-    timed = [one for one in table.of_engine(records) if one.run.is_timed and one.run.lever is None]
+    timed = [one for one in table.of_engine(records) if one.run.is_timed and one.run.is_plain]
     plain = [one for one in timed if not one.run.every]
     good = [one for one in table.alone(records) if table.went_well(one)]
     trials = text_compare.trials(timed)
@@ -392,10 +391,10 @@ def _timed(records: Records) -> tuple[list[Record | RequestRecord], pd.DataFrame
     engine = table.of_engine(records)
     alone = table.alone(records)
     timed: list[Record | RequestRecord] = [
-        one for one in engine if one.run.is_timed and one.run.lever is None
+        one for one in engine if one.run.is_timed and one.run.is_plain
     ]
     timed += [one for one in alone if table.went_well(one)]
-    if not timed and any(record.run.lever for record in engine):
+    if not timed and any(not record.run.is_plain for record in engine):
         raise LabError(
             "There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS"
         )

@@ -240,12 +240,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of results. `again` is None for what no command makes again, such as imported results."""
+    """A kind of results."""
 
     name: str
     is_mine: Callable[[Any], bool]
     sections: Callable[[Any, Context], list[Section]]
-    again: Callable[[Any], str | None]
 
 
 def is_plain(one: Any) -> bool:

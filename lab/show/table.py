@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core import phases, shown, stats
+from lab.core import experiments, phases, shown, stats
 from lab.core.lists import first_known
 from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
@@ -196,7 +196,7 @@ def _common(record: Record, index: int) -> dict[str, Any]:
         **text_setup.of_run(record),
         **{name: getattr(run, name) for name in ("n_prompt", "n_gen", "repeat", "warmup")},
         "disturbed": bool(disturbances.disturbances(record)),
-        "lever": None if run.lever is None else run.lever.words,
+        "lever": experiments.case_label(run.experiment, run.case),
     }
 
 
@@ -207,12 +207,12 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     tpot = phases.tpot_ns(run)
     e2e = phases.e2e_ns(run)
     compute = phases.decode_compute_mean_ns(run)
-    if run.lever is not None:  # an experiment has phases of its own
+    if not run.is_plain:  # an experiment has phases of its own
         prefill = ttft = tpot = compute = None
     joules: dict[
         str, float
     ] = {}  # by what they cover; graphics cards count where the build can compute on one
-    if run.status == OK and run.lever is None and record.run.every is None and run.noise:
+    if run.status == OK and run.is_plain and record.run.every is None and run.noise:
         has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
         joules = {
             kind: value
@@ -237,7 +237,7 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
         "j_per_token": sum(joules.values()) / run.n_gen if joules and run.n_gen else float("nan"),
         "energy_of": " + ".join(joules) or None,
-        **phases.figures(run),
+        **experiments.figures(run),
     }
 
 

@@ -8,17 +8,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core import phases, shown, stats
+from lab.core import experiments, phases, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
 from lab.core.shown import NOT_TO_BE_TRUSTED
-from lab.show.comparison import FIGURE_NAMES
-from lab.show import plot_runs, sweep_laws
-from lab.runner import as_options, machine
+from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.session import wide_figures
-from lab.show import disturbances, table
+from lab.show import disturbances, plot_runs, sweep_laws, table
+from lab.show.comparison import figure_names
 from lab.show.section import SMALL, WIDE, Cell, Context, Kind, Picture, Section, is_plain, tabled
 from lab.show.wording import digits, ends, percent, seconds, times
 
@@ -160,7 +159,7 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
 
     (laws, found) = findings(rows)
     drifted = disturbances.drift(records)
-    if not drifted and not any(one.run.totals for one in records):  # the lab watched them
+    if not drifted and not any(one.run.imported_from for one in records):  # the lab watched them
         found += far_apart(rows)
     most = first.model.n_ctx_train
     beyond = [length for length in rows.n_prompt if most is not None and length + n_tokens > most]
@@ -331,7 +330,7 @@ def disturbed(records: Sequence[Record]) -> list[str]:
 
 def imported(records: Sequence[Record]) -> list[str]:
     """A sentence on results that another tool measured; none without them."""
-    n = sum(record.run.totals is not None for record in records)
+    n = sum(record.run.imported_from is not None for record in records)
     what = (
         f"{plural(n, 'result')} {'was' if n == 1 else 'were'}"
         if n < len(records)
@@ -381,7 +380,9 @@ def warnings(records: Sequence[Record]) -> list[str]:
 def _repeats(records: Sequence[Record]) -> dict[tuple[str, str | None, str], list[Record]]:
     """Timed runs that went well, by session, variant and what they did."""
     timed = [record for record in records if record.run.is_timed]
-    return grouped(timed, lambda record: (record.session, record.run.variant, record.run.name))
+    return grouped(
+        timed, lambda record: (record.session, record.run.variant, experiments.run_name(record.run))
+    )
 
 
 def still_wide(records: Sequence[Record], plan: Plan) -> list[str]:
@@ -402,7 +403,10 @@ def failures(records: Sequence[Record]) -> list[str]:
     setups = table.setups(table.runs(records)) if failed else []
     labels = {run: f"{label}: " * (len(setups) > 1) for label, rows in setups for run in rows.run}
     named = ((labels[number], one.run) for number, one in failed.items())
-    return [f"{label}{run.name}, repeat {run.repeat + 1}: {run.error}" for label, run in named]
+    return [
+        f"{label}{experiments.run_name(run)}, repeat {run.repeat + 1}: {run.error}"
+        for label, run in named
+    ]
 
 
 def finished(record: Record) -> str:
@@ -414,40 +418,15 @@ def finished(record: Record) -> str:
     tpot = phases.tpot_ns(run)
     words = [f"TTFT {digits(ttft / 1e9)} s"] if ttft else [run.status]
     words += [f"TPOT {digits(tpot / 1e6)} ms"] if tpot else []
-    if run.lever is not None:
-        own = phases.figures(run).items()
+    if not run.is_plain:
+        own = experiments.figures(run).items()
         words = [
-            f"{FIGURE_NAMES[name]} {digits(value)} {name.rpartition('_')[2]}" for name, value in own
+            f"{figure_names()[name]} {digits(value)} {name.rpartition('_')[2]}"
+            for name, value in own
         ]
     variant = f"{run.variant}, " if run.variant else ""
     mark = " (disturbed)" if disturbances.disturbances(record) else ""
-    return f"{variant}{record.run.name}, repeat {run.repeat + 1}: {', '.join(words or [run.status])}{mark}"
+    return f"{variant}{experiments.run_name(record.run)}, repeat {run.repeat + 1}: {', '.join(words or [run.status])}{mark}"
 
 
-def again(records: Sequence[Record]) -> str | None:
-    """The command of plain runs, sweeps and variants; None for imported results."""
-    timed = as_options.timed(records)
-    shared = as_options.shared(records)
-    if any(record.run.totals for record in timed):
-        return None
-    run = timed[0].run
-    lengths = sorted({record.run.n_prompt for record in timed})
-    rounds = {"gen": run.n_gen, "repeat": 1 + max(record.run.repeat for record in timed)}
-    if run.every is not None:
-        return as_options.line(
-            "sweep", {"max_len": lengths, "every": run.every, **rounds}, (), shared
-        )
-    if run.block is None:
-        return as_options.line("measure", {"prompt_len": lengths, **rounds}, (), shared)
-    by_name = {record.run.variant or "": as_options.options(record) for record in records}
-    own = [
-        [word for option in by_name[one] if option not in shared for word in option]
-        for one in sorted(by_name)
-    ]
-    blocks = 1 + max(record.run.block or 0 for record in timed)
-    numbers = sorted({record.run.batch.n_seq for record in timed if record.run.batch})
-    given = {"prompt_len": lengths, "gen": run.n_gen, "blocks": blocks, "sequences": numbers}
-    return as_options.line("ab", given, own, shared)
-
-
-KINDS = (Kind("runs", lambda one: is_plain(one) and one.run.lever is None, chapters, again),)
+KINDS = (Kind("runs", lambda one: is_plain(one) and one.run.is_plain, chapters),)

@@ -304,7 +304,8 @@ def of_run(record: Record) -> dict[str, Any]:
         )
     return {
         "model": model_label(record),
-        "machine": machine.label(here, settings) + (" (imported)" if record.run.totals else ""),
+        "machine": machine.label(here, settings)
+        + (" (imported)" if record.run.imported_from else ""),
         # all that can be offloaded to, such as "2 x NVIDIA H200"
         "devices": (machine.in_words(machine.accelerators(here.devices)) or "none")
         if here.devices

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from lab.core import phases, script as scripts
-from lab.core.payloads import Batch
 from lab.core.record import Run, Settings
 from lab.features import batch as batching
+from lab.features.batch import Batch
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -46,7 +46,11 @@ def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
     )  # as llama-batched-bench warms up
     for n in SEQUENCES:
         case = Case(
-            N_PROMPT, N_GEN + 1, lever=Batch(n, False), sequences=(N_PROMPT + N_GEN + 1,) * n
+            N_PROMPT,
+            N_GEN + 1,
+            experiment="batch",
+            setup=Batch(n, False),
+            sequences=(N_PROMPT + N_GEN + 1,) * n,
         )
         outcome = worker.run(batching.write(case, text, settings), lambda progress: None)
         run = Run(
@@ -58,7 +62,8 @@ def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
             status="ok",
             steps=outcome.steps,
             token_ids=outcome.token_ids,
-            batch=Batch(n, False),
+            experiment="batch",
+            setup=Batch(n, False),
         )
         figures = phases.figures(run)
         rates[n, "prefill"] = n * N_PROMPT / figures["prefill_s"]

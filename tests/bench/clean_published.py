@@ -16,8 +16,8 @@ from pathlib import Path
 
 from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
-from lab.roofline import datasheet
 from lab.models import catalog, devices
+from lab.roofline import datasheet
 from tests.bench.learn_published import Row, case_for, model_of, row_of, seconds
 
 OUT = Path(__file__).parents[2] / "models" / "published.csv"

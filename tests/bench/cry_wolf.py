@@ -13,14 +13,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.show import comparison
-from lab.runner import trial as side_by_side
-from lab.show.comparison import ALIKE, TOO_FEW, ComparedFigure
 from lab.models import catalog
 from lab.process.worker import Worker
+from lab.runner import trial as side_by_side
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
+from lab.show import comparison
+from lab.show.comparison import ALIKE, TOO_FEW, ComparedFigure
 
 N_PROMPT = 32
 N_GEN = 8

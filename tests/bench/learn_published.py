@@ -21,9 +21,9 @@ import numpy as np
 from lab.core import cost
 from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
+from lab.models import catalog, devices, synthetic
 from lab.roofline import datasheet
 from lab.roofline.datasheet import FACTORS, LONG, PARTS, Case, Learned
-from lab.models import catalog, devices, synthetic
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
 PUBLISHED = OUT.with_name("published.csv")

@@ -55,7 +55,10 @@ def main() -> None:
     worst: dict[str, list[float]] = {"on": [], "off": []}
     kv_errors: list[float] = []
     print("model | flash attention | n_ctx | KV cache MiB | error | compute buffer MiB | error")
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(synthetic, "_RandomArray", Hole):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(synthetic, "_RandomArray", Hole),
+    ):
         for name in names:
             entry = catalog.find(name)
             path = Path(folder) / "header.gguf"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.remote import servers
-from lab.remote.access import Client, access
 from lab.models import catalog
 from lab.process.worker import Worker
+from lab.remote import servers
+from lab.remote.access import Client, access
 
 PLANTED = (
     "uvicorn",

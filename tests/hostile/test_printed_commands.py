@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from lab.app import kinds
 from lab.core import results, shell
 from lab.core.payloads import Tuning
 from lab.core.record import Record
 from lab.core.shape import FEED_FORWARD, Heads, Matrix
 from lab.errors import LabError
-from lab.app import known
 from lab.formats import other_tools
 from lab.features.explain import advice
 from lab.roofline import explanation, step_kernels
@@ -141,10 +141,10 @@ def test_advice_and_how_to_measure_again(source: str, empty: Path) -> None:
     levers = [lever.command for lever in advice.changes(rows, record, best)]
     levers += [one.command for one in advice.experiments(rows, [record], best)]
     again = [
-        known.commands([evil_record(source, **one)])[0] for one in ({}, {"every": 5}, {"block": 0})
+        kinds.commands([evil_record(source, **one)])[0] for one in ({}, {"every": 5}, {"block": 0})
     ]
-    again += known.commands([evil_record(source, tuning=Tuning(EVIL, EVIL, 5))])
-    again += known.commands([poisoned(make_request_record())])
+    again += kinds.commands([evil_record(source, tuning=Tuning(EVIL, EVIL, 5))])
+    again += kinds.commands([poisoned(make_request_record())])
     check([line for line in (*levers, *again) if line], empty)
 
 

@@ -15,11 +15,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
 
+from lab.app import kinds
 from lab.core import cost, memory, results
 from lab.core.lines import MOST_LETTERS, parse_line, to_json
 from lab.core.record import Record
 from lab.errors import LabError, printable
-from lab.app import known
 from lab.show import comparison
 from lab.formats import llama_bench_export, llama_bench_import, spreadsheet
 from lab.show import table
@@ -109,7 +109,7 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
     assert good in reading.records and reading.skipped and len(reading.records) < len(lines) / 2
     table.summary(table.runs(reading.records))
     table.steps(reading.records)
-    known.sections(reading.records)
+    kinds.sections(reading.records)
     llama_bench_export.rows(reading.records)
     comparison.compare([*reading.records, make_record(session="another")])
     for record in reading.records:

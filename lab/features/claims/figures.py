@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lab.core import cost, phases, stats
-from lab.core.payloads import in_chunks
+from lab.core import cost, experiments, phases, stats
 from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
 from lab.features import turns
 from lab.show import comparison
 from lab.roofline import explanation, step_kernels
+from lab.features.batch import batch_of, step_s as batch_step_s
+from lab.features.speculate.speculation import speculation_of
+from lab.features.stall import in_chunks, stall_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +107,7 @@ class Evidence:
         for record in (one for one in self.records if one.run.is_timed):
             run = record.run
             model = record.model
-            of_lever = phases.figures(record.run)
+            of_lever = experiments.figures(record.run)
             place = (
                 record,
                 run.part,
@@ -113,18 +115,21 @@ class Evidence:
                 run.n_prompt,
                 run.repeat if run.block is None else run.block,
             )
-            chunk = run.stall and (run.stall.chunk or run.n_prompt)
-            text = run.speculation and run.speculation.text
+            batch = batch_of(run)
+            stall = stall_of(run)
+            speculation = speculation_of(run)
+            chunk = stall and (stall.chunk or run.n_prompt)
+            text = speculation and speculation.text
             case = (
                 model.quantization or "",
                 model.n_bytes or 0,
-                run.batch and run.batch.n_seq,
+                batch and batch.n_seq,
                 chunk,
                 text,
             )
             plain = phases.prefill_ns(run), phases.tpot_ns(run), phases.ttft_ns(run)
-            compute = None if run.lever else phases.decode_compute_mean_ns(run)
-            batch_step = 1e9 * phases.step_s(run) if run.batch and of_lever else None
+            compute = None if not run.is_plain else phases.decode_compute_mean_ns(run)
+            batch_step = 1e9 * batch_step_s(run) if run.experiment == "batch" and of_lever else None
             drafted, gap = (1e6 * of_lever.get(name, math.nan) for name in ("tpot_ms", "gap_ms"))
             cache, *last = _last_turn(record)
             rows.append((*place, *case, cache, *plain, compute, batch_step, drafted, gap, *last))
@@ -135,7 +140,7 @@ class Evidence:
 
 def _last_turn(record: Record) -> tuple[str | None, float, float, float]:
     """The cache and the times of a conversation's last turn; None and NaN for other runs."""
-    lever = record.run.turns
+    lever = turns.turns_setup(record.run)
     if lever is None or (of_turns := turns.figures(record.run.steps.frame(), lever)).empty:
         return None, math.nan, math.nan, math.nan
     cache = (
@@ -350,7 +355,7 @@ def speed_up(evidence: Evidence) -> Figures:
 def gaps(evidence: Evidence) -> Figures:
     """The longest gap of a stream over that with the next larger chunk."""
     sizes = [own for _, own in evidence.of("stall").groupby("chunk")][::-1]
-    named = [(in_chunks(own.record.iloc[0].run.stall.chunk), own) for own in sizes]
+    named = [(in_chunks(own.record.iloc[0].run.case["chunk"]), own) for own in sizes]
     return [
         figure(f"{words} over {before}", over(base, own, "longest gap"))
         for (before, base), (words, own) in itertools.pairwise(named)

@@ -21,9 +21,7 @@ from lab.errors import LabError
 from lab.features.claims import figures as functions
 from lab.features.claims.figures import Evidence
 from lab.roofline import probing, step_kernels
-from lab.show import text_results
-from lab.runner import as_options
-from lab.show import canvas, disturbances
+from lab.show import canvas, disturbances, text_results
 from lab.show.canvas import COLOURS, GUIDE
 from lab.show.section import Cell, Columns, Context, Kind, Picture, Section, tabled
 from lab.show.wording import digits
@@ -267,23 +265,10 @@ def _draw(rows: Sequence[Mapping[str, Any]], canvas_figure: Figure) -> None:
     canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)
 
 
-def again(records: Sequence[Record]) -> str:
-    """The command of a session of claims: with the settings of the parts that change none."""
-    timed = as_options.timed(records)
-    usual = [
-        record for record in timed if record.run.block is None and record.run.lever is None
-    ] or timed
-    tried = {CEILINGS, *(record.run.part for record in timed)}
-    tested = [claim["number"] for claim in CLAIMS if tried.issuperset(claim["parts"])]
-    only = None if len(tested) == len(CLAIMS) else tested
-    return as_options.line("claims", {"only": only}, (), as_options.shared(usual))
-
-
 KINDS = (
     Kind(
         "claims",
         lambda one: isinstance(one, Record) and one.run.part not in (None, QUANT),
         lambda records, context: sections(of_sessions(CLAIMS, records, context.ceilings), context),
-        again,
     ),
 )

@@ -17,8 +17,10 @@ from typing import Any
 
 import click
 
+from lab.app.experiment import numbers
 from lab.app.help import Command
 from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
+from lab.app.running import Output, collect, introduce, note
 from lab.core import results
 from lab.core.lists import plural
 from lab.core.record import Record
@@ -27,9 +29,7 @@ from lab.features import batch, stall, turns
 from lab.features.claims import judging
 from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
 from lab.runner import trial as side_by_side
-from lab.app.experiment import numbers
 from lab.roofline import measuring, probing
-from lab.app.running import Output, collect, introduce, note
 from lab.features.speculate import speculation
 from lab.models import catalog, obtain
 from lab.process.wire import Probe

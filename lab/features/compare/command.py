@@ -8,8 +8,8 @@ import click
 
 from lab.app.help import Command
 from lab.app.options import AT_LEAST, DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
-from lab.core import shell
 from lab.app.running import draws, hint, nearby, plot_folder, read, without_tuning
+from lab.core import shell
 
 
 @click.command(cls=Command)
@@ -43,12 +43,10 @@ def compare(
     ratio of the other's time to the base's, its interval, and a verdict. It claims a difference between sessions
     only if it exceeds the spread between sessions of this machine.
     """
-    from lab.app import known
-    from lab.show import comparison
+    from lab.app import kinds
     from lab.features.compare import text_compare
-    from lab.show import text_results
     from lab.remote import through_server
-    from lab.show import console
+    from lab.show import comparison, console, text_results
     from lab.show.section import Context
 
     reading = without_tuning(read(results))
@@ -61,8 +59,8 @@ def compare(
     made = []
     if draws(results, out, no_plot):
         apart = reading.measured if reading.requests else comparison.by_session(reading.records)
-        made = known.sections(apart, Context(), ("runs", "requests"))
-    plots = known.draw(made, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
+        made = kinds.sections(apart, Context(), ("runs", "requests"))
+    plots = kinds.draw(made, plot_folder(results, out), f"{Path(results[0]).stem}-compared")
     if as_json:
         console.print_json(
             {**text_compare.as_json(groups, comparisons), "plots": list(map(str, plots))}

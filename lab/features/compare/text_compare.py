@@ -15,20 +15,19 @@ from rich.text import Text
 from lab.core import shown
 from lab.core.lists import grouped, join_and
 from lab.core.record import Record
-from lab.show import comparison
+from lab.show import canvas, comparison, text_setup
+from lab.show.canvas import COLOURS, GUIDE, points
 from lab.show.comparison import (
     ALIKE,
     DISTURBED,
     FASTER,
     FEWEST_SESSIONS,
-    FIGURE_NAMES,
     SLOWER,
     TOO_FEW,
     Comparison,
     Group,
+    figure_names,
 )
-from lab.show import canvas, text_setup
-from lab.show.canvas import COLOURS, GUIDE, points
 from lab.show.section import Columns, Section, print_lines, print_sections, tabled
 from lab.show.wording import digits, percent, times
 
@@ -70,7 +69,7 @@ COLUMNS: Columns = (
             filter(None, [f"{row.n_prompt:,}" if row.n_prompt else "", row.lever or ""])
         ),
     ),
-    ("figure", lambda row: f"{FIGURE_NAMES[row.figure]}, {row.figure.rpartition('_')[2]}"),
+    ("figure", lambda row: f"{figure_names()[row.figure]}, {row.figure.rpartition('_')[2]}"),
     ("base", lambda row: digits(row.base)),
     ("other", lambda row: digits(row.other)),
     (
@@ -326,7 +325,7 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure) -> Figur
                 fontsize=9,
             )
             lever = f"\n{row.lever}" if row.lever else ""
-            names.append(f"{FIGURE_NAMES[row.figure]}, {row.n_prompt:,} tokens{lever}")
+            names.append(f"{figure_names()[row.figure]}, {row.n_prompt:,} tokens{lever}")
         ax.axvline(1, color=GUIDE, lw=1.2)
         ax.set_yticks(range(len(names)), names)
         ax.set_ylim(len(names) - 0.5, -0.5)

@@ -58,7 +58,7 @@ def changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advi
 
 def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceilings) -> list[Advice]:
     """The experiments with a predicted gain, for one setup's explained rows and their records."""
-    plain = [record for record in records if record.run.lever is None]
+    plain = [record for record in records if record.run.is_plain]
     rows = rows[rows.doubts.map(shown.may_promise)]
     if not plain or rows.empty:
         return []

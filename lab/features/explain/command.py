@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lab.app import known as kinds
+from lab.app import kinds
 from lab.app.help import Command
 from lab.app.options import DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
 from lab.app.running import RESULTS, ceilings_of, draws, hint, plot_folder, read, without_tuning

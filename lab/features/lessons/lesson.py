@@ -17,6 +17,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.app import kinds
 from lab.core import memory, results
 from lab.core.cost import StepCost
 from lab.core.lists import join_and
@@ -26,9 +27,7 @@ from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
-from lab.app import known
 from lab.features import report as page
-from lab.show import comparison
 from lab.features.compare import text_compare
 from lab.features.explain import advice
 from lab.features.explain.section import explained
@@ -42,7 +41,7 @@ from lab.remote.servers import OwnServer
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.runner import machine
-from lab.show import console, table, text_setup, wording
+from lab.show import comparison, console, table, text_setup, wording
 from lab.show.section import Context, Picture, print_sections
 
 if TYPE_CHECKING:
@@ -78,13 +77,13 @@ def show(
     records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
 ) -> None:
     """Print what `lab show` prints; `ceilings` and plain `runs` add the predictions of an experiment."""
-    made = known.sections(records, Context([ceilings] if ceilings else [], runs))
-    known.print_results(records, console.console(), made)
+    made = kinds.sections(records, Context([ceilings] if ceilings else [], runs))
+    kinds.print_results(records, console.console(), made)
 
 
 def rows(records: Sequence[Record]) -> tuple[Any, ...]:
     """The rows of an experiment's table, as in `lab show --json`. LabError for other runs."""
-    parts = known.experiments_of(_timed(records))
+    parts = kinds.experiments_of(_timed(records))
     if not parts:
         raise LabError(
             "These runs belong to no experiment.",
@@ -97,7 +96,7 @@ def draw(
     records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
 ) -> None:
     """Draw an experiment as its command does."""
-    for part in known.experiments_of(_timed(records), [ceilings] if ceilings else [], runs):
+    for part in kinds.experiments_of(_timed(records), [ceilings] if ceilings else [], runs):
         for picture in part.pictures:
             _draw(picture, (10, 4.6))
 
@@ -122,9 +121,7 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     """Print what limited runs of one setup as `lab explain` does, without advice. Returns the rows for the plots."""
     timed = _timed(records)
     label = text_setup.model_label(timed[0])
-    print_sections(
-        [explained(label, timed, ceilings, has_advice=False)], console.console()
-    )
+    print_sections([explained(label, timed, ceilings, has_advice=False)], console.console())
     return explanation.explain(timed, ceilings)
 
 

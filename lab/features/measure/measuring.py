@@ -11,14 +11,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from lab.app import running
 from lab.app.help import Command
 from lab.app.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, SHARE, TOKENS, with_options
+from lab.app.running import Output, collect, introduce
 from lab.core import shell
 from lab.core.asked_settings import flag, table
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.app import running
-from lab.app.running import Output, collect, introduce
 from lab.features.serve import command as servers
 from lab.features.serve.command import REACHING, TIMEOUT, URL
 from lab.models import catalog
@@ -337,11 +337,9 @@ def ab(
     the machine's speed therefore affect all variants equally.
     """
     from lab.features import batch as batching
-    from lab.show import comparison
-    from lab.runner import trial as side_by_side
     from lab.features.compare import text_compare
-    from lab.show import text_results
-    from lab.show import console
+    from lab.runner import trial as side_by_side
+    from lab.show import comparison, console, text_results
 
     output = Output.taken_from(asked)
     err = console.console(stderr=True)

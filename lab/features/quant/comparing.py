@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from lab.app import experiment
+from lab.app.experiment import Option
 from lab.app.help import Command
 from lab.app.options import (
     DURATION,
@@ -37,6 +39,7 @@ from lab.app.options import (
     seconds_of,
     with_options,
 )
+from lab.app.running import Output, collect, introduce
 from lab.core import cost, results, shown, stats
 from lab.core.asked_settings import CACHE_TYPES, check_number
 from lab.core.lists import grouped, join_and, plural
@@ -44,19 +47,13 @@ from lab.core.payloads import Divergence, Quality
 from lab.core.record import QUANT, Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
-from lab.app import experiment
-from lab.show import comparison
-from lab.runner import trial as side_by_side
-from lab.app.experiment import Option
-from lab.show import text_results
-from lab.app.running import Output, collect, introduce
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
-from lab.runner import as_options, progress, prompts
+from lab.runner import progress, prompts, trial as side_by_side
 from lab.runner.cases import Plan, run_without_steps, utc_now
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.session import new_results_file
-from lab.show import canvas, text_setup
+from lab.show import canvas, comparison, text_results, text_setup
 from lab.show.section import UNKNOWN, Columns, Kind, Picture, Section, tabled
 from lab.show.wording import digits, percent, times
 
@@ -813,35 +810,11 @@ def draw(found: Found, subject: str, figure: Figure) -> None:
         canvas.label_points(ax, points, avoid)
 
 
-def again(records: Sequence[Record]) -> str:
-    """The command of a session of `lab quant`."""
-    timed = [one for one in records if one.run.is_timed]
-    kept = [one.run.quality for one in records if one.run.quality]
-    firsts = [one for _, one in sorted(_of_variants(records).items())]
-    given: dict[str, object] = (
-        {"blocks": 1 + max(one.run.block or 0 for one in timed)} if timed else {}
-    )
-    if kept:
-        budget = None if kept[0].budget_s is None else f"{kept[0].budget_s:g}s"
-        given |= {"text": kept[0].text, "budget": budget}
-    if timed:
-        given |= {"prompt_len": timed[0].run.n_prompt, "gen": timed[0].run.n_gen}
-    specs = list(dict.fromkeys(catalog.spec_of(one.model) for one in firsts))
-    shared = [
-        words for words in as_options.shared(firsts) if words[0] not in ("--model", "--prompt")
-    ]
-    if len(specs) == 1:
-        given["cache_type"] = [one.settings.type_k for one in firsts]
-        shared = [words for words in shared if not words[0].startswith("--cache-type")]
-    return as_options.line("quant", given, [(spec,) for spec in specs], shared)
-
-
 KINDS = (
     Kind(
         "quant",
         lambda one: isinstance(one, Record) and one.run.part == QUANT,
         lambda records, _: sections(records),
-        again,
     ),
 )
 

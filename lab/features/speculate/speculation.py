@@ -20,20 +20,22 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lab.app.options import TOKENS
-from lab.core import phases, script, stats
-from lab.core.lists import grouped, plural
-from lab.core.payloads import LOOKUP, Speculation
-from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Record, Run, Settings
-from lab.core.script import SPECULATE, Operation, Part
-from lab.errors import LabError
 from lab.app import experiment
 from lab.app.experiment import Numbers, Option, cell
 from lab.roofline.step_prediction import StepPrediction
 from lab.core import guesses
 from lab.core.guesses import Chain, StepTimes
+from lab.app.options import TOKENS
+from lab.core import script, stats
+from lab.core.experiments import ExperimentRuns, setup_of
+from lab.core.guesses import LOOKUP
+from lab.core.lists import grouped, plural
+from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Run, Settings
+from lab.core.script import SPECULATE, Operation, Part
+from lab.errors import LabError
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
@@ -57,6 +59,59 @@ N_IN_A_ROW = 4
 
 CASE = ["text", "n_prompt", "n_gen", "draft", "n_draft"]
 BLOCK = ["session", "repeat", "engine"]  # compared runs had the same process
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """`lab speculate`: tokens were drafted and verified together; or, without a text, only single steps were timed."""
+
+    draft: str | None  # LOOKUP (earlier words of the text), a model's label; None: no drafts
+    n_draft: int  # drafted before each verification, at most; 0: plain decoding
+    text: (
+        str | None
+    )  # the prompt's source; None: steps of 1 to n_draft + 1 positions and of the draft, each forgotten
+
+    @property
+    def label(self) -> str:
+        if self.text is None:
+            return f"steps of 1 to {self.n_draft + 1} positions"
+        return f"{self.text}, " + (
+            f"{self.n_draft} drafted by {self.draft}" if self.n_draft else "no drafts"
+        )
+
+
+def speculation_of(run: Run) -> Speculation | None:
+    """The speculation of a run; None for runs of other experiments."""
+    return setup_of(Speculation, run.case) if run.experiment == "speculate" else None
+
+
+def is_curve(run: Run) -> bool:
+    """Whether the run timed single steps."""
+    speculation = speculation_of(run)
+    return speculation is not None and speculation.text is None
+
+
+def figures(run: Run) -> dict[str, float]:
+    """`tpot_ms` of all tokens after the first, with drafting and forgetting.
+
+    Empty for a failed run, and for one of single steps.
+    """
+    speculation = speculation_of(run)
+    steps = run.steps
+    if speculation is None or speculation.text is None or run.status != OK or run.n_gen < 2:
+        return {}
+    if run.n_prompt < 1 or PREFILL not in steps.kind:
+        return {}
+    last_prefill = max(i for i, kind in enumerate(steps.kind) if kind == PREFILL)
+    decode_ns = steps.end_ns[-1] - steps.end_ns[last_prefill]
+    return {"tpot_ms": decode_ns / 1e6 / (run.n_gen - 1)} if decode_ns > 0 else {}
+
+
+RUNS = ExperimentRuns(
+    check=lambda case: setup_of(Speculation, case),
+    label=lambda case: setup_of(Speculation, case).label,
+    figures=figures,
+)
 MOST_PANELS = 8
 
 
@@ -139,7 +194,8 @@ def plan(
         Case(
             n_prompt,
             gen,
-            lever=lever,
+            experiment="speculate",
+            setup=lever,
             sequences=(n_prompt + gen + lever.n_draft + N_IN_A_ROW,),
             text=text,
         )
@@ -151,7 +207,7 @@ def plan(
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     """The script: a prompt, then plain decoding, or drafts, or (without a text) the steps of the curve, forgotten."""
-    lever = case.lever
+    lever = case.setup
     assert isinstance(lever, Speculation)
     is_of_draft = lever.draft not in (None, LOOKUP)
     n_past = case.n_prompt
@@ -192,8 +248,8 @@ def of_runs(records: Sequence[Record]) -> pd.DataFrame:
     rows = []
     for one in records:
         run = one.run
-        lever = one.run.speculation
-        tpot_ms = phases.figures(one.run).get("tpot_ms")
+        lever = speculation_of(one.run)
+        tpot_ms = figures(one.run).get("tpot_ms")
         if lever and lever.text is not None and tpot_ms:
             case = lever.text, run.n_prompt, run.n_gen, lever.draft or "", lever.n_draft
             rows.append((*case, one.session, run.repeat, run.engine, one, tpot_ms / 1e3))
@@ -224,7 +280,11 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     made = []
     for case, alike in of_runs(records).groupby(CASE[:4]):
         times = guesses.step_times(
-            [record.run for record in records if _curve_of(record.run) == case[1:]]
+            [
+                record.run
+                for record in records
+                if is_curve(record.run) and _curve_of(record.run) == case[1:]
+            ]
         )
         longest = [
             guesses.checked(record.run)
@@ -298,10 +358,10 @@ def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -
     """
     import pandas as pd
 
-    runs = [record.run for record in records if record.run.speculation]
+    runs = [record.run for record in records if record.run.experiment == "speculate"]
     made = []
     for (n_prompt, n_gen, draft), own in sorted(grouped(runs, _curve_of).items()):
-        if not (times := guesses.step_times(own)):
+        if not (times := guesses.step_times([run for run in own if is_curve(run)])):
             continue
         n_past = n_prompt + n_gen // 2
         c = times.draft[1] / times.target[1] if times.draft else None
@@ -327,7 +387,7 @@ def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -
 
 def _curve_of(run: Run) -> tuple[int, int, str] | None:
     """The curve that a run of single steps belongs to; None for other runs."""
-    lever = run.speculation
+    lever = speculation_of(run)
     return (run.n_prompt, run.n_gen, lever.draft or "") if lever and lever.text is None else None
 
 
@@ -425,17 +485,6 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
 
 
-def _again(runs: Sequence[Run]) -> dict[str, object]:
-    return {
-        "draft": next((catalog.spec_of(run.draft) for run in runs if run.draft), None),
-        "draft_len": experiment.listed(
-            run.speculation.n_draft or None for run in runs if run.speculation
-        ),
-        "prompt_len": experiment.listed(run.n_prompt for run in runs),
-        "gen": runs[0].n_gen,
-    }
-
-
 TABLE = experiment.Table(
     name="speculate",
     question="Does it pay to draft tokens, and how many?",
@@ -496,9 +545,7 @@ EXPERIMENT = experiment.Experiment(
     times of single steps, and the bottleneck if it does not pay. The tokens match plain decoding except at near-ties,
     which are counted. With random weights only the steps are timed.
     """,
-    lever=Speculation,
     plan=plan,
-    again=_again,
     tables=(TABLE, CURVE),
 )
 

@@ -29,6 +29,7 @@ import click
 
 from lab.app.help import Command
 from lab.app.options import OUTPUT, SETTINGS, TOKENS, with_options
+from lab.app.running import RESULTS, Output
 from lab.core import cost, shape
 from lab.core.asked_settings import check_number
 from lab.core.lists import grouped, join_and, plural
@@ -39,12 +40,11 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.roofline import probing, step_kernels
 from lab.roofline.explanation import TOO_LOW
-from lab.app.running import RESULTS, Output
 from lab.features.serve.command import given
 from lab.features.trace.nodes import Node, StepTrace, Trace
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
-from lab.runner import as_options, prompts
+from lab.runner import prompts
 from lab.runner.cases import Plan, run_without_steps
 from lab.runner.plan import make_plan
 from lab.runner.session import new_results_file
@@ -635,18 +635,6 @@ def _weights(figure: Figure, seen: Attention, of_model: str) -> None:
     )
 
 
-def again(records: Sequence[Record]) -> str:
-    """The command of a run of `lab trace`."""
-    run = records[0].run
-    shared = as_options.shared(records)
-    if run.attention is not None:
-        return as_options.line("trace", {"attention": run.attention.text}, (), shared)
-    repeat = run.trace.prefill.n_steps if run.trace else None
-    return as_options.line(
-        "trace", {"prompt_len": run.n_prompt, "gen": run.n_gen - 1, "repeat": repeat}, (), shared
-    )
-
-
 @click.command(
     "trace", cls=Command, first=("model", "prompt-len", "gen", "repeat", "attention", "threads")
 )
@@ -736,6 +724,5 @@ KINDS = (
         "trace",
         lambda one: isinstance(one, Record) and one.run.is_traced and not one.run.quality,
         chapters,
-        again,
     ),
 )

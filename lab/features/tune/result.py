@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 from lab.core import phases, shell, stats
 from lab.core.asked_settings import table
 from lab.core.lists import grouped, plural
-from lab.core.payloads import Batch, Tuning
+from lab.core.payloads import Tuning
 from lab.core.record import Record
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
+from lab.features.batch import batch_of
 from lab.formats import other_tools
 from lab.models import catalog
-from lab.runner import as_options
 from lab.show import canvas, console, text_setup
 from lab.show.disturbances import disturbances
 from lab.show.section import (
@@ -318,8 +318,8 @@ class Tuned:
 
     @property
     def n_users(self) -> int:
-        lever = self.default.run.lever
-        return lever.n_seq if isinstance(lever, Batch) else 1
+        batch = batch_of(self.default.run)
+        return batch.n_seq if batch else 1
 
     @property
     def aim(self) -> str:
@@ -414,7 +414,7 @@ def tuned(records: Sequence[Record]) -> Tuned | None:
     runs = pd.DataFrame(
         rows, columns=["stage", "variant", "choice", "error", "block", "disturbed", PREFILL, DECODE]
     )
-    of = phases_of(asked.goal, asked.n_gen, isinstance(default.run.lever, Batch))
+    of = phases_of(asked.goal, asked.n_gen, batch_of(default.run) is not None)
     search = Search(runs.choice[runs.stage == SEARCH], of)
     search.timings = timings
 
@@ -695,28 +695,6 @@ def _draw(one: Tuned, figure: Figure) -> Figure:
     return figure
 
 
-def again(records: Sequence[Record]) -> str:
-    """The command of a session of `lab tune`: the model, and the options that no choice changed."""
-    timed = as_options.timed(records)
-    first = next((record for record in timed if record.run.variant == DEFAULT), timed[0])
-    asked = first.run.tuning
-    lever = first.run.lever
-    model = [one for one in as_options.options(first) if one[0] == "--model"]
-    fixed = [one for one in as_options.shared(timed) if one[0] != "--model"]
-    lossy = (
-        ("--allow-lossy",) if any(is_lossy(choice_of(record, first)) for record in timed) else ()
-    )
-    given: dict[str, object] = {
-        "prompt_len": first.run.n_prompt,
-        "gen": asked and asked.n_gen,
-        "goal": asked.goal if asked and asked.goal != REQUEST else None,
-        "users": lever.n_seq if isinstance(lever, Batch) else None,
-    }
-    return as_options.line("tune", given, (), [lossy, *model, *fixed])
-
-
 KINDS = (
-    Kind(
-        "tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, chapters, again
-    ),
+    Kind("tune", lambda one: isinstance(one, Record) and one.run.tuning is not None, chapters),
 )

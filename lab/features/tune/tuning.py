@@ -19,23 +19,22 @@ from typing import Annotated, Any, cast
 
 import click
 
+from lab.app import experiment
+from lab.app.experiment import Option
 from lab.app.help import Command
 from lab.app.options import DURATION, OUTPUT, SEED, SETTINGS, TOKENS, seconds_of, with_options
+from lab.app.running import Output, collect, introduce, note, runs_in
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.payloads import Tuning
 from lab.core.record import Model, Record
 from lab.errors import LabError
 from lab.features import batch as batching
-from lab.app import experiment
-from lab.runner import trial as side_by_side
-from lab.app.experiment import Option
-from lab.app.running import Output, collect, introduce, note, runs_in
 from lab.features.tune import result
 from lab.features.tune.result import CONFIRM, DEFAULT, SEARCH, Choice, Phase, Search, Tuned
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import as_options, machine, progress
+from lab.runner import as_options, machine, progress, trial as side_by_side
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus

@@ -176,7 +176,7 @@ def command(
     change needs at least three blocks. The factor of another machine is predicted. What is unknown stays in the part
     that is not explained.
     """
-    from lab.app import known
+    from lab.app import kinds
     from lab.features.why.reasons import why
     from lab.show import console
     from lab.show.section import print_sections
@@ -198,7 +198,7 @@ def command(
     with console.progress(err, None, str) as (watch, _):
         found = why(*figures, out=out, watch=watch, **asked)
     made = sections(found)
-    plots = [] if no_plot else known.draw(made, Path(out), found.path.stem if found.path else "why")
+    plots = [] if no_plot else kinds.draw(made, Path(out), found.path.stem if found.path else "why")
     if as_json:
         console.print_json({**document(found), "plots": [str(plot) for plot in plots]})
         return

@@ -28,6 +28,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lab.app.options import seconds_of
+from lab.app.running import ceilings_of, read, without_tuning
 from lab.core import phases, request_times, results, shell
 from lab.core.asked_settings import defaults, table as settings_table
 from lab.core.lists import plural
@@ -38,10 +40,8 @@ from lab.errors import LabError, printable
 from lab.show import comparison
 from lab.runner import trial as side_by_side
 from lab.roofline import advice, explanation, prediction, probing
-from lab.app.running import ceilings_of, read, without_tuning
 from lab.remote import access, through_server
 from lab.remote.servers import connect
-from lab.app.options import seconds_of
 from lab.features.why import pasted
 from lab.features.why.pasted import DECODE, PREFILL, Setup
 from lab.models import catalog, devices
@@ -951,9 +951,7 @@ def best(one: Setup, name: str, folder: str) -> Answer:
     for lever in advice.changes(rows, first, known):
         gain = lever.figures[f"{phase}_gain"] or 0.0
         changed_s = (
-            row.least_s - row.measured_s * (1 - 1 / gain)
-            if gain >= advice.LEAST_GAIN
-            else best_s
+            row.least_s - row.measured_s * (1 - 1 / gain) if gain >= advice.LEAST_GAIN else best_s
         )
         if 0 < changed_s < best_s:
             best_s = changed_s

@@ -1,0 +1,174 @@
+"""The loops over kinds of results: tables, JSON, pictures, and the command lines that made them.
+
+The list of features names the kinds of each room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab import feature_list
+from lab.app import asked
+from lab.core.lists import grouped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lab.core.record import Ceilings, Record
+    from lab.show.section import Context, Kind, Lines, Section
+
+
+@functools.cache
+def kinds() -> tuple[Kind, ...]:
+    """Every kind of results, in the order in which they are shown."""
+    every_kind: list[Kind] = []
+    for feature in feature_list.FEATURES:
+        for target in feature.results:
+            every_kind += feature_list.load(target)
+    return tuple(every_kind)
+
+
+@functools.cache
+def _kinds_of_plain_runs() -> tuple[Kind, ...]:
+    """The kinds of the first feature with results; the others need not be imported for plain runs."""
+    kinds_of_first: tuple[Kind, ...] = feature_list.load(feature_list.FEATURES[0].results[0])
+    return kinds_of_first
+
+
+def sections(
+    records: Lines, context: Context | None = None, only: Sequence[str] = ()
+) -> list[Section]:
+    """The sections of all records, or of those of some kinds. Without a context nothing is predicted."""
+    from lab.core.record import Record
+    from lab.show import table
+    from lab.show.section import Context, is_plain
+
+    context = context or Context()
+    has_answers = any(map(table.went_well, table.alone(records)))
+    context = dataclasses.replace(
+        context,
+        runs=[record for record in table.of_engine(records) if is_plain(record)],
+        together=context.together and has_answers,
+    )
+    has_plain_runs_only = all(
+        isinstance(record, Record) and is_plain(record) and record.run.is_plain
+        for record in records
+    )
+    sections_of_kinds: list[Section] = []
+    for kind in _kinds_of_plain_runs() if has_plain_runs_only else kinds():
+        if only and kind.name not in only:
+            continue
+        records_of_kind = [record for record in records if kind.is_mine(record)]
+        if records_of_kind:
+            sections_of_kinds += kind.sections(records_of_kind, context)
+    return sections_of_kinds
+
+
+def experiments_of(
+    records: Lines, ceilings: Sequence[Ceilings] = (), others: Sequence[Record] = ()
+) -> list[Section]:
+    """The tables of experiments: a section for each table and setup."""
+    from lab.show import table
+    from lab.show.section import Context, is_plain
+
+    runs = [
+        record
+        for record in table.of_engine(records)
+        if is_plain(record) and not record.run.is_plain
+    ]
+    names = [kind.name for kind in kinds() if any(map(kind.is_mine, runs))]
+    if not names:
+        return []
+    parts: list[Section] = []
+    for section in sections(records, Context(ceilings, others), names):
+        parts += section.parts
+    return parts
+
+
+def print_results(
+    records: Lines,
+    out: Console,
+    shown: Sequence[Section] | None = None,
+    sentences: Sequence[str] = (),
+) -> None:
+    """Print the sections of records, then what failed and what disturbed the runs, then sentences.
+
+    Of a section without a table of its own the parts are printed, without what introduces them on a page.
+    """
+    from lab.remote import through_server
+    from lab.show import table, text_results
+    from lab.show.section import Section, is_plain, print_marked, print_sections
+
+    for section in sections(records) if shown is None else shown:
+        has_parts_only = section.parts and not section.headings
+        print_sections(section.parts if has_parts_only else [section], out)
+    runs = [record for record in table.of_engine(records) if is_plain(record)]
+    if runs and not any(record.run.is_timed for record in runs):
+        out.print("\nNo run went well.")
+    of_experiments = [record for record in runs if not record.run.is_plain]
+    doubts = [
+        *text_results.imported(runs),
+        *text_results.distrust(runs),
+        *text_results.disturbed(of_experiments),
+    ]
+    print_marked(doubts, text_results.failures(runs), out)
+    requests = table.alone(records)
+    if requests:
+        if not any(map(table.went_well, requests)):
+            out.print("\nNo request went well.")
+        warnings = through_server.warnings(requests)
+        print_marked(warnings, through_server.failures(requests), out)
+    if sentences:
+        print_sections([Section(sentences=sentences)], out)
+
+
+def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str, Any]:
+    """The rows of sections, what disturbed the runs, and what failed."""
+    from lab.remote import through_server
+    from lab.show import table, text_results
+
+    lists: dict[str, list[Any]] = {"rows": []}
+    for section in sections(records) if shown is None else shown:
+        for name, values in section.document().items():
+            lists.setdefault(name, []).extend(values)
+    document: dict[str, Any] = {}
+    for name, values in lists.items():
+        if values or name == "rows":
+            document[name] = values
+    runs = [record for record in table.of_engine(records) if not record.run.is_traced]
+    requests = table.alone(records)
+    document["warnings"] = [*text_results.warnings(runs), *through_server.warnings(requests)]
+    document["failures"] = [*text_results.failures(runs), *through_server.failures(requests)]
+    return document
+
+
+def draw(shown: Sequence[Section], folder: Path, stem: str) -> list[Path]:
+    """Write the pictures of sections; returns their paths: `<stem>-prefill.png` ..."""
+    from lab.show import canvas
+    from lab.show.section import numbered
+
+    pictures = []
+    for section in shown:
+        pictures += section.all_pictures
+    paths: list[Path] = []
+    for picture in numbered(pictures):
+        name = f"{stem}-{picture.name}"
+        paths += canvas.write(picture.draw, folder, name, picture.file_size)
+    return paths
+
+
+def commands(records: Lines) -> list[str]:
+    """The command line of each session, runs of the engine first; nothing for imported results."""
+    from lab.core.request import RequestRecord
+
+    in_order = sorted(records, key=lambda record: isinstance(record, RequestRecord))
+    lines: dict[str, None] = {}
+    for session in grouped(in_order, lambda record: (record.session, type(record))).values():
+        line = asked.line(session)
+        if line:
+            lines[line] = None
+    return list(lines)

@@ -1,0 +1,28 @@
+"""The command that the user gave, for the lines of its session: stored, not reconstructed.
+
+The command line sets it once, before anything is measured; so does a function of the package. It holds no secrets and
+no options of output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_WORDS: ContextVar[tuple[str, ...] | None] = ContextVar("asked_command", default=None)
+
+
+def command() -> tuple[str, ...] | None:
+    """The words after `lab`, such as ("measure", "--gen", "64"); None where nothing was asked by a command."""
+    return _WORDS.get()
+
+
+@contextmanager
+def asking(words: Sequence[str]) -> Iterator[None]:
+    """Lines that are made in this context hold these words."""
+    token = _WORDS.set(tuple(words))
+    try:
+        yield
+    finally:
+        _WORDS.reset(token)

@@ -1,0 +1,122 @@
+"""What the base asks about the runs of an experiment, without knowing the experiment.
+
+A run names its experiment and has its case: a flat mapping of names to values, by which the base groups and compares
+runs. Only the experiment's room knows what the values mean. It gives an `ExperimentRuns`, which the list of features
+names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_type_hints
+
+from lab import feature_list
+from lab.core.record import Run, Value
+
+Case = Mapping[str, Value]
+Setup = TypeVar("Setup")
+NUMBERS = tuple[int, ...]  # a field of a setup that a case writes as text: "100,200"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentRuns:
+    """What a room says about its runs.
+
+    `check` raises ValueError for a case that contradicts itself. `label` is the case in words, for tables and progress.
+    `figures` gives the figures by which runs are compared; empty for a failed run. `figure_names` has the words for
+    figures that plain runs do not have. `kv_unified` is the default of that setting; None if the runs have one sequence.
+    """
+
+    check: Callable[[Case], object]
+    label: Callable[[Case], str]
+    figures: Callable[[Run], dict[str, float]]
+    figure_names: dict[str, str] = field(default_factory=dict)
+    kv_unified: str | None = None
+
+
+@functools.cache
+def experiment_runs(name: str) -> ExperimentRuns:
+    """What the experiment's room says. ValueError if this version of the lab has no such experiment."""
+    feature = feature_list.by_name().get(name)
+    if feature is None or feature.experiment is None:
+        raise ValueError(f"it is a run of lab {name}, which this version of the lab does not have")
+    runs: ExperimentRuns = feature_list.load(feature.experiment)
+    return runs
+
+
+def check(run: Run) -> None:
+    """ValueError for a run of an unknown experiment, or whose case contradicts itself."""
+    if run.experiment is not None:
+        experiment_runs(run.experiment).check(run.case)
+
+
+def case_label(experiment: str | None, case: Case) -> str | None:
+    """The case of an experiment in words; None for a plain run."""
+    if experiment is None:
+        return None
+    return experiment_runs(experiment).label(case)
+
+
+def run_label(n_prompt: int, experiment: str | None, case: Case) -> str:
+    """What a run does, for tables, progress lines and errors."""
+    label = case_label(experiment, case)
+    prompt = f"{n_prompt:,} prompt tokens"
+    return prompt if label is None else f"{prompt}, {label}"
+
+
+def run_name(run: Run) -> str:
+    """What a run did, in words."""
+    return run_label(run.n_prompt, run.experiment, run.case)
+
+
+def figures(run: Run) -> dict[str, float]:
+    """The figures by which runs of an experiment are compared, by name; empty for a plain run."""
+    if run.experiment is None:
+        return {}
+    return experiment_runs(run.experiment).figures(run)
+
+
+@functools.cache
+def figure_names() -> dict[str, str]:
+    """In words: the figures of experiments that plain runs do not have."""
+    names: dict[str, str] = {}
+    for feature in feature_list.FEATURES:
+        if feature.experiment is not None:
+            names |= experiment_runs(feature.name).figure_names
+    return names
+
+
+def case_of(setup: Any) -> dict[str, Value]:
+    """The flat mapping of a room's own dataclass; lists of numbers become text."""
+    case: dict[str, Value] = {}
+    for name, value in vars(setup).items():
+        case[name] = ",".join(map(str, value)) if isinstance(value, tuple) else value
+    return case
+
+
+def setup_of(cls: type[Setup], case: Case) -> Setup:
+    """The room's own dataclass of a case. ValueError for a missing, unknown or wrong value."""
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for each in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if each.name not in case:
+            raise ValueError(f"its case has no {each.name}")
+        values[each.name] = _typed(each.name, case[each.name], hints[each.name])
+    unknown = sorted(case.keys() - values.keys())
+    if unknown:
+        raise ValueError(f"its case has an unknown {unknown[0]}")
+    return cls(**values)
+
+
+def _typed(name: str, value: Value, hint: Any) -> Any:
+    if hint == NUMBERS:
+        if not isinstance(value, str):
+            raise ValueError(f"its case's {name} is not a list of numbers")
+        return tuple(int(number) for number in value.split(",") if number)
+    is_flag = isinstance(value, bool)
+    if not isinstance(value, hint) or (is_flag and hint is not bool):
+        raise ValueError(f"its case's {name} is {value!r}")
+    return value

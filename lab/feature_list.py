@@ -1,0 +1,226 @@
+"""The list of features: what the command line, the readers of files and the pages find them by.
+
+Plain data, below everything else. To remove a feature, remove its room and its entry. A target is written as
+`module:attribute`, and imported when it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """A command, and what its results are shown and read by."""
+
+    name: str
+    group: str  # in the help of `lab`
+    help: str  # one line
+    command: str  # target of the click command
+    results: tuple[
+        str, ...
+    ] = ()  # targets of tuples of `Kind`, in the order in which they are shown
+    experiment: str | None = None  # target of the `ExperimentRuns` of its runs
+    lines: dict[str, str] = field(default_factory=dict)  # by kind of line: target of its class
+
+
+MEASURE = "Measure"
+UNDERSTAND = "Understand"
+CHOOSE = "Compare and choose"
+MANY = "Serve many"
+SERVERS = "Servers"
+FILES = "Files"
+MACHINES = "Machines"
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(
+        name="measure",
+        group=MEASURE,
+        help="Time every token of answers to prompts of several lengths.",
+        command="lab.features.measure.measuring:measure_command",
+        results=(
+            "lab.show.text_results:KINDS",
+            "lab.remote.through_server:KINDS",
+        ),
+    ),
+    Feature(
+        name="sweep",
+        group=MEASURE,
+        help="Measure how both phases slow down as one prompt grows.",
+        command="lab.features.measure.measuring:sweep_command",
+    ),
+    Feature(
+        name="ab",
+        group=MEASURE,
+        help="Compare settings or models, measured alternately.",
+        command="lab.features.measure.measuring:ab",
+    ),
+    Feature(
+        name="ceilings",
+        group=UNDERSTAND,
+        help="Measure how fast this machine's basic operations can be.",
+        command="lab.features.ceilings:command",
+    ),
+    Feature(
+        name="explain",
+        group=UNDERSTAND,
+        help="Explain what limited each phase, and what would help.",
+        command="lab.features.explain.command:explain",
+    ),
+    Feature(
+        name="why",
+        group=UNDERSTAND,
+        help="Explain why two speeds differ, cause by cause.",
+        command="lab.features.why.command:command",
+    ),
+    Feature(
+        name="trace",
+        group=UNDERSTAND,
+        help="Show where the time of one token goes, operation by operation.",
+        command="lab.features.trace.token_trace:command",
+        results=("lab.features.trace.token_trace:KINDS",),
+    ),
+    Feature(
+        name="claims",
+        group=UNDERSTAND,
+        help="Test common claims about LLM inference on this machine.",
+        command="lab.features.claims.session:command",
+        results=("lab.features.claims.judging:KINDS",),
+    ),
+    Feature(
+        name="words",
+        group=UNDERSTAND,
+        help="Explain the lab's terms, such as TTFT, ridge or goodput.",
+        command="lab.app.running:words",
+    ),
+    Feature(
+        name="show",
+        group=UNDERSTAND,
+        help="Show saved results (files or folders) as tables.",
+        command="lab.app.running:show",
+    ),
+    Feature(
+        name="plot",
+        group=UNDERSTAND,
+        help="Draw the plots of saved results (files or folders).",
+        command="lab.app.running:plot",
+    ),
+    Feature(
+        name="report",
+        group=UNDERSTAND,
+        help="Write results as one HTML page with the raw data inside.",
+        command="lab.app.running:report",
+    ),
+    Feature(
+        name="compare",
+        group=CHOOSE,
+        help="Compare saved results: machines, builds, models, settings.",
+        command="lab.features.compare.command:compare",
+    ),
+    Feature(
+        name="predict",
+        group=CHOOSE,
+        help="Predict a model's speed: which device suits it, and why.",
+        command="lab.features.predict.command:predict",
+    ),
+    Feature(
+        name="quant",
+        group=CHOOSE,
+        help="Show what quantizations cost in quality and gain in speed.",
+        command="lab.features.quant.comparing:command",
+        results=("lab.features.quant.comparing:KINDS",),
+    ),
+    Feature(
+        name="tune",
+        group=CHOOSE,
+        help="Find the fastest settings for your requests, and prove it.",
+        command="lab.features.tune.tuning:command",
+        results=("lab.features.tune.result:KINDS",),
+    ),
+    Feature(
+        name="batch",
+        group=MANY,
+        help="Measure what decoding several answers together gains.",
+        command="lab.features.batch:command",
+        results=("lab.features.batch:KINDS",),
+        experiment="lab.features.batch:RUNS",
+    ),
+    Feature(
+        name="turns",
+        group=MANY,
+        help="Measure what each turn of a conversation processes again.",
+        command="lab.features.turns:command",
+        results=("lab.features.turns:KINDS",),
+        experiment="lab.features.turns:RUNS",
+    ),
+    Feature(
+        name="stall",
+        group=MANY,
+        help="Measure how long a new prompt interrupts running answers.",
+        command="lab.features.stall:command",
+        results=("lab.features.stall:KINDS",),
+        experiment="lab.features.stall:RUNS",
+    ),
+    Feature(
+        name="speculate",
+        group=MANY,
+        help="Measure what speculative decoding costs and gains.",
+        command="lab.features.speculate.speculation:command",
+        results=("lab.features.speculate.speculation:KINDS",),
+        experiment="lab.features.speculate.speculation:RUNS",
+    ),
+    Feature(
+        name="models",
+        group=FILES,
+        help="List models; subcommands: info, make, pull, remove.",
+        command="lab.features.models:models",
+    ),
+    Feature(
+        name="export",
+        group=FILES,
+        help="Export results as llama-bench's output, or as tables.",
+        command="lab.features.export_results:command",
+    ),
+    Feature(
+        name="import",
+        group=FILES,
+        help="Import results of llama-bench.",
+        command="lab.features.import_results:command",
+    ),
+    Feature(
+        name="machine",
+        group=MACHINES,
+        help="Show this machine, the llama.cpp build and its devices.",
+        command="lab.features.doctor:show_machine",
+    ),
+    Feature(
+        name="doctor",
+        group=MACHINES,
+        help="Find out why the lab fails or is slow.",
+        command="lab.features.doctor:doctor",
+    ),
+)
+"""Every feature, in the order of the help and of its results on a page."""
+
+
+@functools.cache
+def by_name() -> dict[str, Feature]:
+    return {feature.name: feature for feature in FEATURES}
+
+
+def load(target: str) -> Any:
+    """The attribute that `module:attribute` names."""
+    module, attribute = target.split(":")
+    return getattr(import_module(module), attribute)
+
+
+@functools.cache
+def line_targets() -> dict[str, str]:
+    """The target of the class of each kind of line that is no run."""
+    targets: dict[str, str] = {}
+    for feature in FEATURES:
+        targets |= feature.lines
+    return targets
