@@ -173,6 +173,12 @@ FEATURES: tuple[Feature, ...] = (
         experiment="lab.features.speculate.speculation:RUNS",
     ),
     Feature(
+        name="rpc-server",
+        group=SERVERS,
+        help="Lend this machine's devices to another machine (llama.cpp's RPC).",
+        command="lab.features.rpc_server:command",
+    ),
+    Feature(
         name="models",
         group=FILES,
         help="List models; subcommands: info, make, pull, remove.",

@@ -94,21 +94,51 @@ def print_plan(plan: Plan, as_json: bool) -> None:
         )
     out.print(grid)
     if placed:
-        grid = Grid("device", "layers", *(f"{name} MB" for name in SIZES))
-        for row in placed:
-            own = [
-                number for number in row["layers"] or () if number != plan.model.n_layer
-            ]  # they follow each other
-            words = [f"{own[0]}-{own[-1]}"] if own else []
-            words += ["output"] * (
-                plan.model.n_layer in (row["layers"] or ())
-            )  # that after the last one
-            layers = "not estimated" if row["layers"] is None else ", ".join(words) or "none"
-            grid.add_row(
-                row["device"], layers, *(megabytes(row[f"{size}_bytes"]) for size in SIZES.values())
-            )
-        out.print(grid)
+        out.print(_grid_of_places(placed, plan))
     out.print(", ".join(f"{name} {value}" for name, value in settings.items() if value is not None))
+
+
+def _grid_of_places(placed: list[dict[str, Any]], plan: Plan) -> Grid:
+    """A row for each device: the layers, caches and experts that it holds, and its memory.
+
+    Caches have a column if they do not lie with their layers, experts if there are any.
+    """
+    held = ["layers"]
+    if any(row["caches"] != _without_output(row) for row in placed):
+        held.append("caches")
+    if any(row["experts"] for row in placed):
+        held.append("experts")
+    grid = Grid("device", *held, *(f"{name} MB" for name in SIZES))
+    for row in placed:
+        texts = [_ranges(row[name], plan.model.n_layer) for name in held]
+        sizes = [megabytes(row[f"{size}_bytes"]) for size in SIZES.values()]
+        grid.add_row(row["device"], *texts, *sizes)
+    return grid
+
+
+def _without_output(row: dict[str, Any]) -> list[int] | None:
+    """The numbers of the layers of a device, without the output's."""
+    if row["layers"] is None:
+        return None
+    return [layer for layer in row["layers"] if layer != row["output_layer"]]
+
+
+def _ranges(layers: list[int] | None, output: int | None) -> str:
+    """Numbers of layers as ranges: [0, 1, 2, 5] is `0-2, 5`."""
+    if layers is None:
+        return "not estimated"
+    ranges: list[list[int]] = []
+    for layer in layers:
+        if layer == output:
+            continue
+        if ranges and layer == ranges[-1][-1] + 1:
+            ranges[-1].append(layer)
+        else:
+            ranges.append([layer])
+    texts = [f"{numbers[0]}-{numbers[-1]}" for numbers in ranges]
+    if output in layers:
+        texts.append("output")
+    return ", ".join(texts) or "none"
 
 
 SIZES = {
@@ -130,10 +160,13 @@ def places(plan: Plan) -> list[dict[str, Any]] | None:
     by_device = {place.device: place for place in placing.places(plan, case) or ()}
     planned = []
     for name in (*(device.name for device in used), CPU):
-        row: dict[str, Any] = {"device": name, "layers": None, "output_layer": plan.model.n_layer}
+        row: dict[str, Any] = {"device": name, "output_layer": plan.model.n_layer}
+        row |= {"layers": None, "caches": None, "experts": None}
         row |= {f"{size}_bytes": None for size in SIZES.values()} | {"has_bytes": free.get(name)}
-        if place := by_device.get(name):
+        if name in by_device:
+            place = by_device[name]
             row |= {"layers": list(place.layers), **dataclasses.asdict(place.memory)}
+            row |= {"caches": list(place.caches), "experts": list(place.experts)}
             row["needs_bytes"] = place.memory.total_bytes
         planned.append(row)
     return planned
