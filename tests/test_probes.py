@@ -1,14 +1,17 @@
 """Which kernels are probed, where their rates hold, and which of several sessions count."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.app import running
 from lab.core.record import Ceilings, Machine, Model, Placement, Rate, Settings
 from lab.core.shape import EMBEDDING, EXPERTS, FEED_FORWARD, OUTPUT, Matrix
 from lab.errors import LabError
+from lab.features import ceilings as ceilings_module
 from lab.process.wire import (
     ATTENTION,
     DOWNLOAD,
@@ -20,6 +23,7 @@ from lab.process.wire import (
 )
 from lab.roofline import measuring, probes, probing
 from lab.roofline.probing import Where
+from lab.show import console, section
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
 from tests.test_roofline import GPU, ON_CPU, ON_GPU, TINY, WITH_GPU, attention, ceilings, product
 
@@ -447,3 +451,42 @@ def test_what_is_unknown_is_measured_whatever_disturbed_it() -> None:
         rates.append(dataclasses.replace(product(1, 1), **values))
     sessions = [session(1, product(9, 1)), session(2, *rates, disturbed=NOISE)]
     assert measuring.unknown(TINY, settings, ["Q4_0"], where, sessions) == timed[:1]
+
+
+# What is printed
+
+
+def test_the_next_command_measures_the_kernels_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.runner.machine.default_threads", lambda: 2)
+    model = dataclasses.replace(TINY, name="smollm2-135m", source="embedded")
+    plain = dataclasses.replace(SETTINGS, n_ubatch=512, prompt="random")
+    narrow = dataclasses.replace(plain, n_threads=1, n_threads_batch=1)
+    quantized = dataclasses.replace(plain, type_k="q8_0", type_v="q8_0", repack=False)
+    records = [
+        make_record(make_run(), model=model, settings=settings)
+        for settings in (plain, plain, narrow, quantized)
+    ]
+    lines = probing.commands(records)
+    assert lines == [
+        "lab ceilings",
+        "lab ceilings --threads 1",
+        "lab ceilings --no-repack --cache-type-k q8_0 --cache-type-v q8_0",
+    ]
+    steps = running.next_steps(records, Path("results"), running.ceilings_command(records))
+    assert steps == [f"next     what limited each phase: {' && '.join(lines)}"]
+    for line in lines:
+        ceilings_module.command.make_context("ceilings", shlex.split(line)[2:])
+
+
+def test_a_narrow_terminal_keeps_the_threads_of_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rates = (
+        product(1, 1, rows=576, columns=1536, n_threads=2, buffer="CPU_REPACK"),
+        attention(1, 1, n_positions=32768, rows=32, columns=128),
+    )
+    out = console.console()
+    with out.capture() as shown:
+        section.print_sections([ceilings_module.section(ceilings(*rates))], out)
+    header = next(line for line in shown.get().splitlines() if line.startswith("kernel"))
+    assert "threads" in header and "GB/s" in header and "GFLOP/s" in header
+    assert all(len(line) <= 80 for line in shown.get().splitlines()[3:])
