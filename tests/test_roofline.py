@@ -276,6 +276,17 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
     with pytest.raises(LabError, match="of Q8_0 with 7 threads have") as problem:
         step_kernels.total(TINY, settings, ON_CPU, 1, 0, 1)
     assert problem.value.hint.endswith(" --types Q8_0 --threads 7")
+    mixed = dataclasses.replace(
+        TINY, matrices=(*(TINY.matrices or ()), Matrix(FEED_FORWARD, "Q4_0", 128, 64, 9.0))
+    )
+    with pytest.raises(LabError, match="of Q4_0 with 2 threads have"):
+        step_kernels.product_s_per_byte(
+            ceilings(product(1, 1), product(1, 1, "Q4_0", n_threads=9)),
+            mixed,
+            of_type("Q4_0"),
+            1,
+            2,
+        )
     no_attention = ceilings(product(1, 1))
     with pytest.raises(LabError, match="attention on a F16 cache with 2 threads") as problem:
         step_kernels.total(TINY, SETTINGS, no_attention, 1, 0, 1)
@@ -328,6 +339,7 @@ def test_the_shape_most_like_a_matrix_counts_and_one_of_few_sizes_only_there() -
 def test_attention_of_equal_heads_per_key_is_nearer_than_of_equal_width() -> None:
     best = ceilings(
         attention(1, 2, rows=8, n_head_kv=8),
+        attention(1, 3, rows=8, n_head_kv=1),
         attention(1, 7, rows=8, n_head_kv=4),
     )
     heads: Any = SimpleNamespace(n_head=4, n_head_kv=2)
