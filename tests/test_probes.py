@@ -235,7 +235,7 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     more = at({"flash_attn": "off", "n_ubatch": 16_385})
     assert (PLAIN_ATTENTION, 16_385, 4096, 2, 1) not in more
     assert (PLAIN_ATTENTION, 16_385, 512, 2, 1) in more
-    (first, *_) = [one for probe in probes.probes(TINY, SPLIT_THREADS) if probe.op == ATTENTION]
+    (first, *_) = [probe for probe in probes.probes(TINY, SPLIT_THREADS) if probe.op == ATTENTION]
     assert (first.rows, first.columns, first.n_head_kv, first.type) == (4, 16, 2, "F16")
 
 

@@ -702,7 +702,8 @@ def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
     assert gain is not None
     expected = guesses.textbook_length(0.8, 2) / 1.3
     least = guesses.break_even(1.3, 0.0, 2)
-    assert gain == advice.Guessing(2, least, pytest.approx(expected), 20, 9)  # type: ignore[arg-type]
+    assert (gain.n_draft, gain.least_acceptance, gain.n_prompt, gain.n_gen) == (2, least, 20, 9)
+    assert gain.gain == pytest.approx(expected)
     assert times.asked[1] == (2, 23, 2, [])
     short = SimpleNamespace(n_prompt=20, n_gen=3)
     one_guess = advice.guessing(short, times)
