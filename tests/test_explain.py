@@ -12,6 +12,7 @@ from lab.core.record import Ceilings, Rate, Record
 from lab.features.explain import advice, section, sentences
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.roofline import explanation, probes, probing, step_kernels
+from lab.show import table
 from tests.conftest import MACHINE, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 
@@ -142,3 +143,16 @@ def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path)
     code, _, err = run_lab("explain", runs, "--ceilings", tmp_path, "--no-plot")
     assert code == 0
     assert f"Note: {path.name} line 2" in err
+
+
+def test_setups_that_differ_in_cpu_instructions_have_titles_to_read() -> None:
+    records = []
+    for flags in ("CPU : SSE3 = 1 | AVX = 1 | AVX512 = 1 | ", "CPU : SSE3 = 1 | AVX = 1 | "):
+        machine = dataclasses.replace(MACHINE, system_info=flags)
+        records.append(dataclasses.replace(timed(1.1)[0], machine=machine))
+    labels = [label for label, _ in table.setups(table.runs(records))]
+    assert [label.rpartition(", ")[2] for label in labels] == [
+        "3 CPU instruction sets",
+        "2 CPU instruction sets",
+    ]
+    assert "system_info" not in " ".join(labels)
