@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from lab.features.report import report as report
     from lab.features.predict.picture import plot_requests as plot_requests
     from lab.features.predict.prediction import predict as predict
-    from lab.roofline.explanation import explain as explain
     from lab.features.quant.comparing import quant as quant, quant_table as quant_table
     from lab.features.speculate.speculation import speculate as speculate
     from lab.features.stall import stall as stall
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
     from lab.features.tune.result import plot_tuned as plot_tuned, show_tuned as show_tuned
     from lab.features.tune.tuning import tune as tune
     from lab.features.turns import turns as turns
-    from lab.features.why.reasons import why as why
+    from lab.features.why.asking import why as why
+    from lab.roofline.explanation import explain as explain
     from lab.runner.as_options import settings as settings
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.table import runs as runs, steps as steps, summary as summary

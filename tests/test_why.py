@@ -1,139 +1,249 @@
-"""`lab why`: planted causes are found with their factors, and equal setups name none."""
+"""`lab why`: planted causes are found with their factors, and what is not known is unknown."""
 
 import dataclasses
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.core import results
-from lab.core.record import Settings
+from lab.core.record import Record, Settings
 from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.why import pasted, reasons
-from lab.features.why.reasons import Answer, why
+from lab.features.why import asking, machines, measured_now, pairing, permission
+from lab.features.why.answer import Answer, Question, answer
+from lab.features.why.asking import why
+from lab.features.why.conclusion import conclude
+from lab.features.why.figure import DECODE, PREFILL, PROMPT, STEPS, Figure
+from lab.features.why.parts import (
+    CONCURRENCY,
+    COUNTED,
+    EQUAL,
+    NOT_KNOWN,
+    SAMPLING,
+    SPECULATION,
+    Pair,
+    Part,
+)
+from lab.features.why.readers import text as reader
+from lab.features.why.section import factor_cell
 from lab.process.wire import Outcome
-from lab.process.worker import Worker
 from lab.runner import builds
 from lab.show import disturbances
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
+from tests.pasted_samples import SAMPLES
 from tests.test_request import make_request, make_request_record
 
 pytestmark = pytest.mark.usefixtures("simulated", "undisturbed")
 
+PER_POSITION = 0.01
+MODEL = "smollm2-135m"
+TEXTS = {sample.name: sample.text for sample in SAMPLES}
+SAMPLE = "results/sample-smollm2-135m-amd-epyc.jsonl"
 
-def ms_per_token(settings: Settings, quantization: str = "Q4_0") -> float:
-    """The planted machine: threads halve the time, no flash attention costs 1.3x, a q8_0 cache 1.2x, new 1.25x."""
+
+def ms_per_token(settings: Settings) -> float:
+    """The planted machine: no flash attention costs 1.3x, a q8_0 cache 1.2x, new libs 1.25x."""
     if settings.lib and settings.lib.endswith("new"):
         return 12.5
-    time = 10 * 2 / settings.n_threads
-    time *= 1.3 if (settings.flash_attn_resolved or settings.flash_attn) == "off" else 1.0
-    return time * (1.2 if settings.type_k == "q8_0" else 1.0)
-
-
-PER_POSITION = 0.01
+    milliseconds = 10 * 2 / settings.n_threads
+    if (settings.flash_attn_resolved or settings.flash_attn) == "off":
+        milliseconds *= 1.3
+    if settings.type_k == "q8_0":
+        milliseconds *= 1.2
+    return milliseconds
 
 
 class Planted(FakeWorker):
     """A fake engine whose decode depends on settings and position."""
 
     def new_context(self, asked: Settings) -> Settings:
-        self.settings = dataclasses.replace(
-            asked, flash_attn_resolved="off" if asked.flash_attn == "off" else "on"
-        )
+        resolved = "off" if asked.flash_attn == "off" else "on"
+        self.settings = dataclasses.replace(asked, flash_attn_resolved=resolved)
         return self.settings
 
     def run(self, script: Script, watch: Any) -> Outcome:
         outcome = super().run(script, watch)
-        slow = ms_per_token(self.settings) / 10
-        steps = steps_of(script, 1, 10 * slow - 1, PER_POSITION * slow)
+        slower = ms_per_token(self.settings) / 10
+        steps = steps_of(script, 1, 10 * slower - 1, PER_POSITION * slower)
         return dataclasses.replace(outcome, steps=steps)
 
 
-@pytest.fixture(autouse=True)
-def planted_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reasons, "Worker", Planted)
-
-
-def a_file(
+def session(
     folder: Path,
     name: str,
     n_prompt: int = 64,
-    n: int = 4,
+    n_runs: int = 4,
     slower: float = 1.0,
-    n_gen: int = 24,
     **changes: Any,
 ) -> str:
     """A results file of the planted machine, with these settings."""
-    n_threads = {"n_threads_batch": changes.get("n_threads", SETTINGS.n_threads)}
-    usual = {"flash_attn_resolved": "on", "n_batch": 2048, "n_ubatch": 512, **n_threads}
-    settings = dataclasses.replace(SETTINGS, **(usual | changes))
-    slow = ms_per_token(settings) / 10 * slower
+    n_threads = changes.get("n_threads", SETTINGS.n_threads)
+    usual = {"flash_attn_resolved": "on", "n_batch": 2048, "n_ubatch": 512}
+    settings = dataclasses.replace(SETTINGS, **{**usual, "n_threads_batch": n_threads, **changes})
+    slower *= ms_per_token(settings) / 10
     path = folder / f"{name}.jsonl"
-    for i in range(n):
+    for repeat in range(n_runs):
         run = make_run(
             n_prompt,
-            n_gen,
-            i,
-            decode_ms=(10 * slow - 1) * (1 + 0.001 * i),
-            per_position_ms=PER_POSITION * slow,
+            24,
+            repeat,
+            decode_ms=(10 * slower - 1) * (1 + 0.001 * repeat),
+            per_position_ms=PER_POSITION * slower,
         )
-        run = dataclasses.replace(run, started_at=f"2026-01-01T00:00:0{i}Z")
+        run = dataclasses.replace(run, started_at=f"2026-01-01T00:00:0{repeat}Z")
         results.save(path, make_record(run, session=name, settings=settings))
     return str(path)
 
 
-def asked(a: str, b: str, folder: Path, **more: Any) -> Answer:
-    """The answer with a trial on the planted machine."""
-    one, other = pair(a, b)
-    return reasons.answer(one, other, 60, model="smollm2-135m", out=folder / "out", **more)
-
-
-def pair(a: str, b: str) -> tuple[pasted.Setup, pasted.Setup]:
+def figures(a: str, b: str) -> tuple[Figure, Figure]:
     """The figures of two files that are compared."""
-    return reasons.nearest(reasons.given(a)[0], reasons.given(b)[0], False)
+    return pairing.nearest(pairing.figures_of(a)[0], pairing.figures_of(b)[0])
 
 
-def part(found: Answer, name: str) -> reasons.Part:
-    return next(one for one in found.parts if one.name == name)
+def question(folder: Path, **more: Any) -> Question:
+    """A question with a trial on the planted machine."""
+    usual = {"budget_s": 60, "specs": (MODEL, MODEL), "folder": folder / "out"}
+    return Question(**{**usual, "new_worker": Planted, **more})
+
+
+def answered(a: str, b: str, folder: Path, **more: Any) -> Answer:
+    """The answer on two files, with a trial on the planted machine."""
+    first, second = figures(a, b)
+    return answer(first, second, question(folder, **more))
+
+
+def part(explained: Answer, name: str) -> Part:
+    """A part by its name."""
+    return next(each for each in explained.parts if each.name == name)
+
+
+def pasted(name: str, phase: str = DECODE) -> Figure:
+    """The first figure of a sample in a phase."""
+    return next(figure for figure in reader.parse(TEXTS[name]) if figure.phase == phase)
+
+
+def with_records(figure: Figure, records: Sequence[Record]) -> Figure:
+    return dataclasses.replace(figure, records=tuple(records))
+
+
+# What is counted
 
 
 def test_a_rate_that_includes_the_prompt_is_arithmetic() -> None:
-    a = pasted.parse(
-        "llama_perf_context_print: eval time = 1000.00 ms / 100 runs ( 10.00 ms per token, 100.00 tokens per second)"
+    (a,) = reader.parse(
+        "llama_perf_context_print: eval time = 1000.00 ms / 100 runs "
+        "( 10.00 ms per token, 100.00 tokens per second)"
     )
-    b = pasted.parse(
-        "CtxLimit:1100/8152, Amt:100/512, Process:4.00s (250.00T/s), Generate:1.00s (100.00T/s), Total:5.00s (20.00T/s)"
+    kobold = reader.parse(
+        "CtxLimit:1100/8152, Amt:100/512, Process:4.00s (250.00T/s), "
+        "Generate:1.00s (100.00T/s), Total:5.00s (20.00T/s)"
     )
-    whole = next(one for one in b if one.counts == pasted.WHOLE)
-    found = reasons.answer(a[0], whole)
-    assert found.letters == ("A", "B") and found.causes[0].name == reasons.COUNTED
-    assert part(found, reasons.COUNTED).factor == pytest.approx(99 / 20)
-    assert found.rest.factor == pytest.approx(100 / 99, rel=1e-6)
-    sentence, _ = reasons.conclusion(found)
-    assert (
-        "B divides by prefill too: 4.00 s of 5.00 s" in sentence
-        and "Its decode alone is 99" in sentence
-    )
+    b = next(figure for figure in kobold if figure.tps == 20)
+    explained = answer(a, b)
+    assert explained.pair.letters == ("A", "B")
+    assert explained.causes[0].name == COUNTED
+    assert part(explained, COUNTED).factor == pytest.approx(99 / 20)
+    assert explained.rest.factor == pytest.approx(100 / 99, rel=1e-6)
+    sentence = conclude(explained).sentence
+    assert "B divides by prefill too: 4.00 s of 5.00 s" in sentence
+    assert "Its decode alone is 99" in sentence
 
 
-def test_whole_time_alone_uses_the_prefill_rate_of_the_other() -> None:
-    webui = "Output generated in 51.24 seconds (6.67 tokens/s, 342 tokens, context 7323, seed 1)"
-    log = (
-        "prompt eval time = 31764.47 ms / 7318 tokens ( 4.34 ms per token, 230.38 tokens per second)\n"
+def test_a_whole_answer_uses_the_prefill_rate_of_the_other_and_says_so() -> None:
+    (webui,) = reader.parse(
+        "Output generated in 51.24 seconds (6.67 tokens/s, 342 tokens, context 7323, seed 1)"
+    )
+    log = reader.parse(
+        "prompt eval time = 31764.47 ms / 7318 tokens "
+        "( 4.34 ms per token, 230.38 tokens per second)\n"
         "eval time = 19447.79 ms / 342 tokens ( 56.86 ms per token, 17.59 tokens per second)\n"
     )
-    (one,) = pasted.parse(webui)
-    other = next(each for each in pasted.parse(log) if each.counts == pasted.DECODE)
-    found = reasons.answer(other, one)
-    assert part(found, reasons.COUNTED).factor == pytest.approx(2.63, rel=0.01)
-    assert "prefill rate: range unknown" in part(found, reasons.COUNTED).how
-    assert part(found, reasons.COUNTED).range is None and found.rest.range is None
-    assert "range unknown" in reasons.conclusion(found)[0]
+    explained = answer(log[1], webui)
+    counted = part(explained, COUNTED)
+    assert counted.factor == pytest.approx(2.63, rel=0.01)
+    assert "prefill rate: range unknown" in counted.how
+    assert "if it read its prompt as fast as the other and nothing was cached" in counted.reason
+    assert counted.range is None
+    assert explained.rest.range is None
+    assert "range unknown" in conclude(explained).sentence
+
+
+def test_a_whole_answer_without_its_prefill_is_unknown_and_named_first() -> None:
+    (webui,) = reader.parse("Output generated in 51.24 seconds (6.67 tokens/s, 342 tokens)")
+    explained = answer(pasted("llama-cli"), webui)
+    assert part(explained, COUNTED).how == NOT_KNOWN
+    assert "divides by prefill too, whose time is not known" in part(explained, COUNTED).reason
+    assert "what is unknown: what is counted," in conclude(explained).sentence
+
+
+def test_a_batch_is_no_single_stream() -> None:
+    single, batch = (figure for figure in reader.parse(TEXTS["batched"]) if figure.phase == DECODE)
+    explained = answer(single, batch)
+    assert part(explained, COUNTED).how == EQUAL
+    concurrency = part(explained, CONCURRENCY)
+    assert concurrency.how == NOT_KNOWN
+    assert concurrency.reason == "B sums up 4 answers, 51.4 tokens/s each"
+    assert "concurrency" in conclude(explained).sentence
+
+
+def test_the_sentence_names_the_side_that_explains_the_gap() -> None:
+    fast = Figure(
+        source="mlx_lm", tps=40, phase=DECODE, counts=pasted("mlx_lm").counts, n_gen=4, depth=9
+    )
+    slow = Figure(source="lab", tps=30, phase=DECODE, counts=STEPS, n_gen=4, depth=9)
+    sentence = conclude(answer(fast, slow)).sentence
+    assert sentence.startswith("Most of it is how A counts: A counts the first token")
+    assert "Its decode alone is 30.0 tokens/s" in sentence
+
+
+def test_a_server_leaves_open_what_its_log_does_not_say() -> None:
+    explained = answer(pasted("llama-cli"), pasted("server, speculative"))
+    assert part(explained, SAMPLING).reason == "not given for B"
+    assert part(explained, SPECULATION).reason == "B drafts tokens, 72 % were accepted"
+    assert part(explained, CONCURRENCY).how == NOT_KNOWN
+
+
+# Depth, settings, model
+
+
+def test_depth_is_unknown_where_only_processed_tokens_are_named() -> None:
+    explained = answer(pasted("llama-cli"), pasted("server, old"))
+    depth = part(explained, "depth")
+    assert depth.how == NOT_KNOWN
+    assert not depth.changes  # so nothing is measured at a wrong depth
+    assert "B names 31,293 processed tokens, not those from the cache" in depth.reason
+
+
+def test_a_model_is_the_same_by_its_file_or_its_parameters(tmp_path: Path) -> None:
+    (recorded,), (bench,) = (
+        [figure for figure in side if figure.phase == DECODE and figure.depth in (64, 0)][:1]
+        for side in (
+            pairing.figures_of(session(tmp_path, "a"))[0],
+            reader.parse(TEXTS["llama-bench, several rows"]),
+        )
+    )
+    assert part(answer(recorded, bench), "model").how == NOT_KNOWN
+    same = dataclasses.replace(recorded, n_params=134_515_008, quantization="Q4_1")
+    assert part(answer(same, bench), "model").how.startswith("equal by quantization and number")
+    named = dataclasses.replace(bench, model="Tiny", quantization="Q4_0")
+    assert part(answer(recorded, named), "model").how == "equal by name"
+
+
+def test_settings_of_llama_bench_need_no_measurement_where_they_are_equal(tmp_path: Path) -> None:
+    mine = session(tmp_path, "a", n_threads=8)
+    bench = tmp_path / "bench.json"
+    row = TEXTS["llama-bench json"].replace('"flash_attn": 0', '"backends": "CPU"')
+    bench.write_text(row)
+    explained = answered(mine, str(bench), tmp_path, budget_s=0)
+    names = [each.name for each in explained.parts]
+    assert "threads" not in names
+    assert "other settings" not in names
 
 
 @pytest.mark.parametrize(
@@ -148,115 +258,106 @@ def test_whole_time_alone_uses_the_prefill_rate_of_the_other() -> None:
 def test_a_planted_cause_is_named_with_its_factor(
     tmp_path: Path, name: str, factor: float, changes: dict[str, Any]
 ) -> None:
-    found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", **changes), tmp_path)
-    assert [one.name for one in found.causes] == [name]
-    assert part(found, name).factor == pytest.approx(factor, rel=0.02)
-    assert "measured here" in part(found, name).how
-    assert abs(found.rest.log) < 0.03
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", **changes)
+    explained = answered(a, b, tmp_path)
+    assert [cause.name for cause in explained.causes] == [name]
+    assert part(explained, name).factor == pytest.approx(factor, rel=0.02)
+    assert "measured here" in part(explained, name).how
+    assert abs(explained.rest.log) < 0.03
+    assert explained.causes[0].name in conclude(explained).sentence
 
 
 def test_two_causes_are_told_apart_and_the_rest_is_one(tmp_path: Path) -> None:
-    found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", 488, n_threads=1), tmp_path)
-    assert [one.name for one in found.causes] == ["threads", "depth"]
-    assert math.prod(one.factor for one in found.parts) == pytest.approx(found.ratio)
-    assert part(found, "threads").factor == pytest.approx(2, rel=0.03)
-    assert found.rest.half is not None and abs(found.rest.log) < found.rest.half
-    assert (
-        found.path and len({one.run.variant for one in results.read([found.path]).records}) == 4
-    )  # two paths between the same ends
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", 488, n_threads=1)
+    explained = answered(a, b, tmp_path)
+    assert [cause.name for cause in explained.causes] == ["threads", "depth"]
+    assert math.prod(each.factor for each in explained.parts) == pytest.approx(explained.ratio)
+    assert part(explained, "threads").factor == pytest.approx(2, rel=0.03)
+    assert explained.rest.half is not None
+    assert abs(explained.rest.log) < explained.rest.half
+    assert explained.path is not None
+    variants = {record.run.variant for record in results.read([explained.path]).records}
+    assert len(variants) == 4  # two ways between the same ends
 
 
 def test_what_is_unknown_stays_in_the_rest(tmp_path: Path) -> None:
-    found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=2.0), tmp_path)
-    assert not found.causes and found.rest.factor == pytest.approx(2, rel=0.01)
-    assert "not explained: 2x" in reasons.conclusion(found)[0]
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", slower=2.0)
+    explained = answered(a, b, tmp_path)
+    assert not explained.causes
+    assert explained.rest.factor == pytest.approx(2, rel=0.01)
+    assert "not explained: 2x" in conclude(explained).sentence
 
 
 def test_equal_setups_name_no_cause(tmp_path: Path) -> None:
-    found = asked(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=1.04), tmp_path)
-    assert not found.causes and found.path is None
-    assert reasons.conclusion(found)[0].startswith("B is not slower than A for certain")
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", slower=1.04)
+    explained = answered(a, b, tmp_path)
+    assert not explained.causes
+    assert explained.path is None
+    assert conclude(explained).sentence.startswith("B is not slower than A for certain")
 
 
 def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path) -> None:
-    a = a_file(tmp_path, "a")
-    b = a_file(tmp_path, "b", 488)
-    third = results.read([a_file(tmp_path, "c"), a_file(tmp_path, "c", 488)]).records
-    one, other = pair(a, b)
-    found = reasons.answer(one, other, 0, others=third)
-    assert part(found, "depth").how == "from the records, 1 session"
-    assert part(found, "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
-    again = reasons.answer(one, other, 0, others=[*third, *third, *one.records])
-    assert part(again, "depth").half == part(found, "depth").half  # a record counts once
-    others = [
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", 488)
+    session(tmp_path, "c")
+    records = results.read([session(tmp_path, "c", 488)]).records
+    first, second = figures(a, b)
+    depth = part(answer(first, second, Question(records=records)), "depth")
+    assert depth.how == "from the records, 1 session"
+    assert depth.factor == pytest.approx(15 / 10.76, rel=0.02)
+    twice = Question(records=[*records, *records, *first.records])
+    assert part(answer(first, second, twice), "depth").half == depth.half  # a record counts once
+    another = [
         dataclasses.replace(record, model=dataclasses.replace(record.model, name="another"))
-        for record in third
+        for record in records
     ]
-    assert part(reasons.answer(one, other, 0, others=others), "depth").how == reasons.NOT_KNOWN
-    folder = tmp_path / "sessions"  # its first session is A, the second one has both positions
-    folder.mkdir()
-    for name, n_prompt in (("a", 64), ("c", 64), ("c", 488)):
-        a_file(folder, name, n_prompt)
-    assert part(why(folder, b, 0), "depth").factor == pytest.approx(15 / 10.76, rel=0.02)
+    of_another = answer(first, second, Question(records=another))
+    assert part(of_another, "depth").how == NOT_KNOWN
 
 
-def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(
-    tmp_path: Path,
-) -> None:
-    a = a_file(tmp_path, "a")
-    b = a_file(tmp_path, "b", n_threads=1)
-    code, out, err = run_lab("why", a, b, "--budget", "0", "-o", tmp_path)
-    assert code == 0, err
-    assert (
-        "B is 2x as slow as A" in out
-        and "not explained" in out
-        and (tmp_path / "why-why.png").exists()
-    )
-    code, out, _ = run_lab("why", a, "35 tokens/s", "--budget", "0", "--json", "--no-plot")
-    told = json.loads(out)
-    assert (
-        told["B"]["counts"] == "unknown"
-        and told["slower"] == "B"
-        and told["parts"][-1]["part"] == "not explained"
-    )
-    assert "look up tokens" in told["parts"][0]["why"]
+# The trial
 
 
-def test_one_file_with_two_setups_and_one_with_one(tmp_path: Path) -> None:
-    a = Path(a_file(tmp_path, "a"))
-    b = Path(a_file(tmp_path, "b", n_threads=1))
-    both = tmp_path / "both.jsonl"
-    both.write_text(a.read_text() + b.read_text())
-    assert why(both, budget=0).ratio == pytest.approx(2, rel=0.02)
-    with pytest.raises(LabError, match="have not been measured"):
-        why(a, budget=0, out=tmp_path)
-
-
-def test_the_range_of_disturbed_runs_comes_from_the_runs(
+def test_disturbed_trials_are_said_and_are_no_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = pair(a_file(tmp_path, "a", n=8), a_file(tmp_path, "b", n=8))
-    assert reasons._of_state({"A": one, "B": other}).how == reasons.EQUAL
-    busy = {id(record) for record in other.records[4:]}
-    monkeypatch.setattr(
-        disturbances,
-        "disturbances",
-        lambda record: {disturbances.OTHERS: 1.0} if id(record) in busy else {},
-    )
-    found = reasons._of_state({"A": one, "B": other})
-    assert found.factor == pytest.approx(1.002, abs=0.001) and found.half and found.half < 0.01
+    monkeypatch.setattr(disturbances, "disturbances", lambda record: {disturbances.OTHERS: 1.0})
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", n_threads=1)
+    explained = answered(a, b, tmp_path)
+    threads = part(explained, "threads")
+    assert threads.n_disturbed == threads.n_runs > 0
     assert (
-        found.how.startswith("from the records")
-        and found.words == "B: other processes used 1 core in 4 of 8 runs"
+        f"{threads.n_runs} of {threads.n_runs} runs of the trial were disturbed" in threads.reason
     )
-    busy |= {id(record) for record in other.records[2:]}
-    assert reasons._of_state({"A": one, "B": other}).how == reasons.NOT_KNOWN
+    assert factor_cell(threads).endswith("!!")
+    assert "threads" not in [cause.name for cause in explained.causes]
+    sentence = conclude(explained).sentence
+    assert sentence.startswith("The main cause may be threads (2x, ")
+
+
+def test_a_factor_whose_range_says_nothing_is_no_cause() -> None:
+    wide = Part("threads", math.log(14.4), math.log(7), "measured here")
+    narrow = Part("threads", math.log(14.4), math.log(1.2), "measured here")
+    assert not wide.is_cause
+    assert narrow.is_cause
+
+
+def test_both_orders_are_shown_if_they_differ() -> None:
+    same = Part("threads", 0.5, 0.01, "measured here", orders=(0.5, 0.52))
+    apart = Part("threads", 0.5, 0.01, "measured here", orders=(0.4, 0.6))
+    assert not same.depends_on_order
+    assert apart.depends_on_order
 
 
 def test_what_does_not_fit_into_the_budget_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run takes a second per 100 tokens: threads fit, a depth of 4,000 does not, and the time is kept."""
+    """A run takes a second per 100 tokens: threads fit, and a depth of 4,000 does not."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
@@ -266,144 +367,235 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(
             now[0] += sum(outcome.steps.n_tokens) / 100
             return outcome
 
-    monkeypatch.setattr(reasons, "Worker", Slow)
-    one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", 4000, n_threads=1))
-    found = reasons.answer(one, other, 40, model="smollm2-135m", out=tmp_path / "out")
-    assert part(found, "threads").factor == pytest.approx(2, rel=0.02) and now[0] <= 41
-    assert (
-        part(found, "depth").how == reasons.NOT_KNOWN
-        and "not measured: needs about" in part(found, "depth").words
-    )
+    first, second = figures(session(tmp_path, "a"), session(tmp_path, "b", 4000, n_threads=1))
+    asked = question(tmp_path, budget_s=40, new_worker=Slow)
+    explained = answer(first, second, asked)
+    assert part(explained, "threads").factor == pytest.approx(2, rel=0.02)
+    assert now[0] <= 41
+    assert part(explained, "depth").how == NOT_KNOWN
+    assert "not measured: needs about" in part(explained, "depth").reason
     now[0] = 0.0
-    found = reasons.answer(one, other, 0.5, model="smollm2-135m", out=tmp_path / "out")
-    assert found.path is None and part(found, "threads").how == reasons.NOT_KNOWN
-
-
-def test_a_figure_alone_is_compared_with_the_best_of_the_machine(tmp_path: Path) -> None:
-    sample = "results/sample-smollm2-135m-amd-epyc.jsonl"
-    found = why(sample, budget=0, out=tmp_path)
-    assert found.letters == ("best", "A") and found.ratio > 1
-    assert math.prod(one.factor for one in found.parts) == pytest.approx(found.ratio)
-    beyond = part(found, "kernels")
-    change = part(found, "settings")
-    assert (
-        change.factor > 1
-        and change.how.startswith("predicted")
-        and "Q4_0 instead of Q4_1" in change.words
-    )
-    assert found.command.startswith("lab ab")
-    assert (
-        beyond.range is None
-        and found.rest.range is None
-        and found.rest.factor == pytest.approx(1, abs=0.05)
-    )
-    code, out, err = run_lab("why", sample, "--no-plot", "-o", tmp_path)
-    assert code == 0, err
-    assert "slow as best" in out and "kernels" in out
+    explained = answer(first, second, dataclasses.replace(asked, budget_s=0.5))
+    assert explained.path is None
+    assert part(explained, "threads").how == NOT_KNOWN
 
 
 def test_both_builds_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builds, "folder_of", lambda lib: lib)
     monkeypatch.setattr(builds, "name_of", lambda lib: lib)
-    one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=1.25))
-    more: dict[str, Any] = {"model": "smollm2-135m", "out": tmp_path / "out"}
-    for a, b, libs in ((one, other, ("/x/old", "/x/new")), (other, one, ("/x/new", "/x/old"))):
-        found = reasons.answer(a, b, 60, libs=libs, **more)
-        assert [each.name for each in found.causes] == ["build"] and "x/new in" in part(
-            found, "build"
-        ).words
-        assert (
-            part(found, "build").factor == pytest.approx(1.25, rel=0.02)
-            and abs(found.rest.log) < 0.02
-        )
+    quick, slow = figures(session(tmp_path, "a"), session(tmp_path, "b", slower=1.25))
+    cases = [(quick, slow, ("/x/old", "/x/new")), (slow, quick, ("/x/new", "/x/old"))]
+    for a, b, libs in cases:
+        explained = answer(a, b, question(tmp_path, libs=libs))
+        assert [cause.name for cause in explained.causes] == ["build"]
+        build = part(explained, "build")
+        assert "x/new in" in build.reason
+        assert build.factor == pytest.approx(1.25, rel=0.02)
+        assert abs(explained.rest.log) < 0.02
     with pytest.raises(LabError, match="--lib is given 1 times"):
         why("35 tokens/s", "20 tokens/s", lib=("/x/old",))
 
 
-def test_a_regression_names_the_build_the_system_or_the_file(tmp_path: Path) -> None:
-    one, other = pair(a_file(tmp_path, "a"), a_file(tmp_path, "b", slower=2.0))
-    machine = other.records[0].machine
-    model = other.records[0].model
-    changes: dict[str, dict[str, Any]] = {
-        "build": {"llama_cpp_commit": "another"},
-        "system and driver": {"os": "another"},
-        "machine state": {"power": "battery"},
-    }
-    for name, changed in changes.items():
-        another = dataclasses.replace(machine, **changed)
-        records = tuple(dataclasses.replace(record, machine=another) for record in other.records)
-        found = reasons.answer(one, dataclasses.replace(other, records=records))
-        sentence, command = reasons.conclusion(found)
-        assert f"The only difference without a known factor is {name}." in sentence, sentence
-        assert command == (
-            "lab why A.jsonl B.jsonl --lib OLD --lib NEW" if name == "build" else "lab doctor"
-        )
-    files = [dataclasses.replace(model, sha256=sha256) for sha256 in ("a" * 64, "b" * 64)]
-    a, b = (
-        dataclasses.replace(
-            side, records=tuple(dataclasses.replace(each, model=file) for each in side.records)
-        )
-        for side, file in zip((one, other), files, strict=True)
-    )
-    assert "the files differ" in part(reasons.answer(a, b), "model").words
+# Machines and servers
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "command"),
+    [
+        ("build", {"llama_cpp_commit": "another"}, "lab why A.jsonl B.jsonl --lib OLD --lib NEW"),
+        ("system and driver", {"os": "another"}, "lab doctor"),
+        ("machine state", {"power": "battery"}, "lab doctor"),
+    ],
+)
+def test_a_regression_names_the_build_or_the_system(
+    tmp_path: Path, name: str, changes: dict[str, Any], command: str
+) -> None:
+    quick, slow = figures(session(tmp_path, "a"), session(tmp_path, "b", slower=2.0))
+    another = dataclasses.replace(slow.records[0].machine, **changes)
+    records = [dataclasses.replace(record, machine=another) for record in slow.records]
+    conclusion = conclude(answer(quick, with_records(slow, records)))
+    assert f"The only difference without a known factor is {name}." in conclusion.sentence
+    assert conclusion.command == command
+
+
+def test_files_that_differ_are_named(tmp_path: Path) -> None:
+    sides = figures(session(tmp_path, "a"), session(tmp_path, "b", slower=2.0))
+    changed = list[Figure]()
+    for figure, letter in zip(sides, "ab", strict=True):
+        file = dataclasses.replace(figure.records[0].model, sha256=64 * letter)
+        records = [dataclasses.replace(record, model=file) for record in figure.records]
+        changed.append(with_records(figure, records))
+    assert "the files differ" in part(answer(changed[0], changed[1]), "model").reason
+
+
+def test_the_range_of_disturbed_runs_comes_from_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, slow = figures(session(tmp_path, "a", n_runs=8), session(tmp_path, "b", n_runs=8))
+    assert machines.of_state(Pair(quick, slow)).how == EQUAL
+    disturbed = {id(record) for record in slow.records[4:]}
+
+    def amounts(record: Record) -> dict[str, float]:
+        return {disturbances.OTHERS: 1.0} if id(record) in disturbed else {}
+
+    monkeypatch.setattr(disturbances, "disturbances", amounts)
+    state = machines.of_state(Pair(quick, slow))
+    assert state.factor == pytest.approx(1.002, abs=0.001)
+    assert state.half is not None
+    assert 0 < state.half < 0.01
+    assert state.how.startswith("from the records")
+    assert state.reason == "B: other processes used 1 core in 4 of 8 runs"
+    disturbed |= {id(record) for record in slow.records[2:]}
+    assert machines.of_state(Pair(quick, slow)).how == NOT_KNOWN
 
 
 def test_another_machine_is_predicted_and_marked_so(tmp_path: Path) -> None:
     text = "| test | t/s |\n| tg100 @ d100 | {} |"
-    one, other = (pasted.parse(text.format(rate))[0] for rate in ("200.0", "80.0"))
-    one = dataclasses.replace(one, device="RTX 4090")
-    slow = dataclasses.replace(other, device="rtx-3060")
-    found = part(reasons.answer(one, slow, model="llama-3.2-3b:Q4_K_M", out=tmp_path), "machine")
-    assert found.how == "predicted, 90 % ranges" and found.words == "rtx-4090 in A, rtx-3060 in B"
-    assert found.range and 1.3 < found.factor < 5 and found.range[0] < 1008 / 360 < found.range[1]
-    assert (
-        part(reasons.answer(one, other, model="llama-3.2-3b", out=tmp_path), "machine").how
-        == reasons.NOT_KNOWN
-    )
+    quick, slow = (reader.parse(text.format(rate))[0] for rate in ("200.0", "80.0"))
+    spec = "llama-3.2-3b:Q4_K_M"
+    asked = Question(specs=(spec, spec), folder=tmp_path)
+    a, b = asking.with_devices((quick, slow), "RTX 4090,rtx-3060", None)
+    machine = part(answer(a, b, asked), "machine")
+    assert machine.how == "predicted, 90 % ranges"
+    assert machine.reason == "rtx-4090 in A, rtx-3060 in B"
+    assert machine.range is not None
+    assert 1.3 < machine.factor < 5
+    assert machine.range[0] < 1008 / 360 < machine.range[1]
+    assert part(answer(quick, slow, asked), "machine").how == NOT_KNOWN
 
 
-def test_a_server_is_taken_apart_by_its_own_times() -> None:
-    timings = ServerTimings(n_gen=6, gen_ms=5 * 20e-6, prompt_ms=80e-6)
-    usage = Usage(prompt_tokens=10, completion_tokens=6, cached_tokens=2)
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(LabError, match="no device named 'rtx-99'"):
+        why("35 tokens/s", "20 tokens/s", budget=0, device="rtx-99")
+
+
+@pytest.mark.parametrize(
+    ("phase", "name", "factor", "cached"),
+    [
+        (DECODE, "HTTP", 22.5 / 20, 1.0),
+        (PREFILL, "HTTP, template and tokenizing", 100 / 80, 0.8),
+    ],
+)
+def test_a_server_is_taken_apart_by_its_own_times(
+    phase: str, name: str, factor: float, cached: float
+) -> None:
     request = make_request(
-        timings=timings, usage=usage, asked=Asked(n_prompt=10, n_gen=6, temperature=0)
+        timings=ServerTimings(n_gen=6, gen_ms=5 * 20e-6, prompt_ms=80e-6),
+        usage=Usage(prompt_tokens=10, completion_tokens=6, cached_tokens=2),
+        asked=Asked(n_prompt=10, n_gen=6, temperature=0),
     )
-    for counts, name, factor in (
-        (pasted.DECODE, "HTTP", 22.5 / 20),
-        (pasted.PREFILL, "HTTP, template", 100 / 80),
-    ):
-        more: dict[str, Any] = {
-            "counts": counts,
-            "n_prompt": 10,
-            "n_gen": 6,
-            "spread": 0.0,
-            "between": 0.0,
-        }
-        engine = pasted.Setup(source="lab", tps=1e9, records=(make_record(),), **more)
-        server = pasted.Setup(
-            source="server", tps=0.9e9, requests=(make_request_record(request),) * 3, **more
-        )
-        found = reasons.answer(engine, server)
-        (http,) = (each for each in found.parts if each.name.startswith(name))
-        assert http.factor == pytest.approx(factor) and http.how == "from B's own times, 3 requests"
-        assert part(found, "sampling").how == reasons.EQUAL and part(
-            found, "slots"
-        ).words.startswith("4 in B")
-        assert part(found, "cache").factor == pytest.approx(0.8 if counts == pasted.PREFILL else 1)
-    few = dataclasses.replace(server, requests=server.requests[:2])
-    assert any("only 2 requests" in each.words for each in reasons.answer(engine, few).parts)
+    counts = PROMPT if phase == PREFILL else STEPS
+    depth = 0 if phase == PREFILL else 10
+    shared: dict[str, Any] = {"phase": phase, "counts": counts, "depth": depth}
+    shared |= {"n_prompt": 10, "n_gen": 6, "spread": 0.0, "between": 0.0}
+    engine = Figure(source="lab", tps=1e9, records=(make_record(),), **shared)
+    requests = 3 * (make_request_record(request),)
+    server = Figure(source="server", tps=0.9e9, requests=requests, **shared)
+    explained = answer(engine, server)
+    http = part(explained, name)
+    assert http.factor == pytest.approx(factor)
+    assert http.how == "from B's own times, 3 requests"
+    assert part(explained, "sampling").how == EQUAL
+    assert part(explained, "slots").reason.startswith("4 in B")
+    assert part(explained, "cache").factor == pytest.approx(cached)
+    few = answer(engine, dataclasses.replace(server, requests=requests[:2]))
+    assert "only 2 requests" in part(few, name).reason
+
+
+# A stranger's model, and the command
+
+
+def test_a_model_that_a_file_names_is_not_loaded(tmp_path: Path) -> None:
+    quick, slow = figures(session(tmp_path, "a"), session(tmp_path, "b", n_threads=1))
+    stranger = dataclasses.replace(
+        slow.records[0].model, source="hub", repo="attacker/repo", file="evil.gguf", revision="main"
+    )
+    sides = list[Figure]()
+    for figure in (quick, slow):
+        records = [dataclasses.replace(record, model=stranger) for record in figure.records]
+        sides.append(with_records(figure, records))
+    assert permission.allowed_spec(sides[0]) is None
+    explained = answer(sides[0], sides[1], question(tmp_path, specs=(None, None)))
+    reason = part(explained, "threads").reason
+    assert "hf:attacker/repo/evil.gguf@main is named by a file" in reason
+    assert "--model hf:attacker/repo/evil.gguf@main" in reason
+    assert explained.path is None
+
+
+def test_the_model_of_the_package_is_loaded_without_asking() -> None:
+    (records,) = {record.model.name for record in results.read([SAMPLE]).records}
+    figure = pairing.figures_of(SAMPLE)[0][0]
+    assert permission.allowed_spec(figure) == records == MODEL
+
+
+def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(
+    tmp_path: Path,
+) -> None:
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", n_threads=1)
+    code, out, err = run_lab("why", a, b, "--budget", "0", "-o", tmp_path)
+    assert code == 0, err
+    assert "B is 2x as slow as A" in out
+    assert "not explained" in out
+    assert (tmp_path / "a-and-b-why.png").exists()
+    run_lab("why", a, b, "--budget", "0", "-o", tmp_path)
+    assert (tmp_path / "a-and-b-2-why.png").exists()  # the first one is not overwritten
+
+
+def test_json_has_what_the_table_has(tmp_path: Path) -> None:
+    a = session(tmp_path, "a")
+    code, out, _ = run_lab("why", a, "35 tokens/s", "--budget", "0", "--json", "--no-plot")
+    document = json.loads(out)
+    assert code == 0
+    assert document["B"]["counts"] == "unknown"
+    assert document["slower"] == "B"
+    assert document["parts"][-1]["part"] == "not explained"
+    assert "look up tokens" in document["parts"][0]["why"]
+    assert document["parts"][0]["factor"] is None
+
+
+def test_other_rows_are_named(tmp_path: Path) -> None:
+    bench = tmp_path / "bench.md"
+    bench.write_text(TEXTS["llama-bench, several rows"])
+    log = tmp_path / "server.log"
+    log.write_text(TEXTS["server, cached"])
+    code, out, _ = run_lab("why", bench, log, "--budget", "0", "--no-plot")
+    assert code == 0
+    assert "32 tokens after 872" in out
+    assert "not compared of A: 120 (32 tokens after 0, line 4)" in " ".join(out.split())
+
+
+def test_one_file_with_two_setups_is_enough(tmp_path: Path) -> None:
+    both = tmp_path / "both.jsonl"
+    sessions = [session(tmp_path, "a"), session(tmp_path, "b", n_threads=1)]
+    both.write_text("".join(Path(name).read_text() for name in sessions))
+    assert why(both, budget=0).ratio == pytest.approx(2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((SAMPLE,), "What limits one: lab explain"),
+        (("35 tokens/s",), "--model SPEC"),
+        ((), "Give two"),
+        (("1 t/s", "2 t/s", "3 t/s"), "too many"),
+        (("/proc/self/mem", "1 t/s"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], sentence: str) -> None:
+    code, _, err = run_lab("why", *arguments, "--no-plot", "--budget", "0")
+    assert code == 1
+    assert sentence in err
+    assert "Traceback" not in err
 
 
 def test_a_figure_alone_is_measured_here_on_the_real_engine(
     mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reasons, "REPEATS", 1)
-    monkeypatch.setattr(reasons, "Worker", Worker)
-    (one,) = pasted.parse("| test | t/s |\n| tg24 @ d16 | 900000000.0 |")
-    one = dataclasses.replace(one, settings={"prompt": "random"})  # the file has no words
-    found = why(one, budget="60s", model=str(mini), out=tmp_path)
-    assert (
-        found.letters == ("A", "B")
-        and found.slow.source == "lab"
-        and list(tmp_path.glob("*.jsonl"))
-    )
+    monkeypatch.setattr(measured_now, "REPEATS", 1)
+    (bench,) = reader.parse("| test | t/s |\n| tg24 @ d16 | 900000000.0 |")
+    bench = dataclasses.replace(bench, settings={"prompt": "random"})  # the file has no words
+    explained = why(bench, budget="60s", model=str(mini), out=tmp_path)
+    assert explained.pair.letters == ("A", "B")
+    assert explained.pair.slow.source == "lab"
+    assert list(tmp_path.glob("*.jsonl"))

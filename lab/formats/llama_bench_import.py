@@ -77,7 +77,7 @@ def refuse_own_formats(content: str, shown: str) -> None:
     if TABLE_OF_THE_LAB.match(begin):
         raise LabError(
             f"{shown} is a table that lab export wrote, which leaves out what a record needs.",
-            "Use the results file itself, or export it for llama-bench: lab export RESULTS --as json",
+            "Use the results file itself, or export it anew: lab export RESULTS --as json",
         )
 
 

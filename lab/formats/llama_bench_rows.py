@@ -36,7 +36,10 @@ HEADS = {
     "type_k": "type_k",
     "type_v": "type_v",
 }
-"""Heads of the Markdown table, and the columns that they show. Other settings become the variant."""
+"""Heads of the Markdown table, and the columns that they show.
+
+Other settings become the variant.
+"""
 
 LEFT_OUT = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", "n_gpu_layers": -1}
 """The Markdown table has no columns of settings that have their default."""
@@ -54,7 +57,7 @@ DEVICES = (
     re.compile(r"\bDevice (?P<number>\d+): (?P<name>.{1,100}?), (?:compute capability|gfx)"),
     re.compile(r"\bggml_vulkan: (?P<number>\d+) = (?P<name>.{1,100}?) \("),
     re.compile(
-        r"\bggml_metal\w{0,20}: (?:GPU name|picking default device|found device): +"
+        r"\bggml_metal\w{0,20}: (?:GPU name|picking default device|named device): +"
         r"(?P<name>(?!MTL\d).{1,100})"
     ),
 )
@@ -153,10 +156,10 @@ def is_head(cells: Sequence[str]) -> bool:
 
 def devices_by_line(text: str) -> dict[int, str]:
     """The devices that a log names, by the line that names the last of them."""
-    found = dict[int, str]()
+    named = dict[int, str]()
     names = list[str]()
     last_line = 0
-    for number, line in enumerate(text.split("\n"), 1):
+    for line_number, line in enumerate(text.split("\n"), 1):
         if "|" in line and markdown.cells_of(line):
             names = []
         for pattern in DEVICES:
@@ -164,33 +167,33 @@ def devices_by_line(text: str) -> dict[int, str]:
             if match:
                 name = match["name"].strip().replace(",", "")
                 if names and last_line:
-                    found.pop(last_line, None)
+                    named.pop(last_line, None)
                 names.append(name)
-                last_line = number
-                found[number] = ", ".join(dict.fromkeys(names))
+                last_line = line_number
+                named[line_number] = ", ".join(dict.fromkeys(names))
                 break
-    return found
+    return named
 
 
 def builds_by_line(text: str) -> dict[int, str]:
     """The builds that a text names, by line."""
-    found = dict[int, str]()
-    for number, line in enumerate(text.split("\n"), 1):
+    named = dict[int, str]()
+    for line_number, line in enumerate(text.split("\n"), 1):
         match = BUILD.search(line[:1000])
         if match:
-            found[number] = match[1]
-    return found
+            named[line_number] = match[1]
+    return named
 
 
 def last_before(values: Mapping[int, str], line: int) -> str | None:
     """The value of the last line before this one."""
-    lines = [number for number in values if number < line]
+    lines = [each for each in values if each < line]
     return values[max(lines)] if lines else None
 
 
 def first_after(values: Mapping[int, str], line: int) -> str | None:
     """The value of the first line after this one."""
-    lines = [number for number in values if number > line]
+    lines = [each for each in values if each > line]
     return values[min(lines)] if lines else None
 
 
@@ -203,17 +206,17 @@ def row_of(place: str, cells: Mapping[str, str]) -> BenchRow:
     n_prompt, n_gen, n_depth = (int(length or 0) for length in test.groups())
     tps, deviation = rate_of(cells["t/s"])
     columns: dict[str, Any] = dict(LEFT_OUT)
-    others = list[str]()
+    more_settings = list[str]()
     for head, cell in cells.items():
         if head in HEADS and cell:
             columns[HEADS[head]] = cell
         elif head not in HEADS and head not in NO_SETTINGS:
-            others.append(f"{head} {cell}")
+            more_settings.append(f"{head} {cell}")
     columns |= {"n_prompt": n_prompt, "n_gen": n_gen, "n_depth": n_depth}
     columns |= {"avg_ts": tps, "stddev_ts": deviation}
     columns["avg_ns"] = round(1e9 * (n_prompt + n_gen) / tps)
     columns["model_n_params"] = params_of(cells.get("params", ""))
-    return BenchRow(place, columns, True, ", ".join(others) or None)
+    return BenchRow(place, columns, True, ", ".join(more_settings) or None)
 
 
 def rate_of(cell: str) -> tuple[float, float | None]:

@@ -1,4 +1,7 @@
-"""A setup as the command line of llama-server. The names are those of llama.cpp's common/arg.cpp."""
+"""A setup as the command line of llama-server.
+
+The names are those of llama.cpp's common/arg.cpp.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,11 @@ OPTIONS = {
     "mmap": "--load-mode",
     "repack": "--repack",
     "kv_unified": "--kv-unified",
+    "split_mode": "--split-mode",
+    "main_gpu": "--main-gpu",
+    "tensor_split": "--tensor-split",
+    "override_tensor": "--override-tensor",
+    "rpc": "--rpc",
 }
 """What llama-server calls the settings of a record."""
 
@@ -69,5 +77,5 @@ def option(name: str, value: Any) -> list[str]:
     if value is False:
         return [f"--no-{flag[2:]}"]
     if isinstance(value, tuple):
-        return [flag, ",".join(value) or "none"]
+        return [flag, ",".join(map(str, value)) or "none"]
     return [flag, str(value)]

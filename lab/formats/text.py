@@ -55,7 +55,10 @@ def read(name: str, hint: str, most_bytes: int = MOST_BYTES) -> str:
 
 
 def _read_file(path: Path, n_bytes: int) -> bytes:
-    """The first bytes of a regular file. OSError for another one; ValueError for what is no file."""
+    """The first bytes of a regular file.
+
+    OSError for another one; ValueError for what is no file.
+    """
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a regular file")
     with path.open("rb") as file:

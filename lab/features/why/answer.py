@@ -1,0 +1,154 @@
+"""Why one figure is slower than another: their ratio as a product of causes, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lab.core.record import Record
+from lab.errors import LabError
+from lab.features.why import counting, machines, serving, setups, trial
+from lab.features.why.depth import depth
+from lab.features.why.figure import Figure
+from lab.features.why.parts import BUILD, Pair, Part, left_over, unknown
+from lab.features.why.permission import allowed_spec, refusal
+from lab.process.worker import Worker
+from lab.runner import builds
+from lab.runner.progress import ShowStatus
+
+
+def silently(status: object) -> None:
+    """Shows nothing."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the answer may use: time to measure, models and libraries of A and B, and more records.
+
+    A model that the user names may be downloaded or made; one that a file names must be here.
+    """
+
+    budget_s: float = 0.0
+    specs: tuple[str | None, str | None] = (None, None)
+    libs: Sequence[str] = ()
+    folder: Path = Path("results")
+    watch: ShowStatus = silently
+    records: Sequence[Record] = ()
+    names: Sequence[str] = ()  # of A and B on the command line
+    new_worker: Callable[[], Worker] = Worker
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Both figures and the parts of their ratio, the last of them what is not explained."""
+
+    pair: Pair
+    parts: tuple[Part, ...]
+    path: Path | None = None  # of the trial's records
+    names: Sequence[str] = ()  # of A and B on the command line
+    notes: Sequence[str] = field(default_factory=tuple)  # on what is compared, and what is not
+
+    @property
+    def ratio(self) -> float:
+        return self.pair.ratio
+
+    @property
+    def causes(self) -> list[Part]:
+        """The parts that make the slower one slower, the largest first."""
+        causes = [part for part in self.parts if part.is_cause and part.log > 0]
+        return sorted(causes, key=lambda part: -part.log)
+
+    @property
+    def rest(self) -> Part:
+        return self.parts[-1]
+
+
+def answer(a: Figure, b: Figure, asked: Question | None = None) -> Answer:
+    """The ratio of two figures in parts.
+
+    With a budget depth, settings, models and builds are measured.
+    """
+    asked = asked or Question()
+    pair = Pair.of(a, b)
+    specs = specs_of(pair, asked)
+    libs = tuple(asked.libs)
+    if pair.letters == ("B", "A"):
+        libs = libs[::-1]
+    parts = known_parts(pair, specs, libs, asked)
+    measured = measure(pair, parts, specs, libs, asked)
+    parts = [measured.parts.get(part.name, part) for part in parts]
+    parts += serving.of_server(pair)
+    of_machine = machines.Asked(specs[0] or specs[1], asked.folder)
+    parts += machines.of_machine(pair, of_machine, with_build=not libs)
+    parts.append(left_over(pair, parts))
+    return Answer(pair, tuple(parts), measured.path, asked.names)
+
+
+def specs_of(pair: Pair, asked: Question) -> tuple[str | None, str | None]:
+    """The models of the faster and of the slower side: those that the user names, or that are
+    here.
+    """
+    of_a, of_b = asked.specs
+    if pair.letters == ("B", "A"):
+        of_a, of_b = of_b, of_a
+    return of_a or allowed_spec(pair.fast), of_b or allowed_spec(pair.slow)
+
+
+def known_parts(
+    pair: Pair, specs: tuple[str | None, str | None], libs: Sequence[str], asked: Question
+) -> list[Part]:
+    """The parts that follow from the figures, and those that a trial can measure."""
+    parts = [counting.counted(pair)]
+    if not all(figure.records or figure.requests for _, figure in pair.sides):
+        parts.append(counting.concurrency(pair))
+    parts += counting.of_serving(pair)
+    parts.append(depth(pair, asked.records))
+    parts.append(setups.of_model(pair, specs))
+    parts += setups.of_settings(pair)
+    if libs:
+        ends = [
+            f"{builds.short(lib)} in {letter}"
+            for lib, letter in zip(libs, pair.letters, strict=True)
+        ]
+        parts.append(unknown(BUILD, ", ".join(ends), changes={"lib": libs[1]}))
+    return parts
+
+
+def measure(
+    pair: Pair,
+    parts: Sequence[Part],
+    specs: tuple[str | None, str | None],
+    libs: Sequence[str],
+    asked: Question,
+) -> trial.Measured:
+    """The parts that a trial can measure, as far as the budget lasts; with the reason if it
+    cannot.
+    """
+    changes = [part for part in parts if part.changes]
+    if not changes or asked.budget_s <= 0:
+        return trial.Measured()
+    spec = specs[0] or specs[1]
+    try:
+        if spec is None:
+            raise LabError(refusal(pair.fast, pair.slow))
+        start = trial.start_of(pair, spec, libs[0] if libs else None)
+        return trial.run(
+            trial.Trial(
+                start=start,
+                changes=changes,
+                is_prefill=pair.fast.is_prefill,
+                budget_s=asked.budget_s,
+                folder=asked.folder,
+                watch=asked.watch,
+                new_worker=asked.new_worker,
+            )
+        )
+    except LabError as problem:
+        reason = problem.what.rstrip(".")
+        return trial.Measured({part.name: trial.not_measured(part, reason) for part in changes})
+
+
+def with_notes(explained: Answer, notes: Sequence[str]) -> Answer:
+    """The answer with sentences on what is compared."""
+    return replace(explained, notes=tuple(notes))

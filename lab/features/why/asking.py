@@ -1,0 +1,183 @@
+"""`lab.why`: from two names to an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lab.app.options import seconds_of
+from lab.core.record import Record
+from lab.errors import LabError
+from lab.features.why import measured_now, pairing, recorded
+from lab.features.why.answer import Answer, Question, answer, silently, with_notes
+from lab.features.why.figure import Figure
+from lab.features.why.machines import HERE
+from lab.features.why.pairing import Side
+from lab.models import devices
+from lab.remote import access
+from lab.runner import builds
+from lab.runner.progress import ShowStatus
+
+EXAMPLE = 'Give two: lab why A.jsonl B.jsonl, or lab why A.jsonl "35 tokens/s"'
+
+
+def why(
+    a: str | Path | Figure,
+    b: str | Path | Figure | None = None,
+    budget: str | float = "2min",
+    model: str | None = None,
+    *,
+    url: str | None = None,
+    lib: Sequence[str] = (),
+    device: str | None = None,
+    prefill: bool = False,
+    out: str | Path = "results",
+    watch: ShowStatus = silently,
+    **reaching: Any,
+) -> Answer:
+    """Why two speeds differ: their ratio as a product of causes.
+
+        lab.why("results/mine.jsonl", "pasted.txt").parts
+        lab.why("results/mine.jsonl", url="http://127.0.0.1:8080/v1")
+
+    A side is a results file, a text that another program printed, or a figure in words. Without
+    `b` the two setups of `a` are compared; a figure of another program is measured here with
+    `model`. With `url` B is a server, reached as `reaching` says (api, api_key_env, header,
+    timeout). `model` names the model to measure with, or those of A and B with a comma; one that
+    only a file names is never downloaded or made. `lib`: the libraries of A and of B. `device`: of
+    a figure without records, as lab predict names it (of two: with a comma). `budget=0` measures
+    nothing. LabError for a text that no known program printed, and for a side alone.
+    """
+    began = time.monotonic()
+    budget_s = seconds_of(budget, least_s=0)
+    check(b, url, lib)
+    specs = pair_of_words(model)
+    folder = Path(out)
+    sides = [side_of(name) for name in (a, b) if name is not None]
+    if len(sides) == 1 and (url or is_measured_here(sides[0], specs[0])):
+        asked = measured_now.Now(specs[0], url, budget_s, folder, watch, reaching)
+        like = first_of_phase(sides[0][0], prefill)
+        sides.append(recorded.figures_of(str(measured_now.measure_like(like, asked))))
+    first, second = both_sides(sides, prefill, str(a))
+    chosen = pairing.nearest(first, second, prefill)
+    notes = pairing.others_in_words((first, second), chosen, prefill)
+    of_url = HERE if url and access.is_loopback(access.access(url)) else None
+    named = with_devices(chosen, device, of_url)
+    libs = [folder_of_lib for each in lib if (folder_of_lib := builds.folder_of(each))]
+    question = Question(
+        budget_s=max(0.0, budget_s - (time.monotonic() - began)),
+        specs=(None, None) if url else specs,
+        libs=libs,
+        folder=folder,
+        watch=watch,
+        records=records_of(sides),
+        names=[str(name) for name in (a, b) if name is not None and not isinstance(name, Figure)],
+    )
+    return with_notes(answer(named[0], named[1], question), notes)
+
+
+def check(b: object, url: str | None, lib: Sequence[str]) -> None:
+    """LabError for more than two sides, and for other than two libraries."""
+    if url and b is not None:
+        raise LabError("There are A, B and --url.", "Compare two: lab why A.jsonl --url URL")
+    if len(lib) not in (0, 2):
+        raise LabError(
+            f"--lib is given {len(lib)} times.",
+            "Give the libraries of both: lab why A.jsonl B.jsonl --lib OLD --lib NEW",
+        )
+
+
+def pair_of_words(text: str | None) -> tuple[str | None, str | None]:
+    """What an option says of A and of B: one word is of both, two have a comma."""
+    if text is None:
+        return None, None
+    first, _, second = text.partition(",")
+    return first.strip() or None, second.strip() or first.strip() or None
+
+
+def side_of(name: str | Path | Figure) -> Side:
+    """The figures of A or B by setup."""
+    if isinstance(name, Figure):
+        return [[name]]
+    return pairing.figures_of(str(name))
+
+
+def is_measured_here(side: Side, spec: str | None) -> bool:
+    """Whether a single side is a figure of another program, and a model is named to measure."""
+    has_records = any(figure.records or figure.requests for figures in side for figure in figures)
+    return spec is not None and not has_records and len(side) == 1
+
+
+def first_of_phase(figures: Sequence[Figure], prefill: bool) -> Figure:
+    """The last figure of the phase that is compared; the last of all if there is none."""
+    of_phase = [figure for figure in figures if figure.is_prefill == prefill]
+    return (of_phase or list(figures))[-1]
+
+
+def both_sides(
+    sides: Sequence[Side], prefill: bool, name: str
+) -> tuple[list[Figure], list[Figure]]:
+    """The figures of A and of B. One file is enough if it has two setups, or two rates of a phase.
+
+    LabError for a single setup: lab explain says what limits it.
+    """
+    if len(sides) == 2:
+        return flat(sides[0]), flat(sides[1])
+    groups = sides[0]
+    if len(groups) > 1:
+        return groups[0], groups[1]
+    of_phase = [figure for figure in groups[0] if figure.is_prefill == prefill]
+    if len(of_phase) > 1 and not of_phase[0].records:
+        return [of_phase[0]], [of_phase[1]]
+    if any(figure.records for figure in groups[0]):
+        raise LabError(
+            f"{name} has one setup, and lab why compares two.",
+            f"What limits one: lab explain {name}. {EXAMPLE}",
+        )
+    raise LabError(
+        f"{name} has one figure, and lab why compares two.",
+        f"To measure the other one here: --model SPEC. {EXAMPLE}",
+    )
+
+
+def flat(side: Side) -> list[Figure]:
+    """All figures of a side."""
+    figures = list[Figure]()
+    for group in side:
+        figures += group
+    return figures
+
+
+def records_of(sides: Sequence[Side]) -> list[Record]:
+    """All records of both sides: they may show how depth counts."""
+    records = list[Record]()
+    for side in sides:
+        for figure in flat(side):
+            records += figure.records
+    return records
+
+
+def with_devices(
+    figures: Sequence[Figure], device: str | None, device_of_b: str | None
+) -> list[Figure]:
+    """The figures with the devices that the user names, in order, for those without records.
+
+    LabError for a name that is not in the list of devices.
+    """
+    names = [name.strip() for name in (device or "").split(",") if name.strip()]
+    for name in names:
+        if name != HERE and devices.recognise(name) is None:
+            devices.find_device(name)
+    named = list[Figure]()
+    defaults = (None, device_of_b)
+    for figure, default in zip(figures, defaults, strict=True):
+        if figure.records:
+            named.append(figure)
+        elif names:
+            named.append(replace(figure, device=names.pop(0)))
+        else:
+            named.append(replace(figure, device=figure.device or default))
+    return named

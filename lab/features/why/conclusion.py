@@ -1,0 +1,201 @@
+"""The sentence that a person would say, and the command that closes most of the gap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lab.core import shell
+from lab.core.asked_settings import table
+from lab.features.why.answer import Answer
+from lab.features.why.counting import corrections
+from lab.features.why.parts import (
+    BUILD,
+    COUNTED,
+    DEPTH,
+    LEAST,
+    LEAST_ALONE,
+    MACHINE,
+    MODEL,
+    NOT_KNOWN,
+    QUANTIZATION,
+    STATE,
+    WIDEST,
+    Part,
+)
+from lab.features.why.setups import GROUPS
+from lab.runner import as_options
+from lab.show.wording import digits, times
+
+OVER_BUDGET = "(--budget)"
+LONGER_BUDGET = "10min"
+SHORTEST_SWEEP = 512
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A sentence, and a command line ("" if none helps)."""
+
+    sentence: str
+    command: str = ""
+
+
+def conclude(explained: Answer) -> Conclusion:
+    """What explains most of the gap, or what is not known."""
+    unexplained = explained.rest
+    least = LEAST if unexplained.range else LEAST_ALONE
+    is_open = abs(unexplained.log) > max(unexplained.half or 0.0, math.log1p(least))
+    doubtful = [part for part in explained.parts if is_in_doubt(part)]
+    if doubtful and not explained.causes:
+        return of_doubtful_trial(explained, doubtful)
+    if not explained.causes and not is_open:
+        return of_no_difference(explained)
+    if not explained.causes or (is_open and unexplained.log > explained.causes[0].log):
+        return of_the_rest(explained)
+    if explained.causes[0].name == COUNTED:
+        return of_counting(explained)
+    return of_cause(explained)
+
+
+def is_in_doubt(part: Part) -> bool:
+    """Whether a trial measured an effect, but was disturbed or too wide to call it a cause."""
+    is_too_wide = part.half is None or part.half >= WIDEST
+    return part.log > math.log1p(LEAST) and part.n_runs > 0 and (part.is_doubtful or is_too_wide)
+
+
+def of_doubtful_trial(explained: Answer, doubtful: Sequence[Part]) -> Conclusion:
+    """What a trial found that cannot be relied on."""
+    part = max(doubtful, key=lambda part: part.log)
+    low, high = part.range or (math.nan, math.nan)
+    sentence = (
+        f"The main cause may be {part.name} ({times(part.factor)}, {low:.3g}-{high:.3g}), but "
+        f"{part.n_disturbed} of {part.n_runs} runs of the trial were disturbed: measure again."
+    )
+    return Conclusion(sentence, again(explained, "--budget", LONGER_BUDGET))
+
+
+def of_no_difference(explained: Answer) -> Conclusion:
+    """Nothing differs by more than chance, or nobody can tell."""
+    fast, slow = explained.pair.letters
+    if explained.rest.range:
+        return Conclusion(
+            f"{slow} is not slower than {fast} for certain: "
+            "two sessions of one machine differ as much."
+        )
+    unknown = unknown_names(explained)
+    sentence = f"No cause of over {LEAST_ALONE:.0%}; the figures do not say how much they vary."
+    if unknown:
+        sentence += f" Not known: {', '.join(unknown)}."
+    return Conclusion(sentence)
+
+
+def unknown_names(explained: Answer) -> list[str]:
+    """The parts that are not known, in the order of the table: what is counted comes first."""
+    return [part.name for part in explained.parts if part.how == NOT_KNOWN]
+
+
+def of_the_rest(explained: Answer) -> Conclusion:
+    """Most of the gap is not explained: it may come from what is unknown."""
+    unexplained = explained.rest
+    unsure = "" if unexplained.range else ", range unknown"
+    sentence = f"Most of it is not explained: {times(math.exp(abs(unexplained.log)))}{unsure}."
+    unknown = unknown_names(explained)
+    if len(unknown) == 1:
+        sentence += f" The only difference without a known factor is {unknown[0]}."
+    elif unknown:
+        sentence += f" It may come from what is unknown: {', '.join(unknown)}."
+    if any(OVER_BUDGET in part.reason for part in explained.parts):
+        return Conclusion(sentence, again(explained, "--budget", LONGER_BUDGET))
+    if unknown == [BUILD]:
+        return Conclusion(sentence, again(explained, "--lib", "OLD", "--lib", "NEW"))
+    if COUNTED in unknown or MODEL in unknown:
+        return Conclusion(sentence)
+    return Conclusion(sentence, shell.lab("doctor"))
+
+
+def again(explained: Answer, *options: str) -> str:
+    """The same question with other options."""
+    names = explained.names or ("A.jsonl", "B.jsonl")
+    return shell.lab("why", *names, *options)
+
+
+def of_counting(explained: Answer) -> Conclusion:
+    """Most of the gap is how one of the sides counts: the one whose correction is larger."""
+    pair = explained.pair
+    by_letter = corrections(pair)
+    effects = list[tuple[float, str]]()
+    for letter, correction in by_letter.items():
+        log = correction.log or 0.0
+        effects.append((log if letter == pair.letters[1] else -log, letter))
+    _, letter = max(effects)
+    correction = by_letter[letter]
+    figure = dict(pair.sides)[letter]
+    plain = digits(figure.tps * math.exp(correction.log or 0.0))
+    unsure = unsure_of(explained.causes[0])
+    sentence = (
+        f"Most of it is how {letter} counts: {letter} {correction.reason}. "
+        f"Its decode alone is {plain} tokens/s{unsure}{further(explained.causes[1:])}."
+    )
+    lengths = list[object]()
+    if figure.depth and figure.n_gen:
+        lengths = ["-p", figure.depth, "-n", figure.n_gen]
+    return Conclusion(sentence, shell.lab("measure", *lengths))
+
+
+def of_cause(explained: Answer) -> Conclusion:
+    """The largest cause, and what the next ones add."""
+    cause = explained.causes[0]
+    sentence = (
+        f"The main cause is {cause.name} ({times(cause.factor)}{unsure_of(cause)}): "
+        f"{cause.reason}{further(explained.causes[1:])}."
+    )
+    return Conclusion(sentence, command_for(explained, cause))
+
+
+def unsure_of(cause: Part) -> str:
+    return "" if cause.range else ", range unknown"
+
+
+def further(causes: Sequence[Part]) -> str:
+    """What further causes add, to end a sentence."""
+    if not causes:
+        return ""
+    added = [f"{cause.name} adds {times(cause.factor)}" for cause in causes]
+    return f"; {', '.join(added)}"
+
+
+def command_for(explained: Answer, cause: Part) -> str:
+    """The command that shows or closes the gap of a cause; "" if there is none."""
+    slow = explained.pair.slow
+    if cause.name == DEPTH:
+        return shell.lab("sweep", "--max-len", max(SHORTEST_SWEEP, round(slow.position or 0)))
+    if cause.name == STATE:
+        return shell.lab("doctor")
+    if cause.name in (MACHINE, BUILD):
+        return ""
+    if slow.requests:
+        return shell.lab("measure", "--url", slow.requests[0].endpoint.url, "--dry-run")
+    if not (explained.pair.fast.records and slow.records):
+        return ""
+    return measure_changed(explained, cause)
+
+
+def measure_changed(explained: Answer, cause: Part) -> str:
+    """Measure the slower setup with the cause's settings, or the model, of the faster one."""
+    best = explained.pair.fast.records[0]
+    record = explained.pair.slow.records[0]
+    values = dict[str, Any]()
+    for group, names in GROUPS.items():
+        if group in cause.name:
+            for name in names:
+                field = table()[name].record_name or name
+                values[field] = getattr(best.settings, field)
+    settings = replace(record.settings, **{**values, "lib": None})
+    model = best.model if cause.name in (QUANTIZATION, MODEL) else record.model
+    changed = replace(record, model=model, settings=settings)
+    words = list[str]()
+    for option in as_options.options(changed):
+        words += option
+    return shell.lab("measure", *words)

@@ -1,0 +1,208 @@
+"""What two rates count, and of how many answers: arithmetic on the figures, or unknown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lab.features.why.figure import (
+    FIRST_FREE,
+    MAYBE_FIRST,
+    MIXED,
+    PROMPT,
+    SEVERAL_LENGTHS,
+    STEPS,
+    UNKNOWN,
+    WHOLE,
+    WINDOW,
+    Figure,
+)
+from lab.features.why.parts import (
+    ARITHMETIC,
+    CONCURRENCY,
+    COUNTED,
+    NO_RANGE,
+    SAMPLING,
+    SPECULATION,
+    Pair,
+    Part,
+    equal,
+    unknown,
+)
+from lab.show.wording import digits, percent, seconds
+
+SMALL = 0.001
+UNKNOWN_COUNTS = {
+    UNKNOWN: (
+        "does not say what it counts: look up tokens, context, and whether prefill is included"
+    ),
+    WINDOW: "is an average over a logging window, not the decode rate of a request",
+    MIXED: "counts prompt and generated tokens together",
+    SEVERAL_LENGTHS: "is an average over several lengths",
+}
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What makes the plain rate of decode steps (or of prefill) of a printed rate.
+
+    `log` is the logarithm of plain over printed; None if it cannot be computed. `half` is half of
+    its range, None where that is unknown. `reason` completes a sentence that begins with the
+    letter.
+    """
+
+    log: float | None = 0.0
+    half: float | None = 0.0
+    reason: str = ""
+    is_by_other: bool = False  # it takes the prefill rate of the opposite side
+
+
+def correction_of(figure: Figure, opposite: Figure) -> Correction:
+    """The correction of a figure that is compared with another."""
+    if figure.counts in UNKNOWN_COUNTS:
+        return Correction(None, None, UNKNOWN_COUNTS[figure.counts])
+    if figure.counts == WHOLE:
+        return of_whole_answer(figure, opposite)
+    if figure.is_speculative or figure.counts == PROMPT:
+        return Correction()
+    if figure.counts in (FIRST_FREE, MAYBE_FIRST):
+        return of_first_token(figure)
+    is_without_sampling = opposite.tps == opposite.compute_tps
+    if figure.counts == STEPS and figure.compute_tps and is_without_sampling:
+        log = math.log(figure.compute_tps / figure.tps)
+        if log > SMALL:
+            return Correction(log, 0.0, "includes choosing each token")
+    return Correction()
+
+
+def of_first_token(figure: Figure) -> Correction:
+    """The first token comes out of the prompt's last step; a rate that counts it looks faster."""
+    is_certain = figure.counts == FIRST_FREE
+    if figure.n_gen is None:
+        reason = "does not say how many tokens it counts, nor whether the first is one of them"
+        return Correction(None, None, reason)
+    if figure.n_gen < 2:
+        return Correction(None, None, "is of a single token")
+    log = math.log((figure.n_gen - 1) / figure.n_gen)
+    if abs(log) < SMALL:
+        return Correction()
+    if is_certain:
+        return Correction(log, 0.0, "counts the first token, but not its time")
+    at_most = percent(1 / figure.n_gen)
+    reason = f"does not say whether its rate counts the first token ({at_most} at most)"
+    return Correction(log / 2, abs(log) / 2, reason)
+
+
+def of_whole_answer(figure: Figure, opposite: Figure) -> Correction:
+    """The time of prefill is subtracted, if a side says what it was."""
+    decode_s = figure.decode_s
+    total_s = figure.total_s
+    is_by_other = False
+    if decode_s is None and total_s:
+        prefill_s = figure.prefill_s
+        if prefill_s is None:
+            prefill_s = prefill_as_fast_as(opposite, figure)
+            is_by_other = prefill_s is not None
+        if prefill_s is not None and prefill_s < total_s:
+            decode_s = total_s - prefill_s
+    if not decode_s or not total_s or not figure.n_gen:
+        return Correction(None, None, "divides by prefill too, whose time is not known")
+    plain_tps = max(1, figure.n_gen - 1) / decode_s
+    prefill = seconds(max(0.0, total_s - decode_s))
+    reason = f"divides by prefill too: {prefill} of {seconds(total_s)}"
+    if is_by_other:
+        reason = (
+            f"divides by prefill too: about {prefill} of {seconds(total_s)}, if it read its prompt"
+            " as fast as the other and nothing was cached"
+        )
+    half = None if is_by_other else 0.0
+    return Correction(
+        math.log(plain_tps / figure.tps),
+        half,
+        f"{reason} (decode {digits(plain_tps)} tokens/s)",
+        is_by_other,
+    )
+
+
+def prefill_as_fast_as(opposite: Figure, figure: Figure) -> float | None:
+    """Seconds of a figure's prompt at the opposite side's rate of prefill."""
+    if not (figure.depth and opposite.n_prompt and opposite.prefill_s):
+        return None
+    return figure.depth * opposite.prefill_s / opposite.n_prompt
+
+
+def corrections(pair: Pair) -> dict[str, Correction]:
+    """The corrections of both sides by letter, the faster first."""
+    (letter_of_fast, fast), (letter_of_slow, slow) = pair.sides
+    return {
+        letter_of_fast: correction_of(fast, slow),
+        letter_of_slow: correction_of(slow, fast),
+    }
+
+
+def counted(pair: Pair) -> Part:
+    """The part of what the two rates count."""
+    by_letter = corrections(pair)
+    reasons = [f"{letter} {each.reason}" for letter, each in by_letter.items() if each.reason]
+    reason = "; ".join(reasons)
+    of_fast, of_slow = by_letter.values()
+    if of_fast.log is None or of_slow.log is None:
+        return unknown(COUNTED, reason)
+    if not reasons:
+        return equal(COUNTED)
+    how = ARITHMETIC
+    if of_fast.is_by_other or of_slow.is_by_other:
+        how = f"{ARITHMETIC}, with the other's prefill rate: {NO_RANGE}"
+    half = None
+    if of_fast.half is not None and of_slow.half is not None:
+        half = math.hypot(of_fast.half, of_slow.half)
+    return Part(COUNTED, of_slow.log - of_fast.log, half, how, reason)
+
+
+def concurrency(pair: Pair) -> Part:
+    """The part of how many answers each rate sums up."""
+    fast, slow = pair.fast, pair.slow
+    if fast.n_streams is not None and fast.n_streams == slow.n_streams:
+        return equal(CONCURRENCY)
+    lacking = [letter for letter, figure in pair.in_order if figure.n_streams is None]
+    sentences = list[str]()
+    for letter, figure in pair.in_order:
+        if figure.n_streams is not None and figure.n_streams > 1:
+            each = digits(figure.tps / figure.n_streams)
+            sentences.append(f"{letter} sums up {figure.n_streams} answers, {each} tokens/s each")
+    if lacking:
+        names = " and ".join(lacking)
+        sentences.append(f"{names} may have been one of several answers at once")
+    return unknown(CONCURRENCY, "; ".join(sentences))
+
+
+def of_serving(pair: Pair) -> list[Part]:
+    """The parts that only the output of servers leaves open: speculation, sampling and template."""
+    parts = list[Part]()
+    is_any_speculative = bool(pair.fast.is_speculative or pair.slow.is_speculative)
+    servers = [letter for letter, figure in pair.in_order if is_pasted_server(figure)]
+    if is_any_speculative:
+        parts.append(unknown(SPECULATION, "; ".join(speculation_reasons(pair))))
+    elif servers:
+        letters = [letter for letter, side in pair.in_order if side.is_speculative is None]
+        if letters:
+            parts.append(unknown(SPECULATION, f"not given for {' and '.join(letters)}"))
+    if servers:
+        parts.append(unknown(SAMPLING, f"not given for {' and '.join(servers)}"))
+    return parts
+
+
+def is_pasted_server(figure: Figure) -> bool:
+    """Whether a figure is of a server's output, without requests of the lab."""
+    return figure.is_of_server and not figure.requests
+
+
+def speculation_reasons(pair: Pair) -> list[str]:
+    """What each side says of drafted tokens."""
+    reasons = list[str]()
+    for letter, figure in pair.in_order:
+        if figure.is_speculative and figure.accepted is not None:
+            reasons.append(f"{letter} drafts tokens, {percent(figure.accepted)} were accepted")
+        elif figure.is_speculative:
+            reasons.append(f"{letter} drafts tokens")
+    return reasons

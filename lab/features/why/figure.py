@@ -1,0 +1,132 @@
+"""A figure: a rate in tokens per second, and what is known of how it came about.
+
+What a text does not say is None, or one of the words for unknown: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lab.core.record import Record
+from lab.core.request import RequestRecord
+from lab.errors import printable
+
+PREFILL = "prefill"
+DECODE = "decode"
+BOTH = "prefill and decode"
+UNKNOWN = "unknown"
+"""Phases that a rate is of."""
+
+PROMPT = "prompt tokens over the time of prefill"
+STEPS = "tokens over the time of their decode steps"
+FIRST_FREE = "the first token too, but not its time"
+MAYBE_FIRST = "tokens over the time of decode; it does not say whether the first token counts"
+WHOLE = "tokens over the time of prefill and decode"
+WINDOW = "an average over a logging window"
+SEVERAL_LENGTHS = "an average over several lengths"
+MIXED = "prompt and generated tokens together"
+"""What a rate counts; or UNKNOWN."""
+
+MOST_TPS = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A rate and its setup. None: unknown.
+
+    `depth` is the number of tokens in the context before the phase began: before the first
+    processed token of a prefill, before the first generated token otherwise. `n_prompt` counts the
+    tokens that were processed, without cached ones. `n_steps` decode steps took `decode_s`.
+    """
+
+    source: str  # the program
+    tps: float
+    phase: str
+    counts: str
+    n_prompt: int | None = None
+    n_gen: int | None = None
+    depth: int | None = None
+    n_streams: int | None = None  # answers that the rate sums up, or that were decoded together
+    n_steps: int | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    total_s: float | None = None
+    is_speculative: bool | None = None
+    accepted: float | None = None  # share of the draft tokens
+    model: str | None = None
+    quantization: str | None = None
+    n_params: int | None = None
+    device: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # keywords of AskedSettings
+    spread: float | None = None  # the standard deviation of the figure's logarithm
+    between: float | None = None  # the same between sessions
+    compute_tps: float | None = None  # of decode steps without sampling
+    line: int | None = None  # of the text
+    about: str = ""
+    is_of_server: bool = False
+    records: tuple[Record, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.phase == PREFILL
+
+    @property
+    def model_label(self) -> str:
+        """The model and its quantization."""
+        name = self.model or ""
+        if self.quantization and self.quantization.lower() not in name.lower():
+            return f"{name} {self.quantization}".strip()
+        return name
+
+    @property
+    def position(self) -> float | None:
+        """The mean position of generated tokens; of a prefill its length, if it began at 0."""
+        if self.is_prefill:
+            return self.n_prompt if self.depth == 0 else None
+        if self.depth is None:
+            return None
+        return self.depth + (self.n_gen or 0) / 2
+
+    @property
+    def label(self) -> str:
+        """The figure in words: the program, the model, what was timed, and where."""
+        parts = [self.source, self.model_label, self.device or "", self.about, self.timed]
+        if self.n_streams is not None and self.n_streams > 1:
+            parts.append(f"{self.n_streams} at once")
+        if self.is_speculative:
+            parts.append("speculative decoding")
+        if self.line is not None:
+            parts.append(f"line {self.line}")
+        return printable(", ".join(part for part in parts if part))
+
+    @property
+    def timed(self) -> str:
+        """What was timed, in words."""
+        if self.is_prefill:
+            return self._timed_prefill()
+        tokens = "tokens" if self.n_gen is None else f"{self.n_gen:,} tokens"
+        after = " after an unknown context"
+        if self.depth is not None:
+            after = f" after {self.depth:,}"
+        if self.counts == WHOLE:
+            return f"whole answer: {tokens}{after}"
+        if self.counts == WINDOW:
+            return f"average over a window: {tokens}{after}"
+        return f"{tokens}{after}"
+
+    def _timed_prefill(self) -> str:
+        size = "prefill" if self.n_prompt is None else f"prefill of {self.n_prompt:,} tokens"
+        if self.depth is None:
+            return f"{size} after an unknown context"
+        if self.depth:
+            return f"{size} after {self.depth:,}"
+        return size
+
+
+def is_possible(tps: float) -> bool:
+    """Whether a number can be a rate."""
+    return math.isfinite(tps) and 0 < tps < MOST_TPS

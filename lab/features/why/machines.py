@@ -1,0 +1,210 @@
+"""The parts of two machines: hardware, system, build, and the state that each was in."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.core import phases
+from lab.core.record import Machine, Record, Run
+from lab.core.stats import mean_half_width
+from lab.errors import LabError
+from lab.features.why.figure import Figure
+from lab.features.why.parts import (
+    BUILD,
+    FEWEST,
+    FROM_RECORDS,
+    MACHINE,
+    PREDICTED,
+    STATE,
+    SYSTEM,
+    Pair,
+    Part,
+    equal,
+    unknown,
+)
+from lab.models import devices
+from lab.roofline import prediction, probing
+from lab.runner import machine
+from lab.show import disturbances
+
+HERE = "here"
+HARDWARE = ("cpu", "n_cores_usable", "ram_bytes", "devices")
+SAME_HERE = HARDWARE[:3]
+FIELDS = {
+    MACHINE: HARDWARE,
+    SYSTEM: ("os", "cpu_quota"),
+    BUILD: ("llama_cpp_python", "llama_cpp_commit", "lib", "system_info"),
+}
+MOST_LETTERS = 200  # of a sentence on what differs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the prediction of another machine needs: a SPEC of the model, and the folder of
+    results.
+    """
+
+    spec: str | None
+    folder: Path
+
+
+def of_machine(pair: Pair, asked: Asked, with_build: bool) -> list[Part]:
+    """The parts of machine, system, build and state, as far as records say them."""
+    if not (pair.fast.records and pair.slow.records):
+        return [predicted(pair, asked)]
+    parts = list[Part]()
+    for name, fields in FIELDS.items():
+        if name == BUILD and not with_build:
+            continue
+        differences = differing(pair, fields)
+        if not differences:
+            parts.append(equal(name))
+        elif name == MACHINE:
+            parts.append(predicted(pair, asked))
+        else:
+            parts.append(unknown(name, "; ".join(differences)[:MOST_LETTERS]))
+    return [*parts, of_state(pair)]
+
+
+def differing(pair: Pair, fields: tuple[str, ...]) -> list[str]:
+    """The fields in which the machines of two records differ, with both values."""
+    fast = pair.fast.records[0].machine
+    slow = pair.slow.records[0].machine
+    differences = list[str]()
+    for name in fields:
+        values = getattr(fast, name), getattr(slow, name)
+        if values[0] != values[1]:
+            differences.append(f"{name.replace('_', ' ')}: {values[0]}, {values[1]}")
+    return differences
+
+
+def predicted(pair: Pair, asked: Asked) -> Part:
+    """The part of two machines by predictions of the same request on both."""
+    names = [device_name(figure) for _, figure in pair.sides]
+    places = list[str]()
+    for (letter, figure), name in zip(pair.sides, names, strict=True):
+        cpu = figure.records[0].machine.cpu if figure.records else None
+        places.append(f"{name or cpu or 'unknown (--device)'} in {letter}")
+    reason = ", ".join(places)
+    if names[0] is None or names[1] is None:
+        return unknown(MACHINE, reason)
+    if names[0] == names[1]:
+        return equal(MACHINE, reason=reason)
+    if asked.spec is None:
+        return unknown(MACHINE, f"{reason}: not predicted, since no model is named (--model)")
+    n_prompt = max(1, pair.fast.depth or pair.fast.n_prompt or 1)
+    n_gen = max(2, pair.fast.n_gen or 2)
+    try:
+        requests = [
+            prediction.request_on(name, asked.spec, n_prompt, n_gen, asked.folder)
+            for name in names
+            if name
+        ]
+    except LabError as problem:
+        return unknown(MACHINE, f"{reason}: not predicted, {problem.what}")
+    return ratio_of_requests(requests, pair.fast.is_prefill, reason)
+
+
+def ratio_of_requests(requests: list[prediction.Prediction], is_prefill: bool, reason: str) -> Part:
+    """The part from the predicted ranges of a request on the faster and the slower machine."""
+    middles = list[float]()
+    halves = list[float]()
+    for request in requests:
+        low, high = request.prefill_s if is_prefill else request.tpot_s
+        if not 0 < low <= high:  # also for NaN
+            why = "it does not fit or has no known peak"
+            return unknown(MACHINE, f"{reason}: not predicted, {why}")
+        middles.append(math.log(low * high) / 2)
+        halves.append(math.log(high / low) / 2)
+    how = f"{PREDICTED}, {100 * prediction.WITHIN:.0f} % ranges"
+    return Part(MACHINE, middles[1] - middles[0], math.hypot(*halves), how, reason)
+
+
+def device_name(figure: Figure) -> str | None:
+    """The device of a figure by its name in the list of devices, or "here"; None if it is not
+    known.
+    """
+    if figure.records:
+        return name_of_recorded(figure.records[0])
+    if figure.device is None or figure.device == HERE:
+        return figure.device
+    device = devices.called(figure.device) or devices.recognise(figure.device)
+    return device.name if device else None
+
+
+def name_of_recorded(record: Record) -> str | None:
+    """The same for the machine of a record."""
+    if is_this_machine(record.machine):
+        return HERE
+    used = probing.device_of(record.machine, probing.place_of_record(record).devices[0])
+    device = devices.recognise(used.description, used.memory_bytes) if used else None
+    return device.name if device else None
+
+
+def is_this_machine(recorded: Machine) -> bool:
+    """Whether a record is of this machine, by CPU, cores and memory."""
+    here = machine.describe()
+    return all(getattr(recorded, name) == getattr(here, name) for name in SAME_HERE)
+
+
+def of_state(pair: Pair) -> Part:
+    """The part of disturbed runs: the median of all runs against the median of the quiet ones.
+
+    The range is that of the median if all runs were quiet: the quiet ones are a sample of them.
+    """
+    reasons = list[str]()
+    logs = list[float]()
+    squares = 0.0
+    is_known = True
+    for letter, figure in pair.sides:
+        reasons += [f"{letter}: {sentence}" for sentence in state_in_words(figure)]
+        every = log_times(figure.records, figure.is_prefill)
+        calm = [run for run in figure.records if not disturbances.disturbances(run)]
+        quiet = log_times(calm, figure.is_prefill)
+        logs.append(0.0)
+        if len(quiet) == len(every):
+            continue
+        if len(quiet) < FEWEST:
+            is_known = False
+            continue
+        logs[-1] = statistics.median(every) - statistics.median(quiet)
+        squares += math.pi / 2 * mean_half_width(quiet) ** 2 * (1 - len(quiet) / len(every))
+    reason = "; ".join(reasons)
+    batteries = [is_on_battery(figure) for _, figure in pair.sides]
+    if not is_known or batteries[0] != batteries[1]:
+        return unknown(STATE, reason)
+    log = logs[1] - logs[0]
+    if not log:
+        return equal(STATE, reason=reason)
+    return Part(STATE, log, math.sqrt(squares), f"{FROM_RECORDS}, quiet runs against all", reason)
+
+
+def is_on_battery(figure: Figure) -> bool:
+    return figure.records[0].machine.power == "battery"
+
+
+def state_in_words(figure: Figure) -> list[str]:
+    """What disturbed the runs of a figure, how the machine drifted, and that it ran on battery."""
+    sentences = [*disturbances.sentences(figure.records), *disturbances.drift(figure.records)]
+    if is_on_battery(figure):
+        sentences.append("it ran on battery")
+    return sentences
+
+
+def log_times(records: tuple[Record, ...] | list[Record], is_prefill: bool) -> list[float]:
+    """The logarithms of the runs' times per token."""
+    times_ns = [ns_per_token(record.run, is_prefill) for record in records]
+    return [math.log(ns) for ns in times_ns if ns]
+
+
+def ns_per_token(run: Run, is_prefill: bool) -> float | None:
+    """Nanoseconds per token of a run: of its prompt, or of its answer after the first token."""
+    if not is_prefill:
+        return phases.tpot_ns(run) or phases.decode_compute_mean_ns(run)
+    prefill_ns = phases.prefill_ns(run)
+    if not prefill_ns or not run.n_prompt:
+        return None
+    return prefill_ns / run.n_prompt

@@ -1,0 +1,97 @@
+"""A side that is measured now: a model on this machine, or a server, in a length like the other
+side's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.core.asked_settings import defaults
+from lab.errors import LabError
+from lab.features.why.depth import prompt_length
+from lab.features.why.figure import Figure
+from lab.features.why.trial import limited
+from lab.process.worker import Worker
+from lab.remote import through_server
+from lab.remote.servers import connect
+from lab.runner import session
+from lab.runner.plan import make_plan
+from lab.runner.progress import ShowStatus, Status
+from lab.show.wording import seconds
+
+SHORTEST = 100  # tokens of a server's prompt
+MOST_GEN = 64
+REPEATS = 10
+
+
+@dataclass(frozen=True)
+class Now:
+    """What is measured now. `spec` is a model of this machine, or the server's name for one."""
+
+    spec: str | None
+    url: str | None
+    budget_s: float
+    folder: Path
+    watch: ShowStatus
+    reaching: Mapping[str, Any] = field(default_factory=dict)  # api, header ...
+
+
+def measure_like(figure: Figure, asked: Now) -> Path:
+    """The file of runs or requests with a figure's lengths.
+
+    LabError if none ended in the budget.
+    """
+    path, n_done = by_url(figure, asked) if asked.url else here(figure, asked)
+    if not n_done:
+        raise LabError(
+            f"{asked.url or asked.spec}: nothing ended within {seconds(asked.budget_s)}.",
+            "Give more time: --budget 5min",
+        )
+    return path
+
+
+def lengths_like(figure: Figure) -> tuple[int, int]:
+    """The prompt and the generated tokens of a run like a figure."""
+    n_gen = max(2, min(figure.n_gen or MOST_GEN, MOST_GEN))
+    return prompt_length(figure), n_gen
+
+
+def by_url(figure: Figure, asked: Now) -> tuple[Path, int]:
+    """Requests to a server: their file, and how many ended."""
+    n_prompt, n_gen = lengths_like(figure)
+    n_done = 0
+    path = asked.folder
+    with limited(asked.watch, asked.budget_s) as look:
+
+        def say(sentence: str) -> None:
+            look(Status(sentence))
+
+        with connect(asked.url or "", asked.spec, say, **asked.reaching) as served:
+            path = served.new_file(asked.folder)
+            plan = through_server.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
+            through_server.check(plan, served)
+            for _ in through_server.execute(plan, served, path, look):
+                n_done += 1
+    return path, n_done
+
+
+def here(figure: Figure, asked: Now) -> tuple[Path, int]:
+    """Runs on this machine with the figure's settings: their file, and how many ended."""
+    n_prompt, n_gen = lengths_like(figure)
+    n_done = 0
+    path = asked.folder
+    settings = {
+        name: value
+        for name, value in figure.settings.items()
+        if value is not None and value != defaults().get(name)
+    }
+    with limited(asked.watch, asked.budget_s) as look, Worker() as worker:
+        plan = make_plan(worker, [n_prompt], n_gen, REPEATS, asked.spec or "", **settings)
+        path = session.new_results_file(plan, asked.folder)
+        for record in session.execute(plan, worker, path, look):
+            if record.run.is_timed:
+                n_done += 1
+    return path, n_done

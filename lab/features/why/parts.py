@@ -1,0 +1,166 @@
+"""The parts of a ratio: named factors with ranges, how they are known, and what they leave over.
+
+All is done in logarithms, in which factors add up. Ranges are 95 % intervals, combined in
+quadrature. A factor without a known range has none, and then neither has what is left over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lab.features.why.figure import Figure
+
+ARITHMETIC = "arithmetic"
+MEASURED = "measured here"
+FROM_RECORDS = "from the records"
+PREDICTED = "predicted"
+EQUAL = "equal"
+NOT_KNOWN = "unknown"
+REST = "the rest"
+NO_RANGE = "range unknown"
+"""How a factor is known."""
+
+COUNTED = "what is counted"
+CONCURRENCY = "concurrency"
+SPECULATION = "speculation"
+SAMPLING = "sampling and template"
+DEPTH = "depth"
+LENGTH = "length"
+MODEL = "model"
+QUANTIZATION = "quantization"
+MACHINE = "machine"
+SYSTEM = "system and driver"
+BUILD = "build"
+STATE = "machine state"
+MORE_SETTINGS = "more settings"
+NOT_EXPLAINED = "not explained"
+"""Names of parts."""
+
+LEAST = 0.02
+LEAST_ALONE = 0.1
+"""Causes are named from these shares, with and without a known range."""
+
+WIDEST = math.log(3)
+"""Half of a range, in logarithms, above which a factor does not say enough to be called a cause."""
+
+FEWEST = 3  # blocks, runs or sessions that a range needs
+ORDERS_DIFFER = math.log(1.05)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two figures that are compared, the faster one first, and their letters."""
+
+    fast: Figure
+    slow: Figure
+    letters: tuple[str, str] = ("A", "B")  # of fast and slow
+
+    @classmethod
+    def of(cls, a: Figure, b: Figure) -> Pair:
+        """The figures of A and B."""
+        if a.tps >= b.tps:
+            return cls(a, b, ("A", "B"))
+        return cls(b, a, ("B", "A"))
+
+    @property
+    def sides(self) -> list[tuple[str, Figure]]:
+        """Letters and figures, the faster first."""
+        return [(self.letters[0], self.fast), (self.letters[1], self.slow)]
+
+    @property
+    def in_order(self) -> list[tuple[str, Figure]]:
+        """Letters and figures, A first."""
+        return sorted(self.sides, key=lambda side: side[0])
+
+    @property
+    def ratio(self) -> float:
+        return self.fast.tps / self.slow.tps
+
+
+@dataclass(frozen=True)
+class Part:
+    """A factor of the ratio: its logarithm, half of its range (None: unknown), and how both are
+    known.
+
+    `changes` are the keywords that change on the way from the faster setup to the slower one, if a
+    trial can measure the part. `orders` are its logarithms in both orders of the changes.
+    """
+
+    name: str
+    log: float = 0.0
+    half: float | None = 0.0
+    how: str = NOT_KNOWN
+    reason: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    orders: tuple[float, float] | None = None
+    n_runs: int = 0  # of a trial
+    n_disturbed: int = 0
+
+    @property
+    def factor(self) -> float:
+        return math.exp(self.log)
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        if self.half is None:
+            return None
+        return math.exp(self.log - self.half), math.exp(self.log + self.half)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether at least half of the trial's runs were disturbed."""
+        return self.n_runs > 0 and 2 * self.n_disturbed >= self.n_runs
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether it differs by what else has changed already."""
+        return self.orders is not None and abs(self.orders[0] - self.orders[1]) > ORDERS_DIFFER
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it changes the ratio for certain, by at least LEAST."""
+        if self.how in (REST, NOT_KNOWN) or self.is_doubtful:
+            return False
+        if self.half is None:
+            return abs(self.log) > math.log1p(LEAST_ALONE)
+        is_certain = abs(self.log) - self.half > math.log1p(LEAST) / 2
+        return is_certain and self.half < WIDEST
+
+
+def unknown(name: str, reason: str, **more: Any) -> Part:
+    """A part whose factor is not known, and why."""
+    return Part(name, how=NOT_KNOWN, reason=reason, **more)
+
+
+def equal(name: str, how: str = EQUAL, reason: str = "") -> Part:
+    """A part that is the same on both sides."""
+    return Part(name, how=how, reason=reason)
+
+
+def left_over(pair: Pair, parts: Sequence[Part]) -> Part:
+    """What the parts leave of the ratio.
+
+    Its range combines the ranges of the parts and of both figures; figures of different sessions
+    also differ as sessions do.
+    """
+    log = math.log(pair.ratio) - sum(part.log for part in parts)
+    lacking = [part.name for part in parts if part.half is None]
+    squares = [part.half**2 for part in parts if part.half is not None]
+    sessions_of_fast = {record.session for record in pair.fast.records}
+    sessions_of_slow = {record.session for record in pair.slow.records}
+    is_one_session = bool(sessions_of_fast & sessions_of_slow)
+    for letter, figure in pair.sides:
+        between = 0.0 if is_one_session else figure.between
+        if figure.spread is None:
+            lacking.append(f"the figure of {letter}")
+        else:
+            squares.append(1.96**2 * (figure.spread**2 + (between or 0.0) ** 2))
+            if between is None:
+                lacking.append(f"the sessions of {letter}")
+    if lacking:
+        names = ", ".join(dict.fromkeys(lacking))
+        return Part(NOT_EXPLAINED, log, None, REST, f"{NO_RANGE}, like that of {names}")
+    return Part(NOT_EXPLAINED, log, math.sqrt(sum(squares)), REST)

@@ -1,0 +1,287 @@
+"""Figures that programs print for people: Ollama, KoboldCpp, LM Studio, vLLM, mlx_lm,
+text-generation-webui, and a bare figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from lab.features.why.figure import (
+    BOTH,
+    DECODE,
+    FIRST_FREE,
+    MAYBE_FIRST,
+    PREFILL,
+    PROMPT,
+    UNKNOWN,
+    WHOLE,
+    WINDOW,
+    Figure,
+)
+from lab.features.why.readers.fields import Answer, check_rate, matched, plain_rate
+from lab.formats.numbers import GO_DURATION, NUMBER, count, go_seconds, number
+
+OLLAMA = re.compile(
+    r"\b(total duration|load duration|prompt eval count|prompt eval duration|prompt eval rate"
+    r"|eval count|eval duration|eval rate)\s{0,20}:\s{0,20}"
+    rf"({GO_DURATION}(?![\w.])|{NUMBER})",
+    re.I,
+)
+KOBOLD_BEGIN = re.compile(r"\b(?:Ctx|Context)Limit\s{0,3}:\s{0,3}(\d{1,9})/")
+KOBOLD_AMOUNT = re.compile(r"\bAm(?:oun)?t\s{0,3}:\s{0,3}(\d{1,9})/")
+KOBOLD_TIMES = re.compile(
+    r"\b(Process|Generat|Total)[a-z]{0,4}\s{0,3}:\s{0,3}"
+    rf"({NUMBER})\s?s\s{{0,3}}\((?:[^()=\n]{{1,40}}=\s{{0,3}})?({NUMBER})\s?T/s\)"
+)
+KOBOLD_ROUNDS_S = 0.006
+KOBOLD_LINE = 600  # letters of an answer
+WEBUI = re.compile(
+    rf"Output generated in ({NUMBER}) seconds \(({NUMBER}) tokens/s, (\d{{1,9}}) tokens"
+    r"(?:, context (\d{1,9}))?"
+)
+VLLM = re.compile(
+    rf"Avg prompt throughput: {NUMBER} tokens/s, Avg generation throughput: ({NUMBER}) tokens/s"
+)
+MLX = re.compile(rf"\b(Prompt|Generation): (\d{{1,12}}) tokens, ({NUMBER}) tokens-per-sec\b")
+LM_STUDIO = re.compile(
+    rf"(?<![\d.,])({NUMBER}) ?tok/sec\s{{0,9}}\u2022?\s{{0,9}}(\d[\d,]{{0,12}}) tokens?\b"
+)
+BARE = re.compile(
+    r"(?<![\d.,])(\d[\d.,]{0,19})(?:\s{0,3}(?:tokens?|tok|t)\s{0,3}(?:/|per|p)\s{0,3}"
+    r"s(?:ec(?:onds?)?)?\.?|\s{0,3}tps)(?!\w)",
+    re.I,
+)
+
+
+def read(text: str) -> list[Figure]:
+    """The figures of all these programs. ValueError for contradictions."""
+    figures = list[Figure]()
+    for answer in ollama_answers(text):
+        figures += of_ollama(answer)
+    for part in kobold_parts(text):
+        figures += of_kobold(part)
+    figures += of_webui(text)
+    figures += of_vllm(text)
+    figures += of_mlx(text)
+    figures += of_lm_studio(text)
+    return figures
+
+
+def ollama_answers(text: str) -> list[Answer]:
+    """The values of `ollama run --verbose`, by answer."""
+    collected = list[Answer]()
+    for line, match in matched(text, OLLAMA):
+        label = match[1].lower()
+        is_next = not collected or label in collected[-1].values or label == "total duration"
+        if is_next:
+            collected.append(Answer(line))
+        collected[-1].values[label] = match[2]
+    return collected
+
+
+def of_ollama(answer: Answer) -> list[Figure]:
+    """Prefill and decode. It does not say whether a part of the prompt was cached."""
+    values = answer.values
+    n_prompt = answer.count("prompt eval count")
+    n_gen = answer.count("eval count")
+    prefill_s = go_seconds(values.get("prompt eval duration", "")) or None
+    decode_s = go_seconds(values.get("eval duration", "")) or None
+    prefill_tps = plain_rate(values.get("prompt eval rate"), n_prompt, prefill_s)
+    decode_tps = plain_rate(values.get("eval rate"), n_gen, decode_s)
+    figures = list[Figure]()
+    if decode_tps:
+        figures.append(
+            Figure(
+                source="Ollama",
+                tps=decode_tps,
+                phase=DECODE,
+                counts=MAYBE_FIRST,
+                n_prompt=n_prompt,
+                n_gen=n_gen,
+                prefill_s=prefill_s,
+                decode_s=decode_s,
+                line=answer.line,
+                is_of_server=True,
+            )
+        )
+    if prefill_tps:
+        figures.append(
+            Figure(
+                source="Ollama",
+                tps=prefill_tps,
+                phase=PREFILL,
+                counts=PROMPT,
+                n_prompt=n_prompt,
+                prefill_s=prefill_s,
+                line=answer.line,
+                is_of_server=True,
+            )
+        )
+    return figures
+
+
+def kobold_parts(text: str) -> Iterator[tuple[int, str]]:
+    """The texts of KoboldCpp's answers with their lines."""
+    begins = list(matched(text, KOBOLD_BEGIN))
+    for index, (line, match) in enumerate(begins):
+        end = match.start() + KOBOLD_LINE
+        if index + 1 < len(begins):
+            end = min(end, begins[index + 1][1].start())
+        yield line, text[match.start() : end]
+
+
+def of_kobold(part: tuple[int, str]) -> list[Figure]:
+    """Prefill, decode and the whole answer. ValueError for contradictions.
+
+    The limit's first number is the whole context at the end. Process counts the tokens that were
+    not cached: their number is known where time and rate fit the whole prompt.
+    """
+    line, text = part
+    amount = KOBOLD_AMOUNT.search(text)
+    begin = KOBOLD_BEGIN.search(text)
+    if not amount or not begin:
+        return []
+    n_gen = count(amount[1])
+    depth = count(begin[1]) - n_gen
+    times = {
+        match[1]: (number(match[2]), number(match[3])) for match in KOBOLD_TIMES.finditer(text)
+    }
+    decode_s, decode_tps = times.get("Generat", (0.0, 0.0))
+    total_s, total_tps = times.get("Total", (0.0, 0.0))
+    prefill_s, prefill_tps = times.get("Process", (0.0, 0.0))
+    check_rate(decode_tps, n_gen, decode_s, KOBOLD_ROUNDS_S)
+    check_rate(total_tps, n_gen, total_s, KOBOLD_ROUNDS_S)
+    if total_s and decode_s > total_s + KOBOLD_ROUNDS_S:
+        raise ValueError("decode took longer than everything")
+    n_processed = None
+    error = KOBOLD_ROUNDS_S * prefill_tps + 0.5
+    if prefill_s and depth > 0 and abs(prefill_s * prefill_tps - depth) <= error:
+        n_processed = depth
+    figures = list[Figure]()
+    rates = [
+        (DECODE, MAYBE_FIRST, decode_tps),
+        (PREFILL, PROMPT, prefill_tps),
+        (BOTH, WHOLE, total_tps),
+    ]
+    for phase, counts, tps in rates:
+        if not tps:
+            continue
+        depth_of_phase: int | None = depth if depth >= 0 else None
+        if phase == PREFILL:
+            depth_of_phase = 0 if n_processed else None
+        figures.append(
+            Figure(
+                source="KoboldCpp",
+                tps=tps,
+                phase=phase,
+                counts=counts,
+                n_prompt=n_processed,
+                n_gen=None if phase == PREFILL else n_gen,
+                depth=depth_of_phase,
+                prefill_s=prefill_s or None,
+                decode_s=decode_s or None,
+                total_s=total_s or None,
+                line=line,
+                is_of_server=True,
+            )
+        )
+    return figures
+
+
+def of_webui(text: str) -> list[Figure]:
+    """text-generation-webui divides by the time of prefill and decode."""
+    figures = list[Figure]()
+    for line, match in matched(text, WEBUI):
+        total_s = number(match[1])
+        n_gen = count(match[3])
+        tps = plain_rate(match[2], n_gen, total_s)
+        if tps:
+            figures.append(
+                Figure(
+                    source="text-generation-webui",
+                    tps=tps,
+                    phase=BOTH,
+                    counts=WHOLE,
+                    n_gen=n_gen,
+                    depth=count(match[4]) if match[4] else None,
+                    total_s=total_s,
+                    line=line,
+                    is_of_server=True,
+                )
+            )
+    return figures
+
+
+def of_vllm(text: str) -> list[Figure]:
+    """vLLM's log has an average over some seconds, of all requests together."""
+    figures = list[Figure]()
+    for line, match in matched(text, VLLM):
+        tps = number(match[1])
+        if tps:
+            figures.append(
+                Figure(
+                    source="vLLM log",
+                    tps=tps,
+                    phase=DECODE,
+                    counts=WINDOW,
+                    line=line,
+                    is_of_server=True,
+                )
+            )
+    return figures
+
+
+def of_mlx(text: str) -> list[Figure]:
+    """mlx_lm.generate: its rate of decode counts the first token, but not its time."""
+    figures = list[Figure]()
+    n_prompt: int | None = None
+    for line, match in matched(text, MLX):
+        n_tokens = count(match[2])
+        tps = number(match[3])
+        if match[1] == "Prompt":
+            n_prompt = n_tokens
+        if tps and n_tokens:
+            is_prompt = match[1] == "Prompt"
+            figures.append(
+                Figure(
+                    source="mlx_lm",
+                    tps=tps,
+                    phase=PREFILL if is_prompt else DECODE,
+                    counts=PROMPT if is_prompt else FIRST_FREE,
+                    n_prompt=n_prompt,
+                    n_gen=None if is_prompt else n_tokens,
+                    depth=0 if is_prompt else n_prompt,
+                    n_streams=1,
+                    n_steps=None if is_prompt else n_tokens - 1 or None,
+                    decode_s=None if is_prompt else (n_tokens / tps),
+                    line=line,
+                )
+            )
+    return figures
+
+
+def of_lm_studio(text: str) -> list[Figure]:
+    """The line below an answer in LM Studio; its context is unknown."""
+    figures = list[Figure]()
+    for line, match in matched(text, LM_STUDIO):
+        figures.append(
+            Figure(
+                source="LM Studio",
+                tps=number(match[1]),
+                phase=DECODE,
+                counts=MAYBE_FIRST,
+                n_gen=count(match[2]),
+                line=line,
+                is_of_server=True,
+            )
+        )
+    return figures
+
+
+def read_bare(text: str) -> list[Figure]:
+    """A text that is nothing but a figure, such as `~ 35 tokens/s`."""
+    bare = text.strip().removeprefix("~").strip()
+    match = BARE.fullmatch(bare)
+    if not match:
+        return []
+    return [Figure(source="a bare figure", tps=number(match[1]), phase=UNKNOWN, counts=UNKNOWN)]

@@ -1,0 +1,130 @@
+"""Labelled values in a text: collected in one pass, and put together by answer.
+
+An answer ends where one of its labels comes again. Every pattern has bounds, so that reading takes
+time in proportion to the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lab.formats.numbers import count, number
+
+AGREE = 0.02
+"""Share by which a printed rate may differ from its tokens and time, besides rounding."""
+
+ROUNDING = 0.006  # of a printed rate
+
+
+@dataclass
+class Answer:
+    """The labelled values of an answer, as texts, and the line of the first one."""
+
+    line: int
+    values: dict[str, str] = field(default_factory=dict)
+
+    def number(self, label: str) -> float | None:
+        """A value as a number; None if it is missing. ValueError if it is ambiguous."""
+        if label not in self.values:
+            return None
+        return number(self.values[label])
+
+    def count(self, label: str) -> int | None:
+        """A value as a number of tokens; None if it is missing."""
+        if label not in self.values:
+            return None
+        return count(self.values[label])
+
+
+def matched(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
+    """The matches of a pattern with the numbers of their lines."""
+    line = 1
+    last = 0
+    for match in pattern.finditer(text):
+        line += text.count("\n", last, match.start())
+        last = match.start()
+        yield line, match
+
+
+def answers(text: str, labels: Sequence[str]) -> list[Answer]:
+    """The values of JSON-like fields, by answer: `"label": 1.5`, `label=1.5`, `label: "text"`."""
+    names = "|".join(sorted(labels, key=len, reverse=True))
+    pattern = re.compile(
+        rf'(?<![\w.])"?({names})"?\s{{0,9}}[:=]\s{{0,9}}'
+        r'(?:"([^"\n]{0,200})"|([-+]?\d[\d.,]{0,40}(?:[eE][-+]?\d{1,3})?|true|false))'
+    )
+    collected = list[Answer]()
+    for line, match in matched(text, pattern):
+        label = match[1]
+        if not collected or label in collected[-1].values:
+            collected.append(Answer(line))
+        value = match[3] if match[2] is None else match[2]
+        collected[-1].values[label] = value.rstrip(".,")
+    return collected
+
+
+def check_rate(rate: float | None, tokens: float, seconds: float, rounding_s: float = 0.0) -> None:
+    """ValueError if a printed rate contradicts its tokens and time."""
+    if not (rate and tokens and seconds):
+        return
+    computed = tokens / seconds
+    rounding = ROUNDING + rounding_s * computed / seconds
+    if abs(rate - computed) > AGREE * computed + rounding:
+        raise ValueError(
+            f"the rate is {rate:g} tokens/s, but its tokens and time give {computed:.4g}"
+        )
+
+
+def plain_rate(
+    printed: str | None, tokens: float | None, seconds: float | None, rounding_s: float = 0.0
+) -> float | None:
+    """The printed rate, checked by tokens and time; or theirs if none is printed.
+
+    A comma that could mean a decimal or thousands is settled by tokens and time. ValueError if
+    nothing settles it, or if the numbers contradict each other.
+    """
+    computed = tokens / seconds if tokens and seconds else None
+    if printed is None:
+        return computed
+    if printed in ("inf", "nan"):
+        return None
+    if computed is not None:
+        for text in (printed, printed.replace(",", "."), printed.replace(",", "")):
+            try:
+                rate = number(text)
+                check_rate(rate, tokens or 0, seconds or 0, rounding_s)
+            except ValueError:
+                continue
+            return rate
+    rate = number(printed)
+    check_rate(rate, tokens or 0, seconds or 0, rounding_s)
+    return rate
+
+
+def rounding_of(printed: str) -> float:
+    """Half of the last printed digit, and a little more."""
+    digits = re.split(r"[.,]", printed)
+    n_decimals = len(digits[-1]) if len(digits) > 1 else 0
+    return 0.51 * 10.0**-n_decimals
+
+
+def counts_first_token(printed: str, n_tokens: int, seconds: float) -> bool | None:
+    """Whether a rate divides all tokens by their time, or one less; None if both would print it.
+
+    ValueError if the rate fits neither.
+    """
+    with_first = n_tokens / seconds
+    without_first = (n_tokens - 1) / seconds
+    rate = number(printed)
+    rounding = rounding_of(printed)
+    fits_with = abs(rate - with_first) <= rounding
+    fits_without = abs(rate - without_first) <= rounding
+    if fits_with and fits_without:
+        return None
+    if fits_with or fits_without:
+        return fits_with
+    is_nearer_with = abs(rate - with_first) < abs(rate - without_first)
+    check_rate(rate, n_tokens if is_nearer_with else n_tokens - 1, seconds)
+    return is_nearer_with

@@ -1,0 +1,91 @@
+"""A pasted text as figures. Every reader looks at the whole text, and all figures are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.errors import LabError, printable
+from lab.features.why.figure import Figure, is_possible
+from lab.features.why.readers import chats, llama_logs, objects, tables
+from lab.formats import text as texts
+
+MOST_BYTES = 4_000_000
+MOST_FIGURES = 1_000
+LONGEST_BARE = 60
+READERS = (tables.read, llama_logs.read, objects.read, chats.read)
+FORMATS = (
+    "llama-bench (Markdown, JSON, CSV)",
+    "llama-batched-bench and llama-sweep-bench",
+    "llama-server (log and timings)",
+    "llama-cli",
+    "ik_llama.cpp",
+    "Ollama (--verbose and API)",
+    "LM Studio",
+    "KoboldCpp",
+    "vLLM",
+    "mlx_lm",
+    "text-generation-webui",
+    "LocalScore",
+    "a bare figure such as 35 tokens/s",
+)
+KNOWN = f"Known formats: {', '.join(FORMATS)}."
+
+
+def read(name: str) -> list[Figure]:
+    """The figures of a file, of stdin (`-`), or of a text such as `35 tokens/s`.
+
+    LabError if it is none of these, or no figure is recognized.
+    """
+    if "\n" in name:
+        return parse(name)
+    if len(name) <= LONGEST_BARE:
+        bare = chats.read_bare(texts.cleaned(name))
+        if bare and not Path(name).exists():
+            return bare
+    try:
+        content = texts.read(name, KNOWN, MOST_BYTES)
+    except LabError as problem:
+        if problem.what.startswith("stdin") or Path(name[:200]).exists():
+            raise
+        return parse_words(name)
+    return parse(content, "stdin" if name == texts.STDIN else name)
+
+
+def parse_words(typed: str) -> list[Figure]:
+    """The figures of typed given on the command line.
+
+    LabError if they are no figure, and no file.
+    """
+    try:
+        return parse(typed)
+    except LabError as problem:
+        if "It looks like" in problem.what:
+            raise
+        what = f"{typed[:100]!r} is neither a figure such as 35 tokens/s nor a readable file."
+        hint = f"Give a figure, - for stdin, or a file. {KNOWN}"
+        raise LabError(what, hint) from None
+
+
+def parse(text: str, name: str = "The text") -> list[Figure]:
+    """The figures of a text, in its order.
+
+    LabError if there is none, if the text is too long, or if figures contradict themselves: then
+    the text was changed or misread.
+    """
+    if len(text) > MOST_BYTES or text.count("\n") > texts.MOST_LINES:
+        what = f"{name} has over {texts.MOST_LINES:,} lines or {MOST_BYTES:,} bytes."
+        raise LabError(what, "Give only the lines with the figures.")
+    text = texts.cleaned(text)
+    figures = list[Figure]()
+    try:
+        for reader in READERS:
+            figures += reader(text)
+        figures = figures or chats.read_bare(text)
+    except (ArithmeticError, KeyError, ValueError) as problem:
+        what = f"{name} has figures that the lab cannot trust: {printable(str(problem))}."
+        raise LabError(f"{what} It looks like a format below.", KNOWN) from None
+    possible = [figure for figure in figures if is_possible(figure.tps)]
+    if not possible:
+        raise LabError(f"{name} has no figure that the lab can read.", KNOWN)
+    possible.sort(key=lambda figure: figure.line or 0)
+    return possible[:MOST_FIGURES]

@@ -1,0 +1,151 @@
+"""The figures of the lab's own results: runs and requests, by setup."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from lab.app.running import read
+from lab.core.record import Record
+from lab.core.request import RequestRecord
+from lab.errors import LabError
+from lab.features.why.figure import DECODE, PREFILL, PROMPT, STEPS, Figure
+from lab.features.why.setups import settings_of
+from lab.show import comparison, table
+
+COLUMNS = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
+"""Columns of a phase's figure; the second where no run has the first."""
+
+COUNTS = {DECODE: STEPS, PREFILL: PROMPT}
+Measured = Record | RequestRecord
+
+
+def figures_of(name: str) -> list[list[Figure]]:
+    """The figures of a results file or folder by setup, or by session if all are of one setup.
+
+    LabError if no plain run or request succeeded, with the reason of the first failure.
+    """
+    measured = [record for record in read((name,)).measured if is_plain(record)]
+    rows = table.measured(table.runs(measured)) if measured else None
+    if rows is None or rows.empty:
+        raise LabError(
+            f"{name} has no plain run that succeeded{first_error(measured)}.",
+            "Measure some: lab measure",
+        )
+    rows = comparison.sessions_apart(rows)
+    spreads = comparison.known_spreads(measured)
+    setups = table.setups(rows)
+    groups = list[list[Figure]]()
+    for label, runs in setups:
+        about = label.partition(", ")[2] if len(setups) > 1 else ""
+        figures = list[Figure]()
+        for _, repeats in runs.groupby(["n_prompt", "n_gen"]):
+            records = [measured[index] for index in dict.fromkeys(repeats.run)]
+            for phase in COLUMNS:
+                figures += figure_of(repeats, records, phase, spreads, about)
+        if figures:
+            groups.append(figures)
+    if not groups:
+        raise LabError(f"{name} has no run with a rate.", "Measure some: lab measure")
+    return groups
+
+
+def is_plain(record: Measured) -> bool:
+    """Whether a line is of a prompt and an answer, and of no experiment."""
+    if isinstance(record, RequestRecord):
+        return True
+    return record.run.is_plain and not record.run.is_apart
+
+
+def first_error(measured: Sequence[Measured]) -> str:
+    """The first failure among runs and requests, to end a sentence; "" if there is none."""
+    for record in measured:
+        part = record.run if isinstance(record, Record) else record.request
+        if part.error:
+            return f": {part.error.rstrip('.')}"
+    return ""
+
+
+def figure_of(
+    repeats: Any, records: Sequence[Measured], phase: str, spreads: Any, about: str
+) -> list[Figure]:
+    """The figure of repeats of one length in a phase, if they have it.
+
+    `repeats`: rows of the table.
+    """
+    main, second_column = COLUMNS[phase]
+    values = positive(repeats, main)
+    second_values = positive(repeats, second_column)
+    if not values:
+        values = second_values
+    if not values:
+        return []
+    first = repeats.iloc[0]
+    n_prompt = int(first.n_prompt)
+    unit = n_prompt if phase == PREFILL else 1e3
+    logs = [math.log(value) for value in values]
+    between = spreads.get((comparison.machine_of(repeats), main))
+    if between is None:
+        between = comparison.default_spread(first)
+    runs = tuple(record for record in records if isinstance(record, Record))
+    requests = tuple(record for record in records if isinstance(record, RequestRecord))
+    compute_tps = None
+    if phase == DECODE and second_values:
+        compute_tps = 1e3 / statistics.median(second_values)
+    prefills_s = positive(repeats, "prefill_s")
+    return [
+        Figure(
+            source="lab" if runs else "server",
+            tps=unit / statistics.median(values),
+            phase=phase,
+            counts=COUNTS[phase],
+            n_prompt=n_prompt,
+            n_gen=int(first.n_gen),
+            depth=0 if phase == PREFILL else n_prompt,
+            n_streams=1,
+            prefill_s=statistics.median(prefills_s) if prefills_s else None,
+            is_speculative=False if runs else None,
+            model=model_of(first, requests),
+            quantization=quantization_of(runs, requests),
+            n_params=runs[0].model.n_params if runs else None,
+            settings=settings_of(runs[0]) if runs else {},
+            spread=deviation_of_median(logs),
+            between=between.sd,
+            compute_tps=compute_tps,
+            about=about,
+            is_of_server=bool(requests),
+            records=runs,
+            requests=requests,
+        )
+    ]
+
+
+def positive(rows: Any, column: str) -> list[float]:
+    """The values of a column above 0; none if it is missing."""
+    if column not in rows:
+        return []
+    return [float(value) for value in rows[column] if value > 0]
+
+
+def deviation_of_median(logs: Sequence[float]) -> float | None:
+    """The standard deviation of the median of some values; None for a single one."""
+    if len(logs) < 2:
+        return None
+    return math.sqrt(math.pi / 2 / len(logs)) * statistics.stdev(logs)
+
+
+def model_of(first: Any, requests: Sequence[RequestRecord]) -> str:
+    """The model's name; of a server the file that it reports, if it does."""
+    settings = requests[0].endpoint.settings if requests else None
+    if settings and settings.model_file:
+        return settings.model_file
+    return str(first.model)
+
+
+def quantization_of(runs: Sequence[Record], requests: Sequence[RequestRecord]) -> str | None:
+    if runs:
+        return runs[0].model.quantization
+    settings = requests[0].endpoint.settings if requests else None
+    return settings.quantization if settings else None

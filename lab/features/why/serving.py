@@ -1,0 +1,118 @@
+"""The parts of a server that the lab measured: what it adds to the engine, by its own times."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from lab.core import request_times
+from lab.core.lists import plural
+from lab.core.request import Request
+from lab.core.stats import mean_half_width
+from lab.features.why.figure import Figure
+from lab.features.why.parts import (
+    ARITHMETIC,
+    FEWEST,
+    Pair,
+    Part,
+    equal,
+    unknown,
+)
+from lab.show.wording import seconds
+
+HTTP = "HTTP"
+HTTP_OF_PREFILL = "HTTP, template and tokenizing"
+SAMPLING_OF_SERVER = "sampling"
+SLOTS = "slots"
+CACHE = "cache"
+MOST_CACHED = 0.99
+
+
+def of_server(pair: Pair) -> list[Part]:
+    """The parts of a server against an engine; none for two engines or two servers."""
+    served = [letter for letter, figure in pair.sides if figure.requests]
+    if len(served) != 1:
+        return []
+    letter = served[0]
+    figure = dict(pair.sides)[letter]
+    sign = 1 if letter == pair.letters[1] else -1
+    return [
+        http(figure, letter, sign),
+        sampling(pair, figure),
+        slots(figure, letter),
+        cache(figure, letter, sign),
+    ]
+
+
+def http(figure: Figure, letter: str, sign: int) -> Part:
+    """The client's time against the server's own, request by request."""
+    name = HTTP_OF_PREFILL if figure.is_prefill else HTTP
+    pairs = list[tuple[float, float]]()
+    for record in figure.requests:
+        times = of_prefill(record.request) if figure.is_prefill else of_decode(record.request)
+        if times:
+            pairs.append(times)
+    if len(pairs) < FEWEST:
+        reason = f"only {plural(len(pairs), 'request')} with times of {letter} itself (--budget)"
+        return unknown(name, reason)
+    logs = [math.log(client_s / server_s) for client_s, server_s in pairs]
+    client_s = statistics.median(client for client, _ in pairs)
+    server_s = statistics.median(server for _, server in pairs)
+    reason = f"{seconds(client_s)} at the client, {seconds(server_s)} in {letter}"
+    how = f"from {letter}'s own times, {len(logs)} requests"
+    return Part(name, sign * statistics.fmean(logs), mean_half_width(logs), how, reason)
+
+
+def of_prefill(request: Request) -> tuple[float, float] | None:
+    """Seconds to the first token at the client, and of the prompt by the server's own times."""
+    ttft_ns = request_times.figures(request).ttft_ns
+    if not ttft_ns or request.timings is None or not request.timings.prompt_ms:
+        return None
+    return ttft_ns / 1e9, request.timings.prompt_ms / 1e3
+
+
+def of_decode(request: Request) -> tuple[float, float] | None:
+    """Seconds per token after the first at the client, and by the server's own times."""
+    tpot_ns = request_times.figures(request).tpot_ns
+    timings = request.timings
+    if not tpot_ns or timings is None or not timings.gen_ms or (timings.n_gen or 0) < 2:
+        return None
+    return tpot_ns / 1e9, timings.gen_ms / 1e3 / ((timings.n_gen or 0) - 1)
+
+
+def sampling(pair: Pair, figure: Figure) -> Part:
+    """Equal if a side is the engine and all requests were greedy, as the lab's runs are."""
+    is_greedy = all(record.request.asked.temperature == 0 for record in figure.requests)
+    has_engine = bool(pair.fast.records or pair.slow.records)
+    if is_greedy and has_engine:
+        return equal(SAMPLING_OF_SERVER)
+    return unknown(SAMPLING_OF_SERVER, "not given for both")
+
+
+def slots(figure: Figure, letter: str) -> Part:
+    """Equal if the server has one slot: more of them share its cache."""
+    reported = figure.requests[0].endpoint.settings
+    n_slots = reported.n_slots if reported else None
+    if n_slots == 1:
+        return equal(SLOTS)
+    if n_slots is None:
+        return unknown(SLOTS, f"{letter} does not report them; one request ran at a time")
+    return unknown(SLOTS, f"{n_slots} in {letter}; one request ran at a time")
+
+
+def cache(figure: Figure, letter: str, sign: int) -> Part:
+    """The prompt tokens that the server did not process."""
+    if not figure.is_prefill:
+        return equal(CACHE)
+    counts = list[int]()
+    for record in figure.requests:
+        usage = record.request.usage
+        if usage is None or usage.cached_tokens is None:
+            return unknown(CACHE, f"{letter} does not report cached tokens")
+        counts.append(usage.cached_tokens)
+    if not figure.n_prompt:
+        return unknown(CACHE, f"{letter} does not report prompt tokens")
+    n_cached = statistics.fmean(counts)
+    log = math.log1p(-min(n_cached / figure.n_prompt, MOST_CACHED))
+    reason = f"{n_cached:,.0f} of {figure.n_prompt:,} tokens in {letter}"
+    return Part(CACHE, sign * log, 0.0, ARITHMETIC, reason)

@@ -1,0 +1,179 @@
+"""The parts of model and settings: equal, different, or not given."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lab.core.asked_settings import table
+from lab.core.record import UNKNOWN_THREADS, Model, Record
+from lab.errors import printable
+from lab.features.why.figure import Figure
+from lab.features.why.parts import (
+    EQUAL,
+    MODEL,
+    MORE_SETTINGS,
+    QUANTIZATION,
+    Pair,
+    Part,
+    equal,
+    unknown,
+)
+from lab.models import catalog
+
+GROUPS = {
+    "threads": ("threads", "threads_batch"),
+    "ubatch": ("batch", "ubatch"),
+    "flash attention": ("flash_attn",),
+    "cache type": ("cache_type_k", "cache_type_v"),
+}
+"""Settings that change together; any others are one group. The cheapest come first."""
+
+OTHER_SETTINGS = "other settings"
+NOT_COMPARED = ("prompt", "seed", "lib")
+SAME_PARAMETERS = 0.005  # share by which rounded numbers of parameters may differ
+
+
+def of_model(pair: Pair, specs: tuple[str | None, str | None]) -> Part:
+    """The part of the model, or of its quantization alone.
+
+    `specs`: what a trial may load of each.
+    """
+    if pair.fast.records and pair.slow.records:
+        return of_recorded_models(pair, specs)
+    if not (pair.fast.model and pair.slow.model):
+        return unknown(MODEL, "not given for both")
+    same = sameness(pair.fast, pair.slow)
+    if same:
+        return equal(MODEL, f"{EQUAL} by {same}")
+    return unknown(MODEL, models_in_words(pair))
+
+
+def of_recorded_models(pair: Pair, specs: tuple[str | None, str | None]) -> Part:
+    """The part of two models of records; different ones can be measured if both specs are known."""
+    fast, slow = (side.records[0].model for side in (pair.fast, pair.slow))
+    if catalog.spec_of(fast) == catalog.spec_of(slow):
+        sums = [model.sha256[:8] for model in (fast, slow) if model.sha256]
+        if len(set(sums)) < 2:
+            return equal(MODEL)
+        return unknown(MODEL, f"the files differ: SHA-256 {' and '.join(sums)}")
+    name = QUANTIZATION if fast.name == slow.name else MODEL
+    if None in specs or specs[0] == specs[1]:
+        return unknown(name, models_in_words(pair))
+    return unknown(name, models_in_words(pair), changes={"model": specs[1]})
+
+
+def models_in_words(pair: Pair) -> str:
+    """Both models with their letters."""
+    names = [f"{figure.model_label} in {letter}" for letter, figure in pair.sides]
+    return printable(", ".join(names))
+
+
+def sameness(fast: Figure, slow: Figure) -> str:
+    """By what two models are the same: their names, a file's name, or parameters; "" if they are
+    not.
+
+    Names alone do not tell quantizations apart where only one of them is given.
+    """
+    quantizations = {quantization_of(figure) for figure in (fast, slow)} - {None}
+    if len(quantizations) > 1:
+        return ""
+    names_of_fast = [plain_name(name) for name in names_of(fast)]
+    names_of_slow = [plain_name(name) for name in names_of(slow)]
+    for first in names_of_fast:
+        for second in names_of_slow:
+            shorter, longer = sorted((first, second), key=len)
+            if len(shorter) > 3 and shorter in longer:
+                return "name"
+    if not (fast.n_params and slow.n_params and len(quantizations) == 1):
+        return ""
+    if abs(fast.n_params / slow.n_params - 1) <= SAME_PARAMETERS:
+        return "quantization and number of parameters"
+    return ""
+
+
+def names_of(figure: Figure) -> list[str]:
+    """The names of a figure's model: as the text gives it, and of its file."""
+    names = [figure.model_label]
+    if figure.records:
+        names.append(figure.records[0].model.file)
+    return [name for name in names if name]
+
+
+def plain_name(name: str) -> str:
+    """A name in small letters and digits, without the ending of a file."""
+    return re.sub(r"[^a-z0-9]", "", name.lower().removesuffix(".gguf"))
+
+
+def quantization_of(figure: Figure) -> str | None:
+    """The quantization without its marks: q4km of Q4_K_M and of `Q4_K - Medium`."""
+    if figure.quantization is None:
+        return None
+    return plain_name(figure.quantization)
+
+
+def of_settings(pair: Pair) -> list[Part]:
+    """The parts of the groups of settings that differ, and one for settings of one side only."""
+    fast = pair.fast.settings
+    slow = pair.slow.settings
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    others = [name for name in table() if name not in group_of]
+    changes = dict[str, dict[str, Any]]()
+    lacking = list[str]()
+    for name in [*group_of, *others]:
+        group = group_of.get(name, OTHER_SETTINGS)
+        if name in NOT_COMPARED or (name not in fast and name not in slow):
+            continue
+        if name not in fast or name not in slow:
+            lacking.append(group)
+        elif fast[name] != slow[name]:
+            changes.setdefault(group, {})[name] = slow[name]
+    if "flash attention" in changes and "cache type" in changes:  # one may need the other
+        together = changes.pop("flash attention") | changes.pop("cache type")
+        changes["flash attention and cache type"] = together
+    parts = list[Part]()
+    for group, values in changes.items():
+        parts.append(unknown(group, values_in_words(pair, list(values)), changes=values))
+    if lacking:
+        names = ", ".join(dict.fromkeys(lacking))
+        parts.append(unknown(MORE_SETTINGS, f"not given for both: {names}"))
+    return parts
+
+
+def values_in_words(pair: Pair, names: list[str]) -> str:
+    """The values of settings on both sides."""
+    sides = list[str]()
+    for letter, figure in pair.sides:
+        values = [f"{name} {in_words(figure.settings[name])}" for name in names]
+        sides.append(f"{', '.join(values)} in {letter}")
+    return printable("; ".join(sides))
+
+
+def in_words(value: object) -> str:
+    return "all" if value is None else str(value)
+
+
+def settings_of(record: Record) -> dict[str, Any]:
+    """The settings of a record as keywords of AskedSettings, with resolved values.
+
+    None stands for all layers, as in figures of other programs. What is unknown is left out.
+    """
+    settings = record.settings
+    values = dict[str, Any]()
+    for name, setting in table().items():
+        value = getattr(settings, setting.record_name or name)
+        if value is not None and name not in ("prompt", "seed"):
+            values[name] = value
+    values["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
+    values["kv_unified"] = "on" if settings.kv_unified else "off"
+    if UNKNOWN_THREADS in (settings.n_threads, settings.n_threads_batch):
+        values.pop("threads")
+        values.pop("threads_batch")
+    if has_all_layers(settings.n_gpu_layers, record.model):
+        values["n_gpu_layers"] = None
+    return values
+
+
+def has_all_layers(n_gpu_layers: int, model: Model) -> bool:
+    """Whether all layers and the output are on devices."""
+    return n_gpu_layers < 0 or (model.n_layer is not None and n_gpu_layers > model.n_layer)

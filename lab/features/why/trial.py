@@ -1,0 +1,262 @@
+"""Measure what differs: a trial from the faster setup to the slower one and back.
+
+Blocks of fresh engines hold a variant for each step of the way. Each variant on the way changes
+one group of settings more, and so do those of the way back; a factor is the mean of both orders.
+One run of the cheapest variant tells what a block will take: the way has as many changes, the
+cheapest first, as fit into the budget. What it does not hold is cut off and not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lab.core import results, shell
+from lab.core.asked_settings import defaults
+from lab.core.lists import plural
+from lab.core.record import Record
+from lab.core.stats import mean_half_width
+from lab.features.why.depth import GEN, prompt_length
+from lab.features.why.machines import ns_per_token
+from lab.features.why.parts import FEWEST, MEASURED, Pair, Part
+from lab.process.worker import Worker
+from lab.runner import as_options, session, trial
+from lab.runner.cases import Plan
+from lab.runner.progress import ShowStatus, Status
+from lab.show import disturbances
+from lab.show.wording import seconds, times
+
+MOST_BLOCKS = 30
+PLANNED_BLOCKS = FEWEST + 1
+MOST_CHANGES = 6
+SURE = 0.005  # half of a range, in logarithms, at which a trial ends
+Way = Mapping[frozenset[int], str]
+"""The variants' names, by the numbers of the changes that each has made."""
+
+Block = Mapping[str, float]
+"""Times per token by the variants' names."""
+
+
+class _Spent(Exception):
+    """The budget is spent, in the middle of a run."""
+
+
+@contextlib.contextmanager
+def limited(watch: ShowStatus, budget_s: float) -> Iterator[ShowStatus]:
+    """A watch that ends the block when the budget is spent, even within a run."""
+    ends = time.monotonic() + budget_s
+
+    def look(status: Status) -> None:
+        watch(status)
+        if time.monotonic() > ends:
+            raise _Spent
+
+    with contextlib.suppress(_Spent):
+        yield look
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a trial does: where the way begins, the changes on it, and how long it may take."""
+
+    start: Mapping[str, Any]  # settings, and the model's SPEC
+    changes: Sequence[Part]
+    is_prefill: bool
+    budget_s: float
+    folder: Path
+    watch: ShowStatus
+    new_worker: Callable[[], Worker] = Worker
+
+    @property
+    def n_gen(self) -> int:
+        return 1 if self.is_prefill else GEN
+
+
+@dataclass
+class Measured:
+    """The measured parts by name, and the file of the trial's records."""
+
+    parts: dict[str, Part] = field(default_factory=dict)
+    path: Path | None = None
+
+
+def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
+    """The settings of the faster side; what it does not say is as in the slower one."""
+    figure = pair.fast if pair.fast.position is not None else pair.slow
+    chosen = {**pair.slow.settings, **pair.fast.settings, "lib": lib}
+    settings = {name: value for name, value in chosen.items() if value != defaults().get(name)}
+    return {**settings, "prompt_len": prompt_length(figure), "model": spec}
+
+
+def run(asked: Trial) -> Measured:
+    """Measure the changes as far as the budget lasts."""
+    began = time.monotonic()
+    asked = replace(asked, changes=sorted(asked.changes[:MOST_CHANGES], key=cost_order))
+    lengths = [asked.start["prompt_len"]]
+    lengths += [part.changes["prompt_len"] for part in asked.changes if is_depth(part)]
+    needs_s = needed_seconds(asked, lengths)
+    spent_s = time.monotonic() - began
+    fitting = [need for need in needs_s if PLANNED_BLOCKS * need <= asked.budget_s - spent_s]
+    n_fitting = len(fitting)
+    measured = Measured()
+    for part, need_s in zip(asked.changes[n_fitting:], needs_s[n_fitting:], strict=True):
+        reason = "no run fits"
+        if math.isfinite(need_s):
+            reason = f"needs about {seconds(spent_s + PLANNED_BLOCKS * need_s)}"
+        measured.parts[part.name] = not_measured(part, f"{reason} (--budget)")
+    if not n_fitting:
+        return measured
+    changes = asked.changes[:n_fitting]
+    start = dict(asked.start)
+    if not any(is_depth(part) for part in changes):
+        start["prompt_len"] = min(lengths)
+    way_asked = replace(asked, start=start, changes=changes, budget_s=asked.budget_s - spent_s)
+    way_measured = measure_way(way_asked)
+    return Measured(measured.parts | way_measured.parts, way_measured.path)
+
+
+def cost_order(part: Part) -> tuple[bool, bool]:
+    """Settings first, then models, then depth."""
+    return is_depth(part), "model" in part.changes
+
+
+def is_depth(part: Part) -> bool:
+    return "prompt_len" in part.changes
+
+
+def not_measured(part: Part, reason: str) -> Part:
+    """The part, with the reason why it has no factor."""
+    return replace(part, reason=f"{part.reason}; not measured: {reason}")
+
+
+def needed_seconds(asked: Trial, lengths: Sequence[int]) -> list[float]:
+    """Seconds of a block with the first change, the first two, and so on; inf if no run fits."""
+    short = replace(
+        asked, start={**asked.start, "prompt_len": min(lengths)}, changes=asked.changes[:1]
+    )
+    fixed_s = math.inf  # to start an engine and to warm up
+    work_s = 0.0
+    with TemporaryDirectory() as folder, limited(asked.watch, asked.budget_s) as look:
+        first = dict(list(plans_of(short)[1].items())[:1])
+        began = time.monotonic()
+        path = Path(folder) / "first.jsonl"
+        records = list(trial.execute(first, 1, path, look, asked.new_worker, n_turns=1))
+        work_s = sum(seconds_of_steps(record) for record in records)
+        fixed_s = time.monotonic() - began - work_s
+    middle = sum(lengths) / 2 + asked.n_gen
+    needs_s = list[float]()
+    for number, part in enumerate(asked.changes, 1):
+        longer = middle / (min(lengths) + asked.n_gen) if is_depth(part) else 1.0
+        needs_s.append(2 * number * (fixed_s + work_s * longer))
+    return needs_s
+
+
+def seconds_of_steps(record: Record) -> float:
+    """Seconds from the first step's start to the last one's end."""
+    steps = record.run.steps
+    if not steps.end_ns:
+        return 0.0
+    return (steps.end_ns[-1] - steps.start_ns[0]) / 1e9
+
+
+def measure_way(asked: Trial) -> Measured:
+    """Run blocks until all factors are sure or the budget is spent."""
+    way, plans = plans_of(asked)
+    path = session.new_results_file(next(iter(plans.values())), asked.folder)
+    blocks = list[Block]()
+    records = list[Record]()
+    times_ns = dict[str, float]()
+    parts = factors(asked.changes, way, blocks, records)
+    with results.unless_empty(path), limited(asked.watch, asked.budget_s) as look:
+        executed = trial.execute(plans, MOST_BLOCKS, path, look, asked.new_worker, n_turns=1)
+        for record in executed:
+            if record.run.is_timed:
+                records.append(record)
+                ns = ns_per_token(record.run, asked.is_prefill)
+                if ns:
+                    times_ns[record.run.variant or ""] = ns
+            if len(times_ns) == len(plans):
+                blocks.append(times_ns)
+                times_ns = {}
+                parts = factors(asked.changes, way, blocks, records)
+                if len(blocks) >= PLANNED_BLOCKS and are_sure(parts):
+                    break
+    return Measured(parts, path if path.exists() else None)
+
+
+def are_sure(parts: Mapping[str, Part]) -> bool:
+    """Whether all factors are known well enough."""
+    return all((part.half or 0.0) < SURE for part in parts.values())
+
+
+def plans_of(asked: Trial) -> tuple[Way, dict[str, Plan]]:
+    """The variants of the way there and back, and their plans by name."""
+    n_changes = len(asked.changes)
+    steps = [frozenset(range(n)) for n in range(n_changes + 1)]
+    steps += [frozenset(range(n, n_changes)) for n in range(1, n_changes)]
+    variants = list[tuple[str, Mapping[str, Any]]]()
+    for step in steps:
+        settings = dict(asked.start)
+        for number in sorted(step):
+            settings |= asked.changes[number].changes
+        settings = {name: value for name, value in settings.items() if value is not None}
+        settings["prompt_len"] = str(settings["prompt_len"])
+        options = list[str]()
+        for name, value in settings.items():
+            options += as_options.option(name, value)
+        variants.append((shell.join(*options), settings))
+    with asked.new_worker() as worker:
+        plans = trial.plan(worker, variants, MOST_BLOCKS, gen=asked.n_gen)
+    return dict(zip(steps, plans, strict=True)), plans
+
+
+def factors(
+    changes: Sequence[Part], way: Way, blocks: Sequence[Block], records: Sequence[Record]
+) -> dict[str, Part]:
+    """The parts by name with their factors and 95 % ranges, from blocks of times per token."""
+    parts = dict[str, Part]()
+    n_disturbed = len([record for record in records if disturbances.disturbances(record)])
+    for number, part in enumerate(changes):
+        if len(blocks) < FEWEST:
+            few = f"only {plural(len(blocks), 'block')} of {FEWEST} (--budget)"
+            parts[part.name] = not_measured(part, few)
+            continue
+        before = range(number)
+        after = range(number + 1, len(changes))
+        there = log_ratios(blocks, way[frozenset(before)], way[frozenset([*before, number])])
+        back = log_ratios(blocks, way[frozenset(after)], way[frozenset([number, *after])])
+        logs = [statistics.fmean(pair) for pair in zip(there, back, strict=True)]
+        measured = replace(
+            part,
+            log=statistics.fmean(logs),
+            half=mean_half_width(logs),
+            how=f"{MEASURED}, {len(blocks)} blocks",
+            orders=(statistics.fmean(there), statistics.fmean(back)),
+            n_runs=len(records),
+            n_disturbed=n_disturbed,
+        )
+        parts[part.name] = replace(measured, reason=reason_of(measured))
+    return parts
+
+
+def log_ratios(blocks: Sequence[Block], before: str, after: str) -> list[float]:
+    """The logarithms of each block's ratio of two variants' times."""
+    return [math.log(block[after] / block[before]) for block in blocks]
+
+
+def reason_of(part: Part) -> str:
+    """What changed, whether its factor depends on the order, and how disturbed the trial was."""
+    reasons = [part.reason]
+    if part.depends_on_order and part.orders:
+        there, back = (times(math.exp(log)) for log in part.orders)
+        reasons.append(f"it depends on the order of the changes: {there} or {back}")
+    if part.n_disturbed:
+        reasons.append(f"{part.n_disturbed} of {part.n_runs} runs of the trial were disturbed")
+    return "; ".join(reasons)
