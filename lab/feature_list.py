@@ -93,7 +93,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         name="words",
         group=UNDERSTAND,
-        help="Explain the lab's terms, such as TTFT, ridge or goodput.",
+        help="Explain the lab's terms, such as TTFT, ridge or ubatch.",
         command="lab.app.running:words",
     ),
     Feature(
@@ -187,7 +187,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         name="export",
         group=FILES,
-        help="Export results as llama-bench's output, or as tables.",
+        help="Export results as llama-bench's JSON, or as tables.",
         command="lab.features.export_results:command",
     ),
     Feature(
