@@ -7,8 +7,9 @@ What people use is named here, and nowhere else:
     lab.runs(records)                           # DataFrame, one row a run
     lab.plot_decode(records)
 
-A small base (`core`, `process`, `engine`, `models`, `runner`, `formats`, `roofline`, `remote`, `show`, `app`) carries the features, each in a room of
-its own (`features`). lab/README.md explains both.
+A small base (`core`, `process`, `engine`, `models`, `runner`, `formats`, `roofline`, `remote`,
+`show`, `app`) carries the features, each in a room of its own (`features`). lab/README.md explains
+both.
 """
 
 from importlib import import_module
@@ -83,7 +84,8 @@ PUBLIC = {
     "turns": "lab.features.turns",
     "why": "lab.features.why.reasons",
 }
-"""The module of each public name, imported on first use: `lab --help` loads neither pandas nor matplotlib."""
+"""The module of each public name, imported on first use: `lab --help` loads neither pandas nor
+matplotlib."""
 
 
 def __dir__() -> list[str]:

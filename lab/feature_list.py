@@ -1,7 +1,7 @@
 """The list of features: what the command line, the readers of files and the pages find them by.
 
-Plain data, below everything else. To remove a feature, remove its room and its entry. A target is written as
-`module:attribute`, and imported when it is used.
+Plain data, below everything else. To remove a feature, remove its room and its entry. A target is
+written as `module:attribute`, and imported when it is used.
 """
 
 from __future__ import annotations

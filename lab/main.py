@@ -19,7 +19,8 @@ from lab.errors import LabError
 
 
 class Commands(UserDict[str, Any]):
-    """The commands by name; a module is imported when its command is used: `lab --help` is instant."""
+    """The commands by name; a module is imported when its command is used: `lab --help` is
+    instant."""
 
     def __getitem__(self, name: str) -> click.Command:
         command: click.Command = feature_list.load(self.data[name].command)
@@ -27,7 +28,8 @@ class Commands(UserDict[str, Any]):
 
 
 class GroupedCommands(Group):
-    """A group whose help lists its commands by what they are for, from the list of features alone."""
+    """A group whose help lists its commands by what they are for, from the list of features
+    alone."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(feature.name) for feature in feature_list.FEATURES)
@@ -59,7 +61,8 @@ lab.commands = Commands(feature_list.by_name())
 def main() -> None:
     """The `lab` command. A LabError is a sentence for its reader, not a traceback.
 
-    Exit status: 0 when all went well, 1 for every error (in the command line too), 130 after Ctrl-C.
+    Exit status: 0 when all went well, 1 for every error (in the command line too), 130 after
+    Ctrl-C.
     """
     _prepare_streams()
     for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: the engine ends too

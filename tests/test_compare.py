@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.core import results
-from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Totals
+from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Steps
 from lab.errors import LabError
 from lab.features.compare import text_compare
 from lab.runner import trial as side_by_side
@@ -194,12 +194,12 @@ def test_what_is_one_setup_is_compared_by_session_or_not_at_all() -> None:
 
 
 def test_imported_totals_are_compared_with_decode_compute() -> None:
-    decode = [make_record(make_run(20, 5, i, totals=Totals(None, 4 * 10**7))) for i in range(6)]
-    bare = [
-        dataclasses.replace(r, run=dataclasses.replace(r.run, steps=type(r.run.steps)()))
-        for r in decode
+    decode_ns = 4 * 10**7
+    decode = Steps(("decode",), (4,), (20,), (0,), (decode_ns,), (decode_ns,), (1,), (4,))
+    there = [
+        make_record(make_run(20, 5, i, steps=decode, imported_from="llama-bench"), machine=OTHER)
+        for i in range(6)
     ]
-    there = [dataclasses.replace(record, machine=OTHER) for record in bare]
     (compared,) = comparison.compare(session([10] * 6) + there)
     assert [(row.figure, row.ratio.estimate if row.ratio else None) for row in compared.rows] == [
         ("decode_ms", 1.0)

@@ -15,13 +15,13 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.process.wire import Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, trial as side_by_side, warm_engine
+from lab.runner import builds, diagnosis, trial as side_by_side
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file
 from lab.runner.trial import plan as plan_trial
-from lab.runner.warm_engine import Diagnosed
+from lab.runner.diagnosis import Diagnosed
 from tests import faults
 from tests.conftest import FakeWorker
 
@@ -165,8 +165,8 @@ needs_linux = pytest.mark.skipif(
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is busy with other things a trial takes longer than it does for people."""
-    monkeypatch.setattr(warm_engine, "SECONDS", 300.0)
-    monkeypatch.setattr(warm_engine, "TRIAL_S", 60.0)
+    monkeypatch.setattr(diagnosis, "DIAGNOSIS_S", 300.0)
+    monkeypatch.setattr(diagnosis, "ATTEMPT_S", 60.0)
 
 
 @pytest.fixture
@@ -195,8 +195,8 @@ def test_the_cause_of_a_planted_fault_is_named(
     engine.use(str(faults.plant(fault, tmp_path)))
     plan = make_plan(cast(Worker, FakeWorker()), "8", 4, 1, str(mini), prompt="random", threads=2)
     with pytest.raises(WorkerDied) as death:
-        warm_engine.small_job(engine, plan, plan.settings, 8)
-    found = warm_engine.diagnose(engine, plan, 8, death.value)
+        diagnosis.small_job(engine, plan, plan.settings, 8)
+    found = diagnosis.diagnose(engine, plan, 8, death.value)
     assert isinstance(found, Diagnosed)
     assert re.search(words, found.what)
     assert (found.change.option if found.change else None) == option

@@ -1,4 +1,5 @@
-"""What the user asked for, as words of a command line: stored in every record, and shown to measure again."""
+"""What the user asked for, as words of a command line: stored in every record, and shown to measure
+again."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def _words_of_parameter(parameter: click.Parameter, value: Any) -> list[str]:
 
 
 def _public(word: str) -> str:
-    """A word without what may name a person or hold a key: folders of files, the user and password of an address."""
+    """A word without what may name a person or hold a key: folders of files, the user and password
+    of an address."""
     if "://" in word:
         address = urlsplit(word)
         host = address.netloc.rpartition("@")[2]

@@ -1,4 +1,5 @@
-"""An experiment as data: one file with one `Experiment`, from which its command, function and sections are made.
+"""An experiment as data: one file with one `Experiment`, from which its command, function and
+sections are made.
 
 Below: what experiments share, such as lists of numbers and cells of tables.
 """
@@ -70,7 +71,8 @@ Numbers = str | int | Sequence[int]
 
 
 def options(plan: Callable[..., Any]) -> dict[str, Any]:
-    """The options for click of a plan's parameters that have an Option, by their names on the command line."""
+    """The options for click of a plan's parameters that have an Option, by their names on the
+    command line."""
     parameters = inspect.signature(plan).parameters
     hints = get_type_hints(plan, include_extras=True)
     made = {}
@@ -99,10 +101,12 @@ REPEAT = Option(
 
 @dataclass(frozen=True)
 class Table:
-    """The results of one setup: the question that they answer, rows in columns, sentences, perhaps a picture.
+    """The results of one setup: the question that they answer, rows in columns, sentences, perhaps
+    a picture.
 
-    `rows` makes the rows of records and of a prediction; `conclude` and `draw` get rows and records. `draw` also gets
-    the setup in words and an empty figure; `caption` is that of the picture.
+    `rows` makes the rows of records and of a prediction; `conclude` and `draw` get rows and
+    records. `draw` also gets the setup in words and an empty figure; `caption` is that of the
+    picture.
     """
 
     name: str
@@ -118,7 +122,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment. `about` is the help of its command, whose options are the parameters of `plan` with an Option.
+    """An experiment. `about` is the help of its command, whose options are the parameters of `plan`
+    with an Option.
 
     `through_server` measures it with --url.
     """
@@ -194,7 +199,8 @@ def section(
     prediction: StepPrediction | None,
     is_page: bool,
 ) -> Section:
-    """A table with its sentences and the basis of its predictions. The first sentence is the answer."""
+    """A table with its sentences and the basis of its predictions. The first sentence is the
+    answer."""
     rows = tuple(kind.rows(records, prediction))
     pictures = list[Picture]()
     basis = list[str]()
@@ -245,7 +251,8 @@ def section(
 
 @contextlib.contextmanager
 def planning(plan: Callable[..., Plan], out: str | Path) -> Iterator[Callable[..., Plan]]:
-    """The function that plans an experiment; if it saves states, with a `folder` for them, which is deleted later."""
+    """The function that plans an experiment; if it saves states, with a `folder` for them, which is
+    deleted later."""
     if "folder" not in inspect.signature(plan).parameters:
         yield plan
         return
@@ -293,7 +300,8 @@ def public(
 
 
 def numbers(option: str, asked: Numbers, most: int) -> tuple[int, ...]:
-    """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for anything else."""
+    """A list such as `1,2,4`: different numbers from 1 to `most`, in ascending order. LabError for
+    anything else."""
     values = list[int]()
     for part in map(
         str,
@@ -348,7 +356,8 @@ def need_every_position(model: Model) -> None:
 
 
 def first_difference(ids: Sequence[Any], others: Sequence[Any]) -> int | None:
-    """The first position at which two answers to one prompt differ; None if they agree as far as both go."""
+    """The first position at which two answers to one prompt differ; None if they agree as far as
+    both go."""
     return next(
         (i for i, (own, other) in enumerate(zip(ids, others, strict=False)) if own != other), None
     )
@@ -357,7 +366,8 @@ def first_difference(ids: Sequence[Any], others: Sequence[Any]) -> int | None:
 def off_by(
     pairs: Iterable[tuple[float | None, float | None]], what: str, which: str = ""
 ) -> list[str]:
-    """A sentence on prediction errors, from pairs of predicted and measured values; none if no pair is known."""
+    """A sentence on prediction errors, from pairs of predicted and measured values; none if no pair
+    is known."""
     known = [
         (expected, measured)
         for expected, measured in pairs
@@ -392,7 +402,8 @@ def plot_series(
     medians: Iterable[tuple[float, float]],
     expected: Iterable[tuple[float, float]],
 ) -> None:
-    """Draws measured points (x, y, the runs), hollow if disturbed; medians as a line; predictions dashed."""
+    """Draws measured points (x, y, the runs), hollow if disturbed; medians as a line; predictions
+    dashed."""
     points = [(x, y, any(map(disturbances.disturbances, runs))) for x, y, runs in measured]
     if points:
         canvas.points(

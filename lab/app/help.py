@@ -1,4 +1,5 @@
-"""The help of a command: its purpose, examples, the options that matter most, the others in groups, then details."""
+"""The help of a command: its purpose, examples, the options that matter most, the others in groups,
+then details."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def show_all(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
 
 
 class Command(click.Command):
-    """A command whose help shows first what most users need. `first` names its four to six main options."""
+    """A command whose help shows first what most users need. `first` names its four to six main
+    options."""
 
     def __init__(self, *args: Any, first: tuple[str, ...] = (), **more: Any) -> None:
         super().__init__(*args, **more)

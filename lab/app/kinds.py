@@ -34,7 +34,8 @@ def kinds() -> tuple[Kind, ...]:
 
 @functools.cache
 def _kinds_of_plain_runs() -> tuple[Kind, ...]:
-    """The kinds of the first feature with results; the others need not be imported for plain runs."""
+    """The kinds of the first feature with results; the others need not be imported for plain
+    runs."""
     kinds_of_first: tuple[Kind, ...] = feature_list.load(feature_list.FEATURES[0].results[0])
     return kinds_of_first
 
@@ -42,7 +43,8 @@ def _kinds_of_plain_runs() -> tuple[Kind, ...]:
 def sections(
     records: Lines, context: Context | None = None, only: Sequence[str] = ()
 ) -> list[Section]:
-    """The sections of all records, or of those of some kinds. Without a context nothing is predicted."""
+    """The sections of all records, or of those of some kinds. Without a context nothing is
+    predicted."""
     from lab.core.record import Record
     from lab.show import table
     from lab.show.section import Context, is_plain
@@ -97,7 +99,8 @@ def print_results(
 ) -> None:
     """Print the sections of records, then what failed and what disturbed the runs, then sentences.
 
-    Of a section without a table of its own the parts are printed, without what introduces them on a page.
+    Of a section without a table of its own the parts are printed, without what introduces them on a
+    page.
     """
     from lab.remote import through_server
     from lab.show import table, text_results

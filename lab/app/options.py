@@ -15,7 +15,8 @@ from lab.errors import LabError
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """What `parse` makes of a text. After a ValueError the message says that the text `is_not` that."""
+    """What `parse` makes of a text. After a ValueError the message says that the text `is_not`
+    that."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], is_not: str) -> None:
         self.name = name
@@ -82,7 +83,8 @@ DURATION = Duration()
 
 
 def setting_option(name: str, default: object = None) -> Callable[..., Any]:
-    """The option of a setting, from the table of settings; with another default where one is given."""
+    """The option of a setting, from the table of settings; with another default where one is
+    given."""
     setting = table()[name]
     default = default or defaults()[name]
     more: dict[str, Any] = {"default": default, "help": setting.help, "metavar": setting.metavar}
@@ -106,7 +108,8 @@ MODEL = click.option(
 
 
 def _take_saved(context: click.Context, _: click.Parameter, name: str | None) -> None:
-    """Make saved settings the defaults of the command's options for settings (--device of predict is not one)."""
+    """Make saved settings the defaults of the command's options for settings (--device of predict
+    is not one)."""
     from lab.runner import as_options
 
     if name is None or context.resilient_parsing:

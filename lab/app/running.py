@@ -1,6 +1,8 @@
-"""The one loop of the commands: read results, or plan and measure them; then show, draw, and name the files.
+"""The one loop of the commands: read results, or plan and measure them; then show, draw, and name
+the files.
 
-Below it the commands that only show: show, plot, report, words. Their kinds of results are those of known.py.
+Below it the commands that only show: show, plot, report, words. Their kinds of results are those of
+known.py.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ RESULTS = "results"  # the default folder of results
 
 
 def read(results: tuple[str, ...], with_traces: bool = False, steps_to: str = "") -> Contents:
-    """The contents of files and folders; notes on what is skipped. LabError where there is nothing to show."""
+    """The contents of files and folders; notes on what is skipped. LabError where there is nothing
+    to show."""
     from lab.core import results as files
 
     reading = files.read(results)
@@ -106,7 +109,8 @@ def any_good(records: Sequence[Record | RequestRecord]) -> bool:
 def context(
     records: Sequence[Record | RequestRecord], results: tuple[str, ...], **more: Any
 ) -> Context:
-    """What sections of these records may use: for experiments and claims the ceilings and runs that lie beside them."""
+    """What sections of these records may use: for experiments and claims the ceilings and runs that
+    lie beside them."""
     from lab.core.record import Record
     from lab.show.section import Context
 
@@ -125,7 +129,8 @@ def context(
 
 
 def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
-    """The ceilings that came with results, and those in `folder`. LabError for a folder that is not there."""
+    """The ceilings that came with results, and those in `folder`. LabError for a folder that is not
+    there."""
     from lab.roofline import probing
 
     if folder != RESULTS and not Path(folder).is_dir():
@@ -137,7 +142,8 @@ def ceilings_of(reading: Contents, folder: str) -> list[Ceilings]:
 
 
 def hint(details: bool = False, path: Path | None = None, command: str = "show") -> str:
-    """How to see all lines below a table: by --details, or by a command on a results file; "" if it was given."""
+    """How to see all lines below a table: by --details, or by a command on a results file; "" if it
+    was given."""
     return "" if details else shell.lab(command, "--details", path) if path else "add --details"
 
 
@@ -173,11 +179,12 @@ class Output:
         sentences: Sequence[str] = (),
         **more: Any,
     ) -> None:
-        """Prints the tables, then draws, which may fail, and names the files; or prints all as one JSON document.
+        """Prints the tables, then draws, which may fail, and names the files; or prints all as one
+        JSON document.
 
-        Then raises the `problem` that ended the measurement early, or exits if a run `failed`. `tables` (those of lab
-        compare) and `document` stand for those of the sections that are `made` of the records. The `sentences` are
-        printed last, `more` is of the JSON document.
+        Then raises the `problem` that ended the measurement early, or exits if a run `failed`.
+        `tables` (those of lab compare) and `document` stand for those of the sections that are
+        `made` of the records. The `sentences` are printed last, `more` is of the JSON document.
         """
         from lab.app import kinds
         from lab.features import report as page
@@ -258,7 +265,8 @@ def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence
 def carry_out(
     make: Callable[..., Plan], out: str, dry_run: bool, stream: bool = False, **asked: Any
 ) -> None:
-    """Plans, measures and shows. `make` gets an engine's process and what was asked for, and returns the plan."""
+    """Plans, measures and shows. `make` gets an engine's process and what was asked for, and
+    returns the plan."""
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
     from lab.show import console, text_results, text_setup
@@ -289,7 +297,8 @@ def carry_out(
 
 
 def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[str]:
-    """What to do next: measure unreliable sessions again, into the same folder, or else explain plain runs."""
+    """What to do next: measure unreliable sessions again, into the same folder, or else explain
+    plain runs."""
     from lab.show import text_results
     from lab.show.section import is_plain
 
@@ -316,7 +325,8 @@ def collect(
     describe: Callable[[Any], str] | None = None,
     where: Callable[[list[Any], Path], str] = runs_in,
 ) -> tuple[list[Any], LabError | None]:
-    """Measures and shows progress. Returns the records, and the LabError that ended it, if there was one.
+    """Measures and shows progress. Returns the records, and the LabError that ended it, if there
+    was one.
 
     `where` says after Ctrl-C where what was measured is, "" where nothing was.
     """
@@ -421,9 +431,10 @@ def report(
       lab report results/FILE.jsonl
       lab report results/ --out report.html
 
-    The page contains the data and needs no network, so you can mail it or put it on any server. lab show and lab
-    compare read the records in it. If the ceilings of a machine are known (lab ceilings), it says what limited each
-    phase, and has sliders for prompts, answers, users and devices, which predict as lab predict does.
+    The page contains the data and needs no network, so you can mail it or put it on any server. lab
+    show and lab compare read the records in it. If the ceilings of a machine are known (lab
+    ceilings), it says what limited each phase, and has sliders for prompts, answers, users and
+    devices, which predict as lab predict does.
     """
     from lab.features import report as page
 

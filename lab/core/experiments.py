@@ -1,8 +1,8 @@
 """What the base asks about the runs of an experiment, without knowing the experiment.
 
-A run names its experiment and has its case: a flat mapping of names to values, by which the base groups and compares
-runs. Only the experiment's room knows what the values mean. It gives an `ExperimentRuns`, which the list of features
-names.
+A run names its experiment and has its case: a flat mapping of names to values, by which the base
+groups and compares runs. Only the experiment's room knows what the values mean. It gives an
+`ExperimentRuns`, which the list of features names.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ NUMBERS = tuple[int, ...]  # a field of a setup that a case writes as text: "100
 class ExperimentRuns:
     """What a room says about its runs.
 
-    `check` raises ValueError for a case that contradicts itself. `label` is the case in words, for tables and progress.
-    `figures` gives the figures by which runs are compared; empty for a failed run. `figure_names` has the words for
-    figures that plain runs do not have. `kv_unified` is the default of that setting; None if the runs have one sequence.
+    `check` raises ValueError for a case that contradicts itself. `label` is the case in words, for
+    tables and progress. `figures` gives the figures by which runs are compared; empty for a failed
+    run. `figure_names` has the words for figures that plain runs do not have. `kv_unified` is the
+    default of that setting; None if the runs have one sequence.
     """
 
     check: Callable[[Case], object]
@@ -39,7 +40,8 @@ class ExperimentRuns:
 
 @functools.cache
 def experiment_runs(name: str) -> ExperimentRuns:
-    """What the experiment's room says. ValueError if this version of the lab has no such experiment."""
+    """What the experiment's room says. ValueError if this version of the lab has no such
+    experiment."""
     feature = feature_list.by_name().get(name)
     if feature is None or feature.experiment is None:
         raise ValueError(f"it is a run of lab {name}, which this version of the lab does not have")

@@ -1,8 +1,10 @@
-"""Write the dataclasses of record.py as lines of JSON, and read them back with every type and range checked.
+"""Write the dataclasses of record.py as lines of JSON, and read them back with every type and range
+checked.
 
-A missing key gets its field's default, and an unknown key is ignored. Files may come from anyone, and figures are
-computed from them: reading removes control characters from every string, and refuses numbers far beyond what a
-machine can do, so that arithmetic neither overflows nor takes gigabytes.
+A missing key gets its field's default, and an unknown key is ignored. Files may come from anyone,
+and figures are computed from them: reading removes control characters from every string, and
+refuses numbers far beyond what a machine can do, so that arithmetic neither overflows nor takes
+gigabytes.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ TYPE_NAMES = {
 
 
 def to_json(value: Any) -> str:
-    """Nested dataclasses as one line of JSON without spaces. Lone surrogates become question marks."""
+    """Nested dataclasses as one line of JSON without spaces. Lone surrogates become question
+    marks."""
     text = json.dumps(
         value, default=fields_of, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -72,7 +75,8 @@ def fields_of(value: Any) -> Any:
 
 
 def from_json(cls: type[T], text: str) -> T:
-    """The dataclass that `to_json` wrote, printable and in range. ValueError says what is wrong and where."""
+    """The dataclass that `to_json` wrote, printable and in range. ValueError says what is wrong and
+    where."""
     value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__))
     check(value, cls.__name__.lower())
     return value
@@ -153,7 +157,8 @@ def cleaned(value: Any) -> Any:
 
 
 def check(value: Any, place: str, name: str = "") -> None:
-    """ValueError if a part of a line's dataclass is outside of its range; `place` names the whole."""
+    """ValueError if a part of a line's dataclass is outside of its range; `place` names the
+    whole."""
     kind = type(value)
     if kind is int or kind is float:
         _check_numbers(value, value, place, name)
@@ -215,7 +220,8 @@ def _decoder(cls: Any) -> Decoder[Any]:
 
 
 def _decode(cls: Any, text: bytes, name: str) -> Any:
-    """JSON as the dataclass `cls`, with types checked. A ValueError calls the whole value `name`."""
+    """JSON as the dataclass `cls`, with types checked. A ValueError calls the whole value
+    `name`."""
     import msgspec
 
     try:

@@ -5,8 +5,9 @@
     |------- TTFT ----------------------------------|--- the n_gen - 1 decode steps -|
     |------- E2E --------------------------------------------------------------------|
 
-Times are in nanoseconds as recorded. A figure is None if the run failed or is too short for it. No figure includes
-tokenization of the prompt. An imported run has one step for a whole phase, without the choice of a token.
+Times are in nanoseconds as recorded. A figure is None if the run failed or is too short for it. No
+figure includes tokenization of the prompt. An imported run has one step for a whole phase, without
+the choice of a token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ STAMPS = ("start_ns", "ready_ns", "end_ns")
 
 
 def by_length(run: Run) -> tuple[Run, ...]:
-    """A sweep as separate runs, one per length, with all prefill steps up to it; any other run unchanged."""
+    """A sweep as separate runs, one per length, with all prefill steps up to it; any other run
+    unchanged."""
     import numpy as np
 
     if run.every is None or not run.steps.kind:
@@ -30,7 +32,8 @@ def by_length(run: Run) -> tuple[Run, ...]:
     firsts = np.flatnonzero(columns["kind"] == PREFILL)
     n_rows = np.diff([*firsts, len(columns["kind"])])  # of each prefill step and the steps after it
 
-    # Move each prefill step, and what follows it, to where it were if nothing had been generated between them.
+    # Move each prefill step, and what follows it, to where it were if nothing had been generated
+    # between them.
     prefill_ns = columns["ready_ns"][firsts] - columns["start_ns"][firsts]
     starts_at_ns = prefill_ns.cumsum() - prefill_ns
     moved_ns = np.repeat(starts_at_ns - columns["start_ns"][firsts], n_rows)
@@ -60,12 +63,14 @@ def n_prefill_steps(run: Run) -> int:
 
 
 def times_prefill_steps(settings: Settings) -> bool:
-    """Whether each prefill step is timed: its `ready_ns` is when it was done. Otherwise only the last one's is."""
+    """Whether each prefill step is timed: its `ready_ns` is when it was done. Otherwise only the
+    last one's is."""
     return settings.prefill_wait != "end"
 
 
 def prefill_ns(run: Run) -> int | None:
-    """From the first step's start to the logits of the last prefill step. Comparable with llama-bench `pp`."""
+    """From the first step's start to the logits of the last prefill step. Comparable with
+    llama-bench `pp`."""
     n_prefill = n_prefill_steps(run)
     if run.status != OK or n_prefill == 0:
         return None
@@ -90,7 +95,8 @@ def itl_ns(run: Run) -> tuple[int, ...]:
 
 
 def decode_compute_ns(run: Run) -> tuple[int, ...]:
-    """`ready_ns` - `start_ns` of each decode step: sampling excluded. Comparable with llama-bench `tg`."""
+    """`ready_ns` - `start_ns` of each decode step: sampling excluded. Comparable with llama-bench
+    `tg`."""
     steps = run.steps
     stamps = zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
     return tuple(ready - start for kind, start, ready in stamps if kind == DECODE)

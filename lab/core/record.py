@@ -1,8 +1,9 @@
 """The data: a run is a list of steps, and a step is one call of `llama_decode`.
 
-A results file has one JSON line for each run, complete with machine, model, settings and steps. So `cat a.jsonl
-b.jsonl` is a valid results file, and a crash loses at most the current run. Files contain times; rates are computed
-from them. All `_ns` stamps come from one monotonic clock and count from the run's first `start_ns`.
+A results file has one JSON line for each run, complete with machine, model, settings and steps. So
+`cat a.jsonl b.jsonl` is a valid results file, and a crash loses at most the current run. Files
+contain times; rates are computed from them. All `_ns` stamps come from one monotonic clock and
+count from the run's first `start_ns`.
 """
 
 from __future__ import annotations
@@ -175,8 +176,9 @@ class Placement:
 class Steps:
     """Columns of equal length with one row for each operation of the run's script.
 
-    An operation is a call of `llama_decode`, or it changes a sequence's cache (`forget`, `copy`, `save`, `load`) and
-    has no tokens. A `draft` is a step of the draft model, or a lookup in the text without tokens.
+    An operation is a call of `llama_decode`, or it changes a sequence's cache (`forget`, `copy`,
+    `save`, `load`) and has no tokens. A `draft` is a step of the draft model, or a lookup in the
+    text without tokens.
     """
 
     kind: tuple[str, ...] = ()
@@ -205,7 +207,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The state of an NVIDIA GPU. `slowed` names what limits its clock (heat, power brake), if anything does."""
+    """The state of an NVIDIA GPU. `slowed` names what limits its clock (heat, power brake), if
+    anything does."""
 
     name: str
     slowed: str | None = None
@@ -228,7 +231,8 @@ class NoiseReading:
 
 @dataclass(frozen=True)
 class NoiseSamples:
-    """The load of the machine during a run, ten times a second; each row since the previous one. None: not reported."""
+    """The load of the machine during a run, ten times a second; each row since the previous one.
+    None: not reported."""
 
     at_ms: tuple[int, ...]  # since the first reading
     others_ms: tuple[int, ...] | None = (
@@ -244,7 +248,8 @@ class NoiseSamples:
 
 @dataclass(frozen=True)
 class Noise:
-    """Readings around a run. A sentinel is the same short decode before and after it: the median of its steps."""
+    """Readings around a run. A sentinel is the same short decode before and after it: the median of
+    its steps."""
 
     before: NoiseReading
     after: NoiseReading
@@ -258,7 +263,8 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One executed script, usually a prefilled prompt and n_gen generated tokens: the replicate of every experiment."""
+    """One executed script, usually a prefilled prompt and n_gen generated tokens: the replicate of
+    every experiment."""
 
     n_prompt: int
     n_gen: int
@@ -295,7 +301,8 @@ class Run:
 
     @property
     def every(self) -> int | None:
-        """Of a sweep: after each `every` prompt tokens, n_gen tokens were generated and forgotten."""
+        """Of a sweep: after each `every` prompt tokens, n_gen tokens were generated and
+        forgotten."""
         every = self.case.get("every")
         return every if isinstance(every, int) else None
 
@@ -316,7 +323,8 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run succeeded, is not a warm-up and was not traced, so that its times count."""
+        """Whether the run succeeded, is not a warm-up and was not traced, so that its times
+        count."""
         return self.status == OK and not self.warmup and not self.is_traced
 
 

@@ -1,4 +1,5 @@
-"""Write and read results files, or reports that contain one: one JSON line for each run or request."""
+"""Write and read results files, or reports that contain one: one JSON line for each run or
+request."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Contents:
 
 
 def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
-    """The newest MOST_NEARBY bytes of results in these folders, except the sessions of `measured`."""
+    """The newest MOST_NEARBY bytes of results in these folders, except the sessions of
+    `measured`."""
     known = {one.session for one in measured}
     n_bytes = 0
     contents = list[Contents]()
@@ -75,7 +77,8 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
 
 
 def save(path: Path, *lines: Line) -> None:
-    """Append lines and sync them to the disk. LabError if they cannot be written; the file is then as before."""
+    """Append lines and sync them to the disk. LabError if they cannot be written; the file is then
+    as before."""
     data = "".join(to_json(line) + "\n" for line in lines).encode()
     size = 0
     try:
@@ -97,7 +100,8 @@ def save(path: Path, *lines: Line) -> None:
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:
-    """Write a complete file or none, and create its folder. `what` names the file in the LabError."""
+    """Write a complete file or none, and create its folder. `what` names the file in the
+    LabError."""
     beside = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +148,8 @@ def unless_empty(path: Path) -> Iterator[None]:
 
 
 def read(paths: Iterable[str | Path]) -> Contents:
-    """Read results files, or all in a folder. Unreadable lines are reported in `skipped`, and duplicates count once.
+    """Read results files, or all in a folder. Unreadable lines are reported in `skipped`, and
+    duplicates count once.
 
     records = lab.read(["results"]).records
     """
@@ -195,7 +200,8 @@ def read(paths: Iterable[str | Path]) -> Contents:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The number of each line that is not blank, and the line; empty if it is longer than MOST_LINE."""
+    """The number of each line that is not blank, and the line; empty if it is longer than
+    MOST_LINE."""
     try:
         opened: IO[bytes] = io.BytesIO(_unpack(path)) if path.suffix == ".html" else path.open("rb")
     except OSError as problem:
@@ -245,7 +251,8 @@ def _unpack(path: Path) -> bytes:
 
 
 def _files(paths: Iterable[str | Path]) -> list[Path]:
-    """The results files. In folders, what is no file (pipes, devices, dangling links) is passed over."""
+    """The results files. In folders, what is no file (pipes, devices, dangling links) is passed
+    over."""
     files: list[Path] = []
     for path in map(Path, paths):
         inside = (

@@ -97,7 +97,7 @@ def ceilings(
     show = progress.notebook_line()
 
     def watch(status: Status) -> None:
-        show(f"{status.words}; {duration(status.left_s or 0)} left")
+        show(f"{status.line}; {duration(status.left_s or 0)} left")
 
     best = measure(model, types, Path(out), show, watch, warnings.warn, False, watch=None, **asked)
     show(

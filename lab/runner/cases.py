@@ -1,8 +1,10 @@
-"""The data of a plan: its cases, which become scripts and are measured repeatedly, and the run of a failure."""
+"""The data of a plan: its cases, which become scripts and are measured repeatedly, and the run of a
+failure."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,21 +26,21 @@ from lab.runner import prompts
 
 @dataclass(frozen=True)
 class Case:
-    """What a run does, apart from the text of its prompts: runs of one case are repeats of each other."""
+    """What a run does, apart from the text of its prompts: runs of one case are repeats of each
+    other."""
 
     n_prompt: int
     n_gen: int
     every: int | None = None  # a sweep
     experiment: str | None = None
     setup: Any = None  # the experiment's own dataclass of numbers, texts and truth values
-    sequences: tuple[
-        int, ...
-    ] = ()  # the final number of tokens of each; empty: one sequence of n_prompt + n_gen
+    sequences: tuple[int, ...] = ()  # final tokens of each; empty: one of n_prompt + n_gen
     text: str | None = None  # the source of its prompts, as in `--prompt`; None: the plan's
 
     @property
     def n_generated(self) -> int:
-        return self.n_gen * (1 if self.every is None else -(-self.n_prompt // self.every))
+        n_answers = 1 if self.every is None else math.ceil(self.n_prompt / self.every)
+        return self.n_gen * n_answers
 
     @property
     def name(self) -> str:
@@ -54,6 +56,7 @@ class Case:
 
 
 Text = Callable[[int, int], list[int]]  # returns a prompt of n tokens for sequence i
+Write = Callable[[Case, Text, Settings], list[Operation]]  # makes a case's script
 
 
 def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:
@@ -65,12 +68,14 @@ def measured_run(case: Case, text: Text, settings: Settings) -> list[Operation]:
 
 
 def with_room(settings: Settings, cases: Sequence[Case]) -> Settings:
-    """The settings of a context for each of these cases: one cache (`kv_unified`), or equal ones for all sequences."""
+    """The settings of a context for each of these cases: one cache (`kv_unified`), or equal ones
+    for all sequences."""
     lengths = [case.sequences or (case.n_prompt + case.n_gen,) for case in cases]
     n_seq = max(map(len, lengths))
-    n_ctx = max(map(sum, lengths))
     if n_seq > 1 and not settings.kv_unified:
         n_ctx = n_seq * padded(max(map(max, lengths)))
+    else:
+        n_ctx = max(map(sum, lengths))
     return dataclasses.replace(settings, n_ctx=n_ctx, n_seq_max=n_seq)
 
 
@@ -84,29 +89,32 @@ def named(case: Case) -> dict[str, Any]:
     }
 
 
-def run_without_steps(n_prompt: int, n_gen: int, **found: Any) -> Run:
+def run_without_steps(n_prompt: int, n_gen: int, **fields: Any) -> Run:
     """A run that keeps what was found instead of steps."""
-    given = {
-        "n_prompt": n_prompt,
-        "n_gen": n_gen,
+    defaults = {
         "repeat": 0,
         "warmup": False,
         "status": record.OK,
-        **found,
+        "started_at": utc_now(),
+        "steps": Steps(),
+        "token_ids": (),
     }
-    return Run(**{"started_at": utc_now(), "steps": Steps(), "token_ids": (), **given})
+    return Run(n_prompt=n_prompt, n_gen=n_gen, **{**defaults, **fields})
 
 
 def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
+    """The record of a failure."""
     status = record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED
-    given = {
+    return Run(
         **named(case),
-        "repeat": repeat,
-        "warmup": warmup,
-        "status": status,
-        "error": str(problem),
-    }
-    return run_without_steps(**given)
+        repeat=repeat,
+        warmup=warmup,
+        status=status,
+        error=str(problem),
+        started_at=utc_now(),
+        steps=Steps(),
+        token_ids=(),
+    )
 
 
 def utc_now() -> str:
@@ -115,7 +123,8 @@ def utc_now() -> str:
 
 @dataclass(frozen=True)
 class Until:
-    """When to stop: intervals within +- `share` of their medians, or the maximum of repeats or minutes."""
+    """When to stop: intervals within +- `share` of their medians, or the maximum of repeats or
+    minutes."""
 
     share: float
     max_repeats: int
@@ -129,7 +138,8 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be measured. `refused` says why a case does not fit; `write` makes a case's script."""
+    """What will be measured. `refused` says why a case does not fit; `write` makes a case's
+    script."""
 
     file: catalog.ModelFile
     model: Model
@@ -142,19 +152,23 @@ class Plan:
     warnings: tuple[str, ...]
     until: Until | None = None
     is_more_if_cheap: bool = False  # quick cases get more rounds
-    write: Callable[[Case, Text, Settings], list[Operation]] = measured_run
+    write: Write = measured_run
     draft: Draft | None = None
     lib: str | None = None  # the folder of another build's libraries
     tensors: tuple[Tensor, ...] = ()  # of the model's file, if layers go to devices
     free: Mapping[str, int] = field(default_factory=dict)  # free bytes of each device
     auto: AskedSettings | None = None  # set if as many layers as fit go to devices
-    part: str | None = None  # of `lab claims`: written into every run
-    tuning: Tuning | None = None  # of `lab tune`: written into every run
+    part: str | None = None  # of a larger session: written into every run
+    tuning: Tuning | None = None  # written into every run
 
     @property
     def order(self) -> list[tuple[int, Case]]:
+        """(repeat, case) of every planned run."""
         possible = [case for case in self.cases if case not in self.refused]
-        return [run for repeat in range(self.n_repeat) for run in self.round(repeat, possible)]
+        runs: list[tuple[int, Case]] = []
+        for repeat in range(self.n_repeat):
+            runs += self.round(repeat, possible)
+        return runs
 
     @property
     def seed(self) -> int:
@@ -162,11 +176,8 @@ class Plan:
 
     def round(self, repeat: int, cases: Sequence[Case]) -> list[tuple[int, Case]]:
         """(repeat, case) once for each of `cases`, shuffled by the seed."""
-        return shuffled(
-            sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case))),
-            self.seed,
-            repeat,
-        )
+        by_length = sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case)))
+        return shuffled(by_length, self.seed, repeat)
 
     def n_tokens(self, case: Case) -> tuple[int, int]:
         """Tokens that a run of this case prefills, and tokens that it chooses."""
@@ -176,10 +187,13 @@ class Plan:
         return script.n_prefilled(operations), script.n_chosen(operations)
 
     def memory(self, case: Case) -> Memory:
-        """Estimated memory of a context for this case alone; a draft model has one of the same length."""
-        room = with_room(self.settings, [case])
-        own = of_context(self.model, room)
-        return own if self.draft is None else own.beside(of_context(self.draft.model, room))
+        """Estimated memory of a context for this case alone; a draft model has one of the same
+        length."""
+        settings = with_room(self.settings, [case])
+        memory = of_context(self.model, settings)
+        if self.draft is None:
+            return memory
+        return memory.beside(of_context(self.draft.model, settings))
 
 
 def shuffled(cases: Sequence[Case], seed: int, repeat: int) -> list[tuple[int, Case]]:

@@ -1,8 +1,9 @@
 """Find out why llama.cpp crashed.
 
-A signal says that llama.cpp crashed, not why. So after the first crash the lab repeats a small job (load the model,
-make a context, read and generate a few tokens), first unchanged, then with one setting changed. It names a cause only
-if the job runs with the change and then crashes again without it. Each attempt runs in a new process.
+A signal says that llama.cpp crashed, not why. So after the first crash the lab repeats a small job
+(load the model, make a context, read and generate a few tokens), first unchanged, then with one
+setting changed. It names a cause only if the job runs with the change and then crashes again
+without it. Each attempt runs in a new process.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts
 from lab.runner.builds import BUILD_HERE
 from lab.runner.cases import Plan
-from lab.runner.placing import PLACED_BY
+
 
 DIAGNOSIS_S = 30.0  # limit of a diagnosis
 ATTEMPT_S = 10.0  # limit of each of its attempts
 N_GENERATED = 4
+PLACED_BY = (
+    *("devices", "split_mode", "main_gpu", "tensor_split", "n_cpu_moe", "override_tensor"),
+    "prefill_wait",
+)  # settings that mean nothing without layers on devices
 UNPACKED_TYPES = ("f16", "bf16", "f32")  # of a V cache that works without flash attention
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change that avoids a part of llama.cpp: the option, the fields of Settings, and the part in words."""
+    """A change that avoids a part of llama.cpp: the option, the fields of Settings, and the part in
+    words."""
 
     option: str
     fields: dict[str, object]
@@ -122,7 +128,8 @@ def _no_second_crash(ran: bool | None) -> str:
 
 
 def _attempt(worker: Worker, until: float, job: Callable[[], None]) -> bool | None:
-    """Whether a job runs in a new process (False: it crashed); None if it did not end, or failed otherwise."""
+    """Whether a job runs in a new process (False: it crashed); None if it did not end, or failed
+    otherwise."""
     seconds = min(ATTEMPT_S, until - time.monotonic())
     if seconds <= 0:
         return None

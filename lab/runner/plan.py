@@ -1,71 +1,24 @@
-"""Make a plan, and check everything that can be known before the first run: settings, lengths, memory."""
+"""Make a plan, and check everything that can be known before the first run: settings, lengths,
+memory."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lab.core.asked_settings import AUTO, AskedSettings, check_number, in_digits
 from lab.core.lists import join_and
 from lab.core.memory import Tensor
-from lab.core.record import Model, Settings
-from lab.core.script import Operation
+from lab.core.record import Machine, Model, Settings
 from lab.errors import LabError
 from lab.models import catalog, obtain, synthetic
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import builds, machine, placing, prompts
-from lab.runner.cases import Case, Plan, Text, Until, with_room
-
-
-def parse_lengths(
-    asked: str | int | Sequence[int], option: str = "--prompt-len"
-) -> tuple[int, ...]:
-    """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`, `1.5k`."""
-    lengths = [] if isinstance(asked, str) else [asked] if isinstance(asked, int) else list(asked)
-    for part in asked.split(",") if isinstance(asked, str) else ():
-        match = re.fullmatch(
-            r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*", in_digits(part)
-        )
-        if not match:
-            what = f"{part!r} is not a {'prompt' if option == '--prompt-len' else 'draft'} length (in {option} {asked})."
-            raise LabError(
-                what, "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2."
-            )
-        first = int(match[1])
-        last = int(match[2] or match[1])
-        sign = match[3] or "+"
-        step = int(match[4] or 1)
-        if step < (2 if sign == "*" else 1) or last < first or (sign == "*" and first == 0):
-            raise LabError(
-                f"The range {part!r} does not increase.",
-                "Write first-last+step or first-last*factor.",
-            )
-        while first <= last and len(lengths) <= 1000:
-            lengths.append(first)
-            first = first * step if sign == "*" else first + step
-    if option != "--prompt-len":
-        return tuple(lengths)
-    if not lengths:
-        raise LabError("There is no prompt length.", "Give one, for example: --prompt-len 10,1000")
-    if len(lengths) > 1000:
-        raise LabError(
-            "There are more than 1,000 prompt lengths.", "Use a larger step: 100-10000+100."
-        )
-    for n, times in collections.Counter(lengths).items():
-        if n < 1:
-            raise LabError(
-                f"A prompt length of {n} cannot be measured.", "A prompt has at least 1 token."
-            )
-        if times > 1:
-            raise LabError(
-                f"Prompt length {n} occurs {times} times.",
-                "Give it once; --repeat measures it more often.",
-            )
-    return tuple(lengths)
+from lab.runner.cases import Case, Plan, Until, Write, with_room
 
 
 DEFAULT_LENGTHS = "10,100,1000"
@@ -73,6 +26,71 @@ DEFAULT_GEN = 64
 DEFAULT_REPEAT = 3
 
 N_PILOT = 8  # pilot rounds of `--until`, from which the number of further rounds is computed
+
+
+MOST_LENGTHS = 1000
+LENGTHS = re.compile(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*")
+
+
+def parse_lengths(
+    asked: str | int | Sequence[int], option: str = "--prompt-len"
+) -> tuple[int, ...]:
+    """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`,
+    `1.5k`."""
+    lengths: list[int] = []
+    if isinstance(asked, str):
+        for part in asked.split(","):
+            lengths += _range_of_lengths(part, asked, option, MOST_LENGTHS + 1 - len(lengths))
+    elif isinstance(asked, int):
+        lengths.append(asked)
+    else:
+        lengths += asked
+    if option == "--prompt-len":
+        _check_prompt_lengths(lengths)
+    return tuple(lengths)
+
+
+def _range_of_lengths(part: str, asked: str, option: str, most: int) -> list[int]:
+    """A single length, or at most `most` lengths of a range."""
+    match = LENGTHS.fullmatch(in_digits(part))
+    if not match:
+        kind = "prompt" if option == "--prompt-len" else "draft"
+        raise LabError(
+            f"{part!r} is not a {kind} length (in {option} {asked}).",
+            "Write whole numbers: 10,1000,8k, or ranges: 100-500+100, 512-4096*2.",
+        )
+    first = int(match[1])
+    last = int(match[2] or match[1])
+    is_factor = match[3] == "*"
+    step = int(match[4] or 1)
+    never_grows = step < 2 or first == 0 if is_factor else step < 1
+    if never_grows or last < first:
+        raise LabError(
+            f"The range {part!r} does not increase.",
+            "Write first-last+step or first-last*factor.",
+        )
+    lengths: list[int] = []
+    length = first
+    while length <= last and len(lengths) < most:
+        lengths.append(length)
+        length = length * step if is_factor else length + step
+    return lengths
+
+
+def _check_prompt_lengths(lengths: Sequence[int]) -> None:
+    if not lengths:
+        hint = "Give one, for example: --prompt-len 10,1000"
+        raise LabError("There is no prompt length.", hint)
+    if len(lengths) > MOST_LENGTHS:
+        hint = "Use a larger step: 100-10000+100."
+        raise LabError(f"There are more than {MOST_LENGTHS:,} prompt lengths.", hint)
+    for length, n_times in collections.Counter(lengths).items():
+        if length < 1:
+            message = f"A prompt length of {length} cannot be measured."
+            raise LabError(message, "A prompt has at least 1 token.")
+        if n_times > 1:
+            message = f"Prompt length {length} occurs {n_times} times."
+            raise LabError(message, "Give it once; --repeat measures it more often.")
 
 
 def make_plan(
@@ -87,46 +105,88 @@ def make_plan(
     watch: obtain.ShowTransfer | None = obtain.silently,
     **settings: Any,
 ) -> Plan:
-    """Check everything that can be checked before the weights are loaded. LabError for a plan that cannot work.
+    """Check everything that can be checked before the weights are loaded. LabError for a plan that
+    cannot work.
 
-    Without `repeat` the plan has three rounds, and more for quick lengths. With `every` it is a sweep up to its only
-    length; with `until` it has rounds until that accuracy. A missing model is pulled or made, with calls of `watch`;
-    with None for `watch` the plan uses its shape in the catalog and cannot be run.
+    Without `repeat` the plan has three rounds, and more for quick lengths. With `every` it is a
+    sweep up to its only length; with `until` it has rounds until that accuracy. A missing model is
+    pulled or made, with calls of `watch`; with None for `watch` the plan uses its shape in the
+    catalog and cannot be run.
     """
     asked = AskedSettings(**settings)
     worker.use(builds.folder_of(asked.lib), placing.rpc_servers(asked))
     build = builds.of_worker(worker)  # before the child computes anything
-    lengths = parse_lengths(prompt_len)
-    check_number("gen", gen, MAX_TOKENS)
-    if every is not None:
-        check_number("every", every, max(lengths))
-    cases = tuple(Case(n, gen, every) for n in lengths)
-    if (most := max(case.n_generated for case in cases)) > MAX_TOKENS:
-        raise LabError(
-            f"The sweep would generate {most:,} tokens.",
-            f"At most {MAX_TOKENS:,}: increase --every.",
-        )
+    cases = _cases(parse_lengths(prompt_len), gen, every)
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     check_number("repeat", n_repeat, 10_000)
     asked.check()
     source = prompts.source(asked.prompt)
-    file, shape, tensors, notes = _model(worker, model, watch)
-    if file.source == catalog.SYNTHETIC:
-        if asked.prompt not in (prompts.TEXT, prompts.RANDOM):
-            raise LabError(
-                f"{model} has random weights, so it cannot read {asked.prompt}.",
-                "Use --prompt random.",
-            )
-        source = prompts.source(prompts.RANDOM)
+    planned = _model(worker, model, watch)
+    if planned.file.source == catalog.SYNTHETIC:
+        source = _random_prompt(asked, model)
     here = machine.describe(build, builds.name_of(asked.lib))
+    chosen = _settings(asked, cases, source, here, planned.model)
+    has_devices = chosen.n_gpu_layers != 0
+    tensors = planned.tensors
+    if has_devices and not tensors:
+        tensors = worker.tensors(planned.file.path)
+    plan = Plan(
+        file=planned.file,
+        model=planned.model,
+        machine=here,
+        settings=chosen,
+        prompt=source,
+        cases=cases,
+        n_repeat=n_repeat if until is None else min(max(n_repeat, N_PILOT), until.max_repeats),
+        refused={},
+        warnings=(*planned.notes, *_warnings(asked, cases, here, planned.model)),
+        until=until,
+        is_more_if_cheap=repeat is None and until is None and every is None,
+        lib=worker.lib,
+        tensors=tensors,
+        free=worker.free_memory() if has_devices else {},
+        auto=asked if asked.n_gpu_layers == AUTO else None,
+    )
+    return placing.checked(plan)
+
+
+def _cases(lengths: Sequence[int], gen: int, every: int | None) -> tuple[Case, ...]:
+    check_number("gen", gen, MAX_TOKENS)
+    if every is not None:
+        check_number("every", every, max(lengths))
+    cases = tuple(Case(length, gen, every) for length in lengths)
+    most = max(case.n_generated for case in cases)
+    if most > MAX_TOKENS:
+        hint = f"At most {MAX_TOKENS:,}: increase --every."
+        raise LabError(f"The sweep would generate {most:,} tokens.", hint)
+    return cases
+
+
+def _random_prompt(asked: AskedSettings, model: str) -> prompts.Source:
+    """The only prompt of a model with random weights."""
+    if asked.prompt not in (prompts.TEXT, prompts.RANDOM):
+        message = f"{model} has random weights, so it cannot read {asked.prompt}."
+        raise LabError(message, "Use --prompt random.")
+    return prompts.source(prompts.RANDOM)
+
+
+def _settings(
+    asked: AskedSettings,
+    cases: Sequence[Case],
+    source: prompts.Source,
+    here: Machine,
+    model: Model,
+) -> Settings:
+    """The settings of llama.cpp; for automatic placement all layers, until it is known what
+    fits."""
     n_threads = asked.threads or machine.default_threads()
     n_offloaded = 0
-    if (
-        machine.accelerators(here.devices) and not asked.is_on_cpu
-    ):  # auto: all, until `checked` knows what fits
-        n_all = -1 if shape.n_layer is None else shape.n_layer + 1
-        n_offloaded = asked.n_gpu_layers if isinstance(asked.n_gpu_layers, int) else n_all
-    chosen = Settings(
+    if machine.accelerators(here.devices) and not asked.is_on_cpu:
+        if isinstance(asked.n_gpu_layers, int):
+            n_offloaded = asked.n_gpu_layers
+        else:
+            n_offloaded = -1 if model.n_layer is None else model.n_layer + 1
+    return Settings(
         n_ctx=max(case.n_prompt + case.n_gen for case in cases),
         n_batch=asked.batch,
         n_ubatch=min(asked.batch, asked.ubatch),
@@ -140,55 +200,58 @@ def make_plan(
         prompt_sha256=source.sha256,
         seed=asked.seed,
         kv_unified=asked.is_unified,
-        **placing.settings(asked, n_offloaded, here.devices, shape),
+        **placing.settings(asked, n_offloaded, here.devices, model),
     )
-    warnings = [*notes, *placing.warnings(asked, here.devices, shape)]
-    if (
-        here.n_cores_usable
-        and max(asked.threads or 1, asked.threads_batch or 1) > here.n_cores_usable
-    ):
-        waits = "with more threads the threads wait for each other, and every step becomes many times slower."
-        warnings.append(f"This machine has {here.n_cores_usable} cores: {waits}")
-    if beyond := [n for n in lengths if shape.n_ctx_train and n + gen > shape.n_ctx_train]:
-        trained = f"the {shape.n_ctx_train:,} tokens that {shape.name} was trained for: timing is valid; text quality is not."
-        warnings.append(f"{join(beyond)} prompt tokens and {gen} more exceed {trained}")
-    plan = Plan(
-        file=file,
-        model=shape,
-        machine=here,
-        settings=chosen,
-        prompt=source,
-        cases=cases,
-        n_repeat=n_repeat if until is None else min(max(n_repeat, N_PILOT), until.max_repeats),
-        refused={},
-        warnings=tuple(warnings),
-        until=until,
-        is_more_if_cheap=repeat is None and until is None and every is None,
-        lib=worker.lib,
-        tensors=tensors or (worker.tensors(file.path) if n_offloaded else ()),
-        free=worker.free_memory() if n_offloaded else {},
-        auto=asked if asked.n_gpu_layers == AUTO else None,
-    )
-    return placing.checked(plan)
 
 
-def _model(
-    worker: Worker, text: str, watch: obtain.ShowTransfer | None
-) -> tuple[catalog.ModelFile, Model, tuple[Tensor, ...], list[str]]:
-    """A model's file and header; for a missing model without `watch` its shape, its tensors, and a note."""
+def _warnings(
+    asked: AskedSettings, cases: Sequence[Case], here: Machine, model: Model
+) -> list[str]:
+    warnings = list(placing.warnings(asked, here.devices, model))
+    n_threads = max(asked.threads or 1, asked.threads_batch or 1)
+    if here.n_cores_usable and n_threads > here.n_cores_usable:
+        warnings.append(
+            f"This machine has {here.n_cores_usable} cores: with more threads the threads wait for "
+            "each other, and every step becomes many times slower."
+        )
+    n_trained = model.n_ctx_train
+    if n_trained:
+        beyond = [case.n_prompt for case in cases if case.n_prompt + case.n_gen > n_trained]
+        if beyond:
+            warnings.append(
+                f"{join(beyond)} prompt tokens and {cases[0].n_gen} more exceed the {n_trained:,} "
+                f"tokens that {model.name} was trained for: timing is valid; text quality is not."
+            )
+    return warnings
+
+
+class _PlannedModel(NamedTuple):
+    """A model's file and header; of a missing model its shape, its tensors and a note."""
+
+    file: catalog.ModelFile
+    model: Model
+    tensors: tuple[Tensor, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _PlannedModel:
+    """The model of a plan. Without `watch` a missing model is planned from its shape in the
+    catalog."""
     spec = catalog.parse(text) if watch else catalog.parse(text, or_shape=True)
-    if watch or spec.entry is None or obtain.locate(spec):
-        file = obtain.obtain(spec, worker, watch)
-        return file, read_header(worker, file), (), []
     entry = spec.entry
-    kind = spec.quantization or spec.entry.quantization or synthetic.USUAL
-    tensors = tuple(
-        Tensor(one.name, one.n_bytes)
-        for one in synthetic.tensors(entry.shape, synthetic.quantization_name(kind))
+    if watch or entry is None or obtain.locate(spec):
+        file = obtain.obtain(spec, worker, watch)
+        return _PlannedModel(file, read_header(worker, file))
+    quantization = spec.quantization or entry.quantization or synthetic.USUAL
+    name = synthetic.quantization_name(quantization)
+    tensors = [Tensor(t.name, t.n_bytes) for t in synthetic.tensors(entry.shape, name)]
+    note = (
+        f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) "
+        f"in {quantization}."
     )
-    note = f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) in {kind}."
     file = catalog.ModelFile(entry.name, spec.source, Path())
-    return file, synthetic.model_of(entry, kind), tensors, [note]
+    model = synthetic.model_of(entry, quantization)
+    return _PlannedModel(file, model, tuple(tensors), (note,))
 
 
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
@@ -197,20 +260,19 @@ def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
     return dataclasses.replace(model, repo=file.repo, revision=file.revision, sha256=file.sha256)
 
 
-def with_cases(
-    plan: Plan, cases: Sequence[Case], write: Callable[[Case, Text, Settings], list[Operation]]
-) -> Plan:
-    """The same plan for other cases with their own scripts. LabError for a case that chooses too many tokens."""
-    changed = dataclasses.replace(
-        plan, cases=tuple(cases), write=write, settings=with_room(plan.settings, cases)
-    )
+def with_cases(plan: Plan, cases: Sequence[Case], write: Write) -> Plan:
+    """The same plan for other cases with their own scripts. LabError for a case that chooses too
+    many tokens."""
+    settings = with_room(plan.settings, cases)
+    changed = dataclasses.replace(plan, cases=tuple(cases), write=write, settings=settings)
     changed = placing.checked(changed)
     for case in changed.cases:
-        if case not in changed.refused and (n_chosen := changed.n_tokens(case)[1]) > MAX_TOKENS:
-            raise LabError(
-                f"{case.name} would generate {n_chosen:,} tokens.",
-                f"The maximum is {MAX_TOKENS:,}.",
-            )
+        if case in changed.refused:
+            continue
+        n_chosen = changed.n_tokens(case)[1]
+        if n_chosen > MAX_TOKENS:
+            hint = f"The maximum is {MAX_TOKENS:,}."
+            raise LabError(f"{case.name} would generate {n_chosen:,} tokens.", hint)
     return changed
 
 

@@ -1,13 +1,15 @@
 """The main loop: make all runs of a plan, and write each to disk as soon as it ends.
 
-Runs of different prompt lengths are interleaved in rounds and shuffled within each round, because machines drift.
-Every round starts a new engine: where a process's memory was allocated makes it some percent faster or slower until it
-ends, so only runs of different processes are independent. Each engine first makes warm-up runs, which do not count,
-because llama.cpp repacks weights and touches memory on first use.
+Runs of different prompt lengths are interleaved in rounds and shuffled within each round, because
+machines drift. Every round starts a new engine: where a process's memory was allocated makes it
+some percent faster or slower until it ends, so only runs of different processes are independent.
+Each engine first makes warm-up runs, which do not count, because llama.cpp repacks weights and
+touches memory on first use.
 
-With `--until` a fixed number of pilot rounds gives the spread, from which the lab computes once how many rounds each
-length needs (Stein, "A two-sample test for a linear hypothesis", 1945): to stop as soon as an interval is narrow would
-prefer intervals that are narrow by chance, which contain the true value too rarely.
+With `--until` a fixed number of pilot rounds gives the spread, from which the lab computes once how
+many rounds each length needs (Stein, "A two-sample test for a linear hypothesis", 1945): to stop as
+soon as an interval is narrow would prefer intervals that are narrow by chance, which contain the
+true value too rarely.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.core import phases, results, stats
@@ -28,9 +30,10 @@ from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, progress
-from lab.runner.cases import Case, Plan, failed_run
+from lab.runner.cases import Case, Plan, Until, failed_run
+from lab.runner.diagnosis import Diagnosed
 from lab.runner.progress import Reporter, ShowStatus
-from lab.runner.warm_engine import Diagnosed, WarmEngine
+from lab.runner.warm_engine import WarmEngine
 
 EXTRA_SHARE = 0.25  # maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time
 
@@ -42,22 +45,22 @@ def carry_out(
     stream: bool = False,
 ) -> list[Record]:
     """Make a plan and all its runs, with warnings of the plan and for failed runs."""
-    with Worker() as worker, progress.in_notebook() as watching:
+    with Worker() as worker, progress.in_notebook() as show_in_notebook:
         plan = make(worker)
         path = new_results_file(plan, Path(out))
-        records = list(execute(plan, worker, path, watch or watching, stream))
+        records = list(execute(plan, worker, path, watch or show_in_notebook, stream))
+    messages = list(plan.warnings)
     errors = [record.run.error for record in records if record.run.error]
-    for warning in (
-        *plan.warnings,
-        *([f"{len(errors)} runs failed: {errors[0]}"] if errors else []),
-    ):
-        warnings.warn(warning, stacklevel=3)
+    if errors:
+        messages.append(f"{len(errors)} runs failed: {errors[0]}")
+    for message in messages:
+        warnings.warn(message, stacklevel=3)
     return records
 
 
 def new_results_file(plan: Plan, folder: Path) -> Path:
-    where = machine.label(plan.machine, plan.settings).partition(",")[0]
-    return results.new_file(folder, f"{machine.slug(plan.model.name)}-{machine.slug(where)}")
+    device = machine.label(plan.machine, plan.settings).partition(",")[0]
+    return results.new_file(folder, f"{machine.slug(plan.model.name)}-{machine.slug(device)}")
 
 
 def execute(
@@ -68,56 +71,63 @@ def execute(
     stream: bool = False,
     n_starts: int = 1,
 ) -> Iterator[Record]:
-    """Make the plan's runs, append each to `path` when it ends, and yield its record. A failure becomes a record."""
+    """Make the plan's runs, append each to `path` when it ends, and yield its record. A failure
+    becomes a record."""
     if stream and plan.file.source == catalog.SYNTHETIC:
-        raise LabError("A model with random weights generates no text to stream.", "Omit --stream.")
+        message = "A model with random weights generates no text to stream."
+        raise LabError(message, "Omit --stream.")
     with unless_empty(path):
         todo = plan.order
-        engine = WarmEngine(plan, worker, Reporter(watch, todo, plan.n_tokens), stream, n_starts)
+        reporter = Reporter(watch, todo, plan.n_tokens)
+        engine = WarmEngine(plan, worker, reporter, stream, n_starts)
         for settings, run in _Loop(engine, todo).runs():
-            line = engine.record(path.stem, run, settings)
-            save(path, line)
-            yield line
+            record = engine.record(path.stem, run, settings)
+            save(path, record)
+            yield record
 
 
 class _Loop:
-    """The state of a running plan: the runs done and still to do, the crashes of each case, the abandoned cases."""
+    """The state of a running plan: the runs done and still to do, the crashes of each case, the
+    abandoned cases."""
 
     def __init__(self, engine: WarmEngine, todo: list[tuple[int, Case]]) -> None:
         self.engine = engine
         self.plan = engine.plan
         self.todo = todo
         self.started = time.monotonic()
-        self.is_decided = False  # whether the runs after the planned ones are known
+        self.is_extended = False  # the runs after the planned ones are known
         self.done: list[tuple[Case, Run]] = []
         self.given_up: set[Case] = set()
-        self.crashes = collections.Counter[Case]()
+        self.n_crashes = collections.Counter[Case]()
 
     def runs(self) -> Iterator[tuple[Settings, Run]]:
         for case, reason in self.plan.refused.items():
             yield self.plan.settings, failed_run(case, 0, LabError(reason))
         while self.todo or self._extend():
+            repeat = self.todo[0][0]
             if not self.engine.warm:
                 yield from self._warm_up()
-                continue
-            if self.engine.round != self.todo[0][0]:
-                if self._is_out_of_time():
-                    break
-                self.engine.renew()
-                continue
-            repeat, case = self.todo.pop(0)
-            try:
-                run = self.engine.run(case, repeat)
-            except LabError as problem:
-                settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
-                if run.warmup:  # the engine found a setting that works: try again
-                    self.todo.insert(0, (repeat, case))
-                yield settings, run
-                if isinstance(problem, WorkerDied):  # after other failures the engine can continue
-                    self.engine.renew()
+            elif self.engine.round == repeat:
+                yield self._next_run()
+            elif self._is_out_of_time():
+                break
             else:
-                self.done.append((case, run))
-                yield self.engine.settings, run
+                self.engine.renew()
+
+    def _next_run(self) -> tuple[Settings, Run]:
+        """The next run of the list, or the record of its failure."""
+        repeat, case = self.todo.pop(0)
+        try:
+            run = self.engine.run(case, repeat)
+        except LabError as problem:
+            settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
+            if run.warmup:  # the engine found a setting that works: try again
+                self.todo.insert(0, (repeat, case))
+            if isinstance(problem, WorkerDied):  # after other failures the engine can continue
+                self.engine.renew()
+            return settings, run
+        self.done.append((case, run))
+        return self.engine.settings, run
 
     def _is_out_of_time(self) -> bool:
         """Whether `--max-minutes` forbids a new round."""
@@ -125,51 +135,36 @@ class _Loop:
         return minutes is not None and time.monotonic() - self.started >= 60 * minutes
 
     def _extend(self) -> bool:
-        """Add the rounds after the planned ones to the list, once, if any are needed and there is time."""
-        plan = self.plan
-        done = [(case, run) for case, run in self.done if case not in self.given_up]
-        if self.is_decided or not done or self._is_out_of_time():
+        """Add the rounds after the planned ones to the list, once, if any are needed and there is
+        time."""
+        runs: dict[Case, list[Run]] = {}
+        for case, run in self.done:
+            if case not in self.given_up:
+                runs.setdefault(case, []).append(run)
+        if self.is_extended or not runs or self._is_out_of_time():
             return False
-        self.is_decided = True
-        runs = {case: [run for its_case, run in done if its_case == case] for case, _ in done}
-        targets = dict[Case, int]()
-        if (
-            until := plan.until
-        ):  # for intervals within the share; in a sweep the worst length counts
-            for case, own in runs.items():
-                needed = [
-                    stats.repeats_needed(values, until.share) for values in _figures(own).values()
-                ]
-                targets[case] = min(until.max_repeats, max(needed, default=0))
-        else:
-            times = {
-                case: [ns for run in own if (ns := phases.e2e_ns(run)) is not None]
-                for case, own in runs.items()
-            }
-            cost_s = {
-                case: statistics.median(own) / 1e9 if own else math.inf
-                for case, own in times.items()
-            }
-            left_s = EXTRA_SHARE * (time.monotonic() - self.started)
-            n_all = stats.fewest_for_interval()
-            for case in (
-                sorted(cost_s, key=lambda case: cost_s[case]) if plan.is_more_if_cheap else ()
-            ):
-                left_s -= cost_s[case] * (n_all - plan.n_repeat)
-                if left_s >= 0:
-                    targets[case] = n_all
-        for n in range(1 + max(run.repeat for _, run in done), max(targets.values(), default=0)):
-            self.todo += plan.round(n, [case for case in targets if n < targets[case]])
+        self.is_extended = True
+        targets: dict[Case, int] = {}
+        if self.plan.until:
+            targets = repeats_until(runs, self.plan.until)
+        elif self.plan.is_more_if_cheap:
+            spent_s = time.monotonic() - self.started
+            targets = cheap_repeats(runs, self.plan.n_repeat, EXTRA_SHARE * spent_s)
+        last_repeat = max(run.repeat for _, run in self.done)
+        for repeat in range(1 + last_repeat, max(targets.values(), default=0)):
+            cases = [case for case, n_repeat in targets.items() if repeat < n_repeat]
+            self.todo += self.plan.round(repeat, cases)
         self.engine.reporter.n_runs += len(self.todo)
         return bool(self.todo)
 
     def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
-        """Load, make a context and warm up. A failure is the largest case's, which sets the context's size."""
+        """Load, make a context and warm up. A failure is the largest case's, which sets the
+        context's size."""
         engine = self.engine
-        possible = [
-            case for case in self.plan.cases if case not in {*self.plan.refused, *self.given_up}
-        ]
-        is_loaded = is_open = False
+        excluded = {*self.plan.refused, *self.given_up}
+        possible = [case for case in self.plan.cases if case not in excluded]
+        is_loaded = False
+        is_open = False
         try:
             engine.load()
             is_loaded = True
@@ -179,46 +174,81 @@ class _Loop:
             for run in engine.warm_up({case for _, case in self.todo}):
                 yield engine.settings, run
         except LabError as problem:
-            if not is_loaded and (not isinstance(problem, Diagnosed) or problem.change is None):
+            can_change = isinstance(problem, Diagnosed) and problem.change is not None
+            if not is_loaded and not can_change:
                 raise
-            largest = max(
-                possible, key=lambda case: (engine.plan.memory(case).total_bytes, case.n_prompt)
-            )
-            yield self._failed(
-                largest, 0, problem, engine.most_crashes if is_open else 1, is_warmup=is_open
-            )
+            largest = max(possible, key=self._size)
+            most_crashes = engine.most_crashes if is_open else 1
+            yield self._failed(largest, 0, problem, most_crashes, is_warmup=is_open)
             if isinstance(problem, WorkerDied):
                 engine.renew()
 
+    def _size(self, case: Case) -> tuple[float, int]:
+        return self.engine.plan.memory(case).total_bytes, case.n_prompt
+
     def _failed(
-        self, case: Case, repeat: int, problem: LabError, most: int, is_warmup: bool = False
+        self,
+        case: Case,
+        repeat: int,
+        problem: LabError,
+        most_crashes: int,
+        is_warmup: bool = False,
     ) -> tuple[Settings, Run]:
-        """The run that records a failure. Abandons the case after `most` crashes, unless a changed setting helps."""
-        self.crashes[case] += 1
+        """The run that records a failure. Abandons the case after the most crashes, unless a
+        changed setting helps."""
+        self.n_crashes[case] += 1
         settings = self.engine.settings
-        words = self.engine.mend(problem)
-        if is_over := not words and (
-            not isinstance(problem, WorkerDied) or self.crashes[case] >= most
-        ):
+        change = self.engine.adopt_change(problem)
+        may_be_chance = isinstance(problem, WorkerDied) and self.n_crashes[case] < most_crashes
+        is_given_up = change is None and not may_be_chance
+        if is_given_up:
             self.given_up.add(case)
-            self.todo[:] = [
-                (repeat, its_case) for repeat, its_case in self.todo if its_case != case
-            ]
-        run = failed_run(case, repeat, problem, warmup=bool(words) or (is_warmup and not is_over))
-        return settings, dataclasses.replace(run, error=words or run.error)
+            self.todo[:] = [(n, planned) for n, planned in self.todo if planned != case]
+        counts_as_warmup = change is not None or (is_warmup and not is_given_up)
+        run = failed_run(case, repeat, problem, warmup=counts_as_warmup)
+        if change is not None:
+            run = dataclasses.replace(run, error=change)
+        return settings, run
+
+
+def repeats_until(runs: Mapping[Case, Sequence[Run]], until: Until) -> dict[Case, int]:
+    """The repeats that each case needs for intervals within the share; in a sweep the worst length
+    counts."""
+    targets: dict[Case, int] = {}
+    for case, runs_of_case in runs.items():
+        figures = _figures(runs_of_case).values()
+        needed = [stats.repeats_needed(values, until.share) for values in figures]
+        targets[case] = min(until.max_repeats, max(needed, default=0))
+    return targets
+
+
+def cheap_repeats(
+    runs: Mapping[Case, Sequence[Run]], n_repeat: int, spare_s: float
+) -> dict[Case, int]:
+    """The repeats of the quickest cases that an interval needs, as far as the spare time lasts."""
+    run_s: dict[Case, float] = {}
+    for case, runs_of_case in runs.items():
+        times_ns = [ns for ns in map(phases.e2e_ns, runs_of_case) if ns is not None]
+        run_s[case] = statistics.median(times_ns) / 1e9 if times_ns else math.inf
+    n_for_interval = stats.fewest_for_interval()
+    targets: dict[Case, int] = {}
+    for case in sorted(run_s, key=lambda case: run_s[case]):
+        spare_s -= run_s[case] * (n_for_interval - n_repeat)
+        if spare_s >= 0:
+            targets[case] = n_for_interval
+    return targets
 
 
 def wide_figures(runs: Sequence[Run], share: float) -> list[tuple[int, str, float | None]]:
-    """The figures (prompt length, name) whose interval exceeds +- `share` of the median, and its farther end."""
-    wide = []
+    """The figures (prompt length, name) whose interval exceeds +- `share` of the median, and its
+    farther end."""
+    wide: list[tuple[int, str, float | None]] = []
     for (n_prompt, name), values in sorted(_figures(runs).items()):
         interval = stats.median_interval(values)
-        middle = statistics.median(values)
-        width = (
-            None
-            if interval is None
-            else max(interval.high - middle, middle - interval.low) / middle
-        )
+        median = statistics.median(values)
+        width = None
+        if interval is not None:
+            width = max(interval.high - median, median - interval.low) / median
         if width is None or width > share:
             wide.append((n_prompt, name, width))
     return wide
@@ -227,9 +257,14 @@ def wide_figures(runs: Sequence[Run], share: float) -> list[tuple[int, str, floa
 def _figures(runs: Sequence[Run]) -> dict[tuple[int, str], list[float]]:
     """Prefill times and TPOTs in ns of the successful timed runs, by prompt length and name."""
     figures: dict[tuple[int, str], list[float]] = {}
-    timed = (run for run in runs if run.is_timed)
-    for leg in (leg for run in timed for leg in phases.by_length(run)):
-        for name, value in (("prefill", phases.prefill_ns(leg)), ("TPOT", phases.tpot_ns(leg))):
-            if value:
-                figures.setdefault((leg.n_prompt, name), []).append(value)
+    for run in runs:
+        if not run.is_timed:
+            continue
+        for part in phases.by_length(run):
+            for name, value in (
+                ("prefill", phases.prefill_ns(part)),
+                ("TPOT", phases.tpot_ns(part)),
+            ):
+                if value:
+                    figures.setdefault((part.n_prompt, name), []).append(value)
     return figures

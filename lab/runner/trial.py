@@ -1,9 +1,9 @@
 """Measure variants side by side: the trial of `lab ab`.
 
-Machines drift, and every process of llama.cpp is some percent faster or slower than the next (it depends on where its
-memory was allocated). So a trial consists of blocks. In each block every variant gets a new engine, and the runs have a
-random order and then its reverse (A B B A), so that a steady drift affects all variants equally. The comparison uses
-blocks, not single runs.
+Machines drift, and every process of llama.cpp is some percent faster or slower than the next (it
+depends on where its memory was allocated). So a trial consists of blocks. In each block every
+variant gets a new engine, and the runs have a random order and then its reverse (A B B A), so that
+a steady drift affects all variants equally. The comparison uses blocks, not single runs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import itertools
 import random
 import string
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from lab.runner.session import new_results_file
 from lab.runner.warm_engine import WarmEngine
 
 N_BLOCKS = 10
+N_TURNS = 2  # runs of a variant in a block
 
 
 def ab(
@@ -49,7 +50,8 @@ def ab(
 
         lab.compare(lab.ab([{"threads": 1}, {"threads": 2}]))
 
-    A variant has its own settings (and model, if it differs), `shared` those of all. A notebook shows a progress line.
+    A variant has its own settings (and model, if it differs), `shared` those of all. A notebook
+    shows a progress line.
     """
     with Worker() as worker:
         plans = plan(
@@ -61,15 +63,14 @@ def ab(
 
 
 def named(variants: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Settings with their words: as options."""
-    options = [
-        [as_options.option(name, value) for name, value in settings.items()]
-        for settings in variants
-    ]
-    return [
-        (shell.join(*itertools.chain(*words)), own)
-        for words, own in zip(options, variants, strict=True)
-    ]
+    """Settings with their label: as options."""
+    labelled: list[tuple[str, Mapping[str, Any]]] = []
+    for settings in variants:
+        words: list[str] = []
+        for name, value in settings.items():
+            words += as_options.option(name, value)
+        labelled.append((shell.join(*words), settings))
+    return labelled
 
 
 def plan(
@@ -80,139 +81,175 @@ def plan(
     may_be_apart: bool = False,
     **shared: Any,
 ) -> dict[str, Plan]:
-    """The plans of variants (words and settings), by name: A, B and so on, and the words. LabError as in `check`.
+    """The plans of variants (label and settings), by name: A, B and so on, and the label. LabError
+    as in `check`.
 
-    Names are kept in records, so they have only the end of a library folder's path. `make` makes each plan: of a plain
-    measurement, or of an experiment. With `may_be_apart` they need not fit into memory together.
+    Names are kept in records, so they have only the end of a library folder's path. `make` makes
+    each plan: of a plain measurement, or of an experiment. With `may_be_apart` they need not fit
+    into memory together.
     """
     check_number("blocks", n_blocks, 1000)
-    if len(variants) > 26:
+    if len(variants) > len(string.ascii_uppercase):
         raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
-    plans = {}
-    for letter, (words, settings) in zip(string.ascii_uppercase, variants, strict=False):
-        if lib := settings.get("lib"):
-            words = shell.join(
-                *(word.replace(lib, builds.short(lib)) for word in shell.split(words))
-            )
-        plans[f"{letter}: {words or 'as it is'}"] = make(
-            worker, repeat=2 * n_blocks, **{**shared, **settings}
-        )
+    plans: dict[str, Plan] = {}
+    for letter, (label, settings) in zip(string.ascii_uppercase, variants, strict=False):
+        name = f"{letter}: {_short_label(label, settings.get('lib')) or 'as it is'}"
+        plans[name] = make(worker, repeat=N_TURNS * n_blocks, **{**shared, **settings})
     check(plans, may_be_apart)
     return plans
 
 
-def check(plans: dict[str, Plan], may_be_apart: bool = False) -> None:
-    """LabError if the variants cannot be measured side by side. The keys are the variants' names."""
+def _short_label(label: str, lib: str | None) -> str:
+    """A label with only the end of a library folder's path."""
+    if not lib:
+        return label
+    words = [word.replace(lib, builds.short(lib)) for word in shell.split(label)]
+    return shell.join(*words)
+
+
+def check(plans: Mapping[str, Plan], may_be_apart: bool = False) -> None:
+    """LabError if the variants cannot be measured side by side. The keys are the variants'
+    names."""
     if len(plans) < 2:
-        raise LabError(
-            "A trial needs at least two variants.",
-            'For example: lab ab "--threads 1" "--threads 2"',
+        hint = 'For example: lab ab "--threads 1" "--threads 2"'
+        raise LabError("A trial needs at least two variants.", hint)
+    for name, plan_of_variant in plans.items():
+        if plan_of_variant.refused:
+            reasons = " ".join(plan_of_variant.refused.values())
+            raise LabError(f"{name}: {reasons}", "Use shorter prompts or a smaller model.")
+    problem = too_large(plans)
+    if problem and not may_be_apart:
+        hint = (
+            "Use a smaller model or shorter prompts, or measure the variants one after the other "
+            "(lab measure)."
         )
-    for name, plan in plans.items():
-        if plan.refused:
-            raise LabError(
-                f"{name}: {' '.join(plan.refused.values())}",
-                "Use shorter prompts or a smaller model.",
-            )
-    if not may_be_apart and (problem := too_large(plans)):
-        hint = "Use a smaller model or shorter prompts, or measure the variants one after the other (lab measure)."
         raise LabError(problem, hint)
 
 
-def too_large(plans: dict[str, Plan]) -> str:
+def too_large(plans: Mapping[str, Plan]) -> str:
     """Why the variants do not fit into memory together; "" if they do."""
-    need = sum(max(plan.memory(case).total_bytes for case in plan.cases) for plan in plans.values())
-    available = machine.memory_available()
-    if any(plan.settings.n_gpu_layers for plan in plans.values()) or need <= available:
+    needed_bytes = 0
+    for plan_of_variant in plans.values():
+        if plan_of_variant.settings.n_gpu_layers:
+            return ""
+        cases = plan_of_variant.cases
+        needed_bytes += max(plan_of_variant.memory(case).total_bytes for case in cases)
+    available_bytes = machine.memory_available()
+    if needed_bytes <= available_bytes:
         return ""
-    return f"All variants together need about {need / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are available."
+    return (
+        f"All variants together need about {needed_bytes / 1e9:.1f} GB of memory; "
+        f"{available_bytes / 1e9:.1f} GB are available."
+    )
 
 
 def execute(
-    plans: dict[str, Plan],
+    plans: Mapping[str, Plan],
     n_blocks: int,
     path: Path,
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
-    n_turns: int = 2,
+    n_turns: int = N_TURNS,
     apart: bool = False,
 ) -> Iterator[Record]:
     """Make the trial's runs, append each to `path` when it ends, and yield its record.
 
-    With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a block counts. A
-    failed variant, or one whose engine crashes twice (once if the crash is known to repeat), is recorded and ends the
-    trial with a LabError; finished runs are kept. `apart`: only one variant's engine has its model loaded at a time.
+    With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a
+    block counts. A failed variant, or one whose engine crashes twice (once if the crash is known to
+    repeat), is recorded and ends the trial with a LabError; finished runs are kept. `apart`: only
+    one variant's engine has its model loaded at a time.
     """
-    first = next(iter(plans.values()))
-    chance = random.Random(first.seed)
-    todo = [(0, case) for plan in plans.values() for case in plan.cases] * (n_turns * n_blocks)
-    per_block = len(todo) // n_blocks
-    reporter = Reporter(watch, todo, first.n_tokens)
-    plans = dict(plans)
-    crashes = collections.Counter[str | None]()
+    first_plan = next(iter(plans.values()))
+    runs_of_block: list[tuple[int, Case]] = []
+    for plan_of_variant in plans.values():
+        runs_of_block += [(0, case) for case in plan_of_variant.cases] * n_turns
+    todo = runs_of_block * n_blocks
+    reporter = Reporter(watch, todo, first_plan.n_tokens)
+    trial = Trial(dict(plans), path, reporter, todo, random.Random(first_plan.seed), new_worker)
+    n_crashes = collections.Counter[str | None]()
     for number in range(n_blocks):
-        run, most_crashes = yield from block(
-            plans, number, path, reporter, todo, chance, new_worker, n_turns, apart
-        )
+        run, most_crashes = yield from trial.block(number, n_turns, apart)
         if run.status != OK:
-            crashes[run.variant] += 1
-            if run.status == FAILED or crashes[run.variant] >= most_crashes:
+            n_crashes[run.variant] += 1
+            if run.status == FAILED or n_crashes[run.variant] >= most_crashes:
                 raise LabError(f"{run.variant}: {run.error}", "The finished runs are kept.")
-            del todo[(n_blocks - number - 1) * per_block :]
+            n_left = (n_blocks - number - 1) * len(runs_of_block)
+            del todo[n_left:]
 
 
-def block(
-    plans: dict[str, Plan],
-    number: int,
-    path: Path,
-    reporter: Reporter,
-    todo: list[tuple[int, Case]],
-    chance: random.Random,
-    new_worker: Callable[[], Worker],
-    n_turns: int,
-    apart: bool = False,
-) -> Generator[Record, None, tuple[Run, int]]:
-    """The runs of one block, in random order and then in reverse. A failed run ends it; returns the last run."""
-    names = chance.sample(list(plans), len(plans))
-    places = list(range(len(plans[names[0]].cases)))
-    chance.shuffle(places)
-    with contextlib.ExitStack() as stack:
-        workers = {name: stack.enter_context(new_worker()) for name in names}
-        engines = {name: WarmEngine(plans[name], workers[name], reporter) for name in names}
+@dataclass
+class Trial:
+    """A trial under way. `todo` is the reporter's list of runs; `plans` get the checksums of their
+    models."""
 
-        def kept(name: str, run: Run) -> Record:
-            plans[name] = dataclasses.replace(plans[name], model=engines[name].model)
-            line = engines[name].record(
-                path.stem, dataclasses.replace(run, block=number, variant=name)
-            )
-            save(path, line)
-            return line
+    plans: dict[str, Plan]
+    path: Path
+    reporter: Reporter
+    todo: list[tuple[int, Case]]
+    chance: random.Random
+    new_worker: Callable[[], Worker]
 
-        name = names[0]
-        place = places[0]
-        try:
-            for group in [[name] for name in names] if apart else [names]:  # loaded together
-                for name in group:
-                    engines[name].load()
-                    engines[name].open(plans[name].cases)
-                    for run in engines[name].warm_up(plans[name].cases):
-                        yield (line := kept(name, run))
-                turns = [(turn, name) for turn in range(n_turns) for name in group[:: 1 - 2 * turn]]
-                for turn, name in turns:
-                    for place in places[:: 1 - 2 * turn]:
-                        todo.pop()
-                        yield (
-                            line := kept(
-                                name,
-                                engines[name].run(
-                                    plans[name].cases[place], n_turns * number + turn
-                                ),
-                            )
-                        )
-                if apart:
-                    workers[name].restart()  # frees its memory
-        except LabError as problem:
-            yield (
-                line := kept(name, failed_run(plans[name].cases[place], n_turns * number, problem))
-            )
-    return line.run, engines[name].most_crashes
+    def block(
+        self, number: int, n_turns: int, apart: bool = False
+    ) -> Generator[Record, None, tuple[Run, int]]:
+        """The runs of one block, in random order and then in reverse.
+
+        A failed run ends it. Returns the last run, and the crashes after which its variant is given
+        up.
+        """
+        names = self.chance.sample(list(self.plans), len(self.plans))
+        places = list(range(len(self.plans[names[0]].cases)))
+        self.chance.shuffle(places)
+        groups = [[name] for name in names] if apart else [names]  # loaded together
+        with contextlib.ExitStack() as stack:
+            engines: dict[str, WarmEngine] = {}
+            for name in names:
+                worker = stack.enter_context(self.new_worker())
+                engines[name] = WarmEngine(self.plans[name], worker, self.reporter)
+            name = names[0]
+            place = places[0]
+            try:
+                for group in groups:
+                    for name in group:
+                        for run in self._warm_up(engines[name], name):
+                            record = self._save(engines[name], name, number, run)
+                            yield record
+                    for turn, name, place in _order(group, places, n_turns):
+                        self.todo.pop()
+                        case = self.plans[name].cases[place]
+                        run = engines[name].run(case, n_turns * number + turn)
+                        record = self._save(engines[name], name, number, run)
+                        yield record
+                    if apart:
+                        engines[group[0]].worker.restart()  # frees its memory
+            except LabError as problem:
+                case = self.plans[name].cases[place]
+                run = failed_run(case, n_turns * number, problem)
+                record = self._save(engines[name], name, number, run)
+                yield record
+        return record.run, engines[name].most_crashes
+
+    def _warm_up(self, engine: WarmEngine, name: str) -> Iterator[Run]:
+        cases = self.plans[name].cases
+        engine.load()
+        engine.open(cases)
+        yield from engine.warm_up(cases)
+
+    def _save(self, engine: WarmEngine, name: str, number: int, run: Run) -> Record:
+        self.plans[name] = dataclasses.replace(self.plans[name], model=engine.model)
+        run_of_block = dataclasses.replace(run, block=number, variant=name)
+        record = engine.record(self.path.stem, run_of_block)
+        save(self.path, record)
+        return record
+
+
+def _order(
+    names: Sequence[str], places: Sequence[int], n_turns: int
+) -> Iterator[tuple[int, str, int]]:
+    """(turn, variant, place of the case): every second turn in reverse, so that a steady drift
+    affects all equally."""
+    for turn in range(n_turns):
+        is_reversed = turn % 2 == 1
+        for name in reversed(names) if is_reversed else names:
+            for place in reversed(places) if is_reversed else places:
+                yield turn, name, place

@@ -222,7 +222,7 @@ def progress(
         if status.note:
             err.print(f"{chr(10) * in_place}Note: {status.note}", style="bold red")
         elif in_place:
-            err.replace_line(f"{status.words}{left()}")
+            err.replace_line(f"{status.line}{left()}")
         elif stream_to and status.doing in IN_A_RUN:
             if (status.case, status.repeat) != (
                 before.case,

@@ -265,7 +265,8 @@ def execute(
             watch(dataclasses.replace(status, part=part, n_runs=0, left_s=max(0.0, left_s())))
 
         reporter = Reporter(show, todo, made.default.n_tokens)
-        yield from side_by_side.block(plans, number, path, reporter, todo, chance, new_worker, 1)
+        trial = side_by_side.Trial(plans, path, reporter, todo, chance, new_worker)
+        yield from trial.block(number, n_turns=1)
         models.update(
             (str(plan.file.path), plan.model) for plan in plans.values()
         )  # with its checksum
