@@ -141,6 +141,8 @@ def test_a_prefill_step_has_one_token_in_the_last_feed_forward() -> None:
         attention(32, 2, n_threads=2),
     )
     kernels = step_kernels.total(TINY, settings, ceilings(*rates), 32, 5, 1)
+    two = step_kernels.total(TINY, settings, ceilings(*rates), 2, 5, 2)
+    assert two.head_s > 0  # with the threads of a batch
     of_many = ATTENTION_BYTES + 0.75 * FFN_BYTES
     assert ns(kernels.layers_s) == pytest.approx(20 * of_many + 6 * 0.25 * FFN_BYTES)
     assert ns(kernels.head_s) == pytest.approx(6 * HEAD_BYTES)
@@ -205,6 +207,7 @@ def test_a_step_without_outputs_copies_no_logits() -> None:
     up_and_down_ns = 1000 + 2000 + (0.25 + 0.5) * 4 * 64 * 8
     assert ns(back.between_s) == pytest.approx(up_and_down_ns, rel=1e-3)
     last = step_kernels.parts(TINY, SETTINGS, BOTH, 8, 0, 3, layers=(None,) * 4 + ("CUDA0",))
+    assert last.by_device[None].head_s == 0
     output_ns = 1000 + 2000 + 0.25 * 4 * 64 * 3 + 0.5 * 4 * 1000 * 3
     assert ns(last.between_s) == pytest.approx(output_ns, rel=1e-3)
 

@@ -10,11 +10,12 @@ takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core import cost, phases, shown, stats
-from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run, Steps
+from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.roofline import probing, step_kernels
 from lab.show import disturbances
@@ -43,6 +44,9 @@ TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again
 
 CASE = ["n_prompt", "n_gen", "phase"]
 MEDIANS = ["measured_s", "choosing_s", "harness_s", "of_request"]
+
+SUMS = ["flops", "n_bytes", "least_s", "measured_ns", "choosing_ns", "harness_ns"]
+"""What is added up over the steps of a phase."""
 
 Size = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
 Cost = tuple[cost.StepCost, step_kernels.Parts]
@@ -134,36 +138,43 @@ class PhasesOfRuns:
     def row(self, phase: str, run: Run, record: Record) -> dict[str, Any]:
         """A phase of one run (decode: the mean per token). LabError without a cost."""
         steps = run.steps
-        indices = [
-            i for i, kind in enumerate(steps.kind) if (kind == PREFILL) == (phase == PREFILL)
-        ]
-        n = len(indices) if phase == DECODE else 1
         layers = probing.layers_of(record)
         last_prefill = phases.n_prefill_steps(run) - 1
-        costs = []
-        for i in indices:
+        sums: dict[str, float] = dict.fromkeys(SUMS, 0.0)
+        parts = []
+        for i, kind in enumerate(steps.kind):
+            if (kind == PREFILL) != (phase == PREFILL):
+                continue
             n_outputs = 1 if i >= last_prefill else 0
             size = (steps.n_tokens[i], steps.n_past[i], n_outputs)
-            costs.append(self.cost(size, layers, record))
-        parts = [parts_of_step for _, parts_of_step in costs]
-        flops = sum(step.flops for step, _ in costs) / n
-        n_bytes = sum(step.n_bytes for step, _ in costs) / n
+            step, parts_of_step = self.cost(size, layers, record)
+            parts.append(parts_of_step)
+            sums["flops"] += step.flops
+            sums["n_bytes"] += step.n_bytes
+            sums["least_s"] += parts_of_step.total.total_s
+            sums["measured_ns"] += steps.ready_ns[i] - steps.start_ns[i]
+            sums["choosing_ns"] += steps.end_ns[i] - steps.ready_ns[i]
+            if i > 0:
+                sums["harness_ns"] += steps.start_ns[i] - steps.end_ns[i - 1]
+        n = len(parts) if phase == DECODE else 1
+        flops = sums["flops"] / n
+        n_bytes = sums["n_bytes"] / n
         best = step_kernels.roof(self.ceilings, layers)
         return {
             "n_prompt": run.n_prompt,
             "n_gen": run.n_gen,
             "phase": phase,
-            "n_steps": len(indices),
-            "measured_s": sum(steps.ready_ns[i] - steps.start_ns[i] for i in indices) / 1e9 / n,
-            "least_s": sum(step.total.total_s for step in parts) / n,
+            "n_steps": len(parts),
+            "measured_s": sums["measured_ns"] / 1e9 / n,
+            "least_s": sums["least_s"] / n,
             "parts": by_part(parts, n),
             "is_split": len(parts[0].by_device) > 1,
             "flops": flops,
             "n_bytes": n_bytes,
             "arithmetic_s": flops / best.gflops / 1e9,
             "traffic_s": n_bytes / best.gbps / 1e9,
-            "choosing_s": sum(steps.end_ns[i] - steps.ready_ns[i] for i in indices) / 1e9 / n,
-            "harness_s": _harness_ns(steps, indices) / 1e9 / n,
+            "choosing_s": sums["choosing_ns"] / 1e9 / n,
+            "harness_s": sums["harness_ns"] / 1e9 / n,
             "of_request": _share_of_request(phase, run),
             "is_disturbed": bool(disturbances.disturbances(record)),
         }
@@ -181,23 +192,17 @@ class PhasesOfRuns:
 
 def by_part(steps: Sequence[step_kernels.Parts], n: int) -> dict[str, float]:
     """Least seconds of steps by part, divided by n; with several devices by device and part."""
-    seconds: dict[str, float] = {}
-    devices = steps[0].by_device
-    is_split = len(devices) > 1
-    for device in devices:
-        prefix = f"{device or probing.CPU} " if is_split else ""
-        of_device = [step.by_device[device] for step in steps]
-        seconds[f"{prefix}{LAYERS}"] = sum(kernels.layers_s for kernels in of_device) / n
-        seconds[f"{prefix}{ATTENTION}"] = sum(kernels.attention_s for kernels in of_device) / n
-        seconds[f"{prefix}{OUTPUT}"] = sum(kernels.head_s for kernels in of_device) / n
-    if is_split:
-        seconds[BETWEEN] = sum(step.between_s for step in steps) / n
-    return seconds
-
-
-def _harness_ns(steps: Steps, indices: Sequence[int]) -> int:
-    """Time from the end of the step before each step to its start."""
-    return sum(steps.start_ns[i] - steps.end_ns[i - 1] for i in indices if i > 0)
+    sums: dict[str, float] = defaultdict(float)
+    for step in steps:
+        is_split = len(step.by_device) > 1
+        for device, kernels in step.by_device.items():
+            prefix = f"{device or probing.CPU} " if is_split else ""
+            sums[f"{prefix}{LAYERS}"] += kernels.layers_s
+            sums[f"{prefix}{ATTENTION}"] += kernels.attention_s
+            sums[f"{prefix}{OUTPUT}"] += kernels.head_s
+        if is_split:
+            sums[BETWEEN] += step.between_s
+    return {name: seconds / n for name, seconds in sums.items()}
 
 
 def _share_of_request(phase: str, run: Run) -> float:

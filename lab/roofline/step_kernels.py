@@ -12,6 +12,7 @@ more (ggml-backend.cpp, op_offload).
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -443,11 +444,14 @@ def _interpolated(points: dict[int, float], n: int) -> float:
     """A value at n out of values at some n, straight lines on logarithms; the nearest outside of
     them.
     """
-    n = max(min(points), min(n, max(points)))
-    below = max(x for x in points if x <= n)
-    above = min(x for x in points if x >= n)
-    if below == above:
-        return points[n]
+    sizes = sorted(points)
+    if n <= sizes[0]:
+        return points[sizes[0]]
+    if n >= sizes[-1]:
+        return points[sizes[-1]]
+    index = bisect.bisect_right(sizes, n)
+    below = sizes[index - 1]
+    above = sizes[index]
     share = (math.log(n) - math.log(below)) / (math.log(above) - math.log(below))
     return math.exp((1 - share) * math.log(points[below]) + share * math.log(points[above]))
 
