@@ -36,8 +36,8 @@ BY_HAND = dataclasses.replace(
     MODEL,
     arch="llama",
     n_layer=4,
-    n_head=3,
-    n_head_kv=1,
+    n_head=6,
+    n_head_kv=2,
     head_dim=4,
     head_dim_v=2,
     windows=(5, 0, 5, 0),
@@ -70,13 +70,13 @@ def test_each_figure_of_a_step_counted_by_hand() -> None:
     full_pairs = 7 + 8 + 9
     windowed_pairs = 5 + 5 + 5
     state_flops = 7 * 10 * 3
-    assert step.attention_flops == 2 * 2 * 3 * (4 + 2) * (full_pairs + windowed_pairs) + state_flops
+    assert step.attention_flops == 2 * 2 * 6 * (4 + 2) * (full_pairs + windowed_pairs) + state_flops
     expert_bytes = 1_152 * (3 * EXPERTS_OF_3_TOKENS + EXPERTS_OF_2_TOKENS)
     assert step.weight_bytes == 1_000 + 3_200 + 4 * 384 + 4 * 544 + expert_bytes
     per_head = (4 + 2) * 2
     state_bytes = 4 * 10
-    assert step.kv_read_bytes == per_head * 2 * (9 + 7) + state_bytes
-    assert step.kv_written_bytes == 3 * per_head * 4 + state_bytes
+    assert step.kv_read_bytes == per_head * 2 * 2 * (9 + 7) + state_bytes
+    assert step.kv_written_bytes == 3 * per_head * 4 * 2 + state_bytes
     assert step.flops == step.head_flops + step.layer_flops + step.attention_flops
     assert step.n_bytes == step.weight_bytes + step.kv_read_bytes + step.kv_written_bytes
     assert step.intensity == step.flops / step.n_bytes
@@ -99,6 +99,8 @@ def test_a_step_without_logits_reads_neither_head_nor_last_feed_forward() -> Non
 def test_weights_of_a_decode_step_counted_by_hand() -> None:
     expected = 1_000 + 3_200 + 4 * 384 + 4 * 544 + 1_152 * 4 * 2
     assert cost.weight_bytes_per_step(BY_HAND) == expected
+    without_vectors = dataclasses.replace(BY_HAND, tensor_bytes={"Q4_0": 7})
+    assert cost.weight_bytes_per_step(without_vectors) == expected - 1_000
     assert cost.weight_bytes_per_step(dataclasses.replace(BY_HAND, matrices=None)) is None
 
 
@@ -129,14 +131,14 @@ def test_the_types_of_a_cache_and_its_sequences_change_only_the_cache() -> None:
     step = cost_of(BY_HAND, 3, 6, 2)
     q8_head = 4 * 34 / 32 + 2 * 2
     q8 = cost_of(BY_HAND, 3, 6, 2, type_k="q8_0")
-    assert q8.kv_read_bytes == q8_head * 2 * (9 + 7) + 4 * 10
-    assert q8.kv_written_bytes == 3 * q8_head * 4 + 4 * 10
+    assert q8.kv_read_bytes == q8_head * 2 * 2 * (9 + 7) + 4 * 10
+    assert q8.kv_written_bytes == 3 * q8_head * 4 * 2 + 4 * 10
     assert (q8.flops, q8.weight_bytes) == (step.flops, step.weight_bytes)
     f32 = cost_of(BY_HAND, 3, 6, 2, type_v="f32")
-    assert f32.kv_read_bytes == (4 * 2 + 2 * 4) * 2 * (9 + 7) + 4 * 10
+    assert f32.kv_read_bytes == (4 * 2 + 2 * 4) * 2 * 2 * (9 + 7) + 4 * 10
     two_sequences = cost_of(BY_HAND, 3, 6, 2, beside=[(1, 3)])
-    assert two_sequences.kv_read_bytes == 12 * 2 * (9 + 7 + 4 + 4) + 2 * 4 * 10
-    assert two_sequences.kv_written_bytes == 4 * 12 * 4 + 2 * 4 * 10
+    assert two_sequences.kv_read_bytes == 12 * 2 * 2 * (9 + 7 + 4 + 4) + 2 * 4 * 10
+    assert two_sequences.kv_written_bytes == 4 * 12 * 4 * 2 + 2 * 4 * 10
     assert cost.step(BY_HAND, 3, 6, 2, type_k="unknown") is None
 
 
@@ -164,11 +166,14 @@ def test_pairs_and_positions_of_attention_counted_by_hand(
 
 def test_a_copy_of_the_cache_reads_and_writes_it_once() -> None:
     moved = cost.move(BY_HAND, 7)
-    n_bytes = 4 * 10 + 12 * 2 * (7 + 5)
+    n_bytes = 4 * 10 + 12 * 2 * 2 * (7 + 5)
     assert moved == StepCost(0, 0, 0, 0, n_bytes, n_bytes)
     smaller = cost.move(BY_HAND, 7, "q8_0", "f32")
     assert smaller is not None
-    assert smaller.kv_read_bytes == 4 * 10 + (4 * 34 / 32 + 2 * 4) * 2 * (7 + 5)
+    assert smaller.kv_read_bytes == 4 * 10 + (4 * 34 / 32 + 2 * 4) * 2 * 2 * (7 + 5)
+    without_state = cost.move(LLAMA, 7)
+    assert without_state is not None
+    assert without_state.n_bytes == 2 * 7 * 114_688
     assert cost.move(BY_HAND, 7, type_v="unknown") is None
     assert cost.move(dataclasses.replace(BY_HAND, n_layer=None), 7) is None
 

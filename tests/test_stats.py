@@ -140,6 +140,7 @@ def test_too_few_values_have_no_interval() -> None:
     assert stats.paired_ratio([1] * 5, [2] * 5) is None
     assert stats.paired_ratio([1] * 6, [2] * 6) == Ratio(2, 2, 2)
     assert stats.fewest_for_interval() == 6
+    assert stats.fewest_for_interval(confidence=0) == 1
     assert stats.fewest_for_interval(confidence=0.5) == 2
     assert stats.fewest_for_interval(confidence=0.99) == 8
 

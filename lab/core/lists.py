@@ -10,25 +10,30 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key | None]) -> dict[Key, list[Item]]:
-    """Items by key, in the order in which keys appear; omits items whose key is None."""
+    """Items by key, in the order in which keys appear; omits items with the key None."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
-        chosen = key(item)
-        if chosen is not None:
-            groups.setdefault(chosen, []).append(item)
+        group = key(item)
+        if group is not None:
+            groups.setdefault(group, []).append(item)
     return groups
 
 
 def first_known(items: Iterable[Item | None]) -> Item | None:
     """The first item that is not None, if any."""
-    return next((item for item in items if item is not None), None)
+    for item in items:
+        if item is not None:
+            return item
+    return None
 
 
-def join_and(words: Sequence[str]) -> str:
-    """`a, b and c`; "" for no words."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def join_and(names: Sequence[str]) -> str:
+    """`a, b and c`; "" for no names."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def plural(n: int, noun: str) -> str:
     """Such as `1 run` or `1,000 runs`; the plural must end in s."""
-    return f"{n:,} {noun}{'s' * (n != 1)}"
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -1,4 +1,7 @@
-"""Commands for pasting are made here, and nowhere else: values from records, servers and files cannot run anything."""
+"""Commands for pasting are made here, and nowhere else.
+
+Values from records, servers and files cannot run anything.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,30 @@ import shlex
 from lab.errors import printable
 
 
-def join(*words: object) -> str:
-    """Words as one line of a POSIX shell. A word that is a list is a command line within it, as in `lab ab`."""
-    return shlex.join(
-        printable(join(*word) if isinstance(word, (list, tuple)) else str(word)) for word in words
-    )
+def join(*arguments: object) -> str:
+    """Arguments as one line of a POSIX shell.
+
+    An argument that is a list is a command line within it, as in `lab ab`.
+    """
+    return shlex.join(printable(_as_text(argument)) for argument in arguments)
 
 
-def lab(*words: object) -> str:
-    return join("lab", *words)
+def _as_text(argument: object) -> str:
+    if isinstance(argument, (list, tuple)):
+        return join(*argument)
+    return str(argument)
+
+
+def lab(*arguments: object) -> str:
+    """A command of the lab."""
+    return join("lab", *arguments)
 
 
 def split(text: str) -> list[str]:
-    """Split a command line like a POSIX shell, but on Windows keep backslashes. ValueError for an open quote."""
+    """Split a command line like a POSIX shell, but keep backslashes on Windows.
+
+    ValueError for an open quote.
+    """
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split = True
     lexer.commenters = ""

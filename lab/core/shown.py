@@ -1,6 +1,7 @@
 """A value with its doubts, as tables, sentences, pictures and JSON show it.
 
-They use values of this type, or rows with `doubts`, so that a figure keeps its doubts wherever it appears.
+They use values of this type, or rows with `doubts`, so that a figure keeps its doubts wherever it
+appears.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ LOADED = "ceilings of a loaded machine"
 KINDS = (DISTURBED, PARTLY, FEW, EXTRAPOLATED, ASSUMED, ABOVE, LOADED)
 """All kinds of doubt, in the order in which they are named.
 
-DISTURBED: at least half of the runs were disturbed, so their median is unreliable. PARTLY: fewer were. FEW: too few
-runs for an interval. ABOVE: faster than its ceiling, which is wrong. LOADED: other programs ran beside the ceilings.
+DISTURBED: at least half of the runs were disturbed, so their median is unreliable. PARTLY: fewer
+were. FEW: too few runs for an interval. ABOVE: faster than its ceiling, which is wrong. LOADED:
+other programs ran while the ceilings were measured.
 """
 
 MARK = "!"
@@ -28,7 +30,10 @@ NOT_TO_BE_TRUSTED = "!!"  # some runs were disturbed; the figure is unreliable
 
 @dataclass(frozen=True)
 class Shown:
-    """A value of `n` runs with its interval, or their range (None: one run), and its doubts (some of KINDS)."""
+    """A value of `n` runs with its interval, or their range, and its doubts (some of KINDS).
+
+    `low` and `high` are None for one run.
+    """
 
     value: float
     low: float | None
@@ -39,13 +44,19 @@ class Shown:
 
 def of_runs(n: int, n_disturbed: int, fewest: int) -> tuple[str, ...]:
     """The doubts of a median over n runs; an interval needs `fewest` runs."""
-    disturbed = (DISTURBED,) if 2 * n_disturbed >= n > 0 else (PARTLY,) if n_disturbed else ()
-    return disturbed + ((FEW,) if n < fewest else ())
+    doubts = []
+    if n > 0 and 2 * n_disturbed >= n:
+        doubts.append(DISTURBED)
+    elif n_disturbed:
+        doubts.append(PARTLY)
+    if n < fewest:
+        doubts.append(FEW)
+    return tuple(doubts)
 
 
 def may_promise(doubts: Sequence[str]) -> bool:
     """Whether gains may be predicted from a figure with these doubts."""
-    return not {DISTURBED, LOADED}.intersection(doubts)
+    return DISTURBED not in doubts and LOADED not in doubts
 
 
 def is_firm(doubts: Sequence[str]) -> bool:
@@ -55,9 +66,12 @@ def is_firm(doubts: Sequence[str]) -> bool:
 
 def mark(doubts: Sequence[str]) -> str:
     """The mark of a figure in a table; "" without one."""
-    return NOT_TO_BE_TRUSTED if not is_firm(doubts) else MARK if PARTLY in doubts else ""
+    if not is_firm(doubts):
+        return NOT_TO_BE_TRUSTED
+    return MARK if PARTLY in doubts else ""
 
 
-def all_of(many: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The doubts of a result from several figures."""
-    return tuple(kind for kind in KINDS if any(kind in doubts for doubts in many))
+def all_of(doubts_of_figures: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The doubts of a result from several figures, in the order of KINDS."""
+    doubts: set[str] = set().union(*doubts_of_figures)
+    return tuple(kind for kind in KINDS if kind in doubts)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.app.help import Group
 from lab.app.options import as_json_option
 from lab.core import shell
+
+if TYPE_CHECKING:
+    from lab.core.record import Model
+    from lab.models.catalog import Spec
+
+CACHE_LENGTHS = (1_000, 10_000, 128_000)  # contexts whose KV cache `info` describes
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -36,20 +44,28 @@ def models(context: click.Context, as_json: bool) -> None:
         console.print_json(rows)
         return
     grid = console.Grid("name", "quantization", "MB", "on disk", "from", "what it is")
-    for row in rows:  # ~ is the size of a download
-        size = (
-            "-"
-            if row["n_bytes"] is None
-            else f"{'' if row['on_disk'] else '~'}{row['n_bytes'] / 1e6:,.0f}"
-        )
-        on_disk = "yes" if row["on_disk"] else "no"
+    for row in rows:
         grid.add_row(
-            row["spec"], row["quantization"] or "-", size, on_disk, row["source"], row["about"]
+            row["spec"],
+            row["quantization"] or "-",
+            _size_cell(row["n_bytes"], row["on_disk"]),
+            "yes" if row["on_disk"] else "no",
+            row["source"],
+            row["about"],
         )
     console.console().print(grid)
     click.echo(
-        "\nTo measure a shape with random weights: --model synthetic:NAME. To measure any file: --model PATH.gguf"
+        "\nTo measure a shape with random weights: --model synthetic:NAME. "
+        "To measure any file: --model PATH.gguf"
     )
+
+
+def _size_cell(n_bytes: int | None, on_disk: bool) -> str:
+    """MB of a file; ~ is the size of a download."""
+    if n_bytes is None:
+        return "-"
+    size = f"{n_bytes / 1e6:,.0f}"
+    return size if on_disk else f"~{size}"
 
 
 @models.command()
@@ -62,7 +78,8 @@ def info(spec: str, as_json: bool) -> None:
       lab models info smollm2-135m
       lab models info path/to/model.gguf
 
-    Reads the header of its file and loads no weights. Without a file, it describes the model from its shape.
+    Reads the header of its file and loads no weights. Without a file, it describes the model from
+    its shape.
     """
     from lab.core import cost, memory
     from lab.errors import LabError, printable
@@ -70,65 +87,89 @@ def info(spec: str, as_json: bool) -> None:
     from lab.process.worker import Worker
     from lab.runner import machine
     from lab.show import console
+
+    parsed = catalog.parse(spec, or_shape=True)
+    file = obtain.locate(parsed)
+    if file is None and parsed.entry is None:
+        hint = f"Get it first: {obtain.how_to_get(parsed)}"
+        raise LabError(f"{spec} is not on this machine.", hint)
+    with Worker() as worker:
+        if file:
+            model = worker.read_model(file.path, file.name, file.source)
+        else:
+            model = obtain.find(worker, spec)
+    path = printable(str(file.path)) if file else None
+    figures = {
+        "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
+        "kv_bytes_per_position": memory.kv_bytes_per_position(model),
+        "kv_bytes": {n: memory.of_length(model, n).kv_cache_bytes for n in CACHE_LENGTHS},
+        "n_ctx_that_fits": memory.longest(model, machine.memory_available()),
+    }
+    if as_json:
+        console.print_json({"model": dataclasses.asdict(model), "path": path, **figures})
+        return
+    lines = _description(model, path, figures)
+    if file is None:
+        lines |= _how_to_have(parsed, model)
+    for name, text in lines.items():
+        click.echo(f"{name:9} {text}")
+
+
+def _description(model: Model, path: str | None, figures: Mapping[str, Any]) -> dict[str, str]:
+    """The lines that describe a model, by their names."""
     from lab.show.text_setup import megabytes
 
-    wanted = catalog.parse(spec, or_shape=True)
-    file = obtain.locate(wanted)
-    entry = wanted.entry
-    if file is None and entry is None:
-        raise LabError(
-            f"{spec} is not on this machine.", f"Get it first: {obtain.how_to_get(wanted)}"
-        )
-    with Worker() as worker:
-        model = (
-            worker.read_model(file.path, file.name, file.source)
-            if file
-            else obtain.find(worker, spec)
-        )
-    path = printable(str(file.path)) if file else None
-    each = memory.kv_bytes_per_position(model)
-    weights = cost.weight_bytes_per_step(model)
-    fits = memory.longest(model, machine.memory_available())
-    caches = {str(n): memory.of_length(model, n).kv_cache_bytes for n in (1_000, 10_000, 128_000)}
-    if as_json:
-        figures = {
-            "weight_bytes_per_decode_step": weights,
-            "kv_bytes_per_position": each,
-            "kv_bytes": caches,
-        }
-        console.print_json(
-            {"model": dataclasses.asdict(model), "path": path, **figures, "n_ctx_that_fits": fits}
-        )
-        return
-    sizes = sorted(model.tensor_bytes.items(), key=lambda one: -one[1])
-    cache = ", ".join(f"{megabytes(n_bytes)} MB at {int(n):,}" for n, n_bytes in caches.items())
-    unknown = f"unknown{f' ({model.uncounted})' if model.uncounted else ''}"
-    tied = {True: "tied to the embedding", False: "separate", None: "unknown"}[
-        model.tied_embeddings
-    ]
-    heads = f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
-    lines = {
+    by_size = sorted(model.tensor_bytes.items(), key=lambda item: item[1], reverse=True)
+    tensors = ", ".join(f"{kind} {megabytes(n_bytes)} MB" for kind, n_bytes in by_size)
+    caches = [f"{megabytes(n)} MB at {length:,}" for length, n in figures["kv_bytes"].items()]
+    each = figures["kv_bytes_per_position"]
+    per_position = "unknown" if each is None else f"{each:,.0f}"
+    output = {True: "tied to the embedding", False: "separate", None: "unknown"}
+    weights = megabytes(figures["weight_bytes_per_decode_step"])
+    return {
         "name": f"{model.name} {model.quantization or ''} ({model.source})",
         "file": f"{path or 'not on this machine'}, {megabytes(model.n_bytes)} MB",
-        "shape": f"{model.arch}: {model.n_layer} layers, {model.n_embd} wide, feed-forward {model.n_ff}, {heads}",
-        "tokens": f"vocabulary of {model.n_vocab}, output matrix {tied}, trained for {model.n_ctx_train}",
-        "tensors": ", ".join(f"{kind} {megabytes(n)} MB" for kind, n in sizes),
-        "decode": f"reads {megabytes(weights)} MB of weights per step",
-        "KV cache": f"{'unknown' if each is None else f'{each:,.0f}'} bytes per position (F16): {cache}",
-        "fits": f"{unknown if fits is None else f'a context of about {fits:,} tokens'} in the currently free memory",
+        "shape": (
+            f"{model.arch}: {model.n_layer} layers, {model.n_embd} wide, "
+            f"feed-forward {model.n_ff}, {model.n_head} heads of {model.head_dim}, "
+            f"{model.n_head_kv} for keys and values"
+        ),
+        "tokens": (
+            f"vocabulary of {model.n_vocab}, output matrix {output[model.tied_embeddings]}, "
+            f"trained for {model.n_ctx_train}"
+        ),
+        "tensors": tensors,
+        "decode": f"reads {weights} MB of weights per step",
+        "KV cache": f"{per_position} bytes per position (F16): {', '.join(caches)}",
+        "fits": f"{_what_fits(model, figures['n_ctx_that_fits'])} in the currently free memory",
     }
-    if entry and not file:
-        n_bytes = entry.n_bytes if wanted.quantization in (None, entry.quantization) else None
-        size = f" (a download of about {n_bytes / 1e6:,.0f} MB)" if n_bytes else ""
-        if wanted.source != catalog.SYNTHETIC:
-            lines["get it"] = f"{obtain.how_to_get(wanted)}{size}"
-        lines["make it"] = shell.lab(
-            "models", "make", f"synthetic:{entry.name}:{model.quantization}"
-        )
-        lines["make it"] += (
-            f" (random weights, to measure its speed; the shape is from {entry.shape_source})"
-        )
-    click.echo("\n".join(f"{name:9} {text}" for name, text in lines.items()))
+
+
+def _what_fits(model: Model, n_ctx: int | None) -> str:
+    if n_ctx is not None:
+        return f"a context of about {n_ctx:,} tokens"
+    if model.uncounted:
+        return f"unknown ({model.uncounted})"
+    return "unknown"
+
+
+def _how_to_have(spec: Spec, model: Model) -> dict[str, str]:
+    """The lines on getting or making a model of the catalog that is not on this machine."""
+    from lab.models import catalog, obtain
+
+    entry = spec.entry
+    if entry is None:
+        return {}
+    lines = {}
+    if spec.source != catalog.SYNTHETIC:
+        lines["get it"] = obtain.how_to_get(spec)
+        if entry.n_bytes and spec.quantization in (None, entry.quantization):
+            lines["get it"] += f" (a download of about {entry.n_bytes / 1e6:,.0f} MB)"
+    command = shell.lab("models", "make", f"synthetic:{entry.name}:{model.quantization}")
+    lines["make it"] = (
+        f"{command} (random weights, to measure its speed; the shape is from {entry.shape_source})"
+    )
+    return lines
 
 
 @models.command()
@@ -171,13 +212,15 @@ def remove(specs: tuple[str, ...]) -> None:
     from lab.models import catalog, obtain
 
     for text in specs:
-        freed = obtain.remove(catalog.parse(text))
-        click.echo(
-            f"{text}: {freed / 1e6:,.0f} MB freed" if freed else f"{text}: not on this machine"
-        )
+        freed_bytes = obtain.remove(catalog.parse(text))
+        if freed_bytes:
+            click.echo(f"{text}: {freed_bytes / 1e6:,.0f} MB freed")
+        else:
+            click.echo(f"{text}: not on this machine")
 
 
 def _obtain(specs: tuple[str, ...]) -> None:
+    """Pull or make the models, and print where their files are."""
     from lab.errors import printable
     from lab.models import catalog, obtain
     from lab.process.worker import Worker
@@ -187,7 +230,6 @@ def _obtain(specs: tuple[str, ...]) -> None:
     with Worker() as worker:
         for spec in parsed:
             with console.transfer(console.console(stderr=True)) as watch:
-                file = obtain.obtain(spec, worker, watch)
-            click.echo(
-                printable(f"{spec.text}  {file.path.stat().st_size / 1e6:,.0f} MB  {file.path}")
-            )
+                path = obtain.obtain(spec, worker, watch).path
+            megabytes = path.stat().st_size / 1e6
+            click.echo(printable(f"{spec.text}  {megabytes:,.0f} MB  {path}"))

@@ -313,7 +313,7 @@ def read_messages(path: Path) -> list[str]:
             role = ROLES[fields["role"]]
             if isinstance(text, list):
                 text = "\n".join(part["text"] for part in text if part.get("type") == "text")
-            text = printable(text, kept="\n\t")
+            text = printable(text, allowed="\n\t")
         except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
             raise LabError(f"{path.name}, message {number}, is not a message.", hint) from None
         if (role == "assistant") == (len(said) % 2 == 1) or (role == "system" and len(said) == 1):
