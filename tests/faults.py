@@ -1,8 +1,8 @@
-"""Planted faults: copies of the installed libraries that die in native code, each of them under one condition.
+"""Planted faults: copies of the installed libraries that die in native code under one condition.
 
-`libllama` of such a folder is a few lines of C that need the real one. The dynamic linker finds its symbols first, so
-it can replace any function of llama.cpp or ggml: here the one that computes a graph on the CPU, which sees every
-operation before it is computed.
+`libllama` of such a folder is a few lines of C that need the real one. The dynamic linker finds its
+symbols first, so it can replace any function of llama.cpp or ggml: here the one that computes a
+graph on the CPU, which sees every operation before it is computed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,24 @@ extern void * ggml_graph_node(void * graph, int i);
 extern const char * ggml_op_desc(const void * tensor);
 extern const char * ggml_backend_buffer_name(void * buffer);
 
-struct tensor { int32_t type; void * buffer; int64_t ne[4]; size_t nb[4]; int32_t op, params[16], flags;
-                struct tensor * src[10]; };
+struct tensor {
+    int32_t type; void * buffer; int64_t ne[4]; size_t nb[4]; int32_t op, params[16], flags;
+    struct tensor * src[10];
+};
 struct plan { size_t size; void * data; int32_t n_threads; };
 
-static int does(struct tensor * node, const char * name) { return !strcmp(ggml_op_desc(node), name); }
+static int does(struct tensor * node, const char * name) {
+    return !strcmp(ggml_op_desc(node), name);
+}
 
-static int is_in(struct tensor * one, const char * name) {
-    return one && one->buffer && !strcmp(ggml_backend_buffer_name(one->buffer), name);
+static int is_in(struct tensor * tensor, const char * name) {
+    return tensor && tensor->buffer && !strcmp(ggml_backend_buffer_name(tensor->buffer), name);
 }
 
 static int is_repacked(struct tensor * node) {
     struct tensor * weights = node->src[0];
-    return does(node, "MUL_MAT") && weights->buffer && !is_in(weights, "CPU") && !is_in(weights, "CPU_Mapped");
+    return does(node, "MUL_MAT") && weights->buffer && !is_in(weights, "CPU")
+        && !is_in(weights, "CPU_Mapped");
 }
 
 int ggml_graph_compute(void * graph, struct plan * plan) {

@@ -2,8 +2,9 @@
 
     parse("llama-server", "--threads", "3")["cpuparams.n_threads"] == 3
 
-The wheel exports `common_params_parse`, with which llama-server and llama-cli read their arguments, and keeps
-llama.cpp's `common_params` right behind the head of a CommonParams object, whose attributes then show what was read.
+The wheel exports `common_params_parse`, with which llama-server and llama-cli read their arguments,
+and keeps llama.cpp's `common_params` right behind the head of a CommonParams object, whose
+attributes then show what was read.
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ SERVE = "serve"
 
 PARSE = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
 FIELDS = (
-    *("cpuparams.n_threads", "cpuparams_batch.n_threads"),
-    *("n_ctx", "n_parallel", "n_predict", "n_batch", "n_ubatch"),
-    *(
-        "flash_attn_type",
-        "cache_type_k",
-        "cache_type_v",
-        "n_gpu_layers",
-        "split_mode",
-        "main_gpu",
-        "tensor_split",
-    ),
-    *("no_kv_offload", "no_op_offload", "load_mode", "no_extra_bufts", "kv_unified", "prompt"),
+    "cpuparams.n_threads",
+    "cpuparams_batch.n_threads",
+    "n_ctx",
+    "n_parallel",
+    "n_predict",
+    "n_batch",
+    "n_ubatch",
+    "flash_attn_type",
+    "cache_type_k",
+    "cache_type_v",
+    "n_gpu_layers",
+    "split_mode",
+    "main_gpu",
+    "tensor_split",
+    "no_kv_offload",
+    "no_op_offload",
+    "load_mode",
+    "no_extra_bufts",
+    "kv_unified",
+    "prompt",
 )
 
 
@@ -44,7 +53,10 @@ class Refused(Exception):
 
 
 def parse(program: str, *arguments: str) -> dict[str, Any]:
-    """What the program understands by its arguments, by the names of `common_params`. Refused if it rejects one."""
+    """What the program understands by its arguments, by the names of `common_params`.
+
+    Refused if it rejects one.
+    """
     done = _child(program, *arguments)
     assert "Traceback" not in done.stderr, done.stderr
     if done.returncode == 1:
@@ -55,7 +67,10 @@ def parse(program: str, *arguments: str) -> dict[str, Any]:
 
 
 def slots(*arguments: str) -> list[dict[str, Any]]:
-    """What the wheel's llama-server, started with these arguments, says about its slots. It ends again."""
+    """What the wheel's llama-server, started with these arguments, says about its slots.
+
+    It ends again.
+    """
     done = _child(SERVE, *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
     answer: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
@@ -73,42 +88,35 @@ def _main(program: str, *arguments: str) -> int:
     read = getattr(ctypes.CDLL(wheel.__file__), PARSE)
     read.restype = ctypes.c_bool
     params = wheel.CommonParams()
-    words = (ctypes.c_char_p * (len(arguments) + 2))(
-        program.encode(), *map(str.encode, arguments), None
-    )
+    texts = [program.encode(), *map(str.encode, arguments), None]
+    argv = (ctypes.c_char_p * len(texts))(*texts)
     place = ctypes.c_void_p(id(params) + object.__basicsize__)
-    if not read(
-        len(arguments) + 1,
-        words,
-        place,
-        EXAMPLES["llama-server" if program == SERVE else program],
-        None,
-    ):
+    example = EXAMPLES["llama-server" if program == SERVE else program]
+    if not read(len(arguments) + 1, argv, place, example, None):
         return 1
     if program == SERVE:
-        params.hostnames = ["127.0.0.1"]
-        params.port = 0
-        params.endpoint_slots = True
-        params.warmup = False
-        server = wheel.Server(params)
-        print(
-            urllib.request.urlopen(f"{server.listening_address}/slots", timeout=60).read().decode(),
-            flush=True,
-        )
+        print(_slots_of_a_server(wheel, params), flush=True)
         os._exit(0)
-    values = {name: attrgetter(name)(params) for name in FIELDS}
-    print(
-        json.dumps(
-            {
-                name: value if isinstance(value, str) else _number(value)
-                for name, value in values.items()
-            }
-        )
-    )
+    values = {name: _as_json(attrgetter(name)(params)) for name in FIELDS}
+    print(json.dumps(values))
     return 0
 
 
-def _number(value: Any) -> Any:
+def _slots_of_a_server(wheel: Any, params: Any) -> str:
+    """What a llama-server with these parameters answers about its slots."""
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.endpoint_slots = True
+    params.warmup = False
+    server = wheel.Server(params)
+    with urllib.request.urlopen(f"{server.listening_address}/slots", timeout=60) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
     return list(value) if hasattr(value, "__len__") else int(value)
 
 

@@ -41,9 +41,10 @@ def build(folder: Path) -> Path:
     libraries = folder / "build" / "bin"
     shutil.copytree(Path(spec.origin).parent / "lib", libraries)
     ggml = llama_cpp / "ggml"
-    sources = [ggml / "src/ggml-rpc/ggml-rpc.cpp", ggml / "src/ggml-rpc/transport.cpp"]
-    headers = ["-I", ggml / "include", "-I", ggml / "src"]
-    linked = ["-L", libraries, "-lggml", "-lggml-base", "-Wl,-rpath,$ORIGIN"]
+    rpc = ggml / "src/ggml-rpc"
+    sources: list[str | Path] = [rpc / "ggml-rpc.cpp", rpc / "transport.cpp"]
+    headers: list[str | Path] = ["-I", ggml / "include", "-I", ggml / "src"]
+    linked: list[str | Path] = ["-L", libraries, "-lggml", "-lggml-base", "-Wl,-rpath,$ORIGIN"]
     target = libraries / "libggml-rpc.so"
     command: list[str | Path] = [
         compiler,

@@ -1,4 +1,7 @@
-"""llama.cpp is built with the options that GCC needs for AMX: without them it drops stores to the tiles' settings."""
+"""llama.cpp is built with the options that GCC needs for AMX.
+
+Without them it drops stores to the tiles' settings.
+"""
 
 import json
 import re
@@ -14,7 +17,10 @@ FIX = ROOT / "gcc_amx_fix" / "mini_lab_gcc_amx_fix" / "mini-lab-gcc-amx-fix.cmak
 
 
 def configured(folder: Path, *arguments: str, cmake: str = "cmake") -> dict[str, str]:
-    """The compile command of each file of a small CMake project, configured with our CMake file as our builds are."""
+    """The compile command of each file of a small CMake project.
+
+    It is configured with our CMake file, as our builds are.
+    """
     (folder / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.21)\nproject(top)\nadd_subdirectory(part)\n"
     )
@@ -26,15 +32,9 @@ def configured(folder: Path, *arguments: str, cmake: str = "cmake") -> dict[str,
     (part / "a.cpp").write_text("int a() { return 1; }\n")
     (part / "b.c").write_text("int b(void) { return 1; }\n")
     ours = [f"-DCMAKE_MODULE_PATH={FIX.parent}", f"-DCMAKE_USER_MAKE_RULES_OVERRIDE_CXX={FIX.stem}"]
-    command = [
-        cmake,
-        "-S",
-        str(folder),
-        "-B",
-        str(folder / "build"),
-        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-    ]
-    subprocess.run([*command, *ours, *arguments], check=True, capture_output=True)
+    folders = ["-S", str(folder), "-B", str(folder / "build")]
+    options = ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *ours, *arguments]
+    subprocess.run([cmake, *folders, *options], check=True, capture_output=True)
     entries = json.loads((folder / "build" / "compile_commands.json").read_text())
     return {Path(entry["file"]).name: entry["command"] for entry in entries}
 
@@ -51,22 +51,30 @@ def test_the_settings_of_uv_lead_to_the_cmake_file() -> None:
     assert folder / package / f"{module}.cmake" == FIX
 
 
-@pytest.mark.parametrize("own", [(), ("-DCMAKE_CXX_FLAGS=-O1",)])
-def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(
-    own: tuple[str, ...], tmp_path: Path
-) -> None:
-    gcc = shutil.which("g++")
-    if not gcc or not shutil.which("cmake"):
+def gcc() -> tuple[str, int]:
+    """GCC for x86-64, and its major version."""
+    compiler = shutil.which("g++")
+    if not compiler or not shutil.which("cmake"):
         pytest.skip("g++ or cmake is not installed")
-    about = subprocess.run(
-        [gcc, "-dM", "-E", "-x", "c++", "/dev/null"], check=True, capture_output=True, text=True
-    ).stdout
-    if "__x86_64__" not in about or "__clang__" in about:
-        pytest.skip(f"{gcc} is not a GCC for x86-64")
-    options = re.findall(r":(-f[\w-]+)>", FIX.read_text())
-    major = int(re.findall(r"__GNUC__ (\d+)", about)[0])
-    commands = configured(tmp_path, f"-DCMAKE_CXX_COMPILER={gcc}", *own)
-    given = [option for option in options if option in commands["a.cpp"].split()]
-    assert options == ["-fno-dse", "-fno-tree-dse"] and given == (options if major < 15 else [])
-    assert not any(option in commands["b.c"] for option in options)
-    assert not own or "-O1" in commands["a.cpp"]
+    command = [compiler, "-dM", "-E", "-x", "c++", "/dev/null"]
+    macros = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    if "__x86_64__" not in macros or "__clang__" in macros:
+        pytest.skip(f"{compiler} is not a GCC for x86-64")
+    return compiler, int(re.findall(r"__GNUC__ (\d+)", macros)[0])
+
+
+@pytest.mark.parametrize("flags", ["", "-O1"])
+def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(flags: str, tmp_path: Path) -> None:
+    compiler, version = gcc()
+    options = {"-fno-dse", "-fno-tree-dse"}
+    assert set(re.findall(r":(-f[\w-]+)>", FIX.read_text())) == options
+
+    arguments = [f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}"]
+    commands = configured(tmp_path, *arguments)
+    cpp_options = set(commands["a.cpp"].split())
+    if version < 15:
+        assert options <= cpp_options
+    else:
+        assert not options & cpp_options
+    assert not options & set(commands["b.c"].split())
+    assert flags in commands["a.cpp"]

@@ -1,4 +1,5 @@
-"""What is found out when native code ends the engine: with a fake engine, and with libraries that die for real."""
+"""What is found out when native code ends the engine: with a fake engine, and with libraries that
+die for real."""
 
 import re
 import shutil
@@ -25,7 +26,7 @@ from lab.runner.diagnosis import Diagnosed
 from tests import faults
 from tests.conftest import FakeWorker
 
-WORDS = "The engine's process ended: SIGSEGV."
+CRASH = "The engine's process ended: SIGSEGV."
 
 
 class Faulty(FakeWorker):
@@ -46,7 +47,7 @@ class Faulty(FakeWorker):
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         if self.dies(self.settings, sum(part.n_tokens for part in script[0].parts)):
             self.deaths += 1
-            raise WorkerDied(WORDS, status=self.status)
+            raise WorkerDied(CRASH, status=self.status)
         return super().run(script, watch)
 
     def probe(self, probe: Probe) -> Rate:
@@ -69,13 +70,16 @@ def planned(worker: Worker | FakeWorker, folder: Path, **asked: Any) -> Plan:
 
 def measured(worker: FakeWorker, folder: Path, **asked: Any) -> tuple[list[Record], list[Status]]:
     plan = planned(worker, folder, **asked)
-    seen = list[Status]()
+    seen: list[Status] = []
     path = new_results_file(plan, folder / "results")
-    return list(execute(plan, cast(Worker, worker), path, seen.append)), seen
+    records = list(execute(plan, cast(Worker, worker), path, seen.append))
+    return records, seen
 
 
 def outcome(records: list[Record]) -> list[tuple[int, int, str]]:
-    return sorted((r.run.n_prompt, r.run.repeat, r.run.status) for r in records if not r.run.warmup)
+    """Prompt length, repeat and status of each timed run."""
+    runs = [record.run for record in records if not record.run.warmup]
+    return sorted((run.n_prompt, run.repeat, run.status) for run in runs)
 
 
 ALL_WELL = [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
@@ -95,12 +99,12 @@ def test_a_session_goes_on_with_the_setting_that_helps_and_says_so(
 ) -> None:
     records, seen = measured(Faulty(dies), tmp_path)
     assert outcome(records) == ALL_WELL
-    crash, *others = records
+    crash, *following = records
     assert (crash.run.status, crash.run.warmup) == (CRASHED, True)
     assert getattr(crash.settings, field) != value
-    assert {getattr(record.settings, field) for record in others} == {value}
-    assert {record.run.status for record in others} == {OK}
-    (note,) = [status.note for status in seen if status.note]
+    assert {getattr(record.settings, field) for record in following} == {value}
+    assert {record.run.status for record in following} == {OK}
+    (note,) = filter(None, (status.note for status in seen))
     assert note == crash.run.error and f"The session continues with {option}" in note
 
 
@@ -110,7 +114,7 @@ def test_where_nothing_helps_each_length_dies_once(tmp_path: Path) -> None:
     assert outcome(records) == [(10, 0, CRASHED), (600, 0, CRASHED)]
     first, second = (str(record.run.error) for record in records)
     assert "also with each of --no-repack, --flash-attn off, --threads 1, --no-mmap" in first
-    assert second == WORDS and not any(status.note for status in seen)
+    assert second == CRASH and not any(status.note for status in seen)
     assert worker.deaths == 1 + 1 + 4 + 1  # the first, the trials, and the other length
 
 
@@ -137,7 +141,7 @@ def test_a_trial_of_variants_ends_with_the_cause(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"A: -fa on: .*The cause is flash attention"):
         for record in side_by_side.execute(plans, 3, path, lambda status: None, new_worker):
             records.append(record)
-    assert [record.run.status for record in records if not record.run.warmup] == [CRASHED]
+    assert outcome(records) == [(10, 0, CRASHED)]
 
 
 # Builds of another machine
@@ -177,7 +181,7 @@ def engine() -> Iterator[Worker]:
 
 @needs_linux
 @pytest.mark.parametrize(
-    ("fault", "words", "option"),
+    ("fault", "sentence", "option"),
     [
         ("kernel", r"SIGILL.*A plain matrix product on the CPU", None),
         ("repacked", r"SIGSEGV.*The cause is the repacked layouts of weights", "--no-repack"),
@@ -185,7 +189,7 @@ def engine() -> Iterator[Worker]:
 )
 def test_the_cause_of_a_planted_fault_is_named(
     fault: str,
-    words: str,
+    sentence: str,
     option: str | None,
     engine: Worker,
     mini: Path,
@@ -196,11 +200,11 @@ def test_the_cause_of_a_planted_fault_is_named(
     plan = make_plan(cast(Worker, FakeWorker()), "8", 4, 1, str(mini), prompt="random", threads=2)
     with pytest.raises(WorkerDied) as death:
         diagnosis.small_job(engine, plan, plan.settings, 8)
-    found = diagnosis.diagnose(engine, plan, 8, death.value)
-    assert isinstance(found, Diagnosed)
-    assert re.search(words, found.what)
-    assert (found.change.option if found.change else None) == option
-    assert found.is_lasting
+    diagnosed = diagnosis.diagnose(engine, plan, 8, death.value)
+    assert isinstance(diagnosed, Diagnosed)
+    assert re.search(sentence, diagnosed.what)
+    assert getattr(diagnosed.change, "option", None) == option
+    assert diagnosed.is_lasting
 
 
 @needs_linux

@@ -22,28 +22,18 @@ def test_steps_of_a_prompt_in_three_chunks_and_four_tokens() -> None:
 
 def test_the_loop_executes_and_chooses_in_order_and_counts_the_prompt() -> None:
     order: list[str] = []
-    moves: list[loop.Action] = [
+    actions: list[loop.Action] = [
         (partial(order.append, "chunk0"), None, 2),
         (partial(order.append, "chunk1"), partial(order.append, "choose"), 3),
         (partial(order.append, "token"), partial(order.append, "choose"), 3),
         (partial(order.append, "forget"), None, 3),
     ]
-    stamps = loop.walk(moves, iter(range(100)).__next__, progress := [-1])
+    progress = [-1]
+    clock = iter(range(100)).__next__
+    stamps = loop.walk(actions, clock, progress)
     assert order == ["chunk0", "chunk1", "choose", "token", "choose", "forget"]
-    assert stamps == [
-        0,
-        1,
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-        9,
-        9,
-    ]  # where nothing is chosen, a step ends when it is ready
+    # Where nothing is chosen, a step ends when it is ready.
+    assert stamps == [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
     assert progress == [3]
 
 
@@ -100,19 +90,9 @@ def test_phases_of_a_run() -> None:
 def test_what_a_run_cannot_tell_is_none_and_not_zero() -> None:
     assert phases.tpot_ns(make_run(n_gen=1)) is None
     run = make_run(n_prompt=3, n_gen=3)
-    drafted = dataclasses.replace(
-        run, steps=dataclasses.replace(run.steps, kind=(PREFILL, "verify", "verify"))
-    )
+    steps = dataclasses.replace(run.steps, kind=(PREFILL, "verify", "verify"))
+    drafted = dataclasses.replace(run, steps=steps)
     assert phases.decode_compute_mean_ns(drafted) is None  # every token was drafted
     failed = make_run(status="failed")
-    assert (
-        phases.prefill_ns(failed),
-        phases.ttft_ns(failed),
-        phases.tpot_ns(failed),
-        phases.e2e_ns(failed),
-    ) == (
-        None,
-        None,
-        None,
-        None,
-    )
+    for figure in (phases.prefill_ns, phases.ttft_ns, phases.tpot_ns, phases.e2e_ns):
+        assert figure(failed) is None

@@ -1,4 +1,5 @@
-"""`--lib`: libraries of another build, checked before anything is measured, and part of what is recorded."""
+"""`--lib`: libraries of another build, checked before anything is measured, and part of what is
+recorded."""
 
 import dataclasses
 import os
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,31 +49,14 @@ def libllama(tmp_path: Path) -> Callable[[bytes], Path]:
 
 def test_an_equal_build_fits_and_is_measured(build: Path, tmp_path: Path) -> None:
     assert builds.folder_of(str(build)) == str(build.resolve())
-    status, out, err = run_lab(
-        *(
-            "measure",
-            "--prompt-len",
-            8,
-            "--gen",
-            2,
-            "--repeat",
-            1,
-            "-ngl",
-            0,
-            "--lib",
-            build,
-            "--out",
-            tmp_path,
-        ),
-        "--no-plot",
-    )
+    work = ["--prompt-len", 8, "--gen", 2, "--repeat", 1, "-ngl", 0, "--no-plot"]
+    status, out, err = run_lab("measure", *work, "--lib", build, "--out", tmp_path)
     assert status == 0, err
     name = builds.name_of(str(build))
     assert name and name.startswith("build/bin ") and len(name) == len("build/bin ") + 8
     assert f"libraries of {name};" in out
-    assert (
-        " --lib " in out.partition("\nnext ")[2]
-    )  # explain, or measure again if the machine was busy
+    following = out.partition("\nnext ")[2]
+    assert " --lib " in following  # explain, or measure again if the machine was busy
     (path,) = tmp_path.glob("*.jsonl")
     for record in read([path]).records:
         assert (record.run.status, record.settings.lib, record.machine.lib) == (OK, name, name)
@@ -80,13 +65,13 @@ def test_an_equal_build_fits_and_is_measured(build: Path, tmp_path: Path) -> Non
 
 def test_the_engine_runs_the_libraries_of_the_folder(build: Path) -> None:
     with Worker() as worker:
-        own = worker.libraries()
+        installed = worker.libraries()
         worker.use(str(build))
-        theirs = worker.libraries()
-    assert (own.version, own.layout) == (theirs.version, theirs.layout)
+        copied = worker.libraries()
+    assert (installed.version, installed.layout) == (copied.version, copied.layout)
     if os.name != "nt":
-        assert {Path(path).parent.resolve() for path in theirs.paths} == {build.resolve()}
-        assert not {Path(path).parent for path in own.paths} & {build, build.resolve()}
+        assert {Path(path).parent.resolve() for path in copied.paths} == {build.resolve()}
+        assert not {Path(path).parent for path in installed.paths} & {build, build.resolve()}
 
 
 def test_machine_names_the_build(build: Path) -> None:
@@ -117,9 +102,7 @@ def test_libraries_that_crash(
         def libraries(self) -> Libraries:
             if self.lib is None:
                 return FITTING
-            raise WorkerDied(
-                "The engine's process ended: SIGILL (llama.cpp was built for another CPU)."
-            )
+            raise WorkerDied("The engine's process ended: SIGILL.")
 
     monkeypatch.setattr(builds, "Worker", Crashing)
     with pytest.raises(LabError, match="SIGILL") as problem:
@@ -128,7 +111,7 @@ def test_libraries_that_crash(
 
 
 @pytest.mark.parametrize(
-    ("theirs", "words"),
+    ("differences", "reason"),
     [
         (
             {"layout": {**FITTING.layout, FIELD: "512"}},
@@ -143,10 +126,11 @@ def test_libraries_that_crash(
     ],
 )
 def test_libraries_of_another_version(
-    theirs: dict[str, object], words: str, tmp_path: Path
+    differences: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(LabError, match=words):
-        builds.compare(FITTING, dataclasses.replace(FITTING, **theirs), tmp_path)  # type: ignore[arg-type]
+    libraries = dataclasses.replace(FITTING, **differences)
+    with pytest.raises(LabError, match=reason):
+        builds.compare(FITTING, libraries, tmp_path)
 
 
 def test_the_variable_of_llama_cpp_python_is_the_option(

@@ -1,4 +1,4 @@
-"""What machine this is: names of CPUs that Linux gives as numbers, and programs of another CPU that are emulated."""
+"""What machine this is: CPUs that Linux names by numbers, and emulated programs of another CPU."""
 
 import platform
 import sys
@@ -8,26 +8,42 @@ import pytest
 
 from lab.runner import machine
 
-X86 = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R)\nflags\t\t: fpu sse"
+X86 = """processor	: 0
+vendor_id	: GenuineIntel
+model		: 143
+model name	: Intel(R) Xeon(R)
+flags		: fpu sse"""
 BOARD = "Raspberry Pi 5 Model B Rev 1.0"
 
 
+ARM_CORE = """processor	: {number}
+BogoMIPS	: 108.00
+Features	: fp asimd
+CPU implementer	: {maker}
+CPU architecture: 8
+CPU variant	: 0x4
+CPU part	: {part}
+CPU revision	: 1
+"""
+
+
 def arm(*cores: str) -> str:
-    """/proc/cpuinfo of arm64 for cores such as `0x41/0xd0b`: it names neither a model nor flags."""
-    blocks = [
-        f"processor\t: {n}\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd\nCPU implementer\t: {core.split('/')[0]}\n"
-        f"CPU architecture: 8\nCPU variant\t: 0x4\nCPU part\t: {core.split('/')[1]}\nCPU revision\t: 1\n"
-        for n, core in enumerate(cores)
-    ]
+    """/proc/cpuinfo of arm64 for cores such as `0x41/0xd0b`: it names neither model nor flags."""
+    blocks = []
+    for number, core in enumerate(cores):
+        maker, _, part = core.partition("/")
+        blocks.append(ARM_CORE.format(number=number, maker=maker, part=part))
     return "\n".join(blocks)
 
 
 def tree(root: Path, cpuinfo: str, kernel: str = "", model: str = "") -> Path:
-    for name, text in (
-        ("proc/cpuinfo", cpuinfo),
-        ("proc/sys/kernel/arch", kernel),
-        ("proc/device-tree/model", model),
-    ):
+    """Files of the system below `root`."""
+    files = {
+        "proc/cpuinfo": cpuinfo,
+        "proc/sys/kernel/arch": kernel,
+        "proc/device-tree/model": model,
+    }
+    for name, text in files.items():
         if text:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)

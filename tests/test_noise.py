@@ -1,4 +1,5 @@
-"""What disturbs a run is seen, put into words, and never hidden; joules are added up as counters count them."""
+"""What disturbs a run is seen, put into words, and never hidden; joules are added up as counters
+count them."""
 
 import dataclasses
 import subprocess
@@ -48,13 +49,15 @@ def on_two_cores(others_ms: list[int], **changes: Any) -> Record:
     return make_record(watched(others_ms, **changes), machine=TWO_CORES)
 
 
-def on(n_physical: int, n_logical: int, n_threads: int, others: float, **changes: Any) -> Record:
-    """A run of so many threads, during which others used so many cores."""
+def on(
+    n_physical: int, n_logical: int, n_threads: int, cores_used: float, **changes: Any
+) -> Record:
+    """A run of so many threads, during which other processes used so many cores."""
     here = dataclasses.replace(MACHINE, n_cores_physical=n_physical, n_cores_usable=n_logical)
     settings = dataclasses.replace(
         SETTINGS, n_threads=n_threads, n_threads_batch=n_threads, **changes
     )
-    return make_record(watched([round(100 * others)] * 20), machine=here, settings=settings)
+    return make_record(watched([round(100 * cores_used)] * 20), machine=here, settings=settings)
 
 
 def test_another_process_is_seen_on_the_whole_and_in_the_worst_second() -> None:
@@ -65,9 +68,8 @@ def test_another_process_is_seen_on_the_whole_and_in_the_worst_second() -> None:
     assert disturbances.disturbances(on_two_cores(burst)) == {
         disturbances.OTHERS: pytest.approx(0.8)
     }
-    assert (
-        disturbances.disturbances(on_two_cores([90])) == {}
-    )  # 0.1 s: too short for the system's clock
+    too_short = on_two_cores([90])  # 0.1 s, for the system's clock
+    assert disturbances.disturbances(too_short) == {}
 
 
 def test_steal_heat_and_short_memory_are_seen() -> None:
@@ -117,9 +119,8 @@ def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     assert waited.startswith("only 1.1 cores were free for 2 threads in 1 of 2 runs")
     assert waited.endswith("(stop other programs; if that is usual there, use --threads 1)")
     assert "use --threads 5" in disturbances.sentences([on(8, 8, 8, 2.5)])[1]
-    assert (
-        "--threads" not in disturbances.sentences([on(2, 2, 2, 1.7)])[1]
-    )  # not one whole core was free
+    not_one_whole_core = disturbances.sentences([on(2, 2, 2, 1.7)])[1]
+    assert "--threads" not in not_one_whole_core
     assert disturbances.sentences([on(8, 8, 5, 2.5), quiet]) == []
     assert (
         "only 0.1 cores were free for 1 thread in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
@@ -137,10 +138,14 @@ def test_a_used_up_quota_is_seen() -> None:
     ]
 
 
-def drifting(factor: float) -> list[Any]:
-    sentinels = [round(10**7 * (1 + (factor - 1) * i / 11)) for i in range(12)]
-    made = [Noise(READING, READING, None, None, after) for after in sentinels]
-    return [make_record(make_run(repeat=i, noise=noise)) for i, noise in enumerate(made)]
+def drifting(factor: float) -> list[Record]:
+    """Twelve runs whose sentinels took from 10 ms to `factor` times as long."""
+    records = []
+    for repeat in range(12):
+        sentinel_ns = round(10**7 * (1 + (factor - 1) * repeat / 11))
+        noise = Noise(READING, READING, None, None, sentinel_ns)
+        records.append(make_record(make_run(repeat=repeat, noise=noise)))
+    return records
 
 
 def test_drift_is_reported_and_its_absence_not() -> None:
@@ -185,7 +190,8 @@ class NVMLError(Exception):
 
 
 def stand_in(**changes: Any) -> types.SimpleNamespace:
-    """NVML with one GPU, on which the engine and two others have memory; `changes` are other answers."""
+    """NVML with one GPU, on which the engine and two others have memory; `changes` are other
+    answers."""
 
     def refuse(*_: object) -> None:
         raise NVMLError(3)
@@ -241,9 +247,8 @@ def test_other_processes_on_the_gpu_are_seen(monkeypatch: pytest.MonkeyPatch) ->
         "other processes used 32 % of the GPU in the only run"
     ]
     assert disturbances.sentences([gpu_record(read, settings=SETTINGS)]) == []
-    (read,) = (
-        GpuWatch([1]).read() or ()
-    )  # the engine is not among them: the ids are of another namespace
+    # The engine is not among them: the ids are of another namespace.
+    (read,) = GpuWatch([1]).read() or ()
     assert read.others_percent is None
     idle = used((ENGINE, 2, 99), (DESKTOP, 2, 2))
     monkeypatch.setitem(
@@ -269,28 +274,22 @@ def write_zone(root: Path, zone: str, **files: object) -> None:
 
 
 def test_only_packages_and_their_memory_are_read(tmp_path: Path) -> None:
-    for zone, name in {
+    zones = {
         "0": "package-0",
         "0:0": "core",
         "0:1": "dram",
         "1": "package-1-die-0",
         "2": "psys",
-    }.items():
-        write_zone(
-            tmp_path,
-            f"intel-rapl:{zone}",
-            name=name,
-            energy_uj=5_000_000,
-            max_energy_range_uj=9_000_000,
-        )
+    }
+    counts = {"energy_uj": 5_000_000, "max_energy_range_uj": 9_000_000}
+    for zone, name in zones.items():
+        write_zone(tmp_path, f"intel-rapl:{zone}", name=name, **counts)
     write_zone(tmp_path, "intel-rapl-mmio:0", name="package-0", energy_uj=5)
-    found = READ_COUNTERS(NO_GPU, tmp_path)
-    assert [(one.covers, one.read(), one.wraps_at) for one in found] == [
-        (PACKAGE, 5_000_000, 9_000_000),
-        (DRAM, 5_000_000, 9_000_000),
-        (PACKAGE, 5_000_000, 9_000_000),
-    ]
-    assert describe_energy(found) == "package, dram"
+    counters = READ_COUNTERS(NO_GPU, tmp_path)
+    assert [counter.covers for counter in counters] == [PACKAGE, DRAM, PACKAGE]
+    for counter in counters:
+        assert (counter.read(), counter.wraps_at) == (5_000_000, 9_000_000)
+    assert describe_energy(counters) == "package, dram"
 
 
 def reads(*values: int | None) -> Callable[[], int | None]:
@@ -298,20 +297,16 @@ def reads(*values: int | None) -> Callable[[], int | None]:
 
 
 @pytest.mark.parametrize(
-    ("found", "joules"),
+    ("counters", "joules"),
     [
         ([], None),
-        (
-            [Counter(PACKAGE, reads(1000, 3000, 2000), 1.0, 4000)],
-            {PACKAGE: 5000},
-        ),  # 2000, then 3000 over the wrap
+        # 2000, then 3000 over the wrap
+        ([Counter(PACKAGE, reads(1000, 3000, 2000), 1.0, 4000)], {PACKAGE: 5000}),
         ([Counter(PACKAGE, reads(1000, 3000, 2000), 1.0)], None),  # it was set back
         ([Counter(PACKAGE, reads(1, None, 3), 1.0)], None),
         ([Counter(GPU, reads(5, 6, 7), 1e-3), Counter(GPU, reads(5, 6, 9), 1e-3)], {GPU: 0.006}),
-        (
-            [Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(PACKAGE, reads(1, None, 4), 1.0)],
-            None,
-        ),  # half of a sum
+        # half of a sum
+        ([Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(PACKAGE, reads(1, None, 4), 1.0)], None),
         (
             [Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(DRAM, reads(1, 1, None), 1.0)],
             {PACKAGE: 3},
@@ -319,9 +314,9 @@ def reads(*values: int | None) -> Callable[[], int | None]:
     ],
 )
 def test_what_was_used_between_readings(
-    monkeypatch: pytest.MonkeyPatch, found: Any, joules: Any
+    monkeypatch: pytest.MonkeyPatch, counters: Any, joules: Any
 ) -> None:
-    monkeypatch.setattr(noise_watch, "energy_counters", lambda gpus: found)
+    monkeypatch.setattr(noise_watch, "energy_counters", lambda gpus: counters)
     watch = EnergyWatch(NO_GPU)
     watch.sample()
     assert watch.joules() == joules
@@ -343,10 +338,8 @@ def test_a_run_has_joules_per_generated_token() -> None:
         with_joules({PACKAGE: 30}, status=FAILED),
     ]
     rows = table.runs(records)
-    assert rows.j_per_token[:2].tolist() == [
-        3.5,
-        4.0,
-    ]  # without a GPU in the build its card does not count
+    # Without a GPU in the build its card does not count.
+    assert rows.j_per_token[:2].tolist() == [3.5, 4.0]
     assert rows.energy_of[:2].tolist() == ["package + dram", "package + gpu"]
     assert rows.j_per_token[2:].isna().all() and rows.energy_of[2:].isna().all()
 
@@ -355,11 +348,10 @@ def test_the_table_shows_joules_where_they_are_known() -> None:
     def table_of(records: list[Record]) -> Sequence[Section]:
         return kinds.sections(records)[0].parts
 
-    (one,) = table_of([with_joules({PACKAGE: 30}), with_joules({PACKAGE: 50}, repeat=1)])
-    assert "J per token: energy of the whole run (package, all that ran on it)" in " ".join(
-        one.notes
-    )
-    assert "J per\\ntoken" in str(one)
+    (section,) = table_of([with_joules({PACKAGE: 30}), with_joules({PACKAGE: 50}, repeat=1)])
+    sentence = "J per token: energy of the whole run (package, all that ran on it)"
+    assert sentence in " ".join(section.notes)
+    assert "J per\\ntoken" in str(section)
     mixed = [with_joules({PACKAGE: 30}), with_joules({PACKAGE: 30, DRAM: 5}, repeat=1)]
     for records in (mixed, [with_joules(None)]):
         (section,) = table_of(records)

@@ -11,24 +11,27 @@ from lab.core.memory import CPU, Tensor
 from lab.core.record import Device
 from lab.errors import LabError
 from lab.features.measure.measuring import parse_variant
+from lab.models import synthetic
 from lab.process.worker import Worker
 from lab.runner.as_options import options
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.show import text_setup
+from tests import miniature
 from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record
 
 MB = 10**6
+GB = 10**9
 DEVICES = (
     Device("CUDA0", "A GPU", "gpu", 8 * MB),
     Device("CUDA1", "A smaller GPU", "gpu", 4 * MB),
     Device(CPU, "Test CPU", "cpu", None),
 )
-LAYERS = 8
+N_LAYER = 8
 TENSORS = (
     Tensor("token_embd.weight", MB),
     Tensor("output.weight", MB),
-    *(Tensor(f"blk.{i}.ffn_up.weight", MB) for i in range(LAYERS)),
+    *(Tensor(f"blk.{i}.ffn_up_exps.weight", MB) for i in range(N_LAYER)),
 )
 
 
@@ -43,24 +46,28 @@ def model_file(tmp_path: Path) -> Path:
 def worker(fake_worker: FakeWorker) -> FakeWorker:
     """An engine with two devices, and a model of eight layers of a megabyte."""
     fake_worker.build = dataclasses.replace(fake_worker.build, devices=DEVICES)
-    fake_worker.model = dataclasses.replace(MODEL, n_layer=LAYERS, n_bytes=10 * MB, n_ff=16)
+    fake_worker.model = dataclasses.replace(MODEL, n_layer=N_LAYER, n_bytes=10 * MB, n_ff=16)
     fake_worker.tensors_of_file = TENSORS
     fake_worker.free = {"CUDA0": 6 * MB, "CUDA1": 4 * MB}
     return fake_worker
 
 
-def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
-    return make_plan(
-        cast(Worker, worker),
-        **{"model": str(path), "prompt_len": "10", "gen": 5, "ubatch": 8, **asked},
-    )
+def plan_of(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
+    usual = {"model": str(path), "prompt_len": "10", "gen": 5, "ubatch": 8}
+    return make_plan(cast(Worker, worker), **{**usual, **asked})
 
 
 ASKED: list[tuple[str, str, object]] = [
     ("--device cuda0,CUDA1", "devices", ("CUDA0", "CUDA1")),
     ("-dev CUDA1", "devices", ("CUDA1",)),
+    ("--split-mode row", "split_mode", "row"),
+    ("-sm none --main-gpu 1", "main_gpu", 1),
+    ("--tensor-split 3,1", "tensor_split", (3.0, 1.0)),
+    ("-ts 0.5/2", "tensor_split", (0.5, 2.0)),
     ("--n-cpu-moe 2", "n_cpu_moe", 2),
     ("-ncmoe 3", "n_cpu_moe", 3),
+    ("-ot exps=CPU,attn=CUDA1", "override_tensor", ("exps=CPU", "attn=CUDA1")),
+    ("--rpc 127.0.0.1:50052", "rpc", ("127.0.0.1:50052",)),
     ("--no-kv-offload", "kv_offload", False),
     ("--no-op-offload", "op_offload", False),
     ("--no-mmap", "mmap", False),
@@ -73,24 +80,26 @@ ASKED: list[tuple[str, str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "field", "value"), ASKED)
+@pytest.mark.parametrize(("text", "field", "value"), ASKED)
 def test_options_reach_the_settings_and_their_command_again(
-    worker: FakeWorker, model_file: Path, words: str, field: str, value: object
+    worker: FakeWorker, model_file: Path, text: str, field: str, value: object
 ) -> None:
-    made = plan(worker, model_file, **parse_variant(words))
-    assert getattr(made.settings, field) == value
+    plan = plan_of(worker, model_file, **parse_variant(text))
+    assert getattr(plan.settings, field) == value
+
     model = dataclasses.replace(worker.model, source="embedded", name="smollm2-135m")
-    record = make_record(settings=made.settings, model=model, machine=made.machine)
-    again = parse_variant(" ".join(word for pair in options(record) for word in pair))
-    again.pop("model", None)
-    remade = plan(worker, model_file, **again).settings
-    assert dataclasses.replace(remade, prompt_sha256=None) == dataclasses.replace(
-        made.settings, prompt_sha256=None
+    record = make_record(settings=plan.settings, model=model, machine=plan.machine)
+    command = " ".join(" ".join(option) for option in options(record))
+    keywords = parse_variant(command)
+    keywords.pop("model", None)
+    again = plan_of(worker, model_file, **keywords)
+    assert dataclasses.replace(again.settings, prompt_sha256=None) == dataclasses.replace(
+        plan.settings, prompt_sha256=None
     )
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("asked", "reason"),
     [
         ({"device": "CUDA7"}, "no such device"),
         ({"device": "CUDA1,cuda1"}, "twice"),
@@ -99,81 +108,130 @@ def test_options_reach_the_settings_and_their_command_again(
         ({"n_gpu_layers": "many"}, "--n-gpu-layers many"),
         ({"n_gpu_layers": -1}, "--n-gpu-layers -1"),
         ({"n_gpu_layers": 1.5}, "--n-gpu-layers 1.5"),
+        ({"split_mode": "columns"}, "--split-mode columns"),
+        ({"main_gpu": 0}, "--main-gpu works only with --split-mode none"),
+        ({"main_gpu": 2, "split_mode": "none"}, "--main-gpu 2: no such device"),
+        ({"tensor_split": "1,2,3"}, "--tensor-split has 3 parts, for 2 devices"),
+        ({"tensor_split": "1", "device": "CUDA0,CUDA1"}, "1 part, for 2 devices"),
+        ({"tensor_split": "1,1", "device": "none"}, "2 parts, for 0 devices"),
+        ({"tensor_split": "a,1"}, "--tensor-split a,1"),
+        ({"tensor_split": "0,0"}, "--tensor-split 0,0"),
+        ({"tensor_split": "-1,2"}, "--tensor-split -1,2"),
+        ({"override_tensor": "ffn_.*"}, "--override-tensor ffn_.* names no device"),
+        ({"override_tensor": "ffn_.*="}, "names no device"),
+        ({"override_tensor": "ffn_.*=CUDA7"}, "no such device CUDA7"),
+        ({"override_tensor": "ffn_(=CPU"}, r"ffn_\( is no regular expression"),
     ],
 )
-def test_bad_values(worker: FakeWorker, model_file: Path, asked: dict[str, Any], says: str) -> None:
-    with pytest.raises(LabError, match=says):
-        plan(worker, model_file, **asked)
+def test_bad_values(
+    worker: FakeWorker, model_file: Path, asked: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(LabError, match=reason):
+        plan_of(worker, model_file, **asked)
+    assert not worker.loads
 
 
 # What fits
 
 
+def shown(plan: Plan, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `--dry-run` prints, with single spaces."""
+    text_setup.print_plan(plan, False)
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_a_plan_shows_what_goes_where(
     worker: FakeWorker, model_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = plan(worker, model_file)
-    rows = text_setup.places(made) or []
+    plan = plan_of(worker, model_file)
+    rows = text_setup.places(plan) or []
     assert [row["device"] for row in rows] == ["CUDA0", "CUDA1", CPU]
-    assert [row["layers"] for row in rows] == [
-        [0, 1, 2, 3, 4, 5],
-        [6, 7, 8],
-        [],
-    ]  # 6 of 10 MB free, so 6 of 9 layers
+    # 6 of 10 MB are free there, so 6 of 9 layers
+    assert [row["layers"] for row in rows] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], []]
     assert [row["weights_bytes"] for row in rows] == [6 * MB, 3 * MB, MB]
     assert [row["has_bytes"] for row in rows][:2] == [6 * MB, 4 * MB]
-    text_setup.print_plan(made, False)
-    shown = capsys.readouterr().out.split()
-    for words in ("CUDA0 0-5 6", "CUDA1 6-7, output 3", "CPU none 1"):
-        assert words in " ".join(shown)
-    assert text_setup.places(plan(worker, model_file, n_gpu_layers=0)) is None
+    text = shown(plan, capsys)
+    for line in ("CUDA0 0-5 0-5 6", "CUDA1 6-7, output 6-7 3", "CPU none none 1"):
+        assert line in text
+    assert text_setup.places(plan_of(worker, model_file, n_gpu_layers=0)) is None
+
+
+def test_a_plan_shows_experts_and_caches_that_lie_apart(
+    worker: FakeWorker, model_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    override = r"blk\.(0|1|5|7)\..*exps=CPU"
+    plan = plan_of(worker, model_file, override_tensor=override, kv_offload=False)
+    rows = {row["device"]: row for row in text_setup.places(plan) or []}
+    assert rows[CPU]["experts"] == [0, 1, 5, 7]
+    assert rows[CPU]["caches"] == list(range(N_LAYER))
+    assert rows["CUDA0"]["experts"] == [2, 3, 4] and rows["CUDA0"]["caches"] == []
+    assert rows[CPU]["weights_bytes"] == 5 * MB
+    text = shown(plan, capsys)
+    assert "device layers caches experts" in text
+    assert "CPU none 0-7 0-1, 5, 7 5" in text
+
+
+def test_shares_and_a_single_gpu_decide_where_layers_go(
+    worker: FakeWorker, model_file: Path
+) -> None:
+    def layers(**asked: Any) -> dict[str, list[int]]:
+        rows = text_setup.places(plan_of(worker, model_file, **asked)) or []
+        return {row["device"]: row["layers"] for row in rows}
+
+    assert layers(tensor_split="1,2")["CUDA0"] == [0, 1, 2]
+    assert layers(tensor_split=[0, 1])["CUDA1"] == list(range(9))
+    assert layers(split_mode="none", main_gpu=1) == {"CUDA1": list(range(9)), CPU: []}
+    assert layers(split_mode="tensor") == {"CUDA0": None, "CUDA1": None, CPU: None}
 
 
 def test_a_device_that_is_too_small_is_named_with_what_fits(
     worker: FakeWorker, model_file: Path
 ) -> None:
     worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
-    made = plan(worker, model_file)
-    (problem,) = made.refused.values()
+    (problem,) = plan_of(worker, model_file).refused.values()
     assert "CUDA0 (A GPU) needs 0.0 GB for 6 layers and has 0.0 GB: at most 4 fit" in problem
     assert problem.endswith("--n-gpu-layers 6")
-    assert not plan(worker, model_file, n_gpu_layers=6).refused
+    assert not plan_of(worker, model_file, n_gpu_layers=6).refused
 
 
 def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Path) -> None:
     worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
-    made = plan(worker, model_file, n_gpu_layers="auto")
-    assert made.settings.n_gpu_layers == 6 and not made.refused
-    assert text_setup.notes(made) == [
+    plan = plan_of(worker, model_file, n_gpu_layers="auto")
+    assert plan.settings.n_gpu_layers == 6 and not plan.refused
+    assert text_setup.notes(plan) == [
         "--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."
     ]
-    assert made.settings.prefill_wait is None  # no pipeline
+    assert plan.settings.prefill_wait is None  # no pipeline
+
+
+def test_auto_takes_all_or_no_layers(worker: FakeWorker, model_file: Path) -> None:
     worker.free = {"CUDA0": 60 * MB, "CUDA1": 40 * MB}
-    made = plan(worker, model_file, n_gpu_layers="auto")
-    assert (made.settings.n_gpu_layers, made.settings.prefill_wait) == (9, "end")
+    plan = plan_of(worker, model_file, n_gpu_layers="auto")
+    assert (plan.settings.n_gpu_layers, plan.settings.prefill_wait) == (9, "end")
     worker.free = {"CUDA0": 1, "CUDA1": 1}
-    assert plan(worker, model_file, n_gpu_layers="auto").settings.n_gpu_layers == 0
+    assert plan_of(worker, model_file, n_gpu_layers="auto").settings.n_gpu_layers == 0
     worker.build = dataclasses.replace(worker.build, devices=DEVICES[-1:])
-    made = plan(worker, model_file, n_gpu_layers="auto")
-    assert made.settings.n_gpu_layers == 0 and not made.warnings
+    plan = plan_of(worker, model_file, n_gpu_layers="auto")
+    assert plan.settings.n_gpu_layers == 0 and not plan.warnings
 
 
-def test_a_model_that_is_not_here_is_planned_from_its_shape(
-    worker: FakeWorker, tmp_path: Path
-) -> None:
-    gb = 10**9
-    pool = tuple(Device(f"CUDA{i}", f"GPU {i}", "gpu", 16 * gb) for i in range(4))
-    worker.build = dataclasses.replace(worker.build, devices=(*pool, DEVICES[-1]))
-    worker.free = {device.name: 16 * gb for device in pool}
-    made = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
-    assert "planned from its shape" in made.warnings[0] and not made.refused
-    rows = text_setup.places(made) or []
+def plan_of_70b(worker: FakeWorker, free_bytes: int) -> Plan:
+    """A model that is not on this machine, for four GPUs of 16 GB."""
+    gpus = tuple(Device(f"CUDA{i}", f"GPU {i}", "gpu", 16 * GB) for i in range(4))
+    worker.build = dataclasses.replace(worker.build, devices=(*gpus, DEVICES[-1]))
+    worker.free = {device.name: free_bytes for device in gpus}
+    return make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
+
+
+def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker) -> None:
+    plan = plan_of_70b(worker, 16 * GB)
+    assert "planned from its shape" in plan.warnings[0] and not plan.refused
+    rows = text_setup.places(plan) or []
     assert [len(row["layers"]) for row in rows] == [21, 20, 20, 20, 0]
-    assert sum(row["weights_bytes"] for row in rows) == made.model.n_bytes
-    assert all(10 * gb < row["needs_bytes"] < 12 * gb for row in rows[:4])
-    worker.free = {device.name: 8 * gb for device in pool}
-    small = make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
-    assert "CUDA0 (GPU 0) needs" in next(iter(small.refused.values()))
+    assert sum(row["weights_bytes"] for row in rows) == plan.model.n_bytes
+    assert all(10 * GB < row["needs_bytes"] < 12 * GB for row in rows[:4])
+    (problem,) = plan_of_70b(worker, 8 * GB).refused.values()
+    assert "CUDA0 (GPU 0) needs" in problem
 
 
 # What was recorded
@@ -183,17 +241,30 @@ def test_weights_are_repacked_or_not(mini: Path) -> None:
     """Whatever the layouts of this CPU are called: CPU_REPACK, AMX or another name."""
 
     def weights(repack: bool | None) -> dict[str, int]:
-        started.load(mini, dataclasses.replace(SETTINGS, repack=repack, mmap=False))
-        started.new_context(SETTINGS)
-        buffers = started.placement().buffers
+        engine.load(mini, dataclasses.replace(SETTINGS, repack=repack, mmap=False))
+        engine.new_context(SETTINGS)
+        buffers = engine.placement().buffers
         assert {memory.device_of(buffer.name, ()) for buffer in buffers} == {CPU}
         return {buffer.name: buffer.n_bytes for buffer in buffers if buffer.part == "model"}
 
-    with Worker() as started:
+    with Worker() as engine:
         usual = weights(None)
         asked = weights(True)
         plain = weights(False)
     assert usual == asked and len(usual) > 1
-    assert (
-        plain.keys() == {CPU} and sum(plain.values()) <= sum(usual.values()) + 2**15
-    )  # the log has hundredths of a MiB
+    rounding = 2**15  # the log has hundredths of a MiB
+    assert plain.keys() == {CPU} and sum(plain.values()) <= sum(usual.values()) + rounding
+
+
+def test_the_engine_says_which_experts_were_moved(tmp_path: Path) -> None:
+
+    path = tmp_path / "experts.gguf"
+    synthetic.write(miniature.entry("qwen3moe").shape, "Q4_0", path)
+    asked = dataclasses.replace(SETTINGS, override_tensor=(r"blk\.1\..*exps=CPU",), repack=False)
+    with Worker() as engine:
+        engine.load(path, asked)
+        engine.new_context(asked)
+        placement = engine.placement()
+    n_layer = len(placement.layers) - 1
+    assert placement.caches == (CPU,) * n_layer
+    assert placement.experts == (CPU,) * n_layer

@@ -44,8 +44,8 @@ def offloaded(**changes: Any) -> Settings:
 def test_the_last_layers_go_to_devices_by_their_shares(
     n_gpu_layers: int, shares: tuple[float, ...], expected: str
 ) -> None:
-    known = tuple(None if letter == "." else int(letter) for letter in expected)
-    assert memory.layers(4, n_gpu_layers, shares) == known
+    devices = memory.layers(4, n_gpu_layers, shares)
+    assert "".join("." if device is None else str(device) for device in devices) == expected
 
 
 TENSORS = (
@@ -58,11 +58,17 @@ TENSORS = (
 )
 
 
-def weights(
+def places_of(
     settings: Settings, tensors: tuple[Tensor, ...] = TENSORS, model: Model = MODEL
-) -> dict[str, int]:
+) -> tuple[Place, ...]:
+    """What two equal devices and the CPU hold."""
     places = memory.places(model, settings, tensors, ["A", "B"], (1, 1))
     assert places is not None
+    return places
+
+
+def weights(settings: Settings, tensors: tuple[Tensor, ...] = TENSORS) -> dict[str, int]:
+    places = places_of(settings, tensors)
     return {place.device: place.memory.weights_bytes for place in places}
 
 
@@ -70,48 +76,87 @@ def test_weights_lie_with_their_layer_and_a_tied_table_twice() -> None:
     assert weights(offloaded()) == {"A": 330, "B": 1001, CPU: 1000}
     assert weights(offloaded(n_gpu_layers=2)) == {"A": 220, "B": 1001, CPU: 1110}
     assert weights(offloaded(n_gpu_layers=0)) == {"A": 0, "B": 0, CPU: 1331}
-    own = (*TENSORS, Tensor("output.weight", 5000))
-    assert weights(offloaded(), own) == {"A": 330, "B": 5001, CPU: 1000}
+    with_output = (*TENSORS, Tensor("output.weight", 5000))
+    assert weights(offloaded(), with_output) == {"A": 330, "B": 5001, CPU: 1000}
 
 
 def test_experts_go_elsewhere() -> None:
     assert weights(offloaded(n_cpu_moe=1)) == {"A": 230, "B": 1001, CPU: 1100}
     assert weights(offloaded(n_cpu_moe=2)) == {"A": 30, "B": 1001, CPU: 1300}
+    experts = {place.device: place.experts for place in places_of(offloaded(n_cpu_moe=1))}
+    assert experts == {"A": (1,), "B": (), CPU: (0,)}
+
+
+def test_tensors_go_where_the_first_pattern_says() -> None:
+    settings = offloaded(override_tensor=(r"blk\.1\..*exps=B", "exps=CPU", "attn=CPU"))
+    assert weights(settings) == {"A": 0, "B": 1201, CPU: 1130}
+    places = {place.device: place for place in places_of(settings)}
+    assert places["A"].layers == (0, 1) and places["A"].experts == ()
+    assert places["B"].experts == (1,) and places[CPU].experts == (0,)
+
+
+@pytest.mark.parametrize("split_mode", ["row", "tensor"])
+def test_parts_of_tensors_are_not_worked_out(split_mode: str) -> None:
+    settings = offloaded(split_mode=split_mode)
+    assert memory.places(MODEL, settings, TENSORS, ["A", "B"], (1, 1)) is None
 
 
 def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
-    a_layer = 2 * 2 * 16 * 2 * 512  # K and V, 2 heads of 16, F16, 512 positions
+    layer_bytes = 2 * 2 * 16 * 2 * 512  # K and V, 2 heads of 16, F16, 512 positions
 
-    def caches(settings: Settings) -> list[int | None]:
-        return [
-            place.memory.kv_cache_bytes
-            for place in memory.places(MODEL, settings, TENSORS, ["A", "B"], (1, 1)) or ()
-        ]
+    def caches(settings: Settings) -> list[tuple[tuple[int, ...], int | None]]:
+        return [(place.caches, place.memory.kv_cache_bytes) for place in places_of(settings)]
 
-    assert caches(offloaded()) == [2 * a_layer, 0, 0]
-    assert caches(offloaded(n_gpu_layers=2)) == [a_layer, 0, a_layer]
-    assert caches(offloaded(kv_offload=False)) == [0, 0, 2 * a_layer]
-    unknown = dataclasses.replace(MODEL, uncounted="it is odd")
-    places = memory.places(unknown, offloaded(), TENSORS, ["A", "B"], (1, 1)) or ()
-    assert {(place.memory.kv_cache_bytes, place.memory.compute_bytes) for place in places} == {
-        (None, None)
-    }
+    assert caches(offloaded()) == [((0, 1), 2 * layer_bytes), ((), 0), ((), 0)]
+    partly = caches(offloaded(n_gpu_layers=2))
+    assert partly == [((1,), layer_bytes), ((), 0), ((0,), layer_bytes)]
+    assert caches(offloaded(kv_offload=False)) == [((), 0), ((), 0), ((0, 1), 2 * layer_bytes)]
+
+
+def test_memory_that_is_not_known_is_none() -> None:
+    for place in places_of(offloaded(), model=dataclasses.replace(MODEL, uncounted="it is odd")):
+        assert place.memory.kv_cache_bytes is None
+        assert place.memory.compute_bytes is None
 
 
 def test_devices_come_in_llama_cpps_order() -> None:
-    kinds = (("CUDA0", "gpu"), ("CUDA1", "gpu"), ("CPU", "cpu"), ("Vulkan0", "igpu"))
-    here = dataclasses.replace(
-        MACHINE, devices=tuple(Device(name, name, kind) for name, kind in kinds)
+    gpus = (Device("CUDA0", "A GPU", "gpu"), Device("CUDA1", "A GPU", "gpu"))
+    slow = (Device("CPU", "A CPU", "cpu"), Device("Vulkan0", "A small GPU", "igpu"))
+    remote = Device("RPC0", "192.0.2.1:50052", "gpu")
+
+    def names(*devices: Device, **changes: Any) -> list[str]:
+        here = dataclasses.replace(MACHINE, devices=devices)
+        return [device.name for device in machine.used(here, offloaded(**changes))]
+
+    assert names(*gpus, *slow) == ["CUDA0", "CUDA1"]
+    assert names(*slow) == ["Vulkan0"]
+    assert names(*slow, remote) == ["RPC0", "Vulkan0"]
+    assert names(*gpus, remote) == ["RPC0", "CUDA0", "CUDA1"]
+    assert names(*gpus, devices=("CUDA1", "CUDA0")) == ["CUDA1", "CUDA0"]
+    assert names(*gpus, split_mode="none") == ["CUDA0"]
+    assert names(*gpus, split_mode="none", main_gpu=1) == ["CUDA1"]
+    assert names(*gpus, n_gpu_layers=0) == []
+
+
+def test_buffers_belong_to_devices() -> None:
+    servers = ("192.0.2.1:50052", "192.0.2.2:50052")
+    devices = (
+        Device("CUDA0", "A GPU", "gpu"),
+        Device("RPC0", servers[0], "gpu"),
+        Device("RPC1", servers[1], "gpu"),
+        Device("RPC2", servers[1], "gpu"),
     )
-    small = dataclasses.replace(here, devices=here.devices[2:])
-
-    def names(machine_here: Any, **changes: Any) -> list[str]:
-        return [device.name for device in machine.used(machine_here, offloaded(**changes))]
-
-    assert names(here) == ["CUDA0", "CUDA1"]
-    assert names(small) == ["Vulkan0"]
-    assert names(here, devices=("CUDA1", "CUDA0")) == ["CUDA1", "CUDA0"]
-    assert names(here, n_gpu_layers=0) == []
+    expected = {
+        "CPU_REPACK": CPU,
+        "AMX": CPU,
+        "CUDA_Host": CPU,
+        "CUDA0": "CUDA0",
+        "CUDA0_Mapped": "CUDA0",
+        f"RPC0[{servers[0]}]": "RPC0",
+        f"RPC1[{servers[1]}]": "RPC2",  # the second device of that server
+        "Metal": "Metal",
+    }
+    assert {buffer: memory.device_of(buffer, devices) for buffer in expected} == expected
 
 
 # Against llama.cpp, on the CPU
@@ -126,7 +171,7 @@ def engine() -> Iterator[Worker]:
 def real_and_planned(
     engine: Worker, path: Path, settings: Settings
 ) -> tuple[Placement, dict[tuple[str, str], int], tuple[Place, ...]]:
-    """What llama.cpp did, its bytes by device and part, and what was worked out."""
+    """What llama.cpp did, its bytes by device and part, and the plan."""
     model = engine.read_model(path, "m", "file")
     here = dataclasses.replace(MACHINE, devices=engine.build.devices)
     names = [device.name for device in machine.used(here, settings)]
@@ -138,31 +183,30 @@ def real_and_planned(
     real = engine.placement()
     by_part: dict[tuple[str, str], int] = {}
     for buffer in real.buffers:
-        key = memory.device_of(buffer.name, here.devices), buffer.part
+        key = (memory.device_of(buffer.name, here.devices), buffer.part)
         by_part[key] = by_part.get(key, 0) + buffer.n_bytes
     return real, by_part, planned
 
 
 def check(engine: Worker, path: Path, compute_within: float | None = None) -> None:
-    """Layers are exactly those worked out, weights and caches within 1 %, compute buffers where that is asked for."""
+    """Layers are exactly as planned, weights and caches within 1 %, compute buffers as asked."""
     settings = offloaded(
         n_gpu_layers=0, n_ctx=2048, n_ubatch=512, mmap=False, flash_attn_resolved=None
     )
     real, by_part, planned = real_and_planned(engine, path, settings)
-    of_layers = {layer: place.device for place in planned for layer in place.layers}
-    assert [of_layers[layer] for layer in range(len(of_layers))] == list(real.layers)
+    rounding = 2**15  # the log has hundredths of a MiB
     for place in planned:
-        rest = 2**15  # the log has hundredths of a MiB
-        assert place.memory.weights_bytes == pytest.approx(
-            by_part.get((place.device, "model"), 0), rel=0.01, abs=rest
-        )
-        assert place.memory.kv_cache_bytes == pytest.approx(
-            by_part.get((place.device, "KV"), 0), rel=0.01, abs=rest
-        )
-        if compute_within is None:
-            continue
+        assert [real.layers[layer] for layer in place.layers] == [place.device] * len(place.layers)
+        assert [real.caches[layer] for layer in place.caches] == [place.device] * len(place.caches)
+        weights = by_part.get((place.device, "model"), 0)
+        cache = by_part.get((place.device, "KV"), 0)
         compute = by_part.get((place.device, "compute"), 0)
-        assert place.memory.compute_bytes == pytest.approx(compute, rel=compute_within, abs=rest)
+        assert place.memory.weights_bytes == pytest.approx(weights, rel=0.01, abs=rounding)
+        assert place.memory.kv_cache_bytes == pytest.approx(cache, rel=0.01, abs=rounding)
+        if compute_within is not None:
+            near = pytest.approx(compute, rel=compute_within, abs=rounding)
+            assert place.memory.compute_bytes == near
+    assert sum(len(place.layers) for place in planned) == len(real.layers)
 
 
 def test_it_lies_where_llama_cpp_says(engine: Worker, embedded: Path) -> None:

@@ -1,6 +1,7 @@
 """The real thing: llama.cpp and the embedded model, in its child process and as a command."""
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -40,18 +41,14 @@ def run(
 
 def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None:
     model = worker.read_model(embedded, "smollm2-135m", "embedded")
-    assert (model.arch, model.quantization, model.n_layer, model.n_embd) == (
-        "llama",
-        "Q4_1",
-        30,
-        576,
-    )
+    assert (model.arch, model.quantization) == ("llama", "Q4_1")
+    assert (model.n_layer, model.n_embd) == (30, 576)
     assert (model.n_head, model.n_head_kv, model.head_dim, model.n_ff) == (9, 3, 64, 1536)
     assert (model.n_vocab, model.n_ctx_train, model.tied_embeddings) == (49152, 8192, True)
     assert set(model.tensor_bytes) == {"Q4_1", "Q8_0", "F32"}
-    assert (
-        model.n_bytes and 0 < model.n_bytes - sum(model.tensor_bytes.values()) < 3_000_000
-    )  # the rest is the header
+    assert model.n_bytes
+    header_bytes = model.n_bytes - sum(model.tensor_bytes.values())
+    assert 0 < header_bytes < 3_000_000
 
 
 def test_steps_of_a_real_run(worker: Worker) -> None:
@@ -64,9 +61,8 @@ def test_steps_of_a_real_run(worker: Worker) -> None:
     assert seen[-1].n_prefilled == 600 and len(seen[-1].token_ids) == 5
     assert steps.n_tokens == (512, 88, 1, 1, 1, 1)
     assert steps.n_past == (0, 512, 600, 601, 602, 603)
-    stamps = [
-        t for step in zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True) for t in step
-    ]
+    by_step = zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True)
+    stamps = list(itertools.chain.from_iterable(by_step))
     assert stamps == sorted(stamps) and stamps[0] == 0
     assert len(tokens) == 5
 
@@ -77,9 +73,8 @@ def test_no_prefix_is_reused_and_the_same_prompt_gives_the_same_tokens(worker: W
     again = run(worker, ids, 8)
     assert first[1] == again[1]
     assert again[0].n_tokens[0] == 300
-    assert (
-        again[0].ready_ns[0] > 0.2 * first[0].ready_ns[0]
-    )  # a reused prefix would take next to nothing
+    # A reused prefix would take next to nothing.
+    assert again[0].ready_ns[0] > 0.2 * first[0].ready_ns[0]
 
 
 def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
@@ -109,10 +104,10 @@ def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker
 def test_the_first_run_after_the_warm_up_touches_no_new_memory(
     embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a whole step in the warm-up the first run has about 2,000 page faults more than the next one."""
-    monkeypatch.setattr(
-        "lab.runner.warm_engine.FULL_WARMUP_S", 60
-    )  # a busy machine takes longer for a step
+    """Without a whole step in the warm-up the first run has about 2,000 page faults more than the
+    next one."""
+    # A busy machine takes longer for a step.
+    monkeypatch.setattr("lab.runner.warm_engine.FULL_WARMUP_S", 60)
     n_faults = [0]
 
     def count(worker: Worker) -> None:
@@ -135,16 +130,14 @@ def test_the_first_run_after_the_warm_up_touches_no_new_memory(
 
 def test_measuring_from_python(tmp_path: Path) -> None:
     records = lab.measure("8,40", gen=4, repeat=1, out=tmp_path, threads=1)
-    assert [(r.run.warmup, r.run.status) for r in records] == [
-        (True, OK),
-        (True, OK),
-        (False, OK),
-        (False, OK),
-    ]
+    runs = [record.run for record in records]
+    assert [run.warmup for run in runs] == [True, True, False, False]
+    assert {run.status for run in runs} == {OK}
     assert len(lab.runs(records)) == 4
-    assert len(lab.steps(records)) == sum(len(r.run.steps.kind) for r in records)
+    assert len(lab.steps(records)) == sum(len(run.steps.kind) for run in runs)
     assert list(lab.read([tmp_path]).records) == records
-    (timed,) = [r for r in records if r.run.n_prompt == 40 and not r.run.warmup]
+    of_forty = [record for record in records if record.run.n_prompt == 40]
+    (timed,) = [record for record in of_forty if not record.run.warmup]
     assert timed.model.sha256 and len(timed.model.sha256) == 64
     assert timed.settings.prompt == "text"
     assert timed.run.noise is not None
@@ -170,7 +163,7 @@ def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
 
 
 def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
-    """With as many threads as the lab takes by itself; the other tests take one, which other work disturbs less."""
+    """With the default number of threads; other tests take one, which work disturbs less."""
     status, out, _ = run_lab(
         "measure", "-p", "8", "-n", "3", "-r", "1", "-o", tmp_path, "--json", "--stream"
     )
@@ -196,7 +189,7 @@ def test_dry_run_measures_nothing(tmp_path: Path) -> None:
 def test_machine_and_models(embedded: Path) -> None:
     status, out, _ = run_process("machine")
     assert status == 0 and "llama-cpp-python" in out and "\nenergy   " in out
-    known = json.loads(run_lab("machine", "--json")[1])
-    assert known["devices"] and known["llama_cpp_python"] and known["energy"]
+    here = json.loads(run_lab("machine", "--json")[1])
+    assert here["devices"] and here["llama_cpp_python"] and here["energy"]
     assert "smollm2-135m" in run_lab("models")[1]
     assert json.loads(run_lab("models", "--json")[1])[0]["n_bytes"] == embedded.stat().st_size

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 import lab
@@ -30,9 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "settings"
 
 
-def contexts(name: str, *words: str) -> dict[str, Any]:
+def parameters(name: str, *arguments: str) -> dict[str, Any]:
     """The parameters of a command after parsing."""
-    return main.commands[name].make_context(name, list(words)).params
+    return main.commands[name].make_context(name, list(arguments)).params
 
 
 # The file
@@ -68,7 +67,7 @@ def test_odd_names_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "reason"),
     [
         ("{", "it is not JSON"),
         ("[]", "AskedSettings"),
@@ -78,15 +77,13 @@ def test_odd_names_are_refused(name: str) -> None:
         ('{"flash_attn": "maybe"}', "--flash-attn maybe is not possible"),
     ],
 )
-def test_broken_files_are_refused(folder: Path, text: str, words: str) -> None:
+def test_broken_files_are_refused(folder: Path, text: str, reason: str) -> None:
     folder.mkdir()
     (folder / "fast.json").write_text(text)
     with pytest.raises(LabError) as problem:
         load("fast")
-    assert (
-        problem.value.what.startswith("The settings fast cannot be used: ")
-        and words in problem.value.what
-    )
+    assert problem.value.what.startswith("The settings fast cannot be used: ")
+    assert reason in problem.value.what
     assert problem.value.hint == f"Correct or delete {folder / 'fast.json'}"
 
 
@@ -94,16 +91,14 @@ def test_broken_files_are_refused(folder: Path, text: str, words: str) -> None:
 
 
 def test_all_commands_with_settings_of_the_engine_have_it() -> None:
-    def options(command: click.Command) -> set[str]:
-        return {option.name or "" for option in command.params}
-
-    having = {name for name, command in main.commands.items() if "settings" in options(command)}
-    assert having == {
-        name
-        for name, command in main.commands.items()
-        if {"ubatch", "threads_batch"} <= options(command)
-    }
-    assert {"measure", "sweep", "ab", "batch", "predict", "doctor", "ceilings", "claims"} <= having
+    with_settings = set()
+    for name, command in main.commands.items():
+        options = {option.name for option in command.params}
+        has_engine_options = {"ubatch", "threads_batch"} <= options
+        assert ("settings" in options) is has_engine_options
+        if has_engine_options:
+            with_settings.add(name)
+    assert {"measure", "sweep", "ab", "batch", "predict", "doctor", "claims"} <= with_settings
 
 
 @pytest.mark.parametrize("name", ["measure", "batch", "doctor", "sweep"])
@@ -111,31 +106,31 @@ def test_saved_settings_are_the_defaults_of_a_command(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save("fast", FAST)
-    given = contexts(name, "--threads", "2", "--settings", "fast")
-    assert (given["threads"], given["ubatch"], given["repack"]) == (2, 64, False)
-    assert given["device"] == "CUDA0,CUDA1" and given["batch"] == 2048
-    unified = "" if name == "doctor" else " --kv-unified on"  # doctor has no such option
-    used = "--ubatch 64 --no-repack --device CUDA0,CUDA1"
-    assert (
-        capsys.readouterr().err
-        == f"Note: --settings fast stands for --threads 1 {used}{unified}.\n"
-    )
+    values = parameters(name, "--threads", "2", "--settings", "fast")
+    assert (values["threads"], values["ubatch"], values["repack"]) == (2, 64, False)
+    assert values["device"] == "CUDA0,CUDA1" and values["batch"] == 2048
+    options = "--threads 1 --ubatch 64 --no-repack --device CUDA0,CUDA1"
+    if name != "doctor":  # which has no such option
+        options += " --kv-unified on"
+    assert capsys.readouterr().err == f"Note: --settings fast stands for {options}.\n"
 
 
 def test_every_setting_can_be_saved_and_given() -> None:
-    values: dict[str, Any] = dict.fromkeys(table(), True)
-    values |= {name: setting.choices[0] for name, setting in table().items() if setting.choices}
-    values |= {name: 1 for name, setting in table().items() if setting.most}
+    values: dict[str, Any] = {}
+    for name, setting in table().items():
+        values[name] = True
+        if setting.choices:
+            values[name] = setting.choices[0]
+        elif setting.most:
+            values[name] = 1
     values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"]}
     values |= {"lib": "/a/b", "mmap": False, "rpc": ["192.0.2.1:50052"]}
     values |= {"split_mode": "none", "tensor_split": "3,1", "override_tensor": ["exps=CPU"]}
     save("all", values)
-    given = contexts("measure", "--settings", "all")
-    written = {
-        name: ",".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in values.items()
-    }
-    assert {name: given[name] for name in table()} == written
+    parsed = parameters("measure", "--settings", "all")
+    for name, value in values.items():
+        expected = ",".join(value) if isinstance(value, list) else value
+        assert parsed[name] == expected, name
 
 
 def test_a_variant_may_name_saved_settings() -> None:
@@ -146,9 +141,11 @@ def test_a_variant_may_name_saved_settings() -> None:
 
 
 def test_wrong_uses_are_errors_without_a_traceback(folder: Path) -> None:
-    assert run_lab("measure", "--settings", "fast")[::2] == (
-        1,
-        "Error: There are no settings named fast.\nNone are saved yet: lab tune --save NAME saves some.\n",
+    status, _, err = run_lab("measure", "--settings", "fast")
+    assert status == 1
+    assert err == (
+        "Error: There are no settings named fast.\n"
+        "None are saved yet: lab tune --save NAME saves some.\n"
     )
     save("fast", {"threads": 1})
     status, _, err = run_lab("measure", "--settings", "fast", "--url", "http://127.0.0.1:1/v1")

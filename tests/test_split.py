@@ -11,8 +11,8 @@ from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.core.shape import EMBEDDING
 from lab.errors import LabError
 from lab.features.explain import sentences
-from lab.roofline import explanation, learning, probes, probing, step_kernels, step_prediction
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD
+from lab.roofline import explanation, learning, probes, probing, step_kernels, step_prediction
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, WIDE, rate
 
@@ -31,32 +31,34 @@ LINK_GBPS = 2.0
 
 def copies(op: str) -> list[Rate]:
     """Copies that take LATENCY_S, and 1 / LINK_GBPS ns a byte."""
-    sizes = probes.COPIES
-    return [
-        Rate(op, "F32", "CUDA0", 1, n // 4, 1, 1, n, 0, (round(1e9 * LATENCY_S + n / LINK_GBPS),))
-        for n in sizes
-    ]
+    rates = []
+    for n_bytes in probes.COPIES:
+        ns = round(1e9 * LATENCY_S + n_bytes / LINK_GBPS)
+        rates.append(Rate(op, "F32", "CUDA0", 1, n_bytes // 4, 1, 1, n_bytes, 0, (ns,)))
+    return rates
 
 
 def of_device(name: str) -> Ceilings:
     """A device that reads, multiplies and attends at its rates, at any number of tokens."""
-    is_cpu = name == "CPU"
-    rates = [
-        *(rate(MUL_MAT, "Q8_0", n, READS[name], MULTIPLIES[name]) for n in (1, 512)),
-        *(rate(ATTENTION, "F16", n, 1e6, ATTENDS[name]) for n in (1, 512)),
-        *([] if is_cpu else [*copies(UPLOAD), *copies(DOWNLOAD)]),
-    ]
-    return Ceilings(
-        "2026-01-01T00:00:00Z", BOTH, not is_cpu, tuple(rates), device=None if is_cpu else name
-    )
+    rates = []
+    for n_tokens in (1, 512):
+        rates.append(rate(MUL_MAT, "Q8_0", n_tokens, READS[name], MULTIPLIES[name]))
+        rates.append(rate(ATTENTION, "F16", n_tokens, 1e6, ATTENDS[name]))
+    measured_at = "2026-01-01T00:00:00Z"
+    if name == "CPU":
+        return Ceilings(measured_at, BOTH, False, tuple(rates))
+    rates += [*copies(UPLOAD), *copies(DOWNLOAD)]
+    return Ceilings(measured_at, BOTH, True, tuple(rates), device=name)
 
 
-KNOWN = [of_device(name) for name in READS]
+CEILINGS = [of_device(name) for name in READS]
 
 
 def placed(*counts: tuple[str, int]) -> Placement:
-    layers = tuple(name for name, n in counts for _ in range(n))
-    return Placement(layers, (Buffer("model", "CPU_Mapped", 1),))
+    layers: list[str] = []
+    for name, n_layers in counts:
+        layers += [name] * n_layers
+    return Placement(tuple(layers), (Buffer("model", "CPU_Mapped", 1),))
 
 
 def hop_s(n_values: float, n_copies: int = 1) -> float:
@@ -70,10 +72,10 @@ def attention_s(name: str, n_layers: float, n_tokens: int, n_past: int) -> float
 
 def decode_truth(layers: dict[str, int], output: str, n_past: int) -> dict[str, float]:
     """Seconds of a decode step on each device."""
-    truth = {
-        name: n * LAYER_BYTES / READS[name] / 1e9 + attention_s(name, n, 1, n_past)
-        for name, n in layers.items()
-    }
+    truth = {}
+    for name, n_layers in layers.items():
+        weights_s = n_layers * LAYER_BYTES / READS[name] / 1e9
+        truth[name] = weights_s + attention_s(name, n_layers, 1, n_past)
     truth[output] += HEAD_BYTES / READS[output] / 1e9
     return truth
 
@@ -87,25 +89,26 @@ def record_of(
 
 
 def explained(record: Record, phase: str) -> Any:
-    ceilings = probing.need(KNOWN, probing.place_of_record(record), "this")
-    (row,) = [
-        row for row in explanation.explain([record], ceilings).itertuples() if row.phase == phase
-    ]
+    ceilings = probing.need(CEILINGS, probing.place_of_record(record), "this")
+    rows = explanation.explain([record], ceilings)
+    (row,) = rows[rows.phase == phase].itertuples()
     return row
 
 
 def of(row: Any, device: str) -> float:
     """Seconds of a device."""
-    return float(
-        sum(seconds for name, seconds in row.parts.items() if name.startswith(f"{device} "))
-    )
+    total = 0.0
+    for name, seconds in row.parts.items():
+        if name.startswith(f"{device} "):
+            total += seconds
+    return total
 
 
 def test_each_device_of_a_decode_step_gets_its_own_part_back() -> None:
     between_s = hop_s(BIG.n_embd or 0) + hop_s(BIG.n_vocab or 0)
-    truth = {name: 0.5 * (one + other) for (name, one), other in zip(
-        decode_truth({"CPU": 4, "CUDA0": 12}, "CUDA0", 512).items(),
-        decode_truth({"CPU": 4, "CUDA0": 12}, "CUDA0", 513).values(), strict=True)}  # fmt: skip
+    first = decode_truth({"CPU": 4, "CUDA0": 12}, "CUDA0", 512)
+    second = decode_truth({"CPU": 4, "CUDA0": 12}, "CUDA0", 513)
+    truth = {name: (first[name] + second[name]) / 2 for name in first}
     rest_s = 0.003
     settings = dataclasses.replace(WIDE, n_gpu_layers=13)
     record = record_of(
@@ -151,16 +154,14 @@ def test_each_device_of_a_prefill_gets_its_own_part_back() -> None:
 def test_a_gpu_takes_weights_of_the_cpu_for_many_tokens() -> None:
     settings = dataclasses.replace(WIDE, n_gpu_layers=13)
     placement = placed(("CPU", 4), ("CUDA0", 13))
-    kept = explained(
-        record_of(placement, dataclasses.replace(settings, op_offload=False), 0.01), "prefill"
-    )
+    without_offload = dataclasses.replace(settings, op_offload=False)
+    stayed = explained(record_of(placement, without_offload, 0.01), "prefill")
     moved = explained(record_of(placement, settings, 0.01), "prefill")
     assert moved.parts["CPU layers"] == 0
     assert moved.parts["CPU attention"] > 0  # its cache stays
     weights_s = 4 * LAYER_BYTES / LINK_GBPS / 1e9 + LATENCY_S
-    assert moved.parts[explanation.BETWEEN] == pytest.approx(
-        kept.parts[explanation.BETWEEN] + weights_s, rel=1e-3
-    )
+    between_s = stayed.parts[explanation.BETWEEN] + weights_s
+    assert moved.parts[explanation.BETWEEN] == pytest.approx(between_s, rel=1e-3)
 
 
 def test_two_gpus_are_not_explained() -> None:
@@ -170,7 +171,7 @@ def test_two_gpus_are_not_explained() -> None:
     with pytest.raises(LabError, match=r"for one GPU, .* not for CUDA0 and CUDA1") as problem:
         explained(record, "decode")
     assert problem.value.hint == "Choose one: --device CUDA0"
-    assert step_prediction.prediction_for(record, KNOWN, []) is None
+    assert step_prediction.prediction_for(record, CEILINGS, []) is None
 
 
 @pytest.mark.parametrize(
@@ -197,13 +198,12 @@ def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
     for name, unified in itertools.product(("CUDA0", None), (False, True)):
         settings = dataclasses.replace(WIDE, n_gpu_layers=17 if name else 0, kv_unified=unified)
         place = probing.Where(BOTH, (name,))
-        known = probing.need(KNOWN, place, "this")
-        parts = step_kernels.parts(BIG, settings, known, 1, 511, 3, [(1, 511)] * 2)
+        ceilings = probing.need(CEILINGS, place, "this")
+        parts = step_kernels.parts(BIG, settings, ceilings, 1, 511, 3, [(1, 511)] * 2)
         seconds[name, unified] = parts.total.attention_s
     assert seconds["CUDA0", True] == pytest.approx(3 * seconds["CUDA0", False])
-    assert seconds[None, True] == pytest.approx(
-        seconds[None, False]
-    )  # flash attention of the CPU skips what is masked
+    # Flash attention of the CPU skips what is masked.
+    assert seconds[None, True] == pytest.approx(seconds[None, False])
 
 
 # What single prefill steps do not tell
@@ -213,7 +213,7 @@ END = dataclasses.replace(WIDE, prefill_wait="end")
 
 
 def test_sums_teach_where_single_steps_do_not() -> None:
-    """Predictions from runs whose prefill was waited for once are those of the same times step by step."""
+    """What is learned from a prefill that was waited for once is what its steps would teach."""
     even = record_of(None, WIDE, 0.2, 2048)
     steps = even.run.steps
     total = steps.ready_ns[3]
@@ -224,15 +224,16 @@ def test_sums_teach_where_single_steps_do_not() -> None:
         end_ns=(10, 20, 30, *steps.end_ns[3:]),
     )
     once = dataclasses.replace(even, run=dataclasses.replace(even.run, steps=late), settings=END)
-    points = [
-        next(p for p in learning.learn([record], KNOWN[0]).points if p.case.phase == "prefill")
-        for record in (even, once)
-    ]
-    assert (
-        points[0].seconds == pytest.approx(points[1].seconds) and points[0].costs == points[1].costs
-    )
-    rows = [next(explanation.explain([record], KNOWN[0]).itertuples()) for record in (even, once)]
-    assert (
-        rows[0].measured_s == pytest.approx(rows[1].measured_s)
-        and rows[0].least_s == rows[1].least_s
-    )
+    (even_point, once_point) = map(prefill_point, (even, once))
+    assert even_point.seconds == pytest.approx(once_point.seconds)
+    assert even_point.costs == once_point.costs
+    even_row = explained(even, "prefill")
+    once_row = explained(once, "prefill")
+    assert even_row.measured_s == pytest.approx(once_row.measured_s)
+    assert even_row.least_s == once_row.least_s
+
+
+def prefill_point(record: Record) -> learning.Point:
+    """What a record's prefill teaches."""
+    points = learning.learn([record], CEILINGS[0]).points
+    return next(point for point in points if point.case.phase == "prefill")

@@ -1,6 +1,8 @@
-"""What of Windows can be checked elsewhere: imports and commands without what it lacks, encodings, paths.
+"""What can be checked without Windows: imports and commands without what it lacks, encodings,
+paths.
 
-Nothing here replaces a run on Windows: native libraries, processes, file locks and links are not seen.
+Nothing here replaces a run on Windows: native libraries, processes, file locks and links are not
+seen.
 """
 
 import dataclasses
@@ -21,21 +23,24 @@ import importlib, os, pathlib, pkgutil, platform, runpy, select, signal, socket,
 
 import lab
 
-names = [module.name for module in pkgutil.walk_packages(lab.__path__, "lab.") if module.name != "lab.__main__"]
+names = [module.name for module in pkgutil.walk_packages(lab.__path__, "lab.")]
+names.remove("lab.__main__")
 sys.argv = ["lab", "show", sys.argv[1]]
 for name in names:
     importlib.import_module(name)
-import matplotlib.pyplot, pandas, psutil, rich, scipy.stats  # these look at the system when they are imported
+# These look at the system when they are imported:
+import matplotlib.pyplot, pandas, psutil, rich, scipy.stats
 for name in list(sys.modules):
     if name.partition(".")[0] == "lab":
         del sys.modules[name]
 
-for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "readline", "syslog"):
+for name in "fcntl resource pwd grp termios tty pty posix readline syslog".split():
     sys.modules[name] = None
 missing = {
-    os: "fork forkpty sched_getaffinity sched_setaffinity getloadavg getuid geteuid getgid uname setsid killpg getpgid "
-        "nice mkfifo statvfs pread pwrite posix_fadvise wait4 chown fchmod",
-    signal: "SIGKILL SIGHUP SIGSTOP SIGCONT SIGUSR1 SIGUSR2 SIGALRM SIGCHLD SIGPIPE SIGQUIT SIGBUS alarm setitimer",
+    os: "fork forkpty sched_getaffinity sched_setaffinity getloadavg getuid geteuid getgid uname "
+        "setsid killpg getpgid nice mkfifo statvfs pread pwrite posix_fadvise wait4 chown fchmod",
+    signal: "SIGKILL SIGHUP SIGSTOP SIGCONT SIGUSR1 SIGUSR2 SIGALRM SIGCHLD SIGPIPE SIGQUIT SIGBUS "
+            "alarm setitimer",
     select: "poll epoll",
     socket: "AF_UNIX",
 }
@@ -43,7 +48,8 @@ for module, attributes in missing.items():
     for attribute in attributes.split():
         if hasattr(module, attribute):
             delattr(module, attribute)
-sys.modules[pathlib.Path.__module__].WindowsPath = pathlib.PosixPath  # a real one cannot be made here
+# A real WindowsPath cannot be made here.
+sys.modules[pathlib.Path.__module__].WindowsPath = pathlib.PosixPath
 platform.system = lambda: "Windows"
 os.name, sys.platform = "nt", "win32"
 warnings.filterwarnings("error", category=EncodingWarning, module=r"lab(\\.|$)")
@@ -54,11 +60,14 @@ from lab.features.measure.measuring import parse_variant
 from lab.process import spawning
 from lab.runner import machine
 
-assert parse_variant(r'--lib C:\\llama.cpp\\bin --threads 2') == {"lib": r"C:\\llama.cpp\\bin", "threads": 2}
-assert parse_variant(r'--lib "C:\\Program Files\\llama.cpp"') == {"lib": r"C:\\Program Files\\llama.cpp"}
+folder = r"C:\\llama.cpp\\bin"
+assert parse_variant(f"--lib {folder} --threads 2") == {"lib": folder, "threads": 2}
+folder = r"C:\\Program Files\\llama.cpp"
+assert parse_variant(f'--lib "{folder}"') == {"lib": folder}
 assert "0xc0000005" in spawning.cause_of_death("It", 0xC0000005, [])
 assert machine.own_cores() is None
-assert machine.default_threads() >= 1 and machine.describe().n_cores_usable == psutil.cpu_count()
+assert machine.default_threads() >= 1
+assert machine.describe().n_cores_usable == psutil.cpu_count()
 runpy.run_module("lab", run_name="__main__")
 """
 
@@ -75,10 +84,8 @@ def test_data_on_stdout_is_whole_whatever_its_encoding(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     results.save(file, make_record(model=dataclasses.replace(MODEL, name=name)))
     answers = []
-    for command in (
-        ["export", str(file), "--format", "csv", "--table", "runs"],
-        ["show", str(file), "--json"],
-    ):
+    export = ["export", str(file), "--format", "csv", "--table", "runs"]
+    for command in (export, ["show", str(file), "--json"]):
         done = subprocess.run(
             [sys.executable, "-m", "lab", *command],
             env={**os.environ, "PYTHONIOENCODING": "cp1252"},

@@ -18,7 +18,8 @@ sys.exit(subprocess.call([{python!r}, *sys.argv[1:]]))
 
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Python as a virtual environment of Windows starts it: by a process that starts the real one and waits."""
+    """Python as a virtual environment of Windows starts it: by a process that starts the real one
+    and waits."""
     path = tmp_path / "python"
     path.write_text(LAUNCHER.format(python=sys.executable))
     path.chmod(0o755)

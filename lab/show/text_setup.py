@@ -135,7 +135,10 @@ def _ranges(layers: list[int] | None, output: int | None) -> str:
             ranges[-1].append(layer)
         else:
             ranges.append([layer])
-    texts = [f"{numbers[0]}-{numbers[-1]}" for numbers in ranges]
+    texts = []
+    for numbers in ranges:
+        first_and_last = f"{numbers[0]}-{numbers[-1]}"
+        texts.append(first_and_last if len(numbers) > 1 else str(numbers[0]))
     if output in layers:
         texts.append("output")
     return ", ".join(texts) or "none"
