@@ -43,7 +43,7 @@ FEATURES: tuple[Feature, ...] = (
         command="lab.features.measure.measuring:measure_command",
         results=(
             "lab.show.text_results:KINDS",
-            "lab.remote.through_server:KINDS",
+            "lab.show.text_requests:KINDS",
         ),
     ),
     Feature(

@@ -4,7 +4,6 @@ Each stream is written here from the named source; none was recorded. A piece is
 """
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from lab.core.request import (
     Request,
 )
 from lab.core.request_times import figures
-from lab.remote.formats import read_stream
+from lab.remote.streams import StreamedAnswer, StreamReader
 
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:
@@ -52,10 +51,12 @@ def usage(n_prompt: int, n: int, **more: Any) -> dict[str, Any]:
     return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n, **more}
 
 
-def read(*pieces: bytes) -> Any:
+def read(*pieces: bytes) -> StreamedAnswer:
     """The stream of pieces that arrive at 10, 20, 30 ns ..."""
-    *_, stream = read_stream([(10 * (i + 1), piece) for i, piece in enumerate(pieces)], 0)
-    return SimpleNamespace(**stream or {})
+    reader = StreamReader([(10 * (i + 1), piece) for i, piece in enumerate(pieces)], 0)
+    for _ in reader.read():
+        pass
+    return reader.answer()
 
 
 def as_request(stream: Any) -> Request:
@@ -232,7 +233,7 @@ def test_llama_server_reasoning_and_error() -> None:
         sse(error),
     )
     assert stream.events.kind == (ROLE, REASONING, ERROR)
-    assert (stream.failure, stream.error) == (ERROR_INSIDE, "Context size has been exceeded.")
+    assert (stream.failure, stream.error) == (ERROR_INSIDE, "Context size has been exceeded")
 
 
 # llama-cpp-python 0.3.36 llama_cpp/server/app.py (get_event_publisher): where interrupt_requests is on, which it is

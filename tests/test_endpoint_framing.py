@@ -9,7 +9,8 @@ import pytest
 from lab.core.record import OK
 from lab.core.request import CHAT, LOST, WRONG_JSON, Asked, Request
 from lab.core.request_times import figures
-from lab.remote.access import Client, access
+from lab.remote.access import access
+from lab.remote.client import Client
 from lab.remote.formats import Ask, SendPlan
 from tests.odd_server import paced, raw_server
 
@@ -134,6 +135,6 @@ def test_a_server_that_hangs_up_after_each_answer_gets_each_request_once() -> No
     asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
     with scripted(FRAMINGS["a chunk for each event"]) as url, Client(access(url)) as client:
         replies = list(
-            client.run(SendPlan(asks=(asked,), api=CHAT, n_requests=6, n_at_once=2, timeout_s=30))
+            client.run(SendPlan(asks=(asked,) * 6, api=CHAT, n_at_once=2, timeout_s=30))
         )
     assert [reply.request.status for reply in replies] == [OK] * 6

@@ -16,9 +16,10 @@ from lab.core.request import CHAT, COMPLETIONS, REASONING, ROLE, USAGE, Asked, R
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.remote import formats as options
-from lab.remote.access import Access, Client, ClientDied, access, hidden
+from lab.remote.access import Access, access, name_or_none
+from lab.remote.client import Client
+from lab.remote.examination import MOST_PROBES, choose_model, connect
 from lab.remote.formats import Ask, SendPlan, ask_for
-from lab.remote.servers import MOST_PROBES, choose_model, connect
 from tests.null_server import (
     ACCEPT,
     ALWAYS,
@@ -101,7 +102,7 @@ def send(
 
 def n_sent(client: Client) -> int:
     """Requests for tokens that the server has had."""
-    return int(client.found("/null/sent")["n_requests"])
+    return int(client.object_at("/null/sent")["n_requests"])
 
 
 # 1: a chunk is not a token
@@ -165,7 +166,7 @@ def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> 
     with connect(asked.url, "cache") as server:
         ask = server.ask(30, 4, "the same words each time")
         ask = dataclasses.replace(ask, body=ask.body.replace('"cache_prompt": false, ', ""))
-        (reply, *others) = server.client.run(SendPlan(asks=(ask,), api=CHAT, n_requests=3))
+        (reply, *others) = server.client.run(SendPlan(asks=(ask,) * 3, api=CHAT))
     for one in (reply.request.usage, *(other.request.usage for other in others)):
         assert (
             one and one.prompt_tokens == 30 and (one.cached_tokens or 0) < 8
@@ -237,19 +238,6 @@ def test_trap_10_a_refused_connection_is_a_class() -> None:
     assert (request.failure, request.sent_ns, request.http_status) == (kinds.REFUSED, None, None)
 
 
-# 12: ramp and drain
-
-
-def test_trap_12_requests_of_a_window_end_under_its_load(client: Client) -> None:
-    plan = SendPlan(asks=(make_ask("slow", 2),), api=CHAT, n_at_once=2, n_requests=20, stop_s=0.1)
-    requests = [reply.request for reply in client.run(plan)]
-    assert 3 <= len(requests) <= 6  # each lasts 81 ms
-    assert all(request.status == OK for request in requests)
-    spans = [(one.sent_ns or 0, (one.sent_ns or 0) + (one.ended_ns or 0)) for one in requests]
-    last_ns = max(ended for sent, ended in spans if sent <= 0.1e9)
-    assert max(sent for sent, _ in spans) <= last_ns + 0.2e9  # 20 requests would last 0.8 s
-
-
 # What a server can do
 
 
@@ -312,14 +300,15 @@ def test_no_key_is_in_anything_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
             assert "secret" not in repr(server.client.access)
             assert send(server.client, "plain").status == OK
             echoed = send(server.client, "echo")
-            assert echoed.failure == kinds.BAD_REQUEST and "cannot read" in (echoed.error or "")
+            assert echoed.failure == kinds.BAD_REQUEST
+            assert "does not accept a field" in (echoed.error or "")
             assert "secret" not in repr(echoed) + repr(server.endpoint)
         wrong = f"Authorization: Bearer wrong-{SECRET}"
         with Client(access(started.url, None, [wrong])) as client:
             refused = send(client, "plain")
             assert (refused.http_status, refused.error) == (
                 401,
-                "401 Unauthorized: the server requires a key",
+                "401 Unauthorized: the server rejects this key",
             )
         with pytest.raises(LabError) as problem, connect(started.url, "plain", header=[wrong]):
             pass
@@ -335,11 +324,29 @@ def test_a_password_in_the_address_is_not_shown() -> None:
     assert answer.status is None and "secret" not in str(answer.error)
 
 
-@pytest.mark.parametrize("secret", ["12:34:56:78:9a:bc", "Key id1:s3c:xyz", "abcdefghijklmno"])
-def test_a_secret_in_pieces_is_hidden_also_where_another_one_overlaps_it(secret: str) -> None:
-    asked = access("http://h/v1", None, [f"X-Key: {secret}", "Other: klmnopqrst"])
-    assert hidden(f"bad key {secret.removeprefix('Key ')} seen", asked) == "bad key *** seen"
-    assert hidden("x abcdefghijklmnopqrst y", asked).endswith("*** y")
+@pytest.mark.parametrize(
+    ("text", "is_shown"),
+    [
+        ("meta-llama/Llama-3.2-3B", True),
+        ("b9999-0c1e570", True),
+        ("C:\\models\\tiny.gguf", True),
+        ("x" * 300, False),
+        ("two\nlines", False),
+        ("\x1b[2J", False),
+        ("<b>", False),
+        (7, False),
+        (f"m-{SECRET}", False),
+        (f"m-{SECRET.upper()}", False),
+        (f"m-{SECRET[:9]}", False),
+        ("joe.pass-9876", False),
+    ],
+)
+def test_a_servers_text_is_shown_if_it_is_a_name_without_a_secret(
+    text: object, is_shown: bool
+) -> None:
+    basic = "Authorization: Basic am9lOnBhc3MtOTg3Ng=="  # joe:pass-9876
+    address = access("http://h/v1", None, [basic, f"X-Key: {SECRET}"])
+    assert (name_or_none(text, address) == text) is is_shown
 
 
 @pytest.mark.parametrize(
@@ -357,18 +364,6 @@ def test_a_secret_in_pieces_is_hidden_also_where_another_one_overlaps_it(secret:
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(LabError, match="not a valid server address"):
         access(url)
-
-
-# The client's process
-
-
-def test_a_client_that_dies_is_said_after_what_had_ended(asked: Access) -> None:
-    with Client(asked) as client:
-        replies = client.run(SendPlan(asks=(make_ask("plain"), make_ask("never")), api=CHAT))
-        assert next(replies).request.status == OK
-        client._process.kill()
-        with pytest.raises(ClientDied, match="The client's process ended"):
-            list(replies)
 
 
 @pytest.mark.parametrize(

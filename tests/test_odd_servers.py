@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import time
@@ -18,8 +17,9 @@ from lab.core import request_times as times
 from lab.core.record import FAILED
 from lab.core.request import CHAT, NO, NO_STREAM, TIMEOUT, TOO_LARGE, Asked, Request
 from lab.core.request_times import figures
-from lab.remote import formats, through_server
-from lab.remote.access import Client, access, hidden
+from lab.remote import formats, session
+from lab.remote.access import access
+from lab.remote.client import Client
 from lab.remote.formats import SendPlan
 from tests.conftest import run_lab
 from tests.odd_server import (
@@ -40,7 +40,7 @@ KEY = "sk-Very/secret+0123456789-abcdef"
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to be given time to recover."""
-    monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
+    monkeypatch.setattr(session, "PAUSE_S", 0.0)
 
 
 def chat(body: Any) -> dict[str, Canned]:
@@ -75,21 +75,6 @@ def written(secret: str) -> list[str]:
     ]
 
 
-def test_a_secret_is_masked_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THE_KEY", KEY)
-    asked = access("http://me:pass%20word@127.0.0.1:1", "THE_KEY", ["X-Team: another-secret"])
-    for text in (*written(KEY), *written("another-secret")):
-        assert hidden(f"before {text} after", asked) == "before *** after"
-    assert hidden("me, pass word", asked) == "me, ***"
-    basic = f"Authorization: Basic {base64.b64encode(b'joe:pass-9876').decode()}"
-    others = access("http://127.0.0.1:1", None, [basic, 'X-Key: "pw12"', "X-Team: id:zz19q"])
-    assert hidden("joe, pass-9876, pw12, zz19q", others) == "joe, ***, ***, ***"
-    assert (
-        hidden(f"it begins with {KEY[:9]} and ends with {KEY[-9:]}", asked)
-        == "it begins with *** and ends with ***"
-    )
-
-
 @pytest.mark.parametrize("place", ["model", "props", "error"])
 def test_no_secret_of_a_server_is_printed_or_kept(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,14 +95,13 @@ def test_no_secret_of_a_server_is_printed_or_kept(
             json.dumps({"error": {"message": f"no {KEY.upper()}"}}).encode(), 400
         )
     with odd_server(answers, model=f"m-{KEY}.gguf" if place == "model" else "odd") as server:
-        lengths = ("-p", 20, "-n", 14, "-r", 1, "--timeout", 20)
+        lengths = ("-p", 20, "-n", 14, "-r", 1, "--timeout", 20, "-m", "odd")
         options = (*lengths, "--api-key-env", "THE_KEY", "--no-plot", "--out")
         status, out, err = run_lab("measure", "--url", server.url, *options, tmp_path)
     assert status == (1 if place == "error" else 0), err
     kept = "".join(
         f"{file.name} {file.read_bytes().decode('latin-1')}" for file in tmp_path.iterdir()
     )
-    assert "***" in out + err and (place == "error" or "***" in kept)
     for text in (*written(KEY), KEY[:8], KEY[-8:]):
         assert text.lower() not in (out + err + kept).lower()
 
@@ -206,26 +190,26 @@ CAUSES = {
     "redirected": (
         "/v1/models",
         ELSEWHERE,
-        ("307 Temporary Redirect, to http://127.0.0.1:1/api/models", "not follow"),
+        ("307 Temporary Redirect", "not follow"),
     ),
     "not found": (
         "/v1/models",
         Canned(b"nothing here", 404, "text/plain"),
-        ("404 Not Found", "nothing here"),
+        ("404 Not Found",),
     ),
-    "a page": ("/v1/models", HTML, ("text/html", '"Welcome to nginx"', "Check the address")),
+    "a page": ("/v1/models", HTML, ("text/html", "Check the address")),
     "other JSON": ("/v1/models", as_json({"hello": 1}), ("without `data`",)),
     "TLS wanted": (
         "/v1/models",
         Canned(b"plain HTTP request sent to HTTPS port", 400),
-        ("HTTPS port", "https://"),
+        ("400 Bad Request: it expects https://",),
     ),
     "locked": (CHAT_PATH, LOCKED, ("401 Unauthorized", "--api-key-env NAME")),
-    "busy": (CHAT_PATH, BUSY, ("429 Too Many Requests, Retry-After: 30: slow down", "Wait")),
+    "busy": (CHAT_PATH, BUSY, ("429 Too Many Requests, Retry-After: 30", "Wait")),
     "a page instead": (
         CHAT_PATH,
         HTML,
-        (NO_STREAM, "text/html", "Welcome to nginx", "a proxy or a login"),
+        (NO_STREAM, "text/html", "a proxy or a login"),
     ),
 }
 
@@ -244,7 +228,7 @@ def test_a_cause_is_named_with_what_to_do(name: str) -> None:
     [
         (
             b"SSH-2.0-OpenSSH_9.2p1\r\n",
-            'does not use HTTP: its answer begins with "SSH-2.0-OpenSSH_9.2p1"',
+            "does not use HTTP",
         ),
         (b"\x15\x03\x03\x00\x02\x02\x46", "uses TLS"),
         (b"", "closed the connection without an answer"),

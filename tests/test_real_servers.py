@@ -30,10 +30,12 @@ from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson
 from lab.models import catalog
-from lab.remote import formats, servers
-from lab.remote.access import Client, access, all_headers
+from lab.remote import formats, own_server
+from lab.remote.access import access, all_headers
+from lab.remote.client import Client
+from lab.remote.examination import connect
 from lab.remote.formats import Ask
-from lab.remote.servers import Server, connect
+from lab.remote.servers import Server
 from tests.bench import llama_bench
 from tests.conftest import run_lab
 from tests.servers import RealServer, llama_cpp_server, llama_server, wheel_server
@@ -234,7 +236,7 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
             refused.error or ""
         )
         assert (truncated.status, truncated.finish_reason) == (OK, "length")
-        assert figures(truncated).n_generated == 256 - 60 and figures(truncated).is_truncated
+        assert figures(truncated).n_generated == 256 - 60 and figures(truncated).is_short
         ask = ask_of(server, 48, 200)
 
         def n_decoded() -> int:
@@ -355,7 +357,7 @@ def test_a_notebooks_server_ends_with_its_process() -> None:
 
 
 def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_CHILD", "import no_such_package")
+    monkeypatch.setattr(own_server, "_CHILD", "import no_such_package")
     with pytest.raises(
         LabError, match=r"No module named 'no_such_package'\nInstall .*mini-lab\[server\]"
     ):
@@ -365,7 +367,7 @@ def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.Mon
 def test_the_own_server_answers_only_with_its_key_and_to_no_page() -> None:
     import httpx2
 
-    server = servers.start_own(catalog.embedded_path(), catalog.DEFAULT, 1)
+    server = own_server.start_own(catalog.embedded_path(), catalog.DEFAULT, 1)
     try:
         with Client(access(server.url)) as client:
             assert client.ask(f"{server.url}/models").status == 401

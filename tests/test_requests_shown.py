@@ -23,8 +23,7 @@ from lab.core.request import (
 )
 from lab.errors import LabError
 from lab.features.compare import text_compare
-from lab.remote import through_server
-from lab.show import comparison, console, table
+from lab.show import comparison, console, table, text_requests
 from lab.show.comparison import SLOWER
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
@@ -135,7 +134,7 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
     ],
 )
 def test_what_is_not_known_is_said(record: RequestRecord, words: str) -> None:
-    assert any(words in sentence for sentence in through_server.warnings([record]))
+    assert any(words in sentence for sentence in text_requests.warnings([record]))
 
 
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,12 +294,14 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
 
 
 def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path) -> None:
-    records = numbered(
-        [
-            *session(),
-            served(repeat=7, status=FAILED, failure=STALLED, error="<script>alert(1)</script>"),
-        ]
+    failed = served(
+        repeat=7, status=FAILED, failure=STALLED, error="<script>alert(1)</script>"
     )
+    command = ("measure", "--url", "http://127.0.0.1:1/v1", "--prompt-len", "10,100")
+    records = [
+        dataclasses.replace(record, command=command)
+        for record in numbered([*session(), failed])
+    ]
     path = lab.report(tmp_path / "page.html", records)
     text = path.read_text()
     assert "<h1>How fast does tiny answer through llama-server?</h1>" in text
@@ -311,10 +312,7 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
     assert "what the server can do" in text and "streaming" in text
     assert "failed: 1 of 7 requests (stalled)" in text
     assert text.count("<svg") == 2 and "prefill s" not in text and "<script>alert" not in text
-    assert (
-        "lab measure --url http://127.0.0.1:1/v1 --model tiny --api chat --prompt-len 10,100 --gen 5"
-        in text
-    )
+    assert "lab measure --url http://127.0.0.1:1/v1 --prompt-len 10,100" in text
     assert results.read([path]).requests == tuple(records)
     assert run_lab("show", path)[0] == 0
 

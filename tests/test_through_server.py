@@ -16,9 +16,10 @@ from lab.core import results
 from lab.core.record import FAILED, OK
 from lab.core.request_times import figures
 from lab.errors import LabError
-from lab.remote import through_server
-from lab.remote.servers import Server, connect
-from lab.remote.through_server import WARMUP_GEN, check, execute, make_plan
+from lab.remote import session
+from lab.remote.examination import connect
+from lab.remote.servers import Server
+from lab.remote.session import WARMUP_GEN, check, execute, make_plan
 from lab.runner.progress import Status
 from tests.conftest import run_lab
 from tests.null_server import (
@@ -58,7 +59,7 @@ def plain(null: NullServer) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to be given time to recover."""
-    monkeypatch.setattr(through_server, "PAUSE_S", 0.0)
+    monkeypatch.setattr(session, "PAUSE_S", 0.0)
 
 
 def run(server: Server, folder: Path, **asked: Any) -> Any:
@@ -298,7 +299,7 @@ def test_ctrl_c_says_what_is_kept(
         yield from itertools.islice(execute(*asked), 3)  # a warm-up and two requests
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(through_server, "execute", interrupted)
+    monkeypatch.setattr(session, "execute", interrupted)
     status, _, err = run_lab(
         "measure", "--url", null.url, "-m", "plain", "-p", "20", "-n", 2, "--out", tmp_path
     )

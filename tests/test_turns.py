@@ -16,7 +16,8 @@ from lab.app import kinds
 from lab.app.experiment import first_difference
 from lab.core import results, script as scripts
 from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record
-from lab.core.request import TEXT, Asked, Events, RequestRecord, Turn, Usage
+from lab.core.experiments import case_of
+from lab.core.request import TEXT, Asked, Events, RequestRecord, Usage
 from lab.errors import LabError
 from lab.features import turns as conversations
 from lab.roofline import learning
@@ -284,12 +285,13 @@ def turn(
 ) -> RequestRecord:
     """A turn of a conversation whose turn 3 is broken, through a server that takes 10 ms for each further token."""
     of = Turns(60, (40, 20, 20), (11, 11, 11), "system@3", "memory")
-    place = Turn(
-        number=number, differs_at=None if is_cold or number == 1 else 64, of=of, is_cold=is_cold
-    )
+    differs_at = None if is_cold or number == 1 else 64
+    place = conversations.Turn(number, differs_at, is_cold)
     stamps = tuple((ttft_ms + 10 * i) * 10**6 for i in range(11))
     request = make_request(
-        asked=Asked(n_prompt=None, n_gen=11, turn=place),
+        asked=Asked(
+            n_prompt=None, n_gen=11, experiment="turns", case=case_of(of), place=vars(place)
+        ),
         events=Events(arrive_ns=stamps, n_bytes=(10,) * 11, kind=(TEXT,) * 11),
         usage=Usage(prompt_tokens=n_prompt, completion_tokens=11, cached_tokens=n_cached),
         sent_ns=0,

@@ -143,7 +143,7 @@ class Experiment:
         kv_unified = experiment_runs(self.name).kv_unified
         own += [setting_option("kv_unified", kv_unified)] if kv_unified else []
         if self.through_server:
-            from lab.features.serve.command import REACHING, TIMEOUT, URL
+            from lab.app.server import REACHING, TIMEOUT, URL
 
             reaching = [URL, *REACHING, TIMEOUT]
 
@@ -152,7 +152,7 @@ class Experiment:
         def measure(context: click.Context, out: str, url: str | None = None, **asked: Any) -> None:
             if self.through_server:
                 from lab.features.measure.measuring import ONLY_SERVER, check_side
-                from lab.features.serve.command import given
+                from lab.app.server import given
 
                 check_side(given(context), url)
                 if url is not None:

@@ -102,7 +102,7 @@ def print_results(
     Of a section without a table of its own the parts are printed, without what introduces them on a
     page.
     """
-    from lab.remote import through_server
+    from lab.show import text_requests
     from lab.show import table, text_results
     from lab.show.section import Section, is_plain, print_marked, print_sections
 
@@ -123,15 +123,15 @@ def print_results(
     if requests:
         if not any(map(table.went_well, requests)):
             out.print("\nNo request went well.")
-        warnings = through_server.warnings(requests)
-        print_marked(warnings, through_server.failures(requests), out)
+        warnings = text_requests.warnings(requests)
+        print_marked(warnings, text_requests.failures(requests), out)
     if sentences:
         print_sections([Section(sentences=sentences)], out)
 
 
 def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str, Any]:
     """The rows of sections, what disturbed the runs, and what failed."""
-    from lab.remote import through_server
+    from lab.show import text_requests
     from lab.show import table, text_results
 
     lists: dict[str, list[Any]] = {"rows": []}
@@ -144,8 +144,8 @@ def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str,
             document[name] = values
     runs = [record for record in table.of_engine(records) if not record.run.is_traced]
     requests = table.alone(records)
-    document["warnings"] = [*text_results.warnings(runs), *through_server.warnings(requests)]
-    document["failures"] = [*text_results.failures(runs), *through_server.failures(requests)]
+    document["warnings"] = [*text_results.warnings(runs), *text_requests.warnings(requests)]
+    document["failures"] = [*text_results.failures(runs), *text_requests.failures(requests)]
     return document
 
 

@@ -95,15 +95,7 @@ def draws(results: tuple[str, ...], out: str | None, no_plot: bool) -> bool:
 
 def any_good(records: Sequence[Record | RequestRecord]) -> bool:
     """Whether there is a timed or traced run, or a request, without an error."""
-    from lab.core.record import Record
-    from lab.show.table import went_well
-
-    return any(
-        record.run.is_timed or record.run.is_traced
-        if isinstance(record, Record)
-        else went_well(record)
-        for record in records
-    )
+    return any(record.is_good for record in records)
 
 
 def context(

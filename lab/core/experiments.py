@@ -49,10 +49,10 @@ def experiment_runs(name: str) -> ExperimentRuns:
     return runs
 
 
-def check(run: Run) -> None:
-    """ValueError for a run of an unknown experiment, or whose case contradicts itself."""
-    if run.experiment is not None:
-        experiment_runs(run.experiment).check(run.case)
+def check(experiment: str | None, case: Case) -> None:
+    """ValueError for an unknown experiment, and for a case that contradicts itself."""
+    if experiment is not None:
+        experiment_runs(experiment).check(case)
 
 
 def case_label(experiment: str | None, case: Case) -> str | None:

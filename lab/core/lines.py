@@ -113,8 +113,8 @@ def parse_line(line: bytes) -> Line:
     if may_need_cleaning:  # only few lines, and it is slow
         parsed = cleaned(parsed)
     check(parsed, place)
-    if isinstance(parsed, Record):
-        experiments.check(parsed.run)
+    if isinstance(parsed, Record | RequestRecord):
+        experiments.check(parsed.experiment, parsed.case)
     return parsed
 
 

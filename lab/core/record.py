@@ -341,6 +341,44 @@ class Record:
     draft_model: Model | None = None  # a second, smaller model that drafts tokens
     command: tuple[str, ...] | None = None  # the words that asked for the session, without secrets
 
+    @property
+    def status(self) -> str:
+        return self.run.status
+
+    @property
+    def error(self) -> str | None:
+        return self.run.error
+
+    @property
+    def started_at(self) -> str:
+        return self.run.started_at
+
+    @property
+    def experiment(self) -> str | None:
+        return self.run.experiment
+
+    @property
+    def case(self) -> dict[str, Value]:
+        return self.run.case
+
+    @property
+    def is_warmup(self) -> bool:
+        return self.run.warmup
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its times count."""
+        return self.run.is_timed
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it succeeded and is no warm-up."""
+        return self.run.is_timed or self.run.is_traced
+
+    @property
+    def model_name(self) -> str:
+        return self.model.name
+
 
 @dataclass(frozen=True)
 class Rate:

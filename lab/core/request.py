@@ -8,21 +8,9 @@ counts from the start of the request's plan, all other `_ns` from `sent_ns`. No 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lab.core.record import SCHEMA, Machine, Value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """`lab turns`: the place of a request in a conversation."""
-
-    number: int  # from 1
-    differs_at: (
-        int | None
-    )  # letters of the prompt before the first that differs from the turn before; None: first turn
-    conversation: dict[str, Value]  # its case
-    is_cold: bool = False  # the same prompt with other first words, so that no cache served it
+from lab.core.record import OK, SCHEMA, Machine, Value
 
 
 ROLE = "role"  # the assistant's role, without content
@@ -42,9 +30,8 @@ YES = "yes"
 NO = "no"
 UNKNOWN = "unknown"
 
-REFUSED = (
-    "connection refused"  # also: a name that does not resolve, a certificate that is not trusted
-)
+REFUSED = "connection refused"
+"""Also: a name that does not resolve, a certificate that is not trusted."""
 LOST = "connection lost"
 TIMEOUT = "timeout"
 STALLED = "stalled"
@@ -52,9 +39,8 @@ RATE_LIMITED = "rate limited"  # HTTP 429
 SERVER_ERROR = "server error"  # HTTP 5xx
 BAD_REQUEST = "bad request"  # other HTTP statuses that are not 200
 HALF_LINE = "half a line"
-CUT_OFF = (
-    "cut off"  # complete lines without a finish reason; [DONE] suffices only after a token count
-)
+CUT_OFF = "cut off"
+"""Complete lines without a finish reason; [DONE] suffices only after a token count."""
 WRONG_JSON = "wrong JSON"
 ERROR_INSIDE = "error inside a 200"
 NO_STREAM = "not a stream"
@@ -95,7 +81,8 @@ class Endpoint:
 
     def can(self, name: str) -> str:
         """The answer for the capability `name`; unknown if it was not examined."""
-        return next((one.answer for one in self.capabilities if one.name == name), UNKNOWN)
+        answers = {capability.name: capability.answer for capability in self.capabilities}
+        return answers.get(name, UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +98,9 @@ class Asked:
     ignore_eos: bool | None = None  # None: not requested
     repeat: int = 0
     warmup: bool = False
-    turn: Turn | None = None  # of a conversation
+    experiment: str | None = None  # None: it was sent alone
+    case: dict[str, Value] = field(default_factory=dict)  # what identifies the experiment's case
+    place: dict[str, Value] = field(default_factory=dict)  # of the request within its case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +131,8 @@ class Events:
     arrive_ns: tuple[int, ...] = ()
     n_bytes: tuple[int, ...] = ()  # within HTTP
     kind: tuple[str, ...] = ()
-    n_tokens: tuple[int, ...] | None = (
-        None  # None: the server does not say how many tokens are in an event
-    )
+    n_tokens: tuple[int, ...] | None = None
+    """None: the server does not say how many tokens are in an event."""
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in vars(self).items() if column is not None}
@@ -168,9 +156,8 @@ class Request:
     http_status: int | None = None
     finish_reason: str | None = None
     events: Events
-    tokens_by: str | None = (
-        None  # the source of the events' n_tokens: token ids, usage, timings, logprobs
-    )
+    tokens_by: str | None = None
+    """The source of the events' n_tokens: token ids, usage, timings."""
     usage: Usage | None = None
     timings: ServerTimings | None = None
 
@@ -188,7 +175,45 @@ class RequestRecord:
     kind: str = "request"  # of a line
     command: tuple[str, ...] | None = None  # the words that asked for the session, without secrets
 
+    @property
+    def status(self) -> str:
+        return self.request.status
+
+    @property
+    def error(self) -> str | None:
+        return self.request.error
+
+    @property
+    def started_at(self) -> str:
+        return self.request.started_at
+
+    @property
+    def experiment(self) -> str | None:
+        return self.request.asked.experiment
+
+    @property
+    def case(self) -> dict[str, Value]:
+        return self.request.asked.case
+
+    @property
+    def is_warmup(self) -> bool:
+        return self.request.asked.warmup
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the request succeeded and is no warm-up, so that its times count."""
+        return self.status == OK and not self.is_warmup
+
+    @property
+    def is_good(self) -> bool:
+        return self.is_timed
+
+    @property
+    def model_name(self) -> str:
+        return short_name(self.model)
+
 
 def short_name(model: str) -> str:
     """A model's name for records: only the file name of a path, because a folder may identify a person."""
-    return re.split(r"[/\\]", model)[-1] if re.match(r"/|\\|[A-Za-z]:[/\\]", model) else model
+    is_path = re.match(r"/|\\|[A-Za-z]:[/\\]", model)
+    return re.split(r"[/\\]", model)[-1] if is_path else model

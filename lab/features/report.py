@@ -19,7 +19,7 @@ from lab.app import kinds
 from lab.core import results, shell
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
-from lab.core.request import RequestRecord, short_name
+from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.features.compare import text_compare
 from lab.show.comparison import Group, Spread, known_spreads
@@ -28,7 +28,7 @@ from lab.roofline import probing
 from lab.show import text_results
 from lab.features.predict import laws
 from lab.features.tune import result as tuned
-from lab.remote import through_server
+from lab.show import text_requests
 from lab.runner import as_options, machine
 from lab.show import comparison, page, table, text_setup
 from lab.show.section import UNKNOWN, Context, Section, tabled
@@ -74,11 +74,7 @@ def html(
         )
     of_engine = table.of_engine(records)
     alone = table.alone(records)
-    of_turns = [
-        one
-        for one in records
-        if isinstance(one, RequestRecord) and one.request.asked.turn is not None
-    ]
+    of_turns = table.requests_of_experiments(records)
     rest = [record for record in of_engine if not record.run.is_apart]
     timed = [
         record for record in (comparison.by_session(rest) if rest else []) if record.run.is_timed
@@ -109,7 +105,7 @@ def html(
     of_kinds = kinds.sections([*timed, *special, *alone, *of_turns], context)
     failed = [
         f"failed: {line}"
-        for line in [*text_results.failures(rest), *through_server.failures(alone)]
+        for line in [*text_results.failures(rest), *text_requests.failures(alone)]
     ]
     setups = _setups(good)
     lead = list[str]()
@@ -131,9 +127,7 @@ def html(
         with suppress(LabError):  # no plain run of a known model
             sliders = laws.laws(timed, ceilings, others)
     lines = dict.fromkeys(line for best in used for line in probing.lines(best))
-    begun = (
-        one.run.started_at if isinstance(one, Record) else one.request.started_at for one in good
-    )
+    begun = (record.started_at for record in good)
     days = sorted({moment[:10] for moment in begun if moment})  # imported runs may lack it
     return page.render(
         title=_title(of_kinds, [timed, answered] if is_all else [], good),
@@ -166,9 +160,7 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
     if labels := [label for own in compared if own for label, _ in table.setups(table.runs(own))]:
         return text_results.question(labels)
     sessions = {one.session: one for one in good}.values()
-    models = Counter(
-        one.model.name if isinstance(one, Record) else short_name(one.model) for one in sessions
-    )
+    models = Counter(record.model_name for record in sessions)
     (first, _), *others = models.most_common()
     of = f"{first} and {plural(len(others), 'other model')}" if others else first
     what = plural(len(sessions), "session")

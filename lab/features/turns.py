@@ -31,13 +31,14 @@ from lab.core import memory, random_lengths, results, script, stats
 from lab.core.experiments import ExperimentRuns, case_of, setup_of
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import DECODE, FORGET, LOAD, OK, PREFILL, SAVE, Record, Run, Settings
-from lab.core.request import Asked, RequestRecord, Turn, short_name
+from lab.core.request import Asked, RequestRecord, short_name
 from lab.core.request_times import figures as figures_of_request
 from lab.core.script import Operation, Part
 from lab.errors import LabError, printable
 from lab.roofline.step_prediction import StepPrediction
 from lab.remote import formats
-from lab.remote.servers import Server, connect, prompt_text, reaching_of
+from lab.remote.examination import connect, reaching_of
+from lab.remote.servers import Server, prompt_text
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner.cases import Case, Plan, Text
@@ -132,6 +133,16 @@ class Turns:
         return f"{plural(len(self.messages), 'turn')}, {how}" + (
             f", {self.breaks}" if self.breaks else ""
         )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The place of a request in a conversation."""
+
+    number: int  # from 1
+    differs_at: int | None = None
+    """Letters of the prompt before the first that differs from the turn before; None: first turn."""
+    is_cold: bool = False  # the same prompt with other first words, so that no cache served it
 
 
 def turns_setup(run: Run) -> Turns | None:
@@ -742,10 +753,17 @@ def execute(
     def send(
         parts: Sequence[Sequence[str]], n_gen: int, place: Turn, is_kept: bool = True
     ) -> tuple[RequestRecord, str]:
-        asked = Asked(n_prompt=None, n_gen=n_gen, turn=place, **formats.limits(accepted))
+        asked = Asked(
+            n_prompt=None,
+            n_gen=n_gen,
+            experiment="turns",
+            case=case_of(lever),
+            place=vars(place),
+            **formats.limits(accepted),
+        )
         prompt = ["".join(part) for part in parts]
         reply = server.send(
-            formats.ask_for(server.endpoint.api, server.own_name, prompt, asked, accepted)
+            formats.ask_for(server.endpoint.api, server.model, prompt, asked, accepted)
         )
         record = server.record(path.stem, reply.request)
         if is_kept:
@@ -760,7 +778,6 @@ def execute(
         place = Turn(
             number=number,
             differs_at=sum(map(len, prompt[:n_common])) if number > 1 else None,
-            conversation=case_of(lever),
         )
         if SECOND in parse_breaks(lever.breaks, last)[number - 1]:
             send([parts[0], flat[::-1][: len(parts[1])]], 2, place, is_kept=False)
@@ -784,10 +801,10 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
 
     made = []
     for one in (record.request for record in records):
-        place = one.asked.turn
+        place = Turn(**one.asked.place)  # type: ignore[arg-type]
         times = figures_of_request(one)
-        if place and one.status == OK and times.ttft_ns is not None and times.e2e_ns is not None:
-            conversation = setup_of(Turns, place.conversation)
+        if one.status == OK and times.ttft_ns is not None and times.e2e_ns is not None:
+            conversation = setup_of(Turns, one.asked.case)
             kinds = parse_breaks(conversation.breaks, len(conversation.messages))[place.number - 1]
             known = {"turn": place.number, "is_cold": place.is_cold, "breaks": ", ".join(kinds)}
             known |= {
@@ -878,8 +895,8 @@ def served_sections(records: Sequence[RequestRecord], context: Context) -> list[
 def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """`lab turns` through a server."""
     from lab.app.running import Output, collect
-    from lab.features.serve.command import confirm, given
-    from lab.remote import through_server
+    from lab.app.server import confirm, given
+    from lab.show import text_requests
     from lab.show import console
 
     said = read_messages(Path(asked["replay"])) if asked["replay"] else []
@@ -907,7 +924,7 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
             path,
             err,
             None,
-            through_server.finished,
+            text_requests.finished,
         )
         output.finish(records, path, problem, any(one.request.status != OK for one in records))
 
@@ -978,7 +995,7 @@ KINDS = (
     EXPERIMENT.as_kind(),
     Kind(
         "served turns",
-        lambda one: isinstance(one, RequestRecord) and bool(one.request.asked.turn),
+        lambda one: isinstance(one, RequestRecord) and one.experiment == "turns",
         served_sections,
     ),
 )

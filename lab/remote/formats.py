@@ -1,8 +1,6 @@
-"""What crosses to a server and back: plans of requests, their bodies, and the events of streams.
+"""What is sent to a server: plans of requests, and the JSON of their bodies; and the errors that servers answer.
 
-A stream is parsed after the request has ended; an event's time is that of its last byte. Servers differ in their JSON,
-so a field of an unexpected type counts as missing. A stream follows WHATWG HTML, 9.2 Server-sent events; a line ends
-with LF or CR LF. An event with empty data counts as a ping: servers send it to keep the connection open.
+Servers differ in their JSON, so a field of an unexpected type counts as missing.
 """
 
 from __future__ import annotations
@@ -10,19 +8,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-from lab.core import request as kinds
-from lab.core.lists import first_known
-from lab.core.request import CHAT, Asked, Events, Request, ServerTimings, Usage
+from lab.core.request import CHAT, Asked, Request
+from lab.remote.access import TIMEOUT_S
 
-MOST_AT_ONCE = 900  # maximum requests in flight: select() supports at most 1,024 files
-TIMEOUT_S = 600.0
+MOST_AT_ONCE = 256  # requests in flight
 STALL_S = 60.0
-MOST_REASON = 100  # letters of a finish reason that are kept
+MOST_COUNT = 10**9  # a larger number of tokens or milliseconds is impossible
 
 INCLUDE_USAGE = "stream_options.include_usage"
 CONTINUOUS_USAGE = "stream_options.continuous_usage_stats"
@@ -37,8 +35,29 @@ OPTIONS = (INCLUDE_USAGE, CONTINUOUS_USAGE, IGNORE_EOS, TOKEN_IDS, TIMINGS, NO_C
 OPENAI_OPTIONS = (INCLUDE_USAGE, MAX_COMPLETION)
 """The options of OpenAI's server, which rejects a request with any other."""
 
-_COUNTS = {"token ids": False, "usage": True, "timings": True}
-"""The sources of an event's token count, the best first, and whether each is a running total."""
+_ERRORS = (
+    (
+        r"request \((\d{1,9}) tokens\) exceeds the available context size \((\d{1,9}) tokens\)",
+        "request ({} tokens) exceeds the available context size ({} tokens)",
+    ),
+    (r"context size has been exceeded", "Context size has been exceeded"),
+    (r"context (length|window|size)|maximum context|too many tokens", "too long for its context"),
+    (r"out of memory|allocat", "out of memory"),
+    (r"no free slot|slot unavailable|overloaded|busy|queue", "too many requests at once"),
+    (r"rate.?limit|slow down|quota", "too many requests in this time"),
+    (r"model.*(not found|not exist|not loaded)|no such model", "no such model"),
+    (r"https port", "it expects https://"),
+    (r"api.?key|unauthori[sz]ed|credential", "a wrong key"),
+    (r"template|jinja", "a problem with the chat template"),
+    (r"loading", "the model is being loaded"),
+    (
+        r"unsupported|unrecognized|unknown|unexpected|not permitted|invalid|cannot read",
+        "it does not accept a field of the request",
+    ),
+)
+"""Words of servers' errors, and what the lab says instead: a server's own text may quote a key."""
+
+OTHER_ERROR = "an error that its log may explain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,58 +75,47 @@ class Ask:
 
     def of_length(self, n_gen: int) -> Ask:
         """The same request for an answer of another length."""
-        old, new = (
-            f'_tokens": {n},' for n in (self.asked.n_gen, n_gen)
-        )  # unique: JSON escapes quotes in texts
+        before = f'_tokens": {self.asked.n_gen},'  # unique: JSON escapes quotes in texts
+        after = f'_tokens": {n_gen},'
         asked = dataclasses.replace(self.asked, n_gen=n_gen)
-        return dataclasses.replace(self, asked=asked, body=self.body.replace(old, new, 1))
+        return dataclasses.replace(self, asked=asked, body=self.body.replace(before, after, 1))
+
+    def with_fresh_nonce(self) -> Ask:
+        """The same request with other first letters, if it begins with a nonce."""
+        if self.nonce is None:
+            return self
+        nonce = fresh_nonce()
+        body = self.body.replace(self.nonce, nonce, 1)
+        return dataclasses.replace(self, nonce=nonce, body=body)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SendPlan:
-    """What to send: `n_requests` requests (None: one for each of `times_ns`, or for each ask), cycling through `asks`.
-
-    With `order` it cycles through that instead: the index of the ask, and the number of tokens of its answer. Without
-    `times_ns`, `n_at_once` users send one request after the other. With it each request is sent at its time from the
-    start of the plan, with at most `n_at_once` in flight. A request due after `stop_s` is sent only while one due
-    before is in flight, so that those end under the same load. After `most_lost` requests in a row without a
-    connection, or with a lost one, the plan sends no more.
-    """
+    """Requests to send: at most `n_at_once` at a time, the next one when an answer has ended."""
 
     asks: tuple[Ask, ...]
     api: str
     n_at_once: int = 1
-    n_requests: int | None = None
-    times_ns: tuple[int, ...] | None = None
     timeout_s: float = TIMEOUT_S  # for a whole request
     stall_s: float = STALL_S  # without a byte after the first one
-    stop_s: float | None = None
-    spread_s: float = 0.0  # without times: each user begins at a random time within it
-    order: tuple[tuple[int, int], ...] = ()
-    most_lost: int | None = None
-
-    @property
-    def n_all(self) -> int:
-        """Maximum number of requests."""
-        if self.n_requests is not None:
-            return self.n_requests
-        return len(self.asks if self.times_ns is None else self.times_ns)
-
-    def ask(self, number: int) -> Ask:
-        """The request with this number."""
-        if not self.order:
-            return self.asks[number % len(self.asks)]
-        index, n_gen = self.order[number % len(self.order)]
-        return self.asks[index].of_length(n_gen)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A finished request of a plan, and the generated text with reasoning."""
+    """A finished request of a plan, and the generated text with reasoning. The text is not kept."""
 
     index: int
     request: Request
     text: str
+
+
+@dataclass(frozen=True)
+class JsonReply:
+    """A server's answer that is not streamed. The texts in `parsed` may contain secrets."""
+
+    status: int | None  # None: no answer
+    parsed: dict[str, Any] | None  # None: it is not a JSON object
+    error: str | None  # in the lab's own words
 
 
 def fresh_nonce() -> str:
@@ -124,13 +132,20 @@ def limits(options: tuple[str, ...]) -> dict[str, Any]:
 
 
 def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, Any]:
-    """The fields of a prompt for this interface; of a conversation: its system prompt, message, answer, message, ..."""
-    said = ["", prompt] if isinstance(prompt, str) else prompt
+    """The fields of a prompt for this interface.
+
+    A conversation is a sequence: its system prompt (may be empty), message, answer, message, ...
+    """
+    texts = ["", prompt] if isinstance(prompt, str) else list(prompt)
     if api != CHAT:
-        return {"prompt": "".join(said)}
-    roles = ("system", *("user", "assistant") * len(said))
-    chat = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
-    return {"messages": chat if said[0] else chat[1:]}
+        return {"prompt": "".join(texts)}
+    roles = ["system"] + ["user", "assistant"] * len(texts)
+    messages = [
+        {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
+    ]
+    if not texts[0]:
+        messages = messages[1:]
+    return {"messages": messages}
 
 
 def ask_for(
@@ -142,63 +157,54 @@ def ask_for(
     nonce: str | None = None,
 ) -> Ask:
     """A streamed request with the options that the server accepts. `prompt`: as in `prompt_fields`."""
-    usage = [
-        name.partition(".")[2] for name in (INCLUDE_USAGE, CONTINUOUS_USAGE) if name in options
-    ]
-    fields: dict[str, Any] = {
-        "model": model,
-        **prompt_fields(api, prompt),
-        "max_completion_tokens" if MAX_COMPLETION in options else "max_tokens": asked.n_gen,
-        "temperature": asked.temperature,
-        "seed": asked.seed,
-        "ignore_eos": asked.ignore_eos if IGNORE_EOS in options else None,
-        "cache_prompt": False if NO_CACHE in options else None,
-        "stream": True,
-        "stream_options": dict.fromkeys(usage, True) or None,
-        **{name: True for name in (TOKEN_IDS, TIMINGS) if name in options},
-    }
-    known = {name: value for name, value in fields.items() if value is not None}
-    return Ask(asked=asked, body=json.dumps(known), nonce=nonce)
+    fields: dict[str, Any] = {"model": model, **prompt_fields(api, prompt)}
+    length = MAX_COMPLETION if MAX_COMPLETION in options else "max_tokens"
+    fields |= {length: asked.n_gen, "temperature": asked.temperature, "seed": asked.seed}
+    if IGNORE_EOS in options:
+        fields["ignore_eos"] = asked.ignore_eos
+    if NO_CACHE in options:
+        fields["cache_prompt"] = False
+    fields["stream"] = True
+    counts = [name for name in (INCLUDE_USAGE, CONTINUOUS_USAGE) if name in options]
+    if counts:
+        fields["stream_options"] = {name.partition(".")[2]: True for name in counts}
+    for name in (TOKEN_IDS, TIMINGS):
+        if name in options:
+            fields[name] = True
+    for name in [name for name, value in fields.items() if value is None]:
+        del fields[name]
+    return Ask(asked=asked, body=json.dumps(fields), nonce=nonce)
 
 
 def error_in(parsed: dict[str, Any]) -> str | None:
-    """The message of an error in the forms that servers have; None for an answer without one."""
-    error = parsed.get("error") or (parsed if parsed.get("object") == "error" else None)
+    """What is wrong, in the lab's words, if an answer is an error in a form that servers have; otherwise None."""
+    error = parsed.get("error")
+    if error is None and parsed.get("object") == "error":
+        error = parsed
     if error is None and "choices" not in parsed:
         error = parsed.get("detail")
     if not error:
         return None
     message = error.get("message") if isinstance(error, dict) else error
+    return error_words(message)
+
+
+def error_words(message: object) -> str:
+    """What a server's message means, without its own text."""
+    if isinstance(message, str):
+        for pattern, words in _ERRORS:
+            match = re.search(pattern, message[:2000], re.IGNORECASE)
+            if match:
+                return words.format(*match.groups())
+    return OTHER_ERROR
+
+
+def status_words(status: int) -> str:
+    """Such as "404 Not Found"."""
     try:
-        return message if isinstance(message, str) and message else json.dumps(error)
-    except RecursionError:
-        return "an error without a message"
-
-
-def usage_of(usage: dict[str, Any], timings: dict[str, Any]) -> Usage | None:
-    """The token counts of an answer, from the fields of different servers."""
-    prompt = as_dict(usage.get("prompt_tokens_details"))
-    cached = (
-        prompt.get("cached_tokens"),
-        usage.get("prompt_cache_hit_tokens"),
-        timings.get("cache_n"),
-    )
-    counts = Usage(
-        prompt_tokens=as_count(usage.get("prompt_tokens")),
-        completion_tokens=as_count(usage.get("completion_tokens")),
-        cached_tokens=first_known(map(as_count, cached)),
-    )
-    return None if counts == Usage() else counts
-
-
-def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
-    """llama-server's `timings`."""
-    counts = {"n_cached": "cache_n", "n_prompt": "prompt_n", "n_gen": "predicted_n"}
-    known: dict[str, Any] = {name: as_count(timings.get(field)) for name, field in counts.items()}
-    for name, field in (("prompt_ms", "prompt_ms"), ("gen_ms", "predicted_ms")):
-        value: Any = timings.get(field)
-        known[name] = float(value) if type(value) in (int, float) and 0 <= value < 1e18 else None
-    return ServerTimings(**known) if timings else None
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -206,181 +212,19 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def as_count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    """A number of tokens; None for anything else, and for impossible numbers."""
+    return value if type(value) is int and 0 <= value <= MOST_COUNT else None
+
+
+def as_ms(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 <= value <= MOST_COUNT else None
+
+
+def is_impossible(fields: dict[str, Any]) -> bool:
+    """Whether a count or a time is larger than any can be, or no number (NaN)."""
+    numbers = [value for value in fields.values() if type(value) in (int, float)]
+    return any(not number <= MOST_COUNT for number in numbers)
 
 
 def n_items(value: Any) -> int | None:
     return len(value) if isinstance(value, list) else None
-
-
-def read_stream(
-    pieces: Sequence[tuple[int, bytes | bytearray]], sent_ns: int
-) -> Iterator[dict[str, Any] | None]:
-    """Parse the body of an answer: pieces of bytes, each with its time. Stamps are relative to `sent_ns`.
-
-    Yields None after each event, so that other tasks can run; last come the fields of a Request, and the `text`.
-    """
-    rows: list[
-        tuple[int, int, str, dict[str, int | None]]
-    ] = []  # stamp, bytes, kind, counts of tokens
-    usage = dict[str, Any]()
-    timings = dict[str, Any]()
-    reason = None
-    is_done = False
-    texts = list[str]()
-    failures = list[tuple[str, str]]()
-    for ns, n_bytes, name, data in _events(pieces):
-        kind = kinds.PING
-        count = dict[str, int | None]()
-        if name == kinds.HALF_LINE:
-            failures.append((name, data))
-            break
-        if data.strip() == "[DONE]":
-            kind = kinds.DONE
-            is_done = True
-        elif name == "error" or (name != "ping" and data.strip()):
-            kind = kinds.ERROR
-            try:
-                chunk = json.loads(data)
-            except (ValueError, RecursionError):
-                chunk = None
-            if not isinstance(chunk, dict):
-                failures.append((kinds.WRONG_JSON, f"an event is not a JSON object: {data[:300]}"))
-            elif (message := error_in(chunk)) is not None or name == "error":
-                failures.append((kinds.ERROR_INSIDE, message or data))
-            else:
-                choices = chunk.get("choices")
-                own_usage = as_dict(chunk.get("usage"))
-                choice = as_dict(choices[0]) if isinstance(choices, list) and choices else {}
-                if as_count(own_usage.get("prompt_tokens")) or as_count(
-                    own_usage.get("completion_tokens")
-                ):
-                    usage = own_usage  # Ollama sends zeros in each chunk of a completion
-                timings = as_dict(chunk.get("timings")) or timings
-                if isinstance(choice.get("finish_reason"), str):
-                    reason = choice["finish_reason"][:MOST_REASON]
-                kind, count, text = _chunk(choice, own_usage, as_dict(chunk.get("timings")))
-                texts.append(text)
-        rows.append((ns - sent_ns, n_bytes, kind, count))
-        yield None
-    arrive_ns, sizes, names, counts = zip(*rows, strict=True) if rows else ((), (), (), ())
-    missing = "before the answer was complete: it has no finish_reason and no"
-    if reason is None and not is_done:
-        failures.append((kinds.CUT_OFF, f"the connection ended {missing} [DONE]"))
-    elif reason is None and not usage and any(kind in kinds.GENERATED for kind in names):
-        failures.append((kinds.CUT_OFF, f"[DONE] came {missing} token count"))
-    used = usage_of(usage, timings)
-    n_tokens, tokens_by = _tokens(names, counts, used.completion_tokens if used else None)
-    failure, error = failures[0] if failures else (None, None)
-    yield {
-        "events": Events(arrive_ns, sizes, names, n_tokens),
-        "text": "".join(texts),
-        "tokens_by": tokens_by,
-        "usage": used,
-        "timings": timings_of(timings),
-        "finish_reason": reason,
-        "failure": failure,
-        "error": error,
-    }
-
-
-def _chunk(
-    choice: dict[str, Any], usage: dict[str, Any], timings: dict[str, Any]
-) -> tuple[str, dict[str, int | None], str]:
-    """The kind of a chunk of the answer, its token count by each of _COUNTS, and its text with reasoning."""
-    counts = {
-        "token ids": n_items(choice.get("token_ids")),
-        "usage": as_count(usage.get("completion_tokens")),
-        "timings": as_count(timings.get("predicted_n")),
-    }
-    delta = as_dict(choice.get("delta"))
-    goes_on = choice.get("finish_reason") is None
-
-    def joined(*values: Any) -> str:
-        return "".join(value for value in values if isinstance(value, str))
-
-    text = joined(choice.get("text"), delta.get("content"), delta.get("refusal"))
-    reasoning = joined(
-        delta.get("reasoning_content"), delta.get("reasoning"), delta.get("thinking")
-    )
-    ways = (
-        (kinds.TEXT, text),
-        (kinds.TOOL, delta.get("tool_calls")),
-        (kinds.REASONING, reasoning),
-        (kinds.TEXT, goes_on and counts["token ids"]),
-        (kinds.ROLE, goes_on and delta.get("role")),
-        (kinds.USAGE, usage),
-    )
-    return next((kind for kind, has_it in ways if has_it), kinds.OTHER), counts, reasoning + text
-
-
-def _tokens(
-    names: Sequence[str], counts: Sequence[dict[str, int | None]], n_all: int | None
-) -> tuple[tuple[int, ...] | None, str | None]:
-    """Tokens per event and their source: the first of _COUNTS with a count for all content, at most `n_all`."""
-    content = [i for i, kind in enumerate(names) if kind in kinds.GENERATED]
-    for source, is_running_total in _COUNTS.items():
-        column = list[int]()
-        total = 0
-        for count in counts:
-            n = count.get(source)
-            column.append(0 if n is None else n - total)
-            total = n if is_running_total and n is not None else total
-        is_known = bool(content) and all(counts[i].get(source) is not None for i in content)
-        if (
-            is_known
-            and column[content[0]] > 0
-            and min(column) >= 0
-            and (n_all is None or sum(column) <= n_all)
-        ):
-            return tuple(column), source
-    return None, None
-
-
-def _events(pieces: Sequence[tuple[int, bytes | bytearray]]) -> Iterator[tuple[int, int, str, str]]:
-    """When each event was complete, its bytes on the wire, its name (of half a line HALF_LINE), and its data."""
-    name = ""
-    data = list[str]()
-    n_bytes = 0
-    is_begun = False
-    for ns, line in _lines(pieces):
-        n_bytes += len(line)
-        if line and not line.endswith(b"\n") and line.strip() not in (b"data: [DONE]", b""):
-            yield (
-                ns,
-                len(line),
-                kinds.HALF_LINE,
-                f"the answer ends within a line, after {len(line):,} of its bytes",
-            )
-            return
-        text = line.decode(errors="replace").rstrip("\r\n")
-        field, _, value = text.partition(":")
-        value = value.removeprefix(" ")
-        if text.startswith(":"):
-            yield ns, n_bytes, "", ""
-            n_bytes = 0
-        elif text:
-            is_begun = True
-            name = value if field == "event" else name
-            data += [value] if field == "data" else []
-        elif is_begun:
-            yield ns, n_bytes, name, "\n".join(data)
-            name = ""
-            data = []
-            n_bytes = 0
-            is_begun = False
-
-
-def _lines(pieces: Sequence[tuple[int, bytes | bytearray]]) -> Iterator[tuple[int, bytes]]:
-    """When each line was complete, and the line with its end; last an empty one, which some servers omit."""
-    begun = bytearray()
-    ns = 0
-    for ns, data in pieces:
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            yield ns, bytes(begun) + end + b"\n"
-            begun.clear()
-        begun += rest
-    if begun:
-        yield ns, bytes(begun)
-    yield ns, b""

@@ -242,9 +242,7 @@ def progress(
 
     def finished(record: Record | RequestRecord) -> None:
         nonlocal n_finished
-        if in_place or (
-            record.run.warmup if isinstance(record, Record) else record.request.asked.warmup
-        ):
+        if in_place or record.is_warmup:
             return
         n_finished += 1
         if stream_to:

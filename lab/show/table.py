@@ -255,8 +255,14 @@ requested. None if the server does not report it."""
 
 def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
     """The requests that ran alone, one after the other."""
-    requests = [one for one in records if isinstance(one, RequestRecord)]
-    return [one for one in requests if one.request.asked.turn is None]
+    requests = [record for record in records if isinstance(record, RequestRecord)]
+    return [request for request in requests if request.experiment is None]
+
+
+def requests_of_experiments(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+    """The requests of experiments, such as conversations."""
+    requests = [record for record in records if isinstance(record, RequestRecord)]
+    return [request for request in requests if request.experiment is not None]
 
 
 def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
@@ -266,7 +272,7 @@ def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
 
 def went_well(record: RequestRecord) -> bool:
     """Whether a request succeeded and is not a warm-up."""
-    return record.request.status == OK and not record.request.asked.warmup
+    return record.is_timed
 
 
 def is_measured(record: RequestRecord) -> bool:
@@ -295,7 +301,7 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
     """The row of `lab.runs` for a request, without figures of an engine. Unknown times are NaN."""
     one = figures(record.request)
     asked = one.asked
-    timings = one.timings
+    timings = record.request.timings
     low, high = one.tpot_bounds_ns or (None, None)
     return {
         "run": index,
@@ -308,14 +314,14 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "virtual": record.machine.virtual,
         "warmup": asked.warmup,
         "disturbed": False,
-        "status": one.status,
-        "error": one.error,
-        "started_at": one.started_at,
+        "status": record.status,
+        "error": record.error,
+        "started_at": record.started_at,
         "ttft_s": or_nan(one.ttft_ns, 1e-9),
         "tpot_ms": or_nan(one.tpot_ns, 1e-6),
         "decode_tps": 1e9 / one.tpot_ns if one.tpot_ns else float("nan"),
         "e2e_s": or_nan(one.e2e_ns, 1e-9),
-        "lever": None,
+        "lever": experiments.case_label(asked.experiment, asked.case),
         "url": record.endpoint.url,
         "warm": one.is_warm,
         "short": one.is_short,
@@ -329,8 +335,8 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "tpot_high_ms": or_nan(high, 1e-6),
         "server_prompt_s": or_nan(timings.prompt_ms if timings else None, 1e-3),
         "server_decode_s": or_nan(timings.gen_ms if timings else None, 1e-3),
-        "failure": one.failure,
-        "finish_reason": one.finish_reason,
+        "failure": record.request.failure,
+        "finish_reason": record.request.finish_reason,
     }
 
 

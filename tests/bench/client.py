@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from lab.core import request_times as times
 from lab.core.record import OK
 from lab.core.request import CHAT, Asked
-from lab.remote.access import Client, access
+from lab.remote.access import access
+from lab.remote.client import Client
 from lab.remote.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, Reply, SendPlan, ask_for
 from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
 
@@ -34,7 +35,7 @@ def selftest(
     ) as server:
         with Client(access(server.url)) as client:
             replies = list(client.run(SendPlan(asks=asks, api=CHAT, n_at_once=n_streams)))
-            start_ns = client.start_ns or 0
+            start_ns = client.start_ns
         streams = server.sent()["streams"]
     sent_ns = {stream["seed"]: stream["sent_ns"] for stream in streams}
     errors_ns = [

@@ -25,7 +25,7 @@ from lab.features import turns as conversation
 from lab.roofline import probing
 from lab.roofline import step_prediction
 from lab.show import text_prediction
-from lab.remote.servers import connect
+from lab.remote.examination import connect
 from lab.models import catalog
 from lab.runner import prompts
 from tests.servers import wheel_server

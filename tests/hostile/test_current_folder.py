@@ -7,8 +7,9 @@ import pytest
 
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.remote import servers
-from lab.remote.access import Client, access
+from lab.remote import own_server
+from lab.remote.access import access
+from lab.remote.client import Client
 
 PLANTED = (
     "uvicorn",
@@ -30,7 +31,7 @@ def engine() -> None:
 
 
 def own_llama_cpp_server() -> None:
-    servers.start_own(catalog.embedded_path(), catalog.DEFAULT, 1).end()
+    own_server.start_own(catalog.embedded_path(), catalog.DEFAULT, 1).end()
 
 
 def client() -> None:

@@ -22,7 +22,7 @@ from lab.errors import LabError
 from lab.formats import other_tools
 from lab.features.explain import advice
 from lab.roofline import explanation, step_kernels
-from lab.remote import servers
+from lab.remote import examination
 from lab.models import obtain
 from lab.models.catalog import HUB, Spec
 from tests.conftest import SETTINGS, run_lab
@@ -155,7 +155,7 @@ def test_other_programs(empty: Path) -> None:
 
 def test_names_that_a_server_lists(empty: Path) -> None:
     with pytest.raises(LabError) as problem:
-        servers.choose_model((EVIL, "other"), None)
+        examination.choose_model((EVIL, "other"), None)
     listed = problem.value.hint.removeprefix("Name one: ").removesuffix(", other")
     check([f"lab {listed}"], empty)
 

@@ -45,7 +45,7 @@ def compare(
     """
     from lab.app import kinds
     from lab.features.compare import text_compare
-    from lab.remote import through_server
+    from lab.show import text_requests
     from lab.show import comparison, console, text_results
     from lab.show.section import Context
 
@@ -67,7 +67,7 @@ def compare(
         )
         return
     stdout = console.console(details=hint(details))
-    warnings = [*text_results.warnings(reading.records), *through_server.warnings(reading.requests)]
+    warnings = [*text_results.warnings(reading.records), *text_requests.warnings(reading.requests)]
     text_compare.print_comparisons(groups, comparisons, at_least, stdout, warnings)
     for line in [
         *(f"plot     {plot}" for plot in plots),

@@ -36,8 +36,9 @@ from lab.show import sweep_laws, text_results
 from lab.show.sweep_laws import Law
 from lab.features.predict import tables
 from lab.roofline.prediction import Prediction
-from lab.remote import servers, through_server
-from lab.remote.servers import OwnServer
+from lab.remote import own_server
+from lab.remote.own_server import OwnServer
+from lab.show import text_requests
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.runner import machine
@@ -146,7 +147,7 @@ def show_ranking(predictions: Sequence[Prediction]) -> None:
 
 def abilities(records: Sequence[RequestRecord]) -> None:
     """Print what the server of these requests can do, as `lab measure --url` does."""
-    through_server.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
+    text_requests.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
 
 
 @dataclass(frozen=True, repr=False)
@@ -313,7 +314,7 @@ def serve(n_threads: int | None = None) -> OwnServer:
     """Start a server with the embedded model on a free port, in the place of an earlier one; it ends with `end()`."""
     while _running:
         _running.pop().end()
-    _running.append(servers.start_own(catalog.embedded_path(), catalog.DEFAULT, n_threads))
+    _running.append(own_server.start_own(catalog.embedded_path(), catalog.DEFAULT, n_threads))
     return _running[-1]
 
 

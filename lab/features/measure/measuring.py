@@ -19,8 +19,8 @@ from lab.core import shell
 from lab.core.asked_settings import flag, table
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features.serve import command as servers
-from lab.features.serve.command import REACHING, TIMEOUT, URL
+from lab.app import server
+from lab.app.server import REACHING, TIMEOUT, URL
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Until
@@ -57,11 +57,11 @@ def measure(
     """
     check_side([*settings, *["stream"] * stream], url)
     if url is not None:
-        from lab.remote import through_server
+        from lab.remote import session as server_session
 
         how = {name: settings.pop(name) for name in ONLY_SERVER if name in settings}
-        plan = through_server.make_plan(prompt_len, gen, repeat, **settings)
-        return through_server.measure(url, plan, model, out, watch, **how)
+        server_plan = server_session.make_plan(prompt_len, gen, repeat, **settings)
+        return server_session.carry_out(url, server_plan, model, out, watch, **how)
 
     wanted = with_until(**settings)
     lengths = prompt_len or DEFAULT_LENGTHS
@@ -124,7 +124,7 @@ ONLY_SERVER = (
     "timeout",
     "yes",
 )  # parameters of `measure` that need a server
-ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "max_minutes", "stream"} - {
+ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "stream"} - {
     "prompt",
     "seed",
 }
@@ -162,7 +162,7 @@ UNTIL = [
         help="With --until: maximum number of rounds.",
     ),
     click.option(
-        "--max-minutes", type=float, help="With --until: start no round after this many minutes."
+        "--max-minutes", type=float, help="With --until: start no round after this many minutes. With --url: the limit of the session."
     ),
 ]
 
@@ -251,12 +251,29 @@ def measure_command(context: click.Context, url: str | None, **asked: Any) -> No
     tokens and three with 1,000. --model is then the server's name for a model (optional if it has only one), and
     options of the engine are rejected. The lab first prints what this server can do.
     """
-    check_side(servers.given(context), url)
+    given = server.given(context)
+    check_side(given, url)
     if url is not None:
-        return servers.measure_server(context, url, asked)
+        measure_server(url, given, asked)
+        return
     running.carry_out(
         make_plan, **with_until(**{name: asked[name] for name in asked if name not in ONLY_SERVER})
     )
+
+
+def measure_server(url: str, given: Sequence[str], asked: dict[str, Any]) -> None:
+    """`lab measure --url`: the defaults of some options are others than those of the engine."""
+    from lab.remote.session import make_plan as plan_of_server
+
+    plan = plan_of_server(
+        asked["prompt_len"] if "prompt_len" in given else None,
+        asked["gen"],
+        asked["repeat"],
+        asked["prompt"],
+        asked["seed"],
+        asked["max_minutes"],
+    )
+    server.carry_out(url, plan, asked["model"] if "model" in given else None, asked)
 
 
 @click.command("sweep", cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report"))

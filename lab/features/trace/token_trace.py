@@ -40,7 +40,7 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.roofline import probing, step_kernels
 from lab.roofline.explanation import TOO_LOW
-from lab.features.serve.command import given
+from lab.app.server import given
 from lab.features.trace.nodes import Node, StepTrace, Trace
 from lab.models import catalog, obtain
 from lab.process.worker import Worker

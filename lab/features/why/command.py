@@ -19,7 +19,7 @@ from lab.app.options import (
     with_options,
 )
 from lab.errors import LabError
-from lab.features.serve.command import REACHING, confirm
+from lab.app.server import REACHING, confirm
 from lab.runner.progress import ShowStatus, Status
 
 MOST_LETTERS = 60  # of a picture's name

@@ -15,8 +15,8 @@ from lab.features.why.depth import prompt_length
 from lab.features.why.figure import Figure
 from lab.features.why.trial import limited
 from lab.process.worker import Worker
-from lab.remote import through_server
-from lab.remote.servers import connect
+from lab.remote import session as server_session
+from lab.remote.examination import connect
 from lab.runner import session
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
@@ -71,9 +71,9 @@ def by_url(figure: Figure, asked: Now) -> tuple[Path, int]:
 
         with connect(asked.url or "", asked.spec, say, **asked.reaching) as served:
             path = served.new_file(asked.folder)
-            plan = through_server.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
-            through_server.check(plan, served)
-            for _ in through_server.execute(plan, served, path, look):
+            plan = server_session.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
+            server_session.check(plan, served)
+            for _ in server_session.execute(plan, served, path, look):
                 n_done += 1
     return path, n_done
 

@@ -1,17 +1,21 @@
-"""The options that name a server with OpenAI's API, and what measure does with --url."""
+"""Commands that measure a server: the options that name one, and their loop: examine, plan, measure, show."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from lab.app.running import Output, collect
 
-A_SERVER = "A server that speaks OpenAI's API: http://127.0.0.1:8080/v1"
-URL = click.option("--url", metavar="URL", help=A_SERVER)
+if TYPE_CHECKING:
+    from lab.remote.session import ServerPlan
+
+URL = click.option(
+    "--url", metavar="URL", help="A server that speaks OpenAI's API: http://127.0.0.1:8080/v1"
+)
 REACHING = [
     click.option(
         "--api", type=click.Choice(["chat", "completions"]), help="API to use.  [default: detected]"
@@ -38,9 +42,7 @@ TIMEOUT = click.option(
 
 def given(context: click.Context) -> list[str]:
     """The parameters that the user gave on the command line."""
-    names = [
-        str(option.name) for option in context.command.params
-    ]  # also those that the command does not get
+    names = [str(option.name) for option in context.command.params]
     return [
         name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
@@ -50,49 +52,57 @@ def confirm(url: str, what: str, yes: bool) -> None:
     """Ask once before a server on another machine is sent `what`, such as "at most 100 requests"."""
     from lab.remote.access import access, is_loopback
 
-    asked = access(url)
-    if not (yes or is_loopback(asked)):
-        click.confirm(f"{asked.url} is on another machine. Send it {what}?", abort=True, err=True)
+    server = access(url)
+    if not (yes or is_loopback(server)):
+        click.confirm(f"{server.url} is on another machine. Send it {what}?", abort=True, err=True)
 
 
-def measure_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
-    """Examine a server, show what it can do, measure it and show the results."""
-    from lab.remote import through_server
-    from lab.remote.servers import connect, reaching_of
-    from lab.show import console
+def carry_out(url: str, plan: ServerPlan, model: str | None, asked: dict[str, Any]) -> None:
+    """Examine a server, show what it can do, measure a plan and show the results.
 
-    options = given(context)
+    `asked` are the options of the command: those of REACHING, TIMEOUT and output, and dry_run.
+    """
+    from lab.remote import session
+    from lab.remote.examination import connect, reaching_of
+    from lab.show import console, text_requests
+
     output = Output.taken_from(asked)
     err = console.console(stderr=True)
-    lengths, model = (asked[name] if name in options else None for name in ("prompt_len", "model"))
-    plan = through_server.make_plan(
-        lengths, **{name: asked[name] for name in ("gen", "repeat", "prompt", "seed")}
-    )
     confirm(url, plan.summary, asked["yes"])
     out = err if output.as_json else console.console()
     err.print("examining the server ...")
     with connect(url, model, err.print, **reaching_of(asked)) as server:
-        through_server.print_endpoint(server.endpoint, server.model, server.models, out)
-        through_server.check(plan, server)
-        known: dict[str, Any] = {
+        text_requests.print_endpoint(server.endpoint, server.model, server.models, out)
+        session.check(plan, server)
+        examined: dict[str, Any] = {
             "endpoint": dataclasses.asdict(server.endpoint),
             "model": server.model,
             "models": server.models,
         }
         if asked["dry_run"]:
-            cases = [{"n_prompt": case.n_prompt, "n_gen": case.n_gen} for case in plan.cases]
-            planned = {**known, "cases": cases, "repeat": plan.n_repeat}
-            return (
-                console.print_json(planned)
-                if output.as_json
-                else out.print(f"\nPlan: {plan.summary}")
-            )
+            if output.as_json:
+                console.print_json({**examined, **_planned(plan)})
+            else:
+                out.print(f"\nPlan: {plan.summary}")
+            return
         path = server.new_file(output.folder)
         records, problem = collect(
-            lambda watch: through_server.execute(plan, server, path, watch),
+            lambda watch: session.execute(plan, server, path, watch),
             path,
             err,
             None,
-            through_server.finished,
+            text_requests.finished,
         )
-        output.finish(records, path, problem, bool(through_server.failures(records)), **known)
+        has_failed = bool(text_requests.failures(records))
+        output.finish(records, path, problem, has_failed, **examined)
+
+
+def _planned(plan: ServerPlan) -> dict[str, Any]:
+    """A plan, for JSON."""
+    from lab.remote.session import n_at_once
+
+    cases = [
+        {"n_prompt": case.n_prompt, "n_gen": case.n_gen, "n_at_once": n_at_once(case)}
+        for case in plan.cases
+    ]
+    return {"cases": cases, "repeat": plan.n_repeat}

@@ -1,0 +1,243 @@
+"""The client: sends the requests of plans from a thread of its own, and makes records of their answers.
+
+    with Client(access("http://127.0.0.1:8080/v1")) as client:
+        for reply in client.run(plan):
+            ...
+
+All requests of a plan share one asyncio loop. The calling thread sleeps meanwhile, so that stamps wait for nothing
+(`python -m tests.bench.client` measures how late they are).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import gc
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from lab.core import request as kinds
+from lab.core.record import FAILED, OK
+from lab.core.request import CHAT, Asked, Request
+from lab.remote.access import LONGEST_S, Access, all_headers
+from lab.remote.exchange import Arrivals, Exchange, Failure, Line, certificates
+from lab.remote.formats import Ask, JsonReply, Reply, SendPlan
+from lab.remote.streams import StreamedAnswer, StreamReader
+
+ANSWER_S = 30.0  # time limit for a request that generates nothing
+POLL_S = 0.1
+PAUSE_S = 0.25  # after a failure, so that a server that rejects at once is not flooded
+READ_AFTER_S = 0.005
+"""An ended answer is parsed later: the server (on the same cores) accepts the next request first."""
+
+
+class Client:
+    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in flight."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.start_ns = 0  # of the last plan, by time.perf_counter_ns()
+        self._arrivals = Arrivals()
+        self._loop = asyncio.SelectorEventLoop(self._arrivals)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, plan: SendPlan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
+        """Send the requests of a plan and yield each reply when it has ended. Calls `watch` every POLL_S.
+
+        Closing this iterator early ends all requests in flight.
+        """
+        watch()
+        replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        sending = _Sending(self.access, plan, self._arrivals, replies)
+        self.start_ns = sending.start_ns
+        gc.freeze()  # shortens garbage collections from milliseconds to microseconds
+        future = asyncio.run_coroutine_threadsafe(sending.run(), self._loop)
+        try:
+            while not (future.done() and replies.empty()):
+                with suppress(queue.Empty):
+                    yield replies.get(timeout=POLL_S)
+                watch()
+            future.result()
+        finally:
+            if not future.done():
+                future.cancel()
+                concurrent.futures.wait([future], ANSWER_S)
+            gc.unfreeze()
+
+    def send(
+        self,
+        ask: Ask,
+        api: str,
+        timeout_s: float = LONGEST_S,
+        watch: Callable[[], None] = lambda: None,
+    ) -> Reply:
+        """Send one request, and wait for its answer, at most `timeout_s` and the server's time limit."""
+        timeout_s = min(timeout_s, self.access.timeout_s)
+        (reply,) = self.run(SendPlan(asks=(ask,), api=api, timeout_s=timeout_s), watch)
+        return reply
+
+    def ask(self, url: str, body: dict[str, Any] | None = None) -> JsonReply:
+        """GET `url`, or POST `body` to it, and read a JSON object. A failure is in the reply."""
+        text = "" if body is None else json.dumps(body)
+        path = urlsplit(url).path or "/"
+        question = Ask(asked=Asked(n_prompt=None, n_gen=0), body=text, path=path)
+        reply = self.send(question, CHAT, ANSWER_S)
+        request = reply.request
+        if request.status != OK or request.http_status is None:
+            return JsonReply(None, None, request.error)
+        parsed = json.loads(reply.text) if reply.text else None
+        return JsonReply(request.http_status, parsed, request.error)
+
+    def object_at(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON object at a path of the server; empty if there is none."""
+        answer = self.ask(self.access.root + path, body)
+        return (answer.parsed or {}) if answer.status == 200 else {}
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(ANSWER_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+class _Sending:
+    """A running plan."""
+
+    def __init__(
+        self,
+        access: Access,
+        plan: SendPlan,
+        arrivals: Arrivals,
+        replies: queue.SimpleQueue[Reply],
+    ) -> None:
+        self.plan = plan
+        self.replies = replies
+        self.start_ns = time.perf_counter_ns()
+        self._line = _line(access, plan, arrivals)
+        self._numbers = iter(range(len(plan.asks)))  # of requests not yet sent
+
+    async def run(self) -> None:
+        """Send all requests, and put each reply into the queue when it has ended."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self.plan.n_at_once, len(self.plan.asks))):
+                group.create_task(self._send_in_turn(group))
+
+    async def _send_in_turn(self, group: asyncio.TaskGroup) -> None:
+        """Send one request after the other; an answer is parsed while the next request runs."""
+        for number in self._numbers:
+            exchange = Exchange(self._line, self.plan.asks[number].with_fresh_nonce())
+            await exchange.connect()
+            group.create_task(self._send(number, exchange))
+            await exchange.over.wait()
+            if exchange.problem is not None:
+                await asyncio.sleep(PAUSE_S)
+
+    async def _send(self, number: int, exchange: Exchange) -> None:
+        """Send a request, and put its reply into the queue when it has ended."""
+        try:
+            if exchange.problem is None:
+                await exchange.send()
+            answer = await self._answer(exchange)
+        finally:
+            exchange.hang_up()
+            exchange.release()
+        request = self._request(exchange, answer)
+        self.replies.put(Reply(number, request, answer.text))
+        exchange.over.set()
+
+    async def _answer(self, exchange: Exchange) -> StreamedAnswer:
+        """What the answer says; the reply to a question is its JSON object as text."""
+        if exchange.is_stream:
+            await asyncio.sleep(READ_AFTER_S)
+            reader = StreamReader(exchange.pieces, exchange.sent_ns or 0)
+            for _ in reader.read():
+                await self._line.turn()
+            return reader.answer()
+        if exchange.problem is None and exchange.ask.path is not None:
+            reply = exchange.json_reply()
+            text = "" if reply.parsed is None else json.dumps(reply.parsed)
+            return StreamedAnswer(text=text, error=reply.error)
+        if exchange.problem is None:
+            exchange.problem = exchange.refusal()
+        return StreamedAnswer()
+
+    def _request(self, exchange: Exchange, answer: StreamedAnswer) -> Request:
+        """The record of a request."""
+        problem = _problem(exchange, answer)
+        sent_ns = exchange.sent_ns
+
+        def since_sent(ns: int | None) -> int | None:
+            return None if sent_ns is None or ns is None else ns - sent_ns
+
+        return Request(
+            asked=exchange.ask.asked,
+            started_at=exchange.started_at,
+            sent_ns=None if sent_ns is None else sent_ns - self.start_ns,
+            headers_ns=since_sent(exchange.first_ns),
+            ended_ns=since_sent(exchange.last_ns),
+            failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
+            status=FAILED if problem else OK,
+            failure=problem.failure if problem else None,
+            error=problem.error if problem else answer.error,
+            http_status=exchange.http_status,
+            finish_reason=answer.finish_reason,
+            events=answer.events,
+            tokens_by=answer.tokens_by,
+            usage=answer.usage,
+            timings=answer.timings,
+        )
+
+
+def _problem(exchange: Exchange, answer: StreamedAnswer) -> Failure | None:
+    """Why a request failed: on its connection, or in its stream."""
+    problem = exchange.problem
+    if not exchange.is_stream:
+        return problem
+    wrong = Failure(answer.failure, answer.error or "") if answer.failure else None
+    if problem is None:
+        return wrong
+    if problem.failure == kinds.LOST:
+        if wrong is None:  # the answer was complete
+            return None
+        if wrong.failure == kinds.ERROR_INSIDE:  # it says why the connection was lost
+            return wrong
+    return problem
+
+
+def _line(access: Access, plan: SendPlan, arrivals: Arrivals) -> Line:
+    """Where the requests of a plan go."""
+    path = "chat/completions" if plan.api == CHAT else "completions"
+    url = urlsplit(f"{access.url}/{path}")
+    has_tls = url.scheme == "https"
+    headers = {
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "mini-lab",
+    }
+    headers |= {name.title(): value for name, value in all_headers(access)}
+    return Line(
+        host=url.hostname or "",
+        port=url.port or (443 if has_tls else 80),
+        path=url.path,
+        certificates=certificates() if has_tls else None,
+        headers=[("Host", url.netloc), *headers.items()],
+        arrivals=arrivals,
+        timeout_s=plan.timeout_s,
+        stall_s=plan.stall_s,
+    )
+
+
+def with_asked(ask: Ask, **changes: Any) -> Ask:
+    """The same request in another place of the measurement."""
+    return dataclasses.replace(ask, asked=dataclasses.replace(ask.asked, **changes))

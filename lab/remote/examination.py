@@ -1,0 +1,367 @@
+"""What a server is, which of its models is measured, and what it can do.
+
+First come requests that generate nothing (models, settings, version), then at most MOST_PROBES requests of a few
+tokens: one with each set of options until the server accepts it, and a longer one.
+
+Sources of the addresses: llama.cpp tools/server/README.md (/props); vLLM (/version); Ollama docs/api.md (/api/version);
+lmstudio.ai/docs/developer/rest (/api/v0/models).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack, cast
+
+from lab.core import request as kinds, request_times as times, shell
+from lab.core.lists import plural
+from lab.core.record import OK
+from lab.core.request import (
+    Asked,
+    Capability,
+    Endpoint,
+    Request,
+    ServerSettings,
+    short_name,
+)
+from lab.errors import LabError
+from lab.remote import formats
+from lab.remote.access import TIMEOUT_S, Access, access, name_or_none
+from lab.remote.client import Client
+from lab.remote.formats import JsonReply, as_count, as_dict
+from lab.remote.servers import TOKENIZE, USAGE, Counter, Server, tokenizers
+from lab.runner import machine
+
+MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one for counting prompts
+MOST_NAMES = 8  # models that a message lists
+SHORT = "Say yes."
+N_SHORT = 4
+LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
+N_LONG = 48
+
+_LADDER = (formats.OPTIONS, (formats.INCLUDE_USAGE,), formats.OPENAI_OPTIONS, ())
+"""Options that a request is tried with, until the server accepts it."""
+
+_FINAL = (kinds.REFUSED, kinds.TIMEOUT, kinds.STALLED, kinds.TOO_LARGE, kinds.RATE_LIMITED)
+"""Failures after which no other request is tried."""
+
+_REJECTED = (401, 403)
+
+
+class Reaching(TypedDict, total=False):
+    """How to reach a server, and how long to wait for it."""
+
+    api: str | None  # chat or completions; None: what the server has
+    api_key_env: str | None  # the environment variable with the key
+    header: Sequence[str]  # each NAME: VALUE
+    timeout: float  # seconds after which a request times out
+
+
+def reaching_of(options: Mapping[str, Any]) -> Reaching:
+    """The part of `options` that says how to reach a server."""
+    names = [name for name in Reaching.__annotations__ if name in options]
+    return cast(Reaching, {name: options[name] for name in names})
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Two answers of a server, through the interface and with the options that it accepts."""
+
+    api: str
+    accepted: tuple[str, ...]
+    short: Request
+    long: Request
+
+    @property
+    def working(self) -> tuple[str, ...]:
+        """The accepted options that have an effect."""
+        has_no_effect = {
+            formats.INCLUDE_USAGE: times.n_generated(self.short) is None,
+            formats.CONTINUOUS_USAGE: self.short.tokens_by != "usage",
+            formats.TOKEN_IDS: self.short.tokens_by != "token ids",
+            formats.TIMINGS: self.short.timings is None,
+            formats.IGNORE_EOS: self.long.finish_reason != "length",
+        }
+        return tuple(option for option in self.accepted if not has_no_effect.get(option))
+
+
+@contextmanager
+def connect(
+    url: str,
+    model: str | None = None,
+    say: Callable[[str], object] = lambda sentence: None,
+    **how: Unpack[Reaching],
+) -> Iterator[Server]:
+    """Examine the server at `url` and connect to it; the client ends with the block.
+
+    `model` is the server's name for it (None: its only one). Calls `say` with a sentence before the first answers.
+    LabError if the server cannot be reached, the choice of the model is unclear, or it does not stream.
+    """
+    address = access(
+        url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S)
+    )
+    with Client(address) as client:
+        yield _examine(client, model, how.get("api"), say)
+
+
+def _examine(
+    client: Client, model: str | None, api: str | None, say: Callable[[str], object]
+) -> Server:
+    address = client.access
+    entries = _listed_models(client, model)
+    names = [name_or_none(entry.get("id"), address) for entry in entries]
+    models = tuple(dict.fromkeys(name for name in names if name is not None))
+    chosen = choose_model(models, model)
+    entry = entries[names.index(chosen)] if chosen in names else {}
+    program, version, settings = _describe(client, entry)
+    say(f"waiting for the first answers, at most {address.timeout_s:g} s for each (--timeout) ...")
+    probes = _probe(client, chosen, api)
+    counter = _counter(client, chosen, probes)
+    endpoint = Endpoint(
+        url=address.url,
+        api=probes.api,
+        server=program,
+        version=version,
+        capabilities=tuple(_capabilities(probes, counter, settings)),
+        accepted=probes.working,
+        settings=settings,
+    )
+    return Server(endpoint, chosen, models, counter, client, machine.describe())
+
+
+def _listed_models(client: Client, model: str | None) -> list[dict[str, Any]]:
+    """The server's list of models. LabError if it has none and the user named none."""
+    address = client.access
+    answer = client.ask(f"{address.url}/models")
+    if answer.status is None:
+        raise LabError(
+            f"No server answers at {address.url}: {answer.error}.", _hint(address, None)
+        )
+    entries = as_dict(answer.parsed).get("data")
+    if answer.status in _REJECTED or (model is None and not isinstance(entries, list)):
+        raise LabError(
+            f"{address.url}/models lists no models. Its answer: {_error_of(answer)}",
+            _hint(address, answer.status),
+        )
+    if not isinstance(entries, list):
+        return []
+    return [as_dict(entry) for entry in entries]
+
+
+def _error_of(answer: JsonReply) -> str:
+    return answer.error or "200, JSON without `data`"
+
+
+def choose_model(models: Sequence[str], requested: str | None) -> str:
+    """The model to measure. LabError if the server has several and none was named, or lacks the named one."""
+    if requested is not None and (not models or requested in models):
+        return requested
+    of_that_file = [model for model in models if short_name(model) == requested]
+    if len(of_that_file) == 1:
+        return of_that_file[0]
+    names = ", ".join(map(shell.join, models[:MOST_NAMES]))
+    if len(models) > MOST_NAMES:
+        names = f"{names} and {len(models) - MOST_NAMES} more"
+    if requested is not None:
+        raise LabError(f"The server has no model {requested}.", f"It has {names}.")
+    if len(models) != 1:
+        raise LabError(
+            f"The server lists {len(models) or 'no'} models.",
+            f"Name one: --model {names or 'NAME'}",
+        )
+    return models[0]
+
+
+def _probe(client: Client, model: str, api: str | None) -> Probes:
+    """The first answers that the server streams. LabError if it streams none."""
+    failed: list[Request] = []
+    apis = (api,) if api else (kinds.CHAT, kinds.COMPLETIONS)
+    for tried, options in itertools.product(apis, _LADDER):
+        short = _generate(client, model, tried, SHORT, N_SHORT, options)
+        if short.status == OK:
+            long = _generate(client, model, tried, LONG, N_LONG, options)
+            return Probes(tried, options, short, long)
+        failed.append(short)
+        if short.failure in _FINAL or short.http_status in _REJECTED:
+            break
+    raise _streams_nothing(client.access, model, failed)
+
+
+def _generate(
+    client: Client, model: str, api: str, prompt: str, n_gen: int, options: tuple[str, ...]
+) -> Request:
+    asked = Asked(n_prompt=None, n_gen=n_gen, **formats.limits(options))
+    ask = formats.ask_for(api, model, prompt, asked, options)
+    return client.send(ask, api).request
+
+
+def _streams_nothing(address: Access, model: str, failed: Sequence[Request]) -> LabError:
+    """The error for a server that streams no answer."""
+    problem = failed[-1]
+    for request in failed:
+        if request.http_status not in (404, 405):  # an interface that exists says more
+            problem = request
+    status = problem.http_status or 0
+    hint = "Try again (some servers load a model on its first request), or read the server's log."
+    if problem.failure == kinds.NO_STREAM:
+        hint = (
+            "Check that the address is the server's own: "
+            "a proxy or a login page may answer instead."
+        )
+    if 300 <= status < 400 or status in (*_REJECTED, 429):
+        hint = _hint(address, status)
+    cause = f"{problem.failure}: {problem.error}"
+    return LabError(
+        f"The server at {address.url} does not stream an answer of {model} ({cause}).", hint
+    )
+
+
+def _counter(client: Client, model: str, probes: Probes) -> Counter | None:
+    """The first way in which the server counts the tokens of a prompt; None if there is none."""
+
+    def by_usage(text: str) -> int | None:
+        usage = _generate(client, model, probes.api, text, 1, probes.working).usage
+        return usage.prompt_tokens if usage else None
+
+    ways = [Counter(TOKENIZE, count) for count in tokenizers(client, probes.api, model)]
+    for way in (*ways, Counter(USAGE, by_usage)):
+        if way.count("word") is not None:
+            return way
+    return None
+
+
+def _hint(address: Access, status: int | None) -> str:
+    """What to do about an answer with this status (None: no answer)."""
+    scheme = "https:// for a server with TLS"
+    if address.url.startswith("https:"):
+        scheme = "http:// for a server without TLS"
+    if status is None:
+        return f"Start the server, or check the address (use {scheme})."
+    if status in _REJECTED and address.api_key_env:
+        return f"Check the key in the environment variable {address.api_key_env}."
+    if status in _REJECTED:
+        return "Name the environment variable that contains the key: --api-key-env NAME"
+    if status == 429:
+        return "The server limits the rate of requests. Wait, then try again."
+    if 300 <= status < 400:
+        return "The lab does not follow redirects. Give the target address."
+    return f"Check the address (use {scheme}), or name a model with --model."
+
+
+def _describe(
+    client: Client, entry: dict[str, Any]
+) -> tuple[str | None, str | None, ServerSettings | None]:
+    """The server's program, version and settings, as far as it reports them. `entry`: its list's one of the model."""
+    address = client.access
+    props = client.object_at("/props")
+    if "default_generation_settings" in props:
+        settings = _llama_server_settings(props, address)
+        return "llama-server", settings.build, settings
+    ollama = client.object_at("/api/version")
+    if "version" in ollama:
+        return "Ollama", name_or_none(ollama["version"], address), None
+    n_ctx = as_count(entry.get("max_model_len"))
+    settings_of_model = ServerSettings(n_ctx=n_ctx) if n_ctx else None
+    owner = str(entry.get("owned_by"))
+    vllm = client.object_at("/version")
+    if "version" in vllm:
+        program = "vLLM" if owner == "vllm" else None
+        return program, name_or_none(vllm["version"], address), settings_of_model
+    if "data" in client.object_at("/api/v0/models"):
+        return "LM Studio", None, None
+    program = {"me": "llama_cpp.server", "sglang": "SGLang"}.get(owner)
+    return program, None, settings_of_model
+
+
+def _llama_server_settings(props: dict[str, Any], address: Access) -> ServerSettings:
+    path = props.get("model_path")
+    file = re.split(r"[/\\]", path)[-1] if isinstance(path, str) else None
+    return ServerSettings(
+        n_slots=as_count(props.get("total_slots")),
+        n_ctx=as_count(as_dict(props["default_generation_settings"]).get("n_ctx")),
+        model_file=name_or_none(file, address),
+        quantization=name_or_none(props.get("model_ftype"), address),
+        build=name_or_none(props.get("build_info"), address),
+    )
+
+
+def _capabilities(
+    probes: Probes, counter: Counter | None, settings: ServerSettings | None
+) -> Iterator[Capability]:
+    """What two answers, of N_SHORT and of N_LONG tokens, show of a server."""
+    yield _streaming(probes)
+    usage = times.n_generated(probes.short)
+    yield _capability(
+        "usage in streams",
+        usage is not None,
+        f"the stream counts {usage} tokens",
+        "no counts in the stream",
+    )
+    source = probes.short.tokens_by
+    yield _capability(
+        "token ids", source == "token ids", "in every event", "none in the stream"
+    )
+    yield _capability(
+        "tokens per event",
+        source is not None,
+        f"from {source}",
+        "events do not say how many tokens they contain",
+    )
+    yield _capability(
+        "ignore_eos",
+        formats.IGNORE_EOS in probes.working,
+        f"an answer had all {N_LONG} tokens with it",
+        "rejected, or an answer ended early despite it",
+    )
+    usages = [request.usage for request in (probes.short, probes.long) if request.usage]
+    yield _capability(
+        "cached tokens",
+        any(usage.cached_tokens is not None for usage in usages),
+        "answers count them",
+        "answers do not count them",
+    )
+    counts_by_usage = "the usage of small requests counts the tokens of prompts"
+    yield _capability(
+        TOKENIZE,
+        counter is not None and counter.by == TOKENIZE,
+        "the server's tokenizer counts the tokens of prompts",
+        counts_by_usage if counter else "nothing counts the tokens of prompts",
+    )
+    n_slots = settings.n_slots if settings else None
+    n_ctx = settings.n_ctx if settings else None
+    yield _capability(
+        "settings",
+        n_slots is not None,
+        f"{plural(n_slots or 0, 'slot')}, a context of {n_ctx} tokens",
+        "the server does not report its number of slots",
+    )
+    yield _capability(
+        "server timings",
+        probes.short.timings is not None,
+        "llama-server's `timings`",
+        "none in the stream",
+    )
+
+
+def _capability(name: str, has_it: bool, seen: str, missing: str) -> Capability:
+    if has_it:
+        return Capability(name, kinds.YES, seen)
+    return Capability(name, kinds.NO, missing)
+
+
+def _streaming(probes: Probes) -> Capability:
+    """Whether answers come in pieces; unknown if the short one came as one event."""
+    name = "streaming"
+    if times.came_at_once(probes.long):
+        n_events = len(times.generated(probes.long))
+        how = (
+            f"{n_events} events with content arrived at once: "
+            "the answer was buffered until its end"
+        )
+        return Capability(name, kinds.NO, how)
+    n_events = len(times.generated(probes.short))
+    answer = kinds.YES if n_events > 1 else kinds.UNKNOWN
+    return Capability(name, answer, f"an answer of {N_SHORT} tokens came as {n_events} events")

@@ -1,0 +1,249 @@
+"""The session of a server: the cases of a plan as volleys of requests, each kept when it has ended.
+
+A volley is requests of one length that are sent at the same moment; most have one request. The cases are those of the
+engine (runner/cases.py): a case of B sequences is a volley of B requests. As with the engine, cases are shuffled within
+each round, because machines drift. Before the rounds each case gets a warm-up, which does not count. A failed request is
+recorded and the others continue; the session ends if the server is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+from warnings import warn
+
+from lab.core.lists import plural
+from lab.core.record import OK
+from lab.core.request import LOST, REFUSED, Request, RequestRecord
+from lab.core.request_times import figures
+from lab.core.results import save, unless_empty
+from lab.errors import LabError
+from lab.process.worker import MAX_TOKENS
+from lab.remote.client import with_asked
+from lab.remote.examination import Reaching, connect
+from lab.remote.formats import MOST_AT_ONCE, Ask, Reply, SendPlan
+from lab.remote.servers import Server, needs_count, prompt_text
+from lab.runner import progress
+from lab.runner.cases import Case, shuffled
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
+from lab.runner.progress import Reporter, ShowStatus, Status
+from lab.runner.prompts import TEXT
+
+GONE = (REFUSED, LOST)  # failures that mean, several times in a row, that the server is gone
+DEFAULT_LENGTHS = "100,1000"  # without 10: in most chats the template alone is longer
+WARMUP_GEN = 16  # maximum number of tokens that a warm-up generates
+MAX_GONE = 3  # failures in a row to reach the server, which end the session
+PAUSE_S = 1.0  # after a failure
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """What to measure on any server."""
+
+    cases: tuple[Case, ...]
+    n_repeat: int
+    text: str
+    seed: int
+    max_minutes: float | None = None  # no request is sent later, and none lasts longer
+
+    @property
+    def n_requests(self) -> int:
+        """The requests, with warm-ups."""
+        return sum(n_at_once(case) for case in self.cases) * (self.n_repeat + 1)
+
+    @property
+    def summary(self) -> str:
+        """The maximum of what a server will be sent, with warm-ups."""
+        longest = max(case.n_prompt + case.n_gen for case in self.cases)
+        requests = plural(self.n_requests, "request")
+        return f"{requests} for up to {longest:,} tokens each, and small ones to examine it"
+
+
+def n_at_once(case: Case) -> int:
+    """The number of requests that a volley of this case has."""
+    return max(1, len(case.sequences))
+
+
+def make_plan(
+    prompt_len: str | Sequence[int] | None = None,
+    gen: int = DEFAULT_GEN,
+    repeat: int | None = None,
+    prompt: str = TEXT,
+    seed: int = 1,
+    max_minutes: float | None = None,
+) -> ServerPlan:
+    """The plan of a measurement, for any server. LabError for invalid arguments."""
+    lengths = parse_lengths(DEFAULT_LENGTHS if prompt_len is None else prompt_len)
+    n_repeat = DEFAULT_REPEAT if repeat is None else repeat
+    for name, value, most in (("gen", gen, MAX_TOKENS), ("repeat", n_repeat, 10_000)):
+        if not 1 <= value <= most:
+            raise LabError(
+                f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}."
+            )
+    if max_minutes is not None and not 0 < max_minutes < 100_000:
+        raise LabError(
+            f"--max-minutes {max_minutes:g} is not possible.", "Give a number above 0, such as 10."
+        )
+    cases = tuple(Case(n_prompt, gen) for n_prompt in lengths)
+    return ServerPlan(cases, n_repeat, prompt_text(prompt), seed, max_minutes)
+
+
+def check(plan: ServerPlan, server: Server) -> None:
+    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on it."""
+    for case in plan.cases:
+        server.least(case.n_prompt)
+        problem = server.too_long(case.n_prompt, case.n_gen)
+        if problem:
+            raise problem
+        if n_at_once(case) > MOST_AT_ONCE:
+            raise LabError(
+                f"{n_at_once(case):,} requests at once are too many.",
+                f"Send at most {MOST_AT_ONCE} at once.",
+            )
+
+
+def carry_out(
+    url: str,
+    plan: ServerPlan,
+    model: str | None,
+    out: str | Path,
+    watch: ShowStatus | None,
+    **how: Unpack[Reaching],
+) -> list[RequestRecord]:
+    """Examine a server and make all requests of a plan, with a warning for failed ones."""
+    with progress.in_notebook() as show_in_notebook:
+        show = watch or show_in_notebook
+        with connect(url, model, lambda sentence: show(Status(sentence)), **how) as server:
+            check(plan, server)
+            records = list(execute(plan, server, server.new_file(Path(out)), show))
+    errors = [record.error for record in records if record.error and not record.is_warmup]
+    if errors:
+        warn(f"{plural(len(errors), 'request')} failed: {errors[0]}", stacklevel=3)
+    return records
+
+
+def execute(
+    plan: ServerPlan, server: Server, path: Path, watch: ShowStatus
+) -> Iterator[RequestRecord]:
+    """Send the plan's requests, append each to `path` when its volley ends, and yield its record.
+
+    LabError if the server is gone.
+    """
+    with unless_empty(path):
+        watch(Status("sizing prompts"))
+        session = _Session(plan, server, path, watch)
+        for records in session.volleys():
+            yield from records
+            session.check_reached(records)
+
+
+class _Session:
+    """A running plan: the volleys still to send, and the requests in a row that could not reach the server."""
+
+    def __init__(
+        self, plan: ServerPlan, server: Server, path: Path, watch: ShowStatus
+    ) -> None:
+        self._plan = plan
+        self._server = server
+        self._path = path
+        self._deadline = None
+        if plan.max_minutes is not None:
+            self._deadline = time.monotonic() + 60 * plan.max_minutes
+        self._asks = {case: self._sized(case) for case in plan.cases}
+        self._todo: list[tuple[int, Case]] = []
+        for repeat in range(plan.n_repeat):
+            self._todo += shuffled(plan.cases, plan.seed, repeat)
+        self._reporter = Reporter(
+            watch, self._todo, lambda case: (case.n_prompt, n_at_once(case) * case.n_gen)
+        )
+        self._lost: list[Request] = []  # in a row
+
+    def _sized(self, case: Case) -> Ask:
+        ask = self._server.ask(case.n_prompt, case.n_gen, self._plan.text, seed=self._plan.seed)
+        return with_asked(ask, experiment=case.experiment, case=case.values)
+
+    def volleys(self) -> Iterator[list[RequestRecord]]:
+        """The records of each volley: first the warm-ups, the shortest prompt first."""
+        for case in sorted(self._plan.cases, key=lambda case: case.n_prompt):
+            yield self._send(case, 0, is_warmup=True)
+        while self._todo and not self._is_late():
+            repeat, case = self._todo.pop(0)
+            yield self._send(case, repeat, is_warmup=False)
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _send(self, case: Case, repeat: int, is_warmup: bool) -> list[RequestRecord]:
+        """Send a volley, and keep what has ended, also after Ctrl-C. LabError if the server is gone."""
+        n_gen = min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen
+        ask = with_asked(self._asks[case].of_length(n_gen), repeat=repeat, warmup=is_warmup)
+        n = n_at_once(case)
+        plan = SendPlan(
+            asks=(ask,) * n,
+            api=self._server.endpoint.api,
+            n_at_once=n,
+            timeout_s=self._timeout_s(),
+        )
+        look = self._reporter.answer_watcher(case, repeat, is_warmup)
+        replies: list[Reply] = []
+        records: list[RequestRecord] = []
+        try:
+            for reply in self._server.client.run(plan, look):
+                replies.append(reply)
+            replies = self._counted(replies, is_warmup)
+        finally:
+            records = [
+                self._server.record(self._path.stem, reply.request)
+                for reply in sorted(replies, key=lambda reply: reply.index)
+            ]
+            if records:
+                save(self._path, *records)
+        self._learn(case, [record.request for record in records])
+        return records
+
+    def _timeout_s(self) -> float:
+        """The time limit of a request: --timeout, or what is left of --max-minutes."""
+        timeout_s = self._server.client.access.timeout_s
+        if self._deadline is None:
+            return timeout_s
+        return max(0.1, min(timeout_s, self._deadline - time.monotonic()))
+
+    def _counted(self, replies: Sequence[Reply], is_warmup: bool) -> list[Reply]:
+        """The replies with their answers counted by the server's tokenizer, where no stream did; it is idle now."""
+        if is_warmup:
+            return list(replies)
+        counted = []
+        for reply in replies:
+            if needs_count(reply.request):
+                reply = dataclasses.replace(reply, request=self._server.counted(reply))
+            counted.append(reply)
+        return counted
+
+    def _learn(self, case: Case, requests: Sequence[Request]) -> None:
+        """Tell the forecast how long the slowest answer of a volley took."""
+        slowest = max(map(figures, requests), key=lambda times: times.e2e_ns or 0)
+        if slowest.request.status != OK or slowest.ttft_ns is None or slowest.e2e_ns is None:
+            return
+        n_generated = len(requests) * slowest.asked.n_gen
+        self._reporter.learn(
+            case, slowest.ttft_ns, slowest.e2e_ns - slowest.ttft_ns, n_generated
+        )
+
+    def check_reached(self, records: Sequence[RequestRecord]) -> None:
+        """LabError if the last requests could not reach the server; a pause after a failure."""
+        for record in records:
+            is_lost = record.request.failure in GONE
+            self._lost = [*self._lost, record.request] if is_lost else []
+        if len(self._lost) >= MAX_GONE:
+            last = self._lost[-1]
+            raise LabError(
+                f"The server at {self._server.endpoint.url} is gone: {len(self._lost)} requests "
+                f"in a row failed ({last.failure}: {(last.error or '').rstrip('.')}).",
+                f"Read its log, and restart it. The finished requests are in {self._path}",
+            )
+        if self._todo and any(record.error for record in records):
+            time.sleep(PAUSE_S)

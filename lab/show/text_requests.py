@@ -1,0 +1,410 @@
+"""Requests to servers that were sent one after the other, as sections: medians, what they do not show, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from lab.core import request_times as times
+from lab.core.lists import grouped, plural
+from lab.core.record import OK
+from lab.core.request import REASONING, Endpoint, Request, RequestRecord, short_name
+from lab.core.request_times import Figures, figures
+from lab.remote.servers import TOKENIZE
+from lab.show import plot_runs, table, text_results
+from lab.show.section import (
+    UNKNOWN,
+    Columns,
+    Context,
+    Kind,
+    Picture,
+    Section,
+    print_section,
+    tabled,
+)
+from lab.show.wording import digits, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
+
+MEANINGS = (
+    "TTFT: from sending the request to the first token, with tokenization, queueing and network "
+    "(prefill alone is not visible). TPOT: time per token after the first. E2E: whole request."
+)
+CAPTIONS = {
+    "prefill": "TTFT: time until the first token arrives. Points are requests, the line is their "
+    "median. The dashed line shows growth in proportion to the length.",
+    "decode": "The gaps of each answer. Points are gaps between tokens or, if the server does not "
+    "count tokens per event, between events. The line is their running median, or mean.",
+}
+
+
+# Lines of a session
+
+
+def finished(record: RequestRecord) -> str:
+    """A line on a request that has ended."""
+    times_of = figures(record.request)
+    return f"{_name(times_of)}: {_outcome(times_of)}"
+
+
+def _outcome(request: Figures) -> str:
+    """How a request went."""
+    if request.request.status != OK:
+        return request.request.failure or request.request.status
+    if request.came_at_once:
+        e2e = digits((request.e2e_ns or 0) / 1e9)
+        return f"E2E {e2e} s; the answer arrived in one piece, so TTFT is unknown"
+    if request.ttft_ns is None:
+        return "no token arrived"
+    parts = [f"TTFT {digits(request.ttft_ns / 1e9)} s"]
+    if request.tpot_bounds_ns:
+        parts.append(f"TPOT {_tpot(request.tpot_bounds_ns)} ms")
+    outcome = ", ".join(parts)
+    if request.is_warm:
+        return f"{outcome} (warm)"
+    if request.is_short:
+        return f"{outcome} (short)"
+    return outcome
+
+
+def _tpot(bounds_ns: tuple[float, float]) -> str:
+    """TPOT in ms: a number if it is known exactly, otherwise its bounds."""
+    low, high = (digits(ns / 1e6) for ns in bounds_ns)
+    return low if bounds_ns[0] == bounds_ns[1] else f"{low} to {high}"
+
+
+def _name(request: Figures) -> str:
+    n_prompt = table.n_prompt(request)
+    repeat = f"repeat {request.asked.repeat + 1}"
+    if n_prompt is None:
+        return f"a prompt of unknown length, {repeat}"
+    return f"{n_prompt:,} prompt tokens, {repeat}"
+
+
+def length(n_prompt: float | None) -> str:
+    """A prompt's length; "?" if nobody counted it."""
+    return "?" if n_prompt is None or n_prompt != n_prompt else f"{n_prompt:,.0f}"
+
+
+# What a server can do
+
+
+def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: Console) -> None:
+    """Which server, which of its models, and the table of its capabilities."""
+    names = [name for name in (endpoint.server, endpoint.version) if name]
+    program = " ".join(names) or "not named"
+    out.print(f"server   {program} at {endpoint.url}, through {endpoint.api}")
+    out.print(f"model    {model} (of {len(models)})" if len(models) > 1 else f"model    {model}")
+    print_section(capabilities(endpoint), out)
+
+
+def capabilities(endpoint: Endpoint, title: str = "") -> Section:
+    """What the server can do, and what showed that."""
+    columns: Columns = [
+        ("what it can do", lambda capability: capability.name),
+        ("answer", lambda capability: capability.answer),
+        ("as seen in", lambda capability: capability.how),
+    ]
+    return Section(title, **tabled(columns, endpoint.capabilities, keep_all=True))
+
+
+# What went wrong, and what is not known
+
+
+def failures(records: Sequence[RequestRecord]) -> list[str]:
+    """One line per class of failure, with its count and its first request. Warm-ups are counted separately."""
+    requests = [record.request for record in records]
+    failed = [request for request in requests if request.status != OK]
+    by_class = grouped(
+        failed, lambda request: (request.asked.warmup, request.failure or request.status)
+    )
+    lines = []
+    for (is_warmup, failure), of_class in by_class.items():
+        n = sum(request.asked.warmup == is_warmup for request in requests)
+        kind = plural(n, "warm-up request" if is_warmup else "request")
+        first = of_class[0]
+        lines.append(
+            f"{len(of_class)} of {kind} ({failure}), for example "
+            f"{_name(figures(first))}: {first.error}"
+        )
+    return lines
+
+
+def warnings(records: Sequence[RequestRecord]) -> list[str]:
+    """What successful requests do not show; of several setups each sentence begins with its label."""
+    good = [record for record in records if table.went_well(record)]
+    if not good:
+        return []
+    setups = table.setups(table.runs(good))
+    sentences = []
+    for label, rows in setups:
+        for sentence in _doubts([good[index].request for index in rows.run]):
+            sentences.append(f"{label}: {sentence}" if len(setups) > 1 else sentence)
+    return sentences
+
+
+def _doubts(requests: Sequence[Request]) -> list[str]:
+    """What successful requests of one setup do not show, or show of other work than was asked for."""
+    figures_of = [figures(request) for request in requests]
+    return [
+        *held_back(figures_of),
+        *_cache_doubts(figures_of),
+        *_length_doubts(figures_of),
+        *_token_doubts(requests, figures_of),
+    ]
+
+
+def held_back(answers: Sequence[Figures]) -> list[str]:
+    """A sentence on answers that arrived in one piece, if there are any."""
+    n = sum(answer.came_at_once for answer in answers)
+    if not n:
+        return []
+    return [
+        f"{n} of {len(answers)} answers arrived in one piece: the server or a proxy held them "
+        "back until they were complete. Their TTFT and TPOT are unknown."
+    ]
+
+
+def _cache_doubts(answers: Sequence[Figures]) -> list[str]:
+    cached = [answer.n_cached or 0 for answer in answers if answer.is_warm]
+    if cached:
+        return [
+            f"{len(cached)} of {len(answers)} requests had {span(cached)} prompt tokens in the "
+            "server's cache, and have separate rows."
+        ]
+    if any(answer.is_warm is None for answer in answers):
+        return [
+            "The server does not report cached prompt tokens. "
+            "Each prompt began with a different nonce."
+        ]
+    return []
+
+
+def _length_doubts(answers: Sequence[Figures]) -> list[str]:
+    short = [answer for answer in answers if answer.is_short]
+    if not short:
+        return []
+    lengths = span([answer.n_generated or 0 for answer in short])
+    reasons = " or ".join(sorted({answer.request.finish_reason or "none given" for answer in short}))
+    return [
+        f"{len(short)} of {len(answers)} answers were shorter than requested "
+        f"({lengths} tokens: {reasons}), and have separate rows."
+    ]
+
+
+def _token_doubts(requests: Sequence[Request], answers: Sequence[Figures]) -> list[str]:
+    """Sentences on tokens that nobody counted as they came, and on reasoning."""
+    n = len(requests)
+    sentences = []
+    if any(request.usage and request.usage.counted_by == TOKENIZE for request in requests):
+        sentences.append(
+            "The stream did not count tokens. Its text was tokenized afterwards, which may merge some."
+        )
+    n_bounds = sum(
+        answer.tpot_ns is None and answer.tpot_bounds_ns is not None for answer in answers
+    )
+    if n_bounds:
+        sentences.append(
+            f"In {n_bounds} of {n} requests the number of tokens in the first event is unknown: "
+            "TPOT lies between the two figures."
+        )
+    in_pieces = [
+        request for request, answer in zip(requests, answers, strict=True) if not answer.came_at_once
+    ]
+    if any(times.itl_ns(request) is None for request in in_pieces):
+        sentences.append(
+            "Events do not say how many tokens they contain: gaps are between events, not tokens."
+        )
+    n_reasoned = sum(REASONING in request.events.kind for request in requests)
+    if n_reasoned:
+        sentences.append(
+            f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens."
+        )
+    return sentences
+
+
+def span(numbers: Sequence[int]) -> str:
+    """The smallest and the largest number, such as "3 to 1,000"; the number, if all are equal."""
+    smallest = min(numbers, default=0)
+    largest = max(numbers, default=0)
+    if smallest == largest:
+        return f"{smallest:,}"
+    return f"{smallest:,} to {largest:,}"
+
+
+# Tables
+
+
+def sections(records: Sequence[RequestRecord]) -> list[Section]:
+    """A section for each setup and number of generated tokens: medians, then the server's own times."""
+    rows = table.summary(table.runs(records))
+    if rows.empty:
+        return []
+    sections_of_setups = []
+    for label, of_setup in table.setups(rows):
+        for n_gen, alike in of_setup.groupby("n_gen"):
+            sections_of_setups.append(_section(label, int(n_gen), alike))
+    return sections_of_setups
+
+
+def _section(label: str, n_gen: int, rows: pd.DataFrame) -> Section:
+    """The medians of one setup and number of generated tokens, by prompt length."""
+    parts = []
+    has_server_times = rows.server_prompt_s.notna() | rows.server_decode_s.notna()
+    if has_server_times.any():
+        own_times = tabled(SERVER_COLUMNS, rows[has_server_times].to_dict("records"))
+        parts.append(Section("Times reported by the server, medians", **own_times))
+    return Section(
+        label,
+        f"{plural(n_gen, 'token')} requested; {text_results.below(rows, 'request')}",
+        **tabled(_columns(rows), rows.to_dict("records")),
+        answer=_sentence(rows),
+        notes=[MEANINGS],
+        parts=parts,
+    )
+
+
+def _columns(rows: pd.DataFrame) -> Columns:
+    columns: list[tuple[str, Any]] = [("prompt\ntokens", lambda row: length(row["n_prompt"]))]
+    if rows.repeats.nunique() > 1:
+        columns.append(("n", lambda row: f"{row['repeats']}"))
+    columns.append(("answer\ntokens", _answer_tokens))
+    for name in SHOWN:
+        if name != "first_output_s" or _has_reasoning(rows):
+            columns.append((text_results.HEADINGS[name], partial(_figure, name=name)))
+    columns.append(("note", _note))
+    return columns
+
+
+def _has_reasoning(rows: pd.DataFrame) -> bool:
+    """Whether some answers began with reasoning, or had nothing else (without a first output)."""
+    is_known = rows.first_output_s.notna()
+    came_later = rows.first_output_s[is_known] != rows.ttft_s[is_known]
+    return bool(came_later.any() or not is_known.all())
+
+
+def _answer_tokens(row: dict[str, Any]) -> str:
+    """Tokens of the answers, with their range if they differ."""
+    n_answer = table.shown_in(row, "n_answer")
+    if n_answer.value != n_answer.value:
+        return UNKNOWN
+    if n_answer.low == n_answer.high:
+        return f"{n_answer.value:,.0f}"
+    return f"{n_answer.value:,.0f}\n{n_answer.low:,.0f}-{n_answer.high:,.0f}"
+
+
+def _figure(row: dict[str, Any], name: str) -> str:
+    """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only bounds."""
+    if not row["n_bounds"] or name not in ("tpot_ms", "decode_tps"):
+        return text_results.figure(row, name)
+    low_ms = row["tpot_low_ms"]
+    high_ms = row["tpot_high_ms"]
+    if name == "tpot_ms":
+        return f"{digits(low_ms)} to {digits(high_ms)}"
+    return f"{digits(_per_second(high_ms))} to {digits(_per_second(low_ms))}"
+
+
+def _per_second(ms: float) -> float:
+    return 1e3 / ms if ms > 0 else float("nan")
+
+
+def _note(row: dict[str, Any]) -> str:
+    return ", ".join(kind for kind in table.REQUEST_KINDS if row[kind] is True)
+
+
+SERVER_COLUMNS: Columns = (
+    ("prompt\ntokens", lambda row: length(row["n_prompt"])),
+    ("prompt\ns", lambda row: digits(row["server_prompt_s"])),
+    ("decode\ns", lambda row: digits(row["server_decode_s"])),
+    ("TTFT minus\nprompt ms", lambda row: digits(1e3 * (row["ttft_s"] - row["server_prompt_s"]))),
+)
+"""The server's own times, and TTFT without them."""
+
+
+def _sentence(rows: pd.DataFrame) -> str:
+    """A sentence on the longest prompt of a setup."""
+    row = rows.iloc[-1]
+    first = f"The first token of {length(row.n_prompt)} prompt tokens arrives after {seconds(row.ttft_s)}"
+    if not row.tpot_low_ms > 0:
+        return f"{first}."
+    if row.n_bounds:
+        low = seconds(row.tpot_low_ms / 1e3)
+        high = seconds(row.tpot_high_ms / 1e3)
+        return f"{first}, each further token takes {low} to {high}."
+    tpot = seconds(row.tpot_ms / 1e3)
+    return f"{first}, each further token takes {tpot} ({digits(1e3 / row.tpot_ms)} tokens/s)."
+
+
+# Pages
+
+
+def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """The results of requests that ran alone: none if none went well."""
+    good = [record for record in records if table.went_well(record)]
+    if not good:
+        return []
+    setups = table.setups(table.runs(good))
+    measured = [record for record in good if table.is_measured(record)] or good
+    parts = sections(records)
+    if context.is_page:
+        parts += _capabilities_of(good, setups)
+    return [
+        Section(
+            "Through a server",
+            name="requests",
+            question=_question(good, setups),
+            sentences=_sentences(measured),
+            warnings=warnings(records),
+            parts=parts,
+            pictures=_pictures([*(context.runs if context.together else ()), *records]),
+            data=partial(text_results.summary_rows, records),
+        )
+    ]
+
+
+def _question(records: Sequence[RequestRecord], setups: Sequence[tuple[str, Any]]) -> str:
+    if len(setups) > 1:
+        return text_results.question([label for label, _ in setups])
+    server = records[0].endpoint.server or "its server"
+    return f"How fast does {short_name(records[0].model)} answer through {server}?"
+
+
+def _sentences(records: Sequence[RequestRecord]) -> list[str]:
+    setups = table.setups(table.runs(records))
+    sentences = []
+    for label, rows in setups:
+        sentence = _sentence(table.summary(rows))
+        if len(setups) > 1:
+            sentence = f"{label}: {sentence[0].lower()}{sentence[1:]}"
+        sentences.append(sentence)
+    return sentences
+
+
+def _capabilities_of(
+    records: Sequence[RequestRecord], setups: Sequence[tuple[str, pd.DataFrame]]
+) -> list[Section]:
+    """What each examined server can do."""
+    tables = []
+    for label, rows in setups:
+        endpoint = records[rows.run.iloc[0]].endpoint
+        if endpoint.capabilities:
+            tables.append(capabilities(endpoint, f"{label}: what the server can do"))
+    return tables
+
+
+def _pictures(records: Sequence[Any]) -> list[Picture]:
+    drawings = plot_runs.drawings(records)
+    return [
+        Picture(name, caption, drawings[name])
+        for name, caption in CAPTIONS.items()
+        if name in drawings
+    ]
+
+
+KINDS = (Kind("requests", lambda record: bool(table.alone([record])), chapters),)
