@@ -44,7 +44,6 @@ NOT_YET_ALONE = {
     *(
         "features.predict",
         "features.quant",
-        "features.serve",
         "features.speculate",
         "features.stall",
     ),

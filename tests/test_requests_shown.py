@@ -294,13 +294,10 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
 
 
 def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path) -> None:
-    failed = served(
-        repeat=7, status=FAILED, failure=STALLED, error="<script>alert(1)</script>"
-    )
+    failed = served(repeat=7, status=FAILED, failure=STALLED, error="<script>alert(1)</script>")
     command = ("measure", "--url", "http://127.0.0.1:1/v1", "--prompt-len", "10,100")
     records = [
-        dataclasses.replace(record, command=command)
-        for record in numbered([*session(), failed])
+        dataclasses.replace(record, command=command) for record in numbered([*session(), failed])
     ]
     path = lab.report(tmp_path / "page.html", records)
     text = path.read_text()

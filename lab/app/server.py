@@ -1,4 +1,5 @@
-"""Commands that measure a server: the options that name one, and their loop: examine, plan, measure, show."""
+"""Commands that measure a server: the options that name one, and their loop: examine, plan,
+measure, show."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def given(context: click.Context) -> list[str]:
 
 
 def confirm(url: str, what: str, yes: bool) -> None:
-    """Ask once before a server on another machine is sent `what`, such as "at most 100 requests"."""
+    """Ask once before a server on another machine is sent `what`, such as "at most 100 requests".
+    """
     from lab.remote.access import access, is_loopback
 
     server = access(url)

@@ -1,7 +1,8 @@
-"""Lengths in tokens that a user writes as one number or as a distribution, and random draws from them.
+"""Lengths in tokens that a user writes as one number or as a distribution, and random draws from
+them.
 
-A distribution becomes a pool of at most MOST_VALUES equally likely values, its quantiles. Draws come from shuffled decks
-of the pool, so that after each deck all values came equally often.
+A distribution becomes a pool of at most MOST_VALUES equally likely values, its quantiles. Draws
+come from shuffled decks of the pool, so that after each deck all values came equally often.
 """
 
 from __future__ import annotations

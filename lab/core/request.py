@@ -1,8 +1,9 @@
 """The data of a request to a server.
 
-A server shows no steps, only events: pieces of a stream, with their arrival times. A request is a separate kind of line
-in results files, complete with the client's machine and the endpoint; request_times.py derives all figures. `sent_ns`
-counts from the start of the request's plan, all other `_ns` from `sent_ns`. No field contains keys.
+A server shows no steps, only events: pieces of a stream, with their arrival times. A request is a
+separate kind of line in results files, complete with the client's machine and the endpoint;
+request_times.py derives all figures. `sent_ns` counts from the start of the request's plan, all
+other `_ns` from `sent_ns`. No field contains keys.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import re
 from dataclasses import dataclass, field
 
 from lab.core.record import OK, SCHEMA, Machine, Value
-
 
 ROLE = "role"  # the assistant's role, without content
 TEXT = "text"  # also token ids that do not form a complete letter yet
@@ -46,6 +46,8 @@ ERROR_INSIDE = "error inside a 200"
 NO_STREAM = "not a stream"
 LONG_LINE = "line too long"
 TOO_LARGE = "answer too large"
+IMPOSSIBLE = "impossible numbers"
+TOO_EARLY = "answer before the request"
 """Classes of failure of a request."""
 
 
@@ -214,6 +216,7 @@ class RequestRecord:
 
 
 def short_name(model: str) -> str:
-    """A model's name for records: only the file name of a path, because a folder may identify a person."""
+    """A model's name for records: only the file name of a path, because a folder may identify a
+    person."""
     is_path = re.match(r"/|\\|[A-Za-z]:[/\\]", model)
     return re.split(r"[/\\]", model)[-1] if is_path else model

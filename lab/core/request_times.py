@@ -1,10 +1,12 @@
 """Derive TTFT, TPOT and gaps from the events of a request; a figure that cannot be derived is None.
 
-t_first is the first event with generated content (text, reasoning, a tool call), t_out the first that is not reasoning,
-t_last the last one with generated content. n is the number of completion tokens, k1 those in the first event.
+t_first is the first event with generated content (text, reasoning, a tool call), t_out the first
+that is not reasoning, t_last the last one with generated content. n is the number of completion
+tokens, k1 those in the first event.
 
-An event is not a token: it may contain several, and a server may hold one back. So gaps between tokens (ITL) exist only
-if the server says how many tokens each event has. If the whole answer arrived at once, only E2E is known.
+An event is not a token: it may contain several, and a server may hold one back. So gaps between
+tokens (ITL) exist only if the server says how many tokens each event has. If the whole answer
+arrived at once, only E2E is known.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from lab.core.request import GENERATED, REASONING, Asked, Request
 
 AT_ONCE_EVENTS = 10
 AT_ONCE_NS = 100_000
-"""An answer came at once if it has at least AT_ONCE_EVENTS events, on average less than AT_ONCE_NS apart: no model
-generates 10,000 tokens per second for one request. Fewer events may arrive together by chance."""
+"""An answer came at once if it has at least AT_ONCE_EVENTS events, on average less than AT_ONCE_NS
+apart: no model generates 10,000 tokens per second for one request. Fewer events may arrive
+together by chance."""
 
 JOINED = 0.9
-"""The server's tokenizer may join tokens of an answer: it counts at least this share of those that were generated."""
+"""The server's tokenizer may join tokens of an answer: it counts at least this share of those that
+were generated."""
 
 
 def generated(request: Request) -> list[int]:
@@ -47,14 +51,16 @@ def came_at_once(request: Request) -> bool:
 
 
 def chunk_gaps_ns(request: Request) -> list[int]:
-    """Inter-chunk latencies: from each event with generated content to the next. Empty if all came at once."""
+    """Inter-chunk latencies: from each event with generated content to the next. Empty if all came
+    at once."""
     if came_at_once(request):
         return []
     return _gaps(arrivals_ns(request))
 
 
 def itl_ns(request: Request) -> list[int] | None:
-    """The gap before each token except the first; 0 for tokens that came together. None if it cannot be known."""
+    """The gap before each token except the first; 0 for tokens that came together. None if it
+    cannot be known."""
     n_tokens = request.events.n_tokens
     if n_tokens is None or came_at_once(request):
         return None
@@ -134,7 +140,8 @@ def _first_output_ns(request: Request) -> int | None:
 
 
 def tpot_bounds_ns(request: Request) -> tuple[float, float] | None:
-    """The bounds of TPOT: equal if the tokens of the first event are known. None if there is no TPOT."""
+    """The bounds of TPOT: equal if the tokens of the first event are known. None if there is no
+    TPOT."""
     n = n_generated(request)
     arrivals = arrivals_ns(request)
     n_events = len(arrivals)

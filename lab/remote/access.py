@@ -1,8 +1,8 @@
 """The address of a server, the credentials for it, and which of a server's texts may be shown.
 
-The key comes from an environment variable; other headers and a password in the address may be secret too. The repr of
-an Access contains none of them. A server may quote them, so of its texts only those are shown or kept that look like a
-name, and contain no secret.
+The key comes from an environment variable; other headers and a password in the address may be
+secret too. The repr of an Access contains none of them. A server may quote them, so of its texts
+only those are shown or kept that look like a name, and contain no secret.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ def access(
     headers: Sequence[str] = (),
     timeout_s: float = TIMEOUT_S,
 ) -> Access:
-    """An Access for `url`. `headers` are written NAME: VALUE; a request times out after `timeout_s` seconds.
+    """An Access for `url`. `headers` are written NAME: VALUE; a request times out after `timeout_s`
+    seconds.
 
-    LabError for an invalid address, header or time, and for a variable that is not set; no message contains a secret.
+    LabError for an invalid address, header or time, and for a variable that is not set; no message
+    contains a secret.
     """
     if not 0.1 <= timeout_s <= LONGEST_S:  # also for NaN
         raise LabError(
@@ -106,7 +108,8 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def key(server: Access) -> str | None:
-    """The key from the environment. LabError if the variable is not set, or HTTP cannot send its value."""
+    """The key from the environment. LabError if the variable is not set, or HTTP cannot send its
+    value."""
     if server.api_key_env is None:
         return None
     value = os.environ.get(server.api_key_env, "").strip()
@@ -139,7 +142,8 @@ def all_headers(server: Access) -> list[tuple[str, str]]:
 
 
 def name_or_none(text: object, server: Access) -> str | None:
-    """A text from the server if it may be shown: a name, an id or a version, without a secret. None otherwise."""
+    """A text from the server if it may be shown: a name, an id or a version, without a secret. None
+    otherwise."""
     if not isinstance(text, str) or not _NAME.fullmatch(text):
         return None
     letters = text.lower()

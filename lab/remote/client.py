@@ -1,11 +1,12 @@
-"""The client: sends the requests of plans from a thread of its own, and makes records of their answers.
+"""The client: sends the requests of plans from a thread of its own, and makes records of their
+answers.
 
     with Client(access("http://127.0.0.1:8080/v1")) as client:
         for reply in client.run(plan):
             ...
 
-All requests of a plan share one asyncio loop. The calling thread sleeps meanwhile, so that stamps wait for nothing
-(`python -m tests.bench.client` measures how late they are).
+All requests of a plan share one asyncio loop. The calling thread sleeps meanwhile, so that stamps
+wait for nothing (`python -m tests.bench.client` measures how late they are).
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ ANSWER_S = 30.0  # time limit for a request that generates nothing
 POLL_S = 0.1
 PAUSE_S = 0.25  # after a failure, so that a server that rejects at once is not flooded
 READ_AFTER_S = 0.005
-"""An ended answer is parsed later: the server (on the same cores) accepts the next request first."""
+"""An ended answer is parsed later: the server (on the same cores) accepts the next request first.
+"""
 
 
 class Client:
-    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in flight."""
+    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in flight.
+    """
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -50,7 +53,8 @@ class Client:
         self._thread.start()
 
     def run(self, plan: SendPlan, watch: Callable[[], None] = lambda: None) -> Iterator[Reply]:
-        """Send the requests of a plan and yield each reply when it has ended. Calls `watch` every POLL_S.
+        """Send the requests of a plan and yield each reply when it has ended. Calls `watch` every
+        POLL_S.
 
         Closing this iterator early ends all requests in flight.
         """
@@ -79,7 +83,8 @@ class Client:
         timeout_s: float = LONGEST_S,
         watch: Callable[[], None] = lambda: None,
     ) -> Reply:
-        """Send one request, and wait for its answer, at most `timeout_s` and the server's time limit."""
+        """Send one request, and wait for its answer, at most `timeout_s` and the server's time
+        limit."""
         timeout_s = min(timeout_s, self.access.timeout_s)
         (reply,) = self.run(SendPlan(asks=(ask,), api=api, timeout_s=timeout_s), watch)
         return reply

@@ -1,10 +1,11 @@
 """What a server is, which of its models is measured, and what it can do.
 
-First come requests that generate nothing (models, settings, version), then at most MOST_PROBES requests of a few
-tokens: one with each set of options until the server accepts it, and a longer one.
+First come requests that generate nothing (models, settings, version), then at most MOST_PROBES
+requests of a few tokens: one with each set of options until the server accepts it, and a longer
+one.
 
-Sources of the addresses: llama.cpp tools/server/README.md (/props); vLLM (/version); Ollama docs/api.md (/api/version);
-lmstudio.ai/docs/developer/rest (/api/v0/models).
+Sources of the addresses: llama.cpp tools/server/README.md (/props); vLLM (/version); Ollama
+docs/api.md (/api/version); lmstudio.ai/docs/developer/rest (/api/v0/models).
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ def connect(
 ) -> Iterator[Server]:
     """Examine the server at `url` and connect to it; the client ends with the block.
 
-    `model` is the server's name for it (None: its only one). Calls `say` with a sentence before the first answers.
-    LabError if the server cannot be reached, the choice of the model is unclear, or it does not stream.
+    `model` is the server's name for it (None: its only one). Calls `say` with a sentence before the
+    first answers. LabError if the server cannot be reached, the choice of the model is unclear, or
+    it does not stream.
     """
     address = access(
         url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S)
@@ -137,9 +139,7 @@ def _listed_models(client: Client, model: str | None) -> list[dict[str, Any]]:
     address = client.access
     answer = client.ask(f"{address.url}/models")
     if answer.status is None:
-        raise LabError(
-            f"No server answers at {address.url}: {answer.error}.", _hint(address, None)
-        )
+        raise LabError(f"No server answers at {address.url}: {answer.error}.", _hint(address, None))
     entries = as_dict(answer.parsed).get("data")
     if answer.status in _REJECTED or (model is None and not isinstance(entries, list)):
         raise LabError(
@@ -156,7 +156,8 @@ def _error_of(answer: JsonReply) -> str:
 
 
 def choose_model(models: Sequence[str], requested: str | None) -> str:
-    """The model to measure. LabError if the server has several and none was named, or lacks the named one."""
+    """The model to measure. LabError if the server has several and none was named, or lacks the
+    named one."""
     if requested is not None and (not models or requested in models):
         return requested
     of_that_file = [model for model in models if short_name(model) == requested]
@@ -254,7 +255,8 @@ def _hint(address: Access, status: int | None) -> str:
 def _describe(
     client: Client, entry: dict[str, Any]
 ) -> tuple[str | None, str | None, ServerSettings | None]:
-    """The server's program, version and settings, as far as it reports them. `entry`: its list's one of the model."""
+    """The server's program, version and settings, as far as it reports them. `entry`: its list's
+    one of the model."""
     address = client.access
     props = client.object_at("/props")
     if "default_generation_settings" in props:
@@ -301,9 +303,7 @@ def _capabilities(
         "no counts in the stream",
     )
     source = probes.short.tokens_by
-    yield _capability(
-        "token ids", source == "token ids", "in every event", "none in the stream"
-    )
+    yield _capability("token ids", source == "token ids", "in every event", "none in the stream")
     yield _capability(
         "tokens per event",
         source is not None,
@@ -358,8 +358,7 @@ def _streaming(probes: Probes) -> Capability:
     if times.came_at_once(probes.long):
         n_events = len(times.generated(probes.long))
         how = (
-            f"{n_events} events with content arrived at once: "
-            "the answer was buffered until its end"
+            f"{n_events} events with content arrived at once: the answer was buffered until its end"
         )
         return Capability(name, kinds.NO, how)
     n_events = len(times.generated(probes.short))

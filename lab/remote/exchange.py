@@ -1,9 +1,9 @@
 """A request over a connection of its own, and the bytes of its answer with their stamps.
 
-A stamp is taken when select() returns (Arrivals), before any Python code runs for the bytes. Parsing HTTP would delay
-the stamps of other requests, so the bytes of a chunked answer wait with their stamps for its end, or until no byte came
-for a while, or too many wait. (The HTTP library itself stamps nothing before its own parsing, so only its parser, h11,
-is used here.)
+A stamp is taken when select() returns (Arrivals), before any Python code runs for the bytes.
+Parsing HTTP would delay the stamps of other requests, so the bytes of a chunked answer wait with
+their stamps for its end, or until no byte came for a while, or too many wait. (The HTTP library
+itself stamps nothing before its own parsing, so only its parser, h11, is used here.)
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ CONNECT_S = 10.0
 GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout
 LOOK_S = 0.5
 MOST_HELD = 1 << 21
-"""After this time without new bytes, or beyond these bytes, those that wait are parsed before the answer's end."""
+"""After this time without new bytes, or beyond these bytes, those that wait are parsed before the
+answer's end."""
 
 MOST_HEAD_BYTES = 100_000
 MOST_LINE_BYTES = 1_000_000
 MOST_JSON_BYTES = 3_000_000
 MOST_ANSWER_BYTES = 64_000_000
-"""Maximum bytes of an answer's headers, of a line of a stream (its JSON takes up to 30 times the memory), of an answer
-that is not a stream (60 times), and of all answers in flight, with PIECE_BYTES for each arrival."""
+"""Maximum bytes of an answer's headers, of a line of a stream (its JSON takes up to 30 times the
+memory), of an answer that is not a stream (60 times), and of all answers in flight, with
+PIECE_BYTES for each arrival."""
 
 PIECE_BYTES = 300
 LINES_PER_TOKEN = 20
 SPARE_LINES = 2_000
-"""Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during a long prefill."""
+"""Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during
+a long prefill."""
 
 DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 _END = b"\r\n0\r\n\r\n"  # of a chunked answer
@@ -55,7 +58,8 @@ _TLS_ALERT = b"\x15\x03"
 
 
 class Arrivals(selectors.SelectSelector):
-    """select(), with the time of its last return. Its timeouts are exact to about 50 us (epoll: 1 ms)."""
+    """select(), with the time of its last return. Its timeouts are exact to about 50 us (epoll: 1
+    ms)."""
 
     ns = 0
 
@@ -84,7 +88,8 @@ class Failure(Exception):
 
 @dataclass
 class Line:
-    """What the requests of a plan share: where they go, whose turn it is to parse, and the memory that they use."""
+    """What the requests of a plan share: where they go, whose turn it is to parse, and the memory
+    that they use."""
 
     host: str
     port: int
@@ -106,8 +111,9 @@ class Line:
 class Exchange(asyncio.Protocol):
     """A request over a connection of its own, and the part of its answer that has arrived.
 
-    Several servers hang up after each answer without announcing it, so no connection is used twice; it is open before
-    the request is sent. A complete answer sets `over` before its JSON is parsed: the next request need not wait.
+    Several servers hang up after each answer without announcing it, so no connection is used twice;
+    it is open before the request is sent. A complete answer sets `over` before its JSON is parsed:
+    the next request need not wait.
     """
 
     transport: asyncio.Transport

@@ -1,4 +1,5 @@
-"""What is sent to a server: plans of requests, and the JSON of their bodies; and the errors that servers answer.
+"""What is sent to a server: plans of requests, and the JSON of their bodies; and the errors that
+servers answer.
 
 Servers differ in their JSON, so a field of an unexpected type counts as missing.
 """
@@ -64,8 +65,9 @@ OTHER_ERROR = "an error that its log may explain"
 class Ask:
     """One request to send, with the JSON text of its body.
 
-    If `nonce`, the beginning of the prompt, is given, each sending gets another one, so that no cache contains it. With
-    `path` it is a question there, without a body a GET, whose whole answer is the reply's text.
+    If `nonce`, the beginning of the prompt, is given, each sending gets another one, so that no
+    cache contains it. With `path` it is a question there, without a body a GET, whose whole answer
+    is the reply's text.
     """
 
     asked: Asked
@@ -140,9 +142,7 @@ def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, Any]:
     if api != CHAT:
         return {"prompt": "".join(texts)}
     roles = ["system"] + ["user", "assistant"] * len(texts)
-    messages = [
-        {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
-    ]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
     if not texts[0]:
         messages = messages[1:]
     return {"messages": messages}
@@ -156,7 +156,8 @@ def ask_for(
     options: tuple[str, ...],
     nonce: str | None = None,
 ) -> Ask:
-    """A streamed request with the options that the server accepts. `prompt`: as in `prompt_fields`."""
+    """A streamed request with the options that the server accepts. `prompt`: as in `prompt_fields`.
+    """
     fields: dict[str, Any] = {"model": model, **prompt_fields(api, prompt)}
     length = MAX_COMPLETION if MAX_COMPLETION in options else "max_tokens"
     fields |= {length: asked.n_gen, "temperature": asked.temperature, "seed": asked.seed}
@@ -177,7 +178,8 @@ def ask_for(
 
 
 def error_in(parsed: dict[str, Any]) -> str | None:
-    """What is wrong, in the lab's words, if an answer is an error in a form that servers have; otherwise None."""
+    """What is wrong, in the lab's words, if an answer is an error in a form that servers have;
+    otherwise None."""
     error = parsed.get("error")
     if error is None and parsed.get("object") == "error":
         error = parsed

@@ -1,4 +1,5 @@
-"""A server to try measurements with: llama_cpp.server from llama-cpp-python, started here with the lab's libraries."""
+"""A server to try measurements with: llama_cpp.server from llama-cpp-python, started here with the
+lab's libraries."""
 
 from __future__ import annotations
 
@@ -44,9 +45,10 @@ _OPTIONS = (
 class OwnServer:
     """A running server.
 
-    It processes one request after the other, and only requests with its key, which is in the environment variable
-    `key_env`: other programs of this machine, and pages in a browser, get no answer. It reads from a pipe of this
-    process, so it ends when this process ends, even after a crash.
+    It processes one request after the other, and only requests with its key, which is in the
+    environment variable `key_env`: other programs of this machine, and pages in a browser, get no
+    answer. It reads from a pipe of this process, so it ends when this process ends, even after a
+    crash.
     """
 
     url: str
@@ -68,7 +70,8 @@ class OwnServer:
 
 
 def start_own(model: Path, alias: str, n_threads: int | None = None) -> OwnServer:
-    """Start a server on a free port of this machine, and wait until it answers. LabError if it does not start."""
+    """Start a server on a free port of this machine, and wait until it answers. LabError if it does
+    not start."""
     n_threads = n_threads or machine.default_threads()
     os.environ[KEY_ENV] = secrets.token_hex(32)
     folder = tempfile.TemporaryDirectory(prefix="mini-lab-server-")
@@ -97,5 +100,6 @@ def _wait_for_address(server: OwnServer) -> str:
     lines = without_threads.splitlines()
     raise LabError(
         f"The server did not start: {' | '.join(lines[-3:])}",
-        "Install its packages (pip install 'mini-lab[server]'), or free some memory, and try again.",
+        "Install its packages (pip install 'mini-lab[server]'), or free some memory, "
+        "and try again.",
     )

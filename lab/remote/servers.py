@@ -1,13 +1,14 @@
-"""A server that was examined: prompts of exactly n of its tokens, requests to it, and their records.
+"""A server that was examined: prompts of exactly n of its tokens, requests to it, and their
+records.
 
     with connect("http://127.0.0.1:8080/v1") as server:  # examination.py
         ask = server.ask(n_prompt=1000, n_gen=64, text=text)
         results.save(path, server.record(session, server.counted(server.send(ask))))
 
-A server with /tokenize counts the tokens of any text (a chat with its template). Without it, the usage of a request for
-one token says how long its prompt was. If a stream has no token counts (llama_cpp.server streams no usage), the server's
-tokenizer counts the answer's text, which may join separately generated tokens. An answer that ended at its limit has as
-many as were requested.
+A server with /tokenize counts the tokens of any text (a chat with its template). Without it, the
+usage of a request for one token says how long its prompt was. If a stream has no token counts
+(llama_cpp.server streams no usage), the server's tokenizer counts the answer's text, which may join
+separately generated tokens. An answer that ended at its limit has as many as were requested.
 
 Sources of the addresses: llama.cpp tools/server/README.md (/tokenize, /apply-template); vLLM,
 vllm/entrypoints/serve/tokenize/protocol.py (/tokenize); llama-cpp-python llama_cpp/server/app.py
@@ -85,7 +86,8 @@ class Server:
         return n_tokens
 
     def least(self, n_prompt: int) -> int:
-        """Tokens of the shortest prompt: a nonce, and what the server adds. LabError if `n_prompt` is less."""
+        """Tokens of the shortest prompt: a nonce, and what the server adds. LabError if `n_prompt`
+        is less."""
         n_least = self.count(fresh_nonce())
         if n_least > n_prompt:
             raise LabError(
@@ -97,7 +99,8 @@ class Server:
         return n_least
 
     def too_long(self, n_prompt: int, n_gen: int) -> LabError | None:
-        """Why a request of this length does not fit into the server's context; None if it may fit."""
+        """Why a request of this length does not fit into the server's context; None if it may fit.
+        """
         n_ctx = self.endpoint.settings.n_ctx if self.endpoint.settings else None
         if n_ctx is None or n_prompt + n_gen <= n_ctx:
             return None
@@ -108,10 +111,12 @@ class Server:
         )
 
     def ask(self, n_prompt: int, n_gen: int, text: str, **more: Any) -> Ask:
-        """A request with a prompt of n_prompt tokens: a nonce, which each sending renews, then words of `text`.
+        """A request with a prompt of n_prompt tokens: a nonce, which each sending renews, then
+        words of `text`.
 
-        If no text of exactly n_prompt tokens is found within MOST_COUNTS, it is the longest one below that. `more`:
-        other fields of Asked, such as the seed. LabError if the server does not count, or the prompt is too short.
+        If no text of exactly n_prompt tokens is found within MOST_COUNTS, it is the longest one
+        below that. `more`: other fields of Asked, such as the seed. LabError if the server does not
+        count, or the prompt is too short.
         """
         prompt = _PromptSearch(self, n_prompt, text)
         best = prompt.search()
@@ -195,7 +200,8 @@ class _PromptSearch:
         return prompt
 
     def _n_words(self) -> int:
-        """How many words fit: guessed by the tokens of a word so far, between a lower and an upper bound."""
+        """How many words fit: guessed by the tokens of a word so far, between a lower and an upper
+        bound."""
         n_least = self._server.least(self._n_prompt)
         low = 0
         n_low = n_least
@@ -221,9 +227,7 @@ class _PromptSearch:
         return " ".join([self.nonce, *self._words * n_whole, *self._words[:n_rest]])
 
 
-def tokenizers(
-    client: Client, api: str, model: str, is_prompt: bool = True
-) -> Iterator[Count]:
+def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> Iterator[Count]:
     """The ways in which servers count the tokens of a prompt, or of another text."""
 
     def llama_server(text: str) -> int | None:
@@ -252,7 +256,8 @@ def tokenizers(
 
 
 def prompt_text(prompt: str) -> str:
-    """The text from which prompts are cut. LabError for random token ids, which servers do not accept."""
+    """The text from which prompts are cut. LabError for random token ids, which servers do not
+    accept."""
     text = source(prompt).text
     if text:
         return text

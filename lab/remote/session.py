@@ -1,9 +1,10 @@
 """The session of a server: the cases of a plan as volleys of requests, each kept when it has ended.
 
-A volley is requests of one length that are sent at the same moment; most have one request. The cases are those of the
-engine (runner/cases.py): a case of B sequences is a volley of B requests. As with the engine, cases are shuffled within
-each round, because machines drift. Before the rounds each case gets a warm-up, which does not count. A failed request is
-recorded and the others continue; the session ends if the server is gone.
+A volley is requests of one length that are sent at the same moment; most have one request. The
+cases are those of the engine (runner/cases.py): a case of B sequences is a volley of B requests. As
+with the engine, cases are shuffled within each round, because machines drift. Before the rounds
+each case gets a warm-up, which does not count. A failed request is recorded and the others
+continue; the session ends if the server is gone.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def make_plan(
 
 
 def check(plan: ServerPlan, server: Server) -> None:
-    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on it."""
+    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on it.
+    """
     for case in plan.cases:
         server.least(case.n_prompt)
         problem = server.too_long(case.n_prompt, case.n_gen)
@@ -142,11 +144,10 @@ def execute(
 
 
 class _Session:
-    """A running plan: the volleys still to send, and the requests in a row that could not reach the server."""
+    """A running plan: the volleys still to send, and the requests in a row that could not reach the
+    server."""
 
-    def __init__(
-        self, plan: ServerPlan, server: Server, path: Path, watch: ShowStatus
-    ) -> None:
+    def __init__(self, plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> None:
         self._plan = plan
         self._server = server
         self._path = path
@@ -178,7 +179,8 @@ class _Session:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _send(self, case: Case, repeat: int, is_warmup: bool) -> list[RequestRecord]:
-        """Send a volley, and keep what has ended, also after Ctrl-C. LabError if the server is gone."""
+        """Send a volley, and keep what has ended, also after Ctrl-C. LabError if the server is
+        gone."""
         n_gen = min(WARMUP_GEN, case.n_gen) if is_warmup else case.n_gen
         ask = with_asked(self._asks[case].of_length(n_gen), repeat=repeat, warmup=is_warmup)
         n = n_at_once(case)
@@ -213,7 +215,8 @@ class _Session:
         return max(0.1, min(timeout_s, self._deadline - time.monotonic()))
 
     def _counted(self, replies: Sequence[Reply], is_warmup: bool) -> list[Reply]:
-        """The replies with their answers counted by the server's tokenizer, where no stream did; it is idle now."""
+        """The replies with their answers counted by the server's tokenizer, where no stream did; it
+        is idle now."""
         if is_warmup:
             return list(replies)
         counted = []
@@ -229,9 +232,7 @@ class _Session:
         if slowest.request.status != OK or slowest.ttft_ns is None or slowest.e2e_ns is None:
             return
         n_generated = len(requests) * slowest.asked.n_gen
-        self._reporter.learn(
-            case, slowest.ttft_ns, slowest.e2e_ns - slowest.ttft_ns, n_generated
-        )
+        self._reporter.learn(case, slowest.ttft_ns, slowest.e2e_ns - slowest.ttft_ns, n_generated)
 
     def check_reached(self, records: Sequence[RequestRecord]) -> None:
         """LabError if the last requests could not reach the server; a pause after a failure."""

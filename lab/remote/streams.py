@@ -1,7 +1,8 @@
-"""The events of a streamed answer, read from its bytes after it has ended; an event's time is that of its last byte.
+"""The events of a streamed answer, read from its bytes after it has ended; an event's time is that
+of its last byte.
 
-A stream follows WHATWG HTML, 9.2 Server-sent events; a line ends with LF or CR LF. An event with empty data counts as a
-ping: servers send it to keep the connection open.
+A stream follows WHATWG HTML, 9.2 Server-sent events; a line ends with LF or CR LF. An event with
+empty data counts as a ping: servers send it to keep the connection open.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lab.core import request as kinds
@@ -68,7 +69,7 @@ class Row:
 class StreamedAnswer:
     """What a stream said. `failure` is the first thing that was wrong with it."""
 
-    events: Events = Events()
+    events: Events = field(default_factory=Events)
     text: str = ""  # with reasoning
     tokens_by: str | None = None
     usage: Usage | None = None
@@ -256,7 +257,8 @@ def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
 def _tokens_of_events(
     rows: Sequence[Row], n_generated: int | None
 ) -> tuple[tuple[int, ...] | None, str | None]:
-    """Tokens per event and their source: the first with a count for all content, at most `n_generated`."""
+    """Tokens per event and their source: the first with a count for all content, at most
+    `n_generated`."""
     content = [index for index, row in enumerate(rows) if row.kind in kinds.GENERATED]
     for source in _SOURCES:
         if not content or any(rows[index].n_tokens.get(source) is None for index in content):

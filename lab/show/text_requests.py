@@ -1,4 +1,5 @@
-"""Requests to servers that were sent one after the other, as sections: medians, what they do not show, and pictures."""
+"""Requests to servers that were sent one after the other, as sections: medians, what they do not
+show, and pictures."""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ def capabilities(endpoint: Endpoint, title: str = "") -> Section:
 
 
 def failures(records: Sequence[RequestRecord]) -> list[str]:
-    """One line per class of failure, with its count and its first request. Warm-ups are counted separately."""
+    """One line per class of failure, with its count and its first request. Warm-ups are counted
+    separately."""
     requests = [record.request for record in records]
     failed = [request for request in requests if request.status != OK]
     by_class = grouped(
@@ -137,7 +139,8 @@ def failures(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def warnings(records: Sequence[RequestRecord]) -> list[str]:
-    """What successful requests do not show; of several setups each sentence begins with its label."""
+    """What successful requests do not show; of several setups each sentence begins with its label.
+    """
     good = [record for record in records if table.went_well(record)]
     if not good:
         return []
@@ -150,7 +153,8 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def _doubts(requests: Sequence[Request]) -> list[str]:
-    """What successful requests of one setup do not show, or show of other work than was asked for."""
+    """What successful requests of one setup do not show, or show of other work than was asked for.
+    """
     figures_of = [figures(request) for request in requests]
     return [
         *held_back(figures_of),
@@ -191,7 +195,9 @@ def _length_doubts(answers: Sequence[Figures]) -> list[str]:
     if not short:
         return []
     lengths = span([answer.n_generated or 0 for answer in short])
-    reasons = " or ".join(sorted({answer.request.finish_reason or "none given" for answer in short}))
+    reasons = " or ".join(
+        sorted({answer.request.finish_reason or "none given" for answer in short})
+    )
     return [
         f"{len(short)} of {len(answers)} answers were shorter than requested "
         f"({lengths} tokens: {reasons}), and have separate rows."
@@ -204,7 +210,8 @@ def _token_doubts(requests: Sequence[Request], answers: Sequence[Figures]) -> li
     sentences = []
     if any(request.usage and request.usage.counted_by == TOKENIZE for request in requests):
         sentences.append(
-            "The stream did not count tokens. Its text was tokenized afterwards, which may merge some."
+            "The stream did not count tokens. Its text was tokenized afterwards, "
+            "which may merge some."
         )
     n_bounds = sum(
         answer.tpot_ns is None and answer.tpot_bounds_ns is not None for answer in answers
@@ -215,7 +222,9 @@ def _token_doubts(requests: Sequence[Request], answers: Sequence[Figures]) -> li
             "TPOT lies between the two figures."
         )
     in_pieces = [
-        request for request, answer in zip(requests, answers, strict=True) if not answer.came_at_once
+        request
+        for request, answer in zip(requests, answers, strict=True)
+        if not answer.came_at_once
     ]
     if any(times.itl_ns(request) is None for request in in_pieces):
         sentences.append(
@@ -242,7 +251,8 @@ def span(numbers: Sequence[int]) -> str:
 
 
 def sections(records: Sequence[RequestRecord]) -> list[Section]:
-    """A section for each setup and number of generated tokens: medians, then the server's own times."""
+    """A section for each setup and number of generated tokens: medians, then the server's own
+    times."""
     rows = table.summary(table.runs(records))
     if rows.empty:
         return []
@@ -300,7 +310,8 @@ def _answer_tokens(row: dict[str, Any]) -> str:
 
 
 def _figure(row: dict[str, Any], name: str) -> str:
-    """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only bounds."""
+    """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only
+    bounds."""
     if not row["n_bounds"] or name not in ("tpot_ms", "decode_tps"):
         return text_results.figure(row, name)
     low_ms = row["tpot_low_ms"]
