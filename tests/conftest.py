@@ -43,9 +43,8 @@ from lab.engine import loop
 from lab.models import catalog, synthetic
 from lab.process.wire import Build, Outcome, Progress, Vocabulary
 from lab.process.worker import WorkerDied
-from lab.runner import noise_watch
+from lab.runner import disturbances, noise_watch
 from lab.runner.warm_engine import N_SENTINEL
-from lab.show import disturbances
 from tests import miniature
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.

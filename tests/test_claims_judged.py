@@ -25,8 +25,9 @@ from lab.features.speculate import speculation
 from lab.features.speculate.speculation import Speculation
 from lab.features.turns import Turns
 from lab.process.wire import ATTENTION, MUL_MAT
+from lab.runner import disturbances
 from lab.runner.cases import Case, measured_run, named
-from lab.show import comparison, disturbances
+from lab.show import comparison
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeClock, make_record, speculated
 
 WEIGHTS = 10**6 * 32 // 18

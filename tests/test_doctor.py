@@ -17,9 +17,8 @@ from lab.errors import LabError
 from lab.features import doctor as checkup
 from lab.features.doctor import BROKEN, FINE, LOOK, UNKNOWN
 from lab.process.wire import Outcome, Progress
-from lab.runner import builds, machine, noise_watch
+from lab.runner import builds, disturbances, machine, noise_watch
 from lab.runner.plan import make_plan
-from lab.show import disturbances
 from tests.conftest import MACHINE, FakeWorker, died, make_record, make_run, run_lab, steps_of
 
 BUSY = "another process used 0.9 of a core"

@@ -16,13 +16,13 @@ from lab.core.record import Ceilings, Rate, Record
 from lab.core.shape import FEED_FORWARD, Matrix
 from lab.errors import LabError
 from lab.features.explain import advice, section, sentences as words
-from lab.roofline import explanation, measuring, probes, probing, step_kernels
-from lab.roofline.probing import Where
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION, Probe
 from lab.process.worker import Worker, WorkerDied
+from lab.roofline import explanation, measuring, probes, probing, step_kernels
+from lab.roofline.probing import Where
+from lab.runner import disturbances
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
-from lab.show import disturbances
 from tests.conftest import MACHINE, MODEL, SETTINGS, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 

@@ -26,9 +26,9 @@ from lab.core.record import (
     Record,
     Run,
 )
-from lab.runner import noise_watch
+from lab.runner import disturbances, noise_watch
 from lab.runner.noise_watch import Counter, EnergyWatch, GpuWatch, describe_energy
-from lab.show import disturbances, table
+from lab.show import table
 from lab.show.section import Section
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
 

@@ -15,14 +15,13 @@ import lab
 from lab.core import results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
 from lab.errors import LabError
-from lab.roofline import probing
-from lab.roofline.probing import Where
 from lab.features.predict import wording
-from lab.roofline import learning, prediction
+from lab.models import catalog, devices, obtain, synthetic
+from lab.roofline import learning, prediction, probing
 from lab.roofline.learning import Case, Costs, Point, Step
 from lab.roofline.prediction import Here, on_device
-from lab.models import catalog, devices, obtain, synthetic
-from lab.show import disturbances
+from lab.roofline.probing import Where
+from lab.runner import disturbances
 from tests.conftest import FakeWorker, exact_steps, make_record, make_run, run_lab
 from tests.test_cost import of_catalog
 from tests.test_explain import BIG, FAST, WIDE

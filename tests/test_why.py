@@ -33,8 +33,7 @@ from lab.features.why.parts import (
 from lab.features.why.readers import text as reader
 from lab.features.why.section import factor_cell
 from lab.process.wire import Outcome
-from lab.runner import builds
-from lab.show import disturbances
+from lab.runner import builds, disturbances
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.pasted_samples import SAMPLES
 from tests.test_request import make_request, make_request_record

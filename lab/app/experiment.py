@@ -40,11 +40,11 @@ from lab.core.lists import grouped
 from lab.core.record import Model, Record
 from lab.core.shown import MARK
 from lab.errors import LabError
-from lab.roofline.step_prediction import StepPrediction, prediction_for
 from lab.process.worker import Worker
-from lab.runner import session
+from lab.roofline.step_prediction import StepPrediction, prediction_for
+from lab.runner import disturbances, session
 from lab.runner.cases import Plan
-from lab.show import canvas, disturbances, table, text_prediction
+from lab.show import canvas, table, text_prediction
 from lab.show.section import WIDE, Columns, Context, Kind, Picture, Section, is_plain, tabled
 from lab.show.wording import digits
 

@@ -30,13 +30,12 @@ from lab.core.record import Machine, Model, Record, Settings
 from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import builds, machine, prompts, trial as side_by_side
+from lab.runner import builds, disturbances, machine, prompts, trial as side_by_side
 from lab.runner.cases import Case, Plan
 from lab.runner.machine import system_text
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus, Status
 from lab.runner.warm_engine import WarmEngine
-from lab.show import disturbances
 from lab.show.wording import digits
 
 FINE = "fine"

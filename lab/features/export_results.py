@@ -70,7 +70,7 @@ def command(results: tuple[str, ...], form: str, table: str | None, out: str | N
 def llama_bench_json(records: tuple[Record, ...]) -> bytes:
     """The plain runs as llama-bench prints them. LabError if there is none."""
     from lab.formats import llama_bench_export
-    from lab.show import disturbances
+    from lab.runner import disturbances
 
     if not records:
         raise LabError("llama-bench's format has no rows for requests to servers.", OF_TABLES)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from lab.app import experiment
 from lab.app.experiment import REPEAT, Numbers, Option, cell, ranged
-from lab.roofline.step_prediction import StepPrediction
 from lab.core import script
 from lab.core.experiments import ExperimentRuns, setup_of
 from lab.core.lists import grouped, plural
@@ -29,10 +28,11 @@ from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker
+from lab.roofline.step_prediction import StepPrediction
 from lab.runner.cases import Case, Plan, Text
+from lab.runner.disturbances import disturbances
 from lab.runner.plan import make_plan, with_cases
 from lab.show import canvas
-from lab.show.disturbances import disturbances
 from lab.show.wording import digits, seconds
 
 if TYPE_CHECKING:

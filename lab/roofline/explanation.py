@@ -18,7 +18,7 @@ from lab.core import cost, phases, shown, stats
 from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
 from lab.errors import LabError
 from lab.roofline import probing, step_kernels
-from lab.show import disturbances
+from lab.runner import disturbances
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,7 +26,7 @@ from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Run, Settings
 from lab.errors import LabError
 from lab.roofline import probing, step_kernels
-from lab.show import disturbances
+from lab.runner import disturbances
 
 PRIOR_FACTOR = 1.05  # the prior factor on kernels in each phase; it counts as one more point
 

@@ -18,10 +18,9 @@ from lab.process.worker import Worker
 from lab.roofline import probes, probing
 from lab.roofline.probes import OFTEN, READ, Key, key
 from lab.roofline.probing import CPU, Say, Where
-from lab.runner import machine, noise_watch
+from lab.runner import disturbances, machine, noise_watch
 from lab.runner.cases import utc_now
 from lab.runner.progress import KERNEL, ShowStatus, Status
-from lab.show import disturbances
 
 ROUNDS = 2  # every probe is timed in each
 MOST_EXTRA_ROUNDS = 1  # while the machine is disturbed

@@ -16,7 +16,8 @@ from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
 from lab.core.request_times import Figures, figures
 from lab.core.shown import Shown
-from lab.show import disturbances, text_setup
+from lab.runner import disturbances
+from lab.show import text_setup
 
 if TYPE_CHECKING:
     import pandas as pd

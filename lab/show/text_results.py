@@ -12,11 +12,11 @@ from lab.core import experiments, phases, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import OK, Record
 from lab.core.shown import NOT_TO_BE_TRUSTED
-from lab.runner import machine
+from lab.runner import disturbances, machine
 from lab.runner.cases import Plan
 from lab.runner.plan import join
 from lab.runner.session import wide_figures
-from lab.show import disturbances, plot_runs, sweep_laws, table
+from lab.show import plot_runs, sweep_laws, table
 from lab.show.comparison import figure_names
 from lab.show.section import SMALL, WIDE, Cell, Context, Kind, Picture, Section, is_plain, tabled
 from lab.show.wording import digits, ends, percent, seconds, times

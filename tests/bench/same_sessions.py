@@ -25,7 +25,8 @@ from pathlib import Path
 from lab.core import results
 from lab.core.lists import grouped
 from lab.core.record import Record
-from lab.show import comparison, disturbances, table
+from lab.runner import disturbances
+from lab.show import comparison, table
 from lab.show.comparison import ALIKE, DISTURBED, SLOWER, TOO_FEW
 
 ARGUMENTS = ("--prompt-len", "16,256", "--gen", "32", "--repeat", "6", "--no-plot")

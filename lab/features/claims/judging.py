@@ -21,7 +21,8 @@ from lab.errors import LabError
 from lab.features.claims import figures as functions
 from lab.features.claims.figures import Evidence
 from lab.roofline import probing, step_kernels
-from lab.show import canvas, disturbances, text_results
+from lab.runner import disturbances
+from lab.show import canvas, text_results
 from lab.show.canvas import COLOURS, GUIDE
 from lab.show.section import Cell, Columns, Context, Kind, Picture, Section, tabled
 from lab.show.wording import digits

@@ -37,8 +37,8 @@ from lab.core.stats import Ratio
 from lab.features.batch import batch_of
 from lab.formats import other_tools
 from lab.models import catalog
+from lab.runner.disturbances import disturbances
 from lab.show import canvas, console, text_setup
-from lab.show.disturbances import disturbances
 from lab.show.section import (
     UNKNOWN,
     WIDE,

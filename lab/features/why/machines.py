@@ -27,8 +27,7 @@ from lab.features.why.parts import (
 )
 from lab.models import devices
 from lab.roofline import prediction, probing
-from lab.runner import machine
-from lab.show import disturbances
+from lab.runner import disturbances, machine
 
 HERE = "here"
 HARDWARE = ("cpu", "n_cores_usable", "ram_bytes", "devices")

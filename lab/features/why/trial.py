@@ -27,10 +27,9 @@ from lab.features.why.depth import GEN, prompt_length
 from lab.features.why.machines import ns_per_token
 from lab.features.why.parts import FEWEST, MEASURED, Pair, Part
 from lab.process.worker import Worker
-from lab.runner import as_options, session, trial
+from lab.runner import as_options, disturbances, session, trial
 from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus, Status
-from lab.show import disturbances
 from lab.show.wording import seconds, times
 
 MOST_BLOCKS = 30

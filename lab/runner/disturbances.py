@@ -14,7 +14,6 @@ from lab.core import stats
 from lab.core.lists import grouped, plural
 from lab.core.record import OK, Noise, NoiseSamples, Record
 from lab.runner import machine
-from lab.show import wording
 
 MEAN_CORES = 0.15
 WORST_CORES = 0.5
@@ -210,7 +209,7 @@ def drift(records: Sequence[Record]) -> list[str]:
             word = "slower" if change > 1 else "faster"
             changes.append(
                 f"{f'{variant}: the' if variant else 'The'} machine became {word} during the session: the same short "
-                f"decode, timed after each of {len(times)} runs, took {wording.times(change)} as long at the end. "
+                f"decode, timed after each of {len(times)} runs, took {change:.3g}x as long at the end. "
                 "Measure again."
             )
     return changes
