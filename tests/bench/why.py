@@ -1,13 +1,15 @@
-"""Does `lab why` find planted causes on the real engine, and no cause where there is none?
+"""Is `lab why` right? Planted causes, equal setups, and pastes whose truth is known.
 
+    python -m tests.bench.why pasted               # 200 pastes, a few seconds; goal: no false statement
     python -m tests.bench.why planted              # 12 cases, about 20 minutes on two quiet cores
     python -m tests.bench.why equal                # 20 pairs of equal setups, about 5 minutes
     python -m tests.bench.why planted threads      # the planted cases whose name holds a word
 
-A planted case measures two setups side by side (`lab ab`), gives them to `lab why` as two sessions, and compares the
-causes with what was planted. The truth of their factors is the ratio that the trial of `lab ab` measured. The other
-cases are two sessions of `lab measure`. A sleep in the loop is added to the times of the steps: it must stay in the
-part that is not explained. Throttling is added to most of B's runs, with the readings that a throttled CPU leaves.
+A planted case measures two setups side by side (`lab ab`), gives them to `lab why` as two sessions, and
+compares the causes with what was planted. A sleep in the loop is added to the times of the steps: it
+must stay in the part that is not explained. Throttling is added to most of B's runs, with the readings
+that a throttled CPU leaves. In pastes a statement is false if it differs from the truth; "unknown" is
+never false, but counts where the text says it (goal: at most 5 %).
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import operator
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,45 +29,70 @@ from typing import Any
 import lab
 from lab.core import phases, results
 from lab.core.record import DECODE, Record
+from lab.errors import LabError
+from lab.features.why.answer import Answer
+from lab.features.why.figure import MAYBE_FIRST, UNKNOWN, Figure
+from lab.features.why.readers import text as reader
+from tests.bench.pasted_texts import Paste, pastes
+from tests.pasted_samples import Truth
 
 DEEP = "450"
-LONG = "1500"
+LONG = "1500"  # after a short prompt flash attention and cache types change nothing
+SHORT = "64"
 N_EQUAL = 20
 BLOCKS = 3
 QUIET = 4
 DISTURBED = 6
-CASES: dict[
-    str, tuple[dict[str, Any], set[str], int]
-] = {  # B's changes, what is to be named, the budget in seconds
-    "threads": ({"threads": 1}, {"threads"}, 30),
-    "flash attention": ({"flash_attn": "off"}, {"flash attention"}, 200),
-    "depth": ({"prompt_len": DEEP}, {"depth"}, 90),
-    "cache type": ({"cache_type_k": "q8_0"}, {"cache type"}, 200),
-    "ubatch, of prefill": ({"ubatch": 2}, {"ubatch"}, 30),
-    "quantization": ({"model": "smollm2-135m:F16"}, {"quantization"}, 45),
-    "a busy core": ({}, {"machine state"}, 0),
-    "a throttled engine": ({}, {"machine state"}, 0),
-    "prompt counted into the rate": ({}, {"what is counted"}, 0),
-    "two causes": ({"prompt_len": DEEP, "threads": 1}, {"depth", "threads"}, 150),
-    "three causes": (
-        {"prompt_len": DEEP, "threads": 1, "model": "smollm2-135m:F16"},
-        {"depth", "threads", "quantization"},
+SLEEP_MS = 10
+MOST_SHOWN = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A planted case: B's changes, the causes to be named, and the budget in seconds."""
+
+    name: str
+    causes: frozenset[str]
+    budget: int = 0
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    length: str = SHORT
+    prefill: bool = False
+
+
+CASES = (
+    Case("threads", frozenset(["threads"]), 30, {"threads": 1}),
+    Case("flash attention", frozenset(["flash attention"]), 200, {"flash_attn": "off"}, LONG),
+    Case("depth", frozenset(["depth"]), 90, {"prompt_len": DEEP}),
+    Case("cache type", frozenset(["cache type"]), 200, {"cache_type_k": "q8_0"}, LONG),
+    Case("ubatch, of prefill", frozenset(["ubatch"]), 30, {"ubatch": 2}, prefill=True),
+    Case("quantization", frozenset(["quantization"]), 45, {"model": "smollm2-135m:F16"}),
+    Case("a busy core", frozenset(["machine state"])),
+    Case("a throttled engine", frozenset(["machine state"])),
+    Case("prompt counted into the rate", frozenset(["what is counted"])),
+    Case("two causes", frozenset(["depth", "threads"]), 150, {"prompt_len": DEEP, "threads": 1}),
+    Case(
+        "three causes",
+        frozenset(["depth", "threads", "quantization"]),
         240,
+        {"prompt_len": DEEP, "threads": 1, "model": "smollm2-135m:F16"},
     ),
-    "a sleep in the loop": ({}, {"not explained"}, 0),
-}
+    Case("a sleep in the loop", frozenset(["not explained"])),
+)
 
 
-def slept(record: Record, ms: float) -> Record:
+def with_sleep(record: Record, ms: float) -> Record:
     """The record as if every decode step had taken `ms` longer."""
     steps = record.run.steps
-    noise = record.run.noise
-    late = [*itertools.accumulate(round(ms * 1e6) * (kind == DECODE) for kind in steps.kind)]
-    starts = tuple(map(operator.add, steps.start_ns, [0, *late]))
-    ready, ends = (
-        tuple(map(operator.add, column, late)) for column in (steps.ready_ns, steps.end_ns)
+    added = [round(ms * 1e6) if kind == DECODE else 0 for kind in steps.kind]
+    late = list(itertools.accumulate(added))
+    late_starts = [0, *late[:-1]]
+    changed = dataclasses.replace(
+        steps,
+        start_ns=tuple(map(sum, zip(steps.start_ns, late_starts, strict=True))),
+        ready_ns=tuple(map(sum, zip(steps.ready_ns, late, strict=True))),
+        end_ns=tuple(map(sum, zip(steps.end_ns, late, strict=True))),
     )
-    changed = dataclasses.replace(steps, start_ns=starts, ready_ns=ready, end_ns=ends)
+    noise = record.run.noise
     if noise and noise.samples:  # the run was watched for as long
         at_ms = (*noise.samples.at_ms[:-1], noise.samples.at_ms[-1] + late[-1] // 1_000_000)
         noise = dataclasses.replace(noise, samples=dataclasses.replace(noise.samples, at_ms=at_ms))
@@ -74,113 +102,241 @@ def slept(record: Record, ms: float) -> Record:
 
 
 def throttled(record: Record) -> Record:
-    """The record as if the CPU had throttled during the run, which made every token 1.5 times as long."""
-    tpot = phases.tpot_ns(record.run) or 0.0
-    late = slept(record, 0.5 * tpot / 1e6)
-    noise = late.run.noise
+    """The record as if the CPU had throttled, which made every token 1.5 times as long."""
+    tpot_ns = phases.tpot_ns(record.run) or 0.0
+    slower = with_sleep(record, 0.5 * tpot_ns / 1e6)
+    noise = slower.run.noise
     if noise is None:
         raise SystemExit("this machine's runs have no readings, so throttling cannot be planted")
-    before, after = (
-        dataclasses.replace(one, n_throttled=n) for one, n in ((noise.before, 0), (noise.after, 9))
+    hot = dataclasses.replace(
+        noise,
+        before=dataclasses.replace(noise.before, n_throttled=0),
+        after=dataclasses.replace(noise.after, n_throttled=9),
     )
-    heat = dataclasses.replace(noise, before=before, after=after)
-    return dataclasses.replace(late, run=dataclasses.replace(late.run, noise=heat))
+    return dataclasses.replace(slower, run=dataclasses.replace(slower.run, noise=hot))
 
 
-def timed(n: int, folder: Path) -> list[Record]:
+def timed_runs(n_runs: int, folder: Path) -> list[Record]:
     """The timed runs of a plain session."""
-    return [one for one in lab.measure("64", 100, n, threads=1, out=folder) if one.run.is_timed]
+    records = lab.measure("64", 100, n_runs, threads=1, out=folder)
+    return [record for record in records if record.run.is_timed]
 
 
-def planted(name: str, folder: Path) -> tuple[bool, bool]:
-    """Whether the causes of a case are named first, and whether the ratio lies in the range of their product."""
-    changes, wanted, budget = CASES[name]
-    at = (
-        LONG if name in ("flash attention", "cache type") else "64"
-    )  # after a short prompt they change nothing
-    base = {"prompt_len": at, "threads": 2 if "threads" in changes else 1}
-    sides: list[list[Record]] = [[], []]
-    if changes:
-        for one in lab.ab([base, {**base, **changes}], gen=24, blocks=BLOCKS, out=folder / "ab"):
-            if one.run.is_timed:
-                sides[str(one.run.variant).startswith("B")].append(one)
-    else:
-        sides = [timed(QUIET + DISTURBED, folder / "first"), timed(QUIET, folder / "second")]
-        # sessions of their own: the scheduler shares cores between sessions first, and the engine has one
-        spin = [sys.executable, "-c", "while True: pass"]
-        busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(3 * ("busy" in name))]
-        try:
-            sides[1] += timed(DISTURBED, folder / "third")
-        finally:
-            for process in busy:
-                process.kill()
-    if "throttled" in name:
-        sides[1] = [*sides[1][:QUIET], *map(throttled, sides[1][QUIET:])]
-    if "sleep" in name:
-        sides[1] = [slept(one, 10) for one in sides[1]]
-    paths: list[str | Path] = []
-    for side, own in zip("AB", sides, strict=True):
-        runs = [dataclasses.replace(one.run, block=None, variant=None) for one in own]
-        made = [
-            dataclasses.replace(one, run=run, session=side)
-            for one, run in zip(own, runs, strict=True)
-        ]
-        paths.append(folder / f"{side}.jsonl")
-        results.save(folder / f"{side}.jsonl", *made)
-        if side == "B" and "prompt counted" in name:
-            run = made[0].run
-            seconds = (run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e9
-            text = f"Output generated in {seconds:.3f} seconds ({run.n_gen / seconds:.3f} tokens/s, {run.n_gen} tokens"
-            paths[-1] = f"{text}, context {run.n_prompt}, seed 1)"
-    found = lab.why(
-        paths[0], paths[1], budget=budget, prefill="prefill" in name, out=folder / "why"
+@contextmanager
+def busy_cores(n_cores: int) -> Iterator[None]:
+    """Programs that keep cores busy, in sessions of their own, as the scheduler shares by session."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(spin, start_new_session=True) for _ in range(n_cores)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+
+
+def side_by_side(case: Case, folder: Path) -> tuple[list[Record], list[Record]]:
+    """The runs of A and of B, which has the case's changes."""
+    base = {"prompt_len": case.length, "threads": 2 if "threads" in case.changes else 1}
+    variants = [base, {**base, **case.changes}]
+    sides: tuple[list[Record], list[Record]] = ([], [])
+    for record in lab.ab(variants, gen=24, blocks=BLOCKS, out=folder / "ab"):
+        if record.run.is_timed:
+            is_b = str(record.run.variant).startswith("B")
+            sides[1 if is_b else 0].append(record)
+    return sides
+
+
+def disturbed_later(case: Case, folder: Path) -> tuple[list[Record], list[Record]]:
+    """Two sessions of one setup; most runs of the second one are disturbed as the case says."""
+    first = timed_runs(QUIET + DISTURBED, folder / "first")
+    second = timed_runs(QUIET, folder / "second")
+    with busy_cores(3 if "busy" in case.name else 0):
+        third = timed_runs(DISTURBED, folder / "third")
+    if "throttled" in case.name:
+        third = [throttled(record) for record in third]
+    if "sleep" in case.name:
+        second = [with_sleep(record, SLEEP_MS) for record in second]
+        third = [with_sleep(record, SLEEP_MS) for record in third]
+    return first, [*second, *third]
+
+
+def saved(records: Sequence[Record], session: str, folder: Path) -> Path:
+    """The file of records as a plain session of its own."""
+    path = folder / f"{session}.jsonl"
+    for record in records:
+        run = dataclasses.replace(record.run, block=None, variant=None)
+        results.save(path, dataclasses.replace(record, run=run, session=session))
+    return path
+
+
+def as_whole_answer(record: Record) -> str:
+    """A run as text-generation-webui prints it: its rate divides by the time of prefill too."""
+    run = record.run
+    seconds = (run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e9
+    return (
+        f"Output generated in {seconds:.3f} seconds ({run.n_gen / seconds:.3f} tokens/s, "
+        f"{run.n_gen} tokens, context {run.n_prompt}, seed 1)\n"
     )
-    causes = [part.name for part in found.causes]
-    rest = found.rest
-    shown = "; ".join(
-        f"{p.name} {p.factor:.2f} ({'{:.2f}-{:.2f}'.format(*p.range) if p.range else 'range unknown'})"
-        for p in found.parts
-        if p.log or p.half
+
+
+def planted(case: Case, folder: Path) -> tuple[bool, bool]:
+    """Whether a case's causes are named first, and whether their product has the ratio in its range."""
+    sides = side_by_side(case, folder) if case.changes else disturbed_later(case, folder)
+    a: str | Path = saved(sides[0], "A", folder)
+    b: str | Path = saved(sides[1], "B", folder)
+    if "prompt counted" in case.name:
+        b = as_whole_answer(sides[1][0])
+    explained = lab.why(a, b, budget=case.budget, prefill=case.prefill, out=folder / "why")
+    is_right = names_causes(explained, case.causes)
+    is_within = has_ratio_in_range(explained, case.causes)
+    parts = [
+        f"{part.name} {part.factor:.2f}" for part in explained.parts if part.log or part.half
+    ]
+    print(
+        f"{case.name:29} {'right' if is_right else 'WRONG':6} "
+        f"{'within' if is_within else 'BEYOND':7} ratio {explained.ratio:.2f}  {'; '.join(parts)}",
+        flush=True,
     )
-    is_open = rest.half is not None and abs(rest.log) > rest.half
-    is_right = is_open if wanted == {"not explained"} else set(causes[: len(wanted)]) == wanted
-    named = [part for part in found.parts if part.name in wanted]
-    spreads = [(one.spread or 0.0) for one in (found.fast, found.slow)]
-    half = math.hypot(
-        *((part.half or 0.0) for part in named), *(1.96 * spread for spread in spreads), 0.01
-    )
-    is_within = abs(math.log(found.ratio) - sum(part.log for part in named)) <= half
-    words = f"{'right' if is_right else 'WRONG':6} {'within' if is_within else 'BEYOND':7}"
-    print(f"{name:29} {words} ratio {found.ratio:.2f}  {shown}", flush=True)
     return is_right, is_within
+
+
+def is_open(explained: Answer) -> bool:
+    """Whether a part of the ratio is not explained."""
+    unexplained = explained.rest
+    return unexplained.half is not None and abs(unexplained.log) > unexplained.half
+
+
+def names_causes(explained: Answer, expected: frozenset[str]) -> bool:
+    """Whether the first causes are the expected ones, or nothing is explained where nothing is to be."""
+    if expected == {"not explained"}:
+        return is_open(explained)
+    names = [cause.name for cause in explained.causes]
+    return set(names[: len(expected)]) == expected
+
+
+def has_ratio_in_range(explained: Answer, expected: frozenset[str]) -> bool:
+    """Whether the ratio lies in the range of the product of the expected parts."""
+    named = [part for part in explained.parts if part.name in expected]
+    halves = [part.half or 0.0 for part in named]
+    halves += [1.96 * (figure.spread or 0.0) for _, figure in explained.pair.sides]
+    product = sum(part.log for part in named)
+    return abs(math.log(explained.ratio) - product) <= math.hypot(*halves, 0.01)
 
 
 def equal(number: int, folder: Path) -> bool:
     """Whether two sessions of one setup have no cause, and nothing open."""
     for side in "AB":
         lab.measure("64", 24, 3, threads=1, out=folder / side)
-    found = lab.why(folder / "A", folder / "B", budget=0, out=folder)
-    is_open = bool(found.causes) or (
-        found.rest.half is not None and abs(found.rest.log) > found.rest.half
+    explained = lab.why(folder / "A", folder / "B", budget=0, out=folder)
+    is_wrong = bool(explained.causes) or is_open(explained)
+    word = "WRONG" if is_wrong else "right"
+    print(f"equal {number:2} {word} ratio {explained.ratio:.3f}", flush=True)
+    return not is_wrong
+
+
+@dataclasses.dataclass
+class Score:
+    """Statements on pastes: how many there are, which are false, and which unknown though given."""
+
+    n_statements: int = 0
+    false: list[str] = dataclasses.field(default_factory=list)
+    unknown: list[str] = dataclasses.field(default_factory=list)
+
+
+def judge(paste: Paste, score: Score) -> None:
+    """Compare what the reader says of a paste with the truth."""
+    try:
+        figures = reader.parse(paste.text)
+    except LabError as problem:
+        figures = []
+        score.unknown.append(f"{paste.name}: refused: {problem.what[:120]}")
+    left = list(figures)
+    for truth in paste.truths:
+        figure = best_match(truth, left)
+        if figure is None:
+            score.n_statements += 1
+            score.unknown.append(f"{paste.name}: no figure {truth}")
+            continue
+        left.remove(figure)
+        judge_figure(paste.name, truth, figure, score)
+    for figure in left:
+        score.n_statements += 1
+        score.false.append(f"{paste.name}: invented {figure.label} {figure.tps:g}")
+
+
+def best_match(truth: Truth, figures: Sequence[Figure]) -> Figure | None:
+    """The figure with the truth's rate, if there is one; of equal rates that of its phase."""
+    near = [figure for figure in figures if abs(figure.tps / truth.tps - 1) < 0.002]
+    if not near:
+        return None
+    return min(near, key=lambda figure: figure.phase != truth.phase)
+
+
+def judge_figure(name: str, truth: Truth, figure: Figure, score: Score) -> None:
+    """Compare phase, what is counted, depth and concurrency."""
+    fields = [
+        ("phase", truth.phase, figure.phase, UNKNOWN),
+        ("counts", truth.counts, figure.counts, UNKNOWN),
+        ("depth", truth.depth, figure.depth, None),
+        ("concurrency", truth.n_streams, figure.n_streams, None),
+    ]
+    for label, true, read, unknown in fields:
+        score.n_statements += 1
+        if read == true:
+            continue
+        line = f"{name}: {label} of {truth.tps:.5g} is {true}, read {read}"
+        is_unknown = read == unknown or (label == "counts" and read == MAYBE_FIRST)
+        if is_unknown:
+            score.unknown.append(line)
+        else:
+            score.false.append(line)
+
+
+def judge_pastes(seed: int) -> None:
+    """Print how many statements on pastes are false, and how many unknown though the text says it."""
+    score = Score()
+    n_pastes = 0
+    for paste in pastes(seed):
+        judge(paste, score)
+        n_pastes += 1
+    for line in [*score.false, *score.unknown][:MOST_SHOWN]:
+        print(line)
+    n = score.n_statements
+    share = 100 * len(score.unknown) / n
+    print(
+        f"{n_pastes} pastes, {n} statements: {len(score.false)} false (goal 0), "
+        f"{len(score.unknown)} unknown though given ({share:.1f} %, goal at most 5 %)"
     )
-    print(f"equal {number:2} {'WRONG' if is_open else 'right'} ratio {found.ratio:.3f}", flush=True)
-    return not is_open
 
 
-def main(mode: str, *words: str) -> None:
+def run_cases(mode: str, name_part: str) -> None:
+    """Run the planted cases whose name holds a word, or pairs of equal setups."""
     began = time.monotonic()
     outcomes = list[tuple[bool, ...]]()
-    cases = [name for name in CASES if not words or any(word in name for word in words)]
-    for number, name in enumerate(cases if mode == "planted" else [""] * N_EQUAL):
-        with TemporaryDirectory() as folder:
-            outcomes.append(planted(name, Path(folder)) if name else (equal(number, Path(folder)),))
-    counted = [sum(column) for column in zip(*outcomes, strict=True)]
-    said = [
-        f"{n} of {len(outcomes)} {what}"
-        for n, what in zip(counted, ("right", "within"), strict=False)
+    if mode == "planted":
+        for case in CASES:
+            if name_part in case.name:
+                with TemporaryDirectory() as folder:
+                    outcomes.append(planted(case, Path(folder)))
+    else:
+        for number in range(N_EQUAL):
+            with TemporaryDirectory() as folder:
+                outcomes.append((equal(number, Path(folder)),))
+    minutes = (time.monotonic() - began) / 60
+    counts = [sum(column) for column in zip(*outcomes, strict=True)]
+    labels = ["right", "within"][: len(counts)]
+    summary = [
+        f"{n} of {len(outcomes)} {label}" for n, label in zip(counts, labels, strict=True)
     ]
-    print(f"{mode}: {', '.join(said)}, {(time.monotonic() - began) / 60:.1f} minutes")
+    print(f"{mode}: {', '.join(summary)}, {minutes:.1f} minutes")
+
+
+def main(mode: str = "equal", argument: str = "") -> None:
+    if mode == "pasted":
+        judge_pastes(int(argument or 1))
+    else:
+        run_cases(mode, argument)
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["equal"]))
+    main(*sys.argv[1:3])

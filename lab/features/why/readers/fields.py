@@ -49,10 +49,10 @@ def matched(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match
 
 
 def answers(text: str, labels: Sequence[str]) -> list[Answer]:
-    """The values of JSON-like fields, by answer: `"label": 1.5`, `label=1.5`, `label: "text"`."""
+    """The values of JSON-like fields, by answer: `"label": 1.5`, `label: "text"`."""
     names = "|".join(sorted(labels, key=len, reverse=True))
     pattern = re.compile(
-        rf'(?<![\w.])"?({names})"?\s{{0,9}}[:=]\s{{0,9}}'
+        rf'(?<![\w.])"?({names})"?\s{{0,9}}:\s{{0,9}}'
         r'(?:"([^"\n]{0,200})"|([-+]?\d[\d.,]{0,40}(?:[eE][-+]?\d{1,3})?|true|false))'
     )
     collected = list[Answer]()

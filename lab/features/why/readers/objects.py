@@ -38,6 +38,7 @@ TIMINGS = (
     "draft_n",
     "draft_n_accepted",
     "prompt_tokens",
+    "completion_tokens",
     "cached_tokens",
 )
 OLLAMA = (
@@ -98,14 +99,10 @@ def is_continued(earlier: Answer, later: Answer) -> bool:
 def of_timings(answer: Answer) -> list[Figure]:
     """Prefill and decode by llama-server's timings."""
     n_prompt = answer.count("prompt_n")
-    n_cached = answer.count("cache_n")
-    if n_cached is None:
-        n_cached = answer.count("cached_tokens")
-    n_whole = answer.count("prompt_tokens")
-    if n_whole is None and n_cached is not None and n_prompt is not None:
-        n_whole = n_cached + n_prompt
-    if n_cached is None and n_whole is not None and n_prompt is not None:
-        n_cached = n_whole - n_prompt
+    n_cached = cached_tokens(answer)
+    n_context = None
+    if n_cached is not None and n_prompt is not None:
+        n_context = n_cached + n_prompt
     prompt_s = seconds_of(answer, "prompt_ms")
     prompt_tps = plain_rate(answer.values.get("prompt_per_second"), n_prompt, prompt_s)
     figures = list[Figure]()
@@ -123,10 +120,24 @@ def of_timings(answer: Answer) -> list[Figure]:
                 is_of_server=True,
             )
         )
-    decode = decode_of_timings(answer, n_whole, n_prompt, prompt_s)
+    decode = decode_of_timings(answer, n_context, n_prompt, prompt_s)
     if decode:
         figures.append(decode)
     return figures
+
+
+def cached_tokens(answer: Answer) -> int | None:
+    """Tokens of the prompt that came from the cache; None if the text does not say it.
+
+    Counts of another object in the same text (`usage`) are used only if they fit the answer.
+    """
+    n_cached = answer.count("cache_n")
+    n_prompt = answer.count("prompt_n")
+    n_of_usage = answer.count("prompt_tokens")
+    is_same_answer = answer.count("completion_tokens") == answer.count("predicted_n")
+    if n_cached is not None or n_prompt is None or n_of_usage is None or not is_same_answer:
+        return n_cached
+    return n_of_usage - n_prompt if n_of_usage >= n_prompt else None
 
 
 def seconds_of(answer: Answer, label: str) -> float | None:
@@ -136,7 +147,7 @@ def seconds_of(answer: Answer, label: str) -> float | None:
 
 
 def decode_of_timings(
-    answer: Answer, n_whole: int | None, n_prompt: int | None, prompt_s: float | None
+    answer: Answer, n_context: int | None, n_prompt: int | None, prompt_s: float | None
 ) -> Figure | None:
     """Decode by llama-server's timings, if there is a rate, or tokens and a time."""
     n_gen = answer.count("predicted_n")
@@ -166,7 +177,7 @@ def decode_of_timings(
         counts=counts,
         n_prompt=n_prompt,
         n_gen=n_gen,
-        depth=n_whole,
+        depth=n_context,
         n_steps=n_steps or None,
         prefill_s=prompt_s,
         decode_s=decode_s,
