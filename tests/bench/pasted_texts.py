@@ -1,8 +1,8 @@
 """Pastes with their truth: what programs print, written from true values, and how people paste it.
 
 Nothing here is of the reader: a writer knows how its program counts (llama.cpp's server.cpp and
-common/perf, Ollama's api/types.go, KoboldCpp's log) and what its text says. A paste changes how a text
-looks, never what it says.
+common/perf, Ollama's api/types.go, KoboldCpp's log) and what its text says. A paste changes how a
+text looks, never what it says.
 """
 
 from __future__ import annotations
@@ -107,15 +107,15 @@ def server_log(chance: random.Random) -> tuple[str, list[Truth]]:
         prompt = timing(
             "prompt eval time", request.prompt_ms, request.n_prompt, "tokens", request.n_prompt
         )
-        answer = timing(
-            "       eval time", request.gen_ms, request.n_gen, "tokens", n_counted
-        )
+        answer = timing("       eval time", request.gen_ms, request.n_gen, "tokens", n_counted)
         if chance.random() < 0.5:
             lines += [f"{slot}{prompt}", f"{slot}{answer}"]
         else:
             lines += [slot, prompt, answer]
         total_ms = request.prompt_ms + request.gen_ms
-        lines.append(f"      total time = {total_ms:.2f} ms / {request.n_prompt + request.n_gen} tokens")
+        lines.append(
+            f"      total time = {total_ms:.2f} ms / {request.n_prompt + request.n_gen} tokens"
+        )
         depth = None
         if has_release:
             depth = request.n_context
@@ -260,9 +260,7 @@ def kobold(chance: random.Random) -> tuple[str, list[Truth]]:
     )
     rounding = 0.006 * prefill_tps
     cached: int | None = None  # the text says only that some were cached, and not how many
-    if request.n_cached == 0:
-        cached = 0
-    elif request.n_cached <= rounding + 1:  # hidden by the rounding of the time
+    if request.n_cached == 0 or request.n_cached <= rounding + 1:
         cached = 0
     truths = [
         Truth(prefill_tps, PREFILL, PROMPT, cached),
@@ -341,7 +339,9 @@ def llama_bench(chance: random.Random) -> tuple[str, list[Truth]]:
         truths.append(Truth(tps, phase, counts, depth, 1))
         test = {"pp": f"pp{n_prompt}", "tg": f"tg{n_gen}", "both": f"pp{n_prompt}+tg{n_gen}"}[kind]
         at = f" @ d{depth}" if depth else ""
-        lines.append(f"| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CPU | 8 | {test}{at} | {tps} \u00b1 0.5 |")
+        lines.append(
+            f"| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CPU | 8 | {test}{at} | {tps} \u00b1 0.5 |"
+        )
         rows.append(
             {
                 "build_commit": "0c1e570",

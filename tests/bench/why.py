@@ -1,15 +1,15 @@
 """Is `lab why` right? Planted causes, equal setups, and pastes whose truth is known.
 
-    python -m tests.bench.why pasted               # 200 pastes, a few seconds; goal: no false statement
+    python -m tests.bench.why pasted               # 200 pastes; goal: no false statement
     python -m tests.bench.why planted              # 12 cases, about 20 minutes on two quiet cores
     python -m tests.bench.why equal                # 20 pairs of equal setups, about 5 minutes
     python -m tests.bench.why planted threads      # the planted cases whose name holds a word
 
-A planted case measures two setups side by side (`lab ab`), gives them to `lab why` as two sessions, and
-compares the causes with what was planted. A sleep in the loop is added to the times of the steps: it
-must stay in the part that is not explained. Throttling is added to most of B's runs, with the readings
-that a throttled CPU leaves. In pastes a statement is false if it differs from the truth; "unknown" is
-never false, but counts where the text says it (goal: at most 5 %).
+A planted case measures two setups side by side (`lab ab`), gives them to `lab why` as two
+sessions, and compares the causes with what was planted. A sleep in the loop is added to the times
+of the steps: it must stay in the part that is not explained. Throttling is added to most of B's
+runs, with the readings that a throttled CPU leaves. In pastes a statement is false if it differs
+from the truth; "unknown" is never false, but counts where the text says it (goal: at most 5 %).
 """
 
 from __future__ import annotations
@@ -180,7 +180,9 @@ def as_whole_answer(record: Record) -> str:
 
 
 def planted(case: Case, folder: Path) -> tuple[bool, bool]:
-    """Whether a case's causes are named first, and whether their product has the ratio in its range."""
+    """Whether a case's causes are named first, and whether their product has the ratio in its
+    range.
+    """
     sides = side_by_side(case, folder) if case.changes else disturbed_later(case, folder)
     a: str | Path = saved(sides[0], "A", folder)
     b: str | Path = saved(sides[1], "B", folder)
@@ -189,9 +191,7 @@ def planted(case: Case, folder: Path) -> tuple[bool, bool]:
     explained = lab.why(a, b, budget=case.budget, prefill=case.prefill, out=folder / "why")
     is_right = names_causes(explained, case.causes)
     is_within = has_ratio_in_range(explained, case.causes)
-    parts = [
-        f"{part.name} {part.factor:.2f}" for part in explained.parts if part.log or part.half
-    ]
+    parts = [f"{part.name} {part.factor:.2f}" for part in explained.parts if part.log or part.half]
     print(
         f"{case.name:29} {'right' if is_right else 'WRONG':6} "
         f"{'within' if is_within else 'BEYOND':7} ratio {explained.ratio:.2f}  {'; '.join(parts)}",
@@ -207,7 +207,9 @@ def is_open(explained: Answer) -> bool:
 
 
 def names_causes(explained: Answer, expected: frozenset[str]) -> bool:
-    """Whether the first causes are the expected ones, or nothing is explained where nothing is to be."""
+    """Whether the first causes are the expected ones, or nothing is explained where nothing is to
+    be.
+    """
     if expected == {"not explained"}:
         return is_open(explained)
     names = [cause.name for cause in explained.causes]
@@ -293,7 +295,7 @@ def judge_figure(name: str, truth: Truth, figure: Figure, score: Score) -> None:
 
 
 def judge_pastes(seed: int) -> None:
-    """Print how many statements on pastes are false, and how many unknown though the text says it."""
+    """Print how many statements on pastes are false, and how many unknown though given."""
     score = Score()
     n_pastes = 0
     for paste in pastes(seed):
@@ -325,9 +327,7 @@ def run_cases(mode: str, name_part: str) -> None:
     minutes = (time.monotonic() - began) / 60
     counts = [sum(column) for column in zip(*outcomes, strict=True)]
     labels = ["right", "within"][: len(counts)]
-    summary = [
-        f"{n} of {len(outcomes)} {label}" for n, label in zip(counts, labels, strict=True)
-    ]
+    summary = [f"{n} of {len(outcomes)} {label}" for n, label in zip(counts, labels, strict=True)]
     print(f"{mode}: {', '.join(summary)}, {minutes:.1f} minutes")
 
 

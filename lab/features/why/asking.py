@@ -56,25 +56,24 @@ def why(
     check(b, url, lib)
     specs = pair_of_words(model)
     folder = Path(out)
-    sides = [side_of(name) for name in (a, b) if name is not None]
+    names = [name for name in (a, b) if name is not None]
+    sides = [side_of(name) for name in names]
     if len(sides) == 1 and (url or is_measured_here(sides[0], specs[0])):
-        asked = measured_now.Now(specs[0], url, budget_s, folder, watch, reaching)
-        like = first_of_phase(sides[0][0], prefill)
-        sides.append(recorded.figures_of(str(measured_now.measure_like(like, asked))))
+        now = measured_now.Now(specs[0], url, budget_s, folder, watch, reaching)
+        sides.append(measured_side(sides[0], now, prefill))
     first, second = both_sides(sides, prefill, str(a))
     chosen = pairing.nearest(first, second, prefill)
     notes = pairing.others_in_words((first, second), chosen, prefill)
     of_url = HERE if url and access.is_loopback(access.access(url)) else None
     named = with_devices(chosen, device, of_url)
-    libs = [folder_of_lib for each in lib if (folder_of_lib := builds.folder_of(each))]
     question = Question(
         budget_s=max(0.0, budget_s - (time.monotonic() - began)),
         specs=(None, None) if url else specs,
-        libs=libs,
+        libs=[builds.folder_of(path) or path for path in lib],
         folder=folder,
         watch=watch,
         records=records_of(sides),
-        names=[str(name) for name in (a, b) if name is not None and not isinstance(name, Figure)],
+        names=[str(name) for name in names],
     )
     return with_notes(answer(named[0], named[1], question), notes)
 
@@ -111,7 +110,13 @@ def is_measured_here(side: Side, spec: str | None) -> bool:
     return spec is not None and not has_records and len(side) == 1
 
 
-def first_of_phase(figures: Sequence[Figure], prefill: bool) -> Figure:
+def measured_side(side: Side, now: measured_now.Now, prefill: bool) -> Side:
+    """The figures of what is measured now, in a length like the other side's."""
+    like = last_of_phase(side[0], prefill)
+    return recorded.figures_of(str(measured_now.measure_like(like, now)))
+
+
+def last_of_phase(figures: Sequence[Figure], prefill: bool) -> Figure:
     """The last figure of the phase that is compared; the last of all if there is none."""
     of_phase = [figure for figure in figures if figure.is_prefill == prefill]
     return (of_phase or list(figures))[-1]

@@ -22,7 +22,6 @@ from lab.features.why.parts import (
     NOT_KNOWN,
     QUANTIZATION,
     STATE,
-    WIDEST,
     Part,
 )
 from lab.features.why.setups import GROUPS
@@ -47,9 +46,9 @@ def conclude(explained: Answer) -> Conclusion:
     unexplained = explained.rest
     least = LEAST if unexplained.range else LEAST_ALONE
     is_open = abs(unexplained.log) > max(unexplained.half or 0.0, math.log1p(least))
-    doubtful = [part for part in explained.parts if is_in_doubt(part)]
-    if doubtful and not explained.causes:
-        return of_doubtful_trial(explained, doubtful)
+    largest = max(explained.parts[:-1], key=lambda part: part.log)
+    if is_in_doubt(largest) and largest.log > unexplained.log:
+        return of_doubtful_part(explained, largest)
     if not explained.causes and not is_open:
         return of_no_difference(explained)
     if not explained.causes or (is_open and unexplained.log > explained.causes[0].log):
@@ -60,20 +59,26 @@ def conclude(explained: Answer) -> Conclusion:
 
 
 def is_in_doubt(part: Part) -> bool:
-    """Whether a trial measured an effect, but was disturbed or too wide to call it a cause."""
-    is_too_wide = part.half is None or part.half >= WIDEST
-    return part.log > math.log1p(LEAST) and part.n_runs > 0 and (part.is_doubtful or is_too_wide)
+    """Whether a factor is large, but its trial was disturbed or its range is too wide."""
+    return part.log > math.log1p(LEAST_ALONE) and not part.is_cause
 
 
-def of_doubtful_trial(explained: Answer, doubtful: Sequence[Part]) -> Conclusion:
-    """What a trial found that cannot be relied on."""
-    part = max(doubtful, key=lambda part: part.log)
+def of_doubtful_part(explained: Answer, part: Part) -> Conclusion:
+    """The largest factor, and why it cannot be relied on."""
     low, high = part.range or (math.nan, math.nan)
-    sentence = (
-        f"The main cause may be {part.name} ({times(part.factor)}, {low:.3g}-{high:.3g}), but "
-        f"{part.n_disturbed} of {part.n_runs} runs of the trial were disturbed: measure again."
-    )
-    return Conclusion(sentence, again(explained, "--budget", LONGER_BUDGET))
+    factor = f"{times(part.factor)}, {low:.3g}-{high:.3g}"
+    if part.is_doubtful:
+        sentence = (
+            f"The main cause may be {part.name} ({factor}), but {part.n_disturbed} of "
+            f"{part.n_runs} runs of the trial were disturbed: measure again."
+        )
+    else:
+        sentence = (
+            f"The main cause may be {part.name} ({factor}): "
+            "its range is too wide to say how much of the gap it is."
+        )
+    command = again(explained, "--budget", LONGER_BUDGET) if part.n_runs else ""
+    return Conclusion(sentence, command)
 
 
 def of_no_difference(explained: Answer) -> Conclusion:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.features.why.figure import Figure
+from lab.show import comparison
 
 ARITHMETIC = "arithmetic"
 MEASURED = "measured here"
@@ -45,6 +46,9 @@ LEAST_ALONE = 0.1
 
 WIDEST = math.log(3)
 """Half of a range, in logarithms, above which a factor does not say enough to be called a cause."""
+
+BETWEEN_SESSIONS = comparison.VIRTUAL
+"""The spread between sessions of an unknown machine, as a standard deviation of logarithms."""
 
 FEWEST = 3  # blocks, runs or sessions that a range needs
 ORDERS_DIFFER = math.log(1.05)
@@ -153,13 +157,13 @@ def left_over(pair: Pair, parts: Sequence[Part]) -> Part:
     sessions_of_slow = {record.session for record in pair.slow.records}
     is_one_session = bool(sessions_of_fast & sessions_of_slow)
     for letter, figure in pair.sides:
-        between = 0.0 if is_one_session else figure.between
         if figure.spread is None:
             lacking.append(f"the figure of {letter}")
-        else:
-            squares.append(1.96**2 * (figure.spread**2 + (between or 0.0) ** 2))
-            if between is None:
-                lacking.append(f"the sessions of {letter}")
+            continue
+        between = BETWEEN_SESSIONS if figure.between is None else figure.between
+        if is_one_session:
+            between = 0.0
+        squares.append(1.96**2 * (figure.spread**2 + between**2))
     if lacking:
         names = ", ".join(dict.fromkeys(lacking))
         return Part(NOT_EXPLAINED, log, None, REST, f"{NO_RANGE}, like that of {names}")

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from lab.features.why.figure import (
     BOTH,
     DECODE,
     FIRST_FREE,
     MAYBE_FIRST,
-    PREFILL,
-    PROMPT,
     UNKNOWN,
     WHOLE,
     WINDOW,
     Figure,
 )
-from lab.features.why.readers.fields import Answer, check_rate, matched, plain_rate
+from lab.features.why.readers.fields import Answer, check_rate, matched, phases, plain_rate
 from lab.formats.numbers import GO_DURATION, NUMBER, count, go_seconds, number
 
 OLLAMA = re.compile(
@@ -86,38 +85,19 @@ def of_ollama(answer: Answer) -> list[Figure]:
     n_gen = answer.count("eval count")
     prefill_s = go_seconds(values.get("prompt eval duration", "")) or None
     decode_s = go_seconds(values.get("eval duration", "")) or None
-    prefill_tps = plain_rate(values.get("prompt eval rate"), n_prompt, prefill_s)
-    decode_tps = plain_rate(values.get("eval rate"), n_gen, decode_s)
-    figures = list[Figure]()
-    if decode_tps:
-        figures.append(
-            Figure(
-                source="Ollama",
-                tps=decode_tps,
-                phase=DECODE,
-                counts=MAYBE_FIRST,
-                n_prompt=n_prompt,
-                n_gen=n_gen,
-                prefill_s=prefill_s,
-                decode_s=decode_s,
-                line=answer.line,
-                is_of_server=True,
-            )
-        )
-    if prefill_tps:
-        figures.append(
-            Figure(
-                source="Ollama",
-                tps=prefill_tps,
-                phase=PREFILL,
-                counts=PROMPT,
-                n_prompt=n_prompt,
-                prefill_s=prefill_s,
-                line=answer.line,
-                is_of_server=True,
-            )
-        )
-    return figures
+    return phases(
+        plain_rate(values.get("prompt eval rate"), n_prompt, prefill_s),
+        plain_rate(values.get("eval rate"), n_gen, decode_s),
+        MAYBE_FIRST,
+        (None, None),
+        source="Ollama",
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        line=answer.line,
+        is_of_server=True,
+    )
 
 
 def kobold_parts(text: str) -> Iterator[tuple[int, str]]:
@@ -157,34 +137,20 @@ def of_kobold(part: tuple[int, str]) -> list[Figure]:
     error = KOBOLD_ROUNDS_S * prefill_tps + 0.5
     if prefill_s and depth > 0 and abs(prefill_s * prefill_tps - depth) <= error:
         n_processed = depth
-    figures = list[Figure]()
-    rates = [
-        (DECODE, MAYBE_FIRST, decode_tps),
-        (PREFILL, PROMPT, prefill_tps),
-        (BOTH, WHOLE, total_tps),
-    ]
-    for phase, counts, tps in rates:
-        if not tps:
-            continue
-        depth_of_phase: int | None = depth if depth >= 0 else None
-        if phase == PREFILL:
-            depth_of_phase = 0 if n_processed else None
-        figures.append(
-            Figure(
-                source="KoboldCpp",
-                tps=tps,
-                phase=phase,
-                counts=counts,
-                n_prompt=n_processed,
-                n_gen=None if phase == PREFILL else n_gen,
-                depth=depth_of_phase,
-                prefill_s=prefill_s or None,
-                decode_s=decode_s or None,
-                total_s=total_s or None,
-                line=line,
-                is_of_server=True,
-            )
-        )
+    shared: dict[str, Any] = {
+        "source": "KoboldCpp",
+        "n_prompt": n_processed,
+        "n_gen": n_gen,
+        "prefill_s": prefill_s or None,
+        "decode_s": decode_s or None,
+        "total_s": total_s or None,
+        "line": line,
+        "is_of_server": True,
+    }
+    depths = (0 if n_processed else None, depth if depth >= 0 else None)
+    figures = phases(prefill_tps, decode_tps, MAYBE_FIRST, depths, **shared)
+    if total_tps:
+        figures.append(Figure(tps=total_tps, phase=BOTH, counts=WHOLE, depth=depths[1], **shared))
     return figures
 
 
@@ -238,25 +204,15 @@ def of_mlx(text: str) -> list[Figure]:
     for line, match in matched(text, MLX):
         n_tokens = count(match[2])
         tps = number(match[3])
+        shared: dict[str, Any] = {"source": "mlx_lm", "n_streams": 1, "line": line}
         if match[1] == "Prompt":
             n_prompt = n_tokens
-        if tps and n_tokens:
-            is_prompt = match[1] == "Prompt"
-            figures.append(
-                Figure(
-                    source="mlx_lm",
-                    tps=tps,
-                    phase=PREFILL if is_prompt else DECODE,
-                    counts=PROMPT if is_prompt else FIRST_FREE,
-                    n_prompt=n_prompt,
-                    n_gen=None if is_prompt else n_tokens,
-                    depth=0 if is_prompt else n_prompt,
-                    n_streams=1,
-                    n_steps=None if is_prompt else n_tokens - 1 or None,
-                    decode_s=None if is_prompt else (n_tokens / tps),
-                    line=line,
-                )
-            )
+            shared["n_prompt"] = n_prompt
+            figures += phases(tps, None, FIRST_FREE, (0, None), **shared)
+        elif tps and n_tokens:
+            shared |= {"n_prompt": n_prompt, "n_gen": n_tokens, "decode_s": n_tokens / tps}
+            shared["n_steps"] = n_tokens - 1 or None
+            figures += phases(None, tps, FIRST_FREE, (None, n_prompt), **shared)
     return figures
 
 

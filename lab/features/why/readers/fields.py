@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from lab.features.why.figure import DECODE, PREFILL, PROMPT, Figure
 from lab.formats.numbers import count, number
 
 AGREE = 0.02
@@ -36,6 +38,30 @@ class Answer:
         if label not in self.values:
             return None
         return count(self.values[label])
+
+
+def phases(
+    prefill_tps: float | None,
+    decode_tps: float | None,
+    counts: str,
+    depths: tuple[int | None, int | None],
+    **shared: Any,
+) -> list[Figure]:
+    """Prefill and decode of an answer; a rate that is missing or 0 has no figure.
+
+    `counts` is of decode, `depths` are the tokens before the prompt and before the answer, and
+    `shared` is of both figures.
+    """
+    figures = list[Figure]()
+    if prefill_tps:
+        figures.append(
+            Figure(tps=prefill_tps, phase=PREFILL, counts=PROMPT, depth=depths[0], **shared)
+        )
+    if decode_tps:
+        figures.append(
+            Figure(tps=decode_tps, phase=DECODE, counts=counts, depth=depths[1], **shared)
+        )
+    return figures
 
 
 def matched(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:

@@ -10,13 +10,13 @@ from the line that releases the slot, which has the whole context.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from lab.features.why.figure import (
-    DECODE,
     FIRST_FREE,
     MAYBE_FIRST,
-    PREFILL,
     PROMPT,
     STEPS,
     Figure,
@@ -25,6 +25,7 @@ from lab.features.why.readers.fields import (
     check_rate,
     counts_first_token,
     matched,
+    phases,
     rounding_of,
 )
 from lab.formats.numbers import NUMBER, count, number
@@ -63,7 +64,7 @@ def read(text: str) -> list[Figure]:
     """The figures of a log, of each request prefill and decode. ValueError for contradictions."""
     figures = list[Figure]()
     for request in requests_of(text):
-        figures += prefill_of(request) + decode_of(request)
+        figures += figures_of(request)
     return figures + footers(text)
 
 
@@ -106,90 +107,79 @@ def source_of(request: Request) -> str:
     return SERVER
 
 
-def prefill_of(request: Request) -> list[Figure]:
-    """The prefill of a request, if its time and tokens are there."""
-    if "prompt eval" not in request.timings:
-        return []
-    line, timing = request.timings["prompt eval"]
-    seconds = number(timing[2]) / 1e3
-    n_prompt = count(timing[3])
-    if not seconds or not n_prompt:
-        return []
-    check_rates(timing, n_prompt, seconds)
-    is_cli = source_of(request) == CLI
-    n_context = context_before_answer(request)
-    depth = None
-    if is_cli:
-        depth = 0
-    elif n_context is not None:
-        depth = n_context - n_prompt
-    return [
-        Figure(
-            source=source_of(request),
-            tps=n_prompt / seconds,
-            phase=PREFILL,
-            counts=PROMPT,
-            n_prompt=n_prompt,
-            depth=depth,
-            n_streams=1 if is_cli else None,
-            prefill_s=seconds,
-            line=line,
-            is_of_server=not is_cli,
-        )
-    ]
-
-
-def decode_of(request: Request) -> list[Figure]:
-    """The decode of a request, if its time and tokens are there."""
-    name = "generation eval" if "generation eval" in request.timings else "eval"
-    if name not in request.timings:
-        return []
-    line, timing = request.timings[name]
-    seconds = number(timing[2]) / 1e3
-    n_counted = count(timing[3])
-    if not seconds or not n_counted:
-        return []
+def figures_of(request: Request) -> list[Figure]:
+    """Prefill and decode of a request, as far as their times and tokens are there."""
     source = source_of(request)
-    counts = what_is_counted(source, timing, n_counted, seconds)
-    is_speculative = request.acceptance is not None
-    n_gen = n_counted + 1 if source == CLI else n_counted
-    n_steps = None if is_speculative else n_gen - 1
-    tps = n_counted / seconds
-    if counts == STEPS and source != CLI:
-        tps = (n_counted - 1) / seconds
+    is_cli = source == CLI
+    n_prompt, prefill_s = size_and_time(request.timings.get("prompt eval"))
+    prefill_tps = None
+    if n_prompt and prefill_s:
+        check_rates(request.timings["prompt eval"][1], n_prompt, prefill_s)
+        prefill_tps = n_prompt / prefill_s
+    n_context = n_prompt if is_cli else context_before_answer(request)
+    n_cached = 0 if is_cli else None
+    if n_context is not None and n_prompt is not None:
+        n_cached = n_context - n_prompt
+    shared: dict[str, Any] = {
+        "source": source,
+        "n_prompt": n_prompt,
+        "n_streams": 1 if is_cli else None,
+        "prefill_s": prefill_s,
+        "is_of_server": not is_cli,
+    }
+    figures = list[Figure]()
+    if prefill_tps:
+        line = request.timings["prompt eval"][0]
+        figures += phases(prefill_tps, None, PROMPT, (n_cached, None), line=line, **shared)
+    decode = request.timings.get("generation eval") or request.timings.get("eval")
+    n_counted, decode_s = size_and_time(decode)
+    if decode and n_counted and decode_s:
+        figures += decode_of(request, decode, n_counted, decode_s, n_context, shared)
+    return figures
+
+
+def decode_of(
+    request: Request,
+    decode: tuple[int, re.Match[str]],
+    n_counted: int,
+    decode_s: float,
+    n_context: int | None,
+    shared: Mapping[str, Any],
+) -> list[Figure]:
+    """Decode of a request. llama-cli counts steps, the others tokens."""
+    line, timing = decode
+    is_cli = shared["source"] == CLI
+    counts = what_is_counted(shared["source"], timing, n_counted, decode_s)
+    n_gen = n_counted + 1 if is_cli else n_counted
+    n_rated = n_gen - 1 if counts == STEPS else n_counted
+    is_speculative = None
     accepted = None
-    if request.acceptance and request.acceptance[1]:
-        accepted = request.acceptance[0] / request.acceptance[1]
-    n_prompt, prefill_s = prompt_of(request)
-    depth = context_before_answer(request)
-    if source == CLI:
-        depth = n_prompt
-    return [
-        Figure(
-            source=source,
-            tps=tps,
-            phase=DECODE,
-            counts=counts,
-            n_prompt=n_prompt,
-            n_gen=n_gen,
-            depth=depth,
-            n_streams=1 if source == CLI else None,
-            n_steps=n_steps or None,
-            prefill_s=prefill_s,
-            decode_s=seconds,
-            is_speculative=True if is_speculative else None,
-            accepted=accepted,
-            line=line,
-            is_of_server=source != CLI,
-        )
-    ]
+    if request.acceptance:
+        n_accepted, n_drafted = request.acceptance
+        is_speculative = True
+        accepted = n_accepted / n_drafted if n_drafted else None
+    return phases(
+        None,
+        n_rated / decode_s,
+        counts,
+        (None, n_context),
+        n_gen=n_gen,
+        n_steps=None if is_speculative else n_gen - 1 or None,
+        decode_s=decode_s,
+        is_speculative=is_speculative,
+        accepted=accepted,
+        line=line,
+        **shared,
+    )
 
 
-def prompt_of(request: Request) -> tuple[int | None, float | None]:
-    """The processed tokens of the prompt, and their seconds."""
-    if "prompt eval" not in request.timings:
+def size_and_time(
+    timing_of_line: tuple[int, re.Match[str]] | None,
+) -> tuple[int | None, float | None]:
+    """Tokens and seconds of a line of timings; None if it is missing, or says 0."""
+    if timing_of_line is None:
         return None, None
-    timing = request.timings["prompt eval"][1]
+    timing = timing_of_line[1]
     return count(timing[3]) or None, number(timing[2]) / 1e3 or None
 
 
@@ -203,7 +193,7 @@ def context_before_answer(request: Request) -> int | None:
         return None
     n_gen = count(timing[1][3])
     before = request.n_context - max(0, n_gen - 1)
-    n_prompt, _ = prompt_of(request)
+    n_prompt, _ = size_and_time(request.timings.get("prompt eval"))
     return before if before >= (n_prompt or 1) else None
 
 
@@ -252,16 +242,6 @@ def footers(text: str) -> list[Figure]:
     """llama-cli's last line, such as [ Prompt: 19.5 t/s | Generation: 11.8 t/s ]."""
     figures = list[Figure]()
     for line, match in matched(text, FOOTER):
-        rates = [(PREFILL, PROMPT, match[1]), (DECODE, MAYBE_FIRST, match[2])]
-        for phase, counts, rate in rates:
-            figures.append(
-                Figure(
-                    source=CLI,
-                    tps=number(rate),
-                    phase=phase,
-                    counts=counts,
-                    n_streams=1,
-                    line=line,
-                )
-            )
+        rates = number(match[1]), number(match[2])
+        figures += phases(*rates, MAYBE_FIRST, (None, None), source=CLI, n_streams=1, line=line)
     return figures

@@ -23,6 +23,7 @@ from lab.features.why.readers.fields import (
     Answer,
     counts_first_token,
     matched,
+    phases,
     plain_rate,
 )
 from lab.formats.numbers import count
@@ -104,26 +105,31 @@ def of_timings(answer: Answer) -> list[Figure]:
     if n_cached is not None and n_prompt is not None:
         n_context = n_cached + n_prompt
     prompt_s = seconds_of(answer, "prompt_ms")
-    prompt_tps = plain_rate(answer.values.get("prompt_per_second"), n_prompt, prompt_s)
-    figures = list[Figure]()
-    if prompt_tps:
-        figures.append(
-            Figure(
-                source="llama-server timings",
-                tps=prompt_tps,
-                phase=PREFILL,
-                counts=PROMPT,
-                n_prompt=n_prompt,
-                depth=n_cached,
-                prefill_s=prompt_s or (n_prompt / prompt_tps if n_prompt else None),
-                line=answer.line,
-                is_of_server=True,
-            )
-        )
-    decode = decode_of_timings(answer, n_context, n_prompt, prompt_s)
-    if decode:
-        figures.append(decode)
-    return figures
+    n_gen = answer.count("predicted_n")
+    decode_s = seconds_of(answer, "predicted_ms")
+    decode_tps, counts = rate_of_timings(answer, n_gen, decode_s)
+    n_drafted = answer.count("draft_n")
+    n_accepted = answer.count("draft_n_accepted")
+    is_speculative = None if n_drafted is None else n_drafted > 0
+    n_steps = None
+    if n_gen and decode_s and not is_speculative:
+        n_steps = n_gen - 1 or None
+    return phases(
+        plain_rate(answer.values.get("prompt_per_second"), n_prompt, prompt_s),
+        decode_tps,
+        counts,
+        (n_cached, n_context),
+        source="llama-server timings",
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        n_steps=n_steps,
+        prefill_s=prompt_s,
+        decode_s=decode_s,
+        is_speculative=is_speculative,
+        accepted=n_accepted / n_drafted if n_drafted and n_accepted is not None else None,
+        line=answer.line,
+        is_of_server=True,
+    )
 
 
 def cached_tokens(answer: Answer) -> int | None:
@@ -146,46 +152,18 @@ def seconds_of(answer: Answer, label: str) -> float | None:
     return milliseconds / 1e3 if milliseconds else None
 
 
-def decode_of_timings(
-    answer: Answer, n_context: int | None, n_prompt: int | None, prompt_s: float | None
-) -> Figure | None:
-    """Decode by llama-server's timings, if there is a rate, or tokens and a time."""
-    n_gen = answer.count("predicted_n")
-    decode_s = seconds_of(answer, "predicted_ms")
+def rate_of_timings(
+    answer: Answer, n_gen: int | None, decode_s: float | None
+) -> tuple[float | None, str]:
+    """Tokens per second of decode, and what they count; None if neither rate nor time is there."""
     printed = answer.values.get("predicted_per_second")
-    counts = MAYBE_FIRST
-    tps = None
-    if n_gen and n_gen > 1 and decode_s and printed:
-        tps, counts = rate_and_count(printed, n_gen, decode_s)
-    elif n_gen and n_gen > 1 and decode_s:
-        tps = (n_gen - 1) / decode_s
-        counts = STEPS
-    elif printed:
-        tps = plain_rate(printed, n_gen, decode_s)
-    if not tps:
-        return None
-    n_drafted = answer.count("draft_n")
-    n_accepted = answer.count("draft_n_accepted")
-    is_speculative = bool(n_drafted) if n_drafted is not None else None
-    n_steps = None
-    if n_gen and decode_s and not is_speculative:
-        n_steps = n_gen - 1
-    return Figure(
-        source="llama-server timings",
-        tps=tps,
-        phase=DECODE,
-        counts=counts,
-        n_prompt=n_prompt,
-        n_gen=n_gen,
-        depth=n_context,
-        n_steps=n_steps or None,
-        prefill_s=prompt_s,
-        decode_s=decode_s,
-        is_speculative=is_speculative,
-        accepted=n_accepted / n_drafted if n_drafted and n_accepted is not None else None,
-        line=answer.line,
-        is_of_server=True,
-    )
+    if n_gen and n_gen > 1 and decode_s:
+        if printed:
+            return rate_and_count(printed, n_gen, decode_s)
+        return (n_gen - 1) / decode_s, STEPS
+    if printed:
+        return plain_rate(printed, n_gen, decode_s), MAYBE_FIRST
+    return None, MAYBE_FIRST
 
 
 def rate_and_count(printed: str, n_gen: int, decode_s: float) -> tuple[float, str]:
@@ -207,60 +185,38 @@ def of_ollama(answer: Answer) -> list[Figure]:
     It does not say whether a part of the prompt was cached, so the depth is unknown.
     """
     n_prompt = answer.count("prompt_eval_count")
-    prompt_s = (answer.number("prompt_eval_duration") or 0.0) / 1e9
     n_gen = answer.count("eval_count")
-    decode_s = (answer.number("eval_duration") or 0.0) / 1e9
-    figures = list[Figure]()
-    if n_gen and decode_s:
-        figures.append(
-            Figure(
-                source="Ollama",
-                tps=n_gen / decode_s,
-                phase=DECODE,
-                counts=MAYBE_FIRST,
-                n_prompt=n_prompt,
-                n_gen=n_gen,
-                prefill_s=prompt_s or None,
-                decode_s=decode_s,
-                line=answer.line,
-                is_of_server=True,
-            )
-        )
-    if n_prompt and prompt_s:
-        figures.append(
-            Figure(
-                source="Ollama",
-                tps=n_prompt / prompt_s,
-                phase=PREFILL,
-                counts=PROMPT,
-                n_prompt=n_prompt,
-                prefill_s=prompt_s,
-                line=answer.line,
-                is_of_server=True,
-            )
-        )
-    return figures
+    prefill_s = (answer.number("prompt_eval_duration") or 0.0) / 1e9 or None
+    decode_s = (answer.number("eval_duration") or 0.0) / 1e9 or None
+    return phases(
+        plain_rate(None, n_prompt, prefill_s),
+        plain_rate(None, n_gen, decode_s),
+        MAYBE_FIRST,
+        (None, None),
+        source="Ollama",
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        line=answer.line,
+        is_of_server=True,
+    )
 
 
 def of_lm_studio(answer: Answer) -> list[Figure]:
     """Decode by LM Studio's API. Its time to the first token may be of a cached prompt."""
-    tps = answer.number("tokens_per_second")
-    if not tps:
-        return []
-    return [
-        Figure(
-            source="LM Studio",
-            tps=tps,
-            phase=DECODE,
-            counts=MAYBE_FIRST,
-            n_gen=answer.count("completion_tokens"),
-            depth=answer.count("prompt_tokens"),
-            model=answer.values.get("arch"),
-            quantization=answer.values.get("quant"),
-            line=answer.line,
-            is_of_server=True,
-        )
-    ]
+    return phases(
+        None,
+        answer.number("tokens_per_second"),
+        MAYBE_FIRST,
+        (None, answer.count("prompt_tokens")),
+        source="LM Studio",
+        n_gen=answer.count("completion_tokens"),
+        model=answer.values.get("arch"),
+        quantization=answer.values.get("quant"),
+        line=answer.line,
+        is_of_server=True,
+    )
 
 
 def of_mlx(text: str) -> list[Figure]:
@@ -269,25 +225,21 @@ def of_mlx(text: str) -> list[Figure]:
     figures = list[Figure]()
     for line, trial in matched(text, MLX_TRIAL):
         before = [header for header_line, header in headers if header_line <= line]
-        n_prompt = n_gen = n_streams = None
+        sizes: list[int | None] = [None, None, None]
         if before:
-            n_prompt, n_gen, n_streams = (count(size) for size in before[-1].groups())
-        counts_of_decode = FIRST_FREE if n_streams == 1 else MAYBE_FIRST
-        rates = [(PREFILL, PROMPT, 0, trial[1]), (DECODE, counts_of_decode, n_prompt, trial[2])]
-        for phase, counts, depth, rate in rates:
-            figures.append(
-                Figure(
-                    source="mlx_lm.benchmark",
-                    tps=float(rate),
-                    phase=phase,
-                    counts=counts,
-                    n_prompt=n_prompt,
-                    n_gen=None if phase == PREFILL else n_gen,
-                    depth=depth,
-                    n_streams=n_streams,
-                    line=line,
-                )
-            )
+            sizes = [count(size) for size in before[-1].groups()]
+        n_prompt, n_gen, n_streams = sizes
+        figures += phases(
+            float(trial[1]),
+            float(trial[2]),
+            FIRST_FREE if n_streams == 1 else MAYBE_FIRST,
+            (0, n_prompt),
+            source="mlx_lm.benchmark",
+            n_prompt=n_prompt,
+            n_gen=n_gen,
+            n_streams=n_streams,
+            line=line,
+        )
     return figures
 
 

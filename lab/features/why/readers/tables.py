@@ -19,7 +19,7 @@ from lab.features.why.figure import (
     Figure,
 )
 from lab.features.why.readers import fields
-from lab.features.why.readers.fields import check_rate
+from lab.features.why.readers.fields import check_rate, phases
 from lab.formats import llama_bench_rows, markdown
 from lab.formats.llama_bench_rows import FLASH_ATTN, HEADS, TEST, rate_of
 from lab.formats.numbers import count, number
@@ -252,28 +252,18 @@ def of_batch(cells: Mapping[str, str], line: int) -> list[Figure]:
     decode_tps = number(cells["S_TG t/s"])
     check_rate(prefill_tps, n_prefilled, prefill_s, ROUNDS_S)
     check_rate(decode_tps, n_gen * n_streams, decode_s, ROUNDS_S)
-    shared: dict[str, Any] = {
-        "source": source,
-        "n_prompt": n_prompt,
-        "n_streams": n_streams,
-        "prefill_s": prefill_s or None,
-        "is_speculative": False,
-        "line": line,
-    }
-    figures = list[Figure]()
-    if decode_tps and n_gen:
-        figures.append(
-            Figure(
-                tps=decode_tps,
-                phase=DECODE,
-                counts=STEPS,
-                n_gen=n_gen,
-                depth=depth_of_decode,
-                n_steps=n_gen,
-                decode_s=decode_s or None,
-                **shared,
-            )
-        )
-    if prefill_tps and n_prompt:
-        figures.append(Figure(tps=prefill_tps, phase=PREFILL, counts=PROMPT, depth=depth, **shared))
-    return figures
+    return phases(
+        prefill_tps if n_prompt else None,
+        decode_tps if n_gen else None,
+        STEPS,
+        (depth, depth_of_decode),
+        source=source,
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        n_streams=n_streams,
+        n_steps=n_gen or None,
+        prefill_s=prefill_s or None,
+        decode_s=decode_s or None,
+        is_speculative=False,
+        line=line,
+    )
