@@ -27,7 +27,7 @@ def test_no_two_devices_answer_to_one_name_or_to_that_of_a_kind() -> None:
     by_key: dict[str, set[str]] = {}
     for device in devices.devices().values():
         for name in (device.name, *device.aliases):
-            by_key.setdefault(devices._key(name), set()).add(device.name)
+            by_key.setdefault(devices.key_of(name), set()).add(device.name)
     assert all(len(names) == 1 for names in by_key.values()) and not {"", *devices.kinds()} & set(
         by_key
     )

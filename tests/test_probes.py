@@ -1,14 +1,17 @@
 """Which kernels are probed, where their rates hold, and which of several sessions count."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.app import running
 from lab.core.record import Ceilings, Machine, Model, Placement, Rate, Settings
 from lab.core.shape import EMBEDDING, EXPERTS, FEED_FORWARD, OUTPUT, Matrix
 from lab.errors import LabError
+from lab.features import ceilings as ceilings_module
 from lab.process.wire import (
     ATTENTION,
     DOWNLOAD,
@@ -18,8 +21,9 @@ from lab.process.wire import (
     UPLOAD,
     Probe,
 )
-from lab.roofline import measuring, probes, probing
+from lab.roofline import measuring, probes, probing, step_kernels
 from lab.roofline.probing import Where
+from lab.show import console, section
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
 from tests.test_roofline import GPU, ON_CPU, ON_GPU, TINY, WITH_GPU, attention, ceilings, product
 
@@ -48,7 +52,9 @@ def sizes(timed: list[Probe], **values: Any) -> list[tuple[int, int, int]]:
 def forms(timed: list[Probe]) -> list[tuple[str, str, int, int]]:
     """Operation, type and shape of the probes of products, each once."""
     products = [probe for probe in timed if probe.op in (MUL_MAT, MUL_MAT_ID)]
-    return list(dict.fromkeys((one.op, one.type, one.rows, one.columns) for one in products))
+    return list(
+        dict.fromkeys((probe.op, probe.type, probe.rows, probe.columns) for probe in products)
+    )
 
 
 # Which kernels are probed
@@ -117,6 +123,16 @@ def test_the_shape_with_most_bytes_is_probed_and_a_second_one_with_a_fifth_of_th
     assert forms_with(90) == [output, (MUL_MAT, "Q8_0", 128, 64)]
 
 
+def test_at_most_two_shapes_of_a_type_are_probed_and_at_least_one() -> None:
+    def rows_of(sizes_in_rows: list[int]) -> list[int]:
+        matrices = [Matrix(FEED_FORWARD, "Q8_0", rows, 64, 100) for rows in sizes_in_rows]
+        model = with_matrices(Matrix(EMBEDDING, "F16", 100, 64, 1), *matrices)
+        return [form[2] for form in forms(probes.probes(model, SPLIT_THREADS)) if form[1] == "Q8_0"]
+
+    assert rows_of([100, 99, 98]) == [100, 99]
+    assert rows_of([96, 97, 98, 99, 100, 101]) == [101]
+
+
 def test_an_output_matrix_is_probed_with_few_tokens_and_a_second_shape_with_few_sizes() -> None:
     model = with_matrices(
         Matrix(EMBEDDING, "Q8_0", 1000, 64, 1),
@@ -131,6 +147,7 @@ def test_experts_have_a_kernel_of_their_own() -> None:
     model = with_matrices(
         Matrix(EMBEDDING, "F16", 1000, 64, 1),
         Matrix(FEED_FORWARD, "Q8_0", 64, 64, 1),
+        Matrix(FEED_FORWARD, "Q8_0", 32, 64, 1),
         Matrix(EXPERTS, "Q8_0", 128, 64, 40, 8),
         Matrix(EXPERTS, "Q8_0", 256, 64, 15, 8),
         n_expert_used=2,
@@ -167,6 +184,8 @@ def test_further_types_are_probed_in_the_largest_shape_that_fits_them() -> None:
     ):
         with pytest.raises(LabError, match=message):
             probes.probes(TINY, SPLIT_THREADS, [kind])
+    with pytest.raises(LabError, match=r"kernels of tiny cannot be derived from its header\."):
+        probes.probes(dataclasses.replace(TINY, n_head=None), SPLIT_THREADS)
     with pytest.raises(LabError, match=r"kernels of tiny .* \(recurrent\)"):
         probes.probes(dataclasses.replace(TINY, uncounted="recurrent"), SPLIT_THREADS)
 
@@ -189,9 +208,9 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
         model = dataclasses.replace(TINY, **of_model)
         timed = probes.probes(model, dataclasses.replace(SPLIT_THREADS, **changes))
         return [
-            (one.op, one.n_tokens, one.n_positions or 0, one.n_threads, one.n_bytes)
-            for one in timed
-            if one.op in (ATTENTION, PLAIN_ATTENTION)
+            (probe.op, probe.n_tokens, probe.n_positions or 0, probe.n_threads, probe.n_bytes)
+            for probe in timed
+            if probe.op in (ATTENTION, PLAIN_ATTENTION)
         ]
 
     flash = [
@@ -216,7 +235,7 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     more = at({"flash_attn": "off", "n_ubatch": 16_385})
     assert (PLAIN_ATTENTION, 16_385, 4096, 2, 1) not in more
     assert (PLAIN_ATTENTION, 16_385, 512, 2, 1) in more
-    (first, *_) = [one for one in probes.probes(TINY, SPLIT_THREADS) if one.op == ATTENTION]
+    (first, *_) = [probe for probe in probes.probes(TINY, SPLIT_THREADS) if probe.op == ATTENTION]
     assert (first.rows, first.columns, first.n_head_kv, first.type) == (4, 16, 2, "F16")
 
 
@@ -228,7 +247,11 @@ def test_the_heads_of_most_layers_are_probed() -> None:
 
 def test_copies_are_probed_for_a_gpu() -> None:
     timed = probes.probes(TINY, SPLIT_THREADS, (), "CUDA0")
-    copied = [(one.op, one.columns, one.n_bytes) for one in timed if one.op in (UPLOAD, DOWNLOAD)]
+    copied = [
+        (probe.op, probe.columns, probe.n_bytes)
+        for probe in timed
+        if probe.op in (UPLOAD, DOWNLOAD)
+    ]
     assert copied == [
         (op, n_bytes // 4, n_bytes) for op in (UPLOAD, DOWNLOAD) for n_bytes in probes.COPIES
     ]
@@ -243,6 +266,8 @@ def test_the_caches_of_the_last_level_are_added_up(monkeypatch: pytest.MonkeyPat
         "cpu1/cache/index1": ("3", "16M", "0-1"),
         "cpu2/cache/index1": ("3", "8M", "2"),
         "cpu3/cache/index1": ("3", "?", "3"),
+        "cpu4/cache/index1": ("3", "512K", "4"),
+        "cpu5/cache/index1": ("3", "1G", "5"),
     }
     texts = {}
     for name, values in files.items():
@@ -250,7 +275,7 @@ def test_the_caches_of_the_last_level_are_added_up(monkeypatch: pytest.MonkeyPat
             texts[f"/sys/devices/system/cpu/{name}/{file}"] = f"{text}\n"
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder / name for name in files])
     monkeypatch.setattr(probes, "system_text", lambda path: texts[str(path)])
-    assert probes.last_level_cache.__wrapped__() == 24 * 2**20
+    assert probes.last_level_cache.__wrapped__() == 24 * 2**20 + 512 * 2**10 + 2**30
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: [])
     assert probes.last_level_cache.__wrapped__() == 64 * 2**20
 
@@ -324,6 +349,21 @@ def test_ceilings_hold_on_the_same_machine_build_devices_and_layout() -> None:
         assert probing.differences(MACHINE, other_machine) == [probing.SAME_IN[name]]
     assert probing.differences(MACHINE, WITH_GPU) == ["devices"]
     assert probing.same_machine(MACHINE, dataclasses.replace(MACHINE, os="other"))
+
+
+def test_without_repacking_there_are_other_ceilings() -> None:
+    plain = dataclasses.replace(ceilings(product(1, 0.1)), repack=False)
+    settings = dataclasses.replace(SETTINGS, repack=False)
+    for place, expected in (
+        (probing.place_of(MACHINE, TINY, SETTINGS), ON_CPU),
+        (probing.place_of(MACHINE, TINY, settings), plain),
+    ):
+        best = probing.known([ON_CPU, plain], place)
+        assert best is not None
+        assert (best.rates, best.repack) == (expected.rates, expected.repack)
+    with pytest.raises(LabError) as problem:
+        step_kernels.total(TINY, SETTINGS, plain, 1, 0, 1)
+    assert problem.value.hint.endswith("--no-repack")
 
 
 # Which of several sessions count
@@ -447,3 +487,42 @@ def test_what_is_unknown_is_measured_whatever_disturbed_it() -> None:
         rates.append(dataclasses.replace(product(1, 1), **values))
     sessions = [session(1, product(9, 1)), session(2, *rates, disturbed=NOISE)]
     assert measuring.unknown(TINY, settings, ["Q4_0"], where, sessions) == timed[:1]
+
+
+# What is printed
+
+
+def test_the_next_command_measures_the_kernels_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.runner.machine.default_threads", lambda: 2)
+    model = dataclasses.replace(TINY, name="smollm2-135m", source="embedded")
+    plain = dataclasses.replace(SETTINGS, n_ubatch=512, prompt="random")
+    narrow = dataclasses.replace(plain, n_threads=1, n_threads_batch=1)
+    quantized = dataclasses.replace(plain, type_k="q8_0", type_v="q8_0", repack=False)
+    records = [
+        make_record(make_run(), model=model, settings=settings)
+        for settings in (plain, plain, narrow, quantized)
+    ]
+    lines = probing.commands(records)
+    assert lines == [
+        "lab ceilings",
+        "lab ceilings --threads 1",
+        "lab ceilings --no-repack --cache-type-k q8_0 --cache-type-v q8_0",
+    ]
+    steps = running.next_steps(records, Path("results"), running.ceilings_command(records))
+    assert steps == [f"next     what limited each phase: {' && '.join(lines)}"]
+    for line in lines:
+        ceilings_module.command.make_context("ceilings", shlex.split(line)[2:])
+
+
+def test_a_narrow_terminal_keeps_the_threads_of_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rates = (
+        product(1, 1, rows=576, columns=1536, n_threads=2, buffer="CPU_REPACK"),
+        attention(1, 1, n_positions=32768, rows=32, columns=128),
+    )
+    out = console.console()
+    with out.capture() as shown:
+        section.print_sections([ceilings_module.section(ceilings(*rates))], out)
+    header = next(line for line in shown.get().splitlines() if line.startswith("kernel"))
+    assert "threads" in header and "GB/s" in header and "GFLOP/s" in header
+    assert all(len(line) <= 80 for line in shown.get().splitlines()[3:])

@@ -279,6 +279,17 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
     with pytest.raises(LabError, match="of Q8_0 with 7 threads have") as problem:
         step_kernels.total(TINY, settings, ON_CPU, 1, 0, 1)
     assert problem.value.hint.endswith(" --types Q8_0 --threads 7")
+    mixed = dataclasses.replace(
+        TINY, matrices=(*(TINY.matrices or ()), Matrix(FEED_FORWARD, "Q4_0", 128, 64, 9.0))
+    )
+    with pytest.raises(LabError, match="of Q4_0 with 2 threads have"):
+        step_kernels.product_s_per_byte(
+            ceilings(product(1, 1), product(1, 1, "Q4_0", n_threads=9)),
+            mixed,
+            of_type("Q4_0"),
+            1,
+            2,
+        )
     no_attention = ceilings(product(1, 1))
     with pytest.raises(LabError, match="attention on a F16 cache with 2 threads") as problem:
         step_kernels.total(TINY, SETTINGS, no_attention, 1, 0, 1)
@@ -331,6 +342,7 @@ def test_the_shape_most_like_a_matrix_counts_and_one_of_few_sizes_only_there() -
 def test_attention_of_equal_heads_per_key_is_nearer_than_of_equal_width() -> None:
     best = ceilings(
         attention(1, 2, rows=8, n_head_kv=8),
+        attention(1, 3, rows=8, n_head_kv=1),
         attention(1, 7, rows=8, n_head_kv=4),
     )
     heads: Any = SimpleNamespace(n_head=4, n_head_kv=2)
@@ -693,7 +705,8 @@ def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
     assert gain is not None
     expected = guesses.textbook_length(0.8, 2) / 1.3
     least = guesses.break_even(1.3, 0.0, 2)
-    assert gain == advice.Guessing(2, least, pytest.approx(expected), 20, 9)  # type: ignore[arg-type]
+    assert (gain.n_draft, gain.least_acceptance, gain.n_prompt, gain.n_gen) == (2, least, 20, 9)
+    assert gain.gain == pytest.approx(expected)
     assert times.asked[1] == (2, 23, 2, [])
     short = SimpleNamespace(n_prompt=20, n_gen=3)
     one_guess = advice.guessing(short, times)

@@ -226,18 +226,11 @@ class Output:
 
 
 def ceilings_command(runs: Sequence[Record]) -> str:
-    """The command that measures the ceilings of the engine and the model of plain runs."""
-    from lab.models import catalog
+    """The commands that measure the ceilings of the engine, the model and the settings of plain runs."""
+    from lab.roofline import probing
 
     plain = [one for one in runs if one.run.is_plain and not one.run.is_apart]
-    options = list[str]()
-    if plain:
-        spec = "FILE" if plain[0].model.source == catalog.FILE else catalog.spec_of(plain[0].model)
-        options = [
-            *([] if spec == catalog.DEFAULT else ["-m", spec]),
-            *(["--lib", "FOLDER"] * bool(plain[0].settings.lib)),
-        ]
-    return shell.lab("ceilings", *options)
+    return " && ".join(probing.commands(plain)) or shell.lab("ceilings")
 
 
 def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()) -> None:

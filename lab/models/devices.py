@@ -1,10 +1,14 @@
-"""The devices of models/devices.toml: found by the names that people write, recognised by a driver's description."""
+"""The devices of models/devices.toml.
+
+They are found by the names that people write, and recognised by a driver's description.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,10 +17,13 @@ from lab.errors import LabError
 from lab.models.catalog import data_file
 
 ALL = "all"  # stands for all devices, where a kind is allowed
-NOT_THE_SAME = re.compile(
+OTHER_DEVICE = re.compile(
     "ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|pcie|nvl|mig|xt|xtx|gre"
 )
-"""Words that mark a different device: the rest of a description must not contain them. (q: Max-Q.)"""
+"""Words that mark a different device: the rest of a description must not contain them.
+
+q is from Max-Q.
+"""
 
 NOT_IN_NAMES = re.compile(
     "nvidia|geforce|amd|radeon|intel|arc|apple|tesla|gpu|graphics|with|in|design|generation|tm|r"
@@ -26,22 +33,48 @@ NOT_IN_NAMES = re.compile(
 VARIANT = re.compile(r"\d+gb|\d+core|gddr\w+")
 """Words of a name that distinguish variants with equal driver descriptions."""
 
+MEMORY_SIZE = re.compile(r"\d+gb")
 SAME_MEMORY = 0.08
-"""Drivers reserve some memory: the size that they report may differ from the nominal size by this share."""
-
+"""Drivers reserve some memory: their size may differ from the nominal one by this share."""
 
 PEAK_OVER_FP32 = {
-    **dict.fromkeys(("pascal", "turing-gtx", "ampere", "ada", "blackwell", "rdna4", "apple5"), 4),
-    **dict.fromkeys(("volta", "turing", "orin", "alchemist", "battlemage", "cdna", "cdna3"), 8),
-    **dict.fromkeys(("pascal-hbm", "polaris", "vega", "rdna1", "rdna2", "rdna3", "rdna3.5"), 2),
-    **{"hopper": 15, "ampere-hbm": 16, "apple": 1},
+    "pascal": 4,
+    "turing-gtx": 4,
+    "ampere": 4,
+    "ada": 4,
+    "blackwell": 4,
+    "rdna4": 4,
+    "apple5": 4,
+    "volta": 8,
+    "turing": 8,
+    "orin": 8,
+    "alchemist": 8,
+    "battlemage": 8,
+    "cdna": 8,
+    "cdna3": 8,
+    "pascal-hbm": 2,
+    "polaris": 2,
+    "vega": 2,
+    "rdna1": 2,
+    "rdna2": 2,
+    "rdna3": 2,
+    "rdna3.5": 2,
+    "hopper": 15,
+    "ampere-hbm": 16,
+    "apple": 1,
 }
-"""The highest arithmetic rate that an architecture offers to llama.cpp (FP16, or INT8 by DP4A) over its FP32 rate."""
+"""The highest arithmetic rate that an architecture offers to llama.cpp over its FP32 rate.
+
+It is that of FP16, or of INT8 by DP4A.
+"""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device of models/devices.toml, which explains the fields. `tflops`: dense FP16 peak, as published."""
+    """A device of models/devices.toml, which explains the fields.
+
+    `tflops` is the dense FP16 peak, as published.
+    """
 
     kind: str
     name: str
@@ -57,9 +90,15 @@ class Device:
     aliases: tuple[str, ...] = ()
 
     @property
-    def words(self) -> list[str]:
-        """The words of a driver's description; for Apple's chips also the maker, because others share their names."""
-        return [*self.name.split("-"), *(["apple"] if self.kind == "apple" else [])]
+    def description_words(self) -> list[str]:
+        """The words of a driver's description, in lower case.
+
+        For Apple's chips also the maker, because devices of other makers share their names.
+        """
+        name_words = self.name.split("-")
+        if self.kind == "apple":
+            name_words.append("apple")
+        return name_words
 
     @property
     def memory_bytes(self) -> float | None:
@@ -68,8 +107,12 @@ class Device:
     @property
     def peak_tflops(self) -> float | None:
         """The published peak, else the one that follows from the architecture and its FP32 rate."""
+        if self.tflops:
+            return self.tflops
         factor = PEAK_OVER_FP32.get(self.architecture or "")
-        return self.tflops or (self.fp32 * factor if self.fp32 and factor else None)
+        if self.fp32 is None or factor is None:
+            return None
+        return self.fp32 * factor
 
 
 @cache
@@ -82,24 +125,24 @@ def devices() -> dict[str, Device]:
             raise LabError(
                 f"models/devices.toml is not TOML: {error}.", "Correct that line."
             ) from error
-    return {
-        name: from_entry(kind, name, facts)
-        for kind in entries
-        for name, facts in entries[kind].items()
-    }
+    by_name = {}
+    for kind, of_kind in entries.items():
+        for name, facts in of_kind.items():
+            by_name[name] = from_entry(kind, name, facts)
+    return by_name
 
 
 def from_entry(kind: str, name: str, facts: Any) -> Device:
     """The device of an entry. LabError for fields that are missing, unknown or not numbers."""
     try:
-        rest = {**facts, "aliases": tuple(facts.get("aliases", ()))}
-        if "mtps" in rest:
-            rest["gbps"] = rest.pop("bus_bits") * rest.pop("mtps") / 8e3
-        return Device(kind=kind, name=name, **rest)
+        fields = {**facts, "aliases": tuple(facts.get("aliases", ()))}
+        if "mtps" in fields:
+            fields["gbps"] = fields.pop("bus_bits") * fields.pop("mtps") / 8e3
+        return Device(kind=kind, name=name, **fields)
     except (TypeError, KeyError, AttributeError) as error:
-        hint = "The head of that file explains the fields."
         raise LabError(
-            f"[{kind}.{name}] of models/devices.toml cannot be used: {error}.", hint
+            f"[{kind}.{name}] of models/devices.toml cannot be used: {error}.",
+            "The head of that file explains the fields.",
         ) from error
 
 
@@ -109,85 +152,122 @@ def kinds() -> tuple[str, ...]:
 
 
 def names_of(group: str) -> tuple[str, ...]:
-    """The names of all devices for "all", those of a kind for its name, those of a list; empty for any other word."""
-    if "," in group:
-        return tuple(
-            dict.fromkeys(find_device(name).name for name in group.split(",") if name.strip())
-        )
-    return tuple(
-        name for name, device in devices().items() if _as_name(group) in (ALL, device.kind)
-    )
+    """The names of all devices for "all", and those of a kind for its name; else empty."""
+    key = as_name(group)
+    return tuple(name for name, device in devices().items() if key in (ALL, device.kind))
 
 
 def find_device(name: str) -> Device:
-    """A device by its name. LabError with close names for an unknown one, and for the name of a kind."""
-    if device := called(name):
+    """A device by its name. LabError with close names for an unknown one, and for a kind's name."""
+    device = called(name)
+    if device is not None:
         return device
-    if members := names_of(name):
+    members = names_of(name)
+    if members:
         raise LabError(
             f"{name!r} is a group of {len(members)} devices.",
             f"Name one: {', '.join(members[:3])}, ...",
         )
-    wanted = _as_name(name)
-    choices = [*devices(), *kinds()]
-    close = [choice for choice in choices if wanted and wanted in choice]
-    close.sort(key=lambda choice: (not choice.startswith(wanted), len(choice)))
-    close = close or difflib.get_close_matches(wanted, choices, n=3, cutoff=0.5)
-    hint = f"lab predict --all shows all names, and lab predict --device KIND those of a kind: {', '.join(kinds())}."
+    hint = (
+        "lab predict --all shows all names, and lab predict --device KIND those of a kind:"
+        f" {', '.join(kinds())}."
+    )
+    close = close_names(as_name(name))
     if close:
         hint = f"Did you mean {' or '.join(close[:3])}?"
     raise LabError(f"There is no device named {name!r}.", hint)
 
 
-def _as_name(words: str) -> str:
-    return words.strip().lower().replace(" ", "-")
+def close_names(name: str) -> list[str]:
+    """Names of devices and kinds that contain this one, the shortest first, or look like it."""
+    choices = [*devices(), *kinds()]
+    containing = [choice for choice in choices if name and name in choice]
+    if containing:
+        return sorted(containing, key=lambda choice: (not choice.startswith(name), len(choice)))
+    return difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
 
 
-def called(words: str) -> Device | None:
-    """The device with this name or alias, whatever its spaces, dashes and maker: "NVIDIA GeForce RTX4090"."""
-    return _by_key().get(_key(words))
+def as_name(text: str) -> str:
+    return text.strip().lower().replace(" ", "-")
+
+
+def called(text: str) -> Device | None:
+    """The device with this name or alias, whatever its spaces, dashes and maker.
+
+    "NVIDIA GeForce RTX4090" is rtx-4090.
+    """
+    return by_key().get(key_of(text))
 
 
 @cache
-def _by_key() -> dict[str, Device]:
-    return {
-        _key(name): device
-        for device in devices().values()
-        for name in (device.name, *device.aliases)
-    }
+def by_key() -> dict[str, Device]:
+    """The devices by the keys of all their names."""
+    keys = {}
+    for device in devices().values():
+        for name in (device.name, *device.aliases):
+            keys[key_of(name)] = device
+    return keys
 
 
-def _key(words: str) -> str:
-    parts = re.findall(r"[a-z0-9]+", words.lower())
-    return "".join(
-        "laptop" if part == "mobile" else part for part in parts if not NOT_IN_NAMES.fullmatch(part)
-    )
+def key_of(name: str) -> str:
+    """What two ways to write a name have in common."""
+    parts = []
+    for part in alphanumeric_words(name):
+        if part == "mobile":
+            part = "laptop"
+        if not NOT_IN_NAMES.fullmatch(part):
+            parts.append(part)
+    return "".join(parts)
+
+
+def alphanumeric_words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def recognise(description: str, memory_bytes: int | None = None) -> Device | None:
     """The device with this driver description and memory; None if none fits for sure."""
-    words = set(re.findall(r"[a-z0-9]+", description.lower()))
-    fitting: dict[frozenset[str], list[Device]] = {}
-    for device in devices().values():
-        parts = frozenset(part for part in device.words if not VARIANT.fullmatch(part))
-        if parts <= words and not any(NOT_THE_SAME.fullmatch(word) for word in words - parts):
-            fitting.setdefault(parts, []).append(device)
-    alike = fitting[max(fitting, key=len)] if fitting else []
-    variants = {part for device in alike for part in device.words if VARIANT.fullmatch(part)}
+    words_of_driver = set(alphanumeric_words(description))
+    candidates = described_as(words_of_driver)
+    variants = set[str]()
+    for device in candidates:
+        variants.update(filter(VARIANT.fullmatch, device.description_words))
     if variants:
         if not all(variant.endswith("gb") for variant in variants):
             return None
-        sizes = [float(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)]
-        sizes = sizes or ([] if memory_bytes is None else [memory_bytes / 2**30])
-        # Apple's driver reports a part of the memory, so a size tells nothing there.
-        known = [
-            (device, device.memory_gb)
-            for device in alike
-            if device.kind != "apple" and device.memory_gb
-        ]
-        alike = [
-            device
-            for device, gb in known
-            if any(abs(size - gb) <= SAME_MEMORY * gb for size in sizes)
-        ]
-    return alike[0] if len(alike) == 1 else None
+        candidates = with_memory(candidates, sizes_in_gb(words_of_driver, memory_bytes))
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def described_as(words_of_driver: set[str]) -> list[Device]:
+    """The devices whose names, but for their variants, are the most specific in a description."""
+    by_name: dict[frozenset[str], list[Device]] = {}
+    for device in devices().values():
+        name = frozenset(part for part in device.description_words if not VARIANT.fullmatch(part))
+        remaining = words_of_driver - name
+        if name <= words_of_driver and not any(map(OTHER_DEVICE.fullmatch, remaining)):
+            by_name.setdefault(name, []).append(device)
+    if not by_name:
+        return []
+    return by_name[max(by_name, key=len)]
+
+
+def sizes_in_gb(words_of_driver: set[str], memory_bytes: int | None) -> list[float]:
+    """The memory that a description names, else the memory that the driver reports."""
+    named = [
+        float(word.removesuffix("gb")) for word in words_of_driver if MEMORY_SIZE.fullmatch(word)
+    ]
+    if named or memory_bytes is None:
+        return named
+    return [memory_bytes / 2**30]
+
+
+def with_memory(candidates: Sequence[Device], sizes_gb: Sequence[float]) -> list[Device]:
+    """The devices with about this memory; no chip of Apple, whose driver reports a part of it."""
+    fitting = []
+    for device in candidates:
+        nominal = device.memory_gb
+        if device.kind == "apple" or not nominal:
+            continue
+        if any(abs(size - nominal) <= SAME_MEMORY * nominal for size in sizes_gb):
+            fitting.append(device)
+    return fitting

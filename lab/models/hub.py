@@ -1,7 +1,8 @@
-"""Files of the hub: huggingface_hub downloads them into its cache, and the lab checks their sha256.
+"""Files of the hub: huggingface_hub downloads them into its cache, and the lab checks them.
 
-`hf_hub_download` continues after a break of the connection, and starts again in a new process. It does not compare the
-bytes with the announced sha256, and takes the announced names as paths; so the lab does the one and refuses the other.
+`hf_hub_download` continues after a break of the connection, and starts again in a new process. It
+does not compare the bytes with the announced sha256, takes the announced names as paths, and reads
+whatever a server sends; so the lab does the first, refuses the second and limits the third.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,10 +26,15 @@ from lab.models.catalog import HUB, ModelFile
 
 HOME = "https://huggingface.co"
 HEADER_BYTES = 32 << 20  # more than any model's header: a vocabulary of 262,144 tokens takes 16 MB
+MOST_ANSWER_BYTES = 32 << 20  # of an answer that is no file: a list of 10,000 files takes 1 MB
+STALL_S = 60.0
+LEAST_BYTES = 64 << 10
+"""A transfer ends if it brings fewer than LEAST_BYTES in STALL_S seconds."""
+
 SHA256 = "[0-9a-f]{64}"  # the name of a large file's blob; files in git itself have shorter ones
 OFFLINE_HINT = (
-    "Without a network, measure the embedded model (smollm2-135m), a synthetic one (synthetic:NAME:QUANT) "
-    "or a file on disk (--model PATH.gguf)."
+    "Without a network, measure the embedded model (smollm2-135m), "
+    "a synthetic one (synthetic:NAME:QUANT) or a file on disk (--model PATH.gguf)."
 )
 
 
@@ -40,54 +47,50 @@ class Remote:
     revision: str = "main"
     sha256: str | None = None
 
+    @property
+    def label(self) -> str:
+        return f"{self.file} of {self.repo}"
+
     def at(self, path: Path, sha256: str | None) -> ModelFile:
         """This file at its path in the cache, SNAPSHOT/FILE."""
-        return ModelFile(
-            path.stem, HUB, path, self.repo, path.parents[self.file.count("/")].name, sha256
-        )
+        snapshot = path.parents[self.file.count("/")].name
+        return ModelFile(path.stem, HUB, path, self.repo, snapshot, sha256)
 
 
 def cached(remote: Remote) -> ModelFile | None:
-    """The complete file in the hub's cache, if any, without using the network or reading it. Raises LabError."""
+    """The complete file in the hub's cache, if any, without using the network or reading it.
+
+    None for a file with another sum than the catalog's. Raises LabError.
+    """
     if not (_folder(remote) / "snapshots").exists():
         return None  # importing the library would take 0.3 s
-    with _in_words(remote):
+    with _errors_explained(remote):
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(remote.repo, remote.file, _root(), remote.revision)
-    if not isinstance(found, str):
+        location = try_to_load_from_cache(remote.repo, remote.file, _root(), remote.revision)
+    if not isinstance(location, str):
         return None
-    sha256 = name if re.fullmatch(SHA256, name := _blob(Path(found)).name) else None
-    return (
-        None
-        if sha256 and remote.sha256 and sha256 != remote.sha256.lower()
-        else remote.at(Path(found), sha256)
-    )
+    path = Path(location)
+    blob_name = _blob(path).name
+    sha256 = blob_name if re.fullmatch(SHA256, blob_name) else None
+    if sha256 and remote.sha256 and sha256 != remote.sha256.lower():
+        return None
+    return remote.at(path, sha256)
 
 
 def pull(remote: Remote) -> ModelFile:
-    """Download a file into the hub's cache, with a progress bar on stderr, and check its sha256. Raises LabError."""
-    folder = _folder(remote)
-    name = f"{remote.file} of {remote.repo}"
-    with _in_words(remote):
-        from huggingface_hub import get_session, hf_hub_download
+    """Download a file into the hub's cache, with a progress bar on stderr, and check its sha256.
 
-        answers = get_session().event_hooks["response"]
-        if _refuse_paths not in answers:
-            answers.append(_refuse_paths)
+    Raises LabError.
+    """
+    folder = _folder(remote)
+    with _errors_explained(remote), _guarded() as guard:
+        from huggingface_hub import hf_hub_download
+
         _, announced = _announced(remote)
-        if not announced.commit_hash or not announced.etag:
-            raise _no_hub()
-        wanted = announced.etag if re.fullmatch(SHA256, announced.etag) else None
-        if wanted and remote.sha256 and wanted != remote.sha256.lower():
-            what = f"{name} is not the file in the catalog: the hub announces sha256 {wanted}, the catalog has "
-            hint = (
-                "The repo has changed: name a revision with the old file, or correct the catalog."
-            )
-            raise LabError(f"{what}{remote.sha256}. Nothing was downloaded.", hint)
-        _root().mkdir(parents=True, exist_ok=True)
-        if (announced.size or 0) > shutil.disk_usage(_root()).free:
-            raise OSError(errno.ENOSPC, "")
+        guard.most_bytes = announced.size
+        expected = announced.etag if re.fullmatch(SHA256, announced.etag) else None
+        _check_announced(remote, expected, announced.size)
         where: dict[str, Any] = {
             "revision": remote.revision,
             "cache_dir": _root(),
@@ -95,59 +98,75 @@ def pull(remote: Remote) -> ModelFile:
         }
         path = Path(hf_hub_download(remote.repo, remote.file, **where))
         sha256 = catalog.sha256(path)
-        if sha256 != (wanted or remote.sha256 or sha256).lower():
+        expected = expected or remote.sha256
+        if expected and sha256 != expected.lower():
             _drop(path, folder)
-            what = f"{name} arrived damaged: its sha256 is {sha256} instead of {wanted or remote.sha256}."
+            what = f"{remote.label} arrived damaged: its sha256 is {sha256} instead of {expected}."
             hint = "Pull it again. If this repeats, a proxy or mirror changes the file."
             raise LabError(f"{what} The lab deleted it.", hint)
         return remote.at(path, sha256)
 
 
 def header(remote: Remote, path: Path) -> None:
-    """Write the first HEADER_BYTES of a file to `path`, which gets the file's length: the rest is a hole."""
+    """Write the first HEADER_BYTES of a file to `path`, which gets the file's length.
+
+    The rest is a hole. Raises LabError.
+    """
     _folder(remote)
-    with _in_words(remote):
+    with _errors_explained(remote), _guarded() as guard:
         from huggingface_hub import get_session
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
         url, announced = _announced(remote)
-        asked = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
-        with (
-            get_session().stream("GET", url, headers=asked, follow_redirects=True) as answer,
-            path.open("wb") as file,
-        ):
+        guard.most_bytes = announced.size
+        headers = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
+        request = get_session().stream("GET", url, headers=headers, follow_redirects=True)
+        with request as answer, path.open("wb") as file:
             hf_raise_for_status(answer)
             for chunk in answer.iter_bytes():
                 file.write(chunk)
                 if file.tell() >= HEADER_BYTES:
                     break
-            file.truncate(announced.size or 0)
+            file.truncate(announced.size)
 
 
 def files(repo: str, revision: str = "main") -> list[str]:
     """The sorted .gguf files of a repo. Raises LabError."""
     remote = Remote(repo, "any.gguf", revision)
     _folder(remote)
-    with _in_words(remote):
-        from huggingface_hub import HfApi
+    with _errors_explained(remote), _guarded():
+        from huggingface_hub import HfApi, errors
 
-        listed = HfApi(_endpoint()).model_info(repo, revision=revision).siblings or []
-        return sorted(file.rfilename for file in listed if file.rfilename.lower().endswith(".gguf"))
+        try:
+            listed = HfApi(_endpoint()).model_info(repo, revision=revision).siblings or []
+            names = [file.rfilename for file in listed]
+            return sorted(name for name in names if name.lower().endswith(".gguf"))
+        except errors.HFValidationError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError):  # JSON of another form
+            raise _no_hub() from None
 
 
 def cached_names(repo: str, _: str) -> list[str]:
     """The .gguf files of a repo in the cache, of any revision."""
     snapshots = _folder(Remote(repo, "any.gguf")) / "snapshots"
-    return sorted(
-        {"/".join(path.relative_to(snapshots).parts[1:]) for path in snapshots.glob("*/**/*.gguf")}
-    )
+    names = set()
+    for path in snapshots.glob("*/**/*.gguf"):
+        in_snapshot = path.relative_to(snapshots).parts[1:]
+        names.add("/".join(in_snapshot))
+    return sorted(names)
 
 
 def remove(remote: Remote) -> int:
     """Delete a file from the hub's cache, with all its names. Returns the bytes freed."""
-    here = cached(remote)
-    with _in_words(remote):
-        return _drop(here.path, _folder(remote)) if here else 0
+    pulled = cached(remote)
+    if not pulled:
+        return 0
+    with _errors_explained(remote):
+        return _drop(pulled.path, _folder(remote))
+
+
+# The cache
 
 
 def _root() -> Path:
@@ -158,22 +177,28 @@ def _root() -> Path:
 
 def _folder(remote: Remote) -> Path:
     """A repo's folder in the cache. LabError for a name that would lead outside the cache."""
-    for what, path in (("repo", remote.repo), ("file", remote.file), ("revision", remote.revision)):
-        if {"", ".", ".."} & set(path.split("/")) or re.search(r"[\\:\x00-\x1f]", path):
-            raise LabError(
-                f"{path!r} is not the name of a {what} on the hub.",
-                "Write it as hf:OWNER/REPO/FILE.gguf",
-            )
+    names = {"repo": remote.repo, "file": remote.file, "revision": remote.revision}
+    for kind, name in names.items():
+        leads_outside = {"", ".", ".."} & set(name.split("/"))
+        if leads_outside or re.search(r"[\\:\x00-\x1f]", name):
+            what = f"{name!r} is not the name of a {kind} on the hub."
+            raise LabError(what, "Write it as hf:OWNER/REPO/FILE.gguf")
     return _root() / "--".join(["models", *remote.repo.split("/")])
 
 
 def _blob(path: Path) -> Path:
     """The blob that a name in the cache links to, or the name itself if it is not a link."""
-    return Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else path
+    if not path.is_symlink():
+        return path
+    return Path(os.path.normpath(path.parent / path.readlink()))
 
 
 def _drop(path: Path, folder: Path) -> int:
-    """Delete a file of a repo's folder with every name that links to it. Returns the bytes freed. Raises OSError."""
+    """Delete a file of a repo's folder with every name that links to it.
+
+    Not by the library's scan of the cache, from which one broken link hides the repo. Returns the
+    bytes freed. Raises OSError.
+    """
     n_bytes = path.stat().st_size
     blob = _blob(path)
     for name in (folder / "snapshots").rglob("*"):
@@ -183,23 +208,138 @@ def _drop(path: Path, folder: Path) -> int:
     return n_bytes
 
 
+# What the hub announces
+
+
 def _announced(remote: Remote) -> tuple[str, Any]:
-    """The address of a file, and what the hub says about it."""
+    """The address of a file, and what the hub says about it: commit, sum and size."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=_endpoint())
-    return url, get_hf_file_metadata(url, timeout=10, endpoint=_endpoint())
+    metadata = get_hf_file_metadata(url, timeout=10, endpoint=_endpoint())
+    if not metadata.commit_hash or not metadata.etag:
+        raise _no_hub()
+    if metadata.size is None or metadata.size < 0:
+        raise _no_hub()
+    return url, metadata
+
+
+def _check_announced(remote: Remote, sha256: str | None, n_bytes: int) -> None:
+    """LabError for another sum than the catalog's, OSError for a file without room."""
+    if sha256 and remote.sha256 and sha256 != remote.sha256.lower():
+        what = (
+            f"{remote.label} is not the file in the catalog: the hub announces sha256 {sha256}, "
+            f"the catalog has {remote.sha256}. Nothing was downloaded."
+        )
+        hint = "The repo has changed: name a revision with the old file, or correct the catalog."
+        raise LabError(what, hint)
+    _root().mkdir(parents=True, exist_ok=True)
+    if n_bytes > shutil.disk_usage(_root()).free:
+        raise OSError(errno.ENOSPC, "")
+
+
+# What a server may do
+
+
+@dataclass
+class _Guard:
+    """Limits what the library sends and accepts: hooks of its HTTP client.
+
+    `most_bytes`: of the body of any answer; for a file, its announced size.
+    """
+
+    most_bytes: int = MOST_ANSWER_BYTES
+
+    def check_request(self, request: Any) -> None:
+        """LabError for a request that would carry the token to another host than the hub."""
+        if (
+            "Authorization" in request.headers
+            and request.url.host != urlsplit(_endpoint()).hostname
+        ):
+            raise _no_hub()
+        request.headers["Accept-Encoding"] = "identity"  # so that announced bytes are bytes on disk
+
+    def check_answer(self, response: Any) -> None:
+        """LabError for an answer of no hub; the body of the others gets its limits."""
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise _no_hub()
+        if response.request.method == "HEAD":
+            _refuse_paths(response)
+        elif response.is_redirect or response.is_error:
+            _limit_body(response, MOST_ANSWER_BYTES)
+        else:
+            _limit_body(response, self.most_bytes)
+
+
+@contextmanager
+def _guarded() -> Iterator[_Guard]:
+    """A guard of all that the library does in a `with` block, also after it has reconnected."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
+
+    guard = _Guard()
+
+    def new_client() -> Any:
+        client = default_client_factory()
+        client.event_hooks["request"].append(guard.check_request)
+        client.event_hooks["response"].append(guard.check_answer)
+        return client
+
+    set_client_factory(new_client)
+    try:
+        yield guard
+    finally:
+        set_client_factory(default_client_factory)
 
 
 def _refuse_paths(response: Any) -> None:
-    """LabError for an announced commit or sum that would lead out of the cache. On every answer: the library asks
-    again what `pull` has asked."""
-    names = ("X-Repo-Commit", "X-Linked-Etag", "ETag") if response.request.method == "HEAD" else ()
-    if not all(
-        re.fullmatch(r'(W/)?"?\w[\w.-]*"?', response.headers.get(name) or "absent")
-        for name in names
-    ):
-        raise _no_hub()
+    """LabError for an announced commit or sum that would lead out of the cache.
+
+    On every answer: the library asks again what `pull` has asked.
+    """
+    for name in ("X-Repo-Commit", "X-Linked-Etag", "ETag"):
+        value = response.headers.get(name) or "absent"
+        if not re.fullmatch(r'(W/)?"?\w[\w.-]*"?', value):
+            raise _no_hub()
+
+
+def _limit_body(response: Any, most_bytes: int) -> None:
+    """Let the body of an answer end with a LabError if it is too long or too slow."""
+    stream = response.stream
+    stream_class: Any = type(stream)  # the client accepts nothing else
+
+    class LimitedStream(stream_class):  # type: ignore[misc]
+        def __init__(self) -> None: ...
+
+        def __iter__(self) -> Iterator[bytes]:
+            return _limited(stream, most_bytes)
+
+        def close(self) -> None:
+            stream.close()
+
+    response.stream = LimitedStream()
+
+
+def _limited(chunks: Any, most_bytes: int) -> Iterator[bytes]:
+    """The same chunks. LabError for more than `most_bytes`, and for a transfer that drips."""
+    n_bytes = 0
+    n_bytes_before = 0
+    deadline = time.monotonic() + STALL_S
+    for chunk in chunks:
+        n_bytes += len(chunk)
+        if n_bytes > most_bytes:
+            what = f"The hub sent more than the {most_bytes:,} bytes that it may."
+            raise LabError(f"{what} The lab stopped reading.", "Pull it again, from another hub.")
+        if time.monotonic() > deadline:
+            if n_bytes - n_bytes_before < LEAST_BYTES:
+                what = f"The hub sent {n_bytes - n_bytes_before:,} bytes in {STALL_S:g} s."
+                raise LabError(f"{what} The lab stopped waiting.", "Pull it again later.")
+            n_bytes_before = n_bytes
+            deadline = time.monotonic() + STALL_S
+        yield chunk
+
+
+# Errors
 
 
 def _endpoint() -> str:
@@ -211,97 +351,103 @@ def _endpoint() -> str:
         parts = urlsplit(endpoint)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return endpoint
-    raise LabError(
-        f"HF_ENDPOINT is not a valid address: {endpoint!r}.", f"Unset it, or set it to {HOME}"
-    )
+    what = f"HF_ENDPOINT is not a valid address: {_without_password(endpoint)!r}."
+    raise LabError(what, f"Unset it, or set it to {HOME}")
+
+
+def _without_password(text: str) -> str:
+    """A text with *** in the place of the user and password of each address."""
+    return re.sub(r"://[^/\s]*@", "://***@", text)
 
 
 def _no_hub() -> LabError:
+    what = f"The server at {_without_password(_endpoint())} is not a model hub."
     hint = "Check HF_ENDPOINT, the proxy, and whether this network requires a login in the browser."
-    return LabError(f"The server at {_endpoint()} is not a model hub.", hint)
+    return LabError(what, hint)
 
 
-def _refused(problem: Any, remote: Remote) -> LabError:
-    """The LabError for an error answer. Without a token, the hub does not tell missing repos from private ones."""
+def _rejected(problem: Any, remote: Remote) -> LabError:
+    """The LabError for an error answer.
+
+    Without a token, the hub does not tell missing repos from private ones.
+    """
     from huggingface_hub import errors
 
     status = problem.response.status_code
     repo = remote.repo
-    file = remote.file
-    page = f"{HOME}/{remote.repo}"
+    page = f"{HOME}/{repo}"
     licence = (
         f"accept the licence on {page}, create a token of that account on {HOME}/settings/tokens, "
         "set HF_TOKEN to it, and pull again."
     )
-    what = f"The hub rejected the request for {file} of {repo} (status {status})."
-    hint = f"See {page}"
     if isinstance(problem, errors.GatedRepoError) or status == 403:
         what = f"{repo} is gated: downloading it requires a licence ({status})."
-        hint = f"To get it, {licence}"
-    elif isinstance(problem, errors.RevisionNotFoundError):
-        what = f"{repo} has no revision {remote.revision!r}."
-    elif isinstance(problem, errors.EntryNotFoundError):
-        what = f"{repo} has no file {file!r} at revision {remote.revision!r}."
-        hint = f"See {page}/tree/main"
-    elif "invalid credentials" in (problem.server_message or "").lower():
+        return LabError(what, f"To get it, {licence}")
+    if isinstance(problem, errors.RevisionNotFoundError):
+        return LabError(f"{repo} has no revision {remote.revision!r}.", f"See {page}")
+    if isinstance(problem, errors.EntryNotFoundError):
+        what = f"{repo} has no file {remote.file!r} at revision {remote.revision!r}."
+        return LabError(what, f"See {page}/tree/main")
+    if "invalid credentials" in (problem.server_message or "").lower():
         what = f"The hub rejects the token in HF_TOKEN ({status})."
-        hint = f"Unset it. For {repo}, {licence}"
-    elif status in (401, 404):
+        return LabError(what, f"Unset it. For {repo}, {licence}")
+    if status in (401, 404):
         what = f"The hub has no repo {repo}, or it is private ({status})."
-        hint = f"Check the name. If it is private or gated, {licence}"
-    elif status in (408, 429, 500, 502, 503, 504):
-        what = f"The hub is too busy to send {file} of {repo} ({status})."
-        hint = "Pull again later."
-    return LabError(what, hint)
+        return LabError(what, f"Check the name. If it is private or gated, {licence}")
+    if status in (408, 429, 500, 502, 503, 504):
+        what = f"The hub is too busy to send {remote.label} ({status})."
+        return LabError(what, "Pull again later.")
+    what = f"The hub rejected the request for {remote.label} (status {status})."
+    return LabError(what, f"See {page}")
+
+
+def _disk_error(problem: OSError, remote: Remote) -> LabError:
+    """The LabError for a problem of the disk, or of a file's length."""
+    if problem.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+        free_bytes = shutil.disk_usage(_root()).free
+        what = (
+            f"The disk is too full for {remote.file}: {free_bytes:,} bytes are free in {_root()}."
+        )
+        hint = "Free some space there, or set HF_HOME to a folder on another disk."
+        return LabError(what, hint)
+    if problem.errno is None:  # the library's, such as another length than announced
+        what = f"{remote.label} did not arrive: {_without_password(str(problem))}"
+        return LabError(what, "Pull it again.")
+    place = problem.filename or _root()
+    what = f"The hub's cache cannot be used: {problem.strerror} ({place})."
+    return LabError(what, "Check its permissions, or set HF_HOME to another folder.")
 
 
 @contextmanager
-def _in_words(remote: Remote) -> Iterator[None]:
+def _errors_explained(remote: Remote) -> Iterator[None]:
     """Turn exceptions of the hub, the network and the disk into LabError."""
     from huggingface_hub import errors
 
-    library: Any = (
-        errors  # it imports HTTPError from the HTTP client in use (httpx, or httpx2 since 2.0)
-    )
-    repo = remote.repo
-    file = remote.file
+    # It imports HTTPError from the HTTP client in use (httpx, or httpx2 since 2.0).
+    library: Any = errors
     try:
         yield
     except errors.HfHubHTTPError as problem:
-        raise _refused(problem, remote) from None
+        raise _rejected(problem, remote) from None
     except errors.HFValidationError:
-        raise LabError(
-            f"{repo!r} is not the name of a repo on the hub.", "Write it as OWNER/REPO."
-        ) from None
+        what = f"{remote.repo!r} is not the name of a repo on the hub."
+        raise LabError(what, "Write it as OWNER/REPO.") from None
     except UnicodeEncodeError:
-        raise LabError(
-            "HF_TOKEN contains characters that are not ASCII.", "Set it again, or unset it."
-        ) from None
+        what = "HF_TOKEN contains characters that are not ASCII."
+        raise LabError(what, "Set it again, or unset it.") from None
     except json.JSONDecodeError:
         raise _no_hub() from None
     except errors.OfflineModeIsEnabled:
-        raise LabError(
-            "HF_HUB_OFFLINE forbids downloads.", f"Unset it to pull. {OFFLINE_HINT}"
-        ) from None
+        what = "HF_HUB_OFFLINE forbids downloads."
+        raise LabError(what, f"Unset it to pull. {OFFLINE_HINT}") from None
     except (
         library.HTTPError,
         ConnectionError,
         errors.LocalEntryNotFoundError,
-        RuntimeError,
-    ) as problem:  # Xet's
-        said = f"{type(problem).__name__}: {problem}".rstrip(": .")
-        raise LabError(
-            f"The hub ({_endpoint()}) cannot be reached, or broke off: {said}.", OFFLINE_HINT
-        ) from None
+        RuntimeError,  # Xet's
+    ) as problem:
+        reason = f"{type(problem).__name__}: {problem}".rstrip(": .")
+        what = f"The hub ({_endpoint()}) cannot be reached, or broke off: {reason}."
+        raise LabError(_without_password(what), OFFLINE_HINT) from None
     except OSError as problem:
-        what = (
-            f"The hub's cache cannot be used: {problem.strerror} ({problem.filename or _root()})."
-        )
-        hint = "Check its permissions, or set HF_HOME to another folder."
-        if problem.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-            what = f"The disk is too full for {file}: {shutil.disk_usage(_root()).free:,} bytes are free in {_root()}."
-            hint = "Free some space there, or set HF_HOME to a folder on another disk."
-        elif problem.errno is None:  # the library's, such as another length than announced
-            what = f"{file} of {repo} did not arrive: {problem}"
-            hint = "Pull it again."
-        raise LabError(what, hint) from None
+        raise _disk_error(problem, remote) from None

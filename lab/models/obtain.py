@@ -1,4 +1,7 @@
-"""From a SPEC to a file on this machine: find it, pull it into the standard hub cache, or make it in the lab's own."""
+"""From a SPEC to a file on this machine.
+
+It is found, pulled into the standard hub cache, or made in the lab's own.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,23 @@ from lab.core import shell
 from lab.core.record import Model
 from lab.errors import LabError
 from lab.models import catalog, hub, synthetic
-from lab.models.catalog import EMBEDDED, FILE, HUB, REQUANTIZED, SYNTHETIC, ModelFile, Spec
+from lab.models.catalog import (
+    EMBEDDED,
+    FILE,
+    HUB,
+    REQUANTIZED,
+    SYNTHETIC,
+    Entry,
+    ModelFile,
+    Spec,
+)
 from lab.models.hub import Remote
 from lab.process.worker import Worker
 
 ShowTransfer = Callable[[str, int, int | None], None]
 """Called with a description of the work, the bytes done and the total bytes (None: unknown)."""
+
+WRITTEN_FOR_OTHERS = "Q4_0"  # random weights from which llama.cpp's quantizer makes other types
 
 
 def silently(what: str, done: int, total: int | None) -> None:
@@ -30,16 +44,19 @@ def silently(what: str, done: int, total: int | None) -> None:
 
 
 def find(worker: Worker, text: str) -> Model:
-    """The model that `text` names: from its file's header, also on the hub, or from its shape in the catalog."""
+    """The model that `text` names.
+
+    From its file's header, also on the hub, or from its shape in the catalog.
+    """
     spec = catalog.parse(text, or_shape=True)
-    if file := locate(spec):
+    file = locate(spec)
+    if file:
         return worker.read_model(file.path, file.name, file.source)
     if spec.entry:
-        return synthetic.model_of(
-            spec.entry, spec.quantization or spec.entry.quantization or synthetic.USUAL
-        )
+        kind = spec.quantization or spec.entry.quantization or synthetic.USUAL
+        return synthetic.model_of(spec.entry, kind)
     if not spec.repo or not spec.file:
-        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
+        raise _not_here(spec)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / Path(spec.file).name
         hub.header(Remote(spec.repo, spec.file, spec.revision), path)
@@ -50,81 +67,125 @@ def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` if it is on this machine; does not fetch or make it."""
     if spec.path:
         return ModelFile(spec.name, FILE, spec.path)
-    if (remote := _remote(spec, hub.cached_names)) and (pulled := hub.cached(remote)):
+    remote = _remote(spec, hub.cached_names)
+    pulled = hub.cached(remote) if remote else None
+    if pulled:
         return dataclasses.replace(pulled, name=spec.name)
-    if (made := _made_path(spec)) and made.exists():
-        return ModelFile(spec.name, SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED, made)
+    path = _made_path(spec)
+    if path and path.exists():
+        return ModelFile(spec.name, _source_when_made(spec), path)
     if spec.source == EMBEDDED and not spec.is_requantized:
         return ModelFile(spec.name, EMBEDDED, catalog.embedded_path())
     return None
 
 
 def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) -> ModelFile:
-    """The file of `spec`, pulled or made if necessary. With None for `watch` a missing file is a LabError."""
-    if here := locate(spec):
-        return here
+    """The file of `spec`, pulled or made if necessary.
+
+    With None for `watch` a missing file is a LabError.
+    """
+    file = locate(spec)
+    if file:
+        return file
     if watch is None:
-        raise LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
-    if spec.source == SYNTHETIC or (spec.is_requantized and _base(spec)):
-        return _make(spec, worker, watch)
+        raise _not_here(spec)
+    if spec.source == SYNTHETIC:
+        return _make_synthetic(spec, worker, watch)
+    original = _original(spec)
+    if spec.is_requantized and original:
+        return _requantize(spec, original, worker, watch)
     remote = _remote(spec, hub.files)
     if remote is None:
-        names = ", ".join(hub.files(spec.repo or "", spec.revision)[:12]) or "no .gguf file"
-        raise LabError(
-            f"{spec.repo} has no file with quantization {spec.quantization}.", f"It has: {names}."
-        )
+        names = hub.files(spec.repo or "", spec.revision)[:12]
+        what = f"{spec.repo} has no file with quantization {spec.quantization}."
+        raise LabError(what, f"It has: {', '.join(names) or 'no .gguf file'}.")
     watch(f"downloading {remote.file}", 0, spec.entry.n_bytes if spec.entry else None)
     return dataclasses.replace(hub.pull(remote), name=spec.name)
 
 
 def how_to_get(spec: Spec) -> str:
-    return shell.lab(
-        "models", "make" if spec.source == SYNTHETIC or _base(spec) else "pull", spec.text
-    )
+    """The command that gets the file of `spec`."""
+    is_made = spec.source == SYNTHETIC or _original(spec)
+    return shell.lab("models", "make" if is_made else "pull", spec.text)
+
+
+def _not_here(spec: Spec) -> LabError:
+    return LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
 
 
 def remove(spec: Spec) -> int:
     """Delete the pulled or made file of `spec`. Returns the bytes freed, 0 if there was none."""
-    here = locate(spec)
-    if here and here.source in (FILE, EMBEDDED):
-        raise LabError(
-            f"The lab did not create {spec.text}, so it does not delete it.", "Delete it yourself."
-        )
-    if here and here.source != HUB:
-        n_bytes = here.path.stat().st_size
-        here.path.unlink()
-        return n_bytes
-    remote = _remote(spec, hub.cached_names)
-    return hub.remove(remote) if remote else 0
+    file = locate(spec)
+    if file is None or file.source == HUB:
+        remote = _remote(spec, hub.cached_names)
+        return hub.remove(remote) if remote else 0
+    if file.source in (FILE, EMBEDDED):
+        what = f"The lab did not create {spec.text}, so it does not delete it."
+        raise LabError(what, "Delete it yourself.")
+    n_bytes = file.path.stat().st_size
+    file.path.unlink()
+    return n_bytes
+
+
+# The list of models
 
 
 def listing() -> list[dict[str, Any]]:
-    """The catalog, and the files in the cache folder of made models, with the bytes of the file or download."""
-    names = ("spec", "quantization", "n_bytes", "on_disk", "source", "about")
-    rows: list[tuple[Any, ...]] = []
-    for entry in catalog.entries().values():
-        source = EMBEDDED if entry.embedded else HUB if entry.repo else "shape only"
-        here = None
-        with suppress(LabError):  # the embedded model's package is not installed
-            here = locate(catalog.parse(entry.name)) if entry.embedded or entry.repo else None
-        n_bytes = here.path.stat().st_size if here else entry.n_bytes
-        rows.append(
-            (entry.name, entry.quantization, n_bytes, here is not None, source, entry.about)
-        )
+    """The catalog, and the files in the cache folder of made models.
+
+    `n_bytes`: of the file, or of the download.
+    """
+    rows = [_row_of_entry(entry) for entry in catalog.entries().values()]
     for path in sorted(cache_folder().glob("*.gguf")):
-        source, name, quantization = [*path.stem.split("--"), "", ""][:3]
-        text = (
-            f"synthetic:{name}:{quantization}" if source == SYNTHETIC else f"{name}:{quantization}"
-        )
-        with suppress(LabError):  # a file that the lab did not make
-            if _made_path(catalog.parse(text)) == path:
-                about = (
-                    "random weights"
-                    if source == SYNTHETIC
-                    else "re-quantised: real speed, but lower quality"
-                )
-                rows.append((text, quantization, path.stat().st_size, True, source, about))
-    return [dict(zip(names, row, strict=True)) for row in rows]
+        row = _row_of_made(path)
+        if row:
+            rows.append(row)
+    return rows
+
+
+def _row_of_entry(entry: Entry) -> dict[str, Any]:
+    source = "shape only"
+    if entry.embedded:
+        source = EMBEDDED
+    elif entry.repo:
+        source = HUB
+    file = None
+    if source != "shape only":
+        with suppress(LabError):  # the embedded model's package is not installed
+            file = locate(catalog.parse(entry.name))
+    return {
+        "spec": entry.name,
+        "quantization": entry.quantization,
+        "n_bytes": file.path.stat().st_size if file else entry.n_bytes,
+        "on_disk": file is not None,
+        "source": source,
+        "about": entry.about,
+    }
+
+
+def _row_of_made(path: Path) -> dict[str, Any] | None:
+    """The row of a file SOURCE--NAME--QUANTIZATION.gguf; None if the lab did not make it."""
+    source, _, name_and_kind = path.stem.partition("--")
+    name, _, quantization = name_and_kind.partition("--")
+    if source == SYNTHETIC:
+        text = f"synthetic:{name}:{quantization}"
+        about = "random weights"
+    else:
+        text = f"{name}:{quantization}"
+        about = "re-quantised: real speed, but lower quality"
+    try:
+        if _made_path(catalog.parse(text)) != path:
+            return None
+    except LabError:
+        return None
+    return {
+        "spec": text,
+        "quantization": quantization,
+        "n_bytes": path.stat().st_size,
+        "on_disk": True,
+        "source": source,
+        "about": about,
+    }
 
 
 def cache_folder() -> Path:
@@ -132,108 +193,150 @@ def cache_folder() -> Path:
     import platformdirs
 
     chosen = os.environ.get("MINI_LAB_CACHE")
-    return (
-        Path(chosen)
-        if chosen
-        else platformdirs.user_cache_path("mini-lab", appauthor=False) / "models"
-    )
+    if chosen:
+        return Path(chosen)
+    return platformdirs.user_cache_path("mini-lab", appauthor=False) / "models"
 
 
-def _make(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
-    """Write a synthetic model, or the catalog's model in another quantization; the file gets its name at the end."""
-    target = _made_path(spec)
-    kind = spec.quantization
-    assert spec.entry is not None and kind is not None and target is not None
-    known = worker.quantizations()
-    if kind not in known:
-        close = " or ".join(difflib.get_close_matches(kind, known, n=3))
-        offer = (
-            f"Did you mean {close}?"
-            if close
-            else "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
-        )
-        raise LabError(f"llama.cpp has no quantization {kind!r}.", offer)
-    base = _base(spec)
-    part, random = (
-        target.with_name(f".{target.stem}.{os.getpid()}.{end}") for end in ("part", "base")
-    )
+# Making a file
+
+
+def _make_synthetic(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFile:
+    """Write a model with random weights; the file gets its name at the end."""
+    assert spec.entry is not None and spec.quantization is not None
     shape = spec.entry.shape
-    direct = kind in synthetic.QUANTIZATIONS
-    need = (
-        4 * base.path.stat().st_size
-        if base
-        else synthetic.n_bytes(shape, kind if direct else "Q4_0")
-    )
+    kind = spec.quantization
+    _check_quantization(worker, kind)
+    target = _target(spec)
+    what = f"writing {spec.entry.name} with random weights"
+
+    def show(done: int, total: int) -> None:
+        watch(what, done, total)
+
+    if kind in synthetic.QUANTIZATIONS:
+        with _in_cache_folder(target, synthetic.n_bytes(shape, kind)):
+            synthetic.write(shape, kind, target, watch=show)
+    else:
+        n_bytes = 3 * synthetic.n_bytes(shape, WRITTEN_FOR_OTHERS)
+        base = _temporary(target, "base")
+        with _in_cache_folder(target, n_bytes):
+            try:
+                synthetic.write(shape, WRITTEN_FOR_OTHERS, base, watch=show)
+                _quantize(base, target, kind, worker, watch)
+            finally:
+                _delete(base)
+    return ModelFile(spec.entry.name, SYNTHETIC, target)
+
+
+def _requantize(spec: Spec, original: ModelFile, worker: Worker, watch: ShowTransfer) -> ModelFile:
+    """Write the catalog's model in another quantization; the file gets its name at the end."""
+    assert spec.entry is not None and spec.quantization is not None
+    _check_quantization(worker, spec.quantization)
+    target = _target(spec)
+    with _in_cache_folder(target, 4 * original.path.stat().st_size):
+        _quantize(original.path, target, spec.quantization, worker, watch)
+    name = spec.entry.name
+    return ModelFile(name, REQUANTIZED, target, original.repo, original.revision)
+
+
+def _quantize(source: Path, target: Path, kind: str, worker: Worker, watch: ShowTransfer) -> None:
+    what = f"quantizing to {kind}"
+    part = _temporary(target, "part")
+    watch(what, 0, None)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(target.parent).free) < (
-            need := need * (1 if base or direct else 3)
-        ):
-            what = f"{target.name} needs about {need / 1e9:.1f} GB in {target.parent}; {free / 1e9:.1f} GB are free."
-            hint = "Remove models (lab models remove), or set MINI_LAB_CACHE to a folder on another disk."
-            raise LabError(what, hint)
-        if base is None:
-            what = f"writing {spec.entry.name} with random weights"
-            written = target if direct else random
-            synthetic.write(
-                shape,
-                kind if direct else "Q4_0",
-                written,
-                watch=lambda done, all: watch(what, done, all),
-            )
-        if base or not direct:
-            what = f"quantizing to {kind}"
-            watch(what, 0, None)
-            worker.quantize(
-                base.path if base else random, part, kind, lambda done: watch(what, done, None)
-            )
-            part.replace(target)
-    except OSError as problem:
-        what = f"The folder for made models, {target.parent}, cannot be used: {problem.strerror or problem}."
-        raise LabError(what, "Set MINI_LAB_CACHE to another folder.") from None
+        worker.quantize(source, part, kind, lambda done: watch(what, done, None))
+        part.replace(target)
     finally:
-        for left in (part, random):
-            with suppress(OSError):
-                left.unlink(missing_ok=True)
-    source = REQUANTIZED if base else SYNTHETIC
-    return ModelFile(
-        spec.entry.name,
-        source,
-        target,
-        base.repo if base else None,
-        base.revision if base else None,
-    )
+        _delete(part)
+
+
+def _check_quantization(worker: Worker, kind: str) -> None:
+    """LabError for a quantization that llama.cpp does not have."""
+    kinds = worker.quantizations()
+    if kind in kinds:
+        return
+    offer = "Common ones: Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16."
+    similar = difflib.get_close_matches(kind, kinds, n=3)
+    if similar:
+        offer = f"Did you mean {' or '.join(similar)}?"
+    raise LabError(f"llama.cpp has no quantization {kind!r}.", offer)
+
+
+@contextmanager
+def _in_cache_folder(target: Path, n_bytes: int) -> Iterator[None]:
+    """A `with` block that writes into the folder of made models. LabError without room for it."""
+    folder = target.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(folder).free
+        if free_bytes < n_bytes:
+            what = (
+                f"{target.name} needs about {n_bytes / 1e9:.1f} GB in {folder}; "
+                f"{free_bytes / 1e9:.1f} GB are free."
+            )
+            hint = (
+                "Remove models (lab models remove), "
+                "or set MINI_LAB_CACHE to a folder on another disk."
+            )
+            raise LabError(what, hint)
+        yield
+    except OSError as problem:
+        reason = problem.strerror or problem
+        what = f"The folder for made models, {folder}, cannot be used: {reason}."
+        raise LabError(what, "Set MINI_LAB_CACHE to another folder.") from None
+
+
+def _temporary(target: Path, ending: str) -> Path:
+    """A path beside `target` that no other process uses."""
+    return target.with_name(f".{target.stem}.{os.getpid()}.{ending}")
+
+
+def _delete(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+# Where a file lies
 
 
 def _remote(spec: Spec, files: Callable[[str, str], list[str]]) -> Remote | None:
-    """The file on the hub that `spec` names: its own, or the shortest of `files` with the quantization, if any."""
+    """The file on the hub that `spec` names, if any.
+
+    It is the entry's own, or the shortest of `files` with the quantization.
+    """
     if spec.repo is None:
         return None
     if spec.file and not spec.is_requantized:
-        return Remote(
-            spec.repo, spec.file, spec.revision, spec.entry.sha256 if spec.entry else None
-        )
-    wanted = re.compile(
-        rf"(?<![A-Z0-9]){re.escape(spec.quantization or '')}(?![A-Z0-9_])", re.IGNORECASE
-    )
-    fitting = [name for name in files(spec.repo, spec.revision) if wanted.search(name)]
-    return Remote(spec.repo, min(fitting, key=len), spec.revision) if fitting else None
+        sha256 = spec.entry.sha256 if spec.entry else None
+        return Remote(spec.repo, spec.file, spec.revision, sha256)
+    kind = re.escape(spec.quantization or "")
+    named_so = re.compile(rf"(?<![A-Z0-9]){kind}(?![A-Z0-9_])", re.IGNORECASE)
+    fitting = [name for name in files(spec.repo, spec.revision) if named_so.search(name)]
+    if not fitting:
+        return None
+    return Remote(spec.repo, min(fitting, key=len), spec.revision)
 
 
-def _base(spec: Spec) -> ModelFile | None:
-    """The catalog's own file of a model, from which others are quantized, if it is here."""
-    return (
-        locate(catalog.parse(spec.entry.name)) if spec.entry and spec.source != SYNTHETIC else None
-    )
+def _original(spec: Spec) -> ModelFile | None:
+    """The catalog's own file of a model, if it is here: others are quantized from it."""
+    if not spec.entry or spec.source == SYNTHETIC:
+        return None
+    return locate(catalog.parse(spec.entry.name))
+
+
+def _source_when_made(spec: Spec) -> str:
+    return SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED
 
 
 def _made_path(spec: Spec) -> Path | None:
-    """The path of a model that the lab makes: SOURCE--NAME--QUANTIZATION.gguf; None for others."""
-    if (
-        not spec.entry
-        or not spec.quantization
-        or not (spec.source == SYNTHETIC or spec.is_requantized)
-    ):
+    """The path of a model that the lab makes; None for others."""
+    if not spec.entry or not spec.quantization:
         return None
-    source = SYNTHETIC if spec.source == SYNTHETIC else REQUANTIZED
-    return cache_folder() / f"{source}--{spec.entry.name}--{spec.quantization}.gguf"
+    if spec.source != SYNTHETIC and not spec.is_requantized:
+        return None
+    return _target(spec)
+
+
+def _target(spec: Spec) -> Path:
+    """The path of a made model: SOURCE--NAME--QUANTIZATION.gguf."""
+    return cache_folder() / f"{_source_when_made(spec)}--{spec.name}--{spec.quantization}.gguf"

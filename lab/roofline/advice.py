@@ -22,8 +22,8 @@ from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
 from lab.roofline import step_kernels
-from lab.roofline.step_prediction import StepPrediction
 from lab.roofline.probes import used_types
+from lab.roofline.step_prediction import StepPrediction
 from lab.runner.as_options import options
 
 if TYPE_CHECKING:

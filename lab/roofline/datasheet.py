@@ -221,7 +221,7 @@ def parts_of(
 def case_for(
     model: Model, settings: Settings, device: Device, phase: str, n: int, n_past: int = 0
 ) -> Case:
-    """The case of a prediction: a prompt of n tokens, or a token after n. LabError as `parts_of`."""
+    """The case of a prediction: a prompt of n tokens, or a token after n."""
     types = settings.type_k, settings.type_v
     return Case(
         phase,
@@ -406,7 +406,7 @@ class PublishedRate(NamedTuple):
 
 
 def published_rates(device: Device, model: Model) -> list[PublishedRate]:
-    """What others measured on this device with this model and quantization, without doubtful rows."""
+    """What others measured on this device with this model and quantization, if it is clean."""
     wanted = {
         "device": device.name,
         "model": model.name,

@@ -1,14 +1,15 @@
 """A fit to the runs of a machine that predicts other runs, and the errors of these predictions.
 
-The fit: a phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one for decode), plus a
-cost of every layer per step (thread synchronization) and per token (norms, activations, copies). No cost is negative. A
-setup with runs of its own is corrected by their mean deviation. All runs of one setup at one length are one point:
-their median.
+The fit: a phase takes its kernels' least time, times a factor of at least 1 (one for prefill, one
+for decode), plus a cost of every layer per step (thread synchronization) and per token (norms,
+activations, copies). No cost is negative. A setup with runs of its own is corrected by their mean
+deviation. All runs of one setup at one length are one point: their median.
 
-The errors: points are held out of the fit and predicted from the others. Each kind of extrapolation has a variance: the
-mean squared error of the points held out in this way, combined with a figure of the benchmark (PRIOR). Predictions
-without extrapolation and differences between sessions have one too; points of disturbed runs add theirs by their share.
-The variances that apply to a prediction are added.
+The errors: points are held out of the fit and predicted from the others. Each kind of extrapolation
+has a variance: the mean squared error of the points held out in this way, combined with a figure of
+the benchmark (PRIOR). Predictions without extrapolation and differences between sessions have one
+too; points of disturbed runs add theirs by their share. The variances that apply to a prediction
+are added.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ PRIOR = {
     QUANTIZATION: {PREFILL: 0.10, DECODE: 0.10},
     SETTINGS: {PREFILL: 0.12, DECODE: 0.12},
 }
-"""Standard deviations of log(measured / predicted); of LONGER and SHORTER for one doubling of the length.
+"""Standard deviations of log(measured / predicted); of LONGER and SHORTER for one doubling.
 
-Measured on two virtual cores of an EPYC, and rounded up. tests/bench/held_out.py: other lengths 0.06; Q4_0 and Q8_0
-from Q4_1 0.10; 3B models from small ones 0.02 in prefill and 0.11 in decode. The samples in results/: sessions 0.04
-in prefill and 0.08 in decode; longer prompts 0.08 and 0.02; shorter ones 0.12 and 0.04. DISTURBED: between sessions of
-one thread while other processes used 1.5 of the two cores, 0.28 and 0.25. Other settings were not measured: they count
-as another model does.
+Measured on two virtual cores of an EPYC, and rounded up. tests/bench/held_out.py: other lengths
+0.06; Q4_0 and Q8_0 from Q4_1 0.10; 3B models from small ones 0.02 in prefill and 0.11 in decode.
+The samples in results/: sessions 0.04 in prefill and 0.08 in decode; longer prompts 0.08 and 0.02;
+shorter ones 0.12 and 0.04. DISTURBED: between sessions of one thread while other processes used 1.5
+of the two cores, 0.28 and 0.25. Other settings were not measured: they count as another model does.
 """
 
 PRIOR_WEIGHT = 4  # a figure of PRIOR counts as this number of groups of held-out points
@@ -67,7 +68,7 @@ Setup = tuple[object, ...]
 
 
 class Step(NamedTuple):
-    """A step of one sequence: its tokens, those before them, and how many of its tokens get logits."""
+    """A step of one sequence: its tokens, those before them, and how many get logits."""
 
     n_tokens: int
     n_past: int
@@ -239,7 +240,10 @@ class Learned:
         return math.exp(DEVIATIONS * math.sqrt(variance))
 
     def fastest(self, phase: str) -> float:
-        """The smallest ratio of a point to its kernels' least time: 1, or less if ceilings are too low."""
+        """The smallest ratio of a point to its kernels' least time, at most 1.
+
+        Less than 1 shows that ceilings are too low.
+        """
         ratios = [point.seconds / point.costs.kernels_s for point in self.points_of(phase)]
         return min(1.0, *ratios)
 
@@ -327,7 +331,10 @@ def fit(points: Sequence[Point]) -> Fit:
 
 
 def corrections_of(common: Fit, points: Sequence[Point]) -> dict[Setup, float]:
-    """The geometric mean of measured over fitted times of each setup, and of a 1: few points count little."""
+    """The geometric mean of measured over fitted times of each setup.
+
+    A ratio of 1 counts as one more point, so that few points correct little.
+    """
     ratios: dict[Setup, list[float]] = {}
     for point in points:
         ratio = point.seconds / common.seconds(point.case, point.costs)
@@ -365,7 +372,7 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
 def prompt_steps(
     n_tokens: int, settings: Settings, n_past: int = 0, n_outputs: int = 1
 ) -> list[Step]:
-    """The steps of a prompt after n_past tokens, each of up to n_ubatch; the last one has n_outputs."""
+    """The steps of a prompt after n_past tokens; the last one has n_outputs."""
     n_ubatch = max(1, settings.n_ubatch)
     steps = []
     for start in range(0, n_tokens, n_ubatch):
@@ -426,7 +433,7 @@ def model_label(model: Model) -> str:
 
 
 def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
-    """The fit to runs of this machine with the same offload and devices. LabError if there are too few."""
+    """The fit to runs of this machine with this offload. LabError if there are too few."""
     runs = list[Point]()
     models = set[str]()
     n_records = 0

@@ -49,7 +49,7 @@ class PhaseTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """A phase that is predicted beyond what was measured; `factor` widens its range to both sides."""
+    """A phase that is predicted beyond what was measured; `factor` widens its range."""
 
     case: Case
     coverage: Coverage
@@ -79,7 +79,7 @@ class Prediction:
     """A request on a device, in seconds: the theoretical limit, the expected time and the range.
 
     A limit or an expected time that is not known is None, such a range NaN. `device` is None for
-    this machine, and `learned` and `ceilings` are what its prediction comes from. `is_measured`: the
+    this machine; `learned` and `ceilings` are what its prediction comes from. `is_measured`: the
     range is that of runs on this machine. `chance`: the probability that it keeps some limits.
     """
 
@@ -152,6 +152,24 @@ def middle_of(n_prompt: int, n_gen: int) -> int:
     return n_prompt + max(0, n_gen - 2) // 2
 
 
+def of_phases(
+    model: Model, n_prompt: int, n_gen: int, prefill: PhaseTime, token: PhaseTime, **fields: Any
+) -> Prediction:
+    """The prediction of a request from the times of its phases."""
+    return Prediction(
+        model,
+        n_prompt,
+        n_gen,
+        prefill.limit_s,
+        prefill.range_s,
+        token.limit_s or math.nan,
+        token.range_s,
+        prefill.expected_s,
+        token.expected_s,
+        **fields,
+    )
+
+
 # A device of the datasheets
 
 
@@ -163,18 +181,7 @@ def on_device(
     prefill = published_phase(datasheet.case_for(model, settings, device, PREFILL, n_prompt))
     token_case = datasheet.case_for(model, settings, device, DECODE, middle)
     token = published_phase(token_case)
-    row = Prediction(
-        model,
-        n_prompt,
-        n_gen,
-        prefill_limit_s=prefill.limit_s,
-        prefill_s=prefill.range_s,
-        tpot_limit_s=token.limit_s or math.nan,
-        tpot_s=token.range_s,
-        prefill_expected_s=prefill.expected_s,
-        tpot_expected_s=token.expected_s,
-        device=device,
-    )
+    row = of_phases(model, n_prompt, n_gen, prefill, token, device=device)
     if users > 1:
         types = settings.type_k, settings.type_v
         cases = []
@@ -236,11 +243,11 @@ class Here:
         layers = probing.layers(machine, self.model, self.settings)
         return step_kernels.roof(self.ceilings, layers)
 
-    def limit_s(self, step: Step, others: Sequence[cost.Span] = ()) -> float:
+    def limit_s(self, step: Step, other_spans: Sequence[cost.Span] = ()) -> float:
         """The least seconds of a step, by the machine's best rates."""
         settings = self.settings
         types = settings.type_k, settings.type_v
-        work = step_kernels.step_cost(self.model, *step, *types, others)
+        work = step_kernels.step_cost(self.model, *step, *types, other_spans)
         return max(work.n_bytes / self.roof.gbps, work.flops / self.roof.gflops) / 1e9
 
     def case_of(self, phase: str, length: int) -> Case:
@@ -284,16 +291,12 @@ class Here:
         doubts = [probing.doubts(self.ceilings), self.doubts(PREFILL), self.doubts(DECODE)]
         if extrapolations:
             doubts.append((shown.EXTRAPOLATED,))
-        row = Prediction(
+        row = of_phases(
             self.model,
             n_prompt,
             n_gen,
-            prefill_limit_s=prefill.limit_s,
-            prefill_s=prefill.range_s,
-            tpot_limit_s=token.limit_s or math.nan,
-            tpot_s=token.range_s,
-            prefill_expected_s=prefill.expected_s,
-            tpot_expected_s=token.expected_s,
+            prefill,
+            token,
             extrapolations=extrapolations,
             doubts=shown.all_of(doubts),
             learned=self.learned,
@@ -301,12 +304,13 @@ class Here:
         )
         if users == 1:
             return row
-        others = [(1, middle)] * (users - 1)
+        other_spans = [(1, middle)] * (users - 1)
         fit = self.learned.fit
         steps = StepPrediction(self.model, self.settings, self.ceilings, fit, self.learned.n_runs)
         one_s = steps.seconds(1, middle, 1)
-        all_s = steps.seconds(1, middle, users, others)
-        return for_users(row, users, one_s, all_s, self.limit_s(Step(1, middle, users), others))
+        all_s = steps.seconds(1, middle, users, other_spans)
+        limit_s = self.limit_s(Step(1, middle, users), other_spans)
+        return for_users(row, users, one_s, all_s, limit_s)
 
 
 class Evidence(NamedTuple):
@@ -344,13 +348,13 @@ def on_this_machine(
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     """This machine and the settings, for a model (a SPEC); its file is not needed."""
     with Worker() as worker:
-        found = obtain.find(worker, model)
+        shape = obtain.find(worker, model)
         plan = make_plan(worker, [1], 1, 1, **settings)
     chosen = plan.settings
     is_default = settings.get("n_gpu_layers") is None
-    if chosen.n_gpu_layers and is_default and found.n_layer is not None:
-        chosen = dataclasses.replace(chosen, n_gpu_layers=found.n_layer + 1)
-    return dataclasses.replace(plan, model=found, settings=chosen)
+    if chosen.n_gpu_layers and is_default and shape.n_layer is not None:
+        chosen = dataclasses.replace(chosen, n_gpu_layers=shape.n_layer + 1)
+    return dataclasses.replace(plan, model=shape, settings=chosen)
 
 
 def request_on(device: str, model: str, n_prompt: int, n_gen: int, folder: Path) -> Prediction:

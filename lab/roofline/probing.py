@@ -15,17 +15,34 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.core import results, shown
+from lab.core import results, shell, shown
 from lab.core.memory import layers as offloaded_layers, shares
 from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Record, Settings
 from lab.errors import LabError
+from lab.models import catalog
 from lab.roofline import probes
 from lab.roofline.probes import READ, Kernel, Key, key
-from lab.runner import machine
+from lab.runner import as_options, machine
 
 Say = Callable[[str], None]
 CPU = "CPU"  # what llama.cpp calls the device whose name is None here
 HERE = "this machine"
+
+OF_KERNELS = (
+    "--model",
+    "--threads",
+    "--threads-batch",
+    "--ubatch",
+    "--flash-attn",
+    "--cache-type-k",
+    "--cache-type-v",
+    "--no-repack",
+    "--device",
+    "--n-gpu-layers",
+    "--n-cpu-moe",
+    "--no-kv-offload",
+)
+"""The options that decide which kernels a run uses, and on which device."""
 
 SAME_IN = {
     "cpu": "CPU",
@@ -198,6 +215,24 @@ def lines(ceilings: Ceilings | None) -> list[Ceilings]:
     if ceilings is None:
         return []
     return [dataclasses.replace(of_device, others=None) for of_device in each_device(ceilings)]
+
+
+def commands(records: Sequence[Record]) -> list[str]:
+    """The commands that measure the ceilings of runs, with what decides which kernels they use."""
+    lines = []
+    for record in records:
+        arguments: list[str] = []
+        for name, *values in as_options.options(record):
+            if name == "--model" and record.model.source == catalog.FILE:
+                arguments += [name, "FILE"]
+            elif name == "--lib":
+                arguments += [name, "FOLDER"]
+            elif name == "--threads" and record.settings.n_threads == machine.default_threads():
+                continue
+            elif name in OF_KERNELS:
+                arguments += [name, *values]
+        lines.append(shell.lab("ceilings", *arguments))
+    return list(dict.fromkeys(lines))
 
 
 # What is known of a place

@@ -1,4 +1,4 @@
-"""What steps of a model should take on this machine: their kernels at their ceilings, and the fit of learning.py.
+"""What steps should take on this machine, by their kernels' ceilings and the fit of learning.py.
 
 With the script of an experiment it gives a table of steps like that of a run which was made.
 """
@@ -35,16 +35,16 @@ class StepPrediction:
     n_runs: int  # behind the fit
 
     def seconds(
-        self, n_tokens: int, n_past: int, n_outputs: int, others: Sequence[cost.Span] = ()
+        self, n_tokens: int, n_past: int, n_outputs: int, other_spans: Sequence[cost.Span] = ()
     ) -> float | None:
         """Seconds of a step, as described by `cost.step`; None for an unknown cost or ceiling."""
         try:
             kernels = step_kernels.total(
-                self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, others
+                self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, other_spans
             )
         except LabError:
             return None
-        n_all = n_tokens + sum(n for n, _ in others)
+        n_all = n_tokens + sum(n for n, _ in other_spans)
         n_layer = self.model.n_layer or 0
         costs = Costs(kernels.total_s, n_layer, n_layer * n_all * learning.width_of(self.model))
         # A step of one token is like decode, a step of many tokens like prefill.
@@ -92,15 +92,15 @@ class StepPrediction:
         """When an operation ends: after all pieces that llama.cpp cuts it into."""
         end_s = start_s
         for piece in pieces(parts, positions, self.settings):
-            (n_tokens, n_past), *others = piece.spans
-            seconds = self.seconds(n_tokens, n_past, piece.n_outputs, others)
+            (n_tokens, n_past), *other_spans = piece.spans
+            seconds = self.seconds(n_tokens, n_past, piece.n_outputs, other_spans)
             if seconds is None:
                 return None
             end_s += seconds
-            end_s += self._masked_s(n_tokens, others)
+            end_s += self._masked_s(n_tokens, other_spans)
         return end_s
 
-    def _masked_s(self, n_tokens: int, others: Sequence[cost.Span]) -> float:
+    def _masked_s(self, n_tokens: int, other_spans: Sequence[cost.Span]) -> float:
         """Seconds of attention that is computed and masked, beside what `seconds` counts.
 
         In a shared cache every token's attention is computed over the cells of all sequences, and
@@ -111,9 +111,9 @@ class StepPrediction:
         settings = self.settings
         is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
         is_tiled = settings.kv_unified and settings.n_gpu_layers == 0 and is_flash
-        if not is_tiled or not others or n_tokens + len(others) < TILE:
+        if not is_tiled or not other_spans or n_tokens + len(other_spans) < TILE:
             return 0.0
-        n_cells = sum(n_past for _, n_past in others)
+        n_cells = sum(n_past for _, n_past in other_spans)
         tile = step_kernels.total(self.model, settings, self.ceilings, TILE, n_cells, 0)
         return tile.attention_s
 
@@ -154,9 +154,9 @@ def pieces(
     (llama-batch.cpp, 0c1e570, split_simple). Separate caches get equally many tokens of each
     sequence (split_equal): first one of each, then the rest of the longest.
     """
-    remainders = []
-    for part in parts:
-        remainders.append(Remainder(positions[part.sequence], part.n_tokens, part.n_outputs))
+    remainders = [
+        Remainder(positions[part.sequence], part.n_tokens, part.n_outputs) for part in parts
+    ]
     if len(parts) > 1 and not settings.kv_unified:
         first_tokens = [(1, left.n_past) for left in remainders]
         n_outputs = sum(left.n_outputs >= left.n_tokens for left in remainders)
@@ -193,7 +193,10 @@ def piece_between(remainders: Sequence[Remainder], start: int, end: int) -> Piec
 def prediction_for(
     record: Record, known_ceilings: Sequence[Ceilings], runs: Sequence[Record]
 ) -> StepPrediction | None:
-    """The prediction for a record's setup, from plain runs of other sessions; None without ceilings."""
+    """The prediction for a record's setup, from plain runs of other sessions.
+
+    None without ceilings.
+    """
     ceilings = probing.known(known_ceilings, probing.place_of_record(record))
     if ceilings is None:
         return None

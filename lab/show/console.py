@@ -58,7 +58,7 @@ TEXT_COLUMNS = {
 
 GIVES_WAY = (
     "TTFT\ns",  # if there is a column of prefill, which implies it
-    *("prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "threads", "buffer"),
+    *("prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "buffer", "threads"),
     *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", "decode\ntokens/s"),
 )
 """Headings of the columns that a narrow terminal hides, in this order. Other columns imply the first ones."""

@@ -290,6 +290,8 @@ def _in_words(row: pd.Series, names: Sequence[str]) -> list[str]:
         if name in ("model", "server", "machine", "variant"):
             text = short_name(text) if name == "model" else text
             words.append(f"client {text}" if name == "machine" and is_request(row) else text)
+        elif name == "system_info":
+            words.append(plural(text.count("= 1"), "CPU instruction set"))
         else:
             words.append(f"{name} {text if len(text) <= 40 else f'{text[:12]}...'}")
     return words

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     click.option(
         "--device",
         "-d",
-        help="Devices to explain, or kinds to rank (laptop, apple, ...), with commas; here: this machine.",
+        help="Devices to explain, or kinds to rank (laptop, apple, ...), with commas;"
+        " here: this machine.",
     ),
     click.option(
         "--all", "shows_all", is_flag=True, help="Show all devices, not only the fastest 15."
@@ -64,13 +65,15 @@ def predict(
       lab predict -m llama-3.1-8b -d rtx-4090,m4   # these, explained
       lab predict -m llama-3.2-3b:Q4_0 -d here     # this machine, explained
 
-    Needs no model file: a name of the list is enough, several with commas. Without --device, or with a kind of devices,
-    it ranks them: what fits comes first, the fastest at the top, with 90 % ranges. This machine is among them with its
-    measured times, or with a prediction from its ceilings.
+    Needs no model file: a name of the list is enough, several with commas. Without --device, or
+    with a kind of devices, it ranks them: what fits comes first, the fastest at the top, with 90 %
+    ranges. This machine is among them with its measured times, or with a prediction from its
+    ceilings.
 
-    For each device that --device names it prints the theoretical limit, a range to expect, and the basis of that range
-    for each prompt length. On this machine the range is wider for prompts longer than those measured here and for other
-    models, quantizations or settings. For another device it is learned from what others published.
+    For each device that --device names it prints the theoretical limit, a range to expect, and the
+    basis of that range for each prompt length. On this machine the range is wider for prompts
+    longer than those measured here and for other models, quantizations or settings. For another
+    device it is learned from what others published.
     """
     from lab.features.predict import prediction, tables
     from lab.features.predict.slo import parse_slo

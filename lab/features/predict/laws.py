@@ -1,10 +1,10 @@
-"""Predictions as numbers: what a page needs to predict any request as `lab predict` does, without Python.
+"""Predictions as numbers: what a page needs to predict as `lab predict` does, without Python.
 
 A prediction is a sum over steps. The time of a step's weights depends only on its number of tokens:
 a table has them all. Attention depends on the positions too: its probed points are kept, and
-interpolated as step_kernels.py does. The other numbers are the coefficients of the fit (learning.py)
-or of the published rates (datasheet.py), the errors, and the FLOPs and bytes of a model
-(lab/core/cost.py). lab/show/explore.js computes with them.
+interpolated as step_kernels.py does. The other numbers are the coefficients of the fit
+(learning.py) or of the published rates (datasheet.py), the errors, and the FLOPs and bytes of a
+model (lab/core/cost.py). lab/show/explore.js computes with them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ what was trained)."""
 MOST_UBATCH = 16_384
 MOST_LAYERS = 10_000
 MOST_SIZE = 10_000_000
-"""Larger numbers in records are errors: tokens of a step, layers of a model, its other sizes."""
+"""Larger numbers in records are errors: tokens of a step, layers of a model, its other sizes.
+
+A file may hold anything.
+"""
+
+SIZES = ("n_embd", "n_ff", "n_head", "n_head_kv", "head_dim", "n_vocab")
 
 COUNTED = ("type_k", "type_v", "n_ubatch", "n_batch", "flash_attn", "flash_attn_resolved")
 """The settings that the numbers of `shape_of` depend on."""
@@ -105,20 +110,17 @@ def laws(
 
 
 def has_possible_sizes(record: Record) -> bool:
-    """Whether the sizes of a model and of its steps are those of real ones: a file may hold anything."""
+    """Whether the sizes of a model and of its steps are in the range of real ones."""
     model = record.model
-    for size in (
-        model.n_embd,
-        model.n_ff,
-        model.n_head,
-        model.n_head_kv,
-        model.head_dim,
-        model.n_vocab,
-    ):
-        if size is not None and not 0 < size <= MOST_SIZE:
-            return False
+    sizes = [getattr(model, name) for name in SIZES]
+    known_sizes = [size for size in sizes if size is not None]
     has_possible_layers = 0 <= (model.n_layer or 0) <= MOST_LAYERS
-    return has_possible_layers and 0 < record.settings.n_ubatch <= MOST_UBATCH
+    has_possible_ubatch = 0 < record.settings.n_ubatch <= MOST_UBATCH
+    return (
+        all(0 < size <= MOST_SIZE for size in known_sizes)
+        and has_possible_layers
+        and has_possible_ubatch
+    )
 
 
 def is_counted(record: Record) -> bool:
@@ -227,7 +229,7 @@ def flops_of(products: Sequence[cost.Product]) -> list[float]:
 
 
 def weights_of(products: Sequence[cost.Product]) -> list[list[float]]:
-    """[share of the experts that a token uses, bytes for all tokens, bytes for those with logits]."""
+    """[share of the experts that a token uses, bytes for all tokens, bytes for outputs]."""
     rows: dict[float, list[float]] = {}
     for product in products:
         share = 1.0
@@ -244,7 +246,7 @@ def is_of_outputs(product: cost.Product) -> bool:
 
 
 def contexts_of(model: Model, settings: Settings, n_ctx: int) -> list[tuple[float, ...]]:
-    """Tokens, bytes of the cache and of the compute buffer: points between which they are linear."""
+    """Points of tokens, bytes of cache and of compute buffer, linear between them."""
     points: list[tuple[float, ...]] = []
     for n in range(0, n_ctx + memory.PADDING, memory.PADDING):
         of_length = dataclasses.replace(settings, n_ctx=n, n_seq_max=1)
@@ -312,7 +314,7 @@ def law_of_runs(
     def law(model: Model) -> Numbers:
         settings = record.settings
         place = probing.place_of(record.machine, model, settings)
-        best = probing.need(ceilings, place, "this machine")
+        best = probing.need(ceilings, place, "these runs")
         learned = learning.learn(runs, best, learning.offload_of(model, settings))
         return of_place(model, settings, best, learned)
 
@@ -397,7 +399,7 @@ def fit_of(phase: str, model: Model, settings: Settings, learned: Learned) -> Nu
     deviation = math.log(learned.factor(case)) / learning.DEVIATIONS
     return {
         "factor": fit.prefill_factor if phase == PREFILL else fit.decode_factor,
-        "own": fit.correction(case),
+        "correction": fit.correction(case),
         "variance": deviation**2,  # at a measured length
         "longer": learned.variance(phase, learning.LONGER),
         "shorter": learned.variance(phase, learning.SHORTER),

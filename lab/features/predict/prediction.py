@@ -40,11 +40,11 @@ def predict(
         lab.predict("1000", 200, "llama-3.2-3b", device="rtx-4090")[0].tpot_s
         lab.predict("8000", 300, "llama-3.1-8b:Q4_K_M")[:5]  # the fastest devices
 
-    Without `device` it ranks all devices of models/devices.toml, and this machine: by runs of such a
-    request in the folder `results`, otherwise by its ceilings and runs there. `device` names some
-    devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and models
-    with commas. The answers of `users` are decoded together. LabError for an unknown name, and if
-    "here" lacks ceilings or runs.
+    Without `device` it ranks all devices of models/devices.toml, and this machine: by runs of such
+    a request in the folder `results`, otherwise by its ceilings and runs there. `device` names some
+    devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and
+    models with commas. The answers of `users` are decoded together. LabError for an unknown name,
+    and if "here" lacks ceilings or runs.
     """
     lengths = parse_lengths(prompt_len)
     prediction.check(max(lengths), gen, users)
@@ -52,17 +52,14 @@ def predict(
     rows = list[Prediction]()
     for spec in names_in(model):
         plan = prediction.plan_for(spec, settings)
-        for found in devices_in(names):
-            for n_prompt in lengths:
-                rows.append(
-                    prediction.on_device(plan.model, plan.settings, found, n_prompt, gen, users)
-                )
+        for listed in devices_in(names):
+            for n in lengths:
+                row = prediction.on_device(plan.model, plan.settings, listed, n, gen, users)
+                rows.append(row)
         if HERE in names:
             evidence = prediction.evidence_in(Path(results))
-            if device is None:
-                rows += ranked_here(plan, lengths, gen, users, evidence)
-            else:
-                rows += prediction.on_this_machine(plan, lengths, gen, users, evidence)
+            on_this = prediction.on_this_machine if device else ranked_here
+            rows += on_this(plan, lengths, gen, users, evidence)
     if slo is not None:
         rows = [dataclasses.replace(row, chance=chance(row, slo)) for row in rows]
     return sorted(rows, key=lambda row: (lengths.index(row.n_prompt), *speed_order(row)))
@@ -82,14 +79,14 @@ def names_in(text: str) -> list[str]:
 
 def devices_in(names: Sequence[str]) -> list[Device]:
     """The devices of the datasheets that names and kinds stand for, each once."""
-    found: dict[str, Device] = {}
+    by_name: dict[str, Device] = {}
     for name in names:
         if name == HERE:
             continue
         for member in devices.names_of(name) or [name]:
             device = devices.find_device(member)
-            found[device.name] = device
-    return list(found.values())
+            by_name[device.name] = device
+    return list(by_name.values())
 
 
 def ranks(device: str | None) -> bool:

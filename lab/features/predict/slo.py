@@ -1,4 +1,4 @@
-"""Limits for the times of a request (service level objectives), as `lab predict --slo` takes them."""
+"""Limits for the times of a request (service level objectives), and the chance to keep them."""
 
 from __future__ import annotations
 
