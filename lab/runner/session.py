@@ -108,14 +108,15 @@ class _Loop:
             if not self.engine.warm:
                 yield from self._warm_up()
             elif self.engine.round == repeat:
-                yield self._next_run()
+                yield from self._next_run()
             elif self._is_out_of_time():
                 break
             else:
                 self.engine.renew()
 
-    def _next_run(self) -> tuple[Settings, Run]:
-        """The next run of the list, or the record of its failure."""
+    def _next_run(self) -> Iterator[tuple[Settings, Run]]:
+        """The next run of the list, or the record of its failure, which is kept before the engine
+        starts again: that may fail too."""
         repeat, case = self.todo.pop(0)
         try:
             run = self.engine.run(case, repeat)
@@ -123,11 +124,12 @@ class _Loop:
             settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
             if run.warmup:  # the engine found a setting that works: try again
                 self.todo.insert(0, (repeat, case))
+            yield settings, run
             if isinstance(problem, WorkerDied):  # after other failures the engine can continue
                 self.engine.renew()
-            return settings, run
-        self.done.append((case, run))
-        return self.engine.settings, run
+        else:
+            self.done.append((case, run))
+            yield self.engine.settings, run
 
     def _is_out_of_time(self) -> bool:
         """Whether `--max-minutes` forbids a new round."""
