@@ -1,17 +1,18 @@
-"""A null server of many behaviours: a server without a model, whose every event is sent at a known time.
+"""A null server of many behaviours: a server without a model, whose every event is sent at a known
+time.
 
     with null_server(NullSettings()) as server:
         Client(access(server.url))
 
-It answers like an OpenAI-compatible server. Each of its models behaves in its own way. A word is a token; a chat has
-TEMPLATE_TOKENS more. So what a client reports can be held against what was sent: events are scheduled by one clock,
-from the moment at which the request was whole, and `sent()` says when each was due and really sent. Models may also
-misbehave:
+It answers like an OpenAI-compatible server. Each of its models behaves in its own way. A word is a
+token; a chat has TEMPLATE_TOKENS more. So what a client reports can be held against what was sent:
+events are scheduled by one clock, from the moment at which the request was whole, and `sent()` says
+when each was due and really sent. Models may also misbehave:
 
-429, 500, 400 (statuses), html (a page), error (an error inside a 200), late error (after some events), wrong JSON, half
-a line, cut off (no end), lost (the connection closes in the middle), endless line, stall (nothing after the first
-event), never (no answer), whole (not streamed, though asked), echo (a 400 that quotes the headers), dies (the server's
-process ends).
+429, 500, 400 (statuses), html (a page), error (an error inside a 200), late error (after some
+events), wrong JSON, half a line, cut off (no end), lost (the connection closes in the middle),
+endless line, stall (nothing after the first event), never (no answer), whole (not streamed, though
+asked), echo (a 400 that quotes the headers), dies (the server's process ends).
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class NullServer:
     pid: int
 
     def sent(self) -> dict[str, Any]:
-        """`n_requests` for tokens; of each of the `streams` its seed, and of its events `due_ns` and `sent_ns`."""
+        """`n_requests` for tokens; of each of the `streams` its seed, and of its events `due_ns`
+        and `sent_ns`."""
         with urllib.request.urlopen(f"{self.url.removesuffix('/v1')}/null/sent") as answer:
             return dict(json.load(answer))
 
@@ -209,7 +211,8 @@ def null_server(settings: NullSettings) -> Iterator[NullServer]:
 
 
 def serve() -> None:
-    """The child's end: read the settings, print the process id and the port, answer until stdin closes."""
+    """The child's end: read the settings, print the process id and the port, answer until stdin
+    closes."""
     running = _Running(from_json(NullSettings, sys.stdin.readline()))
     end_with_parent()
     loop = asyncio.SelectorEventLoop(

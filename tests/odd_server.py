@@ -1,4 +1,5 @@
-"""A server that answers as it is told to, byte for byte: what real servers, proxies and other programs do wrong."""
+"""A server that answers as it is told to, byte for byte: what real servers, proxies and other
+programs do wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class OddServer:
 
 @contextmanager
 def raw_server(answers: Iterable[Iterable[bytes]]) -> Iterator[str]:
-    """A server that writes the next of these answers, piece by piece, to whoever asks, and hangs up; its address."""
+    """A server that writes the next of these answers, piece by piece, to whoever asks, and hangs
+    up; its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def write(peer: socket.socket, pieces: Iterable[bytes]) -> None:

@@ -3,9 +3,9 @@
     with llama_server(model, "--threads", "1", "--ctx-size", "2048") as server:
         ask(server.url)
 
-They listen on 127.0.0.1, on a port that the system chooses. llama-server comes in two builds: `llama_server` is the one
-of the llama.cpp on which the lab runs (built in minutes where it is not there yet), `wheel_server` the one inside the
-xllamacpp wheel.
+They listen on 127.0.0.1, on a port that the system chooses. llama-server comes in two builds:
+`llama_server` is the one of the llama.cpp on which the lab runs (built in minutes where it is not
+there yet), `wheel_server` the one inside the xllamacpp wheel.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class RealServer:
 
 
 def llama_server(model: Path, *options: str) -> AbstractContextManager[RealServer]:
-    """llama-server on the shared libraries of the installed llama-cpp-python, with these options of its own."""
+    """llama-server on the shared libraries of the installed llama-cpp-python, with these options of
+    its own."""
     program = str(llama_bench.program("llama-server"))
     command = [program, "--model", str(model), "--alias", NAME, *_ANYWHERE, "--offline", *options]
     return _running(command, "/health", llama_bench.environment())
@@ -57,7 +58,8 @@ def wheel_server(model: Path, *options: str) -> AbstractContextManager[RealServe
 
 
 def llama_cpp_server(model: Path, *options: str) -> AbstractContextManager[RealServer]:
-    """llama-cpp-python's own server, which does not end an answer because another request arrives."""
+    """llama-cpp-python's own server, which does not end an answer because another request arrives.
+    """
     command = [
         sys.executable,
         "-m",

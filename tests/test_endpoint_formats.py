@@ -1,6 +1,7 @@
 """What servers stream, read as their published formats say.
 
-Each stream is written here from the named source; none was recorded. A piece is what one write of the server holds.
+Each stream is written here from the named source; none was recorded. A piece is what one write of
+the server holds.
 """
 
 import json
@@ -15,6 +16,7 @@ from lab.core.request import (
     DONE,
     ERROR,
     ERROR_INSIDE,
+    IMPOSSIBLE,
     OTHER,
     PING,
     REASONING,
@@ -339,3 +341,24 @@ def test_fields_of_the_wrong_type_are_not_there(chunk: dict[str, Any]) -> None:
     whole(stream)
     assert not set(stream.events.kind) & {TEXT, REASONING, TOOL}
     assert stream.usage is None
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"usage": {"prompt_tokens": 10**30, "completion_tokens": 2}},
+        {"usage": {"prompt_tokens": 5, "completion_tokens": 2**63}},
+        {"timings": {"prompt_ms": 1e300, "predicted_n": 2}},
+        {"timings": {"prompt_ms": float("nan")}},
+    ],
+)
+def test_impossible_numbers_are_a_failure_with_a_reason(counts: dict[str, Any]) -> None:
+    stream = read(sse(delta({"content": "a"})), sse(delta({}, "stop", **counts)), sse("[DONE]"))
+    assert stream.failure == IMPOSSIBLE
+    assert stream.error == "the server counts more than is possible"
+    assert stream.usage is None and stream.timings is None
+
+
+def test_a_finish_reason_is_a_plain_word_or_other() -> None:
+    assert read(sse(delta({"content": "a"}, "tool_calls"))).finish_reason == "tool_calls"
+    assert read(sse(delta({"content": "a"}, "<script>"))).finish_reason == "other"

@@ -1,6 +1,7 @@
 """Every known trap of measuring endpoints, against a server whose answers are known.
 
-Times have one bound: the null server sends nothing early, so what arrived later than that is true on any machine.
+Times have one bound: the null server sends nothing early, so what arrived later than that is true
+on any machine.
 """
 
 import dataclasses

@@ -1,4 +1,5 @@
-"""Servers and proxies that do wrong: what is said of each, and that nothing secret or dangerous gets through."""
+"""Servers and proxies that do wrong: what is said of each, and that nothing secret or dangerous
+gets through."""
 
 from __future__ import annotations
 

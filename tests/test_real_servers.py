@@ -1,7 +1,8 @@
-"""Real servers with the embedded model: what they stream, cache and count is what the lab takes them to do.
+"""Real servers with the embedded model: what they stream, cache and count is what the lab takes
+them to do.
 
-llama-server is the one inside the xllamacpp wheel, or one that a benchmark built; llama_cpp.server is that of the
-llama-cpp-python on which the lab runs.
+llama-server is the one inside the xllamacpp wheel, or one that a benchmark built; llama_cpp.server
+is that of the llama-cpp-python on which the lab runs.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ Reached = dict[tuple[str, str], Server]
 
 @pytest.fixture(scope="module")
 def reached(llama: RealServer, python: RealServer) -> Iterator[Reached]:
-    """llama-server through both interfaces, and the other one as far as it differs, each examined once."""
+    """llama-server through both interfaces, and the other one as far as it differs, each examined
+    once."""
     with ExitStack() as stack:
         urls = {LLAMA: llama.url, PYTHON: python.url}
         yield {(name, api): stack.enter_context(connect(urls[name], api=api)) for name, api in ALL}
@@ -97,7 +99,8 @@ def ask_of(server: Server, n_prompt: int, n_gen: int) -> Ask:
 
 
 def as_it_is(ask: Ask, **fields: object) -> Ask:
-    """The same request, whose prompt does not change from one sending to the next; a field of None is left out."""
+    """The same request, whose prompt does not change from one sending to the next; a field of None
+    is left out."""
     changed = json.loads(ask.body) | fields
     kept = {name: value for name, value in changed.items() if value is not None}
     return dataclasses.replace(ask, nonce=None, body=json.dumps(kept))
@@ -297,7 +300,8 @@ def test_the_main_job_through_a_server(python: RealServer, tmp_path: Path) -> No
 def test_a_conversation_from_a_file_is_replayed_through_a_server(
     llama: RealServer, tmp_path: Path
 ) -> None:
-    """Its messages are sent, with the real answers between them; what the cache served is the server's own count."""
+    """Its messages are sent, with the real answers between them; what the cache served is the
+    server's own count."""
     said = [
         WORDS[:300],
         "How many ships came?",

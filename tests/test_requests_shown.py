@@ -43,7 +43,8 @@ def served(
     kinds: tuple[str, ...] = (TEXT,) * 5,
     **changes: Any,
 ) -> RequestRecord:
-    """A request whose five events come at first_ms and then after every gap_ms, and its counts at the end."""
+    """A request whose five events come at first_ms and then after every gap_ms, and its counts at
+    the end."""
     arrive = [round((first_ms + i * gap_ms) * MS) for i in range(5)]
     counted = None if n_tokens is None else (*n_tokens, 0)
     request = make_request(

@@ -1,4 +1,5 @@
-"""The main job through a server, against the null server: what is sent, kept, refused, said before, and given up."""
+"""The main job through a server, against the null server: what is sent, kept, refused, said before,
+and given up."""
 
 import dataclasses
 import itertools

@@ -147,12 +147,12 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
     setups = table.setups(table.runs(good))
     sentences = []
     for label, rows in setups:
-        for sentence in _doubts([good[index].request for index in rows.run]):
+        for sentence in doubts([good[index].request for index in rows.run]):
             sentences.append(f"{label}: {sentence}" if len(setups) > 1 else sentence)
     return sentences
 
 
-def _doubts(requests: Sequence[Request]) -> list[str]:
+def doubts(requests: Sequence[Request]) -> list[str]:
     """What successful requests of one setup do not show, or show of other work than was asked for.
     """
     figures_of = [figures(request) for request in requests]
@@ -341,7 +341,8 @@ SERVER_COLUMNS: Columns = (
 def _sentence(rows: pd.DataFrame) -> str:
     """A sentence on the longest prompt of a setup."""
     row = rows.iloc[-1]
-    first = f"The first token of {length(row.n_prompt)} prompt tokens arrives after {seconds(row.ttft_s)}"
+    ttft = seconds(row.ttft_s)
+    first = f"The first token of {length(row.n_prompt)} prompt tokens arrives after {ttft}"
     if not row.tpot_low_ms > 0:
         return f"{first}."
     if row.n_bounds:

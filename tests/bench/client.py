@@ -1,8 +1,9 @@
 """The timing error of the lab's client for servers: python -m tests.bench.client [STREAMS...]
 
-The null server sends events at known times, and the client stamps them. The error is the time from an event's sending
-to its stamp, with the kernel's loopback and the wake-up of the process. Wanted with 16 streams on 2 cores: a median of
-100 us, 99 % below 1 ms. Times of a server that are close to these errors are not reliable.
+The null server sends events at known times, and the client stamps them. The error is the time from
+an event's sending to its stamp, with the kernel's loopback and the wake-up of the process. Wanted
+with 16 streams on 2 cores: a median of 100 us, 99 % below 1 ms. Times of a server that are close to
+these errors are not reliable.
 """
 
 import sys
@@ -24,7 +25,8 @@ N_ROUNDS = 2
 def selftest(
     n_streams: int, n_tokens: int, gap_ms: float, n_rounds: int
 ) -> tuple[list[int], list[int]]:
-    """For each event its stamp minus the time of its sending, and how late the null server sent it, in ns."""
+    """For each event its stamp minus the time of its sending, and how late the null server sent it,
+    in ns."""
     options = (INCLUDE_USAGE, CONTINUOUS_USAGE)
     asked = [
         Asked(n_prompt=None, n_gen=n_tokens, seed=seed) for seed in range(n_streams * n_rounds)

@@ -1,0 +1,129 @@
+"""Volleys of requests: sent at the same moment, kept with their case, and shown beside runs in
+process."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.core import results
+from lab.core.record import OK
+from lab.core.request import RequestRecord
+from lab.features.batch import Batch
+from lab.remote import session
+from lab.remote.examination import connect
+from lab.remote.servers import Server
+from lab.remote.session import ServerPlan, execute, make_plan
+from lab.runner.cases import Case
+from lab.show import canvas, volleys
+from lab.show.section import Context
+from tests.conftest import make_record, make_run
+from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
+
+N_PROMPT = 30
+N_GEN = 6
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    behaviour = Behaviour(usage=RUNNING, first_ms=20.0, gap_ms=4.0)
+    settings = NullSettings(models={"null": behaviour}, n_slots=2)
+    with null_server(settings) as started, connect(started.url) as examined:
+        yield examined
+
+
+def plan_of(*sizes: int, repeat: int = 2) -> ServerPlan:
+    """Volleys of these sizes."""
+    cases = []
+    for n_seq in sizes:
+        sequences = (N_PROMPT + N_GEN,) * n_seq
+        setup = Batch(n_seq, is_shared=False)
+        cases.append(Case(N_PROMPT, N_GEN, experiment="batch", setup=setup, sequences=sequences))
+    plan = make_plan([N_PROMPT], N_GEN, repeat)
+    return dataclasses.replace(plan, cases=tuple(cases))
+
+
+@pytest.fixture(scope="module")
+def records(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[RequestRecord], Path]:
+    path = server.new_file(tmp_path_factory.mktemp("results"))
+    return list(execute(plan_of(1, 4), server, path, lambda status: None)), path
+
+
+def test_a_volley_is_sent_at_once_and_each_request_says_its_case(
+    records: tuple[list[RequestRecord], Path],
+) -> None:
+    requests, path = records
+    assert results.read([path]).requests == tuple(requests)
+    timed = [record for record in requests if record.is_timed]
+    assert len(timed) == 2 * (1 + 4)
+    of_four = [record for record in timed if record.case == {"n_seq": 4, "is_shared": False}]
+    assert {record.experiment for record in of_four} == {"batch"}
+    for repeat in (0, 1):
+        volley = [record for record in of_four if record.request.asked.repeat == repeat]
+        sent_ns = [record.request.sent_ns or 0 for record in volley]
+        first_end_ns = min(record.request.ended_ns or 0 for record in volley)
+        assert len(volley) == 4
+        assert max(sent_ns) - min(sent_ns) < first_end_ns  # all were in flight together
+
+
+def test_the_table_has_rates_in_total_and_per_user(
+    records: tuple[list[RequestRecord], Path],
+) -> None:
+    measured = volleys.volleys(records[0])
+    rows = volleys.summary(measured, volleys.runs_in_process([], "batch"))
+    assert rows.n_seq.tolist() == [1, 4]
+    assert rows.n_volleys.tolist() == [2, 2]
+    one, four = rows.itertuples()
+    assert one.ttft_s >= 0.02
+    assert four.last_ttft_s >= four.ttft_s
+    assert one.user_tps == pytest.approx(1e3 / one.tpot_ms, rel=0.2)
+    assert four.total_tps > 2 * one.total_tps
+
+
+def test_runs_in_process_stand_beside_them(
+    records: tuple[list[RequestRecord], Path],
+) -> None:
+    run = dataclasses.replace(
+        make_run(N_PROMPT, N_GEN),
+        experiment="batch",
+        case={"n_seq": 1, "is_shared": False},
+    )
+    context = Context(runs=[make_record(run)])
+    (section,) = volleys.chapters(records[0], context, "batch")
+    (part,) = section.parts
+    assert "in process:\ntotal" in part.headings
+    assert any("4 requests at once: " in sentence for sentence in part.sentences)
+    (picture,) = part.pictures
+    figure = canvas.drawn(picture.draw, picture.file_size)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["30 prompt tokens", "30 prompt tokens, in process"]
+    (wait,) = [line for line in part.warnings if "slot" in line]
+    assert wait == "The server has 2 slots, so 2 of 4 requests at once wait for one."
+
+
+def test_a_volley_with_a_failed_request_is_left_out(
+    records: tuple[list[RequestRecord], Path],
+) -> None:
+    requests = [record for record in records[0] if record.is_timed]
+    last = requests[-1]
+    failed = dataclasses.replace(last, request=dataclasses.replace(last.request, status="failed"))
+    n_before = len(volleys.volleys(requests))
+    assert len(volleys.volleys([*requests[:-1], failed])) == n_before - 1
+
+
+def test_a_plan_says_how_many_requests_it_sends(server: Server) -> None:
+    plan = plan_of(1, 4, repeat=3)
+    assert plan.n_requests == (1 + 4) * (3 + 1)
+    assert plan.summary.startswith("20 requests for up to 36 tokens each")
+    session.check(plan, server)
+
+
+def test_a_session_ends_at_its_deadline(server: Server, tmp_path: Path) -> None:
+    plan = dataclasses.replace(plan_of(1, repeat=1000), max_minutes=2 / 60)
+    path = server.new_file(tmp_path)
+    requests = list(execute(plan, server, path, lambda status: None))
+    assert 1 < len(requests) < 200
+    assert {record.status for record in requests[:-1]} == {OK}
