@@ -1,4 +1,4 @@
-"""The devices of models/devices.toml: every entry is whole, and a driver's words name the right one or none."""
+"""The devices of models/devices.toml: whole entries, and the right one for a name or a driver."""
 
 import re
 import tomllib
@@ -10,87 +10,92 @@ import pytest
 from lab.errors import LabError
 from lab.models import devices
 
-ENTRIES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
-    (Path(__file__).parent.parent / "models" / "devices.toml").read_text()
-)
+FILE = Path(__file__).parent.parent / "models" / "devices.toml"
+ENTRIES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(FILE.read_text())
 WHOLE = {"about": "a", "gbps": 100, "source": "b"}
 
 
+def test_devices_are_named_in_the_order_of_the_file() -> None:
+    names = list[str]()
+    for kind, entries in ENTRIES.items():
+        assert devices.names_of(kind) == tuple(entries)
+        names += entries
+    assert devices.kinds() == tuple(ENTRIES)
+    assert devices.names_of(" All ") == tuple(names)
+    assert devices.names_of("m4") == ()
+
+
 def test_no_two_devices_answer_to_one_name_or_to_that_of_a_kind() -> None:
-    names = [name for entries in ENTRIES.values() for name in entries]
-    assert len(names) == len(set(names)) == len(devices.devices())
-    assert not set(names) & {*ENTRIES, devices.ALL}
-    assert devices.kinds() == tuple(ENTRIES) and devices.names_of("all") == tuple(names)
-    assert all(devices.names_of(kind) == tuple(ENTRIES[kind]) for kind in ENTRIES)
-    abouts = [device.about for device in devices.devices().values()]
-    assert len(abouts) == len(set(abouts))
-    by_key: dict[str, set[str]] = {}
-    for device in devices.devices().values():
+    every_device = devices.devices().values()
+    names = {device.name for device in every_device}
+    assert len(names) == sum(len(entries) for entries in ENTRIES.values())
+    assert not names & {*ENTRIES, devices.ALL}
+    assert len({device.about for device in every_device}) == len(names)
+    by_key: dict[str, str] = {}
+    for device in every_device:
         for name in (device.name, *device.aliases):
-            by_key.setdefault(devices.key_of(name), set()).add(device.name)
-    assert all(len(names) == 1 for names in by_key.values()) and not {"", *devices.kinds()} & set(
-        by_key
-    )
+            key = devices.key_of(name)
+            assert by_key.setdefault(key, device.name) == device.name
+    assert not {"", *devices.kinds()} & set(by_key)
 
 
-def test_entries_are_whole_and_sane() -> None:
-    for device in devices.devices().values():
-        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.name)
-        for text in (
-            device.about,
-            device.source,
-            "-" if device.checked is None else device.checked,
-        ):
-            assert text == text.strip() != "", device.name
-        assert 10 <= device.gbps <= 30_000, device.name
-        ridge = 1e3 * (device.peak_tflops or 0) / device.gbps  # in FLOPs per byte
-        assert not ridge or (20 if device.tflops else 10) <= ridge <= 1_000, device.name
-        assert device.memory_gb is None or 2 <= device.memory_gb <= 1_024, device.name
-        for size in (re.search(r"-(\d+)gb", device.name), re.search(r"(\d+) GB\b", device.about)):
-            assert size is None or device.memory_gb == float(size[1]), device.name
+@pytest.mark.parametrize("name", sorted(devices.devices()))
+def test_an_entry_is_whole_and_sane(name: str) -> None:
+    device = devices.find_device(name)
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.name)
+    for text in (device.about, device.source, device.checked or "by nobody"):
+        assert text and text == text.strip()
+    assert 10 <= device.gbps <= 30_000
+    if device.peak_tflops is not None:
+        ridge = 1e3 * device.peak_tflops / device.gbps  # in FLOPs per byte
+        least = 20 if device.tflops else 10
+        assert least <= ridge <= 1_000
+    if device.memory_gb is not None:
+        assert 2 <= device.memory_gb <= 1_024
+    for size in (re.search(r"-(\d+)gb", device.name), re.search(r"(\d+) GB\b", device.about)):
+        assert size is None or device.memory_gb == float(size[1])
 
 
 def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source() -> None:
-    by_arithmetic = [
-        (name, facts)
-        for entries in ENTRIES.values()
-        for name, facts in entries.items()
-        if "mtps" in facts
-    ]
-    assert len(by_arithmetic) > 10
-    for name, facts in by_arithmetic:
-        bus_bits = facts["bus_bits"]
-        mtps = facts["mtps"]
-        source = facts["source"]
-        assert devices.find_device(name).gbps == pytest.approx(bus_bits // 8 * mtps / 1000)
-        assert "gbps" not in facts and bus_bits % 64 == 0
-        assert f"-{mtps}" in source or f"{mtps // 1000} Gbit/s" in source, source
-        assert f"{bus_bits} bits" in source or f"{bus_bits // 64} " in source, source
-    assert (
-        devices.find_device("laptop-ddr5").gbps == 89.6
-        and devices.find_device("ryzen-ai-max-395").gbps == 256
-    )
+    n_by_arithmetic = 0
+    for entries in ENTRIES.values():
+        for name, facts in entries.items():
+            if "mtps" not in facts:
+                continue
+            n_by_arithmetic += 1
+            bus_bits = facts["bus_bits"]
+            mtps = facts["mtps"]
+            source = facts["source"]
+            assert devices.find_device(name).gbps == pytest.approx(bus_bits // 8 * mtps / 1000)
+            assert "gbps" not in facts and bus_bits % 64 == 0
+            assert f"-{mtps}" in source or f"{mtps // 1000} Gbit/s" in source, source
+            assert f"{bus_bits} bits" in source or f"{bus_bits // 64} " in source, source
+    assert n_by_arithmetic > 10
+    assert devices.find_device("laptop-ddr5").gbps == 89.6
+    assert devices.find_device("ryzen-ai-max-395").gbps == 256
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("facts", "reason"),
     [
-        ({"gbps": None}, "gbps"),
-        ({"gbps": None, "bus_bits": 64}, "bus_bits"),
-        ({"gbps": None, "bus_bits": 64, "mtps": "fast"}, "unsupported operand"),
-        ({"source": None}, "source"),
-        ({"watts": 300}, "watts"),
+        ({"about": "a", "source": "b"}, "gbps"),
+        ({"about": "a", "source": "b", "bus_bits": 64}, "bus_bits"),
+        ({**WHOLE, "bus_bits": 64, "mtps": "fast"}, "unsupported operand"),
+        ({"about": "a", "gbps": 100}, "source"),
+        ({**WHOLE, "watts": 300}, "watts"),
+        ("a laptop", "not a mapping"),
     ],
 )
-def test_an_entry_that_is_not_whole_is_named(changes: dict[str, object], words: str) -> None:
-    facts = {key: value for key, value in {**WHOLE, **changes}.items() if value is not None}
-    with pytest.raises(
-        LabError, match=rf"\[small\.mine\] of models/devices\.toml cannot be used: .*{words}"
-    ):
+def test_an_entry_that_is_not_whole_is_named(facts: object, reason: str) -> None:
+    place = r"\[small\.mine\] of models/devices\.toml cannot be used"
+    with pytest.raises(LabError, match=f"{place}: .*{reason}"):
         devices.from_entry("small", "mine", facts)
-    assert devices.from_entry("small", "mine", WHOLE).gbps == 100
-    with pytest.raises(LabError, match=r"\[mine\.about\] of models/devices\.toml"):
-        devices.from_entry("mine", "about", "a laptop")
+
+
+def test_a_whole_entry_is_a_device() -> None:
+    device = devices.from_entry("small", "mine", {**WHOLE, "aliases": ["x"], "memory_gb": 8})
+    assert (device.gbps, device.aliases, device.memory_bytes) == (100, ("x",), 8e9)
+    assert devices.from_entry("small", "mine", WHOLE).memory_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,7 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("text", "name"),
     [
         ("rtx4090", "rtx-4090"),
         ("NVIDIA GeForce RTX 4090 D", "rtx-4090-d"),
@@ -122,20 +127,20 @@ def test_an_unknown_name_is_answered_with_close_ones(name: str, offered: str) ->
         ("Apple M4 Max", "m4-max"),
     ],
 )
-def test_a_name_is_understood_as_people_write_it(words: str, name: str) -> None:
-    assert devices.find_device(words).name == name
+def test_a_name_is_understood_as_people_write_it(text: str, name: str) -> None:
+    assert devices.find_device(text).name == name
 
 
 def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
     assert devices.find_device("rtx-4090").peak_tflops == 330
     assert devices.find_device("rtx-2080-ti").peak_tflops == pytest.approx(107.6)
     assert devices.find_device("raspberry-pi-5").peak_tflops is None
-    known = {device.architecture for device in devices.devices().values() if device.fp32}
-    assert known <= set(devices.PEAK_OVER_FP32)
+    with_fp32 = [device for device in devices.devices().values() if device.fp32]
+    assert {device.architecture for device in with_fp32} <= set(devices.PEAK_OVER_FP32)
 
 
 @pytest.mark.parametrize(
-    ("description", "gb", "name"),
+    ("description", "gib", "name"),
     [
         ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 39.4, None),
@@ -171,7 +176,8 @@ def test_a_peak_is_published_or_follows_from_the_architecture() -> None:
     ],
 )
 def test_a_device_is_recognised_only_where_it_is_the_same(
-    description: str, gb: float | None, name: str | None
+    description: str, gib: float | None, name: str | None
 ) -> None:
-    device = devices.recognise(description, None if gb is None else int(gb * 2**30))
+    memory_bytes = None if gib is None else int(gib * 2**30)
+    device = devices.recognise(description, memory_bytes)
     assert (device and device.name) == name

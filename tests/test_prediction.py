@@ -1,385 +1,475 @@
-"""Predictions: planted truths, the facts that a first version got wrong, and devices of datasheets."""
+"""Predictions of requests: on the machine of some runs, and on devices of datasheets."""
 
 import dataclasses
 import itertools
 import json
 import math
-import random
-import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lab
-from lab.core import results
-from lab.core.record import DECODE, PREFILL, Ceilings, Device, Record, Steps
+from lab.core import cost, results, shown
+from lab.core.record import DECODE, PREFILL, Ceilings, Device as MachineDevice, Record
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.models import catalog, devices, obtain, synthetic
-from lab.roofline import learning, prediction, probing
-from lab.roofline.learning import Case, Costs, Point, Step
-from lab.roofline.prediction import Here, on_device
+from lab.models.devices import Device
+from lab.roofline import datasheet, learning, prediction, probing
+from lab.roofline.learning import Step
+from lab.roofline.prediction import Here, Prediction, on_device
 from lab.roofline.probing import Where
-from lab.runner import disturbances
-from tests.conftest import FakeWorker, exact_steps, make_record, make_run, run_lab
+from lab.roofline.step_prediction import StepPrediction
+from tests.conftest import MODEL, SETTINGS, FakeWorker, run_lab
 from tests.test_cost import of_catalog
 from tests.test_explain import BIG, FAST, WIDE
+from tests.test_learning import timed
 
 SAMPLES = Path("results")
 
 
-def timed(n_prompt: int, prefill_factor: float, decode_factor: float, session: str = "a") -> Record:
-    """A run on BIG that takes so many times its kernels' least time."""
-    prefill = learning.costs_of(
-        BIG, WIDE, FAST, [Step(512, first, 0) for first in range(0, n_prompt, 512)]
-    )
-    token = learning.costs_of(BIG, WIDE, FAST, [Step(1, n_prompt + 2, 1)])
-    rates = (
-        1e3 * prefill_factor * prefill.kernels_s / n_prompt,
-        1e3 * decode_factor * token.kernels_s,
-    )
-    run = make_run(n_prompt, 6, steps=exact_steps(n_prompt, 6, 512, *rates))
-    return make_record(run, model=BIG, settings=WIDE, session=session)
+def here(records: Sequence[Record], model: Any = BIG, settings: Any = WIDE) -> Here:
+    return Here(model, settings, FAST, learning.learn(records, FAST))
 
 
-def ask(
-    records: list[Record], n_prompt: int, model: Any = BIG, settings: Any = WIDE
-) -> prediction.Prediction:
-    learned = learning.learn(records, FAST)
-    return Here(model, settings, FAST, learned).request(n_prompt, 6)
+def beyond(row: Prediction) -> list[str]:
+    return wording.beyond(row.extrapolations)
+
+
+# This machine
 
 
 def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
-    row = ask([timed(n, 1.5, 2) for n in (512, 1024, 2048)], 1024)
+    row = here([timed(n, 1.5, 2) for n in (512, 1024, 2048)]).request(1024, 6)
     assert row.prefill_limit_s and row.prefill_expected_s and row.tpot_expected_s
     measured = timed(1024, 1.5, 2).run.steps
+    token_s = (measured.ready_ns[3] - measured.start_ns[3]) / 1e9
     assert row.prefill_expected_s == pytest.approx(measured.ready_ns[1] / 1e9, rel=0.1)
-    assert row.tpot_expected_s == pytest.approx(
-        (measured.ready_ns[3] - measured.start_ns[3]) / 1e9, rel=0.1
-    )
+    assert row.tpot_expected_s == pytest.approx(token_s, rel=0.1)
     assert row.tpot_limit_s < row.tpot_s[0] < row.tpot_expected_s < row.tpot_s[1]
+    assert row.e2e_s[0] == pytest.approx(row.prefill_s[0] + 5 * row.tpot_s[0])
     assert row.e2e_s[1] == pytest.approx(row.prefill_s[1] + 5 * row.tpot_s[1])
     assert not row.extrapolations
-    with pytest.raises(LabError, match="too few runs"):
-        learning.learn([], FAST)
+
+
+def test_a_phase_is_expected_by_the_fit_within_the_factor_of_its_errors() -> None:
+    machine = here([timed(n, 1.5, 2) for n in (512, 1024)])
+    row = machine.request(1024, 7)
+    assert row.prefill_limit_s == sum(
+        machine.limit_s(Step(512, n_past, n_outputs)) for n_past, n_outputs in ((0, 0), (512, 1))
+    )
+    case = machine.case_of(DECODE, 1026)
+    costs = learning.costs_of(BIG, WIDE, FAST, [Step(1, 1026, 1)])
+    expected_s = machine.learned.fit.seconds(case, costs)
+    factor = machine.learned.factor(case)
+    assert row.tpot_expected_s == expected_s
+    assert row.tpot_s == (expected_s / factor, expected_s * factor)
+
+
+def test_the_limit_is_the_slower_of_traffic_and_arithmetic_at_the_best_rates() -> None:
+    machine = here([timed(512, 1.2, 1.3)])
+    token = cost.step(BIG, 1, 100, 1)
+    prompt = cost.step(BIG, 512, 0, 1)
+    assert token and prompt
+    assert machine.limit_s(Step(1, 100, 1)) == pytest.approx(token.n_bytes / 40e9)
+    assert machine.limit_s(Step(512, 0, 1)) == pytest.approx(prompt.flops / 400e9)
 
 
 @pytest.mark.parametrize("factor", [0.3, 0.7, 1.0, 3.0])
-def test_nothing_is_expected_below_its_limit_and_no_factor_is_below_one(factor: float) -> None:
-    records = [timed(n, factor, factor) for n in (512, 2048)]
-    fit = learning.learn(records, FAST).fit
-    assert min(fit.prefill_factor, fit.decode_factor) >= 1
-    assert min(fit.per_layer_step_s, fit.per_layer_value_s) >= 0
+def test_nothing_is_expected_below_its_limit(factor: float) -> None:
+    machine = here([timed(n, factor, factor) for n in (512, 2048)])
     for n_prompt in (1, 100, 512, 10_000):
-        row = ask(records, n_prompt)
+        row = machine.request(n_prompt, 6)
         assert row.prefill_limit_s and row.prefill_expected_s and row.tpot_expected_s
         assert row.prefill_limit_s <= row.prefill_s[0] <= row.prefill_expected_s <= row.prefill_s[1]
         assert row.tpot_limit_s <= row.tpot_s[0] <= row.tpot_expected_s <= row.tpot_s[1]
 
 
-def test_repeats_of_one_length_are_one_piece_of_information() -> None:
-    once = [timed(512, 1.2, 1.3), timed(1024, 1.4, 1.3)]
-    often = [timed(512, 1.2, 1.3)] * 9 + [timed(1024, 1.4, 1.3)]
-    assert learning.learn(once, FAST).points == learning.learn(often, FAST).points
-    assert len(learning.learn(often, FAST).points) == 4
+def test_several_users_take_as_much_longer_as_their_step() -> None:
+    machine = here([timed(n, 1.5, 2) for n in (512, 1024)])
+    one = machine.request(1000, 200)
+    many = machine.request(1000, 200, users=4)
+    assert machine.request(1000, 200, users=1) == one
+    other_spans = [(1, 1099)] * 3
+    steps = steps_of(machine)
+    one_s = steps.seconds(1, 1099, 1)
+    all_s = steps.seconds(1, 1099, 4, other_spans)
+    assert one_s and all_s and one.tpot_expected_s
+    slower = all_s / one_s
+    assert many.users == 4
+    assert many.tpot_expected_s == pytest.approx(slower * one.tpot_expected_s)
+    assert many.tpot_s == pytest.approx((slower * one.tpot_s[0], slower * one.tpot_s[1]))
+    assert many.tpot_limit_s == machine.limit_s(Step(1, 1099, 4), other_spans)
+    assert many.prefill_s == one.prefill_s
 
 
-def test_disturbed_runs_count_only_where_there_are_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        disturbances,
-        "disturbances",
-        lambda record: {"others": 1.0} if record.run.repeat == 1 else {},
-    )
-    quiet = timed(512, 1.2, 1.3)
-    disturbed = timed(512, 3, 3)
-    disturbed = dataclasses.replace(disturbed, run=dataclasses.replace(disturbed.run, repeat=1))
-    assert (
-        learning.learn([quiet, *[disturbed] * 5], FAST).points
-        == learning.learn([quiet], FAST).points
-    )
-    alone = learning.learn([disturbed], FAST)
-    assert all(point.is_disturbed for point in alone.points)
-    wide = alone
-    narrow = learning.learn([quiet], FAST)
-    assert wide.factor(alone.points[0].case) > 1.3 * narrow.factor(alone.points[0].case)
-    assert "2 of the points come from disturbed runs" in wording.basis_here(alone)
+def steps_of(machine: Here) -> StepPrediction:
+    fit = machine.learned.fit
+    return StepPrediction(machine.model, machine.settings, machine.ceilings, fit, 1)
 
 
-def test_records_with_absurd_steps_teach_nothing() -> None:
-    whole = timed(512, 1.2, 1.3)
-    steps = whole.run.steps
-    absurd = (
-        dataclasses.replace(steps, n_past=tuple(-(10**9) for _ in steps.n_past)),
-        dataclasses.replace(
-            steps, n_tokens=tuple(0 for _ in steps.n_tokens), n_past=tuple(0 for _ in steps.n_past)
-        ),
-        dataclasses.replace(steps, ready_ns=steps.start_ns),
-        dataclasses.replace(steps, kind=tuple("decode" for _ in steps.kind)),
-        Steps(),
-    )
-    runs = [dataclasses.replace(whole.run, steps=other, n_prompt=0) for other in absurd]
-    records = [whole, *(dataclasses.replace(whole, run=run) for run in runs)]
-    learned = learning.learn(records, FAST)
-    assert all(0 < error < 10 for error in map(learned.factor, (p.case for p in learned.points)))
-    assert ask(records, 512).prefill_expected_s == pytest.approx(
-        ask([whole], 512).prefill_expected_s, rel=0.3
-    )
-
-
-def test_runs_on_a_gpu_teach_nothing_about_the_cpu() -> None:
-    layers = BIG.n_layer or 0
-    cpu = timed(512, 1.2, 1.3)
-    gpu = dataclasses.replace(
-        timed(1024, 5, 5), settings=dataclasses.replace(WIDE, n_gpu_layers=layers + 1)
-    )
-    part = dataclasses.replace(
-        timed(2048, 9, 9), settings=dataclasses.replace(WIDE, n_gpu_layers=3)
-    )
-    for offload, n_prompt in (("none", 512), ("all", 1024), ("part", 2048)):
-        assert {p.n_prompt for p in learning.learn([cpu, gpu, part], FAST, offload).points} == {
-            n_prompt
-        }
+def test_users_are_no_faster_than_their_limit_and_unknown_steps_stay_unknown() -> None:
+    row = Prediction(MODEL, 10, 5, None, (1, 2), 0.1, (0.2, 0.4), None, 0.3)
+    bounded = prediction.for_users(row, 2, 1.0, 2.0, 0.7)
+    assert (bounded.tpot_expected_s, bounded.tpot_s) == (0.7, (0.7, 0.8))
+    unknown = prediction.for_users(row, 2, None, 2.0, 0.1)
+    assert math.isnan(unknown.tpot_s[1])
+    without = dataclasses.replace(row, tpot_expected_s=None)
+    assert prediction.for_users(without, 2, 1.0, 2.0, 0.1).tpot_expected_s is None
 
 
 def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
     records = [timed(n, 1.2, 1.3) for n in (512, 1024)]
-    inside = ask(records, 1024)
-    beyond = ask(records, 16 * 1024)
-    assert not inside.extrapolations
-    assert (
-        beyond.prefill_s[1] / beyond.prefill_s[0] > 1.2 * inside.prefill_s[1] / inside.prefill_s[0]
-    )
-    assert (
-        "prefill extrapolates to 16x the longest measured prompt (1,024 tokens)"
-        in wording.beyond(beyond.extrapolations)[0]
-    )
-    assert "range widened to 0." in wording.beyond(beyond.extrapolations)[0]
-    other = ask(records, 1024, dataclasses.replace(BIG, n_ff=4096))
-    assert "prefill extrapolates to another model: range" in wording.beyond(other.extrapolations)[0]
-    assert (
-        "another quantization (Q5_0)"
-        in wording.beyond(
-            ask(records, 1024, dataclasses.replace(BIG, quantization="Q5_0")).extrapolations
-        )[0]
-    )
-    threads = dataclasses.replace(
-        FAST, rates=(*FAST.rates, *(dataclasses.replace(r, n_threads=1) for r in FAST.rates))
-    )
-    learned = learning.learn(records, threads)
-    one = dataclasses.replace(WIDE, n_threads=1, n_threads_batch=1)
-    row = Here(BIG, one, threads, learned).request(1024, 6)
-    assert "other settings (threads" in wording.beyond(row.extrapolations)[0]
-    short = ask(records, 10)
-    assert (
-        "below the shortest measured prompt (512 tokens)" in wording.beyond(short.extrapolations)[0]
-    )
+    inside = here(records).request(1024, 6)
+    longer = here(records).request(16 * 1024, 6)
+    width_inside = inside.prefill_s[1] / inside.prefill_s[0]
+    assert inside.extrapolations == ()
+    assert longer.prefill_s[1] / longer.prefill_s[0] > 1.2 * width_inside
+    longest = "prefill extrapolates to 16x the longest measured prompt (1,024 tokens)"
+    assert beyond(longer)[0].startswith(longest)
+    assert "range widened to 0." in beyond(longer)[0]
+    assert "to 16x the longest measured context (1,026 tokens)" in beyond(longer)[1]
+    shorter = here(records).request(10, 6)
+    assert "below the shortest measured prompt (512 tokens)" in beyond(shorter)[0]
+    other_model = here(records, dataclasses.replace(BIG, n_ff=4096)).request(1024, 6)
+    assert "prefill extrapolates to another model: range" in beyond(other_model)[0]
+    other_type = here(records, dataclasses.replace(BIG, quantization="Q5_0")).request(1024, 6)
+    assert "another quantization (Q5_0)" in beyond(other_type)[0]
+    off = dataclasses.replace(WIDE, flash_attn="off")
+    assert "other settings (threads" in beyond(here(records, settings=off).request(1024, 6))[0]
+
+
+def test_a_prediction_has_the_doubts_of_its_runs_and_ceilings() -> None:
+    records = [timed(512, 1.2, 1.3)]
+    assert here(records).request(512, 6).doubts == ()
+    assert here(records).request(5120, 6).doubts == (shown.EXTRAPOLATED,)
+    too_fast = here([timed(512, 1.2, 0.9)])
+    assert too_fast.request(512, 6).doubts == (shown.ABOVE,)
+    assert here([timed(512, 1.2, 0.92)]).request(512, 6).doubts == ()
 
 
 def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
-    for factor, low in ((0.6, True), (1.0, False)):
-        learned = learning.learn([timed(512, 1, factor)], FAST)
-        assert ("ceilings are too low" in wording.basis_here(learned)) == low
-        (decode,) = [point for point in learned.points if point.case.phase == DECODE]
-        row = ask([timed(512, 1, factor)], 512)
+    for factor, is_said in ((0.6, True), (1.0, False)):
+        machine = here([timed(512, 1, factor)])
+        (decode,) = machine.learned.points_of(DECODE)
+        row = machine.request(512, 6)
+        assert ("ceilings are too low" in wording.basis_here(machine.learned)) == is_said
         assert row.tpot_s[0] < decode.seconds < row.tpot_s[1]
 
 
-# The facts that a first version got wrong, in the samples of an EPYC: it promised 46.6 to 49.3 s for a prompt of 10,000
-# tokens from runs of 10 and 512, and 7.0 to 7.2 ms a token at 8,192 from runs of 512 alone.
+# What a first version got wrong in the samples of an EPYC: it promised 46.6 to 49.3 s for a prompt
+# of 10,000 tokens from runs of 10 and 512, and 7.0 to 7.2 ms a token at 8,192 from runs of 512.
 
 
 def epyc(*lengths: int) -> tuple[list[Record], Ceilings]:
+    """The samples' runs of some prompt lengths, and the ceilings of their machine."""
     contents = results.read(sorted(SAMPLES.glob("sample-*.jsonl")))
-    here = results.read([SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"]).ceilings[0].machine
-    best = probing.known(contents.ceilings, Where(here))
-    assert best
-    own = [
-        record
-        for record in contents.records
-        if record.model.quantization == "Q4_1" and record.run.every is None
-    ]
-    return [record for record in own if record.run.n_prompt in lengths], best
+    machine = results.read([SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"]).ceilings[0].machine
+    ceilings = probing.known(contents.ceilings, Where(machine))
+    assert ceilings
+    records = []
+    for record in contents.records:
+        is_plain = record.model.quantization == "Q4_1" and record.run.every is None
+        if is_plain and record.run.n_prompt in lengths:
+            records.append(record)
+    return records, ceilings
 
 
 @pytest.mark.parametrize("learned_from", [(10, 512), (512,), (10,), (10, 512, 1000)])
 def test_long_prompts_lie_in_the_range_of_what_short_ones_taught(
     learned_from: tuple[int, ...],
 ) -> None:
-    records, best = epyc(*learned_from)
-    learned = learning.learn(records, best)
-    for n_prompt, prefill_s, tpot_ms in (
-        (8192, 37.7, 26.3),
-        (10_000, 62.6, 32.0),
-    ):  # medians of the samples
-        row = Here(records[0].model, records[0].settings, best, learned).request(n_prompt, 2)
+    records, ceilings = epyc(*learned_from)
+    learned = learning.learn(records, ceilings)
+    machine = Here(records[0].model, records[0].settings, ceilings, learned)
+    medians = ((8192, 37.7, 0.0263), (10_000, 62.6, 0.032))
+    for n_prompt, prefill_s, tpot_s in medians:
+        row = machine.request(n_prompt, 2)
         assert row.prefill_s[0] < prefill_s < row.prefill_s[1]
-        assert row.tpot_s[0] < tpot_ms / 1e3 < row.tpot_s[1]
-
-
-# Planted truths
-
-
-@dataclasses.dataclass(frozen=True)
-class Truth:
-    """A machine: what its fit would have to find, and by how much models, quantizations and sessions differ in it."""
-
-    dice: random.Random
-    factors: dict[str, float]
-    attention: float
-    per_layer_step_s: float
-    per_layer_value_s: float
-    effects: dict[object, float]
-
-    def effect(self, what: object, spread: float) -> float:
-        return self.effects.setdefault(what, self.dice.gauss(0, spread))
-
-    def point(
-        self, n_prompt: int, phase: str, model: int, quantization: str, session: str
-    ) -> Point:
-        """A model of 2^`model` times the size of the smallest one, at one length, in one session."""
-        layers = 16 + 8 * model
-        width = 1000 * 2**model
-        weights = 3 * layers * width**2 / 8
-        n_bytes = weights * {"Q4_0": 0.56, "Q8_0": 1.06}[quantization]
-        n_tokens = n_prompt if phase == PREFILL else 1
-        middle = n_prompt / 2 if phase == PREFILL else n_prompt
-        matrices = 2 * weights * n_tokens / 4e11 if phase == PREFILL else n_bytes / 2e10
-        attention = layers * width * n_tokens * middle * (4e-12 if phase == PREFILL else 1e-10)
-        steps = -(-n_tokens // 512)
-        costs = Costs(matrices + attention, layers * steps, layers * n_tokens * width)
-        differs = (
-            self.effect((phase, model), 0.07)
-            + self.effect((phase, model, quantization), 0.06)
-            + self.effect((phase, session), 0.05)
-            + self.dice.gauss(0, 0.02)
-        )
-        layers_s = (
-            self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
-        )
-        kernels = self.factors[phase] * (matrices + self.attention * attention)
-        seconds = (kernels + layers_s) * math.exp(differs)
-        return Point(
-            n_prompt,
-            Case(phase, n_prompt, (model,), quantization, (2,)),
-            costs,
-            seconds,
-            {session: seconds},
-        )
-
-
-def machine(dice: random.Random) -> Truth:
-    factors = {phase: dice.uniform(1, 1.3) for phase in (PREFILL, DECODE)}
-    return Truth(
-        dice,
-        factors,
-        math.exp(dice.gauss(0, 0.1)),
-        dice.uniform(0, 3e-5),
-        dice.uniform(0, 3e-11),
-        {},
-    )
-
-
-def outcomes(n_machines: int) -> dict[str, list[tuple[bool, float]]]:
-    """Whether points lay in their ranges, and how far off the expectation was, by how they extrapolate."""
-    dice = random.Random(1)
-    by_way: dict[str, list[tuple[bool, float]]] = {}
-    for _ in range(n_machines):
-        truth = machine(dice)
-        lengths = [[256], [10, 512], [64, 256, 1024]][dice.randrange(3)]
-        setups = dice.sample(
-            [(m, q) for m in range(3) for q in ("Q4_0", "Q8_0")], dice.randint(1, 4)
-        )
-        learned = [
-            truth.point(n, p, m, q, f"{m}{q}")
-            for n in lengths
-            for p in (PREFILL, DECODE)
-            for m, q in setups
-        ]
-        fit = learning.fit(learned)
-        errors = learning.Learned(fit, tuple(learned), (), 1)
-        for n in (lengths[0], lengths[-1], 4 * lengths[-1], 16 * lengths[-1]):
-            point = truth.point(
-                n,
-                dice.choice((PREFILL, DECODE)),
-                dice.randrange(3),
-                dice.choice(("Q4_0", "Q8_0")),
-                "later",
-            )
-            error = math.log(point.seconds / fit.seconds(point.case, point.costs))
-            ways = sorted(errors.coverage[point.case.phase].extrapolations(point.case)) or [
-                "nothing"
-            ]
-            inside = abs(error) <= math.log(errors.factor(point.case))
-            for way in [*ways, "all"]:
-                by_way.setdefault(way, []).append((inside, abs(error)))
-    return by_way
-
-
-def test_nine_of_ten_points_of_planted_machines_lie_in_their_ranges() -> None:
-    by_way = outcomes(150)
-    assert by_way.keys() >= {"nothing", "longer", "model", "quantization", "all"}
-    for way, group in by_way.items():
-        assert statistics.fmean(inside for inside, _ in group) >= 0.9, way
-    assert statistics.median(error for _, error in by_way["all"]) <= 0.1
-
-
-# The memory of the right device
+        assert row.tpot_s[0] < tpot_s < row.tpot_s[1]
 
 
 def test_memory_is_that_of_the_device_that_has_the_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_worker: FakeWorker
 ) -> None:
-    gpu = Device("CUDA0", "Test GPU", "gpu", 3 * 10**9)
+    gpu = MachineDevice("CUDA0", "Test GPU", "gpu", 3 * 10**9)
     fake_worker.build = dataclasses.replace(fake_worker.build, devices=(gpu,))
     monkeypatch.setattr(prediction, "Worker", lambda: fake_worker)
     monkeypatch.setattr(obtain, "find", lambda worker, text: BIG)
     plan = prediction.plan_for("big", {})
     assert plan.settings.n_gpu_layers == (BIG.n_layer or 0) + 1
-    threads = plan.settings.n_threads
-    rates = tuple(dataclasses.replace(rate, n_threads=threads) for rate in FAST.rates)
-    probing.save(
-        dataclasses.replace(FAST, machine=plan.machine, on_gpu=True, device="CUDA0", rates=rates),
-        tmp_path,
+    n = plan.settings.n_threads
+    rates = tuple(dataclasses.replace(rate, n_threads=n) for rate in FAST.rates)
+    ceilings = dataclasses.replace(
+        FAST, machine=plan.machine, on_gpu=True, device="CUDA0", rates=rates
     )
-    settings = dataclasses.replace(
-        WIDE, n_gpu_layers=99, n_threads=threads, n_threads_batch=threads
-    )
+    probing.save(ceilings, tmp_path)
+    settings = dataclasses.replace(WIDE, n_gpu_layers=99, n_threads=n, n_threads_batch=n)
     record = dataclasses.replace(timed(512, 1.2, 1.3), machine=plan.machine, settings=settings)
     results.save(tmp_path / "runs.jsonl", record)
     (row,) = lab.predict("512", 6, "big", "here", results=tmp_path)
     assert row.memory_bytes == 3 * 10**9
     assert "1 run of" in wording.basis(row)
+    assert prediction.request_on("here", "big", 512, 6, tmp_path) == row
     with pytest.raises(LabError, match="not been measured"):
         lab.predict("512", 6, "big", "here", results=tmp_path, n_gpu_layers=0)
 
 
-# Devices that nobody here has
+def test_a_folder_without_results_is_no_evidence(tmp_path: Path) -> None:
+    assert prediction.evidence_in(tmp_path / "missing") == ((), ())
+    assert prediction.evidence_in(tmp_path) == ((), ())
 
 
-def test_the_function_and_the_command_predict_the_same() -> None:
-    rows = lab.predict("100,1000", 10, "llama-3.2-3b", device="rtx-4090")
-    code, out, _ = run_lab(
-        "predict", "-p", "100,1000", "-n", 10, "-m", "llama-3.2-3b", "-d", "rtx-4090", "--json"
+# Requests, memory
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "n_gen", "middle"), [(10, 2, 10), (10, 3, 10), (10, 4, 11), (1000, 200, 1099)]
+)
+def test_a_token_is_predicted_in_the_middle_of_the_answer(
+    n_prompt: int, n_gen: int, middle: int
+) -> None:
+    assert prediction.middle_of(n_prompt, n_gen) == middle
+
+
+def test_requests_beyond_the_limits_are_refused() -> None:
+    prediction.check(9_999_998, 2, 1)
+    for request, message in (
+        ((9_999_999, 2, 1), "10,000,001 tokens are too many"),
+        ((10, 1, 1), "leaves nothing to decode"),
+        ((10, 2, 0), "--users 0 is not possible"),
+    ):
+        with pytest.raises(LabError, match=message):
+            prediction.check(*request)
+
+
+def test_a_request_that_just_fits_lacks_nothing() -> None:
+    model = of_catalog("llama-3.1-8b", "F16")
+    row = Prediction(model, 1000, 200, None, (1, 2), 0.1, (0.2, 0.4))
+    needed = prediction.memory_bytes(model, SETTINGS, 1200)
+    fitting = prediction.with_memory(row, SETTINGS, float(needed))
+    assert (fitting.needed_bytes, fitting.memory_bytes) == (needed, needed)
+    assert fitting.shortage is None and fitting.is_known
+    lacking = prediction.with_memory(row, SETTINGS, needed - 1.0)
+    assert lacking.shortage and lacking.shortage.quantization == "Q8_0"
+    assert not lacking.is_known
+
+
+def test_each_user_has_a_cache() -> None:
+    model = of_catalog("llama-3.1-8b", "Q4_0")
+    one, two, three = (prediction.memory_bytes(model, SETTINGS, 1000, n) for n in (1, 2, 3))
+    assert two - one == pytest.approx(three - two, rel=0.01)
+    assert two - one > 1024 * 32 * 2 * 8 * 128 * 2 - 1
+
+
+# Devices of datasheets
+
+CARD = Device("geforce", "card", "a card of NVIDIA", 1000, "a test", tflops=100)
+
+
+def test_the_parts_of_a_prompt_are_its_work_at_the_datasheets_rates() -> None:
+    parts = datasheet.parts_of(BIG, CARD, PREFILL, 1000, 512, ("f16", "f16"), n_past=200)
+    prompt = cost.step(BIG, 1000, 200, 1)
+    first_step = cost.step(BIG, 512, 0, 1)
+    assert prompt and first_step
+    assert parts.arithmetic == pytest.approx((prompt.flops - prompt.attention_flops) / 100e12)
+    assert parts.attention == pytest.approx(prompt.attention_flops / 100e12)
+    assert parts.weights == pytest.approx(2 * first_step.weight_bytes / 1000e9)
+    n_pairs = 1000 * 200 + 1000 * 1001 / 2
+    assert parts.cache == pytest.approx(16 * 8 * 2 * 64 * 2 * n_pairs / 64 / 1000e9)
+    assert parts.layers == pytest.approx(16 * 2 * 1e-6)
+
+
+def test_the_parts_of_tokens_read_the_weights_once_and_every_users_cache() -> None:
+    token = datasheet.parts_of(BIG, CARD, DECODE, 1000, 512, ("f16", "f16"))
+    work = cost.step(BIG, 1, 1000, 1)
+    assert work
+    cache_bytes = work.n_bytes - work.weight_bytes
+    expected: tuple[float, ...] = (0, work.weight_bytes / 1e12, 0, cache_bytes / 1e12, 16e-6)
+    assert token == pytest.approx(expected)
+    three = datasheet.parts_of_users(BIG, CARD, 1000, ("f16", "f16"), 3)
+    of_three = cost.step(BIG, 1, 1000, 3, "f16", "f16", [(1, 1000)] * 2)
+    assert of_three
+    expected = (of_three.flops / 100e12, token.weights, 0, 3 * token.cache, 16e-6)
+    assert three == pytest.approx(expected)
+    without_peak = dataclasses.replace(CARD, tflops=None)
+    assert datasheet.parts_of_users(BIG, without_peak, 9, ("f16", "f16"), 3).arithmetic == 0
+
+
+def case_of(phase: str, parts: Sequence[float], n_prompt: int = 1000) -> datasheet.Case:
+    runtime = ("CUDA", "llama.cpp", "model", "Q4_0", True)
+    return datasheet.Case(phase, CARD, *runtime, n_prompt, False, datasheet.Parts(*parts))
+
+
+def test_the_least_time_is_the_slower_of_peak_and_bandwidth() -> None:
+    assert case_of(PREFILL, (3, 4, 2, 9, 9)).least_s == 5
+    assert case_of(PREFILL, (3, 6, 2, 9, 9)).least_s == 6
+    assert case_of(DECODE, (3, 6, 2, 9, 9)).least_s == 15
+    assert case_of(PREFILL, (math.nan, 6, 2, 9, 9)).least_s is None
+
+
+def learned_figures(**factors: dict[str, float]) -> datasheet.Learned:
+    """Figures of a phase for CUDA in llama.cpp, where every factor is known and 1."""
+    levels = {name: {level: 1.0} for name, level in case_of(PREFILL, (1,) * 5).levels.items()}
+    known = {**levels, "other runtime": {}, "model": {"model": 3.0}, **factors}
+    spread = dict.fromkeys([*known, "experts"], 0.3)
+    parts = {"arithmetic": 2.0, "weights": 1.5, "attention": 4.0, "layers": 50.0}
+    ranges = {
+        "all": {"fast": 0.8, "slow": 1.5},
+        "all, long": {"fast": 0.5, "slow": 1.2},
+        "CUDA in llama.cpp": {"fast": 0.9, "slow": 1.6},
+    }
+    return datasheet.Learned(PREFILL, parts, known, spread, ranges)
+
+
+def test_a_time_is_the_sum_of_its_parts_times_their_factors() -> None:
+    parts = (1.0, 2.0, 0.5, 7.0, 0.01)
+    learned = learned_figures(
+        backend={"CUDA": 1.1}, flash={"CUDA": 4.0}, weights={"CUDA in llama.cpp": 3.0}
     )
-    assert code == 0
-    assert [row["tpot_s"] for row in json.loads(out)["rows"]] == [list(row.tpot_s) for row in rows]
-    with pytest.raises(LabError, match="leaves nothing to decode"):
-        lab.predict("100", 1, "llama-3.2-3b", device="rtx-4090")
+    case = case_of(PREFILL, parts)
+    on = (2 * 1.1 * 2, 1.5 * 3, 4 * 1.1, 0, 50)
+    assert learned.coefficients(case) == pytest.approx(on)
+    assert learned.expected_s(case) == pytest.approx(4.4 + 9 + 2.2 + 0.5)
+    off = dataclasses.replace(case, flash_attn=False)
+    assert learned.coefficients(off)[0] == pytest.approx(2 * 1.1 / 2)
+    unpublished = dataclasses.replace(case, flash_attn=None)
+    assert learned.coefficients(unpublished)[0] == pytest.approx(2 * 1.1)
+    bounded = case_of(PREFILL, (100, 1, 1, 1, 1))
+    slow_figures = dataclasses.replace(learned, parts={"arithmetic": 0.1})
+    assert slow_figures.expected_s(bounded) == 101
+    assert learned.expected_s(case_of(PREFILL, (math.nan,) * 5)) is None
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "fast", "slow"),
+    [
+        (100, 0.9, 1.6),
+        (1000, 0.9, 1.6),
+        (10_000, 0.5, 1.6),
+        (65_536, 0.5, 1.6),
+        (3162, math.sqrt(0.9 * 0.5), 1.6),
+    ],
+)
+def test_a_range_goes_from_that_of_short_prompts_to_that_of_long_ones(
+    n_prompt: int, fast: float, slow: float
+) -> None:
+    ends = learned_figures().range(case_of(PREFILL, (1,) * 5, n_prompt))
+    assert ends == pytest.approx((fast, slow), rel=1e-4)
+
+
+def test_very_long_prompts_and_unpublished_factors_widen_a_range() -> None:
+    e_times_longer = case_of(PREFILL, (1,) * 5, round(math.e * 65_536))
+    wide = 1.645 * 0.2
+    low, high = learned_figures().range(e_times_longer)
+    assert low == pytest.approx(math.exp(-math.hypot(math.log(0.5), wide)), rel=1e-4)
+    assert high == pytest.approx(math.exp(math.hypot(math.log(1.6), wide)), rel=1e-4)
+    other_type = dataclasses.replace(case_of(PREFILL, (1,) * 5), quantization="IQ2_S")
+    of_arithmetic = 2 / (2 + 1.5 + 4 + 50)
+    wide = 1.645 * 0.3 * of_arithmetic
+    low, high = learned_figures().range(other_type)
+    assert low == pytest.approx(math.exp(-math.hypot(math.log(0.9), wide)), rel=1e-6)
+    assert high == pytest.approx(math.exp(math.hypot(math.log(1.6), wide)), rel=1e-6)
+
+
+def test_which_factors_nobody_published() -> None:
+    learned = learned_figures()
+    case = case_of(PREFILL, (1,) * 5)
+    assert learned.unpublished(case) == []
+    other_model = dataclasses.replace(case, model="other")
+    assert learned.unpublished(other_model) == [(0.3, (1, 1, 1, 1, 1))]
+    other_type = dataclasses.replace(case, quantization="IQ2_S")
+    assert learned.unpublished(other_type) == [(0.3, (1, 0, 0, 0, 0))]
+    other_device = dataclasses.replace(case, device=dataclasses.replace(CARD, name="other"))
+    assert learned.unpublished(other_device) == []
+    elsewhere = dataclasses.replace(case, backend="SYCL")
+    counts = [factor.counts for factor in learned.unpublished(elsewhere)]
+    of_products = (1, 0, 1, 0, 0)
+    assert counts == [
+        of_products,
+        of_products,
+        of_products,
+        (1, 0, 0, 0, 0),
+        (0, 1, 0, 0, 0),
+        (0, 0, 1, 0, 0),
+        (0, 0, 1, 0, 0),
+        (0, 0, 1, 0, 0),
+        (0, 0, 0, 1, 0),
+        (0, 0, 0, 0, 1),
+    ]
+    assert learned.ends(elsewhere)[0].short == pytest.approx(-math.log(0.8))
+
+
+def test_the_basis_is_of_the_devices_backend_where_enough_was_published() -> None:
+    of_all = datasheet.evaluation_of()
+    of_card = datasheet.evaluation_of(CARD)
+    of_laptop = datasheet.evaluation_of(devices.find_device("laptop-ddr5"))
+    figures = datasheet.learned()[DECODE].ranges["CUDA in llama.cpp"]
+    assert of_card.backend == "CUDA in llama.cpp"
+    assert of_card.n_rows[DECODE] == figures["n_rows"]
+    assert of_card.n_inside[DECODE] == figures["inside"]
+    assert of_laptop == of_all and of_all.backend == "all"
+    n_devices = [learned.ranges["all"]["n_devices"] for learned in datasheet.learned().values()]
+    assert of_all.n_devices == max(n_devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("rtx-4090", "CUDA"),
+        ("h100", "CUDA"),
+        ("rx-7900-xtx", "ROCm"),
+        ("m4", "Metal"),
+        ("arc-a770", "Vulkan"),
+        ("ryzen-ai-max-395", "Vulkan"),
+        ("laptop-ddr5", "CPU"),
+    ],
+)
+def test_the_backend_that_a_device_is_used_with(name: str, backend: str) -> None:
+    assert datasheet.backend_of(devices.find_device(name)) == backend
 
 
 def test_a_7b_in_f16_on_an_a100() -> None:
-    model = of_catalog("llama-2-7b")
     a100 = devices.find_device("A100 80GB")
-    row = on_device(model, WIDE, a100, 1, 2)
-    assert 1 / row.tpot_limit_s == pytest.approx(
-        154, rel=0.02
-    )  # "about 145" counts the embedding table as well
-    assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(
-        153, rel=0.01
-    )  # the ridge, not 312
+    row = on_device(of_catalog("llama-2-7b"), WIDE, a100, 1, 2)
+    # "About 145" counts the embedding table as well; the ridge is 153, not 312.
+    assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)
+    assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)
+
+
+def test_a_request_on_a_device_is_what_was_learned_of_its_phases() -> None:
+    card = devices.find_device("rtx-4090")
+    row = on_device(BIG, WIDE, card, 1000, 200)
+    prompt = datasheet.case_for(BIG, WIDE, card, PREFILL, 1000)
+    token = datasheet.case_for(BIG, WIDE, card, DECODE, 1099)
+    learned = datasheet.learned()
+    assert row.prefill_limit_s == prompt.least_s
+    assert row.prefill_expected_s == learned[PREFILL].expected_s(prompt)
+    assert row.tpot_expected_s == learned[DECODE].expected_s(token)
+    assert row.tpot_expected_s
+    fast, slow = learned[DECODE].range(token)
+    least_s = token.least_s or 0
+    assert row.tpot_s[0] == max(least_s, fast * row.tpot_expected_s)
+    assert row.tpot_s[1] == slow * row.tpot_expected_s
+
+
+def test_users_of_a_device_take_as_much_longer_as_their_parts() -> None:
+    card = devices.find_device("rtx-4090")
+    one = on_device(BIG, WIDE, card, 1000, 200)
+    many = on_device(BIG, WIDE, card, 1000, 200, users=64)
+    token = datasheet.case_for(BIG, WIDE, card, DECODE, 1099)
+    times = []
+    for users in (1, 64):
+        parts = datasheet.parts_of_users(BIG, card, 1099, ("f16", "f16"), users)
+        case = dataclasses.replace(token, parts=parts)
+        times.append(datasheet.learned()[DECODE].expected_s(case) or math.nan)
+    slower = times[1] / times[0]
+    assert one.tpot_expected_s
+    assert many.tpot_expected_s == pytest.approx(slower * one.tpot_expected_s)
+    assert many.tpot_s[1] == pytest.approx(slower * one.tpot_s[1])
+    assert many.tpot_limit_s == case.least_s
 
 
 @pytest.mark.parametrize("name", ["rtx-4090", "m4", "h100", "rx-7900-xtx", "laptop-ddr5"])
@@ -388,42 +478,57 @@ def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None
     device = devices.find_device(name)
     lengths = [round(10 ** (2 + i / 20)) for i in range(61)]  # 100 to 100,000
     rows = [on_device(model, WIDE, device, n, 200) for n in lengths]
-    for times in ("prefill_s", "tpot_s", "e2e_s"):
-        for one, longer in itertools.pairwise(getattr(row, times) for row in rows):
-            assert all(
-                math.isnan(a) or a <= b * (1 + 1e-9) for a, b in zip(one, longer, strict=True)
-            ), times
+    for shorter, longer in itertools.pairwise(rows):
+        for times in ("prefill_s", "tpot_s", "e2e_s"):
+            ends = zip(getattr(shorter, times), getattr(longer, times), strict=True)
+            for before, after in ends:
+                assert math.isnan(before) or before <= after * (1 + 1e-9), times
     before, after = (on_device(model, WIDE, device, n, 200) for n in (3000, 3001))
     assert after.e2e_s == pytest.approx(before.e2e_s, rel=0.01, nan_ok=True)
 
 
+# The command
+
+
+def predict_json(*arguments: object) -> list[dict[str, Any]]:
+    code, out, error = run_lab("predict", *arguments, "--json")
+    assert code == 0, error
+    rows: list[dict[str, Any]] = json.loads(out)["rows"]
+    return rows
+
+
+def test_the_function_and_the_command_predict_the_same() -> None:
+    rows = lab.predict("100,1000", 10, "llama-3.2-3b", device="rtx-4090")
+    printed = predict_json("-p", "100,1000", "-n", 10, "-m", "llama-3.2-3b", "-d", "rtx-4090")
+    assert [row["tpot_s"] for row in printed] == [list(row.tpot_s) for row in rows]
+    with pytest.raises(LabError, match="leaves nothing to decode"):
+        lab.predict("100", 1, "llama-3.2-3b", device="rtx-4090")
+
+
 def test_the_readme_counts_the_devices_that_are_ranked(tmp_path: Path) -> None:
     rows = lab.predict("4000", 300, "llama-3.1-8b", results=tmp_path)
-    words = f"It ranks {sum(row.is_known for row in rows)} of the {len(rows)} devices that it knows"
-    assert words in " ".join(Path("README.md").read_text(encoding="utf-8").split())
+    n_known = sum(row.is_known for row in rows)
+    sentence = f"It ranks {n_known} of the {len(rows)} devices that it knows"
+    assert sentence in " ".join(Path("README.md").read_text(encoding="utf-8").split())
 
 
 def test_predicting_elsewhere(tmp_path: Path) -> None:
-    code, out, err = run_lab(
+    (row,) = predict_json("-m", "llama-3.2-3b", "-d", "m4", "-p", "100")
+    assert 0 < row["prefill_limit_s"] < row["prefill_expected_s"]
+    (row,) = predict_json("-m", "llama-3.2-3b", "-d", "raspberry-pi-5", "-p", "100")
+    assert row["prefill_limit_s"] is None and row["tpot_limit_s"] > 0
+    code, out, error = run_lab(
         "predict", "-m", "llama-3.3-70b:Q4_K_M", "-d", "rtx-4090", "--results", tmp_path
     )
-    assert code == 0, err
+    assert code == 0, error
     assert "does not fit" in out and "1008 GB/s" in out
-    document = json.loads(
-        run_lab("predict", "-m", "llama-3.2-3b", "-d", "m4", "-p", "100", "--json")[1]
-    )
-    assert 0 < document["rows"][0]["prefill_limit_s"] < document["rows"][0]["prefill_expected_s"]
-    document = json.loads(
-        run_lab("predict", "-m", "llama-3.2-3b", "-d", "raspberry-pi-5", "-p", "100", "--json")[1]
-    )
-    assert (
-        document["rows"][0]["prefill_limit_s"] is None and document["rows"][0]["tpot_limit_s"] > 0
-    )
-    basis = " ".join(
-        run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)[
-            1
-        ].split()
-    )
-    assert "llama-2-7b: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7 tokens/s (" in basis
-    assert "not been measured" in run_lab("predict", "-d", "here", "--results", tmp_path)[2]
-    assert "are too many" in run_lab("predict", "-p", "999999999999", "-d", "m4")[2]
+    _, out, _ = run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)
+    cited = "llama-2-7b: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7 tokens/s ("
+    assert cited in " ".join(out.split())
+
+
+def test_this_machine_without_ceilings_and_too_many_tokens_are_refused(tmp_path: Path) -> None:
+    _, _, error = run_lab("predict", "-d", "here", "--results", tmp_path)
+    assert "not been measured" in error
+    _, _, error = run_lab("predict", "-p", "999999999999", "-d", "m4")
+    assert "are too many" in error
