@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         plot_shares as plot_shares,
         plot_sweep as plot_sweep,
     )
-    from lab.features.report import report as report
+    from lab.features.report.page import report as report
     from lab.features.predict.picture import plot_requests as plot_requests
     from lab.features.predict.prediction import predict as predict
     from lab.features.quant.comparing import quant as quant, quant_table as quant_table
@@ -70,7 +70,7 @@ PUBLIC = {
     "quant": "lab.features.quant.comparing",
     "quant_table": "lab.features.quant.comparing",
     "read": "lab.core.results",
-    "report": "lab.features.report",
+    "report": "lab.features.report.page",
     "runs": "lab.show.table",
     "settings": "lab.runner.as_options",
     "show_tuned": "lab.features.tune.result",
@@ -82,7 +82,7 @@ PUBLIC = {
     "trace": "lab.features.trace.token_trace",
     "tune": "lab.features.tune.tuning",
     "turns": "lab.features.turns",
-    "why": "lab.features.why.reasons",
+    "why": "lab.features.why.asking",
 }
 """The module of each public name, imported on first use: `lab --help` loads neither pandas nor
 matplotlib."""

@@ -24,6 +24,7 @@ class Feature:
         str, ...
     ] = ()  # targets of tuples of `Kind`, in the order in which they are shown
     experiment: str | None = None  # target of the `ExperimentRuns` of its runs
+    page: str | None = None  # target of the function that writes a page of records
     lines: dict[str, str] = field(default_factory=dict)  # by kind of line: target of its class
 
 
@@ -94,25 +95,26 @@ FEATURES: tuple[Feature, ...] = (
         name="words",
         group=UNDERSTAND,
         help="Explain the lab's terms, such as TTFT, ridge or ubatch.",
-        command="lab.app.running:words",
+        command="lab.features.words:words",
     ),
     Feature(
         name="show",
         group=UNDERSTAND,
         help="Show saved results (files or folders) as tables.",
-        command="lab.app.running:show",
+        command="lab.features.show:show",
     ),
     Feature(
         name="plot",
         group=UNDERSTAND,
         help="Draw the plots of saved results (files or folders).",
-        command="lab.app.running:plot",
+        command="lab.features.show:plot",
     ),
     Feature(
         name="report",
         group=UNDERSTAND,
         help="Write results as one HTML page with the raw data inside.",
-        command="lab.app.running:report",
+        command="lab.features.report.command:report",
+        page="lab.features.report.page:report",
     ),
     Feature(
         name="compare",
@@ -230,3 +232,8 @@ def line_targets() -> dict[str, str]:
     for feature in FEATURES:
         targets |= feature.lines
     return targets
+
+
+def page_target() -> str:
+    """The target of the function that writes a page."""
+    return next(feature.page for feature in FEATURES if feature.page)

@@ -58,8 +58,7 @@ def wheel_server(model: Path, *options: str) -> AbstractContextManager[RealServe
 
 
 def llama_cpp_server(model: Path, *options: str) -> AbstractContextManager[RealServer]:
-    """llama-cpp-python's own server, which does not end an answer because another request arrives.
-    """
+    """llama-cpp-python's own server, which does not end an answer because another request arrives."""
     command = [
         sys.executable,
         "-m",

@@ -11,7 +11,7 @@ import pytest
 from lab.core import results
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features import report as page
+from lab.features.report import page
 from lab.features.claims import judging, session
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
 from lab.features.claims.session import PARTS, Session

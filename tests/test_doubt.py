@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lab.app import running
+from lab.app import output
 from lab.core import results, shown
 from lab.core.record import Record
-from lab.features import report as page
+from lab.features.report import page
 from lab.features.compare import text_compare
 from lab.features.explain import advice, sentences as explained
 from lab.roofline import explanation, probing, step_kernels
@@ -69,7 +69,7 @@ def test_nothing_is_concluded_from_disturbed_rows(
     )
     lead = page.html(records, []).partition("<main>")[0]
     assert ("Measure again while no other program runs." in lead) != is_firm
-    (line,) = running.next_steps(records, Path("kept"), "lab explain")
+    (line,) = output.next_steps(records, Path("kept"), "lab explain")
     assert line.startswith(
         "next     what limited" if is_firm else "next     measure again: lab measure --prompt-len"
     )

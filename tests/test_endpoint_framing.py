@@ -33,8 +33,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def scripted(pieces: list[bytes]) -> AbstractContextManager[str]:
-    """A server that answers each connection's request with these pieces, with a pause before each.
-    """
+    """A server that answers each connection's request with these pieces, with a pause before each."""
     return raw_server(paced(pieces, PAUSE_S) for _ in itertools.count())
 
 

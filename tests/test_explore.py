@@ -13,7 +13,7 @@ import pytest
 from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
-from lab.features import report as page
+from lab.features.report import page
 from lab.roofline import probing, step_kernels
 from lab.features.predict import laws, wording
 from lab.roofline import learning, prediction

@@ -145,7 +145,7 @@ def test_no_feature_imports_another() -> None:
 
 def test_nothing_imports_the_rooms_above_the_features() -> None:
     for room_name, targets in arrows().items():
-        if room_name not in {*ABOVE_FEATURES, *NOT_YET_BELOW}:
+        if room_name not in {*ABOVE_FEATURES, *NOT_YET_BELOW, "__init__"}:
             assert not targets & ABOVE_FEATURES, room_name
 
 

@@ -12,20 +12,14 @@ from typing import Any
 
 import pytest
 
-from lab.app import asked as asked_words
 from lab.core import results
-from lab.core.asked_settings import defaults
-from lab.core.record import Ceilings, Record, Totals
+from lab.core.record import Ceilings, Record
 from lab.errors import LabError
-from lab.features import report as page
-from lab.main import lab as cli
-from lab.models import catalog
-from lab.runner.plan import make_plan
+from lab.features.report import page
 from tests.conftest import (
     MACHINE,
     MODEL,
     SETTINGS,
-    FakeWorker,
     make_record,
     make_run,
     run_lab,
@@ -61,6 +55,8 @@ class Page(HTMLParser):
 
 def session(**changes: Any) -> list[Record]:
     runs = [make_run(n, 5, i, prefill_ms=1 + n / 1000) for n in (10, 100, 1000) for i in range(2)]
+    command = ("measure", "--prompt-len", "10,100,1000", "--gen", "5", "--repeat", "2")
+    changes.setdefault("command", command)
     return [
         make_record(make_run(10, 2, warmup=True), **changes),
         *(make_record(run, **changes) for run in runs),
@@ -130,7 +126,9 @@ def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
     assert "Unreliable." in row
     assert "(random weights)" in Page(text).text and "the text is meaningless" in Page(text).text
     assert "failed: 50 prompt tokens, repeat 1: no memory" in Page(text).text
-    walk = dataclasses.replace(watched([290] * 20), every=5, steps=make_run(20, 5, every=5).steps)
+    walk = dataclasses.replace(
+        watched([290] * 20), case={"every": 5}, steps=make_run(20, 5, every=5).steps
+    )
     assert Page(page.html([make_record(walk)], [])).text.count("other processes used") == 1
 
 
@@ -280,60 +278,6 @@ def test_a_measurement_ends_with_a_report(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.html")
     assert code == 0 and f"report   {path}" in out, err
     assert len(results.read([path]).records) == 2 and path.with_suffix(".jsonl").exists()
-
-
-# The command that makes the records again
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {},
-        {"threads": 1, "threads_batch": 2, "prompt": "random", "seed": 7},
-        {
-            "batch": 64,
-            "ubatch": 32,
-            "flash_attn": "on",
-            "cache_type_k": "q8_0",
-            "cache_type_v": "q8_0",
-        },
-        {"every": 40},
-    ],
-)
-def test_the_command_makes_the_same_plan(asked: dict[str, Any]) -> None:
-    plan = make_plan(FakeWorker(), [100], 5, 2, **asked)  # type: ignore[arg-type]
-    runs = [make_run(100, 5, i, every=plan.cases[0].every) for i in range(2)]
-    embedded = dataclasses.replace(MODEL, name=catalog.DEFAULT, source="embedded")
-    command = asked_words.line(
-        [make_record(run, settings=plan.settings, model=embedded) for run in runs]
-    )
-    assert command is not None
-    name, *words = command.split()[1:]
-    context = cli.commands[name].make_context(name, words)
-    given = {
-        key: value
-        for key, value in context.params.items()
-        if key in {*make_plan.__annotations__, *defaults()}
-    }
-    if "max_len" in context.params:
-        given["prompt_len"] = str(context.params["max_len"])
-    again = make_plan(FakeWorker(), **{**given, "until": None})  # type: ignore[arg-type]
-    assert dataclasses.replace(again, model=plan.model) == plan
-
-
-def test_the_command_of_a_trial_has_its_variants_and_what_they_share() -> None:
-    records = []
-    for block in range(2):
-        for variant, n in (("A: --threads 1", 1), ("B: as it is", 2)):
-            settings = dataclasses.replace(
-                SETTINGS, n_threads=n, n_threads_batch=n, flash_attn="on"
-            )
-            records.append(make_record(make_run(block=block, variant=variant), settings=settings))
-    assert asked_words.line(records) == (
-        "lab ab '--threads 1' '--threads 2' --prompt-len 20 --gen 5 --blocks 2 --model tiny.gguf --ubatch 8 "
-        "--flash-attn on"
-    )
-    assert asked_words.line([make_record(make_run(totals=Totals(1, 1)))]) is None
 
 
 # In a browser

@@ -16,7 +16,7 @@ from lab.core import guesses, results
 from lab.core.guesses import LOOKUP, StepTimes
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
 from lab.errors import LabError
-from lab.features import report as page
+from lab.features.report import page
 from lab.features.speculate import speculation
 from lab.features.speculate.child import Lookup
 from lab.features.speculate.speculation import Speculation

@@ -38,7 +38,7 @@ def words_of_command(ctx: click.Context) -> list[str]:
 def _words_of_parameter(parameter: click.Parameter, value: Any) -> list[str]:
     values = value if isinstance(value, (tuple, list)) else [value]
     if isinstance(parameter, click.Argument):
-        return [_public(str(each)) for each in values if each is not None]
+        return [_public(str(each).strip()) for each in values if each is not None]
     flag = max(parameter.opts, key=len)
     if isinstance(value, bool) and getattr(parameter, "is_flag", False):
         if value:

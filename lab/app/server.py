@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lab.app.running import Output, collect
+from lab.app.output import Output
+from lab.app.running import collect
 
 if TYPE_CHECKING:
     from lab.remote.session import ServerPlan
@@ -50,8 +51,7 @@ def given(context: click.Context) -> list[str]:
 
 
 def confirm(url: str, what: str, yes: bool) -> None:
-    """Ask once before a server on another machine is sent `what`, such as "at most 100 requests".
-    """
+    """Ask once before a server on another machine is sent `what`, such as "at most 100 requests"."""
     from lab.remote.access import access, is_loopback
 
     server = access(url)

@@ -9,13 +9,12 @@ import codecs
 import errno
 import gc
 import gzip
-import hashlib
 import io
 import itertools
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,6 +45,11 @@ class Contents:
     traces: tuple[
         Record, ...
     ] = ()  # of `lab trace` and `lab quant`; not among the records, as they have no steps
+
+    @property
+    def all_lines(self) -> list[Any]:
+        """Runs, requests and findings."""
+        return [*self.records, *self.requests, *self.traces, *self.findings]
 
     @property
     def measured(self) -> list[Record | RequestRecord]:
@@ -160,7 +164,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
         "traces": [],
         "findings": [],
     }
-    known = set[bytes]()
+    known = set[Hashable]()
     skipped = list[str]()
     thresholds = gc.get_threshold()
     gc.set_threshold(
@@ -184,7 +188,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
                     name = "requests"
                 elif isinstance(parsed, Record):
                     name = "traces" if parsed.run.is_traced else "records"
-                identity = hashlib.sha256(line).digest()
+                identity = _identity(parsed)
                 if identity not in known:
                     known.add(identity)
                     found[name].append(parsed)
@@ -220,6 +224,26 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if not line.isspace():
                 yield number, line
+
+
+def _identity(line: Line) -> Hashable:
+    """What identifies a line in different files, also if another version of the lab wrote it anew."""
+    if isinstance(line, RequestRecord):
+        request = line.request
+        source = (line.session, line.endpoint.url, line.model, to_json(request.asked))
+        stamps = (request.started_at, request.sent_ns, request.ended_ns)
+        answer = (request.status, request.error, request.events.arrive_ns[:1], request.usage)
+        return source, stamps, answer
+    if isinstance(line, Record):
+        run = line.run
+        place = (line.session, run.started_at, run.engine, run.part, run.block, run.variant)
+        case = (run.n_prompt, run.n_gen, run.repeat, run.warmup, run.experiment, *run.case.items())
+        outcome = (run.status, run.error, run.steps.end_ns, to_json(run.noise))
+        if run.imported_from is None:
+            return place, case, outcome
+        setup = (line.machine, line.model.name, line.model.quantization, line.settings)
+        return place, case, outcome, setup
+    return to_json(line)
 
 
 def pack(lines: Iterable[Line]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lab.app.help import Command
-from lab.app.running import note, read
+from lab.app.reading import note, read
 from lab.errors import LabError
 
 if TYPE_CHECKING:

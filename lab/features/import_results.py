@@ -9,7 +9,7 @@ import click
 
 from lab.app.help import Command
 from lab.app.options import out_option
-from lab.app.running import note
+from lab.app.reading import note
 from lab.errors import printable
 
 

@@ -894,9 +894,10 @@ def served_sections(records: Sequence[RequestRecord], context: Context) -> list[
 
 def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """`lab turns` through a server."""
-    from lab.app.running import Output, collect
+    from lab.app.running import collect
     from lab.app.server import confirm, given
     from lab.show import text_requests
+    from lab.app.output import Output
     from lab.show import console
 
     said = read_messages(Path(asked["replay"])) if asked["replay"] else []

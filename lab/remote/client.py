@@ -41,8 +41,7 @@ READ_AFTER_S = 0.005
 
 
 class Client:
-    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in flight.
-    """
+    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in flight."""
 
     def __init__(self, access: Access) -> None:
         self.access = access

@@ -94,8 +94,7 @@ def make_plan(
 
 
 def check(plan: ServerPlan, server: Server) -> None:
-    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on it.
-    """
+    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on it."""
     for case in plan.cases:
         server.least(case.n_prompt)
         problem = server.too_long(case.n_prompt, case.n_gen)

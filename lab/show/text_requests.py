@@ -139,8 +139,7 @@ def failures(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def warnings(records: Sequence[RequestRecord]) -> list[str]:
-    """What successful requests do not show; of several setups each sentence begins with its label.
-    """
+    """What successful requests do not show; of several setups each sentence begins with its label."""
     good = [record for record in records if table.went_well(record)]
     if not good:
         return []
@@ -153,8 +152,7 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def doubts(requests: Sequence[Request]) -> list[str]:
-    """What successful requests of one setup do not show, or show of other work than was asked for.
-    """
+    """What successful requests of one setup do not show, or show of other work than was asked for."""
     figures_of = [figures(request) for request in requests]
     return [
         *held_back(figures_of),

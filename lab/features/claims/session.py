@@ -20,7 +20,9 @@ import click
 from lab.app.experiment import numbers
 from lab.app.help import Command
 from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
-from lab.app.running import Output, collect, introduce, note
+from lab.app.output import Output
+from lab.app.reading import note
+from lab.app.running import collect, introduce
 from lab.core import results
 from lab.core.lists import plural
 from lab.core.record import Record
@@ -266,4 +268,4 @@ def command(only: str | None, **asked: Any) -> None:
     has_failed = any(
         record.run.error and record.run.part not in planned.problems for record in records
     )
-    output.finish(records, path, problem, has_failed, made=judging.sections(judged, Context()))
+    output.finish(records, path, problem, has_failed, shown=judging.sections(judged, Context()))

@@ -8,7 +8,7 @@ import click
 
 from lab.app.help import Command
 from lab.app.options import AT_LEAST, DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
-from lab.app.running import draws, hint, nearby, plot_folder, read, without_tuning
+from lab.app.reading import draws, hint, nearby, plot_folder, read, without_parts
 from lab.core import shell
 
 
@@ -49,7 +49,7 @@ def compare(
     from lab.show import comparison, console, text_results
     from lab.show.section import Context
 
-    reading = without_tuning(read(results))
+    reading = without_parts(read(results))
     groups = comparison.groups(reading.measured, base)
     others = nearby(results, reading.measured)
     spreads = comparison.known_spreads(

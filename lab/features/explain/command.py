@@ -10,7 +10,7 @@ import click
 from lab.app import kinds
 from lab.app.help import Command
 from lab.app.options import DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
-from lab.app.running import RESULTS, ceilings_of, draws, hint, plot_folder, read, without_tuning
+from lab.app.reading import RESULTS, ceilings_of, draws, hint, plot_folder, read, without_parts
 from lab.core.record import OK, Record
 from lab.errors import LabError
 from lab.features.explain.section import explained
@@ -50,7 +50,7 @@ def explain(
     from lab.show import console, table
     from lab.show.section import print_marked, print_sections
 
-    reading = without_tuning(read(results, steps_to="explain"))
+    reading = without_parts(read(results, steps_to="explain"))
     folder_of_plots = plot_folder(results, out) if draws(results, out, no_plot) else None
     records = _of_good_runs(reading.records)
     sessions = ceilings_of(reading, folder)

@@ -27,7 +27,7 @@ from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
-from lab.features import report as page
+from lab.features.report import page
 from lab.features.compare import text_compare
 from lab.features.explain import advice
 from lab.features.explain.section import explained

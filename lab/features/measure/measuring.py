@@ -14,7 +14,8 @@ from click.core import ParameterSource
 from lab.app import running
 from lab.app.help import Command
 from lab.app.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, SHARE, TOKENS, with_options
-from lab.app.running import Output, collect, introduce
+from lab.app.output import Output
+from lab.app.running import collect, introduce
 from lab.core import shell
 from lab.core.asked_settings import flag, table
 from lab.core.record import Record
@@ -162,7 +163,9 @@ UNTIL = [
         help="With --until: maximum number of rounds.",
     ),
     click.option(
-        "--max-minutes", type=float, help="With --until: start no round after this many minutes. With --url: the limit of the session."
+        "--max-minutes",
+        type=float,
+        help="With --until: start no round after this many minutes. With --url: the limit of the session.",
     ),
 ]
 

@@ -9,7 +9,7 @@ import click
 
 from lab.app.help import Command
 from lab.app.options import DEVICE, SETTINGS, TOKENS, as_json_option, with_options
-from lab.app.running import RESULTS, note
+from lab.app.reading import RESULTS, note
 from lab.errors import LabError
 
 if TYPE_CHECKING:

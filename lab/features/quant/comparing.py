@@ -39,7 +39,8 @@ from lab.app.options import (
     seconds_of,
     with_options,
 )
-from lab.app.running import Output, collect, introduce
+from lab.app.output import Output
+from lab.app.running import collect, introduce
 from lab.core import cost, results, shown, stats
 from lab.core.asked_settings import CACHE_TYPES, check_number
 from lab.core.lists import grouped, join_and, plural

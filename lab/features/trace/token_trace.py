@@ -29,7 +29,8 @@ import click
 
 from lab.app.help import Command
 from lab.app.options import OUTPUT, SETTINGS, TOKENS, with_options
-from lab.app.running import RESULTS, Output
+from lab.app.output import Output
+from lab.app.reading import RESULTS
 from lab.core import cost, shape
 from lab.core.asked_settings import check_number
 from lab.core.lists import grouped, join_and, plural

@@ -23,7 +23,9 @@ from lab.app import experiment
 from lab.app.experiment import Option
 from lab.app.help import Command
 from lab.app.options import DURATION, OUTPUT, SEED, SETTINGS, TOKENS, seconds_of, with_options
-from lab.app.running import Output, collect, introduce, note, runs_in
+from lab.app.output import Output
+from lab.app.reading import note
+from lab.app.running import collect, introduce, runs_in
 from lab.core import shell
 from lab.core.asked_settings import check_number, defaults, table
 from lab.core.payloads import Tuning

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from lab.app.running import read
+from lab.app.reading import read
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError

@@ -1,8 +1,10 @@
-"""A report: results as one HTML page, with chapters for all kinds of results, and the records themselves.
+"""A report: results as one HTML page, with chapters for all kinds of results, and the records
+themselves.
 
-Besides the sections of the list (known.py) it says what is faster, why, what failed and what was measured. The page
-needs no network, and its records can be read back. If ceilings explain its runs, it has sliders: the laws behind
-predictions (lab/features/predict/laws.py), and a script that computes with them (explore.js).
+Besides the sections of the list (known.py) it says what is faster, why, what failed and what was
+measured. The page needs no network, and its records can be read back. If ceilings explain its runs,
+it has sliders: the laws behind predictions (lab/features/predict/laws.py), and a script that
+computes with them (explore.js).
 """
 
 from __future__ import annotations
@@ -22,15 +24,14 @@ from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.features.compare import text_compare
-from lab.show.comparison import Group, Spread, known_spreads
 from lab.features.explain.section import explained
-from lab.roofline import probing
-from lab.show import text_results
 from lab.features.predict import laws
 from lab.features.tune import result as tuned
 from lab.show import text_requests
+from lab.roofline import probing
 from lab.runner import as_options, machine
-from lab.show import comparison, page, table, text_setup
+from lab.show import comparison, page, table, text_results, text_setup
+from lab.show.comparison import Group, Spread, known_spreads
 from lab.show.section import UNKNOWN, Context, Section, tabled
 
 Lines = Sequence[Record | RequestRecord]
@@ -47,13 +48,15 @@ def report(
     others: Sequence[Record] = (),
     explore: bool = True,
 ) -> Path:
-    """Write records (runs, requests to servers) as one HTML page that carries its data, and return its path.
+    """Write records (runs, requests to servers) as one HTML page that carries its data, and return
+    its path.
 
         lab.report("results/page.html", records, [lab.ceilings()])
 
-    `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of these machines:
-    they show how much sessions vary. Differences smaller than `at_least` are not claimed. Claims are judged again. If
-    ceilings explain plain runs, the page has sliders that predict other requests, unless `explore` is False.
+    `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of
+    these machines: they show how much sessions vary. Differences smaller than `at_least` are not
+    claimed. Claims are judged again. If ceilings explain plain runs, the page has sliders that
+    predict other requests, unless `explore` is False.
     """
     text = html(records, ceilings, at_least, others, explore)
     results.write_whole(Path(path), text.encode("utf-8", errors="replace"), "The report")
@@ -104,8 +107,7 @@ def html(
     )  # only what is compared is drawn together
     of_kinds = kinds.sections([*timed, *special, *alone, *of_turns], context)
     failed = [
-        f"failed: {line}"
-        for line in [*text_results.failures(rest), *text_requests.failures(alone)]
+        f"failed: {line}" for line in [*text_results.failures(rest), *text_requests.failures(alone)]
     ]
     setups = _setups(good)
     lead = list[str]()
@@ -154,7 +156,8 @@ def _gist(kinds: Sequence[Section]) -> list[str]:
 
 
 def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> str:
-    """The question of a page; for several kinds of results the number of sessions or the kinds, models and machine."""
+    """The question of a page; for several kinds of results the number of sessions or the kinds,
+    models and machine."""
     if len(kinds) == 1:
         return kinds[0].question
     if labels := [label for own in compared if own for label, _ in table.setups(table.runs(own))]:
@@ -173,7 +176,8 @@ def _title(kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -> 
 def _compared(
     records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]
 ) -> tuple[bool, list[Section]]:
-    """Comparisons of setups, or of sessions of one setup, and whether all are compared with each other."""
+    """Comparisons of setups, or of sessions of one setup, and whether all are compared with each
+    other."""
     import pandas as pd
 
     try:
@@ -260,7 +264,8 @@ def _setups(good: Lines) -> Section:
 
 
 def _facts(one: Record | RequestRecord) -> dict[str, str]:
-    """Of a run the machine, build, model and settings; of a request the server, model and client's machine."""
+    """Of a run the machine, build, model and settings; of a request the server, model and client's
+    machine."""
     if isinstance(one, Record):
         facts = text_setup.facts(one.machine, one.model)
         if one.model.source == "synthetic":

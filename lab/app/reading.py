@@ -1,0 +1,137 @@
+"""What commands read: results files, what lies beside them, and where pictures go."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.core import shell
+from lab.errors import LabError, printable
+
+if TYPE_CHECKING:
+    from lab.core.record import Ceilings, Record
+    from lab.core.request import RequestRecord
+    from lab.core.results import Contents
+    from lab.show.section import Context
+
+RESULTS = "results"  # the default folder of results
+
+
+def read(
+    results: Sequence[str], with_findings: bool = False, steps_to: str | None = None
+) -> Contents:
+    """The contents of files and folders; notes on what is skipped.
+
+    LabError where there is nothing to show. `steps_to` says what steps of the engine are needed
+    for.
+    """
+    from lab.core import results as files
+
+    contents = files.read(results)
+    for sentence in contents.skipped:
+        note(sentence)
+    names = " ".join(results)
+    has_findings = bool(contents.findings or contents.traces)
+    if not contents.measured and not (has_findings and with_findings):
+        what = "no runs of steps, only other results" if has_findings else "no runs"
+        raise LabError(f"{names} contains {what}.", "Measure some: lab measure")
+    if steps_to and not contents.records:
+        raise LabError(
+            f"{names} contains only requests to servers, and no steps of the engine to {steps_to}.",
+            "Measure the model in process: lab measure -m MODEL. "
+            "To see the requests: lab show RESULTS",
+        )
+    return contents
+
+
+def without_parts(contents: Contents) -> Contents:
+    """What was read, without sessions whose results have tables of their own.
+
+    LabError where nothing else was read.
+    """
+    records = [record for record in contents.records if not record.run.is_apart]
+    if not records and not contents.requests:
+        raise LabError(
+            "These results have tables of their own, and no plain runs.",
+            "To see them: lab show RESULTS",
+        )
+    return dataclasses.replace(contents, records=tuple(records))
+
+
+def note(sentence: str) -> None:
+    """Say on stderr what was passed over."""
+    click.echo(printable(f"Note: {sentence}"), err=True)
+
+
+def nearby(results: Sequence[str], measured: Sequence[Record | RequestRecord]) -> Contents:
+    """Other sessions that lie where the results are: they show how sessions differ."""
+    from lab.core import results as files
+
+    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
+    return files.nearby(folders, measured)
+
+
+def plot_folder(results: Sequence[str], out: str | None) -> Path:
+    """The folder for plots: `out`, else the folder of the first results file."""
+    first = Path(results[0])
+    if out:
+        return Path(out)
+    return first if first.is_dir() else first.parent
+
+
+def draws(results: Sequence[str], out: str | None, no_plot: bool) -> bool:
+    """Whether a command draws: nothing is written beside committed samples unless asked."""
+    name = Path(results[0]).name
+    is_sample = name.startswith("sample-") and not out
+    if is_sample and not no_plot:
+        note(
+            f"{name} is a sample of this repository, so no picture was drawn: "
+            "--out FOLDER draws it."
+        )
+    return not (no_plot or is_sample)
+
+
+def any_good(records: Sequence[Any]) -> bool:
+    """Whether a line holds something that was measured: a timed run, an answer, another finding."""
+    return any(record.is_good for record in records)
+
+
+def context(records: Sequence[Any], results: Sequence[str], **fields: Any) -> Context:
+    """What sections of these records may use besides the records.
+
+    For experiments and parts of sessions: the ceilings and, for experiments, the runs beside them.
+    """
+    from lab.core.record import Record
+    from lab.roofline import probing
+    from lab.show.section import Context
+
+    runs = [record.run for record in records if isinstance(record, Record)]
+    has_experiments = any(not run.is_plain and not run.is_apart for run in runs)
+    has_parts = any(run.part for run in runs)
+    if has_experiments or has_parts:
+        ceilings = probing.kept(plot_folder(results, None), note)
+        fields["ceilings"] = [*fields.get("ceilings", ()), *ceilings]
+    if has_experiments:
+        fields["others"] = nearby(results, records).records
+    return Context(**fields)
+
+
+def ceilings_of(contents: Contents, folder: str) -> list[Ceilings]:
+    """The ceilings that came with results, and those in `folder`. LabError for a missing folder."""
+    from lab.roofline import probing
+
+    if folder != RESULTS and not Path(folder).is_dir():
+        message = f"There is no folder {folder} with ceilings."
+        raise LabError(message, "Name the one that lab ceilings wrote to.")
+    return [*contents.ceilings, *probing.kept(Path(folder), note)]
+
+
+def hint(details: bool = False, path: Path | None = None, command: str = "show") -> str:
+    """How to see all lines below a table; "" if all are shown."""
+    if details:
+        return ""
+    return shell.lab(command, "--details", path) if path else "add --details"

@@ -1,0 +1,1 @@
+"""`lab report`: results as one HTML page. Open `page.py` first."""

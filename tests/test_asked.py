@@ -1,0 +1,67 @@
+"""The command that a session stores: the words that make it again, without secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from lab.app.asked import line, words_of_call, words_of_command
+from lab.main import lab as cli
+from lab.runner.plan import make_plan
+from tests.conftest import make_record
+
+
+def context_of(*words: str) -> click.Context:
+    name, *arguments = words
+    return cli.commands[name].make_context(name, list(arguments))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("measure",),
+        ("measure", "--prompt-len", "10,100", "--gen", "16", "--repeat", "3"),
+        ("measure", "--threads", "1", "--no-mmap", "--flash-attn", "on", "--seed", "7"),
+        ("sweep", "--max-len", "4096", "--every", "256"),
+        ("ab", "--threads 1", "--threads 2", "--blocks", "4"),
+        ("batch", "--sequences", "1,4", "--kv-unified", "on"),
+    ],
+)
+def test_the_stored_words_make_the_same_command(words: tuple[str, ...]) -> None:
+    asked = context_of(*words)
+    stored = words_of_command(asked)
+    assert sorted(stored) == sorted(words)
+    assert context_of(*stored).params == asked.params
+
+
+def test_options_of_output_are_not_stored() -> None:
+    asked = context_of("measure", "--gen", "16", "--json", "--no-plot", "--out", "elsewhere")
+    assert words_of_command(asked) == ["measure", "--gen", "16"]
+
+
+def test_secrets_and_folders_are_not_stored(tmp_path: Path) -> None:
+    prompt = tmp_path / "letter.txt"
+    prompt.write_text("Dear reader")
+    asked = context_of(
+        *("measure", "--url", "http://me:secret@127.0.0.1:8080/v1?key=secret"),
+        *("--header", "Authorization: Bearer secret", "--prompt", str(prompt)),
+    )
+    stored = words_of_command(asked)
+    assert "secret" not in " ".join(stored)
+    assert "Authorization" not in " ".join(stored)
+    assert stored[stored.index("--url") + 1] == "http://127.0.0.1:8080/v1"
+    assert stored[stored.index("--prompt") + 1] == "letter.txt"
+
+
+def test_a_call_of_a_function_is_stored_as_a_command() -> None:
+    words = words_of_call("measure", make_plan, ["10,100"], {"gen": 16, "mmap": False})
+    assert words == ["measure", "--prompt-len", "10,100", "--gen", "16", "--no-mmap"]
+
+
+def test_a_command_is_quoted_and_must_be_one_of_the_lab() -> None:
+    evil = make_record(command=("measure", "--prompt", "$(reboot); x"))
+    assert line([evil]) == "lab measure --prompt '$(reboot); x'"
+    assert line([make_record(command=("reboot",))]) is None
+    assert line([make_record()]) is None
