@@ -142,7 +142,8 @@ def test_a_prefill_step_has_one_token_in_the_last_feed_forward() -> None:
     )
     kernels = step_kernels.total(TINY, settings, ceilings(*rates), 32, 5, 1)
     two = step_kernels.total(TINY, settings, ceilings(*rates), 2, 5, 2)
-    assert two.head_s > 0  # with the threads of a batch
+    both = dataclasses.replace(settings, n_threads=2)  # two tokens have the threads of a batch
+    assert two == step_kernels.total(TINY, both, ceilings(*rates), 2, 5, 2)
     of_many = ATTENTION_BYTES + 0.75 * FFN_BYTES
     assert ns(kernels.layers_s) == pytest.approx(20 * of_many + 6 * 0.25 * FFN_BYTES)
     assert ns(kernels.head_s) == pytest.approx(6 * HEAD_BYTES)
@@ -198,6 +199,22 @@ def test_layers_count_on_their_device_and_the_hidden_state_moves_between() -> No
     assert total.between_s == parts.between_s
 
 
+def test_the_last_feed_forward_is_on_the_device_of_the_last_layer() -> None:
+    layers = (None, None, None, "CUDA0", None)
+    parts = step_kernels.parts(TINY, SETTINGS, BOTH, 1, 9, 1, layers=layers)
+    on_gpu = ATTENTION_BYTES / 4 + FFN_BYTES / 4
+    assert ns(parts.by_device["CUDA0"].layers_s) == pytest.approx(on_gpu)
+    assert parts.by_device["CUDA0"].head_s == 0
+    assert ns(parts.by_device[None].head_s) == pytest.approx(10 * HEAD_BYTES)
+
+
+def test_a_model_of_one_layer_has_a_feed_forward_too() -> None:
+    model = dataclasses.replace(TINY, n_layer=1)
+    parts = step_kernels.parts(model, SETTINGS, BOTH, 1, 9, 1, layers=("CUDA0", None))
+    weights = ATTENTION_BYTES + FFN_BYTES
+    assert ns(parts.by_device["CUDA0"].layers_s) == pytest.approx(weights)
+
+
 def test_a_step_without_outputs_copies_no_logits() -> None:
     parts = step_kernels.parts(TINY, SETTINGS, BOTH, 8, 0, 0, layers=HALF)
     assert ns(parts.between_s) == pytest.approx(1000 + 0.25 * 4 * 64 * 8, rel=1e-3)
@@ -226,6 +243,7 @@ def test_many_tokens_take_weights_of_the_cpu_to_the_gpu(
 ) -> None:
     settings = dataclasses.replace(SETTINGS, **changes)
     rates = [dataclasses.replace(rate, buffer=buffer) for rate in ON_CPU.rates]
+    rates.append(product(1, 1, "Q4_0", buffer="CPU_REPACK"))  # of other weights
     split = dataclasses.replace(BOTH, others=(ceilings(*rates, here=WITH_GPU),))
     parts = step_kernels.parts(TINY, settings, split, n_tokens, 0, 0, layers=HALF)
     uploaded_bytes = ATTENTION_BYTES / 2 + 0.75 * FFN_BYTES * 2 / 3
@@ -269,6 +287,8 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
         step_kernels.total(uncounted, SETTINGS, ON_CPU, 1, 0, 1)
     with pytest.raises(LabError, match="cannot be derived from its header"):
         step_kernels.step_cost(uncounted, 1, 0, 1)
+    with pytest.raises(LabError, match="cost of a step of tiny cannot be derived"):
+        step_kernels.total(dataclasses.replace(TINY, n_head=None), SETTINGS, ON_CPU, 1, 0, 1)
     assert step_kernels.step_cost(TINY, 1, 0, 1) == cost.step(TINY, 1, 0, 1)
     with pytest.raises(LabError, match="ceilings of CUDA1 have not been measured"):
         step_kernels.parts(TINY, SETTINGS, BOTH, 1, 0, 1, layers=("CUDA1",) * 5)
@@ -582,6 +602,8 @@ def test_a_change_replaces_the_kernels_and_keeps_what_is_beyond_them() -> None:
     assert change.command.startswith(
         "lab ab '--threads 2' '--threads 1' --prompt-len 20,30 --gen 5"
     )
+    assert "--ubatch 8" in change.command
+    assert change.command.count("--threads") == 2
     assert change.figures == {
         "change": "1 thread instead of 2",
         "prefill_gain": change.gains["prefill"].factor,
@@ -625,10 +647,6 @@ def test_other_types_threads_and_attention_are_changes_where_they_were_probed() 
     assert set(changes) == {"Q4_0 instead of Q8_0", "flash attention off instead of on"}
     packed = dataclasses.replace(
         TINY,
-        tensor_bytes={
-            "Q8_0": int(HEAD_BYTES),
-            "Q4_0": round((ATTENTION_BYTES + FFN_BYTES) * 18 / 34),
-        },
         matrices=(
             Matrix(EMBEDDING, "Q8_0", 1000, 64, 1),
             Matrix(IN_ATTENTION, "Q4_0", 64, 64, 8.0),

@@ -222,21 +222,15 @@ def _other_types(
 
 
 def _packed_as(kind: str, main_type: str, model: Model, matrices: Sequence[Matrix]) -> Model:
-    """A model with the matrices of its layers in another type; embedding and output matrix keep
-    theirs.
-    """
+    """A model with the matrices of its layers in another type; embedding and output matrix stay."""
     block_weights, _ = BLOCKS[kind]
-    n_bytes: dict[str, float] = {kind: 0.0, **model.tensor_bytes}
     packed = []
     for matrix in matrices:
         is_main = matrix.type == main_type and matrix.part in IN_LAYERS
         if is_main and matrix.columns % block_weights == 0:
-            n_bytes[main_type] -= matrix.n_bytes
             matrix = dataclasses.replace(matrix, type=kind)
-            n_bytes[kind] += matrix.n_bytes
         packed.append(matrix)
-    tensor_bytes = {name: round(size) for name, size in n_bytes.items() if round(size)}
-    return dataclasses.replace(model, tensor_bytes=tensor_bytes, matrices=tuple(packed))
+    return dataclasses.replace(model, matrices=tuple(packed))
 
 
 # Experiments

@@ -99,10 +99,10 @@ def total(
     n_tokens: int,
     n_past: int,
     n_outputs: int,
-    others: Spans = (),
+    further: Spans = (),
 ) -> Kernels:
     """Least time of a step in its kernels, as `parts` has it by device."""
-    return parts(model, settings, ceilings, n_tokens, n_past, n_outputs, others).total
+    return parts(model, settings, ceilings, n_tokens, n_past, n_outputs, further).total
 
 
 def parts(
@@ -112,7 +112,7 @@ def parts(
     n_tokens: int,
     n_past: int,
     n_outputs: int,
-    others: Spans = (),
+    further: Spans = (),
     layers: Layers | None = None,
 ) -> Parts:
     """Least time of a step on each device; `others` are further sequences in it, whose attention is
@@ -123,7 +123,7 @@ def parts(
     known, and for a missing probe.
     """
     step = StepOnDevices(
-        model, settings, ceilings, [(n_tokens, n_past), *others], n_outputs, layers
+        model, settings, ceilings, [(n_tokens, n_past), *further], n_outputs, layers
     )
     return step.parts()
 

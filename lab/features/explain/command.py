@@ -15,7 +15,8 @@ from lab.core.record import OK, Record
 from lab.errors import LabError
 from lab.features.explain.section import explained
 from lab.roofline import probing
-from lab.show import text_results
+from lab.show import console, table, text_results
+from lab.show.section import print_marked, print_sections
 
 
 @click.command(cls=Command)
@@ -47,13 +48,11 @@ def explain(
 
     Needs the ceilings of the machine that measured: lab ceilings.
     """
-    from lab.show import console, table
-    from lab.show.section import print_marked, print_sections
-
     reading = without_parts(read(results, steps_to="explain"))
     folder_of_plots = plot_folder(results, out) if draws(results, out, no_plot) else None
     records = _of_good_runs(reading.records)
     sessions = ceilings_of(reading, folder)
+    stdout = console.console(details=hint(details))
     documents = []
     setups = table.setups(table.runs(records))
     for number, (label, rows) in enumerate(setups, start=1):
@@ -65,14 +64,14 @@ def explain(
         if len(setups) > 1:
             stem = f"{stem}-{number}"
         plots = [] if folder_of_plots is None else kinds.draw([section], folder_of_plots, stem)
-        document = {
-            **section.data(),
-            "plots": [str(plot) for plot in plots],
-            "warnings": [*section.warnings, *warnings],
-        }
-        documents.append(document)
+        documents.append(
+            {
+                **section.data(),
+                "plots": [str(plot) for plot in plots],
+                "warnings": [*section.warnings, *warnings],
+            }
+        )
         if not as_json:
-            stdout = console.console(details=hint(details))
             print_sections([section], stdout)
             print_marked(warnings, [], stdout)
             for plot in plots:
