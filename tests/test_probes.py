@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.app import running
+from lab.app import output
 from lab.core.record import Ceilings, Machine, Model, Placement, Rate, Settings
 from lab.core.shape import EMBEDDING, EXPERTS, FEED_FORWARD, OUTPUT, Matrix
 from lab.errors import LabError
@@ -508,7 +508,7 @@ def test_the_next_command_measures_the_kernels_of_the_runs(monkeypatch: pytest.M
         "lab ceilings --threads 1",
         "lab ceilings --no-repack --cache-type-k q8_0 --cache-type-v q8_0",
     ]
-    steps = running.next_steps(records, Path("results"), running.ceilings_command(records))
+    steps = output.next_steps(records, Path("results"), output.ceilings_command(records))
     assert steps == [f"next     what limited each phase: {' && '.join(lines)}"]
     for line in lines:
         ceilings_module.command.make_context("ceilings", shlex.split(line)[2:])
