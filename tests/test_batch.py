@@ -10,19 +10,21 @@ from typing import Any
 import pytest
 
 from lab.app import kinds
-from lab.core import cost, memory, phases, results, script as scripts
-from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run
+from lab.core import cost, experiments, memory, results, script as scripts
+from lab.core.experiments import case_of
+from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run, Settings
+from lab.core.script import Operation
 from lab.errors import LabError
-from lab.features import batch as batching
-from lab.show import comparison
-from lab.roofline import step_kernels
-from lab.roofline import learning
-from lab.roofline.step_prediction import StepPrediction
-from lab.features.batch import Batch
+from lab.features import batch as room
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
-from lab.runner.cases import Case
+from lab.roofline import learning, step_kernels
+from lab.roofline.step_prediction import StepPrediction
+from lab.runner import batches
+from lab.runner.batches import Batch
+from lab.runner.cases import Case, Plan
 from lab.runner.session import execute, new_results_file
+from lab.show import comparison
 from tests import miniature
 from tests.conftest import (
     MACHINE,
@@ -40,139 +42,160 @@ def text(sequence: int, n: int) -> list[int]:
     return [100 * sequence + i for i in range(n)]
 
 
-def case(n_seq: int, n_prompt: int = 20, gen: int = 5, is_shared: bool = False) -> Case:
-    return Case(
-        n_prompt,
-        gen,
-        experiment="batch",
-        setup=Batch(n_seq, is_shared),
-        sequences=(n_prompt + gen,) * n_seq,
-    )
+def case(n_seq: int, n_prompt: int = 20, n_gen: int = 5, is_shared: bool = False) -> Case:
+    return batches.case(Batch(n_seq, is_shared), n_prompt, n_gen, SETTINGS)
 
 
-def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, **changes: Any) -> Run:
-    written = batching.write(case(n_seq), text, SETTINGS)
-    steps = steps_of(written, decode_ms=decode_ms)
-    return dataclasses.replace(
-        make_run(20, 5, repeat, **changes),
-        steps=steps,
-        experiment="batch",
-        setup=Batch(n_seq, False),
-    )
+def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10) -> Run:
+    script = batches.write(case(n_seq), text, SETTINGS)
+    steps = steps_of(script, decode_ms=decode_ms)
+    setup = Batch(n_seq, is_shared=False)
+    return make_run(20, 5, repeat, steps=steps, experiment="batch", setup=setup)
+
+
+def plan(worker: FakeWorker, **asked: Any) -> Plan:
+    defaults: dict[str, Any] = {"sequences": "1,4", "prompt_len": "256", "gen": 32}
+    return batches.plan(worker, **{**defaults, **asked})  # type: ignore[arg-type]
+
+
+def prefill_shapes(script: list[Operation]) -> list[tuple[int, int, int]]:
+    """Tokens, sequences and outputs of each prefill step."""
+    shapes = []
+    for shape in scripts.shapes(script):
+        if shape.kind == PREFILL:
+            shapes.append((shape.n_tokens, shape.n_seq, shape.n_outputs))
+    return shapes
+
+
+EQUAL_SLICES = dataclasses.replace(SETTINGS, n_ubatch=50)
+SMALL_BATCH = dataclasses.replace(SETTINGS, n_ubatch=20, n_batch=40)
+ONE_CACHE = dataclasses.replace(SETTINGS, n_ubatch=50, kv_unified=True)
 
 
 @pytest.mark.parametrize(
-    ("n_seq", "settings", "prefill"),
+    ("n_seq", "settings", "expected"),
     [
-        (5, {"n_ubatch": 50}, [(50, 5, 0), (50, 5, 5)]),  # equal slices
-        (
-            3,
-            {"n_ubatch": 20, "n_batch": 40},
-            [(20, 2, 0), (20, 2, 2), (20, 1, 1)],
-        ),  # as many as fit into the batch
-        (
-            3,
-            {"n_ubatch": 50, "kv_unified": True},
-            [(40, 2, 2), (20, 1, 1)],
-        ),  # one cache: whole prompts
+        pytest.param(5, EQUAL_SLICES, [(50, 5, 0), (50, 5, 5)], id="equal slices"),
+        pytest.param(3, SMALL_BATCH, [(20, 2, 0), (20, 2, 2), (20, 1, 1)], id="those that fit"),
+        pytest.param(3, ONE_CACHE, [(40, 2, 2), (20, 1, 1)], id="one cache: whole prompts"),
     ],
 )
-def test_prompts_share_steps_and_every_decode_step_has_a_token_of_each(
-    n_seq: int, settings: dict[str, Any], prefill: list[tuple[int, int, int]]
+def test_prompts_share_steps(
+    n_seq: int, settings: Settings, expected: list[tuple[int, int, int]]
 ) -> None:
-    written = batching.write(case(n_seq), text, dataclasses.replace(SETTINGS, **settings))
-    shapes = list(scripts.shapes(written))
-    assert [(s.n_tokens, s.n_seq, s.n_outputs) for s in shapes if s.kind == PREFILL] == prefill
-    decode = [(s.n_tokens, s.n_past, s.n_seq, s.n_outputs) for s in shapes if s.kind == DECODE]
-    assert decode == [(n_seq, 20 + i, n_seq, n_seq) for i in range(4)]
-    parts = [part for operation in written if operation.kind == PREFILL for part in operation.parts]
-    assert {part.sequence: part.tokens[-1] for part in parts if part.tokens} == {
-        i: 100 * i + 19 for i in range(n_seq)
-    }
+    script = batches.write(case(n_seq), text, settings)
+
+    last_tokens = {}
+    for operation in script:
+        for part in operation.parts:
+            if operation.kind == PREFILL and part.tokens:
+                last_tokens[part.sequence] = part.tokens[-1]
+    assert prefill_shapes(script) == expected
+    assert last_tokens == {i: 100 * i + 19 for i in range(n_seq)}
+
+
+def test_every_decode_step_has_a_token_of_each_sequence() -> None:
+    script = batches.write(case(3), text, SETTINGS)
+
+    decode = [shape for shape in scripts.shapes(script) if shape.kind == DECODE]
+    assert [shape.n_past for shape in decode] == [20, 21, 22, 23]
+    for shape in decode:
+        assert (shape.n_tokens, shape.n_seq, shape.n_outputs) == (3, 3, 3)
 
 
 def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() -> None:
-    written = batching.write(
-        case(3, 40, is_shared=True), text, dataclasses.replace(SETTINGS, n_ubatch=64)
-    )
-    assert [op.kind for op in written] == [PREFILL, COPY, COPY, PREFILL, DECODE]
-    assert (written[0].parts[0].n_tokens, written[0].parts[0].n_outputs) == (24, 0)
-    assert [part.n_tokens for part in written[3].parts] == [batching.N_OWN] * 3
-    assert len({part.tokens for part in written[3].parts}) == 3
-    alone = batching.write(
-        case(1, 40, is_shared=True), text, dataclasses.replace(SETTINGS, n_ubatch=64)
-    )
+    settings = dataclasses.replace(SETTINGS, n_ubatch=64)
+
+    together = batches.write(case(3, 40, is_shared=True), text, settings)
+    alone = batches.write(case(1, 40, is_shared=True), text, settings)
+
+    common, _, _, last_tokens, _ = together
+    assert [op.kind for op in together] == [PREFILL, COPY, COPY, PREFILL, DECODE]
+    assert (common.parts[0].n_tokens, common.parts[0].n_outputs) == (24, 0)
+    assert [part.n_tokens for part in last_tokens.parts] == [batches.N_OWN] * 3
+    assert len({part.tokens for part in last_tokens.parts}) == 3
     assert [op.kind for op in alone] == [PREFILL, DECODE]
 
 
 def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
-    records = [
-        make_record(batch_run(n, i, decode_ms=ms)) for n, ms in ((1, 10), (4, 5)) for i in range(3)
-    ]
-    one, four = batching.rows(records)
-    assert (one.step_s, one.total_tps, one.user_tps, one.efficiency) == pytest.approx(
-        (0.01, 100, 100, 1)
-    )
-    assert (four.step_s, four.total_tps, four.user_tps, four.efficiency) == pytest.approx(
-        (0.02, 200, 50, 2)
-    )
+    records = []
+    for repeat in range(3):
+        records.append(make_record(batch_run(1, repeat, decode_ms=10)))
+        records.append(make_record(batch_run(4, repeat, decode_ms=5)))
+
+    one, four = room.rows(records)
+
+    rates = (one.step_s, one.total_tps, one.user_tps, one.efficiency)
+    assert rates == pytest.approx((0.01, 100, 100, 1))
+    rates = (four.step_s, four.total_tps, four.user_tps, four.efficiency)
+    assert rates == pytest.approx((0.02, 200, 50, 2))
     assert four.prefill_s == pytest.approx(0.080)
     assert four.kv_bytes == 4 * 25 * (memory.kv_bytes_per_position(MODEL) or 0)
     assert (four.n_runs, four.expected_s) == (3, None)
 
 
-KERNELS = Ceilings(
-    "2026-01-01T00:00:00Z",
-    MACHINE,
-    False,
-    tuple(
-        Rate(
-            MUL_MAT,
-            "Q4_0",
-            "CPU",
-            128,
-            64,
-            n,
-            2,
-            10**6,
-            2 * n * 10**6,
-            (round(10**6 * (1 + n / 16)),),
-        )
-        for n in (1, 2, 4, 8, 32, 128, 512)
+def test_the_sentence_says_what_the_most_sequences_gain_and_where_throughput_is_highest() -> None:
+    records = []
+    for n_seq, decode_ms in ((1, 10), (4, 4), (8, 6)):
+        records.append(make_record(batch_run(n_seq, decode_ms=decode_ms)))
+
+    (sentence,) = room.conclude(room.rows(records))
+
+    assert sentence == (
+        "8 sequences together: 1.67x the tokens/s of one in total, 0.208x per user. "
+        "Throughput is highest with 4."
     )
-    + tuple(
-        Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512) for n in (1, 512)
-    ),
+
+
+def products(n: int) -> Rate:
+    """Weights of 1 MB, read in 1 ms; 16 tokens take twice as long as none."""
+    times_ns = (round(10**6 * (1 + n / 16)),)
+    return Rate(MUL_MAT, "Q4_0", "CPU", 128, 64, n, 2, 10**6, 2 * n * 10**6, times_ns)
+
+
+def attention(n: int) -> Rate:
+    return Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512)
+
+
+PRODUCTS = [products(n) for n in (1, 2, 4, 8, 32, 128, 512)]
+RATES = (*PRODUCTS, attention(1), attention(512))
+KERNELS = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, RATES)
+PREDICTION = StepPrediction(
+    dataclasses.replace(MODEL, n_params=None), SETTINGS, KERNELS, learning.fit([]), 0
 )
 
 
-def test_what_is_predicted_is_shared_reading_up_to_a_ridge_where_arithmetic_takes_as_long_as_traffic() -> (
-    None
-):
-    prediction = StepPrediction(
-        dataclasses.replace(MODEL, n_params=None), SETTINGS, KERNELS, learning.fit([]), 0
-    )
-    times = [batching.expected_s(prediction, 20, 5, n) or 0 for n in (1, 4, 16)]
-    assert times == sorted(times) and times[2] < 16 * times[0]
-    (row,) = batching.rows([make_record(batch_run(4))], prediction)
-    assert row.expected_s == pytest.approx(times[1])
-    ridge, *errors = batching.sentences([row])
-    assert ridge.startswith(
-        "Above about "
-    ) and "Prediction error of step times: median" in " ".join(errors)
-    n = batching.ridge(prediction, 400, 5)
-    best = step_kernels.roof(KERNELS)
-    assert 1 < row.ridge < 64 and n is not None and n > 1
-    over = []
-    for n_seq in (1, 2):  # what arithmetic takes beyond the traffic grows in proportion
+def test_predicted_steps_share_the_reading_of_the_weights() -> None:
+    times_s = [room.expected_s(PREDICTION, 20, 5, n) or 0 for n in (1, 4, 16)]
+    (row,) = room.rows([make_record(batch_run(4))], PREDICTION)
+    ridge, errors = room.conclude([row])
+
+    assert times_s == sorted(times_s)
+    assert times_s[2] < 16 * times_s[0]
+    assert row.expected_s == pytest.approx(times_s[1])
+    assert 1 < row.ridge < 64
+    assert ridge.startswith("Above about ")
+    assert errors.startswith("Prediction error of step times: median")
+
+
+def test_at_the_ridge_arithmetic_takes_as_long_as_traffic() -> None:
+    roof = step_kernels.roof(KERNELS)
+    excess_s = []  # of arithmetic over traffic; it grows in proportion to the sequences
+    for n_seq in (1, 2):
         step = cost.step(MODEL, 1, 402, n_seq, beside=[(1, 402)] * (n_seq - 1))
-        assert step
-        over.append(step.flops / best.gflops - step.n_bytes / best.gbps)
-    assert over[0] + (n - 1) * (over[1] - over[0]) == pytest.approx(0, abs=1e-3 * abs(over[0]))
+        assert step is not None
+        excess_s.append(step.flops / roof.gflops - step.n_bytes / roof.gbps)
+
+    ridge = room.ridge(PREDICTION, 400, 5)
+
+    assert ridge is not None
+    assert ridge > 1
+    at_ridge_s = excess_s[0] + (ridge - 1) * (excess_s[1] - excess_s[0])
+    assert at_ridge_s == pytest.approx(0, abs=1e-3 * abs(excess_s[0]))
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("asked", "message"),
     [
         ({"sequences": "1,x"}, "'x' is not a whole number"),
         ({"sequences": "0"}, "--sequences 0 is not possible"),
@@ -181,140 +204,152 @@ def test_what_is_predicted_is_shared_reading_up_to_a_ridge_where_arithmetic_take
         ({"gen": 1}, "--gen 1 leaves nothing to decode together"),
         ({"sequences": "32", "batch": 16}, "32 sequences do not fit into a batch of 16 tokens"),
         ({"sequences": "256", "prompt_len": "20", "gen": 5000}, "would generate 1,280,000 tokens"),
-        (
-            {"shared_prompt": True, "prompt_len": 16},
-            "--shared-prompt needs prompts of more than 16 tokens",
-        ),
+        ({"shared_prompt": True, "prompt_len": 16}, "needs prompts of more than 16 tokens"),
         ({"kv_unified": "maybe"}, "--kv-unified maybe is not possible"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_measured(
-    fake_worker: FakeWorker, asked: dict[str, Any], words: str
+    fake_worker: FakeWorker, asked: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(LabError, match=words):
-        batching.plan(fake_worker, **asked)  # type: ignore[arg-type]
+    with pytest.raises(LabError, match=message):
+        plan(fake_worker, **asked)
 
 
 def test_more_sequences_than_fit_into_memory_are_refused_and_the_others_are_measured(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker: Any = fake_worker
-    made = batching.plan(worker, "1,16", "20", 5, 2)
-    enough = sum(made.memory(case).total_bytes for case in made.cases) // 2
-    monkeypatch.setattr("lab.runner.machine.memory_available", lambda: enough)
-    made = batching.plan(worker, "1,16", "20", 5, 2)
-    assert ["for 16 sequences needs about" in words for words in made.refused.values()] == [True]
-    records = list(execute(made, worker, new_results_file(made, tmp_path), lambda status: None))
-    assert [r.run.batch.n_seq for r in records if r.run.batch and r.run.status == "ok"] == [1, 1]
-    assert worker.contexts == [25, 25]  # room for what is measured only
+    asked: dict[str, Any] = {"sequences": "1,16", "prompt_len": "20", "gen": 5, "repeat": 2}
+    possible = plan(fake_worker, **asked)
+    needed_bytes = sum(possible.memory(case).total_bytes for case in possible.cases)
+    monkeypatch.setattr("lab.runner.machine.memory_available", lambda: needed_bytes // 2)
+
+    small = plan(fake_worker, **asked)
+    path = new_results_file(small, tmp_path)
+    records = list(execute(small, fake_worker, path, lambda status: None))  # type: ignore[arg-type]
+
+    (reason,) = small.refused.values()
+    finished = [record.run.case["n_seq"] for record in records if record.run.is_timed]
+    assert "for 16 sequences needs about" in reason
+    assert finished == [1, 1]
+    assert fake_worker.contexts == [25, 25]  # room for what is measured only
 
 
-def session(n_seqs: tuple[int, ...] = (1, 4), name: str = "a", factor: float = 1) -> list[Record]:
-    runs = [batch_run(n, i, decode_ms=factor * 10 / n**0.5) for n in n_seqs for i in range(6)]
-    return [make_record(run, session=name) for run in runs]
+def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWorker) -> None:
+    asked: dict[str, Any] = {"sequences": 4, "prompt_len": 100, "gen": 10, "shared_prompt": True}
+
+    separate = plan(fake_worker, **asked)
+    unified = plan(fake_worker, **asked, kv_unified=True)
+
+    assert separate.cases[0].sequences == (110, 110, 110, 110)
+    assert separate.settings.n_ctx == 4 * 256
+    assert unified.cases[0].sequences == (110, 26, 26, 26)
+    assert unified.settings.n_ctx == 188
+    fake_worker.model = dataclasses.replace(MODEL, windows=(8, 0))
+    with pytest.raises(LabError, match="sliding-window attention"):
+        plan(fake_worker, **asked)
+
+
+def session(name: str, factor: float) -> list[Record]:
+    """Six repeats of one and of four sequences."""
+    records = []
+    for repeat in range(6):
+        for n_seq in (1, 4):
+            run = batch_run(n_seq, repeat, decode_ms=factor * 10 / n_seq**0.5)
+            records.append(make_record(run, session=name))
+    return records
 
 
 def test_batches_are_compared_number_by_number() -> None:
-    slow = dataclasses.replace(MACHINE, cpu="Slow CPU")
-    other = [dataclasses.replace(record, machine=slow) for record in session(name="b", factor=2)]
-    (compared,) = comparison.compare([*session(), *other])
-    tpot = {row.lever: row.verdict for row in compared.rows if row.figure == "tpot_ms"}
-    assert tpot == {"1 sequence": "slower", "4 sequences": "slower"}
+    slow_machine = dataclasses.replace(MACHINE, cpu="Slow CPU")
+    slow = [dataclasses.replace(record, machine=slow_machine) for record in session("b", 2)]
+
+    (compared,) = comparison.compare([*session("a", 1), *slow])
+
+    verdicts = {row.lever: row.verdict for row in compared.rows if row.figure == "tpot_ms"}
+    assert verdicts == {"1 sequence": "slower", "4 sequences": "slower"}
+
+
+TWO_SEQUENCES = dataclasses.replace(
+    SETTINGS, n_threads=1, n_threads_batch=1, n_ubatch=512, n_ctx=2 * 256, n_seq_max=2
+)
 
 
 def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -> None:
-    one_thread = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
-    settings = dataclasses.replace(one_thread, n_ubatch=512, n_ctx=2 * 256, n_seq_max=2)
     with Worker() as worker:
         worker.load(embedded, SETTINGS)
-        worker.new_context(settings)
+        worker.new_context(TWO_SEQUENCES)
         ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 20)
 
         def prompt(sequence: int, n: int) -> list[int]:
             return ids[7 * sequence : 7 * sequence + n]
 
-        together = worker.run(
-            batching.write(case(2, 60, 6), prompt, settings), lambda progress: None
-        )
-        for i in range(2):
-            alone = worker.run(scripts.run(prompt(i, 60), 6, 512), lambda progress: None)
-            assert together.token_ids[i::2] == alone.token_ids
-        assert together.steps.n_seq == (2,) * 6 and together.steps.n_outputs == (2,) * 6
-        for unified in (False, True):
-            wanted = dataclasses.replace(settings, kv_unified=unified)
-            kv_bytes, compute = miniature.reserved(embedded, wanted)
-            estimate = memory.of_context(worker.read_model(embedded, "m", "embedded"), wanted)
-            assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx(
-                (kv_bytes, compute), rel=0.05
-            )
+        script = batches.write(case(2, 60, 6), prompt, TWO_SEQUENCES)
+        together = worker.run(script, lambda progress: None)
+        alone = []
+        for sequence in range(2):
+            script = scripts.run(prompt(sequence, 60), 6, 512)
+            alone.append(worker.run(script, lambda progress: None).token_ids)
+
+    assert [together.token_ids[::2], together.token_ids[1::2]] == alone
+    assert together.steps.n_seq == (2,) * 6
+    assert together.steps.n_outputs == (2,) * 6
+
+
+@pytest.mark.parametrize("kv_unified", [False, True])
+def test_the_memory_of_several_sequences_is_estimated(embedded: Path, kv_unified: bool) -> None:
+    settings = dataclasses.replace(TWO_SEQUENCES, kv_unified=kv_unified)
+    with Worker() as worker:
+        model = worker.read_model(embedded, "m", "embedded")
+
+    estimate = memory.of_context(model, settings)
+
+    reserved = miniature.reserved(embedded, settings)
+    assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx(reserved, rel=0.05)
 
 
 def test_batch_command(mini: Path, tmp_path: Path) -> None:
-    few = (
-        "batch",
-        "-m",
-        mini,
-        "--prompt",
-        "random",
-        "-p",
-        "24",
-        "-n",
-        "4",
-        "-r",
-        "1",
-        "-t",
-        "1",
-        "-o",
-        tmp_path,
-    )
-    code, out, err = run_lab(*few, "-s", "1,3", "--shared-prompt")
+    asked = f"batch -m {mini} --prompt random -p 24 -n 4 -r 1 -t 1 -o {tmp_path}".split()
+
+    code, out, err = run_lab(*asked, "-s", "1,3", "--shared-prompt")
+
     assert code == 0, err
-    assert (
-        "sequences decoded together" in out
-        and "24 prompt tokens, 3 sequences, shared prompt" in err
-    )
+    assert "sequences decoded together" in out
+    assert "24 prompt tokens, 3 sequences, shared prompt" in err
     assert len(list(tmp_path.glob("*-batch.png"))) == 1
-    code, out, _ = run_lab("show", tmp_path, "--json")
-    assert [(row["experiment"], row["n_seq"]) for row in json.loads(out)["rows"]] == [
-        ("batch", 1),
-        ("batch", 3),
-    ]
-    timed = [record.run for record in results.read([tmp_path]).records if not record.run.warmup]
-    assert all(phases.figures(run)["tpot_ms"] > 0 for run in timed)
-    code, _, err = run_lab(*few, "-s", "1,0")
-    assert code == 1 and err.startswith("Error: --sequences 0 is not possible.")
+    rows = json.loads(run_lab("show", tmp_path, "--json")[1])["rows"]
+    assert [(row["experiment"], row["n_seq"]) for row in rows] == [("batch", 1), ("batch", 3)]
+    for record in results.read([tmp_path]).records:
+        if not record.run.warmup:
+            assert experiments.figures(record.run)["tpot_ms"] > 0
+    code, _, err = run_lab(*asked, "-s", "1,0")
+    assert code == 1
+    assert err.startswith("Error: --sequences 0 is not possible.")
 
 
-def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWorker) -> None:
-    worker: Any = fake_worker
-    asked: dict[str, Any] = {"sequences": 4, "prompt_len": 100, "gen": 10, "shared_prompt": True}
-    apart = batching.plan(worker, **asked)
-    together = batching.plan(worker, **asked, kv_unified=True)
-    assert apart.cases[0].sequences == (110,) * 4 and apart.settings.n_ctx == 4 * 256
-    assert together.cases[0].sequences == (110, 26, 26, 26) and together.settings.n_ctx == 188
-    fake_worker.model = dataclasses.replace(MODEL, windows=(8, 0))
-    with pytest.raises(LabError, match="sliding-window attention"):
-        batching.plan(worker, **asked)
+def with_steps(run: Run, **columns: Any) -> Run:
+    """The run with every row of these columns changed."""
+    n_rows = len(run.steps.kind)
+    changed = {name: (value,) * n_rows for name, value in columns.items()}
+    return dataclasses.replace(run, steps=dataclasses.replace(run.steps, **changed))
 
 
-BROKEN = (
-    {"kind": (PREFILL,) * 9},
-    {"kind": (DECODE,) * 9},
-    {"n_tokens": (1,) * 9},
-    {"ready_ns": (0,) * 9, "start_ns": (0,) * 9},
+RUN = batch_run(4)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(with_steps(RUN, kind=PREFILL), id="only prefill"),
+        pytest.param(with_steps(RUN, kind=DECODE), id="only decode"),
+        pytest.param(with_steps(RUN, n_tokens=1), id="one sequence"),
+        pytest.param(with_steps(RUN, ready_ns=0, start_ns=0), id="no time"),
+        pytest.param(dataclasses.replace(RUN, case=case_of(Batch(10**10, False))), id="too many"),
+        pytest.param(dataclasses.replace(RUN, n_prompt=0), id="no prompt"),
+    ],
 )
+def test_steps_that_are_not_those_of_a_batch_are_passed_over(run: Run) -> None:
+    record = make_record(run)
 
-
-@pytest.mark.parametrize("changes", BROKEN)
-def test_steps_that_are_not_those_of_a_batch_are_passed_over(changes: dict[str, Any]) -> None:
-    run = batch_run(4)
-    n = len(run.steps.kind)
-    columns = {name: values[:1] * n for name, values in changes.items()}
-    broken = dataclasses.replace(run, steps=dataclasses.replace(run.steps, **columns))
-    for changed in (
-        broken,
-        dataclasses.replace(run, experiment="batch", setup=Batch(10**10, False)),
-        dataclasses.replace(run, n_prompt=0),
-    ):
-        assert phases.figures(changed) == {} and batching.rows([make_record(changed)]) == []
-        assert kinds.experiments_of([make_record(changed)]) == []
+    assert experiments.figures(run) == {}
+    assert room.rows([record]) == []
+    assert kinds.experiments_of([record]) == []

@@ -17,7 +17,7 @@ from lab.core.record import DECODE, FAILED, OK, Ceilings, Rate, Record, Run, Set
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.features import batch as batching, stall as stalls, turns
-from lab.features.batch import Batch
+from lab.runner.batches import Batch
 from lab.features.claims import figures
 from lab.features.claims.figures import LONGEST, Evidence, figure
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, judge

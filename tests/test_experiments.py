@@ -1,24 +1,40 @@
-"""What an experiment declares: its command and its public function are made of one declaration."""
+"""What an experiment declares: its command and its public function have the same parameters."""
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 
 import lab
+from lab.core.results import read
+from lab.features.batch import batch
 from lab.main import lab as cli
+
+OF_OUTPUT = {"out", "watch"}
 
 
 @pytest.mark.parametrize("name", ["batch", "turns", "stall", "speculate"])
 def test_the_command_has_the_parameters_and_defaults_of_the_function(name: str) -> None:
     function = getattr(lab, name)
-    options = {option.name: option for option in cli.commands[name].params}
+    defaults = cli.commands[name].make_context(name, []).params
     parameters = inspect.signature(function).parameters
-    assert function.__name__ == name and f"lab.{name}(" in function.__doc__
-    assert (
-        not {"worker", "folder"} & parameters.keys()
-        and parameters.keys() - {"settings"} <= options.keys()
-    )
-    for key in parameters.keys() - {"settings"}:
-        assert options[key].default == parameters[key].default, key
+
+    assert function.__name__ == name
+    assert f"lab.{name}(" in function.__doc__
+    for key in parameters.keys() - OF_OUTPUT - {"settings"}:
+        assert defaults[key] == parameters[key].default, key
+
+
+def test_the_function_stores_the_command_that_measures_the_same(mini: Path, tmp_path: Path) -> None:
+    asked = {"prompt": "random", "threads": 1, "kv_unified": True, "out": tmp_path}
+
+    batch([1, 2], 24, 4, 1, str(mini), **asked)
+
+    record, *_ = read([tmp_path]).records
+    words = ["batch", "--sequences", "1,2", "--prompt-len", "24", "--gen", "4", "--repeat", "1"]
+    assert record.command is not None
+    assert list(record.command[:9]) == words
+    assert {"--kv-unified", "on"} <= set(record.command)
+    assert "--shared-prompt" not in record.command

@@ -10,7 +10,7 @@ import pytest
 from lab.core import results
 from lab.core.record import OK
 from lab.core.request import RequestRecord
-from lab.features.batch import Batch
+from lab.runner.batches import Batch
 from lab.remote import session
 from lab.remote.examination import connect
 from lab.remote.servers import Server

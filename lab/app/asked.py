@@ -64,6 +64,23 @@ def _public(word: str) -> str:
     return word
 
 
+def words_of_values(command: click.Command, values: Mapping[str, Any]) -> list[str]:
+    """The command for values by the names of its parameters, as a function gets them; defaults are left out."""
+    words = [str(command.name)]
+    for parameter in command.params:
+        name = str(parameter.name)
+        if name in values and name not in NOT_STORED and values[name] != parameter.default:
+            value = values[name]
+            is_flag = getattr(parameter, "is_flag", False)
+            is_multiple = getattr(parameter, "multiple", False)
+            if isinstance(value, (tuple, list)) and not is_multiple:
+                value = ",".join(map(str, value))
+            elif isinstance(value, bool) and not is_flag:
+                value = "on" if value else "off"
+            words += _words_of_parameter(parameter, value)
+    return words
+
+
 def words_of_call(
     name: str, plan: Callable[..., Any], arguments: Sequence[Any], settings: Mapping[str, Any]
 ) -> list[str]:

@@ -4,6 +4,7 @@ measure, show."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,8 @@ from click.core import ParameterSource
 
 from lab.app.output import Output
 from lab.app.running import collect
+from lab.core.asked_settings import flag, table
+from lab.errors import LabError
 
 if TYPE_CHECKING:
     from lab.remote.session import ServerPlan
@@ -42,12 +45,39 @@ TIMEOUT = click.option(
 )
 
 
+ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")
+"""Parameters that only a server has."""
+
+BOTH_SIDES = {"prompt", "seed"}
+ENGINE_RUNS = {"settings", "every", "until", "max_repeats", "stream"}
+ONLY_ENGINE = ({*table()} | ENGINE_RUNS) - BOTH_SIDES
+"""Parameters that only the lab's own engine has."""
+
+
 def given(context: click.Context) -> list[str]:
     """The parameters that the user gave on the command line."""
     names = [str(option.name) for option in context.command.params]
     return [
         name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
+
+
+def check_side(parameters: Iterable[str], url: str | None) -> None:
+    """LabError for parameters that a server does not have, or that only a server has."""
+    refused = ONLY_SERVER if url is None else ONLY_ENGINE
+    flags = [flag(name) for name in parameters if name in refused]
+    if not flags:
+        return
+    subject = f"{flags[0]} is" if len(flags) == 1 else f"{', '.join(flags)} are"
+    if url is None:
+        raise LabError(
+            f"{subject} only for a server, but there is no --url.",
+            "Add the server's address: --url http://127.0.0.1:8080/v1",
+        )
+    what = f"{subject} only for the lab's own engine, not for a server."
+    if len(flags) == 1:
+        raise LabError(what, "Leave it out: a server has its own settings.")
+    raise LabError(what, "Leave them out: a server has its own settings.")
 
 
 def confirm(url: str, what: str, yes: bool) -> None:

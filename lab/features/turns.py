@@ -23,10 +23,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lab.app import experiment
-from lab.app.experiment import Option, cell, first_difference
+import click
+
+from lab.app import experiment, experiment_tables
+from lab.app.experiment_tables import cell, first_difference
+from lab.app.options import MODEL, PROMPT
 from lab.core import memory, random_lengths, results, script, stats
 from lab.core.experiments import ExperimentRuns, case_of, setup_of
 from lab.core.lists import grouped, join_and, plural
@@ -35,21 +38,21 @@ from lab.core.request import Asked, RequestRecord, short_name
 from lab.core.request_times import figures as figures_of_request
 from lab.core.script import Operation, Part
 from lab.errors import LabError, printable
-from lab.roofline.step_prediction import StepPrediction
+from lab.models import catalog
+from lab.process.worker import MAX_TOKENS, Worker
 from lab.remote import formats
 from lab.remote.examination import connect, reaching_of
 from lab.remote.servers import Server, prompt_text
-from lab.models import catalog
-from lab.process.worker import MAX_TOKENS, Worker
+from lab.roofline.step_prediction import StepPrediction
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.progress import ShowStatus, Status
+from lab.runner.refusals import need_every_position
 from lab.show import canvas
 from lab.show.section import Context, Kind, Section
 from lab.show.wording import UNKNOWN, seconds
 
 if TYPE_CHECKING:
-    import click
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -350,27 +353,19 @@ def replayed(said: Sequence[str], name: str, breaks: str, count: Callable[[str],
 
 def plan(
     worker: Worker,
-    /,
-    system: Annotated[int, Option("Tokens of the system prompt.")] = 500,
-    turn: Annotated[str, Option(TURN, metavar="LENGTHS")] = "100+50",
-    turns: Annotated[int, Option("Number of turns.")] = 8,
-    breaks: Annotated[str, Option(BREAK, metavar="EVENTS", flag="break")] = "",
-    keep: Annotated[str | Sequence[str], Option(KEEP, metavar="PLACES")] = "memory,none",
-    repeat: Annotated[int | None, experiment.REPEAT] = None,
+    system: int,
+    turn: str,
+    turns: int,
+    breaks: str,
+    keep: str | Sequence[str],
+    repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    replay: Annotated[str | None, Option(REPLAY, metavar="FILE")] = None,
+    replay: str | None = None,
     folder: Path = Path(),
     **settings: Any,
 ) -> Plan:
-    """Measure a conversation turn by turn; returns a record per run.
-
-        lab.turns(system=4000, turn="300+150", turns=12, breaks="system@6")
-
-    `turn` is tokens of a message + tokens of an answer, each fixed or drawn (core/random_lengths.py). With `replay`, a file of
-    messages as JSON lines, the lengths are those of its messages, and the text is the lab's own. States are saved in
-    `folder`, on the disk of `out`, and deleted again. LabError for impossible values.
-    """
+    """Every place of the cache, with the breaks and without them. LabError for impossible values."""
     asked = [part.strip() for part in (keep.split(",") if isinstance(keep, str) else keep)]
     if not asked or set(asked) - set(KEEPS) or len(set(asked)) < len(asked):
         raise LabError(
@@ -394,7 +389,7 @@ def plan(
     n = len(first.messages)
     cases = list[Case]()
     try:
-        experiment.need_every_position(made.model)
+        need_every_position(made.model)
     except LabError as problem:
         words = [f"{problem.what} Its cache serves a prompt as a whole or not at all."]
     for kept in asked:
@@ -413,6 +408,54 @@ def plan(
             )
     planned = with_cases(made, cases, partial(write, folder=folder))
     return dataclasses.replace(planned, warnings=(*planned.warnings, *words))
+
+
+def turns(
+    system: int = 500,
+    turn: str = "100+50",
+    turns: int = 8,
+    breaks: str = "",
+    keep: str | Sequence[str] = "memory,none",
+    repeat: int | None = None,
+    model: str = catalog.DEFAULT,
+    *,
+    replay: str | None = None,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> list[Record]:
+    """Measure a conversation turn by turn; returns a record per run.
+
+        lab.turns(system=4000, turn="300+150", turns=12, breaks="system@6")
+
+    `turn` is tokens of a message + tokens of an answer, each fixed or drawn (core/random_lengths.py). With `replay`, a file of
+    messages as JSON lines, the lengths are those of its messages, and the text is the lab's own. States are saved in
+    `folder`, on the disk of `out`, and deleted again. LabError for impossible values.
+    """
+    asked = {
+        "system": system,
+        "turn": turn,
+        "turns": turns,
+        "breaks": breaks,
+        "keep": keep,
+        "repeat": repeat,
+        "model": model,
+        "replay": replay,
+    }
+    return EXPERIMENT.measure({**asked, **settings}, out, watch)
+
+
+OPTIONS = (
+    click.option("--system", default=500, show_default=True, help="Tokens of the system prompt."),
+    click.option("--turn", default="100+50", show_default=True, metavar="LENGTHS", help=TURN),
+    click.option("--turns", default=8, show_default=True, help="Number of turns."),
+    click.option("--break", "breaks", default="", metavar="EVENTS", help=BREAK),
+    click.option("--keep", default="memory,none", show_default=True, metavar="PLACES", help=KEEP),
+    experiment.REPEAT,
+    click.option("--replay", metavar="FILE", help=REPLAY),
+    MODEL,
+    PROMPT,
+)
 
 
 def figures(steps: pd.DataFrame, lever: Turns) -> pd.DataFrame:
@@ -560,7 +603,7 @@ def finished(t: pd.DataFrame) -> list[Any]:
     t = t.assign(**{name: math.nan for name in (*counts, *times) if name not in t})
     t["sum_s"] = t.groupby(["conversation", "keep"]).turn_s.cumsum()
     t["again_s"] = (t.ttft_s * t.n_again / t.n_computed).where(t.n_again > 0, 0.0).astype(float)
-    return experiment.as_rows(t.astype(dict.fromkeys(counts, "Int64")))
+    return experiment_tables.as_rows(t.astype(dict.fromkeys(counts, "Int64")))
 
 
 def sentences(made: Sequence[Any]) -> list[str]:
@@ -634,7 +677,7 @@ def sentences(made: Sequence[Any]) -> list[str]:
             words.append(
                 "~: the server does not report cached tokens; they are estimated from the TTFT."
             )
-        words += experiment.off_by(
+        words += experiment_tables.prediction_errors(
             ((row.expected_ttft_s, row.ttft_s) for row in own), f"TTFT{where}"
         )
     return words
@@ -896,9 +939,8 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     """`lab turns` through a server."""
     from lab.app.running import collect
     from lab.app.server import confirm, given
-    from lab.show import text_requests
     from lab.app.output import Output
-    from lab.show import console
+    from lab.show import console, text_requests
 
     said = read_messages(Path(asked["replay"])) if asked["replay"] else []
     if said:  # lengths in tokens are those of its words
@@ -988,6 +1030,9 @@ EXPERIMENT = experiment.Experiment(
     messages are sent.
     """,
     plan=plan,
+    options=OPTIONS,
+    main_options=("model", "system", "turn", "turns", "break", "keep"),
+    saves_states=True,
     tables=(TABLE,),
     through_server=converse,
 )
@@ -1001,4 +1046,3 @@ KINDS = (
     ),
 )
 command = EXPERIMENT.as_command()
-turns = experiment.public("turns", plan)

@@ -18,11 +18,12 @@ from lab.core import cost, experiments, phases, stats
 from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
 from lab.features import turns
-from lab.show import comparison
-from lab.roofline import explanation, step_kernels
-from lab.features.batch import batch_of, step_s as batch_step_s
+from lab.features.batch import step_s as batch_step_s
 from lab.features.speculate.speculation import speculation_of
 from lab.features.stall import in_chunks, stall_of
+from lab.roofline import explanation, step_kernels
+from lab.runner.batches import batch_of
+from lab.show import comparison
 
 if TYPE_CHECKING:
     import pandas as pd

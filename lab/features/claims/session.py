@@ -17,7 +17,6 @@ from typing import Any
 
 import click
 
-from lab.app.experiment import numbers
 from lab.app.help import Command
 from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
 from lab.app.output import Output
@@ -27,19 +26,19 @@ from lab.core import results
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features import batch, stall, turns
+from lab.features import stall, turns
 from lab.features.claims import judging
 from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
-from lab.runner import trial as side_by_side
-from lab.roofline import measuring, probing
 from lab.features.speculate import speculation
 from lab.models import catalog, obtain
 from lab.process.wire import Probe
 from lab.process.worker import Worker
-from lab.runner import progress, prompts, session
+from lab.roofline import measuring, probing
+from lab.runner import batches, progress, prompts, session, trial as side_by_side
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status, duration
+from lab.runner.refusals import whole_numbers
 
 PARTS: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("parts.toml").read_text(encoding="utf-8")
@@ -47,7 +46,7 @@ PARTS: dict[str, dict[str, Any]] = tomllib.loads(
 """What each part is (`words`), its `seconds`, and the arguments of its plan by `variants`."""
 
 PLANS: dict[str, Callable[..., Plan]] = {
-    "batch": batch.plan,
+    "batch": batches.plan,
     "stall": stall.plan,
     "speculation": speculation.plan,
     "turns": turns.plan,
@@ -100,7 +99,7 @@ def claims(
 def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
     """The claims with these numbers, or all of them. LabError for unknown numbers."""
     known = {claim["number"]: claim for claim in CLAIMS}
-    wanted = known if only is None else numbers("--only", only, max(known))
+    wanted = known if only is None else whole_numbers("--only", only, max(known))
     if unknown := [number for number in wanted if number not in known]:
         raise LabError(
             f"There is no claim {unknown[0]}.", f"The numbers are {', '.join(map(str, known))}."

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from lab.app import running
+from lab.app import running, server
 from lab.app.help import Command
 from lab.app.options import AT_LEAST, DRY_RUN, OUTPUT, SEED, SETTINGS, SHARE, TOKENS, with_options
 from lab.app.output import Output
 from lab.app.running import collect, introduce
+from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side
 from lab.core import shell
-from lab.core.asked_settings import flag, table
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.app import server
-from lab.app.server import REACHING, TIMEOUT, URL
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Until
@@ -116,37 +114,6 @@ def with_until(
             f"Allow at least {N_PILOT}.",
         )
     return rest | {"until": Until(until, max_repeats, max_minutes)}
-
-
-ONLY_SERVER = (
-    "api",
-    "api_key_env",
-    "header",
-    "timeout",
-    "yes",
-)  # parameters of `measure` that need a server
-ONLY_ENGINE = {*table(), "settings", "every", "until", "max_repeats", "stream"} - {
-    "prompt",
-    "seed",
-}
-"""Parameters of `measure` that need the lab's own engine."""
-
-
-def check_side(given: Iterable[str], url: str | None) -> None:
-    """LabError for parameters that a server does not have, or that only a server has."""
-    if not (
-        wrong := [
-            flag(name) for name in given if name in (ONLY_SERVER if url is None else ONLY_ENGINE)
-        ]
-    ):
-        return
-    what = f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} only for "
-    if url is None:
-        hint = "Add the server's address: --url http://127.0.0.1:8080/v1"
-        raise LabError(f"{what}a server, but there is no --url.", hint)
-    them = "it" if len(wrong) == 1 else "them"
-    hint = f"Leave {them} out: a server has its own settings."
-    raise LabError(f"{what}the lab's own engine, not for a server.", hint)
 
 
 UNTIL = [
@@ -356,9 +323,8 @@ def ab(
     In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order. Changes of
     the machine's speed therefore affect all variants equally.
     """
-    from lab.features import batch as batching
     from lab.features.compare import text_compare
-    from lab.runner import trial as side_by_side
+    from lab.runner import batches, trial as side_by_side
     from lab.show import comparison, console, text_results
 
     output = Output.taken_from(asked)
@@ -366,9 +332,7 @@ def ab(
     named = [(text.strip(), parse_variant(text)) for text in variants]
     with Worker() as worker, console.transfer(err) as transferring:
         make = (
-            make_plan
-            if sequences is None
-            else functools.partial(batching.plan, sequences=sequences)
+            make_plan if sequences is None else functools.partial(batches.plan, sequences=sequences)
         )
         plans = side_by_side.plan(worker, named, blocks, make, **asked, watch=transferring)
     introduce(list(plans.values()), err, err)

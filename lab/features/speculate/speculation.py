@@ -21,26 +21,29 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from lab.app import experiment
-from lab.app.experiment import Numbers, Option, cell
-from lab.roofline.step_prediction import StepPrediction
-from lab.core import guesses
-from lab.core.guesses import Chain, StepTimes
-from lab.app.options import TOKENS
-from lab.core import script, stats
+import click
+
+from lab.app import experiment, experiment_tables
+from lab.app.experiment_tables import cell
+from lab.app.options import MODEL, TOKENS
+from lab.core import guesses, script, stats
 from lab.core.experiments import ExperimentRuns, setup_of
-from lab.core.guesses import LOOKUP
+from lab.core.guesses import LOOKUP, Chain, StepTimes
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Run, Settings
 from lab.core.script import SPECULATE, Operation, Part
 from lab.errors import LabError
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
+from lab.roofline.step_prediction import StepPrediction
 from lab.runner import prompts
 from lab.runner.cases import Case, Draft, Plan, Text
 from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
+from lab.runner.progress import ShowStatus
+from lab.runner.refusals import Numbers, need_every_position, whole_numbers
 from lab.show import canvas
 from lab.show.wording import digits
 
@@ -117,28 +120,17 @@ MOST_PANELS = 8
 
 def plan(
     worker: Worker,
-    /,
-    draft: Annotated[str | None, Option(DRAFTS, metavar="lookup|SPEC")] = None,
-    draft_len: Annotated[
-        Numbers, Option("Lengths of the draft in tokens: 1,2,4 or 1-8.", "-l")
-    ] = "1,2,4,8",
-    prompt_len: Annotated[Numbers, Option("Prompt tokens.", "-p")] = "256",
-    gen: Annotated[int, Option("Tokens to generate.", "-n", type=TOKENS)] = 128,
-    repeat: Annotated[int | None, Option(BLOCKS, "-r", type=int)] = None,
+    draft: str | None,
+    draft_len: Numbers,
+    prompt_len: Numbers,
+    gen: int,
+    repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    prompt: Annotated[str | None, Option(TEXTS, metavar="TEXT")] = None,
+    prompt: str | None = None,
     **settings: Any,
 ) -> Plan:
-    """Generate with and without drafted tokens, in blocks; returns a record per run.
-
-        lab.speculate("lookup", "2,4", gen=64)
-
-    `draft` is "lookup" (the default: what followed the same words earlier in the text) or a model: a smaller one with
-    the same vocabulary, or the same one in a smaller quantization. A block is a fresh engine, a text of each kind
-    (`prompt`, by default code, table, story and dialogue), and every draft length and no drafts in random order. For a
-    model with random weights only the times of steps are measured. LabError for impossible values.
-    """
+    """Blocks of all draft lengths and texts. LabError for impossible values."""
     is_random = catalog.parse(model).source == catalog.SYNTHETIC
     if is_random and (draft is not None or prompt not in (None, prompts.RANDOM)):
         what = f"{model} has random weights, so the acceptance of drafts says nothing."
@@ -157,7 +149,7 @@ def plan(
         texts = [prompt]  # a file
     repeat = stats.fewest_for_interval() if repeat is None else repeat
     made = make_plan(worker, prompt_len, gen, repeat, model, prompt=",".join(texts), **settings)
-    lengths = experiment.numbers("--draft-len", parse_lengths(draft_len, "--draft-len"), 2**20)
+    lengths = whole_numbers("--draft-len", parse_lengths(draft_len, "--draft-len"), 2**20)
     longest = lengths[-1]
     most = min(made.settings.n_ubatch, made.settings.n_batch) - 1
     if longest > most:
@@ -168,14 +160,14 @@ def plan(
         raise LabError(
             what, f"Use --gen {longest + 2:,} or more; at least 64 gives useful results."
         )
-    experiment.need_every_position(made.model)
+    need_every_position(made.model)
     label = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
         file = obtain.obtain(
             catalog.parse(str(draft)), worker, settings.get("watch", obtain.silently)
         )
         drafting = read_header(worker, file)
-        experiment.need_every_position(drafting)
+        need_every_position(drafting)
         label, own = (
             f"{one.name} {one.quantization or ''}".strip() for one in (drafting, made.model)
         )
@@ -203,6 +195,59 @@ def plan(
         for lever, text in levers
     ]
     return with_cases(made, cases, write)
+
+
+def speculate(
+    draft: str | None = None,
+    draft_len: Numbers = "1,2,4,8",
+    prompt_len: Numbers = "256",
+    gen: int = 128,
+    repeat: int | None = None,
+    model: str = catalog.DEFAULT,
+    *,
+    prompt: str | None = None,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> list[Record]:
+    """Generate with and without drafted tokens, in blocks; returns a record per run.
+
+        lab.speculate("lookup", "2,4", gen=64)
+
+    `draft` is "lookup" (the default: what followed the same words earlier in the text) or a model: a smaller one with
+    the same vocabulary, or the same one in a smaller quantization. A block is a fresh engine, a text of each kind
+    (`prompt`, by default code, table, story and dialogue), and every draft length and no drafts in random order. For a
+    model with random weights only the times of steps are measured. LabError for impossible values.
+    """
+    asked = {
+        "draft": draft,
+        "draft_len": draft_len,
+        "prompt_len": prompt_len,
+        "gen": gen,
+        "repeat": repeat,
+        "model": model,
+        "prompt": prompt,
+    }
+    return EXPERIMENT.measure({**asked, **settings}, out, watch)
+
+
+OPTIONS = (
+    click.option("--draft", metavar="lookup|SPEC", help=DRAFTS),
+    click.option(
+        "--draft-len",
+        "-l",
+        default="1,2,4,8",
+        show_default=True,
+        help="Lengths of the draft in tokens: 1,2,4 or 1-8.",
+    ),
+    click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt tokens."),
+    click.option(
+        "--gen", "-n", default=128, show_default=True, type=TOKENS, help="Tokens to generate."
+    ),
+    click.option("--repeat", "-r", type=int, help=BLOCKS),
+    click.option("--prompt", metavar="TEXT", help=TEXTS),
+    MODEL,
+)
 
 
 def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
@@ -263,7 +308,7 @@ def of_runs(records: Sequence[Record]) -> pd.DataFrame:
         [one.run.token_ids if isinstance(one, Record) else () for one in pair]
         for pair in zip(t.record, t.plain, strict=True)
     ]
-    return t.assign(parted_at=[experiment.first_difference(*ids) for ids in both])
+    return t.assign(parted_at=[experiment_tables.first_difference(*ids) for ids in both])
 
 
 def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
@@ -326,7 +371,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
                     "parted_at": own.parted_at.min(),
                 }
             )
-    return experiment.as_rows(pd.DataFrame(made))
+    return experiment_tables.as_rows(pd.DataFrame(made))
 
 
 def _bottleneck(tried: Sequence[Chain], n_draft: int, times: StepTimes) -> str:
@@ -382,7 +427,7 @@ def curve(records: Sequence[Record], prediction: StepPrediction | None = None) -
                 "expected_v": expected[0] / expected[1] if expected else None,
             }
             made.append({**case, **v, "c": c})
-    return experiment.as_rows(pd.DataFrame(made))
+    return experiment_tables.as_rows(pd.DataFrame(made))
 
 
 def _curve_of(run: Run) -> tuple[int, int, str] | None:
@@ -430,7 +475,7 @@ def sentences(rows: Sequence[Any]) -> list[str]:
     elif rows:
         words.append("Without a plain run the text cannot be compared with plain decoding.")
     which = " (without the longest draft length, from whose runs they are predicted)"
-    return words + experiment.off_by(predicted, "speed-ups", which)
+    return words + experiment_tables.prediction_errors(predicted, "speed-ups", which)
 
 
 def of_curve(curve: Sequence[Any]) -> list[str]:
@@ -451,7 +496,9 @@ def of_curve(curve: Sequence[Any]) -> list[str]:
         words.append(
             f"A step of {last.n_positions} positions takes {digits(last.v)}x a step of one{drafting}: {pays}."
         )
-    return words + experiment.off_by(((row.expected_v, row.v) for row in several), "v")
+    return words + experiment_tables.prediction_errors(
+        ((row.expected_v, row.v) for row in several), "v"
+    )
 
 
 def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
@@ -464,7 +511,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     for ax, (key, in_panel) in zip(axes, panels, strict=True):
         for draft, own in grouped(in_panel, lambda row: row.draft).items():
             blocks = runs[(runs[CASE[:4]] == [*key, draft]).all(axis=1)]
-            experiment.plot_series(
+            experiment_tables.plot_series(
                 ax,
                 f"drafted by {draft}",
                 styles[draft],
@@ -546,9 +593,10 @@ EXPERIMENT = experiment.Experiment(
     which are counted. With random weights only the steps are timed.
     """,
     plan=plan,
+    options=OPTIONS,
+    main_options=("model", "draft", "draft-len", "prompt-len", "gen", "repeat"),
     tables=(TABLE, CURVE),
 )
 
 command = EXPERIMENT.as_command()
 KINDS = (EXPERIMENT.as_kind(),)
-speculate = experiment.public("speculate", plan)

@@ -34,9 +34,9 @@ from lab.core.payloads import Tuning
 from lab.core.record import Record
 from lab.core.shown import MARK
 from lab.core.stats import Ratio
-from lab.features.batch import batch_of
 from lab.formats import other_tools
 from lab.models import catalog
+from lab.runner.batches import batch_of
 from lab.runner.disturbances import disturbances
 from lab.show import canvas, console, text_setup
 from lab.show.section import (

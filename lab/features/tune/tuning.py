@@ -31,12 +31,11 @@ from lab.core.asked_settings import check_number, defaults, table
 from lab.core.payloads import Tuning
 from lab.core.record import Model, Record
 from lab.errors import LabError
-from lab.features import batch as batching
 from lab.features.tune import result
 from lab.features.tune.result import CONFIRM, DEFAULT, SEARCH, Choice, Phase, Search, Tuned
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import as_options, machine, progress, trial as side_by_side
+from lab.runner import as_options, batches, machine, progress, trial as side_by_side
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
@@ -103,7 +102,7 @@ def plan(
         raise LabError(f"--goal {goal} is not known.", f"Choose one of {', '.join(result.GOALS)}.")
     if goal == result.TPOT and gen < 2:
         raise LabError("--goal tpot needs at least two generated tokens.", "Use --gen 2 or more.")
-    check_number("users", users, batching.MOST_SEQUENCES)
+    check_number("users", users, batches.MOST_SEQUENCES)
 
     def make(worker: Worker, choice: Choice, stage: str) -> Plan:
         changed = {**asked, "model": model, **dict(choice)}
@@ -115,7 +114,7 @@ def plan(
             changed["threads_batch"] = base.settings.n_threads_batch  # see `variant`
         n_gen = min(gen, N_SEARCH_GEN) if stage == SEARCH else gen
         if users > 1:
-            made = batching.plan(worker, str(users), prompt_len, max(2, n_gen), 1, **changed)
+            made = batches.plan(worker, str(users), prompt_len, max(2, n_gen), 1, **changed)
         else:
             made = make_plan(worker, [prompt_len], n_gen, 1, **changed)
         return dataclasses.replace(

@@ -1,0 +1,99 @@
+"""Cells, rows, sentences and lines of pictures that the tables of experiments share."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.runner.disturbances import disturbances
+from lab.show import canvas
+from lab.show.wording import UNKNOWN, digits
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from lab.core.record import Record
+
+Point = tuple[float, float]
+
+
+def cell(value: float | None, scale: float = 1.0) -> str:
+    """A number in a table with three significant digits, `-` if unknown."""
+    return UNKNOWN if value is None else digits(scale * value)
+
+
+def ranged(value_s: float, low_s: float, high_s: float, n_runs: int) -> str:
+    """Milliseconds in a table, with their range over several runs below."""
+    value = digits(1e3 * value_s)
+    if n_runs == 1:
+        return value
+    low = digits(1e3 * low_s).replace(",", "")  # as narrow as can be
+    high = digits(1e3 * high_s).replace(",", "")
+    return f"{value}\n{low}-{high}"
+
+
+def as_rows(table: pd.DataFrame) -> list[Any]:
+    """The rows of a table as named tuples, with None for an unknown figure."""
+    cells = table.astype(object)
+    return list(cells.where(cells.notna(), None).itertuples(index=False, name="Row"))
+
+
+def first_difference(ids: Sequence[Any], reference: Sequence[Any]) -> int | None:
+    """The first position at which two answers to a prompt differ; None if they agree as far as both
+    go.
+    """
+    for position, (token, expected) in enumerate(zip(ids, reference, strict=False)):
+        if token != expected:
+            return position
+    return None
+
+
+def prediction_errors(
+    pairs: Iterable[tuple[float | None, float | None]], what: str, note: str = ""
+) -> list[str]:
+    """A sentence on the errors of predictions, from predicted and measured values; none if no pair
+    is complete.
+    """
+    errors: list[float] = []
+    for predicted, measured in pairs:
+        if predicted and measured and measured > 0:
+            errors.append(100 * abs(predicted / measured - 1))
+    if not errors:
+        return []
+    median = statistics.median(errors)
+    return [
+        f"Prediction error of {what}: median {median:.0f} %, maximum {max(errors):.0f} %{note}."
+    ]
+
+
+def plot_series(
+    ax: Axes,
+    name: str,
+    style: dict[str, Any],
+    measured: Iterable[tuple[float, float, Sequence[Record]]],
+    medians: Iterable[Point],
+    predicted: Iterable[Point],
+) -> None:
+    """Draw measured points (x, y, the runs), hollow if disturbed; medians as a line; predictions
+    dashed.
+    """
+    columns: tuple[list[Any], ...] = ([], [], [])
+    for x, y, runs in measured:
+        row = (x, y, any(map(disturbances, runs)))
+        for column, value in zip(columns, row, strict=True):
+            column.append(value)
+    if columns[0]:
+        canvas.points(ax, *columns, **style, ms=5, alpha=0.6, label=f"{name}: measured")
+    plot_line(ax, medians, color=style["color"], ls="-", marker="_", ms=14, label=f"{name}: median")
+    plot_line(
+        ax, predicted, color=style["color"], ls="--", marker="x", ms=5, label=f"{name}: predicted"
+    )
+
+
+def plot_line(ax: Axes, points: Iterable[Point], **style: Any) -> None:
+    """Draw a line through points, if there are any."""
+    line = list(points)
+    if line:
+        ax.plot([x for x, _ in line], [y for _, y in line], lw=1.8, **style)

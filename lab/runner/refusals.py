@@ -1,0 +1,70 @@
+"""What experiments refuse before anything is measured: numbers that are not possible, models that
+cannot do it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lab.core import shape
+from lab.core.asked_settings import in_digits
+from lab.core.record import Model
+from lab.errors import LabError
+
+Numbers = str | int | Sequence[int]
+"""What an option with several numbers takes: `1,4`, or in Python also 4 or [1, 4]."""
+
+KEEPS_NO_POSITIONS = {
+    shape.UNCOUNTED["llama4"],
+    shape.SINGLE["ssm.state_size"],
+    shape.SINGLE["wkv.head_size"],
+    shape.SINGLE["shortconv.l_cache"],
+    shape.SINGLE["kda.head_dim"],
+}
+"""`Model.uncounted` of models that do not keep a key and a value of every position."""
+
+
+def whole_numbers(option: str, numbers: Numbers, most: int) -> tuple[int, ...]:
+    """A list such as `1,2,4`: different numbers from 1 to `most`, ascending. LabError for anything
+    else.
+    """
+    if isinstance(numbers, str):
+        parts = numbers.split(",")
+    elif isinstance(numbers, int):
+        parts = [str(numbers)]
+    else:
+        parts = [str(number) for number in numbers]
+    values: list[int] = []
+    for part in parts:
+        digits = in_digits(part.strip())
+        if not re.fullmatch(r"-?\d{1,12}", digits):
+            raise LabError(
+                f"{option} {numbers}: {part.strip()!r} is not a whole number.",
+                f"For example: {option} 1,2,4",
+            )
+        value = int(digits)
+        if not 1 <= value <= most:
+            raise LabError(
+                f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}."
+            )
+        if value in values:
+            raise LabError(f"{option} has {value:,} twice.", "Give each number once.")
+        values.append(value)
+    return tuple(sorted(values))
+
+
+def need_every_position(model: Model) -> None:
+    """LabError for models that do not keep the keys and values of every position."""
+    reason = None
+    if any(model.windows or ()):
+        reason = "some of its layers use sliding-window attention"
+    elif model.n_state:
+        reason = shape.SINGLE["ssm.state_size"]
+    elif model.uncounted in KEEPS_NO_POSITIONS:
+        reason = model.uncounted
+    if reason:
+        raise LabError(
+            f"The cache of {model.name} cannot be copied and cut: {reason}.",
+            "Use a model in which every layer attends to all positions, such as -m smollm2-135m.",
+        )
