@@ -46,17 +46,17 @@ I tried both caches, this is a 12 GB card:
 $ ./llama-bench -m models/llama-2-7b.Q4_0.gguf -fa 0,1 -d 0,4096 | tee log.txt
 ggml_cuda_init: found 1 CUDA devices:
   Device 0: NVIDIA GeForce RTX 1234, compute capability 8.6, VMM: yes
-| model                  |       size |     params | backend | ngl | fa |          test |            t/s |
-| ---------------------- | ---------: | ---------: | ------- | --: | -: | ------------: | -------------: |
-| llama 7B Q4_0          |   3.56 GiB |     6.74 B | CUDA    |  99 |  0 |         pp512 | 2345.67 ± 8.90 |
-| llama 7B Q4_0          |   3.56 GiB |     6.74 B | CUDA    |  99 |  0 |         tg128 |   78.90 ± 0.12 |
-| llama 7B Q4_0          |   3.56 GiB |     6.74 B | CUDA    |  99 |  1 | pp512 @ d4096 | 1234.56 ± 7.89 |
-| llama 7B Q4_0          |   3.56 GiB |     6.74 B | CUDA    |  99 |  1 | tg128 @ d4096 |   61.20 ± 0.34 |
-| llama 7B Q4_0          |   3.56 GiB |     6.74 B | CUDA    |  99 |  1 |   pp512+tg128 |  320.00 ± 1.00 |
+| model         | size     | params | backend | ngl | fa | test          | t/s            |
+| ------------- | -------: | -----: | ------- | --: | -: | ------------: | -------------: |
+| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CUDA    |  99 |  0 |         pp512 | 2345.67 ± 8.90 |
+| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CUDA    |  99 |  0 |         tg128 |   78.90 ± 0.12 |
+| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CUDA    |  99 |  1 | pp512 @ d4096 | 1234.56 ± 7.89 |
+| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CUDA    |  99 |  1 | tg128 @ d4096 |   61.20 ± 0.34 |
+| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CUDA    |  99 |  1 |   pp512+tg128 |  320.00 ± 1.00 |
 
 build: 0abc123 (5678)
 ```
-"""  # noqa: E501 (as llama-bench prints it)
+"""
 HEAD = "| model | test | t/s |\n| - | - | - |\n"
 RATES_OF_POST = [(512, 0, 2345.67), (1, 128, 78.9), (4096, 128, 61.2)]
 
@@ -85,7 +85,7 @@ def import_rows(folder: Path, *changes: dict[str, Any]) -> tuple[list[Record], l
 
 def rates(records: list[Record]) -> list[tuple[int, int, float]]:
     """Of each record the prompt, the decoded tokens, and tokens per second."""
-    found = []
+    figures = []
     for record in records:
         run = record.run
         prefill_ns = phases.prefill_ns(run)
@@ -93,8 +93,8 @@ def rates(records: list[Record]) -> list[tuple[int, int, float]]:
             tps = 1e9 * run.n_prompt / prefill_ns
         else:
             tps = 1e9 / (phases.decode_compute_mean_ns(run) or 0)
-        found.append((run.n_prompt, run.n_gen - 1, round(tps, 2)))
-    return found
+        figures.append((run.n_prompt, run.n_gen - 1, round(tps, 2)))
+    return figures
 
 
 def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(records: list[Record]) -> None:
@@ -179,11 +179,11 @@ def test_markdown_in_a_post(tmp_path: Path, pasted: str | bytes) -> None:
 def test_two_posts_have_their_own_devices_and_builds(tmp_path: Path) -> None:
     first = POST.replace("RTX 1234", "RTX 9999").replace("0abc", "9def")
     records, _ = import_text(tmp_path, first + POST)
-    found = [
+    builds = [
         (record.machine.llama_cpp_commit, record.machine.devices[0].description)
         for record in records
     ]
-    assert found == 3 * [("9def123", "NVIDIA GeForce RTX 9999")] + 3 * [
+    assert builds == 3 * [("9def123", "NVIDIA GeForce RTX 9999")] + 3 * [
         ("0abc123", "NVIDIA GeForce RTX 1234")
     ]
 

@@ -31,7 +31,7 @@ CHOSEN: dict[str, Any] = {
     "repack": False,
 }
 ALL = dataclasses.replace(SETTINGS, **CHOSEN)
-"""Every setting differs from its default; without devices and servers, which this machine would have to have."""
+"""Every setting differs from its default; without devices and servers, which are not here."""
 
 needs_parser = pytest.mark.skipif(
     sys.platform != "linux", reason="the symbol is that of the wheel for Linux"
@@ -40,13 +40,15 @@ needs_parser = pytest.mark.skipif(
 
 def test_every_setting_of_the_engine_is_in_the_table() -> None:
     names = {setting.record_name or name for name, setting in table().items()}
-    assert OPTIONS.keys() == names - {"prompt", "seed", "prefill_wait", "lib"}
+    of_the_lab = {"prompt", "seed", "prefill_wait", "lib"}
+    assert OPTIONS.keys() == names - of_the_lab
 
 
 @needs_parser
 @pytest.mark.parametrize("n_users", [4, 1])
 def test_llama_cpp_reads_what_was_chosen(n_users: int) -> None:
-    read = llama_args.parse(*shlex.split(llama_server(MODEL, ALL, 500, 64, n_users)))
+    command = llama_server(MODEL, ALL, 500, 64, n_users)
+    parsed = llama_args.parse(*shlex.split(command))
     types = {"f16": 1, "q4_0": 2, "q8_0": 8}  # enum ggml_type
     expected = {
         "cpuparams.n_threads": 3,
@@ -65,7 +67,7 @@ def test_llama_cpp_reads_what_was_chosen(n_users: int) -> None:
         "n_parallel": n_users,
         "kv_unified": n_users > 1,
     }
-    assert expected.items() <= read.items()
+    assert expected.items() <= parsed.items()
 
 
 @needs_parser
@@ -73,19 +75,21 @@ def test_llama_server_has_room_for_every_user(embedded: Path) -> None:
     settings = dataclasses.replace(
         SETTINGS, n_threads=1, n_threads_batch=1, type_k="q8_0", type_v="q8_0", mmap=True
     )
-    words = shlex.split(llama_server(str(embedded), settings, 500, 64, 2))[1:]
-    assert [slot["n_ctx"] for slot in llama_args.slots(*words)] == [768, 768]
+    command = llama_server(str(embedded), settings, 500, 64, 2)
+    slots = llama_args.slots(*shlex.split(command)[1:])
+    assert [slot["n_ctx"] for slot in slots] == [768, 768]
 
 
 def test_what_llama_cpp_chooses_is_left_out() -> None:
     unknown = dataclasses.replace(SETTINGS, n_threads=-1, n_threads_batch=-1, n_gpu_layers=-1)
-    words = shlex.split(llama_server(MODEL, unknown, 500, 64))
-    assert "--n-gpu-layers" in words and words[words.index("--n-gpu-layers") + 1] == "999"
-    assert not {
+    options = shlex.split(llama_server(MODEL, unknown, 500, 64))
+    assert options[options.index("--n-gpu-layers") + 1] == "999"
+    for option in (
         "--threads",
         "--threads-batch",
         "--repack",
         "--no-repack",
         "--load-mode",
         "--device",
-    } & set(words)
+    ):
+        assert option not in options

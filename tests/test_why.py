@@ -18,6 +18,7 @@ from lab.errors import LabError
 from lab.features.why import asking, machines, measured_now, pairing, permission
 from lab.features.why.answer import Answer, Question, answer
 from lab.features.why.asking import why
+from lab.features.why.command import each_once
 from lab.features.why.conclusion import conclude
 from lab.features.why.figure import DECODE, PREFILL, PROMPT, STEPS, Figure
 from lab.features.why.parts import (
@@ -34,6 +35,7 @@ from lab.features.why.readers import text as reader
 from lab.features.why.section import factor_cell
 from lab.process.wire import Outcome
 from lab.runner import builds, disturbances
+from lab.runner.progress import Status
 from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
 from tests.pasted_samples import SAMPLES
 from tests.test_request import make_request, make_request_record
@@ -551,6 +553,38 @@ def test_json_has_what_the_table_has(tmp_path: Path) -> None:
     assert document["parts"][-1]["part"] == "not explained"
     assert "look up tokens" in document["parts"][0]["why"]
     assert document["parts"][0]["factor"] is None
+
+
+def test_output_that_is_no_terminal_has_every_sentence_once() -> None:
+    printed = list[str]()
+    watch = each_once(lambda status: printed.append(status.doing))
+    for sentence in ("loading", "warming up", "loading", "warming up"):
+        watch(Status(sentence))
+    assert printed == ["loading", "warming up"]
+
+
+def test_a_deviation_gives_a_range() -> None:
+    text = "| test | t/s |\n| tg100 @ d100 | {} \u00b1 1.0 |"
+    quick, slow = (reader.parse(text.format(rate))[0] for rate in ("100.0", "80.0"))
+    explained = answer(quick, slow)
+    assert explained.rest.range is not None
+    low, high = explained.rest.range
+    assert low < 1.25 < high
+
+
+def test_an_automatic_setting_is_no_difference() -> None:
+    quick, slow = (
+        dataclasses.replace(pasted("llama-bench json"), settings={"flash_attn": value})
+        for value in ("auto", "on")
+    )
+    parts = answer(quick, slow).parts
+    assert "flash attention" not in [each.name for each in parts]
+    assert "flash attention" in next(each.reason for each in parts if each.name == "more settings")
+
+
+def test_models_of_both_sides_are_named_with_a_comma() -> None:
+    assert asking.pair_of_words("first,second:Q8_0") == ("first", "second:Q8_0")
+    assert asking.pair_of_words("first") == ("first", "first")
 
 
 def test_other_rows_are_named(tmp_path: Path) -> None:

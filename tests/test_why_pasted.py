@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.errors import LabError
-from lab.features.why.figure import DECODE, PREFILL, Figure
+from lab.features.why.figure import DECODE, PREFILL, STEPS, Figure
 from lab.features.why.pairing import figures_of, nearest
 from lab.features.why.readers import text as reader
 from tests.pasted_samples import SAMPLES, SERVER_LOG, Sample, Truth
@@ -112,6 +112,20 @@ def test_decode_is_compared_before_prefill_whatever_their_numbers() -> None:
     assert first.phase == second.phase == DECODE
     first, second = nearest(figures("batched"), figures("llama-bench, several rows"), prefill=True)
     assert first.phase == second.phase == PREFILL
+
+
+def test_a_table_with_a_prefix_on_every_line_is_read() -> None:
+    lines = BY_NAME["llama-bench, several rows"].text.splitlines()
+    prefixed = "\n".join(f"2026-11-24 12:00:01 bench> {line}" for line in lines)
+    assert [figure.tps for figure in reader.parse(prefixed)] == [400, 120, 100]
+
+
+def test_a_comma_that_could_be_of_thousands_is_settled_by_time_or_refused() -> None:
+    log = '"predicted_n": 7718, "predicted_ms": 1000, "predicted_per_second": 7,717'
+    (figure,) = reader.parse(log)
+    assert (figure.tps, figure.counts) == (7717, STEPS)
+    with pytest.raises(LabError, match="could be a decimal or thousands"):
+        reader.parse('"predicted_n": 7718, "predicted_per_second": 7,717')
 
 
 def test_every_answer_of_a_log_is_kept() -> None:

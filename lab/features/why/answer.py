@@ -35,7 +35,7 @@ class Question:
     folder: Path = Path("results")
     watch: ShowStatus = silently
     records: Sequence[Record] = ()
-    names: Sequence[str] = ()  # of A and B on the command line
+    asked_again: Sequence[str] = ()  # the words of the command that asks the same
     new_worker: Callable[[], Worker] = Worker
 
 
@@ -46,7 +46,7 @@ class Answer:
     pair: Pair
     parts: tuple[Part, ...]
     path: Path | None = None  # of the trial's records
-    names: Sequence[str] = ()  # of A and B on the command line
+    asked_again: Sequence[str] = ()  # the words of the command that asks the same
     notes: Sequence[str] = field(default_factory=tuple)  # on what is compared, and what is not
 
     @property
@@ -82,7 +82,7 @@ def answer(a: Figure, b: Figure, asked: Question | None = None) -> Answer:
     of_machine = machines.Asked(specs[0] or specs[1], asked.folder)
     parts += machines.of_machine(pair, of_machine, with_build=not libs)
     parts.append(left_over(pair, parts))
-    return Answer(pair, tuple(parts), measured.path, asked.names)
+    return Answer(pair, tuple(parts), measured.path, asked.asked_again)
 
 
 def specs_of(pair: Pair, asked: Question) -> tuple[str | None, str | None]:

@@ -63,9 +63,7 @@ def why(
         sides.append(measured_side(sides[0], now, prefill))
     first, second = both_sides(sides, prefill, str(a))
     chosen = pairing.nearest(first, second, prefill)
-    notes = pairing.others_in_words((first, second), chosen, prefill)
-    of_url = HERE if url and access.is_loopback(access.access(url)) else None
-    named = with_devices(chosen, device, of_url)
+    named = with_devices(chosen, device, device_of_url(url))
     question = Question(
         budget_s=max(0.0, budget_s - (time.monotonic() - began)),
         specs=(None, None) if url else specs,
@@ -73,9 +71,20 @@ def why(
         folder=folder,
         watch=watch,
         records=records_of(sides),
-        names=[str(name) for name in names],
+        asked_again=command_words(names, model, url),
     )
-    return with_notes(answer(named[0], named[1], question), notes)
+    explained = answer(named[0], named[1], question)
+    return with_notes(explained, pairing.others_in_words((first, second), chosen, prefill))
+
+
+def command_words(names: Sequence[object], model: str | None, url: str | None) -> list[str]:
+    """The words that ask the same question again."""
+    line = [str(name) for name in names]
+    if url:
+        line += ["--url", url]
+    if model:
+        line += ["--model", model]
+    return line
 
 
 def check(b: object, url: str | None, lib: Sequence[str]) -> None:
@@ -163,6 +172,13 @@ def records_of(sides: Sequence[Side]) -> list[Record]:
         for figure in flat(side):
             records += figure.records
     return records
+
+
+def device_of_url(url: str | None) -> str | None:
+    """The device of a server: this machine, if its address says so."""
+    if url and access.is_loopback(access.access(url)):
+        return HERE
+    return None
 
 
 def with_devices(

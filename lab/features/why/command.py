@@ -18,8 +18,8 @@ from lab.app.options import (
     out_option,
     with_options,
 )
-from lab.errors import LabError
 from lab.app.server import REACHING, confirm
+from lab.errors import LabError
 from lab.runner.progress import ShowStatus, Status
 
 MOST_LETTERS = 60  # of a picture's name

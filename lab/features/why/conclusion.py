@@ -122,8 +122,8 @@ def of_the_rest(explained: Answer) -> Conclusion:
 
 def again(explained: Answer, *options: str) -> str:
     """The same question with other options."""
-    names = explained.names or ("A.jsonl", "B.jsonl")
-    return shell.lab("why", *names, *options)
+    line = explained.asked_again or ("A.jsonl", "B.jsonl")
+    return shell.lab("why", *line, *options)
 
 
 def of_counting(explained: Answer) -> Conclusion:

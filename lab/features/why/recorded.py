@@ -89,15 +89,12 @@ def figure_of(
     between = spreads.get((comparison.machine_of(repeats), main))
     if between is None:
         between = comparison.default_spread(first)
-    runs = tuple(record for record in records if isinstance(record, Record))
-    requests = tuple(record for record in records if isinstance(record, RequestRecord))
     compute_tps = None
     if phase == DECODE and second_values:
         compute_tps = 1e3 / statistics.median(second_values)
     prefills_s = positive(repeats, "prefill_s")
     return [
         Figure(
-            source="lab" if runs else "server",
             tps=unit / statistics.median(values),
             phase=phase,
             counts=COUNTS[phase],
@@ -106,20 +103,35 @@ def figure_of(
             depth=0 if phase == PREFILL else n_prompt,
             n_streams=1,
             prefill_s=statistics.median(prefills_s) if prefills_s else None,
-            is_speculative=False if runs else None,
-            model=model_of(first, requests),
-            quantization=quantization_of(runs, requests),
-            n_params=runs[0].model.n_params if runs else None,
-            settings=settings_of(runs[0]) if runs else {},
             spread=deviation_of_median(logs),
             between=between.sd,
             compute_tps=compute_tps,
             about=about,
-            is_of_server=bool(requests),
-            records=runs,
-            requests=requests,
+            **setup_of(records, str(first.model)),
         )
     ]
+
+
+def setup_of(records: Sequence[Measured], model: str) -> dict[str, Any]:
+    """What was measured, as fields of a figure: runs of the engine, or requests to a server."""
+    runs = tuple(record for record in records if isinstance(record, Record))
+    if runs:
+        return {
+            "source": "lab",
+            "model": model,
+            "quantization": runs[0].model.quantization,
+            "n_params": runs[0].model.n_params,
+            "settings": settings_of(runs[0]),
+            "is_speculative": False,
+            "records": runs,
+        }
+    requests = tuple(record for record in records if isinstance(record, RequestRecord))
+    fields: dict[str, Any] = {"source": "server", "model": model, "is_of_server": True}
+    reported = requests[0].endpoint.settings
+    if reported:
+        fields["model"] = reported.model_file or model
+        fields["quantization"] = reported.quantization
+    return {**fields, "requests": requests}
 
 
 def positive(rows: Any, column: str) -> list[float]:
@@ -134,18 +146,3 @@ def deviation_of_median(logs: Sequence[float]) -> float | None:
     if len(logs) < 2:
         return None
     return math.sqrt(math.pi / 2 / len(logs)) * statistics.stdev(logs)
-
-
-def model_of(first: Any, requests: Sequence[RequestRecord]) -> str:
-    """The model's name; of a server the file that it reports, if it does."""
-    settings = requests[0].endpoint.settings if requests else None
-    if settings and settings.model_file:
-        return settings.model_file
-    return str(first.model)
-
-
-def quantization_of(runs: Sequence[Record], requests: Sequence[RequestRecord]) -> str | None:
-    if runs:
-        return runs[0].model.quantization
-    settings = requests[0].endpoint.settings if requests else None
-    return settings.quantization if settings else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lab.core.asked_settings import table
+from lab.core.asked_settings import AUTO, table
 from lab.core.record import UNKNOWN_THREADS, Model, Record
 from lab.errors import printable
 from lab.features.why.figure import Figure
@@ -31,6 +31,7 @@ GROUPS = {
 
 OTHER_SETTINGS = "other settings"
 NOT_COMPARED = ("prompt", "seed", "lib")
+MISSING = "missing"
 SAME_PARAMETERS = 0.005  # share by which rounded numbers of parameters may differ
 
 
@@ -124,9 +125,12 @@ def of_settings(pair: Pair) -> list[Part]:
         group = group_of.get(name, OTHER_SETTINGS)
         if name in NOT_COMPARED or (name not in fast and name not in slow):
             continue
-        if name not in fast or name not in slow:
+        ends = fast.get(name, MISSING), slow.get(name, MISSING)
+        if ends[0] == ends[1]:
+            continue
+        if MISSING in ends or AUTO in ends:
             lacking.append(group)
-        elif fast[name] != slow[name]:
+        else:
             changes.setdefault(group, {})[name] = slow[name]
     if "flash attention" in changes and "cache type" in changes:  # one may need the other
         together = changes.pop("flash attention") | changes.pop("cache type")

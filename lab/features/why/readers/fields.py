@@ -103,6 +103,11 @@ def check_rate(rate: float | None, tokens: float, seconds: float, rounding_s: fl
         )
 
 
+def readings(printed: str) -> tuple[str, str, str]:
+    """A number as it is printed, with a decimal comma, and with thousands separated by commas."""
+    return printed, printed.replace(",", "."), printed.replace(",", "")
+
+
 def plain_rate(
     printed: str | None, tokens: float | None, seconds: float | None, rounding_s: float = 0.0
 ) -> float | None:
@@ -117,7 +122,7 @@ def plain_rate(
     if printed in ("inf", "nan"):
         return None
     if computed is not None:
-        for text in (printed, printed.replace(",", "."), printed.replace(",", "")):
+        for text in readings(printed):
             try:
                 rate = number(text)
                 check_rate(rate, tokens or 0, seconds or 0, rounding_s)
@@ -139,8 +144,17 @@ def rounding_of(printed: str) -> float:
 def counts_first_token(printed: str, n_tokens: int, seconds: float) -> bool | None:
     """Whether a rate divides all tokens by their time, or one less; None if both would print it.
 
-    ValueError if the rate fits neither.
+    ValueError if the rate fits neither, with any meaning of its comma.
     """
+    for text in readings(printed):
+        try:
+            return _counts_first_token(text, n_tokens, seconds)
+        except ValueError:
+            continue
+    return _counts_first_token(printed, n_tokens, seconds)
+
+
+def _counts_first_token(printed: str, n_tokens: int, seconds: float) -> bool | None:
     with_first = n_tokens / seconds
     without_first = (n_tokens - 1) / seconds
     rate = number(printed)

@@ -171,7 +171,7 @@ def rate_and_count(printed: str, n_gen: int, decode_s: float) -> tuple[float, st
 
     ValueError if the printed rate fits neither.
     """
-    is_first_counted = counts_first_token(printed.replace(",", "."), n_gen, decode_s)
+    is_first_counted = counts_first_token(printed, n_gen, decode_s)
     if is_first_counted is None:
         return n_gen / decode_s, MAYBE_FIRST
     if is_first_counted:
