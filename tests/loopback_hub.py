@@ -1,12 +1,14 @@
 """A local hub that speaks what huggingface_hub's real client needs, and fails on demand.
 
-Two servers, since the real hub redirects large files to another origin: the hub answers the API and `resolve` with
-the announcing headers, the CDN gives bytes by Range. Every answer is logged with the bytes that went out.
+Two servers, since the real hub redirects large files to another origin: the hub answers the API and
+`resolve` with the announcing headers, the CDN gives bytes by Range. Every answer is logged with the
+bytes that went out.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import socket
 import threading
@@ -33,6 +35,8 @@ class Repo:
     refs: tuple[str, ...] = ("main",)
     gated: bool = False
     announced: str | None = None  # instead of the true sum
+    announced_bytes: int | str | None = None  # instead of the true size
+    location: str | None = None  # instead of the CDN's address
 
     def etag(self, file: str) -> str:
         return self.announced or hashlib.sha256(self.files[file]).hexdigest()
@@ -40,21 +44,25 @@ class Repo:
 
 @dataclass
 class LoopbackHub:
-    """The hub's state, which may be changed while it runs."""
+    """The hub's state, which may be changed while it runs.
+
+    `statuses`: an error for every request of a kind: api, head, cdn. `page`: sent instead of every
+    answer of the hub. `cut_at`: bytes after which the CDN closes the connection, once. `chunk`
+    bytes are sent at once, after a pause of `chunk_s`. `is_endless`: neither the list of files nor
+    a file ends. `log`: kind and Authorization of every request. `n_bytes`: sent by the CDN.
+    """
 
     repos: dict[str, Repo] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)
-    statuses: dict[str, int] = field(
-        default_factory=dict
-    )  # an error for every request of a kind: api, head, cdn
-    page: bytes = b""  # sent instead of every answer of the hub
+    statuses: dict[str, int] = field(default_factory=dict)
+    page: bytes = b""
     wrong_bytes: bool = False
-    cut_at: int = 0  # bytes after which the CDN closes the connection, once
-    chunk_s: float = 0  # a pause before every chunk
-    log: list[tuple[str, str | None]] = field(
-        default_factory=list
-    )  # kind and Authorization of every request
-    n_bytes: int = 0  # sent by the CDN
+    cut_at: int = 0
+    chunk: int = CHUNK
+    chunk_s: float = 0
+    is_endless: bool = False
+    log: list[tuple[str, str | None]] = field(default_factory=list)
+    n_bytes: int = 0
     endpoint: str = ""
     cdn: str = ""
 
@@ -63,25 +71,28 @@ class LoopbackHub:
 def running() -> Iterator[LoopbackHub]:
     """A hub for the time of a `with` block."""
     state = LoopbackHub()
-    servers = []
-    for handler in (_HubHandler, _CdnHandler):
-        server = _Server(("127.0.0.1", 0), type(handler.__name__, (handler,), {"state": state}))
-        threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        ).start()
-        servers.append(server)
-    state.endpoint = f"http://127.0.0.1:{servers[0].server_port}"
-    state.cdn = f"http://localhost:{servers[1].server_port}"
+    hub = _start(_HubHandler, state)
+    cdn = _start(_CdnHandler, state)
+    state.endpoint = f"http://127.0.0.1:{hub.server_port}"
+    state.cdn = f"http://localhost:{cdn.server_port}"
     try:
         yield state
     finally:
-        for server in servers:
+        for server in (hub, cdn):
             server.shutdown()
             server.server_close()
 
 
+def _start(handler: type[_Handler], state: LoopbackHub) -> _Server:
+    with_state = type(handler.__name__, (handler,), {"state": state})
+    server = _Server(("127.0.0.1", 0), with_state)
+    serve = {"poll_interval": 0.02}
+    threading.Thread(target=server.serve_forever, kwargs=serve, daemon=True).start()
+    return server
+
+
 def set_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Put the hub's cache under `home`: for commands by the environment, here where the library has read it already."""
+    """Put the hub's cache under `home`: for commands, and here where it was read already."""
     from huggingface_hub import constants
 
     monkeypatch.setenv("HF_HOME", str(home))
@@ -92,21 +103,18 @@ def set_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     """Let `endpoint` be the hub, for commands and here."""
     from huggingface_hub import constants
 
-    # with telemetry it asks for a list of agents to put in a header
     variables = {
         "HF_ENDPOINT": endpoint,
         "NO_PROXY": "127.0.0.1,localhost",
+        # With telemetry it asks for a list of agents to put in a header.
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    url = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(
-        constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-    )
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -125,68 +133,97 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def error(self, status: int, code: str = "", message: str = "") -> None:
-        self.answer(
-            status, {"X-Error-Message": message or f"status {status}", "X-Error-Code": code}
-        )
+        headers = {"X-Error-Message": message or f"status {status}", "X-Error-Code": code}
+        self.answer(status, headers)
 
     def is_answered(self, kind: str) -> bool:
         """Whether a programmed answer was given."""
         self.state.log.append((kind, self.headers.get("Authorization")))
-        if status := self.state.statuses.get(kind):
+        status = self.state.statuses.get(kind)
+        if status:
             self.error(status)
-        elif self.state.page and kind != "cdn":
+            return True
+        if self.state.page and kind != "cdn":
             self.answer(200, {}, self.state.page)
-        else:
-            return False
-        return True
+            return True
+        return False
+
+    def send_endlessly(self, part: bytes) -> None:
+        """Send the part until the client goes away."""
+        try:
+            for _ in itertools.count():
+                self.wfile.write(part)
+                self.state.n_bytes += len(part)
+        except OSError:
+            self.close_connection = True
 
 
 class _HubHandler(_Handler):
     def do_HEAD(self) -> None:
         if self.is_answered("head"):
             return
-        name, _, rest = self.path.lstrip("/").partition("/resolve/")
-        revision, _, file = (unquote(part) for part in rest.partition("/"))
-        if (repo := self.known(name, revision)) is None:
+        name, _, revision_and_file = self.path.lstrip("/").partition("/resolve/")
+        revision, _, file = revision_and_file.partition("/")
+        file = unquote(file)
+        repo = self.repo(name, unquote(revision))
+        if repo is None:
             return
         if file not in repo.files:
             self.error(404, "EntryNotFound")
             return
-        size = str(len(repo.files[file]))
+        n_bytes = repo.announced_bytes
+        if n_bytes is None:
+            n_bytes = len(repo.files[file])
         etag = f'"{repo.etag(file)}"'
-        linked = {
-            "X-Linked-Size": size,
+        headers = {
+            "X-Repo-Commit": repo.commit,
+            "ETag": etag,
+            "X-Linked-Size": str(n_bytes),
             "X-Linked-Etag": etag,
-            "Location": f"{self.state.cdn}/{name}/{file}",
+            "Location": repo.location or f"{self.state.cdn}/{name}/{file}",
+            "Content-Length": "0",
         }
-        self.answer(
-            302, {"X-Repo-Commit": repo.commit, "ETag": etag, **linked, "Content-Length": "0"}
-        )
+        self.answer(302, headers)
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if "/resolve/" in path:
-            name, _, rest = path.lstrip("/").partition("/resolve/")
-            self.answer(200, {}, self.state.repos[name].files[unquote(rest.partition("/")[2])])
+            name, _, revision_and_file = path.lstrip("/").partition("/resolve/")
+            file = unquote(revision_and_file.partition("/")[2])
+            self.answer(200, {}, self.state.repos[name].files[file])
         elif not self.is_answered("api"):
-            _, _, owner, name, *revision = [unquote(part) for part in path.split("/")[1:]]
-            if repo := self.known(f"{owner}/{name}", revision[1] if revision else "main"):
-                listed = {
-                    "id": f"{owner}/{name}",
-                    "siblings": [{"rfilename": file} for file in repo.files],
-                }
-                self.answer(200, {"Content-Type": "application/json"}, json.dumps(listed).encode())
+            self.list_files(path)
 
-    def known(self, name: str, revision: str) -> Repo | None:
+    def list_files(self, path: str) -> None:
+        """The answer to /api/models/OWNER/NAME or /api/models/OWNER/NAME/revision/REVISION."""
+        _, _, owner, name, *rest = path.strip("/").split("/")
+        revision = unquote(rest[1]) if rest else "main"
+        repo = self.repo(f"{owner}/{name}", revision)
+        if repo is None:
+            return
+        if self.state.is_endless:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"id": "owner/name", "siblings": [')
+            self.send_endlessly(b'{"rfilename": "a.gguf"},' * 1000)
+            return
+        siblings = [{"rfilename": file} for file in repo.files]
+        listed = {"id": f"{owner}/{name}", "siblings": siblings}
+        self.answer(200, {"Content-Type": "application/json"}, json.dumps(listed).encode())
+
+    def repo(self, name: str, revision: str) -> Repo | None:
         """The repo, or None when the answer was an error already."""
         repo = self.state.repos.get(name)
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token and token not in self.state.tokens:
             self.error(401, message="Invalid credentials in Authorization header")
+        elif repo is None and token:
+            self.error(404, "RepoNotFound")
         elif repo is None:
-            self.error(404, "RepoNotFound") if token else self.error(401)
+            self.error(401)
         elif repo.gated and token != "licensed":
-            self.error(403 if token else 401, "GatedRepo", "Access to this model is restricted.")
+            status = 403 if token else 401
+            self.error(status, "GatedRepo", "Access to this model is restricted.")
         elif revision not in (repo.commit, *repo.refs):
             self.error(404, "RevisionNotFound", "Invalid rev id")
         else:
@@ -198,30 +235,43 @@ class _CdnHandler(_Handler):
     def do_GET(self) -> None:
         if self.is_answered("cdn"):
             return
-        owner, name, file = unquote(urlsplit(self.path).path).lstrip("/").split("/", 2)
+        owner, name, file = unquote(self.path).lstrip("/").split("/", 2)
         data = self.state.repos[f"{owner}/{name}"].files[file]
         if self.state.wrong_bytes:
-            data = data[:-1] + bytes([data[-1] ^ 1])
-        asked = self.headers.get("Range", "")
-        start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+            data = data[:-1] + b"?"
+        if self.state.is_endless:
+            self.send_response(200)
+            self.end_headers()
+            self.send_endlessly(data)
+            return
+        self.send_range(data)
+
+    def send_range(self, data: bytes) -> None:
+        """Answer with the range that is asked for, cut off and slowed down as programmed."""
+        asked = (self.headers.get("Range") or "").removeprefix("bytes=")
+        first, _, last = asked.partition("-")
+        start = int(first or 0)
+        stop = int(last) + 1 if last else len(data)
+        body = data[start:stop]
         self.send_response(206 if asked else 200)
-        n_bytes = len(data)
-        last = asked.partition("-")[2]
-        data = data[: int(last) + 1] if last else data
-        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("Content-Length", str(len(body)))
         if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{n_bytes}")
+            end = start + len(body) - 1
+            self.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
         self.end_headers()
-        end = self.state.cut_at or len(data)
+        sent = body
+        if self.state.cut_at:
+            sent = body[: max(0, self.state.cut_at - start)]
         self.state.cut_at = 0
         try:
-            for first in range(start, end, CHUNK):
+            for i in range(0, len(sent), self.state.chunk):
                 time.sleep(self.state.chunk_s)
-                self.wfile.write(data[first : min(end, first + CHUNK)])
-                self.state.n_bytes += min(end, first + CHUNK) - first
+                chunk = sent[i : i + self.state.chunk]
+                self.wfile.write(chunk)
+                self.state.n_bytes += len(chunk)
         except OSError:
             self.close_connection = True  # the client has gone
-        if end < len(data):
+        if len(sent) < len(body):
             self.connection.shutdown(socket.SHUT_WR)
             self.close_connection = True
 

@@ -139,6 +139,8 @@ def test_the_interval_of_paired_ratios_holds_what_the_sign_test_does_not_reject(
 def test_too_few_values_have_no_interval() -> None:
     assert stats.paired_ratio([1] * 5, [2] * 5) is None
     assert stats.paired_ratio([1] * 6, [2] * 6) == Ratio(2, 2, 2)
+    with pytest.raises(ValueError, match="shorter"):
+        stats.paired_ratio([1] * 6, [2] * 5)
     assert stats.fewest_for_interval() == 6
     assert stats.fewest_for_interval(confidence=0) == 1
     assert stats.fewest_for_interval(confidence=0.5) == 2

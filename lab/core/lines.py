@@ -34,7 +34,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (  # the first pattern that is a 
     ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
     ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
     ("n_embd|n_ff.*|n_vocab|token_ids", 0, 10**9),
-    ("n|n_params|n_bytes", 0, 10**16),
+    ("n|n_params|n_bytes|n_state", 0, 10**16),
     ("n_ctx_train", 0, 10**9),
     ("n_.*|chunk|.*_tokens|repeat|block|engine|round", 0, 10**7),
     ("rows|columns", 0, 10**11),
