@@ -65,6 +65,12 @@ _STATUSES = {
     "400": "Bad Request",
     "401": "Unauthorized",
 }
+_INSTEAD = {
+    "whole": {"choices": [{"message": {"content": WORD}, "finish_reason": "length"}]},
+}
+_STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 _ENDS = {
     "late error": b'data: {"error": {"message": "out of memory"}}\n\n',
     "wrong JSON": b'data: {"choices": [\n\ndata: [DONE]\n\n',
@@ -95,13 +101,13 @@ class Behaviour:
     gap_ms: float = 5.0  # between events with content
     bundle: int = 1  # tokens in an event
     n_held: int = 0  # tokens that the first event has more than others
-    role: str = FIRST  # when the empty chunk with the role comes: accept, first (with the first content), never
+    role: str = FIRST
+    """When the empty chunk with the role comes: accept, first (with the first content), never."""
     n_reasoning: int = 0  # events with reasoning before the others
-    usage: str = ASKED  # when counts of tokens are streamed: asked, always, never, running (in each chunk, where asked)
+    usage: str = ASKED
+    """When counts of tokens are streamed: asked, always, never, running (in each chunk)."""
     gives_cached: bool = True  # whether the counts say how many tokens were cached
-    has_cache: bool = (
-        False  # whether prompts are remembered, and not only where cache_prompt is false
-    )
+    has_cache: bool = False  # whether prompts are remembered, but where cache_prompt is false
     timings: bool = False  # llama-server's
     stops_after: int | None = None  # tokens after which it stops by itself
     obeys_ignore_eos: bool = True
@@ -131,67 +137,97 @@ def prompt_of(body: dict[str, Any]) -> str:
     return str(body.get("prompt", ""))
 
 
-def chunks(body: dict[str, Any], how: Behaviour, n_cached: int) -> Iterator[Chunk]:
+class _Stream:
     """The events of a streamed answer."""
-    is_chat = "messages" in body
-    options = body.get("stream_options") or {}
-    n_all = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
-    reason = "length"
-    goes_on = how.obeys_ignore_eos and body.get("ignore_eos")
-    if how.stops_after is not None and how.stops_after < n_all and not goes_on:
-        n_all = how.stops_after
-        reason = "stop"
-    wants_usage = how.usage == ALWAYS or (
-        how.usage in (ASKED, RUNNING) and bool(options.get("include_usage"))
-    )
-    has_running_usage = how.usage == RUNNING and bool(options.get("continuous_usage_stats"))
-    n_prompt = len(prompt_of(body).split()) + TEMPLATE_TOKENS * is_chat
 
-    def usage(n: int) -> dict[str, Any]:
-        return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
+    def __init__(self, body: dict[str, Any], how: Behaviour, n_cached: int) -> None:
+        self.how = how
+        self.n_cached = n_cached
+        self.is_chat = "messages" in body
+        self.n_prompt = len(prompt_of(body).split())
+        if self.is_chat:
+            self.n_prompt += TEMPLATE_TOKENS
+        self.n_all = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
+        self.reason = "length"
+        goes_on = how.obeys_ignore_eos and body.get("ignore_eos")
+        if how.stops_after is not None and how.stops_after < self.n_all and not goes_on:
+            self.n_all = how.stops_after
+            self.reason = "stop"
+        options = body.get("stream_options") or {}
+        is_asked = bool(options.get("include_usage"))
+        self.has_usage = how.usage == ALWAYS or (how.usage in (ASKED, RUNNING) and is_asked)
+        is_running = bool(options.get("continuous_usage_stats"))
+        self.has_running_usage = how.usage == RUNNING and is_running
+        self.has_running_timings = how.timings and bool(body.get("timings_per_token"))
 
-    def timings(n: int) -> dict[str, Any]:
-        counts = {"cache_n": n_cached, "prompt_n": n_prompt - n_cached, "predicted_n": n}
-        return {**counts, "prompt_ms": 1.0, "predicted_ms": 1.0}
+    def chunks(self) -> Iterator[Chunk]:
+        how = self.how
+        if self.is_chat and how.role != NEVER:
+            at_ms = 0.0 if how.role == ACCEPT else how.first_ms
+            yield at_ms, self._event({"role": "assistant", "content": ""}, None, 0), 0
+        at_ms = how.first_ms
+        n = 0
+        for index in range(self.n_all):
+            if n == self.n_all:
+                break
+            n_more = self._n_tokens(index, n)
+            n += n_more
+            at_ms = how.first_ms + index * how.gap_ms
+            is_reasoning = index < how.n_reasoning and self.is_chat
+            name = "reasoning_content" if is_reasoning else "content"
+            yield at_ms, self._event({name: WORD * n_more}, None, n), n_more
+        yield at_ms, self._event({}, self.reason, n), 0
+        if self.has_usage:
+            yield at_ms, self._counts(n), 0
+        yield at_ms, b"data: [DONE]\n\n", 0
 
-    def written(choices: list[Any], **more: Any) -> bytes:
-        known = {"choices": choices, **{name: value for name, value in more.items() if value}}
-        return f"data: {json.dumps(known)}\n\n".encode()
+    def _n_tokens(self, index: int, n: int) -> int:
+        """Tokens of the event with this index, after n tokens."""
+        n_more = self.how.bundle
+        if index == 0:
+            n_more += self.how.n_held
+        return min(n_more, self.n_all - n)
 
-    def event(content: dict[str, Any], finish: str | None, n: int) -> bytes:
-        choice = {"delta": content} if is_chat else {"text": "".join(map(str, content.values()))}
-        own_timings = timings(n) if how.timings and body.get("timings_per_token") else None
-        running = usage(n) if has_running_usage else None
-        return written(
-            [{"index": 0, "finish_reason": finish, **choice}], usage=running, timings=own_timings
-        )
+    def _event(self, content: dict[str, Any], finish: str | None, n: int) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+        if self.is_chat:
+            choice["delta"] = content
+        else:
+            choice["text"] = "".join(map(str, content.values()))
+        more: dict[str, Any] = {}
+        if self.has_running_usage:
+            more["usage"] = self._usage(n)
+        if self.has_running_timings:
+            more["timings"] = self._timings(n)
+        return _sse({"choices": [choice], **more})
 
-    if is_chat and how.role != NEVER:
-        yield (
-            0.0 if how.role == ACCEPT else how.first_ms,
-            event({"role": "assistant", "content": ""}, None, 0),
-            0,
-        )
-    n = 0
-    at_ms = how.first_ms
-    n_events = 0
-    while n < n_all:
-        n_more = min(how.bundle + (how.n_held if n == 0 else 0), n_all - n)
-        n += n_more
-        name = "reasoning_content" if n_events < how.n_reasoning and is_chat else "content"
-        yield at_ms, event({name: WORD * n_more}, None, n), n_more
-        n_events += 1
-        at_ms += how.gap_ms
-    at_ms -= how.gap_ms if n_events else 0.0
-    yield at_ms, event({}, reason, n), 0
-    if wants_usage:
-        cached = {"prompt_tokens_details": {"cached_tokens": n_cached}} if how.gives_cached else {}
-        yield (
-            at_ms,
-            written([], usage=usage(n) | cached, timings=timings(n) if how.timings else None),
-            0,
-        )
-    yield at_ms, b"data: [DONE]\n\n", 0
+    def _counts(self, n: int) -> bytes:
+        """The event with the counts of the whole answer."""
+        usage = self._usage(n)
+        if self.how.gives_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.n_cached}
+        more = {"timings": self._timings(n)} if self.how.timings else {}
+        return _sse({"choices": [], "usage": usage, **more})
+
+    def _usage(self, n: int) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.n_prompt,
+            "completion_tokens": n,
+            "total_tokens": self.n_prompt + n,
+        }
+
+    def _timings(self, n: int) -> dict[str, Any]:
+        return {
+            "cache_n": self.n_cached,
+            "prompt_n": self.n_prompt - self.n_cached,
+            "predicted_n": n,
+            "prompt_ms": 1.0,
+            "predicted_ms": 1.0,
+        }
+
+
+def _sse(fields: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(fields)}\n\n".encode()
 
 
 @contextmanager
@@ -222,8 +258,8 @@ def serve() -> None:
 
 
 async def until(due_ns: int) -> None:
-    while (left_ns := due_ns - time.perf_counter_ns()) > 0:
-        await asyncio.sleep(left_ns / 1e9)
+    while time.perf_counter_ns() < due_ns:
+        await asyncio.sleep(max(0, due_ns - time.perf_counter_ns()) / 1e9)
 
 
 def in_chunk(data: bytes) -> bytes:
@@ -265,35 +301,36 @@ class _Running:
     ) -> bool:
         """One request. False where the connection has to be closed."""
         now = time.perf_counter_ns()
-        settings = self.settings
         key = self.settings.api_key
-        marks = "<t> " * TEMPLATE_TOKENS
-        n_ctx = {"n_ctx": settings.n_ctx}
-        props = {
-            "total_slots": settings.n_slots,
-            "default_generation_settings": n_ctx,
-            "build_info": "null",
-        }
-        small: dict[str, Any] = {
-            "/v1/models": {"data": [{"id": name} for name in settings.models]},
-            "/null/sent": {"streams": self.streams, "n_requests": self.n_of_model.total()},
-        }
-        if settings.n_slots is not None:
-            small["/props"] = props | {"model_path": "/models/null.gguf"}
-        if settings.has_tokenize:
-            small["/apply-template"] = {"prompt": marks + prompt_of(body)}
-            small["/tokenize"] = {"tokens": str(body.get("content", "")).split()}
-        if key is not None and headers.get("authorization") != f"Bearer {key}":
-            return _json(
-                writer, 401, {"error": {"message": f"wrong key: {headers.get('authorization')}"}}
-            )
+        authorization = headers.get("authorization")
+        if key is not None and authorization != f"Bearer {key}":
+            return _error(writer, 401, f"wrong key: {authorization}")
         if path in ("/v1/chat/completions", "/v1/completions"):
             return await self._generate(writer, body, headers, now)
-        return _json(
-            writer,
-            200 if path in small else 404,
-            small.get(path, {"error": {"message": "nothing here"}}),
-        )
+        answer = self._document(path, body)
+        if answer is None:
+            return _error(writer, 404, "nothing here")
+        return _json(writer, 200, answer)
+
+    def _document(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer at a path where nothing is generated; None if there is none."""
+        settings = self.settings
+        if path == "/v1/models":
+            return {"data": [{"id": name} for name in settings.models]}
+        if path == "/null/sent":
+            return {"streams": self.streams, "n_requests": self.n_of_model.total()}
+        if path == "/props" and settings.n_slots is not None:
+            return {
+                "total_slots": settings.n_slots,
+                "default_generation_settings": {"n_ctx": settings.n_ctx},
+                "build_info": "null",
+                "model_path": "/models/null.gguf",
+            }
+        if path == "/apply-template" and settings.has_tokenize:
+            return {"prompt": "<t> " * TEMPLATE_TOKENS + prompt_of(body)}
+        if path == "/tokenize" and settings.has_tokenize:
+            return {"tokens": str(body.get("content", "")).split()}
+        return None
 
     async def _generate(
         self, writer: asyncio.StreamWriter, body: dict[str, Any], headers: dict[str, str], now: int
@@ -303,43 +340,30 @@ class _Running:
         self.n_of_model[model] += 1
         if self.n_of_model[model] % how.fails_every:
             how = dataclasses.replace(how, fails=None)
-        fails = how.fails or ""
         unknown = ", ".join(sorted(body.keys() - OPENAI))
-        if fails == "dies":
+        if how.fails == "dies":
             os._exit(1)
         if how.strict and unknown:
-            return _json(
-                writer,
-                400,
-                {"error": {"message": f"Unrecognized request arguments supplied: {unknown}"}},
-            )
-        if fails == "echo":
-            return _json(writer, 400, {"error": {"message": f"cannot read {json.dumps(headers)}"}})
-        if fails in _STATUSES:
-            return _json(writer, int(fails), {"error": {"message": f"as asked: {fails}"}})
-        if fails == "whole":
-            return _json(
-                writer,
-                200,
-                {"choices": [{"message": {"content": WORD}, "finish_reason": "length"}]},
-            )
-        if fails == "html":
-            return _write(writer, 200, "text/html", b"<html>a page</html>")
-        if fails == "error":
-            return _json(writer, 200, {"error": {"message": "the model is not loaded"}})
-        if fails == "never":
+            return _error(writer, 400, f"Unrecognized request arguments supplied: {unknown}")
+        if how.fails in (*_STATUSES, *_INSTEAD, "echo", "html", "error"):
+            return _fail(writer, how.fails, headers)
+        if how.fails == "never":
             await asyncio.sleep(3600)
+        return await self._stream(writer, body, how, now)
+
+    async def _stream(
+        self, writer: asyncio.StreamWriter, body: dict[str, Any], how: Behaviour, now: int
+    ) -> bool:
+        """A streamed answer, which may go wrong after its second chunk."""
         log: dict[str, Any] = {"seed": body.get("seed"), "due_ns": [], "sent_ns": []}
         self.streams.append(log)
-        writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
-        all_chunks = list(chunks(body, how, self._cached(body, how)))
-        await _send(writer, all_chunks[:2], now, log)
-        if fails:
-            await until(now + round(all_chunks[2][0] * 1e6))
-            return await _misbehave(writer, fails)
-        await _send(writer, all_chunks[2:], now, log)
+        writer.write(_STREAM_HEAD)
+        chunks = list(_Stream(body, how, self._cached(body, how)).chunks())
+        await _send(writer, chunks[:2], now, log)
+        if how.fails:
+            await until(now + round(chunks[2][0] * 1e6))
+            return await _misbehave(writer, how.fails)
+        await _send(writer, chunks[2:], now, log)
         writer.write(b"0\r\n\r\n")
         return True
 
@@ -347,12 +371,12 @@ class _Running:
         """Tokens at the beginning of the prompt that an earlier one had too."""
         if not how.has_cache or body.get("cache_prompt") is False:
             return 0
-        words = prompt_of(body).split()
+        prompt_words = prompt_of(body).split()
         same = [
-            takewhile(lambda pair: pair[0] == pair[1], zip(words, old, strict=False))
+            takewhile(lambda pair: pair[0] == pair[1], zip(prompt_words, old, strict=False))
             for old in self.prompts
         ]
-        self.prompts.append(words)
+        self.prompts.append(prompt_words)
         return max((len(list(pairs)) for pairs in same), default=0)
 
 
@@ -382,6 +406,23 @@ async def _misbehave(writer: asyncio.StreamWriter, fails: str) -> bool:
             writer.write(in_chunk(b"x" * 1_000_000))
             await writer.drain()
     return False
+
+
+def _fail(writer: asyncio.StreamWriter, fails: str, headers: dict[str, str]) -> bool:
+    """An answer that is no stream."""
+    if fails in _INSTEAD:
+        return _json(writer, 200, _INSTEAD[fails])
+    if fails == "html":
+        return _write(writer, 200, "text/html", b"<html>a page</html>")
+    if fails == "error":
+        return _error(writer, 200, "the model is not loaded")
+    if fails == "echo":
+        return _error(writer, 400, f"cannot read {json.dumps(headers)}")
+    return _error(writer, int(fails), f"as asked: {fails}")
+
+
+def _error(writer: asyncio.StreamWriter, status: int, message: str) -> bool:
+    return _json(writer, status, {"error": {"message": message}})
 
 
 def _json(writer: asyncio.StreamWriter, status: int, answer: dict[str, Any]) -> bool:

@@ -71,8 +71,10 @@ def as_json(value: Any) -> Canned:
 
 def event(content: str | None = None, **more: Any) -> bytes:
     """An event of a chat with this content, or with the reason of the end."""
-    delta, finish = ({}, "length") if content is None else ({"content": content}, None)
-    return f"data: {json.dumps({'choices': [{'delta': delta, 'finish_reason': finish}], **more})}\n\n".encode()
+    choice: dict[str, Any] = {"delta": {"content": content}, "finish_reason": None}
+    if content is None:
+        choice = {"delta": {}, "finish_reason": "length"}
+    return f"data: {json.dumps({'choices': [choice], **more})}\n\n".encode()
 
 
 def stream(*texts: str) -> list[bytes]:

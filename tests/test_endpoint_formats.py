@@ -66,12 +66,12 @@ def as_request(stream: Any) -> Request:
     return Request(asked=asked, started_at="", status=OK, events=stream.events, usage=stream.usage)
 
 
-def whole(stream: Any) -> None:
+def assert_complete(stream: Any) -> None:
     assert (stream.failure, stream.error) == (None, None)
 
 
-# https://platform.openai.com/docs/api-reference/chat-streaming: usage is null in all chunks but the last, which has no
-# choices; `obfuscation` pads each delta
+# https://platform.openai.com/docs/api-reference/chat-streaming: usage is null in all chunks but the
+# last, which has no choices; `obfuscation` pads each delta
 def test_openai() -> None:
     def chunk(*args: Any, **more: Any) -> dict[str, Any]:
         return delta(*args, usage=None, service_tier="default", obfuscation="a8Kx", **more)
@@ -92,15 +92,16 @@ def test_openai() -> None:
         ),
         sse("[DONE]"),
     )
-    whole(stream)
+    assert_complete(stream)
     assert stream.events.kind == (ROLE, TEXT, TEXT, OTHER, USAGE, DONE)
     assert stream.events.arrive_ns == (10, 20, 30, 40, 50, 60)
     assert (stream.text, stream.finish_reason, stream.tokens_by) == ("Hello!", "stop", None)
     assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (2, 0)
 
 
-# vLLM vllm/entrypoints/openai/chat_completion/serving.py, chat_completion_stream_generator: the role with content ""
-# and prompt_token_ids; with return_token_ids a chunk that has ids and no text; running usage; `reasoning`
+# vLLM vllm/entrypoints/openai/chat_completion/serving.py, chat_completion_stream_generator: the
+# role with content "" and prompt_token_ids; with return_token_ids a chunk that has ids and no text;
+# running usage; `reasoning`
 def test_vllm() -> None:
     def chunk(
         content: dict[str, Any], n: int, ids: list[int], finish: str | None = None
@@ -120,7 +121,7 @@ def test_vllm() -> None:
         sse(chunk({"content": ""}, 6, [2], "stop")),
         sse(last, "[DONE]"),
     )
-    whole(stream)
+    assert_complete(stream)
     assert stream.events.kind == (ROLE, REASONING, TEXT, TEXT, USAGE, USAGE, DONE)
     assert (stream.tokens_by, stream.events.n_tokens) == ("token ids", (0, 1, 2, 2, 1, 0, 0))
     assert stream.usage and stream.usage.completion_tokens == 6
@@ -130,8 +131,9 @@ def test_vllm() -> None:
     assert times.itl_ns(request) == [10, 0, 10, 0]
 
 
-# SGLang python/sglang/srt/entrypoints/openai/serving_chat.py: every field is there, null where there is nothing; the
-# chunk with finish_reason comes apart, with matched_stop; usage has reasoning_tokens next to the others
+# SGLang python/sglang/srt/entrypoints/openai/serving_chat.py: every field is there, null where
+# there is nothing; the chunk with finish_reason comes apart, with matched_stop; usage has
+# reasoning_tokens next to the others
 def test_sglang() -> None:
     def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
         fields = (
@@ -152,7 +154,7 @@ def test_sglang() -> None:
         sse(chunk("stop")),
         sse(delta({}) | {"choices": [], "usage": counts}, "[DONE]"),
     )
-    whole(stream)
+    assert_complete(stream)
     assert stream.events.kind == (ROLE, REASONING, TEXT, OTHER, USAGE, DONE)
     assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (
         3,
@@ -160,8 +162,8 @@ def test_sglang() -> None:
     )
 
 
-# Ollama openai/openai.go and middleware/openai.go: the role is in every chunk; `reasoning`; system_fingerprint; with
-# include_usage the last chunk comes again with usage and without choices
+# Ollama openai/openai.go and middleware/openai.go: the role is in every chunk; `reasoning`;
+# system_fingerprint; with include_usage the last chunk comes again with usage and without choices
 def test_ollama() -> None:
     def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
         return delta(
@@ -182,7 +184,7 @@ def test_ollama() -> None:
         sse(chunk() | {"choices": [], "usage": usage(26, 3)}),
         sse("[DONE]"),
     )
-    whole(stream)
+    assert_complete(stream)
     assert stream.events.kind == (REASONING, TEXT, TOOL, OTHER, USAGE, DONE)
     assert figures(as_request(stream)).ttft_ns == 10
 
@@ -194,9 +196,10 @@ def timings(n: int, n_cached: int = 0) -> dict[str, Any]:
     return {"cache_n": n_cached, "prompt_n": 10, "predicted_n": n, **times_ms, **more}
 
 
-# llama.cpp tools/server/server-task.cpp (0c1e570), to_json_oaicompat_chat and ..._chat_stream: the role (content null)
-# and the first text leave in one write; with timings_per_token the last chunk of a write has running counts; then
-# finish_reason, usage without choices, with the timings; ":" is a ping (server-context.cpp)
+# llama.cpp tools/server/server-task.cpp (0c1e570), to_json_oaicompat_chat and ..._chat_stream: the
+# role (content null) and the first text leave in one write; with timings_per_token the last chunk
+# of a write has running counts; then finish_reason, usage without choices, with the timings; ":" is
+# a ping (server-context.cpp)
 def test_llama_server() -> None:
     counts = usage(10, 4, prompt_tokens_details={"cached_tokens": 3})
     stream = read(
@@ -211,7 +214,7 @@ def test_llama_server() -> None:
         sse(delta({}, "length"), {"choices": [], "usage": counts, "timings": timings(4, 3)}),
         sse("[DONE]"),
     )
-    whole(stream)
+    assert_complete(stream)
     assert stream.events.kind == (PING, ROLE, TEXT, TEXT, OTHER, USAGE, DONE)
     assert stream.events.arrive_ns == (10, 20, 20, 30, 40, 40, 50)
     assert (stream.tokens_by, stream.events.n_tokens) == ("timings", (0, 0, 1, 2, 0, 1, 0))
@@ -224,8 +227,8 @@ def test_llama_server() -> None:
     assert times.itl_ns(as_request(stream)) == [10, 0]
 
 
-# The same file: reasoning_content in deltas; an error during the stream is {"error": {"code", "message", "type"}}, and
-# nothing follows it
+# The same file: reasoning_content in deltas; an error during the stream is {"error": {"code",
+# "message", "type"}}, and nothing follows it
 def test_llama_server_reasoning_and_error() -> None:
     error = {
         "error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}
@@ -238,8 +241,9 @@ def test_llama_server_reasoning_and_error() -> None:
     assert (stream.failure, stream.error) == (ERROR_INSIDE, "Context size has been exceeded")
 
 
-# llama-cpp-python 0.3.36 llama_cpp/server/app.py (get_event_publisher): where interrupt_requests is on, which it is
-# unless it is switched off, the answer to one request ends in its middle when the next one arrives
+# llama-cpp-python 0.3.36 llama_cpp/server/app.py (get_event_publisher): where interrupt_requests is
+# on, which it is unless it is switched off, the answer to one request ends in its middle when the
+# next one arrives
 def test_llama_cpp_server_interrupted() -> None:
     stream = read(sse(delta({"role": "assistant"})), sse(delta({"content": "Hi"})), sse("[DONE]"))
     assert (
@@ -247,11 +251,11 @@ def test_llama_cpp_server_interrupted() -> None:
         and stream.error is not None
         and "before the answer was complete" in stream.error
     )
-    whole(read(sse(delta({"content": "Hi"}, usage=usage(3, 1))), sse("[DONE]")))
+    assert_complete(read(sse(delta({"content": "Hi"}, usage=usage(3, 1))), sse("[DONE]")))
 
 
-# llama-cpp-python 0.3.36 llama_cpp/llama_chat_format.py (_convert_text_completion_chunks_to_chat), sent by
-# sse-starlette: lines end with CRLF, a ping is a comment with a date, and there is no usage
+# llama-cpp-python 0.3.36 llama_cpp/llama_chat_format.py (_convert_text_completion_chunks_to_chat),
+# sent by sse-starlette: lines end with CRLF, a ping is a comment with a date, and there is no usage
 def test_llama_cpp_server() -> None:
     def chunk(content: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         return delta(content, finish, choice={"logprobs": None})
@@ -264,12 +268,13 @@ def test_llama_cpp_server() -> None:
         sse(chunk({}, "stop"), end=end),
         sse("[DONE]", end=end),
     )
-    whole(stream)
+    assert_complete(stream)
     assert stream.events.kind == (PING, ROLE, TEXT, OTHER, DONE)
     assert stream.usage is None
 
 
-# https://html.spec.whatwg.org/multipage/server-sent-events.html, 9.2.6: comments, other fields, data of several lines
+# https://html.spec.whatwg.org/multipage/server-sent-events.html, 9.2.6: comments, other fields,
+# data of several lines
 def test_server_sent_events_as_specified() -> None:
     stream = read(
         b': a comment\nevent: message\nid: 7\nretry: 1000\ndata: {"choices":\n',
@@ -277,7 +282,7 @@ def test_server_sent_events_as_specified() -> None:
         b"event: ping\ndata: {}\n\n",
         b"data:[DONE]\n\n",
     )
-    whole(stream)
+    assert_complete(stream)
     assert stream.events.kind == (PING, TEXT, PING, DONE)
 
 
@@ -288,7 +293,7 @@ def test_bytes_may_be_cut_anywhere(n: int) -> None:
     )
     pieces = [data[i : i + n] for i in range(0, len(data), n)]
     stream = read(*pieces)
-    whole(stream)
+    assert_complete(stream)
     assert (stream.events.kind, stream.text) == ((PING, TEXT, OTHER, DONE), "größe")
     assert sum(stream.events.n_bytes) == len(data)
     assert stream.events.arrive_ns[-1] == 10 * len(pieces)
@@ -297,15 +302,15 @@ def test_bytes_may_be_cut_anywhere(n: int) -> None:
 def test_events_without_data_only_keep_the_connection_open() -> None:
     empty = [b"data:\n\n", b"data: \n\n", b"id: 7\n\n", b"event: ping\n\n", b": hello\n\n"]
     stream = read(*empty, sse(delta({"content": "a"}), delta({}, "stop"), "[DONE]"))
-    whole(stream)
+    assert_complete(stream)
     assert (stream.events.kind, stream.text) == ((*[PING] * 5, TEXT, OTHER, DONE), "a")
     assert read(b"event: error\ndata:\n\n").failure is not None
 
 
 def test_the_last_empty_line_may_be_missing() -> None:
-    for rest in (b"data: [DONE]\n", b"data: [DONE]"):
-        stream = read(sse(delta({"content": "x"}, "stop")), rest)
-        whole(stream)
+    for last in (b"data: [DONE]\n", b"data: [DONE]"):
+        stream = read(sse(delta({"content": "x"}, "stop")), last)
+        assert_complete(stream)
         assert stream.events.kind == (TEXT, DONE)
 
 
@@ -338,7 +343,7 @@ def test_what_is_no_json_object_is_wrong(data: str) -> None:
 )
 def test_fields_of_the_wrong_type_are_not_there(chunk: dict[str, Any]) -> None:
     stream = read(sse(chunk), sse("[DONE]"))
-    whole(stream)
+    assert_complete(stream)
     assert not set(stream.events.kind) & {TEXT, REASONING, TOOL}
     assert stream.usage is None
 

@@ -78,8 +78,8 @@ def asked() -> Iterator[Access]:
 
 @pytest.fixture(scope="module")
 def client(asked: Access) -> Iterator[Client]:
-    with Client(asked) as one:
-        yield one
+    with Client(asked) as open_client:
+        yield open_client
 
 
 def make_ask(
@@ -166,12 +166,14 @@ def test_trap_4_a_repeated_prompt_is_warm(client: Client) -> None:
 def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> None:
     with connect(asked.url, "cache") as server:
         ask = server.ask(30, 4, "the same words each time")
-        ask = dataclasses.replace(ask, body=ask.body.replace('"cache_prompt": false, ', ""))
-        (reply, *others) = server.client.run(SendPlan(asks=(ask,) * 3, api=CHAT))
-    for one in (reply.request.usage, *(other.request.usage for other in others)):
-        assert (
-            one and one.prompt_tokens == 30 and (one.cached_tokens or 0) < 8
-        )  # another nonce each time
+        with_cache = ask.body.replace('"cache_prompt": false, ', "")
+        ask = dataclasses.replace(ask, body=with_cache)
+        replies = list(server.client.run(SendPlan(asks=(ask,) * 3, api=CHAT)))
+    for reply in replies:
+        usage = reply.request.usage
+        assert usage is not None
+        assert usage.prompt_tokens == 30
+        assert (usage.cached_tokens or 0) < 8  # another nonce each time
 
 
 # 5: ignore_eos is not everywhere

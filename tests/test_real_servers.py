@@ -26,7 +26,7 @@ import pytest
 
 from lab.core import request as kinds, request_times as times, results
 from lab.core.record import FAILED, OK
-from lab.core.request import CHAT, COMPLETIONS, DONE, OTHER, ROLE, TEXT, USAGE, Request
+from lab.core.request import CHAT, COMPLETIONS, DONE, OTHER, ROLE, TEXT, USAGE, Endpoint, Request
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson
@@ -42,9 +42,9 @@ from tests.conftest import run_lab
 from tests.servers import RealServer, llama_cpp_server, llama_server, wheel_server
 
 WORDS = (
-    "The keeper of the lighthouse counted ships and wrote their names into a long grey book every evening. "
-    * 20
-)
+    "The keeper of the lighthouse counted ships and wrote their names "
+    "into a long grey book every evening. "
+) * 20
 ONE_THREAD = ("--threads", "1", "--ctx-size", "2048", "--parallel", "2")
 ONE_THREAD_OF_PYTHON = ("--n_threads", "1", "--n_threads_batch", "1", "--n_ctx", "1024")
 LLAMA = "llama-server"
@@ -102,11 +102,16 @@ def as_it_is(ask: Ask, **fields: object) -> Ask:
     """The same request, whose prompt does not change from one sending to the next; a field of None
     is left out."""
     changed = json.loads(ask.body) | fields
-    kept = {name: value for name, value in changed.items() if value is not None}
-    return dataclasses.replace(ask, nonce=None, body=json.dumps(kept))
+    options = {name: value for name, value in changed.items() if value is not None}
+    return dataclasses.replace(ask, nonce=None, body=json.dumps(options))
 
 
 # What they can do
+
+
+def names_with(endpoint: Endpoint, answer: str) -> set[str]:
+    """The capabilities of a server with this answer."""
+    return {capability.name for capability in endpoint.capabilities if capability.answer == answer}
 
 
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
@@ -115,7 +120,7 @@ def test_what_llama_server_can_do(reached: Reached, api: str) -> None:
     assert endpoint.server == LLAMA and endpoint.api == api and endpoint.settings is not None
     assert (endpoint.settings.n_slots, endpoint.settings.n_ctx) == (2, 1024)
     assert endpoint.settings.model_file == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert {one.name for one in endpoint.capabilities if one.answer == "no"} == {"token ids"}
+    assert names_with(endpoint, "no") == {"token ids"}
     assert set(endpoint.accepted) == {
         formats.INCLUDE_USAGE,
         formats.IGNORE_EOS,
@@ -127,10 +132,7 @@ def test_what_llama_server_can_do(reached: Reached, api: str) -> None:
 def test_what_llama_cpp_server_can_do(reached: Reached) -> None:
     endpoint = reached[PYTHON, COMPLETIONS].endpoint
     assert endpoint.server == PYTHON and endpoint.settings is None
-    assert {one.name for one in endpoint.capabilities if one.answer == "yes"} == {
-        "streaming",
-        "tokenize",
-    }
+    assert names_with(endpoint, "yes") == {"streaming", "tokenize"}
     assert (
         formats.INCLUDE_USAGE not in endpoint.accepted
         and formats.IGNORE_EOS not in endpoint.accepted
@@ -195,7 +197,7 @@ def test_llama_server_caches_unless_it_is_asked_not_to(reached: Reached, api: st
     ask = ask_of(server, 64, 4)
     cold = [figures(send(server, as_it_is(ask))) for _ in range(2)]
     warm = [figures(send(server, as_it_is(ask, cache_prompt=None))) for _ in range(2)][1]
-    assert [one.n_cached for one in cold] == [0, 0] and [one.is_warm for one in cold] == [
+    assert [usage.n_cached for usage in cold] == [0, 0] and [usage.is_warm for usage in cold] == [
         False,
         False,
     ]
@@ -291,10 +293,10 @@ def test_the_main_job_through_a_server(python: RealServer, tmp_path: Path) -> No
     assert "Traceback" not in err and json.loads(out)
     (path,) = tmp_path.glob("*.jsonl")
     lines = results.read([path]).requests
-    timed = [one.request for one in lines if not one.request.asked.warmup]
-    assert [one.status for one in timed] == [OK, OK]
-    assert [times.n_generated(one) for one in timed] == [6, 6]
-    assert {figures(one).is_warm for one in timed} == {None}
+    timed = [record.request for record in lines if record.is_timed]
+    assert [request.status for request in timed] == [OK, OK]
+    assert [times.n_generated(request) for request in timed] == [6, 6]
+    assert {figures(request).is_warm for request in timed} == {None}
 
 
 def test_a_conversation_from_a_file_is_replayed_through_a_server(
@@ -302,7 +304,7 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
 ) -> None:
     """Its messages are sent, with the real answers between them; what the cache served is the
     server's own count."""
-    said = [
+    messages = [
         WORDS[:300],
         "How many ships came?",
         "Seven.",
@@ -314,7 +316,7 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     file = tmp_path / "session.jsonl"
     url = ("--url", llama.url, "--api", CHAT)
     messages = [
-        {"role": role, "content": content} for role, content in zip(roles, said, strict=True)
+        {"role": role, "content": content} for role, content in zip(roles, messages, strict=True)
     ]
     messages[4:5] = [
         {"role": "assistant", "content": "No ship."},
@@ -326,14 +328,15 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     )
     assert status == 0 and "3 turns take" in out, err
     (path,) = tmp_path.glob("*-llama-server.jsonl")
-    sent = [one.request for one in results.read([path]).requests]
-    assert [(one.asked.turn.number, one.asked.turn.is_cold) for one in sent if one.asked.turn] == [
+    sent = [record.request for record in results.read([path]).requests]
+    places = [request.asked.place for request in sent]
+    assert [(place["number"], place["is_cold"]) for place in places] == [
         *[(1, False), (2, False), (3, False)],  # the conversation
         *[(2, True), (3, True)],  # without a cache
     ]
     rows = json.loads(run_lab("show", path, "--json")[1])["rows"]
     assert [row["n_cached"] for row in rows] == [
-        one.usage.cached_tokens for one in sent[:3] if one.usage
+        request.usage.cached_tokens for request in sent[:3] if request.usage
     ]
     assert (
         rows[1]["n_again"] == 0 and rows[2]["n_again"] > 40 and all(row["is_known"] for row in rows)
@@ -375,8 +378,8 @@ def test_the_own_server_answers_only_with_its_key_and_to_no_page() -> None:
     try:
         with Client(access(server.url)) as client:
             assert client.ask(f"{server.url}/models").status == 401
-        known = access(server.url, server.key_env, ["Origin: http://elsewhere.example"])
-        told = httpx2.get(f"{server.url}/models", headers=dict(all_headers(known)))
-        assert told.status_code == 200 and "access-control-allow-origin" not in told.headers
+        address = access(server.url, server.key_env, ["Origin: http://elsewhere.example"])
+        answer = httpx2.get(f"{server.url}/models", headers=dict(all_headers(address)))
+        assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
     finally:
         server.end()

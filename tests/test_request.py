@@ -144,13 +144,13 @@ def test_a_request_is_a_line_of_its_own_kind(tmp_path: Path) -> None:
 
 
 def test_a_broken_request_is_named() -> None:
-    whole = json.loads(to_json(make_request_record()))
-    del whole["request"]["events"]
+    line = json.loads(to_json(make_request_record()))
+    del line["request"]["events"]
     with pytest.raises(ValueError, match=r"request\.request\.events is missing"):
-        parse_line(json.dumps(whole).encode() + b"\n")
-    whole["request"]["events"] = {"arrive_ns": [1], "n_bytes": [], "kind": []}
+        parse_line(json.dumps(line).encode() + b"\n")
+    line["request"]["events"] = {"arrive_ns": [1], "n_bytes": [], "kind": []}
     with pytest.raises(ValueError, match="differ in length"):
-        parse_line(json.dumps(whole).encode() + b"\n")
+        parse_line(json.dumps(line).encode() + b"\n")
 
 
 def test_strings_of_a_server_cannot_command_a_terminal() -> None:

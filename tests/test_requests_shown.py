@@ -99,7 +99,7 @@ def test_warm_and_short_ones_are_no_repeats_of_cold_ones() -> None:
         (5, True, False, 1, 0.005),
         (8, False, True, 1, 0.5),
     ]
-    assert [table.is_measured(one) for one in (cold[0], warm, short)] == [True, False, False]
+    assert [table.is_measured(record) for record in (cold[0], warm, short)] == [True, False, False]
     assert len(table.measured(lab.runs([*cold, warm, short]))) == 3
 
 
@@ -122,7 +122,7 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("record", "words"),
+    ("record", "expected"),
     [
         (served(cached=90), "1 of 1 requests had 90 prompt tokens in the server's cache"),
         (served(cached=None), "does not report cached prompt tokens"),
@@ -134,8 +134,8 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
         (served(kinds=(REASONING, TEXT, TEXT, TEXT, TEXT)), "answers began with reasoning"),
     ],
 )
-def test_what_is_not_known_is_said(record: RequestRecord, words: str) -> None:
-    assert any(words in sentence for sentence in text_requests.warnings([record]))
+def test_what_is_not_known_is_said(record: RequestRecord, expected: str) -> None:
+    assert any(expected in sentence for sentence in text_requests.warnings([record]))
 
 
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,8 +146,8 @@ def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]
     warmup = dataclasses.replace(failed[0].request.asked, warmup=True)
     out = shown([served(), served(asked=warmup, status=FAILED, failure=STALLED), *failed], capsys)
     assert (
-        "failed 2 of 3 requests (stalled), for example 100 prompt tokens, repeat 2: nothing for 60 s"
-        in out
+        "failed 2 of 3 requests (stalled), for example 100 prompt tokens, repeat 2: "
+        "nothing for 60 s" in out
     )
     assert "failed 1 of 1 warm-up request (stalled)" in out
 
@@ -200,8 +200,8 @@ def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
 
 
 def compared(*groups: list[Any]) -> comparison.Comparison:
-    (one,) = comparison.compare([record for group in groups for record in group])
-    return one
+    (pair,) = comparison.compare([record for group in groups for record in group])
+    return pair
 
 
 def other_server(records: list[RequestRecord], **changes: Any) -> list[RequestRecord]:
@@ -276,7 +276,7 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
     rows = json.loads(run_lab("show", file, "--json")[1])["rows"]
     assert [row["n_prompt"] for row in rows] == [10, 100]
     drawn = run_lab("plot", file)[1].split()
-    assert [Path(one).name for one in drawn] == [
+    assert [Path(picture).name for picture in drawn] == [
         "a-prefill.png",
         "a-prefill.svg",
         "a-decode.png",
@@ -284,14 +284,14 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
     ]
     table_of_runs = run_lab("export", "--format", "csv", file)[1].splitlines()
     assert len(table_of_runs) == 7 and "ttft_s" in table_of_runs[0]
-    for wrong, words in (
+    for wrong, message in (
         (("explain", file), "only requests to servers"),
         (("export", file), "no rows for requests to servers"),
         (("export", "--format", "csv", "--table", "steps", file), "have no steps"),
         (("compare", file), "nothing to compare"),
     ):
         status, _, err = run_lab(*wrong)
-        assert status == 1 and words in err, wrong
+        assert status == 1 and message in err, wrong
 
 
 def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path) -> None:
@@ -304,8 +304,8 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
     text = path.read_text()
     assert "<h1>How fast does tiny answer through llama-server?</h1>" in text
     assert (
-        "The first token of 100 prompt tokens arrives after 151 ms, each further token takes 10.0 ms"
-        in text
+        "The first token of 100 prompt tokens arrives after 151 ms, "
+        "each further token takes 10.0 ms" in text
     )
     assert "what the server can do" in text and "streaming" in text
     assert "failed: 1 of 7 requests (stalled)" in text

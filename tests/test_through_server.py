@@ -75,10 +75,10 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
     records, path = run(plain, tmp_path, prompt_len="20,60", gen=20)
     assert list(results.read([path]).requests) == records
     asked = [record.request.asked for record in records]
-    warmups = [(one.n_prompt, one.n_gen, one.warmup) for one in asked[:2]]
+    warmups = [(ask.n_prompt, ask.n_gen, ask.warmup) for ask in asked[:2]]
     assert warmups == [(20, WARMUP_GEN, True), (60, WARMUP_GEN, True)]
-    assert [(one.n_gen, one.repeat) for one in asked[2:]] == [(20, 0), (20, 0), (20, 1), (20, 1)]
-    assert [sorted(one.n_prompt or 0 for one in asked[i : i + 2]) for i in (2, 4)] == [
+    assert [(ask.n_gen, ask.repeat) for ask in asked[2:]] == [(20, 0), (20, 0), (20, 1), (20, 1)]
+    assert [sorted(ask.n_prompt or 0 for ask in asked[i : i + 2]) for i in (2, 4)] == [
         [20, 60],
         [20, 60],
     ]
@@ -103,11 +103,13 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("n", "words"), [(LEAST - 1, f"the shortest one has {LEAST}"), (496, "context of 500 tokens")]
+    ("n", "message"), [(LEAST - 1, f"the shortest one has {LEAST}"), (496, "context of 500 tokens")]
 )
-def test_a_length_that_the_server_cannot_take_is_refused(plain: Server, n: int, words: str) -> None:
+def test_a_length_that_the_server_cannot_take_is_refused(
+    plain: Server, n: int, message: str
+) -> None:
     check(make_plan([LEAST, 495], 5), plain)
-    with pytest.raises(LabError, match=words):
+    with pytest.raises(LabError, match=message):
         check(make_plan([20, n], 5), plain)
 
 
@@ -127,7 +129,7 @@ def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("asked", "message"),
     [
         ({"prompt_len": "ten"}, "'ten' is not a prompt length"),
         ({"gen": 0}, "--gen 0"),
@@ -136,9 +138,9 @@ def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_before_a_server_is_asked(
-    asked: dict[str, Any], words: str
+    asked: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(LabError, match=words):
+    with pytest.raises(LabError, match=message):
         make_plan(**asked)
 
 
@@ -246,7 +248,7 @@ def test_a_dry_run_examines_and_plans(null: NullServer, tmp_path: Path) -> None:
     asked = ("measure", "--url", null.url, "-m", "plain", *options)
     status, out, _ = run_lab(*asked)
     assert status == 0 and "Plan: 4 requests for up to 33 tokens each" in out
-    assert [one["n_prompt"] for one in json.loads(run_lab(*asked, "--json")[1])["cases"]] == [
+    assert [case["n_prompt"] for case in json.loads(run_lab(*asked, "--json")[1])["cases"]] == [
         20,
         30,
     ]
@@ -259,14 +261,14 @@ def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None
     assert status == 0, err
     assert "model    plain" in out and "streaming" in out and "as seen in" in out
     status, out, err = run_lab(*asked, "--json")
-    known = json.loads(out)
-    assert known["model"] == "plain" and {
-        one["answer"] for one in known["endpoint"]["capabilities"]
-    } >= {"yes"}
+    document = json.loads(out)
+    assert document["model"] == "plain"
+    answers = {capability["answer"] for capability in document["endpoint"]["capabilities"]}
+    assert "yes" in answers
 
 
 @pytest.mark.parametrize(
-    ("command", "asked", "words"),
+    ("command", "asked", "message"),
     [
         ("measure", ("--url", "URL", "--threads", 2, "-u", 64), "--threads, --ubatch are only for"),
         ("measure", ("--url", "URL", "--stream"), "--stream is only for the lab's own engine"),
@@ -287,10 +289,10 @@ def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None
     ],
 )
 def test_what_cannot_be_asked_is_refused(
-    null: NullServer, command: str, asked: tuple[Any, ...], words: str
+    null: NullServer, command: str, asked: tuple[Any, ...], message: str
 ) -> None:
     status, out, err = run_lab(command, *(null.url if word == "URL" else word for word in asked))
-    assert status == 1 and out == "" and words in err and "Traceback" not in err
+    assert status == 1 and out == "" and message in err and "Traceback" not in err
 
 
 def test_ctrl_c_says_what_is_kept(

@@ -76,11 +76,11 @@ def test_the_table_has_rates_in_total_and_per_user(
     rows = volleys.summary(measured, volleys.runs_in_process([], "batch"))
     assert rows.n_seq.tolist() == [1, 4]
     assert rows.n_volleys.tolist() == [2, 2]
-    one, four = rows.itertuples()
-    assert one.ttft_s >= 0.02
+    alone, four = rows.itertuples()
+    assert alone.ttft_s >= 0.02
     assert four.last_ttft_s >= four.ttft_s
-    assert one.user_tps == pytest.approx(1e3 / one.tpot_ms, rel=0.2)
-    assert four.total_tps > 2 * one.total_tps
+    assert alone.user_tps == pytest.approx(1e3 / alone.tpot_ms, rel=0.2)
+    assert four.total_tps > 2 * alone.total_tps
 
 
 def test_runs_in_process_stand_beside_them(

@@ -11,7 +11,7 @@ arrived at once, only E2E is known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from lab.core.request import GENERATED, REASONING, Asked, Request
@@ -79,18 +79,28 @@ class Figures:
     """The figures of a request; None: not derivable. Times count from its sending."""
 
     request: Request
-    ttft_ns: int | None
-    first_output_ns: int | None  # t_out
-    e2e_ns: int | None
-    tpot_ns: float | None  # (t_last - t_first) / (n - k1)
-    tpot_bounds_ns: tuple[float, float] | None
+    ttft_ns: int | None = None
+    first_output_ns: int | None = None  # t_out
+    e2e_ns: int | None = None
+    tpot_ns: float | None = None  # (t_last - t_first) / (n - k1)
+    tpot_bounds_ns: tuple[float, float] | None = None
     """Equal if k1 is known, which otherwise is 1 to n - (later events)."""
-    longest_stall_ns: int | None
+    longest_stall_ns: int | None = None
     n_events: int  # with generated content
-    n_generated: int | None
-    n_prompt: int | None  # counted by the server
-    n_cached: int | None
-    came_at_once: bool  # only e2e_ns is known then
+    came_at_once: bool = False  # only e2e_ns is known then
+
+    @property
+    def n_generated(self) -> int | None:
+        return n_generated(self.request)
+
+    @property
+    def n_prompt(self) -> int | None:
+        """Tokens of the prompt, as the server counts them."""
+        return self.request.usage.prompt_tokens if self.request.usage else None
+
+    @property
+    def n_cached(self) -> int | None:
+        return self.request.usage.cached_tokens if self.request.usage else None
 
     @property
     def asked(self) -> Asked:
@@ -109,26 +119,26 @@ class Figures:
 
 def figures(request: Request) -> Figures:
     """All figures of a request."""
-    usage = request.usage
     arrivals = arrivals_ns(request)
-    at_once = came_at_once(request)
-    is_timed = bool(arrivals) and not at_once
-    bounds_ns = tpot_bounds_ns(request)
-    is_exact = bounds_ns is not None and bounds_ns[0] == bounds_ns[1]
-    return Figures(
-        request=request,
-        ttft_ns=arrivals[0] if is_timed else None,
-        first_output_ns=_first_output_ns(request) if is_timed else None,
-        e2e_ns=arrivals[-1] if arrivals else None,
-        tpot_ns=bounds_ns[0] if bounds_ns and is_exact else None,
-        tpot_bounds_ns=bounds_ns,
+    times = Figures(request=request, n_events=len(arrivals))
+    if not arrivals:
+        return times
+    times = replace(times, e2e_ns=arrivals[-1])
+    if came_at_once(request):
+        return replace(times, came_at_once=True)
+    times = replace(
+        times,
+        ttft_ns=arrivals[0],
+        first_output_ns=_first_output_ns(request),
         longest_stall_ns=max(chunk_gaps_ns(request), default=None),
-        n_events=len(arrivals),
-        n_generated=n_generated(request),
-        n_prompt=usage.prompt_tokens if usage else None,
-        n_cached=usage.cached_tokens if usage else None,
-        came_at_once=at_once,
     )
+    bounds_ns = tpot_bounds_ns(request)
+    if bounds_ns is None:
+        return times
+    times = replace(times, tpot_bounds_ns=bounds_ns)
+    if bounds_ns[0] == bounds_ns[1]:
+        times = replace(times, tpot_ns=bounds_ns[0])
+    return times
 
 
 def _first_output_ns(request: Request) -> int | None:

@@ -162,10 +162,10 @@ def _secrets(server: Access) -> set[str]:
         if value.lower().startswith("basic "):
             with suppress(ValueError):  # not base64
                 texts.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
-    words: set[str] = set()
+    secrets: set[str] = set()
     for text in texts:
-        words.update(re.split(r"[\s=;,:\"']+", text.lower()))
-    return {word for word in words if len(word) >= 4 and word not in _NO_SECRETS}
+        secrets.update(re.split(r"[\s=;,:\"']+", text.lower()))
+    return {word for word in secrets if len(word) >= 4 and word not in _NO_SECRETS}
 
 
 def is_loopback(server: Access) -> bool:

@@ -97,13 +97,15 @@ class Client:
         request = reply.request
         if request.status != OK or request.http_status is None:
             return JsonReply(None, None, request.error)
-        parsed = json.loads(reply.text) if reply.text else None
+        parsed = json.loads(reply.text or "null")
         return JsonReply(request.http_status, parsed, request.error)
 
     def object_at(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object at a path of the server; empty if there is none."""
         answer = self.ask(self.access.root + path, body)
-        return (answer.parsed or {}) if answer.status == 200 else {}
+        if answer.status != 200:
+            return {}
+        return answer.parsed or {}
 
     def __enter__(self) -> Client:
         return self
@@ -170,30 +172,21 @@ class _Sending:
             return reader.answer()
         if exchange.problem is None and exchange.ask.path is not None:
             reply = exchange.json_reply()
-            text = "" if reply.parsed is None else json.dumps(reply.parsed)
-            return StreamedAnswer(text=text, error=reply.error)
+            return StreamedAnswer(text=json.dumps(reply.parsed), error=reply.error)
         if exchange.problem is None:
             exchange.problem = exchange.refusal()
         return StreamedAnswer()
 
     def _request(self, exchange: Exchange, answer: StreamedAnswer) -> Request:
         """The record of a request."""
-        problem = _problem(exchange, answer)
-        sent_ns = exchange.sent_ns
-
-        def since_sent(ns: int | None) -> int | None:
-            return None if sent_ns is None or ns is None else ns - sent_ns
-
-        return Request(
+        request = Request(
             asked=exchange.ask.asked,
             started_at=exchange.started_at,
-            sent_ns=None if sent_ns is None else sent_ns - self.start_ns,
-            headers_ns=since_sent(exchange.first_ns),
-            ended_ns=since_sent(exchange.last_ns),
-            failed_ns=since_sent(time.perf_counter_ns()) if problem else None,
-            status=FAILED if problem else OK,
-            failure=problem.failure if problem else None,
-            error=problem.error if problem else answer.error,
+            sent_ns=_since(self.start_ns, exchange.sent_ns),
+            headers_ns=_since(exchange.sent_ns, exchange.first_ns),
+            ended_ns=_since(exchange.sent_ns, exchange.last_ns),
+            status=OK,
+            error=answer.error,
             http_status=exchange.http_status,
             finish_reason=answer.finish_reason,
             events=answer.events,
@@ -201,6 +194,23 @@ class _Sending:
             usage=answer.usage,
             timings=answer.timings,
         )
+        problem = _problem(exchange, answer)
+        if problem is None:
+            return request
+        return dataclasses.replace(
+            request,
+            status=FAILED,
+            failure=problem.failure,
+            error=problem.error,
+            failed_ns=_since(exchange.sent_ns, time.perf_counter_ns()),
+        )
+
+
+def _since(begin_ns: int | None, ns: int | None) -> int | None:
+    """The time since `begin_ns`; None if either is unknown."""
+    if begin_ns is None or ns is None:
+        return None
+    return ns - begin_ns
 
 
 def _problem(exchange: Exchange, answer: StreamedAnswer) -> Failure | None:

@@ -396,8 +396,8 @@ class Exchange(asyncio.Protocol):
             return "the answer is empty"
         if "html" in self.content_type:
             return "the answer is a page (text/html)"
-        words = error_words(text)
-        return "the answer is no JSON object" if words == OTHER_ERROR else words
+        sentence = error_words(text)
+        return "the answer is no JSON object" if sentence == OTHER_ERROR else sentence
 
     def refusal(self) -> Failure:
         """Why an answer to a request for a stream is none."""

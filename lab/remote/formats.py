@@ -193,10 +193,10 @@ def error_in(parsed: dict[str, Any]) -> str | None:
 def error_words(message: object) -> str:
     """What a server's message means, without its own text."""
     if isinstance(message, str):
-        for pattern, words in _ERRORS:
+        for pattern, meaning in _ERRORS:
             match = re.search(pattern, message[:2000], re.IGNORECASE)
             if match:
-                return words.format(*match.groups())
+                return meaning.format(*match.groups())
     return OTHER_ERROR
 
 

@@ -319,11 +319,11 @@ def _lines(pieces: Pieces) -> Iterator[Line]:
     begun = bytearray()
     ns = 0
     for ns, data in pieces:
-        *ends, rest = data.split(b"\n")
+        *ends, begin = data.split(b"\n")
         for end in ends:
             yield Line(ns, bytes(begun) + end + b"\n")
             begun.clear()
-        begun += rest
+        begun += begin
     if begun:
         yield Line(ns, bytes(begun))
     yield Line(ns, b"")

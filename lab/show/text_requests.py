@@ -256,8 +256,8 @@ def sections(records: Sequence[RequestRecord]) -> list[Section]:
         return []
     sections_of_setups = []
     for label, of_setup in table.setups(rows):
-        for n_gen, alike in of_setup.groupby("n_gen"):
-            sections_of_setups.append(_section(label, int(n_gen), alike))
+        for n_gen, of_length in of_setup.groupby("n_gen"):
+            sections_of_setups.append(_section(label, int(n_gen), of_length))
     return sections_of_setups
 
 
