@@ -1,33 +1,36 @@
-"""What the experiments are predicted to gain: exact on made-up ceilings, both where they pay and where they do not."""
+"""The experiments that `lab explain` advises: where they pay and where they do not, in words and
+commands.
+"""
 
 import dataclasses
 import json
-import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from lab import main
-from lab.core.record import Ceilings, Record
+from lab.core.record import Ceilings
 from lab.features.explain import advice
-from lab.roofline import explanation, step_kernels
+from lab.features.explain.advice import Advice
 from lab.process.wire import ATTENTION, MUL_MAT
+from lab.roofline import explanation, step_kernels
 from tests.conftest import MACHINE, run_lab
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
 
+SAMPLE = "results/sample-smollm2-135m-amd-epyc.jsonl"
+SIZES = "--prompt-len 20 --gen 5"
+
 
 def products(times: dict[int, float]) -> Ceilings:
-    """Products read at 20 GB/s with one column, and take so many times as long with n; attention costs nothing."""
-    of_products = [rate(MUL_MAT, "Q8_0", n, 20 / longer, 1e9) for n, longer in times.items()]
-    return Ceilings(
-        FAST.measured_at,
-        MACHINE,
-        False,
-        (*of_products, *(rate(ATTENTION, "F16", n, 34e6, 1e12) for n in (1, 512))),
-    )
+    """Products that read at 20 GB/s with one column, and take so many times as long with n.
+
+    Attention costs nothing.
+    """
+    rates = [rate(ATTENTION, "F16", 1, 34e6, 1e12), rate(ATTENTION, "F16", 512, 34e6, 1e12)]
+    for n, times_as_long in times.items():
+        rates.append(rate(MUL_MAT, "Q8_0", n, 20 / times_as_long, 1e9))
+    return Ceilings(FAST.measured_at, MACHINE, on_gpu=False, rates=tuple(rates))
 
 
 SHARED = products({1: 1, 512: 1})
@@ -35,116 +38,100 @@ PROPORTIONAL = products({1: 1, 512: 512})
 BETWEEN = products({1: 1, 2: 1.5, 512: 384})
 
 
-def tried(best: Ceilings, record: Record | None = None) -> dict[str, Any]:
-    """The experiments' figures, words and commands by name; the record is of another machine: kernels decide."""
-    given = record or timed(1.1)[0]
-    records = [dataclasses.replace(given, machine=dataclasses.replace(MACHINE, cpu="Other CPU"))]
-    rows = explanation.explain([given], best)
-    found = advice.experiments(rows, records, best)
+def experiments(ceilings: Ceilings) -> dict[str, Advice]:
+    """The advice by name of the experiment, for a run of another machine: kernels decide."""
+    record = timed(1.1)[0]
+    elsewhere = dataclasses.replace(MACHINE, cpu="Other CPU")
+    rows = explanation.explain([record], ceilings)
+    records = [dataclasses.replace(record, machine=elsewhere)]
     return {
-        one.figures["experiment"]: SimpleNamespace(**one.figures, words=one.change) for one in found
+        str(experiment.figures["experiment"]): experiment
+        for experiment in advice.experiments(rows, records, ceilings)
     }
 
 
-def test_where_a_step_of_many_takes_as_long_as_of_one_all_experiments_pay() -> None:
-    levers = tried(SHARED)
-    batch = levers["batch"]
-    cache = levers["turns"]
-    guessing = levers["speculate"]
-    assert batch.n_seq == 16 and (batch.total_gain, batch.user_share) == pytest.approx(
-        (16, 1), rel=1e-6
-    )
-    (row,) = [
-        row
-        for row in explanation.explain(timed(1.1), SHARED).itertuples()
-        if row.phase == "prefill"
-    ]
-    first, rest = (
-        step_kernels.total(BIG, WIDE, SHARED, *step) for step in ((15, 0, 0), (5, 15, 1))
-    )
-    assert first and rest
-    saved_s = row.measured_s * first.total_s / (first.total_s + rest.total_s)
-    assert (cache.n_cached, cache.n_new, cache.ttft_s) == (15, 5, row.measured_s)
-    assert (cache.saved_s, cache.gain) == pytest.approx(
-        (saved_s, row.measured_s / (row.measured_s - saved_s))
-    )
-    assert guessing.least_acceptance == pytest.approx(0, abs=1e-6)
-    assert (guessing.n_draft, guessing.gain) == (
-        3,
-        pytest.approx((1 - 0.8**4) / (1 - 0.8), rel=1e-6),
-    )  # of 5 tokens
-    sizes = "--prompt-len 20 --gen 5"
-    assert batch.command.startswith(f"lab batch --sequences 1,16 {sizes} ")
-    assert cache.command.startswith("lab turns --system 8 --turn 5+2 --turns 2 ")
-    assert guessing.command.startswith("lab speculate --draft lookup --draft-len ")
-    assert f"3 {sizes} " in guessing.command
+def test_where_a_step_of_many_takes_as_long_as_a_step_of_one_all_experiments_pay() -> None:
+    advised = experiments(SHARED)
+    batch = advised["batch"].figures
+    assert batch["n_seq"] == 16
+    assert (batch["total_gain"], batch["user_share"]) == pytest.approx((16, 1), rel=1e-6)
+    turns = advised["turns"].figures
+    first_s = step_kernels.total(BIG, WIDE, SHARED, 15, 0, 0).total_s
+    second_s = step_kernels.total(BIG, WIDE, SHARED, 5, 15, 1).total_s
+    assert (turns["n_cached"], turns["n_new"]) == (15, 5)
+    assert turns["saved_s"] == pytest.approx(turns["ttft_s"] * first_s / (first_s + second_s))
+    speculate = advised["speculate"].figures
+    assert speculate["n_draft"] == 3  # of 5 tokens
+    assert speculate["least_acceptance"] == pytest.approx(0, abs=1e-6)
+    assert speculate["gain"] == pytest.approx((1 - 0.8**4) / (1 - 0.8), rel=1e-6)
+
+
+def test_commands_measure_the_sizes_that_were_predicted() -> None:
+    commands = {name: experiment.command or "" for name, experiment in experiments(SHARED).items()}
+    assert commands["batch"].startswith(f"lab batch --sequences 1,16 {SIZES} ")
+    assert commands["turns"].startswith("lab turns --system 8 --turn 5+2 --turns 2 ")
+    assert commands["speculate"].startswith(f"lab speculate --draft lookup --draft-len 3 {SIZES} ")
 
 
 def test_where_each_token_takes_as_long_as_the_first_neither_batching_nor_guessing_pays() -> None:
-    assert tried(PROPORTIONAL).keys() == {
-        "turns"
-    }  # and no sentence on guesses of which all would have to be right
+    assert experiments(PROPORTIONAL).keys() == {"turns"}
 
 
-def test_between_them_two_sequences_pay_and_guesses_of_which_half_are_right() -> None:
-    levers = tried(BETWEEN)
-    batch = levers["batch"]
-    guessing = levers["speculate"]
-    assert (batch.n_seq, batch.total_gain) == (2, pytest.approx(2 / 1.5))  # 4 give no more in all
-    assert batch.user_share == pytest.approx(1 / 1.5)
-    assert guessing.n_draft == 1
-    assert (guessing.least_acceptance, guessing.gain) == pytest.approx((0.5, 1.8 / 1.5))
+def test_between_them_two_sequences_pay_and_guesses_with_one_half_right() -> None:
+    advised = experiments(BETWEEN)
+    batch = advised["batch"].figures
+    assert batch["n_seq"] == 2  # 4 give no more in all
+    assert (batch["total_gain"], batch["user_share"]) == pytest.approx((2 / 1.5, 1 / 1.5))
+    speculate = advised["speculate"].figures
+    assert speculate["n_draft"] == 1
+    assert speculate["least_acceptance"] == pytest.approx(0.5)
+    assert speculate["gain"] == pytest.approx(1.8 / 1.5)
+
+
+def test_the_sentences_say_the_gain_and_the_command() -> None:
     sentences = {
-        name: advice.sentence(advice.Advice(lever.words, lever.command, {}))
-        for name, lever in levers.items()
+        name: advice.sentence(experiment) for name, experiment in experiments(BETWEEN).items()
     }
     assert sentences["batch"].startswith(
-        "Predicted for 2 sequences decoded together: 1.33x the tokens/s in total, 0.667x per user, after prompts of 20 "
-        "tokens. Try: lab batch --sequences 1,2 --prompt-len 20 --gen 5 "
+        "Predicted for 2 sequences decoded together: 1.33x the tokens/s in total, 0.667x per user, "
+        f"after prompts of 20 tokens. Try: lab batch --sequences 1,2 {SIZES} "
     )
-    assert re.match(
-        r"Predicted for 15 of 20 prompt tokens cached from an earlier turn \(all but 5\): the "
-        r"first token comes \d\.\d\dx as fast \(saves .* of .*\)\. Try: lab tur",
-        sentences["turns"],
+    turns = sentences["turns"]
+    assert turns.startswith(
+        "Predicted for 15 of 20 prompt tokens cached from an earlier turn (all but 5): the first "
+        "token comes "
     )
+    assert "x as fast (saves " in turns and "). Try: lab turns " in turns
     assert sentences["speculate"].startswith(
-        "Predicted for speculative decoding that guesses 1 token at a time: faster if more than 50 % of the guesses "
-        "are right; at 80 %, "
-        "1.20x as fast (without the time to draft). Try: lab speculate --draft lookup --draft-len 1 "
+        "Predicted for speculative decoding that guesses 1 token at a time: faster if more than "
+        "50 % of the guesses are right; at 80 %, 1.20x as fast (without the time to draft). Try: "
+        "lab speculate --draft lookup --draft-len 1 "
     )
 
 
-def test_commands_of_levers_are_commands_of_the_lab(tmp_path: Path) -> None:
-    sample = "results/sample-smollm2-135m-amd-epyc.jsonl"
-    code, out, err = run_lab("explain", sample, "--ceilings", tmp_path, "--no-plot", "--json")
+def test_advice_on_a_sample_is_commands_of_the_lab(tmp_path: Path) -> None:
+    asked = ("explain", SAMPLE, "--ceilings", tmp_path, "--no-plot")
+    code, out, err = run_lab(*asked, "--json")
     assert code == 0, err
     (document,) = json.loads(out)
-    by_name = {lever["experiment"]: lever for lever in document["experiments"]}
+    by_name = {experiment["experiment"]: experiment for experiment in document["experiments"]}
     assert list(by_name) == ["batch", "turns"]
-    assert (
-        by_name["turns"]["n_cached"] == 1000 - 64
-    )  # 10,000 are more than the model was trained for
-    for name in by_name.keys() & main.lab.commands.keys():
-        lab_, command, *words = shlex.split(by_name[name]["command"])
-        assert (lab_, command) == ("lab", name)
-        main.lab.commands[name].make_context(name, words)
-    out = run_lab("explain", sample, "--ceilings", tmp_path, "--no-plot", "--details")[1]
-    for lever in by_name.values():
-        assert f"Try: {lever['command']}\n" in out
+    # 10,000 tokens are more than the model was trained for
+    assert by_name["turns"]["n_cached"] == 1000 - 64
+    details = run_lab(*asked, "--details")[1]
+    for name, experiment in by_name.items():
+        program, command, *arguments = shlex.split(experiment["command"])
+        assert (program, command) == ("lab", name)
+        main.lab.commands[name].make_context(name, arguments)
+        assert f"Try: {experiment['command']}\n" in details
 
 
 def test_the_answer_is_first_and_one_command_is_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    asked = (
-        "explain",
-        "results/sample-smollm2-135m-amd-epyc.jsonl",
-        "--ceilings",
-        tmp_path,
-        "--no-plot",
-    )
-    shown, details = (run_lab(*asked, *more)[1] for more in ((), ("--details",)))
+    asked = ("explain", SAMPLE, "--ceilings", tmp_path, "--no-plot")
+    shown = run_lab(*asked)[1]
     assert shown.strip().startswith(
         "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights:"
         " llama.cpp's kernel (routine) for Q4_1 is slower than"
@@ -152,11 +139,9 @@ def test_the_answer_is_first_and_one_command_is_last(
     assert "without choosing the next token" in shown and "ceiling" in shown
     _, below = shown.split("Columns left out")
     sentences = [line for line in below.splitlines()[1:] if line]
-    assert (
-        len(sentences) == 5
-        and "as fast. Try: lab ab " in sentences[-2]
-        and "more lines" in sentences[-1]
-    )
-    assert (
-        shown.count("Try: lab") == 2 and details.count("Try: lab") == 4 and "(the ridge)" in details
-    )
+    assert len(sentences) == 5
+    assert "as fast. Try: lab ab " in sentences[-2]
+    assert "more lines" in sentences[-1]
+    assert shown.count("Try: lab") == 2
+    details = run_lab(*asked, "--details")[1]
+    assert details.count("Try: lab") == 4 and "(the ridge)" in details
