@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lab.features.quant.comparing import quant as quant, quant_table as quant_table
     from lab.features.speculate.speculation import speculate as speculate
     from lab.features.stall import stall as stall
-    from lab.features.trace.token_trace import attention as attention, trace as trace
+    from lab.features.trace.measuring import attention as attention, trace as trace
     from lab.features.tune.result import plot_tuned as plot_tuned, show_tuned as show_tuned
     from lab.features.tune.tuning import tune as tune
     from lab.features.turns import turns as turns
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 PUBLIC = {
     "ab": "lab.runner.trial",
-    "attention": "lab.features.trace.token_trace",
+    "attention": "lab.features.trace.measuring",
     "batch": "lab.features.batch",
     "ceilings": "lab.features.ceilings",
     "claims": "lab.features.claims.session",
@@ -79,7 +79,7 @@ PUBLIC = {
     "steps": "lab.show.table",
     "summary": "lab.show.table",
     "sweep": "lab.features.measure.measuring",
-    "trace": "lab.features.trace.token_trace",
+    "trace": "lab.features.trace.measuring",
     "tune": "lab.features.tune.tuning",
     "turns": "lab.features.turns",
     "why": "lab.features.why.asking",

@@ -81,8 +81,12 @@ FEATURES: tuple[Feature, ...] = (
         name="trace",
         group=UNDERSTAND,
         help="Show where the time of one token goes, operation by operation.",
-        command="lab.features.trace.token_trace:command",
-        results=("lab.features.trace.token_trace:KINDS",),
+        command="lab.features.trace.command:command",
+        results=("lab.features.trace.command:KINDS",),
+        lines={
+            "trace": "lab.features.trace.lines:TraceLine",
+            "attention": "lab.features.trace.lines:AttentionLine",
+        },
     ),
     Feature(
         name="claims",

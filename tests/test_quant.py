@@ -177,7 +177,7 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()
     contents = results.read([path])
-    (again,) = kinds.commands([*contents.records, *contents.traces])
+    (again,) = kinds.commands([*contents.records, *contents.findings])
     assert again.startswith("lab quant ") and "--budget 90s" in again
 
 
@@ -301,7 +301,7 @@ def test_cache_types_of_the_embedded_model(
     row = found.rows.iloc[1]
     assert 0 < row.kl < 5 and 0.3 < row.same <= 1 and row.n_chunks == 2
     assert found.floor is not None and found.floor < row.kl
-    assert results.read([path]).traces == tuple(one for one in records if one.run.quality)
+    assert results.read([path]).findings == tuple(one for one in records if one.run.quality)
     variants = [one.run.variant for one in records if one.run.is_timed]
     assert len(variants) == 4 and (variants[0] == variants[1]) == apart  # else A B B A
     assert (row.kl_most > row.kl) if apart else math.isnan(row.kl_most), (row.kl, row.kl_most)

@@ -190,7 +190,7 @@ def test_samples_come_back_as_they_are(path: Path) -> None:
     lines = path.read_text().splitlines()
     contents = results.read([path])
     n_read = sum(
-        map(len, (contents.records, contents.ceilings, contents.requests, contents.traces))
+        map(len, (contents.records, contents.ceilings, contents.requests, contents.findings))
     )
     assert not contents.skipped and n_read == len(lines)
     for line in lines:

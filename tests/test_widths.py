@@ -7,8 +7,6 @@ import pytest
 
 import lab
 from lab.app import kinds
-from lab.core.record import Record
-from lab.core.request import RequestRecord
 from lab.show.console import Grid, console
 from lab.show.section import MOST_LINES, Context, Section, print_section
 from tests.conftest import run_lab
@@ -35,7 +33,7 @@ def test_no_number_of_any_table_is_broken_or_cut(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reading = lab.read([path])
-    measured: list[Record | RequestRecord] = [*reading.records, *reading.requests, *reading.traces]
+    measured = reading.all_lines
     made = kinds.sections(measured, Context(reading.ceilings))
     capsys.readouterr()
 

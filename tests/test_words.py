@@ -9,8 +9,6 @@ import pytest
 
 import lab
 from lab.app import kinds
-from lab.core.record import Record
-from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.show import console, wording
 from lab.show.section import Context
@@ -83,14 +81,8 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(
     monkeypatch.setattr(console.Grid, "add_row", watched)
     for sample in SAMPLES:
         reading = lab.read([sample])
-        measured: list[Record | RequestRecord] = [
-            *reading.records,
-            *reading.requests,
-            *reading.traces,
-        ]
-        kinds.print_results(
-            measured, console.console(), kinds.sections(measured, Context(reading.ceilings))
-        )
+        sections = kinds.sections(reading.all_lines, Context(reading.ceilings))
+        kinds.print_results(reading.all_lines, console.console(), sections)
     run_lab(
         "explain", "--no-plot", next(path for path in SAMPLES if "sample-smollm2-135m-amd" in path)
     )

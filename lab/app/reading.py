@@ -35,7 +35,7 @@ def read(
     for sentence in contents.skipped:
         note(sentence)
     names = " ".join(results)
-    has_findings = bool(contents.findings or contents.traces)
+    has_findings = bool(contents.findings)
     if not contents.measured and not (has_findings and with_findings):
         what = "no runs of steps, only other results" if has_findings else "no runs"
         raise LabError(f"{names} contains {what}.", "Measure some: lab measure")

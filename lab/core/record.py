@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lab.core.payloads import Attention, Quality, TokenTrace, Tuning
+from lab.core.payloads import Quality, Tuning
 from lab.core.shape import Matrix
 
 if TYPE_CHECKING:
@@ -287,8 +287,6 @@ class Run:
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # that operations returned
     imported_from: str | None = None  # the tool that measured it
     tuning: Tuning | None = None
-    trace: TokenTrace | None = None  # of `lab trace`, which keeps no steps
-    attention: Attention | None = None  # of `lab trace --attention`
     quality: Quality | None = None  # of `lab quant`, which keeps no steps here
 
     def __post_init__(self) -> None:
@@ -318,8 +316,8 @@ class Run:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the run has no steps: it is of `lab trace`, or has what `lab quant` found."""
-        return self.trace is not None or self.attention is not None or self.quality is not None
+        """Whether the run has no steps, but what `lab quant` found."""
+        return self.quality is not None
 
     @property
     def is_timed(self) -> bool:

@@ -42,14 +42,11 @@ class Contents:
     skipped: tuple[str, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
     findings: tuple[Any, ...] = ()  # lines of features that are no runs of steps
-    traces: tuple[
-        Record, ...
-    ] = ()  # of `lab trace` and `lab quant`; not among the records, as they have no steps
 
     @property
     def all_lines(self) -> list[Any]:
         """Runs, requests and findings."""
-        return [*self.records, *self.requests, *self.traces, *self.findings]
+        return [*self.records, *self.requests, *self.findings]
 
     @property
     def measured(self) -> list[Record | RequestRecord]:
@@ -75,7 +72,7 @@ def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] =
         name: tuple(
             one for each in contents for one in getattr(each, name) if one.session not in known
         )
-        for name in ("records", "requests", "traces", "findings")
+        for name in ("records", "requests", "findings")
     }
     return Contents(**found, ceilings=tuple(one for each in contents for one in each.ceilings))
 
@@ -161,7 +158,6 @@ def read(paths: Iterable[str | Path]) -> Contents:
         "records": [],
         "ceilings": [],
         "requests": [],
-        "traces": [],
         "findings": [],
     }
     known = set[Hashable]()
@@ -187,7 +183,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
                 elif isinstance(parsed, RequestRecord):
                     name = "requests"
                 elif isinstance(parsed, Record):
-                    name = "traces" if parsed.run.is_traced else "records"
+                    name = "findings" if parsed.run.is_traced else "records"
                 identity = _identity(parsed)
                 if identity not in known:
                     known.add(identity)

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Record
-from lab.core.request import RequestRecord
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.show import wording
 from lab.show.console import TEXT_COLUMNS, Grid, Terminal
@@ -223,7 +222,7 @@ def print_marked(warnings: Sequence[str], failures: Sequence[str], out: Console)
     print_lines([*failed, *map(_marked, warnings)], out)
 
 
-Lines = Sequence[Record | RequestRecord]
+Lines = Sequence[Any]  # runs, requests and findings of rooms
 
 
 @dataclass(frozen=True)

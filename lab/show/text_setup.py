@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lab.core.asked_settings import table as settings_table
 from lab.core.lines import to_json
 from lab.core.lists import plural
 from lab.core.memory import CPU
-from lab.core.record import Machine, Model, Record
+from lab.core.record import Machine, Model, Record, Settings
 from lab.core.request import RequestRecord, ServerSettings, short_name
 from lab.runner import machine, placing
 from lab.runner.cases import Plan, named
@@ -23,6 +23,19 @@ from lab.show.wording import digits
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class HasSetup(Protocol):
+    """A run, or a finding that is none."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def settings(self) -> Settings: ...
 
 
 def describe(here: Machine, model: Model | None = None) -> list[str]:
@@ -311,7 +324,7 @@ def unset(name: str) -> str:
     return "none" if name in ("sweep_every", "variant", "api") else "unknown"
 
 
-def model_label(record: Record) -> str:
+def model_label(record: HasSetup) -> str:
     """Name and quantization for titles, and whether the weights are random or re-quantized."""
     model = record.model
     origin = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}.get(
@@ -384,7 +397,7 @@ def of_request(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def where(records: Sequence[Record]) -> str:
+def where(records: Sequence[HasSetup]) -> str:
     """The model and the machine of runs, or the number of each."""
     machines = [machine.label(record.machine, record.settings) for record in records]
     n_computers = len({(record.machine.cpu, record.machine.ram_bytes) for record in records})

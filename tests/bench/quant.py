@@ -109,7 +109,7 @@ def perplexity() -> bool:
 def coverage(path: str) -> bool:
     chance = random.Random(1)
     is_right = True
-    for record, quality in comparing.candidates(lab.read([path]).traces):
+    for record, quality in comparing.candidates(lab.read([path]).findings):
         if len(quality.chunks) < 32:
             raise SystemExit(
                 f"{record.run.variant} has only {len(quality.chunks)} chunks: 32 are needed."

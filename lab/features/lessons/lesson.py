@@ -21,7 +21,6 @@ from lab.app import kinds
 from lab.core import memory, results
 from lab.core.cost import StepCost
 from lab.core.lists import join_and
-from lab.core.payloads import Attention
 from lab.core.record import SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.request import RequestRecord
 from lab.core.results import Contents
@@ -31,22 +30,31 @@ from lab.features.report import page
 from lab.features.compare import text_compare
 from lab.features.explain import advice
 from lab.features.explain.section import explained
-from lab.roofline import explanation, probing, step_kernels
-from lab.show import sweep_laws, text_results
-from lab.show.sweep_laws import Law
 from lab.features.predict import tables
-from lab.roofline.prediction import Prediction
-from lab.remote import own_server
-from lab.remote.own_server import OwnServer
-from lab.show import text_requests
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
+from lab.remote import own_server
+from lab.remote.own_server import OwnServer
+from lab.roofline import explanation, probing, step_kernels
+from lab.roofline.prediction import Prediction
 from lab.runner import machine
-from lab.show import comparison, console, table, text_setup, wording
+from lab.show import (
+    comparison,
+    console,
+    sweep_laws,
+    table,
+    text_requests,
+    text_results,
+    text_setup,
+    wording,
+)
 from lab.show.section import Context, Picture, print_sections
+from lab.show.sweep_laws import Law
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from lab.features.trace.lines import AttentionLine
 
 CLOSE = 1.1
 WRONG = 1.5  # a guess within the first factor is good; one outside the second is asked again
@@ -102,11 +110,11 @@ def draw(
             _draw(picture, (10, 4.6))
 
 
-def draw_attention(seen: Attention) -> None:
-    """Draw what `lab.attention` found as `lab trace --attention` does: a matrix for each layer."""
-    from lab.features.trace import token_trace
+def draw_attention(line: AttentionLine) -> None:
+    """Draw what `lab.attention` returns as `lab trace --attention` does: a matrix for each layer."""
+    from lab.features.trace import attention_section
 
-    for picture in token_trace.shown_attention(seen).pictures:
+    for picture in attention_section.section(line).pictures:
         _draw(picture, picture.size)
 
 

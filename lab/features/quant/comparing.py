@@ -744,7 +744,7 @@ def known_lines(folder: Path, tried: Sequence[Record]) -> list[str]:
     """What `lab quant` found in a folder for the files of these records in sentences; the newest of each comparison."""
     lines = dict[str, str]()
     models = [one.model for one in tried]
-    for own, one in of_sessions(results.nearby([folder]).traces):
+    for own, one in of_sessions(results.nearby([folder]).findings):
         by_variant = {record.run.variant: record for record, _ in candidates(own)}
         first, *others = one.rows.itertuples()
         for row in others:

@@ -27,14 +27,13 @@ from lab.features.compare import text_compare
 from lab.features.explain.section import explained
 from lab.features.predict import laws
 from lab.features.tune import result as tuned
-from lab.show import text_requests
 from lab.roofline import probing
 from lab.runner import as_options, machine
-from lab.show import comparison, page, table, text_results, text_setup
+from lab.show import comparison, page, table, text_requests, text_results, text_setup
 from lab.show.comparison import Group, Spread, known_spreads
 from lab.show.section import UNKNOWN, Context, Section, tabled
 
-Lines = Sequence[Record | RequestRecord]
+Lines = Sequence[Any]  # runs, requests and findings of rooms
 
 MANY = 3
 """With more setups than this, only setups of the same model are compared."""
@@ -85,6 +84,7 @@ def html(
     special = [record for record in of_engine if record.run.is_apart]
     claimed = [record for record in special if record.run.part is not None]
     answered = [record for record in alone if table.went_well(record)]
+    findings = findings_of(records)
     traced = [record for record in special if record.run.is_traced]
     good: Lines = [
         *timed,
@@ -93,6 +93,7 @@ def html(
         *answered,
         *of_turns,
         *traced,
+        *findings,
     ]
     if not good:
         what = "run" if of_engine else "request"
@@ -105,7 +106,7 @@ def html(
     context = Context(
         ceilings, others, is_page=True, together=is_all
     )  # only what is compared is drawn together
-    of_kinds = kinds.sections([*timed, *special, *alone, *of_turns], context)
+    of_kinds = kinds.sections([*timed, *special, *findings, *alone, *of_turns], context)
     failed = [
         f"failed: {line}" for line in [*text_results.failures(rest), *text_requests.failures(alone)]
     ]
@@ -144,6 +145,11 @@ def html(
         n_records=len(records),
         packed=results.pack([*records, *lines]),
     )
+
+
+def findings_of(lines: Lines) -> list[Any]:
+    """The lines that are neither runs nor requests."""
+    return [line for line in lines if not isinstance(line, Record | RequestRecord)]
 
 
 def _gist(kinds: Sequence[Section]) -> list[str]:

@@ -17,7 +17,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Node:
-    """An operation of ggml's graph. `ns`: from its start until it has ended; `gap_ns`: before it (medians)."""
+    """An operation of ggml's graph.
+
+    `ns`: from its start until it has ended; `gap_ns`: before it. Both are medians.
+    """
 
     op: str
     result: Operand
@@ -29,26 +32,24 @@ class Node:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """The operations of `n_steps` steps of one shape. Times are medians in nanoseconds.
-
-    `outside_ns`: before the first operation and after the last one. `untraced_ns`: the same steps without stops.
-    `choosing_ns`: choosing the next token from the logits. `threads_ns`: the start and end of the CPU's threads, which
-    a stop adds to each operation that uses several.
-    """
+    """The operations of `n_steps` steps of one shape. Times are medians in nanoseconds."""
 
     n_tokens: int
     n_past: int
     nodes: tuple[Node, ...]
     n_steps: int
-    outside_ns: float
-    untraced_ns: float
-    choosing_ns: float
-    threads_ns: int = 0
+    outside_ns: float  # before the first operation and after the last one
+    untraced_ns: float  # the same steps without stops
+    choosing_ns: float  # choosing the next token from the logits
+    threads_ns: int = 0  # starting and ending the CPU's threads at a stop
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Prefill of a prompt in one call of llama_decode, and decode steps after it (those of its first position)."""
+    """Prefill of a prompt in one call of llama_decode, and decode steps after it.
+
+    The operations of decode are those of its first step.
+    """
 
     prefill: StepTrace
     decode: StepTrace
