@@ -272,7 +272,7 @@ def _setups(good: Lines) -> Section:
 def _facts(one: Record | RequestRecord) -> dict[str, str]:
     """Of a run the machine, build, model and settings; of a request the server, model and client's
     machine."""
-    if isinstance(one, Record):
+    if not isinstance(one, RequestRecord):
         facts = text_setup.facts(one.machine, one.model)
         if one.model.source == "synthetic":
             facts["weights"] = (
