@@ -115,6 +115,25 @@ SAMPLES = (
     Sample("server, old", SERVER_LOG, (prefill(24.022), decode(6.8738, FIRST_FREE))),
     Sample("server, cached", CACHED_LOG, (prefill(19.9045, 873), decode(16.5455, FIRST_FREE, 874))),
     Sample(
+        "server, released before its timings",
+        "".join(
+            CACHED_LOG.splitlines(keepends=True)[-1:] + CACHED_LOG.splitlines(keepends=True)[:-1]
+        ),
+        (prefill(19.9045, 873), decode(16.5455, FIRST_FREE, 874)),
+    ),
+    Sample(
+        "server, its context was shifted",
+        CACHED_LOG.replace("truncated = 0", "truncated = 1"),
+        (prefill(19.9045), decode(16.5455, FIRST_FREE)),
+    ),
+    Sample(
+        "server's own api",
+        '{"content":"...","tokens_predicted":32,"tokens_evaluated":911,"tokens_cached":942,"timings":{"prompt_n":39,'
+        '"prompt_ms":19.041,"prompt_per_second":2048.21,"predicted_n":32,"predicted_ms":200.184,'
+        '"predicted_per_second":154.8575}}',
+        (decode(154.8575, STEPS, 911), prefill(2048.21, 872)),
+    ),
+    Sample(
         "server, new",
         "1.00.958.295 I slot print_timing: id  0 | task 0 | prompt eval time =   13556.62 ms /  2342 tokens (    5.79 "
         "ms per token,   172.76 tokens per second)\n"

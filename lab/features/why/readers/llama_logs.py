@@ -37,7 +37,7 @@ TIMING = re.compile(
     rf"(?: {{0,9}}\( {{0,9}}({NUMBER}|inf|nan) ms per token, {{0,9}}"
     rf"({NUMBER}|inf|nan) tokens per second)?"
 )
-RELEASE = re.compile(r"\bstop processing: n_(?:past|tokens) = (\d{1,12})")
+RELEASE = re.compile(r"\bstop processing: n_(?:past|tokens) = (\d{1,12})(?!\d|, truncated = 1)")
 ACCEPTANCE = re.compile(
     r"draft acceptance(?: rate)? {0,9}= {0,9}[\d.]{1,12} {0,9}"
     r"\( {0,9}(\d{1,12}) accepted / {0,9}(\d{1,12}) generated"
@@ -69,7 +69,10 @@ def read(text: str) -> list[Figure]:
 
 
 def requests_of(text: str) -> list[Request]:
-    """The requests of a log in order; lines of several slots may be mixed."""
+    """The requests of a log in order.
+
+    Lines of several slots may be mixed, and a slot is released before or after its timings.
+    """
     requests = list[Request]()
     of_slot = dict[Slot, Request]()
     slot: Slot = None
@@ -81,19 +84,17 @@ def requests_of(text: str) -> list[Request]:
             request = of_slot.get(slot)
             if request is None or timing[1] in request.timings:
                 request = Request()
-                requests.append(request)
                 of_slot[slot] = request
+            if not request.timings:
+                requests.append(request)
             request.timings[timing[1]] = (number_of_line, timing)
-        request = of_slot.get(slot)
-        if request is None:
-            continue
         release = RELEASE.search(line[:1000])
-        if release:
+        if release and match:
+            request = of_slot.setdefault(slot, Request())
             request.n_context = int(release[1])
-            of_slot.pop(slot)
         acceptance = ACCEPTANCE.search(line[:1000])
-        if acceptance:
-            request.acceptance = (int(acceptance[1]), int(acceptance[2]))
+        if acceptance and slot in of_slot:
+            of_slot[slot].acceptance = (int(acceptance[1]), int(acceptance[2]))
     return requests
 
 

@@ -41,6 +41,8 @@ TIMINGS = (
     "prompt_tokens",
     "completion_tokens",
     "cached_tokens",
+    "tokens_evaluated",
+    "tokens_predicted",
 )
 OLLAMA = (
     "prompt_eval_count",
@@ -49,6 +51,9 @@ OLLAMA = (
     "eval_duration",
     "total_duration",
 )
+USAGES = (("prompt_tokens", "completion_tokens"), ("tokens_evaluated", "tokens_predicted"))
+"""Counts of the prompt with its cached part and of the answer, which stand beside the timings."""
+
 LM_STUDIO = ("prompt_tokens", "completion_tokens", "tokens_per_second", "arch", "quant")
 LOCALSCORE = {"gen_tps": DECODE, "prompt_tps": PREFILL}
 LOCALSCORE_AVERAGES = {"avg_gen_tps": DECODE, "avg_prompt_tps": PREFILL}
@@ -139,11 +144,14 @@ def cached_tokens(answer: Answer) -> int | None:
     """
     n_cached = answer.count("cache_n")
     n_prompt = answer.count("prompt_n")
-    n_of_usage = answer.count("prompt_tokens")
-    is_same_answer = answer.count("completion_tokens") == answer.count("predicted_n")
-    if n_cached is not None or n_prompt is None or n_of_usage is None or not is_same_answer:
+    n_gen = answer.count("predicted_n")
+    if n_cached is not None or n_prompt is None or n_gen is None:
         return n_cached
-    return n_of_usage - n_prompt if n_of_usage >= n_prompt else None
+    for prompt, completion in USAGES:
+        n_of_usage = answer.count(prompt)
+        if n_of_usage is not None and n_of_usage >= n_prompt and answer.count(completion) == n_gen:
+            return n_of_usage - n_prompt
+    return None
 
 
 def seconds_of(answer: Answer, label: str) -> float | None:

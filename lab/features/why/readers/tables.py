@@ -112,12 +112,19 @@ def of_columns(columns: Mapping[str, str | None], line: int) -> list[Figure]:
     """A test in llama-bench's columns of JSON or CSV; nothing if its rate or sizes are missing."""
     if not columns.get("avg_ts"):
         return []
-    sizes = [count(columns.get(name) or "0") for name in ("n_prompt", "n_gen", "n_depth")]
-    if not (sizes[0] or sizes[1]) or columns.get("n_depth") is None:
+    n_prompt = columns.get("n_prompt")
+    n_gen = columns.get("n_gen")
+    n_depth = columns.get("n_depth")
+    if n_prompt is None or n_gen is None:
         return []
+    sizes = [count(n_prompt), count(n_gen)]
+    if not any(sizes):
+        return []
+    depth = count(n_depth) if n_depth else None
     deviation = columns.get("stddev_ts")
     tps = number(columns["avg_ts"] or "")
-    return [bench_figure(columns, sizes, tps, number(deviation) if deviation else None, line)]
+    spread = number(deviation) if deviation else None
+    return [bench_figure(columns, (sizes[0], sizes[1], depth), tps, spread, line)]
 
 
 def of_test(
@@ -130,14 +137,14 @@ def of_test(
     match = TEST.fullmatch(test)
     if not match or not (match[1] or match[2]):
         return []
-    sizes = [int(size or 0) for size in match.groups()]
+    n_prompt, n_gen, n_depth = (int(size or 0) for size in match.groups())
     tps, deviation = rate_of(rate)
-    return [bench_figure(columns, sizes, tps, deviation, line, build)]
+    return [bench_figure(columns, (n_prompt, n_gen, n_depth), tps, deviation, line, build)]
 
 
 def bench_figure(
     columns: Mapping[str, str | None],
-    sizes: Sequence[int],
+    sizes: tuple[int, int, int | None],
     tps: float,
     deviation: float | None,
     line: int,

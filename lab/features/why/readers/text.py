@@ -12,6 +12,7 @@ from lab.formats import text as texts
 MOST_BYTES = 4_000_000
 MOST_FIGURES = 1_000
 LONGEST_BARE = 60
+CONTRADICTION = "has figures that the lab cannot trust"
 READERS = (tables.read, llama_logs.read, objects.read, chats.read)
 FORMATS = (
     "llama-bench (Markdown, JSON, CSV)",
@@ -59,7 +60,7 @@ def parse_words(typed: str) -> list[Figure]:
     try:
         return parse(typed)
     except LabError as problem:
-        if "It looks like" in problem.what:
+        if CONTRADICTION in problem.what:
             raise
         what = f"{typed[:100]!r} is neither a figure such as 35 tokens/s nor a readable file."
         hint = f"Give a figure, - for stdin, or a file. {KNOWN}"
@@ -82,8 +83,8 @@ def parse(text: str, name: str = "The text") -> list[Figure]:
             figures += reader(text)
         figures = figures or chats.read_bare(text)
     except (ArithmeticError, KeyError, ValueError) as problem:
-        what = f"{name} has figures that the lab cannot trust: {printable(str(problem))}."
-        raise LabError(f"{what} It looks like a format below.", KNOWN) from None
+        what = f"{name} {CONTRADICTION}: {printable(str(problem))}."
+        raise LabError(what, KNOWN) from None
     possible = [figure for figure in figures if is_possible(figure.tps)]
     if not possible:
         raise LabError(f"{name} has no figure that the lab can read.", KNOWN)
