@@ -10,14 +10,15 @@ import pytest
 from lab.app import output
 from lab.core import results, shown
 from lab.core.record import Record
-from lab.features.report import page
 from lab.features.compare import text_compare
 from lab.features.explain import advice, sentences as explained
+from lab.features.report import page
+from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
 from lab.roofline import explanation, probing, step_kernels
 from lab.roofline.probes import READ
-from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
 from lab.roofline.probing import Where
 from lab.show import comparison, table, text_results
+from lab.show.text_ceilings import doubt_sentences
 from tests.bench import doubt
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
@@ -166,8 +167,8 @@ def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_ag
         rows, timed(1.1)[0], loaded
     )
     assert (
-        words in probing.doubt_words(loaded)[0]
-        and "lab ceilings --again" in probing.doubt_words(loaded)[0]
+        words in doubt_sentences(loaded)[0]
+        and "lab ceilings --again" in doubt_sentences(loaded)[0]
     )
     again = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
     for given, disturbed in (([loaded], words), ([loaded, again], None), ([again, loaded], None)):

@@ -40,8 +40,6 @@ ATTENTION_SHARE = 0.5  # attention limits a phase with more than this share of i
 KERNEL_FACTOR = 1.5  # the kernel limits a phase that it makes this much slower than both roofs
 BEYOND = 1.005  # times its ceiling: a faster phase shows that the ceiling is wrong
 
-TOO_LOW = "the ceiling was measured too low; measure again: lab ceilings --again"
-
 CASE = ["n_prompt", "n_gen", "phase"]
 MEDIANS = ["measured_s", "choosing_s", "harness_s", "of_request"]
 

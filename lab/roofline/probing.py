@@ -375,17 +375,6 @@ def doubts(ceilings: Ceilings) -> tuple[str, ...]:
     return ()
 
 
-def doubt_words(ceilings: Ceilings) -> list[str]:
-    """Sentences on these doubts, and what to do."""
-    return [
-        f"While the ceilings of {of_device.device or CPU} were measured, {of_device.disturbed}. "
-        "Some can be too low, so the lab names no limits or gains. Measure again while no other "
-        "program runs: lab ceilings --again"
-        for of_device in each_device(ceilings)
-        if of_device.disturbed
-    ]
-
-
 def gbps(rate: Rate) -> float:
     """10^9 bytes per second that the best pass read."""
     return rate.n_bytes / min(rate.times_ns)

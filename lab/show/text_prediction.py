@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lab.core.lists import plural
-from lab.roofline import probing
 from lab.roofline.step_prediction import StepPrediction
+from lab.show.text_ceilings import doubt_sentences
 
 
 def basis(prediction: StepPrediction) -> str:
@@ -14,4 +14,4 @@ def basis(prediction: StepPrediction) -> str:
     if prediction.n_runs:
         runs = f"{plural(prediction.n_runs, 'run')} of this machine"
     sentence = f"Predicted from the ceilings of {day} and {runs}."
-    return " ".join([sentence, *probing.doubt_words(prediction.ceilings)])
+    return " ".join([sentence, *doubt_sentences(prediction.ceilings)])

@@ -15,6 +15,7 @@ from lab.features.explain.picture import plot_roofline
 from lab.roofline import probing, step_kernels
 from lab.roofline.explanation import explain
 from lab.show.section import MOST_LINES, UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.text_ceilings import doubt_sentences
 from lab.show.wording import digits
 
 MOST_VERDICTS = MOST_LINES - 1
@@ -53,7 +54,7 @@ def explained(
         "levers": [advice.figures for advice in changes],
         "experiments": [advice.figures for advice in experiments],
         "ceilings_measured_at": ceilings.measured_at,
-        "warnings": probing.doubt_words(ceilings),
+        "warnings": doubt_sentences(ceilings),
         "rows": rows.to_dict("records"),
     }
     roofline = Picture(
@@ -67,7 +68,7 @@ def explained(
         ABOUT,
         answer=answer,
         **tabled(COLUMNS, list(rows.itertuples()), keep_all=True),
-        warnings=probing.doubt_words(ceilings),
+        warnings=doubt_sentences(ceilings),
         sentences=[
             *_in_order(sentences.verdicts(rows, first.settings), [*changes, *experiments]),
             *sentences.by_device(rows),

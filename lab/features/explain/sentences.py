@@ -15,10 +15,10 @@ from lab.roofline.explanation import (
     BETWEEN,
     KERNEL,
     OVERHEAD,
-    TOO_LOW,
     TRAFFIC,
 )
 from lab.roofline.step_kernels import Roof
+from lab.show.text_ceilings import TOO_LOW
 from lab.show.wording import digits
 
 if TYPE_CHECKING:

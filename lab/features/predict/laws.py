@@ -24,6 +24,7 @@ from lab.models.devices import Device
 from lab.roofline import datasheet, explanation, learning, probing, step_kernels
 from lab.roofline.learning import Learned
 from lab.runner import machine
+from lab.show.text_ceilings import doubt_sentences
 
 Numbers = dict[str, Any]  # what JSON has: lists, dicts, texts and finite numbers; None: not known
 
@@ -359,7 +360,7 @@ def doubts_of(ceilings: Ceilings, learned: Learned) -> str:
     """Sentences on disturbed runs and ceilings; "" for none."""
     n_points = len(learned.points)
     n_disturbed = sum(point.is_disturbed for point in learned.points)
-    sentences = list(probing.doubt_words(ceilings))
+    sentences = list(doubt_sentences(ceilings))
     if n_disturbed:
         sentences.insert(
             0, f"{n_disturbed} of the {n_points} points behind it come from disturbed runs."

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Model
 from lab.models.devices import Device
-from lab.roofline import datasheet, learning, probing
+from lab.roofline import datasheet, learning
 from lab.roofline.datasheet import PublishedRate
 from lab.roofline.learning import Learned
 from lab.roofline.prediction import TOO_FAST, Extrapolation, Prediction, Shortage
+from lab.show.text_ceilings import doubt_sentences
 from lab.show.wording import digits
 
 
@@ -20,7 +21,7 @@ def basis(row: Prediction) -> str:
         return basis_of_device(row.device, row.model)
     if row.learned is None or row.ceilings is None:
         return ""
-    return " ".join([basis_here(row.learned), *probing.doubt_words(row.ceilings)])
+    return " ".join([basis_here(row.learned), *doubt_sentences(row.ceilings)])
 
 
 def basis_of_device(device: Device, model: Model) -> str:

@@ -19,9 +19,9 @@ from lab.features.trace.operations import (
     family_of,
 )
 from lab.features.trace.phases import summed
-from lab.roofline.explanation import TOO_LOW
 from lab.show import text_setup
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.text_ceilings import TOO_LOW
 from lab.show.wording import digits, percent, seconds
 
 MOST_OFF = 0.05  # a sum that is further than this from the step without stops has no shares
