@@ -265,7 +265,7 @@ def test_batches_are_compared_number_by_number() -> None:
 
     (compared,) = comparison.compare([*session("a", 1), *slow])
 
-    verdicts = {row.lever: row.verdict for row in compared.rows if row.figure == "tpot_ms"}
+    verdicts = {row.case: row.verdict for row in compared.rows if row.figure == "tpot_ms"}
     assert verdicts == {"1 sequence": "slower", "4 sequences": "slower"}
 
 

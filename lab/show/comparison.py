@@ -64,7 +64,7 @@ virtual machine (tests/bench/same_sessions.py). The other two are assumptions wi
 FEWEST_SESSIONS = 4  # sessions of one setup from which their spread replaces the default
 Key = tuple[
     str, int, int | None, str | None
-]  # figure, n_prompt, n_gen (None for figures of prompts), lever
+]  # figure, n_prompt, n_gen (None for figures of prompts), case
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ComparedFigure:
     figure: str  # of FIGURE_NAMES
     n_prompt: int
     n_gen: int | None  # None for prefill
-    lever: str | None  # of an experiment
+    case: str | None  # of an experiment
     base: float
     other: float
     n_base: int  # runs, or blocks if `paired`
@@ -107,8 +107,8 @@ class ComparedFigure:
     def name(self) -> str:
         """The figure and its lengths, in words."""
         name = (
-            f"{self.lever}: {figure_names()[self.figure]}"
-            if self.lever
+            f"{self.case}: {figure_names()[self.figure]}"
+            if self.case
             else figure_names()[self.figure]
         )
         if self.n_gen is None:
@@ -155,7 +155,7 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
     rows = table.measured(table.runs(records)) if records else None
     if rows is None or rows.empty:
         return {}
-    rows = rows[rows.block.isna() & rows.lever.isna()]
+    rows = rows[rows.block.isna() & rows.case.isna()]
     rows = rows[
         2 * rows.groupby("session").disturbed.transform("sum")
         < rows.groupby("session").run.transform("size")
@@ -351,35 +351,41 @@ def compare_groups(
     return comparisons
 
 
-def _at(figure: str, n_prompt: int, n_gen: int | None, lever: str | None) -> str:
+def _at(figure: str, n_prompt: int, n_gen: int | None, case: str | None) -> str:
     """A figure that only one side has, in words."""
-    at = ", ".join(filter(None, [f"{n_prompt:,}", lever]))
+    at = ", ".join(filter(None, [f"{n_prompt:,}", case]))
     return f"{figure_names()[figure]} at {at}{f' with {n_gen:,} generated' if n_gen else ''}"
 
 
 def cases(rows: pd.DataFrame, figures: Sequence[str]) -> dict[Key, pd.DataFrame]:
-    """The positive values of every figure at every length (and lever), a row each; by length, then by figure."""
+    """The positive values of every figure at every length (and case), a row each; by length, then by figure."""
     t = rows.melt(
-        ["session", "block", "disturbed", "n_prompt", "n_gen", "lever"],
+        ["session", "block", "disturbed", "n_prompt", "n_gen", "case"],
         rows.columns.intersection(figures),
         "figure",
     )
     of_prompt = t.figure.isin(
         ["prefill_s", "ttft_s"]
     )  # which do not depend on the number of generated tokens
-    t = t[t.value > 0].assign(n_gen=t.n_gen.mask(of_prompt).fillna(-1), lever=t.lever.fillna(""))
-    levers = list(dict.fromkeys(t.lever))
-    parts = dict(list(t.groupby(["lever", "n_prompt", "n_gen", "figure"], sort=False)))
+    t = t[t.value > 0].assign(n_gen=t.n_gen.mask(of_prompt).fillna(-1), case=t.case.fillna(""))
+    cases_in_order = list(dict.fromkeys(t.case))
+    parts = dict(list(t.groupby(["case", "n_prompt", "n_gen", "figure"], sort=False)))
 
     def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        lever, n_prompt, n_gen, figure = key
-        return lever != "", n_prompt, levers.index(lever), max(0, n_gen), figures.index(figure)
+        case, n_prompt, n_gen, figure = key
+        return (
+            case != "",
+            n_prompt,
+            cases_in_order.index(case),
+            max(0, n_gen),
+            figures.index(figure),
+        )
 
     return {
-        (figure, int(n_prompt), None if n_gen < 0 else int(n_gen), lever or None): parts[
-            lever, n_prompt, n_gen, figure
+        (figure, int(n_prompt), None if n_gen < 0 else int(n_gen), case or None): parts[
+            case, n_prompt, n_gen, figure
         ]
-        for lever, n_prompt, n_gen, figure in sorted(parts, key=order)
+        for case, n_prompt, n_gen, figure in sorted(parts, key=order)
     }
 
 

@@ -1,7 +1,8 @@
 """Records as tables: one row per run (or request), one row per step, and a summary over repeats.
 
-Rates are computed here from times. A figure of several runs is their median with its interval: a mean with a standard
-deviation says little where another process can halve a rate for seconds. A sweep has one row per prompt length.
+Rates are computed here from times. A figure of several runs is their median with its interval: a
+mean with a standard deviation says little where another process can halve a rate for seconds. A
+sweep has one row per prompt length.
 """
 
 from __future__ import annotations
@@ -22,170 +23,61 @@ from lab.show import text_setup
 if TYPE_CHECKING:
     import pandas as pd
 
+NAN = float("nan")
 FIGURES = (
-    "prefill_s",
-    "prefill_tps",
-    "ttft_s",
-    "tpot_ms",
-    "decode_tps",
-    "decode_ms",
-    "e2e_s",
+    *("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s"),
     "prefill_share",
 )
-"""Figures of a run. `decode_ms` is decode compute per token without sampling (as llama-bench counts)."""
+"""Figures of a run. `decode_ms` is decode compute per token without sampling (as llama-bench
+counts)."""
+
+REQUEST_FIGURES = (
+    *("first_output_s", "stall_ms", "tpot_low_ms", "tpot_high_ms", "n_answer"),
+    *("server_prompt_s", "server_decode_s"),
+)
+"""Figures of requests only. `tpot_low_ms` and `tpot_high_ms` are bounds of TPOT; the last two are
+times reported by llama-server."""
+
+REQUEST_KINDS = ("warm", "short")
+"""Requests of equal setup and length differ in these: cached prompt tokens, and an answer that is
+shorter than requested. None if the server does not report it."""
+
+RATES = (("prefill_tps", "prefill_s"), ("decode_tps", "tpot_ms"))
+"""Rates of a summary, and the times that they are computed from."""
+
+ENDS = (("", ""), ("_low", "_high"), ("_high", "_low"), ("_min", "_max"), ("_max", "_min"))
+"""The end of a rate, and the end of the time that it comes from."""
+
+Records = Sequence[Record | RequestRecord]
 
 
-def runs(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
-    """One row per run or request, including warm-ups and failures: setup, figures (NaN if missing), status.
+def runs(records: Records) -> pd.DataFrame:
+    """One row per run or request, including warm-ups and failures.
 
         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
-    A sweep has one row per length; `run` is the number of the record. An experiment has a description in `lever` and
-    its own figures (core/phases.py). `j_per_token` is the energy of the whole run, with everything that ran on what
-    `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...
+    Columns: the setup, figures (NaN if missing), status. A sweep has one row per length; `run` is
+    the number of the record. An experiment has its case in words in `case`, and its own figures.
+    `j_per_token` is the energy of the whole run, with everything that ran on what `energy_of`
+    names, over its generated tokens. Requests add columns: `server`, `warm`, ...
     """
     import pandas as pd
 
-    made = []
+    rows: list[dict[str, Any]] = []
     for index, record in enumerate(records):
         if isinstance(record, RequestRecord):
-            made.append(request_row(record, index))
+            rows.append(request_row(record, index))
         else:
-            made += [_run_row(record, leg, index) for leg in phases.by_length(record.run)]
-    for row in made:
+            rows += [_run_row(record, run, index) for run in phases.by_length(record.run)]
+    for row in rows:
         if row["status"] != OK:
-            row |= dict.fromkeys(row.keys() & {*FIGURES, *REQUEST_FIGURES}, float("nan"))
-    rows = pd.DataFrame(made)
-    if "server" in rows:  # requests can lack these
-        absent = [
-            name for name in ("engine", *FIGURES, "j_per_token", "energy_of") if name not in rows
-        ]
-        rows[absent] = float("nan")
-    return rows
-
-
-def steps(records: Sequence[Record | RequestRecord]) -> pd.DataFrame:
-    """One row per step. `run` is the row of its run in `runs`. Requests have no steps.
-
-    `itl_ms` is NaN for prefill steps. `compute_ms` is NaN for prefill steps that were not timed one by one: their
-    `ready_s` is the time of submission, except for the last step.
-
-        lab.steps(records).groupby("kind").compute_ms.median()
-    """
-    import numpy as np
-    import pandas as pd
-
-    parts = []
-    for index, record in enumerate(records):
-        if not isinstance(record, Record) or not record.run.steps.kind:
-            continue
-        own = record.run.steps.frame()
-        decodes = own.kind == DECODE
-        number = own.index
-        first_token = decodes.shift(-1, fill_value=True)  # a prefill step that a token came out of
-        since_prefill = number - number.where(~decodes, 0).to_series().cummax().to_numpy()
-        is_untimed = (own.kind == PREFILL) & (not phases.times_prefill_steps(record.settings))
-        columns = {
-            **_common(record, index),
-            "kind": own.kind,
-            "generated": np.where(
-                decodes | first_token, since_prefill + 1, 0
-            ),  # 1: it came out of prefill
-            **{name: own[name] for name in ("n_tokens", "n_past", "n_seq", "n_outputs")},
-            **{f"{name}_s": own[f"{name}_ns"] * 1e-9 for name in ("start", "ready", "end")},
-            "compute_ms": ((own.ready_ns - own.start_ns) * 1e-6).mask(is_untimed),
-            "itl_ms": (own.end_ns.diff().fillna(own.end_ns) * 1e-6).where(decodes),
-        }
-        parts.append(pd.DataFrame(columns, index=number))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per setup and length over the successful timed runs, without experiments.
-
-        lab.summary(lab.runs(records))
-
-    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all figures of the row, and
-    for each figure the median, the ends of its 95 % interval (`_low`, `_high`; NaN for fewer than 6 runs), and its
-    range (`_min`, `_max`). `j_per_token` is included if a run has it, unless a row's runs differ in `energy_of`.
-    Requests that are `warm`, or `short` of the requested tokens, have separate rows.
-    """
-    import pandas as pd
-
-    if table.empty:
-        return table
-    with_requests = "server" in table
-    keys = [
-        *text_setup.fields(table),
-        *(REQUEST_KINDS if with_requests else ()),
-        "n_prompt",
-        "n_gen",
-    ]
-    groups = table[(table.status == OK) & ~table.warmup & table.lever.isna()].groupby(
-        keys, dropna=False, sort=False
-    )
-    rows = []
-    nan = float("nan")
-    for key, group in groups:
-        n = len(group)
-        n_disturbed = int(group.disturbed.sum())
-        doubts = shown.of_runs(n, n_disturbed, stats.fewest_for_interval())
-        row = dict(zip(keys, key, strict=True)) | {
-            "repeats": n,
-            "disturbed": n_disturbed,
-            "doubts": doubts,
-        }
-        if with_requests:  # with TPOT between bounds only
-            row["n_bounds"] = int((group.tpot_ms.isna() & group.tpot_low_ms.notna()).sum())
-        names = [*FIGURES, *(REQUEST_FIGURES if with_requests else ())]
-        if group.energy_of.nunique() == 1:
-            row["energy_of"] = group.energy_of.dropna().iloc[0]
-            names.append("j_per_token")
-        for name in names:
-            values = group[name].dropna().tolist()
-            interval = stats.median_interval(values) or stats.Interval(nan, nan)
-            row |= {name: statistics.median(values) if values else nan}
-            row |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
-            row |= {
-                f"{name}_min": min(values, default=nan),
-                f"{name}_max": max(values, default=nan),
-            }
-        for rate, time, per in (
-            ("prefill_tps", "prefill_s", row["n_prompt"]),
-            ("decode_tps", "tpot_ms", 1e3),
-        ):
-            for end, other in (
-                ("", ""),
-                ("_low", "_high"),
-                ("_high", "_low"),
-                ("_min", "_max"),
-                ("_max", "_min"),
-            ):
-                row[rate + end] = per / value if (value := row[time + other]) else nan
-        rows.append(row)
-    if not rows:
-        return table[:0]
-    return pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True)
-
-
-def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
-    """A figure of a row of `summary` with its interval, or its range if runs are too few for one."""
-    ends = ("low", "high") if row[f"{figure}_low"] == row[f"{figure}_low"] else ("min", "max")
-    low, high = (scale * row[f"{figure}_{end}"] if row["repeats"] > 1 else None for end in ends)
-    return Shown(scale * row[figure], low, high, row["repeats"], row["doubts"])
-
-
-def firm(rows: pd.DataFrame) -> pd.DataFrame:
-    """The reliable rows of `summary`."""
-    return rows[[shown.is_firm(doubts) for doubts in rows.doubts]] if len(rows) else rows
-
-
-def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
-    """Each setup of a table (of runs, steps or a summary): its label (text_setup.labels), and its rows."""
-    groups = [rows for _, rows in table.groupby(text_setup.fields(table), dropna=False, sort=False)]
-    return list(
-        zip(text_setup.labels(table, [rows.iloc[0] for rows in groups]), groups, strict=True)
-    )
+            row |= dict.fromkeys(row.keys() & {*FIGURES, *REQUEST_FIGURES}, NAN)
+    table = pd.DataFrame(rows)
+    if "server" in table:  # requests can lack these
+        for name in ("engine", *FIGURES, "j_per_token", "energy_of"):
+            if name not in table:
+                table[name] = NAN
+    return table
 
 
 def _common(record: Record, index: int) -> dict[str, Any]:
@@ -195,120 +87,75 @@ def _common(record: Record, index: int) -> dict[str, Any]:
         "run": index,
         "session": record.session,
         **text_setup.of_run(record),
-        **{name: getattr(run, name) for name in ("n_prompt", "n_gen", "repeat", "warmup")},
+        "n_prompt": run.n_prompt,
+        "n_gen": run.n_gen,
+        "repeat": run.repeat,
+        "warmup": run.warmup,
         "disturbed": bool(disturbances.disturbances(record)),
-        "lever": experiments.case_label(run.experiment, run.case),
+        "case": experiments.case_label(run.experiment, run.case),
     }
 
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     """A run, or a sweep's part up to a length."""
-    prefill = phases.prefill_ns(run)
-    ttft = phases.ttft_ns(run)
-    tpot = phases.tpot_ns(run)
-    e2e = phases.e2e_ns(run)
-    compute = phases.decode_compute_mean_ns(run)
-    if not run.is_plain:  # an experiment has phases of its own
-        prefill = ttft = tpot = compute = None
-    joules: dict[
-        str, float
-    ] = {}  # by what they cover; graphics cards count where the build can compute on one
-    if run.status == OK and run.is_plain and record.run.every is None and run.noise:
-        has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
-        joules = {
-            kind: value
-            for kind, value in (run.noise.joules or {}).items()
-            if has_gpu or kind != GPU
-        }
-    return {
-        **_common(record, index),
+    e2e_ns = phases.e2e_ns(run)
+    joules = _joules(record)
+    row = _common(record, index) | {
         "n_prompt": run.n_prompt,
-        **{
-            name: getattr(run, name)
-            for name in ("block", "engine", "status", "error", "started_at")
-        },
+        "block": run.block,
+        "engine": run.engine,
+        "status": run.status,
+        "error": run.error,
+        "started_at": run.started_at,
         "virtual": record.machine.virtual,
-        "prefill_s": or_nan(prefill, 1e-9),
-        "prefill_tps": run.n_prompt / (prefill * 1e-9) if prefill else float("nan"),
-        "ttft_s": or_nan(ttft, 1e-9),
-        "tpot_ms": or_nan(tpot, 1e-6),
-        "decode_tps": 1e9 / tpot if tpot else float("nan"),
-        "decode_ms": or_nan(compute, 1e-6),
-        "e2e_s": or_nan(e2e, 1e-9),
-        "prefill_share": prefill / e2e if prefill and e2e else float("nan"),
-        "j_per_token": sum(joules.values()) / run.n_gen if joules and run.n_gen else float("nan"),
+        **dict.fromkeys(FIGURES, NAN),
+        "e2e_s": or_nan(e2e_ns, 1e-9),
+        "j_per_token": sum(joules.values()) / run.n_gen if joules and run.n_gen else NAN,
         "energy_of": " + ".join(joules) or None,
-        **experiments.figures(run),
     }
+    if not run.is_plain:  # an experiment has phases of its own
+        return row | experiments.figures(run)
+    prefill_ns = phases.prefill_ns(run)
+    tpot_ns = phases.tpot_ns(run)
+    if prefill_ns:
+        row["prefill_s"] = prefill_ns * 1e-9
+        row["prefill_tps"] = run.n_prompt / (prefill_ns * 1e-9)
+        row["prefill_share"] = prefill_ns / e2e_ns if e2e_ns else NAN
+    if tpot_ns:
+        row["tpot_ms"] = tpot_ns * 1e-6
+        row["decode_tps"] = 1e9 / tpot_ns
+    row["ttft_s"] = or_nan(phases.ttft_ns(run), 1e-9)
+    row["decode_ms"] = or_nan(phases.decode_compute_mean_ns(run), 1e-6)
+    return row
 
 
-REQUEST_FIGURES = (
-    *("first_output_s", "stall_ms", "tpot_low_ms", "tpot_high_ms", "n_answer"),
-    *("server_prompt_s", "server_decode_s"),
-)
-"""Figures of requests only. `tpot_low_ms` and `tpot_high_ms` are bounds of TPOT; the last two are times reported by
-llama-server."""
+def _joules(record: Record) -> dict[str, float]:
+    """The energy of a plain run by what it covers.
 
-REQUEST_KINDS = ("warm", "short")
-"""Requests of equal setup and length differ in these: cached prompt tokens, and an answer that is shorter than
-requested. None if the server does not report it."""
-
-
-def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
-    """The requests that ran alone, one after the other."""
-    requests = [record for record in records if isinstance(record, RequestRecord)]
-    return [request for request in requests if request.experiment is None]
-
-
-def requests_of_experiments(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
-    """The requests of experiments, such as conversations."""
-    requests = [record for record in records if isinstance(record, RequestRecord)]
-    return [request for request in requests if request.experiment is not None]
-
-
-def of_engine(records: Sequence[Record | RequestRecord]) -> list[Record]:
-    """The runs of the engine."""
-    return [one for one in records if isinstance(one, Record)]
-
-
-def went_well(record: RequestRecord) -> bool:
-    """Whether a request succeeded and is not a warm-up."""
-    return record.is_timed
-
-
-def is_measured(record: RequestRecord) -> bool:
-    """Whether a request is a repeat of the others: successful, not known to be warm, with a full answer."""
-    one = figures(record.request)
-    return went_well(record) and one.is_warm is not True and one.is_short is not True
-
-
-def measured(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count: timed and successful; for requests also alone, not known to be warm, with a full answer."""
-    rows = rows[(rows.status == OK) & ~rows.warmup]
-    if "server" not in rows:
-        return rows
-    is_apart = rows.server.notna() & (
-        (rows.warm == True) | (rows.short == True) | rows.lever.notna()
-    )  # noqa: E712
-    return rows[~is_apart]
-
-
-def n_prompt(one: Figures) -> int | None:
-    """Tokens of the prompt: as requested, otherwise as counted by the server."""
-    return first_known((one.asked.n_prompt, one.asked.n_prompt_counted, one.n_prompt))
+    Graphics cards count only where the build can compute on one.
+    """
+    run = record.run
+    is_measured = run.status == OK and run.is_plain and run.every is None
+    if not is_measured or run.noise is None or run.noise.joules is None:
+        return {}
+    has_gpu = any(device.type in ("gpu", "igpu") for device in record.machine.devices)
+    joules = dict(run.noise.joules)
+    if not has_gpu:
+        joules.pop(GPU, None)
+    return joules
 
 
 def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
     """The row of `lab.runs` for a request, without figures of an engine. Unknown times are NaN."""
-    one = figures(record.request)
-    asked = one.asked
+    request = figures(record.request)
+    asked = request.asked
     timings = record.request.timings
-    low, high = one.tpot_bounds_ns or (None, None)
+    tpot_low_ns, tpot_high_ns = request.tpot_bounds_ns or (None, None)
     return {
         "run": index,
         "session": record.session,
         **text_setup.of_request(record),
-        "n_prompt": n_prompt(one),
+        "n_prompt": n_prompt(request),
         "n_gen": asked.n_gen,
         "repeat": asked.repeat,
         "block": None,
@@ -318,22 +165,22 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "status": record.status,
         "error": record.error,
         "started_at": record.started_at,
-        "ttft_s": or_nan(one.ttft_ns, 1e-9),
-        "tpot_ms": or_nan(one.tpot_ns, 1e-6),
-        "decode_tps": 1e9 / one.tpot_ns if one.tpot_ns else float("nan"),
-        "e2e_s": or_nan(one.e2e_ns, 1e-9),
-        "lever": experiments.case_label(asked.experiment, asked.case),
+        "ttft_s": or_nan(request.ttft_ns, 1e-9),
+        "tpot_ms": or_nan(request.tpot_ns, 1e-6),
+        "decode_tps": 1e9 / request.tpot_ns if request.tpot_ns else NAN,
+        "e2e_s": or_nan(request.e2e_ns, 1e-9),
+        "case": experiments.case_label(asked.experiment, asked.case),
         "url": record.endpoint.url,
-        "warm": one.is_warm,
-        "short": one.is_short,
-        "n_prompt_counted": one.n_prompt,
-        "n_cached": one.n_cached,
-        "n_answer": one.n_generated,
-        "n_events": one.n_events,
-        "first_output_s": or_nan(one.first_output_ns, 1e-9),
-        "stall_ms": or_nan(one.longest_stall_ns, 1e-6),
-        "tpot_low_ms": or_nan(low, 1e-6),
-        "tpot_high_ms": or_nan(high, 1e-6),
+        "warm": request.is_warm,
+        "short": request.is_short,
+        "n_prompt_counted": request.n_prompt,
+        "n_cached": request.n_cached,
+        "n_answer": request.n_generated,
+        "n_events": request.n_events,
+        "first_output_s": or_nan(request.first_output_ns, 1e-9),
+        "stall_ms": or_nan(request.longest_stall_ns, 1e-6),
+        "tpot_low_ms": or_nan(tpot_low_ns, 1e-6),
+        "tpot_high_ms": or_nan(tpot_high_ns, 1e-6),
         "server_prompt_s": or_nan(timings.prompt_ms if timings else None, 1e-3),
         "server_decode_s": or_nan(timings.gen_ms if timings else None, 1e-3),
         "failure": record.request.failure,
@@ -342,5 +189,190 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
 
 
 def or_nan(value: float | None, factor: float) -> float:
-    """A known value times a factor; NaN for None."""
-    return float("nan") if value is None else value * factor
+    """A value times a factor; NaN for None."""
+    return NAN if value is None else value * factor
+
+
+def steps(records: Records) -> pd.DataFrame:
+    """One row per step. `run` is the row of its run in `runs`. Requests have no steps.
+
+    `generated` numbers the tokens of an answer from 1, which came out of prefill. `itl_ms` is NaN
+    for prefill steps. `compute_ms` is NaN for prefill steps that were not timed one by one: their
+    `ready_s` is the time of submission, except for the last step.
+
+        lab.steps(records).groupby("kind").compute_ms.median()
+    """
+    import pandas as pd
+
+    tables = []
+    for index, record in enumerate(records):
+        if isinstance(record, Record) and record.run.steps.kind:
+            tables.append(_steps_of(record, index))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def _steps_of(record: Record, index: int) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = record.run.steps.frame()
+    is_decode = rows.kind == DECODE
+    has_first_token = is_decode.shift(-1, fill_value=True)  # prefill steps that end a prompt
+    is_untimed = rows.kind.eq(PREFILL) & (not phases.times_prefill_steps(record.settings))
+    number = 1 + tokens_since_prefill(is_decode)
+    columns = {
+        **_common(record, index),
+        "kind": rows.kind,
+        "generated": number.where(is_decode | has_first_token, 0),
+        "n_tokens": rows.n_tokens,
+        "n_past": rows.n_past,
+        "n_seq": rows.n_seq,
+        "n_outputs": rows.n_outputs,
+        "start_s": rows.start_ns * 1e-9,
+        "ready_s": rows.ready_ns * 1e-9,
+        "end_s": rows.end_ns * 1e-9,
+        "compute_ms": ((rows.ready_ns - rows.start_ns) * 1e-6).mask(is_untimed),
+        "itl_ms": (rows.end_ns.diff().fillna(rows.end_ns) * 1e-6).where(is_decode),
+    }
+    return pd.DataFrame(columns, index=rows.index)
+
+
+def tokens_since_prefill(is_decode: pd.Series) -> pd.Series:
+    """[F, F, T, T, F, T] gives [0, 0, 1, 2, 0, 1]."""
+    answer = (~is_decode).cumsum()
+    return is_decode.astype(int).groupby(answer).cumsum()
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per setup and length over the successful timed runs, without experiments.
+
+        lab.summary(lab.runs(records))
+
+    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all
+    figures of the row, and for each figure the median, the ends of its 95 % interval (`_low`,
+    `_high`; NaN for fewer than 6 runs), and its range (`_min`, `_max`). `j_per_token` is included
+    if a run has it, unless a row's runs differ in `energy_of`. Requests that are `warm`, or
+    `short` of the requested tokens, have separate rows.
+    """
+    import pandas as pd
+
+    if table.empty:
+        return table
+    request_kinds = REQUEST_KINDS if "server" in table else ()
+    keys = [*text_setup.fields(table), *request_kinds, "n_prompt", "n_gen"]
+    timed = table[(table.status == OK) & ~table.warmup & table.case.isna()]
+    rows = []
+    for key, group in timed.groupby(keys, dropna=False, sort=False):
+        rows.append(dict(zip(keys, key, strict=True)) | _summary_of(group))
+    if not rows:
+        return table[:0]
+    return pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True)
+
+
+def _summary_of(group: pd.DataFrame) -> dict[str, Any]:
+    """The figures of repeats, with their doubts."""
+    n_disturbed = int(group.disturbed.sum())
+    row: dict[str, Any] = {
+        "repeats": len(group),
+        "disturbed": n_disturbed,
+        "doubts": shown.of_runs(len(group), n_disturbed, stats.fewest_for_interval()),
+    }
+    names = list(FIGURES)
+    if "server" in group:
+        names += REQUEST_FIGURES
+        has_bounds_only = group.tpot_ms.isna() & group.tpot_low_ms.notna()
+        row["n_bounds"] = int(has_bounds_only.sum())
+    if group.energy_of.nunique() == 1:
+        row["energy_of"] = group.energy_of.dropna().iloc[0]
+        names.append("j_per_token")
+    for name in names:
+        values = group[name].dropna().tolist()
+        interval = stats.median_interval(values) or stats.Interval(NAN, NAN)
+        row[name] = statistics.median(values) if values else NAN
+        row[f"{name}_low"] = interval.low
+        row[f"{name}_high"] = interval.high
+        row[f"{name}_min"] = min(values, default=NAN)
+        row[f"{name}_max"] = max(values, default=NAN)
+    amounts = {"prefill_s": group.n_prompt.iloc[0], "tpot_ms": 1e3}
+    for rate, time in RATES:
+        for end, end_of_time in ENDS:
+            value = row[time + end_of_time]
+            row[rate + end] = amounts[time] / value if value else NAN
+    return row
+
+
+def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
+    """A figure of a row of `summary` with its interval, or its range if runs are too few for one."""
+    value = scale * row[figure]
+    doubts = row["doubts"]
+    if row["repeats"] < 2:
+        return Shown(value, None, None, row["repeats"], doubts)
+    has_interval = row[f"{figure}_low"] == row[f"{figure}_low"]  # not NaN
+    low, high = ("low", "high") if has_interval else ("min", "max")
+    return Shown(
+        value,
+        scale * row[f"{figure}_{low}"],
+        scale * row[f"{figure}_{high}"],
+        row["repeats"],
+        doubts,
+    )
+
+
+def firm(rows: pd.DataFrame) -> pd.DataFrame:
+    """The reliable rows of `summary`."""
+    if rows.empty:
+        return rows
+    return rows[rows.doubts.map(shown.is_firm).astype(bool)]
+
+
+def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
+    """Each setup of a table (of runs, steps or a summary): its label, and its rows."""
+    groups = [rows for _, rows in table.groupby(text_setup.fields(table), dropna=False, sort=False)]
+    labels = text_setup.labels(table, [rows.iloc[0] for rows in groups])
+    return list(zip(labels, groups, strict=True))
+
+
+def alone(records: Records) -> list[RequestRecord]:
+    """The requests that ran alone, one after the other."""
+    requests = [record for record in records if isinstance(record, RequestRecord)]
+    return [request for request in requests if request.experiment is None]
+
+
+def requests_of_experiments(records: Records) -> list[RequestRecord]:
+    """The requests of experiments, such as conversations."""
+    requests = [record for record in records if isinstance(record, RequestRecord)]
+    return [request for request in requests if request.experiment is not None]
+
+
+def of_engine(records: Records) -> list[Record]:
+    """The runs of the engine."""
+    return [record for record in records if isinstance(record, Record)]
+
+
+def went_well(record: RequestRecord) -> bool:
+    """Whether a request succeeded and is not a warm-up."""
+    return record.is_timed
+
+
+def is_measured(record: RequestRecord) -> bool:
+    """Whether a request is a repeat of the others: not known to be warm, with a full answer."""
+    request = figures(record.request)
+    return went_well(record) and request.is_warm is not True and request.is_short is not True
+
+
+def measured(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count: timed and successful.
+
+    Requests also ran alone, are not known to be warm, and have a full answer.
+    """
+    rows = rows[(rows.status == OK) & ~rows.warmup]
+    if "server" not in rows:
+        return rows
+    is_request = rows.server.notna()
+    is_special = rows.warm.eq(True) | rows.short.eq(True) | rows.case.notna()
+    return rows[~(is_request & is_special)]
+
+
+def n_prompt(request: Figures) -> int | None:
+    """Tokens of the prompt: as requested, otherwise as counted by the server."""
+    asked = request.asked
+    return first_known((asked.n_prompt, asked.n_prompt_counted, request.n_prompt))

@@ -66,7 +66,7 @@ COLUMNS: Columns = (
     (
         "prompt\ntokens",
         lambda row: "\n".join(
-            filter(None, [f"{row.n_prompt:,}" if row.n_prompt else "", row.lever or ""])
+            filter(None, [f"{row.n_prompt:,}" if row.n_prompt else "", row.case or ""])
         ),
     ),
     ("figure", lambda row: f"{figure_names()[row.figure]}, {row.figure.rpartition('_')[2]}"),
@@ -271,7 +271,7 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure) -> Figur
         ]
         for at, row in enumerate(one.rows):
             sides = [
-                of_side[row.figure, row.n_prompt, row.n_gen, row.lever].groupby("block")
+                of_side[row.figure, row.n_prompt, row.n_gen, row.case].groupby("block")
                 for of_side in cases
             ]
             of_base, of_other = (side.value.agg(statistics.geometric_mean) for side in sides)
@@ -324,7 +324,7 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure) -> Figur
                 va="center",
                 fontsize=9,
             )
-            lever = f"\n{row.lever}" if row.lever else ""
+            lever = f"\n{row.case}" if row.case else ""
             names.append(f"{figure_names()[row.figure]}, {row.n_prompt:,} tokens{lever}")
         ax.axvline(1, color=GUIDE, lw=1.2)
         ax.set_yticks(range(len(names)), names)

@@ -195,8 +195,7 @@ def _compared(
         rows = group.rows
         model = group.rows.model.iloc[0].split(" ")[0] if len(groups) > MANY else ""
         keys = {
-            (model, *measured)
-            for measured in zip(rows.lever.fillna(""), rows.n_prompt, strict=True)
+            (model, *measured) for measured in zip(rows.case.fillna(""), rows.n_prompt, strict=True)
         }
         fitting = next((cluster for known, cluster in found if keys & known), None)
         if fitting is None:
