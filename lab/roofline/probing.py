@@ -273,7 +273,8 @@ def _known_of_device(
     fitting.sort(key=lambda session: session.measured_at)
     quiet_sessions = [session for session in fitting if not session.disturbed]
     quiet_keys = {key(rate) for session in quiet_sessions for rate in session.rates}
-    needed = _needed_kernels(place)
+    has_disturbed = len(quiet_sessions) < len(fitting)
+    needed = _needed_kernels(place) if has_disturbed else None
     best: dict[Key, Rate] = {}
     disturbed: str | None = None
     for session in fitting:
