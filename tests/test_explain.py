@@ -156,3 +156,16 @@ def test_setups_that_differ_in_cpu_instructions_have_titles_to_read() -> None:
         "2 CPU instruction sets",
     ]
     assert "system_info" not in " ".join(labels)
+
+
+def test_a_disturbed_session_of_other_threads_marks_no_row(tmp_path: Path) -> None:
+    rates = [dataclasses.replace(probed, n_threads=1) for probed in FAST.rates]
+    noise = "other processes used 1.5 cores"
+    for ceilings in (FAST, dataclasses.replace(FAST, rates=tuple(rates), disturbed=noise)):
+        probing.save(ceilings, tmp_path)
+    runs = tmp_path / "runs.jsonl"
+    results.save(runs, timed(1.1)[0])
+    code, out, _ = run_lab("explain", runs, "--ceilings", tmp_path, "--no-plot", "--details")
+    assert code == 0
+    assert "!!" not in out and noise not in out
+    assert "limits decode after 20 tokens" in out
