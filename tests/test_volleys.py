@@ -2,23 +2,25 @@
 process."""
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import lab
 from lab.core import results
 from lab.core.record import OK
 from lab.core.request import RequestRecord
-from lab.runner.batches import Batch
 from lab.remote import session
 from lab.remote.examination import connect
 from lab.remote.servers import Server
 from lab.remote.session import ServerPlan, execute, make_plan
+from lab.runner.batches import Batch
 from lab.runner.cases import Case
 from lab.show import canvas, volleys
 from lab.show.section import Context
-from tests.conftest import make_record, make_run
+from tests.conftest import make_record, make_run, run_lab
 from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
 
 N_PROMPT = 30
@@ -127,3 +129,28 @@ def test_a_session_ends_at_its_deadline(server: Server, tmp_path: Path) -> None:
     requests = list(execute(plan, server, path, lambda status: None))
     assert 1 < len(requests) < 200
     assert {record.status for record in requests[:-1]} == {OK}
+
+
+def test_the_command_sends_volleys_and_shows_them(tmp_path: Path) -> None:
+    behaviour = Behaviour(usage=RUNNING, first_ms=5.0, gap_ms=1.0)
+    with null_server(NullSettings(models={"null": behaviour})) as started:
+        options = ("-s", "1,3", "-p", N_PROMPT, "-n", N_GEN, "-r", 1, "--out", tmp_path)
+        status, out, err = run_lab("batch", "--url", started.url, *options, "--json")
+        assert status == 0, err
+        rows = json.loads(out)["rows"]
+        assert [row["n_seq"] for row in rows] == [1, 3]
+        assert all(row["total_tps"] > 0 for row in rows)
+        status, out, err = run_lab("show", tmp_path)
+        assert status == 0, err
+        assert "3 requests at once: " in out
+        status, _, err = run_lab("batch", "--url", started.url, "--shared-prompt")
+        assert status == 1
+        assert "--shared-prompt is only for the lab's own engine" in err
+
+
+def test_the_function_sends_volleys(tmp_path: Path) -> None:
+    behaviour = Behaviour(usage=RUNNING, first_ms=5.0, gap_ms=1.0)
+    with null_server(NullSettings(models={"null": behaviour})) as started:
+        requests = lab.batch([2], [N_PROMPT], N_GEN, 1, url=started.url, out=tmp_path)
+    assert [record.is_warmup for record in requests] == [True, True, False, False]
+    assert {record.case["n_seq"] for record in requests} == {2}

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from lab.app import server
 from lab.app.experiment import REPEAT, Experiment, Table
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
 from lab.app.options import MODEL, PROMPT, TOKENS, setting_option
@@ -23,14 +25,22 @@ from lab.core import cost, memory, phases
 from lab.core.experiments import ExperimentRuns, setup_of
 from lab.core.lists import grouped
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
+from lab.core.request import RequestRecord
+from lab.errors import LabError
 from lab.models import catalog
+from lab.remote import session as server_session
+from lab.remote.examination import reaching_of
+from lab.remote.formats import MOST_AT_ONCE
+from lab.remote.session import ServerPlan
 from lab.roofline import step_kernels
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import batches
 from lab.runner.batches import Batch, batch_of
+from lab.runner.cases import Case
 from lab.runner.progress import ShowStatus
-from lab.runner.refusals import Numbers
-from lab.show import canvas
+from lab.runner.refusals import Numbers, whole_numbers
+from lab.show import canvas, volleys
+from lab.show.section import Context, Kind, Section
 from lab.show.wording import UNKNOWN, digits
 
 if TYPE_CHECKING:
@@ -85,18 +95,26 @@ def batch(
     model: str = catalog.DEFAULT,
     *,
     shared_prompt: bool = False,
+    url: str | None = None,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
     **settings: Any,
-) -> list[Record]:
+) -> list[Any]:
     """Decode several sequences together, after prompts of prompt_len tokens each; returns a record
     per run.
 
         lab.batch("1,4,16", gen=32)
 
     With `shared_prompt` the prompts are equal except for their last 16 tokens, and are prefilled
-    once. LabError for impossible numbers.
+    once. With `url` as many requests are sent to a server at once, as with `lab.measure`. LabError
+    for impossible numbers.
     """
+    if url is not None:
+        how = reaching_of(settings)
+        texts = {name: settings[name] for name in ("prompt", "seed") if name in settings}
+        plan = volleys_plan(sequences, prompt_len, gen, repeat, shared_prompt, **texts)
+        name = None if model == catalog.DEFAULT else model
+        return server_session.carry_out(url, plan, name, out, watch, **how)
     asked = {
         "sequences": sequences,
         "prompt_len": prompt_len,
@@ -106,6 +124,56 @@ def batch(
         "shared_prompt": shared_prompt,
     }
     return EXPERIMENT.measure({**asked, **settings}, out, watch)
+
+
+def volleys_plan(
+    sequences: Numbers,
+    prompt_len: Numbers,
+    gen: int,
+    repeat: int | None,
+    shared_prompt: bool,
+    **texts: Any,
+) -> ServerPlan:
+    """The plan for a server: as many requests at once as there are sequences in process."""
+    if shared_prompt:
+        raise LabError(
+            "--shared-prompt is only for the lab's own engine, not for a server.",
+            "Leave it out: each request has a prompt of its own.",
+        )
+    if gen < 2:
+        raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2.")
+    n_seqs = whole_numbers("--sequences", sequences, MOST_AT_ONCE)
+    lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
+    plan = server_session.make_plan(lengths, gen, repeat, **texts)
+    cases: list[Case] = []
+    for plain in plan.cases:
+        for n_seq in n_seqs:
+            cases.append(
+                replace(
+                    plain,
+                    experiment=batches.NAME,
+                    setup=Batch(n_seq, is_shared=False),
+                    sequences=(plain.n_prompt + gen,) * n_seq,
+                )
+            )
+    return replace(plan, cases=tuple(cases))
+
+
+def through_server(context: click.Context, url: str, asked: dict[str, Any]) -> None:
+    """`lab batch --url`."""
+    names = ("sequences", "prompt_len", "gen", "repeat", "shared_prompt", "prompt", "seed")
+    plan = volleys_plan(**{name: asked[name] for name in names})
+    model = asked["model"] if "model" in server.given(context) else None
+    server.carry_out(url, plan, model, asked)
+
+
+def is_of_volley(record: Any) -> bool:
+    """Whether a line of a results file is a request of `lab batch --url`."""
+    return isinstance(record, RequestRecord) and record.experiment == batches.NAME
+
+
+def volley_sections(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    return volleys.chapters(records, context, batches.NAME)
 
 
 OPTIONS = (
@@ -379,15 +447,21 @@ EXPERIMENT = Experiment(
     \b
       lab batch --sequences 1,4,16 --prompt-len 256
       lab batch --sequences 1,8 --kv-unified on --shared-prompt
+      lab batch --sequences 1,4,16 --url http://127.0.0.1:8080/v1
 
     A step with B sequences reads the weights once for B tokens. For each B the command shows the
     time of a step, the tokens per second in total and per user, and the prediction from the
-    ceilings. It also shows from which B on arithmetic is the limit. """,
+    ceilings. It also shows from which B on arithmetic is the limit.
+
+    With --url B requests are sent to a server at once, a volley. The command shows TTFT, TPOT, and
+    the tokens per second in total and per user, beside the same batch in process if the folder of
+    results has it. """,
     plan=batches.plan,
     options=OPTIONS,
     main_options=("model", "sequences", "prompt-len", "gen", "repeat", "shared-prompt"),
     tables=(TABLE,),
+    through_server=through_server,
 )
 
 command = EXPERIMENT.as_command()
-KINDS = (EXPERIMENT.as_kind(),)
+KINDS = (EXPERIMENT.as_kind(), Kind("volleys", is_of_volley, volley_sections))
