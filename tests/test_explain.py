@@ -168,4 +168,4 @@ def test_a_disturbed_session_of_other_threads_marks_no_row(tmp_path: Path) -> No
     code, out, _ = run_lab("explain", runs, "--ceilings", tmp_path, "--no-plot", "--details")
     assert code == 0
     assert "!!" not in out and noise not in out
-    assert "limits decode after 20 tokens" in out
+    assert "and decode after 20 tokens (" in out
