@@ -2,10 +2,10 @@
 
     python3 -m uv run python -m tests.bench.against_llama_bench [MODEL.gguf] [ROUNDS]
 
-Each round measures pp512 and tg128 on both sides, in alternating order and each in a fresh process: the same file,
-threads and batch sizes, random tokens. llama-bench's decode starts in an empty context and does not choose tokens, so
-the lab's side is a prompt of one token and decode *compute*. Each side of a round is one sample;
-what counts is the median of the rounds' ratios.
+Each round measures pp512 and tg128 on both sides, in alternating order and each in a fresh process:
+the same file, threads and batch sizes, random tokens. llama-bench's decode starts in an empty
+context and does not choose tokens, so the lab's side is a prompt of one token and decode *compute*.
+Each side of a round is one sample; what counts is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ TG = f"tg{N_GEN}"
 
 
 def decode_tps(steps: Steps) -> float:
-    times = [
-        r - s
-        for kind, s, r in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
-        if kind != PREFILL
-    ]
-    return len(times) / (sum(times) / 1e9)
+    """Tokens per second of the decode steps, without choosing tokens."""
+    rows = steps.frame()
+    decodes = rows[rows.kind != PREFILL]
+    return float(1e9 * len(decodes) / (decodes.ready_ns - decodes.start_ns).sum())
 
 
 def prefill_tps(steps: Steps) -> float:
@@ -52,14 +50,16 @@ def timed(worker: Worker, prompt: list[int], n_gen: int, settings: Settings) -> 
 
 
 def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dict[str, float]:
-    """Prefill and decode rate of the lab, in tokens/s: medians of N_SAMPLES runs each, in a fresh engine."""
+    """Prefill and decode rate of the lab in tokens/s, in a fresh engine.
+
+    Medians of N_SAMPLES runs each.
+    """
     n_vocab = worker.load(model, settings).n_vocab
     worker.new_context(settings)
     prefills = []
     decodes = []
-    timed(
-        worker, prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1), 2, settings
-    )  # llama-bench does so too
+    warm_up = prompts.random_ids(N_PROMPT, n_vocab, None, seed, -1)  # as llama-bench does
+    timed(worker, warm_up, 2, settings)
     for sample in range(N_SAMPLES):
         prompt = prompts.random_ids(N_PROMPT, n_vocab, None, seed, sample)
         prefills.append(prefill_tps(timed(worker, prompt, 1, settings)))
@@ -72,12 +72,13 @@ def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dic
 
 def bench_round(model: Path, settings: Settings) -> dict[str, float]:
     """Prefill and decode rate of llama-bench, likewise."""
-    options = ["-t", str(settings.n_threads), "-ub", str(settings.n_ubatch)]
-    rows = llama_bench.run(
-        model, "-p", str(N_PROMPT), "-n", str(N_GEN), "-r", str(N_SAMPLES), *options
-    )
-    rates = {(row["n_prompt"], row["n_gen"]): statistics.median(row["samples_ts"]) for row in rows}
-    return {PP: rates[N_PROMPT, 0], TG: rates[0, N_GEN]}
+    work = f"-p {N_PROMPT} -n {N_GEN} -r {N_SAMPLES}"
+    options = f"-t {settings.n_threads} -ub {settings.n_ubatch}"
+    rates = {}
+    for row in llama_bench.run(model, *work.split(), *options.split()):
+        name = PP if row["n_prompt"] else TG
+        rates[name] = statistics.median(row["samples_ts"])
+    return rates
 
 
 def main() -> None:
@@ -87,9 +88,8 @@ def main() -> None:
     with Worker() as worker:
         plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), prompt="random")
         settings = dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN)
-        print(
-            f"{model.name}, {settings.n_threads} threads, ubatch {settings.n_ubatch}; tokens/s: lab / llama-bench"
-        )
+        setup = f"{settings.n_threads} threads, ubatch {settings.n_ubatch}"
+        print(f"{model.name}, {setup}; tokens/s: lab / llama-bench")
         llama_bench.in_turns(
             n_rounds,
             lambda number: lab_round(worker, model, settings, number),

@@ -2,8 +2,8 @@
 
     python3 -m uv run python -m tests.bench.cry_wolf [TRIALS]
 
-A/A: TRIALS trials (40) of the default settings against themselves on the embedded model; at most 2 of 40 may
-call a difference. Planted: one thread instead of two, and the model re-quantised to Q8_0.
+A/A: TRIALS trials (40) of the default settings against themselves on the embedded model; at most 2
+of 40 may call a difference. Planted: one thread instead of two, and the model re-quantised to Q8_0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import trial as side_by_side
+from lab.runner import trial
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
@@ -26,45 +26,46 @@ N_PROMPT = 32
 N_GEN = 8
 
 
-def rows(variants: list[dict[str, Any]], seed: int) -> list[ComparedFigure]:
+def compare(variants: list[dict[str, Any]], seed: int) -> list[ComparedFigure]:
     """The rows of one trial of these settings."""
     plans: dict[str, Plan] = {}
     with Worker() as worker:
-        for i, settings in enumerate(variants):
-            plans[chr(65 + i)] = make_plan(worker, [N_PROMPT], N_GEN, seed=seed, **settings)
+        for letter, settings in zip("AB", variants, strict=True):
+            plans[letter] = make_plan(worker, [N_PROMPT], N_GEN, seed=seed, **settings)
 
     def watch(status: Status) -> None: ...
 
     with tempfile.TemporaryDirectory() as folder:
-        records = list(
-            side_by_side.execute(plans, side_by_side.N_BLOCKS, Path(folder) / "trial.jsonl", watch)
-        )
+        path = Path(folder) / "trial.jsonl"
+        records = list(trial.execute(plans, trial.N_BLOCKS, path, watch))
     (compared,) = comparison.compare(records)
     return list(compared.rows)
 
 
-def told(row: ComparedFigure) -> str:
-    ratio = (
-        f"{row.ratio.estimate:.3f} ({row.ratio.low:.3f} to {row.ratio.high:.3f})"
-        if row.ratio
-        else "-"
-    )
-    return f"{row.figure} {ratio} {row.verdict}"
+def sentence(rows: list[ComparedFigure]) -> str:
+    """What a trial says about each figure."""
+    parts = []
+    for row in rows:
+        ratio = row.ratio
+        interval = "-"
+        if ratio:
+            interval = f"{ratio.estimate:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+        parts.append(f"{row.figure} {interval} {row.verdict}")
+    return "; ".join(parts)
 
 
 def main() -> None:
     n_trials = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     n_called = 0
     for seed in range(n_trials):
-        found = rows([{}, {}], seed)
-        n_called += any(row.verdict not in (ALIKE, TOO_FEW) for row in found)
-        print(f"A/A {seed + 1:2}: {'; '.join(map(told, found))}", flush=True)
-    print(
-        f"{n_called} of {n_trials} A/A trials called a difference; at most 2 of 40 wanted",
-        flush=True,
-    )
+        compared = compare([{}, {}], seed)
+        if any(row.verdict not in (ALIKE, TOO_FEW) for row in compared):
+            n_called += 1
+        print(f"A/A {seed + 1:2}: {sentence(compared)}", flush=True)
+    calls = f"{n_called} of {n_trials} A/A trials called a difference"
+    print(f"{calls}; at most 2 of 40 wanted", flush=True)
     for settings in ({"threads": 1}, {"model": f"{catalog.DEFAULT}:Q8_0"}):
-        print(f"planted {settings}: {'; '.join(map(told, rows([{}, settings], 1)))}", flush=True)
+        print(f"planted {settings}: {sentence(compare([{}, settings], 1))}", flush=True)
 
 
 if __name__ == "__main__":

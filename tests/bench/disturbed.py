@@ -2,8 +2,9 @@
 
     python3 -m uv run python -m tests.bench.disturbed [ROUNDS]
 
-Each round measures decode after 10 tokens four times, in this order: lab quiet, llama-bench quiet, lab
-disturbed, llama-bench disturbed. Wanted of the lab: its median moves by at most 5 %, or it says not to trust it.
+Each round measures decode after 10 tokens four times, in this order: lab quiet, llama-bench quiet,
+lab disturbed, llama-bench disturbed. Wanted of the lab: its median moves by at most 5 %, or it says
+not to trust it.
 """
 
 from __future__ import annotations
@@ -45,22 +46,10 @@ def burning(seed: int) -> Iterator[None]:
 def lab_tpot() -> tuple[float, list[str]]:
     """The lab's median TPOT in ms, and its warnings."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [
-            "-p",
-            "10",
-            "-n",
-            str(N_GEN),
-            "-r",
-            str(N_REPEAT),
-            "--json",
-            "--no-plot",
-            "-o",
-            folder,
-        ]
-        command = [sys.executable, "-m", "lab", "measure", *arguments]
-        answer = json.loads(
-            subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        )
+        work = f"measure -p 10 -n {N_GEN} -r {N_REPEAT} --json --no-plot -o".split()
+        command = [sys.executable, "-m", "lab", *work, folder]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    answer = json.loads(done.stdout)
     return answer["rows"][0]["tpot_ms"], answer["warnings"]
 
 
@@ -74,7 +63,7 @@ def llama_bench_tpot() -> float:
 def main() -> None:
     n_rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 6
     moved: list[float] = []
-    silent = 0
+    n_silent = 0
     for n in range(n_rounds):
         quiet, warnings_quiet = lab_tpot()
         bench_quiet = llama_bench_tpot()
@@ -85,17 +74,17 @@ def main() -> None:
         change = disturbed / quiet - 1
         bench_change = bench_disturbed / bench_quiet - 1
         moved.append(abs(change))
-        silent += abs(change) > 0.05 and not any("Unreliable" in sentence for sentence in warnings)
-        print(
-            f"round {n + 1}: lab {quiet:.2f} -> {disturbed:.2f} ms ({change:+.1%}), llama-bench {bench_change:+.1%}"
-        )
-        for kind, sentences in (("quiet", warnings_quiet), ("disturbed", warnings)):
-            for sentence in sentences:
-                print(f"    {kind}: {sentence}", flush=True)
+        if abs(change) > 0.05 and "Unreliable" not in " ".join(warnings):
+            n_silent += 1
+        in_lab = f"lab {quiet:.2f} -> {disturbed:.2f} ms ({change:+.1%})"
+        print(f"round {n + 1}: {in_lab}, llama-bench {bench_change:+.1%}")
+        for sentence in warnings_quiet:
+            print(f"    quiet: {sentence}", flush=True)
+        for sentence in warnings:
+            print(f"    disturbed: {sentence}", flush=True)
     print(f"the median moved by {statistics.median(moved):.1%} (most {max(moved):.1%})")
-    print(
-        f"moved by more than 5 % without a warning not to trust it: {silent} of {n_rounds}; 0 wanted"
-    )
+    what = "moved by more than 5 % without a warning not to trust it"
+    print(f"{what}: {n_silent} of {n_rounds}; 0 wanted")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""llama-bench, llama-batched-bench and llama-server of the very llama.cpp that the lab runs on, as the other side.
+"""llama-bench, llama-batched-bench and llama-server of the very llama.cpp that the lab runs on, as
+the other side.
 
-Built once each (5 to 10 minutes on 2 cores) from the source distribution of the installed llama-cpp-python and
-kept in the user's cache folder. It runs on the shared libraries inside the installed llama-cpp-python, so
-both sides execute the same machine code.
+Built once each (5 to 10 minutes on 2 cores) from the source distribution of the installed
+llama-cpp-python and kept in the user's cache folder. It runs on the shared libraries inside the
+installed llama-cpp-python, so both sides execute the same machine code.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import shutil
 import statistics
@@ -54,17 +56,15 @@ def source() -> Path:
 
 def run(model: Path, *options: str) -> list[dict[str, Any]]:
     """llama-bench's JSON rows for `options`, such as `-p 512 -n 0 -r 1`."""
-    rows: list[dict[str, Any]] = json.loads(
-        _answer(program(), "-m", str(model), "-o", "json", *options)
-    )
+    text = _answer(program(), "-m", str(model), "-o", "json", *options)
+    rows: list[dict[str, Any]] = json.loads(text)
     return rows
 
 
 def run_batched(model: Path, *options: str) -> list[dict[str, Any]]:
     """llama-batched-bench's JSON rows for `options`, such as `-npp 256 -ntg 32 -npl 1,4`."""
-    text = _answer(
-        program("llama-batched-bench"), "-m", str(model), "--output-format", "jsonl", *options
-    )
+    arguments = ["-m", str(model), "--output-format", "jsonl", *options]
+    text = _answer(program("llama-batched-bench"), *arguments)
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
@@ -75,33 +75,34 @@ def in_turns(
     in_round: Callable[[Name, float, float], str],
     in_all: Callable[[Name, float, float, int, str], str],
 ) -> None:
-    """Runs both sides in each round, in alternating order, and prints the rounds and what their ratios say.
+    """Run both sides in each round, in alternating order; print the rounds and all their ratios.
 
-    `ours` takes the number of the round, from 1. `in_round` says in words what one rate was on both sides, `in_all`
-    their medians, over how many rounds, and the median and range of the rounds' ratios.
+    `ours` takes the number of the round, from 1. `in_round` describes a rate of both sides;
+    `in_all` their medians, the number of rounds, and the median and range of the rounds' ratios.
     """
-    pairs: list[tuple[Mapping[Name, float], Mapping[Name, float]]] = []
+    our_rounds: list[Mapping[Name, float]] = []
+    their_rounds: list[Mapping[Name, float]] = []
     for number in range(1, n_rounds + 1):
         if number % 2:
-            our_rates = ours(number)
-            pairs.append((our_rates, theirs()))
+            our_rounds.append(ours(number))
+            their_rounds.append(theirs())
         else:
-            their_rates = theirs()
-            pairs.append((ours(number), their_rates))
-        our_rates, their_rates = pairs[-1]
-        words = [in_round(name, rate, their_rates[name]) for name, rate in our_rates.items()]
-        print(f"round {number:2}  {'  '.join(words)}", flush=True)
-    for name in pairs[0][0] if pairs else ():
-        ratios = [our_rates[name] / their_rates[name] for our_rates, their_rates in pairs]
+            their_rounds.append(theirs())
+            our_rounds.append(ours(number))
+        their_rates = their_rounds[-1]
+        parts = [in_round(name, rate, their_rates[name]) for name, rate in our_rounds[-1].items()]
+        print(f"round {number:2}  {'  '.join(parts)}", flush=True)
+    for name in our_rounds[0]:
+        our_rates = [rates[name] for rates in our_rounds]
+        rates_of_other = [rates[name] for rates in their_rounds]
+        ratios = list(map(operator.truediv, our_rates, rates_of_other))
         spread = f"{statistics.median(ratios):.3f} (range {min(ratios):.3f} to {max(ratios):.3f})"
-        our_rate, their_rate = (
-            statistics.median(rates[name] for rates in side) for side in zip(*pairs, strict=True)
-        )
-        print(in_all(name, our_rate, their_rate, len(ratios), spread))
+        medians = statistics.median(our_rates), statistics.median(rates_of_other)
+        print(in_all(name, *medians, len(ratios), spread))
 
 
 def environment() -> dict[str, str]:
-    """The environment in which a program runs on the libraries of the installed llama-cpp-python."""
+    """The environment in which a program runs on the libraries of llama-cpp-python."""
     spec = find_spec("llama_cpp")
     assert spec is not None and spec.origin is not None
     libraries = str(Path(spec.origin).parent / "lib")
@@ -109,11 +110,10 @@ def environment() -> dict[str, str]:
 
 
 def _answer(program: Path, *options: str) -> str:
-    """Its stdout."""
+    """A program's stdout."""
     command = [str(program), *options]
-    return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=True
-    ).stdout
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def _home() -> Path:
@@ -125,9 +125,9 @@ def _home() -> Path:
 
 
 def _build(folder: Path, name: str) -> None:
-    cmake = (
-        ["cmake"] if shutil.which("cmake") else [os.environ.get("UV", "uv"), "tool", "run", "cmake"]
-    )
+    cmake = ["cmake"]
+    if not shutil.which("cmake"):
+        cmake = [os.environ.get("UV", "uv"), "tool", "run", "cmake"]
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "ON",
@@ -136,29 +136,17 @@ def _build(folder: Path, name: str) -> None:
         "LLAMA_BUILD_TESTS": "OFF",
         "LLAMA_USE_PREBUILT_UI": "OFF",  # or the server's pages would be fetched from the network
     }
-    defined = [f"-D{name}={value}" for name, value in options.items()]
-    subprocess.run([*cmake, "-S", str(source()), "-B", str(folder / "build"), *defined], check=True)
+    defines = [f"-D{option}={value}" for option, value in options.items()]
+    target = str(folder / "build")
+    subprocess.run([*cmake, "-S", str(source()), "-B", target, *defines], check=True)
     jobs = str(os.cpu_count() or 1)
-    subprocess.run(
-        [*cmake, "--build", str(folder / "build"), "--target", name, "-j", jobs], check=True
-    )
+    subprocess.run([*cmake, "--build", target, "--target", name, "-j", jobs], check=True)
 
 
 def _fetch(folder: Path, uv: str, requirement: str) -> None:
-    """The source distribution, unpacked."""
-    pip = [
-        uv,
-        "tool",
-        "run",
-        "pip",
-        "download",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        "--dest",
-        str(folder),
-    ]
-    subprocess.run([*pip, requirement], check=True)
+    """Get the source distribution and unpack it."""
+    pip = [uv, "tool", "run", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+    subprocess.run([*pip, "--dest", str(folder), requirement], check=True)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")

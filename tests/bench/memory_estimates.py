@@ -1,22 +1,24 @@
-"""Are the estimates of KV cache and compute buffer those that llama.cpp reserves? The whole catalog, three lengths.
+"""Are the estimates of KV cache and compute buffer those that llama.cpp reserves?
 
     python3 -m uv run python -m tests.bench.memory_estimates [NAME ...]
 
-Of each model only a header is written (the weights are a hole in the file, which takes no disk), and llama.cpp says
-in its log what it would reserve, without reading a weight. With flash attention, as by default, and without.
+For the whole catalog (or the named models) at three lengths, with and without flash attention. Only
+a header of each model is written (the weights are a hole in the file, which takes no disk), and
+llama.cpp says in its log what it would reserve, without reading a weight.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
 from lab.core import memory
-from lab.core.record import Settings
 from lab.models import catalog, synthetic
 from tests import miniature
 from tests.conftest import SETTINGS
@@ -38,53 +40,73 @@ class Hole:
         file.seek(end)
 
 
-def errors(
-    entry: catalog.Entry, path: Path, settings: Settings
-) -> tuple[float, float, float, float]:
-    """Bytes of KV cache and compute buffer that llama.cpp reserves, and the relative errors of the estimates."""
-    kv, compute = miniature.reserved(path, settings)
-    estimate = memory.of_context(
-        synthetic.model_of(entry, miniature.quantization(entry.shape.arch)), settings
+@dataclass(frozen=True)
+class Row:
+    """What llama.cpp reserves for a context, and by how much the estimate is off (a share)."""
+
+    name: str
+    flash_attn: str
+    n_ctx: int
+    kv_bytes: float
+    kv_error: float
+    compute_bytes: float
+    compute_error: float
+
+    def print(self) -> None:
+        cells = [
+            self.name,
+            self.flash_attn,
+            str(self.n_ctx),
+            f"{self.kv_bytes / 2**20:.2f}",
+            f"{self.kv_error:+.1%}",
+            f"{self.compute_bytes / 2**20:.2f}",
+            f"{self.compute_error:+.1%}",
+        ]
+        print(" | ".join(cells), flush=True)
+
+
+def compare(name: str, path: Path, flash_attn: str, n_ctx: int) -> Row:
+    """One context of a model whose header is in a file."""
+    entry = catalog.find(name)
+    settings = dataclasses.replace(
+        SETTINGS, n_ctx=n_ctx, n_ubatch=512, flash_attn=flash_attn, flash_attn_resolved=None
     )
+    kv_bytes, compute_bytes = miniature.reserved(path, settings)
+    model = synthetic.model_of(entry, miniature.quantization(entry.shape.arch))
+    estimate = memory.of_context(model, settings)
     assert estimate.kv_cache_bytes is not None and estimate.compute_bytes is not None
-    return kv, compute, estimate.kv_cache_bytes / kv - 1, estimate.compute_bytes / compute - 1
+    kv_error = estimate.kv_cache_bytes / kv_bytes - 1
+    compute_error = estimate.compute_bytes / compute_bytes - 1
+    return Row(name, flash_attn, n_ctx, kv_bytes, kv_error, compute_bytes, compute_error)
+
+
+def compare_all(names: list[str], path: Path) -> list[Row]:
+    rows = []
+    for name in names:
+        shape = catalog.find(name).shape
+        synthetic.write(shape, miniature.quantization(shape.arch), path)
+        for flash_attn, n_ctx in itertools.product(("on", "off"), LENGTHS):
+            row = compare(name, path, flash_attn, n_ctx)
+            row.print()
+            rows.append(row)
+        path.unlink()
+    return rows
 
 
 def main() -> None:
     names = sys.argv[1:] or list(catalog.entries())
-    worst: dict[str, list[float]] = {"on": [], "off": []}
-    kv_errors: list[float] = []
     print("model | flash attention | n_ctx | KV cache MiB | error | compute buffer MiB | error")
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(synthetic, "_RandomArray", Hole),
     ):
-        for name in names:
-            entry = catalog.find(name)
-            path = Path(folder) / "header.gguf"
-            synthetic.write(entry.shape, miniature.quantization(entry.shape.arch), path)
-            for flash, errors_found in worst.items():
-                for n_ctx in LENGTHS:
-                    settings = dataclasses.replace(
-                        SETTINGS,
-                        n_ctx=n_ctx,
-                        n_ubatch=512,
-                        flash_attn=flash,
-                        flash_attn_resolved=None,
-                    )
-                    kv, compute, kv_error, compute_error = errors(entry, path, settings)
-                    kv_errors.append(abs(kv_error))
-                    errors_found.append(abs(compute_error))
-                    cells = f"{kv / 2**20:.2f} | {kv_error:+.1%} | {compute / 2**20:.2f} | {compute_error:+.1%}"
-                    print(f"{name} | {flash} | {n_ctx} | {cells}", flush=True)
-            path.unlink()
-    print(f"\nKV cache: at most {max(kv_errors):.2%} off")
-    for flash, errors_of in worst.items():
-        inside = sum(error <= WITHIN for error in errors_of)
-        most = f"at most {max(errors_of):.1%} off"
-        print(
-            f"compute buffer, flash attention {flash}: {inside} of {len(errors_of)} within 5 %, {most}"
-        )
+        rows = compare_all(names, Path(folder) / "header.gguf")
+    print(f"\nKV cache: at most {max(abs(row.kv_error) for row in rows):.2%} off")
+    for flash_attn in ("on", "off"):
+        errors = [abs(row.compute_error) for row in rows if row.flash_attn == flash_attn]
+        n_near = len([error for error in errors if error <= WITHIN])
+        near = f"{n_near} of {len(errors)} within 5 %, at most {max(errors):.1%} off"
+        print(f"compute buffer, flash attention {flash_attn}: {near}")
 
 
 if __name__ == "__main__":
