@@ -16,7 +16,7 @@ from lab.process.worker import Worker
 from lab.runner.as_options import options
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from lab.show import text_setup
+from lab.show import text_plan
 from tests import miniature
 from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record
 
@@ -136,7 +136,7 @@ def test_bad_values(
 
 def shown(plan: Plan, capsys: pytest.CaptureFixture[str]) -> str:
     """What `--dry-run` prints, with single spaces."""
-    text_setup.print_plan(plan, False)
+    text_plan.print_plan(plan, False)
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -144,7 +144,7 @@ def test_a_plan_shows_what_goes_where(
     worker: FakeWorker, model_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = plan_of(worker, model_file)
-    rows = text_setup.places(plan) or []
+    rows = text_plan.places(plan) or []
     assert [row["device"] for row in rows] == ["CUDA0", "CUDA1", CPU]
     # 6 of 10 MB are free there, so 6 of 9 layers
     assert [row["layers"] for row in rows] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], []]
@@ -153,7 +153,7 @@ def test_a_plan_shows_what_goes_where(
     text = shown(plan, capsys)
     for line in ("CUDA0 0-5 0-5 6", "CUDA1 6-7, output 6-7 3", "CPU none none 1"):
         assert line in text
-    assert text_setup.places(plan_of(worker, model_file, n_gpu_layers=0)) is None
+    assert text_plan.places(plan_of(worker, model_file, n_gpu_layers=0)) is None
 
 
 def test_a_plan_shows_experts_and_caches_that_lie_apart(
@@ -161,7 +161,7 @@ def test_a_plan_shows_experts_and_caches_that_lie_apart(
 ) -> None:
     override = r"blk\.(0|1|5|7)\..*exps=CPU"
     plan = plan_of(worker, model_file, override_tensor=override, kv_offload=False)
-    rows = {row["device"]: row for row in text_setup.places(plan) or []}
+    rows = {row["device"]: row for row in text_plan.places(plan) or []}
     assert rows[CPU]["experts"] == [0, 1, 5, 7]
     assert rows[CPU]["caches"] == list(range(N_LAYER))
     assert rows["CUDA0"]["experts"] == [2, 3, 4] and rows["CUDA0"]["caches"] == []
@@ -175,7 +175,7 @@ def test_shares_and_a_single_gpu_decide_where_layers_go(
     worker: FakeWorker, model_file: Path
 ) -> None:
     def layers(**asked: Any) -> dict[str, list[int]]:
-        rows = text_setup.places(plan_of(worker, model_file, **asked)) or []
+        rows = text_plan.places(plan_of(worker, model_file, **asked)) or []
         return {row["device"]: row["layers"] for row in rows}
 
     assert layers(tensor_split="1,2")["CUDA0"] == [0, 1, 2]
@@ -198,7 +198,7 @@ def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Pat
     worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
     plan = plan_of(worker, model_file, n_gpu_layers="auto")
     assert plan.settings.n_gpu_layers == 6 and not plan.refused
-    assert text_setup.notes(plan) == [
+    assert text_plan.notes(plan) == [
         "--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."
     ]
     assert plan.settings.prefill_wait is None  # no pipeline
@@ -226,7 +226,7 @@ def plan_of_70b(worker: FakeWorker, free_bytes: int) -> Plan:
 def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker) -> None:
     plan = plan_of_70b(worker, 16 * GB)
     assert "planned from its shape" in plan.warnings[0] and not plan.refused
-    rows = text_setup.places(plan) or []
+    rows = text_plan.places(plan) or []
     assert [len(row["layers"]) for row in rows] == [21, 20, 20, 20, 0]
     assert sum(row["weights_bytes"] for row in rows) == plan.model.n_bytes
     assert all(10 * GB < row["needs_bytes"] < 12 * GB for row in rows[:4])

@@ -24,12 +24,12 @@ OF_OUTPUT = ("as_json", "no_plot", "report")  # options that no plan takes
 
 def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()) -> None:
     """Say what is measured where, and what the plans warn of; each sentence once."""
-    from lab.show import text_setup
+    from lab.show import text_plan
 
     lines: list[str] = []
     warnings: list[str] = []
     for plan in plans:
-        lines += text_setup.describe(plan.machine, plan.model)
+        lines += text_plan.describe(plan.machine, plan.model)
         warnings += plan.warnings
     for line in dict.fromkeys(lines):
         out.print(line)
@@ -43,7 +43,7 @@ def carry_out(
     """Plan, measure and show. `make` gets an engine's process and what was asked for, and plans."""
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
-    from lab.show import console, text_results, text_setup
+    from lab.show import console, text_results, text_plan
 
     output = Output.taken_from({**options, "out": out})
     err = console.console(stderr=True)
@@ -52,9 +52,9 @@ def carry_out(
     with Worker() as worker:
         with console.transfer(err) as show_transfer:
             plan = make(worker, **asked, watch=None if dry_run else show_transfer)
-        introduce([plan], text_out, err, text_setup.notes(plan))
+        introduce([plan], text_out, err, text_plan.notes(plan))
         if dry_run:
-            text_setup.print_plan(plan, output.as_json)
+            text_plan.print_plan(plan, output.as_json)
             return
         path = new_results_file(plan, output.folder)
         records, problem = collect(

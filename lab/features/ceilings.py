@@ -123,12 +123,12 @@ def measure(
     from lab.models.obtain import find
     from lab.process.worker import Worker
     from lab.runner.plan import make_plan
-    from lab.show import text_setup
+    from lab.show import text_plan
 
     with Worker() as worker:
         found_model = find(worker, model)
         plan = make_plan(worker, [1], 1, 1, **asked)
-        for line in text_setup.describe(plan.machine, found_model):
+        for line in text_plan.describe(plan.machine, found_model):
             say(line)
         where = probing.place_of(plan.machine, found_model, plan.settings)
         sessions = [] if again else probing.kept(out, warn)

@@ -377,7 +377,7 @@ def show_machine(lib: str | None, as_json: bool) -> None:
     token.
     """
     from lab.runner import noise_watch
-    from lab.show import console, text_setup
+    from lab.show import console, text_plan
 
     with Worker() as worker:
         worker.use(builds.folder_of(lib))
@@ -387,7 +387,7 @@ def show_machine(lib: str | None, as_json: bool) -> None:
     if as_json:
         console.print_json({**dataclasses.asdict(here), "energy": counters})
         return
-    for line in text_setup.describe(here):
+    for line in text_plan.describe(here):
         click.echo(line)
     for device in here.devices:
         memory = f", {device.memory_bytes / 1e9:.1f} GB" if device.memory_bytes else ""
@@ -417,7 +417,7 @@ def doctor(as_json: bool, **asked: Any) -> None:
 
     Keep the machine quiet during the checks. The exit status is 1 if something is broken.
     """
-    from lab.show import console, text_setup
+    from lab.show import console, text_plan
     from lab.show.section import Section, print_section
 
     with console.progress(console.console(stderr=True), None, str) as (watch, _):
@@ -427,7 +427,7 @@ def doctor(as_json: bool, **asked: Any) -> None:
     if as_json:
         console.print_json(dataclasses.asdict(found))
     else:
-        for line in text_setup.describe(found.machine, found.model):
+        for line in text_plan.describe(found.machine, found.model):
             out.print(line)
         out.print()
         cells = [[check.name, check.figure or "-", check.verdict] for check in found.checks]

@@ -117,7 +117,7 @@ def info(spec: str, as_json: bool) -> None:
 
 def _description(model: Model, path: str | None, figures: Mapping[str, Any]) -> dict[str, str]:
     """The lines that describe a model, by their names."""
-    from lab.show.text_setup import megabytes
+    from lab.show.text_plan import megabytes
 
     by_size = sorted(model.tensor_bytes.items(), key=lambda item: item[1], reverse=True)
     tensors = ", ".join(f"{kind} {megabytes(n_bytes)} MB" for kind, n_bytes in by_size)

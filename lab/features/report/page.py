@@ -29,7 +29,7 @@ from lab.features.predict import laws
 from lab.features.tune import result as tuned
 from lab.roofline import probing
 from lab.runner import as_options, machine
-from lab.show import comparison, page, table, text_requests, text_results, text_setup
+from lab.show import comparison, page, table, text_requests, text_results, text_plan, text_setup
 from lab.show.comparison import Group, Spread, known_spreads
 from lab.show.section import UNKNOWN, Context, Section, tabled
 
@@ -272,7 +272,7 @@ def _facts(one: Record | RequestRecord) -> dict[str, str]:
     """Of a run the machine, build, model and settings; of a request the server, model and client's
     machine."""
     if not isinstance(one, RequestRecord):
-        facts = text_setup.facts(one.machine, one.model)
+        facts = text_plan.facts(one.machine, one.model)
         if one.model.source == "synthetic":
             facts["weights"] = (
                 "random: timing is that of the real model's shape, the text is meaningless"
@@ -292,4 +292,4 @@ def _facts(one: Record | RequestRecord) -> dict[str, str]:
         facts["settings"] = (
             ", ".join(filter(None, [slots, room, own.model_file, own.quantization])) or UNKNOWN
         )
-    return facts | {"client": text_setup.facts(one.machine)["machine"]}
+    return facts | {"client": text_plan.facts(one.machine)["machine"]}

@@ -16,7 +16,7 @@ from lab.core.lists import join_and
 from lab.errors import LabError
 from lab.features.trace import attention_section, measuring, trace_section
 from lab.features.trace.lines import AttentionLine, TraceLine
-from lab.show import text_setup
+from lab.show import text_plan
 from lab.show.section import Context, Kind, Section
 
 OF_TIMES = {
@@ -122,7 +122,7 @@ def command(context: click.Context, /, text: str | None, **asked: Any) -> None:
         else:
             settings = without_options_of_times(context, asked)
             line = measuring.attention(text, **settings, out=output.folder, watch=watch)
-    for sentence in text_setup.describe(line.machine, line.model):
+    for sentence in text_plan.describe(line.machine, line.model):
         err.print(sentence)
     output.finish([line], output.folder / f"{line.session}.jsonl")
 
