@@ -1,4 +1,4 @@
-"""Models with the architecture of one in the catalog, but few and narrow layers: made and run in a second."""
+"""Models with an architecture of the catalog, but few and narrow layers: made in a second."""
 
 from __future__ import annotations
 
@@ -31,21 +31,18 @@ NAMES = {
 """A model of the catalog for each architecture."""
 
 
+FEWEST_LAYERS = {"gemma3": 7, "qwen35": 4, "qwen35moe": 4}
+"""So that at least one layer sees everything."""
+
+
 def entry(
     arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, window: int = 64
 ) -> Entry:
-    """A model of this architecture: `n_layer` layers (gemma3: at least 7, so that one sees everything; hybrids: 4)."""
+    """A model of this architecture with `n_layer` layers, or FEWEST_LAYERS."""
     full = catalog.entries()[NAMES[arch]]
-    state = {
-        "state_size": 32,
-        "group_count": 2,
-        "time_step_rank": 4,
-        "inner_size": 128,
-        "conv_kernel": 4,
-    }
     shape: Dimensions = dataclasses.replace(
         full.shape,
-        n_layer=max({"gemma3": 7, "qwen35": 4, "qwen35moe": 4}.get(arch, 0), n_layer),
+        n_layer=max(FEWEST_LAYERS.get(arch, 0), n_layer),
         n_embd=width,
         n_head=4,
         n_head_kv=2,
@@ -53,14 +50,24 @@ def entry(
         n_ff=2 * width,
         n_vocab=n_vocab,
         n_ctx_train=4096,
-        n_rot=24 if full.shape.n_rot else None,
-        n_expert=16 if full.shape.n_expert else None,
-        n_expert_used=2 if full.shape.n_expert else None,
-        n_ff_expert=width if full.shape.n_expert else None,
-        window=window if full.shape.window else None,
-        n_ff_shared=width if full.shape.n_ff_shared else None,
-        ssm=state if full.shape.ssm else None,
     )
+    if shape.n_rot:
+        shape = dataclasses.replace(shape, n_rot=24)
+    if shape.n_expert:
+        shape = dataclasses.replace(shape, n_expert=16, n_expert_used=2, n_ff_expert=width)
+    if shape.window:
+        shape = dataclasses.replace(shape, window=window)
+    if shape.n_ff_shared:
+        shape = dataclasses.replace(shape, n_ff_shared=width)
+    if shape.ssm:
+        state = {
+            "state_size": 32,
+            "group_count": 2,
+            "time_step_rank": 4,
+            "inner_size": 128,
+            "conv_kernel": 4,
+        }
+        shape = dataclasses.replace(shape, ssm=state)
     return dataclasses.replace(full, name=f"mini-{arch}", shape=shape)
 
 
@@ -68,25 +75,25 @@ def quantization(arch: str) -> str:
     return "MXFP4_MOE" if arch == "gpt-oss" else "Q4_0"
 
 
-def reserved(path: Path, asked: Settings) -> tuple[float, float]:
-    """Bytes of the KV cache and of the compute buffers that llama.cpp would reserve, by its log; reads no weights."""
+def reserved(path: Path, settings: Settings) -> tuple[float, float]:
+    """Bytes of the KV cache and of the compute buffers that llama.cpp would reserve.
+
+    By its log; reads no weights.
+    """
     devices.start()
     lib = llama_cpp()
     params = lib.llama_model_default_params()
-    alive = placement.model_params(params, asked)
+    alive = placement.model_params(params, settings)
     params.no_alloc = True
     params.load_mode = 0
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     devices.clear_log()
-    context = lib.llama_init_from_model(model, llama.context_params(asked))
-    lines = devices.log_lines()
+    context = lib.llama_init_from_model(model, llama.context_params(settings))
+    log = "\n".join(devices.log_lines())
     if context:
         lib.llama_free(context)
     lib.llama_model_free(model)
     del alive
-    caches = [re.search(r": size = +([0-9.]+) MiB \( *\d+ cells", line) for line in lines]
-    computed = [re.search(r"compute buffer size = +([0-9.]+) MiB", line) for line in lines]
-    kv, compute = (
-        sum(float(match[1]) for match in matches if match) * 2**20 for matches in (caches, computed)
-    )
-    return kv, compute
+    caches = re.findall(r": size = +([0-9.]+) MiB \( *\d+ cells", log)
+    buffers = re.findall(r"compute buffer size = +([0-9.]+) MiB", log)
+    return 2**20 * sum(map(float, caches)), 2**20 * sum(map(float, buffers))

@@ -1,7 +1,6 @@
-"""Models: what specs mean, random weights, re-quantizing, and the real commands on a loopback hub."""
+"""What specs mean, random weights, re-quantizing, and the real commands on a loopback hub."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import subprocess
@@ -30,6 +29,9 @@ SHAPES = {
 }
 
 
+QUICK = ("-n", "3", "-r", "1", "-t", "1", "--no-plot")
+
+
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     with Worker() as started:
@@ -37,10 +39,14 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path / "made"))
     loopback_hub.set_home(monkeypatch, tmp_path / "hf")
     return tmp_path / "made"
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file()]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +98,9 @@ def test_weights_are_random_scaled_and_deterministic(tmp_path: Path, quantizatio
 
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         synthetic.write(TINY, quantization, tmp_path / name, seed)
-    digests = [hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in "abc"]
-    assert digests[0] == digests[1] != digests[2]
+    contents = (tmp_path / "a").read_bytes()
+    assert (tmp_path / "b").read_bytes() == contents
+    assert (tmp_path / "c").read_bytes() != contents
     tolerance = 0.45 if quantization == "F16" else 0.15  # F16 weights share one power of two
     for tensor in gguf.GGUFReader(tmp_path / "a").tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -114,44 +121,28 @@ def test_the_mix_of_types_is_the_quantizers_own(worker: Worker, tmp_path: Path, 
 
     synthetic.write(SHAPES[name], "F16", tmp_path / "f16.gguf")
     for quantization in ("Q4_0", "Q4_1", "Q8_0"):
-        synthetic.write(SHAPES[name], quantization, tmp_path / "ours.gguf")
-        worker.quantize(
-            tmp_path / "f16.gguf", tmp_path / "theirs.gguf", quantization, lambda done: None
-        )
-        assert types(tmp_path / "ours.gguf") == types(tmp_path / "theirs.gguf"), quantization
+        written = tmp_path / "written.gguf"
+        quantized = tmp_path / "quantized.gguf"
+        synthetic.write(SHAPES[name], quantization, written)
+        worker.quantize(tmp_path / "f16.gguf", quantized, quantization, lambda done: None)
+        assert types(written) == types(quantized), quantization
 
 
 def test_synthetic_models_are_made_once_measured_and_marked(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = dataclasses.replace(
-        catalog.entries()["smollm2-135m"], shape=TINY
-    )  # the real size takes 20 s
+    # The real size takes 20 s.
+    entry = dataclasses.replace(catalog.entries()["smollm2-135m"], shape=TINY)
     monkeypatch.setitem(catalog.entries(), entry.name, entry)
     spec = f"synthetic:{entry.name}:Q4_K_M"
-    arguments = (
-        "measure",
-        "-m",
-        spec,
-        "-p",
-        "8",
-        "-n",
-        "3",
-        "-r",
-        "1",
-        "-t",
-        "1",
-        "--no-plot",
-        "-o",
-        tmp_path / "out",
-    )
+    arguments = ("measure", "-m", spec, "-p", "8", *QUICK, "-o", tmp_path / "out")
     status, out, err = run_lab(*arguments)
     assert status == 0, err
     assert "random weights" in out and "quantizing to Q4_K_M" in err
-    (made,) = own_cache.glob("*.gguf")
-    when = made.stat().st_mtime_ns
+    (path,) = cache_folder.glob("*.gguf")
+    written_at = path.stat().st_mtime_ns
     assert run_lab(*arguments[:-1], tmp_path / "again")[0] == 0
-    assert made.stat().st_mtime_ns == when
+    assert path.stat().st_mtime_ns == written_at
     timed = results.read([tmp_path / "out"]).records[-1]
     assert (timed.model.source, timed.model.quantization, timed.settings.prompt) == (
         "synthetic",
@@ -162,19 +153,20 @@ def test_synthetic_models_are_made_once_measured_and_marked(
     (tmp_path / "prompt.txt").write_text("What is the capital of France?")
     assert "random weights" in run_lab(*arguments, "--prompt", tmp_path / "prompt.txt")[2]
     assert "MB freed" in run_lab("models", "remove", spec)[1]
-    assert not [path for path in own_cache.iterdir() if path.is_file()]
+    assert not files_in(cache_folder)
 
 
-def test_requantizing_what_is_on_disk(tmp_path: Path, own_cache: Path) -> None:
-    how = ("-n", "3", "-r", "1", "-t", "1", "--no-plot", "-o", tmp_path / "out")
-    status, out, err = run_lab("measure", "-m", "smollm2-135m:q8_0", "-p", "8", *how)
+def test_requantizing_what_is_on_disk(tmp_path: Path, cache_folder: Path) -> None:
+    options = ("-p", "8", *QUICK, "-o", tmp_path / "out")
+    status, out, err = run_lab("measure", "-m", "smollm2-135m:q8_0", *options)
     assert status == 0, err
     assert "re-quantised" in out
-    (timed,) = [r for r in results.read([tmp_path / "out"]).records if not r.run.warmup]
-    assert (timed.model.source, timed.model.quantization) == ("requantized", "Q8_0")
-    listed = {row["spec"]: row for row in json.loads(run_lab("models", "--json")[1])}
-    assert listed["smollm2-135m:Q8_0"]["on_disk"]
-    assert not listed["phi-3-mini"]["on_disk"]
+    model = results.read([tmp_path / "out"]).records[-1].model
+    assert (model.source, model.quantization) == ("requantized", "Q8_0")
+    rows = json.loads(run_lab("models", "--json")[1])
+    is_on_disk = {row["spec"]: row["on_disk"] for row in rows}
+    assert is_on_disk["smollm2-135m:Q8_0"]
+    assert not is_on_disk["phi-3-mini"]
 
 
 def test_info_comes_from_the_header(tmp_path: Path) -> None:
@@ -182,14 +174,14 @@ def test_info_comes_from_the_header(tmp_path: Path) -> None:
     synthetic.write(SHAPES["untied"], "Q4_0", path)
     status, out, _ = run_lab("models", "info", path)
     assert status == 0 and "2 layers" in out and "KV cache" in out
-    known = json.loads(run_lab("models", "info", path, "--json")[1])
+    description = json.loads(run_lab("models", "info", path, "--json")[1])
     table = 1000 * 256 // 32 * 18
     assert (
-        known["weight_bytes_per_decode_step"]
-        == sum(known["model"]["tensor_bytes"].values()) - table
+        description["weight_bytes_per_decode_step"]
+        == sum(description["model"]["tensor_bytes"].values()) - table
     )
-    assert known["kv_bytes_per_position"] == 2 * 2 * 64 * 4
-    assert known["kv_bytes"]["10000"] == 10_240 * 1024  # llama.cpp pads to 256
+    assert description["kv_bytes_per_position"] == 2 * 2 * 64 * 4
+    assert description["kv_bytes"]["10000"] == 10_240 * 1024  # llama.cpp pads to 256
 
 
 def test_info_without_the_file_comes_from_the_shape() -> None:
@@ -200,13 +192,14 @@ def test_info_without_the_file_comes_from_the_shape() -> None:
     )
     assert "lab models pull phi-3-mini (a download of about 2,390 MB)" in out
     assert "lab models make synthetic:phi-3-mini:Q4_K_M" in out
-    known = json.loads(run_lab("models", "info", "phi3", "--json")[1])
+    description = json.loads(run_lab("models", "info", "phi3", "--json")[1])
     shape = catalog.find("phi-3-mini").shape
-    assert known["path"] is None and known["model"]["n_head_kv"] == shape.n_head_kv
+    assert description["path"] is None and description["model"]["n_head_kv"] == shape.n_head_kv
     assert (
-        known["kv_bytes_per_position"] == 2 * 2 * shape.n_layer * shape.n_head_kv * shape.head_dim
+        description["kv_bytes_per_position"]
+        == 2 * 2 * shape.n_layer * shape.n_head_kv * shape.head_dim
     )
-    assert known["model"]["n_bytes"] == synthetic.n_bytes(shape, "Q4_K_M")
+    assert description["model"]["n_bytes"] == synthetic.n_bytes(shape, "Q4_K_M")
 
 
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="file names are text there")
@@ -214,44 +207,43 @@ def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"m\xff\x1b[2J.gguf")
     synthetic.write(TINY, "Q4_0", path)
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    how = (
-        *("-p", "8", "-n", "2", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot", "-o"),
-        tmp_path / "out",
-    )
-    for command in (("measure", "-m", path, *how), ("models", "info", path)):
+    options = ("-p", "8", *QUICK, "--prompt", "random", "-o", tmp_path / "out")
+    for command in (("measure", "-m", path, *options), ("models", "info", path)):
         command_line = [sys.executable, "-m", "lab", *command]
-        done = subprocess.run(command_line, env=environment, capture_output=True, check=False)
-        assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
-        assert b"\x1b" not in done.stdout + done.stderr
+        ended = subprocess.run(command_line, env=environment, capture_output=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert b"Traceback" not in ended.stderr
+        assert b"\x1b" not in ended.stdout + ended.stderr
     record = results.read([tmp_path / "out"]).records[-1]
     assert (record.model.name, record.model.file) == ("m??[2J", "m??[2J.gguf")
 
 
 def test_two_processes_that_make_the_same_model_both_have_it(
-    worker: Worker, own_cache: Path
+    worker: Worker, cache_folder: Path
 ) -> None:
     processes = [start_lab("models", "make", "smollm2-135m:Q8_0") for _ in range(2)]
     endings = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], endings
-    (made,) = own_cache.glob("*.gguf")
-    assert all(out.split()[-1] == str(made) for out, _ in endings)
-    assert [path.name for path in own_cache.iterdir() if path.is_file()] == [made.name]
-    assert worker.read_model(made, "x", "synthetic").n_bytes == made.stat().st_size
+    (path,) = cache_folder.glob("*.gguf")
+    for out, _ in endings:
+        assert out.split()[-1] == str(path)
+    assert files_in(cache_folder) == [path]
+    assert worker.read_model(path, "x", "synthetic").n_bytes == path.stat().st_size
 
 
-def test_a_cache_folder_that_cannot_be_made_is_said(own_cache: Path) -> None:
-    own_cache.write_text("a file where a folder should be")
+def test_a_cache_folder_that_cannot_be_made_is_said(cache_folder: Path) -> None:
+    cache_folder.write_text("a file where a folder should be")
     status, _, err = run_lab("models", "make", "synthetic:smollm2-135m:Q4_0")
     assert status == 1 and "cannot be used" in err and "MINI_LAB_CACHE" in err
 
 
-def test_dry_runs_fetch_nothing(own_cache: Path) -> None:
+def test_dry_runs_fetch_nothing(cache_folder: Path) -> None:
     status, out, err = run_lab("measure", "-m", "synthetic:qwen2.5-0.5b", "--dry-run", "-p", "100")
     assert status == 0, err
     assert "qwen2.5-0.5b Q4_0" in out and "100 prompt tokens" in out  # planned from its shape
     status, _, err = run_lab("measure", "-m", "hf:owner/no-such/model.gguf", "--dry-run")
     assert status == 1 and "lab models pull" in err
-    assert not own_cache.exists()
+    assert not cache_folder.exists()
 
 
 def test_a_model_of_the_hub_is_pulled_and_measured(
@@ -263,20 +255,8 @@ def test_a_model_of_the_hub_is_pulled_and_measured(
         server.repos["owner/tiny"] = loopback_hub.Repo({"tiny-Q4_0.gguf": path.read_bytes()})
         loopback_hub.set_endpoint(monkeypatch, server.endpoint)
         for spec in ("hf:owner/tiny/tiny-Q4_0.gguf", "hf:owner/tiny:Q4_0"):
-            how = (
-                "-n",
-                "3",
-                "-r",
-                "1",
-                "-t",
-                "1",
-                "--prompt",
-                "random",
-                "--no-plot",
-                "-o",
-                tmp_path / "out",
-            )
-            status, _, err = run_lab("measure", "-m", spec, "-p", "8", *how)
+            options = ("-p", "8", *QUICK, "--prompt", "random", "-o", tmp_path / "out")
+            status, _, err = run_lab("measure", "-m", spec, *options)
             assert status == 0, err
         assert (
             "has no file with quantization Q6_K"

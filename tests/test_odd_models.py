@@ -1,8 +1,9 @@
-"""Models unlike most: those that the lab refuses, and recurrent and hybrid ones, which it measures."""
+"""Models that the lab refuses, and recurrent and hybrid ones, which it measures."""
 
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from lab.process.worker import Worker
 from tests import miniature, odd_models
 from tests.conftest import SETTINGS, run_lab
 
-ASKED = ("--prompt", "random", "-t", "1", "--no-plot")
+QUICK = ("--prompt", "random", "-t", "1", "--no-plot")
 
 
 @pytest.fixture(scope="module")
@@ -40,41 +41,31 @@ def test_what_does_not_decode_token_by_token_is_refused_with_the_reason(
 
 def test_a_command_says_it_once_and_measures_nothing(tmp_path: Path) -> None:
     path = odd_models.write("llada", tmp_path / "llada.gguf")
-    code, out, err = run_lab(
-        "measure", "-m", path, "-p", "8,16", "-n", "4", *ASKED, "-o", tmp_path / "out"
-    )
-    assert code == 1 and (out + err).count("does not generate text token by token") == 1
+    sizes = ("-p", "8,16", "-n", "4")
+    code, out, err = run_lab("measure", "-m", path, *sizes, *QUICK, "-o", tmp_path / "out")
+    assert code == 1
+    assert (out + err).count("does not generate text token by token") == 1
     assert not list((tmp_path / "out").glob("*.jsonl"))
 
 
 @pytest.mark.parametrize(("arch", "kind"), [("mamba", "recurrent"), ("lfm2", "convolutions")])
 def test_a_recurrent_and_a_hybrid_model_are_measured(tmp_path: Path, arch: str, kind: str) -> None:
     path = odd_models.write(arch, tmp_path / f"{arch}.gguf")
-    asked = (
-        "-m",
-        path,
-        "-p",
-        "8,100",
-        "-n",
-        "6",
-        "-r",
-        "2",
-        "-u",
-        "64",
-        *ASKED,
-        "-o",
-        tmp_path / "out",
-    )
-    code, out, err = run_lab("measure", *asked)
+    sizes = ("-p", "8,100", "-n", "6", "-r", "2", "-u", "64")
+    code, out, err = run_lab("measure", "-m", path, *sizes, *QUICK, "-o", tmp_path / "out")
     assert code == 0, out + err
-    records = [one for one in results.read([tmp_path / "out"]).records if not one.run.warmup]
-    assert len(records) == 4 and {one.run.status for one in records} == {OK}
-    for n_prompt in (8, 100):
-        first, second = (one.run for one in records if one.run.n_prompt == n_prompt)
-        steps = (64, 36) if n_prompt == 100 else (8,)
-        assert first.steps.n_tokens == second.steps.n_tokens == (*steps, 1, 1, 1, 1, 1)
-        assert len(first.token_ids) == 6
-    assert all(kind in (one.model.uncounted or "") for one in records)
+    steps = {8: (8, 1, 1, 1, 1, 1), 100: (64, 36, 1, 1, 1, 1, 1)}
+    n_runs = dict.fromkeys(steps, 0)
+    for record in results.read([tmp_path / "out"]).records:
+        run = record.run
+        if run.warmup:
+            continue
+        n_runs[run.n_prompt] += 1
+        assert run.status == OK
+        assert run.steps.n_tokens == steps[run.n_prompt]
+        assert len(run.token_ids) == 6
+        assert kind in (record.model.uncounted or "")
+    assert n_runs == {8: 2, 100: 2}
     code, out, err = run_lab("show", tmp_path / "out")
     assert code == 0 and arch in out
 
@@ -89,12 +80,14 @@ def test_a_state_that_is_not_cleared_would_show_in_the_tokens(
     worker.new_context(
         dataclasses.replace(SETTINGS, n_ctx=256, n_ubatch=64, n_threads=1, n_threads_batch=1)
     )
-    runs = [
-        worker.run(scripts.run(range(start, start + 40), 8, 64), lambda progress: None)
-        for start in (1, 90, 1)
-    ]
-    first, other, again = (run.token_ids for run in runs)
-    assert first == again != other
+
+    def tokens_after(first_id: int) -> tuple[int, ...]:
+        prompt = range(first_id, first_id + 40)
+        return worker.run(scripts.run(prompt, 8, 64), lambda progress: None).token_ids
+
+    tokens = tokens_after(1)
+    assert tokens_after(90) != tokens
+    assert tokens_after(1) == tokens
 
 
 @pytest.mark.parametrize("arch", ["mamba", "lfm2"])
@@ -102,32 +95,19 @@ def test_experiments_that_take_positions_back_are_refused_for_them(
     tmp_path: Path, arch: str
 ) -> None:
     path = odd_models.write(arch, tmp_path / f"{arch}.gguf")
-    asked = (
-        "-m",
-        path,
-        "--prompt-len",
-        "32",
-        "--chunk",
-        "16",
-        "-r",
-        "1",
-        *ASKED,
-        "-o",
-        tmp_path / "out",
-    )
-    code, _, err = run_lab("stall", *asked)
-    assert code == 1 and f"The cache of {arch} cannot be copied and cut" in err
+    sizes = ("--prompt-len", "32", "--chunk", "16", "-r", "1")
+    code, _, err = run_lab("stall", "-m", path, *sizes, *QUICK, "-o", tmp_path / "out")
+    assert code == 1
+    assert f"The cache of {arch} cannot be copied and cut" in err
 
 
 def test_flash_attention_is_not_believed_where_llama_cpp_forces_it_off(
     worker: Worker, tmp_path: Path
 ) -> None:
     worker.load(odd_models.write("grok", tmp_path / "grok.gguf"), SETTINGS)
-    resolved = [
-        worker.new_context(dataclasses.replace(SETTINGS, flash_attn=asked))
-        for asked in ("on", "auto", "off")
-    ]
-    assert [one.flash_attn_resolved for one in resolved] == ["off", "off", "off"]
+    for flash_attn in ("on", "auto", "off"):
+        settings = worker.new_context(dataclasses.replace(SETTINGS, flash_attn=flash_attn))
+        assert settings.flash_attn_resolved == "off"
 
 
 @pytest.mark.parametrize("arch", miniature.NAMES)
@@ -138,11 +118,13 @@ def test_the_list_of_those_that_never_skip_is_what_llama_cpp_does(
     synthetic.write(miniature.entry(arch).shape, miniature.quantization(arch), path)
     worker.load(path, SETTINGS)
     worker.new_context(dataclasses.replace(SETTINGS, n_ctx=64, n_ubatch=64))
-    asked = {"tokens": list(range(1, 41)), "n_gen": 1, "n_rounds": 1}
-    nodes = worker.call(Trace, "lab.features.trace.child.trace", **asked).prefill.nodes
-    (*_, last) = (
-        node
-        for node in nodes
-        if any("ffn_down" in one.name for one in node.sources) and "MUL" in node.op
-    )
-    assert (max(last.result.ne[1:]) == 40) == (arch in cost.NEVER_SKIPS), last
+    script = {"tokens": list(range(1, 41)), "n_gen": 1, "n_rounds": 1}
+    trace = worker.call(Trace, "lab.features.trace.child.trace", **script)
+    products = [node for node in trace.prefill.nodes if is_product_of_down(node)]
+    runs_all_tokens = max(products[-1].result.ne[1:]) == 40
+    assert runs_all_tokens == (arch in cost.NEVER_SKIPS), products[-1]
+
+
+def is_product_of_down(node: Any) -> bool:
+    has_down = any("ffn_down" in source.name for source in node.sources)
+    return has_down and "MUL" in node.op
