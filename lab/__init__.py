@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lab.features.predict.picture import plot_requests as plot_requests
     from lab.features.predict.prediction import predict as predict
     from lab.features.quant.comparing import quant as quant, quant_table as quant_table
-    from lab.features.speculate.speculation import speculate as speculate
+    from lab.features.speculate.command import speculate as speculate
     from lab.features.stall import stall as stall
     from lab.features.trace.measuring import attention as attention, trace as trace
     from lab.features.tune.result import plot_tuned as plot_tuned, show_tuned as show_tuned
@@ -74,7 +74,7 @@ PUBLIC = {
     "runs": "lab.show.table",
     "settings": "lab.runner.as_options",
     "show_tuned": "lab.features.tune.result",
-    "speculate": "lab.features.speculate.speculation",
+    "speculate": "lab.features.speculate.command",
     "stall": "lab.features.stall",
     "steps": "lab.show.table",
     "summary": "lab.show.table",

@@ -174,9 +174,9 @@ FEATURES: tuple[Feature, ...] = (
         name="speculate",
         group=MANY,
         help="Measure what speculative decoding costs and gains.",
-        command="lab.features.speculate.speculation:command",
-        results=("lab.features.speculate.speculation:KINDS",),
-        experiment="lab.features.speculate.speculation:RUNS",
+        command="lab.features.speculate.command:command",
+        results=("lab.features.speculate.command:KINDS",),
+        experiment="lab.features.speculate.setup:RUNS",
     ),
     Feature(
         name="rpc-server",

@@ -17,15 +17,15 @@ from lab.core.record import DECODE, FAILED, OK, Ceilings, Rate, Record, Run, Set
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
 from lab.features import batch as batching, stall as stalls, turns
-from lab.runner.batches import Batch
 from lab.features.claims import figures
 from lab.features.claims.figures import LONGEST, Evidence, figure
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, judge
-from lab.features.speculate import speculation
-from lab.features.speculate.speculation import Speculation
+from lab.features.speculate import planning as speculation
+from lab.features.speculate.setup import Speculation
 from lab.features.turns import Turns
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner import disturbances
+from lab.runner.batches import Batch
 from lab.runner.cases import Case, measured_run, named
 from lab.show import comparison
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeClock, make_record, speculated

@@ -118,7 +118,7 @@ class _Preparation:
         self._speculation: Any = None  # a feature's class, for an operation `speculate`
         if script and script[-1].by:
             feature = import_module(script[-1].by)
-            self._speculation = feature.Speculation(context, draft, self._logits, self.tokens)
+            self._speculation = feature.Speculator(context, draft, self._logits, self.tokens)
 
     @property
     def speculated_shapes(self) -> list[scripts.Shape]:

@@ -19,7 +19,7 @@ from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
 from lab.features import turns
 from lab.features.batch import step_s as batch_step_s
-from lab.features.speculate.speculation import speculation_of
+from lab.features.speculate.setup import speculation_of
 from lab.features.stall import in_chunks, stall_of
 from lab.roofline import explanation, step_kernels
 from lab.runner.batches import batch_of
@@ -343,7 +343,7 @@ def of_limit(evidence: Evidence) -> Figures:
 def speed_up(evidence: Evidence) -> Figures:
     """The speed-up of the median text, in each block."""
     runs = evidence.of("speculation").dropna(subset=["text", "drafted token"])
-    has_drafts = runs.record.map(lambda record: record.run.speculation.n_draft > 0).astype(bool)
+    has_drafts = runs.record.map(lambda record: record.run.case["n_draft"] > 0).astype(bool)
     plain, drafted = (
         own.groupby(["block", "text"])["drafted token"].last()
         for own in (runs[~has_drafts], runs[has_drafts])

@@ -29,7 +29,7 @@ from lab.errors import LabError
 from lab.features import stall, turns
 from lab.features.claims import judging
 from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
-from lab.features.speculate import speculation
+from lab.features.speculate import planning as speculation
 from lab.models import catalog, obtain
 from lab.process.wire import Probe
 from lab.process.worker import Worker

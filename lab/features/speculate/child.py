@@ -1,12 +1,14 @@
-"""Greedy speculative decoding: draft tokens, verify all in one step, and forget those after the first wrong one.
+"""Greedy speculative decoding: draft tokens, verify all in one step, and forget those after the
+first wrong one.
 
-A draft token is accepted if the model chooses the same token. Verifying n tokens is a step of n + 1: the last chosen
-token and the draft. All get logits, so the step also yields the token after the last accepted one. Every step yields at
-least one token, and the text is that of plain decoding, except at near-ties, where another step size may round
-differently. Leviathan et al., "Fast inference from transformers via speculative decoding" (2023).
+A draft token is accepted if the model chooses the same token. Verifying n tokens is a step of
+n + 1: the last chosen token and the draft. All get logits, so the step also yields the token after
+the last accepted one. Every step yields at least one token, and the text is that of plain decoding,
+except at near-ties, where another step size may round differently. Leviathan et al., "Fast
+inference from transformers via speculative decoding" (2023).
 
-The draft comes from a smaller model, or from the text so far: the tokens that followed the last occurrence of the same
-two or three tokens (prompt lookup: Saxena, "Prompt lookup decoding", 2023).
+The draft comes from a smaller model, or from the text so far: the tokens that followed the last
+occurrence of the same two or three tokens (prompt lookup: Saxena, "Prompt lookup decoding", 2023).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from lab.engine.llama import Context, Logits
 from lab.engine.loop import Action
 
 N_GRAMS = (3, 2)
-"""Lengths of the token sequences to look up, in this order. Single tokens repeat too often to predict the next one."""
+"""Lengths of the token sequences to look up, in this order. Single tokens repeat too often to
+predict the next one."""
 
 
 class Lookup:
@@ -32,7 +35,7 @@ class Lookup:
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self.tokens: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # the position of the token that followed
+        self._next_at: dict[tuple[int, ...], int] = {}  # the position of the token that followed
         for token in tokens:
             self.append(token)
 
@@ -40,30 +43,27 @@ class Lookup:
         end = len(self.tokens)
         for n in N_GRAMS:
             if end >= n:
-                self._after[tuple(self.tokens[end - n :])] = end
+                self._next_at[tuple(self.tokens[end - n :])] = end
         self.tokens.append(token)
 
     def guess(self, n: int) -> list[int]:
-        """The n tokens after the last occurrence of the text's end; empty if it has not occurred before."""
+        """The n tokens after the last occurrence of the text's end; empty without an occurrence."""
         for n_same in N_GRAMS:
-            place = (
-                self._after.get(tuple(self.tokens[-n_same:]))
-                if len(self.tokens) >= n_same
-                else None
-            )
-            if place is None:
+            if len(self.tokens) < n_same:
                 continue
-            text = self.tokens[place : place + n]
-            while (
-                len(text) < n
-            ):  # past the end: repeat the tokens between that occurrence and the end
-                text.append(text[len(text) - (len(self.tokens) - place)])
-            return text
+            place = self._next_at.get(tuple(self.tokens[-n_same:]))
+            if place is not None:
+                return self._repeated(place, n)
         return []
 
+    def _repeated(self, place: int, n: int) -> list[int]:
+        """n tokens from `place` on; past the end the tokens from there to the end repeat."""
+        period = len(self.tokens) - place
+        return [self.tokens[place + i % period] for i in range(n)]
 
-class Speculation:
-    """Makes the actions, and records the shapes of the steps and the number of accepted tokens of each.
+
+class Speculator:
+    """Makes the actions, and records the shapes of the steps and the accepted tokens of each.
 
     Writes chosen tokens into `tokens`.
     """
@@ -73,7 +73,7 @@ class Speculation:
     ) -> None:
         self._context = context
         self._draft = draft
-        self._logits = logits
+        self._logits = logits  # by whether they are the draft model's
         self._tokens = tokens
         self.shapes: list[Shape] = []
         self.accepted: list[int] = []
@@ -81,41 +81,43 @@ class Speculation:
     def actions(
         self, prompt: Sequence[int], operation: Operation, n_prefilled: int
     ) -> Iterator[Action]:
-        """Moves until `operation.times` tokens are chosen, after the prompt and one chosen token (`tokens[0]`).
+        """Actions until `operation.times` tokens are chosen, after the prompt and one chosen token
+        (`tokens[0]`).
 
         Drafts never go beyond the last token to generate.
         """
-        text = self._text = Lookup([*prompt, int(self._tokens[0])])
+        self._text = Lookup([*prompt, int(self._tokens[0])])
         self._n_read = len(prompt)  # tokens of the text that the draft model's cache holds
         n_chosen = 1
-        while (n_left := operation.times + 1 - n_chosen) > 0:
-            n_past = len(text.tokens) - 1
-            n_guesses = min(operation.n_draft, n_left - 1)
+        n_wanted = operation.times + 1
+        while n_chosen < n_wanted:
             self._guesses: list[int] = []
-            if operation.of_draft:
-                for _ in range(n_guesses):
-                    yield self._guess_next(n_prefilled)
-            elif n_guesses:
-                self.shapes.append(Shape(DRAFT, 0, n_past, 1, 0))
-                yield functools.partial(self._look_up, n_guesses), None, n_prefilled
-            step = [text.tokens[-1], *self._guesses]
-            self.shapes.append(
-                Shape(VERIFY if self._guesses else DECODE, len(step), n_past, 1, len(step))
-            )
-            forward = functools.partial(llama.decode, self._context, _batch(step, 0))
-            yield forward, functools.partial(self._choose, n_chosen), n_prefilled
-            n_right = len(text.tokens) - n_past - 2
-            n_chosen += n_right + 1
-            if n_right < len(self._guesses):
-                self.shapes.append(Shape(FORGET, 0, n_past + len(step), 1, 0))
-                yield (
-                    functools.partial(llama.forget, self._context, 0, n_past + 1 + n_right),
-                    None,
-                    n_prefilled,
-                )
-            self._n_read = min(self._n_read, n_past + 1 + n_right)
+            n_past = len(self._text.tokens) - 1
+            n_guesses = min(operation.n_draft, n_wanted - n_chosen - 1)
+            yield from self._draft_tokens(n_guesses, operation.of_draft, n_past, n_prefilled)
+            yield self._verify(n_chosen, n_past, n_prefilled)
+            n_accepted = len(self._text.tokens) - n_past - 2
+            n_chosen += n_accepted + 1
+            n_valid = n_past + 1 + n_accepted
+            if n_accepted < len(self._guesses):
+                n_computed = n_past + 1 + len(self._guesses)
+                self.shapes.append(Shape(FORGET, 0, n_computed, 1, 0))
+                forget = functools.partial(llama.forget, self._context, 0, n_valid)
+                yield forget, None, n_prefilled
+            self._n_read = min(self._n_read, n_valid)
             if self._guesses:
-                self.accepted.append(n_right)
+                self.accepted.append(n_accepted)
+
+    def _draft_tokens(
+        self, n: int, of_draft_model: bool, n_past: int, n_prefilled: int
+    ) -> Iterator[Action]:
+        """Guess n tokens: a step of the draft model for each, or one lookup in the text."""
+        if of_draft_model:
+            for _ in range(n):
+                yield self._guess_next(n_prefilled)
+        elif n:
+            self.shapes.append(Shape(DRAFT, 0, n_past, 1, 0))
+            yield functools.partial(self._look_up, n), None, n_prefilled
 
     def _look_up(self, n: int) -> None:
         self._guesses += self._text.guess(n)
@@ -124,24 +126,32 @@ class Speculation:
         """One step of the draft model over the tokens that it has not read yet."""
         assert self._draft is not None
         draft = self._draft
-        known = self._text.tokens + self._guesses
-        new = known[self._n_read :]
         n_read = self._n_read
+        tokens = self._text.tokens + self._guesses
+        unread = tokens[n_read:]
+        last = len(unread) - 1
+        batch = _batch(unread, last)
         is_first = not self._guesses
-        batch = _batch(new, len(new) - 1)
-        self.shapes.append(Shape(DRAFT, len(new), n_read, 1, 1))
-        self._n_read = len(known)
+        self.shapes.append(Shape(DRAFT, len(unread), n_read, 1, 1))
+        self._n_read = len(tokens)
 
         def execute() -> None:
             if is_first:  # tokens of the last draft may have been rejected
                 llama.forget(draft, 0, n_read)
             llama.decode(draft, batch)
 
-        return (
-            execute,
-            lambda: self._guesses.append(int(self._logits[True].row(len(new) - 1).argmax())),
-            n_prefilled,
-        )
+        def choose() -> None:
+            self._guesses.append(int(self._logits[True].row(last).argmax()))
+
+        return execute, choose, n_prefilled
+
+    def _verify(self, n_chosen: int, n_past: int, n_prefilled: int) -> Action:
+        """One step of the model over the last chosen token and the guesses."""
+        step = [self._text.tokens[-1], *self._guesses]
+        kind = VERIFY if self._guesses else DECODE
+        self.shapes.append(Shape(kind, len(step), n_past, 1, len(step)))
+        forward = functools.partial(llama.decode, self._context, _batch(step, 0))
+        return forward, functools.partial(self._choose, n_chosen), n_prefilled
 
     def _choose(self, n_chosen: int) -> None:
         """Choose the tokens after the last one and after each accepted one."""
@@ -154,14 +164,14 @@ class Speculation:
 
 
 def _batch(ids: Sequence[int], first_output: int) -> Any:
-    """A llama_batch of sequence 0; tokens from `first_output` on get logits. llama.cpp counts the positions."""
+    """A llama_batch of sequence 0; tokens from `first_output` on get logits.
+
+    llama.cpp counts the positions. The pointers keep their arrays alive.
+    """
     n = len(ids)
     tokens = (ctypes.c_int32 * n)(*ids)
-    wants_logits = (ctypes.c_int8 * n)(*(i >= first_output for i in range(n)))
-    batch = llama_cpp().llama_batch(
-        n_tokens=n, token=ctypes.cast(tokens, ctypes.POINTER(ctypes.c_int32))
-    )
-    batch.logits = ctypes.cast(
-        wants_logits, ctypes.POINTER(ctypes.c_int8)
-    )  # both keep their arrays alive
+    has_logits = (ctypes.c_int8 * n)(*([0] * first_output + [1] * (n - first_output)))
+    token_pointer = ctypes.cast(tokens, ctypes.POINTER(ctypes.c_int32))
+    batch = llama_cpp().llama_batch(n_tokens=n, token=token_pointer)
+    batch.logits = ctypes.cast(has_logits, ctypes.POINTER(ctypes.c_int8))
     return batch

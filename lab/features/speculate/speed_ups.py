@@ -1,0 +1,297 @@
+"""The speed-up over plain decoding for each text and draft length, in a table, sentences and a
+picture."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.app.experiment import Table
+from lab.app.experiment_tables import (
+    as_rows,
+    cell,
+    first_difference,
+    plot_series,
+    prediction_errors,
+)
+from lab.core import guesses, stats
+from lab.core.guesses import LOOKUP, Chain, StepTimes
+from lab.core.lists import grouped, plural
+from lab.core.record import Record
+from lab.features.speculate.curve import curve_case
+from lab.features.speculate.setup import figures, speculation_of
+from lab.roofline.step_prediction import StepPrediction
+from lab.show import canvas
+from lab.show.wording import UNKNOWN, digits
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+PROMPT = ["text", "n_prompt", "n_gen"]
+DRAFTED = [*PROMPT, "draft"]
+CASE = [*DRAFTED, "n_draft"]
+BLOCK = ["session", "repeat", "engine"]  # compared runs had the same process
+MOST_PANELS = 8
+
+
+def all_runs(records: Sequence[Record]) -> pd.DataFrame:
+    """A row per run that generated a text: CASE, BLOCK, `record`, `tpot_s`."""
+    import pandas as pd
+
+    rows = []
+    for record in records:
+        run = record.run
+        speculation = speculation_of(run)
+        tpot_ms = figures(run).get("tpot_ms")
+        if speculation is None or tpot_ms is None:
+            continue
+        prompt = (speculation.text, run.n_prompt, run.n_gen)
+        draft = (speculation.draft or "", speculation.n_draft)
+        block = (record.session, run.repeat, run.engine)
+        rows.append((*prompt, *draft, *block, record, tpot_ms / 1e3))
+    return pd.DataFrame(rows, columns=[*CASE, *BLOCK, "record", "tpot_s"])
+
+
+def runs_with_drafts(records: Sequence[Record]) -> pd.DataFrame:
+    """A row per run with drafts, beside plain decoding in the same block: `plain`, `plain_s`.
+
+    `parted_at` is the first token at which their texts differ.
+    """
+    runs = all_runs(records)
+    pair = [*PROMPT, *BLOCK]
+    plain = runs[runs.n_draft == 0].drop_duplicates(pair, keep="last")
+    plain = plain.drop(columns=["draft", "n_draft"])
+    plain = plain.rename(columns={"record": "plain", "tpot_s": "plain_s"})
+    drafted = runs[runs.n_draft > 0].merge(plain, "left", pair)
+    parted_at = []
+    for record, plain_record in zip(drafted.record, drafted.plain, strict=True):
+        difference = None
+        if isinstance(plain_record, Record):
+            difference = first_difference(record.run.token_ids, plain_record.run.token_ids)
+        parted_at.append(difference)
+    return drafted.assign(parted_at=parted_at)
+
+
+def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+    """A row for each text and draft length of one setup: medians over blocks.
+
+    `right` is the share of drafted tokens that were accepted, `length` the tokens per step with a
+    draft. `speed_up` is the time of plain decoding over that with drafts, block by block
+    (`n_pairs`), with its 95 % interval (None for fewer than 6 blocks). `expected` is the speed-up
+    predicted from the curve and from the runs with the longest draft. `bottleneck` is known where
+    the speed-up is below 1. `n_parted` runs chose another token than plain decoding, the first of
+    them at `parted_at`.
+    """
+    import pandas as pd
+
+    table = []
+    for case, runs in runs_with_drafts(records).groupby(DRAFTED):
+        of_curve = [record.run for record in records if curve_case(record.run) == case[1:]]
+        times = guesses.step_times(of_curve)
+        longest = [guesses.checked(r.run) for r in runs.record[runs.n_draft == runs.n_draft.max()]]
+        is_lookup = case[3] == LOOKUP
+        for n_draft, runs_of_length in runs.groupby("n_draft"):
+            row = {**dict(zip(DRAFTED, case, strict=True)), "n_draft": n_draft}
+            chains = chains_with_drafts(runs_of_length.record)
+            row |= measured_figures(runs_of_length, chains)
+            row["expected"] = expected_speed_up(longest, n_draft, is_lookup, times)
+            row["bottleneck"] = None
+            if times and row["speed_up"] < 1 and n_draft + 1 in times.target and chains:
+                row["bottleneck"] = bottleneck(chains, n_draft, times)
+            row["n_parted"] = runs_of_length.parted_at.count()
+            row["parted_at"] = runs_of_length.parted_at.min()
+            table.append(row)
+    return as_rows(pd.DataFrame(table))
+
+
+def chains_with_drafts(records: Sequence[Record]) -> list[Chain]:
+    """Of every step with a draft: the tokens drafted, and those accepted."""
+    chains: list[Chain] = []
+    for record in records:
+        chains += [chain for chain in guesses.checked(record.run) if chain[0]]
+    return chains
+
+
+def measured_figures(runs: pd.DataFrame, chains: Sequence[Chain]) -> dict[str, Any]:
+    """The figures of the runs of a text and a draft length."""
+    pairs = runs.dropna(subset="plain_s")
+    ratio = None
+    if len(pairs):
+        ratio = stats.paired_ratio(list(pairs.tpot_s), list(pairs.plain_s))
+    right = None
+    length = None
+    if chains:
+        n_accepted = [accepted for _, accepted in chains]
+        right = sum(n_accepted) / sum(drafted for drafted, _ in chains)
+        length = 1 + statistics.fmean(n_accepted)
+    return {
+        "n_runs": len(runs),
+        "n_pairs": len(pairs),
+        "right": right,
+        "length": length,
+        "tpot_s": runs.tpot_s.median(),
+        "plain_tpot_s": pairs.plain_s.median(),
+        "speed_up": (pairs.plain_s / pairs.tpot_s).median(),
+        "low": None if ratio is None else ratio.low,
+        "high": None if ratio is None else ratio.high,
+    }
+
+
+def expected_speed_up(
+    longest: Sequence[list[Chain]], n_draft: int, is_lookup: bool, times: StepTimes | None
+) -> float:
+    """The speed-up that the acceptance in runs with the longest drafts predicts; NaN if unknown."""
+    if times is None:
+        return math.nan
+    speed_ups = []
+    for chains in longest:
+        steps = guesses.in_steps_of(chains, n_draft, is_lookup)
+        speed_up = guesses.speed_up(steps, times)
+        if speed_up is not None:
+            speed_ups.append(speed_up)
+    return statistics.median(speed_ups) if speed_ups else math.nan
+
+
+def bottleneck(chains: Sequence[Chain], n_draft: int, times: StepTimes) -> str:
+    """The part with the ideal that would gain most: verifying (v = 1), drafting (free) or
+    acceptance (all accepted)."""
+    n_positions = n_draft + 1
+    one_s = times.target[1]
+    v = digits(times.target[n_positions] / one_s)
+    all_accepted = digits(guesses.speed_up([(n_draft, n_draft)], times) or 0.0)
+    free_verifying = StepTimes(dict.fromkeys(times.target, one_s), times.draft)
+    every_accepted = [(n, n) for n, _ in chains]
+    sentences = {
+        f"verification; a step of {n_positions} positions takes {v}x a step of one": (
+            guesses.speed_up(chains, free_verifying)
+        ),
+        f"acceptance; with every token accepted the speed-up would be {all_accepted}x": (
+            guesses.speed_up(every_accepted, times)
+        ),
+    }
+    if times.draft:
+        c = digits(times.draft[1] / one_s)
+        drafting = f"drafting; a drafted token takes {c}x a step of the model"
+        sentences[drafting] = guesses.speed_up(chains, StepTimes(times.target, {}))
+    return max(sentences, key=lambda sentence: sentences[sentence] or 0.0)
+
+
+def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
+    """For one setup: the best draft length of each text, whether the text stayed the same, and the
+    errors of predictions."""
+    sentences: list[str] = []
+    pairs: list[tuple[float | None, float | None]] = []
+    by_text = grouped(rows, lambda row: (row.text, row.n_prompt, row.n_gen, row.draft))
+    for lengths in by_text.values():
+        measured = [row for row in lengths if row.speed_up is not None]
+        if measured:
+            sentences.append(verdict(max(measured, key=lambda row: row.speed_up)))
+            pairs += [(row.expected, row.speed_up) for row in lengths[:-1]]
+    if rows:
+        sentences.append(same_text(rows))
+    note = " (without the longest draft length, from whose runs they are predicted)"
+    return sentences + prediction_errors(pairs, "speed-ups", note)
+
+
+def verdict(row: Any) -> str:
+    """Whether drafting pays at the best length, by how much, and what limits it."""
+    pays = "no clear gain"
+    interval = "too few blocks for an interval"
+    if row.low is not None:
+        interval = f"95 % interval {digits(row.low)}-{digits(row.high)}"
+        if row.low > 1:
+            pays = "pays"
+        elif row.high < 1:
+            pays = "does not pay"
+    drafts = plural(row.n_draft, "drafted token")
+    gain = f"{digits(row.speed_up)}x plain decoding with {drafts} per step ({interval})"
+    if row.right is not None:
+        gain = f"{gain}, {100 * row.right:.0f} % accepted"
+    sentence = f"{row.text} with {row.draft}: {pays}, {gain}."
+    if row.bottleneck:
+        return f"{sentence} Bottleneck: {row.bottleneck}."
+    return sentence
+
+
+def same_text(rows: Sequence[Any]) -> str:
+    """Whether the tokens are those of plain decoding."""
+    n_pairs = sum(row.n_pairs for row in rows)
+    n_parted = sum(row.n_parted for row in rows)
+    if n_pairs == 0:
+        return "Without a plain run the text cannot be compared with plain decoding."
+    if n_parted == 0 and n_pairs == 1:
+        return "In 1 run the tokens match plain decoding."
+    if n_parted == 0:
+        return f"In all {n_pairs:,} runs the tokens match plain decoding."
+    first = 1 + int(min(row.parted_at for row in rows if row.n_parted))
+    return (
+        f"In {n_parted} of {n_pairs} runs the text differs from plain decoding, from token {first} "
+        "at the earliest: kernels for several positions round differently."
+    )
+
+
+def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
+    """The speed-up over the draft length, a panel for each text."""
+    runs = runs_with_drafts(records).dropna(subset="plain_s")
+    by_prompt = grouped(rows, lambda row: (row.text, row.n_prompt, row.n_gen))
+    panels = list(by_prompt.items())[:MOST_PANELS]
+    axes = canvas.grid(figure, len(panels), min(len(panels), 4), sharex=True, sharey=True)
+    drafts = list(dict.fromkeys(row.draft for row in rows))
+    styles = dict(zip(drafts, canvas.styles(len(drafts)), strict=True))
+    for ax, (prompt, rows_of_panel) in zip(axes, panels, strict=True):
+        for draft, lengths in grouped(rows_of_panel, lambda row: row.draft).items():
+            of_draft = runs[(runs[DRAFTED] == [*prompt, draft]).all(axis=1)]
+            measured = []
+            for run in of_draft.itertuples():
+                measured.append((run.n_draft, run.plain_s / run.tpot_s, [run.record, run.plain]))
+            medians = [(row.n_draft, row.speed_up) for row in lengths if row.speed_up is not None]
+            predicted = [(row.n_draft, row.expected) for row in lengths if row.expected is not None]
+            plot_series(ax, f"drafted by {draft}", styles[draft], measured, medians, predicted)
+        ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
+        ax.set_xticks(sorted({row.n_draft for row in rows}))
+        ax.margins(x=0.1)
+        text, n_prompt, n_gen = prompt
+        ax.set_title(f"{text}, {n_prompt:,} + {n_gen:,} tokens", fontsize=10)
+        ax.set_xlabel("drafted tokens per step")
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("speed-up over plain decoding")
+    canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
+
+
+def accepted_cell(row: Any) -> str:
+    return UNKNOWN if row.right is None else f"{100 * row.right:.0f}"
+
+
+def speed_up_cell(row: Any) -> str:
+    if row.low is None:
+        return cell(row.speed_up)
+    return f"{cell(row.speed_up)}\n{digits(row.low)}-{digits(row.high)}"
+
+
+TABLE = Table(
+    name="speculate",
+    question="Does it pay to draft tokens, and how many?",
+    title="tokens drafted and verified together; medians over blocks, "
+    "the speed-up's 95 % interval below",
+    caption="Speed-up over plain decoding, over the number of drafted tokens per step; a panel for "
+    "each text. Points are blocks, the line is the median, dashes are predictions.",
+    columns=(
+        ("text", lambda row: row.text),
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        ("draft\nby", lambda row: row.draft),
+        ("drafted\na step", lambda row: f"{row.n_draft}"),
+        ("accepted\n%", accepted_cell),
+        ("tokens\na step", lambda row: cell(row.length)),
+        ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
+        ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
+        ("speed-up", speed_up_cell),
+        ("predicted", lambda row: cell(row.expected)),
+    ),
+    rows=rows,
+    conclude=conclude,
+    draw=draw,
+    is_by_ceilings=False,
+)
