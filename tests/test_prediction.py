@@ -439,6 +439,27 @@ def test_a_7b_in_f16_on_an_a100() -> None:
     assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)
 
 
+def test_more_memory_and_bandwidth_make_no_chip_slower() -> None:
+    by_chip: dict[str, list[Device]] = {}
+    for device in devices.devices().values():
+        by_chip.setdefault(device.chip, []).append(device)
+    small, large = sorted(by_chip["a100"], key=lambda device: device.gbps)
+    of_small = on_device(BIG, WIDE, small, 1000, 200)
+    of_large = on_device(BIG, WIDE, large, 1000, 200)
+    assert (small.name, large.name) == ("a100-40gb", "a100-80gb")
+    assert small.peak_tflops == large.peak_tflops
+    assert of_large.prefill_expected_s and of_small.prefill_expected_s
+    assert of_large.prefill_expected_s <= of_small.prefill_expected_s
+    assert of_large.tpot_expected_s and of_small.tpot_expected_s
+    assert of_large.tpot_expected_s < of_small.tpot_expected_s
+    learned = learned_figures(device={"rtx-1-8gb": 2.0, "rtx-1": 8.0, "rtx-2": 9.0})
+    case = case_of(PREFILL, (1,) * 5)
+    variant = dataclasses.replace(case, device=dataclasses.replace(CARD, name="rtx-1-16gb"))
+    assert learned.coefficients(variant)[0] == pytest.approx(2 * 4)
+    unknown_chip = dataclasses.replace(case, device=dataclasses.replace(CARD, name="rtx-3"))
+    assert learned.coefficients(unknown_chip)[0] == pytest.approx(2)
+
+
 def test_a_request_on_a_device_is_what_was_learned_of_its_phases() -> None:
     card = devices.find_device("rtx-4090")
     row = on_device(BIG, WIDE, card, 1000, 200)

@@ -37,6 +37,8 @@ def row(name: str = "a", prefill: tuple[float, float] = (1.0, 1.0), **fields: An
         prefill,
         0.005,
         (0.01, 0.02),
+        prefill_expected_s=0.8,
+        tpot_expected_s=0.015,
         device=device,
         needed_bytes=10**9,
         **fields,
@@ -77,6 +79,9 @@ def test_the_chance_to_keep_limits_follows_from_the_range() -> None:
 def test_a_request_is_its_prefill_and_its_tokens() -> None:
     assert row().e2e_s == pytest.approx((2.0, 3.0))
     assert row().tps == pytest.approx((50, 100))
+    assert row().e2e_expected_s == pytest.approx(2.3)
+    without = dataclasses.replace(row(), prefill_expected_s=None)
+    assert without.e2e_expected_s is None
 
 
 def test_what_fits_comes_first_by_its_time() -> None:
@@ -183,11 +188,12 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     columns = dict(zip(section.headings, zip(*section.cells, strict=True), strict=True))
     assert columns["keeps\nlimits"][:3] == ("yes", "50 %", "no")
     assert columns["note"][4] == "needs 9.0 GB of 8.0 for 2 users"
-    assert columns["TTFT\ns"][:2] == ("1.00", "1.00")
-    assert columns["decode\ntokens/s"][0] == "50.0-100"
-    assert [columns["E2E\ns"][index] for index in (0, 3, 4)] == ["2.00-3.00", "-", "-"]
+    assert columns["TTFT\ns"][:2] == ("0.800", "0.800")
+    assert columns["decode\ntokens/s"][0] == "66.7\n50.0-100"
+    assert [columns["E2E\ns"][index] for index in (0, 3, 4)] == ["2.30\n2.00-3.00", "-", "-"]
     assert "1 of 6 keep TTFT 1 s with at least 95 % certainty." in section.sentences
-    assert section.words == ["The fastest is sure: 2.00 s to 3.00 s for the whole request."]
+    answer = "The fastest is sure: 2.30 s (2.00 s to 3.00 s) for the whole request."
+    assert section.words == [answer]
     few = tables.ranking(rows, most=2)
     assert [cells[0] for cells in few.cells] == ["sure", "maybe", HERE]
     assert (
@@ -203,6 +209,13 @@ def test_the_command_ranks_all_devices() -> None:
     assert out.count("b200") == 2  # in its row, and as the fastest
     assert "m1 " not in out
     assert "This machine is not in the table" in error
+    assert "lab ceilings -m llama-3.1-8b:Q4_K_M --types Q4_K,Q6_K; lab measure" in error
+
+
+def test_a_type_that_nobody_named_is_said_to_be_chosen() -> None:
+    _, out, _ = run_lab("predict", "-m", "llama-3.1-8b", "-d", "m4", "-p", "10", "--no-plot")
+    assert "llama-3.1-8b is predicted in Q4_0, the smallest of the common types" in out
+    assert "is predicted in" not in run_lab("predict", "-m", LLAMA, "-d", "m4", "-p", "10")[1]
 
 
 def test_the_command_ranks_a_kind() -> None:
@@ -235,6 +248,7 @@ def test_the_json_has_the_times_and_chances_of_each_prompt_length() -> None:
         (("--slo", "fast"), "cannot be read"),
         (("-n", "1"), "leaves nothing to decode"),
         (("--users", "0"), "Give 1 or more"),
+        (("-p", "4,000"), "Write thousands without a comma"),
     ],
 )
 def test_wrong_use_has_its_sentence(arguments: tuple[str, ...], message: str) -> None:

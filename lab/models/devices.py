@@ -101,6 +101,11 @@ class Device:
         return name_words
 
     @property
+    def chip(self) -> str:
+        """The name without the size of the memory and the like."""
+        return chip_of(self.name)
+
+    @property
     def memory_bytes(self) -> float | None:
         return None if self.memory_gb is None else self.memory_gb * 1e9
 
@@ -113,6 +118,11 @@ class Device:
         if self.fp32 is None or factor is None:
             return None
         return self.fp32 * factor
+
+
+def chip_of(name: str) -> str:
+    """The name of a device without what only distinguishes variants: a100-80gb is an a100."""
+    return "-".join(part for part in name.split("-") if not VARIANT.fullmatch(part))
 
 
 @cache

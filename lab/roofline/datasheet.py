@@ -16,12 +16,13 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from statistics import geometric_mean
 from typing import NamedTuple
 
 from lab.core import cost, memory
 from lab.core.record import DECODE, PREFILL, Model, Settings
 from lab.models.catalog import data_file
-from lab.models.devices import Device
+from lab.models.devices import Device, chip_of
 from lab.roofline import step_kernels
 
 PARTS = "arithmetic", "weights", "attention", "cache", "layers"
@@ -283,9 +284,19 @@ class Learned:
         if level is None:
             return 1.0
         value = self.factors.get(name, {}).get(level, 1.0)
+        if name == "device" and level not in self.factors.get(name, {}):
+            return self._factor_of_variants(case.device)
         if "flash" not in name:
             return value
         return math.pow(value, 0.5 if case.flash_attn else -0.5)
+
+    def _factor_of_variants(self, device: Device) -> float:
+        """The factor of devices with the same chip, so that more memory makes none slower."""
+        factors = []
+        for name, factor in self.factors.get("device", {}).items():
+            if chip_of(name) == device.chip:
+                factors.append(factor)
+        return geometric_mean(factors) if factors else 1.0
 
     def part_times(self, case: Case) -> list[float]:
         """Expected seconds of each part."""

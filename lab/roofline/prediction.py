@@ -126,6 +126,18 @@ class Prediction:
         return fastest, slowest
 
     @property
+    def e2e_expected_s(self) -> float | None:
+        """Expected seconds of the whole request; None if a phase has none."""
+        if self.prefill_expected_s is None or self.tpot_expected_s is None:
+            return None
+        return self.prefill_expected_s + (self.n_gen - 1) * self.tpot_expected_s
+
+    @property
+    def tps_expected(self) -> float | None:
+        """Expected tokens per second of each user."""
+        return None if self.tpot_expected_s is None else 1 / self.tpot_expected_s
+
+    @property
     def tps(self) -> Span:
         """Tokens per second of each user."""
         return 1 / self.tpot_s[1], 1 / self.tpot_s[0]

@@ -52,6 +52,11 @@ def parse_lengths(
 
 def _range_of_lengths(part: str, asked: str, option: str, most: int) -> list[int]:
     """A single length, or at most `most` lengths of a range."""
+    if re.fullmatch(r"\s*0\d\d\s*", part):
+        raise LabError(
+            f"{asked} is not one length: commas separate lengths (in {option} {asked}).",
+            "Write thousands without a comma, or with k: 4000 or 4k.",
+        )
     match = LENGTHS.fullmatch(in_digits(part))
     if not match:
         kind = "prompt" if option == "--prompt-len" else "draft"

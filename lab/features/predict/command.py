@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         help="Folder with ceilings and runs to learn from.",
     ),
     as_json_option(),
+    click.option("--no-plot", is_flag=True, help="Draw no plots; this command draws none."),
 )
 def predict(
     device: str | None,
@@ -56,6 +57,8 @@ def predict(
     slo: str | None,
     results: str,
     as_json: bool,
+    no_plot: bool,
+    users: int,
     **asked: Any,
 ) -> None:
     """Predict a model's speed: which device suits it, and why.
@@ -85,13 +88,16 @@ def predict(
         raise LabError(
             f"There is no folder {results}.", "Name the one with your results: --results FOLDER"
         )
+    model = asked.pop("model")
+    specs = prediction.names_in(model)
     is_ranking = prediction.ranks(device)
     limits = parse_slo(slo) if slo else None
     rows = prediction.predict(
         prompt_len or ("1000" if is_ranking else "10,1000,10000"),
         gen,
-        asked.pop("model"),
+        model,
         device,
+        users=users,
         slo=limits,
         results=results,
         **asked,
@@ -99,12 +105,9 @@ def predict(
     if as_json:
         console.print_json({"rows": [document(row) for row in rows]})
         return
-    print_sections(tables.sections(rows, limits, is_ranking, shows_all), console.console())
+    print_sections(tables.sections(rows, limits, is_ranking, shows_all, specs), console.console())
     if device is None and not any(row.name == HERE for row in rows):
-        note(
-            "This machine is not in the table. Its prediction needs ceilings and a run:"
-            " lab ceilings, lab measure"
-        )
+        note(prediction.missing_here(specs[0], results, asked))
 
 
 def document(row: Prediction) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.record import Record
+from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
 from lab.errors import LabError
 from lab.models import catalog, devices
 from lab.models.devices import Device
 from lab.roofline import learning, prediction
-from lab.roofline.prediction import HERE, Evidence, Prediction, Span
+from lab.roofline.prediction import HERE, Evidence, PhaseTime, Prediction
 from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan import parse_lengths
@@ -127,6 +128,16 @@ def ranked_here(
     return rows
 
 
+def missing_here(spec: str, results: str | Path, settings: dict[str, Any]) -> str:
+    """Why this machine is not in a ranking of a model, and the commands that change it."""
+    plan = prediction.plan_for(spec, settings)
+    try:
+        prediction.on_this_machine(plan, [1000], 2, 1, prediction.evidence_in(Path(results)))
+    except LabError as problem:
+        return wording.missing_here(plan.model, problem.what)
+    return wording.missing_here(plan.model, "")
+
+
 def same_requests(records: Sequence[Record], plan: Plan, n_prompt: int) -> list[Record]:
     """The plain runs of this setup with about so many tokens in the prompt."""
     model = plan.model
@@ -145,21 +156,20 @@ def measured_row(runs: Sequence[Record], plan: Plan, n_prompt: int, n_gen: int) 
     """A request as it was measured, from the setting with most repeats."""
     summary = table.summary(table.runs(runs))
     best = summary.loc[summary.repeats.idxmax()].to_dict()
-    row = Prediction(
+    row = prediction.of_phases(
         plan.model,
         n_prompt,
         n_gen,
-        prefill_limit_s=None,
-        prefill_s=measured_range(best, "ttft_s", 1.0),
-        tpot_limit_s=math.nan,
-        tpot_s=measured_range(best, "tpot_ms", 1e-3),
+        measured_time(best, "ttft_s", 1.0),
+        measured_time(best, "tpot_ms", 1e-3),
         doubts=best["doubts"],
         is_measured=True,
     )
     return prediction.with_memory(row, plan.settings, None)
 
 
-def measured_range(summary: dict[str, Any], figure: str, scale: float) -> Span:
-    """The ends of a figure's interval; twice the figure if it was measured once."""
+def measured_time(summary: dict[str, Any], figure: str, scale: float) -> PhaseTime:
+    """A figure with its interval; if it was measured once, the interval is the figure."""
     shown = table.shown_in(summary, figure, scale)
-    return shown.low or shown.value, shown.high or shown.value
+    ends = (shown.low or shown.value, shown.high or shown.value)
+    return PhaseTime(None, shown.value, ends)

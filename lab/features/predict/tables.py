@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from statistics import geometric_mean
 
 from lab.core import shown
 from lab.core.lists import grouped
@@ -18,9 +20,27 @@ MOST_ROWS = 15  # devices of a ranking that are shown, with this machine
 
 
 def sections(
+    rows: Sequence[Prediction],
+    slo: Slo | None,
+    is_ranking: bool,
+    shows_all: bool,
+    specs: Sequence[str] = (),
+) -> list[Section]:
+    """A ranking for each prompt length, or an explanation of each model on each device.
+
+    `specs` are the models as they were asked for.
+    """
+    chosen = wording.chosen_quantizations(rows, specs)
+    shown_sections = sections_of(rows, slo, is_ranking, shows_all)
+    last = dataclasses.replace(
+        shown_sections[-1], sentences=[*shown_sections[-1].sentences, *chosen]
+    )
+    return [*shown_sections[:-1], last]
+
+
+def sections_of(
     rows: Sequence[Prediction], slo: Slo | None, is_ranking: bool, shows_all: bool
 ) -> list[Section]:
-    """A ranking for each prompt length, or an explanation of each model on each device."""
     if is_ranking:
         most = None if shows_all else MOST_ROWS
         by_length = grouped(rows, lambda row: row.n_prompt)
@@ -32,15 +52,17 @@ def sections(
 # Cells
 
 
-def range_cell(row: Prediction, ends: Span, doubts: Sequence[str] = ()) -> str:
-    """A range with a mark of doubt."""
+def range_cell(
+    row: Prediction, expected: float | None, ends: Span, doubts: Sequence[str] = ()
+) -> str:
+    """The expected figure with a mark of doubt, and its range below it."""
     if row.shortage is not None or math.isnan(ends[0]):
         return UNKNOWN
+    middle = geometric_mean(ends) if expected is None else expected
     low = digits(ends[0])
     high = digits(ends[1])
-    if low == high:
-        return low + shown.mark(doubts)
-    return f"{low}-{high}{shown.mark(doubts)}"
+    figure = f"{digits(middle)}{shown.mark(doubts)}"
+    return figure if low == high else f"{figure}\n{low}-{high}"
 
 
 def limit_cell(row: Prediction, limit: float | None) -> str:
@@ -49,8 +71,10 @@ def limit_cell(row: Prediction, limit: float | None) -> str:
     return digits(limit)
 
 
-def milliseconds(span: Span) -> Span:
-    return 1e3 * span[0], 1e3 * span[1]
+def tpot_cell(row: Prediction) -> str:
+    """The time per token in milliseconds."""
+    expected_ms = None if row.tpot_expected_s is None else 1e3 * row.tpot_expected_s
+    return range_cell(row, expected_ms, (1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]))
 
 
 def chance_cell(row: Prediction) -> str:
@@ -65,10 +89,14 @@ def chance_cell(row: Prediction) -> str:
 
 
 def request_time(row: Prediction) -> str:
-    """The range of the whole request in words."""
+    """The time of the whole request and its range in words."""
     low = seconds(row.e2e_s[0])
     high = seconds(row.e2e_s[1])
-    return low if low == high else f"{low} to {high}"
+    if low == high:
+        return low
+    if row.e2e_expected_s is None:
+        return f"{low} to {high}"
+    return f"{seconds(row.e2e_expected_s)} ({low} to {high})"
 
 
 # A ranking
@@ -99,9 +127,9 @@ def ranking_columns(is_one_model: bool) -> Columns:
     return (
         ("name", lambda row: row.name),
         ("model", lambda row: UNKNOWN if is_one_model else row.label),
-        ("TTFT\ns", lambda row: range_cell(row, row.prefill_s, row.doubts)),
-        ("decode\ntokens/s", lambda row: range_cell(row, row.tps, row.doubts)),
-        ("E2E\ns", lambda row: range_cell(row, row.e2e_s, row.doubts)),
+        ("TTFT\ns", lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s, row.doubts)),
+        ("decode\ntokens/s", lambda row: range_cell(row, row.tps_expected, row.tps, row.doubts)),
+        ("E2E\ns", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s, row.doubts)),
         ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),
         ("keeps\nlimits", chance_cell),
         ("note", ranking_note),
@@ -201,10 +229,10 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
 
 EXPLANATION_COLUMNS: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-    ("prefill s\nexpected", lambda row: range_cell(row, row.prefill_s)),
-    ("TPOT ms\nexpected", lambda row: range_cell(row, milliseconds(row.tpot_s))),
-    ("tokens/s\nin decode", lambda row: range_cell(row, row.tps)),
-    ("E2E s\nexpected", lambda row: range_cell(row, row.e2e_s)),
+    ("prefill s\nexpected", lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s)),
+    ("TPOT ms\nexpected", tpot_cell),
+    ("tokens/s\nin decode", lambda row: range_cell(row, row.tps_expected, row.tps)),
+    ("E2E s\nexpected", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s)),
     ("prefill s\nlimit", lambda row: limit_cell(row, row.prefill_limit_s)),
     ("TPOT ms\nlimit", lambda row: limit_cell(row, 1e3 * row.tpot_limit_s)),
     ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lab.core import shell
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Model
+from lab.models import catalog
 from lab.models.devices import Device
 from lab.roofline import datasheet, learning
 from lab.roofline.datasheet import PublishedRate
 from lab.roofline.learning import Learned
+from lab.roofline.probes import used_types
 from lab.roofline.prediction import TOO_FAST, Extrapolation, Prediction, Shortage
 from lab.show.text_ceilings import doubt_sentences
 from lab.show.wording import digits
@@ -90,6 +93,29 @@ def what_and_source(rate: PublishedRate) -> tuple[str, str]:
         what = f"{rate.phase} of {rate.n_prompt:,} tokens"
     backend = f"{rate.backend} in {rate.runtime}"
     return what, ", ".join(filter(None, [rate.source, backend, rate.collected]))
+
+
+def chosen_quantizations(rows: Sequence[Prediction], specs: Sequence[str]) -> list[str]:
+    """Sentences on quantizations that the lab chose, because only a model was named."""
+    models = {row.label: row.model for row in rows}
+    sentences = []
+    for model in models.values():
+        if model.name in specs and model.source == "shape":
+            sentences.append(
+                f"{model.name} is predicted in {model.quantization}, the smallest of the common"
+                f" types, because none was named. Another: -m {model.name}:Q8_0"
+            )
+    return sentences
+
+
+def missing_here(model: Model, reason: str) -> str:
+    """Why this machine is not ranked, and the commands that change it."""
+    types = ",".join(used_types(model))
+    ceilings = shell.lab("ceilings", "-m", catalog.spec_of(model), "--types", types)
+    return (
+        f"This machine is not in the table. {reason} Its prediction needs the ceilings of this"
+        f" model's types, and a run of any model: {ceilings}; lab measure"
+    )
 
 
 def basis_here(learned: Learned) -> str:
