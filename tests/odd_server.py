@@ -83,55 +83,65 @@ def stream(*texts: str) -> list[bytes]:
     return [*(event(text) for text in texts), event(), event(usage=usage), b"data: [DONE]\n\n"]
 
 
+class _Handler(BaseHTTPRequestHandler):
+    """Answers as `running` says; a word is a token."""
+
+    protocol_version = "HTTP/1.1"
+    running: OddServer
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def do_POST(self) -> None:
+        n_bytes = int(self.headers["content-length"])
+        asked = json.loads(self.rfile.read(n_bytes) or b"{}")
+        running = self.running
+        running.n_asked[self.path] = running.n_asked.get(self.path, 0) + 1
+        canned = running.answers.get(self.path, Canned(b'{"error": "not found"}', 404))
+        if self.path == "/tokenize" and "content" in asked:
+            canned = as_json({"tokens": asked["content"].split()})
+        if self.path == "/apply-template":
+            canned = as_json({"prompt": asked["messages"][0]["content"]})
+        with suppress(OSError):  # who asked has hung up
+            self._write(canned, asked)
+
+    def _write(self, canned: Canned, asked: dict[str, Any]) -> None:
+        self.send_response(canned.status)
+        self.send_header("content-type", canned.kind)
+        for name, value in canned.headers:
+            self.send_header(name, value)
+        if isinstance(canned.body, bytes):
+            self.send_header("content-length", str(len(canned.body)))
+            self.end_headers()
+            self.wfile.write(canned.body)
+            return
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for piece in canned.body(asked):
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
 @contextmanager
 def odd_server(
     answers: Mapping[str, Canned] | None = None, model: str = "odd"
 ) -> Iterator[OddServer]:
     """A server with one model, and a tokenizer for which a word is a token."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.do_POST()
-
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")
-            running.n_asked[self.path] = running.n_asked.get(self.path, 0) + 1
-            canned = running.answers.get(self.path, Canned(b'{"error": "not found"}', 404))
-            if self.path == "/tokenize" and "content" in asked:
-                canned = as_json({"tokens": asked["content"].split()})
-            if self.path == "/apply-template":
-                canned = as_json({"prompt": asked["messages"][0]["content"]})
-            with suppress(OSError):  # who asked has hung up
-                self._write(canned, asked)
-
-        def _write(self, canned: Canned, asked: dict[str, Any]) -> None:
-            self.send_response(canned.status)
-            self.send_header("content-type", canned.kind)
-            for name, value in canned.headers:
-                self.send_header(name, value)
-            if isinstance(canned.body, bytes):
-                self.send_header("content-length", str(len(canned.body)))
-                self.end_headers()
-                self.wfile.write(canned.body)
-                return
-            self.send_header("transfer-encoding", "chunked")
-            self.end_headers()
-            for piece in canned.body(asked):
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            self.wfile.write(b"0\r\n\r\n")
-
-        def log_message(self, *_: Any) -> None:
-            pass
+    class Handler(_Handler):
+        """Of this server alone."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     models = {"/v1/models": as_json({"data": [{"id": model}]})}
-    running = OddServer(f"http://127.0.0.1:{http.server_port}/v1", models | dict(answers or {}))
+    url = f"http://127.0.0.1:{http.server_port}/v1"
+    Handler.running = OddServer(url, {**models, **(answers or {})})
     Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
-        yield running
+        yield Handler.running
     finally:
         http.shutdown()
         http.server_close()

@@ -67,7 +67,8 @@ def as_request(stream: Any) -> Request:
 
 
 def assert_complete(stream: Any) -> None:
-    assert (stream.failure, stream.error) == (None, None)
+    assert stream.failure is None
+    assert stream.error is None
 
 
 # https://platform.openai.com/docs/api-reference/chat-streaming: usage is null in all chunks but the
@@ -95,8 +96,12 @@ def test_openai() -> None:
     assert_complete(stream)
     assert stream.events.kind == (ROLE, TEXT, TEXT, OTHER, USAGE, DONE)
     assert stream.events.arrive_ns == (10, 20, 30, 40, 50, 60)
-    assert (stream.text, stream.finish_reason, stream.tokens_by) == ("Hello!", "stop", None)
-    assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (2, 0)
+    assert stream.text == "Hello!"
+    assert stream.finish_reason == "stop"
+    assert stream.tokens_by is None
+    assert stream.usage
+    assert stream.usage.completion_tokens == 2
+    assert stream.usage.cached_tokens == 0
 
 
 # vLLM vllm/entrypoints/openai/chat_completion/serving.py, chat_completion_stream_generator: the
@@ -123,11 +128,14 @@ def test_vllm() -> None:
     )
     assert_complete(stream)
     assert stream.events.kind == (ROLE, REASONING, TEXT, TEXT, USAGE, USAGE, DONE)
-    assert (stream.tokens_by, stream.events.n_tokens) == ("token ids", (0, 1, 2, 2, 1, 0, 0))
-    assert stream.usage and stream.usage.completion_tokens == 6
+    assert stream.tokens_by == "token ids"
+    assert stream.events.n_tokens == (0, 1, 2, 2, 1, 0, 0)
+    assert stream.usage
+    assert stream.usage.completion_tokens == 6
     assert stream.usage.cached_tokens is None  # without --enable-prompt-tokens-details
     request = as_request(stream)
-    assert (figures(request).ttft_ns, figures(request).tpot_ns) == (20, 20 / 5)
+    assert figures(request).ttft_ns == 20
+    assert figures(request).tpot_ns == 20 / 5
     assert times.itl_ns(request) == [10, 0, 10, 0]
 
 
@@ -156,10 +164,9 @@ def test_sglang() -> None:
     )
     assert_complete(stream)
     assert stream.events.kind == (ROLE, REASONING, TEXT, OTHER, USAGE, DONE)
-    assert stream.usage and (stream.usage.completion_tokens, stream.usage.cached_tokens) == (
-        3,
-        None,
-    )
+    assert stream.usage
+    assert stream.usage.completion_tokens == 3
+    assert stream.usage.cached_tokens is None
 
 
 # Ollama openai/openai.go and middleware/openai.go: the role is in every chunk; `reasoning`;
@@ -217,13 +224,14 @@ def test_llama_server() -> None:
     assert_complete(stream)
     assert stream.events.kind == (PING, ROLE, TEXT, TEXT, OTHER, USAGE, DONE)
     assert stream.events.arrive_ns == (10, 20, 20, 30, 40, 40, 50)
-    assert (stream.tokens_by, stream.events.n_tokens) == ("timings", (0, 0, 1, 2, 0, 1, 0))
-    assert stream.usage and stream.usage.cached_tokens == 3
-    assert stream.timings and (
-        stream.timings.prompt_ms,
-        stream.timings.n_gen,
-        stream.timings.n_cached,
-    ) == (12.5, 4, 3)
+    assert stream.tokens_by == "timings"
+    assert stream.events.n_tokens == (0, 0, 1, 2, 0, 1, 0)
+    assert stream.usage
+    assert stream.usage.cached_tokens == 3
+    assert stream.timings
+    assert stream.timings.prompt_ms == 12.5
+    assert stream.timings.n_gen == 4
+    assert stream.timings.n_cached == 3
     assert times.itl_ns(as_request(stream)) == [10, 0]
 
 
@@ -238,7 +246,8 @@ def test_llama_server_reasoning_and_error() -> None:
         sse(error),
     )
     assert stream.events.kind == (ROLE, REASONING, ERROR)
-    assert (stream.failure, stream.error) == (ERROR_INSIDE, "Context size has been exceeded")
+    assert stream.failure == ERROR_INSIDE
+    assert stream.error == "Context size has been exceeded"
 
 
 # llama-cpp-python 0.3.36 llama_cpp/server/app.py (get_event_publisher): where interrupt_requests is
@@ -246,11 +255,9 @@ def test_llama_server_reasoning_and_error() -> None:
 # next one arrives
 def test_llama_cpp_server_interrupted() -> None:
     stream = read(sse(delta({"role": "assistant"})), sse(delta({"content": "Hi"})), sse("[DONE]"))
-    assert (
-        stream.failure == CUT_OFF
-        and stream.error is not None
-        and "before the answer was complete" in stream.error
-    )
+    assert stream.failure == CUT_OFF
+    assert stream.error is not None
+    assert "before the answer was complete" in stream.error
     assert_complete(read(sse(delta({"content": "Hi"}, usage=usage(3, 1))), sse("[DONE]")))
 
 
@@ -294,7 +301,8 @@ def test_bytes_may_be_cut_anywhere(n: int) -> None:
     pieces = [data[i : i + n] for i in range(0, len(data), n)]
     stream = read(*pieces)
     assert_complete(stream)
-    assert (stream.events.kind, stream.text) == ((PING, TEXT, OTHER, DONE), "größe")
+    assert stream.events.kind == (PING, TEXT, OTHER, DONE)
+    assert stream.text == "größe"
     assert sum(stream.events.n_bytes) == len(data)
     assert stream.events.arrive_ns[-1] == 10 * len(pieces)
 
@@ -303,7 +311,8 @@ def test_events_without_data_only_keep_the_connection_open() -> None:
     empty = [b"data:\n\n", b"data: \n\n", b"id: 7\n\n", b"event: ping\n\n", b": hello\n\n"]
     stream = read(*empty, sse(delta({"content": "a"}), delta({}, "stop"), "[DONE]"))
     assert_complete(stream)
-    assert (stream.events.kind, stream.text) == ((*[PING] * 5, TEXT, OTHER, DONE), "a")
+    assert stream.events.kind == (*[PING] * 5, TEXT, OTHER, DONE)
+    assert stream.text == "a"
     assert read(b"event: error\ndata:\n\n").failure is not None
 
 
@@ -361,7 +370,8 @@ def test_impossible_numbers_are_a_failure_with_a_reason(counts: dict[str, Any]) 
     stream = read(sse(delta({"content": "a"})), sse(delta({}, "stop", **counts)), sse("[DONE]"))
     assert stream.failure == IMPOSSIBLE
     assert stream.error == "the server counts more than is possible"
-    assert stream.usage is None and stream.timings is None
+    assert stream.usage is None
+    assert stream.timings is None
 
 
 def test_a_finish_reason_is_a_plain_word_or_other() -> None:

@@ -117,8 +117,11 @@ def names_with(endpoint: Endpoint, answer: str) -> set[str]:
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
 def test_what_llama_server_can_do(reached: Reached, api: str) -> None:
     endpoint = reached[LLAMA, api].endpoint
-    assert endpoint.server == LLAMA and endpoint.api == api and endpoint.settings is not None
-    assert (endpoint.settings.n_slots, endpoint.settings.n_ctx) == (2, 1024)
+    assert endpoint.server == LLAMA
+    assert endpoint.api == api
+    assert endpoint.settings is not None
+    assert endpoint.settings.n_slots == 2
+    assert endpoint.settings.n_ctx == 1024
     assert endpoint.settings.model_file == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert names_with(endpoint, "no") == {"token ids"}
     assert set(endpoint.accepted) == {
@@ -131,12 +134,11 @@ def test_what_llama_server_can_do(reached: Reached, api: str) -> None:
 
 def test_what_llama_cpp_server_can_do(reached: Reached) -> None:
     endpoint = reached[PYTHON, COMPLETIONS].endpoint
-    assert endpoint.server == PYTHON and endpoint.settings is None
+    assert endpoint.server == PYTHON
+    assert endpoint.settings is None
     assert names_with(endpoint, "yes") == {"streaming", "tokenize"}
-    assert (
-        formats.INCLUDE_USAGE not in endpoint.accepted
-        and formats.IGNORE_EOS not in endpoint.accepted
-    )
+    assert formats.INCLUDE_USAGE not in endpoint.accepted
+    assert formats.IGNORE_EOS not in endpoint.accepted
 
 
 # What they stream
@@ -154,7 +156,8 @@ def test_a_prompt_has_exactly_n_of_the_servers_tokens(
     answer = server.client.ask(f"{server.client.access.url}/{path}", json.loads(ask.body))
     assert (answer.parsed or {})["usage"]["prompt_tokens"] == sized.asked.n_prompt_counted == n
     usage = send(server, ask_of(server, n, 2)).usage  # with another nonce
-    assert usage is not None and usage.prompt_tokens == (n if which[0] == LLAMA else None)
+    assert usage is not None
+    assert usage.prompt_tokens == (n if which[0] == LLAMA else None)
 
 
 @pytest.mark.parametrize("which", ALL)
@@ -167,21 +170,31 @@ def test_each_token_is_an_event_and_nothing_comes_before_prefill(
     kinds = request.events.kind
     assert kinds.count(TEXT) == 10 == times.n_generated(request)
     assert kinds[: 2 if which[1] == CHAT else 1] == ((ROLE, TEXT) if which[1] == CHAT else (TEXT,))
-    assert set(kinds[kinds.count(ROLE) + 10 :]) <= {OTHER, USAGE, DONE} and kinds[-1] == DONE
-    assert request.headers_ns is not None and request.headers_ns <= request.events.arrive_ns[0]
+    assert set(kinds[kinds.count(ROLE) + 10 :]) <= {OTHER, USAGE, DONE}
+    assert kinds[-1] == DONE
+    assert request.headers_ns is not None
+    assert request.headers_ns <= request.events.arrive_ns[0]
     assert request.finish_reason == "length"
     if which[0] == PYTHON:
-        assert request.tokens_by is None and request.timings is None and USAGE not in kinds
-        assert request.usage is not None and request.usage.counted_by == "tokenize"
-        assert figures(request).tpot_ns is not None and times.itl_ns(request) is None
+        assert request.tokens_by is None
+        assert request.timings is None
+        assert USAGE not in kinds
+        assert request.usage is not None
+        assert request.usage.counted_by == "tokenize"
+        assert figures(request).tpot_ns is not None
+        assert times.itl_ns(request) is None
     else:
-        assert request.tokens_by == "timings" and times.itl_ns(request) == times.chunk_gaps_ns(
-            request
-        )
+        assert request.tokens_by == "timings"
+        assert times.itl_ns(request) == times.chunk_gaps_ns(request)
         timings = request.timings
         e2e_ns = figures(request).e2e_ns  # its own times lie within ours
-        assert timings is not None and timings.prompt_ms and timings.gen_ms and e2e_ns
-        assert (timings.n_prompt, timings.n_gen, timings.n_cached) == (64, 10, 0)
+        assert timings is not None
+        assert timings.prompt_ms
+        assert timings.gen_ms
+        assert e2e_ns
+        assert timings.n_prompt == 64
+        assert timings.n_gen == 10
+        assert timings.n_cached == 0
         assert (
             request.events.arrive_ns[0] >= timings.prompt_ms * 1e6
         )  # a role comes after prefill, too
@@ -218,7 +231,8 @@ def test_llama_cpp_server_caches_and_does_not_say_so(reached: Reached, python: R
     n_hits = len(cached())
     request = [send(server, ask) for _ in range(2)][1]
     assert cached()[n_hits:][-1] == "63"  # before it, its nonce may begin as an earlier one did
-    assert figures(request).n_cached is None and figures(request).is_warm is None
+    assert figures(request).n_cached is None
+    assert figures(request).is_warm is None
 
 
 def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_connection(
@@ -236,15 +250,19 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
         a_llama_server(embedded, small) as started,
         connect(started.url, api=COMPLETIONS) as server,
     ):
-        assert server.endpoint.settings and server.endpoint.settings.n_ctx == 256
+        assert server.endpoint.settings
+        assert server.endpoint.settings.n_ctx == 256
         refused = send(server, ask_of(server, 300, 4))
         truncated = send(server, ask_of(server, 60, 400))
-        assert (refused.failure, refused.http_status) == (kinds.BAD_REQUEST, 400)
+        assert refused.failure == kinds.BAD_REQUEST
+        assert refused.http_status == 400
         assert "request (300 tokens) exceeds the available context size (256 tokens)" in (
             refused.error or ""
         )
-        assert (truncated.status, truncated.finish_reason) == (OK, "length")
-        assert figures(truncated).n_generated == 256 - 60 and figures(truncated).is_short
+        assert truncated.status == OK
+        assert truncated.finish_reason == "length"
+        assert figures(truncated).n_generated == 256 - 60
+        assert figures(truncated).is_short
         ask = ask_of(server, 48, 200)
 
         def n_decoded() -> int:
@@ -264,7 +282,8 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
         killer.start()
         reply = server.send(ask)
         killer.join(30)
-        assert reply.request.status == FAILED and reply.request.failure in (
+        assert reply.request.status == FAILED
+        assert reply.request.failure in (
             kinds.LOST,
             kinds.HALF_LINE,
             kinds.CUT_OFF,
@@ -293,7 +312,8 @@ def test_the_main_job_through_a_server(python: RealServer, tmp_path: Path) -> No
     )
     status, out, err = run_lab("measure", "--url", python.url, *options)
     assert status == 0, err
-    assert "Traceback" not in err and json.loads(out)
+    assert "Traceback" not in err
+    assert json.loads(out)
     (path,) = tmp_path.glob("*.jsonl")
     lines = results.read([path]).requests
     timed = [record.request for record in lines if record.is_timed]
@@ -307,7 +327,7 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
 ) -> None:
     """Its messages are sent, with the real answers between them; what the cache served is the
     server's own count."""
-    messages = [
+    texts = [
         WORDS[:300],
         "How many ships came?",
         "Seven.",
@@ -319,7 +339,7 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     file = tmp_path / "session.jsonl"
     url = ("--url", llama.url, "--api", CHAT)
     messages = [
-        {"role": role, "content": content} for role, content in zip(roles, messages, strict=True)
+        {"role": role, "content": content} for role, content in zip(roles, texts, strict=True)
     ]
     messages[4:5] = [
         {"role": "assistant", "content": "No ship."},
@@ -329,7 +349,8 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     status, out, err = run_lab(
         "turns", *url, "--replay", file, "--break", "system@3", "--out", tmp_path, "--no-plot"
     )
-    assert status == 0 and "3 turns take" in out, err
+    assert status == 0, err
+    assert "3 turns take" in out, err
     (path,) = tmp_path.glob("*-llama-server.jsonl")
     sent = [record.request for record in results.read([path]).requests]
     places = [request.asked.place for request in sent]
@@ -341,9 +362,9 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     assert [row["n_cached"] for row in rows] == [
         request.usage.cached_tokens for request in sent[:3] if request.usage
     ]
-    assert (
-        rows[1]["n_again"] == 0 and rows[2]["n_again"] > 40 and all(row["is_known"] for row in rows)
-    )
+    assert rows[1]["n_again"] == 0
+    assert rows[2]["n_again"] > 40
+    assert all(row["is_known"] for row in rows)
     assert (
         rows[2]["n_cached"] < 40 < rows[1]["n_cached"] < rows[1]["n_prompt"] < rows[2]["n_prompt"]
     )
@@ -383,6 +404,7 @@ def test_the_own_server_answers_only_with_its_key_and_to_no_page() -> None:
             assert client.ask(f"{server.url}/models").status == 401
         address = access(server.url, server.key_env, ["Origin: http://elsewhere.example"])
         answer = httpx2.get(f"{server.url}/models", headers=dict(all_headers(address)))
-        assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
+        assert answer.status_code == 200
+        assert "access-control-allow-origin" not in answer.headers
     finally:
         server.end()

@@ -157,4 +157,5 @@ def test_strings_of_a_server_cannot_command_a_terminal() -> None:
     evil = make_request_record(make_request(error="\x1b[2Jx", finish_reason="stop\x07"))
     parsed = parse_line(to_json(evil).encode() + b"\n")
     assert isinstance(parsed, RequestRecord)
-    assert (parsed.request.error, parsed.request.finish_reason) == ("?[2Jx", "stop?")
+    assert parsed.request.error == "?[2Jx"
+    assert parsed.request.finish_reason == "stop?"

@@ -74,16 +74,16 @@ def shown(records: list[RequestRecord], capsys: pytest.CaptureFixture[str]) -> s
 
 def test_a_request_is_a_row_of_the_table_of_runs() -> None:
     run, request = (row for _, row in lab.runs([make_record(), served()]).iterrows())
-    assert run.prefill_s > 0 and not isinstance(run.server, str)
+    assert run.prefill_s > 0
+    assert not isinstance(run.server, str)
     assert request.prefill_s != request.prefill_s  # not visible
     assert (request.ttft_s, request.tpot_ms, request.e2e_s) == pytest.approx((0.05, 10, 0.09))
-    assert (request.model, request.server) == ("tiny", "llama-server at http://127.0.0.1:1/v1")
-    assert (request.n_slots, request.slot_ctx, request.warm, request.short) == (
-        4,
-        4096,
-        False,
-        False,
-    )
+    assert request.model == "tiny"
+    assert request.server == "llama-server at http://127.0.0.1:1/v1"
+    assert request.n_slots == 4
+    assert request.slot_ctx == 4096
+    assert request.warm is False
+    assert request.short is False
     assert len(lab.steps([make_record(), served()])) == len(lab.steps([make_record()]))
 
 
@@ -107,9 +107,13 @@ def test_the_table_has_medians_ranges_and_what_they_show(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = shown(session(), capsys)
-    assert "TTFT" in out and "prefill alone is not visible" in out and "prefill\n" not in out
-    assert "0.0610" in out and "0.0600-0.0620" in out  # 50 + 10 + repeat ms
-    assert "10.0" in out and "100" in out
+    assert "TTFT" in out
+    assert "prefill alone is not visible" in out
+    assert "prefill\n" not in out
+    assert "0.0610" in out
+    assert "0.0600-0.0620" in out  # 50 + 10 + repeat ms
+    assert "10.0" in out
+    assert "100" in out
     assert "!" not in out  # everything is known
 
 
@@ -165,14 +169,17 @@ def y_of(line: Any) -> list[float]:
 
 def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> None:
     ax = lab.plot_prefill(session())
-    assert ax.get_ylabel() == "TTFT (s)" and (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert ax.get_ylabel() == "TTFT (s)"
+    assert ax.get_xscale() == "log"
+    assert ax.get_yscale() == "log"
     assert labels_of(ax) == [
         "median over requests",
         "requests",
         "1.51 ms per token, as at 100 tokens (proportional)",
     ]
     median, points, _ = ax.get_lines()
-    assert y_of(median) == pytest.approx([0.061, 0.151]) and len(y_of(points)) == 6
+    assert y_of(median) == pytest.approx([0.061, 0.151])
+    assert len(y_of(points)) == 6
     assert ax.get_title().split("\n") == [
         "TTFT: time until the first token arrives",
         "tiny through llama-server at http://127.0.0.1:1/v1",
@@ -217,7 +224,9 @@ def test_servers_are_compared_by_ttft_and_tpot() -> None:
         *((10, "ttft_s"), (10, "tpot_ms"), (100, "ttft_s"), (100, "tpot_ms"))
     ]
     assert (rows[0].estimate, rows[1].estimate) == pytest.approx((1, 3))
-    assert rows[1].verdict == SLOWER and rows[0].n_gen is None and rows[1].n_gen == 5
+    assert rows[1].verdict == SLOWER
+    assert rows[0].n_gen is None
+    assert rows[1].n_gen == 5
 
 
 def test_warm_and_short_requests_are_not_compared() -> None:
@@ -226,7 +235,8 @@ def test_warm_and_short_requests_are_not_compared() -> None:
         served(first_ms=1, usage=Usage(completion_tokens=2, cached_tokens=0)),
     ]
     rows = compared([*session(), *apart], other_server(session())).rows
-    assert {row.n_base for row in rows} == {3} and rows[2].estimate == pytest.approx(1)
+    assert {row.n_base for row in rows} == {3}
+    assert rows[2].estimate == pytest.approx(1)
     with pytest.raises(LabError, match="nothing to compare"):
         comparison.groups(apart)
 
@@ -241,15 +251,15 @@ def test_an_engine_and_a_server_are_compared_ttft_with_ttft(
         (100, "ttft_s"),
         (100, "tpot_ms"),
     ]
-    assert comparisons[0].rows[0].base == pytest.approx(0.101) and comparisons[0].rows[
-        0
-    ].other == pytest.approx(0.103)
+    assert comparisons[0].rows[0].base == pytest.approx(0.101)
+    assert comparisons[0].rows[0].other == pytest.approx(0.103)
     text_compare.print_comparisons(groups, comparisons, 0.01, console.console())
     out = capsys.readouterr().out
     assert "Only in the base: prefill at 100." in out
     assert "In process, TTFT is prefill plus sampling one token." in out
     assert "  server: in process | llama-server at http://127.0.0.1:1/v1" in out
-    assert "n_threads" not in out and "n_slots" not in out
+    assert "n_threads" not in out
+    assert "n_slots" not in out
 
 
 # Files, commands and pages
@@ -272,7 +282,8 @@ def numbered(records: list[RequestRecord]) -> list[RequestRecord]:
 def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", numbered(session()))
     status, out, _ = run_lab("show", file)
-    assert status == 0 and "prefill alone is not visible" in out
+    assert status == 0
+    assert "prefill alone is not visible" in out
     rows = json.loads(run_lab("show", file, "--json")[1])["rows"]
     assert [row["n_prompt"] for row in rows] == [10, 100]
     drawn = run_lab("plot", file)[1].split()
@@ -283,7 +294,8 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
         "a-decode.svg",
     ]
     table_of_runs = run_lab("export", "--format", "csv", file)[1].splitlines()
-    assert len(table_of_runs) == 7 and "ttft_s" in table_of_runs[0]
+    assert len(table_of_runs) == 7
+    assert "ttft_s" in table_of_runs[0]
     for wrong, message in (
         (("explain", file), "only requests to servers"),
         (("export", file), "no rows for requests to servers"),
@@ -291,7 +303,8 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
         (("compare", file), "nothing to compare"),
     ):
         status, _, err = run_lab(*wrong)
-        assert status == 1 and message in err, wrong
+        assert status == 1, wrong
+        assert message in err, wrong
 
 
 def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path) -> None:
@@ -307,9 +320,12 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
         "The first token of 100 prompt tokens arrives after 151 ms, "
         "each further token takes 10.0 ms" in text
     )
-    assert "what the server can do" in text and "streaming" in text
+    assert "what the server can do" in text
+    assert "streaming" in text
     assert "failed: 1 of 7 requests (stalled)" in text
-    assert text.count("<svg") == 2 and "prefill s" not in text and "<script>alert" not in text
+    assert text.count("<svg") == 2
+    assert "prefill s" not in text
+    assert "<script>alert" not in text
     assert "lab measure --url http://127.0.0.1:1/v1 --prompt-len 10,100" in text
     assert results.read([path]).requests == tuple(records)
     assert run_lab("show", path)[0] == 0
@@ -319,7 +335,8 @@ def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
     text = lab.report(
         tmp_path / "page.html", [make_record(make_run(100)), *numbered(session())]
     ).read_text()
-    assert "<h2>Runs</h2>" in text and "<h2>Through a server</h2>" in text
+    assert "<h2>Runs</h2>" in text
+    assert "<h2>Through a server</h2>" in text
     assert "Which is faster: tiny Q4_0, Test CPU, 4 cores or tiny, llama-server" in text
     assert "In process, TTFT is prefill plus sampling one token." in text
     assert text.count("<svg") == 2  # one picture of TTFT, one of decode

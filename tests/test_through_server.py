@@ -84,20 +84,14 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
     ]
     for record in records:
         request = record.request
-        assert (
-            request.status == OK
-            and request.usage
-            and request.usage.prompt_tokens == request.asked.n_prompt
-        )
-        assert (request.asked.n_prompt_counted, request.asked.counted_by) == (
-            request.asked.n_prompt,
-            "tokenize",
-        )
-        assert (request.asked.temperature, request.asked.ignore_eos, request.asked.seed) == (
-            0.0,
-            True,
-            1,
-        )
+        assert request.status == OK
+        assert request.usage
+        assert request.usage.prompt_tokens == request.asked.n_prompt
+        assert request.asked.n_prompt_counted == request.asked.n_prompt
+        assert request.asked.counted_by == "tokenize"
+        assert request.asked.temperature == 0.0
+        assert request.asked.ignore_eos is True
+        assert request.asked.seed == 1
         assert record.session == path.stem
         assert figures(request).is_warm is False
 
@@ -120,7 +114,8 @@ def test_an_answer_that_the_stream_did_not_count_is_tokenized(
         records, _ = run(server, tmp_path, prompt_len="20", gen=5, repeat=1)
     warmup, measured = (record.request.usage for record in records)
     assert warmup is None  # nobody looks at it
-    assert (measured.completion_tokens, measured.counted_by) == (5, "tokenize")
+    assert measured.completion_tokens == 5
+    assert measured.counted_by == "tokenize"
 
 
 def test_a_server_that_cannot_count_prompts_is_refused(plain: Server) -> None:
@@ -186,7 +181,8 @@ def test_as_python(null: NullServer, tmp_path: Path) -> None:
     records = lab.measure([20], gen=4, repeat=1, watch=seen.append, **options)
     assert [record.request.status for record in records] == [OK, OK]
     assert figures(records[-1].request).is_short is True
-    assert records[-1].model == "short" and seen
+    assert records[-1].model == "short"
+    assert seen
     assert lab.read([tmp_path]).requests == tuple(records)
 
 
@@ -213,9 +209,11 @@ def test_the_command_says_what_it_can_do_first_and_measures(
     )
     assert status == 0, err
     assert out.index("as seen in") < out.index("5 tokens requested")
-    assert "20 prompt tokens, repeat 2: TTFT" in err and "left" in err
+    assert "20 prompt tokens, repeat 2: TTFT" in err
+    assert "left" in err
     (path,) = tmp_path.glob("*.jsonl")
-    assert KEY not in out + err + path.read_text() and str(path) in out
+    assert KEY not in out + err + path.read_text()
+    assert str(path) in out
 
 
 def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
@@ -236,18 +234,24 @@ def test_the_command_as_json(null: NullServer, tmp_path: Path) -> None:
     )
     status, out, err = run_lab(*asked, "-p", "20")
     document = json.loads(out)
-    assert status == 0 and document["model"] == "plain" and document["endpoint"]["url"] == null.url
-    assert [row["n_prompt"] for row in document["rows"]] == [20] and document["failures"] == []
+    assert status == 0
+    assert document["model"] == "plain"
+    assert document["endpoint"]["url"] == null.url
+    assert [row["n_prompt"] for row in document["rows"]] == [20]
+    assert document["failures"] == []
     assert "as seen in" in err
     status, out, err = run_lab(*asked, "-p", "5,20")
-    assert (status, out) == (1, "") and "the shortest one has" in err
+    assert status == 1
+    assert out == ""
+    assert "the shortest one has" in err
 
 
 def test_a_dry_run_examines_and_plans(null: NullServer, tmp_path: Path) -> None:
     options = ("-p", "20,30", "-n", "3", "-r", "1", "--dry-run", "--out", tmp_path)
     asked = ("measure", "--url", null.url, "-m", "plain", *options)
     status, out, _ = run_lab(*asked)
-    assert status == 0 and "Plan: 4 requests for up to 33 tokens each" in out
+    assert status == 0
+    assert "Plan: 4 requests for up to 33 tokens each" in out
     assert [case["n_prompt"] for case in json.loads(run_lab(*asked, "--json")[1])["cases"]] == [
         20,
         30,
@@ -259,7 +263,9 @@ def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None
     asked = ("measure", "--url", null.url, "-m", "plain", "-p", "20", "--dry-run")
     status, out, err = run_lab(*asked)
     assert status == 0, err
-    assert "model    plain" in out and "streaming" in out and "as seen in" in out
+    assert "model    plain" in out
+    assert "streaming" in out
+    assert "as seen in" in out
     status, out, err = run_lab(*asked, "--json")
     document = json.loads(out)
     assert document["model"] == "plain"
@@ -292,7 +298,10 @@ def test_what_cannot_be_asked_is_refused(
     null: NullServer, command: str, asked: tuple[Any, ...], message: str
 ) -> None:
     status, out, err = run_lab(command, *(null.url if word == "URL" else word for word in asked))
-    assert status == 1 and out == "" and message in err and "Traceback" not in err
+    assert status == 1
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
 
 
 def test_ctrl_c_says_what_is_kept(
@@ -306,7 +315,8 @@ def test_ctrl_c_says_what_is_kept(
     status, _, err = run_lab(
         "measure", "--url", null.url, "-m", "plain", "-p", "20", "-n", 2, "--out", tmp_path
     )
-    assert status == 130 and "Interrupted. 2 finished runs are in" in err
+    assert status == 130
+    assert "Interrupted. 2 finished runs are in" in err
 
 
 def test_another_machine_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
