@@ -190,7 +190,9 @@ def _by_layer(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """The heads of each layer, from a list or one number for all, and the windows of each layer."""
     n_layer = model.n_layer or 0
-    return heads or (n_head or 0,) * n_layer, model.windows or (0,) * n_layer
+    same_heads = (n_head or 0,) * n_layer
+    no_windows = (0,) * n_layer
+    return heads or same_heads, model.windows or no_windows
 
 
 def compute_bytes(
@@ -272,11 +274,14 @@ def _widths(model: Model, settings: Settings) -> _Widths | None:
     is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
     windows = {heads.window for heads in layers}
     n_positions = sum(n_cells(window, settings) for window in windows)
+    experts = 0
+    if n_used:
+        experts = 2 * (hidden + n_used * model.n_embd) + model.n_embd
     return _Widths(
         n_embd=model.n_embd,
         n_vocab=model.n_vocab,
         hidden=hidden,
-        experts=2 * (hidden + n_used * model.n_embd) + model.n_embd if n_used else 0,
+        experts=experts,
         queries=model.head_dim * max(heads.n_head for heads in layers),
         keys=model.head_dim * max(heads.n_head_kv for heads in layers),
         mask=0.5 * n_positions if is_flash else n_positions,

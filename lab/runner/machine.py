@@ -7,6 +7,7 @@ admin-guide/cgroup-v2). `root` replaces `/`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import platform
@@ -35,21 +36,27 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
 
     usable = n_cores_usable()
     quota = cpu_quota()
-    return Machine(
+    here = Machine(
         cpu=_cpu_name(),
         n_cores_physical=psutil.cpu_count(logical=False),
         n_cores_usable=None if usable is None else max(1, math.floor(usable)),
         ram_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        llama_cpp_python=build.llama_cpp_python if build else None,
-        llama_cpp_commit=build.llama_cpp_commit if build else None,
-        system_info=build.system_info if build else None,
-        devices=build.devices if build else (),
+        devices=(),
         lib=lib,
         virtual=_is_virtual(),
         power=_power(),
         cpu_quota=quota if quota == usable else None,
+    )
+    if build is None:
+        return here
+    return dataclasses.replace(
+        here,
+        llama_cpp_python=build.llama_cpp_python,
+        llama_cpp_commit=build.llama_cpp_commit,
+        system_info=build.system_info,
+        devices=build.devices,
     )
 
 
@@ -78,7 +85,9 @@ def _power() -> str | None:
 
 def cores(machine: Machine) -> float | None:
     """Logical cores that the lab may use there, a fraction with a CPU quota; None if unknown."""
-    return machine.n_cores_usable if machine.cpu_quota is None else machine.cpu_quota
+    if machine.cpu_quota is not None:
+        return machine.cpu_quota
+    return machine.n_cores_usable
 
 
 def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
@@ -127,8 +136,8 @@ def describe_device(device: Device) -> str:
     """llama.cpp's description, with a remark for software: `llvmpipe (software; LLVM 15.0.6)`."""
     if not is_software(device):
         return device.description
-    name, _, rest = device.description.removesuffix(")").partition(" (")
-    return f"{name} (software; {rest})" if rest else f"{name} (software)"
+    name, _, remark = device.description.removesuffix(")").partition(" (")
+    return f"{name} (software; {remark})" if remark else f"{name} (software)"
 
 
 def in_words(devices: Sequence[Device]) -> str:
@@ -146,7 +155,8 @@ def _kind(device: Device) -> str:
 
 def label(machine: Machine, settings: Settings | None = None) -> str:
     """A short name for titles and tables: the devices with layers, or else the CPU."""
-    return named(machine, used(machine, settings) if settings else ())
+    devices = used(machine, settings) if settings else ()
+    return named(machine, devices)
 
 
 def named(machine: Machine, devices: Sequence[Device]) -> str:
