@@ -104,8 +104,8 @@ def unknown_names(explained: Answer) -> list[str]:
 def of_the_rest(explained: Answer) -> Conclusion:
     """Most of the gap is not explained: it may come from what is unknown."""
     unexplained = explained.rest
-    unsure = "" if unexplained.range else ", range unknown"
-    sentence = f"Most of it is not explained: {times(math.exp(abs(unexplained.log)))}{unsure}."
+    factor = times(math.exp(abs(unexplained.log)))
+    sentence = f"Most of it is not explained: {factor}{unsure_of(unexplained)}."
     unknown = unknown_names(explained)
     if len(unknown) == 1:
         sentence += f" The only difference without a known factor is {unknown[0]}."

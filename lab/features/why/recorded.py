@@ -28,8 +28,10 @@ def figures_of(name: str) -> list[list[Figure]]:
     LabError if no plain run or request succeeded, with the reason of the first failure.
     """
     measured = [record for record in read((name,)).measured if is_plain(record)]
-    rows = table.measured(table.runs(measured)) if measured else None
-    if rows is None or rows.empty:
+    if not measured:
+        raise LabError(f"{name} has no plain run.", "Measure some: lab measure")
+    rows = table.measured(table.runs(measured))
+    if rows.empty:
         raise LabError(
             f"{name} has no plain run that succeeded{first_error(measured)}.",
             "Measure some: lab measure",
@@ -39,7 +41,9 @@ def figures_of(name: str) -> list[list[Figure]]:
     setups = table.setups(rows)
     groups = list[list[Figure]]()
     for label, runs in setups:
-        about = label.partition(", ")[2] if len(setups) > 1 else ""
+        about = ""
+        if len(setups) > 1:
+            about = label.partition(", ")[2]
         figures = list[Figure]()
         for _, repeats in runs.groupby(["n_prompt", "n_gen"]):
             records = [measured[index] for index in dict.fromkeys(repeats.run)]
@@ -92,7 +96,10 @@ def figure_of(
     compute_tps = None
     if phase == DECODE and second_values:
         compute_tps = 1e3 / statistics.median(second_values)
+    prefill_s = None
     prefills_s = positive(repeats, "prefill_s")
+    if prefills_s:
+        prefill_s = statistics.median(prefills_s)
     return [
         Figure(
             tps=unit / statistics.median(values),
@@ -102,7 +109,7 @@ def figure_of(
             n_gen=int(first.n_gen),
             depth=0 if phase == PREFILL else n_prompt,
             n_streams=1,
-            prefill_s=statistics.median(prefills_s) if prefills_s else None,
+            prefill_s=prefill_s,
             spread=deviation_of_median(logs),
             between=between.sd,
             compute_tps=compute_tps,

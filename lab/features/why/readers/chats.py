@@ -17,7 +17,14 @@ from lab.features.why.figure import (
     WINDOW,
     Figure,
 )
-from lab.features.why.readers.fields import Answer, check_rate, matched, phases, plain_rate
+from lab.features.why.readers.fields import (
+    Answer,
+    check_rate,
+    count_if_given,
+    matched,
+    phases,
+    plain_rate,
+)
 from lab.formats.numbers import GO_DURATION, NUMBER, count, go_seconds, number
 
 OLLAMA = re.compile(
@@ -123,6 +130,8 @@ def of_kobold(part: tuple[int, str]) -> list[Figure]:
         return []
     n_gen = count(amount[1])
     depth = count(begin[1]) - n_gen
+    if depth < 0:
+        raise ValueError("the answer is longer than the context")
     times = {
         match[1]: (number(match[2]), number(match[3])) for match in KOBOLD_TIMES.finditer(text)
     }
@@ -147,7 +156,9 @@ def of_kobold(part: tuple[int, str]) -> list[Figure]:
         "line": line,
         "is_of_server": True,
     }
-    depths = (0 if n_processed else None, depth if depth >= 0 else None)
+    depths: tuple[int | None, int | None] = (None, depth)
+    if n_processed:
+        depths = (0, depth)
     figures = phases(prefill_tps, decode_tps, MAYBE_FIRST, depths, **shared)
     if total_tps:
         figures.append(Figure(tps=total_tps, phase=BOTH, counts=WHOLE, depth=depths[1], **shared))
@@ -169,7 +180,7 @@ def of_webui(text: str) -> list[Figure]:
                     phase=BOTH,
                     counts=WHOLE,
                     n_gen=n_gen,
-                    depth=count(match[4]) if match[4] else None,
+                    depth=count_if_given(match[4]),
                     total_s=total_s,
                     line=line,
                     is_of_server=True,

@@ -20,6 +20,27 @@ AGREE = 0.02
 ROUNDING = 0.006  # of a printed rate
 
 
+def number_if_given(text: str | None) -> float | None:
+    """The number in a text; None if there is no text."""
+    if not text:
+        return None
+    return number(text)
+
+
+def count_if_given(text: str | None) -> int | None:
+    """The number of tokens in a text; None if there is no text."""
+    if not text:
+        return None
+    return count(text)
+
+
+def share(part: int | None, total: int | None) -> float | None:
+    """The share of a part in the total; None if either is missing, or there is none."""
+    if part is None or not total:
+        return None
+    return part / total
+
+
 @dataclass
 class Answer:
     """The labelled values of an answer, as texts, and the line of the first one."""
@@ -29,15 +50,11 @@ class Answer:
 
     def number(self, label: str) -> float | None:
         """A value as a number; None if it is missing. ValueError if it is ambiguous."""
-        if label not in self.values:
-            return None
-        return number(self.values[label])
+        return number_if_given(self.values.get(label))
 
     def count(self, label: str) -> int | None:
         """A value as a number of tokens; None if it is missing."""
-        if label not in self.values:
-            return None
-        return count(self.values[label])
+        return count_if_given(self.values.get(label))
 
 
 def phases(

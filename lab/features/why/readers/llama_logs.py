@@ -27,6 +27,7 @@ from lab.features.why.readers.fields import (
     matched,
     phases,
     rounding_of,
+    share,
 )
 from lab.formats.numbers import NUMBER, count, number
 
@@ -117,17 +118,17 @@ def figures_of(request: Request) -> list[Figure]:
     if n_prompt and prefill_s:
         check_rates(request.timings["prompt eval"][1], n_prompt, prefill_s)
         prefill_tps = n_prompt / prefill_s
-    n_context = n_prompt if is_cli else context_before_answer(request)
-    n_cached = 0 if is_cli else None
-    if n_context is not None and n_prompt is not None:
-        n_cached = n_context - n_prompt
-    shared: dict[str, Any] = {
-        "source": source,
-        "n_prompt": n_prompt,
-        "n_streams": 1 if is_cli else None,
-        "prefill_s": prefill_s,
-        "is_of_server": not is_cli,
-    }
+    shared: dict[str, Any] = {"source": source, "n_prompt": n_prompt, "prefill_s": prefill_s}
+    n_context = context_before_answer(request)
+    n_cached = None
+    if is_cli:
+        n_context = n_prompt
+        n_cached = 0
+        shared["n_streams"] = 1
+    else:
+        shared["is_of_server"] = True
+        if n_context is not None and n_prompt is not None:
+            n_cached = n_context - n_prompt
     figures = list[Figure]()
     if prefill_tps:
         line = request.timings["prompt eval"][0]
@@ -149,29 +150,19 @@ def decode_of(
 ) -> list[Figure]:
     """Decode of a request. llama-cli counts steps, the others tokens."""
     line, timing = decode
-    is_cli = shared["source"] == CLI
     counts = what_is_counted(shared["source"], timing, n_counted, decode_s)
-    n_gen = n_counted + 1 if is_cli else n_counted
-    n_rated = n_gen - 1 if counts == STEPS else n_counted
-    is_speculative = None
-    accepted = None
+    n_gen = n_counted
+    if shared["source"] == CLI:
+        n_gen = n_counted + 1
+    n_rated = n_gen
+    if counts == STEPS:
+        n_rated = n_gen - 1
+    fields: dict[str, Any] = {"n_gen": n_gen, "decode_s": decode_s, "line": line, **shared}
     if request.acceptance:
-        n_accepted, n_drafted = request.acceptance
-        is_speculative = True
-        accepted = n_accepted / n_drafted if n_drafted else None
-    return phases(
-        None,
-        n_rated / decode_s,
-        counts,
-        (None, n_context),
-        n_gen=n_gen,
-        n_steps=None if is_speculative else n_gen - 1 or None,
-        decode_s=decode_s,
-        is_speculative=is_speculative,
-        accepted=accepted,
-        line=line,
-        **shared,
-    )
+        fields |= {"is_speculative": True, "accepted": share(*request.acceptance)}
+    else:
+        fields["n_steps"] = n_gen - 1 or None
+    return phases(None, n_rated / decode_s, counts, (None, n_context), **fields)
 
 
 def size_and_time(

@@ -25,6 +25,7 @@ from lab.features.why.readers.fields import (
     matched,
     phases,
     plain_rate,
+    share,
 )
 from lab.formats.numbers import count
 
@@ -131,7 +132,7 @@ def of_timings(answer: Answer) -> list[Figure]:
         prefill_s=prompt_s,
         decode_s=decode_s,
         is_speculative=is_speculative,
-        accepted=n_accepted / n_drafted if n_drafted and n_accepted is not None else None,
+        accepted=share(n_accepted, n_drafted),
         line=answer.line,
         is_of_server=True,
     )

@@ -19,9 +19,9 @@ from lab.features.why.figure import (
     Figure,
 )
 from lab.features.why.readers import fields
-from lab.features.why.readers.fields import check_rate, phases
+from lab.features.why.readers.fields import check_rate, count_if_given, number_if_given, phases
 from lab.formats import llama_bench_rows, markdown
-from lab.formats.llama_bench_rows import FLASH_ATTN, HEADS, TEST, rate_of
+from lab.formats.llama_bench_rows import HEADS, TEST, rate_of
 from lab.formats.numbers import count, number
 
 LLAMA_BENCH = "llama-bench"
@@ -46,7 +46,7 @@ COLUMNS = (
 MANY_LAYERS = 99  # llama-bench's default for all layers, before it was -1
 NUMBERS = {"n_batch": "batch", "n_ubatch": "ubatch"}
 TYPES = {"type_k": "cache_type_k", "type_v": "cache_type_v"}
-FLASH_ATTN_WORDS = {"true": "on", "false": "off", "1": "on", "0": "off", "-1": "auto"}
+FLASH_ATTN_WORDS = {"true": "on", "1": "on", "on": "on", "false": "off", "0": "off", "off": "off"}
 MARKDOWN_SIGN = re.compile(r"\|\s{0,20}test\s{0,20}\|[^\n]{0,200}t/s", re.I)
 BATCHED_SIGN = re.compile(r"\|\s{0,20}S_TG t/s")
 ROUNDS_S = 0.0006  # of the times in tables of llama-batched-bench
@@ -120,11 +120,10 @@ def of_columns(columns: Mapping[str, str | None], line: int) -> list[Figure]:
     sizes = [count(n_prompt), count(n_gen)]
     if not any(sizes):
         return []
-    depth = count(n_depth) if n_depth else None
     deviation = columns.get("stddev_ts")
     tps = number(columns["avg_ts"] or "")
-    spread = number(deviation) if deviation else None
-    return [bench_figure(columns, (sizes[0], sizes[1], depth), tps, spread, line)]
+    spread = number_if_given(deviation)
+    return [bench_figure(columns, (sizes[0], sizes[1], count_if_given(n_depth)), tps, spread, line)]
 
 
 def of_test(
@@ -211,8 +210,7 @@ def settings_of(columns: Mapping[str, str | None]) -> dict[str, Any]:
         settings |= {"threads": int(threads), "threads_batch": int(threads)}
     flash_attn = str(columns.get("flash_attn") or "").lower()
     if flash_attn:
-        word = flash_attn if flash_attn in FLASH_ATTN else FLASH_ATTN_WORDS.get(flash_attn)
-        settings["flash_attn"] = word or "auto"
+        settings["flash_attn"] = FLASH_ATTN_WORDS.get(flash_attn, "auto")
     layers = columns.get("n_gpu_layers") or ""
     if re.fullmatch(r"(CPU|BLAS|,)+", columns.get("backends") or ""):
         settings["n_gpu_layers"] = 0
@@ -252,7 +250,8 @@ def of_batch(cells: Mapping[str, str], line: int) -> list[Figure]:
         depth_of_decode = n_prompt
         source = "llama-batched-bench"
         is_shared = n_kv == n_prompt + n_streams * n_gen
-        n_prefilled = n_prompt if is_shared else n_prompt * n_streams
+        if not is_shared:
+            n_prefilled = n_prompt * n_streams
     prefill_s = number(cells["T_PP s"])
     decode_s = number(cells["T_TG s"])
     prefill_tps = number(cells["S_PP t/s"])
