@@ -88,14 +88,18 @@ def read_log() -> Placement:
     caches: dict[int, str] = {}
     experts: dict[int, str] = {}
     for line in devices.log_lines():
-        if match := LAYER_LINE.search(line):
-            layers.append(match[1])
-        elif match := BUFFER_LINE.search(line):
-            buffers.append(Buffer(match[2], match[1], round(float(match[3]) * 2**20)))
-        elif match := CACHE_LINE.search(line):
-            caches[int(match[1])] = match[2]
-        elif match := EXPERT_LINE.search(line):
-            experts[int(match[1])] = match[2]
+        layer = LAYER_LINE.search(line)
+        buffer = BUFFER_LINE.search(line)
+        cache = CACHE_LINE.search(line)
+        expert = EXPERT_LINE.search(line)
+        if layer:
+            layers.append(layer[1])
+        if buffer:
+            buffers.append(Buffer(buffer[2], buffer[1], round(float(buffer[3]) * 2**20)))
+        if cache:
+            caches[int(cache[1])] = cache[2]
+        if expert:
+            experts[int(expert[1])] = expert[2]
     return Placement(
         layers=tuple(layers),
         buffers=tuple(buffers),

@@ -62,9 +62,8 @@ class Outcome:
     steps: Steps
     token_ids: tuple[int, ...]
     end_of_generation_at: int | None
-    counts: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # `state_bytes` of saves, `accepted` draft tokens
+    counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """`state_bytes` of saves, `accepted` draft tokens."""
 
 
 @dataclass(frozen=True)
