@@ -124,7 +124,7 @@ FEATURES: tuple[Feature, ...] = (
         name="compare",
         group=CHOOSE,
         help="Compare saved results: machines, builds, models, settings.",
-        command="lab.features.compare.command:compare",
+        command="lab.features.compare:compare",
     ),
     Feature(
         name="predict",

@@ -27,7 +27,7 @@ from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner import disturbances
 from lab.runner.batches import Batch
 from lab.runner.cases import Case, measured_run, named
-from lab.show import comparison
+from lab.show import session_spread
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeClock, make_record, speculated
 
 WEIGHTS = 10**6 * 32 // 18
@@ -384,7 +384,7 @@ def test_at_its_very_threshold_a_condition_is_rarely_decided(
     chance = random.Random(n)
 
     def drawn(_: Evidence) -> figures.Figures:
-        errors = [math.sqrt(2) * chance.gauss(0, comparison.VIRTUAL) for _ in range(n)]
+        errors = [math.sqrt(2) * chance.gauss(0, session_spread.VIRTUAL) for _ in range(n)]
         return [figure("a ratio", [1.1 * math.exp(error) for error in errors])]
 
     monkeypatch.setattr(figures, "drawn", drawn, raising=False)

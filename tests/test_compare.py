@@ -12,7 +12,7 @@ import pytest
 from lab.core import results
 from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Steps
 from lab.errors import LabError
-from lab.features.compare import text_compare
+from lab.show import text_comparison
 from lab.runner import trial as side_by_side
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
@@ -211,7 +211,9 @@ def test_imported_totals_are_compared_with_decode_compute() -> None:
 def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     records = session(BASE) + session([2 * ms for ms in BASE], machine=OTHER)
     found = comparison.groups(records)
-    text_compare.print_comparisons(found, comparison.compare_groups(found), 0.01, console.console())
+    text_comparison.print_comparisons(
+        found, comparison.compare_groups(found), 0.01, console.console()
+    )
     said = capsys.readouterr().out
     assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
     assert said.startswith(

@@ -10,7 +10,7 @@ import pytest
 from lab.app import output
 from lab.core import results, shown
 from lab.core.record import Record
-from lab.features.compare import text_compare
+from lab.show import text_comparison
 from lab.features.explain import advice, sentences as explained
 from lab.features.report import page
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
@@ -127,7 +127,7 @@ def test_a_comparison_claims_nothing_of_disturbed_rows_and_its_other_rows_stay(
     by_length = {n: {row.verdict for row in compared.rows if row.n_prompt == n} for n in (20, 40)}
     assert by_length == {20: {comparison.SLOWER}, 40: {comparison.DISTURBED}}
     assert all(shown.DISTURBED in row.doubts for row in compared.rows if row.n_prompt == 40)
-    assert ". The other 2 are unclear." in text_compare.answers([compared])[0]
+    assert ". The other 2 are unclear." in text_comparison.answers([compared])[0]
 
 
 def test_flags_that_differ_are_named_and_no_others() -> None:
@@ -142,7 +142,7 @@ def test_flags_that_differ_are_named_and_no_others() -> None:
         for text in flags
         for i in range(2)
     ]
-    differ = text_compare.differences(comparison.groups(records))
+    differ = text_comparison.differences(comparison.groups(records))
     assert differ["CPU instructions of one side only"] == ["AVX512, OPENMP", "OPENMP = 0"]
 
 
@@ -167,8 +167,7 @@ def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_ag
         rows, timed(1.1)[0], loaded
     )
     assert (
-        words in doubt_sentences(loaded)[0]
-        and "lab ceilings --again" in doubt_sentences(loaded)[0]
+        words in doubt_sentences(loaded)[0] and "lab ceilings --again" in doubt_sentences(loaded)[0]
     )
     again = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
     for given, disturbed in (([loaded], words), ([loaded, again], None), ([again, loaded], None)):

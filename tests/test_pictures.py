@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from lab.app import kinds
 from lab.core.record import Record
-from lab.features.compare import text_compare
+from lab.show import plot_trial
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import explanation, step_kernels
 from lab.show import plot_runs
@@ -206,7 +206,7 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     shown = " ".join(text.get_text() for text in ax.texts)
     assert f"{row.estimate:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" in shown
     assert (
-        text_compare.trials(records[:2]) == []
+        plot_trial.trials(records[:2]) == []
         and next(iter(plot_runs.drawings(session()))) == "shares"
     )
 

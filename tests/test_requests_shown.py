@@ -22,7 +22,7 @@ from lab.core.request import (
     Usage,
 )
 from lab.errors import LabError
-from lab.features.compare import text_compare
+from lab.show import text_comparison
 from lab.show import comparison, console, table, text_requests
 from lab.show.comparison import SLOWER
 from tests.conftest import make_record, make_run, run_lab
@@ -253,7 +253,7 @@ def test_an_engine_and_a_server_are_compared_ttft_with_ttft(
     ]
     assert comparisons[0].rows[0].base == pytest.approx(0.101)
     assert comparisons[0].rows[0].other == pytest.approx(0.103)
-    text_compare.print_comparisons(groups, comparisons, 0.01, console.console())
+    text_comparison.print_comparisons(groups, comparisons, 0.01, console.console())
     out = capsys.readouterr().out
     assert "Only in the base: prefill at 100." in out
     assert "In process, TTFT is prefill plus sampling one token." in out

@@ -12,7 +12,7 @@ from scipy import stats as reference
 
 from lab.core import stats
 from lab.core.stats import Interval, Ratio
-from lab.show.comparison import between_sessions
+from lab.show.session_spread import between_sessions
 
 
 def draw_logs(chance: random.Random, n: int, spread: float) -> list[float]:

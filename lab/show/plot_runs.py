@@ -17,7 +17,7 @@ from lab.core.lists import plural
 from lab.core.record import PREFILL, Record
 from lab.core.request import RequestRecord, short_name
 from lab.errors import LabError
-from lab.features.compare import text_compare
+from lab.show import plot_trial
 from lab.show import canvas, sweep_laws, table, text_setup
 from lab.show.canvas import GUIDE, OF_DECODE, OF_PREFILL, points
 from lab.show.text_setup import one_of
@@ -360,10 +360,10 @@ def drawings(records: Records) -> dict[str, Callable[[Figure], Any]]:
     timed = [one for one in table.of_engine(records) if one.run.is_timed and one.run.is_plain]
     plain = [one for one in timed if not one.run.every]
     good = [one for one in table.alone(records) if table.went_well(one)]
-    trials = text_compare.trials(timed)
+    trials = plot_trial.trials(timed)
     made: dict[str, Callable[[Figure], Any]] = {}
     for number, trial in enumerate(trials, 1):
-        draw = functools.partial(text_compare.plot_trial, trial, text_setup.where(trial))
+        draw = functools.partial(plot_trial.plot_trial, trial, text_setup.where(trial))
         made["ab" if len(trials) == 1 else f"ab-{number}"] = draw
     in_trials = {id(one) for trial in trials for one in trial}
     alone = [one for one in plain if id(one) not in in_trials and phases.prefill_ns(one.run)]

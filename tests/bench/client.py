@@ -62,8 +62,7 @@ def stamped_late(reply: Reply, stream: dict[str, Any], start_ns: int) -> list[in
     began_ns = start_ns + request.sent_ns
     stamps = times.arrivals_ns(request)
     return [
-        began_ns + stamp - sent_ns
-        for stamp, sent_ns in zip(stamps, stream["sent_ns"], strict=True)
+        began_ns + stamp - sent_ns for stamp, sent_ns in zip(stamps, stream["sent_ns"], strict=True)
     ]
 
 

@@ -26,7 +26,7 @@ from lab.core import results
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.runner import disturbances
-from lab.show import comparison, table
+from lab.show import comparison, session_spread, table
 from lab.show.comparison import ALIKE, DISTURBED, SLOWER, TOO_FEW
 
 ARGUMENTS = ("--prompt-len", "16,256", "--gen", "32", "--repeat", "6", "--no-plot")
@@ -71,7 +71,7 @@ def print_spread(sessions: Sessions) -> None:
         f"{math.comb(len(sessions), 2)} pairs"
     )
     records = list(itertools.chain(*sessions.values()))
-    for (_, figure), spread in comparison.known_spreads(records).items():
+    for (_, figure), spread in session_spread.known_spreads(records).items():
         print(f"  {figure}: {math.expm1(spread.sd):.1%} ({spread.source})")
     rows = table.runs(records)
     for figure in ("prefill_s", "tpot_ms"):

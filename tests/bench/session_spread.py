@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from lab.core import stats
-from lab.show import comparison
+from lab.show import session_spread
 
 N_RUNS = 5
 WITHIN = 0.03  # standard deviation of the logarithms of a session's runs
@@ -83,7 +83,7 @@ def false_share(
 def check(logs: np.ndarray, spread: tuple[float, float], difference: float, half: float) -> None:
     """The lab computes the same interval."""
     sides = (np.exp(logs[0]), np.exp(logs[1]))
-    ratio = comparison.between_sessions(sides, (spread, spread))
+    ratio = session_spread.between_sessions(sides, (spread, spread))
     assert np.allclose(np.log([ratio.low, ratio.high]), [difference - half, difference + half])
 
 

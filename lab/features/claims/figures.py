@@ -23,7 +23,7 @@ from lab.features.speculate.setup import speculation_of
 from lab.features.stall import in_chunks, stall_of
 from lab.roofline import explanation, step_kernels
 from lab.runner.batches import batch_of
-from lab.show import comparison
+from lab.show import session_spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LONGEST = 1024
 USUAL = 512  # the longest prompt of the part `lengths`, and a usual one
 APART = 1.3  # quantizations are compared with each other only if their sizes differ at least by this factor
-ASSUMED = math.exp(2 * math.sqrt(2) * comparison.VIRTUAL)
+ASSUMED = math.exp(2 * math.sqrt(2) * session_spread.VIRTUAL)
 """The factor by which the range of one or two values is widened: two sessions of a virtual machine rarely exceed it."""
 
 TIMES = [

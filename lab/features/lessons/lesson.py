@@ -27,7 +27,7 @@ from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
 from lab.features.report import page
-from lab.features.compare import text_compare
+from lab.show import text_comparison
 from lab.features.explain import advice
 from lab.features.explain.section import explained
 from lab.features.predict import tables
@@ -121,7 +121,7 @@ def draw_attention(line: AttentionLine) -> None:
 def compare(records: Sequence[Record]) -> None:
     """Print a comparison of the setups in `records` as `lab compare` does."""
     groups = comparison.groups(_timed(records))
-    text_compare.print_comparisons(
+    text_comparison.print_comparisons(
         groups, comparison.compare_groups(groups), comparison.AT_LEAST, console.console()
     )
 

@@ -323,7 +323,7 @@ def ab(
     In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order. Changes of
     the machine's speed therefore affect all variants equally.
     """
-    from lab.features.compare import text_compare
+    from lab.show import text_comparison
     from lab.runner import batches, trial as side_by_side
     from lab.show import comparison, console, text_results
 
@@ -345,11 +345,11 @@ def ab(
     groups = comparison.groups(records)
     comparisons = comparison.compare_groups(groups, at_least)
     tables = functools.partial(
-        text_compare.print_comparisons,
+        text_comparison.print_comparisons,
         groups,
         comparisons,
         at_least,
         warnings=text_results.warnings(records),
     )
-    document = functools.partial(text_compare.as_json, groups, comparisons)
+    document = functools.partial(text_comparison.as_json, groups, comparisons)
     output.finish(records, path, tables=tables, document=document, at_least=at_least)

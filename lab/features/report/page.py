@@ -23,14 +23,15 @@ from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.features.compare import text_compare
+from lab.show import text_comparison
 from lab.features.explain.section import explained
 from lab.features.predict import laws
 from lab.features.tune import result as tuned
 from lab.roofline import probing
 from lab.runner import as_options, machine
 from lab.show import comparison, page, table, text_requests, text_results, text_plan, text_setup
-from lab.show.comparison import Group, Spread, known_spreads
+from lab.show.comparison import Group
+from lab.show.session_spread import Spread, known_spreads
 from lab.show.section import UNKNOWN, Context, Section, tabled
 
 Lines = Sequence[Any]  # runs, requests and findings of rooms
@@ -211,19 +212,19 @@ def _compared(
             rows = pd.concat([group.rows for group in cluster])
             cluster = [Group(label, own) for label, own in table.setups(rows)]
         compared = comparison.compare_groups(cluster, at_least, spreads)
-        answers += text_compare.answers(compared)
+        answers += text_comparison.answers(compared)
         names = [group.label for group in cluster]
-        differ = text_compare.differences(cluster)
+        differ = text_comparison.differences(cluster)
         parts.append(
             Section(
                 "Differences" if differ else "",
                 words=[f"The base is {names[0]}."],
                 headings=["", *names] if differ else [],
                 cells=[[field, *values] for field, values in differ.items()],
-                parts=text_compare.sections(compared),
+                parts=text_comparison.sections(compared),
             )
         )
-        parts.append(Section(sentences=text_compare.how_compared(cluster, compared, at_least)))
+        parts.append(Section(sentences=text_comparison.how_compared(cluster, compared, at_least)))
     rest = f"{n_alone} of {len(groups)} setups have no length in common with another setup of their model"
     left_out = (
         [f"{rest}, so {'it is' if n_alone == 1 else 'they are'} not compared."] if n_alone else []

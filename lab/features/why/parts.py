@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.features.why.figure import Figure
-from lab.show import comparison
+from lab.show import session_spread
 
 ARITHMETIC = "arithmetic"
 MEASURED = "measured here"
@@ -47,7 +47,7 @@ LEAST_ALONE = 0.1
 WIDEST = math.log(3)
 """Half of a range, in logarithms, above which a factor does not say enough to be called a cause."""
 
-BETWEEN_SESSIONS = comparison.VIRTUAL
+BETWEEN_SESSIONS = session_spread.VIRTUAL
 """The spread between sessions of an unknown machine, as a standard deviation of logarithms."""
 
 FEWEST = 3  # blocks, runs or sessions that a range needs

@@ -13,7 +13,7 @@ from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.features.why.figure import DECODE, PREFILL, PROMPT, STEPS, Figure
 from lab.features.why.setups import settings_of
-from lab.show import comparison, table
+from lab.show import comparison, session_spread, table
 
 COLUMNS = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
 """Columns of a phase's figure; the second where no run has the first."""
@@ -37,7 +37,7 @@ def figures_of(name: str) -> list[list[Figure]]:
             "Measure some: lab measure",
         )
     rows = comparison.sessions_apart(rows)
-    spreads = comparison.known_spreads(measured)
+    spreads = session_spread.known_spreads(measured)
     setups = table.setups(rows)
     groups = list[list[Figure]]()
     for label, runs in setups:
@@ -90,9 +90,9 @@ def figure_of(
     n_prompt = int(first.n_prompt)
     unit = n_prompt if phase == PREFILL else 1e3
     logs = [math.log(value) for value in values]
-    between = spreads.get((comparison.machine_of(repeats), main))
+    between = spreads.get((session_spread.machine_of(repeats), main))
     if between is None:
-        between = comparison.default_spread(first)
+        between = session_spread.default_spread(first)
     compute_tps = None
     if phase == DECODE and second_values:
         compute_tps = 1e3 / statistics.median(second_values)

@@ -1,0 +1,82 @@
+"""`lab compare`: saved results side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lab.app import kinds
+from lab.app.help import Command
+from lab.app.options import AT_LEAST, DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
+from lab.app.reading import draws, hint, nearby, plot_folder, read, without_parts
+from lab.core import shell
+from lab.core.results import Contents
+
+
+@click.command(cls=Command)
+@click.argument("results", nargs=-1, required=True)
+@click.option(
+    "--base",
+    metavar="TEXT",
+    help="The base of the comparison, by a part of its label.  [default: the first]",
+)
+@AT_LEAST
+@PLOTS_OUT
+@NO_PLOT
+@DETAILS
+@as_json_option("tables")
+def compare(
+    results: tuple[str, ...],
+    base: str | None,
+    at_least: float,
+    out: str | None,
+    no_plot: bool,
+    details: bool,
+    as_json: bool,
+) -> None:
+    """Compare saved results: machines, builds, models, settings.
+
+    \b
+      lab compare before.jsonl after.jsonl
+      lab compare results/ --at-least 5%
+
+    Groups runs by machine, build, model and settings, and never pools groups. For each prompt
+    length it prints the ratio of the other's time to the base's, its interval, and a verdict. It
+    claims a difference between sessions only if it exceeds the spread between sessions of this
+    machine.
+    """
+    from lab.show import comparison, console, session_spread, text_comparison
+    from lab.show import text_requests, text_results
+
+    contents = without_parts(read(results))
+    groups = comparison.groups(contents.measured, base)
+    others = nearby(results, contents.measured)
+    sessions = [*contents.measured, *others.records]
+    if contents.requests:
+        sessions += others.requests
+    spreads = session_spread.known_spreads(sessions)
+    comparisons = comparison.compare_groups(groups, at_least, spreads)
+    plots = draw(contents, results, out) if draws(results, out, no_plot) else []
+    if as_json:
+        document = text_comparison.as_json(groups, comparisons)
+        console.print_json({**document, "plots": [str(plot) for plot in plots]})
+        return
+    stdout = console.console(details=hint(details))
+    warnings = text_results.warnings(contents.records)
+    warnings += text_requests.warnings(contents.requests)
+    text_comparison.print_comparisons(groups, comparisons, at_least, stdout, warnings)
+    for plot in plots:
+        stdout.print(f"plot     {plot}")
+    stdout.print(f"next     a page to share: {shell.lab('report', *results)}")
+
+
+def draw(contents: Contents, results: tuple[str, ...], out: str | None) -> list[Path]:
+    """Write the pictures of what is compared; returns their paths."""
+    from lab.show import comparison
+    from lab.show.section import Context
+
+    records = contents.measured if contents.requests else comparison.by_session(contents.records)
+    sections = kinds.sections(records, Context(), ("runs", "requests"))
+    stem = f"{Path(results[0]).stem}-compared"
+    return kinds.draw(sections, plot_folder(results, out), stem)

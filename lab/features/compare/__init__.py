@@ -1,1 +1,0 @@
-"""Whether two setups differ, and by how much: compare, ab."""
