@@ -120,6 +120,7 @@ class Device:
         return self.fp32 * factor
 
 
+@cache
 def chip_of(name: str) -> str:
     """The name of a device without what only distinguishes variants: a100-80gb is an a100."""
     return "-".join(part for part in name.split("-") if not VARIANT.fullmatch(part))

@@ -292,9 +292,10 @@ class Learned:
 
     def _factor_of_variants(self, device: Device) -> float:
         """The factor of devices with the same chip, so that more memory makes none slower."""
+        chip = device.chip
         factors = []
         for name, factor in self.factors.get("device", {}).items():
-            if chip_of(name) == device.chip:
+            if chip_of(name) == chip:
                 factors.append(factor)
         return geometric_mean(factors) if factors else 1.0
 
