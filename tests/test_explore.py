@@ -1,4 +1,5 @@
-"""The explorable part of a page: its script predicts what lab predict does, and nothing else runs or stands there."""
+"""The explorable part of a page: its script predicts what lab predict does, and nothing else runs
+or stands there."""
 
 import dataclasses
 import itertools
@@ -32,18 +33,19 @@ ONE = {"device": 0, "model": 0, "prompt": 1000, "gen": 200, "users": 1, "cached"
 
 def ask(browser: Any, settings: list[dict[str, int]]) -> list[dict[str, Any]]:
     """What the page's script predicts."""
-    found: list[dict[str, Any]] = browser.execute_script(
-        "return arguments[0].map(request).map(({prefill, decode, memory}) => ({prefill, decode, memory}))",
+    predictions: list[dict[str, Any]] = browser.execute_script(
+        "return arguments[0].map(request)"
+        ".map(({prefill, decode, memory}) => ({prefill, decode, memory}))",
         settings,
     )
-    return found
+    return predictions
 
 
 @cache
 def here() -> tuple[list[Record], Ceilings]:
     """Runs of the sample's machine alone."""
     records, best = epyc(10, 512, 1000, 4096)
-    return [one for one in records if one.machine == best.machine], best
+    return [record for record in records if record.machine == best.machine], best
 
 
 @cache
@@ -53,12 +55,12 @@ def html() -> str:
 
 def with_ceilings(runs: list[Record]) -> str:
     """A page of runs on a machine whose ceilings are known, but not for their kernels."""
-    other = dataclasses.replace(
+    ceilings = dataclasses.replace(
         FAST, machine=runs[0].machine, rates=tuple(r for r in FAST.rates if r.type == "Q8_0")
     )
     names = probing.place_of_record(runs[0]).devices
     return page.html(
-        runs, [dataclasses.replace(other, on_gpu=bool(one), device=one) for one in names]
+        runs, [dataclasses.replace(ceilings, on_gpu=bool(name), device=name) for name in names]
     )
 
 
@@ -67,8 +69,8 @@ def opened(
 ) -> dict[str, Any]:
     """The numbers of a page, in the browser."""
     path.write_text(text)
-    found = look(browser, path, width, scheme)
-    assert found["overflow"] <= 0 and contrast(found["paper"], found["ink"]) > 7
+    page_look = look(browser, path, width, scheme)
+    assert page_look["overflow"] <= 0 and contrast(page_look["paper"], page_look["ink"]) > 7
     numbers: dict[str, Any] = browser.execute_script("return data")
     return numbers
 
@@ -82,23 +84,25 @@ def agrees(
     """Whether a phase of the script equals a prediction, in all its figures; NaN: not predicted."""
     if shown is None:
         return ends[0] != ends[0]
-    wanted = {"limit": limit, "expected": expected, "low": ends[0], "high": ends[1]}
+    expected_figures = {"limit": limit, "expected": expected, "low": ends[0], "high": ends[1]}
     return all(
         shown[name] is None if value is None else shown[name] == pytest.approx(value, rel=1e-6)
-        for name, value in wanted.items()
+        for name, value in expected_figures.items()
     )
 
 
 def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_path: Path) -> None:
     records, best = here()
     packed = synthetic.by_quantization(catalog.find("smollm2-135m")).values()
-    known = opened(browser, tmp_path / "page.html", html())
-    models = {f"{one.name} {one.quantization}": one for one in (records[0].model, *packed)}
-    assert [*models] == known["models"] and len(models) == 5
+    page_data = opened(browser, tmp_path / "page.html", html())
+    models = {
+        f"{choice.name} {choice.quantization}": choice for choice in (records[0].model, *packed)
+    }
+    assert [*models] == page_data["models"] and len(models) == 5
     settings = records[0].settings
     learned = learning.learn(records, best)
-    own = [i for i, law in enumerate(known["laws"][0]) if "why" not in law]
-    assert [known["models"][i].split()[-1] for i in own] == [
+    with_ceilings_of = [i for i, law in enumerate(page_data["laws"][0]) if "why" not in law]
+    assert [page_data["models"][i].split()[-1] for i in with_ceilings_of] == [
         "Q4_1",
         "Q4_0",
         "Q8_0",
@@ -108,8 +112,8 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_p
     for i in range(60):
         prompt = round(10 ** dice.uniform(0, 3.9))
         answer = round(10 ** dice.uniform(0.4, 3.6))
-        device = 0 if i < 30 else dice.randrange(1, len(known["devices"]))
-        model = dice.choice(own) if i < 30 else dice.randrange(len(models))
+        device = 0 if i < 30 else dice.randrange(1, len(page_data["devices"]))
+        model = dice.choice(with_ceilings_of) if i < 30 else dice.randrange(len(models))
         users = dice.choice((1, 2, 7, 32)) if device else 1
         asked.append(
             {
@@ -121,26 +125,26 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_p
                 "cached": 0,
             }
         )
-    for one, shown in zip(asked, ask(browser, asked), strict=True):
-        chosen = models[known["models"][one["model"]]]
-        n = one["prompt"]
-        gen = one["gen"]
-        if one["device"] == 0:
+    for choice, shown in zip(asked, ask(browser, asked), strict=True):
+        chosen = models[page_data["models"][choice["model"]]]
+        n = choice["prompt"]
+        gen = choice["gen"]
+        if choice["device"] == 0:
             row = Here(chosen, settings, best, learned).request(n, gen)
             far = [
-                any(words.startswith(phase) for words in wording.beyond(row.extrapolations))
+                any(clause.startswith(phase) for clause in wording.beyond(row.extrapolations))
                 for phase in (PREFILL, DECODE)
             ]
-            assert [shown["prefill"]["beyond"], shown["decode"]["beyond"]] == far, one
+            assert [shown["prefill"]["beyond"], shown["decode"]["beyond"]] == far, choice
         else:
-            other = devices.find_device(known["devices"][one["device"]]["name"])
-            row = prediction.on_device(chosen, settings, other, n, gen, one["users"])
+            device_of_row = devices.find_device(page_data["devices"][choice["device"]]["name"])
+            row = prediction.on_device(chosen, settings, device_of_row, n, gen, choice["users"])
         assert agrees(
             shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s
-        ), one
-        assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), one
+        ), choice
+        assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), choice
         assert shown["memory"]["total"] == prediction.memory_bytes(
-            chosen, settings, n + gen, one["users"]
+            chosen, settings, n + gen, choice["users"]
         )
 
 
@@ -159,19 +163,19 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
         {**ONE, "users": n, "cached": cached}
         for n, cached in itertools.product((1, 2, 7, 32), (0, 1, 600, 999))
     ]
-    for one, shown in zip(asked, ask(browser, asked), strict=True):
-        others = [(1, 1099)] * (one["users"] - 1)
-        seconds = steps.seconds(1, 1099, one["users"], others)
-        work = cost.step(model, 1, 1099, one["users"], beside=others)
+    for choice, shown in zip(asked, ask(browser, asked), strict=True):
+        other_spans = [(1, 1099)] * (choice["users"] - 1)
+        seconds = steps.seconds(1, 1099, choice["users"], other_spans)
+        work = cost.step(model, 1, 1099, choice["users"], beside=other_spans)
         assert seconds and work
         least = max(work.n_bytes / roof.gbps, work.flops / roof.gflops) / 1e9
         assert shown["decode"]["expected"] == pytest.approx(max(seconds, least), rel=1e-6)
-        rest = learning.prompt_steps(1000 - one["cached"], settings, one["cached"])
-        costs = learning.costs_of(model, settings, best, rest)
+        uncached_steps = learning.prompt_steps(1000 - choice["cached"], settings, choice["cached"])
+        costs = learning.costs_of(model, settings, best, uncached_steps)
         expected = learned.fit.seconds(learning.case_of(PREFILL, 1000.0, model, settings), costs)
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
         assert (shown["prefill"]["low"] is None) == bool(
-            one["cached"]
+            choice["cached"]
         )  # no run measured these ranges
         slower = seconds / (
             steps.seconds(1, 1099, 1) or math.nan
@@ -188,10 +192,10 @@ def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, na
     dice = random.Random(2)
     asked = [[dice.randint(1, 600), dice.randint(0, 9000), dice.randint(0, 1)] for _ in range(50)]
     asked += [[1, dice.randint(0, 9000), n, n] for n in (2, 5, 32)]
-    found = browser.execute_script(
-        "return arguments[0].map(one => cost(data.shapes[0], ...one))", asked
+    costs = browser.execute_script(
+        "return arguments[0].map(step => cost(data.shapes[0], ...step))", asked
     )
-    for (n, past, outputs, *users), shown in zip(asked, found, strict=True):
+    for (n, past, outputs, *users), shown in zip(asked, costs, strict=True):
         step = cost.step(
             model, n, past, outputs, beside=[(n, past)] * (users[0] - 1 if users else 0)
         )
@@ -206,8 +210,8 @@ def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, na
 
 
 def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path) -> None:
-    found = opened(browser, tmp_path / "page.html", with_ceilings(session()))
-    assert "lab ceilings" in found["laws"][0][0]["why"]
+    page_data = opened(browser, tmp_path / "page.html", with_ceilings(session()))
+    assert "lab ceilings" in page_data["laws"][0][0]["why"]
     browser.execute_script("inputs.device.value = 0; update()")
     text = browser.find_element("id", "explore-part").text
     assert "There is no prediction for this choice." in text and "lab ceilings" in text
@@ -215,10 +219,10 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
         browser.find_element("id", f"explore-{name}")
         for name in ("request", "prefill-figure", "decode-figure")
     ]
-    assert not any(one.is_displayed() for one in shown)
-    without_peak = [not law.get("peak") for (law, *_) in found["laws"]].index(True, 1)
+    assert not any(element.is_displayed() for element in shown)
+    without_peak = [not law.get("peak") for (law, *_) in page_data["laws"]].index(True, 1)
     browser.execute_script(f"inputs.device.value = {without_peak}; update()")
-    assert [one.is_displayed() for one in shown] == [False, False, True]
+    assert [element.is_displayed() for element in shown] == [False, False, True]
     text = browser.find_element("id", "explore-part").text
     assert (
         "Predicted: the tokens of the answer take" in text
@@ -231,16 +235,18 @@ def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_
     pair = tuple(Device(f"CUDA{i}", "Some GPU", "gpu", 10**10) for i in range(2))
     (records, best) = here()
     n_layer = here()[0][0].model.n_layer or 0
-    one = next(one for one in records if one.run.is_timed)
+    record = next(record for record in records if record.run.is_timed)
     both = dataclasses.replace(
-        one,
-        machine=dataclasses.replace(one.machine, devices=(*one.machine.devices, *pair)),
-        settings=dataclasses.replace(one.settings, n_gpu_layers=n_layer + 1),
-        run=dataclasses.replace(one.run, placement=Placement((*["CUDA0"] * n_layer, "CUDA1"), ())),
+        record,
+        machine=dataclasses.replace(record.machine, devices=(*record.machine.devices, *pair)),
+        settings=dataclasses.replace(record.settings, n_gpu_layers=n_layer + 1),
+        run=dataclasses.replace(
+            record.run, placement=Placement((*["CUDA0"] * n_layer, "CUDA1"), ())
+        ),
     )
-    found = laws.laws([both, one], [best])
-    assert found["devices"][0]["memory"] is None and "for one GPU" in found["laws"][0][0]["why"]
-    assert "why" not in found["laws"][1][0]
+    numbers = laws.laws([both, record], [best])
+    assert numbers["devices"][0]["memory"] is None and "for one GPU" in numbers["laws"][0][0]["why"]
+    assert "why" not in numbers["laws"][1][0]
 
 
 def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
@@ -250,9 +256,11 @@ def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
     for plain in (page.html(records, []), page.html(records, [best], explore=False)):
         assert "script-src" not in plain and "explore" not in plain
     shown = html()
-    kinds = [one.get("type") for one in Page(shown).named("script")]
+    kinds = [item.get("type") for item in Page(shown).named("script")]
     assert kinds == ["application/json", "application/gzip", None]
-    (policy,) = [one["content"] or "" for one in Page(shown).named("meta") if "http-equiv" in one]
+    (policy,) = [
+        item["content"] or "" for item in Page(shown).named("meta") if "http-equiv" in item
+    ]
     assert (
         policy.startswith("default-src 'none'")
         and policy.count("sha256-") == 1
@@ -261,17 +269,19 @@ def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
     assert len(Page(shown).named("label")) == 6 and shown.count('role="status"') == 1
     sample = tmp_path / "a.jsonl"
     out = tmp_path / "a.html"
-    results.save(sample, *[one for one in records if one.run.is_timed][:2], best)
+    results.save(sample, *[item for item in records if item.run.is_timed][:2], best)
     assert run_lab("report", sample, "--out", out, "--no-explore")[0] == 0
     assert "mini-lab-laws" in shown and "mini-lab-laws" not in out.read_text()
 
 
 def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
-    own = [one for one in here()[0] if one.run.is_timed][:2]
-    hostile = [dataclasses.replace(evil(one), settings=one.settings) for one in own]
+    timed_runs = [record for record in here()[0] if record.run.is_timed][:2]
+    hostile = [dataclasses.replace(evil(record), settings=record.settings) for record in timed_runs]
     text = with_ceilings(hostile)
-    known = opened(browser, tmp_path / "page.html", text)
-    assert "<script>alert(1)" in known["devices"][0]["name"] and "<img" in known["models"][0]
+    page_data = opened(browser, tmp_path / "page.html", text)
+    assert (
+        "<script>alert(1)" in page_data["devices"][0]["name"] and "<img" in page_data["models"][0]
+    )
     assert "<img" not in text and text.count("<script>") == 1
     assert browser.execute_script("return document.images.length") == 0
     assert "alert(1)" in browser.find_element("id", "explore-device").text
@@ -280,14 +290,16 @@ def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("n_embd, n_ubatch", [(-1, 512), (10**15, 512), (576, 0)])
 def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
     records, best = here()
-    (one, *_) = (record for record in records if record.run.is_timed)
-    model = dataclasses.replace(one.model, n_embd=n_embd)
-    settings = dataclasses.replace(one.settings, n_ubatch=n_ubatch)
-    hostile = dataclasses.replace(one, model=model, settings=settings)
+    (record, *_) = (record for record in records if record.run.is_timed)
+    model = dataclasses.replace(record.model, n_embd=n_embd)
+    settings = dataclasses.replace(record.settings, n_ubatch=n_ubatch)
+    hostile = dataclasses.replace(record, model=model, settings=settings)
     with pytest.raises(LabError, match="nothing to explore"):
         laws.laws([hostile], [best])
-    found = laws.laws([one, hostile], [best])
-    assert len(found["devices"]) == 1 + len(devices.devices()) and "why" not in found["laws"][0][0]
+    numbers = laws.laws([record, hostile], [best])
+    assert (
+        len(numbers["devices"]) == 1 + len(devices.devices()) and "why" not in numbers["laws"][0][0]
+    )
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
@@ -295,16 +307,16 @@ def test_in_a_browser_keys_move_the_sliders(
     browser: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:
     opened(browser, tmp_path / "page.html", html(), width, scheme)
-    said = browser.find_element("id", "explore-said")
-    before = said.text
+    answer = browser.find_element("id", "explore-said")
+    before = answer.text
     prompt = browser.find_element("id", "explore-prompt")
     prompt.send_keys("\ue014")  # right
-    assert said.text != before and said.text.startswith("Predicted: the prompt takes ")
+    assert answer.text != before and answer.text.startswith("Predicted: the prompt takes ")
     assert prompt.get_attribute("aria-valuetext").endswith(" tokens")
     browser.find_element("id", "explore-users").send_keys("\ue014")
     note = browser.find_element("id", "explore-note")
     assert (
-        said.text.startswith("Predicted: 2 users send at once")
+        answer.text.startswith("Predicted: 2 users send at once")
         and "as wide as for one" in note.text
     )
     browser.find_element("id", "explore-cached").send_keys("\ue014")
@@ -313,9 +325,10 @@ def test_in_a_browser_keys_move_the_sliders(
         and "(1 %)" in browser.find_element("id", "explore-cached-is").text
     )
     names = browser.execute_script(
-        "return [...document.querySelectorAll('#explore-part [role=img]')].map(one => one.getAttribute('aria-label'))"
+        "return [...document.querySelectorAll('#explore-part [role=img]')]"
+        ".map(image => image.getAttribute('aria-label'))"
     )
     assert len(names) == 4 and all(len(name) > 20 for name in names)
     assert len(browser.find_elements("css selector", "#explore-prefill .line")) > 20
     assert browser.find_elements("css selector", "#explore-prefill .far")
-    assert not [one for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

@@ -145,19 +145,19 @@ def test_the_file_is_what_the_rules_make_of_it() -> None:
 
 @pytest.mark.parametrize("phase", [DECODE, PREFILL])
 def test_the_learned_figures_are_what_the_rows_teach(phase: str) -> None:
-    known = datasheet.learned()[phase]
-    own = [row for row in learn_published.clean(published()) if row.phase == phase]
-    again = learn_published.fit(own, phase)
+    learned = datasheet.learned()[phase]
+    rows = [row for row in learn_published.clean(published()) if row.phase == phase]
+    again = learn_published.fit(rows, phase)
     for part, value in again.parts.items():
-        assert known.parts[part] == pytest.approx(value, rel=1e-3), part
+        assert learned.parts[part] == pytest.approx(value, rel=1e-3), part
     for name, values in again.factors.items():
-        assert known.factors[name] == pytest.approx(values, rel=2e-3), name
+        assert learned.factors[name] == pytest.approx(values, rel=2e-3), name
     assert all(
-        0.8 <= one["inside"] / one["n_rows"] <= 1
-        for one in known.ranges.values()
-        if one["n_devices"] > 9
+        0.8 <= figures["inside"] / figures["n_rows"] <= 1
+        for figures in learned.ranges.values()
+        if figures["n_devices"] > 9
     )
-    errors = [abs(learn_published.error(known, row)) for row in own]
+    errors = [abs(learn_published.error(learned, row)) for row in rows]
     assert (
         sorted(errors)[len(errors) // 2] < 0.1
     )  # these rows were seen; tests/bench/published.py leaves them out
@@ -182,26 +182,26 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
 
 
 def test_a_range_is_wider_for_what_nobody_published() -> None:
-    known = datasheet.learned()[DECODE]
+    learned = datasheet.learned()[DECODE]
     row = next(
         row
         for row in published()
         if row.backend == "CUDA" and row.phase == DECODE and not row.marks
     )
     case = learn_published.case_of(row)
-    low, high = known.range(case)
+    low, high = learned.range(case)
     tried: list[dict[str, Any]] = [{"model": "foo"}, {"backend": "SYCL"}, {"quantization": "IQ2_S"}]
     for changes in tried:
-        wider = known.range(dataclasses.replace(case, **changes))
+        wider = learned.range(dataclasses.replace(case, **changes))
         assert wider[0] < low and wider[1] / wider[0] > high / low, changes
-    known = datasheet.learned()[PREFILL]
+    learned = datasheet.learned()[PREFILL]
     (case, *_) = [
         learn_published.case_of(row)
         for row in published()
         if row.phase == PREFILL and row.n_depth > 30_000 and not row.marks
     ]
-    (low, high) = known.range(case)
-    unknown = known.range(dataclasses.replace(case, backend="CANN"))
+    (low, high) = learned.range(case)
+    unknown = learned.range(dataclasses.replace(case, backend="CANN"))
     assert unknown[1] / unknown[0] > 1.5 * high / low
 
 
@@ -210,7 +210,8 @@ def test_a_smaller_cache_makes_long_contexts_faster() -> None:
     device = devices.find_device("rtx-4090")
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")
     plain, packed = (
-        on_device(model, own, device, 8000, 100).tpot_expected_s for own in (SETTINGS, small)
+        on_device(model, settings, device, 8000, 100).tpot_expected_s
+        for settings in (SETTINGS, small)
     )
     assert plain and packed and packed < 0.85 * plain
 
@@ -238,7 +239,8 @@ MODELS = (
 
 
 def planted(phase: str, seconds: Callable[[Case], float]) -> list[Row]:
-    """Rows of a world in which a time is what `seconds` says: short and long ones, with and without flash attention."""
+    """Rows of a world in which a time is what `seconds` says: short and long ones, with and
+    without flash attention."""
     rows = []
     for device, (model, kind), depth in itertools.product(DEVICES, MODELS, (0, 4096, 16384)):
         backend = datasheet.backend_of(devices.find_device(device))
@@ -258,14 +260,16 @@ def test_attention_is_learned_at_a_share_of_its_own() -> None:
 
     rows = planted(PREFILL, seconds)
     for left_out in ("rtx-3090", "m2-ultra"):
-        known = learn_published.fit([row for row in rows if row.device != left_out], PREFILL)
-        errors = [abs(learn_published.error(known, row)) for row in rows if row.device == left_out]
+        learned = learn_published.fit([row for row in rows if row.device != left_out], PREFILL)
+        errors = [
+            abs(learn_published.error(learned, row)) for row in rows if row.device == left_out
+        ]
         assert (
             max(errors) < 0.15
         )  # gemma-3-12b's windows and what flash attention saves are in these rows
         case = learn_published.case_of(rows[0])
         on, off = (
-            known.coefficients(dataclasses.replace(case, flash_attn=is_on))[2]
+            learned.coefficients(dataclasses.replace(case, flash_attn=is_on))[2]
             for is_on in (True, False)
         )
         assert off / on == pytest.approx(3, rel=0.15)
@@ -275,9 +279,9 @@ def test_decode_reads_the_cache_at_a_share_of_its_own() -> None:
     rows = planted(
         DECODE, lambda case: 1.4 * case.parts[1] + (2 if case.flash_attn else 4) * case.parts[3]
     )
-    known = learn_published.fit([row for row in rows if row.device != "rtx-3090"], DECODE)
+    learned = learn_published.fit([row for row in rows if row.device != "rtx-3090"], DECODE)
     assert (
-        max(abs(learn_published.error(known, row)) for row in rows if row.device == "rtx-3090")
+        max(abs(learn_published.error(learned, row)) for row in rows if row.device == "rtx-3090")
         < 0.15
     )
 

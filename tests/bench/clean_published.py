@@ -1,10 +1,11 @@
-"""Make models/published.csv from rows that other people published: python -m tests.bench.clean_published RAW ...
+"""Make models/published.csv from rows that other people published: python -m
+tests.bench.clean_published RAW ...
 
-RAW are CSVs with the columns source, url, collected, device, backend, model, quantization, test, flash_attn, tps,
-stddev, commit, as_published, and where they have depth also n_prompt, n_depth, n_gen and runtime. Every row of
-llama.cpp is kept. A row that breaks one of the RULES is marked with the rule's name, and
-nothing is learned from it. Prints how many rows each rule marks, and which devices are not in models/devices.toml.
-"""
+RAW are CSVs with the columns source, url, collected, device, backend, model, quantization, test,
+flash_attn, tps, stddev, commit, as_published, and where they have depth also n_prompt, n_depth,
+n_gen and runtime. Every row of llama.cpp is kept. A row that breaks one of the RULES is marked
+with the rule's name, and nothing is learned from it. Prints how many rows each rule marks, and
+which devices are not in models/devices.toml."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ OUT = Path(__file__).parents[2] / "models" / "published.csv"
 
 RULES = {
     "unknown-device": "The device is not in models/devices.toml.",
-    "unclear-device": "The name covers devices with different memory (a series, or a virtual part of a card).",
+    "unclear-device": "The name covers devices with different memory: a series, or part of a card.",
     "unknown-model": "The model or its quantization is not in models/catalog.toml.",
     "small-cache": "The cache was not of type F16.",
     "other-build": "A fork of llama.cpp, or a build with other kernels.",
@@ -91,7 +92,8 @@ def marks_of(row: Row) -> tuple[str, ...]:
 
 
 def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
-    """The name of the chip as it was published, and how many GPU cores it has where the name says so."""
+    """The name of the chip as it was published, and how many GPU cores it has where the name says
+    so."""
     text = line["as_published"] or line["device"]
     if "n_gen" in line:
         return line["device"], None
@@ -103,15 +105,15 @@ def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
     inside = re.findall(r"\(([^()]*)\)", text)
     cores = re.search(r"(\d+) ?GPU", text)
     n_cores = float(cores[1]) if cores else None
-    for words in [*inside, text]:
-        words = re.sub(r"\d+P\+\d+E\+\d+GPU|\b\d+[- ]core\b", "", words).strip()
-        full = re.sub("(?i)nvidia ", "RTX ", words), re.sub("(?i)amd ", "RX ", words)
+    for part in [*inside, text]:
+        part = re.sub(r"\d+P\+\d+E\+\d+GPU|\b\d+[- ]core\b", "", part).strip()
+        full = re.sub("(?i)nvidia ", "RTX ", part), re.sub("(?i)amd ", "RX ", part)
         short = (
-            re.sub(r"\s\d+ ?GB\b.*", "", words),
-            words.split(" Mac")[0],
-            re.sub(r"\s*\(.*", "", words),
+            re.sub(r"\s\d+ ?GB\b.*", "", part),
+            part.split(" Mac")[0],
+            re.sub(r"\s*\(.*", "", part),
         )
-        for name in (words, *full, *short):
+        for name in (part, *full, *short):
             if devices.called(name):
                 return name, n_cores
     return text, n_cores
@@ -144,19 +146,20 @@ def name_of(line: dict[str, str]) -> str:
 
 def quantization_of(line: dict[str, str]) -> str:
     """As the source itself named it, where it did: the collector's int4 is any of them."""
-    found = re.search(
+    match = re.search(
         r"\b(I?Q\d\w*|F16|BF16|F32)( - Medium| - Small| - Large)?",
         line["as_published"].rpartition("·")[2],
     )
-    if found and line["source"] == "localscore":
-        return found[1].upper() + {" - Medium": "_M", " - Small": "_S", " - Large": "_L"}.get(
-            found[2] or "", "_M" if found[1] in ("Q4_K", "Q5_K") else ""
+    if match and line["source"] == "localscore":
+        return match[1].upper() + {" - Medium": "_M", " - Small": "_S", " - Large": "_L"}.get(
+            match[2] or "", "_M" if match[1] in ("Q4_K", "Q5_K") else ""
         )
     return line["quantization"].upper()
 
 
 def backend_of(line: dict[str, str], device: devices.Device | None) -> str:
-    """As published, else what the runtime uses on such a device. llamafile has kernels of its own on AMD."""
+    """As published, else what the runtime uses on such a device. llamafile has kernels of its own
+    on AMD."""
     if line["backend"]:
         return line["backend"]
     backend = datasheet.backend_of(device) if device else ""
@@ -186,7 +189,7 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
     marks = list(marks_of(row_of(row)))
     if SERIES.search(line["as_published"]):
         marks = ["unclear-device"] + [mark for mark in marks if mark != "unknown-device"]
-    marks += [mark for mark, words in NOTES.items() if words.search(note)]
+    marks += [mark for mark, pattern in NOTES.items() if pattern.search(note)]
     if HOSTS.search(line["as_published"]):
         marks.append("slow-host")
     if OTHER.search(" ".join((line["source"], line["as_published"], line["backend"]))):
@@ -196,7 +199,8 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
 
 
 def _lengths(line: dict[str, str]) -> tuple[str, str, str]:
-    """The phase, the tokens of the prompt or before the middle of the answer, and the tokens before a prompt."""
+    """The phase, the tokens of the prompt or before the middle of the answer, and the tokens
+    before a prompt."""
     if "n_gen" in line:
         n_prompt, n_depth, n_gen = (int(line[name]) for name in ("n_prompt", "n_depth", "n_gen"))
         return (
@@ -237,9 +241,8 @@ def main() -> None:
 def report(lines: list[dict[str, str]]) -> None:
     """Print what was kept, what each rule marks, and which devices are missing."""
     n_clean = sum(not line["marks"] for line in lines)
-    print(
-        f"{len(lines)} rows, {n_clean} clean, of {len({line['device'] for line in lines if not line['marks']})} devices"
-    )
+    clean_devices = {line["device"] for line in lines if not line["marks"]}
+    print(f"{len(lines)} rows, {n_clean} clean, of {len(clean_devices)} devices")
     counts = Counter(mark for line in lines for mark in line["marks"].split())
     for rule, about in RULES.items():
         print(f"{counts[rule]:5}  {rule}: {about}")

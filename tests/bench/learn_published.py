@@ -1,9 +1,9 @@
 """Learn models/learned.toml from models/published.csv: python -m tests.bench.learn_published
 
-Fits, for decode and for prefill, the factors of predict/datasheet.py by partial pooling: each factor (as logarithm) is
-drawn to 0 as strongly as the levels of its kind differ little; those variances come from the rows too, starting from
-PRIOR. Rows that lie far off count less (Student's t), and so do devices. Then leaves out each device in turn.
-"""
+Fits, for decode and for prefill, the factors of lab/roofline/datasheet.py by partial pooling: each
+factor (as logarithm) is drawn to 0 as strongly as the levels of its kind differ little; those
+variances come from the rows too, starting from PRIOR. Rows that lie far off count less (Student's
+t), and so do devices. Then leaves out each device in turn."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ PRIOR = {
     "attention flash": (0.4, 8),
     "other runtime": (2.0, 1000),
 }
-"""Standard deviation of a factor's levels (of logarithms) before any row was seen, and the levels it counts as."""
+"""Standard deviation of a factor's levels (of logarithms) before any row was seen, and the levels
+it counts as."""
 
 USUAL_LENGTH = 1024
 """Tokens of a prompt whose length is not published."""
@@ -60,10 +61,12 @@ START = {
     },
     DECODE: {"weights": (1.7, 2), "cache": (1.3, 0.3), "layers": (50, 2)},
 }
-"""A part's figure before any row was seen, and its standard deviation; of attention relative to arithmetic."""
+"""A part's figure before any row was seen, and its standard deviation; of attention relative to
+arithmetic."""
 
 FLASH = {PREFILL: 0.6, DECODE: 1.0}
-"""Seconds of attention with flash attention over those without, before any row was seen: it writes no scores."""
+"""Seconds of attention with flash attention over those without, before any row was seen: it writes
+no scores."""
 
 MOST_ALIKE = 2
 """Rows of one model on one device from one source count as no more than this number."""
@@ -76,17 +79,17 @@ POOLED = 20
 """Rows of other runtimes that a runtime's range leans on."""
 
 OUTSIDE = {(PREFILL, True): 0.01}
-"""At each end of a range, else 0.03: 94 % inside, because 90 % are promised for rows that were not seen. Long prompts,
-which few devices have, lie further out.
-"""
+"""At each end of a range, else 0.03: 94 % inside, because 90 % are promised for rows that were not
+seen. Long prompts, which few devices have, lie further out. """
 
 
 class Row(NamedTuple):
-    """A published measurement. `gpu_share`: the part of the chip's GPU cores that this variant has.
+    """A published measurement. `gpu_share`: the part of the chip's GPU cores that this variant
+    has.
 
-    A prompt of n_prompt tokens after n_depth others; or a token of an answer after n_prompt others, n_depth included.
-    `marks` are the rules of clean_published.py that the row breaks; without marks it is clean.
-    """
+    A prompt of n_prompt tokens after n_depth others; or a token of an answer after n_prompt
+    others, n_depth included. `marks` are the rules of clean_published.py that the row breaks;
+    without marks it is clean."""
 
     source: str
     device: str
@@ -177,7 +180,8 @@ def case_of(row: Row) -> Case:
 
 
 def fit(rows: Sequence[Row], phase: str) -> Learned:
-    """The factors; without ranges. All unknowns are logarithms: a part takes its base times exp(slopes @ unknowns)."""
+    """The factors; without ranges. All unknowns are logarithms: a part takes its base times
+    exp(slopes @ unknowns)."""
     cases = [case_of(row) for row in rows]
     parts = [*START[phase]]
     base = np.array([[case.parts[PARTS.index(part)] for case in cases] for part in parts]) + 1e-15
@@ -214,8 +218,8 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
     for _ in range(ROUNDS):
         each = base * np.exp(slopes @ now)
         slope = np.einsum("kn,knp->np", each / each.sum(axis=0), slopes)
-        for name, own in members.items():
-            precision[own] = column_weights[own] / spread[name]
+        for name, columns in members.items():
+            precision[columns] = column_weights[columns] / spread[name]
         weighted = slope * (weights * counts / noise)[:, None]
         covariance = np.linalg.inv(weighted.T @ slope + np.diag(precision))
         step = (
@@ -228,14 +232,14 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
         squares = off**2 + ((slope @ covariance) * slope).sum(axis=1)
         weights = (HEAVY + 1) / (HEAVY + squares / noise)
         noise = float((weights * counts * squares).sum() / counts.sum())
-        for name, own in members.items():
+        for name, columns in members.items():
             sd, n = PRIOR[name]
-            levels_squared = (now[own] - start[own]) ** 2 + np.diag(covariance)[own]
+            levels_squared = (now[columns] - start[columns]) ** 2 + np.diag(covariance)[columns]
             spread[name] = float(
-                ((column_weights[own] * levels_squared).sum() + n * sd**2) / (own.sum() + n)
+                ((column_weights[columns] * levels_squared).sum() + n * sd**2) / (columns.sum() + n)
             )
             if name == "device":
-                column_weights[own] = (HEAVY + 1) / (HEAVY + levels_squared / spread[name])
+                column_weights[columns] = (HEAVY + 1) / (HEAVY + levels_squared / spread[name])
     return _learned(phase, rows, dict(zip(at, now, strict=True)), spread)
 
 
@@ -244,16 +248,19 @@ def _setup(row: Row) -> tuple[object, ...]:
 
 
 def _learned(
-    phase: str, rows: Sequence[Row], found: dict[tuple[str, str], float], spread: dict[str, float]
+    phase: str,
+    rows: Sequence[Row],
+    values_at: dict[tuple[str, str], float],
+    spread: dict[str, float],
 ) -> Learned:
     factors: dict[str, dict[str, float]] = {name: {} for name in PRIOR}
-    for (name, level), value in found.items():
+    for (name, level), value in values_at.items():
         if name:
             factors[name][level] = math.exp(value)
     factors["model"] = {
         model: float(n) for model, n in sorted(Counter(row.model for row in rows).items())
     }
-    figures = {part: math.exp(found["", part]) for part in START[phase]}
+    figures = {part: math.exp(values_at["", part]) for part in START[phase]}
     if phase == PREFILL:
         figures["attention"] *= figures["arithmetic"]
     else:
@@ -273,29 +280,33 @@ def error(learned: Learned, row: Row) -> float:
 
 def left_out(rows: Sequence[Row], phase: str, key: Callable[[Row], str]) -> Errors:
     """The errors of all rows, each predicted without the rows that share its key."""
-    found: Errors = []
+    errors: Errors = []
     for group in sorted({key(row) for row in rows}):
-        known = fit([row for row in rows if key(row) != group], phase)
-        found += [(row, error(known, row)) for row in rows if key(row) == group]
-    return found
+        learned = fit([row for row in rows if key(row) != group], phase)
+        errors += [(row, error(learned, row)) for row in rows if key(row) == group]
+    return errors
 
 
 def ranges(errors: Errors) -> dict[str, dict[str, float]]:
-    """By runtime and for all: the ratios at both ends. A runtime's errors lean on POOLED of the others'."""
-    found = {}
+    """By runtime and for all: the ratios at both ends. A runtime's errors lean on POOLED of the
+    others'."""
+    by_group = {}
     for long in ("", LONG_ONES):
         every = [off for row, off in errors if _group(row).endswith(LONG_ONES) == bool(long)]
         every = every or [off for _, off in errors]
         outside = OUTSIDE.get((errors[0][0].phase, bool(long)), 0.03)
-        found[f"all{long}"] = _range(every, np.ones(len(every)), outside)
+        by_group[f"all{long}"] = _range(every, np.ones(len(every)), outside)
         for group in dict.fromkeys(_group(row) for row, _ in errors):
             if group.endswith(LONG_ONES) == bool(long):
-                own = [off for row, off in errors if _group(row) == group]
+                of_group = [off for row, off in errors if _group(row) == group]
                 weights = np.concatenate(
-                    [np.ones(len(own)), np.full(len(every), POOLED / len(every))]
+                    [np.ones(len(of_group)), np.full(len(every), POOLED / len(every))]
                 )
-                found[group] = {**_range([*own, *every], weights, outside), "n_rows": len(own)}
-    return found
+                by_group[group] = {
+                    **_range([*of_group, *every], weights, outside),
+                    "n_rows": len(of_group),
+                }
+    return by_group
 
 
 LONG_ONES = ", long"
@@ -331,40 +342,48 @@ def is_inside(learned: Learned, row: Row, off: float) -> bool:
 
 
 def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
-    """Factors and ranges of a phase, and the errors for left-out devices that the ranges come from."""
-    own = [row for row in clean(rows) if row.phase == phase]
-    errors = left_out(own, phase, lambda row: row.device)
-    known = replace(fit(own, phase), ranges=ranges(errors))
+    """Factors and ranges of a phase, and the errors for left-out devices that the ranges come
+    from."""
+    rows_of_phase = [row for row in clean(rows) if row.phase == phase]
+    errors = left_out(rows_of_phase, phase, lambda row: row.device)
+    learned = replace(fit(rows_of_phase, phase), ranges=ranges(errors))
     inside = set()
-    for device in {row.device for row in own}:
-        others = replace(known, ranges=ranges([one for one in errors if one[0].device != device]))
+    for device in {row.device for row in rows_of_phase}:
+        of_other_devices = replace(
+            learned, ranges=ranges([pair for pair in errors if pair[0].device != device])
+        )
         inside |= {
-            row for row, off in errors if row.device == device and is_inside(others, row, off)
+            row
+            for row, off in errors
+            if row.device == device and is_inside(of_other_devices, row, off)
         }
-    for name, values in known.ranges.items():
+    for name, values in learned.ranges.items():
         mine = [
             row
-            for row in own
+            for row in rows_of_phase
             if name in (_group(row), "all" + LONG_ONES * _group(row).endswith(LONG_ONES))
         ]
         values["inside"] = sum(row in inside for row in mine)
         values["n_devices"] = len({row.device for row in mine})
-    return known, errors
+    return learned, errors
 
 
 def main() -> None:
-    text = "# Made by python -m tests.bench.learn_published; lab/roofline/datasheet.py explains the figures.\n"
+    text = (
+        "# Made by python -m tests.bench.learn_published;"
+        " lab/roofline/datasheet.py explains the figures.\n"
+    )
     for phase in PHASES:
-        known, _ = learn(published(), phase)
+        learned, _ = learn(published(), phase)
         text += f"\n[{phase}]\n"
-        text += _table(f"{phase}.parts", known.parts)
-        text += _table(f"{phase}.spread", known.spread)
+        text += _table(f"{phase}.parts", learned.parts)
+        text += _table(f"{phase}.spread", learned.spread)
         text += "".join(
-            _table(f'{phase}.factors."{name}"', values) for name, values in known.factors.items()
+            _table(f'{phase}.factors."{name}"', values) for name, values in learned.factors.items()
         )
         text += "".join(
             _table(f'{phase}.ranges."{name}"', values)
-            for name, values in sorted(known.ranges.items())
+            for name, values in sorted(learned.ranges.items())
         )
     OUT.write_text(text)
 

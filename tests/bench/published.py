@@ -1,8 +1,9 @@
 """How often predictions from datasheets are right: python -m tests.bench.published
 
-Leaves out one device, one source, one model at a time, learns from the other rows of models/published.csv, and compares
-the predictions with the rows that were left out. Wanted: at least 90 % of them in their 90 % range each time, and a
-median error of at most 12 % in decode and 20 % in prefill when a device is left out.
+Leaves out one device, one source, one model at a time, learns from the other rows of
+models/published.csv, and compares the predictions with the rows that were left out. Wanted: at
+least 90 % of them in their 90 % range each time, and a median error of at most 12 % in decode and
+20 % in prefill when a device is left out.
 
     python -m tests.bench.published --plot results/published-predicted.png
     python -m tests.bench.published --rows FILE     # rows of another file that clean_published made: learns from none
@@ -46,43 +47,44 @@ STYLES = {
 """Colours of Okabe and Ito, which colour-blind people can tell apart; the shape says the same."""
 
 
-def tried(known: Learned, row: Row) -> dict[str, Any]:
-    """A row with the logarithm of its measured over its predicted time, whether its range holds it, and the width."""
-    off = error(known, row)
+def tried(learned: Learned, row: Row) -> dict[str, Any]:
+    """A row with the logarithm of its measured over its predicted time, whether its range holds
+    it, and the width."""
+    off = error(learned, row)
     case = case_of(row)
-    (low, high) = known.range(case)
+    (low, high) = learned.range(case)
     n = case.n_prompt
     length = "1. short" if n <= datasheet.LONG else "2. 3k to 36k" if n <= 36_000 else "3. longer"
-    found = {
+    outcome = {
         "off": off,
-        "inside": is_inside(known, row, off),
+        "inside": is_inside(learned, row, off),
         "width": high / low,
         "length": length,
     }
-    return {**row._asdict(), **found, "runtime": f"{length}, {case.levels['runtime']}"}
+    return {**row._asdict(), **outcome, "runtime": f"{length}, {case.levels['runtime']}"}
 
 
 def without(rows: Sequence[Row], errors: Errors, key: str, phase: str) -> Iterator[dict[str, Any]]:
-    """Every row, predicted without the rows that share its key; their errors do not make its range either."""
+    """Every row, predicted without the rows that share its key; their errors do not make its range
+    either."""
     for group in sorted({getattr(row, key) for row in rows}):
-        known = fit([row for row in rows if getattr(row, key) != group], phase)
-        known = replace(
-            known, ranges=ranges([one for one in errors if getattr(one[0], key) != group])
+        learned = fit([row for row in rows if getattr(row, key) != group], phase)
+        learned = replace(
+            learned, ranges=ranges([pair for pair in errors if getattr(pair[0], key) != group])
         )
-        yield from (tried(known, row) for row in rows if getattr(row, key) == group)
+        yield from (tried(learned, row) for row in rows if getattr(row, key) == group)
 
 
 def compare(name: str, t: pd.DataFrame, *by: str) -> None:
     """Print all rows' line, then those of each length and backend, or of each model."""
-    for group, own in [
+    for group, rows in [
         (f"**{name}**", t),
-        *sorted((g, own) for column in by for g, own in t.groupby(column)),
+        *sorted((g, rows) for column in by for g, rows in t.groupby(column)),
     ]:
-        median = 100 * math.expm1(own.off.abs().median())
-        inside = 100 * own.inside.mean()
-        print(
-            f"| {group} | {len(own)} | {median:.0f} % | {inside:.0f} % | {own.width.median():.1f} |"
-        )
+        median = 100 * math.expm1(rows.off.abs().median())
+        inside = 100 * rows.inside.mean()
+        width = rows.width.median()
+        print(f"| {group} | {len(rows)} | {median:.0f} % | {inside:.0f} % | {width:.1f} |")
 
 
 def main() -> None:
@@ -102,8 +104,8 @@ def main() -> None:
             if row.phase == phase
         ]
         if asked.rows:
-            known = datasheet.learned()[phase]
-            compare(phase, pd.DataFrame(tried(known, row) for row in rows), "length", "runtime")
+            learned = datasheet.learned()[phase]
+            compare(phase, pd.DataFrame(tried(learned, row) for row in rows), "length", "runtime")
             continue
         errors = left_out(rows, phase, lambda row: row.device)
         for key, by in (
@@ -125,7 +127,7 @@ def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:
     figure, axes = plt.subplots(1, len(by_phase), figsize=(11, 5.2), layout="constrained")
     for axis, (phase, t) in zip(axes, by_phase.items(), strict=True):
         for backend, (colour, marker) in STYLES.items():
-            own = t[t.backend == backend]
+            rows = t[t.backend == backend]
             style: dict[str, Any] = {
                 "s": 16,
                 "alpha": 0.7,
@@ -133,7 +135,7 @@ def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:
                 "marker": marker,
                 "label": backend,
             }
-            axis.scatter(own.tps, own.tps * own.off.map(math.exp), **style)
+            axis.scatter(rows.tps, rows.tps * rows.off.map(math.exp), **style)
         ends = [t.tps.min() / 1.3, t.tps.max() * 1.3]
         for factor, dashes in ((1, "-"), (1.25, ":"), (0.8, ":")):
             axis.plot(
