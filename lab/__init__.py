@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from lab.features.report.page import report as report
     from lab.features.predict.picture import plot_requests as plot_requests
     from lab.features.predict.prediction import predict as predict
-    from lab.features.quant.comparing import quant as quant, quant_table as quant_table
+    from lab.features.quant.figures import quant_table as quant_table
+    from lab.features.quant.measuring import quant as quant
     from lab.features.speculate.command import speculate as speculate
     from lab.features.stall import stall as stall
     from lab.features.trace.measuring import attention as attention, trace as trace
@@ -67,8 +68,8 @@ PUBLIC = {
     "plot_sweep": "lab.show.plot_runs",
     "plot_tuned": "lab.features.tune.result",
     "predict": "lab.features.predict.prediction",
-    "quant": "lab.features.quant.comparing",
-    "quant_table": "lab.features.quant.comparing",
+    "quant": "lab.features.quant.measuring",
+    "quant_table": "lab.features.quant.figures",
     "read": "lab.core.results",
     "report": "lab.features.report.page",
     "runs": "lab.show.table",

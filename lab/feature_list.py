@@ -136,8 +136,9 @@ FEATURES: tuple[Feature, ...] = (
         name="quant",
         group=CHOOSE,
         help="Show what quantizations cost in quality and gain in speed.",
-        command="lab.features.quant.comparing:command",
-        results=("lab.features.quant.comparing:KINDS",),
+        command="lab.features.quant.command:command",
+        results=("lab.features.quant.command:KINDS",),
+        lines={"quality": "lab.features.quant.lines:QualityLine"},
     ),
     Feature(
         name="tune",

@@ -142,7 +142,7 @@ def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str,
     for name, values in lists.items():
         if values or name == "rows":
             document[name] = values
-    runs = [record for record in table.of_engine(records) if not record.run.is_traced]
+    runs = table.of_engine(records)
     requests = table.alone(records)
     document["warnings"] = [*text_results.warnings(runs), *text_requests.warnings(requests)]
     document["failures"] = [*text_results.failures(runs), *text_requests.failures(requests)]

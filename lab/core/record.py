@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lab.core.payloads import Quality, Tuning
+from lab.core.payloads import Tuning
 from lab.core.shape import Matrix
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ LOAD = "load"  # change a sequence's cache
 OK = "ok"
 FAILED = "failed"  # the engine reported an error: out of memory, an invalid setting
 CRASHED = "crashed"  # the engine's process died
-QUANT = "quant"  # the part of the runs that show the speed of the files of `lab quant`
 PACKAGE = "package"
 DRAM = "dram"
 GPU = "gpu"  # what joules cover: CPU packages, their memory, graphics cards
@@ -287,7 +286,6 @@ class Run:
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # that operations returned
     imported_from: str | None = None  # the tool that measured it
     tuning: Tuning | None = None
-    quality: Quality | None = None  # of `lab quant`, which keeps no steps here
 
     def __post_init__(self) -> None:
         if self.every is not None and (
@@ -312,18 +310,13 @@ class Run:
     @property
     def is_apart(self) -> bool:
         """Whether the results of the run's command have tables of their own."""
-        return self.part is not None or self.tuning is not None or self.is_traced
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether the run has no steps, but what `lab quant` found."""
-        return self.quality is not None
+        return self.part is not None or self.tuning is not None
 
     @property
     def is_timed(self) -> bool:
         """Whether the run succeeded, is not a warm-up and was not traced, so that its times
         count."""
-        return self.status == OK and not self.warmup and not self.is_traced
+        return self.status == OK and not self.warmup
 
 
 @dataclass(frozen=True)
@@ -371,7 +364,7 @@ class Record:
     @property
     def is_good(self) -> bool:
         """Whether it succeeded and is no warm-up."""
-        return self.run.is_timed or self.run.is_traced
+        return self.run.is_timed
 
     @property
     def model_name(self) -> str:

@@ -183,7 +183,7 @@ def read(paths: Iterable[str | Path]) -> Contents:
                 elif isinstance(parsed, RequestRecord):
                     name = "requests"
                 elif isinstance(parsed, Record):
-                    name = "findings" if parsed.run.is_traced else "records"
+                    name = "records"
                 identity = _identity(parsed)
                 if identity not in known:
                     known.add(identity)

@@ -78,15 +78,13 @@ def plan(
     variants: Sequence[tuple[str, Mapping[str, Any]]],
     n_blocks: int,
     make: Callable[..., Plan] = make_plan,
-    may_be_apart: bool = False,
     **shared: Any,
 ) -> dict[str, Plan]:
     """The plans of variants (label and settings), by name: A, B and so on, and the label. LabError
     as in `check`.
 
     Names are kept in records, so they have only the end of a library folder's path. `make` makes
-    each plan: of a plain measurement, or of an experiment. With `may_be_apart` they need not fit
-    into memory together.
+    each plan: of a plain measurement, or of an experiment.
     """
     check_number("blocks", n_blocks, 1000)
     if len(variants) > len(string.ascii_uppercase):
@@ -95,7 +93,7 @@ def plan(
     for letter, (label, settings) in zip(string.ascii_uppercase, variants, strict=False):
         name = f"{letter}: {_short_label(label, settings.get('lib')) or 'as it is'}"
         plans[name] = make(worker, repeat=N_TURNS * n_blocks, **{**shared, **settings})
-    check(plans, may_be_apart)
+    check(plans)
     return plans
 
 
@@ -107,7 +105,7 @@ def _short_label(label: str, lib: str | None) -> str:
     return shell.join(*words)
 
 
-def check(plans: Mapping[str, Plan], may_be_apart: bool = False) -> None:
+def check(plans: Mapping[str, Plan]) -> None:
     """LabError if the variants cannot be measured side by side. The keys are the variants'
     names."""
     if len(plans) < 2:
@@ -118,7 +116,7 @@ def check(plans: Mapping[str, Plan], may_be_apart: bool = False) -> None:
             reasons = " ".join(plan_of_variant.refused.values())
             raise LabError(f"{name}: {reasons}", "Use shorter prompts or a smaller model.")
     problem = too_large(plans)
-    if problem and not may_be_apart:
+    if problem:
         hint = (
             "Use a smaller model or shorter prompts, or measure the variants one after the other "
             "(lab measure)."
@@ -150,14 +148,12 @@ def execute(
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
     n_turns: int = N_TURNS,
-    apart: bool = False,
 ) -> Iterator[Record]:
     """Make the trial's runs, append each to `path` when it ends, and yield its record.
 
     With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a
     block counts. A failed variant, or one whose engine crashes twice (once if the crash is known to
-    repeat), is recorded and ends the trial with a LabError; finished runs are kept. `apart`: only
-    one variant's engine has its model loaded at a time.
+    repeat), is recorded and ends the trial with a LabError; finished runs are kept.
     """
     first_plan = next(iter(plans.values()))
     runs_of_block: list[tuple[int, Case]] = []
@@ -168,7 +164,7 @@ def execute(
     trial = Trial(dict(plans), path, reporter, todo, random.Random(first_plan.seed), new_worker)
     n_crashes = collections.Counter[str | None]()
     for number in range(n_blocks):
-        run, most_crashes = yield from trial.block(number, n_turns, apart)
+        run, most_crashes = yield from trial.block(number, n_turns)
         if run.status != OK:
             n_crashes[run.variant] += 1
             if run.status == FAILED or n_crashes[run.variant] >= most_crashes:
@@ -189,9 +185,7 @@ class Trial:
     chance: random.Random
     new_worker: Callable[[], Worker]
 
-    def block(
-        self, number: int, n_turns: int, apart: bool = False
-    ) -> Generator[Record, None, tuple[Run, int]]:
+    def block(self, number: int, n_turns: int) -> Generator[Record, None, tuple[Run, int]]:
         """The runs of one block, in random order and then in reverse.
 
         A failed run ends it. Returns the last run, and the crashes after which its variant is given
@@ -200,7 +194,6 @@ class Trial:
         names = self.chance.sample(list(self.plans), len(self.plans))
         places = list(range(len(self.plans[names[0]].cases)))
         self.chance.shuffle(places)
-        groups = [[name] for name in names] if apart else [names]  # loaded together
         with contextlib.ExitStack() as stack:
             engines: dict[str, WarmEngine] = {}
             for name in names:
@@ -209,19 +202,16 @@ class Trial:
             name = names[0]
             place = places[0]
             try:
-                for group in groups:
-                    for name in group:
-                        for run in self._warm_up(engines[name], name):
-                            record = self._save(engines[name], name, number, run)
-                            yield record
-                    for turn, name, place in _order(group, places, n_turns):
-                        self.todo.pop()
-                        case = self.plans[name].cases[place]
-                        run = engines[name].run(case, n_turns * number + turn)
+                for name in names:
+                    for run in self._warm_up(engines[name], name):
                         record = self._save(engines[name], name, number, run)
                         yield record
-                    if apart:
-                        engines[group[0]].worker.restart()  # frees its memory
+                for turn, name, place in _order(names, places, n_turns):
+                    self.todo.pop()
+                    case = self.plans[name].cases[place]
+                    run = engines[name].run(case, n_turns * number + turn)
+                    record = self._save(engines[name], name, number, run)
+                    yield record
             except LabError as problem:
                 case = self.plans[name].cases[place]
                 run = failed_run(case, n_turns * number, problem)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import grouped, join_and, plural
-from lab.core.record import QUANT, Ceilings, Record
+from lab.core.record import Ceilings, Record
 from lab.errors import LabError
 from lab.features.claims import figures as functions
 from lab.features.claims.figures import Evidence
@@ -57,6 +57,10 @@ CLAIMS: tuple[Claim, ...] = tuple(
         Path(__file__).with_name("claims.toml").read_text(encoding="utf-8")
     ).items()
 )
+
+
+PARTS = frozenset(part for claim in CLAIMS for part in claim["parts"])
+"""The parts of a session of claims, which its runs name."""
 
 
 def bounds(condition: Mapping[str, Any]) -> str:
@@ -269,7 +273,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], canvas_figure: Figure) -> None:
 KINDS = (
     Kind(
         "claims",
-        lambda one: isinstance(one, Record) and one.run.part not in (None, QUANT),
+        lambda one: isinstance(one, Record) and one.run.part in PARTS,
         lambda records, context: sections(of_sessions(CLAIMS, records, context.ceilings), context),
     ),
 )

@@ -86,14 +86,12 @@ def html(
     claimed = [record for record in special if record.run.part is not None]
     answered = [record for record in alone if table.went_well(record)]
     findings = findings_of(records)
-    traced = [record for record in special if record.run.is_traced]
     good: Lines = [
         *timed,
         *claimed,
         *tuned.compared(of_engine),
         *answered,
         *of_turns,
-        *traced,
         *findings,
     ]
     if not good:

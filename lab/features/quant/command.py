@@ -1,0 +1,153 @@
+"""The command `lab quant`, and its kind of results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.app.help import Command
+from lab.app.options import DURATION, ENGINE, OUTPUT, SEED, TOKENS, with_options
+from lab.app.output import Output
+from lab.app.running import collect, introduce
+from lab.core.lists import plural
+from lab.core.record import Record
+from lab.errors import LabError
+from lab.features.quant import figures, measuring, planning
+from lab.features.quant.lines import QualityLine
+from lab.features.quant.section import sections
+from lab.process.worker import Worker
+from lab.runner.session import new_results_file
+from lab.show import text_results
+from lab.show.section import Kind
+
+
+def is_mine(line: Any) -> bool:
+    is_run = isinstance(line, Record) and line.run.part == planning.PART
+    return is_run or isinstance(line, QualityLine)
+
+
+KINDS = (Kind("quant", is_mine, lambda lines, _: sections(lines)),)
+
+OPTIONS = (
+    click.option(
+        "--cache-type", default="", help="Compare cache types of one file: f16,q8_0,q4_0."
+    ),
+    click.option(
+        "--text",
+        metavar="TEXT",
+        help="A text file, or the lab's own: code,dialogue.  [default: all]",
+    ),
+    click.option(
+        "--budget",
+        type=DURATION,
+        default=planning.BUDGET,
+        show_default=True,
+        help="Time to spend, such as 2min or 1h.",
+    ),
+    click.option(
+        "--blocks",
+        default=planning.BLOCKS,
+        show_default=True,
+        help="Blocks for speed; each runs every file twice.",
+    ),
+    click.option(
+        "--prompt-len",
+        "-p",
+        type=TOKENS,
+        default=planning.PROMPT_LEN,
+        show_default=True,
+        help="Prompt tokens of the runs for speed.",
+    ),
+    click.option(
+        "--gen",
+        "-n",
+        type=TOKENS,
+        default=planning.GEN,
+        show_default=True,
+        help="Tokens that these runs generate.",
+    ),
+)
+CSV = click.option(
+    "--csv",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Also write the table to a CSV file.",
+)
+YES = click.option(
+    "--yes", is_flag=True, help="Download what a name of the catalog needs without asking."
+)
+
+
+@click.command("quant", cls=Command, first=("cache-type", "text", "budget", "blocks"))
+@click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
+@with_options(*OPTIONS, CSV, YES, *ENGINE, SEED, *OUTPUT)
+def command(
+    files: tuple[str, ...], cache_type: str, csv: str | None, yes: bool, **asked: Any
+) -> None:
+    """Show what quantizations cost in quality and gain in speed.
+
+    \b
+      lab quant                           # the embedded model, requantized
+      lab quant model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf
+      lab quant llama-3.2-1b              # the catalog's files, downloaded
+
+    The first file is the reference. All files predict the same text, in chunks of 512 tokens: the
+    table shows how far each one's predictions are from the reference's (mean Kullback-Leibler
+    divergence), and how often both find the same token most likely. The reference against itself
+    with other settings shows the noise floor. Chunks are added until the divergences are known to 5
+    %, the text ends or 60 % of the --budget is spent. Then the speeds are measured in blocks, as
+    lab ab does.
+
+    The output names the files that no other one beats in both. It does not say how well a model
+    does a task. Files of other models, and files that do not fit into memory together, are refused.
+    A FILE is a SPEC: see lab models --help.
+    """
+    from lab.show import console
+
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
+    if not (yes or cache_type):
+        confirm_downloads(files)
+    with Worker() as worker, console.transfer(err) as show_transfer:
+        plan = planning.plan(worker, *files, cache_type=cache_type, **asked, watch=show_transfer)
+    introduce(list(plan.plans.values()), err, err)
+    path = new_results_file(plan.plans[plan.reference], output.folder)
+    lines, problem = collect(
+        lambda watch: measuring.execute(plan, path, watch), path, err, describe=finished
+    )
+    if csv and figures.candidates(lines):
+        write_csv(lines, csv)
+    output.finish(lines, path, problem)
+
+
+def confirm_downloads(files: tuple[str, ...]) -> None:
+    """Ask before files that a name of the catalog stands for are downloaded."""
+    sizes = planning.missing(files)
+    if not sizes:
+        return
+    names = [f"{spec} {n_bytes / 1e9:.1f} GB" for spec, n_bytes in sizes.items()]
+    total = f"{plural(len(sizes), 'file')}, {sum(sizes.values()) / 1e9:.1f} GB"
+    click.confirm(f"Download {total}: {', '.join(names)}?", abort=True, err=True)
+
+
+def finished(line: Any) -> str:
+    """A progress line for what was measured."""
+    if not isinstance(line, QualityLine):
+        return text_results.finished(line)
+    divergence = figures.mean([figures.mean_kl(chunk) for chunk in line.chunks])
+    n_chunks = plural(len(line.chunks), "chunk")
+    return f"{line.variant}: mean divergence {divergence:.3g} in {n_chunks}"
+
+
+def write_csv(lines: list[Any], csv: str) -> None:
+    from lab.formats import spreadsheet
+
+    table = spreadsheet.without_formulas(figures.quant_table(lines))
+    try:
+        table.to_csv(Path(csv), index=False)
+    except OSError as problem:
+        raise LabError(
+            f"{csv} cannot be written: {problem.strerror}.", "Choose another --csv."
+        ) from None

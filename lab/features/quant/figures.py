@@ -1,0 +1,348 @@
+"""The figures of a session: quality and speed of each file, and which file is better than which.
+
+Chunks are the replicates of quality, since tokens of one chunk are correlated. Two candidates saw
+the same chunks, so they are compared chunk by chunk: on a difficult chunk every candidate diverges
+more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lab.core import cost, shown, stats
+from lab.core.lists import grouped
+from lab.core.record import Record
+from lab.core.stats import Ratio
+from lab.errors import LabError
+from lab.features.quant.lines import Divergence, QualityLine
+from lab.features.quant.planning import PART
+from lab.show import comparison
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAN = math.nan
+UNKNOWN = Ratio(NAN, NAN, NAN)
+ITSELF = Ratio(1.0, 1.0, 1.0)
+PHASES = {"decode": "tpot_ms", "prefill": "prefill_s"}
+FEWEST_CHUNKS = 5  # for saying that two files differ or do not
+LARGEST_EXPONENT = 700.0  # a larger one would overflow
+LEAST_KL = 1e-12  # a divergence of zero has no logarithm
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a session found.
+
+    `rows` has a row for each file or cache type, the reference first. `by_text` has a row for each
+    candidate and kind of text. `floor` is the mean divergence of the reference from itself under
+    other settings. `equal` are the pairs that the divergence cannot tell apart; None for too few
+    chunks.
+    """
+
+    rows: pd.DataFrame
+    by_text: pd.DataFrame
+    floor: float | None
+    equal: list[tuple[str, str]] | None
+    n_positions: int
+    n_chunks: int
+
+    @property
+    def has_speeds(self) -> bool:
+        return bool(self.rows.is_clear.any())
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many times as fast as the reference, and what makes it doubtful."""
+
+    ratio: Ratio = UNKNOWN
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def is_clear(self) -> bool:
+        is_known = not math.isnan(self.ratio.estimate)
+        return is_known and shown.DISTURBED not in self.doubts
+
+
+def of_sessions(lines: Sequence[Any]) -> list[tuple[list[Any], Figures]]:
+    """Each session with quality: its lines, and what it found."""
+    sessions = []
+    for lines_of_session in grouped(lines, lambda line: line.session).values():
+        if candidates(lines_of_session):
+            sessions.append((lines_of_session, figures(lines_of_session)))
+    return sessions
+
+
+def qualities(lines: Iterable[Any]) -> list[QualityLine]:
+    return [line for line in lines if isinstance(line, QualityLine)]
+
+
+def runs(lines: Iterable[Any]) -> list[Record]:
+    """The timed runs that show the speed of files."""
+    return [line for line in lines if isinstance(line, Record) and is_speed(line)]
+
+
+def is_speed(record: Record) -> bool:
+    return record.run.part == PART and record.run.is_timed
+
+
+def candidates(lines: Iterable[Any]) -> dict[str, QualityLine]:
+    """The qualities by variant, without the noise floor."""
+    return {line.variant: line for line in qualities(lines) if not line.is_floor}
+
+
+def quant_table(lines: Sequence[Any]) -> pd.DataFrame:
+    """One row for each file or cache type that `quant` compared, the reference first.
+
+        lab.quant_table(lines)[["label", "kl", "same", "decode", "on_front"]]
+
+    `kl`: mean divergence in nats, `same`: share of positions with the same most likely token, both
+    with their 95 % intervals (`_low`, `_high`). `decode`, `prefill`: how many times as fast as the
+    reference. LabError for lines that hold no quality.
+    """
+    import pandas as pd
+
+    tables = []
+    for lines_of_session, found in of_sessions(lines):
+        tables.append(found.rows.assign(session=lines_of_session[0].session))
+    if not tables:
+        raise LabError("These records hold no quality.", "Measure it: lab quant")
+    return pd.concat(tables, ignore_index=True)
+
+
+def figures(lines: Sequence[Any]) -> Figures:
+    """The figures of one session."""
+    import pandas as pd
+
+    scored = candidates(lines)
+    first = next(iter(scored.values()))
+    variants = [first.reference, *scored]
+    labels = labels_of(variants, lines)
+    speeds = all_speeds(runs(lines))
+    rows = []
+    for variant in variants:
+        row: dict[str, Any] = {"label": labels[variant], "variant": variant}
+        row["is_reference"] = variant == first.reference
+        row |= figures_of_file(file_of(variant, lines))
+        for phase in PHASES:
+            row |= speed_figures(phase, speeds.get((phase, first.reference, variant), Speed()))
+        if variant in scored:
+            row |= figures_of_chunks(scored[variant].chunks)
+        else:
+            row["perplexity"] = exp(mean([chunk.reference_nll for chunk in first.chunks]))
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
+    table["on_front"] = on_front(table)
+    return Figures(
+        rows=table,
+        by_text=figures_by_text(scored, labels),
+        floor=floor_of(qualities(lines)),
+        equal=equal_pairs(scored, labels),
+        n_positions=sum(len(chunk.kl) for chunk in first.chunks),
+        n_chunks=len(first.chunks),
+    )
+
+
+def file_of(variant: str, lines: Sequence[Any]) -> Any:
+    """A line with the model and settings of a variant: a run if there is one."""
+    for record in runs(lines):
+        if record.run.variant == variant:
+            return record
+    for line in qualities(lines):  # the noise floor has the reference's model
+        if variant in (line.variant, line.reference if line.is_floor else None):
+            return line
+    return None
+
+
+def labels_of(variants: Sequence[str], lines: Sequence[Any]) -> dict[str, str]:
+    """The shortest names that differ: cache types, quantizations, file names, or options."""
+    files = [file_of(variant, lines) for variant in variants]
+    if None not in files:
+        for names in (
+            [f"{file.settings.type_k} cache" for file in files],
+            [file.model.quantization for file in files],
+            [file.model.file.rpartition("/")[2] for file in files],
+        ):
+            if all(names) and len(set(names)) == len(names):
+                return dict(zip(variants, names, strict=True))
+    return {variant: variant.partition(": ")[2] or variant for variant in variants}
+
+
+def figures_of_file(file: Any) -> dict[str, float]:
+    """Bytes of a file, of its buffers, and that a decode step reads; NaN where unknown."""
+    figures = dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token"), NAN)
+    if file is None:
+        return figures
+    figures["n_bytes"] = float(file.model.n_bytes or NAN)
+    if isinstance(file, Record):
+        run = file.run
+        n_past = run.n_prompt + run.n_gen // 2
+        if run.placement:
+            figures["memory_bytes"] = float(sum(buffer.n_bytes for buffer in run.placement.buffers))
+    else:
+        n_past = file.settings.n_ctx
+    settings = file.settings
+    step = cost.step(file.model, 1, n_past, 1, settings.type_k, settings.type_v)
+    if step:
+        figures["bytes_per_token"] = step.n_bytes
+    return figures
+
+
+def figures_of_chunks(chunks: Sequence[Divergence]) -> dict[str, Any]:
+    """The figures of a candidate: divergence, agreement and perplexity, with their intervals."""
+    import numpy as np
+
+    kl = np.concatenate([chunk.kl for chunk in chunks])
+    log_ratio = interval([chunk.nll - chunk.reference_nll for chunk in chunks])
+    perplexity_ratio = Ratio(exp(log_ratio.estimate), exp(log_ratio.low), exp(log_ratio.high))
+    return {
+        "n_chunks": len(chunks),
+        "kl_99": float(np.quantile(kl, 0.99)),
+        "kl_max": float(kl.max()),
+        **with_ends("kl", positive_interval([mean_kl(chunk) for chunk in chunks])),
+        **with_ends("same", interval([chunk.n_same / len(chunk.kl) for chunk in chunks])),
+        **with_ends("perplexity_ratio", perplexity_ratio),
+        "perplexity": exp(mean([chunk.nll for chunk in chunks])),
+    }
+
+
+def figures_by_text(scored: dict[str, QualityLine], labels: dict[str, str]) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = []
+    for variant, line in scored.items():
+        by_text: dict[str, list[Divergence]] = {}
+        for text, chunk in zip(line.texts, line.chunks, strict=True):
+            by_text.setdefault(text, []).append(chunk)
+        for text, chunks in by_text.items():
+            rows.append({"label": labels[variant], "text": text, **figures_of_chunks(chunks)})
+    return pd.DataFrame(rows)
+
+
+def speed_figures(phase: str, speed: Speed) -> dict[str, Any]:
+    named = {**with_ends(phase, speed.ratio), f"{phase}_doubts": speed.doubts}
+    if phase == "decode":
+        named["is_clear"] = speed.is_clear
+    return named
+
+
+def with_ends(name: str, value: Ratio) -> dict[str, float]:
+    return {name: value.estimate, f"{name}_low": value.low, f"{name}_high": value.high}
+
+
+def mean_kl(chunk: Divergence) -> float:
+    """The mean divergence over a chunk's positions."""
+    return math.fsum(chunk.kl) / len(chunk.kl)
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def interval(values: Sequence[float]) -> Ratio:
+    """The mean over chunks and its interval; NaN for the ends of a single chunk."""
+    centre = mean(values)
+    if len(values) < 2:
+        return Ratio(centre, NAN, NAN)
+    half_width = stats.mean_half_width(values)
+    return Ratio(centre, centre - half_width, centre + half_width)
+
+
+def positive_interval(values: Sequence[float]) -> Ratio:
+    """The same for a mean above zero: an interval of its logarithm, which stays above zero."""
+    centre = mean(values)
+    if len(values) < 2 or centre <= 0:
+        return Ratio(centre, NAN, NAN)
+    factor = exp(stats.mean_half_width(values) / centre)
+    return Ratio(centre, centre / factor, centre * factor)
+
+
+def exp(value: float) -> float:
+    return math.exp(min(value, LARGEST_EXPONENT))
+
+
+def floor_of(lines: Sequence[QualityLine]) -> float | None:
+    """The mean divergence of the reference from itself under other settings; None if unknown."""
+    divergences = []
+    for line in lines:
+        if line.is_floor:
+            divergences += [mean_kl(chunk) for chunk in line.chunks]
+    return mean(divergences) if divergences else None
+
+
+def equal_pairs(
+    scored: dict[str, QualityLine], labels: dict[str, str]
+) -> list[tuple[str, str]] | None:
+    """The pairs of candidates that the divergence cannot tell apart; None for too few chunks.
+
+    All pairs together are right with the confidence of an interval.
+    """
+    pairs = list(itertools.combinations(scored.values(), 2))
+    equal = []
+    for first, second in pairs:
+        log_ratios = []
+        for a, b in zip(first.chunks, second.chunks, strict=False):
+            log_ratios.append(math.log(max(mean_kl(a), LEAST_KL) / max(mean_kl(b), LEAST_KL)))
+        if len(log_ratios) < FEWEST_CHUNKS:
+            return None
+        confidence = 1 - (1 - stats.CONFIDENCE) / len(pairs)
+        if abs(mean(log_ratios)) <= stats.mean_half_width(log_ratios, confidence):
+            equal.append((labels[first.variant], labels[second.variant]))
+    return equal
+
+
+def on_front(rows: pd.DataFrame) -> list[bool | None]:
+    """Whether no other file is both nearer to the reference and faster in decode.
+
+    None where the speed is unknown or disturbed.
+    """
+    known = rows[rows.is_clear]
+    kl = known.kl.fillna(0.0)  # the reference
+    marks: list[bool | None] = []
+    for row in rows.itertuples():
+        if not row.is_clear:
+            marks.append(None)
+            continue
+        own_kl = 0.0 if row.is_reference else row.kl
+        is_beaten = ((kl < own_kl) & (known.decode > row.decode)).any()
+        marks.append(not is_beaten)
+    return marks
+
+
+SpeedKey = tuple[str, str, str]  # the phase, and two variants
+
+
+def all_speeds(records: Sequence[Record]) -> dict[SpeedKey, Speed]:
+    """For each phase and pair of variants, how many times as fast the second is as the first."""
+    try:
+        groups = comparison.groups(records)
+    except LabError:  # no speed was measured
+        return {}
+    speeds: dict[SpeedKey, Speed] = {}
+    baseline = groups[0]
+    reference = variant_of(baseline)
+    compared = comparison.compare_groups(groups)
+    for phase, figure in PHASES.items():
+        speeds[phase, reference, reference] = Speed(ITSELF)
+        for group, comparison_of_group in zip(groups[1:], compared, strict=True):
+            for row in comparison_of_group.rows:
+                if row.figure == figure:
+                    speeds[phase, reference, variant_of(group)] = Speed(inverse(row), row.doubts)
+    return speeds
+
+
+def variant_of(group: comparison.Group) -> str:
+    return str(group.rows.variant.iloc[0])
+
+
+def inverse(row: Any) -> Ratio:
+    """From a ratio of times to a ratio of speeds."""
+    if row.ratio is None:
+        return Ratio(1 / row.estimate, NAN, NAN)
+    return Ratio(1 / row.estimate, 1 / row.ratio.high, 1 / row.ratio.low)

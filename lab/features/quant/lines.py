@@ -1,0 +1,61 @@
+"""How far a candidate's predictions are from the reference's: a line of a results file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lab.core.record import SCHEMA, Machine, Model, Settings
+
+SHORTEST_BUDGET_S = 10
+LONGEST_BUDGET_S = 86_400
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One chunk of text, scored by a candidate and by the reference."""
+
+    kl: tuple[float, ...]  # Kullback-Leibler divergence in nats at each scored position
+    n_same: int  # positions where the most likely token is the reference's
+    nll: float  # mean negative log-probability of the text's own next token
+    reference_nll: float
+
+    def __post_init__(self) -> None:
+        if not self.kl or not 0 <= self.n_same <= len(self.kl):
+            raise ValueError("a chunk needs positions, and no more of them agree than there are")
+        if min(self.kl) < -1e-3 or min(self.nll, self.reference_nll) < 0:
+            raise ValueError("divergences and negative log-probabilities are not below zero")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityLine:
+    """All chunks of one candidate, or of the reference with other settings (the noise floor)."""
+
+    session: str
+    machine: Machine
+    model: Model
+    settings: Settings
+    started_at: str
+    variant: str
+    reference: str  # the variant that it was compared with
+    text: str  # the source of the text: the option --text, or "" for the lab's own
+    texts: tuple[str, ...]  # the kind of text of each chunk
+    chunks: tuple[Divergence, ...]
+    is_floor: bool = False
+    budget_s: float | None = None
+    command: tuple[str, ...] | None = None
+    schema: int = SCHEMA
+    kind: str = "quality"
+    is_good: ClassVar[bool] = True  # a line is written only if it is whole
+    is_warmup: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.chunks or len(self.texts) != len(self.chunks):
+            raise ValueError("a quality needs chunks, and the kind of text of each")
+        budget_s = self.budget_s
+        if budget_s is not None and not SHORTEST_BUDGET_S <= budget_s <= LONGEST_BUDGET_S:
+            raise ValueError("a budget is 10 s to 24 h")
+
+    @property
+    def model_name(self) -> str:
+        return self.model.name

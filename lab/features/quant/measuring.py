@@ -1,0 +1,233 @@
+"""Measure quality chunk by chunk, then speed in blocks.
+
+Every engine evaluates the same chunks of text, chunk after chunk. The reference writes its logits
+of a chunk to a file, each candidate compares its own with them, and the next chunk overwrites them.
+A chunk has 512 tokens, and its second half is scored, as llama-perplexity does. For some chunks the
+reference is compared with itself under other settings: below this noise floor nothing can be told
+apart. Speed: blocks with fresh engines that take turns, as in `lab ab`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lab.app.asked import words_of_values
+from lab.core import asked_command, stats
+from lab.core.record import Record, Settings
+from lab.core.results import save, unless_empty
+from lab.errors import LabError
+from lab.features.quant import planning
+from lab.features.quant.figures import mean, mean_kl
+from lab.features.quant.lines import Divergence, QualityLine
+from lab.features.quant.planning import QuantPlan
+from lab.features.quant.texts import Chunk, chunks
+from lab.process.worker import Worker
+from lab.runner import progress, trial
+from lab.runner.cases import utc_now
+from lab.runner.progress import ShowStatus, Status
+from lab.runner.session import new_results_file
+
+CHILD = "lab.features.quant.child"
+N_CHUNK = 512  # tokens
+FIRST_SCORED = 256
+MIN_CHUNKS = 16  # before narrow intervals may end the measurement
+NARROW = 0.05  # half width of an interval, as a share of its mean, that ends the measurement
+N_FLOOR = 8  # chunks of the noise floor
+FLOOR = "noise floor"
+QUALITY_SHARE = 0.6  # of the budget; the rest is for speed
+FEWEST_BLOCKS = 2  # of speed, whatever the budget
+UNQUANTIZED = ("f16", "bf16", "f32")
+
+
+def quant(
+    *files: str,
+    cache_type: str = "",
+    text: str | None = None,
+    budget: str | float = planning.BUDGET,
+    blocks: int = planning.BLOCKS,
+    prompt_len: int = planning.PROMPT_LEN,
+    gen: int = planning.GEN,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> list[Any]:
+    """Compare files of one model with the first one, in quality and speed.
+
+        lines = lab.quant("model-F16.gguf", "model-Q8_0.gguf", "model-Q4_K_M.gguf")
+        lab.quant_table(lines)  # DataFrame, one row a file
+
+    Returns the lines of the results file: qualities, then runs. Without files: the embedded model,
+    requantized. With `cache_type`: one file with these types of its cache. LabError for files that
+    are not of one model, and for a text that is too short.
+    """
+    asked = {
+        "cache_type": cache_type,
+        "text": text,
+        "budget": budget,
+        "blocks": blocks,
+        "prompt_len": prompt_len,
+        "gen": gen,
+        **settings,
+    }
+    from lab.features.quant.command import command
+
+    with Worker() as worker:
+        plan = planning.plan(worker, *files, **asked)
+    path = new_results_file(plan.plans[plan.reference], Path(out))
+    words = words_of_values(command, {**asked, "files": files})
+    with progress.in_notebook() as show_in_notebook, asked_command.asking(words):
+        return list(execute(plan, path, watch or show_in_notebook))
+
+
+def execute(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Any]:
+    """Measure quality, then speed; yields each line after it is in `path`.
+
+    After Ctrl-C the chunks that all candidates have scored are kept.
+    """
+    began = time.monotonic()
+    scoring = Scoring(plan, path.stem, began)
+    try:
+        with unless_empty(path):
+            scoring.run(watch)
+    except (KeyboardInterrupt, LabError):
+        for line in scoring.whole_lines():
+            save(path, line)
+        raise
+    for line in scoring.lines():
+        save(path, line)
+        yield line
+    yield from speeds(plan, path, watch, began + plan.budget_s)
+
+
+def speeds(plan: QuantPlan, path: Path, watch: ShowStatus, end: float) -> Iterator[Record]:
+    """The runs of a trial, until the blocks are measured or the time is over."""
+    for record in trial.execute(plan.plans, plan.blocks, path, watch):
+        yield record
+        block = record.run.block or 0
+        if block >= FEWEST_BLOCKS and time.monotonic() > end:
+            return
+
+
+@dataclass
+class Scoring:
+    """The chunks that candidates and the noise floor have scored."""
+
+    plan: QuantPlan
+    session: str
+    began: float
+    started_at: str = field(default_factory=utc_now)
+    scores: dict[str, list[Divergence]] = field(default_factory=dict)
+    settings: dict[str, Settings] = field(default_factory=dict)
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def run(self, watch: ShowStatus) -> None:
+        """Score chunks until the intervals are narrow, the text ends or the time is over."""
+        self.scores = {name: [] for name in (*self.plan.candidates, FLOOR)}
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mini-lab-"))
+            watch(Status("loading the models"))
+            workers = {}
+            for name in self.plan.plans:
+                workers[name] = stack.enter_context(Worker())
+                self.load(name, workers[name])
+            for number, chunk in enumerate(self.chunks):
+                if self.is_enough(number):
+                    return
+                watch(Status(f"quality: chunk {number + 1} of at most {len(self.chunks)}"))
+                self.score(chunk, number, workers, Path(folder, "logits"))
+
+    def load(self, name: str, worker: Worker) -> None:
+        """Load a file, and cut the text, which must give the same tokens in each file."""
+        plan = self.plan.plans[name]
+        wide = replace(plan.settings, n_ctx=N_CHUNK, n_batch=max(plan.settings.n_batch, N_CHUNK))
+        worker.use(plan.lib, plan.settings.rpc or ())
+        vocabulary = worker.load(plan.file.path, wide)
+        pieces = chunks(self.plan.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
+        if self.chunks and pieces != self.chunks:
+            raise LabError(
+                f"{name} splits the text into other tokens.", "Compare files of one model."
+            )
+        self.chunks = pieces
+        self.settings[name] = worker.new_context(wide)
+
+    def score(
+        self, chunk: Chunk, number: int, workers: dict[str, Worker], logits_path: Path
+    ) -> None:
+        asked = {"tokens": chunk.tokens, "first": FIRST_SCORED, "path": logits_path}
+        reference = workers[self.plan.reference]
+        reference.call(type(None), f"{CHILD}.keep", **asked)
+        if number < N_FLOOR:
+            settings = self.settings[self.plan.reference]
+            reference.new_context(other_settings(settings))
+            floor = reference.call(Divergence, f"{CHILD}.diverge", **asked)
+            self.scores[FLOOR].append(floor)
+            reference.new_context(settings)
+        for name in self.plan.candidates:
+            score = workers[name].call(Divergence, f"{CHILD}.diverge", **asked)
+            self.scores[name].append(score)
+
+    def is_enough(self, n_scored: int) -> bool:
+        """Whether the time for quality is over, or the divergences are known well enough."""
+        if n_scored < 2:
+            return False
+        if time.monotonic() - self.began > QUALITY_SHARE * self.plan.budget_s:
+            return True
+        return n_scored >= MIN_CHUNKS and all(
+            is_narrow(self.scores[name]) for name in self.plan.candidates
+        )
+
+    def lines(self) -> list[QualityLine]:
+        return [self.line(name, scores) for name, scores in self.scores.items()]
+
+    def whole_lines(self) -> list[QualityLine]:
+        """The lines of the chunks that every candidate has scored; none for fewer than two."""
+        counts = [len(self.scores.get(name, ())) for name in self.plan.candidates]
+        n_whole = min(counts)
+        if n_whole < 2:
+            return []
+        return [self.line(name, scores[:n_whole]) for name, scores in self.scores.items()]
+
+    def line(self, name: str, scores: list[Divergence]) -> QualityLine:
+        is_floor = name == FLOOR
+        variant = self.plan.reference if is_floor else name
+        settings = self.settings[variant]
+        if is_floor:
+            settings = other_settings(settings)
+        plan = self.plan.plans[variant]
+        return QualityLine(
+            session=self.session,
+            machine=plan.machine,
+            model=plan.model,
+            settings=settings,
+            started_at=self.started_at,
+            variant=name,
+            reference=self.plan.reference,
+            text=self.plan.text,
+            texts=tuple(chunk.text for chunk in self.chunks[: len(scores)]),
+            chunks=tuple(scores),
+            is_floor=is_floor,
+            budget_s=self.plan.budget_s,
+            command=asked_command.command(),
+        )
+
+
+def is_narrow(scores: list[Divergence]) -> bool:
+    divergences = [mean_kl(score) for score in scores]
+    half_width = stats.mean_half_width(divergences)
+    return half_width <= NARROW * abs(mean(divergences))
+
+
+def other_settings(settings: Settings) -> Settings:
+    """Settings that should not change predictions: half the ubatch, flash attention on or off."""
+    flash_attn = settings.flash_attn
+    if settings.type_v in UNQUANTIZED:  # llama.cpp: a quantized V needs flash attention
+        is_on = (settings.flash_attn_resolved or settings.flash_attn) == "on"
+        flash_attn = "off" if is_on else "on"
+    n_ubatch = max(1, min(settings.n_ubatch, N_CHUNK) // 2)
+    return replace(settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None)

@@ -1,0 +1,103 @@
+"""The picture of `lab quant`: divergence over speed, in decode and in prefill."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from lab.core import shown
+from lab.features.quant.figures import PHASES, Figures
+from lab.show import canvas
+from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+UNBEATEN = "not beaten in both"
+BEATEN = "beaten in quality and decode speed"
+UNCLEAR = "speed unclear (disturbed runs)"
+MOST_BELOW = 0.1  # the axis ends at most this share below the smallest divergence
+
+
+def draw(found: Figures, subject: str, figure: Figure) -> None:
+    """Draw speed against divergence: decode on the left, prefill on the right."""
+    reference = found.rows.label.iloc[0]
+    axes = list(figure.subplots(1, 2, sharey=True))
+    for ax, phase in zip(axes, PHASES, strict=True):
+        ax.set_yscale("log")
+        ax.set_xlabel(f"{phase}: times as fast as {reference}")
+        ax.axvline(1, color=canvas.GUIDE, lw=1, ls=":")
+        for row in drawn_rows(found, phase):
+            draw_file(ax, row, phase)
+    draw_bandwidth(axes[0], found)
+    draw_front(axes[0], found)
+    for ax in axes:
+        draw_floor(ax, found)
+    axes[0].set_ylabel("mean divergence (nats)")
+    canvas.finish(axes, f"Quality against speed, over {reference}\n{subject}", is_apart=True)
+    crosses = [(row.bandwidth, row.kl) for row in with_bandwidth(found)]
+    for ax, phase, avoid in zip(axes, PHASES, (crosses, []), strict=True):
+        labels = []
+        for row in drawn_rows(found, phase):
+            labels.append((getattr(row, phase), row.kl, label_of(row)))
+        canvas.label_points(ax, labels, avoid)
+
+
+def drawn_rows(found: Figures, phase: str) -> list[Any]:
+    """The files with a divergence and a speed; the reference has no divergence."""
+    rows = found.rows
+    return list(rows[(rows.kl > 0) & rows[phase].notna()].itertuples())
+
+
+def with_bandwidth(found: Figures) -> list[Any]:
+    decoded = drawn_rows(found, "decode")
+    return [row for row in decoded if not math.isnan(row.bandwidth)]
+
+
+def draw_file(ax: Axes, row: Any, phase: str) -> None:
+    """Draw a file as a point with its intervals; hollow if its runs were disturbed."""
+    speed = getattr(row, phase)
+    label = BEATEN
+    colour = canvas.COLOURS[1]
+    if row.on_front:
+        label = UNBEATEN
+        colour = canvas.COLOURS[0]
+    fill = colour
+    if shown.DISTURBED in getattr(row, f"{phase}_doubts"):
+        label = UNCLEAR
+        fill = "none"
+    ax.plot([speed], [row.kl], "o", color=colour, mfc=fill, label=label)
+    ends_of_speed = [getattr(row, f"{phase}_low"), getattr(row, f"{phase}_high")]
+    ax.plot(ends_of_speed, [row.kl, row.kl], color=colour, lw=1.4)  # nothing where an end is NaN
+    ax.plot([speed, speed], [row.kl_low, row.kl_high], color=colour, lw=1.4)
+
+
+def draw_bandwidth(ax: Axes, found: Figures) -> None:
+    for row in with_bandwidth(found):
+        label = "by bytes read alone"
+        ax.plot([row.bandwidth], [row.kl], "x", color=canvas.GUIDE, label=label)
+
+
+def draw_front(ax: Axes, found: Figures) -> None:
+    rows = [row for row in drawn_rows(found, "decode") if row.on_front]
+    rows.sort(key=lambda row: row.kl)
+    speeds = [row.decode for row in rows]
+    divergences = [row.kl for row in rows]
+    ax.plot(speeds, divergences, color=canvas.COLOURS[0], lw=1, ls="--", label="front")
+
+
+def draw_floor(ax: Axes, found: Figures) -> None:
+    """Shade the noise floor, as far as the points leave room for it."""
+    if not found.floor or found.floor <= 0:
+        return
+    low, high = ax.get_ylim()
+    ax.set_ylim(max(MOST_BELOW * low, min(low, found.floor / 3)), high)
+    if found.floor > ax.get_ylim()[0]:
+        ax.axhspan(ax.get_ylim()[0], found.floor, color=canvas.GRID, label="noise floor")
+
+
+def label_of(row: Any) -> str:
+    if math.isnan(row.n_bytes):
+        return str(row.label)
+    return f"{row.label}, {digits(row.n_bytes / 1e6)} MB"

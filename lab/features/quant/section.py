@@ -1,0 +1,264 @@
+"""The results of `lab quant` as a section: an answer, a table, sentences and a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from lab.core import shown
+from lab.core.lists import join_and, plural
+from lab.features.quant import figures, picture
+from lab.features.quant.figures import FEWEST_CHUNKS, Figures
+from lab.models import catalog
+from lab.show import text_results, text_setup
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.wording import digits, percent, times
+
+MOST_PERPLEXITY_RATIO = 1.02  # of a file that is recommended
+
+ABOUT = (
+    "Divergence is the mean Kullback-Leibler divergence (in nats) of the next token's distribution "
+    "from the reference's, over the second half of chunks of 512 tokens; 0 is equal. Same top: the "
+    "share of these positions at which both find the same token most likely. Intervals (95 %) are "
+    "over chunks, those of speed over blocks."
+)
+LIMITS = (
+    "Not measured: how well a model does a task, and what it answers with a chat template or in "
+    "long chats."
+)
+CAPTION = (
+    "To the right faster than the reference, down closer to it. Bars are 95 % intervals, the line "
+    "is the front. A cross shows the speed if only the bytes read counted. Hollow points are of "
+    "disturbed runs. Below the shaded noise floor nothing can be told apart."
+)
+
+
+def sections(lines: Sequence[Any]) -> list[Section]:
+    """A section for each session; none for speed without quality."""
+    return [section(*session) for session in figures.of_sessions(lines)]
+
+
+def section(lines: Sequence[Any], found: Figures) -> Section:
+    runs = figures.runs(lines)
+    rows = list(found.rows.itertuples())
+    subject = text_setup.where(runs or lines)
+    draw = partial(picture.draw, found, subject)
+    floors = [] if found.floor is None else [found.floor]
+    tables = {
+        "quant": found.rows.to_dict("records"),
+        "quant_texts": found.by_text.to_dict("records"),
+        "quant_floor": floors,
+    }
+    return Section(
+        "Quality and speed",
+        f"{found.n_chunks} chunks, {found.n_positions:,} positions, against {rows[0].label}",
+        name="quant",
+        question="What does each quantization cost in quality, and what does it gain in speed?",
+        answer=answer(found),
+        words=[ABOUT],
+        **tabled(COLUMNS, rows),
+        sentences=sentences(lines, found),
+        warnings=text_results.disturbed(runs),
+        parts=by_text(found),
+        pictures=[Picture("quant", CAPTION, draw, (10, 5.2))],
+        data=lambda: tables,
+    )
+
+
+def ends(row: Any, name: str, scale: float = 1.0, most: float = math.inf) -> str:
+    """The interval of a figure, from 0 to `most`; "" without one."""
+    low = scale * getattr(row, f"{name}_low")
+    high = scale * getattr(row, f"{name}_high")
+    if math.isnan(low) or low == high:
+        return ""
+    return f"{digits(max(low, 0))}-{digits(min(high, most))}"
+
+
+def cell(row: Any, name: str, scale: float = 1.0, unit: str = "", most: float = math.inf) -> str:
+    """A figure, with its interval in a second line."""
+    value = scale * getattr(row, name)
+    if math.isnan(value):
+        return UNKNOWN
+    interval = ends(row, name, scale, most)
+    first = f"{digits(value)}{unit}"
+    return f"{first}\n{interval}" if interval else first
+
+
+def name_of(row: Any) -> str:
+    return f"{row.label} (reference)" if row.is_reference else row.label
+
+
+def by_bytes(row: Any) -> str:
+    return UNKNOWN if math.isnan(row.bandwidth) else times(row.bandwidth)
+
+
+COLUMNS: Columns = (
+    ("name", name_of),
+    ("MB", lambda row: digits(row.n_bytes / 1e6)),
+    ("divergence", lambda row: cell(row, "kl")),
+    ("same top\n%", lambda row: cell(row, "same", 100, most=100)),
+    ("decode", lambda row: cell(row, "decode", unit=f"x{shown.mark(row.decode_doubts)}")),
+    ("prefill", lambda row: cell(row, "prefill", unit=f"x{shown.mark(row.prefill_doubts)}")),
+    ("by bytes\nalone", by_bytes),
+    ("divergence\n99 %", lambda row: digits(row.kl_99)),
+    ("divergence\nlargest", lambda row: digits(row.kl_max)),
+    ("perplexity", lambda row: digits(row.perplexity)),
+    ("perplexity\nratio", lambda row: cell(row, "perplexity_ratio")),
+    ("memory\nMB", lambda row: digits(row.memory_bytes / 1e6)),
+    ("MB read\nper token", lambda row: digits(row.bytes_per_token / 1e6)),
+)
+
+
+def by_text(found: Figures) -> list[Section]:
+    """Divergence and agreement by kind of text; nothing for one kind."""
+    table = found.by_text
+    kinds = list(dict.fromkeys(table.text))
+    if len(kinds) < 2:
+        return []
+    cells = []
+    for label, rows in table.groupby("label", sort=False):
+        by_kind = {row.text: cell_of_text(row) for row in rows.itertuples()}
+        cells.append([label, *(by_kind.get(kind, "") for kind in kinds)])
+    return [
+        Section(
+            "",
+            "divergence and same top by kind of text",
+            headings=["name", *kinds],
+            cells=cells,
+        )
+    ]
+
+
+def cell_of_text(row: Any) -> str:
+    interval = ends(row, "kl")
+    agreement = f"{percent(row.same)} of {plural(row.n_chunks, 'chunk')}"
+    if interval:
+        return f"{digits(row.kl)}\n{interval}\n{agreement}"
+    return f"{digits(row.kl)}\n{agreement}"
+
+
+def answer(found: Figures) -> str:
+    """What the files on the front gain and lose."""
+    reference, *files = found.rows.sort_values("kl", na_position="first").itertuples()
+    choices = [choice(row) for row in files if row.on_front]
+    if choices:
+        return f"Against {reference.label}: {'; '.join(choices)}."
+    if found.has_speeds:
+        return f"No file is faster than {reference.label}."
+    agreements = [f"{row.label} on {percent(row.same)}" for row in files]
+    return f"Agreement with {reference.label} on the most likely token: {join_and(agreements)}."
+
+
+def choice(row: Any) -> str:
+    """A file on the front: its size, speed and quality."""
+    interval = ends(row, "decode")
+    speed = f"{times(row.decode)} as fast"
+    if interval:
+        speed = f"{speed} ({interval})"
+    return (
+        f"{row.label} ({digits(row.n_bytes / 1e6)} MB) decodes {speed}, with the same most likely "
+        f"token at {percent(row.same)} and {digits(row.perplexity_ratio)} times the perplexity"
+    )
+
+
+def sentences(lines: Sequence[Any], found: Figures) -> list[str]:
+    """A recommendation, which files are beaten, what is equal, and the basis of the figures."""
+    return [
+        *speed_sentences(found),
+        *equality_sentences(found),
+        *floor_sentences(found),
+        *origin_sentences(lines, found),
+        *precision_sentences(found),
+        LIMITS,
+    ]
+
+
+def speed_sentences(found: Figures) -> list[str]:
+    reference, *files = found.rows.itertuples()
+    if not any(row.is_clear for row in files):
+        if found.rows.decode.iloc[1:].isna().all():
+            return []
+        return ["The speeds are unclear: at least half of the runs were disturbed. Measure again."]
+    front = [row.label for row in (reference, *files) if row.on_front]
+    beaten = [row.label for row in (reference, *files) if row.on_front is False]
+    unbeaten = f"No other one is better in both quality and decode speed than {join_and(front)}"
+    if not beaten:
+        return [recommendation(found), f"{unbeaten}."]
+    verb = "is" if len(beaten) == 1 else "are"
+    return [recommendation(found), f"{unbeaten}; {join_and(beaten)} {verb} beaten in both."]
+
+
+def recommendation(found: Figures) -> str:
+    """The fastest file on the front whose perplexity is nearly the reference's, and the reason."""
+    reference, *files = found.rows.itertuples()
+    limit = percent(MOST_PERPLEXITY_RATIO - 1)
+    near = []
+    for row in files:
+        if row.on_front and row.decode > 1 and row.perplexity_ratio <= MOST_PERPLEXITY_RATIO:
+            near.append(row)
+    if not near:
+        return (
+            f"No faster file keeps its perplexity within {limit} of {reference.label}'s: the "
+            "choice is between speed and quality."
+        )
+    best = max(near, key=lambda row: row.decode)
+    return (
+        f"Recommended: {best.label}, the fastest file whose perplexity is within {limit} of "
+        f"{reference.label}'s ({digits(best.perplexity_ratio)} times)."
+    )
+
+
+def equality_sentences(found: Figures) -> list[str]:
+    if found.equal is None:
+        return [
+            f"{found.n_chunks} chunks are too few to tell files apart: at least {FEWEST_CHUNKS} "
+            "are needed. Give a longer --text, or a larger --budget."
+        ]
+    if not found.equal:
+        return []
+    pairs = join_and([f"{first} and {second}" for first, second in found.equal])
+    return [f"By divergence these cannot be told apart: {pairs}."]
+
+
+def floor_sentences(found: Figures) -> list[str]:
+    if found.floor is None:
+        return []
+    reference, *files = found.rows.itertuples()
+    floor = f"{max(0.0, found.floor):.2g}"
+    sentence = f"The noise floor, {reference.label} against itself with other settings, is {floor}."
+    below = []
+    for row in files:
+        if found.n_chunks >= FEWEST_CHUNKS and row.kl_low <= found.floor:
+            below.append(row.label)
+    if below:
+        sentence = f"{sentence} {join_and(below)} cannot be told from {reference.label}."
+    return [sentence]
+
+
+def origin_sentences(lines: Sequence[Any], found: Figures) -> list[str]:
+    """What the reference was made from, if it was requantized."""
+    reference = found.rows.iloc[0]
+    file = figures.file_of(reference.variant, lines)
+    entries = catalog.entries()
+    if file is None or file.model.source != catalog.REQUANTIZED or file.model.name not in entries:
+        return []
+    kind = entries[file.model.name].quantization
+    return [
+        f"{reference.label} was made from the {kind} file: what is lost is lost of that, not of "
+        "the original."
+    ]
+
+
+def precision_sentences(found: Figures) -> list[str]:
+    if found.n_chunks < FEWEST_CHUNKS:
+        return []
+    widths = []
+    for row in found.rows.iloc[1:].itertuples():
+        if row.kl > 0 and not math.isnan(row.kl_high):
+            widths.append((row.kl_high - row.kl) / row.kl)
+    if not widths:
+        return []
+    width = percent(max(widths))
+    return [f"The divergences are known to within {width} or better, on text like this."]
