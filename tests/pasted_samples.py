@@ -246,7 +246,7 @@ SAMPLES = (
         "koboldcpp, cached",
         "CtxLimit:2048/8152, Amt:31/512, Init:0.00s, Process:0.23s (72.65T/s), Generate:1.05s (29.47T/s), "
         "Total:1.29s (24.11T/s)\n",
-        (decode(29.47, MAYBE_FIRST, 2017), prefill(72.65), Truth(24.11, BOTH, WHOLE, 2017)),
+        (decode(29.47, MAYBE_FIRST, 2017), prefill(72.65, 2000), Truth(24.11, BOTH, WHOLE, 2017)),
     ),
     Sample(
         "vllm",

@@ -306,6 +306,20 @@ def test_the_export_command_writes_tables(records: list[Record], tmp_path: Path)
     assert "Name a file" in run_lab("export", mine, "--as", "parquet")[2]
 
 
+def test_an_export_writes_to_a_link_and_does_not_replace_it(
+    records: list[Record], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    results.save(mine, *records)
+    target = tmp_path / "target.csv"
+    target.touch()
+    link = tmp_path / "link.csv"
+    link.symlink_to(target)
+    assert run_lab("export", mine, "--as", "csv", "-o", link)[0] == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("run,session,")
+
+
 def test_the_import_command_names_its_files(tmp_path: Path) -> None:
     bench = tmp_path / "bench.json"
     bench.write_text(json.dumps([LLAMA_BENCH]))

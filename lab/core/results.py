@@ -101,12 +101,17 @@ def save(path: Path, *lines: Line) -> None:
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:
-    """Write a complete file or none, and create its folder. `what` names the file in the
-    LabError."""
+    """Write a complete file or none, and create its folder. `what` names the file in the LabError.
+
+    What is no regular file, such as a device or a link, is written to and not replaced.
+    """
     beside = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(data)
+            return
+        with beside.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -258,10 +258,9 @@ def kobold(chance: random.Random) -> tuple[str, list[Truth]]:
         f"Generate:{gen_s:.2f}s ({decode_tps:.2f}T/s), "
         f"Total:{prompt_s + gen_s:.2f}s ({whole_tps:.2f}T/s)\n"
     )
-    rounding = 0.006 * prefill_tps
-    cached: int | None = None  # the text says only that some were cached, and not how many
-    if request.n_cached == 0 or request.n_cached <= rounding + 1:
-        cached = 0
+    cached = None  # rounded time and rate leave several numbers of processed tokens
+    if 0.006 * (prefill_tps + prompt_s) < 0.5:
+        cached = request.n_cached
     truths = [
         Truth(prefill_tps, PREFILL, PROMPT, cached),
         Truth(decode_tps, DECODE, MAYBE_FIRST, request.n_context),

@@ -121,7 +121,7 @@ def of_kobold(part: tuple[int, str]) -> list[Figure]:
     """Prefill, decode and the whole answer. ValueError for contradictions.
 
     The limit's first number is the whole context at the end. Process counts the tokens that were
-    not cached: their number is known where time and rate fit the whole prompt.
+    not cached: their number is known where the rounded time and rate leave only one.
     """
     line, text = part
     amount = KOBOLD_AMOUNT.search(text)
@@ -143,9 +143,9 @@ def of_kobold(part: tuple[int, str]) -> list[Figure]:
     if total_s and decode_s > total_s + KOBOLD_ROUNDS_S:
         raise ValueError("decode took longer than everything")
     n_processed = None
-    error = KOBOLD_ROUNDS_S * prefill_tps + 0.5
-    if prefill_s and depth > 0 and abs(prefill_s * prefill_tps - depth) <= error:
-        n_processed = depth
+    error = KOBOLD_ROUNDS_S * (prefill_tps + prefill_s)  # in tokens
+    if prefill_tps and error < 0.5:
+        n_processed = round(prefill_s * prefill_tps)
     shared: dict[str, Any] = {
         "source": "KoboldCpp",
         "n_prompt": n_processed,
@@ -157,8 +157,8 @@ def of_kobold(part: tuple[int, str]) -> list[Figure]:
         "is_of_server": True,
     }
     depths: tuple[int | None, int | None] = (None, depth)
-    if n_processed:
-        depths = (0, depth)
+    if n_processed is not None:
+        depths = (max(0, depth - n_processed), depth)
     figures = phases(prefill_tps, decode_tps, MAYBE_FIRST, depths, **shared)
     if total_tps:
         figures.append(Figure(tps=total_tps, phase=BOTH, counts=WHOLE, depth=depths[1], **shared))
