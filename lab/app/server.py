@@ -81,7 +81,8 @@ def check_side(parameters: Iterable[str], url: str | None) -> None:
 
 
 def confirm(url: str, what: str, yes: bool) -> None:
-    """Ask once before a server on another machine is sent `what`, such as "at most 100 requests"."""
+    """Ask once before a server on another machine is sent `what`, such as "at most 100 requests".
+    """
     from lab.remote.access import access, is_loopback
 
     server = access(url)
@@ -103,7 +104,7 @@ def carry_out(url: str, plan: ServerPlan, model: str | None, asked: dict[str, An
     confirm(url, plan.summary, asked["yes"])
     out = err if output.as_json else console.console()
     err.print("examining the server ...")
-    with connect(url, model, err.print, **reaching_of(asked)) as server:
+    with connect(url, model, err.print, plan.max_minutes, **reaching_of(asked)) as server:
         text_requests.print_endpoint(server.endpoint, server.model, server.models, out)
         session.check(plan, server)
         examined: dict[str, Any] = {

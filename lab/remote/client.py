@@ -16,6 +16,7 @@ import concurrent.futures
 import dataclasses
 import gc
 import json
+import math
 import queue
 import threading
 import time
@@ -27,6 +28,7 @@ from urllib.parse import urlsplit
 from lab.core import request as kinds
 from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, Asked, Request
+from lab.errors import LabError
 from lab.remote.access import LONGEST_S, Access, all_headers
 from lab.remote.exchange import Arrivals, Exchange, Failure, Line, certificates
 from lab.remote.formats import Ask, JsonReply, Reply, SendPlan
@@ -40,11 +42,18 @@ READ_AFTER_S = 0.005
 """
 
 
-class Client:
-    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in flight."""
+class TimeIsOver(LabError):
+    """The session has lasted as long as it may."""
 
-    def __init__(self, access: Access) -> None:
+
+class Client:
+    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in flight.
+    """
+
+    def __init__(self, access: Access, max_minutes: float | None = None) -> None:
         self.access = access
+        self._max_minutes = max_minutes  # of the whole session
+        self._began_s = time.monotonic()
         self.start_ns = 0  # of the last plan, by time.perf_counter_ns()
         self._arrivals = Arrivals()
         self._loop = asyncio.SelectorEventLoop(self._arrivals)
@@ -55,9 +64,16 @@ class Client:
         """Send the requests of a plan and yield each reply when it has ended. Calls `watch` every
         POLL_S.
 
-        Closing this iterator early ends all requests in flight.
+        Closing this iterator early ends all requests in flight. TimeIsOver if the session's time is
+        over.
         """
         watch()
+        if self.left_s <= 0:
+            raise TimeIsOver(
+                f"The time of the session is over ({self._max_minutes:g} minutes).",
+                "What has ended is kept. Allow more with --max-minutes.",
+            )
+        plan = dataclasses.replace(plan, timeout_s=min(plan.timeout_s, self.left_s))
         replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         sending = _Sending(self.access, plan, self._arrivals, replies)
         self.start_ns = sending.start_ns
@@ -74,6 +90,13 @@ class Client:
                 future.cancel()
                 concurrent.futures.wait([future], ANSWER_S)
             gc.unfreeze()
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the session's time."""
+        if self._max_minutes is None:
+            return math.inf
+        return self._began_s + 60 * self._max_minutes - time.monotonic()
 
     def send(
         self,

@@ -156,7 +156,8 @@ def ask_for(
     options: tuple[str, ...],
     nonce: str | None = None,
 ) -> Ask:
-    """A streamed request with the options that the server accepts. `prompt`: as in `prompt_fields`."""
+    """A streamed request with the options that the server accepts. `prompt`: as in `prompt_fields`.
+    """
     fields: dict[str, Any] = {"model": model, **prompt_fields(api, prompt)}
     length = MAX_COMPLETION if MAX_COMPLETION in options else "max_tokens"
     fields |= {length: asked.n_gen, "temperature": asked.temperature, "seed": asked.seed}

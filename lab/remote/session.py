@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -24,7 +25,7 @@ from lab.core.request_times import figures
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.process.worker import MAX_TOKENS
-from lab.remote.client import with_asked
+from lab.remote.client import TimeIsOver, with_asked
 from lab.remote.examination import Reaching, connect
 from lab.remote.formats import MOST_AT_ONCE, Ask, Reply, SendPlan
 from lab.remote.servers import Server, needs_count, prompt_text
@@ -94,7 +95,8 @@ def make_plan(
 
 
 def check(plan: ServerPlan, server: Server) -> None:
-    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on it."""
+    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on it.
+    """
     for case in plan.cases:
         server.least(case.n_prompt)
         problem = server.too_long(case.n_prompt, case.n_gen)
@@ -118,7 +120,11 @@ def carry_out(
     """Examine a server and make all requests of a plan, with a warning for failed ones."""
     with progress.in_notebook() as show_in_notebook:
         show = watch or show_in_notebook
-        with connect(url, model, lambda sentence: show(Status(sentence)), **how) as server:
+
+        def say(sentence: str) -> None:
+            show(Status(sentence))
+
+        with connect(url, model, say, plan.max_minutes, **how) as server:
             check(plan, server)
             records = list(execute(plan, server, server.new_file(Path(out)), show))
     errors = [record.error for record in records if record.error and not record.is_warmup]
@@ -132,14 +138,15 @@ def execute(
 ) -> Iterator[RequestRecord]:
     """Send the plan's requests, append each to `path` when its volley ends, and yield its record.
 
-    LabError if the server is gone.
+    Ends when the time of the session is over. LabError if the server is gone.
     """
     with unless_empty(path):
         watch(Status("sizing prompts"))
         session = _Session(plan, server, path, watch)
-        for records in session.volleys():
-            yield from records
-            session.check_reached(records)
+        with suppress(TimeIsOver):
+            for records in session.volleys():
+                yield from records
+                session.check_reached(records)
 
 
 class _Session:
@@ -150,9 +157,6 @@ class _Session:
         self._plan = plan
         self._server = server
         self._path = path
-        self._deadline = None
-        if plan.max_minutes is not None:
-            self._deadline = time.monotonic() + 60 * plan.max_minutes
         self._asks = {case: self._sized(case) for case in plan.cases}
         self._todo: list[tuple[int, Case]] = []
         for repeat in range(plan.n_repeat):
@@ -170,12 +174,9 @@ class _Session:
         """The records of each volley: first the warm-ups, the shortest prompt first."""
         for case in sorted(self._plan.cases, key=lambda case: case.n_prompt):
             yield self._send(case, 0, is_warmup=True)
-        while self._todo and not self._is_late():
+        while self._todo:
             repeat, case = self._todo.pop(0)
             yield self._send(case, repeat, is_warmup=False)
-
-    def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _send(self, case: Case, repeat: int, is_warmup: bool) -> list[RequestRecord]:
         """Send a volley, and keep what has ended, also after Ctrl-C. LabError if the server is
@@ -187,7 +188,7 @@ class _Session:
             asks=(ask,) * n,
             api=self._server.endpoint.api,
             n_at_once=n,
-            timeout_s=self._timeout_s(),
+            timeout_s=self._server.client.access.timeout_s,
         )
         look = self._reporter.answer_watcher(case, repeat, is_warmup)
         replies: list[Reply] = []
@@ -205,13 +206,6 @@ class _Session:
                 save(self._path, *records)
         self._learn(case, [record.request for record in records])
         return records
-
-    def _timeout_s(self) -> float:
-        """The time limit of a request: --timeout, or what is left of --max-minutes."""
-        timeout_s = self._server.client.access.timeout_s
-        if self._deadline is None:
-            return timeout_s
-        return max(0.1, min(timeout_s, self._deadline - time.monotonic()))
 
     def _counted(self, replies: Sequence[Reply], is_warmup: bool) -> list[Reply]:
         """The replies with their answers counted by the server's tokenizer, where no stream did; it
