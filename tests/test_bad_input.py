@@ -1,4 +1,4 @@
-"""What bad input, full disks, Ctrl-C and sudden death get: a clear message, and nothing measured is lost."""
+"""Bad input, full disks, Ctrl-C and sudden death: a clear message, and nothing measured is lost."""
 
 import errno
 import io
@@ -37,10 +37,10 @@ def test_files_that_are_not_models(tmp_path: Path, embedded: Path) -> None:
     fails("-m", text, says="text.gguf is not a GGUF file")
 
     cut = tmp_path / "cut.gguf"
-    whole = embedded.read_bytes()
-    cut.write_bytes(whole[: len(whole) // 2])
+    content = embedded.read_bytes()
+    cut.write_bytes(content[: len(content) // 2])
     fails("-m", cut, says="cut.gguf is truncated: it has 49,181,216 of 98,362,432 bytes")
-    cut.write_bytes(whole[:50_000])
+    cut.write_bytes(content[:50_000])
     fails("-m", cut, says="cut.gguf is a broken GGUF file")
     fails("-m", tmp_path, says="is a folder")
 
@@ -116,8 +116,9 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: 
     path = tmp_path / "a.jsonl"
     out = tmp_path / "out"
     results.save(path, make_record())
-    words = command.replace("FILE", str(path)).replace("OUT", str(out))
-    limited = f"trap '' XFSZ; ulimit -f 1; {sys.executable} -m lab {words}"  # files of at most 1 kB
+    arguments = command.replace("FILE", str(path)).replace("OUT", str(out))
+    # Files of at most 1 kB.
+    limited = f"trap '' XFSZ; ulimit -f 1; {sys.executable} -m lab {arguments}"
     ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
     assert ended.returncode == 1 and "cannot be written: File too large" in ended.stderr, (
         ended.stderr
@@ -142,29 +143,19 @@ def test_options_without_effect_are_errors(
     assert code == 1 and says in err
 
 
+def read_until(process: Any, text: str) -> None:
+    """Read what a lab says until it says `text`."""
+    line = process.stderr.readline()
+    while text not in line:
+        assert line, f"the lab ended without saying {text}"
+        line = process.stderr.readline()
+
+
 def long_measurement(folder: Path) -> tuple[Any, psutil.Process]:
-    """A lab that has finished a run of 10 tokens and is in a prefill of 10,000; its engine's process."""
-    process = start_lab(
-        *(
-            "measure",
-            "-p",
-            "10,10000",
-            "-n",
-            "2",
-            "-r",
-            "3",
-            "-t",
-            "1",
-            "--seed",
-            "5",
-            "--no-plot",
-            "-o",
-            folder,
-        ),
-    )
-    assert process.stderr is not None
-    while "10 prompt tokens, repeat 1" not in (line := process.stderr.readline()):
-        assert line, "the lab ended before its first run did"
+    """A lab that has finished a run of 10 tokens and is in a prefill of 10,000; its engine."""
+    sizes = ("-p", "10,10000", "-n", "2", "-r", "3", "-t", "1", "--seed", "5")
+    process = start_lab("measure", *sizes, "--no-plot", "-o", folder)
+    read_until(process, "10 prompt tokens, repeat 1")
     time.sleep(1.5)
     children = [child for child in psutil.Process(process.pid).children() if child.is_running()]
     assert len(children) == 1
@@ -192,9 +183,7 @@ def test_ctrl_c_in_a_long_prefill(tmp_path: Path) -> None:
 def test_an_engine_that_is_killed_in_the_middle(tmp_path: Path) -> None:
     process, child = long_measurement(tmp_path)
     child.kill()
-    assert process.stderr is not None
-    while "10,000 prompt tokens, repeat 1: crashed" not in (line := process.stderr.readline()):
-        assert line, "the lab ended without saying that a run crashed"
+    read_until(process, "10,000 prompt tokens, repeat 1: crashed")
     process.send_signal(signal.SIGINT)
     process.communicate()
     assert finished_runs(tmp_path) == [(10, OK), (10_000, CRASHED)]

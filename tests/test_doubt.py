@@ -1,4 +1,4 @@
-"""Doubt travels: what is disturbed, cut off or too fast to be true is marked wherever it appears."""
+"""Doubt travels: what is disturbed, cut off or too fast is marked wherever it appears."""
 
 import dataclasses
 from pathlib import Path
@@ -23,15 +23,19 @@ from tests.bench import doubt
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
 
+COMMAND = ("measure", "--prompt-len", "20,40")
+
 
 def repeats(n_disturbed: int, n: int = 6, **changes: Any) -> list[Record]:
     """Quiet and disturbed runs of two lengths; only the longer ones are disturbed."""
-    made = []
+    records = []
     for repeat in range(n):
-        made.append(make_record(make_run(20, 5, repeat, **changes)))
-        long = make_record(make_run(40, 5, repeat, prefill_ms=2, decode_ms=20, **changes))
-        made.append(doubt.neighbour(long) if repeat < n_disturbed else long)
-    return made
+        short = make_run(20, 5, repeat, **changes)
+        long = make_run(40, 5, repeat, prefill_ms=2, decode_ms=20, **changes)
+        records.append(make_record(short, command=COMMAND))
+        record = make_record(long, command=COMMAND)
+        records.append(doubt.neighbour(record) if repeat < n_disturbed else record)
+    return records
 
 
 @pytest.mark.parametrize(
@@ -84,9 +88,12 @@ def test_quiet_runs_that_lie_far_apart_are_pointed_out(
     slowest_ms: float, n_disturbed: int, is_told: bool
 ) -> None:
     slow = make_record(make_run(40, 5, 6, prefill_ms=2, decode_ms=slowest_ms))
-    told = text_results.far_apart(table.summary(table.runs([*repeats(n_disturbed), slow])))
-    words = "With 40 prompt tokens the largest TPOT is 1.29x the smallest, and the lab recorded no disturbance."
-    assert any(one.startswith(words) for one in told) == is_told
+    sentences = text_results.far_apart(table.summary(table.runs([*repeats(n_disturbed), slow])))
+    expected = (
+        "With 40 prompt tokens the largest TPOT is 1.29x the smallest, "
+        "and the lab recorded no disturbance."
+    )
+    assert any(sentence.startswith(expected) for sentence in sentences) == is_told
 
 
 def test_rates_are_those_of_the_median_times() -> None:
@@ -113,9 +120,8 @@ def test_a_comparison_claims_nothing_of_disturbed_rows_and_its_other_rows_stay(
     is_paired: bool,
 ) -> None:
     def side(name: str, n_disturbed: int, factor: float) -> list[Record]:
-        made = repeats(n_disturbed, 8, variant=name)
         changed = []
-        for record in made:
+        for record in repeats(n_disturbed, 8, variant=name):
             n = record.run.n_prompt
             steps = exact_steps(n, 5, 8, prefill_ms=factor, decode_ms=10 * factor)
             block = record.run.repeat if is_paired else None
@@ -148,9 +154,9 @@ def test_flags_that_differ_are_named_and_no_others() -> None:
 
 def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
     quiet = timed(1.1)
-    fewer = tuple(dataclasses.replace(one, n_threads=1, times_ns=(1,)) for one in FAST.rates)
+    fewer = [dataclasses.replace(rate, n_threads=1, times_ns=(1,)) for rate in FAST.rates]
     best = dataclasses.replace(FAST, rates=(*FAST.rates, *fewer))
-    for records, is_firm in ((quiet, True), ([doubt.neighbour(one) for one in quiet], False)):
+    for records, is_firm in ((quiet, True), (list(map(doubt.neighbour, quiet)), False)):
         rows = explanation.explain(records, best)
         assert all((shown.DISTURBED in doubts) != is_firm for doubts in rows.doubts)
         assert bool(advice.changes(rows, records[0], best)) == is_firm
@@ -160,19 +166,20 @@ def test_disturbed_runs_are_not_explained_and_promise_nothing() -> None:
 
 
 def test_ceilings_of_a_loaded_machine_explain_nothing_until_they_are_measured_again() -> None:
-    words = "another process used 1.9 cores"
-    loaded = dataclasses.replace(FAST, disturbed=words)
+    load = "another process used 1.9 cores"
+    loaded = dataclasses.replace(FAST, disturbed=load)
     rows = explanation.explain(timed(1.1), loaded)
     assert " limits " not in " ".join(explained.verdicts(rows, WIDE)) and not advice.changes(
         rows, timed(1.1)[0], loaded
     )
-    assert (
-        words in doubt_sentences(loaded)[0] and "lab ceilings --again" in doubt_sentences(loaded)[0]
-    )
+    sentence = doubt_sentences(loaded)[0]
+    assert load in sentence
+    assert "lab ceilings --again" in sentence
     again = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
-    for given, disturbed in (([loaded], words), ([loaded, again], None), ([again, loaded], None)):
-        known = probing.known(given, Where(MACHINE))
-        assert known and known.disturbed == disturbed
+    for measured, disturbed in (([loaded], load), ([loaded, again], None), ([again, loaded], None)):
+        ceilings = probing.known(measured, Where(MACHINE))
+        assert ceilings
+        assert ceilings.disturbed == disturbed
 
 
 def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None:
@@ -180,10 +187,10 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
         dataclasses.replace(rate(ATTENTION, "F16", n, 20, 0.01), n_positions=4096) for n in (1, 512)
     ]
     plain = [
-        dataclasses.replace(one, op=PLAIN_ATTENTION, times_ns=(one.times_ns[0] // 4,))
-        for one in slow
+        dataclasses.replace(rate, op=PLAIN_ATTENTION, times_ns=(rate.times_ns[0] // 4,))
+        for rate in slow
     ]
-    products = [one for one in FAST.rates if one.op in (MUL_MAT, READ)]
+    products = [rate for rate in FAST.rates if rate.op in (MUL_MAT, READ)]
     best = dataclasses.replace(FAST, rates=(*products, *slow, *plain))
     kernels = step_kernels.total(BIG, WIDE, best, 1, 22, 1)
     assert kernels and kernels.attention_s > 0.7 * kernels.total_s
@@ -207,7 +214,7 @@ def test_attention_is_a_limit_of_its_own_and_flash_attention_its_lever() -> None
 
 
 def test_the_limit_is_the_largest_part_of_the_kernels() -> None:
-    """Of 62.6 s, attention 43 % and the weights 33 %, with a slow kernel: attention is the limit, not the kernel."""
+    """Of 62.6 s, attention has 43 % and the weights 33 %: attention is the limit."""
     for share, limit in ((0.43, explanation.ATTENTION), (0.33, explanation.KERNEL)):
         parts = {explanation.ATTENTION: share * 62.6}
         row = SimpleNamespace(

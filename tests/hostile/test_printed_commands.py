@@ -1,4 +1,7 @@
-"""Commands that the lab prints for pasting: no value of a record, a server or an option runs anything in a shell."""
+"""Commands that the lab prints for pasting: no value in them runs anything in a shell.
+
+Values come from records, servers and options.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,15 @@ import pytest
 
 from lab.app import kinds
 from lab.core import results, shell
-from lab.core.payloads import Tuning
-from lab.core.record import Record
+from lab.core.record import Ceilings, Record
 from lab.core.shape import FEED_FORWARD, Heads, Matrix
 from lab.errors import LabError
-from lab.formats import other_tools
 from lab.features.explain import advice
-from lab.roofline import explanation, step_kernels
-from lab.remote import examination
+from lab.formats import other_tools
 from lab.models import obtain
 from lab.models.catalog import HUB, Spec
+from lab.remote import examination
+from lab.roofline import explanation, step_kernels
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST, timed
 from tests.test_request import make_request_record
@@ -60,43 +62,50 @@ pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 
 
 def poisoned(value: Any) -> Any:
-    """`value` with EVIL instead of every string, and in the settings that may be text but are None."""
+    """`value` with EVIL instead of every string, but in the fields KEPT."""
     if isinstance(value, str):
         return EVIL
     if isinstance(value, tuple):
         return tuple(map(poisoned, value))
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
-    parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return type(value)(
-        **{name: part if name in KEPT else poisoned(part) for name, part in parts.items()}
-    )
+    changes = {}
+    for field in dataclasses.fields(value):
+        if field.name not in KEPT:
+            changes[field.name] = poisoned(getattr(value, field.name))
+    return dataclasses.replace(value, **changes)
 
 
-def evil_record(source: str = HUB, **changes: Any) -> Record:
+def evil_record(source: str = HUB) -> Record:
     record: Record = poisoned(timed(1.1)[0])
     model = dataclasses.replace(record.model, source=source, repo=EVIL, file=EVIL, revision=EVIL)
     lists: dict[str, Any] = {"devices": (EVIL, EVIL)}
     settings = dataclasses.replace(record.settings, lib=f"{EVIL} 12345678", **lists)
-    run = dataclasses.replace(record.run, **changes)
-    return dataclasses.replace(record, model=model, settings=settings, run=run)
+    command = ("measure", "--model", EVIL)
+    return dataclasses.replace(record, model=model, settings=settings, command=command)
+
+
+TOOLS = ("lab", "llama-server", "llama-cli", "llama-bench")
 
 
 def check(lines: Iterable[str], folder: Path) -> None:
-    """Run the lines in a shell whose `lab` and llama.cpp only keep their words."""
-    tools = "lab llama-server llama-cli llama-bench"
-    kept = "".join(
-        f"{tool}() {{ printf '%s\\0' {tool} \"$@\" END >> words; }}\n" for tool in tools.split()
-    )
-    script = kept + "\n".join(lines)
-    done = subprocess.run(
+    """Run the lines in a shell whose `lab` and llama.cpp only write down their arguments."""
+    lines = list(lines)
+    script = "\n".join([*map(stand_in, TOOLS), *lines])
+    ended = subprocess.run(
         ["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0 and not done.stderr, (done.stderr, script)
-    assert [path.name for path in folder.iterdir()] == ["words"], script
-    words = (folder / "words").read_text().removesuffix("\0END\0").split("\0END\0")
-    assert [line.split("\0") for line in words] == [shlex.split(line) for line in lines]
+    assert ended.returncode == 0, (ended.stderr, script)
+    assert not ended.stderr, (ended.stderr, script)
+    assert [path.name for path in folder.iterdir()] == ["calls"], script
+    calls = (folder / "calls").read_text().removesuffix("\0END\0").split("\0END\0")
+    assert [call.split("\0") for call in calls] == [shlex.split(line) for line in lines]
     assert any("PWNED" in line for line in lines)
+
+
+def stand_in(tool: str) -> str:
+    """A shell function that writes down its name and arguments."""
+    return f"{tool}() {{ printf '%s\\0' {tool} \"$@\" END >> calls; }}"
 
 
 @pytest.fixture
@@ -117,35 +126,40 @@ def hints() -> list[str]:
         lambda: step_kernels.attention_points(FAST, model, heads, EVIL, 1, 2, True),
         lambda: obtain.obtain(spec, None, None),  # type: ignore[arg-type]
     )
-    found = []
+    commands = []
     for call in calls:
         with pytest.raises(LabError) as problem:
             call()
-        found.append(problem.value.hint[problem.value.hint.index("lab ") :])
-    return found
+        _, start, arguments = problem.value.hint.partition("lab ")
+        commands.append(start + arguments)
+    return commands
 
 
 def test_errors(empty: Path) -> None:
     check(hints(), empty)
 
 
+def with_rates(**changes: Any) -> Ceilings:
+    """The ceilings of FAST, and the same rates with changes."""
+    changed = [dataclasses.replace(rate, **changes) for rate in FAST.rates]
+    return dataclasses.replace(FAST, rates=(*FAST.rates, *changed))
+
+
 @pytest.mark.parametrize("source", ["hub", "file", "synthetic", "requantized"])
 def test_advice_and_how_to_measure_again(source: str, empty: Path) -> None:
     record = evil_record(source)
-    faster = (dataclasses.replace(one, n_threads=1, times_ns=(1,)) for one in FAST.rates)
-    others = (dataclasses.replace(one, type="Q4_0", times_ns=(1,)) for one in FAST.rates)
-    best = dataclasses.replace(FAST, rates=(*FAST.rates, *faster, *others))
-    rows = explanation.explain(
-        [dataclasses.replace(one, model=record.model) for one in timed(1.1)], best
+    best = with_rates(n_threads=1, times_ns=(1,))
+    best = dataclasses.replace(
+        best, rates=(*best.rates, *with_rates(type="Q4_0", times_ns=(1,)).rates)
     )
-    levers = [lever.command for lever in advice.changes(rows, record, best)]
-    levers += [one.command for one in advice.experiments(rows, [record], best)]
-    again = [
-        kinds.commands([evil_record(source, **one)])[0] for one in ({}, {"every": 5}, {"block": 0})
-    ]
-    again += kinds.commands([evil_record(source, tuning=Tuning(EVIL, EVIL, 5))])
-    again += kinds.commands([poisoned(make_request_record())])
-    check([line for line in (*levers, *again) if line], empty)
+    records = [dataclasses.replace(run, model=record.model) for run in timed(1.1)]
+    rows = explanation.explain(records, best)
+    advised = [*advice.changes(rows, record, best), *advice.experiments(rows, [record], best)]
+    lines = [advice_line.command for advice_line in advised if advice_line.command]
+    lines += kinds.commands([record])
+    request = dataclasses.replace(make_request_record(), command=("measure", "--url", EVIL))
+    lines += kinds.commands([request])
+    check(lines, empty)
 
 
 def test_other_programs(empty: Path) -> None:
@@ -162,41 +176,27 @@ def test_names_that_a_server_lists(empty: Path) -> None:
 
 def test_what_explain_and_measure_print(mini: Path, tmp_path: Path, empty: Path) -> None:
     out = tmp_path / EVIL
-    asked = (
-        "-p",
-        "8",
-        "-n",
-        "2",
-        "-r",
-        "1",
-        "-t",
-        "1",
-        "--prompt",
-        "random",
-        "--no-plot",
-        "-o",
-        out,
-    )
-    status, measured, _ = run_lab("measure", "-m", mini, *asked)
+    sizes = ("-p", "8", "-n", "2", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot")
+    status, measured, _ = run_lab("measure", "-m", mini, *sizes, "-o", out)
     results.save(
         tmp_path / "a.jsonl", dataclasses.replace(timed(1.1)[0], model=evil_record().model)
     )
-    slower = (dataclasses.replace(one, n_threads=1, times_ns=(1,)) for one in FAST.rates)
-    results.save(
-        tmp_path / "ceilings-a.jsonl", dataclasses.replace(FAST, rates=(*FAST.rates, *slower))
-    )
+    results.save(tmp_path / "ceilings-a.jsonl", with_rates(n_threads=1, times_ns=(1,)))
     explained = run_lab(
         "explain", tmp_path / "a.jsonl", "--details", "--no-plot", "--ceilings", tmp_path
     )[1]
     printed = re.findall(r"(?:Try|Run|each phase): (lab .*)", measured + explained)
-    lines = [line for one in printed for line in one.split(" && lab ")]
-    assert status == 0 and len(lines) == 2 + 4
-    check([line if line.startswith("lab ") else f"lab {line}" for line in lines], empty)
+    lines = " && ".join(printed).split(" && ")
+    assert status == 0
+    assert len(lines) == 2 + 4
+    check(lines, empty)
 
 
 @pytest.mark.parametrize(
-    "words", [("a b",), ("--x", ["-m", "a b"]), (SETTINGS.n_ctx, ""), ("~", "*", "!x", "\\")]
+    "arguments", [("a b",), ("--x", ["-m", "a b"]), (SETTINGS.n_ctx, ""), ("~", "*", "!x", "\\")]
 )
-def test_what_is_joined_comes_apart_again(words: tuple[object, ...]) -> None:
-    flat = [shell.join(*word) if isinstance(word, list) else str(word) for word in words]
-    assert shlex.split(shell.lab(*words)) == ["lab", *flat]
+def test_what_is_joined_comes_apart_again(arguments: tuple[object, ...]) -> None:
+    texts = []
+    for argument in arguments:
+        texts.append(shell.join(*argument) if isinstance(argument, list) else str(argument))
+    assert shlex.split(shell.lab(*arguments)) == ["lab", *texts]
