@@ -77,7 +77,8 @@ def marks_of(row: Row) -> tuple[str, ...]:
     model = model_of(row.model, row.quantization)
     marks = [] if device else ["unknown-device"]
     is_unknown = row.phase == DECODE and not row.n_prompt
-    case = case_for(row._replace(n_prompt=1) if is_unknown else row) if device else None
+    counted = row._replace(n_prompt=1) if is_unknown else row
+    case = case_for(counted) if device else None
     if model is None or (device and not case):
         return (*marks, "unknown-model")
     if device is None or case is None:

@@ -179,6 +179,23 @@ def case_of(row: Row) -> Case:
     return case
 
 
+def slopes_of(cases: Sequence[Case], phase: str, at: dict[tuple[str, str], int]) -> np.ndarray:
+    """By part, case and unknown: by how much the unknown changes the part's logarithm."""
+    parts = list(START[phase])
+    slopes = np.zeros((len(parts), len(cases), len(at)))
+    for i, case in enumerate(cases):
+        levels = case.levels
+        half = 0.5 if case.flash_attn else -0.5
+        for k, part in enumerate(parts):
+            slopes[k, i, at["", part]] = 1
+            for name in FACTORS[phase][part]:
+                if name in levels:
+                    slopes[k, i, at[name, levels[name]]] = half if "flash" in name else 1
+            if part == "attention":
+                slopes[k, i, at["", "arithmetic"]] = 1
+    return slopes
+
+
 def fit(rows: Sequence[Row], phase: str) -> Learned:
     """The factors; without ranges. All unknowns are logarithms: a part takes its base times
     exp(slopes @ unknowns)."""
@@ -190,17 +207,7 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
     for case in cases:
         for column in case.levels.items():
             at.setdefault(column, len(at))
-    slopes = np.zeros((len(parts), len(rows), len(at)))
-    for i, case in enumerate(cases):
-        levels = case.levels
-        half = 0.5 if case.flash_attn else -0.5
-        for k, part in enumerate(parts):
-            slopes[k, i, at["", part]] = 1
-            for name in FACTORS[phase][part]:
-                if name in levels:
-                    slopes[k, i, at[name, levels[name]]] = half if "flash" in name else 1
-            if part == "attention":
-                slopes[k, i, at["", "arithmetic"]] = 1
+    slopes = slopes_of(cases, phase, at)
     setups = Counter(map(_setup, rows))
     counts = np.array([min(1.0, MOST_ALIKE / setups[_setup(row)]) for row in rows])
     members = {name: np.array([column[0] == name for column in at]) for name in PRIOR}

@@ -6,7 +6,7 @@ least 90 % of them in their 90 % range each time, and a median error of at most 
 20 % in prefill when a device is left out.
 
     python -m tests.bench.published --plot results/published-predicted.png
-    python -m tests.bench.published --rows FILE     # rows of another file that clean_published made: learns from none
+    python -m tests.bench.published --rows FILE  # rows of clean_published: learns from none
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def tried(learned: Learned, row: Row) -> dict[str, Any]:
     off = error(learned, row)
     case = case_of(row)
     (low, high) = learned.range(case)
-    n = case.n_prompt
-    length = "1. short" if n <= datasheet.LONG else "2. 3k to 36k" if n <= 36_000 else "3. longer"
+    length = length_of(case.n_prompt)
     outcome = {
         "off": off,
         "inside": is_inside(learned, row, off),
@@ -62,6 +61,13 @@ def tried(learned: Learned, row: Row) -> dict[str, Any]:
         "length": length,
     }
     return {**row._asdict(), **outcome, "runtime": f"{length}, {case.levels['runtime']}"}
+
+
+def length_of(n_prompt: int) -> str:
+    """The group of a prompt length."""
+    if n_prompt <= datasheet.LONG:
+        return "1. short"
+    return "2. 3k to 36k" if n_prompt <= 36_000 else "3. longer"
 
 
 def without(rows: Sequence[Row], errors: Errors, key: str, phase: str) -> Iterator[dict[str, Any]]:
