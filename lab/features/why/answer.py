@@ -50,6 +50,14 @@ class Answer:
     notes: Sequence[str] = field(default_factory=tuple)  # on what is compared, and what is not
 
     @property
+    def fast(self) -> Figure:
+        return self.pair.fast
+
+    @property
+    def slow(self) -> Figure:
+        return self.pair.slow
+
+    @property
     def ratio(self) -> float:
         return self.pair.ratio
 

@@ -55,11 +55,10 @@ def why(
     budget_s = seconds_of(budget, least_s=0)
     check(b, url, lib)
     specs = pair_of_words(model)
-    folder = Path(out)
     names = [name for name in (a, b) if name is not None]
     sides = [side_of(name) for name in names]
     if len(sides) == 1 and (url or is_measured_here(sides[0], specs[0])):
-        now = measured_now.Now(specs[0], url, budget_s, folder, watch, reaching)
+        now = measured_now.Now(specs[0], url, budget_s, Path(out), watch, reaching)
         sides.append(measured_side(sides[0], now, prefill))
     first, second = both_sides(sides, prefill, str(a))
     chosen = pairing.nearest(first, second, prefill)
@@ -68,7 +67,7 @@ def why(
         budget_s=max(0.0, budget_s - (time.monotonic() - began)),
         specs=(None, None) if url else specs,
         libs=[builds.folder_of(path) or path for path in lib],
-        folder=folder,
+        folder=Path(out),
         watch=watch,
         records=records_of(sides),
         asked_again=command_words(names, model, url),

@@ -161,8 +161,8 @@ def counted(pair: Pair) -> Part:
 
 def concurrency(pair: Pair) -> Part:
     """The part of how many answers each rate sums up."""
-    fast, slow = pair.fast, pair.slow
-    if fast.n_streams is not None and fast.n_streams == slow.n_streams:
+    n_streams = {pair.fast.n_streams, pair.slow.n_streams}
+    if len(n_streams) == 1 and None not in n_streams:
         return equal(CONCURRENCY)
     lacking = [letter for letter, figure in pair.in_order if figure.n_streams is None]
     sentences = list[str]()
