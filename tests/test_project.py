@@ -1,6 +1,7 @@
 """The project about itself: the order of its folders, one place for each library, and its help. (Pages: test_pages.)"""
 
 import ast
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import lab
 from lab import feature_list, main
 from lab.app import help
+from lab.core.record import Run
 from tests.conftest import run_lab
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +34,8 @@ LAYERS = [
 
 ABOVE_FEATURES = {"features.report", "features.claims", "features.lessons"}
 """They use other features, and nothing imports them."""
+
+RUNNABLE = set(feature_list.by_name())
 
 NOT_YET_ALONE = {
     *(
@@ -145,8 +149,26 @@ def test_no_feature_imports_another() -> None:
 
 def test_nothing_imports_the_rooms_above_the_features() -> None:
     for room_name, targets in arrows().items():
-        if room_name not in {*ABOVE_FEATURES, *NOT_YET_BELOW, "__init__"}:
+        if room_name not in {*ABOVE_FEATURES, "__init__"}:
             assert not targets & ABOVE_FEATURES, room_name
+
+
+FEATURE_NAMES = {
+    name for name in RUNNABLE if name not in ("measure", "sweep", "show", "plot", "words", "models")
+}
+"""Names of features that are no everyday words of the base."""
+
+
+@pytest.mark.parametrize("folder", ["core", "runner", "show"])
+def test_the_base_names_no_feature(folder: str) -> None:
+    for path in sorted((PACKAGE / folder).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in FEATURE_NAMES, (path.name, node.lineno, node.value)
+
+
+def test_a_run_has_at_most_twenty_fields() -> None:
+    assert len(dataclasses.fields(Run)) <= 20
 
 
 @pytest.mark.parametrize("file", FILES)
