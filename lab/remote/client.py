@@ -47,7 +47,8 @@ class TimeIsOver(LabError):
 
 
 class Client:
-    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in flight.
+    """Sends plans of requests. Use it in a `with` block: leaving it ends every request in
+    flight.
     """
 
     def __init__(self, access: Access, max_minutes: float | None = None) -> None:

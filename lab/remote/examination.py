@@ -297,6 +297,12 @@ def _capabilities(
 ) -> Iterator[Capability]:
     """What two answers, of N_SHORT and of N_LONG tokens, show of a server."""
     yield _streaming(probes)
+    yield from _of_streams(probes)
+    yield from _of_server(probes, counter, settings)
+
+
+def _of_streams(probes: Probes) -> Iterator[Capability]:
+    """What the events of the answers say."""
     usage = times.n_generated(probes.short)
     yield _capability(
         "usage in streams",
@@ -325,6 +331,12 @@ def _capabilities(
         "answers count them",
         "answers do not count them",
     )
+
+
+def _of_server(
+    probes: Probes, counter: Counter | None, settings: ServerSettings | None
+) -> Iterator[Capability]:
+    """What the server says besides its answers."""
     counts_by_usage = "the usage of small requests counts the tokens of prompts"
     yield _capability(
         TOKENIZE,
@@ -332,12 +344,11 @@ def _capabilities(
         "the server's tokenizer counts the tokens of prompts",
         counts_by_usage if counter else "nothing counts the tokens of prompts",
     )
-    n_slots = settings.n_slots if settings else None
-    n_ctx = settings.n_ctx if settings else None
+    settings = settings or ServerSettings()
     yield _capability(
         "settings",
-        n_slots is not None,
-        f"{plural(n_slots or 0, 'slot')}, a context of {n_ctx} tokens",
+        settings.n_slots is not None,
+        f"{plural(settings.n_slots or 0, 'slot')}, a context of {settings.n_ctx} tokens",
         "the server does not report its number of slots",
     )
     yield _capability(

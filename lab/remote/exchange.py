@@ -386,7 +386,7 @@ class Exchange(asyncio.Protocol):
             what = status_words(status)
             if self.retry_after:
                 what = f"{what}, Retry-After: {self.retry_after}"
-            error = f"{what}: {error}" if error else what
+            error = ": ".join(filter(None, [what, error]))
         return JsonReply(status, parsed, error)
 
     def _what_else(self) -> str:
@@ -397,7 +397,9 @@ class Exchange(asyncio.Protocol):
         if "html" in self.content_type:
             return "the answer is a page (text/html)"
         sentence = error_words(text)
-        return "the answer is no JSON object" if sentence == OTHER_ERROR else sentence
+        if sentence == OTHER_ERROR:
+            return "the answer is no JSON object"
+        return sentence
 
     def refusal(self) -> Failure:
         """Why an answer to a request for a stream is none."""

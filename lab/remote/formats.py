@@ -156,7 +156,8 @@ def ask_for(
     options: tuple[str, ...],
     nonce: str | None = None,
 ) -> Ask:
-    """A streamed request with the options that the server accepts. `prompt`: as in `prompt_fields`.
+    """A streamed request with the options that the server accepts. `prompt`: as in
+    `prompt_fields`.
     """
     fields: dict[str, Any] = {"model": model, **prompt_fields(api, prompt)}
     length = MAX_COMPLETION if MAX_COMPLETION in options else "max_tokens"
@@ -187,8 +188,9 @@ def error_in(parsed: dict[str, Any]) -> str | None:
         error = parsed.get("detail")
     if not error:
         return None
-    message = error.get("message") if isinstance(error, dict) else error
-    return error_words(message)
+    if isinstance(error, dict):
+        error = error.get("message")
+    return error_words(error)
 
 
 def error_words(message: object) -> str:
@@ -215,11 +217,15 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def as_count(value: Any) -> int | None:
     """A number of tokens; None for anything else, and for impossible numbers."""
-    return value if type(value) is int and 0 <= value <= MOST_COUNT else None
+    if type(value) is int and 0 <= value <= MOST_COUNT:
+        return value
+    return None
 
 
 def as_ms(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value <= MOST_COUNT else None
+    if type(value) in (int, float) and 0 <= value <= MOST_COUNT:
+        return float(value)
+    return None
 
 
 def is_impossible(fields: dict[str, Any]) -> bool:

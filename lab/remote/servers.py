@@ -99,7 +99,8 @@ class Server:
         return n_least
 
     def too_long(self, n_prompt: int, n_gen: int) -> LabError | None:
-        """Why a request of this length does not fit into the server's context; None if it may fit.
+        """Why a request of this length does not fit into the server's context; None if it may
+        fit.
         """
         n_ctx = self.endpoint.settings.n_ctx if self.endpoint.settings else None
         if n_ctx is None or n_prompt + n_gen <= n_ctx:

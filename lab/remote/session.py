@@ -95,7 +95,8 @@ def make_plan(
 
 
 def check(plan: ServerPlan, server: Server) -> None:
-    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on it.
+    """LabError if the server cannot count the tokens of a prompt, or a case is not possible on
+    it.
     """
     for case in plan.cases:
         server.least(case.n_prompt)
@@ -230,8 +231,10 @@ class _Session:
     def check_reached(self, records: Sequence[RequestRecord]) -> None:
         """LabError if the last requests could not reach the server; a pause after a failure."""
         for record in records:
-            is_lost = record.request.failure in GONE
-            self._lost = [*self._lost, record.request] if is_lost else []
+            if record.request.failure in GONE:
+                self._lost.append(record.request)
+            else:
+                self._lost.clear()
         if len(self._lost) >= MAX_GONE:
             last = self._lost[-1]
             raise LabError(

@@ -179,7 +179,8 @@ class StreamReader:
 
     def _keep_reason(self, reason: object) -> None:
         if isinstance(reason, str):
-            self._reason = reason if _REASON.fullmatch(reason) else OTHER_REASON
+            is_plain = _REASON.fullmatch(reason) is not None
+            self._reason = reason if is_plain else OTHER_REASON
 
     def _keep_content(self, choice: dict[str, Any], has_token_ids: bool, has_usage: bool) -> str:
         """Keep the text of a chunk with its reasoning; returns the kind of the event."""

@@ -77,7 +77,9 @@ def _outcome(request: Figures) -> str:
 def _tpot(bounds_ns: tuple[float, float]) -> str:
     """TPOT in ms: a number if it is known exactly, otherwise its bounds."""
     low, high = (digits(ns / 1e6) for ns in bounds_ns)
-    return low if bounds_ns[0] == bounds_ns[1] else f"{low} to {high}"
+    if low == high:
+        return low
+    return f"{low} to {high}"
 
 
 def _name(request: Figures) -> str:
@@ -101,7 +103,9 @@ def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: C
     names = [name for name in (endpoint.server, endpoint.version) if name]
     program = " ".join(names) or "not named"
     out.print(f"server   {program} at {endpoint.url}, through {endpoint.api}")
-    out.print(f"model    {model} (of {len(models)})" if len(models) > 1 else f"model    {model}")
+    if len(models) > 1:
+        model = f"{model} (of {len(models)})"
+    out.print(f"model    {model}")
     print_section(capabilities(endpoint), out)
 
 
@@ -139,7 +143,9 @@ def failures(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def warnings(records: Sequence[RequestRecord]) -> list[str]:
-    """What successful requests do not show; of several setups each sentence begins with its label."""
+    """What successful requests do not show; of several setups each sentence begins with its
+    label.
+    """
     good = [record for record in records if table.went_well(record)]
     if not good:
         return []
@@ -152,7 +158,9 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def doubts(requests: Sequence[Request]) -> list[str]:
-    """What successful requests of one setup do not show, or show of other work than was asked for."""
+    """What successful requests of one setup do not show, or show of other work than was asked
+    for.
+    """
     figures_of = [figures(request) for request in requests]
     return [
         *held_back(figures_of),
