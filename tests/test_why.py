@@ -605,6 +605,20 @@ def test_one_file_with_two_setups_is_enough(tmp_path: Path) -> None:
     assert why(both, budget=0).ratio == pytest.approx(2, rel=0.02)
 
 
+@pytest.mark.parametrize("columns", [("start_ns", "ready_ns", "end_ns"), ("ready_ns",)])
+def test_damaged_times_end_with_a_sentence_or_an_answer(
+    tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    run = make_run()
+    zeros: dict[str, Any] = dict.fromkeys(columns, len(run.steps.kind) * (0,))
+    steps = dataclasses.replace(run.steps, **zeros)
+    damaged = tmp_path / "damaged.jsonl"
+    results.save(damaged, make_record(dataclasses.replace(run, steps=steps)))
+    code, _, err = run_lab("why", damaged, "35 tokens/s", "--no-plot", "--budget", "0")
+    assert code in (0, 1)
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -12,6 +12,7 @@ from lab.core.record import DECODE, Record
 from lab.core.stats import mean_half_width
 from lab.features.why.figure import Figure
 from lab.features.why.parts import DEPTH, FEWEST, FROM_RECORDS, LENGTH, Pair, Part, equal, unknown
+from lab.features.why.readers import llama_logs
 
 GEN = 24  # tokens that a trial generates
 USUAL_LENGTH = 128  # of a trial's prompt, if no figure has a position
@@ -66,6 +67,11 @@ def unknown_reason(pair: Pair, lacking: Sequence[str]) -> str:
             continue
         if figure.is_prefill and figure.depth:
             reasons.append(f"{letter} began after {figure.depth:,} tokens")
+        elif figure.source == llama_logs.SERVER:
+            reasons.append(
+                f"{letter} names {figure.n_prompt or 0:,} processed tokens, not those from the "
+                "cache (the log's line with `stop processing` has all)"
+            )
         elif figure.n_prompt is not None:
             reasons.append(
                 f"{letter} names {figure.n_prompt:,} processed tokens, not those from the cache"
