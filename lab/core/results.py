@@ -1,4 +1,4 @@
-"""Write and read results files, or reports that contain one: one JSON line for each run or
+"""Write and read results files, or pages that contain one: one JSON line for each run or
 request."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lab.errors import LabError, printable
 
 MOST_UNPACKED = (
     1 << 26
-)  # bytes of a report's records, because a small compressed file could expand without end
+)  # bytes of a page's records: a small compressed file could expand without end
 MOST_LINE = 1 << 25  # bytes of a line
 MOST_NEARBY = 50_000_000  # bytes read of other sessions
 
@@ -53,51 +53,37 @@ class Contents:
         return [*self.records, *self.requests]
 
 
-def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
-    """The newest MOST_NEARBY bytes of results in these folders, except the sessions of
-    `measured`."""
-    known = {one.session for one in measured}
-    n_bytes = 0
-    contents = list[Contents]()
-    paths = [path for folder in folders for path in folder.glob("*.jsonl") if path.is_file()]
-    for path in sorted(paths, key=lambda path: path.name, reverse=True):  # names are times
-        with suppress(
-            OSError, LabError
-        ):  # the user did not name this file, so errors do not matter
-            n_bytes += path.stat().st_size
-            if n_bytes > MOST_NEARBY:
-                break
-            contents.append(read([path]))
-    found = {
-        name: tuple(
-            one for each in contents for one in getattr(each, name) if one.session not in known
-        )
-        for name in ("records", "requests", "findings")
-    }
-    return Contents(**found, ceilings=tuple(one for each in contents for one in each.ceilings))
-
-
 def save(path: Path, *lines: Line) -> None:
-    """Append lines and sync them to the disk. LabError if they cannot be written; the file is then
-    as before."""
+    """Append lines and sync them to the disk.
+
+    LabError if they cannot be written; the file is then as before.
+    """
     data = "".join(to_json(line) + "\n" for line in lines).encode()
     size = 0
     try:
         with path.open("ab", buffering=0) as file:
             size = file.tell()
             try:
-                if file.write(data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(file.fileno())
+                _write_and_sync(file, data)
             except OSError:
                 file.truncate(size)
                 raise
     except OSError as problem:
-        what = f"The results file {path} cannot be written{' any more' if size else ''}: {problem.strerror}."
-        kept = "It contains the earlier runs; this one is lost. " if size else ""
-        raise LabError(
-            what, f"{kept}Free some space, or choose another folder: --out FOLDER"
-        ) from None
+        raise _not_saved(path, problem, has_earlier_runs=size > 0) from None
+
+
+def _write_and_sync(file: io.FileIO, data: bytes) -> None:
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file.fileno())
+
+
+def _not_saved(path: Path, problem: OSError, has_earlier_runs: bool) -> LabError:
+    hint = "Free some space, or choose another folder: --out FOLDER"
+    if has_earlier_runs:
+        message = f"The results file {path} cannot be written any more: {problem.strerror}."
+        return LabError(message, f"It contains the earlier runs; this one is lost. {hint}")
+    return LabError(f"The results file {path} cannot be written: {problem.strerror}.", hint)
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:
@@ -105,22 +91,22 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
 
     What is no regular file, such as a device or a link, is written to and not replaced.
     """
-    beside = path.with_name(f"{path.name}.part-{os.getpid()}")
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_bytes(data)
             return
-        with beside.open("xb") as file:
+        with part.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        part.replace(path)
     except OSError as problem:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        words = f"{what} {path} cannot be written: {problem.strerror}."
-        raise LabError(words, "Free some space, or choose another path: --out") from None
+            part.unlink(missing_ok=True)
+        message = f"{what} {path} cannot be written: {problem.strerror}."
+        raise LabError(message, "Free some space, or choose another path: --out") from None
 
 
 def new_file(folder: Path, name: str) -> Path:
@@ -133,14 +119,18 @@ def new_file(folder: Path, name: str) -> Path:
             with suppress(FileExistsError), path.open("xb"):
                 return path
     except OSError as problem:
-        what = f"Results cannot be written to {folder}: {problem.strerror}."
-        raise LabError(what, "Choose another folder: --out FOLDER") from None
+        message = f"Results cannot be written to {folder}: {problem.strerror}."
+        raise LabError(message, "Choose another folder: --out FOLDER") from None
 
 
 def free_path(folder: Path, stem: str) -> Path:
     """`<stem>.jsonl` in `folder`, with a number if that exists already."""
-    names = (f"{stem}{'' if n == 1 else f'-{n}'}.jsonl" for n in itertools.count(1))
-    return next(folder / name for name in names if not (folder / name).exists())
+    path = folder / f"{stem}.jsonl"
+    for number in itertools.count(2):
+        if not path.exists():
+            break
+        path = folder / f"{stem}-{number}.jsonl"
+    return path
 
 
 @contextmanager
@@ -153,73 +143,115 @@ def unless_empty(path: Path) -> Iterator[None]:
             path.unlink()
 
 
-def read(paths: Iterable[str | Path]) -> Contents:
-    """Read results files, or all in a folder. Unreadable lines are reported in `skipped`, and
-    duplicates count once.
+def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
+    """The newest MOST_NEARBY bytes of results in these folders, except the sessions of `measured`.
 
-    records = lab.read(["results"]).records
+    Files that cannot be read are passed over: the user did not name them.
     """
-    found: dict[str, list[Any]] = {
-        "records": [],
-        "ceilings": [],
-        "requests": [],
-        "findings": [],
-    }
-    known = set[Hashable]()
-    skipped = list[str]()
+    sessions = {record.session for record in measured}
+    paths: list[Path] = []
+    for folder in folders:
+        paths += [path for path in folder.glob("*.jsonl") if path.is_file()]
+    lines = _Lines()
+    n_bytes = 0
+    for path in sorted(paths, key=lambda path: path.name, reverse=True):  # names are times
+        with suppress(OSError, LabError):
+            n_bytes += path.stat().st_size
+            if n_bytes > MOST_NEARBY:
+                break
+            lines.read(path)
+    contents = lines.contents()
+    return Contents(
+        records=tuple(line for line in contents.records if line.session not in sessions),
+        requests=tuple(line for line in contents.requests if line.session not in sessions),
+        findings=tuple(line for line in contents.findings if line.session not in sessions),
+        ceilings=contents.ceilings,
+    )
+
+
+def read(paths: Iterable[str | Path]) -> Contents:
+    """Read results files, or all in a folder.
+
+    Unreadable lines are reported in `skipped`, and duplicates count once.
+
+        records = lab.read(["results"]).records
+    """
+    lines = _Lines()
     thresholds = gc.get_threshold()
-    gc.set_threshold(
-        0
-    )  # collecting garbage would take a quarter of the reading time, and records have no cycles
+    # Collecting garbage would take a quarter of the reading time, and records have no cycles.
+    gc.set_threshold(0)
     try:
         for path in _files(paths):
-            problems: dict[str, list[int]] = {}
-            for number, line in _lines(path):
-                try:
-                    if not line:
-                        raise ValueError(f"it has over {MOST_LINE:,} bytes")
-                    parsed = parse_line(line)
-                except ValueError as problem:
-                    problems.setdefault(str(problem), []).append(number)
-                    continue
-                name = "findings"
-                if isinstance(parsed, Ceilings):
-                    name = "ceilings"
-                elif isinstance(parsed, RequestRecord):
-                    name = "requests"
-                elif isinstance(parsed, Record):
-                    name = "records"
-                identity = _identity(parsed)
-                if identity not in known:
-                    known.add(identity)
-                    found[name].append(parsed)
-                elif name != "ceilings":  # the same ceilings may be in many files
-                    problems.setdefault("it is a duplicate", []).append(number)
-            for reason, numbers in problems.items():
-                more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-                skipped.append(f"{printable(path.name)} line {numbers[0]}{more} skipped: {reason}")
+            lines.read(path)
     finally:
         gc.set_threshold(*thresholds)
-    made = {name: tuple(lines) for name, lines in found.items()}
-    return Contents(**made, skipped=tuple(skipped))
+    return lines.contents()
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The number of each line that is not blank, and the line; empty if it is longer than
-    MOST_LINE."""
-    try:
-        opened: IO[bytes] = io.BytesIO(_unpack(path)) if path.suffix == ".html" else path.open("rb")
-    except OSError as problem:
-        what = f"The results file {path} cannot be read: {problem.strerror}."
-        raise LabError(what, "Check its permissions.") from None
-    with opened as file:
+class _Lines:
+    """Lines of several files by kind, each once."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.requests: list[RequestRecord] = []
+        self.ceilings: list[Ceilings] = []
+        self.findings: list[Any] = []
+        self.skipped: list[str] = []
+        self._identities: set[Hashable] = set()
+
+    def contents(self) -> Contents:
+        return Contents(
+            records=tuple(self.records),
+            ceilings=tuple(self.ceilings),
+            skipped=tuple(self.skipped),
+            requests=tuple(self.requests),
+            findings=tuple(self.findings),
+        )
+
+    def read(self, path: Path) -> None:
+        """Add the lines of a file; those that cannot be read are skipped, with the reason."""
+        numbers_by_reason: dict[str, list[int]] = {}
+        for number, line in _numbered_lines(path):
+            try:
+                self._add(line)
+            except ValueError as problem:
+                numbers_by_reason.setdefault(str(problem), []).append(number)
+        for reason, numbers in numbers_by_reason.items():
+            place = f"line {numbers[0]}"
+            if len(numbers) > 1:
+                place += f" and {len(numbers) - 1} more"
+            self.skipped.append(f"{printable(path.name)} {place} skipped: {reason}")
+
+    def _add(self, line: bytes) -> None:
+        if not line:
+            raise ValueError(f"it has over {MOST_LINE:,} bytes")
+        parsed = parse_line(line)
+        identity = _identity(parsed)
+        is_duplicate = identity in self._identities
+        self._identities.add(identity)
+        if isinstance(parsed, Ceilings):
+            if not is_duplicate:  # the same ceilings may be in many files
+                self.ceilings.append(parsed)
+            return
+        if is_duplicate:
+            raise ValueError("it is a duplicate")
+        if isinstance(parsed, Record):
+            self.records.append(parsed)
+        elif isinstance(parsed, RequestRecord):
+            self.requests.append(parsed)
+        else:
+            self.findings.append(parsed)
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The number of each line that is not blank, and the line; empty if longer than MOST_LINE."""
+    with _opened(path) as file:
         for number in itertools.count(1):
             line = file.readline(MOST_LINE)
             if not line:
                 return
             if len(line) == MOST_LINE:
-                while (rest := file.readline(MOST_LINE)) and not rest.endswith(b"\n"):
-                    pass
+                _skip_to_next_line(file)
                 line = b""
             elif number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
@@ -227,8 +259,25 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        if path.suffix == ".html":
+            return io.BytesIO(_unpack(path))
+        return path.open("rb")
+    except OSError as problem:
+        message = f"The results file {path} cannot be read: {problem.strerror}."
+        raise LabError(message, "Check its permissions.") from None
+
+
+def _skip_to_next_line(file: IO[bytes]) -> None:
+    piece = file.readline(MOST_LINE)
+    while piece and not piece.endswith(b"\n"):
+        piece = file.readline(MOST_LINE)
+
+
 def _identity(line: Line) -> Hashable:
-    """What identifies a line in different files, also if another version of the lab wrote it anew."""
+    """What identifies a line in different files, also if another version of the lab wrote it
+    anew."""
     if isinstance(line, RequestRecord):
         request = line.request
         source = (line.session, line.endpoint.url, line.model, to_json(request.asked))
@@ -280,20 +329,22 @@ def _files(paths: Iterable[str | Path]) -> list[Path]:
     over."""
     files: list[Path] = []
     for path in map(Path, paths):
-        inside = (
-            [path]
-            if path.is_file()
-            else [file for file in sorted(path.glob("*.jsonl")) if file.is_file()]
-        )
-        if not inside:
-            what = (
-                f"The folder {path} has no results file (*.jsonl)."
-                if path.is_dir()
-                else f"{path} is not a file."
-            )
-            what = what if path.exists() else f"There is no results file {path}."
-            raise LabError(
-                what, "Name a results file or a folder with results files. To make one: lab measure"
-            )
-        files += inside
+        if path.is_file():
+            files.append(path)
+            continue
+        files_of_folder = [file for file in sorted(path.glob("*.jsonl")) if file.is_file()]
+        if not files_of_folder:
+            raise _no_results(path)
+        files += files_of_folder
     return files
+
+
+def _no_results(path: Path) -> LabError:
+    if path.is_dir():
+        message = f"The folder {path} has no results file (*.jsonl)."
+    elif path.exists():
+        message = f"{path} is not a file."
+    else:
+        message = f"There is no results file {path}."
+    hint = "Name a results file or a folder with results files. To make one: lab measure"
+    return LabError(message, hint)
