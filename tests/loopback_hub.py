@@ -196,8 +196,8 @@ class _HubHandler(_Handler):
 
     def list_files(self, path: str) -> None:
         """The answer to /api/models/OWNER/NAME or /api/models/OWNER/NAME/revision/REVISION."""
-        _, _, owner, name, *rest = path.strip("/").split("/")
-        revision = unquote(rest[1]) if rest else "main"
+        _, _, owner, name, *revision_part = path.strip("/").split("/")
+        revision = unquote(revision_part[1]) if revision_part else "main"
         repo = self.repo(f"{owner}/{name}", revision)
         if repo is None:
             return
