@@ -159,3 +159,14 @@ def test_the_function_sends_volleys(tmp_path: Path) -> None:
         requests = lab.batch([2], [N_PROMPT], N_GEN, 1, url=started.url, out=tmp_path)
     assert [record.is_warmup for record in requests] == [True, True, False, False]
     assert {record.case["n_seq"] for record in requests} == {2}
+
+
+def test_a_failed_request_of_a_volley_is_named(
+    records: tuple[list[RequestRecord], Path], tmp_path: Path
+) -> None:
+    last = records[0][-1]
+    request = dataclasses.replace(last.request, status="failed", failure="stalled", error="quiet")
+    results.save(tmp_path / "a.jsonl", *records[0][:-1], dataclasses.replace(last, request=request))
+    status, out, err = run_lab("show", tmp_path)
+    assert status == 0, err
+    assert "failed 1 of 10 requests (stalled)" in out

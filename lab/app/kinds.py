@@ -119,7 +119,7 @@ def print_results(
         *text_results.disturbed(of_experiments),
     ]
     print_marked(doubts, text_results.failures(runs), out)
-    requests = table.alone(records)
+    requests = table.requests_of(records)
     if requests:
         if not any(map(table.went_well, requests)):
             out.print("\nNo request went well.")
@@ -143,7 +143,7 @@ def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str,
         if values or name == "rows":
             document[name] = values
     runs = table.of_engine(records)
-    requests = table.alone(records)
+    requests = table.requests_of(records)
     document["warnings"] = [*text_results.warnings(runs), *text_requests.warnings(requests)]
     document["failures"] = [*text_results.failures(runs), *text_requests.failures(requests)]
     return document

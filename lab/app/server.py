@@ -81,7 +81,7 @@ def check_side(parameters: Iterable[str], url: str | None) -> None:
 
 
 def confirm(url: str, what: str, yes: bool) -> None:
-    """Ask once before a server on another machine is sent `what`, such as "at most 100 requests"."""
+    """Ask once before a server on another machine is sent `what`, such as "at most 9 requests"."""
     from lab.remote.access import access, is_loopback
 
     server = access(url)

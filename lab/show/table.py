@@ -331,16 +331,19 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     return list(zip(labels, groups, strict=True))
 
 
-def alone(records: Records) -> list[RequestRecord]:
+def requests_of(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+    """All requests to servers."""
+    return [record for record in records if isinstance(record, RequestRecord)]
+
+
+def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
     """The requests that ran alone, one after the other."""
-    requests = [record for record in records if isinstance(record, RequestRecord)]
-    return [request for request in requests if request.experiment is None]
+    return [request for request in requests_of(records) if request.experiment is None]
 
 
-def requests_of_experiments(records: Records) -> list[RequestRecord]:
+def requests_of_experiments(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
     """The requests of experiments, such as conversations."""
-    requests = [record for record in records if isinstance(record, RequestRecord)]
-    return [request for request in requests if request.experiment is not None]
+    return [request for request in requests_of(records) if request.experiment is not None]
 
 
 def of_engine(records: Records) -> list[Record]:

@@ -146,7 +146,7 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
     """What successful requests do not show; of several setups each sentence begins with its
     label.
     """
-    good = [record for record in records if table.went_well(record)]
+    good = [record for record in table.alone(records) if table.went_well(record)]
     if not good:
         return []
     setups = table.setups(table.runs(good))

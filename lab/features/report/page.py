@@ -106,9 +106,9 @@ def html(
         ceilings, others, is_page=True, together=is_all
     )  # only what is compared is drawn together
     of_kinds = kinds.sections([*timed, *special, *findings, *alone, *of_turns], context)
-    failed = [
-        f"failed: {line}" for line in [*text_results.failures(rest), *text_requests.failures(alone)]
-    ]
+    failures = text_results.failures(rest)
+    failures += text_requests.failures(table.requests_of(records))
+    failed = [f"failed: {line}" for line in failures]
     setups = _setups(good)
     lead = list[str]()
     if is_all or len(of_kinds) == 1:
