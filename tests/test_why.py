@@ -207,6 +207,7 @@ def test_a_server_leaves_open_what_its_log_does_not_say() -> None:
     explained = answer(pasted("llama-cli"), pasted("server, speculative"))
     assert part(explained, SAMPLING).reason == "not given for B"
     assert part(explained, SPECULATION).reason == "B drafts tokens, 72 % were accepted"
+    assert "B counts the first token" in part(explained, COUNTED).reason
     assert part(explained, CONCURRENCY).how == NOT_KNOWN
 
 

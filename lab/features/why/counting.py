@@ -9,7 +9,6 @@ from lab.features.why.figure import (
     FIRST_FREE,
     MAYBE_FIRST,
     MIXED,
-    PROMPT,
     SEVERAL_LENGTHS,
     STEPS,
     UNKNOWN,
@@ -63,8 +62,6 @@ def correction_of(figure: Figure, opposite: Figure) -> Correction:
         return Correction(None, None, UNKNOWN_COUNTS[figure.counts])
     if figure.counts == WHOLE:
         return of_whole_answer(figure, opposite)
-    if figure.is_speculative or figure.counts == PROMPT:
-        return Correction()
     if figure.counts in (FIRST_FREE, MAYBE_FIRST):
         return of_first_token(figure)
     is_without_sampling = opposite.tps == opposite.compute_tps
