@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lab.features.trace.measuring import attention as attention, trace as trace
     from lab.features.tune.result import plot_tuned as plot_tuned, show_tuned as show_tuned
     from lab.features.tune.tuning import tune as tune
-    from lab.features.turns import turns as turns
+    from lab.features.turns.command import turns as turns
     from lab.features.why.asking import why as why
     from lab.roofline.explanation import explain as explain
     from lab.runner.as_options import settings as settings
@@ -82,7 +82,7 @@ PUBLIC = {
     "sweep": "lab.features.measure.measuring",
     "trace": "lab.features.trace.measuring",
     "tune": "lab.features.tune.tuning",
-    "turns": "lab.features.turns",
+    "turns": "lab.features.turns.command",
     "why": "lab.features.why.asking",
 }
 """The module of each public name, imported on first use: `lab --help` loads neither pandas nor

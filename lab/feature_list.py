@@ -159,9 +159,9 @@ FEATURES: tuple[Feature, ...] = (
         name="turns",
         group=MANY,
         help="Measure what each turn of a conversation processes again.",
-        command="lab.features.turns:command",
-        results=("lab.features.turns:KINDS",),
-        experiment="lab.features.turns:RUNS",
+        command="lab.features.turns.command:command",
+        results=("lab.features.turns.command:KINDS",),
+        experiment="lab.features.turns.conversation:RUNS",
     ),
     Feature(
         name="stall",

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from lab.core import cost, experiments, phases, stats
 from lab.core.record import PREFILL, Ceilings, Record
 from lab.errors import LabError
-from lab.features import turns
 from lab.features.batch import step_s as batch_step_s
 from lab.features.speculate.setup import speculation_of
 from lab.features.stall import in_chunks, stall_of
+from lab.features.turns.conversation import NONE, conversation_of
+from lab.features.turns.figures import figures as turn_figures
 from lab.roofline import explanation, step_kernels
 from lab.runner.batches import batch_of
 from lab.show import session_spread
@@ -141,12 +142,12 @@ class Evidence:
 
 def _last_turn(record: Record) -> tuple[str | None, float, float, float]:
     """The cache and the times of a conversation's last turn; None and NaN for other runs."""
-    lever = turns.turns_setup(record.run)
-    if lever is None or (of_turns := turns.figures(record.run.steps.frame(), lever)).empty:
+    lever = conversation_of(record.run)
+    if lever is None or (of_turns := turn_figures(record.run.steps.frame(), lever)).empty:
         return None, math.nan, math.nan, math.nan
     cache = (
         "no cache"
-        if lever.keep == turns.NONE
+        if lever.keep == NONE
         else "changed prompt"
         if lever.breaks
         else "cached prompt"

@@ -26,10 +26,11 @@ from lab.core import results
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features import stall, turns
+from lab.features import stall
 from lab.features.claims import judging
 from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
 from lab.features.speculate import planning as speculation
+from lab.features.turns import planning as turns
 from lab.models import catalog, obtain
 from lab.process.wire import Probe
 from lab.process.worker import Worker

@@ -1,0 +1,224 @@
+"""`lab turns`: a conversation, turn by turn, and how much of its prompt is read again.
+
+The prompt of a turn is the system prompt, all earlier messages and answers, and a new message. A
+cache serves it up to the first token that differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.app import experiment
+from lab.app.experiment import REPEAT, Experiment, Table
+from lab.app.experiment_tables import cell
+from lab.app.options import MODEL, PROMPT
+from lab.core.lists import grouped
+from lab.core.record import Record
+from lab.core.request import RequestRecord, short_name
+from lab.features.turns.conversation import NAME
+from lab.features.turns.figures import finished, rows
+from lab.features.turns.picture import draw
+from lab.features.turns.planning import plan
+from lab.features.turns.sentences import conclude, sentences
+from lab.features.turns.server_figures import served
+from lab.features.turns.through_server import converse
+from lab.models import catalog
+from lab.runner.progress import ShowStatus
+from lab.show.section import Context, Kind, Section
+from lab.show.wording import UNKNOWN
+
+
+def turns(
+    system: int = 500,
+    turn: str = "100+50",
+    turns: int = 8,
+    breaks: str = "",
+    keep: str | Sequence[str] = "memory,none",
+    repeat: int | None = None,
+    model: str = catalog.DEFAULT,
+    *,
+    replay: str | None = None,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> list[Record]:
+    """Measure a conversation turn by turn; returns a record per run.
+
+        lab.turns(system=4000, turn="300+150", turns=12, breaks="system@6")
+
+    `turn` is tokens of a message + tokens of an answer, each fixed or drawn
+    (core/random_lengths.py). With `replay`, a file of messages as JSON lines, the lengths are those
+    of its messages, and the text is the lab's own. States are saved in a folder on the disk of
+    `out`, and deleted again. LabError for impossible values.
+    """
+    asked = {
+        "system": system,
+        "turn": turn,
+        "turns": turns,
+        "breaks": breaks,
+        "keep": keep,
+        "repeat": repeat,
+        "model": model,
+        "replay": replay,
+    }
+    return EXPERIMENT.measure({**asked, **settings}, out, watch)
+
+
+OPTIONS = (
+    click.option("--system", default=500, show_default=True, help="Tokens of the system prompt."),
+    click.option(
+        "--turn",
+        default="100+50",
+        show_default=True,
+        metavar="LENGTHS",
+        help="Tokens of a message + an answer: 300+150, lognormal:300,0.8+150.",
+    ),
+    click.option("--turns", default=8, show_default=True, help="Number of turns."),
+    click.option(
+        "--break",
+        "breaks",
+        default="",
+        metavar="EVENTS",
+        help="What breaks the cache: system@6,thinking@2+ (+: from there on).",
+    ),
+    click.option(
+        "--keep",
+        default="memory,none",
+        show_default=True,
+        metavar="PLACES",
+        help="Where the cache is between turns: memory,slot,disk,none.",
+    ),
+    REPEAT,
+    click.option(
+        "--replay",
+        metavar="FILE",
+        help="A conversation as JSON lines: role and content of each message.",
+    ),
+    MODEL,
+    PROMPT,
+)
+
+
+def count_cell(name: str, row: Any) -> str:
+    """The cell of a number of tokens, with ~ where it is estimated; nothing for none again."""
+    count = getattr(row, name)
+    if count is None or (name == "n_again" and not count):
+        return UNKNOWN
+    return f"{count:,}" if row.is_known or name == "n_prompt" else f"~{count:,}"
+
+
+def perfect_cell(row: Any) -> str:
+    return UNKNOWN if row.perfect_s == row.turn_s else cell(row.perfect_s)
+
+
+def differs_cell(row: Any) -> str:
+    return UNKNOWN if row.differs_at is None else f"{row.differs_at + 1:,}"
+
+
+TABLE = Table(
+    name=NAME,
+    question="How much of a conversation's prompt is read again?",
+    title="a conversation turn by turn, medians over runs; again: tokens of earlier turns that "
+    "were computed again; differs: the first token that is not the cache's",
+    caption="Above: the tokens of each prompt. Below: the time of each turn, with that of a cache "
+    "that nothing breaks and that without a cache.",
+    rows=rows,
+    conclude=conclude,
+    draw=draw,
+    columns=(
+        ("turn", lambda row: str(row.turn)),
+        ("cache", lambda row: row.cache),
+        ("broken by", lambda row: row.breaks),
+        ("cached", partial(count_cell, "n_cached")),
+        ("computed", partial(count_cell, "n_computed")),
+        ("again", partial(count_cell, "n_again")),
+        ("TTFT\ns", lambda row: cell(row.ttft_s)),
+        ("turn\ns", lambda row: cell(row.turn_s)),
+        ("no cache\ns", lambda row: cell(row.without_s)),
+        ("perfect\ns", perfect_cell),
+        ("predicted\nTTFT s", lambda row: cell(row.expected_ttft_s)),
+        ("decode\ns", lambda row: cell(row.decode_s)),
+        ("sum\ns", lambda row: cell(row.sum_s)),
+        ("differs\nat", differs_cell),
+        ("prompt", partial(count_cell, "n_prompt")),
+    ),
+)
+SERVED_TITLE = (
+    "a conversation turn by turn; again: tokens of earlier turns that were computed again; "
+    "differs: the first letter that is not the cache's"
+)
+FORMULA = (
+    "Times without a cache and with a perfect one come from a formula for the TTFT of uncached "
+    "tokens."
+)
+
+
+def served_sections(records: Sequence[RequestRecord], context: Context) -> list[Section]:
+    """Conversations through a server, a part for each session."""
+    parts: list[Section] = []
+    for session in grouped(records, lambda record: record.session).values():
+        table = served(session)
+        if not table.empty:
+            parts.append(served_section(session[0], finished(table), context))
+    if not parts:
+        return []
+    chapter = "Conversations through a server"
+    return [Section(chapter, name=NAME, question=TABLE.question, parts=parts)]
+
+
+def served_section(record: RequestRecord, turns: Sequence[Any], context: Context) -> Section:
+    """The turns of a session; `record` is one of its requests."""
+    server = record.endpoint.server or "its server"
+    settings = record.endpoint.settings
+    n_slots = settings.n_slots if settings else None
+    kind = dataclasses.replace(
+        TABLE,
+        title=SERVED_TITLE,
+        is_by_ceilings=False,
+        rows=lambda records, prediction: turns,
+        conclude=lambda rows, records: [*sentences(rows, n_slots), FORMULA],
+    )
+    label = f"{short_name(record.model)} through {server}"
+    return experiment.section(kind, label, (), None, context.is_page)
+
+
+def is_served(line: Any) -> bool:
+    """Whether a line of a results file is a turn through a server."""
+    return isinstance(line, RequestRecord) and line.experiment == NAME
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    chapter="Conversations",
+    about="""Measure what each turn of a conversation processes again.
+
+    \b
+      lab turns --system 4000 --turn 300+150 --turns 12 --break system@6
+      lab turns --replay session.jsonl
+      lab turns --url http://127.0.0.1:8080/v1
+
+    Shows the tokens that the cache served and those computed anew, the times of each turn, its time
+    without a cache and with one that nothing breaks, and the prediction from the ceilings. Names
+    the first token at which a prompt differs from the cache. Events of --break: system (a clock in
+    the system prompt), tools (two in another order), truncate (an old message shortened), second
+    (another conversation used the cache), shift (the older half dropped), thinking (removed from
+    the newest answer). With --keep slot a second conversation takes turns with the first, in a slot
+    of its own; disk uses a hidden folder in --out. A file to --replay gives the lengths of its
+    messages; through a server its messages are sent.
+    """,
+    plan=plan,
+    options=OPTIONS,
+    main_options=("model", "system", "turn", "turns", "break", "keep"),
+    tables=(TABLE,),
+    saves_states=True,
+    through_server=converse,
+)
+
+command = EXPERIMENT.as_command()
+KINDS = (EXPERIMENT.as_kind(), Kind("served turns", is_served, served_sections))

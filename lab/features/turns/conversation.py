@@ -1,0 +1,223 @@
+"""A conversation: its case in records, what breaks its cache, and the prompts of its turns."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from lab.app.experiment_tables import first_difference
+from lab.core.experiments import ExperimentRuns, setup_of
+from lab.core.lists import plural
+from lab.core.record import OK, Run
+from lab.errors import LabError
+
+T = TypeVar("T")  # a token or a word
+
+NAME = "turns"  # of the experiment in records
+MEMORY = "memory"
+SLOT = "slot"
+DISK = "disk"
+NONE = "none"
+KEEPS = (MEMORY, SLOT, DISK, NONE)  # where a cache can be between turns
+LABELS = {
+    MEMORY: "cache in memory",
+    SLOT: "slot of its own",
+    DISK: "cache on disk",
+    NONE: "no cache",
+}
+
+SECOND = "second"
+EVENTS = ("system", "tools", "truncate", SECOND, "shift", "thinking")  # what breaks a cache
+CLOCK_AT = 16  # the token of the system prompt that a changed clock changes
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Each turn's prompt holds all earlier turns, and the cache serves its beginning."""
+
+    system: int  # tokens of the system prompt
+    messages: tuple[int, ...]  # tokens of each turn's message
+    answers: tuple[int, ...]  # tokens of each turn's answer
+    breaks: str  # what broke the cache, as in --break
+    keep: str  # where the cache was between turns: memory, slot, disk, none
+    whole: bool = False  # the model's cache cannot keep a part: it serves all or nothing
+    asked: str = ""  # --turn, if its lengths were drawn
+    only: tuple[int, ...] = ()  # the turns that were measured, from 1; empty: all
+    replay: str = ""  # the file with the messages that gave the lengths
+
+    def __post_init__(self) -> None:
+        n_turns = len(self.messages)
+        broken = [int(number) for number in re.findall(r"@(\d{1,6})", self.breaks)]
+        has_all_turns = n_turns > 0 and len(self.answers) == n_turns
+        can_break = all(2 <= number <= n_turns for number in broken)
+        can_measure = all(1 <= number <= n_turns for number in self.only)
+        if not (has_all_turns and can_break and can_measure) or self.keep not in KEEPS:
+            raise ValueError("the turns of a conversation contradict each other")
+
+    @property
+    def n_turns(self) -> int:
+        return len(self.messages)
+
+    @property
+    def n_slots(self) -> int:
+        """Conversations that were measured alternately, each in a sequence of its own."""
+        return 2 if self.keep == SLOT else 1
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The turns that were measured, from 1."""
+        return self.only or range(1, self.n_turns + 1)
+
+    @property
+    def label(self) -> str:
+        label = f"{plural(self.n_turns, 'turn')}, {LABELS[self.keep]}"
+        return f"{label}, {self.breaks}" if self.breaks else label
+
+
+def conversation_of(run: Run) -> Conversation | None:
+    """The conversation of a run; None for runs of other experiments."""
+    return setup_of(Conversation, run.case) if run.experiment == NAME else None
+
+
+def run_figures(run: Run) -> dict[str, float]:
+    """`turns_s`, the whole conversation; empty for a failed run."""
+    if run.status != OK or run.n_prompt < 1 or run.n_gen < 1 or not run.steps.end_ns:
+        return {}
+    conversation_s = run.steps.end_ns[-1] / 1e9
+    return {"turns_s": conversation_s} if conversation_s > 0 else {}
+
+
+RUNS = ExperimentRuns(
+    check=lambda case: setup_of(Conversation, case),
+    label=lambda case: setup_of(Conversation, case).label,
+    figures=run_figures,
+    figure_names={"turns_s": "whole conversation"},
+)
+
+
+def parse_breaks(text: str, n_turns: int) -> list[list[str]]:
+    """The breaks of each turn, from `system@6,truncate@9,thinking@2+` (`+`: in every turn from
+    there on)."""
+    by_turn: list[list[str]] = [[] for _ in range(n_turns)]
+    for part in text.split(","):
+        event = part.strip()
+        if not event:
+            continue
+        match = re.fullmatch(rf"({'|'.join(EVENTS)})@(\d{{1,6}})(\+?)", event)
+        first = int(match[2]) if match else 0
+        if match is None or not 2 <= first <= n_turns:
+            raise LabError(
+                f"--break {event[:40]!r} is not an event at a turn that can find a cache.",
+                f"Write system@6 or thinking@2+. Turns: 2 to {n_turns}. "
+                f"Events: {', '.join(EVENTS)}.",
+            )
+        last = n_turns if match[3] else first
+        for events in by_turn[first - 1 : last]:
+            events.append(match[1])
+    return by_turn
+
+
+def breaks_of_text(breaks: str) -> str:
+    """The breaks that change the prompts: all but a second conversation."""
+    parts = [part for part in breaks.split(",") if not part.strip().startswith(SECOND)]
+    return ",".join(parts)
+
+
+class TurnPrompt(NamedTuple, Generic[T]):
+    """The prompt of a turn, whole and in parts, its first tokens that the cache has, and the
+    planned answer."""
+
+    prompt: list[T]
+    n_cached: int
+    answer: list[T]
+    parts: list[list[T]]
+
+
+class Transcript(Generic[T]):
+    """What was said so far, as tokens or words: it makes the prompt of each turn.
+
+    The cache has the turn before: its prompt, and its answer without the last token.
+    """
+
+    def __init__(self, conversation: Conversation, text: Callable[[int], list[T]]) -> None:
+        self.conversation = conversation
+        lengths = [conversation.system, *conversation.messages, *conversation.answers]
+        tokens = text(sum(lengths) + 2 * conversation.n_turns)
+        self._tokens = iter(tokens)
+        self._spare = iter(tokens[sum(lengths) :])
+        self._breaks = parse_breaks(conversation.breaks, conversation.n_turns)
+        self._system = self._take(conversation.system)
+        self._said: list[list[T]] = []  # message, answer, message, ...
+        self._cached: list[T] = []
+        self._n_usable = 0  # tokens of the cache
+        self._number = 0  # of the turn, from 0
+        self._prompt: list[T] = []
+
+    def _take(self, n: int) -> list[T]:
+        return list(itertools.islice(self._tokens, n))
+
+    def next_turn(self) -> TurnPrompt[T]:
+        """Break the cache where that is planned, and add the message."""
+        conversation = self.conversation
+        self._n_usable = len(self._cached)
+        for event in self._breaks[self._number]:
+            self._break(event)
+        self._said.append(self._take(conversation.messages[self._number]))
+        answer = self._take(conversation.answers[self._number])
+        self._prompt = [*self._system, *itertools.chain(*self._said)]
+        return TurnPrompt(self._prompt, self._n_served(), answer, [self._system, *self._said])
+
+    def answered(self, answer: list[T]) -> None:
+        """Add an answer: the planned one, or what a server said."""
+        self._said.append(answer)
+        self._cached = [*self._prompt, *answer[:-1]]
+        self._number += 1
+
+    def _n_served(self) -> int:
+        """The first tokens of the prompt that the cache serves."""
+        if self.conversation.keep == NONE:
+            return 0
+        n_same = common_length(self._cached, self._prompt)
+        n_served = min(self._n_usable, n_same, len(self._prompt) - 1)
+        if self.conversation.whole and n_served < len(self._cached):
+            return 0
+        return n_served
+
+    def _break(self, event: str) -> None:
+        system = self._system
+        said = self._said
+        if event == "system" and system:
+            self._change_clock(min(CLOCK_AT, len(system) - 1))
+        elif event == "tools":  # the second half of the system prompt lists two tools
+            half = len(system) // 2
+            end_of_first = half + len(system) // 4
+            self._system = [*system[:half], *system[end_of_first:], *system[half:end_of_first]]
+        elif event == "truncate":
+            oldest = 2 * ((self._number - 1) // 2)
+            said[oldest] = said[oldest][: max(1, len(said[oldest]) // 4)]
+        elif event == SECOND:  # it began with the same system prompt
+            self._n_usable = min(self._n_usable, common_length(self._cached, system))
+        elif event == "shift":
+            n_dropped = 2 * ((len(said) // 2 + 1) // 2)
+            self._said = said[n_dropped:]
+        elif event == "thinking" and said:  # earlier answers lost theirs when they were the newest
+            said[-1] = said[-1][len(said[-1]) // 2 :]
+
+    def _change_clock(self, at: int) -> None:
+        """Put a different token in the place of a token of the system prompt."""
+        system = self._system
+        changed = system[0]
+        for token in self._spare:
+            if token != system[at]:
+                changed = token
+                break
+        self._system = [*system[:at], changed, *system[at + 1 :]]
+
+
+def common_length(tokens: Sequence[T], others: Sequence[T]) -> int:
+    """The number of first tokens that are equal."""
+    difference = first_difference(tokens, others)
+    return min(len(tokens), len(others)) if difference is None else difference

@@ -1,0 +1,243 @@
+"""The figures of a conversation's turns, measured or predicted, in a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from lab.app.experiment_tables import as_rows
+from lab.core import memory, script, stats
+from lab.core.lists import grouped
+from lab.core.record import DECODE, FORGET, LOAD, PREFILL, SAVE, Record
+from lab.features.turns.conversation import (
+    KEEPS,
+    MEMORY,
+    NAME,
+    NONE,
+    SLOT,
+    Conversation,
+    breaks_of_text,
+    conversation_of,
+    parse_breaks,
+)
+from lab.features.turns.planning import write
+from lab.roofline.step_prediction import StepPrediction
+from lab.runner.cases import Case
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COUNTS = (
+    "n_prompt",
+    "n_cached",
+    "n_computed",
+    "n_again",
+    "differs_at",
+    "state_bytes",
+    "slot_bytes",
+)
+TIMES = ("without_s", "perfect_s", "expected_ttft_s", "expected_turn_s", "save_s", "load_s")
+STEP_ROUNDING = 32  # positions to which predicted decode steps are rounded: fewer different steps
+
+
+def figures(steps: pd.DataFrame, conversation: Conversation) -> pd.DataFrame:
+    """A row per turn of the first conversation, from a run's steps; empty if they are not those of
+    the script.
+
+    `differs_at`: the first token of the prompt that is not the cache's, NaN if the cache served all
+    that it had. `n_again`: tokens of earlier turns that were computed again.
+    """
+    import pandas as pd
+
+    is_prompt = steps.kind.eq(PREFILL)
+    begins = is_prompt & ~is_prompt.shift(fill_value=False)
+    belongs_to_next = steps.kind.isin([FORGET, LOAD])  # prompt
+    number = begins.cumsum() + belongs_to_next.astype(int)
+    steps = steps.assign(number=number, took_s=steps.end_s - steps.start_s)
+    prompts = steps[is_prompt].groupby("number")
+    turns = steps[steps.kind != SAVE].groupby("number")
+    measured: list[int] = []
+    for turn in conversation.numbers:
+        measured += [turn] * conversation.n_slots
+    if len(prompts) != len(measured):
+        return pd.DataFrame()
+    n_answer = [conversation.answers[turn - 1] for turn in measured]
+    n_new = [new_tokens(conversation, turn) for turn in measured]
+    table = pd.DataFrame({"n_cached": prompts.n_past.first(), "n_computed": prompts.n_tokens.sum()})
+    table["n_prompt"] = table.n_cached + table.n_computed
+    table["n_again"] = (table.n_computed - n_new).clip(lower=0)
+    n_held = (table.n_prompt + n_answer - 1).shift(conversation.n_slots, fill_value=0)
+    is_cut = (table.n_cached < n_held) & (conversation.keep != NONE)
+    table["differs_at"] = table.n_cached.where(is_cut)
+    table["ttft_s"] = prompts.end_s.last() - turns.start_s.first()
+    table["decode_s"] = turns.end_s.last() - prompts.end_s.last()
+    table["turn_s"] = table.ttft_s + table.decode_s
+    for kind in (SAVE, LOAD):
+        took_s = steps[steps.kind == kind].groupby("number").took_s.sum()
+        table[f"{kind}_s"] = took_s.reindex(table.index)
+    of_first = table[:: conversation.n_slots]
+    return of_first.set_axis(pd.Index(conversation.numbers, name="turn"))
+
+
+def new_tokens(conversation: Conversation, turn: int) -> int:
+    """Tokens of a turn's prompt that no earlier turn computed: the message, and the last token of
+    the answer before it, or the system prompt."""
+    n_before = conversation.system if turn == 1 else 1
+    return conversation.messages[turn - 1] + n_before
+
+
+def predicted(prediction: StepPrediction, conversation: Conversation) -> pd.DataFrame:
+    """The same figures of the same script, with predicted times of its steps; NaN where a step's
+    cost is unknown."""
+    import pandas as pd
+
+    move_s = cache(prediction.move)
+    step_s = cache(prediction.seconds)
+    case = Case(1, 1, experiment=NAME, setup=conversation)
+    operations = write(case, lambda slot, n: list(range(n)), prediction.settings)
+    now_s = 0.0
+    rows = []
+    for shape in script.shapes(operations):
+        took_s: float | None = 0.0
+        if shape.kind in (SAVE, LOAD):
+            took_s = move_s(shape.n_past)
+        elif shape.kind == DECODE:
+            n_past = shape.n_past // STEP_ROUNDING * STEP_ROUNDING
+            took_s = step_s(shape.n_tokens, n_past, shape.n_outputs)
+        elif shape.kind != FORGET:
+            took_s = step_s(shape.n_tokens, shape.n_past, shape.n_outputs)
+        end_s = math.nan if took_s is None else now_s + took_s
+        rows.append((shape.kind, shape.n_tokens, shape.n_past, now_s, end_s))
+        now_s = end_s
+    steps = pd.DataFrame(rows, columns=["kind", "n_tokens", "n_past", "start_s", "end_s"])
+    return figures(steps, conversation)
+
+
+def rows(records: Sequence[Record], prediction: StepPrediction | None = None) -> list[Any]:
+    """The turns of each conversation, with its breaks if it has some; uncached only if nothing else
+    was measured.
+
+    `without_s` and `perfect_s`: the turn's time without a cache, and with one that nothing breaks;
+    None if those cases were not measured. `slot_bytes`: the cache of the second conversation.
+    Columns: as in `finished`.
+    """
+    import pandas as pd
+
+    measured = measured_turns(records)
+    by_lengths = grouped(
+        measured, lambda setup: dataclasses.replace(setup, breaks="", keep=MEMORY, only=())
+    )
+    tables: list[pd.DataFrame] = []
+    numbers: dict[Conversation, int] = {}  # of conversations with the same prompts
+    for lengths, setups in by_lengths.items():
+        shown = shown_setups(setups)
+        has_several_places = len({setup.keep for setup in shown}) > 1
+        for setup in shown:
+            prompts = dataclasses.replace(lengths, breaks=breaks_of_text(setup.breaks))
+            number = numbers.setdefault(prompts, len(numbers) + 1)
+            table = measured[setup].assign(conversation=number, cache="")
+            if has_several_places:
+                table["cache"] = setup.keep
+            with_comparisons(table, setup, {each: measured[each] for each in setups})
+            if prediction is not None:
+                expected = predicted(prediction, setup)
+                if not expected.empty:
+                    table["expected_ttft_s"] = expected.ttft_s
+                    table["expected_turn_s"] = expected.turn_s
+            tables.append(table.reset_index())
+    return finished(pd.concat(tables, ignore_index=True)) if tables else []
+
+
+def measured_turns(records: Sequence[Record]) -> dict[Conversation, pd.DataFrame]:
+    """The turns of each conversation: medians over runs."""
+    import pandas as pd
+
+    tables: dict[Conversation, pd.DataFrame] = {}
+    by_setup = grouped(records, lambda record: conversation_of(record.run))
+    for setup, records_of_setup in by_setup.items():
+        of_runs = [figures(record.run.steps.frame(), setup) for record in records_of_setup]
+        table = pd.concat(of_runs).groupby(level=0).median()
+        if table.empty:
+            continue
+        table["n_cached"] = table.n_cached // 1  # texts of two runs may differ at other tokens
+        table["differs_at"] = table.differs_at // 1
+        table["n_computed"] = table.n_prompt - table.n_cached
+        table["n_again"] = -(-table.n_again // 1)
+        table["state_bytes"] = state_bytes(records_of_setup)
+        table["slot_bytes"] = slot_bytes(records_of_setup[0], setup)
+        events = parse_breaks(setup.breaks, setup.n_turns)
+        table["breaks"] = [", ".join(events[turn - 1]) for turn in table.index]
+        table["is_known"] = True
+        table["keep"] = setup.keep
+        tables[setup] = table
+    return tables
+
+
+def state_bytes(records: Sequence[Record]) -> pd.Series:
+    """The bytes of each turn's saved state, by turn, of the first run that saved some."""
+    import pandas as pd
+
+    for record in records:
+        sizes = record.run.counts.get("state_bytes")
+        if sizes:
+            return pd.Series(sizes, index=range(1, 1 + len(sizes)), dtype=float)
+    return pd.Series(dtype=float)
+
+
+def slot_bytes(record: Record, conversation: Conversation) -> float:
+    """The bytes of the second conversation's cache; NaN if there was none."""
+    if conversation.keep != SLOT:
+        return math.nan
+    settings = dataclasses.replace(
+        record.settings, n_seq_max=1, n_ctx=record.settings.n_ctx // conversation.n_slots
+    )
+    n_bytes = memory.of_context(record.model, settings).kv_cache_bytes
+    return math.nan if n_bytes is None else n_bytes
+
+
+def shown_setups(setups: Sequence[Conversation]) -> list[Conversation]:
+    """Of each place of the cache the conversations with breaks, if there are some; without a cache
+    only if nothing else was measured."""
+    broken = {setup.keep for setup in setups if setup.breaks}
+    cached = []
+    for setup in setups:
+        if setup.keep != NONE and (setup.breaks or setup.keep not in broken):
+            cached.append(setup)
+    return sorted(cached or setups, key=lambda setup: KEEPS.index(setup.keep))
+
+
+def with_comparisons(
+    table: pd.DataFrame, setup: Conversation, measured: Mapping[Conversation, pd.DataFrame]
+) -> None:
+    """Add the times without a cache and with one that nothing breaks, from the other cases."""
+    breaks = breaks_of_text(setup.breaks)
+    for other, turns in measured.items():
+        if other.keep == NONE and breaks_of_text(other.breaks) == breaks:
+            table["without_s"] = uncached_ttft_s(table, turns) + table.decode_s
+        if other.keep == setup.keep != NONE and not other.breaks:
+            table["perfect_s"] = turns.turn_s
+
+
+def uncached_ttft_s(table: pd.DataFrame, uncached: pd.DataFrame) -> pd.Series:
+    """The TTFT without a cache: measured, or by the law a n + b n^2 of those turns and turn 1."""
+    n_prompt = [*table.n_prompt.head(1), *uncached.n_prompt]
+    ttft_s = [*table.ttft_s.head(1), *uncached.ttft_s]
+    linear, square = stats.fit([n_prompt, [n**2 for n in n_prompt]], ttft_s)
+    by_law_s = linear * table.n_prompt + square * table.n_prompt**2
+    return uncached.ttft_s.reindex(table.index).fillna(by_law_s)
+
+
+def finished(table: pd.DataFrame) -> list[Any]:
+    """The table as rows, with all columns, None for an unknown figure, and whole numbers for
+    counts."""
+    table = table.copy()
+    for name in (*COUNTS, *TIMES):
+        if name not in table:
+            table[name] = math.nan
+    table["sum_s"] = table.groupby(["conversation", "keep"]).turn_s.cumsum()
+    again_s = table.ttft_s * table.n_again / table.n_computed
+    table["again_s"] = again_s.where(table.n_again > 0, 0.0).astype(float)
+    return as_rows(table.astype(dict.fromkeys(COUNTS, "Int64")))

@@ -1,0 +1,163 @@
+"""The figures of a conversation's turns through a server.
+
+Two turns are sent again with other first words, so that nothing is cached. With the first turn they
+give the TTFT of n tokens after c cached ones, T = f + a (n - c) + b (n^2 - c^2): the times without
+a cache and with a perfect one and, if the server reports no cached tokens, c (`is_known` is false
+then). Where it reports them, every turn is a point of that formula. A turn faster than its own
+message counts as one that computed only that, and T is fitted again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lab.core import stats
+from lab.core.experiments import setup_of
+from lab.core.record import OK
+from lab.core.request import RequestRecord
+from lab.core.request_times import figures as figures_of_request
+from lab.features.turns.conversation import Conversation, parse_breaks
+from lab.features.turns.sentences import SERVER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COUNTS = ("n_prompt", "n_cached", "n_gen", "differs_at")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a request in a conversation."""
+
+    number: int  # of the turn, from 1
+    differs_at: int | None = None
+    """Letters of the prompt before the first that differs from the turn before; None: first turn.
+    """
+    is_cold: bool = False  # the same prompt with other first words, so that no cache served it
+
+
+class TtftFormula(NamedTuple):
+    """TTFT = fixed_s + linear_s * tokens + square_s * (difference of squared positions)."""
+
+    fixed_s: float = math.nan
+    linear_s: float = math.nan
+    square_s: float = math.nan
+
+    def of_prompt(self, n_tokens: pd.Series) -> pd.Series:
+        """Seconds of prompts of n_tokens, without a cache and without the fixed time."""
+        return self.linear_s * n_tokens + self.square_s * n_tokens**2
+
+    def tokens_of(self, seconds: pd.Series) -> pd.Series:
+        """The inverse: the first tokens of a prompt that take these seconds."""
+        if self.square_s > 0:
+            root = (self.linear_s**2 + 4 * self.square_s * seconds) ** 0.5
+            return (root - self.linear_s) / (2 * self.square_s)
+        return seconds / self.linear_s
+
+
+def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
+    """A row per turn of one conversation through a server; empty if no turn succeeded."""
+    import pandas as pd
+
+    requests = answered(records)
+    if requests.empty or requests.is_cold.all():
+        return pd.DataFrame()
+    turns = requests[~requests.is_cold].sort_values("turn", ignore_index=True)
+    n_new = new_tokens(turns)
+    formula = fitted(requests, turns, n_new)
+    turns["is_known"] = turns.n_cached.notna()
+    uncached_s = formula.fixed_s + formula.of_prompt(turns.n_prompt)
+    saved_s = (uncached_s - turns.ttft_s).clip(lower=0)  # what the cached tokens would have taken
+    estimate = formula.tokens_of(saved_s).round().clip(upper=turns.n_prompt - n_new)
+    turns["n_cached"] = turns.n_cached.fillna(estimate)
+    turns["n_computed"] = turns.n_prompt - turns.n_cached
+    turns["n_again"] = (turns.n_computed - n_new).clip(lower=0).round()
+    turns["turn_s"] = turns.ttft_s + turns.decode_s
+    turns["without_s"] = uncached_s + turns.decode_s
+    cached_s = formula.of_prompt(turns.n_prompt - n_new)  # of a perfect cache
+    perfect_s = (turns.without_s - cached_s).clip(upper=turns.turn_s)
+    turns["perfect_s"] = perfect_s.where(turns.n_again > 0, turns.turn_s)
+    return turns.assign(conversation=1, keep=SERVER, cache="")
+
+
+def answered(records: Sequence[RequestRecord]) -> pd.DataFrame:
+    """A row per request that succeeded: its place in the conversation, tokens, and times."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        request = record.request
+        times = figures_of_request(request)
+        if request.status != OK or times.ttft_ns is None or times.e2e_ns is None:
+            continue
+        try:
+            place = setup_of(Place, request.asked.place)
+            conversation = setup_of(Conversation, request.asked.case)
+        except ValueError:
+            continue  # a damaged line
+        if not 1 <= place.number <= conversation.n_turns:
+            continue
+        events = parse_breaks(conversation.breaks, conversation.n_turns)
+        rows.append(
+            {
+                "turn": place.number,
+                "is_cold": place.is_cold,
+                "breaks": ", ".join(events[place.number - 1]),
+                "differs_at": place.differs_at,
+                "n_message": conversation.messages[place.number - 1],
+                "n_prompt": times.n_prompt,
+                "n_cached": times.n_cached,
+                "n_gen": times.n_generated or None,
+                "ttft_s": times.ttft_ns / 1e9,
+                "decode_s": (times.e2e_ns - times.ttft_ns) / 1e9,
+            }
+        )
+    table = pd.DataFrame(rows)
+    return table if table.empty else table.astype(dict.fromkeys(COUNTS, float))
+
+
+def new_tokens(turns: pd.DataFrame) -> pd.Series:
+    """The tokens of each turn that the server cannot have cached.
+
+    By how much the prompt grew beyond the turn before, whose answer's last token is not cached; the
+    message where a break or a failed turn hides that.
+    """
+    n_held = (turns.n_prompt + turns.n_gen - 1).shift(fill_value=0)
+    n_grown = turns.n_prompt - n_held
+    follows = turns.turn.diff().fillna(turns.turn).eq(1) & turns.breaks.eq("")
+    n_new = n_grown.where(follows & (n_grown > 0), turns.n_message)
+    return n_new.clip(upper=turns.n_prompt)
+
+
+def fitted(requests: pd.DataFrame, turns: pd.DataFrame, n_new: pd.Series) -> TtftFormula:
+    """The formula for the TTFT, from all requests with a known number of computed tokens."""
+    import pandas as pd
+
+    begins_cold = requests.is_cold | (requests.turn == 1)
+    points = requests[begins_cold | requests.n_cached.notna()]
+    points = computed_points(points, points.n_cached.fillna(0)).dropna(subset=["linear"])
+    if points.empty:
+        return TtftFormula()
+    formula = formula_through(points)
+    least = computed_points(turns, turns.n_prompt - n_new)  # every turn computes its message
+    least_s = formula.fixed_s + formula.linear_s * least.linear + formula.square_s * least.square
+    is_too_fast = turns.n_cached.isna() & (turns.ttft_s < least_s)
+    fast = least[is_too_fast].dropna(subset=["linear"])
+    return formula_through(pd.concat([points, fast]))
+
+
+def computed_points(requests: pd.DataFrame, n_cached: pd.Series) -> pd.DataFrame:
+    """What the formula multiplies: tokens after the cached ones, and the difference of squares."""
+    return requests.assign(
+        linear=requests.n_prompt - n_cached, square=requests.n_prompt**2 - n_cached**2
+    )
+
+
+def formula_through(points: pd.DataFrame) -> TtftFormula:
+    """The formula through these points; with one or two, terms are left out."""
+    columns = [list(points.linear), list(points.square), [1.0] * len(points)]
+    terms = [*stats.fit(columns[: len(points)], list(points.ttft_s)), 0.0, 0.0]
+    return TtftFormula(linear_s=terms[0], square_s=terms[1], fixed_s=terms[2])

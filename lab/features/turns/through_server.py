@@ -1,0 +1,208 @@
+"""A conversation through a server, which answers in its own words."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.core import results
+from lab.core.experiments import case_of
+from lab.core.record import OK
+from lab.core.request import Asked, RequestRecord
+from lab.errors import LabError
+from lab.features.turns import planning, replay
+from lab.features.turns.conversation import (
+    NAME,
+    SECOND,
+    Conversation,
+    Transcript,
+    TurnPrompt,
+    parse_breaks,
+)
+from lab.features.turns.server_figures import Place
+from lab.remote import formats
+from lab.remote.servers import Server, prompt_text
+from lab.runner.progress import ShowStatus, Status
+
+TOKENS_PER_WORD = 1.3  # of a server that cannot count tokens
+N_COUNTED = 300  # words from which the tokens of a word are estimated
+N_COLD = 2  # tokens of an answer without a cache: only its TTFT is used
+PART = re.compile(r"\s*\S+\s*")
+
+Words = list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sender:
+    """Sends the turns of a conversation, and keeps their records in a results file."""
+
+    conversation: Conversation
+    server: Server
+    path: Path
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The server's options, but the one that turns its cache off."""
+        accepted = self.server.endpoint.accepted
+        return tuple(option for option in accepted if option != formats.NO_CACHE)
+
+    def send(self, parts: Sequence[Words], n_gen: int, place: Place) -> tuple[RequestRecord, str]:
+        """Send a prompt, and keep its record; returns the answer too."""
+        asked = Asked(
+            n_prompt=None,
+            n_gen=n_gen,
+            experiment=NAME,
+            case=case_of(self.conversation),
+            place=vars(place),
+            **formats.limits(self.options),
+        )
+        prompt = ["".join(part) for part in parts]
+        reply = self.server.send(
+            formats.ask_for(
+                self.server.endpoint.api, self.server.model, prompt, asked, self.options
+            )
+        )
+        return self.server.record(self.path.stem, reply.request), reply.text
+
+    def keep(self, record: RequestRecord) -> RequestRecord:
+        results.save(self.path, record)
+        return record
+
+
+def execute(
+    conversation: Conversation,
+    server: Server,
+    text: str,
+    path: Path,
+    watch: ShowStatus,
+    messages: Sequence[str] = (),
+) -> Iterator[RequestRecord]:
+    """Send a request per turn, append each to `path`, and yield its record. A failed request ends
+    the conversation.
+
+    Messages are whole words of `text`, so their lengths in tokens are approximate; or the
+    `messages` of a file. The first words differ in each session, so that the first turn finds no
+    cache. A second conversation, which breaks the cache, is sent and not recorded.
+    """
+    sender = Sender(conversation, server, path)
+    words = [word for part in messages or [text] for word in PART.findall(part)]
+    lengths = lengths_in_words(conversation, server, words, messages)
+    first_part = 0 if lengths[0] else 1  # the system prompt, or the first message
+    nonces = [nonce_words() for _ in range(3)]
+    lengths[first_part] += len(nonces[0])
+    in_words = dataclasses.replace(
+        conversation,
+        system=lengths[0],
+        messages=tuple(max(1, n) for n in lengths[1::2]),
+        answers=tuple(max(1, n) for n in lengths[2::2]),
+    )
+    transcript = Transcript(in_words, lambda n: repeated(nonces[0], words, n))
+    events = parse_breaks(conversation.breaks, conversation.n_turns)
+    cold: list[tuple[TurnPrompt[str], Place]] = []
+    for number, n_gen in enumerate(conversation.answers, 1):
+        watch(Status(f"turn {number} of {conversation.n_turns}"))
+        turn = transcript.next_turn()
+        differs_at = sum(map(len, turn.prompt[: turn.n_cached])) if number > 1 else None
+        if SECOND in events[number - 1]:
+            message = words[::-1][: len(turn.parts[1])]
+            sender.send([turn.parts[0], message], N_COLD, Place(number, differs_at))
+        record, answer = sender.send(turn.parts, n_gen, Place(number, differs_at))
+        yield sender.keep(record)
+        if record.request.status != OK:
+            return
+        transcript.answered(re.findall(r"\s+|\S+\s*", answer) or [" "])
+        if number > 1 and number in (conversation.n_turns // 2 + 1, conversation.n_turns):
+            cold.append((turn, Place(number, is_cold=True)))
+    for nonce, (turn, place) in zip(nonces[1:], cold, strict=False):
+        watch(Status(f"turn {place.number} without a cache"))
+        parts = list(turn.parts)
+        parts[first_part] = [*nonce, *parts[first_part][len(nonce) :]]
+        record, _ = sender.send(parts, N_COLD, place)
+        yield sender.keep(record)
+
+
+def nonce_words() -> Words:
+    return [f"{letter} " for letter in formats.fresh_nonce().split()]
+
+
+def repeated(nonce: Words, words: Words, n: int) -> Words:
+    """n words: the nonce, then `words` again and again."""
+    n_times = 1 + n // len(words)
+    return [*nonce, *words * n_times][:n]
+
+
+def lengths_in_words(
+    conversation: Conversation, server: Server, words: Words, messages: Sequence[str]
+) -> list[int]:
+    """The lengths of the system prompt, and of all messages and answers, in words."""
+    if messages:
+        return [len(PART.findall(part)) for part in messages]
+    sample = words[:N_COUNTED]
+    n_tokens = server.counter.count("".join(sample)) if server.counter else None
+    tokens_per_word = n_tokens / len(sample) if n_tokens else TOKENS_PER_WORD
+    n_tokens_of_parts = [conversation.system]
+    for message, answer in zip(conversation.messages, conversation.answers, strict=True):
+        n_tokens_of_parts += [message, answer]
+    return [max(2, round(n / tokens_per_word)) if n else 0 for n in n_tokens_of_parts]
+
+
+def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
+    """`lab turns` through a server. LabError for options that only the lab's own cache has."""
+    from lab.app.output import Output
+    from lab.app.running import collect
+    from lab.app.server import confirm, given
+    from lab.remote.examination import connect, reaching_of
+    from lab.show import console, text_requests
+
+    options = given(context)
+    if "keep" in options:
+        raise LabError(
+            "--keep is only for the lab's own engine, not for a server.",
+            "Leave it out: a server keeps its cache where its own settings say.",
+        )
+    conversation, messages = asked_conversation(asked)
+    confirm(url, f"{conversation.n_turns + 2} requests", asked["yes"])
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
+    err.print("examining the server ...")
+    model = asked["model"] if "model" in options else None
+    with connect(url, model, err.print, **reaching_of(asked)) as server:
+        if asked["dry_run"]:
+            lengths = [conversation.system, *conversation.messages, *conversation.answers]
+            err.print(
+                f"{conversation.n_turns} turns, up to about {sum(lengths):,} tokens in the last"
+            )
+            return
+        path = server.new_file(output.folder)
+        text = prompt_text(asked["prompt"])
+        records, problem = collect(
+            lambda watch: execute(conversation, server, text, path, watch, messages),
+            path,
+            err,
+            None,
+            text_requests.finished,
+        )
+        has_failed = any(record.request.status != OK for record in records)
+        output.finish(records, path, problem, has_failed)
+
+
+def asked_conversation(asked: dict[str, Any]) -> tuple[Conversation, list[str]]:
+    """The conversation of the command's options, and the messages of a file to replay."""
+    if not asked["replay"]:
+        return planning.conversation(
+            asked["system"], asked["turn"], asked["turns"], asked["breaks"], asked["seed"]
+        ), []
+    path = Path(asked["replay"])
+    messages = replay.read_messages(path)
+    conversation = replay.conversation(messages, path.name, asked["breaks"], n_tokens_of)
+    return conversation, messages
+
+
+def n_tokens_of(text: str) -> int:
+    """About so many tokens, from its words."""
+    return round(TOKENS_PER_WORD * len(text.split()))
