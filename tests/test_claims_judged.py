@@ -16,15 +16,16 @@ from lab.core.guesses import LOOKUP
 from lab.core.record import DECODE, FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import SPECULATE, Script, Shape
 from lab.engine import loop
-from lab.features import batch as batching, stall as stalls, turns
+from lab.features import stall as stalls
 from lab.features.claims import figures
 from lab.features.claims.figures import LONGEST, Evidence, figure
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, judge
 from lab.features.speculate import planning as speculation
 from lab.features.speculate.setup import Speculation
-from lab.features.turns import Turns
+from lab.features.turns import planning as turns
+from lab.features.turns.conversation import Conversation
 from lab.process.wire import ATTENTION, MUL_MAT
-from lab.runner import disturbances
+from lab.runner import batches, disturbances
 from lab.runner.batches import Batch
 from lab.runner.cases import Case, measured_run, named
 from lab.show import session_spread
@@ -105,7 +106,7 @@ class Planted:
             nonlocal n_computed
             is_free = not shape.n_tokens and shape.kind not in ("copy", "save", "load")
             ns = 0 if is_free else round(factor * self.step_ns(shape, settings, kind))
-            if isinstance(case.lever, Turns) and case.lever.keep == "memory":
+            if isinstance(case.lever, Conversation) and case.lever.keep == "memory":
                 slower = (
                     self.cached_decode
                     if shape.kind == DECODE
@@ -218,7 +219,7 @@ def work() -> Iterator[Work]:
             "batch",
             None,
             Case(64, 16, experiment="batch", setup=Batch(n, False), sequences=(80,) * n),
-            batching.write,
+            batches.write,
             USUAL,
             "Q4_0",
         )
@@ -234,7 +235,7 @@ def work() -> Iterator[Work]:
         ("system@5", "memory", ()),
         ("system@5", "none", (3, 5)),
     ):
-        lever_of_turns = Turns(32, (128,) * 5, (16,) * 5, breaks, keep, only=only)
+        lever_of_turns = Conversation(32, (128,) * 5, (16,) * 5, breaks, keep, only=only)
         case = Case(752, 16, lever=lever_of_turns, sequences=(768,))
         yield "turns", None, case, turns.write, USUAL, "Q4_0"
 
