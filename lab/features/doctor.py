@@ -182,7 +182,7 @@ def readings(
     others = _others(runs)
     noises = [noise for record in runs if (noise := record.run.noise)]
     samples = [(noise, noise.samples.others_ms) for noise in noises if noise.samples]
-    n_cores = [max(0.0, disturbances.cores(noise, ms)[0]) for noise, ms in samples if ms]
+    n_cores = [max(0.0, disturbances.cores(noise.samples, ms).mean) for noise, ms in samples if ms]
     used = f"{statistics.median(n_cores):.2f} cores used" if n_cores else None
 
     free = machine.memory_available(root)

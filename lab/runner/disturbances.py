@@ -1,215 +1,275 @@
 """What disturbed a run, in words.
 
-A median is reliable if fewer than half of its runs were disturbed. Load of other processes disturbs a run only if it
-uses cores that the run needs. If the time of the sentinel (the same short decode around each run) changes, the machine
-drifts. A cause is its sentence, with {} for the amount; a new one goes into CAUSES and `disturbances`.
+A median is reliable if fewer than half of its runs were disturbed. Load of other processes disturbs
+a run only if it uses cores that the run needs. If the time of the sentinel (the same short decode
+around each run) changes, the machine drifts. A cause is its sentence, with {} for the amount; a new
+one goes into CAUSES and `_readings`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from lab.core import stats
 from lab.core.lists import grouped, plural
-from lab.core.record import OK, Noise, NoiseSamples, Record
+from lab.core.record import OK, Noise, NoiseReading, NoiseSamples, Record
 from lab.runner import machine
 
 MEAN_CORES = 0.15
 WORST_CORES = 0.5
-"""Cores used by others from which a run counts as disturbed: mean of the run, and in its worst second."""
-N_JUDGED = (
-    2  # both limits apply to this number of threads: 0.15 cores is 7.5 % of what two threads use
-)
+"""Cores used by others from which a run counts as disturbed: mean of the run, and in its worst
+second."""
+N_JUDGED = 2  # threads that both limits apply to: 0.15 cores are 7.5 % of what two threads use
 WAIT_SHARE = 0.02  # share of a run's time spent waiting from which the run counts as disturbed
 GPU_PERCENT = 5
 DRIFT = 0.03
 DRIFT_CHANCE = 0.01
-"""Drift is reported if the sentinel changed by more than DRIFT and chance alone does that less often than this."""
+"""Drift is reported if the sentinel changed by more than DRIFT and chance alone does that less
+often than DRIFT_CHANCE."""
 MIN_MS = 200  # shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms
+WINDOW_MS = 1000  # the worst second
+
 OTHERS = "other processes used {}"
 STEAL = "the host took {} from the virtual machine"
 MEMORY = "memory was short"
 HEAT = "heat or a power limit slowed the CPU or GPU"
 QUOTA = "the container used up its quota of CPU time"
 GPU_OTHERS = "other processes used {} of the GPU"
-CAUSES = (
-    OTHERS,
-    STEAL,
-    MEMORY,
-    HEAT,
-    QUOTA,
-    GPU_OTHERS,
-)  # all known causes, in the order of reports
+CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)  # in the order of reports
+
+
+class CoresUsed(NamedTuple):
+    """CPU cores: the mean of a run, and its worst second."""
+
+    mean: float
+    worst: float
+
+
+class Reading(NamedTuple):
+    """An amount that disturbed a run if it is above its limit."""
+
+    cause: str
+    amount: float
+    limit: float
 
 
 def sentence(cause: str, amount: float) -> str:
     """The cause with its amount: a percentage of a GPU, otherwise cores."""
-    return cause.format(f"{amount:.0f} %" if cause == GPU_OTHERS else _cores(amount))
+    if cause == GPU_OTHERS:
+        return cause.format(f"{amount:.0f} %")
+    return cause.format(_cores(amount))
 
 
 def _cores(amount: float) -> str:
     text = f"{amount:.2g}"
-    return f"{text} core{'s' * (text != '1')}"
+    return "1 core" if text == "1" else f"{text} cores"
 
 
-def _judged(noise: Noise | None) -> tuple[Noise, NoiseSamples] | None:
-    """The noise and its samples; None if nothing was read, or the run was too short."""
-    return (
-        (noise, noise.samples)
-        if noise and noise.samples and noise.samples.at_ms[-1] >= MIN_MS
-        else None
-    )
+def _judged_samples(noise: Noise | None) -> NoiseSamples | None:
+    """The samples of a run; None if nothing was read, or the run was too short."""
+    if noise is None or noise.samples is None or noise.samples.at_ms[-1] < MIN_MS:
+        return None
+    return noise.samples
 
 
-def cores(noise: Noise, column: Sequence[int] | None) -> tuple[float, float]:
-    """Cores used, from a column of CPU time (ms per row): mean of the run, and its worst second."""
-    if noise.samples is None or column is None:
-        return 0.0, 0.0
-    at = [0, *noise.samples.at_ms]
-    mean = sum(column) / at[-1]
+def cores(samples: NoiseSamples | None, column: Sequence[int] | None) -> CoresUsed:
+    """Cores used, from a column of CPU time (ms per row)."""
+    if samples is None or column is None:
+        return CoresUsed(0.0, 0.0)
+    at_ms = [0, *samples.at_ms]
     worst = 0.0
     first = 0
-    within = 0
+    used_ms = 0
     for last, ms in enumerate(column):
-        within += ms
-        while at[last + 1] - at[first + 1] >= 1000:  # without its first row it is still a second
-            within -= column[first]
+        used_ms += ms
+        end_ms = at_ms[last + 1]
+        while end_ms - at_ms[first + 1] >= WINDOW_MS:  # without its first row it is long enough
+            used_ms -= column[first]
             first += 1
-        if at[last + 1] - at[first] >= 1000:
-            worst = max(worst, within / (at[last + 1] - at[first]))
-    return mean, worst
+        window_ms = end_ms - at_ms[first]
+        if window_ms >= WINDOW_MS:
+            worst = max(worst, used_ms / window_ms)
+    return CoresUsed(sum(column) / at_ms[-1], worst)
 
 
 def disturbances(record: Record) -> dict[str, float]:
     """What disturbed a run: each cause with its amount, in the unit of its words."""
-    if not (known := _judged(record.run.noise)):
+    noise = record.run.noise
+    samples = _judged_samples(noise)
+    if noise is None or samples is None:
         return {}
-    noise, samples = known
+    largest: dict[str, float] = {}
+    has_cause: dict[str, bool] = {}
+    for cause, amount, limit in _readings(record, noise, samples):
+        if amount == amount:  # not NaN
+            largest[cause] = max(amount, largest.get(cause, amount))
+            has_cause[cause] = has_cause.get(cause, False) or amount > limit
+    return {cause: amount for cause, amount in largest.items() if has_cause[cause]}
 
-    def increase(name: str, over: float = 1.0) -> float:
-        """The increase of a counter during the run; NaN if the system does not report it."""
-        before = getattr(noise.before, name)
-        after = getattr(noise.after, name)
-        return math.nan if before is None or after is None else (after - before) / over
 
-    # Others can use the cores that the run leaves free. If two logical cores share a physical core, load on the second
-    # slows the first, but by less than a whole core: it counts as a share of the run's threads.
-    usable = n_cores(record)
-    threads = n_threads(record)
-    limits = (MEAN_CORES, WORST_CORES)
-    of_others: Sequence[float] = limits
-    if usable is not None:
-        n_free = max(0.0, usable - threads)
-        physical = max(0.0, min(usable, record.machine.n_cores_physical or usable) - threads)
-        of_others = [
-            max(physical + one, min(n_free, physical + one * threads / N_JUDGED)) for one in limits
-        ]
+def _readings(record: Record, noise: Noise, samples: NoiseSamples) -> Iterator[Reading]:
+    """All that was read of a run, with the limits."""
+    others = cores(samples, samples.others_ms)
+    steal = cores(samples, samples.steal_ms)
+    yield Reading(OTHERS, others.mean, _limit_of_others(record, MEAN_CORES))
+    yield Reading(OTHERS, others.worst, _limit_of_others(record, WORST_CORES))
+    yield Reading(STEAL, steal.mean, MEAN_CORES)
+    yield Reading(STEAL, steal.worst, WORST_CORES)
     seconds = samples.at_ms[-1] / 1e3
-    gpus = (noise.after.gpus or ()) if record.settings.n_gpu_layers else ()
-    others, steal = (cores(noise, column) for column in (samples.others_ms, samples.steal_ms))
-    seen = [  # an amount above its limit shows the cause
-        *((OTHERS, used, limit) for used, limit in zip(others, of_others, strict=True)),
-        *((STEAL, used, limit) for used, limit in zip(steal, limits, strict=True)),
-        (MEMORY, increase("memory_pressure_s", seconds), WAIT_SHARE),
-        (HEAT, increase("n_throttled"), 0),
-        (HEAT, sum(gpu.slowed is not None for gpu in gpus), 0),
-        (QUOTA, increase("quota_wait_s", seconds), WAIT_SHARE),
-        *((GPU_OTHERS, gpu.others_percent or 0, GPU_PERCENT) for gpu in gpus),
-    ]
-    return {
-        cause: max(amount for other, amount, _ in seen if other == cause and amount == amount)
-        for cause in dict.fromkeys(cause for cause, amount, limit in seen if amount > limit)
-    }
+    waited = _increase(noise.before, noise.after, "memory_pressure_s") / seconds
+    yield Reading(MEMORY, waited, WAIT_SHARE)
+    yield Reading(HEAT, _increase(noise.before, noise.after, "n_throttled"), 0)
+    yield Reading(QUOTA, _increase(noise.before, noise.after, "quota_wait_s") / seconds, WAIT_SHARE)
+    if record.settings.n_gpu_layers:
+        gpus = noise.after.gpus or ()
+        n_slowed = len([gpu for gpu in gpus if gpu.slowed is not None])
+        yield Reading(HEAT, n_slowed, 0)
+        for gpu in gpus:
+            yield Reading(GPU_OTHERS, gpu.others_percent or 0, GPU_PERCENT)
+
+
+def _increase(before: NoiseReading, after: NoiseReading, name: str) -> float:
+    """The increase of a counter during a run; NaN if the system does not report it."""
+    start = getattr(before, name)
+    end = getattr(after, name)
+    return math.nan if start is None or end is None else end - start
+
+
+def _limit_of_others(record: Record, cores_used: float) -> float:
+    """The cores that others may use: those that the run leaves free, and a share of its threads.
+
+    If two logical cores share a physical core, load on the second slows the first, but by less than
+    a whole core: it counts as a share of the run's threads.
+    """
+    usable = n_cores(record)
+    if usable is None:
+        return cores_used
+    threads = n_threads(record)
+    n_free = max(0.0, usable - threads)
+    n_physical = min(usable, record.machine.n_cores_physical or usable)
+    physical_free = max(0.0, n_physical - threads)
+    scaled = physical_free + cores_used * threads / N_JUDGED
+    return max(physical_free + cores_used, min(n_free, scaled))
 
 
 def n_threads(record: Record) -> int:
     """Busy threads of a run. With all layers on a GPU only one thread is busy: it feeds the GPU."""
     settings = record.settings
     n_layer = record.model.n_layer
-    all_layers = settings.n_gpu_layers < 0 or (
-        n_layer is not None and settings.n_gpu_layers > n_layer
-    )
-    return 1 if all_layers else max(settings.n_threads, settings.n_threads_batch)
+    has_all_layers = n_layer is not None and settings.n_gpu_layers > n_layer
+    if settings.n_gpu_layers < 0 or has_all_layers:
+        return 1
+    return max(settings.n_threads, settings.n_threads_batch)
 
 
 def n_cores(record: Record) -> float | None:
-    """Logical cores whose CPU time was watched. With a container's quota these are the host's cores."""
+    """Logical cores whose CPU time was watched. With a container's quota these are the host's."""
     here = record.machine
     return machine.cores(here) if here.cpu_quota is None else here.n_cores_physical
 
 
 def during(noise: Noise, n_free: float) -> str:
-    """What others used beyond `n_free` cores while something other than a run was measured; "" for nothing."""
-    if not (known := _judged(noise)):
+    """What others used beyond `n_free` cores while something other than a run was measured.
+
+    "" if nothing disturbed it.
+    """
+    samples = _judged_samples(noise)
+    if samples is None:
         return ""
-    seen = (OTHERS, known[1].others_ms, n_free), (STEAL, known[1].steal_ms, 0)
-    amounts = (
-        (cause, max(cores(noise, column)), WORST_CORES + free) for cause, column, free in seen
-    )
-    return "; ".join(sentence(cause, amount) for cause, amount, limit in amounts if amount > limit)
+    clauses = []
+    others = max(cores(samples, samples.others_ms))
+    if others > WORST_CORES + n_free:
+        clauses.append(sentence(OTHERS, others))
+    steal = max(cores(samples, samples.steal_ms))
+    if steal > WORST_CORES:
+        clauses.append(sentence(STEAL, steal))
+    return "; ".join(clauses)
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """What disturbed these runs (repeats of one measurement), and whether their threads had too few cores."""
-
-    def in_runs(n: int) -> str:
-        every = {1: "the only run", 2: "both runs"}.get(n, f"all {n} runs")
-        return f"in {n} of {len(records)} runs" if n < len(records) else f"in {every}"
-
+    """What disturbed these runs (repeats of one measurement), and whether cores were missing."""
     by_run = [disturbances(record) for record in records]
-    words = []
+    clauses: list[str] = []
     for cause in CAUSES:
-        if amounts := [amounts[cause] for amounts in by_run if cause in amounts]:
-            words.append(f"{sentence(cause, max(amounts))} {in_runs(len(amounts))}")
-    short = []  # cores that were free, in the worst second or over the whole run, and threads that needed them
+        amounts = [amounts_of_run[cause] for amounts_of_run in by_run if cause in amounts_of_run]
+        if amounts:
+            place = _in_runs(len(amounts), len(records))
+            clauses.append(f"{sentence(cause, max(amounts))} {place}")
+    causes = set().union(*by_run)
+    clauses += _missing_cores(records, causes)
+    return clauses
+
+
+def _in_runs(n: int, n_all: int) -> str:
+    if n < n_all:
+        return f"in {n} of {n_all} runs"
+    if n_all == 1:
+        return "in the only run"
+    return "in both runs" if n_all == 2 else f"in all {n_all} runs"
+
+
+def _missing_cores(records: Sequence[Record], causes: set[str]) -> list[str]:
+    """A clause on the run with the fewest free cores, if runs had fewer than their threads need."""
+    short: list[tuple[float, int]] = []  # free cores, and the threads that needed them
     for record in records:
-        known = _judged(record.run.noise)
-        usable = n_cores(record)
+        n_free = _free_cores(record)
         threads = n_threads(record)
-        if known and usable is not None:
-            columns = [
-                column for column in (known[1].others_ms, known[1].steal_ms) if column is not None
-            ]
-            taken = [sum(row) for row in zip(*columns, strict=True)]
-            left = min(usable - max(cores(known[0], taken)), record.machine.cpu_quota or math.inf)
-            short += [(left, threads)] if left < threads - WORST_CORES else []
-    if short:
-        left, threads = min(short)
-        fewer = math.floor(left)
-        causes = {cause for amounts in by_run for cause in amounts}
-        advice = ["stop other programs"] if OTHERS in causes or STEAL not in causes else []
-        advice += (
-            [f"if that is usual there, use --threads {fewer}"]
-            if advice and 1 <= fewer < threads
-            else []
-        )
-        free = f"only {_cores(max(0.0, left))} were free for {plural(threads, 'thread')}"
-        words.append(f"{free} {in_runs(len(short))}" + f" ({'; '.join(advice)})" * bool(advice))
-    return words
+        if n_free is not None and n_free < threads - WORST_CORES:
+            short.append((n_free, threads))
+    if not short:
+        return []
+    n_free, threads = min(short)
+    clause = f"only {_cores(max(0.0, n_free))} were free for {plural(threads, 'thread')}"
+    clause += f" {_in_runs(len(short), len(records))}"
+    may_be_programs = OTHERS in causes or STEAL not in causes
+    fewer = math.floor(n_free)
+    if may_be_programs and 1 <= fewer < threads:
+        advice = f"stop other programs; if that is usual there, use --threads {fewer}"
+        return [f"{clause} ({advice})"]
+    return [f"{clause} (stop other programs)" if may_be_programs else clause]
+
+
+def _free_cores(record: Record) -> float | None:
+    """Cores that were free in the worst second of a run, or over all of it; None if unknown."""
+    samples = _judged_samples(record.run.noise)
+    usable = n_cores(record)
+    if samples is None or usable is None:
+        return None
+    columns = [column for column in (samples.others_ms, samples.steal_ms) if column is not None]
+    taken_ms = [sum(row) for row in zip(*columns, strict=True)]
+    n_free = usable - max(cores(samples, taken_ms))
+    return min(n_free, record.machine.cpu_quota or math.inf)
 
 
 def is_doubtful(records: Sequence[Record]) -> bool:
     """Whether at least half of the runs were disturbed, which makes their median unreliable."""
-    return 2 * sum(bool(disturbances(record)) for record in records) >= len(records) > 0
+    n_disturbed = len([record for record in records if disturbances(record)])
+    return 2 * n_disturbed >= len(records) > 0
 
 
 def drift(records: Sequence[Record]) -> list[str]:
     """A sentence for each session and variant whose sentinel became slower or faster."""
-    counted = (one for one in records if one.run.status == OK and not one.run.warmup)
-    changes = []
-    for (_, variant), own in grouped(counted, lambda one: (one.session, one.run.variant)).items():
-        times = [
-            noise.sentinel_after_ns
-            for one in own
-            if (noise := one.run.noise) and noise.sentinel_after_ns
-        ]
-        change, chance = stats.trend(times)
+    timed = [record for record in records if record.run.status == OK and not record.run.warmup]
+    lines: list[str] = []
+    by_variant = grouped(timed, lambda record: (record.session, record.run.variant))
+    for (_, variant), runs in by_variant.items():
+        times_ns = []
+        for record in runs:
+            noise = record.run.noise
+            if noise and noise.sentinel_after_ns:
+                times_ns.append(noise.sentinel_after_ns)
+        change, chance = stats.trend(times_ns)
         if abs(change - 1) > DRIFT and chance < DRIFT_CHANCE:
-            word = "slower" if change > 1 else "faster"
-            changes.append(
-                f"{f'{variant}: the' if variant else 'The'} machine became {word} during the session: the same short "
-                f"decode, timed after each of {len(times)} runs, took {change:.3g}x as long at the end. "
-                "Measure again."
-            )
-    return changes
+            lines.append(_drift_sentence(variant, change, len(times_ns)))
+    return lines
+
+
+def _drift_sentence(variant: str | None, change: float, n_runs: int) -> str:
+    direction = "slower" if change > 1 else "faster"
+    what = f"became {direction} during the session: the same short decode, timed after each of"
+    took = f"{n_runs} runs, took {change:.3g}x as long at the end. Measure again."
+    if variant:
+        return f"{variant}: the machine {what} {took}"
+    return f"The machine {what} {took}"
