@@ -20,33 +20,34 @@ from lab.errors import LabError as LabError
 if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.features.batch import batch as batch
-    from lab.features.claims.session import claims as claims
-    from lab.show.comparison import compare as compare
-    from lab.runner.trial import ab as ab
     from lab.features.ceilings import ceilings as ceilings
+    from lab.features.claims.session import claims as claims
     from lab.features.explain.picture import plot_roofline as plot_roofline
     from lab.features.measure.measuring import measure as measure, sweep as sweep
+    from lab.features.predict.picture import plot_requests as plot_requests
+    from lab.features.predict.prediction import predict as predict
+    from lab.features.quant.figures import quant_table as quant_table
+    from lab.features.quant.measuring import quant as quant
+    from lab.features.report.page import report as report
+    from lab.features.speculate.command import speculate as speculate
+    from lab.features.stall import stall as stall
+    from lab.features.trace.measuring import attention as attention, trace as trace
+    from lab.features.tune.measuring import tune as tune
+    from lab.features.tune.picture import plot_tuned as plot_tuned
+    from lab.features.tune.section import show_tuned as show_tuned
+    from lab.features.turns.command import turns as turns
+    from lab.features.why.asking import why as why
+    from lab.roofline.explanation import explain as explain
+    from lab.runner.as_options import settings as settings
+    from lab.runner.trial import ab as ab
+    from lab.show.canvas import plot_lines as plot_lines
+    from lab.show.comparison import compare as compare
     from lab.show.plot_runs import (
         plot_decode as plot_decode,
         plot_prefill as plot_prefill,
         plot_shares as plot_shares,
         plot_sweep as plot_sweep,
     )
-    from lab.features.report.page import report as report
-    from lab.features.predict.picture import plot_requests as plot_requests
-    from lab.features.predict.prediction import predict as predict
-    from lab.features.quant.figures import quant_table as quant_table
-    from lab.features.quant.measuring import quant as quant
-    from lab.features.speculate.command import speculate as speculate
-    from lab.features.stall import stall as stall
-    from lab.features.trace.measuring import attention as attention, trace as trace
-    from lab.features.tune.result import plot_tuned as plot_tuned, show_tuned as show_tuned
-    from lab.features.tune.tuning import tune as tune
-    from lab.features.turns.command import turns as turns
-    from lab.features.why.asking import why as why
-    from lab.roofline.explanation import explain as explain
-    from lab.runner.as_options import settings as settings
-    from lab.show.canvas import plot_lines as plot_lines
     from lab.show.table import runs as runs, steps as steps, summary as summary
 
 
@@ -66,7 +67,7 @@ PUBLIC = {
     "plot_roofline": "lab.features.explain.picture",
     "plot_shares": "lab.show.plot_runs",
     "plot_sweep": "lab.show.plot_runs",
-    "plot_tuned": "lab.features.tune.result",
+    "plot_tuned": "lab.features.tune.picture",
     "predict": "lab.features.predict.prediction",
     "quant": "lab.features.quant.measuring",
     "quant_table": "lab.features.quant.figures",
@@ -74,14 +75,14 @@ PUBLIC = {
     "report": "lab.features.report.page",
     "runs": "lab.show.table",
     "settings": "lab.runner.as_options",
-    "show_tuned": "lab.features.tune.result",
+    "show_tuned": "lab.features.tune.section",
     "speculate": "lab.features.speculate.command",
     "stall": "lab.features.stall",
     "steps": "lab.show.table",
     "summary": "lab.show.table",
     "sweep": "lab.features.measure.measuring",
     "trace": "lab.features.trace.measuring",
-    "tune": "lab.features.tune.tuning",
+    "tune": "lab.features.tune.measuring",
     "turns": "lab.features.turns.command",
     "why": "lab.features.why.asking",
 }

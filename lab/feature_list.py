@@ -144,8 +144,9 @@ FEATURES: tuple[Feature, ...] = (
         name="tune",
         group=CHOOSE,
         help="Find the fastest settings for your requests, and prove it.",
-        command="lab.features.tune.tuning:command",
-        results=("lab.features.tune.result:KINDS",),
+        command="lab.features.tune.command:command",
+        results=("lab.features.tune.section:KINDS",),
+        lines={"tuning": "lab.features.tune.lines:TuningLine"},
     ),
     Feature(
         name="batch",

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
-from lab.app.asked import line, words_of_call, words_of_command
+from lab.app.asked import line, words_of_command, words_of_values
 from lab.main import lab as cli
-from lab.runner.plan import make_plan
 from tests.conftest import make_record
 
 
@@ -56,8 +55,9 @@ def test_secrets_and_folders_are_not_stored(tmp_path: Path) -> None:
 
 
 def test_a_call_of_a_function_is_stored_as_a_command() -> None:
-    words = words_of_call("measure", make_plan, ["10,100"], {"gen": 16, "mmap": False})
-    assert words == ["measure", "--prompt-len", "10,100", "--gen", "16", "--no-mmap"]
+    values = {"prompt_len": "10,20", "gen": 16, "mmap": False, "repeat": None}
+    words = words_of_values(cli.commands["measure"], values)
+    assert words == ["measure", "--prompt-len", "10,20", "--gen", "16", "--no-mmap"]
 
 
 def test_a_command_is_quoted_and_must_be_one_of_the_lab() -> None:

@@ -47,11 +47,10 @@ NOT_YET_ALONE = {
     ),
     *(
         "features.predict",
-        "features.quant",
         "features.speculate",
         "features.stall",
     ),
-    *("features.trace", "features.tune", "features.turns", "features.why"),
+    *("features.turns", "features.why"),
 }
 """Rooms that still import others; this list goes when the last one stands alone."""
 

@@ -95,8 +95,8 @@ def planted(n_blocks: int = 10, n_chunks: int = 16, gains: dict[str, float] = GA
 
 
 def found_in(lines: list[Any]) -> figures.Figures:
-    ((_, found),) = figures.of_sessions(lines)
-    return found
+    ((_, summary),) = figures.of_sessions(lines)
+    return summary
 
 
 def sentences(lines: list[Any]) -> str:
@@ -117,14 +117,14 @@ def test_divergence_is_that_of_scipy() -> None:
     reference = random.normal(0, 4, (255, 1000)).astype(np.float32)
     candidate = reference + random.normal(0, 1.2, (255, 1000)).astype(np.float32)
     next_tokens = random.integers(0, 1000, 255).tolist()
-    found = child.divergence(reference, candidate, next_tokens)
+    summary = child.divergence(reference, candidate, next_tokens)
     p = special.softmax(reference.astype(float), axis=1)
     q = special.softmax(candidate.astype(float), axis=1)
     of_text = np.arange(255), next_tokens
-    assert found.kl == pytest.approx(special.rel_entr(p, q).sum(axis=1), rel=1e-5)
-    assert found.n_same == (p.argmax(1) == q.argmax(1)).sum()
-    assert found.nll == pytest.approx(-np.log(q[of_text]).mean())
-    assert found.reference_nll == pytest.approx(-np.log(p[of_text]).mean())
+    assert summary.kl == pytest.approx(special.rel_entr(p, q).sum(axis=1), rel=1e-5)
+    assert summary.n_same == (p.argmax(1) == q.argmax(1)).sum()
+    assert summary.nll == pytest.approx(-np.log(q[of_text]).mean())
+    assert summary.reference_nll == pytest.approx(-np.log(p[of_text]).mean())
 
 
 def test_a_model_does_not_diverge_from_itself() -> None:
@@ -135,9 +135,9 @@ def test_a_model_does_not_diverge_from_itself() -> None:
 def test_logits_that_no_float_of_16_bits_holds_are_not_clamped() -> None:
     reference = np.zeros((1, 4), np.float32)
     candidate = np.array([[0, 0, 0, -60]], np.float32)
-    found = child.divergence(reference, candidate, [3])
-    assert found.kl[0] == pytest.approx(0.25 * 60 + math.log(3 / 4), rel=1e-5)
-    assert found.nll > 60
+    summary = child.divergence(reference, candidate, [3])
+    assert summary.kl[0] == pytest.approx(0.25 * 60 + math.log(3 / 4), rel=1e-5)
+    assert summary.nll > 60
 
 
 def test_logits_that_are_not_numbers_are_refused() -> None:
@@ -175,13 +175,13 @@ def test_the_labs_own_texts_make_60_chunks(embedded: Path) -> None:
 
 
 def test_the_planted_front_is_found() -> None:
-    found = found_in(planted())
-    rows = found.rows.set_index("label")
+    summary = found_in(planted())
+    rows = summary.rows.set_index("label")
     assert rows.on_front.to_dict() == {"F16": True, "Q8_0": True, "Q4_K_M": True, "Q4_0": False}
     assert rows.decode["Q4_K_M"] == pytest.approx(2, rel=0.02)
     assert rows.decode_low["Q4_K_M"] < rows.decode["Q4_K_M"] < rows.decode_high["Q4_K_M"]
-    assert found.floor == pytest.approx(1e-5)
-    assert found.equal == []
+    assert summary.floor == pytest.approx(1e-5)
+    assert summary.equal == []
 
 
 def test_the_answer_has_size_speed_and_quality_of_the_files_on_the_front() -> None:
@@ -206,16 +206,16 @@ def test_the_sentences_recommend_a_file_and_name_the_beaten_ones() -> None:
 
 
 def test_a_file_that_is_slower_and_worse_than_the_reference_is_no_choice() -> None:
-    found = found_in(planted(gains={**GAINS, "D: Q4_0": 0.9}))
-    assert "Q4_0 (" not in section.answer(found)
-    assert not found.rows.set_index("label").on_front["Q4_0"]
+    summary = found_in(planted(gains={**GAINS, "D: Q4_0": 0.9}))
+    assert "Q4_0 (" not in section.answer(summary)
+    assert not summary.rows.set_index("label").on_front["Q4_0"]
 
 
 def test_disturbed_speeds_make_no_front(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = planted()
     monkeypatch.setattr(figures.Speed, "is_clear", property(lambda speed: False))
-    found = found_in(lines)
-    assert set(found.rows.on_front) == {None}
+    summary = found_in(lines)
+    assert set(summary.rows.on_front) == {None}
     assert "The speeds are unclear: at least half of the runs were disturbed." in sentences(lines)
 
 
@@ -223,9 +223,9 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
     random = np.random.default_rng(3)
     first = [chunk(kl) for kl in 0.01 + 0.003 * random.random(16)]
     second = [chunk(kl) for kl in 0.01 + 0.003 * random.random(16)]
-    found = found_in([quality("B: x", first), quality("C: y", second)])
-    assert found.equal == [("x", "y")]
-    assert section.answer(found) == (
+    summary = found_in([quality("B: x", first), quality("C: y", second)])
+    assert summary.equal == [("x", "y")]
+    assert section.answer(summary) == (
         "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
     )
 
@@ -415,14 +415,14 @@ def test_cache_types_of_the_embedded_model(
     plan = plan_of_two_chunks(embedded, tmp_path, monkeypatch)
     path = tmp_path / "a.jsonl"
     lines = list(measuring.execute(plan, path, lambda status: None))
-    found = found_in(lines)
-    row = found.rows.iloc[1]
-    assert list(found.rows.label) == ["f16 cache", "q4_0 cache"]
+    summary = found_in(lines)
+    row = summary.rows.iloc[1]
+    assert list(summary.rows.label) == ["f16 cache", "q4_0 cache"]
     assert 0 < row.kl < 5
     assert 0.3 < row.same <= 1
     assert row.n_chunks == 2
-    assert found.floor is not None
-    assert found.floor < row.kl
+    assert summary.floor is not None
+    assert summary.floor < row.kl
     assert results.read([path]).findings == tuple(figures.qualities(lines))
     variants = [record.run.variant for record in figures.runs(lines)]
     first, second, *_ = variants

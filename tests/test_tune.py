@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,14 @@ from lab.core import results
 from lab.core.record import OK, Record, Settings
 from lab.core.script import Script, shapes
 from lab.errors import LabError
-from lab.features.tune import result as tuning, tuning as experiment
-from lab.features.tune.result import (
-    CONFIRM,
-    DECODE,
-    REQUEST,
-    SEARCH,
-    Choice,
-    Search,
-    Timing,
-    phases_of,
-)
+from lab.features.tune import figures, measuring, planning, section
+from lab.features.tune.choices import DECODE, Choice, Timing, is_lossy, phases_of
+from lab.features.tune.figures import Tuned
+from lab.features.tune.lines import CONFIRM, REQUEST, SEARCH
+from lab.features.tune.search import Search
 from lab.process.wire import Outcome, Progress
 from lab.runner import machine
-from tests.bench.tune import every
+from tests.bench.tune import all_choices
 from tests.conftest import FakeWorker, died, steps_of_shapes
 
 SPACE: dict[str, list[Any]] = {
@@ -37,64 +31,70 @@ SPACE: dict[str, list[Any]] = {
     "threads_batch": [1],
     "ubatch": [64, 128, 256],
 }
+NO_FLASH: Choice = (("flash_attn", "off"),)
 
 
 def searched(
-    true_s: Callable[[str, Choice], float], seed: int, noise: float = 0.02, spiked: int = -1
+    true_s: Callable[[str, Choice], float], seed: int, noise: float = 0.02, disturbed_run: int = -1
 ) -> Search:
-    """A search on a machine with these times, whose speed drifts from block to block; one run takes 3 times as long."""
+    """A search on a machine with these times, whose speed drifts from block to block.
+
+    One run takes 3 times as long, and is marked as disturbed.
+    """
     chance = random.Random(seed)
-    of = phases_of(REQUEST, 100, False)
-    search = Search(every(SPACE), of)
+    phases = phases_of(REQUEST, 100, False)
+    search = Search(all_choices(SPACE), phases)
     for block in range(25):
         mood = math.exp(chance.gauss(0, 0.1))
         for choice in search.next_block():
-            is_spike = len(search.timings) == spiked
-            slow = mood * (3 if is_spike else 1)
-            seconds = {
-                one.name: slow * true_s(one.name, choice) * math.exp(chance.gauss(0, noise))
-                for one in of
-            }
-            search.timings.append(Timing(block, choice, seconds, is_spike))
+            is_disturbed = len(search.timings) == disturbed_run
+            slow = 3 * mood if is_disturbed else mood
+            seconds = {}
+            for phase in phases:
+                jitter = math.exp(chance.gauss(0, noise))
+                seconds[phase.name] = slow * true_s(phase.name, choice) * jitter
+            search.timings.append(Timing(block, choice, seconds, is_disturbed))
     return search
 
 
-def pair_only(name: str, choice: Choice) -> float:
-    """Flash attention off helps only with small steps: each change alone makes the request slower."""
-    own = dict(choice)
+def only_together(name: str, choice: Choice) -> float:
+    """Flash attention off helps only with small steps: each change alone is slower."""
+    changes = dict(choice)
     if name == DECODE:
-        return 0.01 * (1.5 if "threads" in own else 1.0)
-    both = own.get("ubatch") == 64 and "flash_attn" in own
-    either = 1.05 if own.get("ubatch") == 64 or "flash_attn" in own else 1.0
-    return 1.0 * (0.75 if both else either) * (1.6 if "threads_batch" in own else 1.0)
+        return 0.015 if "threads" in changes else 0.01
+    n_helpful = len({("ubatch", 64), ("flash_attn", "off")} & set(choice))
+    seconds = [1.0, 1.05, 0.75][n_helpful]
+    return 1.6 * seconds if "threads_batch" in changes else seconds
+
+
+def without_flash(name: str, choice: Choice) -> float:
+    return 0.8 if "flash_attn" in dict(choice) else 1.0
 
 
 def test_a_planted_pair_is_found_where_each_change_alone_is_slower() -> None:
-    found = [searched(pair_only, seed) for seed in range(10)]
-    assert [search.best() for search in found].count((("flash_attn", "off"), ("ubatch", 64))) >= 9
-    assert (
-        len(found[1].timings) < len(every(SPACE)) and found[1].next_block() == []
-    )  # a part of the choices
+    searches = [searched(only_together, seed) for seed in range(10)]
+    best = [search.best() for search in searches]
+    assert best.count((("flash_attn", "off"), ("ubatch", 64))) >= 9
+    assert len(searches[1].timings) < len(all_choices(SPACE))
+    assert searches[1].next_block() == []
 
 
 def test_one_disturbed_run_does_not_decide() -> None:
-    true_s = lambda name, choice: 0.8 if "flash_attn" in dict(choice) else 1.0  # noqa: E731
-    numbers = [
-        i
-        for i, one in enumerate(searched(true_s, 3).timings)
-        if one.choice == (("flash_attn", "off"),)
-    ]
-    assert searched(true_s, 3, spiked=numbers[0]).best()[:1] == (("flash_attn", "off"),)
+    choices = [timing.choice for timing in searched(without_flash, 3).timings]
+    search = searched(without_flash, 3, disturbed_run=choices.index(NO_FLASH))
+    assert search.best()[:1] == NO_FLASH
 
 
 # The whole session, with a fake engine
 
+Factors = Callable[[Settings], tuple[float, float]]  # of prefill and decode
+
 
 class Planted(FakeWorker):
-    """An engine whose times depend on its settings, with noise, on a machine whose clock it moves."""
+    """An engine whose times depend on its settings, on a machine whose clock it moves."""
 
     chance = random.Random(1)
-    factor: Callable[[Settings], tuple[float, float]] = staticmethod(lambda settings: (1.0, 1.0))
+    factors: Factors = staticmethod(lambda settings: (1.0, 1.0))
     now_s = 0.0
 
     def load(self, *asked: Any) -> Any:
@@ -103,10 +103,12 @@ class Planted(FakeWorker):
 
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         outcome = super().run(script, watch)
-        prefill, decode = (
-            own * math.exp(Planted.chance.gauss(0, 0.01)) for own in Planted.factor(self.settings)
+        prefill, decode = Planted.factors(self.settings)
+        steps = steps_of_shapes(
+            list(shapes(script)),
+            prefill_ms=prefill * math.exp(Planted.chance.gauss(0, 0.01)),
+            decode_ms=10 * decode * math.exp(Planted.chance.gauss(0, 0.01)),
         )
-        steps = steps_of_shapes(list(shapes(script)), prefill_ms=prefill, decode_ms=10 * decode)
         Planted.now_s += steps.end_ns[-1] / 1e9
         return Outcome(steps, outcome.token_ids, None)
 
@@ -116,26 +118,33 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: None) -> st
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(machine, "n_cores_usable", lambda: 2)
     monkeypatch.setattr(machine, "default_threads", lambda: 2)
+    monkeypatch.setattr(Planted, "now_s", 0.0)
     return str(tmp_path / "tiny.gguf")
 
 
 def session(
-    tiny: str,
-    factor: Callable[[Settings], tuple[float, float]],
-    seed: int = 1,
-    workers: Any = Planted,
-    **asked: Any,
-) -> list[Record]:
-    Planted.factor = staticmethod(factor)
+    tiny: str, factors: Factors, seed: int = 1, workers: Any = Planted, **options: Any
+) -> list[Any]:
+    Planted.factors = staticmethod(factors)
     Planted.chance = random.Random(seed)
     worker: Any = FakeWorker()
-    plan = experiment.plan(
-        worker, 200, model=tiny, **{"gen": 50, "budget": "5min", "seed": seed, **asked}
-    )
+    asked = {"gen": 50, "budget": "5min", "seed": seed, **options}
+    plan = planning.plan(worker, 200, model=tiny, **asked)
     path = Path(tiny).parent / f"{seed}.jsonl"
-    return list(
-        experiment.execute(plan, worker, path, lambda status: None, workers, lambda: Planted.now_s)
+    lines = measuring.execute(
+        plan, worker, path, lambda status: None, workers, lambda: Planted.now_s
     )
+    return list(lines)
+
+
+def runs_of(lines: Sequence[Any]) -> list[Record]:
+    return [line for line in lines if isinstance(line, Record)]
+
+
+def tuned(lines: Sequence[Any]) -> Tuned:
+    result = figures.tuned(lines)
+    assert result is not None
+    return result
 
 
 def no_flash(settings: Settings) -> tuple[float, float]:
@@ -143,38 +152,43 @@ def no_flash(settings: Settings) -> tuple[float, float]:
     return (1.4, 0.5) if settings.flash_attn == "off" else (1.0, 1.0)
 
 
+def nothing_helps(settings: Settings) -> tuple[float, float]:
+    return 1.0, 1.0
+
+
 def test_a_session_finds_and_confirms(tiny: str) -> None:
-    found = tuning.tuned(session(tiny, no_flash))
-    assert found is not None and found.is_recommended and found.gain is not None
-    assert found.choice == (("flash_attn", "off"),)
+    result = tuned(session(tiny, no_flash))
+    assert result.is_recommended
+    assert result.choice == NO_FLASH
     default_s = 0.201 + 49 * 0.011
     winner_s = 0.281 + 49 * 0.006  # with 1 ms to choose a token
-    assert found.gain.low < default_s / winner_s < found.gain.high
+    assert result.gain
+    assert result.gain.low < default_s / winner_s < result.gain.high
 
 
-def test_only_fresh_blocks_give_the_gain_and_the_file_gives_the_same(tiny: str) -> None:
-    records = session(tiny, no_flash)
-    kept = results.read([Path(tiny).parent / "1.jsonl"]).records
-    (again,) = tuning.of_sessions(kept)
-    found = tuning.tuned(records)
-    assert (
-        found is not None and tuning.section(again).document() == tuning.section(found).document()
-    )
-    assert tuning.without(kept) == []
-    stages = {
-        stage: {r.run.block for r in records if r.run.tuning and r.run.tuning.stage == stage}
-        for stage in (SEARCH, CONFIRM)
-    }
-    assert stages[SEARCH] and stages[CONFIRM] and not stages[SEARCH] & stages[CONFIRM]
-    search_only = tuning.tuned(
-        [r for r in records if r.run.tuning and r.run.tuning.stage == SEARCH]
-    )
-    assert search_only is not None and search_only.gain is None and not search_only.is_recommended
+def test_the_file_gives_the_same_result(tiny: str) -> None:
+    result = tuned(session(tiny, no_flash))
+    contents = results.read([Path(tiny).parent / "1.jsonl"])
+    (again,) = figures.of_sessions(contents.all_lines)
+    assert section.section(again).document() == section.section(result).document()
+
+
+def test_only_fresh_blocks_give_the_gain(tiny: str) -> None:
+    lines = session(tiny, no_flash)
+    search_blocks = {run.run.block for run in runs_of(lines) if run.run.part == SEARCH}
+    confirm_blocks = {run.run.block for run in runs_of(lines) if run.run.part == CONFIRM}
+    assert search_blocks
+    assert confirm_blocks
+    assert not search_blocks & confirm_blocks
+    searching = [run for run in runs_of(lines) if run.run.part == SEARCH]
+    result = tuned([lines[0], *searching])
+    assert result.gain is None
+    assert not result.is_recommended
 
 
 def test_nothing_is_recommended_where_nothing_is_faster(tiny: str) -> None:
-    found = [tuning.tuned(session(tiny, lambda settings: (1.0, 1.0), seed)) for seed in range(4)]
-    assert not any(one is not None and one.is_recommended for one in found)
+    sessions = [session(tiny, nothing_helps, seed) for seed in range(4)]
+    assert not any(tuned(lines).is_recommended for lines in sessions)
 
 
 def test_a_choice_that_crashes_is_dropped_and_named(tiny: str) -> None:
@@ -184,10 +198,11 @@ def test_a_choice_that_crashes_is_dropped_and_named(tiny: str) -> None:
                 raise died()
             return super().new_context(asked)
 
-    found = tuning.tuned(session(tiny, no_flash, workers=Mortal))
-    assert found is not None and found.is_recommended
-    (row,) = [one for one in found.tried.itertuples() if one.choice == (("ubatch", 64),)]
-    assert math.isnan(row.time_s) and "SIGSEGV" in row.error
+    result = tuned(session(tiny, no_flash, workers=Mortal))
+    assert result.is_recommended
+    rows = [row for row in result.tried.itertuples() if row.choice == (("ubatch", 64),)]
+    assert [math.isnan(row.time_s) for row in rows] == [True]
+    assert "SIGSEGV" in rows[0].error
 
 
 def test_a_default_that_cannot_run_ends_the_session(tiny: str) -> None:
@@ -200,61 +215,76 @@ def test_a_default_that_cannot_run_ends_the_session(tiny: str) -> None:
 
 
 def test_given_settings_stay_fixed(tiny: str) -> None:
-    records = session(tiny, no_flash, flash_attn="on", threads=1)
+    records = runs_of(session(tiny, no_flash, flash_attn="on", threads=1))
     assert {record.settings.flash_attn for record in records} == {"on"}
     assert {record.settings.n_threads for record in records} == {1}
 
 
+def choices_of(tiny: str, allow_lossy: bool) -> tuple[Choice, ...]:
+    worker: Any = FakeWorker()
+    return planning.plan(worker, 200, 50, tiny, allow_lossy=allow_lossy).choices
+
+
 def test_only_allow_lossy_tries_settings_that_change_what_the_model_writes(tiny: str) -> None:
-    plans = [
-        experiment.plan(FakeWorker(), 200, 50, tiny, allow_lossy=lossy) for lossy in (False, True)
-    ]  # type: ignore[arg-type]
-    of, of_lossy = ({tuning.is_lossy(choice) for choice in plan.choices} for plan in plans)
-    assert of == {False} and of_lossy == {False, True}
-    packed = [dict(choice) for choice in plans[1].choices if "cache_type_v" in dict(choice)]
-    assert packed and all(choice.get("flash_attn") != "off" for choice in packed)
+    assert {is_lossy(choice) for choice in choices_of(tiny, allow_lossy=False)} == {False}
+    assert {is_lossy(choice) for choice in choices_of(tiny, allow_lossy=True)} == {False, True}
+
+
+def test_packed_values_are_tried_only_with_flash_attention(tiny: str) -> None:
+    choices = map(dict, choices_of(tiny, allow_lossy=True))
+    packed = [choice for choice in choices if "cache_type_v" in choice]
+    assert packed
+    assert all(choice.get("flash_attn") != "off" for choice in packed)
+
+
+def slow_decode(on: float, off: float) -> Factors:
+    """Decode takes so many times as long with flash attention, and without."""
+
+    def factors(settings: Settings) -> tuple[float, float]:
+        return 1.0, off if settings.flash_attn == "off" else on
+
+    return factors
 
 
 @pytest.mark.parametrize(
-    ("decode", "gen", "budget_s", "n_confirmed"),
+    ("factors", "gen", "budget_s"),
     [
-        ((1.02, 1.0), 50, 60, range(99)),
-        ((10.0, 8.0), 300, 600, range(4, 99)),
-        ((10.0, 8.0), 1000, 700, range(4)),
+        (slow_decode(1.02, 1.0), 50, 60),
+        (slow_decode(10.0, 8.0), 300, 600),
+        (slow_decode(10.0, 8.0), 1000, 700),
     ],
+    ids=["quick", "slow", "too slow"],
 )
-def test_the_budget_is_kept(
-    tiny: str, decode: tuple[float, float], gen: int, budget_s: float, n_confirmed: range
-) -> None:
-    """10 tokens per second: 4 blocks of two answers of 300 tokens take 4 minutes, of 1,000 tokens 13."""
-    Planted.now_s = 0.0
-    records = session(
-        tiny, lambda settings: (1.0, decode[settings.flash_attn == "off"]), gen=gen, budget=budget_s
-    )
-    assert (
-        records
-        and Planted.now_s < 1.15 * budget_s
-        and all(record.run.status == OK for record in records)
-    )
-    found = tuning.tuned(records)
-    assert found is not None and found.n_confirmed in n_confirmed
-    assert gen < 300 or found.is_recommended == (found.n_confirmed >= 4)
-    assert gen < 1000 or "larger --budget" in tuning.sentences(found)[-1]
+def test_the_budget_is_kept(tiny: str, factors: Factors, gen: int, budget_s: float) -> None:
+    lines = session(tiny, factors, gen=gen, budget=budget_s)
+    assert Planted.now_s < 1.15 * budget_s
+    assert {record.run.status for record in runs_of(lines)} == {OK}
+
+
+def test_a_budget_for_four_blocks_confirms(tiny: str) -> None:
+    """10 tokens per second: 4 blocks of two answers of 300 tokens take 4 minutes."""
+    result = tuned(session(tiny, slow_decode(10.0, 8.0), gen=300, budget=600))
+    assert result.n_confirmed >= 4
+    assert result.is_recommended
+
+
+def test_a_budget_for_fewer_blocks_says_that_a_larger_one_is_needed(tiny: str) -> None:
+    """Four blocks of two answers of 1,000 tokens would take 13 minutes."""
+    result = tuned(session(tiny, slow_decode(10.0, 8.0), gen=1000, budget=700))
+    assert result.n_confirmed < 4
+    assert not result.is_recommended
+    assert "larger --budget" in section.sentences(result)[-1]
 
 
 def test_the_budget_is_kept_where_the_winner_takes_longer_than_the_default(tiny: str) -> None:
     """--goal ttft: the first token comes in half the time, but an answer takes 3 times as long."""
-    Planted.now_s = 0.0
-    times = {"off": (0.5, 3.0)}
-    records = session(
-        tiny, lambda of: times.get(of.flash_attn, (1, 1)), goal="ttft", gen=1500, budget=635
-    )
-    found = tuning.tuned(records)
-    assert (
-        Planted.now_s < 1.06 * 635
-        and found is not None
-        and found.choice == (("flash_attn", "off"),)
-    )
+
+    def factors(settings: Settings) -> tuple[float, float]:
+        return (0.5, 3.0) if settings.flash_attn == "off" else (1.0, 1.0)
+
+    result = tuned(session(tiny, factors, goal="ttft", gen=1500, budget=635))
+    assert Planted.now_s < 1.06 * 635
+    assert result.choice == NO_FLASH
 
 
 @pytest.mark.parametrize("budget", ["", "5", "ten minutes", "25h", "-1min"])

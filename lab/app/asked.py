@@ -3,8 +3,7 @@ again."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -14,7 +13,6 @@ from click.core import ParameterSource
 
 from lab import feature_list
 from lab.core import shell
-from lab.runner import as_options
 
 ASKED_FOR = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 NOT_STORED = {
@@ -78,20 +76,6 @@ def words_of_values(command: click.Command, values: Mapping[str, Any]) -> list[s
             elif isinstance(value, bool) and not is_flag:
                 value = "on" if value else "off"
             words += _words_of_parameter(parameter, value)
-    return words
-
-
-def words_of_call(
-    name: str, plan: Callable[..., Any], arguments: Sequence[Any], settings: Mapping[str, Any]
-) -> list[str]:
-    """The same for a call of a function of the package, whose parameters are those of `plan`."""
-    parameters = [key for key in inspect.signature(plan).parameters if key != "worker"]
-    given = {**dict(zip(parameters, arguments, strict=False)), **settings}
-    words = [name]
-    for key, value in given.items():
-        if key not in NOT_STORED and value not in (None, "", []):
-            flag, *values = as_options.option(key, value)
-            words += [flag, *(_public(each) for each in values)]
     return words
 
 

@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.app.asked import words_of_call, words_of_values
+from lab.app.asked import words_of_values
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
@@ -31,7 +30,6 @@ from lab.core.experiments import run_name
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.shown import MARK
-from lab.process.worker import Worker
 from lab.roofline.step_prediction import StepPrediction, prediction_for
 from lab.runner import disturbances, session
 from lab.runner.cases import Plan
@@ -231,70 +229,3 @@ def basis(kind: Table, prediction: StepPrediction | None, headings: Sequence[str
     if any("predicted" in heading for heading in headings):
         return [text_prediction.basis(prediction)]
     return []
-
-
-# The former way to register a command, as long as `lab tune` and `lab quant` use it.
-Asked = ParamSpec("Asked")
-
-
-class Option(NamedTuple):
-    """What the command line says of a parameter of a plan, besides its name and its default."""
-
-    help: str
-    short: str = ""
-    metavar: str | None = None
-    type: Any = None  # where the default does not tell
-    flag: str = ""  # if not the parameter's name
-
-
-def options(plan: Callable[..., Any]) -> dict[str, Any]:
-    """The options for click of a plan's parameters that have an Option, by their names on the
-    command line.
-    """
-    parameters = inspect.signature(plan).parameters
-    hints = get_type_hints(plan, include_extras=True)
-    made = {}
-    for name, parameter in parameters.items():
-        for option in getattr(hints.get(name), "__metadata__", ()):
-            flag = option.flag or name.replace("_", "-")
-            default = parameter.default
-            more: dict[str, Any] = {
-                "type": option.type,
-                "metavar": option.metavar,
-                "help": option.help,
-            }
-            more |= {"is_flag": default is False, "show_default": default not in (None, "", False)}
-            made[flag] = click.option(
-                name, f"--{flag}", *filter(None, [option.short]), default=default, **more
-            )
-    return made
-
-
-def public(
-    name: str,
-    plan: Callable[Concatenate[Worker, Asked], Any],
-    carry_out: Callable[..., Any] = session.carry_out,
-) -> Callable[Asked, list[Record]]:
-    """The function `lab.NAME`, which plans and measures."""
-
-    @functools.wraps(plan)
-    def measure(*asked: Asked.args, **settings: Asked.kwargs) -> list[Record]:
-        given: dict[str, Any] = dict(settings)
-        out = given.pop("out", "results")
-        watch = given.pop("watch", None)
-        with contextlib.nullcontext(plan) as make:
-            words = words_of_call(name, plan, asked, given)
-            with asking(words):
-                made: list[Record] = carry_out(
-                    lambda worker: make(worker, *asked, **given), out, watch
-                )
-            return made
-
-    shown = [
-        one
-        for key, one in inspect.signature(plan).parameters.items()
-        if key not in ("worker", "folder")
-    ]
-    measure.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    measure.__name__ = measure.__qualname__ = name
-    return measure

@@ -102,8 +102,7 @@ def print_results(
     Of a section without a table of its own the parts are printed, without what introduces them on a
     page.
     """
-    from lab.show import text_requests
-    from lab.show import table, text_results
+    from lab.show import table, text_requests, text_results
     from lab.show.section import Section, is_plain, print_marked, print_sections
 
     for section in sections(records) if shown is None else shown:
@@ -131,8 +130,7 @@ def print_results(
 
 def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str, Any]:
     """The rows of sections, what disturbed the runs, and what failed."""
-    from lab.show import text_requests
-    from lab.show import table, text_results
+    from lab.show import table, text_requests, text_results
 
     lists: dict[str, list[Any]] = {"rows": []}
     for section in sections(records) if shown is None else shown:

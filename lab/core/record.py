@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lab.core.payloads import Tuning
 from lab.core.shape import Matrix
 
 if TYPE_CHECKING:
@@ -285,7 +284,6 @@ class Run:
     case: dict[str, Value] = field(default_factory=dict)  # what identifies the case; {"every": n}
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # that operations returned
     imported_from: str | None = None  # the tool that measured it
-    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         if self.every is not None and (
@@ -310,7 +308,7 @@ class Run:
     @property
     def is_apart(self) -> bool:
         """Whether the results of the run's command have tables of their own."""
-        return self.part is not None or self.tuning is not None
+        return self.part is not None
 
     @property
     def is_timed(self) -> bool:

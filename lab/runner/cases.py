@@ -15,7 +15,6 @@ from lab.core import record, script
 from lab.core.asked_settings import AskedSettings
 from lab.core.experiments import case_of, run_label
 from lab.core.memory import Memory, Tensor, of_context, padded
-from lab.core.payloads import Tuning
 from lab.core.record import Machine, Model, Run, Settings, Steps, Value
 from lab.core.script import Operation
 from lab.errors import LabError
@@ -89,19 +88,6 @@ def named(case: Case) -> dict[str, Any]:
     }
 
 
-def run_without_steps(n_prompt: int, n_gen: int, **fields: Any) -> Run:
-    """A run that keeps what was found instead of steps."""
-    defaults = {
-        "repeat": 0,
-        "warmup": False,
-        "status": record.OK,
-        "started_at": utc_now(),
-        "steps": Steps(),
-        "token_ids": (),
-    }
-    return Run(n_prompt=n_prompt, n_gen=n_gen, **{**defaults, **fields})
-
-
 def failed_run(case: Case, repeat: int, problem: LabError, warmup: bool = False) -> Run:
     """The record of a failure."""
     status = record.CRASHED if isinstance(problem, WorkerDied) else record.FAILED
@@ -159,7 +145,6 @@ class Plan:
     free: Mapping[str, int] = field(default_factory=dict)  # free bytes of each device
     auto: AskedSettings | None = None  # set if as many layers as fit go to devices
     part: str | None = None  # of a larger session: written into every run
-    tuning: Tuning | None = None  # written into every run
 
     @property
     def order(self) -> list[tuple[int, Case]]:

@@ -221,7 +221,7 @@ class WarmEngine:
     def record(self, session: str, run: Run, settings: Settings | None = None) -> Record:
         """A run as a line of a results file, with the plan's fields."""
         plan = self.plan
-        run = dataclasses.replace(run, part=plan.part, tuning=plan.tuning)
+        run = dataclasses.replace(run, part=plan.part)
         return Record(
             session,
             plan.machine,

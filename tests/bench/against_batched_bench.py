@@ -21,9 +21,10 @@ from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import batches, prompts
 from lab.runner.batches import Batch
-from lab.runner.cases import named, run_without_steps
+from lab.runner.cases import named
 from lab.runner.plan import make_plan
 from tests.bench import llama_bench
+from tests.conftest import make_run
 
 SEQUENCES = (1, 4, 16)
 N_PROMPT = 256
@@ -47,7 +48,7 @@ def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
     for n_seq in SEQUENCES:
         case = batches.case(Batch(n_seq, is_shared=False), N_PROMPT, N_GEN + 1, settings)
         outcome = worker.run(batches.write(case, text, settings), lambda progress: None)
-        run = run_without_steps(**named(case))
+        run = make_run(**named(case))
         figures = room.figures(dataclasses.replace(run, steps=outcome.steps))
         rates[n_seq, "prefill"] = n_seq * N_PROMPT / figures["prefill_s"]
         rates[n_seq, "decode"] = 1e3 * n_seq / figures["tpot_ms"]

@@ -56,15 +56,15 @@ def order() -> bool:
     files = [f"{catalog.DEFAULT}:{kind}" for kind in KINDS]
     with tempfile.TemporaryDirectory() as folder:
         lines = lab.quant(*files, budget="20min", out=folder, **QUICK)
-    ((_, found),) = figures.of_sessions(lines)
-    _, *rows = found.rows.itertuples()
+    ((_, summary),) = figures.of_sessions(lines)
+    _, *rows = summary.rows.itertuples()
     for row in rows:
         interval = f"{row.kl_low:.5f}-{row.kl_high:.5f}"
         print(f"{row.label:8} {row.kl:.5f} ({interval}), same top {100 * row.same:.1f} %")
-    print(f"floor {found.floor:.2g}; not told apart: {found.equal}; {found.n_chunks} chunks")
+    print(f"floor {summary.floor:.2g}; not told apart: {summary.equal}; {summary.n_chunks} chunks")
     for first, second in itertools.combinations(rows, 2):
         is_wrong = first.kl > second.kl
-        if is_wrong and (first.label, second.label) not in (found.equal or ()):
+        if is_wrong and (first.label, second.label) not in (summary.equal or ()):
             return False
     return True
 

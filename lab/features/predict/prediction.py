@@ -146,7 +146,7 @@ def same_requests(records: Sequence[Record], plan: Plan, n_prompt: int) -> list[
     for record in records:
         label = machine.label(record.machine, record.settings)
         is_near = abs(record.run.n_prompt - n_prompt) <= NEAR * n_prompt
-        is_plain = learning.is_plain(record) and record.run.tuning is None
+        is_plain = learning.is_plain(record) and not record.run.is_apart
         if is_near and is_plain and (record.model.name, record.model.quantization, label) == setup:
             same.append(record)
     return same

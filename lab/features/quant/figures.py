@@ -108,8 +108,8 @@ def quant_table(lines: Sequence[Any]) -> pd.DataFrame:
     import pandas as pd
 
     tables = []
-    for lines_of_session, found in of_sessions(lines):
-        tables.append(found.rows.assign(session=lines_of_session[0].session))
+    for lines_of_session, summary in of_sessions(lines):
+        tables.append(summary.rows.assign(session=lines_of_session[0].session))
     if not tables:
         raise LabError("These records hold no quality.", "Measure it: lab quant")
     return pd.concat(tables, ignore_index=True)

@@ -20,38 +20,38 @@ UNCLEAR = "speed unclear (disturbed runs)"
 MOST_BELOW = 0.1  # the axis ends at most this share below the smallest divergence
 
 
-def draw(found: Figures, subject: str, figure: Figure) -> None:
+def draw(summary: Figures, subject: str, figure: Figure) -> None:
     """Draw speed against divergence: decode on the left, prefill on the right."""
-    reference = found.rows.label.iloc[0]
+    reference = summary.rows.label.iloc[0]
     axes = list(figure.subplots(1, 2, sharey=True))
     for ax, phase in zip(axes, PHASES, strict=True):
         ax.set_yscale("log")
         ax.set_xlabel(f"{phase}: times as fast as {reference}")
         ax.axvline(1, color=canvas.GUIDE, lw=1, ls=":")
-        for row in drawn_rows(found, phase):
+        for row in drawn_rows(summary, phase):
             draw_file(ax, row, phase)
-    draw_bandwidth(axes[0], found)
-    draw_front(axes[0], found)
+    draw_bandwidth(axes[0], summary)
+    draw_front(axes[0], summary)
     for ax in axes:
-        draw_floor(ax, found)
+        draw_floor(ax, summary)
     axes[0].set_ylabel("mean divergence (nats)")
     canvas.finish(axes, f"Quality against speed, over {reference}\n{subject}", is_apart=True)
-    crosses = [(row.bandwidth, row.kl) for row in with_bandwidth(found)]
+    crosses = [(row.bandwidth, row.kl) for row in with_bandwidth(summary)]
     for ax, phase, avoid in zip(axes, PHASES, (crosses, []), strict=True):
         labels = []
-        for row in drawn_rows(found, phase):
+        for row in drawn_rows(summary, phase):
             labels.append((getattr(row, phase), row.kl, label_of(row)))
         canvas.label_points(ax, labels, avoid)
 
 
-def drawn_rows(found: Figures, phase: str) -> list[Any]:
+def drawn_rows(summary: Figures, phase: str) -> list[Any]:
     """The files with a divergence and a speed; the reference has no divergence."""
-    rows = found.rows
+    rows = summary.rows
     return list(rows[(rows.kl > 0) & rows[phase].notna()].itertuples())
 
 
-def with_bandwidth(found: Figures) -> list[Any]:
-    decoded = drawn_rows(found, "decode")
+def with_bandwidth(summary: Figures) -> list[Any]:
+    decoded = drawn_rows(summary, "decode")
     return [row for row in decoded if not math.isnan(row.bandwidth)]
 
 
@@ -73,28 +73,28 @@ def draw_file(ax: Axes, row: Any, phase: str) -> None:
     ax.plot([speed, speed], [row.kl_low, row.kl_high], color=colour, lw=1.4)
 
 
-def draw_bandwidth(ax: Axes, found: Figures) -> None:
-    for row in with_bandwidth(found):
+def draw_bandwidth(ax: Axes, summary: Figures) -> None:
+    for row in with_bandwidth(summary):
         label = "by bytes read alone"
         ax.plot([row.bandwidth], [row.kl], "x", color=canvas.GUIDE, label=label)
 
 
-def draw_front(ax: Axes, found: Figures) -> None:
-    rows = [row for row in drawn_rows(found, "decode") if row.on_front]
+def draw_front(ax: Axes, summary: Figures) -> None:
+    rows = [row for row in drawn_rows(summary, "decode") if row.on_front]
     rows.sort(key=lambda row: row.kl)
     speeds = [row.decode for row in rows]
     divergences = [row.kl for row in rows]
     ax.plot(speeds, divergences, color=canvas.COLOURS[0], lw=1, ls="--", label="front")
 
 
-def draw_floor(ax: Axes, found: Figures) -> None:
+def draw_floor(ax: Axes, summary: Figures) -> None:
     """Shade the noise floor, as far as the points leave room for it."""
-    if not found.floor or found.floor <= 0:
+    if not summary.floor or summary.floor <= 0:
         return
     low, high = ax.get_ylim()
-    ax.set_ylim(max(MOST_BELOW * low, min(low, found.floor / 3)), high)
-    if found.floor > ax.get_ylim()[0]:
-        ax.axhspan(ax.get_ylim()[0], found.floor, color=canvas.GRID, label="noise floor")
+    ax.set_ylim(max(MOST_BELOW * low, min(low, summary.floor / 3)), high)
+    if summary.floor > ax.get_ylim()[0]:
+        ax.axhspan(ax.get_ylim()[0], summary.floor, color=canvas.GRID, label="noise floor")
 
 
 def label_of(row: Any) -> str:

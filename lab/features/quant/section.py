@@ -40,28 +40,28 @@ def sections(lines: Sequence[Any]) -> list[Section]:
     return [section(*session) for session in figures.of_sessions(lines)]
 
 
-def section(lines: Sequence[Any], found: Figures) -> Section:
+def section(lines: Sequence[Any], summary: Figures) -> Section:
     runs = figures.runs(lines)
-    rows = list(found.rows.itertuples())
+    rows = list(summary.rows.itertuples())
     subject = text_setup.where(runs or lines)
-    draw = partial(picture.draw, found, subject)
-    floors = [] if found.floor is None else [found.floor]
+    draw = partial(picture.draw, summary, subject)
+    floors = [] if summary.floor is None else [summary.floor]
     tables = {
-        "quant": found.rows.to_dict("records"),
-        "quant_texts": found.by_text.to_dict("records"),
+        "quant": summary.rows.to_dict("records"),
+        "quant_texts": summary.by_text.to_dict("records"),
         "quant_floor": floors,
     }
     return Section(
         "Quality and speed",
-        f"{found.n_chunks} chunks, {found.n_positions:,} positions, against {rows[0].label}",
+        f"{summary.n_chunks} chunks, {summary.n_positions:,} positions, against {rows[0].label}",
         name="quant",
         question="What does each quantization cost in quality, and what does it gain in speed?",
-        answer=answer(found),
+        answer=answer(summary),
         words=[ABOUT],
         **tabled(COLUMNS, rows),
-        sentences=sentences(lines, found),
+        sentences=sentences(lines, summary),
         warnings=text_results.disturbed(runs),
-        parts=by_text(found),
+        parts=by_text(summary),
         pictures=[Picture("quant", CAPTION, draw, (10, 5.2))],
         data=lambda: tables,
     )
@@ -111,9 +111,9 @@ COLUMNS: Columns = (
 )
 
 
-def by_text(found: Figures) -> list[Section]:
+def by_text(summary: Figures) -> list[Section]:
     """Divergence and agreement by kind of text; nothing for one kind."""
-    table = found.by_text
+    table = summary.by_text
     kinds = list(dict.fromkeys(table.text))
     if len(kinds) < 2:
         return []
@@ -139,13 +139,13 @@ def cell_of_text(row: Any) -> str:
     return f"{digits(row.kl)}\n{agreement}"
 
 
-def answer(found: Figures) -> str:
+def answer(summary: Figures) -> str:
     """What the files on the front gain and lose."""
-    reference, *files = found.rows.sort_values("kl", na_position="first").itertuples()
+    reference, *files = summary.rows.sort_values("kl", na_position="first").itertuples()
     choices = [choice(row) for row in files if row.on_front]
     if choices:
         return f"Against {reference.label}: {'; '.join(choices)}."
-    if found.has_speeds:
+    if summary.has_speeds:
         return f"No file is faster than {reference.label}."
     agreements = [f"{row.label} on {percent(row.same)}" for row in files]
     return f"Agreement with {reference.label} on the most likely token: {join_and(agreements)}."
@@ -163,36 +163,36 @@ def choice(row: Any) -> str:
     )
 
 
-def sentences(lines: Sequence[Any], found: Figures) -> list[str]:
+def sentences(lines: Sequence[Any], summary: Figures) -> list[str]:
     """A recommendation, which files are beaten, what is equal, and the basis of the figures."""
     return [
-        *speed_sentences(found),
-        *equality_sentences(found),
-        *floor_sentences(found),
-        *origin_sentences(lines, found),
-        *precision_sentences(found),
+        *speed_sentences(summary),
+        *equality_sentences(summary),
+        *floor_sentences(summary),
+        *origin_sentences(lines, summary),
+        *precision_sentences(summary),
         LIMITS,
     ]
 
 
-def speed_sentences(found: Figures) -> list[str]:
-    reference, *files = found.rows.itertuples()
+def speed_sentences(summary: Figures) -> list[str]:
+    reference, *files = summary.rows.itertuples()
     if not any(row.is_clear for row in files):
-        if found.rows.decode.iloc[1:].isna().all():
+        if summary.rows.decode.iloc[1:].isna().all():
             return []
         return ["The speeds are unclear: at least half of the runs were disturbed. Measure again."]
     front = [row.label for row in (reference, *files) if row.on_front]
     beaten = [row.label for row in (reference, *files) if row.on_front is False]
     unbeaten = f"No other one is better in both quality and decode speed than {join_and(front)}"
     if not beaten:
-        return [recommendation(found), f"{unbeaten}."]
+        return [recommendation(summary), f"{unbeaten}."]
     verb = "is" if len(beaten) == 1 else "are"
-    return [recommendation(found), f"{unbeaten}; {join_and(beaten)} {verb} beaten in both."]
+    return [recommendation(summary), f"{unbeaten}; {join_and(beaten)} {verb} beaten in both."]
 
 
-def recommendation(found: Figures) -> str:
+def recommendation(summary: Figures) -> str:
     """The fastest file on the front whose perplexity is nearly the reference's, and the reason."""
-    reference, *files = found.rows.itertuples()
+    reference, *files = summary.rows.itertuples()
     limit = percent(MOST_PERPLEXITY_RATIO - 1)
     near = []
     for row in files:
@@ -210,36 +210,36 @@ def recommendation(found: Figures) -> str:
     )
 
 
-def equality_sentences(found: Figures) -> list[str]:
-    if found.equal is None:
+def equality_sentences(summary: Figures) -> list[str]:
+    if summary.equal is None:
         return [
-            f"{found.n_chunks} chunks are too few to tell files apart: at least {FEWEST_CHUNKS} "
+            f"{summary.n_chunks} chunks are too few to tell files apart: at least {FEWEST_CHUNKS} "
             "are needed. Give a longer --text, or a larger --budget."
         ]
-    if not found.equal:
+    if not summary.equal:
         return []
-    pairs = join_and([f"{first} and {second}" for first, second in found.equal])
+    pairs = join_and([f"{first} and {second}" for first, second in summary.equal])
     return [f"By divergence these cannot be told apart: {pairs}."]
 
 
-def floor_sentences(found: Figures) -> list[str]:
-    if found.floor is None:
+def floor_sentences(summary: Figures) -> list[str]:
+    if summary.floor is None:
         return []
-    reference, *files = found.rows.itertuples()
-    floor = f"{max(0.0, found.floor):.2g}"
+    reference, *files = summary.rows.itertuples()
+    floor = f"{max(0.0, summary.floor):.2g}"
     sentence = f"The noise floor, {reference.label} against itself with other settings, is {floor}."
     below = []
     for row in files:
-        if found.n_chunks >= FEWEST_CHUNKS and row.kl_low <= found.floor:
+        if summary.n_chunks >= FEWEST_CHUNKS and row.kl_low <= summary.floor:
             below.append(row.label)
     if below:
         sentence = f"{sentence} {join_and(below)} cannot be told from {reference.label}."
     return [sentence]
 
 
-def origin_sentences(lines: Sequence[Any], found: Figures) -> list[str]:
+def origin_sentences(lines: Sequence[Any], summary: Figures) -> list[str]:
     """What the reference was made from, if it was requantized."""
-    reference = found.rows.iloc[0]
+    reference = summary.rows.iloc[0]
     file = figures.file_of(reference.variant, lines)
     entries = catalog.entries()
     if file is None or file.model.source != catalog.REQUANTIZED or file.model.name not in entries:
@@ -251,11 +251,11 @@ def origin_sentences(lines: Sequence[Any], found: Figures) -> list[str]:
     ]
 
 
-def precision_sentences(found: Figures) -> list[str]:
-    if found.n_chunks < FEWEST_CHUNKS:
+def precision_sentences(summary: Figures) -> list[str]:
+    if summary.n_chunks < FEWEST_CHUNKS:
         return []
     widths = []
-    for row in found.rows.iloc[1:].itertuples():
+    for row in summary.rows.iloc[1:].itertuples():
         if row.kl > 0 and not math.isnan(row.kl_high):
             widths.append((row.kl_high - row.kl) / row.kl)
     if not widths:

@@ -23,16 +23,23 @@ from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
-from lab.show import text_comparison
 from lab.features.explain.section import explained
 from lab.features.predict import laws
-from lab.features.tune import result as tuned
 from lab.roofline import probing
 from lab.runner import as_options, machine
-from lab.show import comparison, page, table, text_requests, text_results, text_plan, text_setup
+from lab.show import (
+    comparison,
+    page,
+    table,
+    text_comparison,
+    text_plan,
+    text_requests,
+    text_results,
+    text_setup,
+)
 from lab.show.comparison import Group
-from lab.show.session_spread import Spread, known_spreads
 from lab.show.section import UNKNOWN, Context, Section, tabled
+from lab.show.session_spread import Spread, known_spreads
 
 Lines = Sequence[Any]  # runs, requests and findings of rooms
 
@@ -83,29 +90,27 @@ def html(
         record for record in (comparison.by_session(rest) if rest else []) if record.run.is_timed
     ]
     special = [record for record in of_engine if record.run.is_apart]
-    claimed = [record for record in special if record.run.part is not None]
-    answered = [record for record in alone if table.went_well(record)]
     findings = findings_of(records)
+    described = {finding.session for finding in findings}  # they stand for their session's runs
+    claimed = [record for record in special if record.session not in described]
+    answered = [record for record in alone if table.went_well(record)]
     good: Lines = [
         *timed,
         *claimed,
-        *tuned.compared(of_engine),
         *answered,
         *of_turns,
         *findings,
     ]
     if not good:
-        what = "run" if of_engine else "request"
-        raise LabError(
-            f"There is nothing to report: no {what} went well.",
-            "Look at the errors: lab show RESULTS",
-        )
+        raise nothing_went_well(of_engine)
     spreads = known_spreads([*rest, *others, *alone])
     is_all, compared = _compared([*timed, *alone], at_least, spreads)
     context = Context(
         ceilings, others, is_page=True, together=is_all
     )  # only what is compared is drawn together
     of_kinds = kinds.sections([*timed, *special, *findings, *alone, *of_turns], context)
+    if not of_kinds and good == findings:
+        raise nothing_went_well(of_engine)
     failures = text_results.failures(rest)
     failures += text_requests.failures(table.requests_of(records))
     failed = [f"failed: {line}" for line in failures]
@@ -143,6 +148,14 @@ def html(
         commands=kinds.commands(records),
         n_records=len(records),
         packed=results.pack([*records, *lines]),
+    )
+
+
+def nothing_went_well(runs: Sequence[Record]) -> LabError:
+    what = "run" if runs else "request"
+    return LabError(
+        f"There is nothing to report: no {what} went well.",
+        "Look at the errors: lab show RESULTS",
     )
 
 

@@ -1,0 +1,148 @@
+"""The command `lab tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.app.help import Command
+from lab.app.options import DURATION, OUTPUT, SEED, SETTINGS, TOKENS, with_options
+from lab.app.output import Output
+from lab.app.reading import note
+from lab.app.running import collect, introduce, runs_in
+from lab.core import shell
+from lab.core.record import Record
+from lab.errors import LabError
+from lab.features.tune import figures, measuring, planning
+from lab.features.tune.lines import GOALS, REQUEST
+from lab.features.tune.section import sentences
+from lab.process.worker import Worker
+from lab.runner import as_options
+from lab.runner.session import new_results_file
+from lab.show import text_results
+
+GOAL_HELP = (
+    "Minimize the time of the whole request, to the first token (ttft) or per further token "
+    "(tpot), or maximize the tokens per second of all users."
+)
+OPTIONS = (
+    click.option(
+        "--prompt-len",
+        "-p",
+        type=TOKENS,
+        default=planning.PROMPT_LEN,
+        show_default=True,
+        help="Prompt tokens of your requests.",
+    ),
+    click.option(
+        "--gen",
+        "-n",
+        type=TOKENS,
+        default=planning.GEN,
+        show_default=True,
+        help="Tokens that an answer has.",
+    ),
+    click.option(
+        "--goal",
+        type=click.Choice(tuple(GOALS)),
+        default=REQUEST,
+        show_default=True,
+        help=GOAL_HELP,
+    ),
+    click.option(
+        "--users",
+        default=1,
+        show_default=True,
+        help="Requests that are answered together, as in lab batch.",
+    ),
+    click.option(
+        "--budget",
+        type=DURATION,
+        default=planning.BUDGET,
+        show_default=True,
+        help="Time to spend, such as 2min, 90s or 1h.",
+    ),
+    click.option(
+        "--allow-lossy",
+        is_flag=True,
+        help="Also try settings that change what the model writes: cache types and other "
+        "quantizations.",
+    ),
+)
+SAVE = click.option(
+    "--save", metavar="NAME", help="Save the recommended settings; --settings NAME uses them."
+)
+
+
+@click.command("tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
+@with_options(*OPTIONS, SAVE, *SETTINGS, SEED, *OUTPUT)
+def command(save: str | None, **asked: Any) -> None:
+    """Find the fastest settings for your requests, and prove it.
+
+    \b
+      lab tune -p 2000 -n 300
+      lab tune --goal ttft --budget 3min --save quick
+
+    Measures each setting alone, then the combinations that promise most, and then the best one
+    again, side by side with the default. Only these last blocks give the gain. If nothing is faster
+    than the default beyond noise, nothing is recommended. Settings that you give stay fixed.
+
+    Every run is written to one file as soon as it ends; lab show, lab plot and lab report read it.
+    lab show --details adds the command line of llama-server.
+    """
+    from lab.show import console
+
+    if save is not None:
+        as_options.path_of(save)  # an odd name is known before the search, not after it
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
+    with Worker() as worker:
+        with console.transfer(err) as show_transfer:
+            plan = planning.plan(worker, **asked, watch=show_transfer)
+        introduce([plan.default], err, err)
+        path = new_results_file(plan.default, output.folder)
+        lines, problem = collect(
+            lambda watch: measuring.execute(plan, worker, path, watch),
+            path,
+            err,
+            describe=finished,
+            where=so_far,
+        )
+    output.finish(lines, path, problem)
+    if save:
+        save_settings(save, figures.tuned(lines))
+
+
+def finished(line: Any) -> str:
+    """A progress line for a run; the line of the session says nothing new."""
+    return text_results.finished(line) if isinstance(line, Record) else "searching"
+
+
+def so_far(lines: Sequence[Any], path: Path) -> str:
+    """What Ctrl-C prints: where the runs are, and the best settings so far."""
+    runs = [line for line in lines if isinstance(line, Record)]
+    place = runs_in(runs, path)
+    if not place:
+        return ""
+    answers = [f"{place}."]
+    for result in figures.of_sessions(lines):
+        answers += sentences(result)
+    return " ".join(answers)
+
+
+def save_settings(name: str, result: figures.Tuned | None) -> None:
+    """Save the recommended settings. LabError without a recommendation."""
+    if result is None or result.winner is None or not result.is_recommended:
+        raise LabError(
+            f"Nothing is saved as {name}: no settings are recommended.",
+            "Keep the default, or search longer: --budget 30min",
+        )
+    path = as_options.save(name, as_options.asked(result.winner.settings))
+    words = ["--settings", name]
+    model = dict(result.choice).get("model")
+    if model:
+        words += ["--model", model]
+    note(f"The settings are saved as {path}: {shell.join(*words)} uses them.")

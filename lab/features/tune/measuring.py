@@ -1,0 +1,247 @@
+"""Search, then confirm the winner, within a budget of time.
+
+The search (search.py) says what to measure block by block, in fresh engines. At last the winner is
+measured side by side with the default, in blocks that chose nothing. About half of the budget is
+kept for the confirmation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lab.app.asked import words_of_values
+from lab.core import asked_command, shell
+from lab.core.record import Model, Record
+from lab.core.results import save
+from lab.errors import LabError
+from lab.features.tune import figures, planning
+from lab.features.tune.choices import DECODE, Choice, Timing
+from lab.features.tune.figures import DEFAULT, FEWEST_CONFIRMED, Tuned
+from lab.features.tune.lines import CONFIRM, REQUEST, SEARCH, TuningLine
+from lab.features.tune.planning import TunePlan
+from lab.features.tune.search import Search
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import as_options, progress, trial
+from lab.runner.cases import Plan, utc_now
+from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.session import new_results_file
+
+FOR_CONFIRMATION = 0.5  # share of the budget that is kept, once FEWEST_TRIED choices were tried
+FEWEST_TRIED = 3
+OVER_BUDGET = 0.05  # share by which the budget may be exceeded, because times are estimated
+MOST_CONFIRMED = 12
+"""Blocks of the confirmation, as the budget allows: blocks until a gain shows would find noise."""
+
+
+def tune(
+    prompt_len: int = planning.PROMPT_LEN,
+    gen: int = planning.GEN,
+    model: str = catalog.DEFAULT,
+    *,
+    goal: str = REQUEST,
+    users: int = 1,
+    budget: str | float = planning.BUDGET,
+    allow_lossy: bool = False,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> Tuned:
+    """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
+
+        tuned = lab.tune(2000, 300, budget="5min")
+        lab.show_tuned(tuned)  # what was tried, and what is recommended
+        lab.measure("2000", 300, **tuned.settings)
+
+    `goal`: the time of the whole request, until the first token (ttft), per further token (tpot),
+    or the tokens per second of all `users` (throughput). Settings that are given stay fixed.
+    LabError if nothing is left to choose, or if the default cannot be measured.
+    """
+    from lab.features.tune.command import command
+
+    asked = {
+        "prompt_len": prompt_len,
+        "gen": gen,
+        "model": model,
+        "goal": goal,
+        "users": users,
+        "budget": budget,
+        "allow_lossy": allow_lossy,
+        **settings,
+    }
+    words = words_of_values(command, asked)
+    with Worker() as worker, progress.in_notebook() as in_notebook, asked_command.asking(words):
+        plan = planning.plan(worker, **asked)
+        path = new_results_file(plan.default, Path(out))
+        lines = list(execute(plan, worker, path, watch or in_notebook))
+    result = figures.tuned(lines)
+    if result is None:
+        raise LabError("The default could not be measured.", "Try it alone: lab measure")
+    return result
+
+
+def execute(
+    plan: TunePlan,
+    worker: Worker,
+    path: Path,
+    watch: ShowStatus,
+    new_worker: Callable[[], Worker] = Worker,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Any]:
+    """Search, then confirm: yields each line after it was appended to `path`."""
+    line = first_line(plan, path)
+    save(path, line)
+    yield line
+    session = Session(plan, worker, path, watch, new_worker, clock)
+    yield from session.search_all()
+    yield from session.confirm()
+
+
+def first_line(plan: TunePlan, path: Path) -> TuningLine:
+    return TuningLine(
+        session=path.stem,
+        machine=plan.default.machine,
+        model=plan.default.model,
+        settings=plan.default.settings,
+        started_at=utc_now(),
+        goal=plan.request.goal,
+        n_gen=plan.request.n_gen,
+        command=asked_command.command(),
+    )
+
+
+def variant(choice: Choice, default: Plan) -> str:
+    """A choice as options. Threads of decode alone name those of prefill too."""
+    changes = dict(choice)
+    if "threads" in changes:  # the threads of prefill follow --threads otherwise
+        changes.setdefault("threads_batch", default.settings.n_threads_batch)
+    words: list[str] = []
+    for name, value in changes.items():
+        words += as_options.option(name, value)
+    return shell.join(*words) or DEFAULT
+
+
+@dataclass
+class Session:
+    """A search under way, and its budget."""
+
+    plan: TunePlan
+    worker: Worker
+    path: Path
+    watch: ShowStatus
+    new_worker: Callable[[], Worker]
+    clock: Callable[[], float]
+    models: dict[str, Model] = field(default_factory=dict)  # by file, with their checksums
+    whole_s: dict[Choice, float] = field(default_factory=lambda: {(): 0.0})  # of a request
+    n_blocks: int = 0
+    n_tried: int = 0
+    slowest_s: float = 0.0  # of the runs so far
+
+    def __post_init__(self) -> None:
+        self.search = Search(self.plan.choices, self.plan.phases)
+        self.chance = random.Random(self.plan.default.seed)
+        self.started = self.clock()
+
+    @property
+    def left_s(self) -> float:
+        return self.plan.budget_s - (self.clock() - self.started)
+
+    def can_try(self, n_runs: int) -> bool:
+        """Whether the budget allows more runs beside the confirmation, which has half or more."""
+        budget_s = self.plan.budget_s
+        kept_s = 2 * FEWEST_CONFIRMED * self.whole_s[()]
+        if kept_s > budget_s:  # nothing can be confirmed
+            kept_s = 0.0
+        if self.n_tried >= FEWEST_TRIED:
+            kept_s = max(kept_s, FOR_CONFIRMATION * budget_s)
+        return self.left_s - kept_s >= n_runs * self.slowest_s
+
+    def search_all(self) -> Iterator[Record]:
+        """Blocks until the best choice is known, or the budget of the search is spent."""
+        choices = self.search.next_block()
+        while choices and (self.n_blocks == 0 or self.can_try(2)):
+            for number, choice in enumerate(choices):
+                if number and not self.can_try(1):
+                    break
+                yield from self.try_choice(choice)
+            self.n_blocks += 1
+            choices = self.search.next_block()
+
+    def try_choice(self, choice: Choice) -> Iterator[Record]:
+        """A run of a choice; a choice that fails is dropped. LabError if the default fails."""
+        began = self.clock()
+        timing: Timing | None = None
+        try:
+            for record in self.block([choice], SEARCH):
+                if record.run.error:
+                    self.search.drop(choice, record.run.error)
+                timing = figures.timing(record, choice) or timing
+                yield record
+        except LabError as problem:  # the plan is impossible
+            self.search.drop(choice, str(problem))
+        if () in self.search.dropped:
+            reason = self.search.dropped[()]
+            raise LabError(f"The default cannot be measured: {reason}", "Try it alone: lab measure")
+        run_s = self.clock() - began
+        self.slowest_s = max(self.slowest_s, run_s)
+        if choice:
+            self.n_tried += 1
+        if timing:
+            self.search.timings.append(timing)
+            self.learn(choice, run_s, timing)
+
+    def learn(self, choice: Choice, run_s: float, timing: Timing) -> None:
+        """The time of a whole request, of which the search generates only a part."""
+        n_more = max(0, self.plan.request.n_gen - planning.N_SEARCH_GEN)
+        request_s = run_s + n_more * timing.seconds.get(DECODE, 0.0)
+        self.whole_s[choice] = max(self.whole_s.get(choice, 0.0), request_s)
+
+    def confirm(self) -> Iterator[Record]:
+        """Blocks of the default and the winner, if there is time for enough of them."""
+        winner = self.search.best()
+        if not winner:
+            return
+        spare_s = OVER_BUDGET * self.plan.budget_s
+        slowest_s = max(self.whole_s.values())
+        block_s = self.whole_s[()] + self.whole_s.get(winner, slowest_s)
+        if self.left_s + spare_s < FEWEST_CONFIRMED * block_s:
+            return
+        for _ in range(MOST_CONFIRMED):
+            if self.left_s + spare_s < block_s:
+                return
+            for record in self.block([(), winner], CONFIRM):
+                yield record
+                if record.run.error:
+                    return
+            self.n_blocks += 1
+
+    def block(self, choices: Sequence[Choice], part: str) -> Iterator[Record]:
+        """A run of each choice side by side in fresh engines."""
+        plans = {}
+        for choice in choices:
+            plan = self.plan.plan(self.worker, choice, part)
+            model = self.models.get(str(plan.file.path), plan.model)
+            plans[variant(choice, self.plan.default)] = dataclasses.replace(plan, model=model)
+        if len(plans) > 1:
+            trial.check(plans)
+        todo = []
+        for plan in plans.values():
+            todo += [(0, case) for case in plan.cases]
+        stage = "searching" if part == SEARCH else "confirming"
+        label = f"{stage}, block {self.n_blocks + 1}"
+
+        def show(status: progress.Status) -> None:
+            left_s = max(0.0, self.left_s)
+            self.watch(dataclasses.replace(status, part=label, n_runs=0, left_s=left_s))
+
+        reporter = Reporter(show, todo, self.plan.default.n_tokens)
+        blocks = trial.Trial(plans, self.path, reporter, todo, self.chance, self.new_worker)
+        yield from blocks.block(self.n_blocks, 1)
+        for plan in blocks.plans.values():
+            self.models[str(plan.file.path)] = plan.model
