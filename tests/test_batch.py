@@ -123,9 +123,9 @@ def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
         records.append(make_record(batch_run(1, repeat, decode_ms=10)))
         records.append(make_record(batch_run(4, repeat, decode_ms=5)))
 
-    one, four = room.rows(records)
+    alone, four = room.rows(records)
 
-    rates = (one.step_s, one.total_tps, one.user_tps, one.efficiency)
+    rates = (alone.step_s, alone.total_tps, alone.user_tps, alone.efficiency)
     assert rates == pytest.approx((0.01, 100, 100, 1))
     rates = (four.step_s, four.total_tps, four.user_tps, four.efficiency)
     assert rates == pytest.approx((0.02, 200, 50, 2))

@@ -34,8 +34,8 @@ def test_the_function_stores_the_command_that_measures_the_same(mini: Path, tmp_
     batch([1, 2], 24, 4, 1, str(mini), **asked)
 
     record, *_ = read([tmp_path]).records
-    words = ["batch", "--sequences", "1,2", "--prompt-len", "24", "--gen", "4", "--repeat", "1"]
+    expected = ["batch", "--sequences", "1,2", "--prompt-len", "24", "--gen", "4", "--repeat", "1"]
     assert record.command is not None
-    assert list(record.command[:9]) == words
+    assert list(record.command[:9]) == expected
     assert {"--kv-unified", "on"} <= set(record.command)
     assert "--shared-prompt" not in record.command

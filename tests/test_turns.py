@@ -156,8 +156,8 @@ def test_the_figures_are_those_of_the_steps() -> None:
         assert turn.without_s == pytest.approx(without_s)
         assert turn.perfect_s == pytest.approx(ttft_s + decode_s)
         assert turn.sum_s == pytest.approx(sum_s)
-    whole, without = sentences([first, second, third])
-    assert whole == "3 turns take 148 ms; 49.0 ms of it is prefill, no token was read twice."
+    time, without = sentences([first, second, third])
+    assert time == "3 turns take 148 ms; 49.0 ms of it is prefill, no token was read twice."
     assert without == "Without a cache they take 238 ms."
 
 

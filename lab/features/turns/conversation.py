@@ -150,7 +150,7 @@ class Transcript(Generic[T]):
         self._spare = iter(tokens[sum(lengths) :])
         self._breaks = parse_breaks(conversation.breaks, conversation.n_turns)
         self._system = self._take(conversation.system)
-        self._said: list[list[T]] = []  # message, answer, message, ...
+        self._parts: list[list[T]] = []  # message, answer, message, ...
         self._cached: list[T] = []
         self._n_usable = 0  # tokens of the cache
         self._number = 0  # of the turn, from 0
@@ -165,14 +165,14 @@ class Transcript(Generic[T]):
         self._n_usable = len(self._cached)
         for event in self._breaks[self._number]:
             self._break(event)
-        self._said.append(self._take(conversation.messages[self._number]))
+        self._parts.append(self._take(conversation.messages[self._number]))
         answer = self._take(conversation.answers[self._number])
-        self._prompt = [*self._system, *itertools.chain(*self._said)]
-        return TurnPrompt(self._prompt, self._n_served(), answer, [self._system, *self._said])
+        self._prompt = [*self._system, *itertools.chain(*self._parts)]
+        return TurnPrompt(self._prompt, self._n_served(), answer, [self._system, *self._parts])
 
     def answered(self, answer: list[T]) -> None:
         """Add an answer: the planned one, or what a server said."""
-        self._said.append(answer)
+        self._parts.append(answer)
         self._cached = [*self._prompt, *answer[:-1]]
         self._number += 1
 
@@ -188,7 +188,7 @@ class Transcript(Generic[T]):
 
     def _break(self, event: str) -> None:
         system = self._system
-        said = self._said
+        parts = self._parts
         if event == "system" and system:
             self._change_clock(min(CLOCK_AT, len(system) - 1))
         elif event == "tools":  # the second half of the system prompt lists two tools
@@ -197,14 +197,14 @@ class Transcript(Generic[T]):
             self._system = [*system[:half], *system[end_of_first:], *system[half:end_of_first]]
         elif event == "truncate":
             oldest = 2 * ((self._number - 1) // 2)
-            said[oldest] = said[oldest][: max(1, len(said[oldest]) // 4)]
+            parts[oldest] = parts[oldest][: max(1, len(parts[oldest]) // 4)]
         elif event == SECOND:  # it began with the same system prompt
             self._n_usable = min(self._n_usable, common_length(self._cached, system))
         elif event == "shift":
-            n_dropped = 2 * ((len(said) // 2 + 1) // 2)
-            self._said = said[n_dropped:]
-        elif event == "thinking" and said:  # earlier answers lost theirs when they were the newest
-            said[-1] = said[-1][len(said[-1]) // 2 :]
+            n_dropped = 2 * ((len(parts) // 2 + 1) // 2)
+            self._parts = parts[n_dropped:]
+        elif event == "thinking" and parts:  # earlier answers lost theirs when they were the newest
+            parts[-1] = parts[-1][len(parts[-1]) // 2 :]
 
     def _change_clock(self, at: int) -> None:
         """Put a different token in the place of a token of the system prompt."""
@@ -217,7 +217,7 @@ class Transcript(Generic[T]):
         self._system = [*system[:at], changed, *system[at + 1 :]]
 
 
-def common_length(tokens: Sequence[T], others: Sequence[T]) -> int:
+def common_length(tokens: Sequence[T], reference: Sequence[T]) -> int:
     """The number of first tokens that are equal."""
-    difference = first_difference(tokens, others)
-    return min(len(tokens), len(others)) if difference is None else difference
+    difference = first_difference(tokens, reference)
+    return min(len(tokens), len(reference)) if difference is None else difference

@@ -214,10 +214,10 @@ def with_comparisons(
 ) -> None:
     """Add the times without a cache and with one that nothing breaks, from the other cases."""
     breaks = breaks_of_text(setup.breaks)
-    for other, turns in measured.items():
-        if other.keep == NONE and breaks_of_text(other.breaks) == breaks:
+    for compared, turns in measured.items():
+        if compared.keep == NONE and breaks_of_text(compared.breaks) == breaks:
             table["without_s"] = uncached_ttft_s(table, turns) + table.decode_s
-        if other.keep == setup.keep != NONE and not other.breaks:
+        if compared.keep == setup.keep != NONE and not compared.breaks:
             table["perfect_s"] = turns.turn_s
 
 

@@ -57,7 +57,7 @@ def sentences(rows: Sequence[Any], n_slots: int | None = None) -> list[str]:
     every_sentence: list[str] = []
     for turns in grouped(rows, lambda row: (row.conversation, row.keep)).values():
         keep = turns[0].keep
-        every_sentence.append(whole(turns))
+        every_sentence.append(conversation_time(turns))
         every_sentence += planned_breaks(turns, n_slots)
         every_sentence += unplanned_breaks(turns)
         if keep == SLOT and turns[0].slot_bytes:
@@ -78,7 +78,7 @@ def sentences(rows: Sequence[Any], n_slots: int | None = None) -> list[str]:
     return every_sentence
 
 
-def whole(turns: Sequence[Any]) -> str:
+def conversation_time(turns: Sequence[Any]) -> str:
     """How long the conversation takes, and how much of it for tokens that were read before."""
     keep = turns[0].keep
     conversation = f"{plural(len(turns), 'turn')} take {seconds(turns[-1].sum_s)}{PLACES[keep]}"

@@ -90,8 +90,10 @@ def execute(
     cache. A second conversation, which breaks the cache, is sent and not recorded.
     """
     sender = Sender(conversation, server, path)
-    words = [word for part in messages or [text] for word in PART.findall(part)]
-    lengths = lengths_in_words(conversation, server, words, messages)
+    source: Words = []
+    for part in messages or [text]:
+        source += PART.findall(part)
+    lengths = lengths_in_words(conversation, server, source, messages)
     first_part = 0 if lengths[0] else 1  # the system prompt, or the first message
     nonces = [nonce_words() for _ in range(3)]
     lengths[first_part] += len(nonces[0])
@@ -101,7 +103,7 @@ def execute(
         messages=tuple(max(1, n) for n in lengths[1::2]),
         answers=tuple(max(1, n) for n in lengths[2::2]),
     )
-    transcript = Transcript(in_words, lambda n: repeated(nonces[0], words, n))
+    transcript = Transcript(in_words, lambda n: repeated(nonces[0], source, n))
     events = parse_breaks(conversation.breaks, conversation.n_turns)
     cold: list[tuple[TurnPrompt[str], Place]] = []
     for number, n_gen in enumerate(conversation.answers, 1):
@@ -109,7 +111,7 @@ def execute(
         turn = transcript.next_turn()
         differs_at = sum(map(len, turn.prompt[: turn.n_cached])) if number > 1 else None
         if SECOND in events[number - 1]:
-            message = words[::-1][: len(turn.parts[1])]
+            message = source[::-1][: len(turn.parts[1])]
             sender.send([turn.parts[0], message], N_COLD, Place(number, differs_at))
         record, answer = sender.send(turn.parts, n_gen, Place(number, differs_at))
         yield sender.keep(record)
@@ -130,19 +132,19 @@ def nonce_words() -> Words:
     return [f"{letter} " for letter in formats.fresh_nonce().split()]
 
 
-def repeated(nonce: Words, words: Words, n: int) -> Words:
-    """n words: the nonce, then `words` again and again."""
-    n_times = 1 + n // len(words)
-    return [*nonce, *words * n_times][:n]
+def repeated(nonce: Words, source: Words, n: int) -> Words:
+    """n words: the nonce, then `source` again and again."""
+    n_times = 1 + n // len(source)
+    return [*nonce, *source * n_times][:n]
 
 
 def lengths_in_words(
-    conversation: Conversation, server: Server, words: Words, messages: Sequence[str]
+    conversation: Conversation, server: Server, source: Words, messages: Sequence[str]
 ) -> list[int]:
     """The lengths of the system prompt, and of all messages and answers, in words."""
     if messages:
         return [len(PART.findall(part)) for part in messages]
-    sample = words[:N_COUNTED]
+    sample = source[:N_COUNTED]
     n_tokens = server.counter.count("".join(sample)) if server.counter else None
     tokens_per_word = n_tokens / len(sample) if n_tokens else TOKENS_PER_WORD
     n_tokens_of_parts = [conversation.system]
