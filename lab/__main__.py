@@ -1,4 +1,5 @@
-"""The `lab` command, also as `python -m lab`. Ctrl-C while it imports ends it without a traceback too."""
+"""The `lab` command, also as `python -m lab`. Ctrl-C while it imports ends it without a traceback
+too."""
 
 import gc
 import sys

@@ -158,7 +158,8 @@ def plain_runs(records: Sequence[Record]) -> list[Record]:
 
 
 def ceilings_command(records: Sequence[Record]) -> str:
-    """The commands that measure the ceilings of the engine, the model and the settings of plain runs."""
+    """The commands that measure the ceilings of the engine, the model and the settings of plain
+    runs."""
     from lab.roofline import probing
 
     return " && ".join(probing.commands(plain_runs(records))) or shell.lab("ceilings")

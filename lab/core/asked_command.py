@@ -1,7 +1,7 @@
 """The command that the user gave, for the lines of its session: stored, not reconstructed.
 
-The command line sets it once, before anything is measured; so does a function of the package. It holds no secrets and
-no options of output.
+The command line sets it once, before anything is measured; so does a function of the package. It
+holds no secrets and no options of output.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _WORDS: ContextVar[tuple[str, ...] | None] = ContextVar("asked_command", default
 
 
 def command() -> tuple[str, ...] | None:
-    """The words after `lab`, such as ("measure", "--gen", "64"); None where nothing was asked by a command."""
+    """The words after `lab`: ("measure", "--gen", "64"). None where no command asked."""
     return _WORDS.get()
 
 
 @contextmanager
-def asking(words: Sequence[str]) -> Iterator[None]:
-    """Lines that are made in this context hold these words."""
-    token = _WORDS.set(tuple(words))
+def asking(command_line: Sequence[str]) -> Iterator[None]:
+    """Lines that are made in this context hold this command line."""
+    token = _WORDS.set(tuple(command_line))
     try:
         yield
     finally:

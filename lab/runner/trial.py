@@ -66,10 +66,10 @@ def named(variants: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str,
     """Settings with their label: as options."""
     labelled: list[tuple[str, Mapping[str, Any]]] = []
     for settings in variants:
-        words: list[str] = []
+        options: list[str] = []
         for name, value in settings.items():
-            words += as_options.option(name, value)
-        labelled.append((shell.join(*words), settings))
+            options += as_options.option(name, value)
+        labelled.append((shell.join(*options), settings))
     return labelled
 
 
@@ -101,8 +101,8 @@ def _short_label(label: str, lib: str | None) -> str:
     """A label with only the end of a library folder's path."""
     if not lib:
         return label
-    words = [word.replace(lib, builds.short(lib)) for word in shell.split(label)]
-    return shell.join(*words)
+    options = [word.replace(lib, builds.short(lib)) for word in shell.split(label)]
+    return shell.join(*options)
 
 
 def check(plans: Mapping[str, Plan]) -> None:

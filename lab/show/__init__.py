@@ -1,4 +1,5 @@
-"""Results as sections of text and pictures: records in; tables, sentences, pictures and an HTML page out.
+"""Results as sections of text and pictures: records in; tables, sentences, pictures and an HTML
+page out.
 
 Open `section.py` first. Rich and jinja2 are used here.
 """

@@ -1,7 +1,8 @@
 """Sections as one HTML page: the template page.html.jinja filled with values.
 
-Values come from outside, so the template escapes all of them; only the lab's own drawings are inserted unescaped. The
-content security policy allows the page's own script (explore.js) and no other.
+Values come from outside, so the template escapes all of them; only the lab's own drawings are
+inserted unescaped. The content security policy allows the page's own script (explore.js) and no
+other.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ STYLE: dict[Any, Any] = {
 
 
 def inline(draw: Callable[[Figure], Any], name: str, size: tuple[float, float]) -> str:
-    """The figure that `draw` draws (inches: `size`), as an SVG element. `name` keeps its ids apart from others'."""
+    """The figure that `draw` draws (inches: `size`), as an SVG element. `name` keeps its ids apart
+    from others'."""
     import matplotlib
 
     file = io.StringIO()

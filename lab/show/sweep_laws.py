@@ -1,10 +1,12 @@
-"""The two laws fitted to a sweep: prefill time over the prompt's length, and time per token over its position.
+"""The two laws fitted to a sweep: prefill time over the prompt's length, and time per token over
+its position.
 
     prefill   T(P) = a + b P + c P^2    b: each token passes through the weights; c: it attends to all tokens before it
     decode    t(p) = w + k p            w: each step reads the weights; k: and the KV cache of every position
 
-The terms follow from the transformer's arithmetic (attention over P tokens is P x P). The fitted coefficients are at
-least zero. Prompts shorter than one full ubatch underuse the hardware and are left out.
+The terms follow from the transformer's arithmetic (attention over P tokens is P x P). The fitted
+coefficients are at least zero. Prompts shorter than one full ubatch underuse the hardware and are
+left out.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Law:
-    """Seconds as a + b n + c n^2 (decode: w + k n); `rms` is the root mean square of the relative errors."""
+    """Seconds as a + b n + c n^2 (decode: w + k n); `rms` is the root mean square of the relative
+    errors."""
 
     a: float
     b: float
@@ -33,7 +36,8 @@ class Law:
         return self.a + self.b * n + (self.c or 0) * n**2
 
     def n_tokens(self, seconds: float) -> float:
-        """The length that takes this many seconds: the inverse of `seconds`. NaN where none does."""
+        """The length that takes this many seconds: the inverse of `seconds`. NaN where none
+        does."""
         rest = seconds - self.a
         c = self.c or 0
         if rest < 0 or not (self.b or c):
@@ -51,7 +55,8 @@ class Law:
         )
 
     def __str__(self) -> str:
-        """The formula, what the next token takes, and by how much each token before it adds to that."""
+        """The formula, what the next token takes, and by how much each token before it adds to
+        that."""
         first, more = (self.a, self.b) if self.c is None else (self.b, 2 * self.c)
         what, whose = (
             ("Time per token", "A token") if self.c is None else ("Prefill time", "A prompt token")
@@ -65,12 +70,14 @@ class Law:
 
 
 def request(prefill: Law, decode: Law, n_prompt: int, n_gen: int) -> tuple[float, float]:
-    """Seconds of prefill and of decode: T(P), and t(p) over the positions of n_gen - 1 decode steps."""
+    """Seconds of prefill and of decode: T(P), and t(p) over the positions of n_gen - 1 decode
+    steps."""
     return prefill.seconds(n_prompt), (n_gen - 1) * decode.seconds(n_prompt + (n_gen - 2) / 2)
 
 
 def prefill_law(rows: pd.DataFrame) -> Law | None:
-    """Fitted to the medians of one setup (rows of `table.summary`); None for fewer than 4 lengths."""
+    """Fitted to the medians of one setup (rows of `table.summary`); None for fewer than 4
+    lengths."""
     rows = rows[(rows.n_prompt >= rows.n_ubatch) & rows.prefill_s.notna()]
     return _fitted(rows.n_prompt, rows.prefill_s, 2)
 
@@ -82,7 +89,8 @@ def decode_law(rows: pd.DataFrame) -> Law | None:
 
 
 def positions_of(rows: pd.DataFrame) -> pd.Series:
-    """The mean position of a run's decode steps: the first is at n_prompt, n_gen - 1 follow each other."""
+    """The mean position of a run's decode steps: the first is at n_prompt, n_gen - 1 follow each
+    other."""
     return rows.n_prompt + (rows.n_gen - 2) / 2
 
 

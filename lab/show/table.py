@@ -301,7 +301,8 @@ def _summary_of(group: pd.DataFrame) -> dict[str, Any]:
 
 
 def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
-    """A figure of a row of `summary` with its interval, or its range if runs are too few for one."""
+    """A figure of a row of `summary` with its interval, or its range if runs are too few for
+    one."""
     value = scale * row[figure]
     doubts = row["doubts"]
     if row["repeats"] < 2:

@@ -1,4 +1,5 @@
-"""What will be measured, as text: the machine and its build, the model, a plan with its placement."""
+"""What will be measured, as text: the machine and its build, the model, a plan with its
+placement."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ PLACING = tuple(name for name, setting in settings_table().items() if setting.is
 """Settings of placement."""
 
 SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
-"""For requests: the server, its address and what it reports. A table without requests lacks them."""
+"""For requests: the server, its address and what it reports. A table without requests lacks
+them."""
 
 SETUP = (
     *("model", "model_sha256", *SERVING, "machine", "devices", "power", "ram_gb", "os"),

@@ -146,11 +146,7 @@ def _last_turn(record: Record) -> tuple[str | None, float, float, float]:
     if lever is None or (of_turns := turn_figures(record.run.steps.frame(), lever)).empty:
         return None, math.nan, math.nan, math.nan
     cache = (
-        "no cache"
-        if lever.keep == NONE
-        else "changed prompt"
-        if lever.breaks
-        else "cached prompt"
+        "no cache" if lever.keep == NONE else "changed prompt" if lever.breaks else "cached prompt"
     )
     last = of_turns.iloc[-1]
     token_s = of_turns.ttft_s / of_turns.n_computed
