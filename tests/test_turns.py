@@ -592,7 +592,7 @@ def test_a_conversation_is_replayed_with_the_lengths_of_its_messages(
     path = tmp_path / "session.jsonl"
     path.write_text("\n".join(map(json.dumps, MESSAGES)))
 
-    texts = replay.read_messages(path)
+    texts, _ = replay.read_messages(path)
     planned = plan(fake_worker, replay=str(path))
 
     setup = planned.cases[0].setup
@@ -600,6 +600,31 @@ def test_a_conversation_is_replayed_with_the_lengths_of_its_messages(
     assert texts[2].endswith("?")  # a control character
     assert (setup.system, setup.messages, setup.answers) == (30, (15, 6), (8, 2))
     assert setup.replay == "session.jsonl"
+    assert "the file's image_url parts are left out" in " ".join(planned.warnings)
+
+
+def test_each_call_of_the_model_is_a_turn_of_a_replay(tmp_path: Path) -> None:
+    """An agent calls two tools before it answers: three calls of the model, with its reasoning."""
+    path = tmp_path / "agent.jsonl"
+    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Fix it."},
+        {"role": "assistant", "reasoning_content": "First look.", "tool_calls": [call]},
+        {"role": "tool", "content": "three files"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "a line"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    path.write_text("\n".join(map(json.dumps, messages)))
+
+    texts, left_out = replay.read_messages(path)
+
+    calls = json.dumps([call])
+    system, *turns = texts
+    assert system == ""
+    assert turns[:2] == ["Fix it.", f"First look.\n{calls}"]
+    assert turns[2:] == ["three files", calls, "a line", "Done."]
+    assert left_out == []
 
 
 TURN = b'{"role": "user", "content": "x"}\n{"role": "assistant", "content": "x"}\n'

@@ -59,12 +59,14 @@ def plan(
     States are saved in `folder`.
     """
     keeps = places(keep)
+    notes: list[str] = []
     if replay:
-        messages = replaying.read_messages(Path(replay))
+        recording = replaying.read_messages(Path(replay))
+        notes = recording.notes
         small = make_plan(worker, [16], 2, 1, model, **settings)
         worker.load(small.file.path, small.settings)
         first = replaying.conversation(
-            messages, Path(replay).name, breaks, lambda text: len(worker.tokenize(text))
+            recording.texts, Path(replay).name, breaks, lambda text: len(worker.tokenize(text))
         )
     else:
         first = conversation(system, turn, turns, breaks, settings.get("seed") or 0)
@@ -78,7 +80,7 @@ def plan(
             f"{plain.model.name} was trained for {most:,}.",
             "Give fewer --turns, or a shorter --turn or --system.",
         )
-    warnings = list(plain.warnings)
+    warnings = [*plain.warnings, *notes]
     try:
         need_every_position(plain.model)
     except LabError as problem:

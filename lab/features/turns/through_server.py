@@ -24,6 +24,7 @@ from lab.features.turns.conversation import (
     TurnPrompt,
     parse_breaks,
 )
+from lab.features.turns.replay import Recording
 from lab.features.turns.server_figures import Place
 from lab.remote import formats
 from lab.remote.servers import Server, prompt_text
@@ -167,10 +168,12 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
             "--keep is only for the lab's own engine, not for a server.",
             "Leave it out: a server keeps its cache where its own settings say.",
         )
-    conversation, messages = asked_conversation(asked)
+    conversation, recording = asked_conversation(asked)
     confirm(url, f"{conversation.n_turns + 2} requests", asked["yes"])
     output = Output.taken_from(asked)
     err = console.console(stderr=True)
+    for note in recording.notes:
+        err.print(f"Note: {note}", style="yellow")
     err.print("examining the server ...")
     model = asked["model"] if "model" in options else None
     with connect(url, model, err.print, **reaching_of(asked)) as server:
@@ -183,7 +186,7 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
         path = server.new_file(output.folder)
         text = prompt_text(asked["prompt"])
         records, problem = collect(
-            lambda watch: execute(conversation, server, text, path, watch, messages),
+            lambda watch: execute(conversation, server, text, path, watch, recording.texts),
             path,
             err,
             None,
@@ -193,16 +196,17 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
         output.finish(records, path, problem, has_failed)
 
 
-def asked_conversation(asked: dict[str, Any]) -> tuple[Conversation, list[str]]:
-    """The conversation of the command's options, and the messages of a file to replay."""
+def asked_conversation(asked: dict[str, Any]) -> tuple[Conversation, Recording]:
+    """The conversation of the command's options, and what a file to replay records."""
     if not asked["replay"]:
-        return planning.conversation(
+        conversation = planning.conversation(
             asked["system"], asked["turn"], asked["turns"], asked["breaks"], asked["seed"]
-        ), []
+        )
+        return conversation, Recording([], [])
     path = Path(asked["replay"])
-    messages = replay.read_messages(path)
-    conversation = replay.conversation(messages, path.name, asked["breaks"], n_tokens_of)
-    return conversation, messages
+    recording = replay.read_messages(path)
+    conversation = replay.conversation(recording.texts, path.name, asked["breaks"], n_tokens_of)
+    return conversation, recording
 
 
 def n_tokens_of(text: str) -> int:
