@@ -92,8 +92,8 @@ FEATURES: tuple[Feature, ...] = (
         name="claims",
         group=UNDERSTAND,
         help="Test common claims about LLM inference on this machine.",
-        command="lab.features.claims.session:command",
-        results=("lab.features.claims.judging:KINDS",),
+        command="lab.features.claims.command:command",
+        results=("lab.features.claims.section:KINDS",),
     ),
     Feature(
         name="words",

@@ -1,86 +1,73 @@
-"""Judges claims (claims.toml) by their conditions: figures of a session, whose thresholds were fixed before it.
+"""Judges claims (claims.toml) by their conditions: figures of a session, and thresholds that were
+fixed before it.
 
-A condition holds if the whole interval of each of its figures lies within the thresholds, fails if an interval lies
-outside, and cannot be told if an interval contains a threshold. A claim holds if all of its conditions hold, and fails
-if one fails. The printed criterion is made from the conditions, so both always agree.
+A condition holds if the whole interval of each of its figures lies within the thresholds, fails if
+an interval lies outside, and cannot be told if an interval contains a threshold. A claim holds if
+all of its conditions hold, and fails if one fails. The printed criterion is made from the
+conditions, so both always agree.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.errors import LabError
-from lab.features.claims import figures as functions
-from lab.features.claims.figures import Evidence
-from lab.roofline import probing, step_kernels
+from lab.features.claims import figures as figure_functions
+from lab.features.claims.evidence import Evidence
+from lab.features.claims.figures import Figure
+from lab.roofline import probing
 from lab.runner import disturbances
-from lab.show import canvas, text_results
-from lab.show.canvas import COLOURS, GUIDE
-from lab.show.section import Cell, Columns, Context, Kind, Picture, Section, tabled
 from lab.show.wording import digits
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HOLDS = "holds here"
 HOLDS_NOT = "does not hold here"
 UNSURE = "cannot be told"
 UNTESTABLE = "not testable here"
-STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
-"""Classes of the page's style sheet."""
+VERDICTS = (HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE)
 
-REASONS = {HOLDS_NOT: "Fails", UNTESTABLE: "Not measured", UNSURE: "Cannot be told", HOLDS: "Holds"}
-"""How the figures of each verdict are introduced. The first verdict that a figure has is that of the claim."""
+REASONS = {
+    HOLDS_NOT: "Fails: {}.",
+    UNTESTABLE: "Not measured: {}.",
+    UNSURE: "Cannot be told: {}.",
+    HOLDS: "Holds: {}.",
+}
+"""The sentence for the figures of each verdict. The first verdict that a figure has is that of the
+claim."""
 
 CEILINGS = "ceilings"  # among the parts of a claim: its figures need the machine's ceilings
 ONE_BY_ONE = ("lengths", "context")
 """Parts whose runs are compared with nothing beside them, so that a disturbance counts fully."""
 
-MOST_SHOWN = 3
-MOST_RATIO = 100.0
-"""The most figures in a cell; the picture ends at this multiple of a threshold, and at its inverse."""
+MOST_SHOWN = 3  # figures in a cell
 
 Claim = dict[str, Any]
-"""A claim of claims.toml: `number`, `words`, `parts`, `conditions`, and `note` and `source` where there are any."""
-
-CLAIMS: tuple[Claim, ...] = tuple(
-    {"number": int(number), **claim}
-    for number, claim in tomllib.loads(
-        Path(__file__).with_name("claims.toml").read_text(encoding="utf-8")
-    ).items()
-)
+"""A claim of claims.toml: `number`, `words`, `parts`, `conditions`, and `note` and `source` where
+there are any."""
 
 
-PARTS = frozenset(part for claim in CLAIMS for part in claim["parts"])
+def read_claims() -> tuple[Claim, ...]:
+    text = Path(__file__).with_name("claims.toml").read_text(encoding="utf-8")
+    claims = tomllib.loads(text)
+    return tuple({"number": int(number), **claim} for number, claim in claims.items())
+
+
+CLAIMS = read_claims()
+PARTS: frozenset[str] = frozenset().union(*(claim["parts"] for claim in CLAIMS))
 """The parts of a session of claims, which its runs name."""
-
-
-def bounds(condition: Mapping[str, Any]) -> str:
-    """The thresholds of a condition in words."""
-    least, most = (
-        f"{condition[end]:,.4g}" if end in condition else "" for end in ("least", "most")
-    )
-    words = (
-        f"between {least} and {most}"
-        if least and most
-        else f"at least {least}"
-        if least
-        else f"at most {most}"
-    )
-    return f"{words} {condition.get('unit', '')}".rstrip()
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The verdicts of a session of claims: a row for each claim (as `judge` returns it), and the session's records."""
+    """The verdicts of a session of claims: a row for each claim (as `judge` returns it), and the
+    session's records."""
 
     session: str
     rows: list[dict[str, Any]]
@@ -90,190 +77,188 @@ class Verdicts:
     def summary(self) -> str:
         """The number of claims with each verdict, in a sentence."""
         verdicts = [row["verdict"] for row in self.rows]
-        counts = [f"{verdicts.count(one)} {one}" for one in STYLES if one in verdicts]
+        counts = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts]
         return f"{plural(len(verdicts), 'claim')}: {join_and(counts) or 'none is left'}."
 
 
 def of_sessions(
-    claims: Sequence[Claim], records: Iterable[Record], known: Sequence[Ceilings]
+    claims: Sequence[Claim], records: Iterable[Record], ceilings: Sequence[Ceilings]
 ) -> Iterator[Verdicts]:
-    """The verdicts of each session of claims among the records; claims that lack a part are left out."""
-    for session, own in grouped(
-        (one for one in records if one.run.part), lambda one: one.session
-    ).items():
-        evidence = Evidence(own, probing.known(known, probing.place_of_record(own[0])))
-        tried = {CEILINGS, *(record.run.part for record in own)}
-        judged = [judge(one, evidence) for one in claims if tried.issuperset(one["parts"])]
-        yield Verdicts(session, [{"session": session, **row} for row in judged], tuple(own))
+    """The verdicts of each session of claims among the records; claims that lack a part are left
+    out."""
+    of_parts = [record for record in records if record.run.part]
+    for session, of_session in grouped(of_parts, lambda record: record.session).items():
+        place = probing.place_of_record(of_session[0])
+        evidence = Evidence(of_session, probing.known(ceilings, place))
+        tried = {CEILINGS, *(record.run.part for record in of_session)}
+        rows: list[dict[str, Any]] = []
+        for claim in claims:
+            if tried.issuperset(claim["parts"]):
+                rows.append({"session": session, **judge(claim, evidence)})
+        yield Verdicts(session, rows, tuple(of_session))
 
 
 def failures(records: Iterable[Record]) -> dict[str, str]:
     """Parts without a successful run, with the error of the first run."""
-    runs = [record.run for record in records]
-    good = {run.part for run in runs if run.is_timed}
-    return {
-        run.part: run.error
-        for run in reversed(runs)
-        if run.error and run.part and run.part not in good
-    }
+    errors: dict[str, str] = {}
+    parts_with_times: set[str | None] = set()
+    for record in records:
+        run = record.run
+        if run.is_timed:
+            parts_with_times.add(run.part)
+        elif run.error and run.part:
+            errors.setdefault(run.part, run.error)
+    return {part: error for part, error in errors.items() if part not in parts_with_times}
+
+
+@dataclass(frozen=True)
+class JudgedFigure:
+    """A figure beside its thresholds."""
+
+    figure: Figure
+    condition: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        least = self.condition.get("least", -math.inf)
+        most = self.condition.get("most", math.inf)
+        low = self.figure.low
+        high = math.inf if self.figure.high is None else self.figure.high
+        if least <= low and high <= most:
+            return HOLDS
+        if high < least or low > most:
+            return HOLDS_NOT
+        return UNSURE
+
+    @property
+    def sentence(self) -> str:
+        """The figure with its interval, and what it must be."""
+        text = f"{self.figure.name}: {value_text(self.figure)}"
+        if self.figure.n < 3:
+            text += f", interval assumed for {plural(self.figure.n, 'value')}"
+        return f"{text}, must be {bounds(self.condition)}"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(self.figure),
+            "least": self.condition.get("least"),
+            "most": self.condition.get("most"),
+            "verdict": self.verdict,
+        }
+
+
+def bounds(condition: Mapping[str, Any]) -> str:
+    """The thresholds of a condition in words."""
+    least = condition.get("least")
+    most = condition.get("most")
+    if most is None:
+        text = f"at least {least:,.4g}"
+    elif least is None:
+        text = f"at most {most:,.4g}"
+    else:
+        text = f"between {least:,.4g} and {most:,.4g}"
+    return f"{text} {condition['unit']}" if "unit" in condition else text
+
+
+def value_text(figure: Figure) -> str:
+    """A figure with its unit and its interval."""
+    unit = figure.unit if figure.unit == "x" else f" {figure.unit}"
+    low = digits(figure.low)
+    if figure.value is None or figure.high is None:
+        return f"at least {low}{unit}"
+    if figure.low == figure.high:
+        return f"{digits(figure.value)}{unit}"
+    return f"{digits(figure.value)}{unit} ({low}-{digits(figure.high)})"
+
+
+def criterion(claim: Claim) -> str:
+    """What a claim must fulfil to hold, in sentences."""
+    sentences: list[str] = []
+    for condition in claim["conditions"]:
+        sentences.append(f"{condition['what']} is {bounds(condition)}.")
+    if "note" in claim:
+        sentences.append(claim["note"])
+    return " ".join(sentences)
 
 
 def judge(claim: Claim, evidence: Evidence) -> dict[str, Any]:
-    """The row of a claim: words, criterion, parts, verdict, reasons, and its figures with intervals and thresholds."""
-    criterion = [f"{one['what']} is {bounds(one)}." for one in claim["conditions"]]
-    row = {"number": claim["number"], "claim": claim["words"], "source": claim.get("source", "")}
-    row |= {"verdict": UNTESTABLE, "words": _missing(claim, evidence)}
-    row |= {
-        "criterion": " ".join([*criterion, *filter(None, [claim.get("note")])]),
+    """The row of a claim: words, criterion, parts, verdict, reasons, and its figures with intervals
+    and thresholds."""
+    row = {
+        "number": claim["number"],
+        "claim": claim["words"],
+        "source": claim.get("source", ""),
+        "verdict": UNTESTABLE,
+        "words": missing(claim, evidence),
+        "criterion": criterion(claim),
         "parts": claim["parts"],
+        "figures": [],
     }
-    figures = list[dict[str, Any]]()
-    shown = {verdict: list[str]() for verdict in REASONS}
-    row["figures"] = figures
     if row["words"]:
         return row
+    try:
+        judged = judged_figures(claim, evidence)
+    except LabError as problem:  # a kernel that was not probed, a model that cannot be counted
+        return row | {"words": f"{problem.what} {problem.hint}".strip()}
+    sentences: dict[str, list[str]] = {verdict: [] for verdict in REASONS}
     for condition in claim["conditions"]:
-        name, *words = condition["figures"]
-        try:
-            found = [one for one in getattr(functions, name)(evidence, *words) if one is not None]
-        except LabError as problem:  # a kernel that was not probed, a model that cannot be counted
-            figures.clear()
-            return row | {"words": f"{problem.what} {problem.hint}".strip()}
-        if not found:
-            shown[UNTESTABLE].append(f"{condition['what'][:1].lower()}{condition['what'][1:]}")
-        least = condition.get("least", -math.inf)
-        most = condition.get("most", math.inf)
-        for one in found:
-            low = one["low"]
-            high = math.inf if one["high"] is None else one["high"]
-            verdict = (
-                HOLDS
-                if least <= low and high <= most
-                else HOLDS_NOT
-                if high < least or low > most
-                else UNSURE
-            )
-            unit = one["unit"] if one["unit"] == "x" else f" {one['unit']}"
-            value = f"at least {digits(low)}{unit}"
-            if one["value"] is not None:
-                value = f"{digits(one['value'])}{unit}{f' ({digits(low)}-{digits(high)})' if low != high else ''}"
-            few = f", interval assumed for {plural(one['n'], 'value')}" if one["n"] < 3 else ""
-            shown[verdict].append(f"{one['name']}: {value}{few}, must be {bounds(condition)}")
-            figures.append(
-                one | {end: condition.get(end) for end in ("least", "most")} | {"verdict": verdict}
-            )
-    verdict = next(name for name, own in shown.items() if own)
-    reasons = []
-    for name, own in shown.items():
-        more = [f"{len(own) - MOST_SHOWN} more"] if len(own) > MOST_SHOWN else []
-        reasons += [f"{REASONS[name]}: {'; '.join([*own[:MOST_SHOWN], *more])}."] if own else []
-    runs = evidence.of(*(part for part in claim["parts"] if part in ONE_BY_ONE)).record
-    n_disturbed = sum(bool(disturbances.disturbances(record)) for record in runs)
+        figures = judged[condition["what"]]
+        if not figures:
+            what = condition["what"]
+            sentences[UNTESTABLE].append(f"{what[:1].lower()}{what[1:]}")
+        for figure in figures:
+            sentences[figure.verdict].append(figure.sentence)
+            row["figures"].append(figure.row)
+    return row | verdict_and_words(claim, evidence, sentences)
+
+
+def judged_figures(claim: Claim, evidence: Evidence) -> dict[str, list[JudgedFigure]]:
+    """The figures of each condition, by what it says. LabError if one cannot be computed."""
+    judged: dict[str, list[JudgedFigure]] = {}
+    for condition in claim["conditions"]:
+        name, *arguments = condition["figures"]
+        figures = getattr(figure_functions, name)(evidence, *arguments)
+        judged[condition["what"]] = [
+            JudgedFigure(figure, condition) for figure in figures if figure is not None
+        ]
+    return judged
+
+
+def verdict_and_words(
+    claim: Claim, evidence: Evidence, sentences: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """The verdict by the figures' `sentences`, and the reasons; mostly disturbed runs are not
+    sure."""
+    verdicts = [verdict for verdict in REASONS if sentences[verdict]]
+    reasons: list[str] = []
+    for verdict in verdicts:
+        shown = list(sentences[verdict][:MOST_SHOWN])
+        n_more = len(sentences[verdict]) - MOST_SHOWN
+        if n_more > 0:
+            shown.append(f"{n_more} more")
+        reasons.append(REASONS[verdict].format("; ".join(shown)))
+    verdict = verdicts[0]
+    parts_alone = [part for part in claim["parts"] if part in ONE_BY_ONE]
+    runs = evidence.of(*parts_alone).record
+    n_disturbed = len([record for record in runs if disturbances.disturbances(record)])
     if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
         verdict = UNSURE
         reasons.insert(0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure.")
-    return row | {"verdict": verdict, "words": " ".join(reasons)}
+    return {"verdict": verdict, "words": " ".join(reasons)}
 
 
-def _missing(claim: Claim, evidence: Evidence) -> str:
+def missing(claim: Claim, evidence: Evidence) -> str:
     """What a claim needs and the session does not have; "" if it has all."""
     for part in claim["parts"]:
-        rates = evidence.ceilings.rates if evidence.ceilings else ()
-        if part == CEILINGS and not any(
-            rate.n_tokens == 1 and rate.op in step_kernels.READERS for rate in rates
-        ):
-            return "The ceilings of this machine are not measured. Run: lab ceilings"
-        if part != CEILINGS and evidence.of(part).empty:
+        if part == CEILINGS:
+            try:
+                evidence.need_ceilings()
+            except LabError as problem:
+                return f"{problem.what} {problem.hint}"
+        elif evidence.of(part).empty:
             error = failures(evidence.records).get(part)
-            return (
-                f"The measurement `{part}` failed: {error}"
-                if error
-                else f"The session has no measurement `{part}`."
-            )
+            if error:
+                return f"The measurement `{part}` failed: {error}"
+            return f"The session has no measurement `{part}`."
     return ""
-
-
-def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
-    """A table of all verdicts for each session, its picture and, on a page or with details, the criteria."""
-    made = []
-    for i, verdicts in enumerate(sessions, 1):
-        rows = verdicts.rows
-        failed = failures(verdicts.records)
-        parts = list[Section]()
-        rest = [record for record in verdicts.records if record.run.part not in failed]
-        errors = [
-            *(f"{part}: {error}" for part, error in failed.items()),
-            *text_results.failures(rest),
-        ]
-        sources = [f" Claimed by {row['source']}." * bool(row["source"]) for row in rows]
-        criteria = {
-            str(row["number"]): row["criterion"] + own
-            for row, own in zip(rows, sources, strict=True)
-        }
-        if context.details or context.is_page:
-            parts = [Section("The criteria, fixed before the measurement", facts=criteria)]
-        n_figures = sum(len(row["figures"]) for row in rows)
-        caption = "Each figure over its threshold, with its interval. It holds on the side to which its triangle points."
-        picture = Picture("claims", caption, partial(_draw, rows), (10.0, 1.8 + 0.2 * n_figures))
-        made.append(
-            Section(
-                "Claims and verdicts",
-                f"session {verdicts.session}",
-                name=f"claims-{i}",
-                question="Do the textbooks' claims hold on this machine?",
-                words=[verdicts.summary],
-                **tabled(COLUMNS, rows, keep_all=True),
-                warnings=[
-                    *text_results.warnings(verdicts.records),
-                    *(f"failed: {line}" for line in errors),
-                ],
-                pictures=[picture] if n_figures else [],
-                parts=parts,
-                data=partial(dict, rows=rows),
-            )
-        )
-    return made
-
-
-COLUMNS: Columns = (
-    ("", lambda row: str(row["number"])),
-    ("claim", lambda row: row["claim"]),
-    ("verdict", lambda row: Cell(row["verdict"], style=STYLES[row["verdict"]])),
-    ("figures", lambda row: row["words"]),
-)
-
-
-def _draw(rows: Sequence[Mapping[str, Any]], canvas_figure: Figure) -> None:
-    """A line for each figure and threshold: the interval of their ratio, in the colour of the verdict."""
-    colours = {HOLDS: COLOURS[2], HOLDS_NOT: COLOURS[1], UNSURE: COLOURS[4]}
-    known = [(row, one) for row in rows for one in row["figures"]]
-    ax = canvas_figure.subplots()
-    for at, (_, one) in enumerate(known):
-        for end, mark, apart in (("least", ">", -0.15), ("most", "<", 0.15)):
-            if one[end] is not None:
-                ends = [
-                    math.inf if one[name] is None else one[name] / one[end]
-                    for name in ("low", "value", "high")
-                ]
-                low, value, high = (min(MOST_RATIO, max(1 / MOST_RATIO, ratio)) for ratio in ends)
-                y = at if None in (one["least"], one["most"]) else at + apart
-                ax.plot([low, high], [y, y], color=colours[one["verdict"]], lw=2)
-                ax.plot(value, y, mark, color=colours[one["verdict"]], ms=6)
-    for label, colour in colours.items():
-        ax.plot([], [], color=colour, lw=2, label=label)
-    ax.axvline(1, color=GUIDE, lw=1.2)
-    ax.set(xscale="log", xlabel="figure over threshold")
-    ax.set_yticks(
-        range(len(known)), [f"{row['number']}  {one['name']}" for row, one in known], fontsize=7
-    )
-    ax.invert_yaxis()
-    canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)
-
-
-KINDS = (
-    Kind(
-        "claims",
-        lambda one: isinstance(one, Record) and one.run.part in PARTS,
-        lambda records, context: sections(of_sessions(CLAIMS, records, context.ceilings), context),
-    ),
-)

@@ -1,7 +1,9 @@
-"""A session of claims: a few measurements under fixed names (parts), each made once for all claims that need it.
+"""A session of claims: a few measurements under fixed names (parts), each made once for all claims
+that need it.
 
-A part with one plan runs in rounds, as in `lab measure`; parts that compare run in blocks, as in `lab ab`, with one
-turn. A part that cannot be measured, or fails, leaves a failed run with the reason; the others go on.
+A part with one plan runs in rounds, as in `lab measure`; parts that compare run in blocks, as in
+`lab ab`, with one turn. A part that cannot be measured, or fails, leaves a failed run with the
+reason; the others go on.
 """
 
 from __future__ import annotations
@@ -9,21 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
-from lab.app.help import Command
-from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
-from lab.app.output import Output
-from lab.app.reading import note
-from lab.app.running import collect, introduce
 from lab.core import results
-from lab.core.lists import plural
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import stall
@@ -35,11 +28,12 @@ from lab.models import catalog, obtain
 from lab.process.wire import Probe
 from lab.process.worker import Worker
 from lab.roofline import measuring, probing
-from lab.runner import batches, progress, prompts, session, trial as side_by_side
+from lab.roofline.probing import Where
+from lab.runner import batches, progress, prompts, session, trial
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
-from lab.runner.progress import ShowStatus, Status, duration
-from lab.runner.refusals import whole_numbers
+from lab.runner.progress import ShowStatus, Status
+from lab.runner.refusals import Numbers, whole_numbers
 
 PARTS: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("parts.toml").read_text(encoding="utf-8")
@@ -55,23 +49,34 @@ PLANS: dict[str, Callable[..., Plan]] = {
 """How the parts are planned that are not plain measurements."""
 
 TYPES = ("Q4_0", "Q8_0")
-"""Weight types whose ceilings a session measures besides the model's own; the machine's best is among them."""
+"""Weight types whose ceilings a session measures besides the model's own; the machine's best is
+among them."""
 
 N_REPEAT = 3  # repeats or blocks of each part
+HALF = "half"  # the variant with half the threads
+TEXTS = "code,table,story"  # what tokens are drafted for, if no prompt is asked for
 
 
 @dataclass(frozen=True)
 class Session:
-    """The plans of each part by their variants; `problems` has the reason for each part that cannot be measured."""
+    """The plans of each part by their variants; `problems` has the reason for each part that cannot
+    be measured."""
 
     base: Plan
     plans: dict[str, dict[str, Plan]]
     problems: dict[str, LabError]
     probes: tuple[Probe, ...]  # kernels whose ceilings are needed and not known yet
 
+    @property
+    def all_plans(self) -> list[Plan]:
+        plans = [self.base]
+        for variants in self.plans.values():
+            plans += variants.values()
+        return plans
+
 
 def claims(
-    only: str | int | Sequence[int] | None = None,
+    only: Numbers | None = None,
     model: str = catalog.DEFAULT,
     *,
     out: str | Path = "results",
@@ -90,182 +95,173 @@ def claims(
     with Worker() as worker, progress.in_notebook() as watch:
         planned = plan(worker, chosen, folder, model=model, **settings)
         path = session.new_results_file(planned.base, folder)
-        records = list(
-            execute(planned, worker, path, watch, lambda sentence: watch(Status(sentence)))
+        measurement = Measurement(
+            planned, worker, path, watch, lambda sentence: watch(Status(sentence))
         )
-    (made,) = judging.of_sessions(chosen, records, probing.kept(folder))
-    return made
+        records = list(measurement.execute())
+    return next(judging.of_sessions(chosen, records, probing.kept(folder)))
 
 
-def choose(only: str | int | Sequence[int] | None) -> tuple[Claim, ...]:
-    """The claims with these numbers, or all of them. LabError for unknown numbers."""
-    known = {claim["number"]: claim for claim in CLAIMS}
-    wanted = known if only is None else whole_numbers("--only", only, max(known))
-    if unknown := [number for number in wanted if number not in known]:
-        raise LabError(
-            f"There is no claim {unknown[0]}.", f"The numbers are {', '.join(map(str, known))}."
-        )
-    return tuple(known[number] for number in wanted)
+def choose(only: Numbers | None) -> tuple[Claim, ...]:
+    """The claims with these numbers, or all of them. LabError for numbers that no claim has."""
+    by_number = {claim["number"]: claim for claim in CLAIMS}
+    if only is None:
+        return CLAIMS
+    the_numbers = f"The numbers are {', '.join(map(str, by_number))}."
+    try:
+        numbers = whole_numbers("--only", only, 10**9)
+    except LabError as problem:
+        raise LabError(problem.what, the_numbers) from problem
+    for number in numbers:
+        if number not in by_number:
+            raise LabError(f"There is no claim {number:,}.", the_numbers)
+    return tuple(by_number[number] for number in numbers)
 
 
 def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any) -> Session:
-    """Plan every part that the chosen claims need. LabError for settings or a model that cannot be measured at all."""
+    """Plan every part that the chosen claims need.
+
+    LabError for settings or a model that cannot be measured at all.
+    """
     base = make_plan(worker, [1], 1, 1, **settings)
-    needed = {part for claim in chosen for part in claim["parts"]}
-    planned = dict[str, dict[str, Plan]]()
-    problems = dict[str, LabError]()
-    todo = list[Probe]()
-    for part in (name for name in PARTS if name in needed):
+    needed: set[str] = set()
+    for claim in chosen:
+        needed.update(claim["parts"])
+    plans: dict[str, dict[str, Plan]] = {}
+    problems: dict[str, LabError] = {}
+    for part in PARTS:
+        if part not in needed:
+            continue
         try:
-            planned[part] = plans_of(part, worker, base, settings)
-            if len(planned[part]) > 1:
-                side_by_side.check(planned[part])
+            variants = plans_of(part, worker, base, settings)
+            if len(variants) > 1:
+                trial.check(variants)
+            plans[part] = variants
         except LabError as problem:
-            planned.pop(part, None)
             problems[part] = problem
-    if CEILINGS in needed:
-        here = probing.place_of(base.machine, base.model, base.settings)
-        with contextlib.suppress(LabError):  # the cost of some models is unknown
-            todo = measuring.unknown(
-                base.model, base.settings, TYPES, here, probing.kept(folder, lambda text: None)
-            )
-    return Session(base, planned, problems, tuple(todo))
+    probes = missing_probes(base, folder) if CEILINGS in needed else []
+    return Session(base, plans, problems, tuple(probes))
 
 
-def plans_of(part: str, worker: Worker, base: Plan, settings: dict[str, Any]) -> dict[str, Plan]:
-    """The plans of a part by their variants: one that runs in rounds, or several that run in blocks."""
-    plans = dict[str, Plan]()
-    spec = catalog.parse(settings["model"])
+def missing_probes(base: Plan, folder: Path) -> list[Probe]:
+    """The kernels whose ceilings the folder does not have; none if the model's cost is unknown."""
+    ceilings = probing.kept(folder, lambda sentence: None)
+    with contextlib.suppress(LabError):
+        return measuring.unknown(base.model, base.settings, TYPES, place_of(base), ceilings)
+    return []
+
+
+def place_of(base: Plan) -> Where:
+    return probing.place_of(base.machine, base.model, base.settings)
+
+
+def plans_of(part: str, worker: Worker, base: Plan, settings: Mapping[str, Any]) -> dict[str, Plan]:
+    """The plans of a part by their variants: one that runs in rounds, or several that run in
+    blocks."""
+    plans: dict[str, Plan] = {}
     n_half = base.settings.n_threads // 2
-    is_synthetic = spec.source == catalog.SYNTHETIC
+    make: Callable[..., Plan] = PLANS.get(part, make_plan)
     for variant, changes in PARTS[part]["variants"].items():
         asked = {"repeat": N_REPEAT, **settings, **changes}
-        if variant == "half":
+        if variant == HALF:
             asked |= {"threads": n_half, "threads_batch": n_half}
         if part == "speculation" and settings.get("prompt", prompts.TEXT) == prompts.TEXT:
-            asked["prompt"] = "code,table,story"
+            asked["prompt"] = TEXTS
         if part == "quantizations":
-            if spec.entry is None or not (
-                is_synthetic or obtain.locate(catalog.parse(spec.entry.name))
-            ):
-                what = f"{spec.text} cannot be made in other quantizations: no unpacked original is on this machine."
-                raise LabError(what, "Use a model of the list, and get it first: lab models")
-            asked["model"] = f"{'synthetic:' * is_synthetic}{spec.entry.name}:{variant}"
-        make: Callable[..., Plan] = PLANS.get(part, make_plan)
-        if variant != "half" or n_half:
+            asked["model"] = in_quantization(settings["model"], variant)
+        if variant != HALF or n_half:
             plans[variant] = dataclasses.replace(make(worker, **asked), part=part)
     return plans
 
 
-def execute(
-    planned: Session,
-    worker: Worker,
-    path: Path,
-    watch: ShowStatus,
-    announce: Callable[[str], None],
-    new_worker: Callable[[], Worker] = Worker,
-) -> Iterator[Record]:
-    """Measure the missing ceilings, then each part, which is announced; every run is in `path` as soon as it ends."""
-    base = planned.base
-    n_starts = 1
-    here = probing.place_of(base.machine, base.model, base.settings)
-
-    def failed(part: str, problem: LabError) -> Record:
-        run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=part)
-        line = Record(path.stem, base.machine, base.model, base.settings, run)
-        results.save(path, line)
-        return line
-
-    with results.unless_empty(path):
-        if planned.probes:
-            announce(f"{CEILINGS}: the best rate of each kernel")
-            try:
-                worker.use(base.lib, base.settings.rpc or ())
-                measuring.obtain(worker, here, planned.probes, watch, announce, path.parent)
-            except LabError as problem:
-                announce(f"The ceilings could not be measured: {problem}")
-        known = probing.lines(probing.known(probing.kept(path.parent, announce), here))
-        results.save(path, *known)  # so that the session's file can be judged anywhere
-        yield from (failed(part, reason) for part, reason in planned.problems.items())
-        for i, (part, plans) in enumerate(planned.plans.items(), 1):
-            words = f"part {i} of {len(planned.plans)}, {part}"
-            is_failed = False
-            announce(f"{words}: {PARTS[part]['words']}")
-            show = partial(_with_part, watch, words)
-            try:
-                worker.use(None)
-                worker.restart()  # frees its memory
-                runs = side_by_side.execute(plans, N_REPEAT, path, show, new_worker, n_turns=1)
-                if len(plans) == 1:
-                    runs = session.execute(plans[""], worker, path, show, n_starts=n_starts + 1)
-                for record in runs:
-                    n_starts = max(n_starts, record.run.engine or 0)
-                    is_failed = record.run.error is not None
-                    yield record
-            except LabError as problem:
-                if not is_failed:  # else its last run says why
-                    yield failed(part, problem)
-
-
-def _with_part(watch: ShowStatus, part: str, status: Status) -> None:
-    watch(dataclasses.replace(status, part=part))
-
-
-@click.command("claims", cls=Command, first=("only", "model", "threads", "report", "out"))
-@with_options(
-    click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,7."),
-    MODEL,
-    PROMPT,
-    *ENGINE,
-    SEED,
-    *OUTPUT,
-)
-def command(only: str | None, **asked: Any) -> None:
-    """Test common claims about LLM inference on this machine.
-
-    \b
-      lab claims
-      lab claims --only 2,7 --report
-
-    Each claim has a criterion that is fixed before the measurement. The verdict is: holds here, does not hold here,
-    cannot be told (too noisy), or not testable here, with the reason. What several claims need is measured once; all
-    claims take about 5 minutes on two cores with the embedded model, and a minute more if the ceilings are unknown.
-    Each run is written to one file as soon as it ends. lab show and lab report judge that file again, also after an
-    interrupted session.
-    """
-    from lab.show import console
-    from lab.show.section import Context
-
-    output = Output.taken_from(asked)
-    chosen = choose(only)
-    err = console.console(stderr=True)
-    with Worker() as worker:
-        with console.transfer(err) as transferring:
-            planned = plan(worker, chosen, output.folder, **asked, watch=transferring)
-        plans = [planned.base, *(plan for own in planned.plans.values() for plan in own.values())]
-        introduce(
-            [planned.base],
-            err,
-            err,
-            list(dict.fromkeys(one for plan in plans for one in plan.warnings)),
-        )
-        usual = catalog.entries()[catalog.DEFAULT].n_bytes or 1
-        scale = max(
-            1.0, (planned.base.model.n_bytes or usual) / usual
-        )  # runs take in proportion to the weights
-        seconds = measuring.expected_s(planned.probes) + scale * sum(
-            PARTS[part]["seconds"] for part in planned.plans
-        )
-        size = f"{plural(len(chosen), 'claim')}, {plural(len(planned.plans), 'part')}"
-        err.print(f"{size}: about {duration(seconds)} on two cores of an EPYC")
-        for part, reason in planned.problems.items():
-            err.print(f"{part} cannot be measured: {reason}")
-        path = session.new_results_file(planned.base, output.folder)
-        records, problem = collect(
-            lambda watch: execute(planned, worker, path, watch, err.print), path, err
-        )
-    judged = judging.of_sessions(chosen, records, probing.kept(output.folder, note))
-    has_failed = any(
-        record.run.error and record.run.part not in planned.problems for record in records
+def in_quantization(model: str, kind: str) -> str:
+    """The same model in another quantization. LabError if it cannot be made here."""
+    spec = catalog.parse(model)
+    if spec.entry is not None:
+        if spec.source == catalog.SYNTHETIC:
+            return f"synthetic:{spec.entry.name}:{kind}"
+        if obtain.locate(catalog.parse(spec.entry.name)):
+            return f"{spec.entry.name}:{kind}"
+    raise LabError(
+        f"{spec.text} cannot be made in other quantizations: no unpacked original is on this "
+        "machine.",
+        "Use a model of the list, and get it first: lab models",
     )
-    output.finish(records, path, problem, has_failed, shown=judging.sections(judged, Context()))
+
+
+@dataclass
+class Measurement:
+    """A session under way: first the missing ceilings, then each part, which is announced.
+
+    Every run is in the file at `path` as soon as it ends.
+    """
+
+    planned: Session
+    worker: Worker
+    path: Path
+    watch: ShowStatus
+    announce: Callable[[str], None]
+    new_worker: Callable[[], Worker] = Worker
+    n_starts: int = 1  # engines so far
+
+    def execute(self) -> Iterator[Record]:
+        with results.unless_empty(self.path):
+            self.measure_ceilings()
+            for part, problem in self.planned.problems.items():
+                yield self.failed(part, problem)
+            n_parts = len(self.planned.plans)
+            for number, part in enumerate(self.planned.plans, 1):
+                label = f"part {number} of {n_parts}, {part}"
+                self.announce(f"{label}: {PARTS[part]['words']}")
+                yield from self.measure_part(part, label)
+
+    def measure_ceilings(self) -> None:
+        """Measure the missing ones, and copy all to the session's file, which can be judged
+        anywhere."""
+        base = self.planned.base
+        here = place_of(base)
+        folder = self.path.parent
+        if self.planned.probes:
+            self.announce(f"{CEILINGS}: the best rate of each kernel")
+            try:
+                self.worker.use(base.lib, base.settings.rpc or ())
+                measuring.obtain(
+                    self.worker, here, self.planned.probes, self.watch, self.announce, folder
+                )
+            except LabError as problem:
+                self.announce(f"The ceilings could not be measured: {problem}")
+        ceilings = probing.known(probing.kept(folder, self.announce), here)
+        results.save(self.path, *probing.lines(ceilings))
+
+    def measure_part(self, part: str, label: str) -> Iterator[Record]:
+        """The runs of a part in engines of its own; the last one says why it failed."""
+        plans = self.planned.plans[part]
+        has_failed = False
+
+        def show(status: Status) -> None:
+            self.watch(dataclasses.replace(status, part=label))
+
+        try:
+            self.worker.use(None)
+            self.worker.restart()  # frees its memory
+            if len(plans) == 1:
+                runs = session.execute(
+                    plans[""], self.worker, self.path, show, n_starts=self.n_starts + 1
+                )
+            else:
+                runs = trial.execute(plans, N_REPEAT, self.path, show, self.new_worker, n_turns=1)
+            for record in runs:
+                self.n_starts = max(self.n_starts, record.run.engine or 0)
+                has_failed = record.run.error is not None
+                yield record
+        except LabError as problem:
+            if not has_failed:
+                yield self.failed(part, problem)
+
+    def failed(self, part: str, problem: LabError) -> Record:
+        """The line of a part that could not be measured."""
+        base = self.planned.base
+        run = dataclasses.replace(failed_run(Case(0, 0), 0, problem), part=part)
+        record = Record(self.path.stem, base.machine, base.model, base.settings, run)
+        results.save(self.path, record)
+        return record

@@ -1,0 +1,124 @@
+"""What claims are judged by: the timed runs of a session as a table, and the machine's ceilings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lab.core import experiments, phases
+from lab.core.record import Ceilings, Record, Run, Value
+from lab.errors import LabError
+from lab.features.turns.conversation import NAME as TURNS
+from lab.features.turns.conversation import NONE, conversation_of
+from lab.features.turns.figures import figures as figures_of_turns
+from lab.roofline import step_kernels
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OF_PLAIN_RUNS = ("prefill", "decode", "TTFT", "compute")
+OF_EXPERIMENTS = ("tpot_ms", "gap_ms")  # of a step or token, and the longest gap of a stream
+OF_LAST_TURN = ("TTFT of the last turn", "decode of the last turn", "share of TTFT")
+TIMES = [*OF_PLAIN_RUNS, *OF_EXPERIMENTS, *OF_LAST_TURN]
+CASE = [
+    "record",
+    "part",
+    "variant",
+    "n_prompt",
+    "block",
+    "format",
+    "n_bytes",
+    "n_seq",
+    "chunk",
+    "text",
+    "cache",
+]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The records of one session of claims, and the ceilings of its machine; None if unknown."""
+
+    records: Sequence[Record]
+    ceilings: Ceilings | None = None
+
+    def of(self, *parts: str) -> pd.DataFrame:
+        """The timed runs of parts."""
+        return self.runs[self.runs.part.isin(parts)]
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row for each timed run: its case, its block and its times; NaN for unknown and 0."""
+        import pandas as pd
+
+        rows = [run_row(record) for record in self.records if record.run.is_timed]
+        table = pd.DataFrame(rows, columns=[*CASE, *TIMES])
+        times = table[TIMES].astype(float)
+        table[TIMES] = times.where(times > 0)
+        return table
+
+    def need_ceilings(self) -> Ceilings:
+        """LabError if it is not known how fast this machine reads."""
+        rates = self.ceilings.rates if self.ceilings else ()
+        for rate in rates:
+            if self.ceilings and rate.n_tokens == 1 and rate.op in step_kernels.READERS:
+                return self.ceilings
+        raise LabError("The ceilings of this machine are not measured.", "Run: lab ceilings")
+
+
+def run_row(record: Record) -> dict[str, Any]:
+    """The case and the times of a run: ns, but ms where the name says so."""
+    run = record.run
+    figures = experiments.figures(run)
+    row = {
+        "record": record,
+        "part": run.part,
+        "variant": run.variant,
+        "n_prompt": run.n_prompt,
+        "block": run.repeat if run.block is None else run.block,
+        "format": record.model.quantization or "",
+        "n_bytes": record.model.n_bytes or 0,
+        "n_seq": run.case.get("n_seq"),
+        "chunk": run.case.get("chunk"),
+        "text": run.case.get("text"),
+        "prefill": phases.prefill_ns(run),
+        "decode": phases.tpot_ns(run),
+        "TTFT": phases.ttft_ns(run),
+        "compute": phases.decode_compute_mean_ns(run) if run.is_plain else None,
+    }
+    for name in OF_EXPERIMENTS:
+        row[name] = figures.get(name, math.nan)
+    if run.experiment == TURNS:
+        row |= last_turn(run)
+    return row
+
+
+def last_turn(run: Run) -> dict[str, Any]:
+    """The cache of a conversation, and the times of its last turn; empty for other steps.
+
+    `share of TTFT`: the time of a computed token in the last turn over that in the first.
+    """
+    conversation = conversation_of(run)
+    assert conversation is not None
+    table = figures_of_turns(run.steps.frame(), conversation)
+    if table.empty:
+        return {}
+    token_s = table.ttft_s / table.n_computed
+    token_s = token_s.where(token_s > 0)
+    return {
+        "cache": cache_label(run.case),
+        "TTFT of the last turn": table.ttft_s.iloc[-1],
+        "decode of the last turn": table.decode_s.iloc[-1],
+        "share of TTFT": token_s.iloc[-1] / token_s.iloc[0],
+    }
+
+
+def cache_label(case: Mapping[str, Value]) -> str:
+    if case["keep"] == NONE:
+        return "no cache"
+    if case["breaks"]:
+        return "changed prompt"
+    return "cached prompt"

@@ -1,0 +1,146 @@
+"""The verdicts of a session of claims as a table, with their picture and the criteria."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lab.core.record import Record
+from lab.features.claims.judging import (
+    CLAIMS,
+    HOLDS,
+    HOLDS_NOT,
+    PARTS,
+    UNSURE,
+    UNTESTABLE,
+    Verdicts,
+    failures,
+    of_sessions,
+)
+from lab.show import canvas, text_results
+from lab.show.canvas import COLOURS, GUIDE
+from lab.show.section import Cell, Columns, Context, Kind, Picture, Section, tabled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
+"""Classes of the page's style sheet."""
+
+COLOURS_OF_VERDICTS = {HOLDS: COLOURS[2], HOLDS_NOT: COLOURS[1], UNSURE: COLOURS[4]}
+MARKS = {"least": ">", "most": "<"}  # triangles that point to the side of a threshold that holds
+SHIFTS = {"least": -0.15, "most": 0.15}  # of the lines of a figure with two thresholds
+MOST_RATIO = 100.0  # the picture ends at this multiple of a threshold, and at its inverse
+CAPTION = (
+    "Each figure over its threshold, with its interval. "
+    "It holds on the side to which its triangle points."
+)
+
+COLUMNS: Columns = (
+    ("", lambda row: str(row["number"])),
+    ("claim", lambda row: row["claim"]),
+    ("verdict", lambda row: Cell(row["verdict"], style=STYLES[row["verdict"]])),
+    ("figures", lambda row: row["words"]),
+)
+
+
+def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
+    """A table of all verdicts for each session, its picture and, on a page or with details, the
+    criteria."""
+    has_criteria = context.details or context.is_page
+    return [
+        section(verdicts, f"claims-{number}", has_criteria)
+        for number, verdicts in enumerate(sessions, 1)
+    ]
+
+
+def section(verdicts: Verdicts, name: str, has_criteria: bool) -> Section:
+    rows = verdicts.rows
+    n_figures = sum(len(row["figures"]) for row in rows)
+    size = (10.0, 1.8 + 0.2 * n_figures)
+    picture = Picture("claims", CAPTION, partial(draw, rows), size)
+    parts: list[Section] = []
+    if has_criteria:
+        title = "The criteria, fixed before the measurement"
+        parts.append(Section(title, facts={str(row["number"]): criterion(row) for row in rows}))
+    return Section(
+        "Claims and verdicts",
+        f"session {verdicts.session}",
+        name=name,
+        question="Do the textbooks' claims hold on this machine?",
+        words=[verdicts.summary],
+        **tabled(COLUMNS, rows, keep_all=True),
+        warnings=warnings(verdicts.records),
+        pictures=[picture] if n_figures else [],
+        parts=parts,
+        data=lambda: {"rows": rows},
+    )
+
+
+def criterion(row: Mapping[str, Any]) -> str:
+    if not row["source"]:
+        return str(row["criterion"])
+    return f"{row['criterion']} Claimed by {row['source']}."
+
+
+def warnings(records: Sequence[Record]) -> list[str]:
+    """What disturbed the runs, and what failed; one line for a part without a successful run."""
+    sentences = text_results.warnings(records)
+    errors = failures(records)
+    for part, error in errors.items():
+        sentences.append(f"failed: {part}: {error}")
+    of_good_parts = [record for record in records if record.run.part not in errors]
+    for line in text_results.failures(of_good_parts):
+        sentences.append(f"failed: {line}")
+    return sentences
+
+
+def draw(rows: Sequence[Mapping[str, Any]], canvas_figure: Figure) -> None:
+    """A line for each figure and threshold: the interval of their ratio, in the colour of the
+    verdict."""
+    ax = canvas_figure.subplots()
+    labels: list[str] = []
+    for row in rows:
+        for figure in row["figures"]:
+            draw_figure(ax, figure, len(labels))
+            labels.append(f"{row['number']}  {figure['name']}")
+    for verdict, colour in COLOURS_OF_VERDICTS.items():
+        ax.plot([], [], color=colour, lw=2, label=verdict)
+    ax.axvline(1, color=GUIDE, lw=1.2)
+    ax.set(xscale="log", xlabel="figure over threshold")
+    ax.set_yticks(range(len(labels)), labels, fontsize=7)
+    ax.invert_yaxis()
+    canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)
+
+
+def draw_figure(ax: Axes, figure: Mapping[str, Any], place: int) -> None:
+    """Draw a judged figure over each of its thresholds, at this place of the y axis."""
+    colour = COLOURS_OF_VERDICTS[figure["verdict"]]
+    thresholds = [end for end in MARKS if figure[end] is not None]
+    for end in thresholds:
+        y = place + SHIFTS[end] if len(thresholds) > 1 else place
+        low = drawn_ratio(figure["low"], figure[end])
+        high = drawn_ratio(figure["high"], figure[end])
+        ax.plot([low, high], [y, y], color=colour, lw=2)
+        value = drawn_ratio(figure["value"], figure[end])
+        ax.plot(value, y, MARKS[end], color=colour, ms=6)
+
+
+def drawn_ratio(value: float | None, threshold: float) -> float:
+    """A figure (None: infinite) over a threshold, within the picture."""
+    ratio = math.inf if value is None else value / threshold
+    return min(MOST_RATIO, max(1 / MOST_RATIO, ratio))
+
+
+def is_of_claims(line: Any) -> bool:
+    return isinstance(line, Record) and line.run.part in PARTS
+
+
+def sections_of_records(records: Sequence[Record], context: Context) -> list[Section]:
+    return sections(of_sessions(CLAIMS, records, context.ceilings), context)
+
+
+KINDS = (Kind("claims", is_of_claims, sections_of_records),)
