@@ -36,6 +36,9 @@ SERVERS = "Servers"
 FILES = "Files"
 MACHINES = "Machines"
 
+TOGETHER = "batch"
+"""The experiment of sequences decoded together, which other features measure too."""
+
 FEATURES: tuple[Feature, ...] = (
     Feature(
         name="measure",

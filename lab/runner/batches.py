@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lab import feature_list
 from lab.core import script
 from lab.core.experiments import setup_of
 from lab.core.lists import plural
@@ -17,7 +18,7 @@ from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.refusals import Numbers, need_every_position, whole_numbers
 
-NAME = "batch"  # of the experiment in records
+NAME = feature_list.TOGETHER  # of the experiment in records
 N_OWN = 16
 """Last tokens of a shared prompt, which differ between sequences: equal prompts would all get the
 same answer.
