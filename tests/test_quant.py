@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,8 +165,8 @@ def test_chunks_are_cut_as_llama_perplexity_does_and_kinds_alternate() -> None:
 def test_the_labs_own_texts_make_60_chunks(embedded: Path) -> None:
     with Worker() as worker:
         worker.load(embedded, dataclasses.replace(SETTINGS, n_ctx=512))
-        own = {kind: prompts.own_text(names) for kind, names in texts.TEXTS.items()}
-        pieces = texts.chunks(own, worker.tokenize, None, 512)
+        lab_texts = {kind: prompts.own_text(names) for kind, names in texts.TEXTS.items()}
+        pieces = texts.chunks(lab_texts, worker.tokenize, None, 512)
     counts = Counter(piece.text for piece in pieces)
     assert counts.total() >= 60
     assert min(counts[kind] for kind in ("prose", "code", "dialogue")) >= 15
@@ -228,6 +229,20 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
     assert section.answer(summary) == (
         "Agreement with F16 on the most likely token: x on 78.4 % and y on 78.4 %."
     )
+
+
+@pytest.mark.parametrize(("kl", "is_enough"), [(0.1, True), (0.02, True), (0.0101, False)])
+def test_enough_chunks_are_those_that_tell_the_files_apart(kl: float, is_enough: bool) -> None:
+    """Chunks differ by 4 times in difficulty, so that no interval is narrow."""
+    plan = planning.QuantPlan(dict.fromkeys(["A", "B", "C"]), {}, "", 1e6, 10)  # type: ignore
+    scoring = measuring.Scoring(plan, SESSION, time.monotonic())
+    for i in range(16):
+        difficulty = 4 if i % 2 else 1
+        jitter = 1 + 0.1 * math.sin(i)
+        scoring.scores.setdefault("B", []).append(chunk(0.01 * difficulty))
+        scoring.scores.setdefault("C", []).append(chunk(kl * difficulty * jitter))
+    assert scoring.is_enough(16) == is_enough
+    assert not scoring.is_enough(15)
 
 
 def test_few_chunks_do_not_say_that_files_are_equal() -> None:
@@ -342,7 +357,7 @@ def test_a_name_of_the_catalog_asks_before_it_downloads(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "phrase"),
     [
         (("smollm2-135m:Q8_0",), "lab quant smollm2-135m:F16 smollm2-135m:Q8_0"),
         (("model.gguf",), "lab quant REFERENCE.gguf model.gguf"),
@@ -359,14 +374,14 @@ def test_a_name_of_the_catalog_asks_before_it_downloads(
     ],
 )
 def test_what_cannot_be_compared_is_told(
-    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], phrase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("")
     Path("short.txt").write_text("It rained for a day. " * 50)  # 300 tokens
     status, _, err = run_lab("quant", *arguments)
     assert status == 1
-    assert words in " ".join(err.split())
+    assert phrase in " ".join(err.split())
 
 
 def test_one_file_under_two_names_is_refused(embedded: Path, tmp_path: Path) -> None:
@@ -435,6 +450,6 @@ def test_the_budget_covers_the_speed_too(
     plan = plan_of_two_chunks(embedded, tmp_path, monkeypatch, blocks=100)
     spent = dataclasses.replace(plan, budget_s=0.0)
     monkeypatch.setattr(measuring, "FEWEST_BLOCKS", 1)
-    monkeypatch.setattr(measuring.QualityLine, "__post_init__", lambda line: None)
+    monkeypatch.setattr(QualityLine, "__post_init__", lambda line: None)
     lines = list(measuring.execute(spent, tmp_path / "a.jsonl", lambda status: None))
     assert {record.run.block for record in figures.runs(lines)} <= {0, 1}

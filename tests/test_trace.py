@@ -273,11 +273,11 @@ def test_weights_are_a_triangle_and_k_and_v_depend_on_earlier_tokens_except_in_t
     for rows, decoded in zip(looks.prefill, looks.decode, strict=True):
         for i, row in enumerate(rows):
             assert sum(row) == pytest.approx(1)
-            assert all(row[: i + 1])
-            assert not any(row[i + 1 :])
+            assert min(row[: i + 1]) > 0
+            assert set(row[i + 1 :]) <= {0.0}
         assert decoded == pytest.approx(rows[-1], abs=1e-4)
     first, *later = looks.changes
-    assert first == (0, 0)
+    assert max(first) == 0
     assert all(min(changes) > 0.001 for changes in later)
     assert not any(map(any, unchanged.changes))
 
@@ -310,8 +310,8 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(
     options = "-m", mini, "-t", 1, "--prompt", "random", "-o", tmp_path, "--report"
     status, out, _ = run_lab("trace", *lengths, *options)
     assert status == 0
-    for words in ("Prefill of 6 tokens", "last matrix", "times the FLOPs", "each stop"):
-        assert words in out
+    for phrase in ("Prefill of 6 tokens", "last matrix", "times the FLOPs", "each stop"):
+        assert phrase in out
     assert {drawn.suffix for drawn in tmp_path.glob("*-trace.*")} == {".png", ".svg"}
 
     (path,) = tmp_path.glob("*.jsonl")
@@ -321,14 +321,14 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(
     assert document["traces"][0]["phases"][1]["n_past"] == 6
 
     page = path.with_suffix(".html")
-    for words in (
+    for phrase in (
         "Where does the time of a token go?",
         "Decode of 1 token by ",
         "last matrix",
         "<svg",
         "lab trace --prompt-len 6 --gen 2 --repeat 1 --model mini.gguf",
     ):
-        assert words in page.read_text(), words
+        assert phrase in page.read_text(), phrase
     (line,) = results.read([path]).findings
     assert results.read([page]).findings == (line,)
 

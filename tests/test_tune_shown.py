@@ -15,6 +15,7 @@ from lab.core.record import FAILED, Record, Steps
 from lab.features.tune import measuring, section
 from lab.features.tune.figures import Tuned, of_sessions
 from lab.features.tune.lines import CONFIRM, SEARCH, TuningLine
+from lab.runner import as_options
 from lab.show import canvas
 from lab.show.section import WIDE, Context, Section
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
@@ -92,7 +93,7 @@ def confirming(variant: str, gain: float = 2.0, n_blocks: int = 6) -> list[Recor
 USUAL = {DEFAULT: 9.0, OFF: 4.5, ONE: 12.0}
 
 
-def whole() -> list[Any]:
+def full_session() -> list[Any]:
     """A session with everything in it: a winner, a loser, a lossy choice, a failure."""
     failed = run_of(
         "--no-mmap",
@@ -142,7 +143,7 @@ def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_sear
 
 
 def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_first() -> None:
-    shown = section_of(whole())
+    shown = section_of(full_session())
     names = [line[0] for line in shown.cells]
     verdicts = [line[-1] for line in shown.cells]
     assert names == [DEFAULT, OFF, f"{LOSSY}\nchanges the model's output", ONE, "--no-mmap"]
@@ -155,7 +156,7 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
 
 def test_the_table_and_the_sentences_have_one_direction() -> None:
     """Both say how many times as fast as the default a choice is."""
-    shown = section_of(whole())
+    shown = section_of(full_session())
     default, winner, *_ = shown.cells
     assert shown.headings[3] == "times\nas fast"
     assert list(default[1:4]) == ["4", "3.03 s", "1.00"]
@@ -201,7 +202,7 @@ UNCLEAR = (
 
 
 @pytest.mark.parametrize(
-    ("lines", "words"),
+    ("lines", "phrase"),
     [
         (session({DEFAULT: 9.0, ONE: 9.0}), NOTHING),
         (session({DEFAULT: 9.0, ONE: 12.0}), NOTHING),
@@ -216,15 +217,15 @@ UNCLEAR = (
     ],
     ids=["equal", "slower", "not confirmed", "lost", "interrupted", "too few blocks", "alone"],
 )
-def test_without_a_confirmed_gain_nothing_is_recommended(lines: list[Any], words: str) -> None:
-    assert section_of(lines).words[0].startswith(words)
+def test_without_a_confirmed_gain_nothing_is_recommended(lines: list[Any], phrase: str) -> None:
+    assert section_of(lines).words[0].startswith(phrase)
     (row,) = section_of(lines).document()["tunings"]
     assert row["recommended"] is None
     assert "recommended" not in {choice["verdict"] for choice in row["tried"]}
 
 
 def test_recommended_settings_come_as_command_lines() -> None:
-    lines = whole()
+    lines = full_session()
     commands = section.command_lines(result_of(lines))
     assert list(commands) == ["llama-server", "lab"]
     assert commands["llama-server"].startswith(
@@ -244,7 +245,7 @@ def test_settings_without_a_gain_have_no_command_lines() -> None:
 def test_the_command_ends_with_what_was_found(
     mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "execute", lambda *_: iter(whole()))
+    monkeypatch.setattr(measuring, "execute", lambda *_: iter(full_session()))
     options = "tune", "-m", mini, "-p", 20, "-n", 5, "--out", tmp_path, "--no-plot"
     code, out, _ = run_lab(*options)
     assert code == 0
@@ -267,12 +268,12 @@ def test_ctrl_c_ends_the_command_with_the_best_so_far(
     code, _, err = run_lab("tune", "-m", mini, "-p", 20, "-n", 5, "--out", tmp_path, "--no-plot")
     assert code == 130
     assert "Interrupted. 12 finished runs are in " in err
-    words = " ".join(err.split())
-    assert f"No recommendation: {FASTEST}, but nothing confirmed it." in words
+    phrase = " ".join(err.split())
+    assert f"No recommendation: {FASTEST}, but nothing confirmed it." in phrase
 
 
 def test_show_and_plot_read_a_session(tmp_path: Path) -> None:
-    path = saved(tmp_path, whole())
+    path = saved(tmp_path, full_session())
     code, out, err = run_lab("show", path)
     assert (code, err) == (0, "")
     assert "for 20 + 301 tokens" in " ".join(out.split())
@@ -286,7 +287,7 @@ def test_show_and_plot_read_a_session(tmp_path: Path) -> None:
 
 
 def test_a_page_has_the_answer_the_picture_and_the_command(tmp_path: Path) -> None:
-    path = saved(tmp_path, whole())
+    path = saved(tmp_path, full_session())
     assert run_lab("report", path)[0] == 0
     page = (tmp_path / "tune.html").read_text()
     assert "<h1>Which settings are the fastest for 20 + 301 tokens?</h1>" in page
@@ -308,8 +309,8 @@ def test_other_commands_leave_a_session_out_and_say_so_where_nothing_is_left(
 
 def test_a_session_without_a_default_says_so(tmp_path: Path) -> None:
     line, *records = session()
-    others = [record for record in records if record.run.variant != DEFAULT]
-    path = saved(tmp_path, [line, *others])
+    without_default = [record for record in records if record.run.variant != DEFAULT]
+    path = saved(tmp_path, [line, *without_default])
     assert "lab tune measured no run of the default" in run_lab("show", path)[1]
     code, _, err = run_lab("report", path)
     assert code == 1
@@ -359,7 +360,7 @@ ZERO = (0,) * len(STEPS.kind)
     ids=["part", "block", "no steps", "one token", "no time"],
 )
 def test_odd_records_of_a_session_break_nothing(changes: dict[str, Any]) -> None:
-    line, *records = whole()
+    line, *records = full_session()
     lines = [line]
     for i, record in enumerate(records):
         run = dataclasses.replace(record.run, **changes) if i % 2 else record.run
@@ -369,3 +370,26 @@ def test_odd_records_of_a_session_break_nothing(changes: dict[str, Any]) -> None
     canvas.drawn(shown.pictures[0].draw, WIDE)
     document = json.loads(json.dumps(shown.document(), allow_nan=False))
     assert document["tunings"][0]["tried"]
+
+
+def test_recommended_settings_are_saved_under_a_name(
+    mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(as_options, "folder", lambda: tmp_path / "settings")
+    monkeypatch.setattr(measuring, "execute", lambda *_: iter(full_session()))
+    options = "tune", "-m", mini, "--out", tmp_path, "--no-plot", "--save", "quick"
+    code, _, err = run_lab(*options)
+    assert code == 0
+    assert "--settings quick uses them." in " ".join(err.split())
+    assert as_options.settings("quick")["flash_attn"] == "off"
+
+
+def test_without_a_recommendation_nothing_is_saved(
+    mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(as_options, "folder", lambda: tmp_path / "settings")
+    monkeypatch.setattr(measuring, "execute", lambda *_: iter(session()))
+    options = "tune", "-m", mini, "--out", tmp_path, "--no-plot", "--save", "quick"
+    code, _, err = run_lab(*options)
+    assert code == 1
+    assert "Nothing is saved as quick" in " ".join(err.split())

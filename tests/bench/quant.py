@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,7 +135,11 @@ def coverage(path: str) -> bool:
     return min(shares) >= 0.9
 
 
-BENCHMARKS = {"order": order, "perplexity": perplexity, "coverage": coverage}
+BENCHMARKS: dict[str, Callable[..., bool]] = {
+    "order": order,
+    "perplexity": perplexity,
+    "coverage": coverage,
+}
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:] or ["order"]

@@ -96,9 +96,9 @@ def command(
     The first file is the reference. All files predict the same text, in chunks of 512 tokens: the
     table shows how far each one's predictions are from the reference's (mean Kullback-Leibler
     divergence), and how often both find the same token most likely. The reference against itself
-    with other settings shows the noise floor. Chunks are added until the divergences are known to 5
-    %, the text ends or 60 % of the --budget is spent. Then the speeds are measured in blocks, as
-    lab ab does.
+    with other settings shows the noise floor. Chunks are added until the files can be told apart or
+    the divergences are known to 5 %, the text ends or 60 % of the --budget is spent. Then the
+    speeds are measured in blocks, as lab ab does, until the rest of it is spent.
 
     The output names the files that no other one beats in both. It does not say how well a model
     does a task. Files of other models, and files that do not fit into memory together, are refused.

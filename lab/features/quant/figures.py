@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,7 @@ def figures(lines: Sequence[Any]) -> Figures:
         rows=table,
         by_text=figures_by_text(scored, labels),
         floor=floor_of(qualities(lines)),
-        equal=equal_pairs(scored, labels),
+        equal=equal_pairs({labels[name]: line.chunks for name, line in scored.items()}),
         n_positions=sum(len(chunk.kl) for chunk in first.chunks),
         n_chunks=len(first.chunks),
     )
@@ -276,24 +276,22 @@ def floor_of(lines: Sequence[QualityLine]) -> float | None:
     return mean(divergences) if divergences else None
 
 
-def equal_pairs(
-    scored: dict[str, QualityLine], labels: dict[str, str]
-) -> list[tuple[str, str]] | None:
+def equal_pairs(scores: Mapping[str, Sequence[Divergence]]) -> list[tuple[str, str]] | None:
     """The pairs of candidates that the divergence cannot tell apart; None for too few chunks.
 
     All pairs together are right with the confidence of an interval.
     """
-    pairs = list(itertools.combinations(scored.values(), 2))
+    pairs = list(itertools.combinations(scores, 2))
     equal = []
     for first, second in pairs:
         log_ratios = []
-        for a, b in zip(first.chunks, second.chunks, strict=False):
+        for a, b in zip(scores[first], scores[second], strict=False):
             log_ratios.append(math.log(max(mean_kl(a), LEAST_KL) / max(mean_kl(b), LEAST_KL)))
         if len(log_ratios) < FEWEST_CHUNKS:
             return None
         confidence = 1 - (1 - stats.CONFIDENCE) / len(pairs)
         if abs(mean(log_ratios)) <= stats.mean_half_width(log_ratios, confidence):
-            equal.append((labels[first.variant], labels[second.variant]))
+            equal.append((first, second))
     return equal
 
 
@@ -302,15 +300,15 @@ def on_front(rows: pd.DataFrame) -> list[bool | None]:
 
     None where the speed is unknown or disturbed.
     """
-    known = rows[rows.is_clear]
-    kl = known.kl.fillna(0.0)  # the reference
+    clear = rows[rows.is_clear]
+    kl = clear.kl.fillna(0.0)  # the reference
     marks: list[bool | None] = []
     for row in rows.itertuples():
         if not row.is_clear:
             marks.append(None)
             continue
         own_kl = 0.0 if row.is_reference else row.kl
-        is_beaten = ((kl < own_kl) & (known.decode > row.decode)).any()
+        is_beaten = ((kl < own_kl) & (clear.decode > row.decode)).any()
         marks.append(not is_beaten)
     return marks
 

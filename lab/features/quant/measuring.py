@@ -23,7 +23,7 @@ from lab.core.record import Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.quant import planning
-from lab.features.quant.figures import mean, mean_kl
+from lab.features.quant.figures import equal_pairs, mean, mean_kl
 from lab.features.quant.lines import Divergence, QualityLine
 from lab.features.quant.planning import QuantPlan
 from lab.features.quant.texts import Chunk, chunks
@@ -80,8 +80,8 @@ def quant(
     with Worker() as worker:
         plan = planning.plan(worker, *files, **asked)
     path = new_results_file(plan.plans[plan.reference], Path(out))
-    words = words_of_values(command, {**asked, "files": files})
-    with progress.in_notebook() as show_in_notebook, asked_command.asking(words):
+    asked_words = words_of_values(command, {**asked, "files": files})
+    with progress.in_notebook() as show_in_notebook, asked_command.asking(asked_words):
         return list(execute(plan, path, watch or show_in_notebook))
 
 
@@ -173,14 +173,20 @@ class Scoring:
             self.scores[name].append(score)
 
     def is_enough(self, n_scored: int) -> bool:
-        """Whether the time for quality is over, or the divergences are known well enough."""
+        """Whether the time for quality is over, or the divergences are known well enough.
+
+        They are if their intervals are narrow, or if all candidates can be told apart.
+        """
         if n_scored < 2:
             return False
         if time.monotonic() - self.began > QUALITY_SHARE * self.plan.budget_s:
             return True
-        return n_scored >= MIN_CHUNKS and all(
-            is_narrow(self.scores[name]) for name in self.plan.candidates
-        )
+        if n_scored < MIN_CHUNKS:
+            return False
+        scores = {name: self.scores[name] for name in self.plan.candidates}
+        has_intervals = all(map(is_narrow, scores.values()))
+        has_order = len(scores) > 1 and equal_pairs(scores) == []
+        return has_intervals or has_order
 
     def lines(self) -> list[QualityLine]:
         return [self.line(name, scores) for name, scores in self.scores.items()]

@@ -39,7 +39,7 @@ Round = list[Stamps]  # prefill and the decode steps after it
 
 @dataclass
 class Recorder:
-    """What the callback writes down: a stamp at every call, and the operations of the first round."""
+    """What the callback writes down: a stamp at each call, the operations of the first round."""
 
     n_steps: int
     stamps: Stamps = field(default_factory=list)
@@ -63,7 +63,7 @@ class Recorder:
 
 
 def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
-    """Trace prefill of `tokens` and `n_gen` decode steps after it, in rounds after one that warms up.
+    """Trace prefill of `tokens` and `n_gen` decode steps, in rounds after one that warms up.
 
     Rounds with and without stops alternate.
     """
@@ -177,9 +177,9 @@ def _alone_ns(n_threads: int) -> float:
     """The time of a graph without its product: twice that of one product, less that of two."""
     n_bytes = 2 * 64 * 32 * 4
     two = Probe(MUL_MAT, "F32", 64, 32, None, 1, n_bytes, n_threads, None, 0.05, repack=False)
-    one = dataclasses.replace(two, n_bytes=n_bytes // 2)
+    single = dataclasses.replace(two, n_bytes=n_bytes // 2)
     two_ns = statistics.median(kernels.run(two).times_ns)
-    one_ns = statistics.median(kernels.run(one).times_ns)
+    one_ns = statistics.median(kernels.run(single).times_ns)
     return 2 * one_ns - two_ns
 
 

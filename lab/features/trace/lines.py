@@ -1,4 +1,4 @@
-"""What `lab trace` found, as lines of a results file: the trace of a token, and attention weights."""
+"""What `lab trace` finds, as lines of a results file: a token's trace, and attention weights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceLine:
-    """The way of a token: prefill and decode, and when their ceilings were measured, if they were."""
+    """The way of a token: prefill and decode, and when their ceilings were measured (if at all)."""
 
     session: str
     machine: Machine

@@ -1,4 +1,4 @@
-"""Trace the engine: one token's way through the operations, or what the tokens of a text look at."""
+"""Trace the engine: a token's way through the operations, or what tokens of a text look at."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from lab.core import asked_command
 from lab.core.asked_settings import check_number
 from lab.core.lists import plural
+from lab.core.record import Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.trace.lines import AttentionLine, Looks, TraceLine
@@ -109,11 +110,7 @@ def attention(
     with Worker() as worker:
         plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, **settings)
         _check(plan, "Use a smaller model.")
-        wide = dataclasses.replace(
-            plan.settings,
-            n_ubatch=max(plan.settings.n_ubatch, MOST_TOKENS),
-            n_batch=max(plan.settings.n_batch, MOST_TOKENS),
-        )
+        wide = _for_one_step(plan.settings)
         vocabulary = worker.load(plan.file.path, wide)
         tokens = worker.tokenize(text)
         first = [] if vocabulary.bos is None else [vocabulary.bos]
@@ -145,6 +142,15 @@ def attention(
         with unless_empty(path):
             save(path, line)
     return line
+
+
+def _for_one_step(settings: Settings) -> Settings:
+    """Settings that read the whole text in one step."""
+    return dataclasses.replace(
+        settings,
+        n_ubatch=max(settings.n_ubatch, MOST_TOKENS),
+        n_batch=max(settings.n_batch, MOST_TOKENS),
+    )
 
 
 def _replacement(text: str, tokens: list[int], n_before: int, model: str) -> int:

@@ -141,8 +141,8 @@ def save_settings(name: str, result: figures.Tuned | None) -> None:
             "Keep the default, or search longer: --budget 30min",
         )
     path = as_options.save(name, as_options.asked(result.winner.settings))
-    words = ["--settings", name]
+    options = ["--settings", name]
     model = dict(result.choice).get("model")
     if model:
-        words += ["--model", model]
-    note(f"The settings are saved as {path}: {shell.join(*words)} uses them.")
+        options += ["--model", model]
+    note(f"The settings are saved as {path}: {shell.join(*options)} uses them.")

@@ -89,8 +89,9 @@ def fit(x: Array, y: Array, deviations: Array, is_disturbed: Array) -> tuple[Arr
         weighted = (x / noise_of_runs[:, None] ** 2).T
         covariance = np.linalg.inv(weighted @ x + prior)
         coefficients = covariance @ weighted @ y
-        residuals = (y - x @ coefficients)[~is_disturbed]
-        leverage = np.einsum("ij,jk,ki->i", x, covariance, weighted)[~is_disturbed]
+        is_calm = np.logical_not(is_disturbed)
+        residuals = (y - x @ coefficients)[is_calm]
+        leverage = np.einsum("ij,jk,ki->i", x, covariance, weighted)[is_calm]
         noise = next_noise(residuals, len(residuals) - float(leverage.sum()))
     return coefficients, covariance
 

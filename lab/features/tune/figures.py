@@ -163,7 +163,8 @@ def tuned(lines: Sequence[Any]) -> Tuned | None:
     defaults = [record for record in records if is_default(record) and record.run.is_timed]
     if not asked or not defaults:
         return None
-    (goal, *_), (default, *_) = asked, defaults
+    goal = asked[0]
+    default = defaults[0]
     goal_phases = phases_of(goal.goal, goal.n_gen, batch_of(default.run) is not None)
     runs, timings = rows_of_runs(records, default)
     searched = runs[runs.part == SEARCH]
@@ -224,9 +225,9 @@ def times_of_blocks(runs: pd.DataFrame, goal_phases: Sequence[Phase]) -> dict[st
     import numpy as np
 
     names = [phase.name for phase in goal_phases]
-    whole = runs.dropna(subset=["block", *names])
-    side = whole.variant.where(whole.variant == DEFAULT, WINNER)
-    logs = np.log(whole[names].astype(float)).groupby([whole.block, side]).mean()
+    timed = runs.dropna(subset=["block", *names])
+    side = timed.variant.where(timed.variant == DEFAULT, WINNER)
+    logs = np.log(timed[names].astype(float)).groupby([timed.block, side]).mean()
     times = {}
     for name in names:
         by_side = logs[name].unstack().reindex(columns=[DEFAULT, WINNER])
@@ -237,8 +238,8 @@ def times_of_blocks(runs: pd.DataFrame, goal_phases: Sequence[Phase]) -> dict[st
 def total_times(times: dict[str, pd.DataFrame], goal_phases: Sequence[Phase]) -> pd.DataFrame:
     """The seconds of all phases in each block that has runs of both."""
     totals = sum(phase.n * times[phase.name] for phase in goal_phases)
-    whole: pd.DataFrame = totals.dropna()  # type: ignore[union-attr]
-    return whole
+    timed: pd.DataFrame = totals.dropna()
+    return timed
 
 
 def gain_of(totals: pd.DataFrame) -> Ratio | None:

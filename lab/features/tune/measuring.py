@@ -75,8 +75,8 @@ def tune(
         "allow_lossy": allow_lossy,
         **settings,
     }
-    words = words_of_values(command, asked)
-    with Worker() as worker, progress.in_notebook() as in_notebook, asked_command.asking(words):
+    options = words_of_values(command, asked)
+    with Worker() as worker, progress.in_notebook() as in_notebook, asked_command.asking(options):
         plan = planning.plan(worker, **asked)
         path = new_results_file(plan.default, Path(out))
         lines = list(execute(plan, worker, path, watch or in_notebook))
@@ -121,10 +121,10 @@ def variant(choice: Choice, default: Plan) -> str:
     changes = dict(choice)
     if "threads" in changes:  # the threads of prefill follow --threads otherwise
         changes.setdefault("threads_batch", default.settings.n_threads_batch)
-    words: list[str] = []
+    options: list[str] = []
     for name, value in changes.items():
-        words += as_options.option(name, value)
-    return shell.join(*words) or DEFAULT
+        options += as_options.option(name, value)
+    return shell.join(*options) or DEFAULT
 
 
 @dataclass

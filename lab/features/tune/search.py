@@ -30,7 +30,7 @@ UNSURE = 0.5  # a change whose gain is less than so many standard deviations is 
 
 
 class Search:
-    """The state of a search: `next_block` says what to measure; `timings` and `drop` take results."""
+    """The state of a search: `next_block` says what to measure; `timings`, `drop` take results."""
 
     def __init__(self, choices: Iterable[Choice], phases: Sequence[Phase]) -> None:
         self.phases = tuple(phases)

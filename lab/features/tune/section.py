@@ -211,13 +211,13 @@ def command_lines(result: Tuned) -> dict[str, str]:
         return {}
     n_prompt = result.default.run.n_prompt
     n_gen = result.asked.n_gen
-    words: list[Any] = ["--prompt-len", n_prompt, "--gen", n_gen]
+    options: list[Any] = ["--prompt-len", n_prompt, "--gen", n_gen]
     if "model" not in dict(result.choice):
-        words += ["--model", catalog.spec_of(result.default.model)]
-    words += shell.split(result.won or "")
+        options += ["--model", catalog.spec_of(result.default.model)]
+    options += shell.split(result.won or "")
     file = f"./{result.winner.model.file}"
     server = other_tools.llama_server(file, result.winner.settings, n_prompt, n_gen, result.n_users)
-    return {"llama-server": server, "lab": shell.lab("measure", *words)}
+    return {"llama-server": server, "lab": shell.lab("measure", *options)}
 
 
 def document(result: Tuned) -> dict[str, Any]:
