@@ -208,16 +208,10 @@ FEATURES: tuple[Feature, ...] = (
         command="lab.features.import_results:command",
     ),
     Feature(
-        name="machine",
-        group=MACHINES,
-        help="Show this machine, the llama.cpp build and its devices.",
-        command="lab.features.doctor:show_machine",
-    ),
-    Feature(
         name="doctor",
         group=MACHINES,
-        help="Find out why the lab fails or is slow.",
-        command="lab.features.doctor:doctor",
+        help="Show this machine, and find out why the lab fails or is slow.",
+        command="lab.features.doctor.command:doctor",
     ),
 )
 """Every feature, in the order of the help and of its results on a page."""

@@ -74,9 +74,10 @@ def test_the_engine_runs_the_libraries_of_the_folder(build: Path) -> None:
         assert not {Path(path).parent for path in installed.paths} & {build, build.resolve()}
 
 
-def test_machine_names_the_build(build: Path) -> None:
-    status, out, _ = run_lab("machine", "--lib", build)
-    assert (status, f"libraries of {builds.name_of(str(build))};" in out) == (0, True)
+def test_doctor_names_the_build(build: Path, mini: Path) -> None:
+    status, out, _ = run_lab("doctor", "--lib", build, "-m", mini, "-t", 1)
+    assert status == 0
+    assert f"libraries of {builds.name_of(str(build))};" in out
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ NOT_YET_ALONE = {
     *(
         "features.batch",
         "features.compare",
-        "features.doctor",
         "features.limits",
         "features.measure",
     ),

@@ -195,7 +195,7 @@ def device_of(name: str | None) -> Any:
             return device
     names = ", ".join(map(name_of, handles()))
     what = f"This build of llama.cpp has no device {name or 'CPU'}."
-    raise LabError(what, f"It has: {names}. See: lab machine")
+    raise LabError(what, f"It has: {names}. See: lab doctor")
 
 
 def memory_of(name: str | None) -> Any:

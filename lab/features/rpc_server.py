@@ -37,7 +37,7 @@ WARNING = (
     help="Port to listen on.",
 )
 @click.option(
-    "--device", "-dev", help="Devices to lend, by name (see lab machine).  [default: all GPUs]"
+    "--device", "-dev", help="Devices to lend, by name (see lab doctor).  [default: all GPUs]"
 )
 @click.option("--threads", "-t", type=int, help="Threads of the CPU, if it is lent.")
 @click.option("--lib", metavar="FOLDER", help="Use the llama.cpp libraries in this folder.")
