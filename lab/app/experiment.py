@@ -221,7 +221,7 @@ def runs_by_case(records: Sequence[Record]) -> Iterable[list[Record]]:
 
 
 def basis(kind: Table, prediction: StepPrediction | None, headings: Sequence[str]) -> list[str]:
-    """What the predictions of a table rest on, in a sentence, where they need ceilings."""
+    """What the predictions of a table come from, in a sentence, where they need ceilings."""
     if not kind.is_by_ceilings:
         return []
     if prediction is None:

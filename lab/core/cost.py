@@ -127,7 +127,7 @@ class Attended:
 
 
 def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | None:
-    """The products of a step of n_tokens, of which n_outputs get logits.
+    """The products of a step of n_tokens; n_outputs of them get logits.
 
     None where the model cannot be counted.
     """

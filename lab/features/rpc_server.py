@@ -52,7 +52,7 @@ def command(host: str, port: int, device: str | None, threads: int | None, lib: 
     serves one client at a time, until Ctrl-C.
 
     Warning: it executes what a client sends, without a password. It listens on this machine only,
-    unless --host says otherwise: never open it to a network that you do not trust.
+    unless --host says otherwise: never open it to an untrusted network.
     """
     if threads is not None:
         check_number("threads", threads, MAX_THREADS)
@@ -123,7 +123,7 @@ class RpcServer:
             time.sleep(0.05)
 
     def wait(self) -> None:
-        """Wait for the server's end. LabError, as it never ends well by itself."""
+        """Wait for the server's end. LabError, as it only ends by an error."""
         self._process.wait()
         raise self._death()
 

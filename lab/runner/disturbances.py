@@ -232,7 +232,7 @@ def _missing_cores(records: Sequence[Record], causes: set[str]) -> list[str]:
 
 
 def _free_cores(record: Record) -> float | None:
-    """Cores that were free in the worst second of a run, or over all of it; None if unknown."""
+    """Cores that were free in the worst second of a run, or over the whole run; None if unknown."""
     samples = _judged_samples(record.run.noise)
     usable = n_cores(record)
     if samples is None or usable is None:

@@ -188,8 +188,8 @@ class Trial:
     def block(self, number: int, n_turns: int) -> Generator[Record, None, tuple[Run, int]]:
         """The runs of one block, in random order and then in reverse.
 
-        A failed run ends it. Returns the last run, and the crashes after which its variant is given
-        up.
+        A failed run ends it. Returns the last run, and the crashes after which its variant is
+        abandoned.
         """
         names = self.chance.sample(list(self.plans), len(self.plans))
         places = list(range(len(self.plans[names[0]].cases)))

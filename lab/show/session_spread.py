@@ -87,7 +87,7 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
 
 
 def _quiet(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of sessions of which less than half of the runs were disturbed."""
+    """The rows of sessions in which less than half of the runs were disturbed."""
     sessions = rows.groupby("session")
     n_disturbed = sessions.disturbed.transform("sum")
     return rows[2 * n_disturbed < sessions.run.transform("size")]

@@ -139,7 +139,7 @@ def missing_here(spec: str, results: str | Path, settings: dict[str, Any]) -> st
 
 
 def same_requests(records: Sequence[Record], plan: Plan, n_prompt: int) -> list[Record]:
-    """The plain runs of this setup with about so many tokens in the prompt."""
+    """The plain runs of this setup with about this number of tokens in the prompt."""
     model = plan.model
     setup = model.name, model.quantization, machine.label(plan.machine, plan.settings)
     same = []

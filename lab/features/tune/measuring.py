@@ -197,7 +197,7 @@ class Session:
             self.learn(choice, run_s, timing)
 
     def learn(self, choice: Choice, run_s: float, timing: Timing) -> None:
-        """The time of a whole request, of which the search generates only a part."""
+        """The time of a whole request; the search generates only a part of it."""
         n_more = max(0, self.plan.request.n_gen - planning.N_SEARCH_GEN)
         request_s = run_s + n_more * timing.seconds.get(DECODE, 0.0)
         self.whole_s[choice] = max(self.whole_s.get(choice, 0.0), request_s)

@@ -210,5 +210,5 @@ def asked_conversation(asked: dict[str, Any]) -> tuple[Conversation, Recording]:
 
 
 def n_tokens_of(text: str) -> int:
-    """About so many tokens, from its words."""
+    """The approximate number of tokens, from its words."""
     return round(TOKENS_PER_WORD * len(text.split()))

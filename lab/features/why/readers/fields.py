@@ -21,14 +21,14 @@ ROUNDING = 0.006  # of a printed rate
 
 
 def number_if_given(text: str | None) -> float | None:
-    """The number in a text; None if there is no text."""
+    """The number in a text; None without a text."""
     if not text:
         return None
     return number(text)
 
 
 def count_if_given(text: str | None) -> int | None:
-    """The number of tokens in a text; None if there is no text."""
+    """The number of tokens in a text; None without a text."""
     if not text:
         return None
     return count(text)
