@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import operator
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,11 @@ class FakeWorker:
         self.on_run(n_prefilled, n_chosen)
         watch(Progress(n_prefilled, (1, 2)))
         return outcome
+
+
+def column(rows: Iterable[Any], name: str) -> list[Any]:
+    """An attribute of each row, such as `n_cached` or `run.status`."""
+    return list(map(operator.attrgetter(name), rows))
 
 
 def died() -> WorkerDied:

@@ -31,6 +31,7 @@ from tests.conftest import (
     MODEL,
     SETTINGS,
     FakeWorker,
+    column,
     make_record,
     make_run,
     run_lab,
@@ -98,7 +99,7 @@ def test_every_decode_step_has_a_token_of_each_sequence() -> None:
     script = batches.write(case(3), text, SETTINGS)
 
     decode = [shape for shape in scripts.shapes(script) if shape.kind == DECODE]
-    assert [shape.n_past for shape in decode] == [20, 21, 22, 23]
+    assert column(decode, "n_past") == [20, 21, 22, 23]
     for shape in decode:
         assert (shape.n_tokens, shape.n_seq, shape.n_outputs) == (3, 3, 3)
 
@@ -110,11 +111,11 @@ def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() 
     alone = batches.write(case(1, 40, is_shared=True), text, settings)
 
     common, _, _, last_tokens, _ = together
-    assert [op.kind for op in together] == [PREFILL, COPY, COPY, PREFILL, DECODE]
+    assert column(together, "kind") == [PREFILL, COPY, COPY, PREFILL, DECODE]
     assert (common.parts[0].n_tokens, common.parts[0].n_outputs) == (24, 0)
-    assert [part.n_tokens for part in last_tokens.parts] == [batches.N_OWN] * 3
+    assert column(last_tokens.parts, "n_tokens") == [batches.N_OWN] * 3
     assert len({part.tokens for part in last_tokens.parts}) == 3
-    assert [op.kind for op in alone] == [PREFILL, DECODE]
+    assert column(alone, "kind") == [PREFILL, DECODE]
 
 
 def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:

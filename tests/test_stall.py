@@ -22,7 +22,7 @@ from lab.process.worker import Worker
 from lab.roofline import learning, step_kernels
 from lab.roofline.step_prediction import StepPrediction, pieces
 from lab.runner.cases import Plan
-from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
+from tests.conftest import SETTINGS, FakeWorker, column, make_record, make_run, run_lab, steps_of
 from tests.test_explain import BIG, FAST, WIDE
 
 ONE_CACHE = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
@@ -65,8 +65,8 @@ def test_chunks_of_the_prompt_share_steps_with_the_streams() -> None:
     for operation in mixed:
         chunk, *streams = operation.parts
         prompt += chunk.tokens or ()
-        sizes.append([part.n_tokens for part in operation.parts])
-        assert [part.n_outputs for part in streams] == [1, 1]
+        sizes.append(column(operation.parts, "n_tokens"))
+        assert column(streams, "n_outputs") == [1, 1]
     assert sizes == [[40, 1, 1], [40, 1, 1], [20, 1, 1]]
     assert prompt == text(0, 100)
     assert [operation.parts[0].n_outputs for operation in mixed] == [0, 0, 1]
@@ -160,7 +160,7 @@ def test_the_plan_has_each_chunk_and_all_at_once(fake_worker: FakeWorker) -> Non
 def test_without_chunks_those_that_fit_the_prompt_are_planned(fake_worker: FakeWorker) -> None:
     planned = plan(fake_worker, 300, None, "1")
 
-    assert [case.setup.chunk for case in planned.cases] == [64, 256, None]
+    assert column(planned.cases, "setup.chunk") == [64, 256, None]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from tests.conftest import (
     MODEL,
     SETTINGS,
     FakeWorker,
+    column,
     make_record,
     make_run,
     run_lab,
@@ -67,7 +68,7 @@ def record_of(conversation: Conversation = UNBROKEN, repeat: int = 0) -> Record:
     """A run of an engine that takes 1 ms a prompt token, 10 ms a decode step, 1 ms to choose a
     token, and 5 ms to cut, save or load a cache."""
     script = script_of(conversation)
-    n_saves = [op.kind for op in script].count(SAVE)
+    n_saves = column(script, "kind").count(SAVE)
     run = make_run(
         40,
         3,
@@ -131,8 +132,8 @@ def test_thinking_leaves_the_newest_answer_only() -> None:
 
     table = rows([record_of(conversation)])
 
-    prompts = [row.n_prompt for row in table]
-    assert [row.n_computed for row in table[1:]] == [15 + 20] * 7
+    prompts = column(table, "n_prompt")
+    assert column(table[1:], "n_computed") == [15 + 20] * 7
     assert prompts == [70 + 35 * i for i in range(8)]
 
 
@@ -166,7 +167,7 @@ def test_the_answer_says_what_a_break_costs() -> None:
 
     sentence = text_of([broken, UNBROKEN, changed(breaks="system@3", keep="none")])
 
-    assert [row.n_again for row in rows([record_of(broken)])] == [0, 0, 30]
+    assert column(rows([record_of(broken)]), "n_again") == [0, 0, 30]
     assert "Turn 3 (system): the prompt differs from token 17 on, and 30 tokens" in sentence
     # 30 tokens, and the cut
     assert "A system prompt that does not change would save 35.0 ms." in sentence
@@ -194,15 +195,16 @@ def test_a_cache_on_disk_is_saved_after_each_turn_and_loaded_before_the_next() -
     on_disk = changed(keep="disk", breaks="truncate@3")
     record = record_of(on_disk)
 
-    operations = [op.kind for op in script_of(on_disk) if op.kind in (SAVE, LOAD, FORGET)]
+    moves = [op for op in script_of(on_disk) if op.kind in (SAVE, LOAD, FORGET)]
+    operations = column(moves, "kind")
     first, second, third = rows([record])
 
     later = [SAVE, FORGET, LOAD]
     assert operations == [*later, *later, FORGET, SAVE]
     assert first.load_s is None
-    assert [second.load_s, third.load_s] == pytest.approx([0.005, 0.005])
+    assert column([second, third], "load_s") == pytest.approx([0.005, 0.005])
     assert second.ttft_s == pytest.approx(0.005 + 0.005 + 0.010)  # forget, load, prefill
-    assert [row.state_bytes for row in (first, second, third)] == [1000, 2000, 3000]
+    assert column([first, second, third], "state_bytes") == [1000, 2000, 3000]
     assert "Saving 0.0 MB took 5.00 ms" in text_of([on_disk])
 
 
@@ -224,7 +226,7 @@ def test_a_prediction_is_the_same_script_with_other_times() -> None:
 
     prompts = [(30, 0), (9, 34), (7, 46)]  # tokens, after so many cached ones
     expected_s = [prediction.prefill(n, n_past) for n, n_past in prompts]
-    assert [row.expected_ttft_s for row in table] == pytest.approx(expected_s)
+    assert column(table, "expected_ttft_s") == pytest.approx(expected_s)
     assert "Prediction error of TTFT" in " ".join(sentences(table))
 
 
@@ -268,7 +270,7 @@ def test_drawn_lengths_are_in_the_record_and_each_break_has_its_perfect_case(
 
     planned = plan(fake_worker, turn=turn, turns=5, breaks="tools@3", keep="memory,disk,none")
 
-    setups = [case.setup for case in planned.cases]
+    setups = column(planned.cases, "setup")
     assert [(setup.keep, setup.breaks) for setup in setups] == [
         ("memory", "tools@3"),
         ("memory", ""),
@@ -290,8 +292,8 @@ def test_without_a_cache_two_turns_are_measured_and_the_others_computed(
     measured = rows([record_of(memory), record_of(every_turn)])
 
     assert (memory.only, uncached.only) == ((), (5, 8))
-    expected_s = [row.without_s for row in measured]
-    assert [row.without_s for row in by_law] == pytest.approx(expected_s, rel=0.12)
+    expected_s = column(measured, "without_s")
+    assert column(by_law, "without_s") == pytest.approx(expected_s, rel=0.12)
     assert by_law[4].without_s == pytest.approx(measured[4].without_s, rel=0.05)
 
 
@@ -305,8 +307,8 @@ def test_a_second_conversation_in_a_slot_of_its_own_breaks_nothing() -> None:
 
     in_one_slot = [row for row in table if row.keep == "memory"]
     in_two_slots = [row for row in table if row.keep == "slot"]
-    assert [row.n_again for row in in_one_slot] == [0, 14, 26]
-    assert [row.differs_at for row in in_one_slot] == [None, 20, 20]
+    assert column(in_one_slot, "n_again") == [0, 14, 26]
+    assert column(in_one_slot, "differs_at") == [None, 20, 20]
     for row, alone in zip(in_two_slots, rows([record_of()]), strict=True):
         assert row.n_cached == alone.n_cached
         assert row.ttft_s == pytest.approx(alone.ttft_s)
