@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import itertools
 import math
 import re
 import struct
@@ -109,7 +108,8 @@ def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
     if model.head_dim is None or not {type_k.upper(), type_v.upper()} <= BLOCKS.keys():
         return None
     key_bytes = model.head_dim * _bytes_per_number(type_k)
-    return key_bytes + (model.head_dim_v or model.head_dim) * _bytes_per_number(type_v)
+    value_bytes = (model.head_dim_v or model.head_dim) * _bytes_per_number(type_v)
+    return key_bytes + value_bytes
 
 
 def _bytes_per_number(kind: str) -> float:
@@ -137,11 +137,11 @@ def longest(model: Model, available: int) -> int | None:
     if of_length(model, PADDING).kv_cache_bytes is None:
         return None
 
-    def n_bytes(n: int) -> int:
-        return of_length(model, n * PADDING).total_bytes
-
-    n_fitting = bisect.bisect_right(range(2**31 // PADDING), available, key=n_bytes)
-    return max(0, n_fitting - 1) * PADDING
+    lengths = range(PADDING, 2**31, PADDING)
+    n_fitting = bisect.bisect_right(
+        lengths, available, key=lambda n_ctx: of_length(model, n_ctx).total_bytes
+    )
+    return n_fitting * PADDING
 
 
 def padded(n: int) -> int:
@@ -176,12 +176,13 @@ def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | 
         return None
     heads, windows = _by_layer(model, model.heads_kv, model.n_head_kv)
     n_caches = 1 if settings.kv_unified else settings.n_seq_max
-    n_recurrent = max(1, heads.count(0))
-    state_bytes = 4 * settings.n_seq_max * (model.n_state or 0) / n_recurrent
-    cells = {window: n_cells(window, settings) for window in set(windows)}
+    n_recurrent = heads.count(0)  # layers without attention have a state instead of a cache
     by_layer = []
     for n_heads, window in zip(heads, windows, strict=True):
-        by_layer.append(n_caches * per_head * n_heads * cells[window] or state_bytes)
+        if n_heads:
+            by_layer.append(n_caches * per_head * n_heads * n_cells(window, settings))
+        else:
+            by_layer.append(4 * settings.n_seq_max * (model.n_state or 0) / n_recurrent)
     return tuple(by_layer)
 
 
@@ -220,8 +221,9 @@ def compute_bytes(
     else:
         width = _device_width(widths, settings, scores, device, layer_devices)
         if settings.kv_offload is False and device in layer_devices[:-1]:
-            copied_bytes = max(_kv_bytes_by_layer(model, settings) or (0,))
-            width = max(width, widths.attention(scores) + copied_bytes / 4 / n_rows(settings))
+            caches_bytes = _kv_bytes_by_layer(model, settings) or (0,)
+            copied = max(caches_bytes) / (4 * n_rows(settings))  # one layer's cache at a time
+            width = max(width, widths.attention(scores) + copied)
     return round(4 * n_rows(settings) * width)
 
 
@@ -241,10 +243,12 @@ class _Widths:
 
     @property
     def inputs(self) -> float:
+        """The mask; without flash attention also the layer's new keys and values."""
         return self.mask if self.is_flash else self.mask + 2 * self.keys
 
     @property
     def output(self) -> float:
+        """The output matrix."""
         width: float = self.n_vocab + 2 * self.n_embd
         if self.is_fused and self.is_flash and self.mask < self.queries + 2 * self.keys:
             width += self.mask + 2 * self.n_embd  # a small mask leaves a gap that nothing fits into
@@ -253,7 +257,7 @@ class _Widths:
     @property
     def cpu_layer(self) -> float:
         """The feed-forward of a layer on the CPU."""
-        n_live = 3 if self.is_fused else 4
+        n_live = 3 if self.is_fused else 4  # rows of the hidden state
         return self.mask + max(3 * self.hidden + n_live * self.n_embd, self.experts)
 
     def attention(self, scores: int) -> float:
@@ -273,7 +277,9 @@ def _widths(model: Model, settings: Settings) -> _Widths | None:
         return None
     is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
     windows = {heads.window for heads in layers}
-    n_positions = sum(n_cells(window, settings) for window in windows)
+    mask: float = sum(n_cells(window, settings) for window in windows)
+    if is_flash:
+        mask *= 0.5
     experts = 0
     if n_used:
         experts = 2 * (hidden + n_used * model.n_embd) + model.n_embd
@@ -284,7 +290,7 @@ def _widths(model: Model, settings: Settings) -> _Widths | None:
         experts=experts,
         queries=model.head_dim * max(heads.n_head for heads in layers),
         keys=model.head_dim * max(heads.n_head_kv for heads in layers),
-        mask=0.5 * n_positions if is_flash else n_positions,
+        mask=mask,
         is_flash=is_flash,
         is_fused=model.arch in FUSED,
     )
@@ -340,8 +346,10 @@ def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[in
     n_offloaded = n_all if n_gpu_layers < 0 else min(n_gpu_layers, n_all)
     if not shares or not n_offloaded:
         return (None,) * n_all
-    sums = list(itertools.accumulate(map(_single, shares), lambda a, b: _single(a + b)))
-    ends = [_single(part / sums[-1]) for part in sums]
+    sums = [_single(shares[0])]
+    for share in shares[1:]:
+        sums.append(_single(sums[-1] + _single(share)))
+    ends = [_single(end / sums[-1]) for end in sums]  # each device takes layers up to its end
     indices: list[int | None] = [None] * (n_all - n_offloaded)
     for i in range(n_offloaded):
         index = bisect.bisect_right(ends, _single(i / n_offloaded))
@@ -368,7 +376,9 @@ def places(
     if model.n_layer is None or settings.split_mode in ("row", "tensor"):
         return None
     indices = layers(model.n_layer, settings.n_gpu_layers, shares)
-    layer_devices = [CPU if index is None else names[index] for index in indices]
+    layer_devices = []
+    for index in indices:
+        layer_devices.append(CPU if index is None else names[index])
     weights, experts = _place_tensors(
         tensors or _equal_layers(model), layer_devices, _overrides(settings)
     )
@@ -451,7 +461,8 @@ def _home(tensor: str, layer_devices: Sequence[str]) -> str:
     """The device of a tensor without overrides."""
     layer = _LAYER.match(tensor)
     if layer:
-        return layer_devices[min(int(layer[1]), len(layer_devices) - 2)]
+        last = len(layer_devices) - 2  # the output comes after it
+        return layer_devices[min(int(layer[1]), last)]
     if tensor.startswith("rope_"):
         return layer_devices[0]
     return CPU if _INPUT.match(tensor) else layer_devices[-1]
@@ -467,8 +478,9 @@ def device_of(buffer: str, devices: Sequence[Device]) -> str:
         return CPU
     remote = re.fullmatch(r"RPC(\d+)\[(.+)\]", buffer)
     if remote:
-        of_server = [device.name for device in devices if device.description == remote[2]]
-        return of_server[int(remote[1])] if int(remote[1]) < len(of_server) else buffer
+        number = int(remote[1])
+        on_server = [device.name for device in devices if device.description == remote[2]]
+        return on_server[number] if number < len(on_server) else buffer
     for device in devices:
         if buffer in (device.name, f"{device.name}_Mapped"):
             return device.name
@@ -482,5 +494,8 @@ def shares(
 
     A device that does not report it counts with the CPU's, as in llama.cpp.
     """
-    sizes = tuple(tensor_split or (float(free.get(name, free.get(CPU, 1))) for name in names))
-    return sizes if any(sizes) else (1.0,) * len(names)
+    sizes = tensor_split
+    if not sizes:
+        of_cpu = free.get(CPU, 1)
+        sizes = [float(free.get(name, of_cpu)) for name in names]
+    return tuple(sizes) if any(sizes) else (1.0,) * len(names)

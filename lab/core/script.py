@@ -60,6 +60,16 @@ class Operation:
     of_draft: bool = False  # on the draft model; speculate: drafted by it, not looked up
     waits: bool = True  # or the step is only submitted, and finishes with a later one
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the step, each time."""
+        return sum(part.n_tokens for part in self.parts)
+
+    @property
+    def n_outputs(self) -> int:
+        """Tokens that are chosen, each time."""
+        return sum(part.n_outputs for part in self.parts)
+
 
 Script = Sequence[Operation]
 
@@ -107,8 +117,10 @@ def prefill(
 
 def decode(sequences: Sequence[int], n: int) -> list[Operation]:
     """n steps with one token of each sequence; empty for n = 0."""
+    if not n:
+        return []
     parts = tuple(Part(sequence, None, 1) for sequence in sequences)
-    return [Operation(DECODE, parts, times=n)] if n else []
+    return [Operation(DECODE, parts, times=n)]
 
 
 def wait_once(script: Script) -> list[Operation]:
@@ -119,10 +131,9 @@ def wait_once(script: Script) -> list[Operation]:
     """
     operations = []
     for operation, following in itertools.zip_longest(script, script[1:]):
-        has_outputs = any(part.n_outputs for part in operation.parts)
         is_followed = following is not None and following.kind not in (*CACHE_OPERATIONS, SPECULATE)
-        waits = has_outputs or not operation.parts or not is_followed
-        operations.append(dataclasses.replace(operation, waits=waits))
+        can_wait_later = operation.parts and not operation.n_outputs and is_followed
+        operations.append(dataclasses.replace(operation, waits=not can_wait_later))
     return operations
 
 
@@ -130,7 +141,9 @@ def n_prefilled(script: Script) -> int:
     """Prompt tokens in all steps, also those of the draft model."""
     n = 0
     for operation in script:
-        n += sum(len(part.tokens) for part in operation.parts if part.tokens is not None)
+        for part in operation.parts:
+            if part.tokens is not None:
+                n += len(part.tokens)
     return n
 
 
@@ -141,7 +154,7 @@ def n_chosen(script: Script) -> int:
         if operation.kind == SPECULATE:
             n += operation.times
         elif not operation.of_draft:
-            n += operation.times * sum(part.n_outputs for part in operation.parts)
+            n += operation.times * operation.n_outputs
     return n
 
 
@@ -179,11 +192,11 @@ def _move_cache(
 
 
 def _step_shapes(operation: Operation, positions: collections.Counter[int]) -> Iterator[Shape]:
-    parts = operation.parts
-    n_tokens = sum(part.n_tokens for part in parts)
-    n_outputs = sum(part.n_outputs for part in parts)
+    n_tokens = operation.n_tokens
+    n_outputs = operation.n_outputs
+    n_seq = len(operation.parts)
     for _ in range(operation.times):
-        n_past = max(positions[part.sequence] for part in parts)
-        for part in parts:
+        n_past = max(positions[part.sequence] for part in operation.parts)
+        for part in operation.parts:
             positions[part.sequence] += part.n_tokens
-        yield Shape(operation.kind, n_tokens, n_past, len(parts), n_outputs)
+        yield Shape(operation.kind, n_tokens, n_past, n_seq, n_outputs)

@@ -67,7 +67,7 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Int
     """
     if len(values) < 3:
         return None
-    logs = [math.log(value) for value in values]
+    logs = list(map(math.log, values))
     centre = statistics.fmean(logs)
     half = mean_half_width(logs, confidence)
     return Interval(math.exp(centre - half), math.exp(centre + half))
@@ -97,7 +97,7 @@ def repeats_needed(values: Sequence[float], share: float, confidence: float = CO
     from scipy.stats import t
 
     n = len(values)
-    logs = [math.log(value) for value in values]
+    logs = list(map(math.log, values))
     spread = math.sqrt(math.pi / 2) * statistics.stdev(logs)
     quantile = float(t.ppf((1 + confidence) / 2, n - 1))
     return max(n, math.ceil((quantile * spread / share) ** 2))
@@ -121,7 +121,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
         return 1.0, 1.0
     from scipy.stats import kendalltau, theilslopes
 
-    logs = [math.log(value) for value in values]
+    logs = list(map(math.log, values))
     positions = range(len(logs))
     change = math.exp((len(logs) - 1) * theilslopes(logs, positions).slope)
     return change, float(kendalltau(positions, logs).pvalue)
@@ -158,7 +158,9 @@ def fit(
 
     matrix = np.array(columns, dtype=float).T
     target = np.array(values, dtype=float)
-    lowest = np.zeros(len(columns)) if at_least is None else np.array(at_least, dtype=float)
+    lowest = np.zeros(len(columns))
+    if at_least is not None:
+        lowest += at_least
     scale = np.abs(matrix).max(axis=0)
     scale[scale == 0] = 1
     rows = matrix / scale / target[:, None]
@@ -173,7 +175,8 @@ def fit(
             least_error = error
             best = np.zeros(len(columns))
             best[subset] = coefficients
-    return tuple(float(coefficient) for coefficient in lowest + best / scale)
+    coefficients = lowest + best / scale
+    return tuple(coefficients.tolist())
 
 
 def _subsets(n: int) -> Iterator[list[int]]:

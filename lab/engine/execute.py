@@ -127,7 +127,9 @@ class _Preparation:
     @property
     def accepted(self) -> tuple[int, ...] | None:
         """Accepted draft tokens of each verification; None without any."""
-        return tuple(self._speculation.accepted) or None if self._speculation else None
+        if not self._speculation:
+            return None
+        return tuple(self._speculation.accepted) or None
 
     def actions(self) -> Iterable[Action]:
         """What the loop executes.
@@ -275,7 +277,7 @@ def _n_rows(operation: Operation) -> int:
     """The largest number of rows with logits in a step of an operation."""
     if operation.n_draft:
         return operation.n_draft + 1
-    return sum(part.n_outputs for part in operation.parts)
+    return operation.n_outputs
 
 
 def _drop_from_cache(path: Path) -> None:

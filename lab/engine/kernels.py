@@ -355,17 +355,21 @@ def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     head_dim = probe.columns
     n_head = probe.rows
     n_kv_heads = probe.n_head_kv or n_head
-    is_flash = probe.op == ATTENTION
     n_positions = math.ceil((probe.n_positions or N_POSITIONS) / 256) * 256
     layer_bytes = 2 * n_kv_heads * lib.ggml_row_size(kind, head_dim) * n_positions
     n_layers = max(1, min(256, probe.n_bytes // layer_bytes))
     query = bench.tensor(bench.graphs, type_number("F32"), head_dim, probe.n_tokens, n_head)
-    mask_type = "F16" if is_flash else "F32"
-    mask = bench.tensor(bench.graphs, type_number(mask_type), n_positions, probe.n_tokens)
     keys_shape = (head_dim, n_kv_heads, n_positions)
-    values_shape = keys_shape if is_flash else keys_shape[::-1]
+    if probe.op == ATTENTION:
+        mask_type = "F16"
+        values_shape = keys_shape
+        attend = _flash_attention
+    else:
+        mask_type = "F32"
+        values_shape = (n_positions, n_kv_heads, head_dim)
+        attend = _plain_attention
+    mask = bench.tensor(bench.graphs, type_number(mask_type), n_positions, probe.n_tokens)
     caches = bench.weights(n_layers, keys_shape, values_shape)
-    attend = _flash_attention if is_flash else _plain_attention
     outputs = []
     for keys, values in zip(caches[::2], caches[1::2], strict=True):
         keys_by_head = P(lib.ggml_permute(bench.graphs, keys, 0, 2, 1, 3))

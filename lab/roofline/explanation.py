@@ -103,10 +103,10 @@ def _doubts(rows: pd.DataFrame, ceilings: Ceilings) -> list[tuple[str, ...]]:
     doubts_of_ceilings = probing.doubts(ceilings)
     doubts = []
     for row in rows.itertuples():
-        doubts_of_runs = shown.of_runs(row.n_runs, row.n_disturbed, fewest)
-        is_above = row.least_s > BEYOND * row.measured_s
-        above = (shown.ABOVE,) if is_above else ()
-        doubts.append(shown.all_of([doubts_of_runs, doubts_of_ceilings, above]))
+        doubts_of_row = [shown.of_runs(row.n_runs, row.n_disturbed, fewest), doubts_of_ceilings]
+        if row.least_s > BEYOND * row.measured_s:
+            doubts_of_row.append((shown.ABOVE,))
+        doubts.append(shown.all_of(doubts_of_row))
     return doubts
 
 
@@ -123,7 +123,9 @@ def limit_of(row: Any) -> str:
         return ATTENTION
     if row.least_s > KERNEL_FACTOR * max(row.arithmetic_s, row.traffic_s):
         return KERNEL
-    return ARITHMETIC if row.arithmetic_s > row.traffic_s else TRAFFIC
+    if row.arithmetic_s > row.traffic_s:
+        return ARITHMETIC
+    return TRAFFIC
 
 
 class PhasesOfRuns:
@@ -194,7 +196,9 @@ def by_part(steps: Sequence[step_kernels.Parts], n: int) -> dict[str, float]:
     for step in steps:
         is_split = len(step.by_device) > 1
         for device, kernels in step.by_device.items():
-            prefix = f"{device or probing.CPU} " if is_split else ""
+            prefix = ""
+            if is_split:
+                prefix = f"{device or probing.CPU} "
             sums[f"{prefix}{LAYERS}"] += kernels.layers_s
             sums[f"{prefix}{ATTENTION}"] += kernels.attention_s
             sums[f"{prefix}{OUTPUT}"] += kernels.head_s
@@ -207,5 +211,7 @@ def _share_of_request(phase: str, run: Run) -> float:
     """A phase's share of the whole request."""
     prefill_ns = phases.prefill_ns(run)
     e2e_ns = phases.e2e_ns(run)
-    of_prefill = prefill_ns / e2e_ns if prefill_ns and e2e_ns else 0.0
-    return of_prefill if phase == PREFILL else 1 - of_prefill
+    share_of_prefill = 0.0
+    if prefill_ns and e2e_ns:
+        share_of_prefill = prefill_ns / e2e_ns
+    return share_of_prefill if phase == PREFILL else 1 - share_of_prefill

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,13 +152,18 @@ class Coverage:
     """The lengths, models and settings that the points of one phase cover."""
 
     def __init__(self, points: Sequence[Point]) -> None:
-        self.shortest = min(point.case.length for point in points)
-        self.longest = max(point.case.length for point in points)
-        self.settings = {point.case.settings for point in points}
-        self.quantizations = {point.case.quantization for point in points}
-        self.by_shape: dict[tuple[object, ...], set[str | None]] = {}
+        self.shortest = math.inf
+        self.longest = 0.0
+        self.settings = set[tuple[object, ...]]()
+        self.quantizations = set[str | None]()
+        self.by_shape = defaultdict[tuple[object, ...], set[str | None]](set)
         for point in points:
-            self.by_shape.setdefault(point.case.shape, set()).add(point.case.quantization)
+            case = point.case
+            self.shortest = min(self.shortest, case.length)
+            self.longest = max(self.longest, case.length)
+            self.settings.add(case.settings)
+            self.quantizations.add(case.quantization)
+            self.by_shape[case.shape].add(case.quantization)
 
     def extrapolations(self, case: Case) -> dict[str, float]:
         """The kinds of extrapolation of a case, and how far: in doublings of the length, else 1."""
@@ -177,7 +183,7 @@ class Coverage:
 
 def coverage_by_phase(points: Sequence[Point]) -> dict[str, Coverage]:
     by_phase = grouped(points, lambda point: point.case.phase)
-    return {phase: Coverage(of_phase) for phase, of_phase in by_phase.items()}
+    return {phase: Coverage(points_of_phase) for phase, points_of_phase in by_phase.items()}
 
 
 class HeldOutError(NamedTuple):
@@ -215,7 +221,7 @@ class Learned:
 
     def _errors_without(self, group: str, points: Sequence[Point]) -> Iterator[HeldOutError]:
         """The errors of these points, predicted from the others."""
-        ids = {id(point) for point in points}
+        ids = set(map(id, points))
         remaining = [point for point in self.points if id(point) not in ids]
         coverage = coverage_by_phase(remaining)
         fit_of_remaining = fit(remaining)
@@ -256,7 +262,7 @@ class Learned:
             squares = self._squares_of_sessions(phase)
         else:
             squares = self._squares_of_errors(phase, kind)
-        means = [statistics.fmean(group) for group in squares.values()]
+        means = list(map(statistics.fmean, squares.values()))
         prior = PRIOR[kind][phase] ** 2
         return (sum(means) + PRIOR_WEIGHT * prior) / (len(means) + PRIOR_WEIGHT)
 
@@ -286,9 +292,9 @@ class Learned:
 def groups_to_hold_out(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
     """The groups to hold out: a name (empty: each point's setup names it) and the points."""
     lengths = lengths_to_split_at(points)
+    by_length = grouped(points, lambda point: point.n_prompt)
     for length in lengths[1:-1]:
-        at_length = [point for point in points if point.n_prompt == length]
-        for group in grouped(at_length, lambda point: point.case.setup).values():
+        for group in grouped(by_length[length], lambda point: point.case.setup).values():
             yield "", group
     for length in lengths[1:]:
         yield "", [point for point in points if point.n_prompt >= length]
@@ -307,8 +313,9 @@ def lengths_to_split_at(points: Sequence[Point]) -> list[int]:
     """Up to MOST_LENGTHS + 1 of the prompt lengths, evenly spread over their order."""
     lengths = sorted({point.n_prompt for point in points})
     last = len(lengths) - 1
-    indices = {index * last // MOST_LENGTHS for index in range(MOST_LENGTHS + 1)}
-    return [lengths[index] for index in sorted(indices)]
+    if last <= MOST_LENGTHS:
+        return lengths
+    return [lengths[number * last // MOST_LENGTHS] for number in range(MOST_LENGTHS + 1)]
 
 
 def fit(points: Sequence[Point]) -> Fit:
@@ -339,7 +346,7 @@ def corrections_of(common: Fit, points: Sequence[Point]) -> dict[Setup, float]:
     for point in points:
         ratio = point.seconds / common.seconds(point.case, point.costs)
         ratios.setdefault(point.case.setup, [1.0]).append(ratio)
-    return {setup: statistics.geometric_mean(of_setup) for setup, of_setup in ratios.items()}
+    return {setup: statistics.geometric_mean(values) for setup, values in ratios.items()}
 
 
 def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case:
@@ -434,19 +441,19 @@ def model_label(model: Model) -> str:
 
 def learn(records: Sequence[Record], ceilings: Ceilings, offload: str = "none") -> Learned:
     """The fit to runs of this machine with this offload. LabError if there are too few."""
-    runs = list[Point]()
+    runs = []
     models = set[str]()
     n_records = 0
     for record in records:
         if not is_plain(record) or offload_of(record.model, record.settings) != offload:
             continue
-        of_record = points_of_record(record, ceilings)
-        if of_record:
-            runs += of_record
+        points_of_run = points_of_record(record, ceilings)
+        if points_of_run:
+            runs += points_of_run
             models.add(model_label(record.model))
             n_records += 1
     same_length = grouped(runs, lambda run: (run.case.setup, run.n_prompt))
-    points = tuple(median_point(group) for group in same_length.values())
+    points = tuple(map(median_point, same_length.values()))
     if {point.case.phase for point in points} != {PREFILL, DECODE}:
         raise LabError(
             "There are too few runs of this machine to predict from. At least one with prefill and"
@@ -468,7 +475,7 @@ class TimedPhase(NamedTuple):
 def points_of_record(record: Record, ceilings: Ceilings) -> list[Point]:
     """Prefill and the mean decode step of a record's runs, each as a point.
 
-    None if the ceilings are of another machine or lack a kernel.
+    Empty if the ceilings are of another machine or lack a kernel.
     """
     if not probing.hold_for(ceilings, probing.place_of_record(record)):
         return []
@@ -477,7 +484,7 @@ def points_of_record(record: Record, ceilings: Ceilings) -> list[Point]:
     layers = probing.layers_of(record)
     kernel_times = dict[Step, float]()  # the runs of a sweep share most of their steps
     is_disturbed = bool(disturbances.disturbances(record))
-    points = list[Point]()
+    points = []
     for run in phases.by_length(record.run):
         for phase, length, steps, seconds in timed_phases(run):
             try:
@@ -492,7 +499,7 @@ def points_of_record(record: Record, ceilings: Ceilings) -> list[Point]:
 
 
 def timed_phases(run: Run) -> list[TimedPhase]:
-    """Prefill and decode of a run. Empty for steps that cannot be: a file may hold anything."""
+    """Prefill and decode of a run. Empty if its steps are impossible: a file may hold anything."""
     steps = run.steps
     if not steps.n_tokens or min(run.n_prompt, *steps.n_tokens) < 1 or min(steps.n_past) < 0:
         return []
@@ -500,7 +507,7 @@ def timed_phases(run: Run) -> list[TimedPhase]:
     for start_ns, ready_ns in zip(steps.start_ns, steps.ready_ns, strict=True):
         seconds.append((ready_ns - start_ns) / 1e9)
     n_prefill = phases.n_prefill_steps(run)
-    prefill = list[Step]()
+    prefill = []
     for index in range(n_prefill):
         n_outputs = 1 if index == n_prefill - 1 else 0
         prefill.append(Step(steps.n_tokens[index], steps.n_past[index], n_outputs))
@@ -517,16 +524,13 @@ def median_point(runs: Sequence[Point]) -> Point:
     """The median of one setup at one length, from the medians of sessions: each counts the same."""
     quiet = [run for run in runs if not run.is_disturbed]
     runs = quiet or runs
-    times: dict[str, list[float]] = {}
+    times = defaultdict[str, list[float]](list)
     for run in runs:
         for session, seconds in run.by_session.items():
-            times.setdefault(session, []).append(seconds)
+            times[session].append(seconds)
     by_session = {session: statistics.median(seconds) for session, seconds in times.items()}
-    costs = Costs(
-        statistics.median(run.costs.kernels_s for run in runs),
-        statistics.median(run.costs.layer_steps for run in runs),
-        statistics.median(run.costs.layer_values for run in runs),
-    )
+    columns = zip(*(run.costs for run in runs), strict=True)
+    costs = Costs(*map(statistics.median, columns))
     length = statistics.median(run.case.length for run in runs)
     case = dataclasses.replace(runs[0].case, length=length)
     seconds = statistics.median(by_session.values())

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -131,7 +132,10 @@ def probes(
     if device is not None:
         settings = dataclasses.replace(settings, n_threads=1, n_threads_batch=1)
     groups = _matrices_by_type(model)
-    layer_types = {matrix.type for group in groups for matrix in group if _is_in_layers(matrix)}
+    layer_types = set()
+    for matrix in itertools.chain(*groups):
+        if _is_in_layers(matrix):
+            layer_types.add(matrix.type)
     for kind in types:
         if kind not in layer_types:
             groups += [[matrix] for matrix in _matrices_packed_as(kind, model, matrices)]
@@ -151,7 +155,7 @@ def probes(
 
 def missing(wanted_probes: Sequence[Probe], rates: Sequence[Rate]) -> list[Probe]:
     """The probes without a rate."""
-    timed = {key(rate) for rate in rates}
+    timed = set(map(key, rates))
     return [probe for probe in wanted_probes if key(probe) not in timed]
 
 
@@ -214,13 +218,17 @@ def _matrices_by_type(model: Model) -> list[list[Matrix]]:
         matrices.setdefault(form, matrix)
     groups = []
     for kind in used_types(model):
-        forms = sorted((form for form in read if form.type == kind), key=lambda form: -read[form])
+        forms = [form for form in read if form.type == kind]
+        forms.sort(key=lambda form: -read[form])
         least = SECOND_SHARE * sum(read[form] for form in forms)
-        chosen = [form for form in forms[:2] if read[form] >= least] or forms[:1]
-        for op in (MUL_MAT, MUL_MAT_ID):
-            if op not in [form.op for form in chosen]:
-                chosen += [form for form in forms if form.op == op][:1]
-        groups.append([matrices[form] for form in chosen])
+        group: list[Matrix] = []
+        ops = set()
+        for place, form in enumerate(forms):
+            is_large_second = place == 1 and read[form] >= least
+            if is_large_second or form.op not in ops:
+                group.append(matrices[form])
+                ops.add(form.op)
+        groups.append(group)
     return groups
 
 
@@ -246,9 +254,11 @@ def _matrices_packed_as(kind: str, model: Model, matrices: Sequence[Matrix]) -> 
             "enough.",
             "Leave the type out, or use another model: -m MODEL",
         )
-    return [
-        dataclasses.replace(largest[op], type=kind) for op in (MUL_MAT_ID, MUL_MAT) if op in largest
-    ]
+    packed = []
+    for op in (MUL_MAT_ID, MUL_MAT):
+        if op in largest:
+            packed.append(dataclasses.replace(largest[op], type=kind))
+    return packed
 
 
 def _operation(matrix: Matrix) -> str:
@@ -259,7 +269,11 @@ def _product_probes(
     model: Model, settings: Settings, matrix: Matrix, sizes: Sequence[int], device: str | None
 ) -> list[Probe]:
     """Products of a matrix with these numbers of tokens."""
-    is_of_experts = matrix.part == EXPERTS
+    n_expert = None
+    n_expert_used = None
+    if matrix.part == EXPERTS:
+        n_expert = matrix.n_expert
+        n_expert_used = model.n_expert_used
     product_probes = []
     for n_tokens in sorted(set(sizes)):
         if n_tokens > MOST_OUTPUTS and not _is_in_layers(matrix):
@@ -276,8 +290,8 @@ def _product_probes(
             n_threads=n_threads,
             device=device,
             seconds=SECONDS,
-            n_expert=matrix.n_expert if is_of_experts else None,
-            n_expert_used=model.n_expert_used if is_of_experts else None,
+            n_expert=n_expert,
+            n_expert_used=n_expert_used,
             repack=settings.repack if device is None else None,
         )
         product_probes.append(probe)

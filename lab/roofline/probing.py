@@ -84,10 +84,12 @@ def layers(
     devices = machine.used(here, settings)
     if not devices:
         return (None,) * (n_layer + 1)
-    names = tuple(device.name for device in devices)
+    names = machine.names(devices)
     memory = {device.name: device.memory_bytes for device in devices if device.memory_bytes}
-    numbers = offloaded_layers(n_layer, settings.n_gpu_layers, shares(memory, names))
-    return tuple(None if number is None else names[number] for number in numbers)
+    by_layer: list[str | None] = []
+    for number in offloaded_layers(n_layer, settings.n_gpu_layers, shares(memory, names)):
+        by_layer.append(None if number is None else names[number])
+    return tuple(by_layer)
 
 
 def layers_of(record: Record) -> tuple[str | None, ...]:
@@ -140,9 +142,10 @@ def same_machine(first: Machine, second: Machine) -> bool:
 
 def differences(first: Machine, second: Machine) -> list[str]:
     """In what two descriptions of machines and builds differ; nothing for one machine and build."""
-    names = [
-        name for field, name in SAME_IN.items() if getattr(first, field) != getattr(second, field)
-    ]
+    names = []
+    for field, name in SAME_IN.items():
+        if getattr(first, field) != getattr(second, field):
+            names.append(name)
     if _device_descriptions(first) != _device_descriptions(second):
         names.append("devices")
     return names
@@ -201,7 +204,7 @@ def kept(folder: Path, warn: Say = warnings.warn) -> list[Ceilings]:
     """
     if not folder.is_dir():
         return []
-    paths = sorted(path for path in folder.glob("ceilings-*.jsonl") if path.is_file())
+    paths = sorted(filter(Path.is_file, folder.glob("ceilings-*.jsonl")))
     if not paths:
         return []
     contents = results.read(paths)
@@ -272,7 +275,9 @@ def _known_of_device(
         return None
     fitting.sort(key=lambda session: session.measured_at)
     quiet_sessions = [session for session in fitting if not session.disturbed]
-    quiet_keys = {key(rate) for session in quiet_sessions for rate in session.rates}
+    quiet_keys = set[Key]()
+    for session in quiet_sessions:
+        quiet_keys.update(map(key, session.rates))
     has_disturbed = len(quiet_sessions) < len(fitting)
     needed = _needed_kernels(place) if has_disturbed else None
     best: dict[Key, Rate] = {}
@@ -345,7 +350,9 @@ def need(sessions: Sequence[Ceilings], where: Where, label: str) -> Ceilings:
     last = sessions[-1]
     last_label = device_label(last.machine, last.device)
     names = differences(last.machine, where.machine)
-    differ = f"; what differs: {', '.join(names)}" if names else ""
+    differ = ""
+    if names:
+        differ = f"; what differs: {', '.join(names)}"
     raise LabError(
         f"The known ceilings are of another machine or build ({last_label}, llama.cpp "
         f"{last.machine.llama_cpp_commit}), not of {subject}{differ}.",

@@ -85,7 +85,7 @@ def not_known(model: Model) -> LabError:
 
 
 def step_cost(model: Model, *size: Any) -> cost.StepCost:
-    """`cost.step`, or a LabError."""
+    """`cost.step`; a LabError instead of None."""
     step = cost.step(model, *size)
     if step is None:
         raise not_known(model)
@@ -115,12 +115,11 @@ def parts(
     further: Spans = (),
     layers: Layers | None = None,
 ) -> Parts:
-    """Least time of a step on each device; `others` are further sequences in it, whose attention is
-    each its own.
+    """Least time of a step on each device; `further` are its other sequences.
 
-    `layers` says where the layers lie; without it the rule of `probing.layers` does. With the
-    ceilings of one device alone all of them lie there. LabError where the model's cost is not
-    known, and for a missing probe.
+    `layers` has the device of each layer, by default by the rule of `probing.layers`. With the
+    ceilings of one device alone all layers are there. LabError for a model of unknown cost, and for
+    a missing probe.
     """
     step = StepOnDevices(
         model, settings, ceilings, [(n_tokens, n_past), *further], n_outputs, layers
@@ -145,9 +144,12 @@ class StepOnDevices:
         self.spans = Counter(spans)  # equal sequences are computed once
         self.n_tokens = sum(n_tokens for n_tokens, _ in spans)
         self.n_outputs = n_outputs
-        self.devices = {of_device.device: of_device for of_device in probing.each_device(ceilings)}
+        self.devices: dict[str | None, Ceilings] = {}
+        self.gpu: str | None = None
+        for of_device in probing.each_device(ceilings):
+            self.devices[of_device.device] = of_device
+            self.gpu = self.gpu or of_device.device
         self.is_split = len(self.devices) > 1
-        self.gpu = next((name for name in self.devices if name is not None), None)
         if not self.is_split:
             layers = tuple(self.devices) * ((model.n_layer or 0) + 1)
         elif layers is None:
@@ -163,7 +165,7 @@ class StepOnDevices:
             raise not_known(self.model)
         caches = self.blocks
         if self.settings.kv_offload is False and self.is_split:
-            caches = (None,)
+            caches = (None,)  # all on the CPU
         for name in (*self.layers, *caches):
             if name not in self.devices:
                 raise _lacking(name or probing.CPU)
@@ -179,10 +181,9 @@ class StepOnDevices:
                 uploaded_bytes += self.add_product(in_layers, product, blocks)
         in_attention = self.attention_s(caches)
         between_s = self.between_s(uploaded_bytes) if self.is_split else 0.0
-        by_device = {
-            name: Kernels(in_layers[name], in_head[name], in_attention[name])
-            for name in dict.fromkeys((*self.layers, *self.devices))
-        }
+        by_device = {}
+        for name in (*self.layers, *self.devices):
+            by_device[name] = Kernels(in_layers[name], in_head[name], in_attention[name])
         return Parts(by_device, between_s)
 
     def add_product(self, seconds: Seconds, product: cost.Product, blocks: Layers) -> float:
@@ -191,7 +192,8 @@ class StepOnDevices:
         """
         uploaded_bytes = 0.0
         for name, n_layers in Counter(blocks).items():
-            n_bytes = n_layers / len(blocks) * product.n_bytes
+            share = n_layers / len(blocks)
+            n_bytes = share * product.n_bytes
             device = name
             if name is None and self.is_uploaded(product):
                 device = self.gpu
@@ -208,9 +210,10 @@ class StepOnDevices:
             return False
         if self.settings.op_offload is False:
             return False
-        rates = [rate for rate in self.devices[None].rates if rate.type == product.matrix.type]
-        # repacked weights are in a buffer of their own, and only the CPU can read them
-        return all(rate.buffer == probing.CPU for rate in rates)
+        for rate in self.devices[None].rates:
+            if rate.type == product.matrix.type and rate.buffer != probing.CPU:
+                return False  # repacked: only the CPU can read these weights
+        return True
 
     def blocks_with(self, product: cost.Product) -> Layers:
         """The device of each layer that has weights of a product."""
@@ -220,28 +223,29 @@ class StepOnDevices:
             blocks = (None,) * n_on_cpu + blocks[n_on_cpu:]
         if product.is_last:
             return blocks[-1:]
-        is_last_apart = (
-            product.matrix.part != IN_ATTENTION and self.model.arch not in cost.NEVER_SKIPS
-        )
-        if is_last_apart and len(blocks) > 1:
-            return blocks[:-1]
-        return blocks
+        is_in_all_layers = product.matrix.part == IN_ATTENTION
+        if is_in_all_layers or self.model.arch in cost.NEVER_SKIPS or len(blocks) == 1:
+            return blocks
+        return blocks[:-1]  # the last layer computes only outputs, in a product of its own
 
     def attention_s(self, caches: Layers) -> Seconds:
         """Seconds of attention on the device of each layer's cache."""
         seconds: Seconds = defaultdict(float)
         kind = self.settings.type_k.upper()
         is_flash = self.settings.flash_attn_resolved != "off"
-        head_dim = self.model.head_dim or 0
-        width = 2 * (head_dim + (self.model.head_dim_v or head_dim))
+        key_dim = self.model.head_dim or 0
+        flops_per_pair = 2 * (key_dim + (self.model.head_dim_v or key_dim))
         for name, n_layers in Counter(caches).items():
+            share = n_layers / len(caches)
             skips_masked = name is None and is_flash  # the CPU's flash attention does
-            is_whole = self.settings.kv_unified and not skips_masked
             for span, n_sequences in self.spans.items():
                 n_tokens, n_past = span
-                beside = list((self.spans - Counter([span])).elements()) if is_whole else []
+                beside: list[cost.Span] = []  # sequences whose positions are computed and masked
+                if self.settings.kv_unified and not skips_masked:
+                    beside += self.spans.elements()
+                    beside.remove(span)
                 for part in cost.attended(self.model, n_tokens, n_past, beside) or ():
-                    flops = width * part.heads.n_layer * part.heads.n_head * part.n_pairs
+                    flops = flops_per_pair * part.heads.n_layer * part.heads.n_head * part.n_pairs
                     s_per_flop = attention_s_per_flop(
                         self.devices[name],
                         self.model,
@@ -252,7 +256,6 @@ class StepOnDevices:
                         part.n_positions,
                         is_flash,
                     )
-                    share = n_layers / len(caches)
                     seconds[name] += share * n_sequences * flops * s_per_flop
         return seconds
 
@@ -260,20 +263,21 @@ class StepOnDevices:
         """Seconds of the copies: the hidden state wherever the device changes, the logits, and
         weights for the GPU.
         """
-        gpu = self.devices[self.gpu]
         hidden_bytes = VALUE_BYTES * (self.model.n_embd or 0)
         logits_bytes = VALUE_BYTES * (self.model.n_vocab or 0)
-        before_each = [self.n_tokens * hidden_bytes] * len(self.blocks)
-        before_each.append(self.n_outputs * hidden_bytes)  # before the output
-        before_each.append(self.n_outputs * logits_bytes)  # after it, on the CPU
-        seconds = copy_s(gpu, UPLOAD, uploaded_bytes) if uploaded_bytes else 0.0
-        source = None
-        for target, n_bytes in zip((*self.layers, None), before_each, strict=True):
-            if source != target and n_bytes:
-                op = UPLOAD if source is None else DOWNLOAD
-                seconds += copy_s(gpu, op, n_bytes)
-            source = target
-        return seconds
+        seconds = self.move_s(None, self.gpu, uploaded_bytes)
+        device = None  # the embedding table is on the CPU
+        for block in self.blocks:
+            seconds += self.move_s(device, block, self.n_tokens * hidden_bytes)
+            device = block
+        seconds += self.move_s(device, self.output, self.n_outputs * hidden_bytes)
+        return seconds + self.move_s(self.output, None, self.n_outputs * logits_bytes)
+
+    def move_s(self, source: str | None, target: str | None, n_bytes: float) -> float:
+        """Seconds of a copy from a device to another one."""
+        if source == target or not n_bytes:
+            return 0.0
+        return copy_s(self.devices[self.gpu], UPLOAD if source is None else DOWNLOAD, n_bytes)
 
 
 def product_s_per_byte(
@@ -286,15 +290,14 @@ def product_s_per_byte(
     by_shape = _by_shape(ceilings, op, matrix.type, n_threads, matrix.rows, matrix.columns)
     if not by_shape:
         raise _no_products(ceilings, model, matrix.type, n_threads)
-    most_sizes = max(len(by_size) for by_size in by_shape)
-    by_size = by_shape[0]
-    if n_tokens not in by_size:  # few sizes of step do not say what lies between
-        for by_size in by_shape:
-            if n_tokens in by_size or len(by_size) == most_sizes:
-                break
+    most_sizes = max(map(len, by_shape))
     points = {}
-    for n, rates in by_size.items():
-        points[n] = min(_best_s(rate) / rate.n_bytes for rate in rates)
+    for by_size in by_shape:
+        # Between sizes only shapes with the most sizes are interpolated: few say too little.
+        if n_tokens in by_size or len(by_size) == most_sizes:
+            for n, rates in by_size.items():
+                points[n] = min(_best_s(rate) / rate.n_bytes for rate in rates)
+            break
     return _interpolated(points, n_tokens)
 
 
@@ -311,8 +314,10 @@ def attention_s_per_flop(
     """Best time of attention with n_tokens queries over n_positions, per FLOP; between lengths
     interpolated.
     """
+    at_length = {}
     points = attention_points(ceilings, model, heads, kind, n_tokens, n_threads, is_flash)
-    at_length = {n: _interpolated(lengths, n_positions) for n, lengths in points.items()}
+    for n, by_length in points.items():
+        at_length[n] = _interpolated(by_length, n_positions)
     return _interpolated(at_length, n_tokens)
 
 
@@ -328,12 +333,12 @@ def attention_points(
     """Best times of attention (plain, if it was probed and not `is_flash`) per FLOP by queries and
     positions.
     """
-    for op in [ATTENTION] if is_flash else [PLAIN_ATTENTION, ATTENTION]:
-        head_dim = model.head_dim or 1
-        by_shape = _by_shape(ceilings, op, kind, n_threads, heads.n_head, head_dim, heads.n_head_kv)
-        if by_shape:
-            break
-    else:
+    size = (kind, n_threads, heads.n_head, model.head_dim or 1, heads.n_head_kv)
+    by_shape = []
+    if not is_flash:
+        by_shape = _by_shape(ceilings, PLAIN_ATTENTION, *size)
+    by_shape = by_shape or _by_shape(ceilings, ATTENTION, *size)
+    if not by_shape:
         raise _not_measured(
             ceilings, model, f"attention on a {kind} cache", n_threads, "-ctk", kind.lower()
         )
@@ -358,10 +363,11 @@ def _by_shape(
     """The rates of each probed shape (on the CPU: with n_threads) by n_tokens, first the shape most
     like this one.
     """
+    heads_per_key = rows / (n_head_kv or rows)
 
     def distance(rates: Sequence[Rate]) -> float:
+        """How far the shape of these rates is from this one, in logarithms."""
         probed = rates[0]
-        heads_per_key = rows / (n_head_kv or rows)
         probed_heads_per_key = probed.rows / (probed.n_head_kv or probed.rows)
         ratios = (
             probed.rows / rows,
@@ -370,26 +376,27 @@ def _by_shape(
         )
         return sum(abs(math.log(ratio)) for ratio in ratios)
 
-    rates = []
-    for rate in ceilings.rates:
-        if (rate.op, rate.type) == (op, kind) and (ceilings.on_gpu or rate.n_threads == n_threads):
-            rates.append(rate)
+    rates = [
+        rate for rate in _rates_with(ceilings, n_threads) if rate.op == op and rate.type == kind
+    ]
     shapes = grouped(
         rates,
         lambda rate: (rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used),
     )
     nearest_first = sorted(shapes.values(), key=distance)
-    return [grouped(of_shape, lambda rate: rate.n_tokens) for of_shape in nearest_first]
+    return [grouped(rates_of_shape, lambda rate: rate.n_tokens) for rates_of_shape in nearest_first]
+
+
+def _rates_with(ceilings: Ceilings, n_threads: int) -> list[Rate]:
+    """The rates of a GPU, or of the CPU with n_threads."""
+    return [rate for rate in ceilings.rates if ceilings.on_gpu or rate.n_threads == n_threads]
 
 
 def _no_products(ceilings: Ceilings, model: Model, kind: str, n_threads: int) -> LabError:
     """The error for a type of weights without a rate: it names all types of the model that lack
     one.
     """
-    probed = set()
-    for rate in ceilings.rates:
-        if ceilings.on_gpu or rate.n_threads == n_threads:
-            probed.add(rate.type)
+    probed = {rate.type for rate in _rates_with(ceilings, n_threads)}
     lacking = [name for name in used_types(model) if name not in probed] or [kind]
     return _not_measured(
         ceilings, model, " and ".join(lacking), n_threads, "--types", ",".join(lacking)
@@ -472,10 +479,11 @@ def roof(ceilings: Ceilings, layers: Layers = ()) -> Roof:
     """The best of all probes. With `layers` on several devices, weighted by their shares of the
     layers.
     """
-    roofs = {
-        of_device.device: _roof_of_device(of_device) for of_device in probing.each_device(ceilings)
-    }
-    if len(roofs) == 1 or not layers or not set(layers) <= set(roofs):
+    roofs = {}
+    for of_device in probing.each_device(ceilings):
+        roofs[of_device.device] = _roof_of_device(of_device)
+    has_all_roofs = roofs.keys() >= set(layers)
+    if len(roofs) == 1 or not layers or not has_all_roofs:
         return roofs[ceilings.device]
     return Roof(
         gflops=len(layers) / sum(1 / roofs[name].gflops for name in layers),
@@ -486,6 +494,6 @@ def roof(ceilings: Ceilings, layers: Layers = ()) -> Roof:
 def _roof_of_device(ceilings: Ceilings) -> Roof:
     readers = [rate for rate in ceilings.rates if rate.n_tokens == 1 and rate.op in READERS]
     return Roof(
-        gflops=max(probing.gflops(rate) for rate in ceilings.rates),
-        gbps=max(probing.gbps(rate) for rate in readers),
+        gflops=max(map(probing.gflops, ceilings.rates)),
+        gbps=max(map(probing.gbps, readers)),
     )

@@ -83,7 +83,8 @@ class StepPrediction:
                     return None
                 rows.append({"kind": operation.kind, "start_s": now_s, "end_s": end_s})
                 now_s = end_s
-                positions.update({part.sequence: part.n_tokens for part in operation.parts})
+                for part in operation.parts:
+                    positions[part.sequence] += part.n_tokens
         return pd.DataFrame(rows)
 
     def _end_s(
@@ -154,14 +155,19 @@ def pieces(
     (llama-batch.cpp, 0c1e570, split_simple). Separate caches get equally many tokens of each
     sequence (split_equal): first one of each, then the rest of the longest.
     """
-    remainders = [
-        Remainder(positions[part.sequence], part.n_tokens, part.n_outputs) for part in parts
-    ]
+    remainders = []
+    for part in parts:
+        n_past = positions[part.sequence]
+        remainders.append(Remainder(n_past, part.n_tokens, part.n_outputs))
     if len(parts) > 1 and not settings.kv_unified:
-        first_tokens = [(1, left.n_past) for left in remainders]
-        n_outputs = sum(left.n_outputs >= left.n_tokens for left in remainders)
+        first_tokens = []
+        n_outputs = 0
+        for left in remainders:
+            first_tokens.append((1, left.n_past))
+            if left.n_outputs >= left.n_tokens:
+                n_outputs += 1
         yield Piece(first_tokens, n_outputs)
-        remainders = [after_first(left) for left in remainders if left.n_tokens > 1]
+        remainders = list(map(after_first, remainders))
     n_ubatch = max(1, settings.n_ubatch)
     n_tokens = sum(left.n_tokens for left in remainders)
     for start in range(0, n_tokens, n_ubatch):

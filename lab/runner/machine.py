@@ -36,10 +36,13 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
 
     usable = n_cores_usable()
     quota = cpu_quota()
+    whole_cores = None
+    if usable is not None:
+        whole_cores = max(1, math.floor(usable))
     here = Machine(
         cpu=_cpu_name(),
         n_cores_physical=psutil.cpu_count(logical=False),
-        n_cores_usable=None if usable is None else max(1, math.floor(usable)),
+        n_cores_usable=whole_cores,
         ram_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
@@ -67,7 +70,9 @@ def _is_virtual() -> bool | None:
     if sys.platform == "darwin":
         return {"1": True, "0": False}.get(sysctl("kern.hv_vmm_present") or "")
     flags = re.search(r"^flags\s*:(.+)$", system_text("/proc/cpuinfo"), re.MULTILINE)
-    return "hypervisor" in flags[1].split() if flags else None
+    if not flags:
+        return None
+    return "hypervisor" in flags[1].split()
 
 
 def _power() -> str | None:
@@ -98,10 +103,15 @@ def accelerators(devices: Sequence[Device]) -> tuple[Device, ...]:
 def by_default(devices: Sequence[Device]) -> tuple[Device, ...]:
     """The default devices for layers: those of RPC servers, then GPUs, or else integrated GPUs."""
     available = accelerators(devices)
-    remote = tuple(device for device in available if is_remote(device))
-    local = tuple(device for device in available if not is_remote(device))
-    gpus = tuple(device for device in local if device.type == "gpu")
-    return remote + (gpus or local)
+    remote = tuple(filter(is_remote, available))
+    gpus = tuple(device for device in available if device.type == "gpu" and device not in remote)
+    integrated = tuple(device for device in available if device not in remote)
+    return remote + (gpus or integrated)
+
+
+def names(devices: Sequence[Device]) -> list[str]:
+    """llama.cpp's names of devices, such as `CUDA0`."""
+    return [device.name for device in devices]
 
 
 def is_remote(device: Device) -> bool:
@@ -118,7 +128,8 @@ def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
         return ()
     devices = by_default(machine.devices)
     if settings.devices is not None:
-        by_name = {device.name: device for device in accelerators(machine.devices)}
+        available = accelerators(machine.devices)
+        by_name = dict(zip(names(available), available, strict=True))
         devices = tuple(by_name[name] for name in settings.devices if name in by_name)
     if settings.split_mode == "none":
         index = settings.main_gpu or 0
@@ -129,7 +140,7 @@ def used(machine: Machine, settings: Settings) -> tuple[Device, ...]:
 def is_software(device: Device) -> bool:
     """Whether a "GPU" is a program that runs on the CPU, so that its figures are not those of a
     GPU."""
-    return any(name in device.description.lower() for name in _SOFTWARE)
+    return re.search("|".join(_SOFTWARE), device.description.lower()) is not None
 
 
 def describe_device(device: Device) -> str:
@@ -137,15 +148,17 @@ def describe_device(device: Device) -> str:
     if not is_software(device):
         return device.description
     name, _, remark = device.description.removesuffix(")").partition(" (")
-    return f"{name} (software; {remark})" if remark else f"{name} (software)"
+    if remark:
+        return f"{name} (software; {remark})"
+    return f"{name} (software)"
 
 
 def in_words(devices: Sequence[Device]) -> str:
     """Devices such as `2 x NVIDIA H200`."""
-    names = []
-    for name, n in sorted(Counter(map(_kind, devices)).items()):
-        names.append(name if n == 1 else f"{n} x {name}")
-    return ", ".join(names)
+    labels = []
+    for kind, n in sorted(Counter(map(_kind, devices)).items()):
+        labels.append(kind if n == 1 else f"{n} x {kind}")
+    return ", ".join(labels)
 
 
 def _kind(device: Device) -> str:
@@ -155,8 +168,9 @@ def _kind(device: Device) -> str:
 
 def label(machine: Machine, settings: Settings | None = None) -> str:
     """A short name for titles and tables: the devices with layers, or else the CPU."""
-    devices = used(machine, settings) if settings else ()
-    return named(machine, devices)
+    if settings is None:
+        return named(machine, ())
+    return named(machine, used(machine, settings))
 
 
 def named(machine: Machine, devices: Sequence[Device]) -> str:
@@ -165,7 +179,9 @@ def named(machine: Machine, devices: Sequence[Device]) -> str:
         return in_words(devices)
     name = machine.cpu or "unknown CPU"
     n_cores = cores(machine)
-    return f"{name}, {n_cores:g} cores" if n_cores else name
+    if n_cores:
+        return f"{name}, {n_cores:g} cores"
+    return name
 
 
 def slug(text: str) -> str:
@@ -200,10 +216,11 @@ def _arm_cores(cpuinfo: str) -> str:
     makers = re.findall(r"^CPU implementer\s*:\s*(\w+)", cpuinfo, re.MULTILINE)
     parts = re.findall(r"^CPU part\s*:\s*(\w+)", cpuinfo, re.MULTILINE)
     with catalog.data_file("arm_cores.toml").open("rb") as file:
-        names = tomllib.load(file)
+        names_by_maker = tomllib.load(file)
     counts = Counter[str]()
     for maker, part in zip(makers, parts, strict=False):
-        counts[names.get(maker, {}).get(part, f"Arm core {maker}/{part}")] += 1
+        names_by_part = names_by_maker.get(maker, {})
+        counts[names_by_part.get(part, f"Arm core {maker}/{part}")] += 1
     return ", ".join(f"{n} x {core}" for core, n in counts.items())
 
 
@@ -219,7 +236,9 @@ def _emulated_on(root: Path) -> str | None:
 def own_cores() -> tuple[int, ...] | None:
     """The numbers of the logical cores that this process may run on; None if the system does not
     limit them."""
-    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def n_cores_usable(root: Path = ROOT) -> float | None:
@@ -242,10 +261,10 @@ def default_threads(root: Path = ROOT) -> int:
     import psutil
 
     physical = _n_fast_cores(root) or psutil.cpu_count(logical=False)
-    limits = [n for n in (physical, n_cores_usable(root)) if n]
-    if not limits:
+    usable = n_cores_usable(root)
+    if not physical and not usable:
         return 1
-    return max(1, math.floor(min(*limits, MAX_THREADS)))
+    return max(1, math.floor(min(physical or MAX_THREADS, usable or MAX_THREADS, MAX_THREADS)))
 
 
 def memory_available(root: Path = ROOT) -> int:
@@ -279,8 +298,12 @@ def throttled_s(root: Path = ROOT) -> float | None:
 
     None if no group counts them.
     """
-    counts = [_count(folder / "cpu.stat", "throttled_usec") for folder in _groups(root)]
-    return max((count / 1e6 for count in counts if count is not None), default=None)
+    seconds = []
+    for folder in _groups(root):
+        count_us = _count(folder / "cpu.stat", "throttled_usec")
+        if count_us is not None:
+            seconds.append(count_us / 1e6)
+    return max(seconds, default=None)
 
 
 def _groups(root: Path) -> list[Path]:
@@ -294,7 +317,9 @@ def _groups(root: Path) -> list[Path]:
 
 def _count(path: Path, name: str) -> int | None:
     match = re.search(rf"^{name} (\d+)$", system_text(path), re.MULTILINE)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def _n_fast_cores(root: Path) -> int | None:
@@ -303,12 +328,16 @@ def _n_fast_cores(root: Path) -> int | None:
     None if the system does not say.
     """
     if sys.platform == "darwin":
-        count = sysctl("hw.perflevel0.physicalcpu")
-        return int(count) if count and count.isdigit() else None
+        count = sysctl("hw.perflevel0.physicalcpu") or ""
+        return int(count) if count.isdigit() else None
     folders = {n: root / f"sys/devices/system/cpu/cpu{n}" for n in own_cores() or ()}
-    fast = _intel_fast_cores(root) & folders.keys() or _fast_by_speed(folders) or folders.keys()
-    siblings = {system_text(folders[n] / "topology/thread_siblings_list") for n in fast}
-    return len(siblings - {""}) or None
+    fast = _intel_fast_cores(root) & folders.keys() or _fast_by_speed(folders) or set(folders)
+    physical = set()  # named by the logical cores that share it
+    for core in fast:
+        siblings = system_text(folders[core] / "topology/thread_siblings_list")
+        if siblings:
+            physical.add(siblings)
+    return len(physical) or None
 
 
 def _intel_fast_cores(root: Path) -> set[int]:
@@ -328,10 +357,10 @@ def _fast_by_speed(folders: Mapping[int, Path]) -> set[int]:
     speed. Empty if the system does not say the speed of each.
     """
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        speeds = {n: system_number(folder / name) or 0 for n, folder in folders.items()}
-        if speeds and all(speeds.values()):
-            fastest = max(speeds.values())
-            return {n for n, speed in speeds.items() if 2 * speed >= fastest}
+        speeds = [system_number(folder / name) or 0 for folder in folders.values()]
+        if speeds and all(speeds):
+            least = max(speeds) / 2
+            return {core for core, speed in zip(folders, speeds, strict=True) if speed >= least}
     return set()
 
 
@@ -346,7 +375,9 @@ def system_text(path: str | Path) -> str:
 def system_number(path: Path) -> int | None:
     """The non-negative integer in a system file, if any."""
     text = system_text(path).strip()
-    return int(text) if text.isdecimal() else None
+    if not text.isdecimal():
+        return None
+    return int(text)
 
 
 def sysctl(name: str) -> str | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import os
 import re
 import time
@@ -77,15 +76,14 @@ def _differences(counts: Sequence[int | None]) -> tuple[int, ...] | None:
 
 def read_noise(gpus: GpuWatch) -> NoiseReading:
     """The counters that grow when something slows the machine."""
+    waited_s = None
     waited = re.search(r"^some .*total=(\d+)", system_text("/proc/pressure/memory"), re.MULTILINE)
-    files = Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/*_count")
-    throttles = list(map(system_text, files))
-    return NoiseReading(
-        memory_pressure_s=int(waited[1]) / 1e6 if waited else None,
-        n_throttled=sum(map(int, throttles)) if throttles else None,
-        gpus=gpus.read(),
-        quota_wait_s=throttled_s(),
-    )
+    if waited:
+        waited_s = int(waited[1]) / 1e6
+    n_throttled = None
+    for file in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/*_count"):
+        n_throttled = (n_throttled or 0) + int(system_text(file))
+    return NoiseReading(waited_s, n_throttled, gpus.read(), throttled_s())
 
 
 BUSY = ("user", "nice", "system", "irq", "softirq", "interrupt", "dpc")
@@ -96,17 +94,20 @@ def _cpu_ms(lab: Sequence[Process]) -> tuple[int | None, int | None]:
     """CPU time of other processes on this process's cores, and time stolen by a host, in ms."""
     import psutil
 
-    cores = _core_times()
     busy_s = 0.0
-    for core in cores:
+    stolen_s = None
+    for core in _core_times():
         busy_s += sum(getattr(core, name, 0.0) for name in BUSY)
+        if hasattr(core, "steal"):
+            stolen_s = (stolen_s or 0.0) + core.steal
     others_ms = None
     with suppress(psutil.Error):  # the engine has died
-        lab_s = sum(sum(process.cpu_times()[:2]) for process in lab)
-        others_ms = round(1e3 * (busy_s - lab_s))
-    if not hasattr(cores[0], "steal"):
-        return others_ms, None
-    return others_ms, round(1e3 * sum(core.steal for core in cores))
+        for process in lab:
+            times = process.cpu_times()
+            busy_s -= times.user + times.system
+        others_ms = round(1e3 * busy_s)
+    stolen_ms = None if stolen_s is None else round(1e3 * stolen_s)
+    return others_ms, stolen_ms
 
 
 def _core_times() -> list[Any]:
@@ -179,7 +180,8 @@ class GpuWatch:
         latest: dict[int, int] = {}  # by process
         for sample in sorted(samples, key=lambda sample: sample.timeStamp):
             latest[sample.pid] = sample.smUtil
-        return min(100, sum(percent for pid, percent in latest.items() if pid not in self._lab))
+        others = latest.keys() - self._lab
+        return min(100, sum(latest[pid] for pid in others))
 
     def read(self) -> tuple[Gpu, ...] | None:
         """The current state of the GPUs. None without NVML, or without a GPU."""
@@ -203,10 +205,8 @@ class GpuWatch:
     def energy_counters(self) -> list[Callable[[], int | None]]:
         """For each GPU a function that reads the millijoules since its driver was loaded; None
         before Volta."""
-        return [
-            functools.partial(self._ask, "nvmlDeviceGetTotalEnergyConsumption", handle)
-            for handle in self._handles
-        ]
+        ask = functools.partial(self._ask, "nvmlDeviceGetTotalEnergyConsumption")
+        return [functools.partial(ask, handle) for handle in self._handles]
 
     def _ask(self, function: str, *arguments: Any) -> Any:
         """NVML's answer; None if this driver or GPU does not support the function."""
@@ -240,17 +240,19 @@ def energy_counters(gpus: GpuWatch, root: Path = ROOT) -> list[Counter]:
             read = functools.partial(system_number, zone / "energy_uj")
             wraps_at = system_number(zone / "max_energy_range_uj") or 0
             counters.append(Counter(covers, read, 1e-6, wraps_at))
-    counters += [Counter(GPU, read, 1e-3) for read in gpus.energy_counters()]
+    for read_mj in gpus.energy_counters():
+        counters.append(Counter(GPU, read_mj, 1e-3))
     return counters
 
 
 def describe_energy(counters: list[Counter]) -> str:
     """What the counters of a machine cover, and how to make locked ones readable."""
     locked = {counter.covers for counter in counters if counter.read() is None}
-    readable = {counter.covers for counter in counters} - locked
+    covered = {counter.covers for counter in counters}
+    readable = [kind for kind in (PACKAGE, DRAM, GPU) if kind in covered - locked]
     sentences = []
     if readable:
-        sentences.append(", ".join(kind for kind in (PACKAGE, DRAM, GPU) if kind in readable))
+        sentences.append(", ".join(readable))
     if locked - {GPU}:
         sentences.append(LOCKED)
     if not sentences:
@@ -275,7 +277,10 @@ class EnergyWatch:
             count = counter.read()
             step = _step(counter, self._last[index], count)
             used = self._used[index]
-            self._used[index] = None if used is None or step is None else used + step
+            if used is not None and step is not None:
+                self._used[index] = used + step
+            else:
+                self._used[index] = None
             self._last[index] = count
 
     def joules(self) -> dict[str, float] | None:
@@ -285,10 +290,14 @@ class EnergyWatch:
         """
         self.sample()
         totals: dict[str, float] = {}
+        unreadable = set()
         for counter, used in zip(self._counters, self._used, strict=True):
-            joules = math.nan if used is None else used * counter.unit_j
-            totals[counter.covers] = totals.get(counter.covers, 0) + joules
-        readable = {kind: round(j, 3) for kind, j in totals.items() if not math.isnan(j)}
+            if used is None:
+                unreadable.add(counter.covers)
+            else:
+                used_j = used * counter.unit_j
+                totals[counter.covers] = totals.get(counter.covers, 0) + used_j
+        readable = {kind: round(j, 3) for kind, j in totals.items() if kind not in unreadable}
         return readable or None
 
 

@@ -38,7 +38,7 @@ def settings(
     fields: dict[str, Any] = {name: getattr(asked, name) for name in AS_ASKED}
     fields["devices"] = None
     if parts(asked.device):
-        fields["devices"] = tuple(device.name for device in used) or None
+        fields["devices"] = tuple(machine.names(used)) or None
     fields["tensor_split"] = asked.shares
     fields["n_cpu_moe"] = asked.n_cpu_moe or None
     fields["override_tensor"] = parts(asked.override_tensor) or None
@@ -61,9 +61,17 @@ def _waits_once(
     if n_gpu_layers and any(map(machine.is_remote, used)):
         return True
     is_split = len(used) > 1 and asked.split_mode in (None, "layer")
-    is_whole = n_gpu_layers < 0 or (model.n_layer is not None and n_gpu_layers > model.n_layer)
-    moves_some = bool(asked.n_cpu_moe or parts(asked.override_tensor)) or asked.kv_offload is False
-    return is_split and is_whole and not moves_some
+    moves_tensors = bool(asked.n_cpu_moe or parts(asked.override_tensor))
+    if not is_split or moves_tensors or asked.kv_offload is False:
+        return False
+    return _has_all_layers(n_gpu_layers, model)
+
+
+def _has_all_layers(n_gpu_layers: int, model: Model) -> bool:
+    """Whether all layers and the output are on devices."""
+    if n_gpu_layers < 0:
+        return True
+    return model.n_layer is not None and n_gpu_layers > model.n_layer
 
 
 def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> list[str]:
@@ -89,25 +97,28 @@ def _asked_devices(asked: AskedSettings, devices: Sequence[Device]) -> tuple[Dev
         return machine.by_default(devices)
     if asked.is_on_cpu:
         return ()
-    by_name = {device.name.lower(): device for device in machine.accelerators(devices)}
+    available = machine.accelerators(devices)
+    by_name = {device.name.lower(): device for device in available}
+    used = []
     for name in names:
-        if name.lower() not in by_name:
+        device = by_name.get(name.lower())
+        if device is None:
             offer = "This build finds no GPU."
-            if by_name:
-                available = ", ".join(device.name for device in by_name.values())
-                offer = f"Layers can go to: {available}."
+            if available:
+                offer = f"Layers can go to: {', '.join(machine.names(available))}."
             what = f"--device {name}: no such device."
             raise LabError(what, f"{offer} For the CPU only: --device none")
-    if len({name.lower() for name in names}) < len(names):
+        used.append(device)
+    if len(set(used)) < len(used):
         what = f"--device {','.join(names)} names a device twice."
         raise LabError(what, "Name each device once.")
-    return tuple(by_name[name.lower()] for name in names)
+    return tuple(used)
 
 
 def _check_split(asked: AskedSettings, used: Sequence[Device]) -> None:
     """LabError for shares or a main GPU that do not fit the devices."""
     shares = asked.shares
-    names = ", ".join(device.name for device in used) or "none"
+    names = ", ".join(machine.names(used)) or "none"
     if shares is not None and len(shares) != len(used):
         n_devices = plural(len(used), "device")
         what = f"--tensor-split has {plural(len(shares), 'part')}, for {n_devices}."
@@ -119,7 +130,7 @@ def _check_split(asked: AskedSettings, used: Sequence[Device]) -> None:
 
 def _check_overrides(asked: AskedSettings, devices: Sequence[Device]) -> None:
     """LabError for tensors that shall go to an unknown device."""
-    names = [CPU, *(device.name for device in machine.accelerators(devices))]
+    names = [CPU, *machine.names(machine.accelerators(devices))]
     for text in parts(asked.override_tensor):
         _, name = sizes.override_of(text)
         if name not in names:
@@ -144,7 +155,7 @@ def free(plan: Plan) -> dict[str, int]:
 def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
     """What each device holds for this case alone, the CPU last; None if it cannot be computed."""
     room = with_room(plan.settings, [case])
-    names = [device.name for device in machine.used(plan.machine, plan.settings)]
+    names = machine.names(machine.used(plan.machine, plan.settings))
     split = room.tensor_split if len(names) > 1 else None
     shares = sizes.shares(free(plan), names, split)
     placed = sizes.places(plan.model, room, plan.tensors or (), names, shares)
@@ -166,9 +177,12 @@ def memory(plan: Plan, case: Case) -> Memory:
     placed = places(plan, case) if machine.used(plan.machine, plan.settings) else None
     if not placed or None in (total.kv_cache_bytes, total.compute_bytes):
         return total
-    weights = sum(place.memory.weights_bytes for place in placed)
-    compute = sum(place.memory.compute_bytes or 0 for place in placed)
-    return Memory(weights, total.kv_cache_bytes, compute)
+    weights_bytes = 0
+    compute_bytes = 0
+    for place in placed:
+        weights_bytes += place.memory.weights_bytes
+        compute_bytes += place.memory.compute_bytes or 0
+    return Memory(weights_bytes, total.kv_cache_bytes, compute_bytes)
 
 
 def memory_for(plan: Plan) -> int | None:
@@ -179,9 +193,8 @@ def memory_for(plan: Plan) -> int | None:
     n_layers = plan.settings.n_gpu_layers
     if n_layers == 0:
         return machine.memory_available()
-    names = [device.name for device in machine.used(plan.machine, plan.settings)]
-    is_whole = plan.model.n_layer is not None and not 0 <= n_layers <= plan.model.n_layer
-    if not is_whole:
+    names = machine.names(machine.used(plan.machine, plan.settings))
+    if plan.model.n_layer is None or not _has_all_layers(n_layers, plan.model):
         names.append(CPU)
     free_bytes = free(plan)
     if not free_bytes.keys() >= set(names):
@@ -286,8 +299,9 @@ def _advice(plan: Plan, case: Case, lacking: Place) -> str:
             continue
         candidate = _with_layers(plan, n)
         placed = places(candidate, case)
-        if placed and _lacking(candidate, placed) is None:
-            by_device = {place.device: place for place in placed}
-            n_there = len(by_device[lacking.device].layers)
-            return f"at most {n_there} fit: --n-gpu-layers {n}"
+        if placed is None or _lacking(candidate, placed) is not None:
+            continue
+        for place in placed:
+            if place.device == lacking.device:
+                return f"at most {len(place.layers)} fit: --n-gpu-layers {n}"
     return "no number of layers fits."

@@ -308,6 +308,6 @@ def check_tokens(script: Script, run: Run, case: Case) -> None:
     n_planned_steps = len(list(scripts.shapes(script)))  # the steps of `speculate` follow
     n_planned = 0
     for operation in script:
-        n_planned += operation.times * sum(part.n_tokens for part in operation.parts)
+        n_planned += operation.times * operation.n_tokens
     if sum(run.steps.n_tokens[:n_planned_steps]) != n_planned:
         raise LabError(f"The steps do not add up to {case.name}.", "This is a bug of the lab.")
