@@ -1,1 +1,4 @@
-"""The features, each in a room of its own. Open `known.py` first: it lists them, and holds the loops over the list."""
+"""The features: a file or folder each, which imports the base and no other feature.
+
+`lab/feature_list.py` lists them. Open `stall.py` first: an experiment in a single file.
+"""

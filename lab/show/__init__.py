@@ -1,5 +1,5 @@
-"""Results as sections of text and pictures: records in; tables, sentences, pictures and an HTML
-page out.
+"""Results as sections of text and pictures.
 
-Open `section.py` first. Rich and jinja2 are used here.
+In: records. Out: tables, sentences, pictures and an HTML page. Open `table.py` first (records as
+rows), then `section.py`. Rich and jinja2 are used here.
 """

@@ -1,1 +1,1 @@
-"""Textbook claims, each judged on this machine."""
+"""Textbook claims, each judged on this machine: `lab claims`. Open `session.py` first."""

@@ -1,1 +1,4 @@
-"""`lab doctor`: what is this machine, does llama.cpp run here, and what slows it down?"""
+"""What this machine is, whether llama.cpp runs here, and what slows it down: `lab doctor`.
+
+Open `checkup.py` first.
+"""

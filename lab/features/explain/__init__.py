@@ -1,3 +1,4 @@
-"""What limited each phase of runs, and what would help: `lab explain`. The arithmetic is in
-lab/roofline.
+"""What limited each phase of runs, and what would help: `lab explain`.
+
+The arithmetic is in lab/roofline. Open `section.py` first.
 """

@@ -1,1 +1,1 @@
-"""What the notebooks use besides the public functions."""
+"""What the notebooks use besides the public functions. Open `lesson.py` first."""

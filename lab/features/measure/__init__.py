@@ -1,1 +1,4 @@
-"""Prefill and decode of several prompt lengths: measure, sweep."""
+"""Prefill and decode of several prompt lengths: `lab measure`, `lab sweep`, `lab ab`.
+
+Open `measuring.py` first.
+"""

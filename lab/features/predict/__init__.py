@@ -1,1 +1,4 @@
-"""How fast a model would be: here, and on devices that are not here."""
+"""How fast a model would be, here and on other devices: `lab predict`.
+
+The arithmetic is in lab/roofline. Open `prediction.py` first.
+"""

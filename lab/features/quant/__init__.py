@@ -1,1 +1,4 @@
-"""What a quantization costs in quality, and what it buys in speed, on this machine."""
+"""What a quantization costs in quality and gains in speed on this machine: `lab quant`.
+
+Open `measuring.py` first.
+"""

@@ -1,1 +1,1 @@
-"""`lab report`: results as one HTML page. Open `page.py` first."""
+"""Results as one HTML page: `lab report`. Open `page.py` first."""

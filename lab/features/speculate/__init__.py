@@ -1,1 +1,4 @@
-"""Draft tokens, verify them in one step: does it pay?"""
+"""Draft tokens, verify them in one step: what it costs and gains: `lab speculate`.
+
+Open `planning.py` first.
+"""

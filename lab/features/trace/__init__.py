@@ -1,1 +1,4 @@
-"""One token's way through the layers, and what it looks at."""
+"""Which operations take the time of a token, and what it attends to: `lab trace`.
+
+Open `measuring.py` first.
+"""

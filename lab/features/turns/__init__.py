@@ -1,1 +1,4 @@
-"""A conversation, turn by turn: how much of its prompt is read again?"""
+"""A conversation, turn by turn, and how much of its prompt is processed again: `lab turns`.
+
+Open `conversation.py` first.
+"""

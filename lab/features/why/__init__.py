@@ -1,1 +1,1 @@
-"""Why two speeds differ: figures of any program, and their ratio as a product of causes."""
+"""Why two speeds differ: their ratio as a product of causes: `lab why`. Open `asking.py` first."""
