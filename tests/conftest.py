@@ -1,4 +1,5 @@
-"""Shared by the tests: hand-made records, a fake engine with exact times, and the lab as a real command."""
+"""Shared by the tests: hand-made records, a fake engine with exact times, and the lab as a real
+command."""
 
 from __future__ import annotations
 
@@ -48,18 +49,21 @@ from lab.runner import disturbances, noise_watch
 from lab.runner.warm_engine import N_SENTINEL
 from tests import miniature
 
-# A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would hand it on.
+# A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would
+# hand it on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop(
     "COLUMNS", None
 )  # what is printed shall not depend on the terminal that runs the tests
 
-# Threads of an engine that wait for each other sleep: where they spin on a busy machine, a test takes minutes.
+# Threads of an engine that wait for each other sleep: where they spin on a busy machine, a test
+# takes minutes.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """The processes of `-n auto`: two for the whole suite; none for a part of it, which starts sooner alone."""
+    """The processes of `-n auto`: two for the whole suite; none for a part of it, which starts
+    sooner alone."""
     return (
         2
         if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
@@ -149,7 +153,8 @@ def exact_steps(
     every: int | None = None,
     per_position_ms: float = 0,
 ) -> Steps:
-    """Steps of an engine that needs prefill_ms a prompt token, decode_ms a token and 1 ms to choose one.
+    """Steps of an engine that needs prefill_ms a prompt token, decode_ms a token and 1 ms to choose
+    one.
 
     Every position that a step looks back at makes each of its tokens per_position_ms slower.
     """
@@ -169,7 +174,8 @@ def steps_of(
     per_position_ms: float = 0,
     move_ms: float = 0,
 ) -> Steps:
-    """Steps of that engine for any script: each sequence's token costs decode_ms, whatever shares its step."""
+    """Steps of that engine for any script: each sequence's token costs decode_ms, whatever shares
+    its step."""
     return steps_of_shapes(
         list(scripts.shapes(script)), prefill_ms, decode_ms, per_position_ms, move_ms
     )
@@ -195,7 +201,8 @@ def steps_of_shapes(
 
 
 def speculated(script: Script, n_right: int) -> tuple[list[Shape], tuple[int, ...]]:
-    """The steps of `speculate`, the last of a script, where so many guesses are right each time; and how many were."""
+    """The steps of `speculate`, the last of a script, where so many guesses are right each time;
+    and how many were."""
     last = script[-1]
     n_past = scripts.n_prefilled([op for op in script if not op.of_draft])
     n_chosen = 1
@@ -220,7 +227,8 @@ def speculated(script: Script, n_right: int) -> tuple[list[Shape], tuple[int, ..
 
 
 def make_run(n_prompt: int = 20, n_gen: int = 5, repeat: int = 0, **changes: Any) -> Run:
-    """A run with exact times. `setup` is an experiment's own dataclass, `every` makes it a sweep."""
+    """A run with exact times. `setup` is an experiment's own dataclass, `every` makes it a
+    sweep."""
     rates = {
         name: changes.pop(name)
         for name in ("prefill_ms", "decode_ms", "per_position_ms")
@@ -263,7 +271,8 @@ def letters(text: str) -> tuple[int, ...]:
 
 
 class FakeWorker:
-    """Stands in for worker.Worker: exact steps at once, and deaths or refusals where a test wants them."""
+    """Stands in for worker.Worker: exact steps at once, and deaths or refusals where a test wants
+    them."""
 
     def __init__(self) -> None:
         self.lib: str | None = None
@@ -292,7 +301,11 @@ class FakeWorker:
     def restart(self) -> None:
         self.starts += 1
 
-    def use(self, lib: str | None, rpc_servers: Sequence[str] = ()) -> None:
+    def use(
+        self,
+        lib: str | None,
+        rpc_servers: Sequence[str] = (),
+    ) -> None:
         self.lib = lib
 
     @contextmanager
@@ -310,7 +323,11 @@ class FakeWorker:
 
     def load(self, *_: object) -> Vocabulary:
         self.loads += 1
-        return Vocabulary(n_vocab=100, bos=None, description="tiny")
+        return Vocabulary(
+            n_vocab=100,
+            bos=None,
+            description="tiny",
+        )
 
     def vocabularies_differ(self, *_: object) -> str | None:
         return self.differ
@@ -327,16 +344,27 @@ class FakeWorker:
         return dataclasses.replace(asked, flash_attn_resolved="on")
 
     def placement(self) -> Placement:
-        return Placement(("CPU", "CPU", "CPU"), (Buffer("model", "CPU", 10**6),))
+        return Placement(
+            ("CPU", "CPU", "CPU"),
+            (Buffer("model", "CPU", 10**6),),
+        )
 
-    def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
+    def run(
+        self,
+        script: Script,
+        watch: Callable[[Progress], None],
+    ) -> Outcome:
         n_prefilled = scripts.n_prefilled(script)
         n_chosen = scripts.n_chosen(script)
         more: tuple[list[Shape], tuple[int, ...]] = ([], ())
         if script[-1].kind == SPECULATE:
             more = speculated(script, self.n_right)
         shapes = [*scripts.shapes(script), *more[0]]
-        steps = steps_of_shapes(shapes, decode_ms=self.decode_ms(), move_ms=self.move_ms)
+        steps = steps_of_shapes(
+            shapes,
+            decode_ms=self.decode_ms(),
+            move_ms=self.move_ms,
+        )
         outcome = Outcome(steps, tuple(range(n_chosen)), None)
         if more[1]:
             outcome = dataclasses.replace(outcome, counts=outcome.counts | {"accepted": more[1]})
@@ -367,7 +395,8 @@ def no_counters_of_energy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class QuietWatch:
-    """Stands in for noise_watch.NoiseWatch where time is made up: nothing else happens on this machine."""
+    """Stands in for noise_watch.NoiseWatch where time is made up: nothing else happens on this
+    machine."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -380,7 +409,8 @@ class QuietWatch:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For many made-up sessions: the real machine is not watched, and no line is waited for until the disk has it."""
+    """For many made-up sessions: the real machine is not watched, and no line is waited for until
+    the disk has it."""
     monkeypatch.setattr(noise_watch, "NoiseWatch", QuietWatch)
     monkeypatch.setattr(os, "fsync", lambda number: None)
 
@@ -397,7 +427,8 @@ def embedded() -> Path:
 
 @pytest.fixture(scope="session")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model file of three narrow layers with random weights: the real engine runs it in no time."""
+    """A model file of three narrow layers with random weights: the real engine runs it in no
+    time."""
     path = tmp_path_factory.mktemp("models") / "mini.gguf"
     synthetic.write(miniature.entry("llama").shape, "Q4_0", path)
     return path
@@ -425,20 +456,26 @@ def run_process(*arguments: object, timeout_s: float = 120) -> tuple[int, str, s
 
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else the machine does is not held against the runs, so that what they show is said."""
+    """Whatever else the machine does is not held against the runs, so that what they show is
+    said."""
     monkeypatch.setattr(disturbances, "disturbances", lambda record: {})
 
 
 def run_lab(*arguments: object) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of the command's `main` in this process.
 
-    A process of its own starts Python, pandas and matplotlib anew, which takes seconds: `run_process` is for tests of
-    that. What `main` does to signals is undone.
+    A process of its own starts Python, pandas and matplotlib anew, which takes seconds:
+    `run_process` is for tests of that. What `main` does to signals is undone.
     """
     from lab.main import main
 
     out, err = (
-        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+        io.TextIOWrapper(
+            io.BytesIO(),
+            encoding="utf-8",
+            write_through=True,
+        )
+        for _ in range(2)
     )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if hasattr(signal, "SIGHUP"):
@@ -454,5 +491,6 @@ def run_lab(*arguments: object) -> tuple[int, str, str]:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
     written = [stream.buffer.getvalue().decode() for stream in (out, err)]
-    assert isinstance(status, int) and "Traceback" not in written[1], written[1]
+    assert isinstance(status, int), written[1]
+    assert "Traceback" not in written[1], written[1]
     return status, written[0], written[1]

@@ -44,7 +44,12 @@ BY_HAND = dataclasses.replace(
     n_expert=8,
     n_expert_used=2,
     n_state=10,
-    tensor_bytes={"F32": 4_200, "F16": 1_536, "Q8_0": 2_176, "Q4_0": 36_864},
+    tensor_bytes={
+        "F32": 4_200,
+        "F16": 1_536,
+        "Q8_0": 2_176,
+        "Q4_0": 36_864,
+    },
     matrices=(
         Matrix(EMBEDDING, "F32", 100, 8, 1),  # 3,200 bytes; the vectors have 1,000
         Matrix(ATTENTION, "F16", 24, 8, 4),  # 384 bytes each
@@ -120,7 +125,11 @@ def test_products_tell_the_head_and_the_last_layer_apart() -> None:
 
 
 def test_the_only_layer_of_a_model_is_its_last_one() -> None:
-    single = dataclasses.replace(BY_HAND, n_layer=1, matrices=(TABLE, ONE_FEED_FORWARD))
+    single = dataclasses.replace(
+        BY_HAND,
+        n_layer=1,
+        matrices=(TABLE, ONE_FEED_FORWARD),
+    )
     products = cost.products(single, 3, 2) or []
     assert [(part.n, part.n_tokens) for part in products] == [(1, 2), (1, 2)]
     assert cost.products(single, 3, 0) == []
@@ -133,7 +142,8 @@ def test_the_types_of_a_cache_and_its_sequences_change_only_the_cache() -> None:
     q8 = cost_of(BY_HAND, 3, 6, 2, type_k="q8_0")
     assert q8.kv_read_bytes == q8_head * 2 * 2 * (9 + 7) + 4 * 10
     assert q8.kv_written_bytes == 3 * q8_head * 4 * 2 + 4 * 10
-    assert (q8.flops, q8.weight_bytes) == (step.flops, step.weight_bytes)
+    assert q8.flops == step.flops
+    assert q8.weight_bytes == step.weight_bytes
     f32 = cost_of(BY_HAND, 3, 6, 2, type_v="f32")
     assert f32.kv_read_bytes == (4 * 2 + 2 * 4) * 2 * 2 * (9 + 7) + 4 * 10
     two_sequences = cost_of(BY_HAND, 3, 6, 2, beside=[(1, 3)])
@@ -146,10 +156,34 @@ def test_the_types_of_a_cache_and_its_sequences_change_only_the_cache() -> None:
     ("n_tokens", "n_past", "beside", "full", "windowed"),
     [  # pairs and positions read, of a layer that sees everything and of one that sees 5
         (1, 0, [], (1, 1), (1, 1)),
-        (3, 3, [], (4 + 5 + 6, 6), (4 + 5 + 5, 6)),
-        (3, 6, [], (7 + 8 + 9, 9), (5 + 5 + 5, 7)),
-        (1, 9, [(2, 8)], (10 + 10, 10), (5 + 6, 5)),
-        (2, 9, [(1, 1), (1, 8)], (10 + 11 + 2 * (2 + 9), 11), (5 + 5 + 2 * (2 + 5), 6)),
+        (
+            3,
+            3,
+            [],
+            (4 + 5 + 6, 6),
+            (4 + 5 + 5, 6),
+        ),
+        (
+            3,
+            6,
+            [],
+            (7 + 8 + 9, 9),
+            (5 + 5 + 5, 7),
+        ),
+        (
+            1,
+            9,
+            [(2, 8)],
+            (10 + 10, 10),
+            (5 + 6, 5),
+        ),
+        (
+            2,
+            9,
+            [(1, 1), (1, 8)],
+            (10 + 11 + 2 * (2 + 9), 11),
+            (5 + 5 + 2 * (2 + 5), 6),
+        ),
     ],
 )
 def test_pairs_and_positions_of_attention_counted_by_hand(
@@ -220,7 +254,11 @@ def test_tied_embeddings_are_read_once_and_untied_ones_not_at_all() -> None:
     assert untied.weight_bytes == sum(PHI.tensor_bytes.values()) - 2 * 32064 * 3072
 
 
-UNKNOWN = ({"n_head_kv": None}, {"uncounted": "its layers are recurrent"}, {"matrices": None})
+UNKNOWN = (
+    {"n_head_kv": None},
+    {"uncounted": "its layers are recurrent"},
+    {"matrices": None},
+)
 
 
 @pytest.mark.parametrize("changes", UNKNOWN)
@@ -230,7 +268,10 @@ def test_what_the_header_does_not_tell_has_no_cost(changes: dict[str, Any]) -> N
 
 def test_parts_that_are_not_counted_have_no_cost() -> None:
     recurrent = shape.group(
-        [("token_embd.weight", "F16", [64, 100]), ("blk.0.ssm_in.weight", "F16", [64, 256])]
+        [
+            ("token_embd.weight", "F16", [64, 100]),
+            ("blk.0.ssm_in.weight", "F16", [64, 256]),
+        ]
     )
     assert cost.step(dataclasses.replace(LLAMA, matrices=recurrent), 1, 0, 1) is None
 

@@ -12,7 +12,11 @@ from lab.models import devices
 
 FILE = Path(__file__).parent.parent / "models" / "devices.toml"
 ENTRIES: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(FILE.read_text())
-WHOLE = {"about": "a", "gbps": 100, "source": "b"}
+WHOLE = {
+    "about": "a",
+    "gbps": 100,
+    "source": "b",
+}
 
 
 def test_devices_are_named_in_the_order_of_the_file() -> None:
@@ -44,7 +48,8 @@ def test_an_entry_is_whole_and_sane(name: str) -> None:
     device = devices.find_device(name)
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.name)
     for text in (device.about, device.source, device.checked or "by nobody"):
-        assert text and text == text.strip()
+        assert text
+        assert text == text.strip()
     assert 10 <= device.gbps <= 30_000
     if device.peak_tflops is not None:
         ridge = 1e3 * device.peak_tflops / device.gbps  # in FLOPs per byte
@@ -52,7 +57,10 @@ def test_an_entry_is_whole_and_sane(name: str) -> None:
         assert least <= ridge <= 1_000
     if device.memory_gb is not None:
         assert 2 <= device.memory_gb <= 1_024
-    for size in (re.search(r"-(\d+)gb", device.name), re.search(r"(\d+) GB\b", device.about)):
+    for size in (
+        re.search(r"-(\d+)gb", device.name),
+        re.search(r"(\d+) GB\b", device.about),
+    ):
         assert size is None or device.memory_gb == float(size[1])
 
 
@@ -67,7 +75,8 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
             mtps = facts["mtps"]
             source = facts["source"]
             assert devices.find_device(name).gbps == pytest.approx(bus_bits // 8 * mtps / 1000)
-            assert "gbps" not in facts and bus_bits % 64 == 0
+            assert "gbps" not in facts
+            assert bus_bits % 64 == 0
             assert f"-{mtps}" in source or f"{mtps // 1000} Gbit/s" in source, source
             assert f"{bus_bits} bits" in source or f"{bus_bits // 64} " in source, source
     assert n_by_arithmetic > 10
@@ -79,8 +88,22 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
     ("facts", "reason"),
     [
         ({"about": "a", "source": "b"}, "gbps"),
-        ({"about": "a", "source": "b", "bus_bits": 64}, "bus_bits"),
-        ({**WHOLE, "bus_bits": 64, "mtps": "fast"}, "unsupported operand"),
+        (
+            {
+                "about": "a",
+                "source": "b",
+                "bus_bits": 64,
+            },
+            "bus_bits",
+        ),
+        (
+            {
+                **WHOLE,
+                "bus_bits": 64,
+                "mtps": "fast",
+            },
+            "unsupported operand",
+        ),
         ({"about": "a", "gbps": 100}, "source"),
         ({**WHOLE, "watts": 300}, "watts"),
         ("a laptop", "not a mapping"),
@@ -93,8 +116,18 @@ def test_an_entry_that_is_not_whole_is_named(facts: object, reason: str) -> None
 
 
 def test_a_whole_entry_is_a_device() -> None:
-    device = devices.from_entry("small", "mine", {**WHOLE, "aliases": ["x"], "memory_gb": 8})
-    assert (device.gbps, device.aliases, device.memory_bytes) == (100, ("x",), 8e9)
+    device = devices.from_entry(
+        "small",
+        "mine",
+        {
+            **WHOLE,
+            "aliases": ["x"],
+            "memory_gb": 8,
+        },
+    )
+    assert device.gbps == 100
+    assert device.aliases == ("x",)
+    assert device.memory_bytes == 8e9
     assert devices.from_entry("small", "mine", WHOLE).memory_bytes is None
 
 

@@ -20,7 +20,14 @@ BIG = dataclasses.replace(of_catalog("llama-3.2-1b", "Q8_0"), name="big")
 WIDE = dataclasses.replace(SETTINGS, n_ubatch=512)
 
 
-def rate(op: str, kind: str, n_tokens: int, gbps: float, gflops: float, n_threads: int = 2) -> Rate:
+def rate(
+    op: str,
+    kind: str,
+    n_tokens: int,
+    gbps: float,
+    gflops: float,
+    n_threads: int = 2,
+) -> Rate:
     """A kernel that reads at gbps, or computes at gflops, whichever is slower."""
     n_bytes = 34 * 10**6
     flops = 2 * 32 * 10**6 * n_tokens
@@ -80,7 +87,11 @@ def test_memory_traffic_and_arithmetic_are_limits_too() -> None:
     rows = explanation.explain(timed(1.0), dataclasses.replace(FAST, rates=tuple(kernels)))
     assert rows[rows.phase == "decode"].limit.tolist() == [explanation.TRAFFIC]
     steps = exact_steps(4096, 2, 512, prefill_ms=8)
-    long = make_record(make_run(4096, 2, steps=steps), model=BIG, settings=WIDE)
+    long = make_record(
+        make_run(4096, 2, steps=steps),
+        model=BIG,
+        settings=WIDE,
+    )
     rows = explanation.explain([long], FAST)
     prefill = rows[rows.phase == "prefill"].iloc[0]
     assert prefill.limit == explanation.ARITHMETIC
@@ -107,7 +118,14 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
 
 def test_the_command_of_a_change_measures_what_it_promised() -> None:
     rows = explanation.explain(timed(1.1), FAST)
-    quick = [dataclasses.replace(probed, n_threads=1, times_ns=(1,)) for probed in FAST.rates]
+    quick = [
+        dataclasses.replace(
+            probed,
+            n_threads=1,
+            times_ns=(1,),
+        )
+        for probed in FAST.rates
+    ]
     ceilings = dataclasses.replace(FAST, rates=(*FAST.rates, *quick))
     narrow = dataclasses.replace(WIDE, n_ubatch=64)
     record = dataclasses.replace(timed(1.1)[0], settings=narrow)
@@ -121,7 +139,13 @@ def test_the_command_of_a_change_measures_what_it_promised() -> None:
 def test_many_lengths_are_named_by_the_first_and_the_last() -> None:
     records = []
     for n_prompt in (10, 20, 30, 40, 50, 60):
-        records.append(make_record(make_run(n_prompt, 5, decode_ms=90), model=BIG, settings=WIDE))
+        records.append(
+            make_record(
+                make_run(n_prompt, 5, decode_ms=90),
+                model=BIG,
+                settings=WIDE,
+            )
+        )
     rows = explanation.explain(records, FAST)
     few = " ".join(sentences.verdicts(rows[rows.n_prompt < 60], WIDE))
     many = " ".join(sentences.verdicts(rows, WIDE))
@@ -135,7 +159,8 @@ def test_broken_lines_of_ceilings_are_not_passed_over_in_silence(tmp_path: Path)
         file.write('{"schema": 3, "rates": 5}\n')
     notes: list[str] = []
     assert len(probing.kept(tmp_path, notes.append)) == 1
-    assert len(notes) == 1 and path.name in notes[0]
+    assert len(notes) == 1
+    assert path.name in notes[0]
     with pytest.warns(UserWarning, match=path.name):
         probing.kept(tmp_path)
     runs = tmp_path / "runs.jsonl"
@@ -161,11 +186,19 @@ def test_setups_that_differ_in_cpu_instructions_have_titles_to_read() -> None:
 def test_a_disturbed_session_of_other_threads_marks_no_row(tmp_path: Path) -> None:
     rates = [dataclasses.replace(probed, n_threads=1) for probed in FAST.rates]
     noise = "other processes used 1.5 cores"
-    for ceilings in (FAST, dataclasses.replace(FAST, rates=tuple(rates), disturbed=noise)):
+    for ceilings in (
+        FAST,
+        dataclasses.replace(
+            FAST,
+            rates=tuple(rates),
+            disturbed=noise,
+        ),
+    ):
         probing.save(ceilings, tmp_path)
     runs = tmp_path / "runs.jsonl"
     results.save(runs, timed(1.1)[0])
     code, out, _ = run_lab("explain", runs, "--ceilings", tmp_path, "--no-plot", "--details")
     assert code == 0
-    assert "!!" not in out and noise not in out
+    assert "!!" not in out
+    assert noise not in out
     assert "and decode after 20 tokens (" in out

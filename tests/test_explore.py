@@ -28,7 +28,14 @@ from tests.test_report import Page, browser, contrast, evil, look, session
 
 __all__ = ["browser"]  # a fixture
 
-ONE = {"device": 0, "model": 0, "prompt": 1000, "gen": 200, "users": 1, "cached": 0}
+ONE = {
+    "device": 0,
+    "model": 0,
+    "prompt": 1000,
+    "gen": 200,
+    "users": 1,
+    "cached": 0,
+}
 
 
 def ask(browser: Any, settings: list[dict[str, int]]) -> list[dict[str, Any]]:
@@ -60,7 +67,15 @@ def with_ceilings(runs: list[Record]) -> str:
     )
     names = probing.place_of_record(runs[0]).devices
     return page.html(
-        runs, [dataclasses.replace(ceilings, on_gpu=bool(name), device=name) for name in names]
+        runs,
+        [
+            dataclasses.replace(
+                ceilings,
+                on_gpu=bool(name),
+                device=name,
+            )
+            for name in names
+        ],
     )
 
 
@@ -70,7 +85,8 @@ def opened(
     """The numbers of a page, in the browser."""
     path.write_text(text)
     page_look = look(browser, path, width, scheme)
-    assert page_look["overflow"] <= 0 and contrast(page_look["paper"], page_look["ink"]) > 7
+    assert page_look["overflow"] <= 0
+    assert contrast(page_look["paper"], page_look["ink"]) > 7
     numbers: dict[str, Any] = browser.execute_script("return data")
     return numbers
 
@@ -84,7 +100,12 @@ def agrees(
     """Whether a phase of the script equals a prediction, in all its figures; NaN: not predicted."""
     if shown is None:
         return ends[0] != ends[0]
-    expected_figures = {"limit": limit, "expected": expected, "low": ends[0], "high": ends[1]}
+    expected_figures = {
+        "limit": limit,
+        "expected": expected,
+        "low": ends[0],
+        "high": ends[1],
+    }
     return all(
         shown[name] is None if value is None else shown[name] == pytest.approx(value, rel=1e-6)
         for name, value in expected_figures.items()
@@ -98,7 +119,8 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_p
     models = {
         f"{choice.name} {choice.quantization}": choice for choice in (records[0].model, *packed)
     }
-    assert [*models] == page_data["models"] and len(models) == 5
+    assert [*models] == page_data["models"]
+    assert len(models) == 5
     settings = records[0].settings
     learned = learning.learn(records, best)
     with_ceilings_of = [i for i, law in enumerate(page_data["laws"][0]) if "why" not in law]
@@ -160,14 +182,19 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
     roof = step_kernels.roof(best)
     alone = Here(model, settings, best, learned).request(1000, 200)
     asked = [
-        {**ONE, "users": n, "cached": cached}
+        {
+            **ONE,
+            "users": n,
+            "cached": cached,
+        }
         for n, cached in itertools.product((1, 2, 7, 32), (0, 1, 600, 999))
     ]
     for choice, shown in zip(asked, ask(browser, asked), strict=True):
         other_spans = [(1, 1099)] * (choice["users"] - 1)
         seconds = steps.seconds(1, 1099, choice["users"], other_spans)
         work = cost.step(model, 1, 1099, choice["users"], beside=other_spans)
-        assert seconds and work
+        assert seconds
+        assert work
         least = max(work.n_bytes / roof.gbps, work.flops / roof.gflops) / 1e9
         assert shown["decode"]["expected"] == pytest.approx(max(seconds, least), rel=1e-6)
         uncached_steps = learning.prompt_steps(1000 - choice["cached"], settings, choice["cached"])
@@ -185,12 +212,23 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-4b"])
-def test_the_cost_of_steps_is_that_of_the_model(browser: Any, tmp_path: Path, name: str) -> None:
+def test_the_cost_of_steps_is_that_of_the_model(
+    browser: Any,
+    tmp_path: Path,
+    name: str,
+) -> None:
     model = synthetic.model_of(catalog.find(name), "Q4_0")
     runs = [dataclasses.replace(record, model=model) for record in session()]
     opened(browser, tmp_path / "page.html", with_ceilings(runs))
     dice = random.Random(2)
-    asked = [[dice.randint(1, 600), dice.randint(0, 9000), dice.randint(0, 1)] for _ in range(50)]
+    asked = [
+        [
+            dice.randint(1, 600),
+            dice.randint(0, 9000),
+            dice.randint(0, 1),
+        ]
+        for _ in range(50)
+    ]
     asked += [[1, dice.randint(0, 9000), n, n] for n in (2, 5, 32)]
     costs = browser.execute_script(
         "return arguments[0].map(step => cost(data.shapes[0], ...step))", asked
@@ -214,7 +252,8 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
     assert "lab ceilings" in page_data["laws"][0][0]["why"]
     browser.execute_script("inputs.device.value = 0; update()")
     text = browser.find_element("id", "explore-part").text
-    assert "There is no prediction for this choice." in text and "lab ceilings" in text
+    assert "There is no prediction for this choice." in text
+    assert "lab ceilings" in text
     shown = [
         browser.find_element("id", f"explore-{name}")
         for name in ("request", "prefill-figure", "decode-figure")
@@ -224,11 +263,9 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
     browser.execute_script(f"inputs.device.value = {without_peak}; update()")
     assert [element.is_displayed() for element in shown] == [False, False, True]
     text = browser.find_element("id", "explore-part").text
-    assert (
-        "Predicted: the tokens of the answer take" in text
-        and "prefill is not predicted" in text
-        and "lab ceilings" in text
-    )
+    assert "Predicted: the tokens of the answer take" in text
+    assert "prefill is not predicted" in text
+    assert "lab ceilings" in text
 
 
 def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_first() -> None:
@@ -245,7 +282,8 @@ def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_
         ),
     )
     numbers = laws.laws([both, record], [best])
-    assert numbers["devices"][0]["memory"] is None and "for one GPU" in numbers["laws"][0][0]["why"]
+    assert numbers["devices"][0]["memory"] is None
+    assert "for one GPU" in numbers["laws"][0][0]["why"]
     assert "why" not in numbers["laws"][1][0]
 
 
@@ -253,25 +291,29 @@ def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
     tmp_path: Path,
 ) -> None:
     records, best = here()
-    for plain in (page.html(records, []), page.html(records, [best], explore=False)):
-        assert "script-src" not in plain and "explore" not in plain
+    for plain in (
+        page.html(records, []),
+        page.html(records, [best], explore=False),
+    ):
+        assert "script-src" not in plain
+        assert "explore" not in plain
     shown = html()
     kinds = [item.get("type") for item in Page(shown).named("script")]
     assert kinds == ["application/json", "application/gzip", None]
     (policy,) = [
         item["content"] or "" for item in Page(shown).named("meta") if "http-equiv" in item
     ]
-    assert (
-        policy.startswith("default-src 'none'")
-        and policy.count("sha256-") == 1
-        and "unsafe-eval" not in policy
-    )
-    assert len(Page(shown).named("label")) == 6 and shown.count('role="status"') == 1
+    assert policy.startswith("default-src 'none'")
+    assert policy.count("sha256-") == 1
+    assert "unsafe-eval" not in policy
+    assert len(Page(shown).named("label")) == 6
+    assert shown.count('role="status"') == 1
     sample = tmp_path / "a.jsonl"
     out = tmp_path / "a.html"
     results.save(sample, *[item for item in records if item.run.is_timed][:2], best)
     assert run_lab("report", sample, "--out", out, "--no-explore")[0] == 0
-    assert "mini-lab-laws" in shown and "mini-lab-laws" not in out.read_text()
+    assert "mini-lab-laws" in shown
+    assert "mini-lab-laws" not in out.read_text()
 
 
 def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
@@ -279,15 +321,22 @@ def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
     hostile = [dataclasses.replace(evil(record), settings=record.settings) for record in timed_runs]
     text = with_ceilings(hostile)
     page_data = opened(browser, tmp_path / "page.html", text)
-    assert (
-        "<script>alert(1)" in page_data["devices"][0]["name"] and "<img" in page_data["models"][0]
-    )
-    assert "<img" not in text and text.count("<script>") == 1
+    assert "<script>alert(1)" in page_data["devices"][0]["name"]
+    assert "<img" in page_data["models"][0]
+    assert "<img" not in text
+    assert text.count("<script>") == 1
     assert browser.execute_script("return document.images.length") == 0
     assert "alert(1)" in browser.find_element("id", "explore-device").text
 
 
-@pytest.mark.parametrize("n_embd, n_ubatch", [(-1, 512), (10**15, 512), (576, 0)])
+@pytest.mark.parametrize(
+    "n_embd, n_ubatch",
+    [
+        (-1, 512),
+        (10**15, 512),
+        (576, 0),
+    ],
+)
 def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
     records, best = here()
     (record, *_) = (record for record in records if record.run.is_timed)
@@ -297,12 +346,14 @@ def test_impossible_sizes_are_left_out(n_embd: int, n_ubatch: int) -> None:
     with pytest.raises(LabError, match="nothing to explore"):
         laws.laws([hostile], [best])
     numbers = laws.laws([record, hostile], [best])
-    assert (
-        len(numbers["devices"]) == 1 + len(devices.devices()) and "why" not in numbers["laws"][0][0]
-    )
+    assert len(numbers["devices"]) == 1 + len(devices.devices())
+    assert "why" not in numbers["laws"][0][0]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(1280, "light"), (400, "dark")],
+)
 def test_in_a_browser_keys_move_the_sliders(
     browser: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:
@@ -311,24 +362,22 @@ def test_in_a_browser_keys_move_the_sliders(
     before = answer.text
     prompt = browser.find_element("id", "explore-prompt")
     prompt.send_keys("\ue014")  # right
-    assert answer.text != before and answer.text.startswith("Predicted: the prompt takes ")
+    assert answer.text != before
+    assert answer.text.startswith("Predicted: the prompt takes ")
     assert prompt.get_attribute("aria-valuetext").endswith(" tokens")
     browser.find_element("id", "explore-users").send_keys("\ue014")
     note = browser.find_element("id", "explore-note")
-    assert (
-        answer.text.startswith("Predicted: 2 users send at once")
-        and "as wide as for one" in note.text
-    )
+    assert answer.text.startswith("Predicted: 2 users send at once")
+    assert "as wide as for one" in note.text
     browser.find_element("id", "explore-cached").send_keys("\ue014")
-    assert (
-        "Prefill has no range" in note.text
-        and "(1 %)" in browser.find_element("id", "explore-cached-is").text
-    )
+    assert "Prefill has no range" in note.text
+    assert "(1 %)" in browser.find_element("id", "explore-cached-is").text
     names = browser.execute_script(
         "return [...document.querySelectorAll('#explore-part [role=img]')]"
         ".map(image => image.getAttribute('aria-label'))"
     )
-    assert len(names) == 4 and all(len(name) > 20 for name in names)
+    assert len(names) == 4
+    assert all(len(name) > 20 for name in names)
     assert len(browser.find_elements("css selector", "#explore-prefill .line")) > 20
     assert browser.find_elements("css selector", "#explore-prefill .far")
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

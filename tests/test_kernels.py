@@ -34,7 +34,13 @@ def worker() -> Iterator[Worker]:
         yield started
 
 
-def small(op: str, kind: str, n_tokens: int, rows: int = 512, columns: int = 512) -> Probe:
+def small(
+    op: str,
+    kind: str,
+    n_tokens: int,
+    rows: int = 512,
+    columns: int = 512,
+) -> Probe:
     """A probe that takes 20 ms."""
     n_head_kv = 2 if op == ATTENTION else None
     return Probe(op, kind, rows, columns, n_head_kv, n_tokens, 4 * 2**20, 2, None, 0.02)
@@ -52,8 +58,15 @@ def test_products_are_timed_for_every_type(worker: Worker, kind: str) -> None:
     assert plain.n_bytes == single.n_bytes
 
 
-@pytest.mark.parametrize(("kind", "head_bytes"), [("F16", 128), ("Q8_0", 68)])
-def test_attention_is_timed(worker: Worker, kind: str, head_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "head_bytes"),
+    [("F16", 128), ("Q8_0", 68)],
+)
+def test_attention_is_timed(
+    worker: Worker,
+    kind: str,
+    head_bytes: int,
+) -> None:
     timed = worker.probe(small(ATTENTION, kind, 4, rows=6, columns=64))
     n_positions = timed.n_bytes // (2 * 2 * head_bytes)  # of all layers
     assert timed.flops == 4 * 6 * 64 * 4 * n_positions
@@ -65,7 +78,8 @@ def test_plain_attention_does_the_same_work(worker: Worker) -> None:
     probe = small(ATTENTION, "F16", 4, rows=6, columns=64)
     flash = worker.probe(probe)
     plain = worker.probe(dataclasses.replace(probe, op=PLAIN_ATTENTION))
-    assert (flash.n_bytes, flash.flops) == (plain.n_bytes, plain.flops)
+    assert flash.n_bytes == plain.n_bytes
+    assert flash.flops == plain.flops
 
 
 @pytest.mark.parametrize(
@@ -73,7 +87,11 @@ def test_plain_attention_does_the_same_work(worker: Worker) -> None:
     [
         {"columns": 576, "type": "Q4_K"},
         {"op": ATTENTION, "type": "Q4_K"},
-        {"op": ATTENTION, "rows": 9, "columns": 64},
+        {
+            "op": ATTENTION,
+            "rows": 9,
+            "columns": 64,
+        },
         {"op": MUL_MAT_ID},
         {"type": "Q8_1"},
     ],
@@ -81,7 +99,11 @@ def test_plain_attention_does_the_same_work(worker: Worker) -> None:
 def test_nothing_that_can_be_asked_for_ends_the_engine(
     worker: Worker, changes: dict[str, Any]
 ) -> None:
-    probe = dataclasses.replace(small(MUL_MAT, "Q4_0", 1), n_head_kv=2, **changes)
+    probe = dataclasses.replace(
+        small(MUL_MAT, "Q4_0", 1),
+        n_head_kv=2,
+        **changes,
+    )
     with pytest.raises(LabError) as problem:
         worker.probe(probe)
     assert not isinstance(problem.value, WorkerDied)
@@ -95,10 +117,23 @@ def keep_quick_ceilings(worker: Worker, folder: Path) -> Ceilings:
     plan = make_plan(worker, [1], 1, 1, ubatch=64, threads=1)
     rates = []
     for probe in probes.probes(plan.model, plan.settings):
-        rates.append(worker.probe(dataclasses.replace(probe, n_bytes=2**21, seconds=0.01)))
+        rates.append(
+            worker.probe(
+                dataclasses.replace(
+                    probe,
+                    n_bytes=2**21,
+                    seconds=0.01,
+                )
+            )
+        )
     rates.append(measuring.read_rate(1, 2**22))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    ceilings = Ceilings(now, plan.machine, on_gpu=False, rates=tuple(rates))
+    ceilings = Ceilings(
+        now,
+        plan.machine,
+        on_gpu=False,
+        rates=tuple(rates),
+    )
     path = probing.save(ceilings, folder)
     assert results.read([path]).ceilings == (ceilings,)
     return ceilings
@@ -109,14 +144,18 @@ def test_runs_are_explained_and_predicted_once_their_ceilings_are_known(
 ) -> None:
     sample = SAMPLES / "sample-sweep-smollm2-135m-amd-epyc.jsonl"
     code, _, err = run_lab("explain", sample, "--ceilings", tmp_path)
-    assert code == 1 and "lab ceilings" in err and "have not been measured" in err
+    assert code == 1
+    assert "lab ceilings" in err
+    assert "have not been measured" in err
     settings = ["-u", "64", "-t", "1"]
     sizes = ["-p", "16,64,128", "-n", "4", "-r", "1"]
     assert run_lab("measure", *sizes, *settings, "--no-plot", "-o", tmp_path)[0] == 0
     ceilings = keep_quick_ceilings(worker, tmp_path)
 
     code, out, err = run_lab("ceilings", *settings, "--types", "", "-o", tmp_path)
-    assert code == 0 and "All kernels are measured already." in err and "FLOPs per byte" in out
+    assert code == 0
+    assert "All kernels are measured already." in err
+    assert "FLOPs per byte" in out
     code, out, err = run_lab("explain", tmp_path, "--ceilings", tmp_path, "--details")
     assert code == 0, err
     assert "weights/attention/" in out
@@ -133,7 +172,8 @@ def test_runs_are_explained_and_predicted_once_their_ceilings_are_known(
     probing.save(dataclasses.replace(ceilings, machine=other_build), tmp_path / "other")
     sample = SAMPLES / "sample-synthetic-phi-3-mini-q4_0-amd-epyc.jsonl"
     code, _, err = run_lab("explain", sample, "--ceilings", tmp_path / "other", "--no-plot")
-    assert code == 1 and "another machine or build" in err
+    assert code == 1
+    assert "another machine or build" in err
 
 
 # In how many rounds, and what is kept
@@ -168,7 +208,15 @@ class Counting:
         )
 
 
-@pytest.mark.parametrize(("n_disturbed", "n_rounds"), [(0, 2), (1, 2), (2, 3), (9, 3)])
+@pytest.mark.parametrize(
+    ("n_disturbed", "n_rounds"),
+    [
+        (0, 2),
+        (1, 2),
+        (2, 3),
+        (9, 3),
+    ],
+)
 def test_rounds_go_on_while_the_machine_is_disturbed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_disturbed: int, n_rounds: int
 ) -> None:
@@ -207,7 +255,8 @@ def test_the_command_says_how_long_it_takes_and_what_ctrl_c_leaves(
     assert announced is not None
     n = int(announced[1])
     assert code == 130
-    assert f"kernel 1 of {2 * n}: " in err and "left" in err
+    assert f"kernel 1 of {2 * n}: " in err
+    assert "left" in err
     missing = f"{n - 9} of {n} kernels are missing. The same command measures them."
     assert f"kept in {tmp_path}. {missing}" in err
     # seven sizes of the first kernel, two of the next; the third is not whole

@@ -20,11 +20,20 @@ from tests.conftest import exact_steps, make_record, make_run
 from tests.test_explain import BIG, FAST, WIDE
 
 
-def case(phase: str = PREFILL, length: float = 100, shape: int = 1, kind: str = "Q4_0") -> Case:
+def case(
+    phase: str = PREFILL,
+    length: float = 100,
+    shape: int = 1,
+    kind: str = "Q4_0",
+) -> Case:
     return Case(phase, length, (shape,), kind, (2,))
 
 
-def point(of: Case, seconds: float, kernels_s: float = 1.0) -> Point:
+def point(
+    of: Case,
+    seconds: float,
+    kernels_s: float = 1.0,
+) -> Point:
     """A point without layers' costs, measured in one session."""
     costs = Costs(kernels_s, 0, 0)
     return Point(round(of.length), of, costs, seconds, {"a": seconds})
@@ -34,7 +43,12 @@ def learned_from(*points: Point) -> Learned:
     return Learned(learning.fit(points), points, (), 1)
 
 
-def timed(n_prompt: int, prefill_factor: float, decode_factor: float, session: str = "a") -> Record:
+def timed(
+    n_prompt: int,
+    prefill_factor: float,
+    decode_factor: float,
+    session: str = "a",
+) -> Record:
     """A run on BIG that takes so many times its kernels' least time."""
     prompt = [Step(512, first, 0) for first in range(0, n_prompt, 512)]
     prefill = learning.costs_of(BIG, WIDE, FAST, prompt)
@@ -42,15 +56,29 @@ def timed(n_prompt: int, prefill_factor: float, decode_factor: float, session: s
     prefill_ms = 1e3 * prefill_factor * prefill.kernels_s / n_prompt
     decode_ms = 1e3 * decode_factor * token.kernels_s
     run = make_run(n_prompt, 6, steps=exact_steps(n_prompt, 6, 512, prefill_ms, decode_ms))
-    return make_record(run, model=BIG, settings=WIDE, session=session)
+    return make_record(
+        run,
+        model=BIG,
+        settings=WIDE,
+        session=session,
+    )
 
 
 # The steps and costs of a run
 
 
 def test_a_prompt_is_cut_into_steps_and_only_the_last_has_outputs() -> None:
-    steps = learning.prompt_steps(1100, WIDE, n_past=100, n_outputs=3)
-    assert steps == [(512, 100, 0), (512, 612, 0), (76, 1124, 3)]
+    steps = learning.prompt_steps(
+        1100,
+        WIDE,
+        n_past=100,
+        n_outputs=3,
+    )
+    assert steps == [
+        (512, 100, 0),
+        (512, 612, 0),
+        (76, 1124, 3),
+    ]
     assert learning.prompt_steps(512, WIDE) == [(512, 0, 1)]
     assert learning.prompt_steps(2, dataclasses.replace(WIDE, n_ubatch=0)) == [(1, 0, 0), (1, 1, 1)]
 
@@ -67,7 +95,14 @@ def test_costs_are_kernels_layers_of_steps_and_values_of_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_gpu_layers", "offload"), [(0, "none"), (1, "part"), (16, "part"), (17, "all"), (-1, "all")]
+    ("n_gpu_layers", "offload"),
+    [
+        (0, "none"),
+        (1, "part"),
+        (16, "part"),
+        (17, "all"),
+        (-1, "all"),
+    ],
 )
 def test_how_much_of_a_model_is_on_a_gpu(n_gpu_layers: int, offload: str) -> None:
     settings = dataclasses.replace(WIDE, n_gpu_layers=n_gpu_layers)
@@ -105,9 +140,23 @@ def test_which_settings_make_another_setup(change: dict[str, object], phases: se
 
 
 def test_a_run_is_timed_as_its_prefill_and_its_mean_decode_step() -> None:
-    run = make_run(20, 5, prefill_ms=2, decode_ms=30, per_position_ms=1)
+    run = make_run(
+        20,
+        5,
+        prefill_ms=2,
+        decode_ms=30,
+        per_position_ms=1,
+    )
     prefill, decode = learning.timed_phases(run)
-    assert prefill[:3] == (PREFILL, 20, [(8, 0, 0), (8, 8, 0), (4, 16, 1)])
+    assert prefill[:3] == (
+        PREFILL,
+        20,
+        [
+            (8, 0, 0),
+            (8, 8, 0),
+            (4, 16, 1),
+        ],
+    )
     assert prefill.seconds == pytest.approx(0.016 + (0.002 + 0.008) * 8 + (0.002 + 0.016) * 4)
     assert decode[:3] == (DECODE, 22, [(1, 22, 1)])
     assert decode.seconds == pytest.approx(0.030 + 0.0215)
@@ -138,10 +187,26 @@ def test_a_fit_finds_the_law_that_made_its_points() -> None:
     for n in range(1, 60):
         prefill_case = case(PREFILL, 64 * n, shape=n)
         prefill = Costs(0.01 * n, 100 * (n % 4), 2e9 * n * (n % 3))
-        points.append(Point(64 * n, prefill_case, prefill, law.seconds(prefill_case, prefill), {}))
+        points.append(
+            Point(
+                64 * n,
+                prefill_case,
+                prefill,
+                law.seconds(prefill_case, prefill),
+                {},
+            )
+        )
         decode_case = case(DECODE, 64 * n, shape=n)
         decode = Costs(0.005 * (1 + n % 7), 1000 * (n % 3), 1e7)
-        points.append(Point(64 * n, decode_case, decode, law.seconds(decode_case, decode), {}))
+        points.append(
+            Point(
+                64 * n,
+                decode_case,
+                decode,
+                law.seconds(decode_case, decode),
+                {},
+            )
+        )
     fitted = learning.fit(points)
     assert fitted.prefill_factor == pytest.approx(1.3, rel=0.02)
     assert fitted.decode_factor == pytest.approx(1.2, rel=0.02)
@@ -152,7 +217,8 @@ def test_a_fit_finds_the_law_that_made_its_points() -> None:
 def test_without_points_the_factor_is_the_prior_one() -> None:
     fitted = learning.fit([])
     assert [fitted.prefill_factor, fitted.decode_factor] == pytest.approx([1.05, 1.05])
-    assert (fitted.per_layer_step_s, fitted.per_layer_value_s) == (0, 0)
+    assert fitted.per_layer_step_s == 0
+    assert fitted.per_layer_value_s == 0
     assert fitted.seconds(case(), Costs(2.0, 0, 0)) == pytest.approx(2.1)
 
 
@@ -192,18 +258,33 @@ def test_repeats_of_one_length_are_one_piece_of_information() -> None:
 
 def test_each_session_counts_the_same_however_many_runs_it_has() -> None:
     runs = [point(case(), 1.0)] * 5
-    for session, seconds, length in (("b", 2.0, 104), ("b", 4.0, 106), ("c", 9.0, 108)):
-        run = Point(100, case(length=length), Costs(seconds, 6, 9), seconds, {session: seconds})
+    for session, seconds, length in (
+        ("b", 2.0, 104),
+        ("b", 4.0, 106),
+        ("c", 9.0, 108),
+    ):
+        run = Point(
+            100,
+            case(length=length),
+            Costs(seconds, 6, 9),
+            seconds,
+            {session: seconds},
+        )
         runs.append(run)
     median = learning.median_point(runs)
     assert median.by_session == {"a": 1.0, "b": 3.0, "c": 9.0}
     assert median.seconds == 3.0
     assert list(median.costs) == [1.0, 0, 0]
-    assert (median.n_prompt, median.case.length) == (100, 100)
+    assert median.n_prompt == 100
+    assert median.case.length == 100
 
 
 def test_it_says_how_many_runs_and_models_it_learned_from() -> None:
-    records = [timed(512, 1.2, 1.3), timed(512, 1.2, 1.3, "b"), timed(1024, 1.4, 1.3)]
+    records = [
+        timed(512, 1.2, 1.3),
+        timed(512, 1.2, 1.3, "b"),
+        timed(1024, 1.4, 1.3),
+    ]
     learned = learning.learn([*records, dataclasses.replace(records[0], model=BIG)], FAST)
     assert learned.n_runs == 4
     assert learned.models == ("big Q8_0",)
@@ -212,7 +293,11 @@ def test_it_says_how_many_runs_and_models_it_learned_from() -> None:
 def test_too_few_runs_are_refused() -> None:
     with pytest.raises(LabError, match="too few runs"):
         learning.learn([], FAST)
-    without_decode = make_record(make_run(512, 1), model=BIG, settings=WIDE)
+    without_decode = make_record(
+        make_run(512, 1),
+        model=BIG,
+        settings=WIDE,
+    )
     with pytest.raises(LabError, match="too few runs"):
         learning.learn([without_decode], FAST)
 
@@ -242,7 +327,11 @@ def test_records_with_absurd_steps_teach_nothing() -> None:
     n_steps = len(steps.n_past)
     absurd = (
         dataclasses.replace(steps, n_past=(-(10**9),) * n_steps),
-        dataclasses.replace(steps, n_tokens=(0,) * n_steps, n_past=(0,) * n_steps),
+        dataclasses.replace(
+            steps,
+            n_tokens=(0,) * n_steps,
+            n_past=(0,) * n_steps,
+        ),
         dataclasses.replace(steps, ready_ns=steps.start_ns),
         dataclasses.replace(steps, kind=("decode",) * n_steps),
         Steps(),
@@ -257,10 +346,18 @@ def test_records_with_absurd_steps_teach_nothing() -> None:
 def test_runs_on_a_gpu_teach_nothing_about_the_cpu() -> None:
     n_layer = BIG.n_layer or 0
     records = []
-    for n_prompt, n_gpu_layers in ((512, 0), (1024, n_layer + 1), (2048, 3)):
+    for n_prompt, n_gpu_layers in (
+        (512, 0),
+        (1024, n_layer + 1),
+        (2048, 3),
+    ):
         settings = dataclasses.replace(WIDE, n_gpu_layers=n_gpu_layers)
         records.append(dataclasses.replace(timed(n_prompt, 1.2, 1.3), settings=settings))
-    for offload, n_prompt in (("none", 512), ("all", 1024), ("part", 2048)):
+    for offload, n_prompt in (
+        ("none", 512),
+        ("all", 1024),
+        ("part", 2048),
+    ):
         learned = learning.learn(records, FAST, offload)
         assert {point.n_prompt for point in learned.points} == {n_prompt}
 
@@ -311,13 +408,19 @@ def test_how_far_a_case_lies_beyond_what_was_measured() -> None:
 def test_a_range_without_errors_of_this_machine_is_that_of_the_benchmark(
     phase: str, length: float, shape: int, kind: str, deviations: Sequence[float]
 ) -> None:
-    learned = learned_from(point(case(PREFILL), 1.5), point(case(DECODE), 1.5))
+    learned = learned_from(
+        point(case(PREFILL), 1.5),
+        point(case(DECODE), 1.5),
+    )
     variance = sum(deviation**2 for deviation in deviations)
     factor = learned.factor(case(phase, length, shape, kind))
     assert factor == pytest.approx(math.exp(2 * math.sqrt(variance)))
 
 
-@pytest.mark.parametrize(("phase", "deviations"), [(PREFILL, (0.28, 0.12)), (DECODE, (0.25, 0.12))])
+@pytest.mark.parametrize(
+    ("phase", "deviations"),
+    [(PREFILL, (0.28, 0.12)), (DECODE, (0.25, 0.12))],
+)
 def test_disturbed_points_and_other_settings_widen_a_range(
     phase: str, deviations: tuple[float, float]
 ) -> None:
@@ -337,7 +440,11 @@ def test_disturbed_points_and_other_settings_widen_a_range(
 def test_sessions_that_differ_widen_all_ranges() -> None:
     by_session = {"a": 1.0, "b": 2.0, "c": 2.0}
     several = dataclasses.replace(point(case(), 2.0), by_session=by_session)
-    learned = learned_from(several, point(case(shape=2), 5.0), point(case(DECODE), 1.0))
+    learned = learned_from(
+        several,
+        point(case(shape=2), 5.0),
+        point(case(DECODE), 1.0),
+    )
     of_a = math.log(1 / 2) ** 2 * 3 / 2
     assert learned.variance(PREFILL, learning.SESSION) == pytest.approx(
         (of_a + 4 * 0.05**2) / (3 + 4)
@@ -364,7 +471,10 @@ def test_errors_of_points_that_were_held_out_widen_a_range() -> None:
 def test_points_are_held_out_by_length_model_quantization_and_settings() -> None:
     points = []
     for length in (100, 200, 300):
-        points += [point(case(length=length), 1.0), point(case(length=length, shape=2), 1.0)]
+        points += [
+            point(case(length=length), 1.0),
+            point(case(length=length, shape=2), 1.0),
+        ]
     groups = [
         (name, [(point.n_prompt, point.case.shape[0]) for point in group])
         for name, group in learning.groups_to_hold_out(points)
@@ -379,7 +489,10 @@ def test_points_are_held_out_by_length_model_quantization_and_settings() -> None
     ]
     of_models = [[(length, shape) for length in (100, 200, 300)] for shape in (1, 2)]
     assert groups[6:8] == [("(1,)", of_models[0]), ("(2,)", of_models[1])]
-    assert groups[8:10] == [("((1,), 'Q4_0')", of_models[0]), ("((2,), 'Q4_0')", of_models[1])]
+    assert groups[8:10] == [
+        ("((1,), 'Q4_0')", of_models[0]),
+        ("((2,), 'Q4_0')", of_models[1]),
+    ]
     assert groups[10:] == [("(2,)", [*first, *second, *third])]
 
 
@@ -390,7 +503,10 @@ def test_a_sweep_is_split_at_thirteen_lengths() -> None:
 
 
 def test_the_fastest_point_says_whether_ceilings_are_too_low() -> None:
-    learned = learned_from(point(case(), 6.0, 5.0), point(case(DECODE), 3.0, 4.0))
+    learned = learned_from(
+        point(case(), 6.0, 5.0),
+        point(case(DECODE), 3.0, 4.0),
+    )
     assert learned.fastest(PREFILL) == 1.0
     assert learned.fastest(DECODE) == 0.75
 
@@ -418,7 +534,10 @@ def test_a_step_goes_from_decode_to_prefill_by_the_logarithm_of_its_tokens() -> 
         layers_s = 1e-4 * 16 + 1e-12 * 16 * n * (2048 + 8192)
         expected = correction * (factor * kernels_s + layers_s)
         assert prediction.seconds(n, 10, 1) == pytest.approx(expected)
-    one_token_steps = prediction_of(Fit(2.0, 8.0, 0, 0), dataclasses.replace(WIDE, n_ubatch=1))
+    one_token_steps = prediction_of(
+        Fit(2.0, 8.0, 0, 0),
+        dataclasses.replace(WIDE, n_ubatch=1),
+    )
     kernels_s = step_kernels.total(BIG, WIDE, FAST, 2, 10, 1).total_s
     assert one_token_steps.seconds(2, 10, 1) == pytest.approx(2.0 * kernels_s)
 
@@ -432,7 +551,10 @@ def test_tokens_of_all_sequences_of_a_step_count() -> None:
 
 def test_a_prompt_is_the_sum_of_its_steps() -> None:
     prediction = prediction_of(learning.fit([]))
-    steps = [prediction.seconds(512, 100, 0), prediction.seconds(88, 612, 1)]
+    steps = [
+        prediction.seconds(512, 100, 0),
+        prediction.seconds(88, 612, 1),
+    ]
     assert prediction.prefill(600, 100) == pytest.approx(sum(filter(None, steps)))
     uncounted = dataclasses.replace(prediction, model=dataclasses.replace(BIG, n_layer=None))
     assert uncounted.prefill(600) is None
@@ -459,7 +581,11 @@ class Truth:
     per_layer_value_s: float
     effects: dict[object, float]
 
-    def effect(self, what: object, spread: float) -> float:
+    def effect(
+        self,
+        what: object,
+        spread: float,
+    ) -> float:
         return self.effects.setdefault(what, self.dice.gauss(0, spread))
 
     def point(
@@ -497,7 +623,14 @@ class Truth:
 def planted_machine(dice: random.Random) -> Truth:
     factors = {phase: dice.uniform(1, 1.3) for phase in (PREFILL, DECODE)}
     attention = math.exp(dice.gauss(0, 0.1))
-    return Truth(dice, factors, attention, dice.uniform(0, 3e-5), dice.uniform(0, 3e-11), {})
+    return Truth(
+        dice,
+        factors,
+        attention,
+        dice.uniform(0, 3e-5),
+        dice.uniform(0, 3e-11),
+        {},
+    )
 
 
 SETUPS = [(model, kind) for model in range(3) for kind in ("Q4_0", "Q8_0")]
@@ -522,7 +655,13 @@ def outcomes(n_machines: int) -> dict[str, list[tuple[bool, float]]]:
     by_kind: dict[str, list[tuple[bool, float]]] = {}
     for _ in range(n_machines):
         truth = planted_machine(dice)
-        lengths = dice.choice([[256], [10, 512], [64, 256, 1024]])
+        lengths = dice.choice(
+            [
+                [256],
+                [10, 512],
+                [64, 256, 1024],
+            ]
+        )
         learned = learned_from(*points_of(truth, lengths))
         for n in (lengths[0], lengths[-1], 4 * lengths[-1], 16 * lengths[-1]):
             phase = dice.choice((PREFILL, DECODE))

@@ -23,9 +23,19 @@ TINY = Dimensions("llama", 2, 256, 4, 2, 64, 512, 1000, 2048, True, 10000.0)
 SHAPES = {
     "llama": TINY,
     "untied": dataclasses.replace(TINY, tied_embeddings=False),
-    "phi3": dataclasses.replace(TINY, arch="phi3", n_head_kv=4, tied_embeddings=False),
+    "phi3": dataclasses.replace(
+        TINY,
+        arch="phi3",
+        n_head_kv=4,
+        tied_embeddings=False,
+    ),
     "qwen2": dataclasses.replace(TINY, arch="qwen2"),
-    "odd rows": dataclasses.replace(TINY, n_embd=192, head_dim=48, n_ff=320),
+    "odd rows": dataclasses.replace(
+        TINY,
+        n_embd=192,
+        head_dim=48,
+        n_ff=320,
+    ),
 }
 
 
@@ -61,10 +71,17 @@ def files_in(folder: Path) -> list[Path]:
         ("synthetic:llama-2-7b:q4_k_m", "llama-2-7b", "synthetic", "Q4_K_M"),
     ],
 )
-def test_names_and_aliases(text: str, name: str, source: str, quantization: str | None) -> None:
+def test_names_and_aliases(
+    text: str,
+    name: str,
+    source: str,
+    quantization: str | None,
+) -> None:
     spec = catalog.parse(text)
     assert spec.entry is not None
-    assert (spec.entry.name, spec.source, spec.quantization) == (name, source, quantization)
+    assert spec.entry.name == name
+    assert spec.source == source
+    assert spec.quantization == quantization
 
 
 @pytest.mark.parametrize(
@@ -96,7 +113,11 @@ def test_weights_are_random_scaled_and_deterministic(tmp_path: Path, quantizatio
     import gguf
     import numpy as np
 
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+    for name, seed in (
+        ("a", 1),
+        ("b", 1),
+        ("c", 2),
+    ):
         synthetic.write(TINY, quantization, tmp_path / name, seed)
     contents = (tmp_path / "a").read_bytes()
     assert (tmp_path / "b").read_bytes() == contents
@@ -113,7 +134,11 @@ def test_weights_are_random_scaled_and_deterministic(tmp_path: Path, quantizatio
 
 
 @pytest.mark.parametrize("name", ["llama", "untied", "phi3", "odd rows"])
-def test_the_mix_of_types_is_the_quantizers_own(worker: Worker, tmp_path: Path, name: str) -> None:
+def test_the_mix_of_types_is_the_quantizers_own(
+    worker: Worker,
+    tmp_path: Path,
+    name: str,
+) -> None:
     import gguf
 
     def types(path: Path) -> dict[str, str]:
@@ -138,17 +163,16 @@ def test_synthetic_models_are_made_once_measured_and_marked(
     arguments = ("measure", "-m", spec, "-p", "8", *QUICK, "-o", tmp_path / "out")
     status, out, err = run_lab(*arguments)
     assert status == 0, err
-    assert "random weights" in out and "quantizing to Q4_K_M" in err
+    assert "random weights" in out
+    assert "quantizing to Q4_K_M" in err
     (path,) = cache_folder.glob("*.gguf")
     written_at = path.stat().st_mtime_ns
     assert run_lab(*arguments[:-1], tmp_path / "again")[0] == 0
     assert path.stat().st_mtime_ns == written_at
     timed = results.read([tmp_path / "out"]).records[-1]
-    assert (timed.model.source, timed.model.quantization, timed.settings.prompt) == (
-        "synthetic",
-        "Q4_K_M",
-        "random",
-    )
+    assert timed.model.source == "synthetic"
+    assert timed.model.quantization == "Q4_K_M"
+    assert timed.settings.prompt == "random"
     assert "no text" in run_lab(*arguments, "--stream")[2]
     (tmp_path / "prompt.txt").write_text("What is the capital of France?")
     assert "random weights" in run_lab(*arguments, "--prompt", tmp_path / "prompt.txt")[2]
@@ -162,7 +186,8 @@ def test_requantizing_what_is_on_disk(tmp_path: Path, cache_folder: Path) -> Non
     assert status == 0, err
     assert "re-quantised" in out
     model = results.read([tmp_path / "out"]).records[-1].model
-    assert (model.source, model.quantization) == ("requantized", "Q8_0")
+    assert model.source == "requantized"
+    assert model.quantization == "Q8_0"
     rows = json.loads(run_lab("models", "--json")[1])
     is_on_disk = {row["spec"]: row["on_disk"] for row in rows}
     assert is_on_disk["smollm2-135m:Q8_0"]
@@ -173,7 +198,9 @@ def test_info_comes_from_the_header(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     synthetic.write(SHAPES["untied"], "Q4_0", path)
     status, out, _ = run_lab("models", "info", path)
-    assert status == 0 and "2 layers" in out and "KV cache" in out
+    assert status == 0
+    assert "2 layers" in out
+    assert "KV cache" in out
     description = json.loads(run_lab("models", "info", path, "--json")[1])
     table = 1000 * 256 // 32 * 18
     assert (
@@ -186,15 +213,17 @@ def test_info_comes_from_the_header(tmp_path: Path) -> None:
 
 def test_info_without_the_file_comes_from_the_shape() -> None:
     status, out, err = run_lab("models", "info", "phi-3-mini")
-    assert (status, err) == (0, "")
-    assert (
-        "32 layers" in out and "393,216 bytes per position" in out and "not on this machine" in out
-    )
+    assert status == 0
+    assert err == ""
+    assert "32 layers" in out
+    assert "393,216 bytes per position" in out
+    assert "not on this machine" in out
     assert "lab models pull phi-3-mini (a download of about 2,390 MB)" in out
     assert "lab models make synthetic:phi-3-mini:Q4_K_M" in out
     description = json.loads(run_lab("models", "info", "phi3", "--json")[1])
     shape = catalog.find("phi-3-mini").shape
-    assert description["path"] is None and description["model"]["n_head_kv"] == shape.n_head_kv
+    assert description["path"] is None
+    assert description["model"]["n_head_kv"] == shape.n_head_kv
     assert (
         description["kv_bytes_per_position"]
         == 2 * 2 * shape.n_layer * shape.n_head_kv * shape.head_dim
@@ -208,14 +237,23 @@ def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     synthetic.write(TINY, "Q4_0", path)
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
     options = ("-p", "8", *QUICK, "--prompt", "random", "-o", tmp_path / "out")
-    for command in (("measure", "-m", path, *options), ("models", "info", path)):
+    for command in (
+        ("measure", "-m", path, *options),
+        ("models", "info", path),
+    ):
         command_line = [sys.executable, "-m", "lab", *command]
-        ended = subprocess.run(command_line, env=environment, capture_output=True, check=False)
+        ended = subprocess.run(
+            command_line,
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
         assert ended.returncode == 0, ended.stderr
         assert b"Traceback" not in ended.stderr
         assert b"\x1b" not in ended.stdout + ended.stderr
     record = results.read([tmp_path / "out"]).records[-1]
-    assert (record.model.name, record.model.file) == ("m??[2J", "m??[2J.gguf")
+    assert record.model.name == "m??[2J"
+    assert record.model.file == "m??[2J.gguf"
 
 
 def test_two_processes_that_make_the_same_model_both_have_it(
@@ -234,15 +272,19 @@ def test_two_processes_that_make_the_same_model_both_have_it(
 def test_a_cache_folder_that_cannot_be_made_is_said(cache_folder: Path) -> None:
     cache_folder.write_text("a file where a folder should be")
     status, _, err = run_lab("models", "make", "synthetic:smollm2-135m:Q4_0")
-    assert status == 1 and "cannot be used" in err and "MINI_LAB_CACHE" in err
+    assert status == 1
+    assert "cannot be used" in err
+    assert "MINI_LAB_CACHE" in err
 
 
 def test_dry_runs_fetch_nothing(cache_folder: Path) -> None:
     status, out, err = run_lab("measure", "-m", "synthetic:qwen2.5-0.5b", "--dry-run", "-p", "100")
     assert status == 0, err
-    assert "qwen2.5-0.5b Q4_0" in out and "100 prompt tokens" in out  # planned from its shape
+    assert "qwen2.5-0.5b Q4_0" in out
+    assert "100 prompt tokens" in out  # planned from its shape
     status, _, err = run_lab("measure", "-m", "hf:owner/no-such/model.gguf", "--dry-run")
-    assert status == 1 and "lab models pull" in err
+    assert status == 1
+    assert "lab models pull" in err
     assert not cache_folder.exists()
 
 
@@ -263,11 +305,9 @@ def test_a_model_of_the_hub_is_pulled_and_measured(
             in run_process("models", "pull", "hf:owner/tiny:Q6_K")[2]
         )
         model = results.read([tmp_path / "out"]).records[0].model
-        assert (model.source, model.repo, model.sha256) == (
-            "hub",
-            "owner/tiny",
-            catalog.sha256(path),
-        )
+        assert model.source == "hub"
+        assert model.repo == "owner/tiny"
+        assert model.sha256 == catalog.sha256(path)
         assert model.revision == server.repos["owner/tiny"].commit
         assert server.n_bytes == path.stat().st_size  # once, although it was measured twice
         assert obtain.locate(catalog.parse("hf:owner/tiny:Q4_0")) is not None
@@ -281,7 +321,8 @@ def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
         spec = catalog.parse(text, or_shape=True)
         assert spec.entry is not None
         model = synthetic.model_of(spec.entry, spec.quantization or "")
-        assert model.n_bytes and model.quantization in quantizations("types")
+        assert model.n_bytes
+        assert model.quantization in quantizations("types")
     sizes = {
         ("llama-3.1-8b", "Q3_K_S"): 3.66e9,
         ("llama-3.1-8b", "Q2_K"): 3.18e9,
@@ -296,7 +337,10 @@ def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
 
 
 def test_a_model_that_cannot_be_counted_is_refused_with_the_reason() -> None:
-    for name, reason in (("gemma-4-26b-a4b", "heads of another width"), ("glm-4.7-flash", "MLA")):
+    for name, reason in (
+        ("gemma-4-26b-a4b", "heads of another width"),
+        ("glm-4.7-flash", "MLA"),
+    ):
         with pytest.raises(LabError, match=reason) as refused:
             catalog.find(name)
         assert "hf:OWNER/REPO:Q4_K_M" in refused.value.hint

@@ -46,14 +46,27 @@ def model_file(tmp_path: Path) -> Path:
 def worker(fake_worker: FakeWorker) -> FakeWorker:
     """An engine with two devices, and a model of eight layers of a megabyte."""
     fake_worker.build = dataclasses.replace(fake_worker.build, devices=DEVICES)
-    fake_worker.model = dataclasses.replace(MODEL, n_layer=N_LAYER, n_bytes=10 * MB, n_ff=16)
+    fake_worker.model = dataclasses.replace(
+        MODEL,
+        n_layer=N_LAYER,
+        n_bytes=10 * MB,
+        n_ff=16,
+    )
     fake_worker.tensors_of_file = TENSORS
-    fake_worker.free = {"CUDA0": 6 * MB, "CUDA1": 4 * MB}
+    fake_worker.free = {
+        "CUDA0": 6 * MB,
+        "CUDA1": 4 * MB,
+    }
     return fake_worker
 
 
 def plan_of(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
-    usual = {"model": str(path), "prompt_len": "10", "gen": 5, "ubatch": 8}
+    usual = {
+        "model": str(path),
+        "prompt_len": "10",
+        "gen": 5,
+        "ubatch": 8,
+    }
     return make_plan(cast(Worker, worker), **{**usual, **asked})
 
 
@@ -88,7 +101,11 @@ def test_options_reach_the_settings_and_their_command_again(
     assert getattr(plan.settings, field) == value
 
     model = dataclasses.replace(worker.model, source="embedded", name="smollm2-135m")
-    record = make_record(settings=plan.settings, model=model, machine=plan.machine)
+    record = make_record(
+        settings=plan.settings,
+        model=model,
+        machine=plan.machine,
+    )
     command = " ".join(" ".join(option) for option in options(record))
     keywords = parse_variant(command)
     keywords.pop("model", None)
@@ -147,7 +164,11 @@ def test_a_plan_shows_what_goes_where(
     rows = text_plan.places(plan) or []
     assert [row["device"] for row in rows] == ["CUDA0", "CUDA1", CPU]
     # 6 of 10 MB are free there, so 6 of 9 layers
-    assert [row["layers"] for row in rows] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], []]
+    assert [row["layers"] for row in rows] == [
+        [0, 1, 2, 3, 4, 5],
+        [6, 7, 8],
+        [],
+    ]
     assert [row["weights_bytes"] for row in rows] == [6 * MB, 3 * MB, MB]
     assert [row["has_bytes"] for row in rows][:2] == [6 * MB, 4 * MB]
     text = shown(plan, capsys)
@@ -160,11 +181,17 @@ def test_a_plan_shows_experts_and_caches_that_lie_apart(
     worker: FakeWorker, model_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     override = r"blk\.(0|1|5|7)\..*exps=CPU"
-    plan = plan_of(worker, model_file, override_tensor=override, kv_offload=False)
+    plan = plan_of(
+        worker,
+        model_file,
+        override_tensor=override,
+        kv_offload=False,
+    )
     rows = {row["device"]: row for row in text_plan.places(plan) or []}
     assert rows[CPU]["experts"] == [0, 1, 5, 7]
     assert rows[CPU]["caches"] == list(range(N_LAYER))
-    assert rows["CUDA0"]["experts"] == [2, 3, 4] and rows["CUDA0"]["caches"] == []
+    assert rows["CUDA0"]["experts"] == [2, 3, 4]
+    assert rows["CUDA0"]["caches"] == []
     assert rows[CPU]["weights_bytes"] == 5 * MB
     text = shown(plan, capsys)
     assert "device layers caches experts" in text
@@ -180,14 +207,24 @@ def test_shares_and_a_single_gpu_decide_where_layers_go(
 
     assert layers(tensor_split="1,2")["CUDA0"] == [0, 1, 2]
     assert layers(tensor_split=[0, 1])["CUDA1"] == list(range(9))
-    assert layers(split_mode="none", main_gpu=1) == {"CUDA1": list(range(9)), CPU: []}
-    assert layers(split_mode="tensor") == {"CUDA0": None, "CUDA1": None, CPU: None}
+    assert layers(split_mode="none", main_gpu=1) == {
+        "CUDA1": list(range(9)),
+        CPU: [],
+    }
+    assert layers(split_mode="tensor") == {
+        "CUDA0": None,
+        "CUDA1": None,
+        CPU: None,
+    }
 
 
 def test_a_device_that_is_too_small_is_named_with_what_fits(
     worker: FakeWorker, model_file: Path
 ) -> None:
-    worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
+    worker.free = {
+        "CUDA0": 5 * MB,
+        "CUDA1": 3 * MB,
+    }
     (problem,) = plan_of(worker, model_file).refused.values()
     assert "CUDA0 (A GPU) needs 0.0 GB for 6 layers and has 0.0 GB: at most 4 fit" in problem
     assert problem.endswith("--n-gpu-layers 6")
@@ -195,9 +232,13 @@ def test_a_device_that_is_too_small_is_named_with_what_fits(
 
 
 def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Path) -> None:
-    worker.free = {"CUDA0": 5 * MB, "CUDA1": 3 * MB}
+    worker.free = {
+        "CUDA0": 5 * MB,
+        "CUDA1": 3 * MB,
+    }
     plan = plan_of(worker, model_file, n_gpu_layers="auto")
-    assert plan.settings.n_gpu_layers == 6 and not plan.refused
+    assert plan.settings.n_gpu_layers == 6
+    assert not plan.refused
     assert text_plan.notes(plan) == [
         "--n-gpu-layers auto: 6 of 9 layers go to devices (the output counts as one)."
     ]
@@ -205,14 +246,19 @@ def test_auto_takes_the_most_layers_that_fit(worker: FakeWorker, model_file: Pat
 
 
 def test_auto_takes_all_or_no_layers(worker: FakeWorker, model_file: Path) -> None:
-    worker.free = {"CUDA0": 60 * MB, "CUDA1": 40 * MB}
+    worker.free = {
+        "CUDA0": 60 * MB,
+        "CUDA1": 40 * MB,
+    }
     plan = plan_of(worker, model_file, n_gpu_layers="auto")
-    assert (plan.settings.n_gpu_layers, plan.settings.prefill_wait) == (9, "end")
+    assert plan.settings.n_gpu_layers == 9
+    assert plan.settings.prefill_wait == "end"
     worker.free = {"CUDA0": 1, "CUDA1": 1}
     assert plan_of(worker, model_file, n_gpu_layers="auto").settings.n_gpu_layers == 0
     worker.build = dataclasses.replace(worker.build, devices=DEVICES[-1:])
     plan = plan_of(worker, model_file, n_gpu_layers="auto")
-    assert plan.settings.n_gpu_layers == 0 and not plan.warnings
+    assert plan.settings.n_gpu_layers == 0
+    assert not plan.warnings
 
 
 def plan_of_70b(worker: FakeWorker, free_bytes: int) -> Plan:
@@ -220,12 +266,18 @@ def plan_of_70b(worker: FakeWorker, free_bytes: int) -> Plan:
     gpus = tuple(Device(f"CUDA{i}", f"GPU {i}", "gpu", 16 * GB) for i in range(4))
     worker.build = dataclasses.replace(worker.build, devices=(*gpus, DEVICES[-1]))
     worker.free = {device.name: free_bytes for device in gpus}
-    return make_plan(cast(Worker, worker), "1000", model="llama-3.3-70b:Q4_K_M", watch=None)
+    return make_plan(
+        cast(Worker, worker),
+        "1000",
+        model="llama-3.3-70b:Q4_K_M",
+        watch=None,
+    )
 
 
 def test_a_model_that_is_not_here_is_planned_from_its_shape(worker: FakeWorker) -> None:
     plan = plan_of_70b(worker, 16 * GB)
-    assert "planned from its shape" in plan.warnings[0] and not plan.refused
+    assert "planned from its shape" in plan.warnings[0]
+    assert not plan.refused
     rows = text_plan.places(plan) or []
     assert [len(row["layers"]) for row in rows] == [21, 20, 20, 20, 0]
     assert sum(row["weights_bytes"] for row in rows) == plan.model.n_bytes
@@ -251,16 +303,22 @@ def test_weights_are_repacked_or_not(mini: Path) -> None:
         usual = weights(None)
         asked = weights(True)
         plain = weights(False)
-    assert usual == asked and len(usual) > 1
+    assert usual == asked
+    assert len(usual) > 1
     rounding = 2**15  # the log has hundredths of a MiB
-    assert plain.keys() == {CPU} and sum(plain.values()) <= sum(usual.values()) + rounding
+    assert plain.keys() == {CPU}
+    assert sum(plain.values()) <= sum(usual.values()) + rounding
 
 
 def test_the_engine_says_which_experts_were_moved(tmp_path: Path) -> None:
 
     path = tmp_path / "experts.gguf"
     synthetic.write(miniature.entry("qwen3moe").shape, "Q4_0", path)
-    asked = dataclasses.replace(SETTINGS, override_tensor=(r"blk\.1\..*exps=CPU",), repack=False)
+    asked = dataclasses.replace(
+        SETTINGS,
+        override_tensor=(r"blk\.1\..*exps=CPU",),
+        repack=False,
+    )
     with Worker() as engine:
         engine.load(path, asked)
         engine.new_context(asked)

@@ -1,4 +1,5 @@
-"""The pages: short where they must be, and naming only what is there: files, links, commands, functions, code."""
+"""The pages: short where they must be, and naming only what is there: files, links, commands,
+functions, code."""
 
 import ast
 import contextlib
@@ -101,12 +102,19 @@ def test_ci_ends_with_the_readmes_test_and_checks_all_that_is_generated() -> Non
 
 def test_what_is_generated_is_up_to_date() -> None:
     check = [sys.executable, "-m", "cogapp", "--check", *GENERATED]
-    done = subprocess.run(check, check=False, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        check,
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, f"cog -r {' '.join(GENERATED)}\n{done.stdout}{done.stderr}"
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them: small letters, no punctuation, hyphens for spaces."""
+    """The headings of a page as links name them: small letters, no punctuation, hyphens for
+    spaces."""
     headings = re.findall(r"^#+ (.*)$", prose(str(page.relative_to(ROOT))), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -220,7 +228,8 @@ def test_the_figure_by_hand_is_the_figure_of_the_table(monkeypatch: pytest.Monke
     rows = lab.summary(lab.runs(records))
     (tpot,) = rows[rows.n_prompt == 1000].tpot_ms
     assert float(printed.getvalue()) == pytest.approx(tpot)
-    assert f"TPOT {tpot:.2f} ms" in text_of("lab/README.md") and f"# {tpot:.2f}\n" in script
+    assert f"TPOT {tpot:.2f} ms" in text_of("lab/README.md")
+    assert f"# {tpot:.2f}\n" in script
 
 
 def test_the_table_has_every_folder() -> None:
@@ -231,10 +240,10 @@ def test_the_table_has_every_folder() -> None:
 
 def test_the_licence_is_named() -> None:
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
-    assert (project["license"], project["license-files"]) == ("MIT", ["LICENSE"])
-    assert text_of("LICENSE").startswith("MIT License\n") and "Mini-lab contributors" in text_of(
-        "LICENSE"
-    )
+    assert project["license"] == "MIT"
+    assert project["license-files"] == ["LICENSE"]
+    assert text_of("LICENSE").startswith("MIT License\n")
+    assert "Mini-lab contributors" in text_of("LICENSE")
 
 
 def sample(name: str) -> list[Record]:
@@ -262,7 +271,9 @@ def test_the_commands_figures_are_the_samples() -> None:
     rows = lab.summary(lab.runs(sample("sweep-smollm2-135m-amd-epyc")))
     prefill = sweep_laws.prefill_law(rows)
     decode = sweep_laws.decode_law(rows)
-    assert prefill and prefill.c and decode
+    assert prefill
+    assert prefill.c
+    assert decode
     assert (
         f"costs {1e3 * prefill.b:.1f} ms, and {2e6 * prefill.c:.2f} ms more for every 1,000 tokens before it"
         in page
@@ -311,7 +322,8 @@ def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
         if not re.search("synthetic|turns", path.name)
         for record in lab.read([path]).records
     }
-    assert len(machines) == 1 and not machines & others
+    assert len(machines) == 1
+    assert not machines & others
     assert "samples with random weights come from **another machine** than all others" in page
 
 
@@ -347,7 +359,11 @@ def test_the_quoted_numbers_are_what_the_command_says() -> None:
     a100 = "-m", "llama-2-7b:F16", "-d", "a100-80gb", "-n", 200, "-p"
     empty, short, long = predicted(*a100, "1,1000,100000")
 
-    def share(row: dict[str, Any], of_peak: float = 1, token: dict[str, Any] | None = None) -> str:
+    def share(
+        row: dict[str, Any],
+        of_peak: float = 1,
+        token: dict[str, Any] | None = None,
+    ) -> str:
         prefill = row["prefill_limit_s"] / of_peak
         decode = 199 * (token or row)["tpot_limit_s"]
         return f"{100 * prefill / (prefill + decode):.0f} %"
@@ -357,10 +373,8 @@ def test_the_quoted_numbers_are_what_the_command_says() -> None:
         f"| {share(short)} if both ran at the A100's limits; {share(short, 0.3)} if prefill reached 30 %"
         in page
     )
-    assert (
-        f"| {share(long)} at the limits" in page
-        and f"{share(long, token=empty)} if that is left out" in page
-    )
+    assert f"| {share(long)} at the limits" in page
+    assert f"{share(long, token=empty)} if that is left out" in page
     ridge = 312e12 / 2.039e12
     assert f"on an A100 {ridge:.0f} sequences in F16, {ridge * 18 / 32 / 2:.0f} in Q4_0" in page
 

@@ -18,7 +18,14 @@ from tests.conftest import MACHINE, MODEL, SETTINGS
 
 
 def offloaded(**changes: Any) -> Settings:
-    return dataclasses.replace(SETTINGS, **{"n_gpu_layers": 3, "n_ctx": 512, **changes})
+    return dataclasses.replace(
+        SETTINGS,
+        **{
+            "n_gpu_layers": 3,
+            "n_ctx": 512,
+            **changes,
+        },
+    )
 
 
 # The rule
@@ -62,7 +69,13 @@ def places_of(
     settings: Settings, tensors: tuple[Tensor, ...] = TENSORS, model: Model = MODEL
 ) -> tuple[Place, ...]:
     """What two equal devices and the CPU hold."""
-    places = memory.places(model, settings, tensors, ["A", "B"], (1, 1))
+    places = memory.places(
+        model,
+        settings,
+        tensors,
+        ["A", "B"],
+        (1, 1),
+    )
     assert places is not None
     return places
 
@@ -91,14 +104,25 @@ def test_tensors_go_where_the_first_pattern_says() -> None:
     settings = offloaded(override_tensor=(r"blk\.1\..*exps=B", "exps=CPU", "attn=CPU"))
     assert weights(settings) == {"A": 0, "B": 1201, CPU: 1130}
     places = {place.device: place for place in places_of(settings)}
-    assert places["A"].layers == (0, 1) and places["A"].experts == ()
-    assert places["B"].experts == (1,) and places[CPU].experts == (0,)
+    assert places["A"].layers == (0, 1)
+    assert places["A"].experts == ()
+    assert places["B"].experts == (1,)
+    assert places[CPU].experts == (0,)
 
 
 @pytest.mark.parametrize("split_mode", ["row", "tensor"])
 def test_parts_of_tensors_are_not_worked_out(split_mode: str) -> None:
     settings = offloaded(split_mode=split_mode)
-    assert memory.places(MODEL, settings, TENSORS, ["A", "B"], (1, 1)) is None
+    assert (
+        memory.places(
+            MODEL,
+            settings,
+            TENSORS,
+            ["A", "B"],
+            (1, 1),
+        )
+        is None
+    )
 
 
 def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
@@ -107,10 +131,22 @@ def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
     def caches(settings: Settings) -> list[tuple[tuple[int, ...], int | None]]:
         return [(place.caches, place.memory.kv_cache_bytes) for place in places_of(settings)]
 
-    assert caches(offloaded()) == [((0, 1), 2 * layer_bytes), ((), 0), ((), 0)]
+    assert caches(offloaded()) == [
+        ((0, 1), 2 * layer_bytes),
+        ((), 0),
+        ((), 0),
+    ]
     partly = caches(offloaded(n_gpu_layers=2))
-    assert partly == [((1,), layer_bytes), ((), 0), ((0,), layer_bytes)]
-    assert caches(offloaded(kv_offload=False)) == [((), 0), ((), 0), ((0, 1), 2 * layer_bytes)]
+    assert partly == [
+        ((1,), layer_bytes),
+        ((), 0),
+        ((0,), layer_bytes),
+    ]
+    assert caches(offloaded(kv_offload=False)) == [
+        ((), 0),
+        ((), 0),
+        ((0, 1), 2 * layer_bytes),
+    ]
 
 
 def test_memory_that_is_not_known_is_none() -> None:
@@ -120,8 +156,14 @@ def test_memory_that_is_not_known_is_none() -> None:
 
 
 def test_devices_come_in_llama_cpps_order() -> None:
-    gpus = (Device("CUDA0", "A GPU", "gpu"), Device("CUDA1", "A GPU", "gpu"))
-    slow = (Device("CPU", "A CPU", "cpu"), Device("Vulkan0", "A small GPU", "igpu"))
+    gpus = (
+        Device("CUDA0", "A GPU", "gpu"),
+        Device("CUDA1", "A GPU", "gpu"),
+    )
+    slow = (
+        Device("CPU", "A CPU", "cpu"),
+        Device("Vulkan0", "A small GPU", "igpu"),
+    )
     remote = Device("RPC0", "192.0.2.1:50052", "gpu")
 
     def names(*devices: Device, **changes: Any) -> list[str]:
@@ -188,7 +230,11 @@ def real_and_planned(
     return real, by_part, planned
 
 
-def check(engine: Worker, path: Path, compute_within: float | None = None) -> None:
+def check(
+    engine: Worker,
+    path: Path,
+    compute_within: float | None = None,
+) -> None:
     """Layers are exactly as planned, weights and caches within 1 %, compute buffers as asked."""
     settings = offloaded(
         n_gpu_layers=0, n_ctx=2048, n_ubatch=512, mmap=False, flash_attn_resolved=None
@@ -235,6 +281,10 @@ def test_the_output_matrix_lies_with_the_output(
 
 
 @pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
-def test_experts_lie_where_llama_cpp_says(engine: Worker, folder: Path, arch: str) -> None:
+def test_experts_lie_where_llama_cpp_says(
+    engine: Worker,
+    folder: Path,
+    arch: str,
+) -> None:
     path = written(folder, arch)
     check(engine, path)

@@ -26,7 +26,13 @@ def model_file(tmp_path: Path) -> Path:
 
 def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
     return make_plan(
-        cast(Worker, worker), **{"model": str(path), "prompt_len": "10,20", "gen": 5, **asked}
+        cast(Worker, worker),
+        **{
+            "model": str(path),
+            "prompt_len": "10,20",
+            "gen": 5,
+            **asked,
+        },
     )
 
 
@@ -114,13 +120,24 @@ def test_gpu_layers_without_a_gpu_are_told(fake_worker: FakeWorker, model_file: 
 
 
 def test_rounds_are_shuffled_by_the_seed(fake_worker: FakeWorker, model_file: Path) -> None:
-    made = plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2)
+    made = plan(
+        fake_worker,
+        model_file,
+        prompt_len="1,2,3,4,5,6",
+        repeat=2,
+    )
     assert [repeat for repeat, _ in made.order] == [0] * 6 + [1] * 6
     assert sorted(case.n_prompt for _, case in made.order[:6]) == [1, 2, 3, 4, 5, 6]
     assert made.order == made.order
     assert (
         made.order
-        != plan(fake_worker, model_file, prompt_len="1,2,3,4,5,6", repeat=2, seed=2).order
+        != plan(
+            fake_worker,
+            model_file,
+            prompt_len="1,2,3,4,5,6",
+            repeat=2,
+            seed=2,
+        ).order
     )
 
 
@@ -170,10 +187,28 @@ def test_a_measurement_from_python_may_be_a_sweep(
 ) -> None:
     plans: list[Plan] = []
     monkeypatch.setattr(measuring, "carry_out", lambda make, *_: plans.append(make(FakeWorker())))
-    measuring.measure([40], 3, 1, str(model_file), every=20, threads=1)
+    measuring.measure(
+        [40],
+        3,
+        1,
+        str(model_file),
+        every=20,
+        threads=1,
+    )
     measuring.sweep(40, 20, 3, 1, str(model_file), threads=1)
-    assert plans[0] == plans[1] and plans[0].cases[0].every == 20
-    measuring.measure([40], 3, model=str(model_file), until=0.02, max_minutes=5)
+    assert plans[0] == plans[1]
+    assert plans[0].cases[0].every == 20
+    measuring.measure(
+        [40],
+        3,
+        model=str(model_file),
+        until=0.02,
+        max_minutes=5,
+    )
     assert plans[2].until == Until(0.02, 30, 5)
     with pytest.raises(LabError, match="--max-minutes has an effect only with --until"):
-        measuring.sweep(40, model=str(model_file), max_minutes=5)
+        measuring.sweep(
+            40,
+            model=str(model_file),
+            max_minutes=5,
+        )

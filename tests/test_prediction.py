@@ -30,7 +30,11 @@ from tests.test_learning import timed
 SAMPLES = Path("results")
 
 
-def here(records: Sequence[Record], model: Any = BIG, settings: Any = WIDE) -> Here:
+def here(
+    records: Sequence[Record],
+    model: Any = BIG,
+    settings: Any = WIDE,
+) -> Here:
     return Here(model, settings, FAST, learning.learn(records, FAST))
 
 
@@ -43,7 +47,9 @@ def beyond(row: Prediction) -> list[str]:
 
 def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
     row = here([timed(n, 1.5, 2) for n in (512, 1024, 2048)]).request(1024, 6)
-    assert row.prefill_limit_s and row.prefill_expected_s and row.tpot_expected_s
+    assert row.prefill_limit_s
+    assert row.prefill_expected_s
+    assert row.tpot_expected_s
     measured = timed(1024, 1.5, 2).run.steps
     token_s = (measured.ready_ns[3] - measured.start_ns[3]) / 1e9
     assert row.prefill_expected_s == pytest.approx(measured.ready_ns[1] / 1e9, rel=0.1)
@@ -72,7 +78,8 @@ def test_the_limit_is_the_slower_of_traffic_and_arithmetic_at_the_best_rates() -
     machine = here([timed(512, 1.2, 1.3)])
     token = cost.step(BIG, 1, 100, 1)
     prompt = cost.step(BIG, 512, 0, 1)
-    assert token and prompt
+    assert token
+    assert prompt
     assert machine.limit_s(Step(1, 100, 1)) == pytest.approx(token.n_bytes / 40e9)
     assert machine.limit_s(Step(512, 0, 1)) == pytest.approx(prompt.flops / 400e9)
 
@@ -82,7 +89,9 @@ def test_nothing_is_expected_below_its_limit(factor: float) -> None:
     machine = here([timed(n, factor, factor) for n in (512, 2048)])
     for n_prompt in (1, 100, 512, 10_000):
         row = machine.request(n_prompt, 6)
-        assert row.prefill_limit_s and row.prefill_expected_s and row.tpot_expected_s
+        assert row.prefill_limit_s
+        assert row.prefill_expected_s
+        assert row.tpot_expected_s
         assert row.prefill_limit_s <= row.prefill_s[0] <= row.prefill_expected_s <= row.prefill_s[1]
         assert row.tpot_limit_s <= row.tpot_s[0] <= row.tpot_expected_s <= row.tpot_s[1]
 
@@ -96,7 +105,9 @@ def test_several_users_take_as_much_longer_as_their_step() -> None:
     steps = steps_of(machine)
     one_s = steps.seconds(1, 1099, 1)
     all_s = steps.seconds(1, 1099, 4, other_spans)
-    assert one_s and all_s and one.tpot_expected_s
+    assert one_s
+    assert all_s
+    assert one.tpot_expected_s
     slower = all_s / one_s
     assert many.users == 4
     assert many.tpot_expected_s == pytest.approx(slower * one.tpot_expected_s)
@@ -111,9 +122,20 @@ def steps_of(machine: Here) -> StepPrediction:
 
 
 def test_users_are_no_faster_than_their_limit_and_unknown_steps_stay_unknown() -> None:
-    row = Prediction(MODEL, 10, 5, None, (1, 2), 0.1, (0.2, 0.4), None, 0.3)
+    row = Prediction(
+        MODEL,
+        10,
+        5,
+        None,
+        (1, 2),
+        0.1,
+        (0.2, 0.4),
+        None,
+        0.3,
+    )
     bounded = prediction.for_users(row, 2, 1.0, 2.0, 0.7)
-    assert (bounded.tpot_expected_s, bounded.tpot_s) == (0.7, (0.7, 0.8))
+    assert bounded.tpot_expected_s == 0.7
+    assert bounded.tpot_s == (0.7, 0.8)
     unknown = prediction.for_users(row, 2, None, 2.0, 0.1)
     assert math.isnan(unknown.tpot_s[1])
     without = dataclasses.replace(row, tpot_expected_s=None)
@@ -177,7 +199,15 @@ def epyc(*lengths: int) -> tuple[list[Record], Ceilings]:
     return records, ceilings
 
 
-@pytest.mark.parametrize("learned_from", [(10, 512), (512,), (10,), (10, 512, 1000)])
+@pytest.mark.parametrize(
+    "learned_from",
+    [
+        (10, 512),
+        (512,),
+        (10,),
+        (10, 512, 1000),
+    ],
+)
 def test_long_prompts_lie_in_the_range_of_what_short_ones_taught(
     learned_from: tuple[int, ...],
 ) -> None:
@@ -206,8 +236,17 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
         FAST, machine=plan.machine, on_gpu=True, device="CUDA0", rates=rates
     )
     probing.save(ceilings, tmp_path)
-    settings = dataclasses.replace(WIDE, n_gpu_layers=99, n_threads=n, n_threads_batch=n)
-    record = dataclasses.replace(timed(512, 1.2, 1.3), machine=plan.machine, settings=settings)
+    settings = dataclasses.replace(
+        WIDE,
+        n_gpu_layers=99,
+        n_threads=n,
+        n_threads_batch=n,
+    )
+    record = dataclasses.replace(
+        timed(512, 1.2, 1.3),
+        machine=plan.machine,
+        settings=settings,
+    )
     results.save(tmp_path / "runs.jsonl", record)
     (row,) = lab.predict("512", 6, "big", "here", results=tmp_path)
     assert row.memory_bytes == 3 * 10**9
@@ -226,7 +265,13 @@ def test_a_folder_without_results_is_no_evidence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_prompt", "n_gen", "middle"), [(10, 2, 10), (10, 3, 10), (10, 4, 11), (1000, 200, 1099)]
+    ("n_prompt", "n_gen", "middle"),
+    [
+        (10, 2, 10),
+        (10, 3, 10),
+        (10, 4, 11),
+        (1000, 200, 1099),
+    ],
 )
 def test_a_token_is_predicted_in_the_middle_of_the_answer(
     n_prompt: int, n_gen: int, middle: int
@@ -247,13 +292,24 @@ def test_requests_beyond_the_limits_are_refused() -> None:
 
 def test_a_request_that_just_fits_lacks_nothing() -> None:
     model = of_catalog("llama-3.1-8b", "F16")
-    row = Prediction(model, 1000, 200, None, (1, 2), 0.1, (0.2, 0.4))
+    row = Prediction(
+        model,
+        1000,
+        200,
+        None,
+        (1, 2),
+        0.1,
+        (0.2, 0.4),
+    )
     needed = prediction.memory_bytes(model, SETTINGS, 1200)
     fitting = prediction.with_memory(row, SETTINGS, float(needed))
-    assert (fitting.needed_bytes, fitting.memory_bytes) == (needed, needed)
-    assert fitting.shortage is None and fitting.is_known
+    assert fitting.needed_bytes == needed
+    assert fitting.memory_bytes == needed
+    assert fitting.shortage is None
+    assert fitting.is_known
     lacking = prediction.with_memory(row, SETTINGS, needed - 1.0)
-    assert lacking.shortage and lacking.shortage.quantization == "Q8_0"
+    assert lacking.shortage
+    assert lacking.shortage.quantization == "Q8_0"
     assert not lacking.is_known
 
 
@@ -273,7 +329,8 @@ def test_the_parts_of_a_prompt_are_its_work_at_the_datasheets_rates() -> None:
     parts = datasheet.parts_of(BIG, CARD, PREFILL, 1000, 512, ("f16", "f16"), n_past=200)
     prompt = cost.step(BIG, 1000, 200, 1)
     first_step = cost.step(BIG, 512, 0, 1)
-    assert prompt and first_step
+    assert prompt
+    assert first_step
     assert parts.arithmetic == pytest.approx((prompt.flops - prompt.attention_flops) / 100e12)
     assert parts.attention == pytest.approx(prompt.attention_flops / 100e12)
     assert parts.weights == pytest.approx(2 * first_step.weight_bytes / 1000e9)
@@ -298,7 +355,11 @@ def test_the_parts_of_tokens_read_the_weights_once_and_every_users_cache() -> No
     assert datasheet.parts_of_users(BIG, without_peak, 9, ("f16", "f16"), 3).arithmetic == 0
 
 
-def case_of(phase: str, parts: Sequence[float], n_prompt: int = 1000) -> datasheet.Case:
+def case_of(
+    phase: str,
+    parts: Sequence[float],
+    n_prompt: int = 1000,
+) -> datasheet.Case:
     runtime = ("CUDA", "llama.cpp", "model", "Q4_0", True)
     return datasheet.Case(phase, CARD, *runtime, n_prompt, False, datasheet.Parts(*parts))
 
@@ -313,9 +374,19 @@ def test_the_least_time_is_the_slower_of_peak_and_bandwidth() -> None:
 def learned_figures(**factors: dict[str, float]) -> datasheet.Learned:
     """Figures of a phase for CUDA in llama.cpp, where every factor is known and 1."""
     levels = {name: {level: 1.0} for name, level in case_of(PREFILL, (1,) * 5).levels.items()}
-    known = {**levels, "other runtime": {}, "model": {"model": 3.0}, **factors}
+    known = {
+        **levels,
+        "other runtime": {},
+        "model": {"model": 3.0},
+        **factors,
+    }
     spread = dict.fromkeys([*known, "experts"], 0.3)
-    parts = {"arithmetic": 2.0, "weights": 1.5, "attention": 4.0, "layers": 50.0}
+    parts = {
+        "arithmetic": 2.0,
+        "weights": 1.5,
+        "attention": 4.0,
+        "layers": 50.0,
+    }
     ranges = {
         "all": {"fast": 0.8, "slow": 1.5},
         "all, long": {"fast": 0.5, "slow": 1.2},
@@ -410,7 +481,8 @@ def test_the_basis_is_of_the_devices_backend_where_enough_was_published() -> Non
     assert of_card.backend == "CUDA in llama.cpp"
     assert of_card.n_rows[DECODE] == figures["n_rows"]
     assert of_card.n_inside[DECODE] == figures["inside"]
-    assert of_laptop == of_all and of_all.backend == "all"
+    assert of_laptop == of_all
+    assert of_all.backend == "all"
     n_devices = [learned.ranges["all"]["n_devices"] for learned in datasheet.learned().values()]
     assert of_all.n_devices == max(n_devices)
 
@@ -436,7 +508,8 @@ def test_a_7b_in_f16_on_an_a100() -> None:
     row = on_device(of_catalog("llama-2-7b"), WIDE, a100, 1, 2)
     # "About 145" counts the embedding table as well; the ridge is 153, not 312.
     assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)
-    assert a100.tflops and a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)
+    assert a100.tflops
+    assert a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)
 
 
 def test_more_memory_and_bandwidth_make_no_chip_slower() -> None:
@@ -446,13 +519,22 @@ def test_more_memory_and_bandwidth_make_no_chip_slower() -> None:
     small, large = sorted(by_chip["a100"], key=lambda device: device.gbps)
     of_small = on_device(BIG, WIDE, small, 1000, 200)
     of_large = on_device(BIG, WIDE, large, 1000, 200)
-    assert (small.name, large.name) == ("a100-40gb", "a100-80gb")
+    assert small.name == "a100-40gb"
+    assert large.name == "a100-80gb"
     assert small.peak_tflops == large.peak_tflops
-    assert of_large.prefill_expected_s and of_small.prefill_expected_s
+    assert of_large.prefill_expected_s
+    assert of_small.prefill_expected_s
     assert of_large.prefill_expected_s <= of_small.prefill_expected_s
-    assert of_large.tpot_expected_s and of_small.tpot_expected_s
+    assert of_large.tpot_expected_s
+    assert of_small.tpot_expected_s
     assert of_large.tpot_expected_s < of_small.tpot_expected_s
-    learned = learned_figures(device={"rtx-1-8gb": 2.0, "rtx-1": 8.0, "rtx-2": 9.0})
+    learned = learned_figures(
+        device={
+            "rtx-1-8gb": 2.0,
+            "rtx-1": 8.0,
+            "rtx-2": 9.0,
+        }
+    )
     case = case_of(PREFILL, (1,) * 5)
     variant = dataclasses.replace(case, device=dataclasses.replace(CARD, name="rtx-1-16gb"))
     assert learned.coefficients(variant)[0] == pytest.approx(2 * 4)
@@ -501,7 +583,11 @@ def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None
     rows = [on_device(model, WIDE, device, n, 200) for n in lengths]
     for shorter, longer in itertools.pairwise(rows):
         for times in ("prefill_s", "tpot_s", "e2e_s"):
-            ends = zip(getattr(shorter, times), getattr(longer, times), strict=True)
+            ends = zip(
+                getattr(shorter, times),
+                getattr(longer, times),
+                strict=True,
+            )
             for before, after in ends:
                 assert math.isnan(before) or before <= after * (1 + 1e-9), times
     before, after = (on_device(model, WIDE, device, n, 200) for n in (3000, 3001))
@@ -537,12 +623,14 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     (row,) = predict_json("-m", "llama-3.2-3b", "-d", "m4", "-p", "100")
     assert 0 < row["prefill_limit_s"] < row["prefill_expected_s"]
     (row,) = predict_json("-m", "llama-3.2-3b", "-d", "raspberry-pi-5", "-p", "100")
-    assert row["prefill_limit_s"] is None and row["tpot_limit_s"] > 0
+    assert row["prefill_limit_s"] is None
+    assert row["tpot_limit_s"] > 0
     code, out, error = run_lab(
         "predict", "-m", "llama-3.3-70b:Q4_K_M", "-d", "rtx-4090", "--results", tmp_path
     )
     assert code == 0, error
-    assert "does not fit" in out and "1008 GB/s" in out
+    assert "does not fit" in out
+    assert "1008 GB/s" in out
     _, out, _ = run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)
     cited = "llama-2-7b: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7 tokens/s ("
     assert cited in " ".join(out.split())

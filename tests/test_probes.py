@@ -27,7 +27,12 @@ from lab.show import console, section
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
 from tests.test_roofline import GPU, ON_CPU, ON_GPU, TINY, WITH_GPU, attention, ceilings, product
 
-SPLIT_THREADS = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=2, n_ubatch=64)
+SPLIT_THREADS = dataclasses.replace(
+    SETTINGS,
+    n_threads=1,
+    n_threads_batch=2,
+    n_ubatch=64,
+)
 CACHE_BYTES = 10**8
 
 
@@ -73,8 +78,14 @@ def test_products_are_probed_by_columns_and_go_through_memory_where_it_matters()
         (128, 2, round(2 * thread_bytes / 128)),
     ]
     first = timed[0]
-    assert (first.op, first.type, first.columns, first.seconds) == (MUL_MAT, "Q8_0", 64, 0.2)
-    assert (first.n_head_kv, first.n_expert, first.repack, first.device) == (None, None, None, None)
+    assert first.op == MUL_MAT
+    assert first.type == "Q8_0"
+    assert first.columns == 64
+    assert first.seconds == 0.2
+    assert first.n_head_kv is None
+    assert first.n_expert is None
+    assert first.repack is None
+    assert first.device is None
     on_gpu = probes.probes(TINY, dataclasses.replace(SPLIT_THREADS, repack=False), (), "CUDA0")
     of_gpu_cache = probes.DEFAULT_CACHE
     assert sizes(on_gpu, rows=128) == [
@@ -119,7 +130,11 @@ def test_the_shape_with_most_bytes_is_probed_and_a_second_one_with_a_fifth_of_th
         return forms(probes.probes(model, SPLIT_THREADS))
 
     output = (MUL_MAT, "Q6_K", 16_384, 256)
-    assert forms_with(101) == [output, (MUL_MAT, "Q8_0", 128, 64), (MUL_MAT, "Q8_0", 64, 64)]
+    assert forms_with(101) == [
+        output,
+        (MUL_MAT, "Q8_0", 128, 64),
+        (MUL_MAT, "Q8_0", 64, 64),
+    ]
     assert forms_with(90) == [output, (MUL_MAT, "Q8_0", 128, 64)]
 
 
@@ -227,7 +242,16 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     assert at({}, head_dim=2**20) == flash[:2]
     plain = [(PLAIN_ATTENTION, *rest) for _, *rest in flash]
     assert at({"flash_attn": "off"}) == plain
-    assert at({"flash_attn": "off", "type_k": "q8_0", "type_v": "q8_0"}) == flash
+    assert (
+        at(
+            {
+                "flash_attn": "off",
+                "type_k": "q8_0",
+                "type_v": "q8_0",
+            }
+        )
+        == flash
+    )
     assert at({"flash_attn": "off", "type_v": "f32"}) == flash
     # 8 bytes x 4 heads x n x 4,096 positions are 2 GiB with 16,384 tokens
     many = at({"flash_attn": "off", "n_ubatch": 16_384})
@@ -236,11 +260,18 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     assert (PLAIN_ATTENTION, 16_385, 4096, 2, 1) not in more
     assert (PLAIN_ATTENTION, 16_385, 512, 2, 1) in more
     (first, *_) = [probe for probe in probes.probes(TINY, SPLIT_THREADS) if probe.op == ATTENTION]
-    assert (first.rows, first.columns, first.n_head_kv, first.type) == (4, 16, 2, "F16")
+    assert first.rows == 4
+    assert first.columns == 16
+    assert first.n_head_kv == 2
+    assert first.type == "F16"
 
 
 def test_the_heads_of_most_layers_are_probed() -> None:
-    model = dataclasses.replace(TINY, heads=(4, 8, 8, 8), heads_kv=(2, 2, 2, 2))
+    model = dataclasses.replace(
+        TINY,
+        heads=(4, 8, 8, 8),
+        heads_kv=(2, 2, 2, 2),
+    )
     timed = probes.probes(model, SPLIT_THREADS)
     assert {probe.rows for probe in timed if probe.op == ATTENTION} == {8}
 
@@ -299,12 +330,36 @@ TWO_GPUS = dataclasses.replace(
     ("changes", "placement", "devices"),
     [
         ({}, None, (None,)),
-        ({"n_gpu_layers": 99}, None, ("CUDA0",)),
-        ({"n_gpu_layers": 2}, None, (None, "CUDA0")),
-        ({"n_gpu_layers": 4}, None, ("CUDA0", None)),
-        ({"n_gpu_layers": 99, "kv_offload": False}, None, ("CUDA0", None)),
-        ({"n_gpu_layers": 99, "n_cpu_moe": 1}, None, ("CUDA0", None)),
-        ({}, ("CPU", "CUDA0", "CUDA0", "CUDA0", "CUDA0"), ("CUDA0", None)),
+        (
+            {"n_gpu_layers": 99},
+            None,
+            ("CUDA0",),
+        ),
+        (
+            {"n_gpu_layers": 2},
+            None,
+            (None, "CUDA0"),
+        ),
+        (
+            {"n_gpu_layers": 4},
+            None,
+            ("CUDA0", None),
+        ),
+        (
+            {"n_gpu_layers": 99, "kv_offload": False},
+            None,
+            ("CUDA0", None),
+        ),
+        (
+            {"n_gpu_layers": 99, "n_cpu_moe": 1},
+            None,
+            ("CUDA0", None),
+        ),
+        (
+            {},
+            ("CPU", "CUDA0", "CUDA0", "CUDA0", "CUDA0"),
+            ("CUDA0", None),
+        ),
         ({}, ("CUDA0",), (None,)),  # not a placement of this model
     ],
 )
@@ -360,7 +415,8 @@ def test_without_repacking_there_are_other_ceilings() -> None:
     ):
         best = probing.known([ON_CPU, plain], place)
         assert best is not None
-        assert (best.rates, best.repack) == (expected.rates, expected.repack)
+        assert best.rates == expected.rates
+        assert best.repack == expected.repack
     with pytest.raises(LabError) as problem:
         step_kernels.total(TINY, SETTINGS, plain, 1, 0, 1)
     assert problem.value.hint.endswith("--no-repack")
@@ -391,29 +447,41 @@ def test_the_best_pass_of_all_sessions_counts_and_the_newest_names_the_day() -> 
     slower = session(2, product(1, 5), attention(1, 9))
     best = probing.known([fast, slow, slower], Where(MACHINE))
     assert best is not None
-    assert (best.measured_at[:10], best.disturbed, best.others) == ("2026-01-03", None, None)
+    assert best.measured_at[:10] == "2026-01-03"
+    assert best.disturbed is None
+    assert best.others is None
     assert set(best.rates) == {*fast.rates, slow.rates[1], slower.rates[1]}
 
 
 def test_a_disturbed_session_does_not_spoil_a_quiet_one_that_has_what_is_needed() -> None:
-    quiet = session(1, product(1, 4, n_threads=1), attention(1, 4, n_threads=1))
+    quiet = session(
+        1,
+        product(1, 4, n_threads=1),
+        attention(1, 4, n_threads=1),
+    )
     newer = session(
         2, product(1, 9, n_threads=2), product(1, 9, "Q4_0", n_threads=1), disturbed=NOISE
     )
     best = probing.known([quiet, newer], needs(1))
     assert best is not None
-    assert (best.disturbed, best.rates) == (None, quiet.rates)
+    assert best.disturbed is None
+    assert best.rates == quiet.rates
     assert best.measured_at == quiet.measured_at
     needed = probing.known([quiet, newer], needs(2))
-    assert needed is not None and needed.disturbed == NOISE
+    assert needed is not None
+    assert needed.disturbed == NOISE
     assert newer.rates[0] in needed.rates
     undecided = probing.known([quiet, newer], Where(MACHINE))
-    assert undecided is not None and undecided.disturbed == NOISE
+    assert undecided is not None
+    assert undecided.disturbed == NOISE
     only = probing.known([newer], needs(1))
-    assert only is not None and (only.disturbed, only.rates) == (NOISE, newer.rates)
+    assert only is not None
+    assert only.disturbed == NOISE
+    assert only.rates == newer.rates
     again = session(3, *newer.rates)
     trusted = probing.known([newer, quiet, again], needs(2))
-    assert trusted is not None and trusted.disturbed is None
+    assert trusted is not None
+    assert trusted.disturbed is None
 
 
 def test_a_plain_read_counts_with_the_threads_that_are_needed() -> None:
@@ -433,7 +501,8 @@ def test_what_is_missing_is_not_known() -> None:
     here = dataclasses.replace(ON_CPU, machine=WITH_GPU)
     of_gpu = dataclasses.replace(ON_GPU, others=None)
     both = probing.known([here, of_gpu], Where(WITH_GPU, ("CUDA0", None)))
-    assert both is not None and both.device == "CUDA0"
+    assert both is not None
+    assert both.device == "CUDA0"
     assert [of_device.device for of_device in probing.each_device(both)] == ["CUDA0", None]
     assert probing.lines(both) == [
         dataclasses.replace(of_device, others=None) for of_device in probing.each_device(both)
@@ -442,11 +511,17 @@ def test_what_is_missing_is_not_known() -> None:
     swapped = dataclasses.replace(of_gpu, machine=TWO_GPUS)
     assert probing.known([swapped], Where(TWO_GPUS, ("CUDA0", "CUDA1"))) is None
     moved = probing.known([swapped], Where(TWO_GPUS, ("CUDA1",)))
-    assert moved is not None and (moved.device, moved.machine) == ("CUDA1", TWO_GPUS)
+    assert moved is not None
+    assert moved.device == "CUDA1"
+    assert moved.machine == TWO_GPUS
 
 
 def test_the_error_says_what_there_is_instead_and_in_what_it_differs() -> None:
-    def problem(sessions: list[Ceilings], where: Where, label: str) -> str:
+    def problem(
+        sessions: list[Ceilings],
+        where: Where,
+        label: str,
+    ) -> str:
         with pytest.raises(LabError) as error:
             probing.need(sessions, where, label)
         return f"{error.value.what} {error.value.hint}"
@@ -485,7 +560,10 @@ def test_what_is_unknown_is_measured_whatever_disturbed_it() -> None:
         names = [field.name for field in dataclasses.fields(Rate)]
         values = {name: getattr(probe, name) for name in names if hasattr(probe, name)}
         rates.append(dataclasses.replace(product(1, 1), **values))
-    sessions = [session(1, product(9, 1)), session(2, *rates, disturbed=NOISE)]
+    sessions = [
+        session(1, product(9, 1)),
+        session(2, *rates, disturbed=NOISE),
+    ]
     assert measuring.unknown(TINY, settings, ["Q4_0"], where, sessions) == timed[:1]
 
 
@@ -497,9 +575,18 @@ def test_the_next_command_measures_the_kernels_of_the_runs(monkeypatch: pytest.M
     model = dataclasses.replace(TINY, name="smollm2-135m", source="embedded")
     plain = dataclasses.replace(SETTINGS, n_ubatch=512, prompt="random")
     narrow = dataclasses.replace(plain, n_threads=1, n_threads_batch=1)
-    quantized = dataclasses.replace(plain, type_k="q8_0", type_v="q8_0", repack=False)
+    quantized = dataclasses.replace(
+        plain,
+        type_k="q8_0",
+        type_v="q8_0",
+        repack=False,
+    )
     records = [
-        make_record(make_run(), model=model, settings=settings)
+        make_record(
+            make_run(),
+            model=model,
+            settings=settings,
+        )
         for settings in (plain, plain, narrow, quantized)
     ]
     lines = probing.commands(records)
@@ -517,12 +604,27 @@ def test_the_next_command_measures_the_kernels_of_the_runs(monkeypatch: pytest.M
 def test_a_narrow_terminal_keeps_the_threads_of_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     rates = (
-        product(1, 1, rows=576, columns=1536, n_threads=2, buffer="CPU_REPACK"),
-        attention(1, 1, n_positions=32768, rows=32, columns=128),
+        product(
+            1,
+            1,
+            rows=576,
+            columns=1536,
+            n_threads=2,
+            buffer="CPU_REPACK",
+        ),
+        attention(
+            1,
+            1,
+            n_positions=32768,
+            rows=32,
+            columns=128,
+        ),
     )
     out = console.console()
     with out.capture() as shown:
         section.print_sections([ceilings_module.section(ceilings(*rates))], out)
     header = next(line for line in shown.get().splitlines() if line.startswith("kernel"))
-    assert "threads" in header and "GB/s" in header and "GFLOP/s" in header
+    assert "threads" in header
+    assert "GB/s" in header
+    assert "GFLOP/s" in header
     assert all(len(line) <= 80 for line in shown.get().splitlines()[3:])

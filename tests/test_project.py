@@ -1,4 +1,5 @@
-"""The project about itself: the order of its folders, one place for each library, and its help. (Pages: test_pages.)"""
+"""The project about itself: the order of its folders, one place for each library, and its help.
+(Pages: test_pages.)"""
 
 import ast
 import dataclasses
@@ -86,7 +87,8 @@ MODULES = {"lab." + name.removesuffix("/__init__").replace("/", "."): name for n
 
 @functools.cache
 def imports(file: str) -> set[str]:
-    """Every module that a file imports, at its top or inside a function; of the lab's as `lab.folder.module`."""
+    """Every module that a file imports, at its top or inside a function; of the lab's as
+    `lab.folder.module`."""
     names = set()
     for node in ast.walk(ast.parse((PACKAGE / f"{file}.py").read_text())):
         if isinstance(node, ast.Import):
@@ -220,7 +222,11 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys; from lab.main import lab; lab(['--help'], standalone_mode=False);"
         f"loaded = set('{heavy}'.split()) & set(sys.modules); assert not loaded, loaded"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+    )
 
 
 def commands(group: click.Group, path: str = "lab") -> dict[str, click.Command]:
@@ -261,9 +267,12 @@ def test_the_help_of_a_command_has_purpose_examples_and_options_in_groups(name: 
         4 <= len(command.first) <= 6 and set(command.first) <= options
     )
     purpose, examples = command.paragraphs[:2]
-    assert "\n" not in purpose and purpose.count(".") <= 1 + purpose.count("llama.cpp")
+    assert "\n" not in purpose
+    assert purpose.count(".") <= 1 + purpose.count("llama.cpp")
     mark, *lines = examples.splitlines()
-    assert mark == "\b" and 2 <= len(lines) <= 3 and all(len(line) <= 78 for line in lines)
+    assert mark == "\b"
+    assert 2 <= len(lines) <= 3
+    assert all(len(line) <= 78 for line in lines)
     short = run_lab(*name.split()[1:], "--help")[1]
     assert (
         sum(line.lstrip().startswith("-") for line in short.splitlines()) <= help.MOST + 2
@@ -299,7 +308,8 @@ def test_committed_samples_are_readable_and_small() -> None:
     assert samples
     for sample in samples:
         reading = results.read([sample])
-        assert reading.all_lines and not reading.skipped
+        assert reading.all_lines
+        assert not reading.skipped
         assert sample.stat().st_size < 220_000
 
 

@@ -95,12 +95,10 @@ def test_the_published_name_says_which_device_it_was(
     changes: dict[str, str], device: str, share: str, backend: str
 ) -> None:
     row = cleaned(**changes)
-    assert (row["device"], row["gpu_share"], row["backend"], row["marks"]) == (
-        device,
-        share,
-        backend,
-        "",
-    )
+    assert row["device"] == device
+    assert row["gpu_share"] == share
+    assert row["backend"] == backend
+    assert row["marks"] == ""
 
 
 @pytest.mark.parametrize(
@@ -118,8 +116,22 @@ def test_the_published_name_says_which_device_it_was(
             "does-not-fit",
         ),
         ({"as_published": "x · Pi 5 - 8GB (Nvidia RTX 3060)", "source": "g"}, "slow-host"),
-        ({**BOARD, "tps": "4000", "as_published": "RTX 3060"}, "above-peak"),
-        ({**BOARD, "tps": "40", "as_published": "Raspberry Pi 5"}, "no-peak slow-host"),
+        (
+            {
+                **BOARD,
+                "tps": "4000",
+                "as_published": "RTX 3060",
+            },
+            "above-peak",
+        ),
+        (
+            {
+                **BOARD,
+                "tps": "40",
+                "as_published": "Raspberry Pi 5",
+            },
+            "no-peak slow-host",
+        ),
         ({"source": "somebody with vLLM"}, "other-runtime"),
     ],
 )
@@ -133,14 +145,16 @@ def test_the_file_is_what_the_rules_make_of_it() -> None:
     path = Path(__file__).parent.parent / "models" / "published.csv"
     assert path.stat().st_size < 500_000
     rows = published()
-    assert len(rows) == 1926 and sum(not row.marks for row in rows) > 1200
+    assert len(rows) == 1926
+    assert sum(not row.marks for row in rows) > 1200
     for row in rows:
         assert set(clean_published.marks_of(row)) <= {
             *row.marks,
             *(["unknown-device"] if "unclear-device" in row.marks else []),
         }
         assert row.marks or devices.find_device(row.device).name == row.device
-        assert row.phase in (DECODE, PREFILL) and row.tps > 0
+        assert row.phase in (DECODE, PREFILL)
+        assert row.tps > 0
 
 
 @pytest.mark.parametrize("phase", [DECODE, PREFILL])
@@ -173,7 +187,8 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
                 row.tpot_limit_s <= row.tpot_s[0] <= (row.tpot_expected_s or 0) <= row.tpot_s[1]
             ), device.name
             if device.peak_tflops is None:
-                assert row.prefill_limit_s is None and row.prefill_s[0] != row.prefill_s[0]
+                assert row.prefill_limit_s is None
+                assert row.prefill_s[0] != row.prefill_s[0]
             else:
                 low, high = row.prefill_s
                 assert (row.prefill_limit_s or 0) <= low <= (row.prefill_expected_s or 0) <= high, (
@@ -190,10 +205,15 @@ def test_a_range_is_wider_for_what_nobody_published() -> None:
     )
     case = learn_published.case_of(row)
     low, high = learned.range(case)
-    tried: list[dict[str, Any]] = [{"model": "foo"}, {"backend": "SYCL"}, {"quantization": "IQ2_S"}]
+    tried: list[dict[str, Any]] = [
+        {"model": "foo"},
+        {"backend": "SYCL"},
+        {"quantization": "IQ2_S"},
+    ]
     for changes in tried:
         wider = learned.range(dataclasses.replace(case, **changes))
-        assert wider[0] < low and wider[1] / wider[0] > high / low, changes
+        assert wider[0] < low, changes
+        assert wider[1] / wider[0] > high / low, changes
     learned = datasheet.learned()[PREFILL]
     (case, *_) = [
         learn_published.case_of(row)
@@ -213,7 +233,9 @@ def test_a_smaller_cache_makes_long_contexts_faster() -> None:
         on_device(model, settings, device, 8000, 100).tpot_expected_s
         for settings in (SETTINGS, small)
     )
-    assert plain and packed and packed < 0.85 * plain
+    assert plain
+    assert packed
+    assert packed < 0.85 * plain
 
 
 def test_only_clean_rows_are_cited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -302,4 +324,5 @@ def test_long_prompts_take_what_others_measured(
     row = on_device(model, settings, devices.find_device(device), n_prompt, 2)
     expected = row.prefill_expected_s or 0
     (fast, slow) = row.prefill_s
-    assert fast < seconds < slow and seconds / 2 < expected < seconds * 1.5
+    assert fast < seconds < slow
+    assert seconds / 2 < expected < seconds * 1.5

@@ -70,7 +70,13 @@ def test_the_chance_to_keep_limits_follows_from_the_range() -> None:
     assert chance(row(), Slo(ttft_s=0.9)) == 0.0
     assert chance(row(), Slo()) == 1.0
     assert math.isnan(chance(row(prefill=UNKNOWN), Slo(ttft_s=1.0)))
-    assert chance(row(shortage=Shortage(9, 8, 1)), Slo(ttft_s=9.0)) == 0.0
+    assert (
+        chance(
+            row(shortage=Shortage(9, 8, 1)),
+            Slo(ttft_s=9.0),
+        )
+        == 0.0
+    )
 
 
 # The order
@@ -114,7 +120,12 @@ def test_names_kinds_and_this_machine_are_read_from_a_list() -> None:
     listed = room.devices_in(["rtx-4090", HERE, "geforce", "RTX 4090"])
     assert listed[0].name == "rtx-4090"
     assert len(listed) == len(devices.names_of("geforce"))
-    for text, is_ranking in ((None, True), ("geforce,m4", True), ("m4", False), ("here", False)):
+    for text, is_ranking in (
+        (None, True),
+        ("geforce,m4", True),
+        ("m4", False),
+        ("here", False),
+    ):
         assert room.ranks(text) == is_ranking
 
 
@@ -152,14 +163,22 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
     shutil.copy(SAMPLE, tmp_path)
     rows = lab.predict("1000", 200, results=tmp_path)
     (measured,) = [row for row in rows if row.name == HERE]
-    assert measured.is_measured and len(rows) == len(devices.devices()) + 1
+    assert measured.is_measured
+    assert len(rows) == len(devices.devices()) + 1
     summary = lab.summary(lab.runs(contents.records)).query("n_prompt == 1000").iloc[0]
     assert measured.prefill_s == pytest.approx((summary.ttft_s_min, summary.ttft_s_max))
-    (explained,) = lab.predict("1000", 200, device="here", results=tmp_path)
-    assert not explained.is_measured and "are fitted to" in wording.basis(explained)
+    (explained,) = lab.predict(
+        "1000",
+        200,
+        device="here",
+        results=tmp_path,
+    )
+    assert not explained.is_measured
+    assert "are fitted to" in wording.basis(explained)
     evidence = prediction.evidence_in(tmp_path)
     (many,) = room.ranked_here(plan, [1000], 200, 8, evidence)
-    assert many.users == 8 and not many.is_measured
+    assert many.users == 8
+    assert not many.is_measured
     assert explained.tpot_s[0] < many.tpot_s[0] < 8 * explained.tpot_s[0]
     assert room.same_requests(evidence.records, plan, 1052)
     assert not room.same_requests(evidence.records, plan, 1053)
@@ -169,7 +188,12 @@ def test_without_ceilings_this_machine_is_not_ranked_and_not_explained(tmp_path:
     rows = lab.predict("1000", 4, results=tmp_path)
     assert HERE not in [row.name for row in rows]
     with pytest.raises(LabError, match="not been measured"):
-        lab.predict("102", 4, device="here", results=tmp_path)
+        lab.predict(
+            "102",
+            4,
+            device="here",
+            results=tmp_path,
+        )
 
 
 # What is shown
@@ -205,7 +229,8 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
 def test_the_command_ranks_all_devices() -> None:
     status, out, error = run_lab("predict", "-m", LLAMA, "-p", "8000", "-n", "300")
     assert status == 0
-    assert "8,000 tokens in, 300 out" in out and "Not shown: " in out
+    assert "8,000 tokens in, 300 out" in out
+    assert "Not shown: " in out
     assert out.count("b200") == 2  # in its row, and as the fastest
     assert "m1 " not in out
     assert "This machine is not in the table" in error
@@ -220,7 +245,8 @@ def test_a_type_that_nobody_named_is_said_to_be_chosen() -> None:
 
 def test_the_command_ranks_a_kind() -> None:
     status, out, error = run_lab("predict", "-m", LLAMA, "-d", "apple", "--all")
-    assert status == 0 and not error
+    assert status == 0
+    assert not error
     for name in devices.names_of("apple"):
         assert f"\n{name} " in out
 
@@ -228,7 +254,8 @@ def test_the_command_ranks_a_kind() -> None:
 def test_the_command_explains_names() -> None:
     status, out, _ = run_lab("predict", "-m", LLAMA, "-d", "rtx4090,M4 Max", "-p", "1k")
     assert status == 0
-    assert out.count("From the datasheet: ") == 2 and out.count(" on ") >= 2
+    assert out.count("From the datasheet: ") == 2
+    assert out.count(" on ") >= 2
 
 
 def test_the_json_has_the_times_and_chances_of_each_prompt_length() -> None:
@@ -254,7 +281,8 @@ def test_the_json_has_the_times_and_chances_of_each_prompt_length() -> None:
 def test_wrong_use_has_its_sentence(arguments: tuple[str, ...], message: str) -> None:
     status, _, error = run_lab("predict", *arguments)
     assert status == 1
-    assert message in error and "Traceback" not in error
+    assert message in error
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(
@@ -266,18 +294,27 @@ def test_wrong_use_has_its_sentence(arguments: tuple[str, ...], message: str) ->
     ],
 )
 def test_what_does_not_fit_says_what_would(available_gb: float, message: str | None) -> None:
-    request = dataclasses.replace(row(), model=of_catalog("llama-3.1-8b", "F16"), n_gen=200)
+    request = dataclasses.replace(
+        row(),
+        model=of_catalog("llama-3.1-8b", "F16"),
+        n_gen=200,
+    )
     filled = prediction.with_memory(request, SETTINGS, available_gb * 1e9)
     sentence = wording.misfit(filled.shortage)
     if message is None:
         assert sentence is None
     else:
-        assert sentence and sentence.endswith(message)
+        assert sentence
+        assert sentence.endswith(message)
     assert prediction.with_memory(request, SETTINGS, None).shortage is None
 
 
 def test_a_request_that_is_too_long_says_how_long_it_may_be() -> None:
     unlisted = dataclasses.replace(of_catalog("llama-3.1-8b", "F16"), name="unlisted")
-    request = dataclasses.replace(row(), model=unlisted, n_prompt=100_000)
+    request = dataclasses.replace(
+        row(),
+        model=unlisted,
+        n_prompt=100_000,
+    )
     filled = prediction.with_memory(request, SETTINGS, 20e9)
     assert "tokens would fit" in (wording.misfit(filled.shortage) or "")

@@ -82,7 +82,11 @@ def ceilings(*rates: Rate, here: Machine = MACHINE, **changes: Any) -> Ceilings:
     )
 
 
-def copies(op: str, latency_ns: int, ns_per_byte: float) -> list[Rate]:
+def copies(
+    op: str,
+    latency_ns: int,
+    ns_per_byte: float,
+) -> list[Rate]:
     rates = []
     for n_bytes in probes.COPIES:
         times_ns = (round(latency_ns + ns_per_byte * n_bytes),)
@@ -263,7 +267,11 @@ def test_a_cache_and_experts_can_stay_on_the_cpu() -> None:
     experts: dict[str, Any] = {"n_expert": 4, "n_expert_used": 2}
     rates: dict[str, Any] = {"op": MUL_MAT_ID, **experts}
     cpu = ceilings(*ON_CPU.rates, product(1, 40, **rates), here=WITH_GPU)
-    gpu = dataclasses.replace(ON_GPU, rates=(*ON_GPU.rates, product(1, 4, **rates)), others=(cpu,))
+    gpu = dataclasses.replace(
+        ON_GPU,
+        rates=(*ON_GPU.rates, product(1, 4, **rates)),
+        others=(cpu,),
+    )
     model = dataclasses.replace(
         TINY,
         n_expert_used=2,
@@ -304,7 +312,10 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
     )
     with pytest.raises(LabError, match="of Q4_0 with 2 threads have"):
         step_kernels.product_s_per_byte(
-            ceilings(product(1, 1), product(1, 1, "Q4_0", n_threads=9)),
+            ceilings(
+                product(1, 1),
+                product(1, 1, "Q4_0", n_threads=9),
+            ),
             mixed,
             of_type("Q4_0"),
             1,
@@ -322,17 +333,35 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
         )
 
 
-def of_type(kind: str, rows: int = 128, columns: int = 64) -> Matrix:
+def of_type(
+    kind: str,
+    rows: int = 128,
+    columns: int = 64,
+) -> Matrix:
     return Matrix(FEED_FORWARD, kind, rows, columns, 1.0)
 
 
 def test_between_sizes_of_step_times_are_interpolated_on_logarithms() -> None:
-    best = ceilings(product(2, 16), product(8, 4), product(32, 4))
+    best = ceilings(
+        product(2, 16),
+        product(8, 4),
+        product(32, 4),
+    )
     at = {
         n: 1e9 * step_kernels.product_s_per_byte(best, TINY, of_type("Q8_0"), n, 2)
         for n in (1, 2, 4, 8, 16, 32, 99)
     }
-    assert at == pytest.approx({1: 16, 2: 16, 4: 8, 8: 4, 16: 4, 32: 4, 99: 4})
+    assert at == pytest.approx(
+        {
+            1: 16,
+            2: 16,
+            4: 8,
+            8: 4,
+            16: 4,
+            32: 4,
+            99: 4,
+        }
+    )
 
 
 def test_the_shape_most_like_a_matrix_counts_and_one_of_few_sizes_only_there() -> None:
@@ -375,8 +404,19 @@ def test_attention_is_interpolated_over_positions_and_queries() -> None:
         attention(1, 16, n_positions=100),
         attention(1, 4, n_positions=1600),
         attention(64, 1, n_positions=100),
-        attention(1, 2, n_positions=100, op=PLAIN_ATTENTION),
-        attention(1, 1, n_positions=100, type="Q8_0", flops=0),
+        attention(
+            1,
+            2,
+            n_positions=100,
+            op=PLAIN_ATTENTION,
+        ),
+        attention(
+            1,
+            1,
+            n_positions=100,
+            type="Q8_0",
+            flops=0,
+        ),
     )
     heads = SimpleNamespace(n_head=4, n_head_kv=2)
     asked: Any = (best, TINY, heads)
@@ -406,8 +446,18 @@ def test_a_copy_takes_a_constant_and_a_time_for_each_byte() -> None:
 
 def test_the_roof_is_the_best_of_all_kernels_by_shares_of_the_layers() -> None:
     fast_read = Rate(READ, "I64", "numpy", 1, 1, 1, 2, 1000, 0, (20, 25))
-    cpu = ceilings(product(1, 0.1), product(8, 0.01), fast_read, here=WITH_GPU)
-    gpu = ceilings(product(1, 0.01), attention(1, 1e-6), here=WITH_GPU, device="CUDA0")
+    cpu = ceilings(
+        product(1, 0.1),
+        product(8, 0.01),
+        fast_read,
+        here=WITH_GPU,
+    )
+    gpu = ceilings(
+        product(1, 0.01),
+        attention(1, 1e-6),
+        here=WITH_GPU,
+        device="CUDA0",
+    )
     both = dataclasses.replace(gpu, others=(cpu,))
     assert step_kernels.roof(cpu) == pytest.approx((200, 50))
     assert step_kernels.roof(cpu).ridge == pytest.approx(4)
@@ -439,13 +489,20 @@ def run_of_two_steps_each(**changes: Any) -> Record:
 
 def test_a_phase_is_the_sum_of_its_steps_and_decode_the_mean_of_its_tokens() -> None:
     prefill, decode = explanation.explain([run_of_two_steps_each()], ON_CPU).itertuples()
-    assert (prefill.phase, decode.phase) == ("prefill", "decode")
-    assert (prefill.n_prompt, prefill.n_gen, prefill.n_steps, decode.n_steps) == (12, 3, 2, 2)
+    assert prefill.phase == "prefill"
+    assert decode.phase == "decode"
+    assert prefill.n_prompt == 12
+    assert prefill.n_gen == 3
+    assert prefill.n_steps == 2
+    assert decode.n_steps == 2
     assert (ns(prefill.measured_s), ns(decode.measured_s)) == pytest.approx((18_000, 11_000))
     assert (ns(prefill.choosing_s), ns(decode.choosing_s)) == pytest.approx((3_000, 2_000))
     assert (ns(prefill.harness_s), ns(decode.harness_s)) == pytest.approx((1_000, 3_500))
     assert (prefill.of_request, decode.of_request) == pytest.approx((20 / 55, 35 / 55))
-    sizes = {"prefill": [(8, 0, 0), (4, 8, 1)], "decode": [(1, 12, 1), (1, 13, 1)]}
+    sizes = {
+        "prefill": [(8, 0, 0), (4, 8, 1)],
+        "decode": [(1, 12, 1), (1, 13, 1)],
+    }
     for row, n in ((prefill, 1), (decode, 2)):
         costs = [step_kernels.step_cost(TINY, *size) for size in sizes[row.phase]]
         kernels = [step_kernels.total(TINY, SETTINGS, ON_CPU, *size) for size in sizes[row.phase]]
@@ -529,7 +586,11 @@ def test_what_is_nearest_limits(
     row = SimpleNamespace(
         measured_s=measured_s,
         least_s=least_s,
-        parts={"layers": least_s, "CPU attention": attention_s / 2, "attention": attention_s / 2},
+        parts={
+            "layers": least_s,
+            "CPU attention": attention_s / 2,
+            "attention": attention_s / 2,
+        },
         arithmetic_s=arithmetic_s,
         traffic_s=traffic_s,
     )
@@ -573,7 +634,11 @@ def explained_row(
 
 def test_a_change_replaces_the_kernels_and_keeps_what_is_beyond_them() -> None:
     faster = [
-        dataclasses.replace(rate, n_threads=1, times_ns=(rate.times_ns[0] // 6,))
+        dataclasses.replace(
+            rate,
+            n_threads=1,
+            times_ns=(rate.times_ns[0] // 6,),
+        )
         for rate in ON_CPU.rates
     ]
     best = ceilings(*ON_CPU.rates, *faster)
@@ -594,7 +659,8 @@ def test_a_change_replaces_the_kernels_and_keeps_what_is_beyond_them() -> None:
     assert change.label == "1 thread instead of 2"
     decode = change.gains["decode"]
     prefill = change.gains["prefill"]
-    assert (decode.n_prompt, prefill.n_prompt) == (30, 20)
+    assert decode.n_prompt == 30
+    assert prefill.n_prompt == 20
     assert decode.factor == pytest.approx(0.010 / (0.002 + 0.008 * new / old))
     assert prefill.factor == pytest.approx(0.010 / (0.009 + 0.001 * new_prefill / old_prefill))
     assert change.best == change.gains["decode"].factor
@@ -613,12 +679,16 @@ def test_a_change_replaces_the_kernels_and_keeps_what_is_beyond_them() -> None:
         "command": change.command,
     }
     only_decode = advice.PredictedChange("x", {"decode": advice.Gain(2.0, 9)}, None).figures
-    assert (only_decode["prefill_gain"], only_decode["prefill_at"]) == (None, None)
+    assert only_decode["prefill_gain"] is None
+    assert only_decode["prefill_at"] is None
     doubtful = rows.assign(doubts=[(shown.DISTURBED,)] * 3)
     assert advice.changes(doubtful, record, best) == []
 
 
-@pytest.mark.parametrize(("factor", "is_named"), [(1.04, False), (1.06, True)])
+@pytest.mark.parametrize(
+    ("factor", "is_named"),
+    [(1.04, False), (1.06, True)],
+)
 def test_a_small_gain_is_not_named(factor: float, is_named: bool) -> None:
     faster = [
         dataclasses.replace(
@@ -671,12 +741,23 @@ class FixedTimes:
         self.settings: Settings = dataclasses.replace(SETTINGS, **settings)
         self.asked: list[Any] = []
 
-    def seconds(self, n_tokens: int, n_past: int, n_outputs: int, others: Any = ()) -> float | None:
+    def seconds(
+        self,
+        n_tokens: int,
+        n_past: int,
+        n_outputs: int,
+        others: Any = (),
+    ) -> float | None:
         self.asked.append((n_tokens, n_past, n_outputs, list(others)))
         assert n_outputs == n_tokens + len(others)
         return self.by_tokens.get(n_outputs)
 
-    def prefill(self, n_tokens: int, n_past: int = 0, n_outputs: int = 1) -> float | None:
+    def prefill(
+        self,
+        n_tokens: int,
+        n_past: int = 0,
+        n_outputs: int = 1,
+    ) -> float | None:
         self.asked.append((n_tokens, n_past, n_outputs))
         return self.by_tokens.get(n_tokens)
 
@@ -685,7 +766,16 @@ DECODE = SimpleNamespace(n_prompt=20, n_gen=9)
 
 
 def test_batching_takes_more_sequences_while_each_step_gains_enough() -> None:
-    times: Any = FixedTimes({1: 1.0, 2: 1.5, 4: 2.0, 8: 3.9, 16: 9.0}, n_batch=16)
+    times: Any = FixedTimes(
+        {
+            1: 1.0,
+            2: 1.5,
+            4: 2.0,
+            8: 3.9,
+            16: 9.0,
+        },
+        n_batch=16,
+    )
     gain = advice.batching(DECODE, times)
     assert gain == advice.Batching(4, 2.0, 0.5, 20, 9)  # 8 give 2.05, less than 1.05 x 2 more
     assert times.asked[1] == (1, 23, 2, [(1, 23)])
@@ -699,16 +789,29 @@ def test_batching_takes_more_sequences_while_each_step_gains_enough() -> None:
 
 
 def test_a_cached_prompt_saves_its_share_of_the_measured_time() -> None:
-    times: Any = FixedTimes({75: 3.0, 25: 1.0, 936: 9.0, 64: 1.0, 6: 0.05, 2: 1.0})
+    times: Any = FixedTimes(
+        {
+            75: 3.0,
+            25: 1.0,
+            936: 9.0,
+            64: 1.0,
+            6: 0.05,
+            2: 1.0,
+        }
+    )
     row = SimpleNamespace(n_prompt=100, measured_s=8.0)
     gain = advice.cached_prompt(row, times)
     assert gain == advice.CachedPrompt(75, 25, 8.0, 6.0, 4.0)
-    assert gain is not None and gain.n_prompt == 100
+    assert gain is not None
+    assert gain.n_prompt == 100
     assert times.asked == [(75, 0, 0), (25, 75, 1)]
     long = advice.cached_prompt(SimpleNamespace(n_prompt=1000, measured_s=10.0), times)
-    assert long is not None and (long.n_cached, long.saved_s) == (936, 9.0)
+    assert long is not None
+    assert long.n_cached == 936
+    assert long.saved_s == 9.0
     exact = advice.cached_prompt(SimpleNamespace(n_prompt=8, measured_s=1.05), times)
-    assert exact is not None and exact.gain == pytest.approx(1.05)
+    assert exact is not None
+    assert exact.gain == pytest.approx(1.05)
     less: Any = FixedTimes({6: 0.049, 2: 1.0})
     assert advice.cached_prompt(SimpleNamespace(n_prompt=8, measured_s=1.05), less) is None
     windowed: Any = FixedTimes(times.by_tokens, dataclasses.replace(TINY, windows=(0, 8, 0, 8)))
@@ -718,17 +821,29 @@ def test_a_cached_prompt_saves_its_share_of_the_measured_time() -> None:
 
 
 def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
-    times: Any = FixedTimes({1: 1.0, 2: 1.2, 3: 1.3, 4: 1.9, 5: 9.0})
+    times: Any = FixedTimes(
+        {
+            1: 1.0,
+            2: 1.2,
+            3: 1.3,
+            4: 1.9,
+            5: 9.0,
+        }
+    )
     gain = advice.guessing(DECODE, times)
     assert gain is not None
     expected = guesses.textbook_length(0.8, 2) / 1.3
     least = guesses.break_even(1.3, 0.0, 2)
-    assert (gain.n_draft, gain.least_acceptance, gain.n_prompt, gain.n_gen) == (2, least, 20, 9)
+    assert gain.n_draft == 2
+    assert gain.least_acceptance == least
+    assert gain.n_prompt == 20
+    assert gain.n_gen == 9
     assert gain.gain == pytest.approx(expected)
     assert times.asked[1] == (2, 23, 2, [])
     short = SimpleNamespace(n_prompt=20, n_gen=3)
     one_guess = advice.guessing(short, times)
-    assert one_guess is not None and one_guess.n_draft == 1
+    assert one_guess is not None
+    assert one_guess.n_draft == 1
     narrow: Any = FixedTimes(times.by_tokens, n_ubatch=2)
     assert advice.guessing(DECODE, narrow).n_draft == 1  # type: ignore[union-attr]
     slow: Any = FixedTimes({1: 1.0, 2: 1.8 / 1.04})
@@ -753,8 +868,11 @@ def test_experiments_start_from_the_shortest_decode_and_the_longest_prefill() ->
     )
     decode = advice.shortest_decode(rows)
     prefill = advice.longest_prefill(rows, TINY)
-    assert decode is not None and (decode.n_prompt, decode.n_gen) == (20, 9)
-    assert prefill is not None and prefill.n_prompt == 998  # 1,000 were trained: an answer fits
+    assert decode is not None
+    assert decode.n_prompt == 20
+    assert decode.n_gen == 9
+    assert prefill is not None
+    assert prefill.n_prompt == 998  # 1,000 were trained: an answer fits
     assert advice.longest_prefill(rows[:1], TINY) is None
     assert advice.longest_prefill(rows[:1].assign(n_prompt=8), TINY) is not None
     untold = dataclasses.replace(TINY, n_ctx_train=None)

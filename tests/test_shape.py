@@ -52,7 +52,11 @@ def test_blocks_are_those_of_ggml(kind: str) -> None:
         expected = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
         assert BLOCKS[kind] == expected
     else:  # newer than the package
-        assert kind in {"Q1_0": (128, 18), "Q2_0": (64, 18), "NVFP4": (64, 36)}
+        assert kind in {
+            "Q1_0": (128, 18),
+            "Q2_0": (64, 18),
+            "NVFP4": (64, 36),
+        }
 
 
 def test_bytes_of_matrices() -> None:
@@ -66,7 +70,12 @@ def test_bytes_of_matrices() -> None:
 
 
 def test_heads_of_single_layers() -> None:
-    key_heads = layers_of("deci", 3, attention__head_count=4, attention__head_count_kv=(2, 0, 4))
+    key_heads = layers_of(
+        "deci",
+        3,
+        attention__head_count=4,
+        attention__head_count_kv=(2, 0, 4),
+    )
     assert key_heads == Layers(n_head=4, heads_kv=(2, 0, 4))
     equal = layers_of("deci", 3, attention__head_count=(4, 4, 4, 9))
     assert equal == Layers(n_head=4, n_head_kv=4)
@@ -74,7 +83,14 @@ def test_heads_of_single_layers() -> None:
     assert largest == Layers(heads=(4, 10_000), heads_kv=(4, 10_000))
 
 
-@pytest.mark.parametrize("absurd", [(4, -4, 4), (4, 10_001, 4), ()])
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        (4, -4, 4),
+        (4, 10_001, 4),
+        (),
+    ],
+)
 def test_absurd_lists_of_heads_are_unknown(absurd: tuple[int, ...]) -> None:
     assert layers_of("deci", 3, attention__head_count=absurd) == Layers()
 
@@ -120,7 +136,12 @@ def test_the_window_of_other_architectures_is_not_read(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "window"), [("gemma2", 4096), ("exaone-moe", 128), ("smallthinker", 4096)]
+    ("arch", "window"),
+    [
+        ("gemma2", 4096),
+        ("exaone-moe", 128),
+        ("smallthinker", 4096),
+    ],
 )
 def test_windows_that_the_file_does_not_tell(arch: str, window: int) -> None:
     assert set(layers_of(arch, 8).windows or ()) == {0, window}
@@ -193,19 +214,38 @@ def test_a_hybrid_attends_in_each_fourth_layer_and_has_a_state_in_the_others(arc
     assert layers == Layers(
         heads=(0, 0, 0, 8, 0, 0), heads_kv=(0, 0, 0, 2, 0, 0), n_state=5 * state
     )
-    period = layers_of(arch, 4, full_attention_interval=2, **DELTA_NET)
+    period = layers_of(
+        arch,
+        4,
+        full_attention_interval=2,
+        **DELTA_NET,
+    )
     assert period.heads_kv == (0, 2, 0, 2)
 
 
 def test_a_hybrid_that_cannot_be_counted_says_why() -> None:
     reason = "it has layers that predict several tokens"
-    predicting = layers_of("qwen35", 4, nextn_predict_layers=1, **DELTA_NET)
+    predicting = layers_of(
+        "qwen35",
+        4,
+        nextn_predict_layers=1,
+        **DELTA_NET,
+    )
     assert predicting.uncounted == reason
     for key in ("state_size", "group_count", "time_step_rank", "conv_kernel"):
         incomplete = {**DELTA_NET, f"ssm__{key}": 0}
-        expected = Layers(n_head=8, n_head_kv=2, uncounted="some of its layers are recurrent")
+        expected = Layers(
+            n_head=8,
+            n_head_kv=2,
+            uncounted="some of its layers are recurrent",
+        )
         assert layers_of("qwen35", 4, **incomplete) == expected
-        both = layers_of("qwen35", 4, nextn_predict_layers=1, **incomplete)
+        both = layers_of(
+            "qwen35",
+            4,
+            nextn_predict_layers=1,
+            **incomplete,
+        )
         assert both.uncounted == reason
 
 
@@ -310,9 +350,18 @@ def test_the_head_is_the_output_matrix_or_with_tied_embeddings_the_table() -> No
 
 
 def test_layers_are_grouped_by_heads_and_window() -> None:
-    model = dataclasses.replace(MODEL, n_layer=4, heads=(4, 0, 4, 4), windows=(9, 9, 0, 9))
+    model = dataclasses.replace(
+        MODEL,
+        n_layer=4,
+        heads=(4, 0, 4, 4),
+        windows=(9, 9, 0, 9),
+    )
     assert shape.heads(model) == (Heads(2, 4, 2, 9), Heads(1, 4, 2, 0))
-    model = dataclasses.replace(MODEL, n_layer=3, heads_kv=(2, 0, 4))
+    model = dataclasses.replace(
+        MODEL,
+        n_layer=3,
+        heads_kv=(2, 0, 4),
+    )
     assert shape.heads(model) == (Heads(1, 4, 2, 0), Heads(1, 4, 4, 0))
 
 

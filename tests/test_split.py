@@ -22,9 +22,21 @@ BOTH = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, SMALL))
 N_LAYER = BIG.n_layer or 0
 LAYER_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part != EMBEDDING) / N_LAYER
 HEAD_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part == EMBEDDING)
-READS = {"CPU": 10.0, "CUDA0": 100.0, "CUDA1": 20.0}
-MULTIPLIES = {"CPU": 100.0, "CUDA0": 1000.0, "CUDA1": 200.0}
-ATTENDS = {"CPU": 5.0, "CUDA0": 50.0, "CUDA1": 10.0}
+READS = {
+    "CPU": 10.0,
+    "CUDA0": 100.0,
+    "CUDA1": 20.0,
+}
+MULTIPLIES = {
+    "CPU": 100.0,
+    "CUDA0": 1000.0,
+    "CUDA1": 200.0,
+}
+ATTENDS = {
+    "CPU": 5.0,
+    "CUDA0": 50.0,
+    "CUDA1": 10.0,
+}
 LATENCY_S = 1e-4
 LINK_GBPS = 2.0
 
@@ -65,12 +77,21 @@ def hop_s(n_values: float, n_copies: int = 1) -> float:
     return n_copies * (LATENCY_S + 4 * n_values / LINK_GBPS / 1e9)
 
 
-def attention_s(name: str, n_layers: float, n_tokens: int, n_past: int) -> float:
+def attention_s(
+    name: str,
+    n_layers: float,
+    n_tokens: int,
+    n_past: int,
+) -> float:
     pairs = n_tokens * n_past + n_tokens * (n_tokens + 1) / 2
     return n_layers * 4 * (BIG.head_dim or 0) * (BIG.n_head or 0) * pairs / ATTENDS[name] / 1e9
 
 
-def decode_truth(layers: dict[str, int], output: str, n_past: int) -> dict[str, float]:
+def decode_truth(
+    layers: dict[str, int],
+    output: str,
+    n_past: int,
+) -> dict[str, float]:
     """Seconds of a decode step on each device."""
     truth = {}
     for name, n_layers in layers.items():
@@ -84,8 +105,18 @@ def record_of(
     placement: Placement | None, settings: Any, decode_s: float, n_prompt: int = 512
 ) -> Record:
     steps = exact_steps(n_prompt, 3, 512, prefill_ms=50, decode_ms=1e3 * decode_s)
-    run = make_run(n_prompt, 3, steps=steps, placement=placement)
-    return make_record(run, machine=BOTH, model=BIG, settings=settings)
+    run = make_run(
+        n_prompt,
+        3,
+        steps=steps,
+        placement=placement,
+    )
+    return make_record(
+        run,
+        machine=BOTH,
+        model=BIG,
+        settings=settings,
+    )
 
 
 def explained(record: Record, phase: str) -> Any:
@@ -143,7 +174,8 @@ def test_each_device_of_a_prefill_gets_its_own_part_back() -> None:
         4 * of_layer / MULTIPLIES["CPU"] / 1e9, rel=1e-3
     )
     assert row.parts["CPU attention"] == pytest.approx(attention_s("CPU", 4, 512, 0), rel=1e-3)
-    assert row.parts["CPU output"] == 0 and row.parts["CUDA0 output"] > 0
+    assert row.parts["CPU output"] == 0
+    assert row.parts["CUDA0 output"] > 0
     on_gpu = step.layer_flops - 4 * of_layer
     assert row.parts["CUDA0 layers"] == pytest.approx(on_gpu / MULTIPLIES["CUDA0"] / 1e9, rel=0.01)
     assert row.parts[explanation.BETWEEN] == pytest.approx(
@@ -178,8 +210,20 @@ def test_two_gpus_are_not_explained() -> None:
     ("changes", "expected"),
     [
         ({"n_gpu_layers": 0}, {None: 17}),
-        ({"n_gpu_layers": 5, "devices": ("CUDA0",)}, {None: 12, "CUDA0": 5}),
-        ({"n_gpu_layers": 99, "devices": ("CUDA0",)}, {"CUDA0": 17}),
+        (
+            {
+                "n_gpu_layers": 5,
+                "devices": ("CUDA0",),
+            },
+            {None: 12, "CUDA0": 5},
+        ),
+        (
+            {
+                "n_gpu_layers": 99,
+                "devices": ("CUDA0",),
+            },
+            {"CUDA0": 17},
+        ),
         ({"n_gpu_layers": 17}, {"CUDA0": 12, "CUDA1": 5}),  # by memory: 8 of 12 GB
     ],
 )
@@ -196,7 +240,11 @@ def test_without_a_placement_layers_lie_by_llama_cpps_rule(
 def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
     seconds = {}
     for name, unified in itertools.product(("CUDA0", None), (False, True)):
-        settings = dataclasses.replace(WIDE, n_gpu_layers=17 if name else 0, kv_unified=unified)
+        settings = dataclasses.replace(
+            WIDE,
+            n_gpu_layers=17 if name else 0,
+            kv_unified=unified,
+        )
         place = probing.Where(BOTH, (name,))
         ceilings = probing.need(CEILINGS, place, "this")
         parts = step_kernels.parts(BIG, settings, ceilings, 1, 511, 3, [(1, 511)] * 2)
@@ -223,7 +271,11 @@ def test_sums_teach_where_single_steps_do_not() -> None:
         ready_ns=(10, 20, 30, total, *steps.ready_ns[4:]),
         end_ns=(10, 20, 30, *steps.end_ns[3:]),
     )
-    once = dataclasses.replace(even, run=dataclasses.replace(even.run, steps=late), settings=END)
+    once = dataclasses.replace(
+        even,
+        run=dataclasses.replace(even.run, steps=late),
+        settings=END,
+    )
     (even_point, once_point) = map(prefill_point, (even, once))
     assert even_point.seconds == pytest.approx(once_point.seconds)
     assert even_point.costs == once_point.costs

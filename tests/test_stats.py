@@ -15,11 +15,19 @@ from lab.core.stats import Interval, Ratio
 from lab.show.session_spread import between_sessions
 
 
-def draw_logs(chance: random.Random, n: int, spread: float) -> list[float]:
+def draw_logs(
+    chance: random.Random,
+    n: int,
+    spread: float,
+) -> list[float]:
     return [chance.gauss(0, spread) for _ in range(n)]
 
 
-def draw(chance: random.Random, n: int, spread: float) -> list[float]:
+def draw(
+    chance: random.Random,
+    n: int,
+    spread: float,
+) -> list[float]:
     """Values with the median 1."""
     return list(np.exp(draw_logs(chance, n, spread)))
 
@@ -75,10 +83,16 @@ def test_different_spreads_are_different_estimates() -> None:
     """Two machines: Welch's test. A default is known for sure."""
     a = [1.0, 1.001, 0.999]
     b = [1.2, 1.201, 1.199]
-    measured = between_sessions(([a], [b]), ((0.05, 4), (0.05, 8)))
+    measured = between_sessions(
+        ([a], [b]),
+        ((0.05, 4), (0.05, 8)),
+    )
     half = reference.t.ppf(0.975, 4 / (1 / 4 + 1 / 8)) * 0.05 * math.sqrt(2)
     assert math.log(measured.high / measured.estimate) == pytest.approx(half)
-    certain = between_sessions(([a], [b] * 4), ((0.05, math.inf), (0.05, math.inf)))
+    certain = between_sessions(
+        ([a], [b] * 4),
+        ((0.05, math.inf), (0.05, math.inf)),
+    )
     half = 1.959964 * 0.05 * math.sqrt(1 + 1 / 4)
     assert math.log(certain.high / certain.estimate) == pytest.approx(half)
 

@@ -137,7 +137,11 @@ def device_of(line: dict[str, str]) -> tuple[devices.Device | None, float, str]:
 def name_of(line: dict[str, str]) -> str:
     """The name in the catalog, or the published one."""
     name = line["model"].rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-it")
-    for text in (name, name.removeprefix("meta-"), name.replace("deepseek-r1-distill-", "")):
+    for text in (
+        name,
+        name.removeprefix("meta-"),
+        name.replace("deepseek-r1-distill-", ""),
+    ):
         try:
             return catalog.find(text).name
         except LabError:
@@ -152,9 +156,11 @@ def quantization_of(line: dict[str, str]) -> str:
         line["as_published"].rpartition("·")[2],
     )
     if match and line["source"] == "localscore":
-        return match[1].upper() + {" - Medium": "_M", " - Small": "_S", " - Large": "_L"}.get(
-            match[2] or "", "_M" if match[1] in ("Q4_K", "Q5_K") else ""
-        )
+        return match[1].upper() + {
+            " - Medium": "_M",
+            " - Small": "_S",
+            " - Large": "_L",
+        }.get(match[2] or "", "_M" if match[1] in ("Q4_K", "Q5_K") else "")
     return line["quantization"].upper()
 
 
@@ -196,7 +202,10 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
     if OTHER.search(" ".join((line["source"], line["as_published"], line["backend"]))):
         marks.append("other-runtime")
     assert set(marks) <= set(RULES)
-    return {**row, "marks": " ".join(marks)}
+    return {
+        **row,
+        "marks": " ".join(marks),
+    }
 
 
 def _lengths(line: dict[str, str]) -> tuple[str, str, str]:
@@ -207,7 +216,11 @@ def _lengths(line: dict[str, str]) -> tuple[str, str, str]:
         return (
             (DECODE, str(n_depth + n_gen // 2), "")
             if n_gen
-            else (PREFILL, str(n_prompt), str(n_depth or ""))
+            else (
+                PREFILL,
+                str(n_prompt),
+                str(n_depth or ""),
+            )
         )
     phase, length = re.fullmatch(r"(pp|tg)(\d*)", line["test"]).groups()  # type: ignore[union-attr]
     return (

@@ -59,7 +59,11 @@ START = {
         "cache": (1, 1),
         "layers": (50, 2),
     },
-    DECODE: {"weights": (1.7, 2), "cache": (1.3, 0.3), "layers": (50, 2)},
+    DECODE: {
+        "weights": (1.7, 2),
+        "cache": (1.3, 0.3),
+        "layers": (50, 2),
+    },
 }
 """A part's figure before any row was seen, and its standard deviation; of attention relative to
 arithmetic."""
@@ -179,10 +183,20 @@ def case_of(row: Row) -> Case:
     return case
 
 
-def slopes_of(cases: Sequence[Case], phase: str, at: dict[tuple[str, str], int]) -> np.ndarray:
+def slopes_of(
+    cases: Sequence[Case],
+    phase: str,
+    at: dict[tuple[str, str], int],
+) -> np.ndarray:
     """By part, case and unknown: by how much the unknown changes the part's logarithm."""
     parts = list(START[phase])
-    slopes = np.zeros((len(parts), len(cases), len(at)))
+    slopes = np.zeros(
+        (
+            len(parts),
+            len(cases),
+            len(at),
+        )
+    )
     for i, case in enumerate(cases):
         levels = case.levels
         half = 0.5 if case.flash_attn else -0.5
@@ -285,7 +299,11 @@ def error(learned: Learned, row: Row) -> float:
     return math.log(seconds(row) / expected)
 
 
-def left_out(rows: Sequence[Row], phase: str, key: Callable[[Row], str]) -> Errors:
+def left_out(
+    rows: Sequence[Row],
+    phase: str,
+    key: Callable[[Row], str],
+) -> Errors:
     """The errors of all rows, each predicted without the rows that share its key."""
     errors: Errors = []
     for group in sorted({key(row) for row in rows}):
@@ -307,7 +325,10 @@ def ranges(errors: Errors) -> dict[str, dict[str, float]]:
             if group.endswith(LONG_ONES) == bool(long):
                 of_group = [off for row, off in errors if _group(row) == group]
                 weights = np.concatenate(
-                    [np.ones(len(of_group)), np.full(len(every), POOLED / len(every))]
+                    [
+                        np.ones(len(of_group)),
+                        np.full(len(every), POOLED / len(every)),
+                    ]
                 )
                 by_group[group] = {
                     **_range([*of_group, *every], weights, outside),
@@ -325,7 +346,11 @@ def _group(row: Row) -> str:
     return case.levels["runtime"] + (LONG_ONES if case.n_prompt > LONG else "")
 
 
-def _range(errors: Sequence[float], weights: np.ndarray, outside: float) -> dict[str, float]:
+def _range(
+    errors: Sequence[float],
+    weights: np.ndarray,
+    outside: float,
+) -> dict[str, float]:
     order = np.argsort(errors)
     below = np.cumsum(weights[order]) / weights.sum()
     low, high = (
@@ -338,7 +363,11 @@ def _range(errors: Sequence[float], weights: np.ndarray, outside: float) -> dict
     }
 
 
-def is_inside(learned: Learned, row: Row, off: float) -> bool:
+def is_inside(
+    learned: Learned,
+    row: Row,
+    off: float,
+) -> bool:
     case = case_of(row)
     (low, high) = learned.range(case)
     least = case.least_s or 0.0

@@ -70,7 +70,12 @@ def length_of(n_prompt: int) -> str:
     return "2. 3k to 36k" if n_prompt <= 36_000 else "3. longer"
 
 
-def without(rows: Sequence[Row], errors: Errors, key: str, phase: str) -> Iterator[dict[str, Any]]:
+def without(
+    rows: Sequence[Row],
+    errors: Errors,
+    key: str,
+    phase: str,
+) -> Iterator[dict[str, Any]]:
     """Every row, predicted without the rows that share its key; their errors do not make its range
     either."""
     for group in sorted({getattr(row, key) for row in rows}):
@@ -130,7 +135,12 @@ def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:
     """Predicted over measured rates, each device predicted without its own rows."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(by_phase), figsize=(11, 5.2), layout="constrained")
+    figure, axes = plt.subplots(
+        1,
+        len(by_phase),
+        figsize=(11, 5.2),
+        layout="constrained",
+    )
     for axis, (phase, t) in zip(axes, by_phase.items(), strict=True):
         for backend, (colour, marker) in STYLES.items():
             rows = t[t.backend == backend]
@@ -143,7 +153,11 @@ def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:
             }
             axis.scatter(rows.tps, rows.tps * rows.off.map(math.exp), **style)
         ends = [t.tps.min() / 1.3, t.tps.max() * 1.3]
-        for factor, dashes in ((1, "-"), (1.25, ":"), (0.8, ":")):
+        for factor, dashes in (
+            (1, "-"),
+            (1.25, ":"),
+            (0.8, ":"),
+        ):
             axis.plot(
                 ends, [factor * end for end in ends], dashes, color="0.4", linewidth=0.9, zorder=0
             )
@@ -151,7 +165,11 @@ def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:
             xscale="log", yscale="log", xlabel="published, tokens/s", ylabel="predicted, tokens/s"
         )
         axis.set_title(f"{phase}: each device predicted without its own rows", fontsize=10)
-    axes[0].legend(fontsize=8, title="backend", title_fontsize=8)
+    axes[0].legend(
+        fontsize=8,
+        title="backend",
+        title_fontsize=8,
+    )
     figure.suptitle("Predictions from datasheets (dotted: 25 % off)", fontsize=11)
     figure.savefig(path, dpi=110)
 

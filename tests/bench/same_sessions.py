@@ -39,8 +39,18 @@ Sessions = dict[str, list[Record]]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("n_sessions", type=int, nargs="?", default=16)
-    parser.add_argument("minutes", type=float, nargs="?", default=20)
+    parser.add_argument(
+        "n_sessions",
+        type=int,
+        nargs="?",
+        default=16,
+    )
+    parser.add_argument(
+        "minutes",
+        type=float,
+        nargs="?",
+        default=20,
+    )
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     measure(asked.folder, asked.n_sessions, asked.minutes)
@@ -51,7 +61,11 @@ def main() -> None:
     print_verdicts("the other sessions known", sessions, knows_others=True)
 
 
-def measure(folder: Path, n_sessions: int, minutes: float) -> None:
+def measure(
+    folder: Path,
+    n_sessions: int,
+    minutes: float,
+) -> None:
     """The sessions that are still missing, each a process of its own, at equal intervals."""
     started = time.monotonic()
     interval_s = 60 * minutes / max(1, n_sessions - 1)
@@ -84,7 +98,11 @@ def print_spread(sessions: Sessions) -> None:
             )
 
 
-def print_verdicts(title: str, sessions: Sessions, knows_others: bool) -> None:
+def print_verdicts(
+    title: str,
+    sessions: Sessions,
+    knows_others: bool,
+) -> None:
     """How many pairs are called different, and in how many a planted difference is found."""
     n_different = 0
     n_found = dict.fromkeys(PLANTED, 0)

@@ -68,7 +68,11 @@ def made_up_record(number: int, index: int) -> Record:
     return make_record(run, machine=machine, session=f"session-{number}")
 
 
-def made_up_steps(generator: random.Random, n_prompt: int, n_gen: int) -> Steps:
+def made_up_steps(
+    generator: random.Random,
+    n_prompt: int,
+    n_gen: int,
+) -> Steps:
     """Steps of 7 to 9 ms, 20 us to choose a token, and 3 us between the steps."""
     n_ubatch = -(-n_prompt // N_PREFILL_STEPS)
     script = scripts.run([0] * n_prompt, n_gen, n_ubatch)
@@ -79,7 +83,12 @@ def made_up_steps(generator: random.Random, n_prompt: int, n_gen: int) -> Steps:
     ready_ns = tuple(start + ns for start, ns in zip(start_ns, lasted_ns, strict=True))
     end_ns = tuple(ready + 20_000 for ready in ready_ns)
     columns = dict(zip(scripts.Shape._fields, zip(*shapes, strict=True), strict=True))
-    return Steps(start_ns=start_ns, ready_ns=ready_ns, end_ns=end_ns, **columns)
+    return Steps(
+        start_ns=start_ns,
+        ready_ns=ready_ns,
+        end_ns=end_ns,
+        **columns,
+    )
 
 
 if __name__ == "__main__":

@@ -69,7 +69,12 @@ class Trial:
     n_faults: dict[str, int]  # by phase; empty where the system does not count them
 
 
-def try_warm_up(path: Path, settings: Settings, name: str, n_prompt: int) -> Trial:
+def try_warm_up(
+    path: Path,
+    settings: Settings,
+    name: str,
+    n_prompt: int,
+) -> Trial:
     started = time.monotonic()
     with Worker() as worker:
         n_vocab = worker.load(path, settings).n_vocab
@@ -97,7 +102,11 @@ def try_warm_up(path: Path, settings: Settings, name: str, n_prompt: int) -> Tri
     return Trial(seconds, first_ratio(prefills_ns), first_ratio(tpots_ns), by_phase(faults))
 
 
-def run(worker: Worker, prompt: list[int], n_gen: int) -> Steps:
+def run(
+    worker: Worker,
+    prompt: list[int],
+    n_gen: int,
+) -> Steps:
     return worker.run(scripts.run(prompt, n_gen, N_UBATCH), lambda progress: None).steps
 
 
@@ -113,7 +122,11 @@ def by_phase(counts: list[int | None]) -> dict[str, int]:
     return dict(zip(PHASES, differences, strict=False))
 
 
-def show(name: str, values: list[float], unit: str = "") -> str:
+def show(
+    name: str,
+    values: list[float],
+    unit: str = "",
+) -> str:
     low = min(values)
     high = max(values)
     interval = stats.median_interval(values)
