@@ -42,12 +42,10 @@ if TYPE_CHECKING:
     from lab.runner.trial import ab as ab
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.comparison import compare as compare
-    from lab.show.plot_runs import (
-        plot_decode as plot_decode,
-        plot_prefill as plot_prefill,
-        plot_shares as plot_shares,
-        plot_sweep as plot_sweep,
-    )
+    from lab.show.plot_decode import plot_decode as plot_decode
+    from lab.show.plot_prefill import plot_prefill as plot_prefill
+    from lab.show.plot_shares import plot_shares as plot_shares
+    from lab.show.plot_sweep import plot_sweep as plot_sweep
     from lab.show.table import runs as runs, steps as steps, summary as summary
 
 
@@ -60,13 +58,13 @@ PUBLIC = {
     "compare": "lab.show.comparison",
     "explain": "lab.roofline.explanation",
     "measure": "lab.features.measure.measuring",
-    "plot_decode": "lab.show.plot_runs",
+    "plot_decode": "lab.show.plot_decode",
     "plot_lines": "lab.show.canvas",
-    "plot_prefill": "lab.show.plot_runs",
+    "plot_prefill": "lab.show.plot_prefill",
     "plot_requests": "lab.features.predict.picture",
     "plot_roofline": "lab.features.explain.picture",
-    "plot_shares": "lab.show.plot_runs",
-    "plot_sweep": "lab.show.plot_runs",
+    "plot_shares": "lab.show.plot_shares",
+    "plot_sweep": "lab.show.plot_sweep",
     "plot_tuned": "lab.features.tune.picture",
     "predict": "lab.features.predict.prediction",
     "quant": "lab.features.quant.measuring",

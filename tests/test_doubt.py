@@ -10,14 +10,13 @@ import pytest
 from lab.app import output
 from lab.core import results, shown
 from lab.core.record import Record
-from lab.show import text_comparison
 from lab.features.explain import advice, sentences as explained
 from lab.features.report import page
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
 from lab.roofline import explanation, probing, step_kernels
 from lab.roofline.probes import READ
 from lab.roofline.probing import Where
-from lab.show import comparison, table, text_results
+from lab.show import comparison, table, text_comparison, text_doubts, text_findings
 from lab.show.text_ceilings import doubt_sentences
 from tests.bench import doubt
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
@@ -63,14 +62,14 @@ def test_nothing_is_concluded_from_disturbed_rows(
     records = repeats(n_disturbed)
     rows = table.summary(table.runs(records))
     assert rows.repeats.astype(str).str.cat(map(shown.mark, rows.doubts)).tolist() == ["6", mark]
-    sentences = " ".join(text_results.findings(rows)[1])
+    sentences = " ".join(text_findings.findings(rows))
     assert ("Prefill of 40 tokens took" in sentences) == is_firm
     assert ("No findings from the runs of 40 prompt tokens" in sentences) != is_firm
-    answer = text_results.answer(rows)
+    answer = text_findings.answer(rows)
     assert answer.startswith(f"A request of {40 if is_firm else 20} tokens with 5 back takes ")
     assert ("(some of its runs were disturbed)" in answer) == (mark == "6!")
     assert (
-        any("Measure again" in sentence for sentence in text_results.warnings(records)) != is_firm
+        any("Measure again" in sentence for sentence in text_doubts.warnings(records)) != is_firm
     )
     lead = page.html(records, []).partition("<main>")[0]
     assert ("Measure again while no other program runs." in lead) != is_firm
@@ -88,7 +87,7 @@ def test_quiet_runs_that_lie_far_apart_are_pointed_out(
     slowest_ms: float, n_disturbed: int, is_told: bool
 ) -> None:
     slow = make_record(make_run(40, 5, 6, prefill_ms=2, decode_ms=slowest_ms))
-    sentences = text_results.far_apart(table.summary(table.runs([*repeats(n_disturbed), slow])))
+    sentences = text_findings.far_apart(table.summary(table.runs([*repeats(n_disturbed), slow])))
     expected = (
         "With 40 prompt tokens the largest TPOT is 1.29x the smallest, "
         "and the lab recorded no disturbance."
@@ -110,7 +109,7 @@ def test_a_host_that_takes_the_cores_is_named_not_other_programs() -> None:
             [str(Path(__file__).parents[1] / "results/sample-smollm2-135m-intel-xeon.jsonl")]
         ).records
     )
-    (sentence,) = text_results.distrust(record)
+    (sentence,) = text_doubts.distrust(record)
     assert "the host of Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores gave its cores" in sentence
     assert "there, at another time." in sentence and "program" not in sentence
 

@@ -14,12 +14,10 @@ from matplotlib.text import Text
 
 from lab.app import kinds
 from lab.core.record import Record
-from lab.show import plot_trial
 from lab.features.explain.picture import plot_roofline
-from lab.roofline import explanation, step_kernels
-from lab.show import plot_runs
 from lab.features.tune import result
-from lab.show import canvas, comparison
+from lab.roofline import explanation, step_kernels
+from lab.show import canvas, comparison, plot_runs, plot_trial
 from lab.show.section import Picture, numbered
 from tests.bench import doubt
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
@@ -139,11 +137,11 @@ def test_numbers_of_axes_have_separators_and_stand_at_the_measured_lengths() -> 
     records = [
         make_record(make_run(n, 5, i, prefill_ms=2)) for n in (10, 1000, 10000) for i in range(2)
     ]
-    ax = plot_runs.plot_prefill(records)
+    ax = lab.plot_prefill(records)
     ax.figure.draw_without_rendering()  # type: ignore[union-attr]
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["10,000", "1,000", "10"]
     assert list(ax.xaxis.get_minorticklocs()) == []
-    slow = plot_runs.plot_decode([make_record(make_run(10, 5, decode_ms=4000))])
+    slow = lab.plot_decode([make_record(make_run(10, 5, decode_ms=4000))])
     slow.figure.draw_without_rendering()  # type: ignore[union-attr]
     assert "2,000" in [tick.get_text() for tick in slow.get_yticklabels()]
 

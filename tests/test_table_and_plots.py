@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import lab
 from lab.app import kinds
 from lab.core.record import Device, Record
-from lab.show import console, plot_runs, table, text_results
+from lab.show import console, table, text_findings
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 
@@ -72,7 +73,7 @@ def test_labels_have_the_fewest_fields_in_which_setups_differ() -> None:
 
 
 def test_sentences_say_what_the_table_shows() -> None:
-    sentences = " ".join(text_results.findings(table.summary(table.runs(session())))[1])
+    sentences = " ".join(text_findings.findings(table.summary(table.runs(session()))))
     assert "Prefill of 1,000 tokens took 20x as long as for 100 (10x the tokens)" in sentences
     assert "2x per token, because each token attends to more" in sentences
     assert "11.1 ms per token after 10 prompt tokens and 21.0 ms after 1,000" in sentences
@@ -121,7 +122,7 @@ def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str])
 def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
-    for draw, n_points in ((plot_runs.plot_prefill, 6), (plot_runs.plot_decode, 6 * 4)):
+    for draw, n_points in ((lab.plot_prefill, 6), (lab.plot_decode, 6 * 4)):
         ax = draw(session(), Figure().subplots())
         points = sum(
             len(np.asarray(line.get_xdata())) for line in ax.lines if line.get_linestyle() == "None"
@@ -151,5 +152,5 @@ def test_outliers_are_marked_at_the_edge_and_counted() -> None:
         run.steps, **{name: tuple(column) for name, column in columns.items()}
     )
     late = dataclasses.replace(run, steps=steps)
-    ax = plot_runs.plot_decode([make_record(late)], Figure().subplots())
+    ax = lab.plot_decode([make_record(late)], Figure().subplots())
     assert "1 point above the axis" in ax.get_legend_handles_labels()[1][0]

@@ -102,7 +102,7 @@ def print_results(
     Of a section without a table of its own the parts are printed, without what introduces them on a
     page.
     """
-    from lab.show import table, text_requests, text_results
+    from lab.show import table, text_doubts, text_requests
     from lab.show.section import Section, is_plain, print_marked, print_sections
 
     for section in sections(records) if shown is None else shown:
@@ -113,11 +113,11 @@ def print_results(
         out.print("\nNo run went well.")
     of_experiments = [record for record in runs if not record.run.is_plain]
     doubts = [
-        *text_results.imported(runs),
-        *text_results.distrust(runs),
-        *text_results.disturbed(of_experiments),
+        *text_doubts.imported(runs),
+        *text_doubts.distrust(runs),
+        *text_doubts.disturbed(of_experiments),
     ]
-    print_marked(doubts, text_results.failures(runs), out)
+    print_marked(doubts, text_doubts.failures(runs), out)
     requests = table.requests_of(records)
     if requests:
         if not any(map(table.went_well, requests)):
@@ -130,7 +130,7 @@ def print_results(
 
 def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str, Any]:
     """The rows of sections, what disturbed the runs, and what failed."""
-    from lab.show import table, text_requests, text_results
+    from lab.show import table, text_doubts, text_requests
 
     lists: dict[str, list[Any]] = {"rows": []}
     for section in sections(records) if shown is None else shown:
@@ -142,8 +142,8 @@ def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str,
             document[name] = values
     runs = table.of_engine(records)
     requests = table.requests_of(records)
-    document["warnings"] = [*text_results.warnings(runs), *text_requests.warnings(requests)]
-    document["failures"] = [*text_results.failures(runs), *text_requests.failures(requests)]
+    document["warnings"] = [*text_doubts.warnings(runs), *text_requests.warnings(requests)]
+    document["failures"] = [*text_doubts.failures(runs), *text_requests.failures(requests)]
     return document
 
 

@@ -167,12 +167,12 @@ def ceilings_command(records: Sequence[Record]) -> str:
 
 def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[str]:
     """Measure unreliable sessions again, into the same folder, or else explain plain runs."""
-    from lab.show import text_results
+    from lab.show import text_doubts
     from lab.show.section import is_plain
 
     into_folder = "" if folder == Path(RESULTS) else f" {shell.join('--out', folder)}"
     lines: list[str] = []
-    for session in text_results.unreliable([record for record in records if is_plain(record)]):
+    for session in text_doubts.unreliable([record for record in records if is_plain(record)]):
         command = asked.line(session)
         if command:
             lines.append(f"next     measure again: {command}{into_folder}")

@@ -43,7 +43,7 @@ def carry_out(
     """Plan, measure and show. `make` gets an engine's process and what was asked for, and plans."""
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
-    from lab.show import console, text_plan, text_results
+    from lab.show import console, text_plan
 
     output = Output.taken_from({**options, "out": out})
     err = console.console(stderr=True)
@@ -63,8 +63,8 @@ def carry_out(
             err,
             text_out if stream else None,
         )
-    wide = text_results.still_wide(records, plan)
-    has_failed = bool(text_results.failures(records))
+    wide = text_doubts.still_wide(records, plan)
+    has_failed = bool(text_doubts.failures(records))
     output.finish(records, path, problem, has_failed, sentences=wide, still_wide=wide)
 
 

@@ -46,8 +46,14 @@ def compare(
     claims a difference between sessions only if it exceeds the spread between sessions of this
     machine.
     """
-    from lab.show import comparison, console, session_spread, text_comparison
-    from lab.show import text_requests, text_results
+    from lab.show import (
+        comparison,
+        console,
+        session_spread,
+        text_comparison,
+        text_doubts,
+        text_requests,
+    )
 
     contents = without_parts(read(results))
     groups = comparison.groups(contents.measured, base)
@@ -63,7 +69,7 @@ def compare(
         console.print_json({**document, "plots": [str(plot) for plot in plots]})
         return
     stdout = console.console(details=hint(details))
-    warnings = text_results.warnings(contents.records)
+    warnings = text_doubts.warnings(contents.records)
     warnings += text_requests.warnings(contents.requests)
     text_comparison.print_comparisons(groups, comparisons, at_least, stdout, warnings)
     for plot in plots:

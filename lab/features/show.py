@@ -53,14 +53,14 @@ def plot(results: tuple[str, ...], out: str | None) -> None:
       lab plot results/FILE.jsonl
       lab plot before.jsonl after.jsonl --out pictures
     """
-    from lab.show import text_results
+    from lab.show import text_doubts
 
     contents = read(results, with_findings=True)
     lines = contents.all_lines
     if not any_good(lines):
         hint_to_errors = "Look at the errors: lab show RESULTS"
         raise LabError("There is nothing to draw: no run succeeded.", hint_to_errors)
-    for sentence in text_results.imported(contents.records):
+    for sentence in text_doubts.imported(contents.records):
         note(sentence)
     stem = Path(results[0]).stem
     if len(results) > 1:

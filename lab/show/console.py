@@ -22,91 +22,85 @@ from lab.errors import printable
 from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status, duration
 
 WRAPPED = {
-    *(
-        "settings",
-        "note",
-        "what it is",
-        "claim",
-        "verdict",
-        "figures",
-        "claims",
-        "what it can do",
-        "answer",
-    ),
-    "as seen in",
+    *("settings", "note", "what it is", "claim", "verdict", "figures", "claims"),
+    *("what it can do", "answer", "as seen in"),
 }
 """Headings of columns whose text may wrap. Other columns never wrap."""
 
 TEXT_COLUMNS = {
-    *(
-        "name",
-        "from",
-        "figure",
-        "kernel",
-        "type",
-        "buffer",
-        "phase",
-        "limit",
-        "part",
-        "load",
-        "requests",
-    ),
-    *("faster for answers of", "operation", "largest"),
+    *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "requests"),
+    "operation",
     *WRAPPED,
 }
 """Headings of columns that hold text."""
 
+TTFT = "TTFT\ns"
+PREFILL = "prefill\ns"
 GIVES_WAY = (
-    "TTFT\ns",  # if there is a column of prefill, which implies it
+    TTFT,
     *("prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "buffer", "threads"),
     *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", "decode\ntokens/s"),
 )
-"""Headings of the columns that a narrow terminal hides, in this order. Other columns imply the first ones."""
+"""Headings of the columns that a narrow terminal hides first, in this order.
 
-KEPT = ("E2E\ns", "E2E s")
-"""Headings of columns that are hidden last: the time of the whole request is what people want to know."""
+Other columns imply them: TTFT only if there is a column of prefill.
+"""
+
+LAST_HIDDEN = ("E2E\ns", "E2E s")
+"""Headings of columns that are hidden last: the time of the whole request is what people want to
+know."""
 
 NARROWEST_TEXT = 12  # smallest width of a column of text that may wrap
+UNBOUNDED = 10_000  # a width that no table has
 EVERY_S = 10  # seconds between two lines of progress if the output is not a terminal
+IN_PLACE_EVERY_S = 0.5  # seconds between two changes of a line of progress on a terminal
 KEPT_LETTERS = "\n\t\u200c\u200d"  # joiners: of scripts and emoji
 
 
 class Terminal(Console):
-    """A console that shows only the first lines below a table. `details` says how to see all; "" shows all."""
+    """A console that shows only the first lines below a table.
+
+    `details` says how to see all; "" shows all.
+    """
 
     details = ""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich, but no text (a file's name, a model's) controls the terminal."""
-        super().print(
-            *(printable(one, KEPT_LETTERS) if isinstance(one, str) else one for one in objects),
-            **options,
-        )
+        safe = []
+        for printed in objects:
+            safe.append(printable(printed, KEPT_LETTERS) if isinstance(printed, str) else printed)
+        super().print(*safe, **options)
 
     def replace_line(self, text: str = "") -> None:
-        """Shows a text on a terminal, in place of the last one that was shown so."""
+        """Show a text on a terminal, in place of the last one that was shown so."""
         self.file.write(f"\r\x1b[2K{printable(text)[: self.width - 1]}")
         self.file.flush()
 
 
 def console(stderr: bool = False, details: str = "") -> Terminal:
     """A console that prints text unchanged: no markup, no emoji. For `details` see Terminal."""
-    plain: dict[str, Any] = {
+    options: dict[str, Any] = {
         "markup": False,
         "emoji": False,
         "highlight": False,
         "force_jupyter": False,
     }
-    if not (sys.stderr if stderr else sys.stdout).isatty():  # a notebook claims to know colours
+    stream = sys.stderr if stderr else sys.stdout
+    if not stream.isatty():  # a notebook claims to know colours
         columns = os.environ.get("COLUMNS", "")
-        plain |= {"width": int(columns) if columns.isdigit() else 100, "force_terminal": False}
-    made = Terminal(stderr=stderr, soft_wrap=True, **plain)
-    made.details = details
-    return made
+        options["width"] = int(columns) if columns.isdigit() else 100
+        options["force_terminal"] = False
+    terminal = Terminal(stderr=stderr, soft_wrap=True, **options)
+    terminal.details = details
+    return terminal
 
 
 class Grid:
-    """A table without lines. Text is left-aligned. Columns that do not fit are hidden, and named below it."""
+    """A table without lines. Text is left-aligned.
+
+    Columns that do not fit are hidden, and named below it.
+    """
 
     def __init__(self, *headings: str) -> None:
         self.headings = headings
@@ -116,141 +110,173 @@ class Grid:
         self.rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        def rank(index: int) -> tuple[int, int]:
-            """The order of hiding: first the columns of GIVES_WAY, then numbers from the right, then text."""
-            heading = self.headings[index]
-            if heading in GIVES_WAY and (heading != GIVES_WAY[0] or "prefill\ns" in self.headings):
-                return GIVES_WAY.index(heading), 0
-            return len(GIVES_WAY) + (2 if heading in KEPT else heading in TEXT_COLUMNS), -index
+        shown = list(range(len(self.headings)))
+        unbounded = options.update(max_width=UNBOUNDED)
+        for column in sorted(shown[1:], key=self._rank):
+            narrowest = self._table(shown, is_narrowest=True)
+            if Measurement.get(console, unbounded, narrowest).maximum <= options.max_width:
+                break
+            shown.remove(column)
+        yield self._table(shown)
+        names = [" ".join(name.split()) for i, name in enumerate(self.headings) if i not in shown]
+        if names:
+            hidden = f"Columns left out (widen the terminal, or --json): {', '.join(names)}"
+            yield Text(hidden, style="dim")
 
-        kept = list(range(len(self.headings)))
-        unbounded = options.update(max_width=10_000)
-        order = sorted(kept[1:], key=rank)
-        while (
-            order
-            and Measurement.get(console, unbounded, self._table(kept, True)).maximum
-            > options.max_width
-        ):
-            kept.remove(order.pop(0))
-        yield self._table(kept)
-        if left_out := [
-            " ".join(name.split()) for i, name in enumerate(self.headings) if i not in kept
-        ]:
-            yield Text(
-                f"Columns left out (widen the terminal, or --json): {', '.join(left_out)}",
-                style="dim",
-            )
+    def _rank(self, column: int) -> tuple[int, int]:
+        """The order of hiding: columns of GIVES_WAY, numbers from the right, text, the last."""
+        heading = self.headings[column]
+        is_implied = heading != TTFT or PREFILL in self.headings
+        if heading in GIVES_WAY and is_implied:
+            return GIVES_WAY.index(heading), 0
+        if heading in LAST_HIDDEN:
+            return len(GIVES_WAY) + 2, -column
+        if heading in TEXT_COLUMNS:
+            return len(GIVES_WAY) + 1, -column
+        return len(GIVES_WAY), -column
 
     def _table(self, columns: Sequence[int], is_narrowest: bool = False) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in (self.headings[index] for index in columns):
-            style: dict[str, Any] = {
-                "justify": "left" if heading in TEXT_COLUMNS else "right",
-                "no_wrap": True,
-            }
+        for column in columns:
+            heading = self.headings[column]
+            style: dict[str, Any] = {"justify": "right", "no_wrap": heading not in WRAPPED}
+            if heading in TEXT_COLUMNS:
+                style["justify"] = "left"
             if heading in WRAPPED:
-                most = NARROWEST_TEXT if is_narrowest else None
-                style |= {"no_wrap": False, "min_width": NARROWEST_TEXT, "max_width": most}
+                style["min_width"] = NARROWEST_TEXT
+                style["max_width"] = NARROWEST_TEXT if is_narrowest else None
             table.add_column(heading, overflow="fold", **style)
         for cells in self.rows:
-            table.add_row(*(cells[index] for index in columns))
+            table.add_row(*(cells[column] for column in columns))
         return table
 
 
 def print_json(value: object) -> None:
-    """Prints one JSON document on stdout, in ASCII, which every encoding can write. NaN becomes null."""
+    """Print one JSON document on stdout, in ASCII, which every encoding can write.
 
-    def without_nan(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: without_nan(part) for key, part in value.items()}
-        if isinstance(value, list | tuple):
-            return [without_nan(part) for part in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
+    NaN becomes null.
+    """
+    print(json.dumps(_without_nan(value), indent=2))
 
-    print(json.dumps(without_nan(value), indent=2))
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    is_nan = isinstance(value, float) and not math.isfinite(value)
+    return None if is_nan else value
 
 
 @contextmanager
 def transfer(err: Terminal) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Shows the progress of a download or of writing a file. Yields the function that takes the counts."""
-    started: dict[str, tuple[float, int]] = {}
-    printed_at: dict[str, float] = {}
+    """Show the progress of a download or of writing a file.
 
-    def watch(what: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        since, first = started.setdefault(what, (now, done))
-        finished = total is not None and done >= total
-        if (
-            now - printed_at.get(what, -math.inf) < (0.5 if err.is_terminal else EVERY_S)
-            and not finished
-        ):
-            return
-        printed_at[what] = now
-        rate = (done - first) / (now - since) if now > since else 0.0
-        size = f" of {total / 1e6:,.0f}" if total is not None else ""
-        left = (
-            f", {duration((total - done) / rate)} left"
-            if total is not None and rate and not finished
-            else ""
-        )
-        speed = f" at {rate / 1e6:,.0f} MB/s" if rate else ""
-        show = err.replace_line if err.is_terminal else err.print
-        show(f"{what}: {done / 1e6:,.0f}{size} MB{speed}{left}")
-
-    yield watch
-    if started and err.is_terminal:
+    Yields the function that takes a name, the bytes done, and all bytes (None: unknown).
+    """
+    transfers = _Transfers(err)
+    yield transfers.watch
+    if transfers.started and err.is_terminal:
         err.print()
+
+
+class _Transfers:
+    """Files on their way: when each began, and when its progress was last shown."""
+
+    def __init__(self, err: Terminal) -> None:
+        self.err = err
+        self.started: dict[str, tuple[float, int]] = {}  # time, and bytes done before it
+        self.shown_at: dict[str, float] = {}
+
+    def watch(self, name: str, n_done: int, n_total: int | None) -> None:
+        now = time.monotonic()
+        started_at, n_before = self.started.setdefault(name, (now, n_done))
+        is_finished = n_total is not None and n_done >= n_total
+        every_s = IN_PLACE_EVERY_S if self.err.is_terminal else EVERY_S
+        if now - self.shown_at.get(name, -math.inf) < every_s and not is_finished:
+            return
+        self.shown_at[name] = now
+        line = f"{name}: {n_done / 1e6:,.0f}"
+        if n_total is not None:
+            line += f" of {n_total / 1e6:,.0f}"
+        line += " MB"
+        if now > started_at and n_done > n_before:
+            bytes_per_s = (n_done - n_before) / (now - started_at)
+            line += f" at {bytes_per_s / 1e6:,.0f} MB/s"
+            if n_total is not None and not is_finished:
+                line += f", {duration((n_total - n_done) / bytes_per_s)} left"
+        if self.err.is_terminal:
+            self.err.replace_line(line)
+        else:
+            self.err.print(line)
 
 
 @contextmanager
 def progress(
     err: Terminal, stream_to: Console | None, describe_run: Callable[[Any], str]
 ) -> Iterator[tuple[ShowStatus, Any]]:
-    """Shows progress. Yields two functions: the first takes a Status, the second a finished Record or RequestRecord."""
-    in_place = err.is_terminal and not stream_to
-    latest = Status("starting")
-    n_finished = 0
-    printed_at = -math.inf
+    """Show progress. Yields two functions.
 
-    def left() -> str:
-        return f"; about {duration(latest.left_s)} left" if latest.left_s else ""
-
-    def watch(status: Status) -> None:
-        nonlocal latest, printed_at
-        before = latest
-        latest = status
-        if status.note:
-            err.print(f"{chr(10) * in_place}Note: {status.note}", style="bold red")
-        elif in_place:
-            err.replace_line(f"{status.line}{left()}")
-        elif stream_to and status.doing in IN_A_RUN:
-            if (status.case, status.repeat) != (
-                before.case,
-                before.repeat,
-            ) or before.doing == WARMING_UP:
-                head = f"\n--- {status.case.name if status.case else ''}, repeat {(status.repeat or 0) + 1}"
-                stream_to.print(Text(head, style="bold"))
-            stream_to.print(printable(status.text, KEPT_LETTERS), end="")
-        elif status.doing.startswith(KERNEL):
-            if time.monotonic() - printed_at >= EVERY_S:
-                err.print(f"{status.doing}{left()}")
-                printed_at = time.monotonic()
-        elif (
-            status.doing not in (*IN_A_RUN, before.doing) and not n_finished
-        ):  # the start of the first engine
-            err.print(f"{status.doing} ...")
-
-    def finished(record: Record | RequestRecord) -> None:
-        nonlocal n_finished
-        if in_place or record.is_warmup:
-            return
-        n_finished += 1
-        if stream_to:
-            stream_to.print()
-        err.print(f"{describe_run(record)}{left()}")
-
+    The first takes a Status, the second a finished Record or RequestRecord. With `stream_to` the
+    generated text is shown there.
+    """
+    session = _Progress(err, stream_to, describe_run)
     try:
-        yield watch, finished
+        yield session.watch, session.finished
     finally:
-        if in_place:
+        if session.is_in_place:
             err.replace_line()
+
+
+class _Progress:
+    """The progress of a session: what it did last, and how many runs have ended."""
+
+    def __init__(
+        self, err: Terminal, stream_to: Console | None, describe_run: Callable[[Any], str]
+    ) -> None:
+        self.err = err
+        self.stream_to = stream_to
+        self.describe_run = describe_run
+        self.is_in_place = err.is_terminal and stream_to is None
+        self.latest = Status("starting")
+        self.n_finished = 0
+        self.kernel_shown_at = -math.inf
+
+    def watch(self, status: Status) -> None:
+        before = self.latest
+        self.latest = status
+        if status.note:
+            if self.is_in_place:
+                self.err.print()
+            self.err.print(f"Note: {status.note}", style="bold red")
+        elif self.is_in_place:
+            self.err.replace_line(f"{status.line}{self._time_left()}")
+        elif self.stream_to and status.doing in IN_A_RUN:
+            self._stream(status, before, self.stream_to)
+        elif status.doing.startswith(KERNEL):
+            if time.monotonic() - self.kernel_shown_at >= EVERY_S:
+                self.err.print(f"{status.doing}{self._time_left()}")
+                self.kernel_shown_at = time.monotonic()
+        elif self.n_finished == 0 and status.doing not in (*IN_A_RUN, before.doing):
+            self.err.print(f"{status.doing} ...")  # the start of the first engine
+
+    def _stream(self, status: Status, before: Status, out: Console) -> None:
+        """Print generated text, below a heading for each run."""
+        is_new_run = (status.case, status.repeat) != (before.case, before.repeat)
+        if is_new_run or before.doing == WARMING_UP:
+            case = status.case.name if status.case else ""
+            repeat = (status.repeat or 0) + 1
+            out.print(Text(f"\n--- {case}, repeat {repeat}", style="bold"))
+        out.print(printable(status.text, KEPT_LETTERS), end="")
+
+    def finished(self, record: Record | RequestRecord) -> None:
+        if self.is_in_place or record.is_warmup:
+            return
+        self.n_finished += 1
+        if self.stream_to:
+            self.stream_to.print()
+        self.err.print(f"{self.describe_run(record)}{self._time_left()}")
+
+    def _time_left(self) -> str:
+        left_s = self.latest.left_s
+        return f"; about {duration(left_s)} left" if left_s else ""

@@ -18,32 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.show.canvas import COLOURS, GRID, GUIDE, INK, PAPER, drawn
+from lab.show.section import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parent
-
-
-def render(**parts: Any) -> str:
-    """The template filled with these parts."""
-    import jinja2
-
-    script = (FOLDER / "explore.js").read_text(encoding="utf-8")
-    numbers = itertools.count(1)
-    loader = jinja2.FileSystemLoader(FOLDER)
-    pages = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
-    text: str = pages.get_template("page.html.jinja").render(
-        version=metadata.version("mini-lab"),
-        draw=lambda picture: inline(picture.draw, f"picture-{next(numbers)}", picture.size),
-        script={
-            "text": script,
-            "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        },
-        **parts,
-    )
-    return text
-
 
 VARIABLES = {
     **{colour.lower(): f"var(--series-{number})" for number, colour in enumerate(COLOURS, 1)},
@@ -58,35 +38,66 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters, not their outlines
     "svg.hashsalt": "mini-lab",
     "savefig.transparent": True,
-    **dict.fromkeys(
-        ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
-    ),
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
 }
+NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+
+
+def render(**parts: Any) -> str:
+    """The template filled with these parts."""
+    import jinja2
+
+    script = (FOLDER / "explore.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    numbers = itertools.count(1)
+
+    def draw(picture: Picture) -> str:
+        return inline(picture.draw, f"picture-{next(numbers)}", picture.size)
+
+    loader = jinja2.FileSystemLoader(FOLDER)
+    templates = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
+    page: str = templates.get_template("page.html.jinja").render(
+        version=metadata.version("mini-lab"),
+        draw=draw,
+        script={"text": script, "digest": digest},
+        **parts,
+    )
+    return page
 
 
 def inline(draw: Callable[[Figure], Any], name: str, size: tuple[float, float]) -> str:
-    """The figure that `draw` draws (inches: `size`), as an SVG element. `name` keeps its ids apart
-    from others'."""
+    """The figure that `draw` draws (`size` in inches), as an SVG element.
+
+    `name` keeps its ids apart from those of other pictures.
+    """
     import matplotlib
 
     file = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure = drawn(draw, size)
-        if len(figure.axes) == 1 and not figure.get_suptitle():  # the page has a heading of its own
-            figure.axes[0].set_title("")
-        figure.suptitle("")
+        _remove_title(figure)
         for ax in figure.axes:
             ax.patch.set_visible(False)
-        figure.savefig(
-            file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        )
-    text = file.getvalue()
-    head, body = text[text.index("<svg") :].split(">", 1)
-    head = re.sub(r' (width|height)="[^"]*"', "", head) + ">"
+        figure.savefig(file, format="svg", metadata=NO_METADATA)
+    svg = file.getvalue()
+    head, body = svg[svg.index("<svg") :].split(">", 1)
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", body, flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="#|url\(#)', rf"\1{name}-", body)
     body = re.sub(r"'DejaVu Sans'[^;\"]*sans-serif", "system-ui, sans-serif", body)
     for colour, variable in VARIABLES.items():
         body = body.replace(colour, variable)
-    return head + re.sub(r"\n\s*", "\n", body)
+    body = re.sub(r"\n\s*", "\n", body)
+    return f"{head}>{body}"
+
+
+def _remove_title(figure: Figure) -> None:
+    """Remove the title of a figure, since the page has a heading; panels keep theirs."""
+    if len(figure.axes) == 1 and not figure.get_suptitle():
+        figure.axes[0].set_title("")
+    figure.suptitle("")

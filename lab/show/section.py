@@ -1,4 +1,4 @@
-"""A section of output: a title, a table, sentences, warnings, pictures, and parts, which are sections too.
+"""A section of output: a title, a table, sentences, warnings, pictures, and parts (sections too).
 
 This file prints sections; page.html.jinja writes them as HTML.
 """
@@ -6,7 +6,6 @@ This file prints sections; page.html.jinja writes them as HTML.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,17 +24,20 @@ if TYPE_CHECKING:
 
 UNKNOWN = wording.UNKNOWN
 
-MOST_LINES = (
-    4  # warnings, sentences and notes that a terminal shows below a table; --details shows all
-)
+MOST_LINES = 4
+"""Warnings, sentences and notes that a terminal shows below a table; --details shows all."""
+
 ONCE = {"prompt\ntokens", "answer\ntokens", "runs", "n", "sequences", "streams"}
-"""Headings of columns that a terminal replaces by a word in the title if all their cells are equal."""
+"""Headings of columns that a terminal replaces by a phrase in the title if all cells are equal."""
 
 LONG = 20  # cells with more letters than this wrap on a page
 SMALL = (5.0, 3.9)
-WIDE = (10.0, 4.6)  # sizes of pictures on a page, in inches
+WIDE = (10.0, 4.6)
+"""Sizes of pictures on a page, in inches."""
+
 Columns = Sequence[tuple[str, Callable[[Any], Any]]]
-"""For each column the heading, with the unit in a second line, and the function that makes its cell from a row."""
+"""For each column the heading, with the unit in a second line, and the function that makes its cell
+from a row."""
 
 
 class Cell(str):
@@ -44,14 +46,15 @@ class Cell(str):
     style: str
 
     def __new__(cls, text: str, style: str = "") -> Cell:
-        made = super().__new__(cls, text)
-        made.style = style
-        return made
+        cell = super().__new__(cls, text)
+        cell.style = style
+        return cell
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: its name in files, its caption, the function that draws it, and its size on a page in inches."""
+    """A picture: its name in files, its caption, the function that draws it, and its size on a
+    page in inches."""
 
     name: str
     caption: str
@@ -94,122 +97,160 @@ class Section:
     @property
     def said(self) -> str:
         """All sentences of the section and its parts: a text alternative for its pictures."""
-        return " ".join([self.answer, *self.sentences, *(part.said for part in self.parts)]).strip()
+        sentences = [self.answer, *self.sentences]
+        for part in self.parts:
+            sentences.append(part.said)
+        return " ".join(sentences).strip()
 
     @property
     def all_pictures(self) -> list[Picture]:
         """The pictures of the section and its parts."""
-        return [*self.pictures, *(picture for part in self.parts for picture in part.all_pictures)]
+        pictures = list(self.pictures)
+        for part in self.parts:
+            pictures += part.all_pictures
+        return pictures
 
     def document(self) -> dict[str, list[Any]]:
         """What JSON has of the section and its parts."""
         lists: dict[str, list[Any]] = {}
-        for one in (self.data(), *(part.document() for part in self.parts)):
-            for name, values in one.items():
+        for document in (self.data(), *(part.document() for part in self.parts)):
+            for name, values in document.items():
                 lists.setdefault(name, []).extend(values)
         return lists
 
     def is_text(self, column: int) -> bool:
         """Whether a column contains text, which is left-aligned and wraps."""
-        is_long = any(len(line[column].partition("\n")[0]) > LONG for line in self.cells)
-        return self.headings[column] in TEXT_COLUMNS or is_long
+        first_lines = [cells[column].partition("\n")[0] for cells in self.cells]
+        has_long_line = max(map(len, first_lines), default=0) > LONG
+        return self.headings[column] in TEXT_COLUMNS or has_long_line
 
 
 def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dict[str, Any]:
-    """The fields of a Section with a table of these rows. Columns without known figures are left out."""
-    columns_of = [(heading, [show(row) for row in rows]) for heading, show in columns]
-    kept = [
-        (heading, cells)
-        for heading, cells in columns_of
-        if keep_all or not {*cells} <= {"", UNKNOWN}
-    ]
-    lines = zip(*(cells for _, cells in kept), strict=True)
-    return {
-        "headings": [heading for heading, _ in kept],
-        "cells": list(map(list, lines)),
-        "rows": rows,
-    }
+    """The fields of a Section with a table of these rows.
+
+    Columns without known figures are left out, unless `keep_all`.
+    """
+    headings = []
+    cells_of_columns = []
+    for heading, cell_of in columns:
+        cells = [cell_of(row) for row in rows]
+        if keep_all or not set(cells) <= {"", UNKNOWN}:
+            headings.append(heading)
+            cells_of_columns.append(cells)
+    lines = [list(line) for line in zip(*cells_of_columns, strict=True)]
+    return {"headings": headings, "cells": lines, "rows": rows}
 
 
 def numbered(pictures: Sequence[Picture]) -> list[Picture]:
-    """The same pictures; pictures of equal name get numbers that no other name has."""
+    """The same pictures; those of equal name get numbers, so that no two share a name."""
     names = [picture.name for picture in pictures]
     used = set(names)
-    made = []
+    renamed = []
     for picture in pictures:
         name = picture.name
         if names.count(name) > 1:
-            name = next(
-                free for n in itertools.count(1) if (free := f"{picture.name}-{n}") not in used
-            )
-        used.add(name)
-        made.append(dataclasses.replace(picture, name=name))
-    return made
+            name = _free_name(name, used)
+            used.add(name)
+        renamed.append(dataclasses.replace(picture, name=name))
+    return renamed
+
+
+def _free_name(name: str, used: set[str]) -> str:
+    number = 1
+    while f"{name}-{number}" in used:
+        number += 1
+    return f"{name}-{number}"
 
 
 def print_sections(sections: Sequence[Section], out: Console) -> None:
-    """Prints each section below an empty line."""
+    """Print each section below an empty line."""
     for section in sections:
         out.print()
         print_section(section, out)
 
 
 def print_section(section: Section, out: Console) -> None:
-    """Prints the answer, title, table, warnings, sentences and notes, then the parts, and how to see what is hidden."""
-    more = out.details if isinstance(out, Terminal) else ""
+    """Print the answer, title, table, warnings, sentences and notes, then the parts.
+
+    A Terminal with `details` prints only the first rows and lines, and how to see the others.
+    """
     if section.answer:
         out.print(Text(section.answer, style="bold"))
-    same = dict[int, str]()  # columns of equal cells are said once
-    for i, heading in enumerate(section.headings):
-        values = {line[i] for line in section.cells}
-        if heading in ONCE and len(section.cells) > 1 == len(values):
-            same[i] = f"{' '.join(heading.split())} {values.pop()}"
-            for mark, words in (
-                (NOT_TO_BE_TRUSTED, ", half or more disturbed"),
-                (MARK, ", some disturbed"),
-            ):
-                if same[i].endswith(mark):
-                    same[i] = f"{same[i].removesuffix(mark)}{words} ({mark})"
-    about = "; ".join(filter(None, [section.about, ", ".join(same.values())]))
-    if section.title or about:
-        out.print(
-            Text(section.title, style="bold") + Text(": " * bool(section.title and about) + about)
-        )
-    for words in section.words:
-        out.print(words)
-    for name, what in section.facts.items():
+    equal = _equal_columns(section)
+    about = "; ".join(filter(None, [section.about, ", ".join(equal.values())]))
+    if section.title and about:
+        out.print(Text(section.title, style="bold") + Text(f": {about}"))
+    elif section.title or about:
+        out.print(Text(section.title, style="bold") + Text(about))
+    for paragraph in section.words:
+        out.print(paragraph)
+    for name, fact in section.facts.items():
         out.print(Text(name, style="bold"))
-        out.print(what)
+        out.print(fact)
     if section.cells:
-        kept = [i for i in range(len(section.headings)) if i not in same]
-        grid = Grid(*(section.headings[i] for i in kept))
-        n_rows = section.most_rows if more else None
-        for line in section.cells[:n_rows]:
-            cells = [line[i].partition("\n") for i in kept]
-            grid.add_row(
-                *(
-                    Text(value) + Text(line_end + below, style="dim")
-                    for value, line_end, below in cells
-                )
-            )
-        out.print(grid)
-        if n_rows is not None and len(section.cells) > n_rows:
-            out.print(
-                Text(f"{plural(len(section.cells) - n_rows, 'more row')}: {more}", style="dim")
-            )
-    notes = [Text(line, style="dim") for line in section.notes]
-    print_lines([*map(_marked, section.warnings), *map(Text, section.sentences), *notes], out)
+        shown = [i for i in range(len(section.headings)) if i not in equal]
+        _print_table(section, shown, out)
+    notes = [Text(note, style="dim") for note in section.notes]
+    sentences = [Text(sentence) for sentence in section.sentences]
+    print_lines([*map(_marked, section.warnings), *sentences, *notes], out)
     print_sections(section.parts, out)
 
 
+def _equal_columns(section: Section) -> dict[int, str]:
+    """Columns of ONCE with equal cells, each as a phrase for the title: "runs 3"."""
+    phrases: dict[int, str] = {}
+    if len(section.cells) < 2:
+        return phrases
+    for column, heading in enumerate(section.headings):
+        values = {cells[column] for cells in section.cells}
+        if heading in ONCE and len(values) == 1:
+            phrases[column] = _phrase(" ".join(heading.split()), values.pop())
+    return phrases
+
+
+def _phrase(name: str, value: str) -> str:
+    """A column whose cells have this value, with its mark in words."""
+    if value.endswith(NOT_TO_BE_TRUSTED):
+        number = value.removesuffix(NOT_TO_BE_TRUSTED)
+        return f"{name} {number}, half or more disturbed ({NOT_TO_BE_TRUSTED})"
+    if value.endswith(MARK):
+        return f"{name} {value.removesuffix(MARK)}, some disturbed ({MARK})"
+    return f"{name} {value}"
+
+
+def _print_table(section: Section, columns: Sequence[int], out: Console) -> None:
+    more = _how_to_see_more(out)
+    grid = Grid(*(section.headings[column] for column in columns))
+    n_rows = len(section.cells)
+    if more and section.most_rows is not None:
+        n_rows = section.most_rows
+    for cells in section.cells[:n_rows]:
+        grid.add_row(*(_cell_text(cells[column]) for column in columns))
+    out.print(grid)
+    n_hidden = len(section.cells) - n_rows
+    if n_hidden > 0:
+        out.print(Text(f"{plural(n_hidden, 'more row')}: {more}", style="dim"))
+
+
+def _cell_text(cell: str) -> Text:
+    """A cell with its lower lines dimmed."""
+    value, line_end, below = cell.partition("\n")
+    return Text(value) + Text(f"{line_end}{below}", style="dim")
+
+
+def _how_to_see_more(out: Console) -> str:
+    return out.details if isinstance(out, Terminal) else ""
+
+
 def print_lines(lines: Sequence[Text], out: Console) -> None:
-    """Prints the first lines, and how to see the others."""
-    more = out.details if isinstance(out, Terminal) else ""
-    n = MOST_LINES if more else len(lines)
-    for line in lines[:n]:
+    """Print the lines; a Terminal with `details` prints the first, and how to see the others."""
+    more = _how_to_see_more(out)
+    n_lines = MOST_LINES if more else len(lines)
+    for line in lines[:n_lines]:
         out.print(line)
-    if len(lines) > n:
-        out.print(Text(f"{plural(len(lines) - n, 'more line')}: {more}", style="dim"))
+    n_hidden = len(lines) - n_lines
+    if n_hidden > 0:
+        out.print(Text(f"{plural(n_hidden, 'more line')}: {more}", style="dim"))
 
 
 def _marked(warning: str) -> Text:
@@ -217,7 +258,7 @@ def _marked(warning: str) -> Text:
 
 
 def print_marked(warnings: Sequence[str], failures: Sequence[str], out: Console) -> None:
-    """Prints what failed, and what disturbed the runs."""
+    """Print what failed, and what disturbed the runs."""
     failed = [Text("failed ", style="red") + Text(line) for line in failures]
     print_lines([*failed, *map(_marked, warnings)], out)
 
@@ -234,7 +275,7 @@ class Context:
     details: bool = False
     is_page: bool = False
     together: bool = True  # runs and requests are drawn in one picture
-    runs: Sequence[Record] = ()  # among the records; known.sections sets it
+    runs: Sequence[Record] = ()  # among the records; app/kinds.py sets it
 
 
 @dataclass(frozen=True)
@@ -246,6 +287,6 @@ class Kind:
     sections: Callable[[Any, Context], list[Section]]
 
 
-def is_plain(one: Any) -> bool:
-    """Whether a record is a run whose results are in the common tables: of `lab measure`, or of an experiment."""
-    return isinstance(one, Record) and not one.run.is_apart
+def is_plain(line: Any) -> bool:
+    """Whether a line is a run with results in the common tables, plain or of an experiment."""
+    return isinstance(line, Record) and not line.run.is_apart

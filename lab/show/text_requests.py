@@ -26,7 +26,7 @@ from lab.show.section import (
     print_section,
     tabled,
 )
-from lab.show.wording import digits, seconds
+from lab.show.wording import digits, labelled, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -399,7 +399,7 @@ def _sentences(records: Sequence[RequestRecord]) -> list[str]:
     for label, rows in setups:
         sentence = _sentence(table.summary(rows))
         if len(setups) > 1:
-            sentence = f"{label}: {sentence[0].lower()}{sentence[1:]}"
+            sentence = labelled(label, sentence)
         sentences.append(sentence)
     return sentences
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ UNKNOWN = "-"  # the cell of an unknown figure
 
 def digits(value: float) -> str:
     """A number with three significant digits, and thousands separated."""
-    if value != value:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
+    if math.isnan(value):
+        return UNKNOWN
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
 
 
 def times(factor: float) -> str:
@@ -30,23 +33,36 @@ def times(factor: float) -> str:
 
 def percent(share: float) -> str:
     """A share with one decimal: 0.5 %, 2.5 %, 12.3 %, 100 %."""
-    return f"{100 * share:.1g} %" if abs(share) < 0.001 else f"{round(100 * share, 1):,g} %"
+    if abs(share) < 0.001:
+        return f"{100 * share:.1g} %"
+    return f"{round(100 * share, 1):,g} %"
 
 
 def seconds(value: float) -> str:
     """A time with three significant digits and a unit: 62.6 s, 2.58 ms, 640 us, 1.20 ns."""
-    if value != value or not value:
-        return "-" if value else "0 s"
-    units = {"s": 1.0, "ms": 1e3, "us": 1e6}
-    unit = next((unit for unit, factor in units.items() if value * factor >= 1), "ns")
-    return f"{digits(value * units.get(unit, 1e9))} {unit}"
+    if math.isnan(value):
+        return UNKNOWN
+    if value == 0:
+        return "0 s"
+    if value >= 1:
+        return f"{digits(value)} s"
+    if value * 1e3 >= 1:
+        return f"{digits(value * 1e3)} ms"
+    if value * 1e6 >= 1:
+        return f"{digits(value * 1e6)} us"
+    return f"{digits(value * 1e9)} ns"
 
 
-def ends(one: Shown) -> str:
+def ends(shown: Shown) -> str:
     """The interval or range of a figure; "" for a single run or a missing value."""
-    if one.low is None or one.high is None or one.value != one.value:
+    if shown.low is None or shown.high is None or math.isnan(shown.value):
         return ""
-    return f"{digits(one.low)}-{digits(one.high)}"
+    return f"{digits(shown.low)}-{digits(shown.high)}"
+
+
+def labelled(label: str, sentence: str) -> str:
+    """A sentence after the label of its subject: "B: a request takes 2 s." """
+    return f"{label}: {sentence[:1].lower()}{sentence[1:]}"
 
 
 class Term(NamedTuple):
@@ -68,13 +84,17 @@ def terms() -> tuple[Term, ...]:
 
 def term(word: str) -> Term:
     """The term that is written so. LabError with the nearest one for an unknown word."""
-    known = {plain(name): term for term in reversed(terms()) for name in (*term.also, term.name)}
-    if found := known.get(plain(word)):
-        return found
-    (near,) = difflib.get_close_matches(plain(word), known, n=1, cutoff=0.0)
+    by_spelling: dict[str, Term] = {}
+    for entry in reversed(terms()):  # of two terms with one spelling the first counts
+        for spelling in (*entry.also, entry.name):
+            by_spelling[plain(spelling)] = entry
+    spelling = plain(word)
+    if spelling in by_spelling:
+        return by_spelling[spelling]
+    (near,) = difflib.get_close_matches(spelling, by_spelling, n=1, cutoff=0.0)
     raise LabError(
         f"{word!r} is not one of the lab's terms.",
-        f"The nearest is {known[near].name}. All: lab words",
+        f"The nearest is {by_spelling[near].name}. All: lab words",
     )
 
 

@@ -19,7 +19,7 @@ from lab.features.claims.judging import (
     failures,
     of_sessions,
 )
-from lab.show import canvas, text_results
+from lab.show import canvas, text_doubts
 from lab.show.canvas import COLOURS, GUIDE
 from lab.show.section import Cell, Columns, Context, Kind, Picture, Section, tabled
 
@@ -88,12 +88,12 @@ def criterion(row: Mapping[str, Any]) -> str:
 
 def warnings(records: Sequence[Record]) -> list[str]:
     """What disturbed the runs, and what failed; one line for a part without a successful run."""
-    sentences = text_results.warnings(records)
+    sentences = text_doubts.warnings(records)
     errors = failures(records)
     for part, error in errors.items():
         sentences.append(f"failed: {part}: {error}")
     of_good_parts = [record for record in records if record.run.part not in errors]
-    for line in text_results.failures(of_good_parts):
+    for line in text_doubts.failures(of_good_parts):
         sentences.append(f"failed: {line}")
     return sentences
 

@@ -15,7 +15,7 @@ from lab.core.record import OK, Record
 from lab.errors import LabError
 from lab.features.explain.section import explained
 from lab.roofline import probing
-from lab.show import console, table, text_results
+from lab.show import console, table, text_doubts
 from lab.show.section import print_marked, print_sections
 
 
@@ -59,7 +59,7 @@ def explain(
         of_setup = [records[i] for i in dict.fromkeys(rows.run)]
         ceilings = probing.need(sessions, probing.place_of_record(of_setup[0]), label)
         section = explained(label, of_setup, ceilings)
-        warnings = text_results.warnings(of_setup)
+        warnings = text_doubts.warnings(of_setup)
         stem = Path(results[0]).stem
         if len(setups) > 1:
             stem = f"{stem}-{number}"

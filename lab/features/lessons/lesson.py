@@ -26,11 +26,10 @@ from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
-from lab.features.report import page
-from lab.show import text_comparison
 from lab.features.explain import advice
 from lab.features.explain.section import explained
 from lab.features.predict import tables
+from lab.features.report import page
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.remote import own_server
@@ -43,8 +42,9 @@ from lab.show import (
     console,
     sweep_laws,
     table,
+    text_comparison,
+    text_doubts,
     text_requests,
-    text_results,
     text_setup,
     wording,
 )
@@ -485,7 +485,7 @@ def _timed(records: Sequence[Record]) -> list[Record]:
     """The records of timed runs without an error. LabError with the first error where there is none."""
     timed = [record for record in records if record.run.is_timed]
     if not timed:
-        errors = text_results.failures(records)
+        errors = text_doubts.failures(records)
         raise LabError(
             f"All runs failed. {' '.join(errors[:1])}".strip(),
             "Measure again, with shorter lengths.",

@@ -323,9 +323,8 @@ def ab(
     In each block every variant gets a fresh engine and runs twice: in random order, then in reverse order. Changes of
     the machine's speed therefore affect all variants equally.
     """
-    from lab.show import text_comparison
     from lab.runner import batches, trial as side_by_side
-    from lab.show import comparison, console, text_results
+    from lab.show import comparison, console, text_comparison, text_doubts
 
     output = Output.taken_from(asked)
     err = console.console(stderr=True)
@@ -349,7 +348,7 @@ def ab(
         groups,
         comparisons,
         at_least,
-        warnings=text_results.warnings(records),
+        warnings=text_doubts.warnings(records),
     )
     document = functools.partial(text_comparison.as_json, groups, comparisons)
     output.finish(records, path, tables=tables, document=document, at_least=at_least)

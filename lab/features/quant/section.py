@@ -12,7 +12,7 @@ from lab.core.lists import join_and, plural
 from lab.features.quant import figures, picture
 from lab.features.quant.figures import FEWEST_CHUNKS, Figures
 from lab.models import catalog
-from lab.show import text_results, text_setup
+from lab.show import text_doubts, text_setup
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, percent, times
 
@@ -60,7 +60,7 @@ def section(lines: Sequence[Any], summary: Figures) -> Section:
         words=[ABOUT],
         **tabled(COLUMNS, rows),
         sentences=sentences(lines, summary),
-        warnings=text_results.disturbed(runs),
+        warnings=text_doubts.disturbed(runs),
         parts=by_text(summary),
         pictures=[Picture("quant", CAPTION, draw, (10, 5.2))],
         data=lambda: tables,

@@ -32,6 +32,7 @@ from lab.show import (
     page,
     table,
     text_comparison,
+    text_doubts,
     text_plan,
     text_requests,
     text_results,
@@ -111,7 +112,7 @@ def html(
     of_kinds = kinds.sections([*timed, *special, *findings, *alone, *of_turns], context)
     if not of_kinds and good == findings:
         raise nothing_went_well(of_engine)
-    failures = text_results.failures(rest)
+    failures = text_doubts.failures(rest)
     failures += text_requests.failures(table.requests_of(records))
     failed = [f"failed: {line}" for line in failures]
     setups = _setups(good)
@@ -140,7 +141,7 @@ def html(
         title=_title(of_kinds, [timed, answered] if is_all else [], good),
         dates=" to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "unknown date",
         lead=lead,
-        distrust=text_results.distrust(rest),
+        distrust=text_doubts.distrust(rest),
         contents=[] if lead else chapters,
         gist=_gist,
         chapters=chapters,

@@ -1,0 +1,182 @@
+"""The decode picture: the time of each token of an answer, over its position in the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lab.core import phases, request_times
+from lab.core.lists import plural
+from lab.core.record import Record
+from lab.core.request import RequestRecord
+from lab.errors import LabError
+from lab.show import canvas, selection, table
+from lab.show.canvas import OF_DECODE
+from lab.show.table import Records
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+N_RUNNING = 15  # positions in a running median
+HEADROOM = 1.35
+"""The upper end of the axis, relative to the 95th percentile of the gaps of the slowest line."""
+
+WIDE = 12  # lines that differ by more than this factor have a logarithmic axis
+
+TOKEN = "token"
+EVENT = "event"  # of a stream, with an unknown number of tokens
+EITHER = "token or event"
+TITLES = {
+    TOKEN: "time per generated token",
+    EVENT: "time between events with tokens (inter-chunk latency)",
+    EITHER: "time between tokens, or between events with tokens",
+}
+
+
+class Line(NamedTuple):
+    """The gaps of all answers of a setup after prompts of one length, and how they are drawn."""
+
+    setup: str
+    n_prompt: int
+    gaps: pd.DataFrame
+    ax: Axes
+    style: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"after {self.n_prompt:,} prompt tokens"
+
+
+def plot_decode(records: Records, ax: Axes | None = None) -> Axes:
+    """Draw decode time per token (ITL) against the token's position, one line per prompt length.
+
+        lab.plot_decode(records)
+
+    Points are tokens of all repeats (hollow: of disturbed runs); the line is the running median of
+    the per-token medians. Points above the axis are counted and marked at its upper edge. Setups of
+    very different speed get a logarithmic axis. More than six lines of several setups get a panel
+    for each setup. Where tokens of a server arrive together, or it does not say how many arrive,
+    gaps are between events (inter-chunk latency). LabError if no run decoded a token.
+    """
+    timed, rows = selection.timed_rows(records)
+    gaps = _gaps(timed, rows)
+    if gaps.empty:
+        raise LabError(
+            "There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more."
+        )
+    lines = _lines(gaps, ax or canvas.new_axes())
+    axes = [line.ax for line in lines]
+    has_panels = axes[0] is not axes[-1]
+    top_ms = HEADROOM * max(line.gaps.ms.quantile(0.95, "lower") for line in lines) or 1.0
+    for line in lines:
+        _draw_line(line, top_ms)
+        _name_line(line, top_ms, has_panels, names_setup=gaps.setup.nunique() > 1)
+    _set_scales(lines, top_ms)
+    kind = _kind(gaps)
+    x_label = f"generated {kind}"
+    if not has_panels:
+        x_label += (
+            " (the first ends TTFT)" if table.alone(timed) else " (prefill produces the first)"
+        )
+    canvas.name_axes(axes, x_label, f"time since the previous {kind} (ms)")
+    canvas.finish(axes, f"Decode: {TITLES[kind]}\n{selection.subject(timed, rows)}")
+    return axes[0]
+
+
+def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each gap of each answer: `place` 2 is the second token (or event), and so on."""
+    import pandas as pd
+
+    answers = [pd.DataFrame()]
+    for setup, runs in table.setups(rows):
+        for run in runs.itertuples():
+            gaps_ns, kind = _gaps_of(timed[run.run])
+            answer = pd.DataFrame({"ms": gaps_ns}) / 1e6
+            answer["place"] = answer.index + 2
+            answer["setup"] = setup
+            answer["n_prompt"] = int(run.n_prompt)
+            answer["is_disturbed"] = bool(run.disturbed)
+            answer["kind"] = kind
+            answers.append(answer)
+    return pd.concat(answers, ignore_index=True)
+
+
+def _gaps_of(record: Record | RequestRecord) -> tuple[Sequence[float], str]:
+    """The gaps of an answer in ns, and whether they are between tokens or between events."""
+    if isinstance(record, Record):
+        return phases.itl_ns(record.run), TOKEN
+    gaps_of_tokens = request_times.itl_ns(record.request)
+    gaps_of_events = request_times.chunk_gaps_ns(record.request)
+    is_by_token = gaps_of_tokens is not None and len(gaps_of_tokens) <= len(gaps_of_events)
+    return gaps_of_events, TOKEN if is_by_token else EVENT
+
+
+def _kind(gaps: pd.DataFrame) -> str:
+    kinds = gaps.kind.unique()
+    return str(kinds[0]) if len(kinds) == 1 else EITHER
+
+
+def _lines(gaps: pd.DataFrame, ax: Axes) -> list[Line]:
+    """The lines by prompt length: shades of the colour of decode, or of their setup."""
+    groups = [(*key, group) for key, group in gaps.groupby(["setup", "n_prompt"], sort=False)]
+    groups.sort(key=lambda group: group[1])
+    setups = list(gaps.setup.unique())
+    lengths = sorted(gaps.n_prompt.unique())
+    axes = canvas.panels(ax, [setup for setup, _, _ in groups])
+    shares_axes = len(setups) > 1 and axes[0] is axes[-1]
+    styles_of_setups = canvas.styles(len(setups), OF_DECODE)
+    lines: list[Line] = []
+    for (setup, n_prompt, group), panel in zip(groups, axes, strict=True):
+        setup_style = styles_of_setups[setups.index(setup)]
+        colour = setup_style["color"] if shares_axes else OF_DECODE
+        style = canvas.shades(len(lengths), colour)[lengths.index(n_prompt)]
+        if shares_axes:
+            style["marker"] = setup_style["marker"]
+        lines.append(Line(setup, n_prompt, group, panel, style))
+    return lines
+
+
+def _draw_line(line: Line, top_ms: float) -> None:
+    """Draw the tokens, marks for those above the axis, and the running median."""
+    ax = line.ax
+    gaps = line.gaps
+    color = line.style["color"]
+    canvas.points(ax, gaps.place, gaps.ms, gaps.is_disturbed, ms=3, alpha=0.3, **line.style)
+    above = gaps.place[gaps.ms > top_ms]
+    if len(above):
+        tops = [top_ms] * len(above)
+        ax.plot(above, tops, ls="", marker="^", ms=5, color=color, clip_on=False)
+    medians = gaps.groupby("place").ms.median()
+    running = medians.rolling(N_RUNNING, center=True, min_periods=1).median()
+    ax.plot(running, label="_", lw=2, color=color)
+
+
+def _name_line(line: Line, top_ms: float, has_panels: bool, names_setup: bool) -> None:
+    """Name the line in the legend, with the number of its points above the axis.
+
+    A panel names its setup, and has the number in its title.
+    """
+    n_above = int((line.gaps.ms > top_ms).sum())
+    note = f" ({plural(n_above, 'point')} above the axis)" if n_above else ""
+    label = f"{line.name}{note}"
+    if has_panels:
+        if n_above:
+            line.ax.set_title(f"{line.ax.get_title()}\n{label}", fontsize=8, pad=8)
+        label = line.name
+    elif names_setup:
+        label = f"{line.name}, {line.setup}{note}"
+    line.ax.plot([], [], lw=2, ms=4, **line.style, label=label)
+
+
+def _set_scales(lines: Sequence[Line], top_ms: float) -> None:
+    """Whole numbers of tokens; the time from zero, or logarithmic if speeds are very different."""
+    from matplotlib.ticker import MaxNLocator
+
+    medians = [line.gaps.ms.median() for line in lines]
+    fastest = min(medians)
+    is_logarithmic = max(medians) > WIDE * fastest > 0
+    for ax in dict.fromkeys(line.ax for line in lines):
+        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        ax.set_yscale("log" if is_logarithmic else "linear")
+        ax.set_ylim(0.7 * fastest if is_logarithmic else 0, top_ms)

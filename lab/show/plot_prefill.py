@@ -1,0 +1,176 @@
+"""The prefill picture: time until the prompt is processed, over its length; both logarithmic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lab.core.record import PREFILL
+from lab.errors import LabError
+from lab.show import canvas, selection, table
+from lab.show.canvas import GUIDE
+from lab.show.table import Records
+from lab.show.wording import digits, times
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+MOST_GROWTHS = 4  # lengths of a single setup up to which the picture says how the time grows
+
+
+class ShownFigure(NamedTuple):
+    """The figure on the y axis."""
+
+    column: str  # of `table.runs`
+    label: str
+    title: str
+
+
+PREFILL_TIME = ShownFigure(
+    "prefill_s", "prefill time (s)", "Prefill: time until the prompt is processed"
+)
+TTFT = ShownFigure("ttft_s", "TTFT (s)", "TTFT: time until the first token arrives")
+
+
+class Curve(NamedTuple):
+    """The runs of a setup, and how they are drawn."""
+
+    setup: str
+    runs: pd.DataFrame
+    ax: Axes
+    style: Mapping[str, Any]
+
+
+def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
+    """Draw prefill time against prompt length; TTFT if there are requests to servers.
+
+        lab.plot_prefill(records)
+
+    Points are runs (hollow: disturbed), the thick line is their median, thin lines are the steps of
+    single runs. The dashed grey line is proportional to the length, at the lowest measured time per
+    token. For a single setup the picture says by how much the time grows. More than six setups
+    have a panel each. LabError if no run has a prefill time.
+    """
+    timed, rows = selection.timed_rows(records)
+    figure = TTFT if table.alone(timed) else PREFILL_TIME
+    rows = rows[rows[figure.column].gt(0) & rows.n_prompt.notna()]
+    if rows.empty:
+        raise LabError(
+            "There is nothing to draw: no run has a prefill time.", "Measure some: lab measure"
+        )
+    setups = table.setups(rows)
+    axes = canvas.panels(ax or canvas.new_axes(), [name for name, _ in setups])
+    shares_axes = len(setups) > 1 and axes[0] is axes[-1]
+    curves = _curves(setups, axes, shares_axes)
+    if figure is PREFILL_TIME:
+        _draw_progress(table.steps(timed), curves, shares_axes)
+    _draw_runs(curves, figure.column, shares_axes, "run" if table.of_engine(timed) else "request")
+    if len(setups) == 1:
+        _write_growth(axes[0], rows, figure.column)
+    _draw_proportion(curves, rows, figure.column, shares_axes)
+    canvas.name_axes(axes, "prompt length (tokens)", figure.label)
+    canvas.finish(axes, f"{figure.title}\n{selection.subject(timed, rows)}")
+    return axes[0]
+
+
+def _curves(
+    setups: Sequence[tuple[str, pd.DataFrame]], axes: Sequence[Axes], shares_axes: bool
+) -> list[Curve]:
+    """Setups that share axes differ in colour; those with a panel each look alike."""
+    n_styles = len(setups) if shares_axes else 1
+    styles = itertools.cycle(canvas.styles(n_styles))
+    return [
+        Curve(name, runs, ax, style)
+        for (name, runs), ax, style in zip(setups, axes, styles, strict=False)
+    ]
+
+
+def _draw_progress(steps: pd.DataFrame, curves: Sequence[Curve], shares_axes: bool) -> None:
+    """Draw when each prefill step of a run was done, for runs of several steps."""
+    if steps.empty:  # imported runs have no steps
+        return
+    steps = steps[(steps.kind == PREFILL) & steps.compute_ms.notna()]
+    for number, curve in enumerate(curves):
+        label = "progress within each run"
+        if shares_axes and number > 0:
+            label = "_"  # the first curve is in the legend
+        for _, run in steps[steps.run.isin(curve.runs.run)].groupby("run"):
+            if len(run) > 1:
+                ends = run.n_past + run.n_tokens
+                color = curve.style["color"]
+                curve.ax.plot(ends, run.ready_s, color=color, lw=0.7, alpha=0.5, label=label)
+                label = "_"
+
+
+def _draw_runs(curves: Sequence[Curve], column: str, shares_axes: bool, replicate: str) -> None:
+    """Draw the runs of each setup as points, and their medians as a line."""
+    for setup, runs, ax, style in curves:
+        medians = runs.groupby("n_prompt")[column].median()
+        mark: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
+        label = "_" if shares_axes else f"median over {replicate}s"
+        ax.plot(medians, lw=2, color=style["color"], label=label, **mark)
+        if shares_axes:  # the legend shows the shape of the points
+            ax.plot([], [], lw=2, ms=6, **style, label=f"{setup}: median")
+        canvas.points(
+            ax,
+            runs.n_prompt,
+            runs[column],
+            runs.disturbed,
+            ms=6,
+            alpha=0.6,
+            **style,
+            label=None if shares_axes else f"{replicate}s",
+        )
+
+
+def _write_growth(ax: Axes, rows: pd.DataFrame, column: str) -> None:
+    """Write between neighbouring lengths by how much tokens and time grow.
+
+    Nothing is written for many lengths, or if half of the runs of a length were disturbed.
+    """
+    by_length = rows.groupby("n_prompt")
+    medians = by_length[column].median()
+    if len(medians) > MOST_GROWTHS or by_length.disturbed.mean().ge(0.5).any():
+        return
+    for (length, time_s), (next_length, next_time_s) in itertools.pairwise(medians.items()):
+        tokens = times(next_length / length)
+        growth = f"{tokens} the tokens:\n{times(next_time_s / time_s)} the time"
+        middle = (math.sqrt(length * next_length), math.sqrt(time_s * next_time_s))
+        ax.annotate(
+            growth, middle, (-9, 6), textcoords="offset points", ha="right", va="bottom", fontsize=9
+        )
+
+
+def _draw_proportion(
+    curves: Sequence[Curve], rows: pd.DataFrame, column: str, shares_axes: bool
+) -> None:
+    """Draw the line that is proportional to the length; a single length needs none."""
+    token_s, place = _lowest_per_token(curves, column, shares_axes)
+    label = f"{digits(1e3 * token_s)} ms per token, as at {place} (proportional)"
+    lengths = [rows.n_prompt.min(), rows.n_prompt.max()]
+    for ax in dict.fromkeys(curve.ax for curve in curves):
+        if lengths[0] == lengths[1]:
+            ax.set_ylim(0, 1.2 * rows[column].max())
+        else:
+            times_s = [length * token_s for length in lengths]
+            ax.plot(lengths, times_s, color=GUIDE, ls="--", lw=1.2, label=label)
+            ax.set_yscale("log")
+        canvas.over_lengths(ax, rows.n_prompt)
+
+
+def _lowest_per_token(curves: Sequence[Curve], column: str, shares_axes: bool) -> tuple[float, str]:
+    """The lowest median time per prompt token in seconds, and where it was measured."""
+    lowest_s = math.inf
+    place = ""
+    for curve in curves:
+        medians = curve.runs.groupby("n_prompt")[column].median()
+        per_token = medians / medians.index
+        if per_token.min() < lowest_s:
+            lowest_s = float(per_token.min())
+            place = f"{per_token.idxmin():,.0f} tokens"
+            if shares_axes:
+                place = f"{place} of {curve.setup}"
+    return lowest_s, place

@@ -1,0 +1,71 @@
+"""The picture of where the time of a request goes: shares of prefill and decode."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from lab.core import shown
+from lab.errors import LabError
+from lab.show import canvas, selection, table
+from lab.show.canvas import OF_DECODE, OF_PREFILL
+from lab.show.table import Records
+from lab.show.wording import seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+MOST_BARS = 10
+NAMED_FROM = 12  # percent from which a part of a bar has room for its name and number
+NUMBERED_FROM = 4  # percent from which it has room for its number
+
+
+def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
+    """Draw the shares of prefill and decode: a bar for each of up to ten lengths.
+
+        lab.plot_shares(records)
+
+    Bars are medians, as in the table. LabError without a run that decoded, and for several setups.
+    """
+    timed, rows = selection.timed_rows(records)
+    rows = rows[rows.e2e_s.gt(0) & rows.prefill_s.gt(0) & rows.tpot_ms.notna()]
+    if rows.empty or len(table.setups(rows)) > 1:
+        raise LabError(
+            "This picture needs runs of one setup that decoded.",
+            "Measure one, with --gen 2 or more.",
+        )
+    ax = ax or canvas.new_axes()
+    bars = table.summary(rows)[::-1]  # the first length is the highest bar
+    bars = bars.iloc[:: math.ceil(len(bars) / MOST_BARS)]
+    names = [_bar_name(row) for _, row in bars.iterrows()]
+    prefill = 100 * bars.prefill_share
+    _draw_part(ax, names, "prefill", OF_PREFILL, prefill, 0 * prefill)
+    _draw_part(ax, names, "decode", OF_DECODE, 100 - prefill, prefill)
+    if bars.doubts.map(shown.mark).any():
+        ax.barh(names[:1], 0, alpha=0, label="!: some runs disturbed; !!: half or more")
+    ax.set(xlim=(0, 100), xlabel="share of the request's time (%)")
+    ax.grid(visible=False, axis="y")
+    subject = selection.subject(timed, rows)
+    canvas.finish([ax], f"Where the time of a request goes\n{subject}")
+    return ax
+
+
+def _bar_name(row: pd.Series) -> str:
+    lengths = f"{row.n_prompt:,} tokens in, {row.n_gen:,} out"
+    mark = shown.mark(row.doubts)
+    return f"{lengths}\n{seconds(row.e2e_s)} {mark}".rstrip()
+
+
+def _draw_part(
+    ax: Axes, names: list[str], phase: str, colour: str, percents: pd.Series, left: pd.Series
+) -> None:
+    bars = ax.barh(names, percents, left=left, color=colour, label=phase)
+    labels = [_part_label(phase, percent) for percent in percents]
+    ax.bar_label(bars, labels, label_type="center", color="white", fontsize=11)
+
+
+def _part_label(phase: str, percent: float) -> str:
+    if percent >= NAMED_FROM:
+        return f"{phase} {percent:.0f} %"
+    return f"{percent:.0f} %" if percent >= NUMBERED_FROM else ""

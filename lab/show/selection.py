@@ -1,0 +1,74 @@
+"""Which runs and requests the pictures of plain runs show, and the words for them in titles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lab.core.lists import plural
+from lab.core.record import Record
+from lab.core.request import RequestRecord, short_name
+from lab.errors import LabError
+from lab.show import table, text_setup
+from lab.show.table import Records
+from lab.show.text_setup import one_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def plain_runs(records: Records) -> list[Record]:
+    """The timed runs of the engine without experiments."""
+    runs = table.of_engine(records)
+    return [record for record in runs if record.run.is_timed and record.run.is_plain]
+
+
+def answered(records: Records) -> list[RequestRecord]:
+    """The successful requests that ran alone."""
+    return [record for record in table.alone(records) if table.went_well(record)]
+
+
+def timed_rows(records: Records) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
+    """The plain runs and requests that went well, and their rows: `run` is the place in the list.
+
+    Warm requests and short answers have rows only where there are no others. LabError if nothing
+    went well.
+    """
+    timed = [*plain_runs(records), *answered(records)]
+    if not timed:
+        raise _nothing_to_draw(records)
+    rows = table.runs(timed)
+    measured = table.measured(rows)
+    return timed, rows if measured.empty else measured
+
+
+def _nothing_to_draw(records: Records) -> LabError:
+    runs = table.of_engine(records)
+    if any(not record.run.is_plain for record in runs):
+        return LabError(
+            "There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS"
+        )
+    hint = "Look at the errors: lab show RESULTS"
+    if table.alone(records) and not runs:
+        return LabError("There is nothing to draw: no request went well.", hint)
+    return LabError("There is nothing to draw: no run went well.", hint)
+
+
+def subject(timed: Records, rows: pd.DataFrame) -> str:
+    """Model, machine and number of repeats, for a title; for requests also server and client."""
+    setup_and_length = [*text_setup.fields(rows), "n_prompt", "n_gen"]
+    repeats = _repeats(rows.groupby(setup_and_length, dropna=False).size())
+    if not table.alone(timed):
+        return f"{text_setup.where(table.of_engine(timed))} ({repeats})"
+    requests = rows[rows.server.notna()]
+    models = one_of(rows.model.map(short_name), "models")
+    servers = one_of(requests.server, "servers")
+    clients = one_of(requests.machine, "machines")
+    if len(requests) < len(rows):
+        return f"{models} in process and through {servers}\nclient {clients}; {repeats}"
+    return f"{models} through {servers}\nclient {clients}; {repeats}"
+
+
+def _repeats(numbers: pd.Series) -> str:
+    fewest = int(numbers.min())
+    most = int(numbers.max())
+    return plural(most, "repeat") if fewest == most else f"{fewest} to {most} repeats"
