@@ -43,7 +43,7 @@ def carry_out(
     """Plan, measure and show. `make` gets an engine's process and what was asked for, and plans."""
     from lab.process.worker import Worker
     from lab.runner.session import execute, new_results_file
-    from lab.show import console, text_plan
+    from lab.show import console, text_doubts, text_plan
 
     output = Output.taken_from({**options, "out": out})
     err = console.console(stderr=True)

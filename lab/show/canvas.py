@@ -397,7 +397,7 @@ def label_points(
         ax.annotate(
             text,
             (x, y),
-            ax.transAxes.inverted().transform(corner),
+            tuple(ax.transAxes.inverted().transform(corner)),
             textcoords="axes fraction",
             ha="right" if is_left else "left",
             va="center",

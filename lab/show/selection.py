@@ -33,7 +33,7 @@ def timed_rows(records: Records) -> tuple[list[Record | RequestRecord], pd.DataF
     Warm requests and short answers have rows only where there are no others. LabError if nothing
     went well.
     """
-    timed = [*plain_runs(records), *answered(records)]
+    timed: list[Record | RequestRecord] = [*plain_runs(records), *answered(records)]
     if not timed:
         raise _nothing_to_draw(records)
     rows = table.runs(timed)
