@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lab.features.ceilings import ceilings as ceilings
     from lab.features.claims.session import claims as claims
     from lab.features.explain.picture import plot_roofline as plot_roofline
-    from lab.features.measure.measuring import measure as measure, sweep as sweep
+    from lab.features.measure import measure as measure
     from lab.features.predict.picture import plot_requests as plot_requests
     from lab.features.predict.prediction import predict as predict
     from lab.features.quant.figures import quant_table as quant_table
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lab.features.report.page import report as report
     from lab.features.speculate.command import speculate as speculate
     from lab.features.stall import stall as stall
+    from lab.features.sweep import sweep as sweep
     from lab.features.trace.measuring import attention as attention, trace as trace
     from lab.features.tune.measuring import tune as tune
     from lab.features.tune.picture import plot_tuned as plot_tuned
@@ -57,7 +58,7 @@ PUBLIC = {
     "claims": "lab.features.claims.session",
     "compare": "lab.show.comparison",
     "explain": "lab.roofline.explanation",
-    "measure": "lab.features.measure.measuring",
+    "measure": "lab.features.measure",
     "plot_decode": "lab.show.plot_decode",
     "plot_lines": "lab.show.canvas",
     "plot_prefill": "lab.show.plot_prefill",
@@ -78,7 +79,7 @@ PUBLIC = {
     "stall": "lab.features.stall",
     "steps": "lab.show.table",
     "summary": "lab.show.table",
-    "sweep": "lab.features.measure.measuring",
+    "sweep": "lab.features.sweep",
     "trace": "lab.features.trace.measuring",
     "tune": "lab.features.tune.measuring",
     "turns": "lab.features.turns.command",

@@ -44,7 +44,7 @@ FEATURES: tuple[Feature, ...] = (
         name="measure",
         group=MEASURE,
         help="Time every token of answers to prompts of several lengths.",
-        command="lab.features.measure.measuring:measure_command",
+        command="lab.features.measure:command",
         results=(
             "lab.show.text_results:KINDS",
             "lab.show.text_requests:KINDS",
@@ -54,13 +54,13 @@ FEATURES: tuple[Feature, ...] = (
         name="sweep",
         group=MEASURE,
         help="Measure how both phases slow down as one prompt grows.",
-        command="lab.features.measure.measuring:sweep_command",
+        command="lab.features.sweep:command",
     ),
     Feature(
         name="ab",
         group=MEASURE,
         help="Compare settings or models, measured alternately.",
-        command="lab.features.measure.measuring:ab",
+        command="lab.features.ab:command",
     ),
     Feature(
         name="ceilings",

@@ -10,7 +10,7 @@ from lab.core import memory
 from lab.core.memory import CPU, Tensor
 from lab.core.record import Device
 from lab.errors import LabError
-from lab.features.measure.measuring import parse_variant
+from lab.features.ab import parse_variant
 from lab.models import synthetic
 from lab.process.worker import Worker
 from lab.runner.as_options import options

@@ -1,6 +1,7 @@
 """What can be known before a weight is loaded."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import pytest
 
 from lab.core.asked_settings import AskedSettings
 from lab.errors import LabError
-from lab.features.measure import measuring
+from lab.features import measure, sweep
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.cases import Plan, Until
@@ -186,29 +187,20 @@ def test_a_measurement_from_python_may_be_a_sweep(
     model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[Plan] = []
-    monkeypatch.setattr(measuring, "carry_out", lambda make, *_: plans.append(make(FakeWorker())))
-    measuring.measure(
-        [40],
-        3,
-        1,
-        str(model_file),
-        every=20,
-        threads=1,
-    )
-    measuring.sweep(40, 20, 3, 1, str(model_file), threads=1)
+    model = str(model_file)
+
+    def keep_plan(make: Callable[[FakeWorker], Plan], *_: Any) -> None:
+        plans.append(make(FakeWorker()))
+
+    monkeypatch.setattr(measure, "carry_out", keep_plan)
+    monkeypatch.setattr(sweep, "carry_out", keep_plan)
+
+    measure.measure([40], 3, 1, model, every=20, threads=1)
+    sweep.sweep(40, 20, 3, 1, model, threads=1)
+    measure.measure([40], 3, model=model, until=0.02, max_minutes=5)
+
     assert plans[0] == plans[1]
     assert plans[0].cases[0].every == 20
-    measuring.measure(
-        [40],
-        3,
-        model=str(model_file),
-        until=0.02,
-        max_minutes=5,
-    )
     assert plans[2].until == Until(0.02, 30, 5)
     with pytest.raises(LabError, match="--max-minutes has an effect only with --until"):
-        measuring.sweep(
-            40,
-            model=str(model_file),
-            max_minutes=5,
-        )
+        sweep.sweep(40, model=model, max_minutes=5)

@@ -43,7 +43,6 @@ NOT_YET_ALONE = {
         "features.batch",
         "features.compare",
         "features.limits",
-        "features.measure",
     ),
     *(
         "features.predict",

@@ -9,7 +9,7 @@ import pytest
 import lab
 from lab.core.asked_settings import table
 from lab.errors import LabError
-from lab.features.measure.measuring import parse_variant
+from lab.features.ab import parse_variant
 from lab.main import lab as main
 from lab.runner.as_options import save, settings as load
 from tests.conftest import run_lab

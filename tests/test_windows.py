@@ -56,7 +56,7 @@ warnings.filterwarnings("error", category=EncodingWarning, module=r"lab(\\.|$)")
 
 for name in names:
     importlib.import_module(name)
-from lab.features.measure.measuring import parse_variant
+from lab.features.ab import parse_variant
 from lab.process import spawning
 from lab.runner import machine
 

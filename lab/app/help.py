@@ -4,6 +4,7 @@ then details."""
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,18 +16,8 @@ GROUPS = {
     "What to measure": (),  # and every option that is in no group
     "Filters": ("all", "at-least"),
     "Number of runs": (
-        *(
-            "repeat",
-            "until",
-            "max-repeats",
-            "max-minutes",
-            "blocks",
-            "rounds",
-            "duration",
-            "sessions",
-            "pause",
-        ),
-        *("budget",),
+        *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "duration"),
+        *("sessions", "pause", "budget"),
     ),
     "Model": ("model", "served-model"),
     "Engine": (
@@ -60,7 +51,7 @@ GROUPS = {
     "Rarely needed": ("seed", "warmup", "max-requests"),
     "Output": (
         *("out", "report", "no-explore", "no-plot", "json", "details", "stream", "dry-run", "base"),
-        *("ceilings", "force", "format", "as", "table", "save"),
+        *("ceilings", "force", "format", "as", "table", "save", "help", "help-all"),
     ),
 }
 """The groups of options, without their dashes; those of one command belong to the first."""
@@ -121,33 +112,50 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the main options, then the others in groups."""
-        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
-        named = (
-            (max(option.opts, key=len).removeprefix("--"), option.get_help_record(ctx))
-            for option in options
-        )
-        rows = {name: record for name, record in named if record}
+        rows = self._rows(ctx)
         first = self.first if len(rows) > MOST_UNGROUPED else tuple(rows)
-        grouped = {name for names in GROUPS.values() for name in names} | {"help", "help-all"}
-        groups = GROUPS | {"What to measure": tuple(name for name in rows if name not in grouped)}
         if "help-all" in rows and ALL not in ctx.meta:
-            for name in sum((groups.pop(title) for title in REST), ()):
-                if name not in first:
-                    rows.pop(name, None)
-        for title, names in {
-            "Options": first,
-            **groups,
-            "Output": (*GROUPS["Output"], "help", "help-all"),
-        }.items():
-            if shown := [rows.pop(name) for name in names if name in rows]:
-                with formatter.section(title):
-                    formatter.write_dl(shown)
+            for title in REST:
+                for name in GROUPS[title]:
+                    if name not in first:
+                        rows.pop(name, None)
+        _write_group("Options", first, rows, formatter)
+        for title, names in GROUPS.items():
+            _write_group(title, names or _in_no_group(rows), rows, formatter)
+
+    def _rows(self, ctx: click.Context) -> dict[str, tuple[str, str]]:
+        """The options and their help, by their names without dashes."""
+        rows: dict[str, tuple[str, str]] = {}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx)
+            if isinstance(option, click.Option) and record:
+                rows[max(option.opts, key=len).removeprefix("--")] = record
+        return rows
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the details."""
-        if details := self.paragraphs[2:]:
+        details = self.paragraphs[2:]
+        if details:
             with formatter.section("Details"):
                 formatter.write_text("\n\n".join(details))
+
+
+def _in_no_group(rows: Mapping[str, object]) -> tuple[str, ...]:
+    grouped = set().union(*GROUPS.values())
+    return tuple(name for name in rows if name not in grouped)
+
+
+def _write_group(
+    title: str,
+    names: Sequence[str],
+    rows: dict[str, tuple[str, str]],
+    formatter: click.HelpFormatter,
+) -> None:
+    """Write the options of these names that are left in `rows`, and remove them there."""
+    shown = [rows.pop(name) for name in names if name in rows]
+    if shown:
+        with formatter.section(title):
+            formatter.write_dl(shown)
 
 
 class Group(click.Group):

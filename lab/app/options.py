@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,10 @@ from lab.errors import LabError
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """What `parse` makes of a text. After a ValueError the message says that the text `is_not`
-    that."""
+    """A type of option: what `parse` makes of a text.
+
+    After a ValueError the message says what the text is not (`is_not`).
+    """
 
     def __init__(self, name: str, parse: Callable[[str], Any], is_not: str) -> None:
         self.name = name
@@ -37,12 +38,17 @@ def _share(text: str) -> float:
     return share
 
 
+def _layers(text: str) -> int | str:
+    return AUTO if text.lower() == AUTO else int(text)
+
+
+def _tokens(text: str) -> int:
+    return int(in_digits(text))
+
+
 SHARE = Parsed("percent", _share, "a share. Write 2% or 0.02.")
-_layers = lambda text: AUTO if text.lower() == AUTO else int(text)  # noqa: E731
 LAYERS = Parsed("n", _layers, "a number of layers. Write a whole number, or auto.")
-TOKENS = Parsed(
-    "tokens", lambda text: int(in_digits(text)), "a number of tokens. Write a whole number, or 8k."
-)
+TOKENS = Parsed("tokens", _tokens, "a number of tokens. Write a whole number, or 8k.")
 
 DURATION_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 LONGEST_S = 86_400
@@ -83,18 +89,18 @@ DURATION = Duration()
 
 
 def setting_option(name: str, default: object = None) -> Callable[..., Any]:
-    """The option of a setting, from the table of settings; with another default where one is
-    given."""
+    """The option of a setting, from the table of settings, unless with another default."""
     setting = table()[name]
     default = default or defaults()[name]
     more: dict[str, Any] = {"default": default, "help": setting.help, "metavar": setting.metavar}
-    names = [flag(name)] + ([setting.short] if setting.short else [])
-    if bool in types()[name] and not setting.choices:
-        names = [f"{flag(name)}/--no-{names[0][2:]}"] + [f" /{short}" for short in names[1:]]
-    elif setting.choices:
+    is_switch = bool in types()[name] and not setting.choices
+    if setting.choices:
         more["type"] = click.Choice(setting.choices)
-    elif int in types()[name]:
+    elif int in types()[name] and not is_switch:
         more["type"] = LAYERS if str in types()[name] else int
+    names = [f"{flag(name)}/--no-{flag(name)[2:]}" if is_switch else flag(name)]
+    if setting.short:
+        names.append(f" /{setting.short}" if is_switch else setting.short)
     return click.option(*names, show_default=default is not None, **more)
 
 
@@ -108,29 +114,32 @@ MODEL = click.option(
 
 
 def _take_saved(context: click.Context, _: click.Parameter, name: str | None) -> None:
-    """Make saved settings the defaults of the command's options for settings (--device of predict
-    is not one)."""
+    """Make saved settings the defaults of the command's options."""
     from lab.runner import as_options
 
     if name is None or context.resilient_parsing:
         return
-    options = {
-        option.name: option for option in context.command.params if isinstance(option, click.Option)
-    }
-    own = {
-        key
-        for key, setting in table().items()
-        if key in options and options[key].help == setting.help
-    }
-    saved = as_options.settings(name)
-    written = {key: as_options.option(key, value) for key, value in saved.items() if key in own}
-    values = {
-        key: words[1] if len(words) == 2 else not words[0].startswith("--no-")
-        for key, words in written.items()
-    }
+    values: dict[str, object] = {}
+    written: list[str] = []
+    for key, value in as_options.settings(name).items():
+        if not _has_setting(context.command, key):
+            continue
+        option = as_options.option(key, value)
+        is_switch = len(option) == 1
+        values[key] = not option[0].startswith("--no-") if is_switch else option[1]
+        written += option
     context.default_map = {**(context.default_map or {}), **values}
-    words = shell.join(*itertools.chain(*written.values())) or "nothing here"
-    click.echo(f"Note: --settings {name} stands for {words}.", err=True)
+    options = shell.join(*written) or "nothing here"
+    click.echo(f"Note: --settings {name} stands for {options}.", err=True)
+
+
+def _has_setting(command: click.Command, name: str) -> bool:
+    """Whether a command has the option of a setting; a --device for other purposes is not one."""
+    setting = table().get(name)
+    for option in command.params:
+        if isinstance(option, click.Option) and option.name == name:
+            return setting is not None and option.help == setting.help
+    return False
 
 
 SAVED_SETTINGS = click.option(
@@ -165,7 +174,8 @@ def out_option(help: str) -> Callable[..., Any]:
 DETAILS = click.option(
     "--details",
     is_flag=True,
-    help="Show every column that fits, every row and every sentence.  [default: the most important]",
+    help="Show every column that fits, every row and every sentence.  "
+    "[default: the most important]",
 )
 PLOTS_OUT = click.option(
     "--out", "-o", help="Folder for the plots.  [default: where the first results file is]"
@@ -185,6 +195,56 @@ AT_LEAST = click.option(
 DRY_RUN = click.option(
     "--dry-run", is_flag=True, help="Show the plan and the memory it needs; measure nothing."
 )
+
+
+UNTIL = [
+    click.option(
+        "--until",
+        type=SHARE,
+        metavar="SHARE",
+        help="Repeat until every median is known to within this share (95 % confidence), such as "
+        "2%.",
+    ),
+    click.option(
+        "--max-repeats",
+        default=30,
+        show_default=True,
+        help="With --until: maximum number of rounds.",
+    ),
+    click.option(
+        "--max-minutes",
+        type=float,
+        help="With --until: start no round after this many minutes. With --url: the limit of the "
+        "session.",
+    ),
+]
+"""How often to repeat, for `with_until`."""
+
+
+def with_until(
+    until: float | None = None,
+    max_repeats: int = 30,
+    max_minutes: float | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Keywords of `lab.measure` as `make_plan` takes them. LabError for impossible limits."""
+    from lab.runner.cases import Until
+    from lab.runner.plan import N_PILOT
+
+    if until is None and max_minutes is not None:
+        raise LabError(
+            "--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out."
+        )
+    if until is None:
+        return settings
+    if until < 1e-4:
+        raise LabError(f"--until {until:.2g} is not possible.", "Give at least 0.01%, such as 2%.")
+    if max_repeats < N_PILOT:
+        raise LabError(
+            f"--max-repeats {max_repeats} is too few to see the spread.",
+            f"Allow at least {N_PILOT}.",
+        )
+    return settings | {"until": Until(until, max_repeats, max_minutes)}
 
 
 def with_options(

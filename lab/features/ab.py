@@ -1,0 +1,136 @@
+"""Compare settings or models, measured alternately: the command. `lab.ab` is runner/trial.py."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from lab.app.help import Command
+from lab.app.options import AT_LEAST, OUTPUT, SEED, SETTINGS, TOKENS, with_options
+from lab.app.output import Output
+from lab.app.running import collect, introduce
+from lab.core import shell
+from lab.errors import LabError
+from lab.process.worker import Worker
+from lab.runner.plan import make_plan
+from lab.runner.session import new_results_file
+
+
+class WithVariants(Command):
+    """A command whose arguments may be options in quotes, such as "--threads 2"."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put a space before a variant: click takes what begins with a dash for an option."""
+        arguments = []
+        for arg in args:
+            is_variant = re.match(r"--?[\w-]+\s", arg)
+            arguments.append(f" {arg}" if is_variant else arg)
+        return super().parse_args(ctx, arguments)
+
+
+def parse_variant(text: str) -> dict[str, Any]:
+    """The settings that a variant names, such as `--threads 1 --flash-attn off`.
+
+    LabError if it is not understood.
+    """
+    variant = click.Command("variant", add_help_option=False)
+    for option in SETTINGS:
+        option(variant)
+    try:
+        context = variant.make_context("variant", shell.split(text))
+    except click.ClickException as problem:
+        raise _not_understood(text, problem.format_message()) from None
+    except ValueError as problem:
+        raise _not_understood(text, str(problem)) from None
+    named_by = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+    settings: dict[str, Any] = {}
+    for name, value in context.params.items():
+        if context.get_parameter_source(name) in named_by:
+            settings[name] = value
+    return settings
+
+
+def _not_understood(text: str, message: str) -> LabError:
+    return LabError(
+        f"The variant {text!r} is not understood: {message}",
+        "Write it as options: --threads 2",
+    )
+
+
+@click.command(
+    "ab",
+    cls=WithVariants,
+    first=("prompt-len", "gen", "blocks", "sequences", "at-least", "report"),
+)
+@click.argument("variants", nargs=-1, required=True, metavar="VARIANT VARIANT...")
+@with_options(
+    click.option(
+        "--prompt-len",
+        "-p",
+        default="256",
+        show_default=True,
+        help="Prompt lengths, as for measure.",
+    ),
+    click.option(
+        "--gen",
+        "-n",
+        type=TOKENS,
+        default=32,
+        show_default=True,
+        help="Tokens to generate in each run.",
+    ),
+    click.option(
+        "--sequences",
+        help="Sequences to decode together, as in lab batch.  [default: one sequence]",
+    ),
+    click.option(
+        "--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."
+    ),
+    AT_LEAST,
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+)
+def command(
+    variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any
+) -> None:
+    """Compare settings or models, measured alternately.
+
+    \b
+      lab ab "--flash-attn on" "--flash-attn off" --prompt-len 256,2k
+      lab ab "-m smollm2-135m" "-m smollm2-135m:Q8_0" --threads 2
+
+    A VARIANT is options in quotes; the first is the base. Options outside quotes apply to all
+    variants.
+
+    In each block every variant gets a fresh engine and runs twice: in random order, then in reverse
+    order. Changes of the machine's speed therefore affect all variants equally.
+    """
+    from lab.runner import batches, trial
+    from lab.show import comparison, console, text_comparison, text_doubts
+
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
+    labelled = [(text.strip(), parse_variant(text)) for text in variants]
+    make: Any = make_plan
+    if sequences is not None:
+        make = partial(batches.plan, sequences=sequences)
+    with Worker() as worker, console.transfer(err) as transferring:
+        plans = trial.plan(worker, labelled, blocks, make, **asked, watch=transferring)
+    introduce(list(plans.values()), err, err)
+    path = new_results_file(next(iter(plans.values())), output.folder)
+    records, problem = collect(lambda watch: trial.execute(plans, blocks, path, watch), path, err)
+    if problem:
+        raise problem
+    groups = comparison.groups(records)
+    comparisons = comparison.compare_groups(groups, at_least)
+    warnings = text_doubts.warnings(records)
+    tables = partial(
+        text_comparison.print_comparisons, groups, comparisons, at_least, warnings=warnings
+    )
+    document = partial(text_comparison.as_json, groups, comparisons)
+    output.finish(records, path, tables=tables, document=document, at_least=at_least)

@@ -1,0 +1,153 @@
+"""Measure prompts of several lengths, in process or through a server: `lab.measure` and the
+command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.app import running, server
+from lab.app.help import Command
+from lab.app.options import (
+    DRY_RUN,
+    OUTPUT,
+    SEED,
+    SETTINGS,
+    TOKENS,
+    UNTIL,
+    with_options,
+    with_until,
+)
+from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side
+from lab.models import catalog
+from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
+from lab.runner.progress import ShowStatus
+from lab.runner.session import carry_out
+
+
+def measure(
+    prompt_len: str | Sequence[int] | None = None,
+    gen: int = DEFAULT_GEN,
+    repeat: int | None = None,
+    model: str | None = None,
+    *,
+    url: str | None = None,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    stream: bool = False,
+    **settings: Any,
+) -> list[Any]:
+    """Measure and return the records, which are also in a new file in `out` (one line a run).
+
+        records = lab.measure("10,1000", gen=100, threads=2)
+        records = lab.measure("100,1000", gen=100, url="http://127.0.0.1:8080/v1")
+
+    The default of `prompt_len` is "10,100,1000", with `url` "100,1000". Without `repeat` each
+    length gets three runs, quick ones up to six. `watch` is called with a `Status` twice a second
+    (with `stream` it holds the generated text); without one, a notebook shows a line. `settings`
+    are the command's options, such as threads, device or flash_attn; `until` (0.02: 2 %) repeats
+    until medians are that accurate, at most `max_repeats` times and `max_minutes` long. Failed runs
+    are records too (`record.run.status`), with a warning.
+
+    With `url` the lab measures a server with OpenAI's API: `model` is the server's name for the
+    model (None: its only one), and `settings` are prompt, seed, api, api_key_env, header (a list of
+    "NAME: VALUE") and timeout.
+    """
+    check_side([*settings, "stream"] if stream else settings, url)
+    if url is None:
+        plan_settings = with_until(**settings)
+        lengths = prompt_len or DEFAULT_LENGTHS
+        model = model or catalog.DEFAULT
+        return carry_out(
+            lambda worker: make_plan(worker, lengths, gen, repeat, model, **plan_settings),
+            out,
+            watch,
+            stream,
+        )
+    from lab.remote import session as server_session
+
+    reaching = {name: settings.pop(name) for name in ONLY_SERVER if name in settings}
+    plan = server_session.make_plan(prompt_len, gen, repeat, **settings)
+    return server_session.carry_out(url, plan, model, out, watch, **reaching)
+
+
+@click.command(
+    "measure", cls=Command, first=("model", "prompt-len", "gen", "repeat", "report", "url")
+)
+@click.pass_context
+@with_options(
+    click.option(
+        "--prompt-len",
+        "-p",
+        default="10,100,1000",
+        show_default=True,
+        help="Prompt lengths in tokens: 10,1000,8k (k: 1,000), or ranges: 100-500+100 (steps of "
+        "100), 512-4096*2 (doubling).",
+    ),
+    click.option(
+        "--gen",
+        "-n",
+        type=TOKENS,
+        default=64,
+        show_default=True,
+        help="Tokens to generate in each run.",
+    ),
+    click.option(
+        "--repeat",
+        "-r",
+        type=int,
+        help="Rounds: each loads the model anew, then runs each length.  [default: 3; 6 if that "
+        "adds little time]",
+    ),
+    *UNTIL,
+    *SETTINGS,
+    SEED,
+    *OUTPUT,
+    click.option("--stream", is_flag=True, help="Print the generated text, token by token."),
+    DRY_RUN,
+    URL,
+    *REACHING,
+    TIMEOUT,
+)
+def command(context: click.Context, url: str | None, **asked: Any) -> None:
+    """Time every token of answers to prompts of several lengths.
+
+    \b
+      lab measure                           # about half a minute on two cores
+      lab measure --prompt-len 10,1k,10k --gen 200 --model llama-3.2-3b
+
+    Each run prefills a prompt and generates --gen tokens. The command makes one new file in --out,
+    and each run becomes a line of it as soon as it ends. Exit status: 0 if all runs succeeded, 1 if
+    some failed, 130 after Ctrl-C.
+
+    With --url the lab measures a server instead, one request at a time: by default three requests
+    with 100 prompt tokens and three with 1,000. --model is then the server's name for a model
+    (optional if it has only one), and options of the engine are rejected. The lab first prints what
+    this server can do.
+    """
+    given_options = server.given(context)
+    check_side(given_options, url)
+    if url is not None:
+        _measure_server(url, given_options, asked)
+        return
+    of_engine = {name: value for name, value in asked.items() if name not in ONLY_SERVER}
+    running.carry_out(make_plan, **with_until(**of_engine))
+
+
+def _measure_server(url: str, given_options: Sequence[str], asked: dict[str, Any]) -> None:
+    """The defaults of prompt lengths and of the model differ from those of the engine."""
+    from lab.remote.session import make_plan as plan_of_server
+
+    plan = plan_of_server(
+        asked["prompt_len"] if "prompt_len" in given_options else None,
+        asked["gen"],
+        asked["repeat"],
+        asked["prompt"],
+        asked["seed"],
+        asked["max_minutes"],
+    )
+    model = asked["model"] if "model" in given_options else None
+    server.carry_out(url, plan, model, asked)
