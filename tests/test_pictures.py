@@ -105,7 +105,7 @@ PICTURES: dict[str, tuple[Callable[[], Draw], tuple[float, float]]] = {
     "many lines": (lambda: drawing("decode", setups(8)), SMALL),
     "ttft": (lambda: drawing("prefill", requests()), SMALL),
     "sweep": (lambda: drawing("sweep", sweep()), WIDE),
-    "ab": (lambda: drawing("ab", trial()), WIDE),
+    "trial": (lambda: drawing("trial", trial()), WIDE),
     "tune": (lambda: section_of(full_session()).pictures[0].draw, (10, 4.6)),
     "roofline": (roofline, SMALL),
     "batch": (lambda: drawing_of_experiment("batch", batches()), WIDE),
@@ -216,7 +216,9 @@ def test_many_series_have_different_colours() -> None:
 def test_many_setups_in_axes_of_the_reader_have_shades_of_their_colours() -> None:
     left, _ = Figure().subplots(1, 2)
     ax = lab.plot_decode(setups(8), left)
-    colours = {line.get_color() for line in ax.lines if line.get_label().endswith("n_threads 8")}
+    colours = {
+        line.get_color() for line in ax.lines if str(line.get_label()).endswith("n_threads 8")
+    }
     assert len(colours) == 3
 
 
@@ -224,7 +226,7 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     records = trial(n_disturbed=1)
     (row, _) = comparison.compare(records)[0].rows
 
-    (ax,) = canvas.drawn(drawing("ab", records), WIDE).axes
+    (ax,) = canvas.drawn(drawing("trial", records), WIDE).axes
 
     labels = [tick.get_text() for tick in ax.get_yticklabels()]
     assert labels == ["prefill, 1,000 tokens", "TPOT, 1,000 tokens"]
@@ -243,7 +245,7 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
 
 
 def test_runs_have_the_pictures_that_their_data_allow() -> None:
-    assert list(plot_runs.drawings(trial())) == ["ab", "decode"]
+    assert list(plot_runs.drawings(trial())) == ["trial", "decode"]
     assert list(plot_runs.drawings(session())) == ["shares", "prefill", "decode"]
     assert list(plot_runs.drawings(sweep())) == ["sweep"]
     assert plot_trial.trials(trial()[:2]) == []  # of one variant

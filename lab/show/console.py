@@ -22,7 +22,7 @@ from lab.errors import printable
 from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status, duration
 
 WRAPPED = {
-    *("settings", "note", "what it is", "claim", "verdict", "figures", "claims"),
+    *("settings", "note", "what it is", "claim", "verdict", "figures"),
     *("what it can do", "answer", "as seen in"),
 }
 """Headings of columns whose text may wrap. Other columns never wrap."""

@@ -28,9 +28,9 @@ Draw = Callable[["Figure"], Any]
 
 
 def drawings(records: Records) -> dict[str, Draw]:
-    """The functions that draw the pictures with data, by name: ab, shares, prefill, decode, sweep.
+    """The functions that draw the pictures with data, by name: trial, shares, prefill, decode, sweep.
 
-    Several trials are ab-1, ab-2 and so on.
+    Several trials are trial-1, trial-2 and so on.
     """
     timed = selection.plain_runs(records)
     runs = [record for record in timed if not record.run.every]
@@ -57,7 +57,7 @@ def drawings(records: Records) -> dict[str, Draw]:
 def _of_trials(trials_of_runs: Sequence[Sequence[Record]]) -> dict[str, Draw]:
     draw: dict[str, Draw] = {}
     for number, trial in enumerate(trials_of_runs, 1):
-        name = "ab" if len(trials_of_runs) == 1 else f"ab-{number}"
+        name = "trial" if len(trials_of_runs) == 1 else f"trial-{number}"
         draw[name] = partial(plot_trial, trial, text_setup.where(trial))
     return draw
 

@@ -52,14 +52,14 @@ CAPTIONS = {
     "shares": "Where the time of a request goes: medians of each length.",
     "prefill": "Prefill: time until the prompt is processed. Points are runs, the line is their "
     "median. The dashed line shows growth in proportion to the length.",
-    "ab": "Each variant against the first, block by block. Left of 1 it is faster. "
+    "trial": "Each variant against the first, block by block. Left of 1 it is faster. "
     "Bars are intervals of ratios.",
     "decode": "Decode: time of each generated token. Points are tokens, the line is their running "
     "median.",
     "sweep": "Both curves in one pass through the context. Points are runs, the dashed line is the "
     "fitted formula.",
 }
-WIDE_PICTURES = ("ab", "sweep")
+WIDE_PICTURES = ("trial", "sweep")
 
 
 # Sections
