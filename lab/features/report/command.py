@@ -45,16 +45,14 @@ def report(
 
     contents = read(results, with_findings=True)
     path = Path(out) if out else default_path(results)
-    if path.suffix != ".html":
-        message = f"A page's name must end in .html, and {path} does not."
-        raise LabError(message, "For example: --out report.html")
-    if path.resolve() in {Path(name).resolve() for name in results}:
-        message = f"--out {path} would overwrite the results."
-        raise LabError(message, "Choose another name: --out report.html")
-    others = nearby(results, contents.records).records
-    all_ceilings = ceilings_of(contents, ceilings)
+    check_path(path, results)
     written = page.report(
-        path, contents.all_lines, all_ceilings, at_least, others, explore=not no_explore
+        path,
+        contents.all_lines,
+        ceilings_of(contents, ceilings),
+        at_least,
+        nearby(results, contents.records).records,
+        explore=not no_explore,
     )
     click.echo(printable(str(written)))
 
@@ -66,3 +64,13 @@ def default_path(results: tuple[str, ...]) -> Path:
         return first / "report.html"
     path = first.with_suffix(".html")
     return Path(path.name) if first.name.startswith("sample-") else path
+
+
+def check_path(path: Path, results: tuple[str, ...]) -> None:
+    """LabError for another suffix, and for a page that would replace its results."""
+    if path.suffix != ".html":
+        message = f"A page's name must end in .html, and {path} does not."
+        raise LabError(message, "For example: --out report.html")
+    if path.resolve() in {Path(name).resolve() for name in results}:
+        message = f"--out {path} would overwrite the results."
+        raise LabError(message, "Choose another name: --out report.html")
