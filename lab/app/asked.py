@@ -23,30 +23,26 @@ NOT_STORED = {
 
 def words_of_command(ctx: click.Context) -> list[str]:
     """The command and the options that were given, without those of output and without secrets."""
-    words = [str(ctx.command.name)]
+    command = [str(ctx.command.name)]
     for parameter in ctx.command.params:
         name = str(parameter.name)
-        value = ctx.params.get(name)
-        is_given = ctx.get_parameter_source(name) in ASKED_FOR
-        if is_given and name not in NOT_STORED:
-            words += _words_of_parameter(parameter, value)
-    return words
+        if ctx.get_parameter_source(name) in ASKED_FOR and name not in NOT_STORED:
+            command += _words_of_parameter(parameter, ctx.params.get(name))
+    return command
 
 
 def _words_of_parameter(parameter: click.Parameter, value: Any) -> list[str]:
-    values = value if isinstance(value, (tuple, list)) else [value]
-    if isinstance(parameter, click.Argument):
-        return [_public(str(each).strip()) for each in values if each is not None]
-    flag = max(parameter.opts, key=len)
     if isinstance(value, bool) and getattr(parameter, "is_flag", False):
-        if value:
-            return [flag]
-        return [max(parameter.secondary_opts, key=len)] if parameter.secondary_opts else []
-    words: list[str] = []
-    for each in values:
-        if each is not None:
-            words += [flag, _public(str(each))]
-    return words
+        flags = parameter.opts if value else parameter.secondary_opts
+        return [max(flags, key=len)] if flags else []
+    arguments: list[str] = []
+    for item in value if isinstance(value, (tuple, list)) else [value]:
+        if item is None:
+            continue
+        if not isinstance(parameter, click.Argument):
+            arguments.append(max(parameter.opts, key=len))
+        arguments.append(_public(str(item).strip()))
+    return arguments
 
 
 def _public(word: str) -> str:
@@ -63,26 +59,25 @@ def _public(word: str) -> str:
 
 
 def words_of_values(command: click.Command, values: Mapping[str, Any]) -> list[str]:
-    """The command for values by the names of its parameters, as a function gets them; defaults are left out."""
-    words = [str(command.name)]
+    """The command for values by the names of its parameters, without defaults and secrets."""
+    arguments = [str(command.name)]
     for parameter in command.params:
         name = str(parameter.name)
-        if name in values and name not in NOT_STORED and values[name] != parameter.default:
-            value = values[name]
-            is_flag = getattr(parameter, "is_flag", False)
-            is_multiple = getattr(parameter, "multiple", False)
-            if isinstance(value, (tuple, list)) and not is_multiple:
-                value = ",".join(map(str, value))
-            elif isinstance(value, bool) and not is_flag:
-                value = "on" if value else "off"
-            words += _words_of_parameter(parameter, value)
-    return words
+        if name not in values or name in NOT_STORED or values[name] == parameter.default:
+            continue
+        value = values[name]
+        if isinstance(value, (tuple, list)) and not getattr(parameter, "multiple", False):
+            value = ",".join(map(str, value))
+        elif isinstance(value, bool) and not getattr(parameter, "is_flag", False):
+            value = "on" if value else "off"
+        arguments += _words_of_parameter(parameter, value)
+    return arguments
 
 
 def line(records: Sequence[Any]) -> str | None:
     """The command line that made a session; None where it is not known, as for imported results."""
     for record in records:
-        words = record.command
-        if words and words[0] in feature_list.by_name():
-            return shell.lab(*words)
+        command = record.command
+        if command and command[0] in feature_list.by_name():
+            return shell.lab(*command)
     return None

@@ -45,21 +45,15 @@ def sections(
 ) -> list[Section]:
     """The sections of all records, or of those of some kinds. Without a context nothing is
     predicted."""
-    from lab.core.record import Record
     from lab.show import table
     from lab.show.section import Context, is_plain
 
     context = context or Context()
+    runs = list(filter(is_plain, table.of_engine(records)))
     has_answers = any(map(table.went_well, table.alone(records)))
-    context = dataclasses.replace(
-        context,
-        runs=[record for record in table.of_engine(records) if is_plain(record)],
-        together=context.together and has_answers,
-    )
-    has_plain_runs_only = all(
-        isinstance(record, Record) and is_plain(record) and record.run.is_plain
-        for record in records
-    )
+    context = dataclasses.replace(context, runs=runs, together=context.together and has_answers)
+    plain_runs = [run for run in runs if run.run.is_plain]
+    has_plain_runs_only = len(plain_runs) == len(records)
     sections_of_kinds: list[Section] = []
     for kind in _kinds_of_plain_runs() if has_plain_runs_only else kinds():
         if only and kind.name not in only:
@@ -77,11 +71,7 @@ def experiments_of(
     from lab.show import table
     from lab.show.section import Context, is_plain
 
-    runs = [
-        record
-        for record in table.of_engine(records)
-        if is_plain(record) and not record.run.is_plain
-    ]
+    runs = [run for run in filter(is_plain, table.of_engine(records)) if not run.run.is_plain]
     names = [kind.name for kind in kinds() if any(map(kind.is_mine, runs))]
     if not names:
         return []
@@ -106,9 +96,11 @@ def print_results(
     from lab.show.section import Section, is_plain, print_marked, print_sections
 
     for section in sections(records) if shown is None else shown:
-        has_parts_only = section.parts and not section.headings
-        print_sections(section.parts if has_parts_only else [section], out)
-    runs = [record for record in table.of_engine(records) if is_plain(record)]
+        if section.parts and not section.headings:
+            print_sections(section.parts, out)
+        else:
+            print_sections([section], out)
+    runs = list(filter(is_plain, table.of_engine(records)))
     if runs and not any(record.run.is_timed for record in runs):
         out.print("\nNo run went well.")
     of_experiments = [record for record in runs if not record.run.is_plain]

@@ -37,8 +37,10 @@ def read(
     names = " ".join(results)
     has_findings = bool(contents.findings)
     if not contents.measured and not (has_findings and with_findings):
-        what = "no runs of steps, only other results" if has_findings else "no runs"
-        raise LabError(f"{names} contains {what}.", "Measure some: lab measure")
+        what = f"{names} contains no runs."
+        if has_findings:
+            what = f"{names} contains no runs of steps, only other results."
+        raise LabError(what, "Measure some: lab measure")
     if steps_to and not contents.records:
         raise LabError(
             f"{names} contains only requests to servers, and no steps of the engine to {steps_to}.",
@@ -71,16 +73,20 @@ def nearby(results: Sequence[str], measured: Sequence[Record | RequestRecord]) -
     """Other sessions that lie where the results are: they show how sessions differ."""
     from lab.core import results as files
 
-    folders = {Path(name) if Path(name).is_dir() else Path(name).parent for name in results}
-    return files.nearby(folders, measured)
+    return files.nearby(set(map(folder_of, results)), measured)
 
 
 def plot_folder(results: Sequence[str], out: str | None) -> Path:
     """The folder for plots: `out`, else the folder of the first results file."""
-    first = Path(results[0])
     if out:
         return Path(out)
-    return first if first.is_dir() else first.parent
+    return folder_of(results[0])
+
+
+def folder_of(name: str) -> Path:
+    """A folder of results, or the folder of a file."""
+    path = Path(name)
+    return path if path.is_dir() else path.parent
 
 
 def draws(results: Sequence[str], out: str | None, no_plot: bool) -> bool:
@@ -109,9 +115,13 @@ def context(records: Sequence[Any], results: Sequence[str], **fields: Any) -> Co
     from lab.roofline import probing
     from lab.show.section import Context
 
-    runs = [record.run for record in records if isinstance(record, Record)]
-    has_experiments = any(not run.is_plain and not run.is_apart for run in runs)
-    has_parts = any(run.part for run in runs)
+    has_experiments = False
+    has_parts = False
+    for record in records:
+        if isinstance(record, Record):
+            run = record.run
+            has_experiments = has_experiments or not (run.is_plain or run.is_apart)
+            has_parts = has_parts or run.part is not None
     if has_experiments or has_parts:
         ceilings = probing.kept(plot_folder(results, None), note)
         fields["ceilings"] = [*fields.get("ceilings", ()), *ceilings]
@@ -134,4 +144,6 @@ def hint(details: bool = False, path: Path | None = None, command: str = "show")
     """How to see all lines below a table; "" if all are shown."""
     if details:
         return ""
-    return shell.lab(command, "--details", path) if path else "add --details"
+    if path is None:
+        return "add --details"
+    return shell.lab(command, "--details", path)

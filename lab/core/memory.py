@@ -357,6 +357,13 @@ def layers(n_layer: int, n_gpu_layers: int, shares: Sequence[float]) -> tuple[in
     return tuple(indices)
 
 
+def has_all_layers(n_gpu_layers: int, model: Model) -> bool:
+    """Whether all layers and the output are on devices."""
+    if n_gpu_layers < 0:
+        return True
+    return model.n_layer is not None and n_gpu_layers > model.n_layer
+
+
 def _single(value: float) -> float:
     """A value as a C float, in which llama.cpp computes."""
     return float(struct.unpack("f", struct.pack("f", value))[0])

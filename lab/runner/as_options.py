@@ -50,8 +50,9 @@ def options(record: Record) -> list[tuple[str, ...]]:
     model = record.model
     settings = record.settings
     keywords = asked(settings)
-    all_layers = -1 if model.n_layer is None else model.n_layer + 1
-    usual_layers = all_layers if machine.accelerators(record.machine.devices) else 0
+    usual_layers = 0
+    if machine.accelerators(record.machine.devices):
+        usual_layers = -1 if model.n_layer is None else model.n_layer + 1
     if settings.n_gpu_layers == usual_layers:
         keywords.pop("n_gpu_layers", None)
     if model.source == catalog.SYNTHETIC:
@@ -74,10 +75,10 @@ def options(record: Record) -> list[tuple[str, ...]]:
 
 def option(name: str, value: object) -> tuple[str, ...]:
     """An option with its value, or --NAME or --no-NAME for an on/off setting."""
-    if isinstance(value, bool) and name == "kv_unified":
-        return flag(name), "on" if value else "off"
     if isinstance(value, bool):
-        return (flag(name if value else f"no-{name}"),)
+        if name == "kv_unified":
+            return flag(name), "on" if value else "off"
+        return (flag(name),) if value else (flag(f"no-{name}"),)
     if isinstance(value, (tuple, list)):
         return flag(name), ",".join(map(_item, value))
     return flag(name), str(value)
@@ -96,8 +97,8 @@ def shared(records: Sequence[Record]) -> list[tuple[str, ...]]:
     """The options that all of the records have."""
     common = options(records[0])
     for record in records[1:]:
-        of_record = options(record)
-        common = [option for option in common if option in of_record]
+        options_of_record = options(record)
+        common = [option for option in common if option in options_of_record]
     return common
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lab.core import stats
+from lab.core import memory, stats
 from lab.core.lists import grouped, plural
 from lab.core.record import OK, Noise, NoiseReading, NoiseSamples, Record
 from lab.runner import machine
@@ -63,8 +63,9 @@ def sentence(cause: str, amount: float) -> str:
 
 
 def _cores(amount: float) -> str:
-    text = f"{amount:.2g}"
-    return "1 core" if text == "1" else f"{text} cores"
+    if f"{amount:.2g}" == "1":
+        return "1 core"
+    return f"{amount:.2g} cores"
 
 
 def _judged_samples(noise: Noise | None) -> NoiseSamples | None:
@@ -111,10 +112,10 @@ def disturbances(record: Record) -> dict[str, float]:
 
 def _readings(record: Record, noise: Noise, samples: NoiseSamples) -> Iterator[Reading]:
     """All that was read of a run, with the limits."""
-    others = cores(samples, samples.others_ms)
+    used = cores(samples, samples.others_ms)
     steal = cores(samples, samples.steal_ms)
-    yield Reading(OTHERS, others.mean, _limit_of_others(record, MEAN_CORES))
-    yield Reading(OTHERS, others.worst, _limit_of_others(record, WORST_CORES))
+    yield Reading(OTHERS, used.mean, _limit_of_others(record, MEAN_CORES))
+    yield Reading(OTHERS, used.worst, _limit_of_others(record, WORST_CORES))
     yield Reading(STEAL, steal.mean, MEAN_CORES)
     yield Reading(STEAL, steal.worst, WORST_CORES)
     seconds = samples.at_ms[-1] / 1e3
@@ -134,7 +135,9 @@ def _increase(before: NoiseReading, after: NoiseReading, name: str) -> float:
     """The increase of a counter during a run; NaN if the system does not report it."""
     start = getattr(before, name)
     end = getattr(after, name)
-    return math.nan if start is None or end is None else end - start
+    if start is None or end is None:
+        return math.nan
+    return float(end - start)
 
 
 def _limit_of_others(record: Record, cores_used: float) -> float:
@@ -157,9 +160,7 @@ def _limit_of_others(record: Record, cores_used: float) -> float:
 def n_threads(record: Record) -> int:
     """Busy threads of a run. With all layers on a GPU only one thread is busy: it feeds the GPU."""
     settings = record.settings
-    n_layer = record.model.n_layer
-    has_all_layers = n_layer is not None and settings.n_gpu_layers > n_layer
-    if settings.n_gpu_layers < 0 or has_all_layers:
+    if memory.has_all_layers(settings.n_gpu_layers, record.model):
         return 1
     return max(settings.n_threads, settings.n_threads_batch)
 
@@ -179,9 +180,9 @@ def during(noise: Noise, n_free: float) -> str:
     if samples is None:
         return ""
     clauses = []
-    others = max(cores(samples, samples.others_ms))
-    if others > WORST_CORES + n_free:
-        clauses.append(sentence(OTHERS, others))
+    used = max(cores(samples, samples.others_ms))
+    if used > WORST_CORES + n_free:
+        clauses.append(sentence(OTHERS, used))
     steal = max(cores(samples, samples.steal_ms))
     if steal > WORST_CORES:
         clauses.append(sentence(STEAL, steal))
@@ -193,7 +194,7 @@ def sentences(records: Sequence[Record]) -> list[str]:
     by_run = [disturbances(record) for record in records]
     clauses: list[str] = []
     for cause in CAUSES:
-        amounts = [amounts_of_run[cause] for amounts_of_run in by_run if cause in amounts_of_run]
+        amounts = [run[cause] for run in by_run if cause in run]
         if amounts:
             place = _in_runs(len(amounts), len(records))
             clauses.append(f"{sentence(cause, max(amounts))} {place}")
@@ -245,7 +246,7 @@ def _free_cores(record: Record) -> float | None:
 
 def is_doubtful(records: Sequence[Record]) -> bool:
     """Whether at least half of the runs were disturbed, which makes their median unreliable."""
-    n_disturbed = len([record for record in records if disturbances(record)])
+    n_disturbed = len(list(filter(disturbances, records)))
     return 2 * n_disturbed >= len(records) > 0
 
 

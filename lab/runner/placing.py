@@ -64,14 +64,7 @@ def _waits_once(
     moves_tensors = bool(asked.n_cpu_moe or parts(asked.override_tensor))
     if not is_split or moves_tensors or asked.kv_offload is False:
         return False
-    return _has_all_layers(n_gpu_layers, model)
-
-
-def _has_all_layers(n_gpu_layers: int, model: Model) -> bool:
-    """Whether all layers and the output are on devices."""
-    if n_gpu_layers < 0:
-        return True
-    return model.n_layer is not None and n_gpu_layers > model.n_layer
+    return sizes.has_all_layers(n_gpu_layers, model)
 
 
 def warnings(asked: AskedSettings, devices: Sequence[Device], model: Model) -> list[str]:
@@ -194,7 +187,7 @@ def memory_for(plan: Plan) -> int | None:
     if n_layers == 0:
         return machine.memory_available()
     names = machine.names(machine.used(plan.machine, plan.settings))
-    if plan.model.n_layer is None or not _has_all_layers(n_layers, plan.model):
+    if plan.model.n_layer is None or not sizes.has_all_layers(n_layers, plan.model):
         names.append(CPU)
     free_bytes = free(plan)
     if not free_bytes.keys() >= set(names):

@@ -32,7 +32,9 @@ def source(asked: str) -> Source:
     """
     if asked == RANDOM:
         return Source(RANDOM, None, None)
-    names = own_texts() if asked == TEXT else [name.strip() for name in asked.split(",")]
+    names = own_texts()
+    if asked != TEXT:
+        names = [name.strip() for name in asked.split(",")]
     if set(names) <= set(own_texts()):
         text = own_text(names)
         return Source(asked, text, _sha256(text))
@@ -58,8 +60,10 @@ def own_texts() -> list[str]:
 
 
 def own_text(names: Sequence[str]) -> str:
-    files = [data_file(f"{name}.txt", "prompts") for name in names]
-    return "\n\n".join(file.read_text(encoding="utf-8") for file in files)
+    texts = []
+    for name in names:
+        texts.append(data_file(f"{name}.txt", "prompts").read_text(encoding="utf-8"))
+    return "\n\n".join(texts)
 
 
 def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:
@@ -69,9 +73,10 @@ def offset(seed: int, repeat: int, n_available: int, sequence: int = 0) -> int:
 
 def cut(ids: Sequence[int], n: int, start: int, bos: int | None) -> list[int]:
     """Exactly n token ids: BOS if the model has one, then ids from `start` on, wrapping around."""
-    first = [] if bos is None else [bos]
-    following = [ids[(start + i) % len(ids)] for i in range(n - len(first))]
-    return [*first, *following]
+    prompt = [] if bos is None else [bos]
+    for position in range(start, start + n - len(prompt)):
+        prompt.append(ids[position % len(ids)])
+    return prompt
 
 
 def random_ids(
@@ -79,11 +84,15 @@ def random_ids(
 ) -> list[int]:
     """Exactly n uniformly random token ids; the first is BOS if the model has one."""
     ids = random.Random(_seed(seed, repeat, sequence)).choices(range(n_vocab), k=n)
-    return ids if bos is None else [bos, *ids[1:]]
+    if bos is not None:
+        ids[0] = bos
+    return ids
 
 
 def _seed(seed: int, repeat: int, sequence: int) -> str:
-    return f"{seed} {repeat} {sequence}" if sequence else f"{seed} {repeat}"
+    if sequence:
+        return f"{seed} {repeat} {sequence}"
+    return f"{seed} {repeat}"
 
 
 def _sha256(text: str) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lab.core import cost, memory, shape
+from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, devices, synthetic
@@ -62,8 +63,8 @@ def laws(
     records: Sequence[Record], ceilings: Sequence[Ceilings], more_records: Sequence[Record] = ()
 ) -> Numbers:
     """What a page needs to predict for the models and setups of plain runs, and for all devices."""
-    records = [record for record in records if has_possible_sizes(record)]
-    runs = [*records, *(record for record in more_records if has_possible_sizes(record))]
+    records = list(filter(has_possible_sizes, records))
+    runs = [*records, *filter(has_possible_sizes, more_records)]
     plain = [record for record in records if learning.is_plain(record) and is_counted(record)]
     models = models_of(plain)
     if not models:
@@ -113,15 +114,12 @@ def laws(
 def has_possible_sizes(record: Record) -> bool:
     """Whether the sizes of a model and of its steps are in the range of real ones."""
     model = record.model
-    sizes = [getattr(model, name) for name in SIZES]
-    known_sizes = [size for size in sizes if size is not None]
+    for name in SIZES:
+        size = getattr(model, name)
+        if size is not None and not 0 < size <= MOST_SIZE:
+            return False
     has_possible_layers = 0 <= (model.n_layer or 0) <= MOST_LAYERS
-    has_possible_ubatch = 0 < record.settings.n_ubatch <= MOST_UBATCH
-    return (
-        all(0 < size <= MOST_SIZE for size in known_sizes)
-        and has_possible_layers
-        and has_possible_ubatch
-    )
+    return has_possible_layers and 0 < record.settings.n_ubatch <= MOST_UBATCH
 
 
 def is_counted(record: Record) -> bool:
@@ -132,11 +130,11 @@ def is_counted(record: Record) -> bool:
 
 def models_of(plain: Sequence[Record]) -> dict[str, Model]:
     """The models of runs, and their other quantizations in the catalog, by label."""
-    measured = {(record.model.name, record.model.quantization): record.model for record in plain}
+    measured = grouped(plain, lambda record: (record.model.name, record.model.quantization))
     models: dict[str, Model] = {}
-    for model in measured.values():
-        variants = [model]
-        entry = catalog.entries().get(model.name)
+    for records in measured.values():
+        variants = [records[-1].model]
+        entry = catalog.entries().get(variants[0].name)
         if entry is not None:
             variants += synthetic.by_quantization(entry).values()
         for variant in variants:
@@ -254,7 +252,7 @@ def contexts_of(model: Model, settings: Settings, n_ctx: int) -> list[tuple[floa
         need = memory.of_context(model, of_length)
         points.append((n, need.kv_cache_bytes or 0, need.compute_bytes or 0))
     bent = []
-    for before, point, after in zip(points, points[1:], points[2:], strict=False):
+    for before, point, after in zip(points[:-2], points[1:-1], points[2:], strict=True):
         if not is_straight(before, point, after):
             bent.append(point)
     return [points[0], *bent, points[-1]]
@@ -262,8 +260,10 @@ def contexts_of(model: Model, settings: Settings, n_ctx: int) -> list[tuple[floa
 
 def is_straight(before: Sequence[float], point: Sequence[float], after: Sequence[float]) -> bool:
     """Whether a point lies on the line between its neighbours, to within a byte."""
-    bends = [abs(a + c - 2 * b) for a, b, c in zip(before, point, after, strict=True)]
-    return max(bends) <= 1
+    for low, middle, high in zip(before, point, after, strict=True):
+        if abs(low + high - 2 * middle) > 1:
+            return False
+    return True
 
 
 # Measured setups
@@ -283,7 +283,9 @@ def measured_places(
             continue
         seen.add(key)
         where = probing.place_of_record(record)
-        name = f"{label}, {settings.n_threads} threads" if None in where.devices else label
+        name = label
+        if None in where.devices:
+            name = f"{label}, {settings.n_threads} threads"
         names[name] += 1
         if names[name] > 1:
             name = f"{name}, setup {names[name]}"
@@ -304,7 +306,9 @@ def memory_of(record: Record) -> float | None:
     if names[0] is None:
         return record.machine.ram_bytes
     device = probing.device_of(record.machine, names[0])
-    return None if device is None else device.memory_bytes
+    if device is None:
+        return None
+    return device.memory_bytes
 
 
 def law_of_runs(
@@ -358,13 +362,14 @@ def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Lear
 
 def doubts_of(ceilings: Ceilings, learned: Learned) -> str:
     """Sentences on disturbed runs and ceilings; "" for none."""
+    sentences = []
     n_points = len(learned.points)
-    n_disturbed = sum(point.is_disturbed for point in learned.points)
-    sentences = list(doubt_sentences(ceilings))
+    n_disturbed = len([point for point in learned.points if point.is_disturbed])
     if n_disturbed:
-        sentences.insert(
-            0, f"{n_disturbed} of the {n_points} points behind it come from disturbed runs."
+        sentences.append(
+            f"{n_disturbed} of the {n_points} points behind it come from disturbed runs."
         )
+    sentences += doubt_sentences(ceilings)
     return " ".join(sentences)
 
 
@@ -375,7 +380,7 @@ def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[A
     """
     layers = []
     for heads in shape.heads(model) or ():
-        of_heads = []
+        by_phase = []
         for n_threads in (settings.n_threads, settings.n_threads_batch):
             points = step_kernels.attention_points(
                 ceilings,
@@ -386,8 +391,8 @@ def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[A
                 n_threads,
                 settings.flash_attn_resolved != "off",
             )
-            of_heads.append([[n, sorted(points[n].items())] for n in sorted(points)])
-        layers.append(of_heads)
+            by_phase.append([[n, sorted(points[n].items())] for n in sorted(points)])
+        layers.append(by_phase)
     return layers
 
 
@@ -396,7 +401,10 @@ def fit_of(phase: str, model: Model, settings: Settings, learned: Learned) -> Nu
     coverage = learned.coverage[phase]
     case = learning.case_of(phase, coverage.longest, model, settings)
     fit = learned.fit
-    same_setup = [point for point in learned.points if point.case.setup == case.setup]
+    points = []
+    for point in learned.points:
+        if point.case.setup == case.setup:
+            points.append([point.case.length, point.seconds])
     deviation = math.log(learned.factor(case)) / learning.DEVIATIONS
     return {
         "factor": fit.prefill_factor if phase == PREFILL else fit.decode_factor,
@@ -408,7 +416,7 @@ def fit_of(phase: str, model: Model, settings: Settings, learned: Learned) -> Nu
         "longest": coverage.longest,
         "fastest": learned.fastest(phase),
         "beyond": bool(coverage.extrapolations(case)),
-        "points": [[point.case.length, point.seconds] for point in same_setup],
+        "points": points,
     }
 
 

@@ -24,9 +24,13 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     first = rows[0]
     from_below = rows[::-1]
     has_several_models = len({row.label for row in rows}) > 1
-    names = [f"{row.name}, {row.label}" if has_several_models else row.name for row in from_below]
-    prefill_s = [middle(row.prefill_s) for row in from_below]
-    decode_s = [(row.n_gen - 1) * middle(row.tpot_s) for row in from_below]
+    names = []
+    prefill_s = []
+    decode_s = []
+    for row in from_below:
+        names.append(f"{row.name}, {row.label}" if has_several_models else row.name)
+        prefill_s.append(middle(row.prefill_s))
+        decode_s.append((row.n_gen - 1) * middle(row.tpot_s))
     ax.barh(names, prefill_s, color=COLOURS[0], label="prefill")
     ax.barh(
         names,

@@ -9,8 +9,8 @@ from statistics import geometric_mean
 
 from lab.core import shown
 from lab.core.lists import grouped
-from lab.features.predict.slo import Slo
 from lab.features.predict import wording
+from lab.features.predict.slo import Slo
 from lab.roofline.prediction import HERE, Prediction, Span
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits, seconds
@@ -44,9 +44,9 @@ def sections_of(
     if is_ranking:
         most = None if shows_all else MOST_ROWS
         by_length = grouped(rows, lambda row: row.n_prompt)
-        return [ranking(of_length, slo, most) for of_length in by_length.values()]
+        return [ranking(rows_of_length, slo, most) for rows_of_length in by_length.values()]
     by_setup = grouped(rows, lambda row: (row.name, row.label))
-    return [explanation(of_setup, slo) for of_setup in by_setup.values()]
+    return [explanation(rows_of_setup, slo) for rows_of_setup in by_setup.values()]
 
 
 # Cells
@@ -58,11 +58,14 @@ def range_cell(
     """The expected figure with a mark of doubt, and its range below it."""
     if row.shortage is not None or math.isnan(ends[0]):
         return UNKNOWN
-    middle = geometric_mean(ends) if expected is None else expected
+    if expected is None:
+        expected = geometric_mean(ends)
     low = digits(ends[0])
     high = digits(ends[1])
-    figure = f"{digits(middle)}{shown.mark(doubts)}"
-    return figure if low == high else f"{figure}\n{low}-{high}"
+    figure = f"{digits(expected)}{shown.mark(doubts)}"
+    if low == high:
+        return figure
+    return f"{figure}\n{low}-{high}"
 
 
 def limit_cell(row: Prediction, limit: float | None) -> str:
@@ -148,12 +151,11 @@ def ranking_note(row: Prediction) -> str:
 
 def fastest(rows: Sequence[Prediction], is_one_model: bool) -> str:
     """The answer of a ranking."""
-    known = [row for row in rows if row.is_known]
-    if not known:
-        return "No device here can run this."
-    best = known[0]
-    name = best.name if is_one_model else f"{best.name} with {best.label}"
-    return f"The fastest is {name}: {request_time(best)} for the whole request."
+    for row in rows:
+        if row.is_known:
+            name = row.name if is_one_model else f"{row.name} with {row.label}"
+            return f"The fastest is {name}: {request_time(row)} for the whole request."
+    return "No device here can run this."
 
 
 def ranking_sentences(
@@ -187,9 +189,16 @@ def kept_limits(rows: Sequence[Prediction], slo: Slo) -> str:
 
 def not_shown(hidden: Sequence[Prediction]) -> str:
     """How many rows are left out, by reason."""
-    n_small = sum(row.shortage is not None for row in hidden)
-    n_slower = sum(row.is_known for row in hidden)
-    n_unknown = len(hidden) - n_small - n_slower
+    n_small = 0
+    n_slower = 0
+    n_unknown = 0
+    for row in hidden:
+        if row.is_known:
+            n_slower += 1
+        elif row.shortage is not None:
+            n_small += 1
+        else:
+            n_unknown += 1
     counts = []
     if n_slower:
         counts.append(f"{n_slower} slower")
@@ -201,7 +210,9 @@ def not_shown(hidden: Sequence[Prediction]) -> str:
 
 
 def at_once(row: Prediction) -> str:
-    return f", {row.users} users at once" if row.users > 1 else ""
+    if row.users == 1:
+        return ""
+    return f", {row.users} users at once"
 
 
 # An explanation
@@ -227,6 +238,12 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     )
 
 
+def explanation_note(row: Prediction) -> str:
+    if row.shortage is not None:
+        return f"does not fit: {wording.misfit(row.shortage)}"
+    return ", ".join(row.doubts)
+
+
 EXPLANATION_COLUMNS: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
     ("prefill s\nexpected", lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s)),
@@ -237,14 +254,8 @@ EXPLANATION_COLUMNS: Columns = (
     ("TPOT ms\nlimit", lambda row: limit_cell(row, 1e3 * row.tpot_limit_s)),
     ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),
     ("keeps\nlimits", chance_cell),
-    ("note", lambda row: explanation_note(row)),
+    ("note", explanation_note),
 )
-
-
-def explanation_note(row: Prediction) -> str:
-    if row.shortage is not None:
-        return f"does not fit: {wording.misfit(row.shortage)}"
-    return ", ".join(row.doubts)
 
 
 def longest_request(row: Prediction) -> str:

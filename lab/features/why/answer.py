@@ -115,11 +115,9 @@ def known_parts(
     parts.append(setups.of_model(pair, specs))
     parts += setups.of_settings(pair)
     if libs:
-        ends = [
-            f"{builds.short(lib)} in {letter}"
-            for lib, letter in zip(libs, pair.letters, strict=True)
-        ]
-        parts.append(unknown(BUILD, ", ".join(ends), changes={"lib": libs[1]}))
+        fast, slow = pair.letters
+        reason = f"{builds.short(libs[0])} in {fast}, {builds.short(libs[1])} in {slow}"
+        parts.append(unknown(BUILD, reason, changes={"lib": libs[1]}))
     return parts
 
 

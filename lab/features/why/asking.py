@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,8 +56,8 @@ def why(
     budget_s = seconds_of(budget, least_s=0)
     check(b, url, lib)
     specs = pair_of_words(model)
-    names = [name for name in (a, b) if name is not None]
-    sides = [side_of(name) for name in names]
+    names = [a] if b is None else [a, b]
+    sides = list(map(side_of, names))
     if len(sides) == 1 and (url or is_measured_here(sides[0], specs[0])):
         now = measured_now.Now(specs[0], url, budget_s, Path(out), watch, reaching)
         sides.append(measured_side(sides[0], now, prefill))
@@ -78,7 +79,7 @@ def why(
 
 def command_words(names: Sequence[object], model: str | None, url: str | None) -> list[str]:
     """The words that ask the same question again."""
-    line = [str(name) for name in names]
+    line = list(map(str, names))
     if url:
         line += ["--url", url]
     if model:
@@ -114,8 +115,9 @@ def side_of(name: str | Path | Figure) -> Side:
 
 def is_measured_here(side: Side, spec: str | None) -> bool:
     """Whether a single side is a figure of another program, and a model is named to measure."""
-    has_records = any(figure.records or figure.requests for figures in side for figure in figures)
-    return spec is not None and not has_records and len(side) == 1
+    if spec is None or len(side) > 1:
+        return False
+    return not any(figure.records or figure.requests for figure in side[0])
 
 
 def measured_side(side: Side, now: measured_now.Now, prefill: bool) -> Side:
@@ -126,8 +128,10 @@ def measured_side(side: Side, now: measured_now.Now, prefill: bool) -> Side:
 
 def last_of_phase(figures: Sequence[Figure], prefill: bool) -> Figure:
     """The last figure of the phase that is compared; the last of all if there is none."""
-    of_phase = [figure for figure in figures if figure.is_prefill == prefill]
-    return (of_phase or list(figures))[-1]
+    for figure in reversed(figures):
+        if figure.is_prefill == prefill:
+            return figure
+    return figures[-1]
 
 
 def both_sides(
@@ -158,10 +162,7 @@ def both_sides(
 
 def flat(side: Side) -> list[Figure]:
     """All figures of a side."""
-    figures = list[Figure]()
-    for group in side:
-        figures += group
-    return figures
+    return list(itertools.chain(*side))
 
 
 def records_of(sides: Sequence[Side]) -> list[Record]:
@@ -187,10 +188,14 @@ def with_devices(
 
     LabError for a name that is not in the list of devices.
     """
-    names = [name.strip() for name in (device or "").split(",") if name.strip()]
-    for name in names:
+    names = list[str]()
+    for text in (device or "").split(","):
+        name = text.strip()
+        if not name:
+            continue
         if name != HERE and devices.recognise(name) is None:
             devices.find_device(name)
+        names.append(name)
     named = list[Figure]()
     defaults = (None, device_of_b)
     for figure, default in zip(figures, defaults, strict=True):

@@ -82,15 +82,16 @@ def differing(pair: Pair, fields: tuple[str, ...]) -> list[str]:
 
 def predicted(pair: Pair, asked: Asked) -> Part:
     """The part of two machines by predictions of the same request on both."""
-    names = [device_name(figure) for _, figure in pair.sides]
+    fast_name = device_name(pair.fast)
+    slow_name = device_name(pair.slow)
     places = list[str]()
-    for (letter, figure), name in zip(pair.sides, names, strict=True):
+    for (letter, figure), name in zip(pair.sides, (fast_name, slow_name), strict=True):
         cpu = figure.records[0].machine.cpu if figure.records else None
         places.append(f"{name or cpu or 'unknown (--device)'} in {letter}")
     reason = ", ".join(places)
-    if names[0] is None or names[1] is None:
+    if fast_name is None or slow_name is None:
         return unknown(MACHINE, reason)
-    if names[0] == names[1]:
+    if fast_name == slow_name:
         return equal(MACHINE, reason=reason)
     if asked.spec is None:
         return unknown(MACHINE, f"{reason}: not predicted, since no model is named (--model)")
@@ -99,8 +100,7 @@ def predicted(pair: Pair, asked: Asked) -> Part:
     try:
         requests = [
             prediction.request_on(name, asked.spec, n_prompt, n_gen, asked.folder)
-            for name in names
-            if name
+            for name in (fast_name, slow_name)
         ]
     except LabError as problem:
         return unknown(MACHINE, f"{reason}: not predicted, {problem.what}")
@@ -139,7 +139,9 @@ def name_of_recorded(record: Record) -> str | None:
     if is_this_machine(record.machine):
         return HERE
     used = probing.device_of(record.machine, probing.place_of_record(record).devices[0])
-    device = devices.recognise(used.description, used.memory_bytes) if used else None
+    if used is None:
+        return None
+    device = devices.recognise(used.description, used.memory_bytes)
     return device.name if device else None
 
 
@@ -160,20 +162,19 @@ def of_state(pair: Pair) -> Part:
     is_known = True
     for letter, figure in pair.sides:
         reasons += [f"{letter}: {sentence}" for sentence in state_in_words(figure)]
-        every = log_times(figure.records, figure.is_prefill)
-        calm = [run for run in figure.records if not disturbances.disturbances(run)]
-        quiet = log_times(calm, figure.is_prefill)
-        logs.append(0.0)
-        if len(quiet) == len(every):
-            continue
-        if len(quiet) < FEWEST:
+        times = log_times(figure.records, figure.is_prefill)
+        undisturbed = [run for run in figure.records if not disturbances.disturbances(run)]
+        quiet_times = log_times(undisturbed, figure.is_prefill)
+        log = 0.0
+        if len(quiet_times) < min(FEWEST, len(times)):
             is_known = False
-            continue
-        logs[-1] = statistics.median(every) - statistics.median(quiet)
-        squares += math.pi / 2 * mean_half_width(quiet) ** 2 * (1 - len(quiet) / len(every))
+        elif len(quiet_times) < len(times):
+            log = statistics.median(times) - statistics.median(quiet_times)
+            share_left_out = 1 - len(quiet_times) / len(times)
+            squares += math.pi / 2 * mean_half_width(quiet_times) ** 2 * share_left_out
+        logs.append(log)
     reason = "; ".join(reasons)
-    batteries = [is_on_battery(figure) for _, figure in pair.sides]
-    if not is_known or batteries[0] != batteries[1]:
+    if not is_known or is_on_battery(pair.fast) != is_on_battery(pair.slow):
         return unknown(STATE, reason)
     log = logs[1] - logs[0]
     if not log:
@@ -195,8 +196,12 @@ def state_in_words(figure: Figure) -> list[str]:
 
 def log_times(records: tuple[Record, ...] | list[Record], is_prefill: bool) -> list[float]:
     """The logarithms of the runs' times per token."""
-    times_ns = [ns_per_token(record.run, is_prefill) for record in records]
-    return [math.log(ns) for ns in times_ns if ns]
+    logs = list[float]()
+    for record in records:
+        ns = ns_per_token(record.run, is_prefill)
+        if ns:
+            logs.append(math.log(ns))
+    return logs
 
 
 def ns_per_token(run: Run, is_prefill: bool) -> float | None:

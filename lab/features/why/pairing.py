@@ -61,7 +61,7 @@ def nearest(
     Decode comes before prefill, unless `prefill` is asked for. LabError if no phase is of both
     sides.
     """
-    for is_prefill in [True] if prefill else [False, True]:
+    for is_prefill in (True,) if prefill else (False, True):
         pairs = list[tuple[Figure, Figure]]()
         for figure in first:
             for opposite in second:
@@ -70,24 +70,28 @@ def nearest(
                     pairs.append((figure, opposite))
         if pairs:
             return min(pairs, key=distance)
-    phases = [
-        " and ".join(dict.fromkeys(figure.phase for figure in side)) for side in (first, second)
-    ]
     raise LabError(
-        f"There is no phase that both sides have: A has {phases[0]}, B has {phases[1]}.",
+        f"There is no phase that both sides have: A has {phases_of(first)}, B has "
+        f"{phases_of(second)}.",
         "Give two figures of the same phase; --prefill compares prefill.",
     )
+
+
+def phases_of(figures: Sequence[Figure]) -> str:
+    """The phases of figures in words."""
+    return " and ".join(dict.fromkeys(figure.phase for figure in figures))
 
 
 def distance(pair: tuple[Figure, Figure]) -> tuple[float, float]:
     """How far apart two figures are; smaller is better. Plain rates come before whole answers."""
     first, second = pair
     different_count = 0.0 if first.phase == second.phase else 0.5
-    positions = place(first), place(second)
-    if positions[0] is None or positions[1] is None:
+    first_place = place(first)
+    second_place = place(second)
+    if first_place is None or second_place is None:
         return FAR + different_count, 0.0
-    apart = abs(math.log((positions[0] + 1) / (positions[1] + 1)))
-    return round(apart, 3) + different_count, -positions[0]
+    apart = abs(math.log((first_place + 1) / (second_place + 1)))
+    return round(apart, 3) + different_count, -first_place
 
 
 def place(figure: Figure) -> float | None:
@@ -103,20 +107,19 @@ def others_in_words(
     """Sentences on the figures that are not compared; none where each side has a single figure."""
     sentences = list[str]()
     for letter, figures in zip("AB", sides, strict=True):
-        left_out = list[Figure]()
+        left_out = list[str]()
         for figure in figures:
-            is_of_phase = figure.is_prefill == chosen[0].is_prefill
-            if is_of_phase and all(figure is not each for each in chosen):
-                left_out.append(figure)
+            is_compared = figure is chosen[0] or figure is chosen[1]
+            if figure.is_prefill == chosen[0].is_prefill and not is_compared:
+                left_out.append(in_words(figure))
         if not left_out:
             continue
-        labels = [in_words(figure) for figure in left_out[:MOST_LISTED]]
-        more = len(left_out) - len(labels)
-        if more:
-            labels.append(f"and {more} more")
+        labels = left_out[:MOST_LISTED]
+        n_more = len(left_out) - len(labels)
+        if n_more:
+            labels.append(f"and {n_more} more")
         sentences.append(f"not compared of {letter}: {'; '.join(labels)}")
-    is_prefill = all(figure.is_prefill for figure in chosen)
-    if is_prefill and not prefill:
+    if chosen[0].is_prefill and not prefill:
         sentences.append("prefill is compared, since no decode rate is of both sides")
     return sentences
 

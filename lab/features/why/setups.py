@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from lab.core import memory
 from lab.core.asked_settings import AUTO, table
-from lab.core.record import UNKNOWN_THREADS, Model, Record
+from lab.core.record import UNKNOWN_THREADS, Record
 from lab.errors import printable
 from lab.features.why.figure import Figure
 from lab.features.why.parts import (
@@ -52,7 +53,8 @@ def of_model(pair: Pair, specs: tuple[str | None, str | None]) -> Part:
 
 def of_recorded_models(pair: Pair, specs: tuple[str | None, str | None]) -> Part:
     """The part of two models of records; different ones can be measured if both specs are known."""
-    fast, slow = (side.records[0].model for side in (pair.fast, pair.slow))
+    fast = pair.fast.records[0].model
+    slow = pair.slow.records[0].model
     if catalog.spec_of(fast) == catalog.spec_of(slow):
         sums = [model.sha256[:8] for model in (fast, slow) if model.sha256]
         if len(set(sums)) < 2:
@@ -76,13 +78,11 @@ def sameness(fast: Figure, slow: Figure) -> str:
 
     Names alone do not tell quantizations apart where only one of them is given.
     """
-    quantizations = {quantization_of(figure) for figure in (fast, slow)} - {None}
+    quantizations = {quantization_of(fast), quantization_of(slow)} - {None}
     if len(quantizations) > 1:
         return ""
-    names_of_fast = [plain_name(name) for name in names_of(fast)]
-    names_of_slow = [plain_name(name) for name in names_of(slow)]
-    for first in names_of_fast:
-        for second in names_of_slow:
+    for first in names_of(fast):
+        for second in names_of(slow):
             shorter, longer = sorted((first, second), key=len)
             if len(shorter) > 3 and shorter in longer:
                 return "name"
@@ -94,11 +94,11 @@ def sameness(fast: Figure, slow: Figure) -> str:
 
 
 def names_of(figure: Figure) -> list[str]:
-    """The names of a figure's model: as the text gives it, and of its file."""
+    """The plain names of a figure's model: as the text gives it, and of its file."""
     names = [figure.model_label]
     if figure.records:
         names.append(figure.records[0].model.file)
-    return [name for name in names if name]
+    return [plain_name(name) for name in names if name]
 
 
 def plain_name(name: str) -> str:
@@ -117,16 +117,16 @@ def of_settings(pair: Pair) -> list[Part]:
     """The parts of the groups of settings that differ, and one for settings of one side only."""
     fast = pair.fast.settings
     slow = pair.slow.settings
-    group_of = {name: group for group, names in GROUPS.items() for name in names}
-    others = [name for name in table() if name not in group_of]
+    group_of = dict[str, str]()
+    for group, names in GROUPS.items():
+        group_of |= dict.fromkeys(names, group)
+    for name in table():
+        group_of.setdefault(name, OTHER_SETTINGS)
     changes = dict[str, dict[str, Any]]()
     lacking = list[str]()
-    for name in [*group_of, *others]:
-        group = group_of.get(name, OTHER_SETTINGS)
-        if name in NOT_COMPARED or (name not in fast and name not in slow):
-            continue
+    for name, group in group_of.items():
         ends = fast.get(name, MISSING), slow.get(name, MISSING)
-        if ends[0] == ends[1]:
+        if name in NOT_COMPARED or ends[0] == ends[1]:
             continue
         if MISSING in ends or AUTO in ends:
             lacking.append(group)
@@ -139,8 +139,8 @@ def of_settings(pair: Pair) -> list[Part]:
     for group, values in changes.items():
         parts.append(unknown(group, values_in_words(pair, list(values)), changes=values))
     if lacking:
-        names = ", ".join(dict.fromkeys(lacking))
-        parts.append(unknown(MORE_SETTINGS, f"not given for both: {names}"))
+        groups = ", ".join(dict.fromkeys(lacking))
+        parts.append(unknown(MORE_SETTINGS, f"not given for both: {groups}"))
     return parts
 
 
@@ -154,7 +154,9 @@ def values_in_words(pair: Pair, names: list[str]) -> str:
 
 
 def in_words(value: object) -> str:
-    return "all" if value is None else str(value)
+    if value is None:
+        return "all"
+    return str(value)
 
 
 def settings_of(record: Record) -> dict[str, Any]:
@@ -173,11 +175,6 @@ def settings_of(record: Record) -> dict[str, Any]:
     if UNKNOWN_THREADS in (settings.n_threads, settings.n_threads_batch):
         values.pop("threads")
         values.pop("threads_batch")
-    if has_all_layers(settings.n_gpu_layers, record.model):
+    if memory.has_all_layers(settings.n_gpu_layers, record.model):
         values["n_gpu_layers"] = None
     return values
-
-
-def has_all_layers(n_gpu_layers: int, model: Model) -> bool:
-    """Whether all layers and the output are on devices."""
-    return n_gpu_layers < 0 or (model.n_layer is not None and n_gpu_layers > model.n_layer)

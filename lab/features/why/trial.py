@@ -37,7 +37,7 @@ PLANNED_BLOCKS = FEWEST + 1
 MOST_CHANGES = 6
 SURE = 0.005  # half of a range, in logarithms, at which a trial ends
 Way = Mapping[frozenset[int], str]
-"""The variants' names, by the numbers of the changes that each has made."""
+"""The name of each variant, by the numbers of the changes that are made in it."""
 
 Block = Mapping[str, float]
 """Times per token by the variants' names."""
@@ -90,8 +90,10 @@ def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
     """The settings of the faster side; what it does not say is as in the slower one."""
     figure = pair.fast if pair.fast.position is not None else pair.slow
     chosen = {**pair.slow.settings, **pair.fast.settings, "lib": lib}
-    settings = {name: value for name, value in chosen.items() if value != defaults().get(name)}
-    return {**settings, "prompt_len": prompt_length(figure), "model": spec}
+    start = {name: value for name, value in chosen.items() if value != defaults().get(name)}
+    start["prompt_len"] = prompt_length(figure)
+    start["model"] = spec
+    return start
 
 
 def run(asked: Trial) -> Measured:
@@ -102,8 +104,10 @@ def run(asked: Trial) -> Measured:
     lengths += [part.changes["prompt_len"] for part in asked.changes if is_depth(part)]
     needs_s = needed_seconds(asked, lengths)
     spent_s = time.monotonic() - began
-    fitting = [need for need in needs_s if PLANNED_BLOCKS * need <= asked.budget_s - spent_s]
-    n_fitting = len(fitting)
+    n_fitting = 0
+    for need_s in needs_s:  # each change adds to a block, so the first ones fit
+        if PLANNED_BLOCKS * need_s <= asked.budget_s - spent_s:
+            n_fitting += 1
     measured = Measured()
     for part, need_s in zip(asked.changes[n_fitting:], needs_s[n_fitting:], strict=True):
         reason = "no run fits"
@@ -114,8 +118,8 @@ def run(asked: Trial) -> Measured:
         return measured
     changes = asked.changes[:n_fitting]
     start = dict(asked.start)
-    if not any(is_depth(part) for part in changes):
-        start["prompt_len"] = min(lengths)
+    if not any(map(is_depth, changes)):
+        start["prompt_len"] = min(lengths)  # the cheapest, since depth is not measured
     way_asked = replace(asked, start=start, changes=changes, budget_s=asked.budget_s - spent_s)
     way_measured = measure_way(way_asked)
     return Measured(measured.parts | way_measured.parts, way_measured.path)
@@ -143,17 +147,21 @@ def needed_seconds(asked: Trial, lengths: Sequence[int]) -> list[float]:
     fixed_s = math.inf  # to start an engine and to warm up
     work_s = 0.0
     with TemporaryDirectory() as folder, limited(asked.watch, asked.budget_s) as look:
-        first = dict(list(plans_of(short)[1].items())[:1])
+        _, plans = plans_of(short)
+        name = next(iter(plans))
         began = time.monotonic()
         path = Path(folder) / "first.jsonl"
-        records = list(trial.execute(first, 1, path, look, asked.new_worker, n_turns=1))
-        work_s = sum(seconds_of_steps(record) for record in records)
+        first = {name: plans[name]}
+        records = trial.execute(first, 1, path, look, asked.new_worker, n_turns=1)
+        work_s = sum(map(seconds_of_steps, records))
         fixed_s = time.monotonic() - began - work_s
-    middle = sum(lengths) / 2 + asked.n_gen
+    n_tokens = min(lengths) + asked.n_gen
     needs_s = list[float]()
     for number, part in enumerate(asked.changes, 1):
-        longer = middle / (min(lengths) + asked.n_gen) if is_depth(part) else 1.0
-        needs_s.append(2 * number * (fixed_s + work_s * longer))
+        if is_depth(part):  # half of the variants have the long prompt
+            work_s *= (sum(lengths) / 2 + asked.n_gen) / n_tokens
+        n_variants = 2 * number
+        needs_s.append(n_variants * (fixed_s + work_s))
     return needs_s
 
 
@@ -198,12 +206,12 @@ def are_sure(parts: Mapping[str, Part]) -> bool:
 def plans_of(asked: Trial) -> tuple[Way, dict[str, Plan]]:
     """The variants of the way there and back, and their plans by name."""
     n_changes = len(asked.changes)
-    steps = [frozenset(range(n)) for n in range(n_changes + 1)]
-    steps += [frozenset(range(n, n_changes)) for n in range(1, n_changes)]
+    there = [range(n) for n in range(n_changes + 1)]  # the first n changes are made
+    back = [range(n, n_changes) for n in range(1, n_changes)]  # the first n are undone
     variants = list[tuple[str, Mapping[str, Any]]]()
-    for step in steps:
+    for numbers in there + back:
         settings = dict(asked.start)
-        for number in sorted(step):
+        for number in numbers:
             settings |= asked.changes[number].changes
         settings = {name: value for name, value in settings.items() if value is not None}
         settings["prompt_len"] = str(settings["prompt_len"])
@@ -213,7 +221,7 @@ def plans_of(asked: Trial) -> tuple[Way, dict[str, Plan]]:
         variants.append((shell.join(*options), settings))
     with asked.new_worker() as worker:
         plans = trial.plan(worker, variants, MOST_BLOCKS, gen=asked.n_gen)
-    return dict(zip(steps, plans, strict=True)), plans
+    return dict(zip(map(frozenset, there + back), plans, strict=True)), plans
 
 
 def factors(
@@ -221,16 +229,15 @@ def factors(
 ) -> dict[str, Part]:
     """The parts by name with their factors and 95 % ranges, from blocks of times per token."""
     parts = dict[str, Part]()
-    n_disturbed = len([record for record in records if disturbances.disturbances(record)])
+    n_disturbed = len(list(filter(disturbances.disturbances, records)))
     for number, part in enumerate(changes):
         if len(blocks) < FEWEST:
             few = f"only {plural(len(blocks), 'block')} of {FEWEST} (--budget)"
             parts[part.name] = not_measured(part, few)
             continue
-        before = range(number)
-        after = range(number + 1, len(changes))
-        there = log_ratios(blocks, way[frozenset(before)], way[frozenset([*before, number])])
-        back = log_ratios(blocks, way[frozenset(after)], way[frozenset([number, *after])])
+        there = log_ratios(blocks, way, range(number), range(number + 1))
+        n_changes = len(changes)
+        back = log_ratios(blocks, way, range(number + 1, n_changes), range(number, n_changes))
         logs = [statistics.fmean(pair) for pair in zip(there, back, strict=True)]
         measured = replace(
             part,
@@ -245,16 +252,18 @@ def factors(
     return parts
 
 
-def log_ratios(blocks: Sequence[Block], before: str, after: str) -> list[float]:
-    """The logarithms of each block's ratio of two variants' times."""
-    return [math.log(block[after] / block[before]) for block in blocks]
+def log_ratios(blocks: Sequence[Block], way: Way, before: range, after: range) -> list[float]:
+    """For each block the logarithm of the ratio of two variants, with these changes made."""
+    name_before = way[frozenset(before)]
+    name_after = way[frozenset(after)]
+    return [math.log(block[name_after] / block[name_before]) for block in blocks]
 
 
 def reason_of(part: Part) -> str:
     """What changed, whether its factor depends on the order, and how disturbed the trial was."""
     reasons = [part.reason]
     if part.depends_on_order and part.orders:
-        there, back = (times(math.exp(log)) for log in part.orders)
+        there, back = map(times, map(math.exp, part.orders))
         reasons.append(f"it depends on the order of the changes: {there} or {back}")
     if part.n_disturbed:
         reasons.append(f"{part.n_disturbed} of {part.n_runs} runs of the trial were disturbed")
