@@ -42,10 +42,7 @@ REQUEST_KINDS = ("warm", "short")
 """Requests of equal setup and length differ in these: cached prompt tokens, and an answer that is
 shorter than requested. None if the server does not report it."""
 
-RATES = (("prefill_tps", "prefill_s"), ("decode_tps", "tpot_ms"))
-"""Rates of a summary, and the times that they are computed from."""
-
-ENDS = (("", ""), ("_low", "_high"), ("_high", "_low"), ("_min", "_max"), ("_max", "_min"))
+OPPOSITE_ENDS = {"": "", "_low": "_high", "_high": "_low", "_min": "_max", "_max": "_min"}
 """The end of a rate, and the end of the time that it comes from."""
 
 Records = Sequence[Record | RequestRecord]
@@ -56,10 +53,11 @@ def runs(records: Records) -> pd.DataFrame:
 
         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
-    Columns: the setup, figures (NaN if missing), status. A sweep has one row per length; `run` is
-    the number of the record. An experiment has its case in words in `case`, and its own figures.
-    `j_per_token` is the energy of the whole run, with everything that ran on what `energy_of`
-    names, over its generated tokens. Requests add columns: `server`, `warm`, ...
+    Columns: the setup, figures (NaN if missing), status. A sweep has one row per length. `run` is
+    the number of the record, the same for all lengths of a sweep. An experiment has its case in
+    words in `case`, and its own figures. `j_per_token` is the energy of the whole run, with
+    everything that ran on what `energy_of` names, over its generated tokens. Requests add columns:
+    `server`, `warm`, ...
     """
     import pandas as pd
 
@@ -71,13 +69,20 @@ def runs(records: Records) -> pd.DataFrame:
             rows += [_run_row(record, run, index) for run in phases.by_length(record.run)]
     for row in rows:
         if row["status"] != OK:
-            row |= dict.fromkeys(row.keys() & {*FIGURES, *REQUEST_FIGURES}, NAN)
+            _forget_figures(row)
     table = pd.DataFrame(rows)
     if "server" in table:  # requests can lack these
         for name in ("engine", *FIGURES, "j_per_token", "energy_of"):
             if name not in table:
                 table[name] = NAN
     return table
+
+
+def _forget_figures(row: dict[str, Any]) -> None:
+    """A failed run has no figures, also if some of its steps were timed."""
+    for name in (*FIGURES, *REQUEST_FIGURES):
+        if name in row:
+            row[name] = NAN
 
 
 def _common(record: Record, index: int) -> dict[str, Any]:
@@ -216,13 +221,18 @@ def _steps_of(record: Record, index: int) -> pd.DataFrame:
 
     rows = record.run.steps.frame()
     is_decode = rows.kind == DECODE
-    has_first_token = is_decode.shift(-1, fill_value=True)  # prefill steps that end a prompt
-    is_untimed = rows.kind.eq(PREFILL) & (not phases.times_prefill_steps(record.settings))
-    number = 1 + tokens_since_prefill(is_decode)
+    is_last_before_decode = is_decode.shift(-1, fill_value=True)
+    chose_a_token = is_decode | is_last_before_decode
+    number_of_token = 1 + tokens_since_prefill(is_decode)
+    compute_ms = (rows.ready_ns - rows.start_ns) * 1e-6
+    if not phases.times_prefill_steps(record.settings):
+        compute_ms = compute_ms.mask(rows.kind == PREFILL)
+    previous_end_ns = rows.end_ns.shift(fill_value=0)
+    itl_ms = (rows.end_ns - previous_end_ns) * 1e-6
     columns = {
         **_common(record, index),
         "kind": rows.kind,
-        "generated": number.where(is_decode | has_first_token, 0),
+        "generated": number_of_token.where(chose_a_token, 0),
         "n_tokens": rows.n_tokens,
         "n_past": rows.n_past,
         "n_seq": rows.n_seq,
@@ -230,8 +240,8 @@ def _steps_of(record: Record, index: int) -> pd.DataFrame:
         "start_s": rows.start_ns * 1e-9,
         "ready_s": rows.ready_ns * 1e-9,
         "end_s": rows.end_ns * 1e-9,
-        "compute_ms": ((rows.ready_ns - rows.start_ns) * 1e-6).mask(is_untimed),
-        "itl_ms": (rows.end_ns.diff().fillna(rows.end_ns) * 1e-6).where(is_decode),
+        "compute_ms": compute_ms,
+        "itl_ms": itl_ms.where(is_decode),
     }
     return pd.DataFrame(columns, index=rows.index)
 
@@ -292,12 +302,17 @@ def _summary_of(group: pd.DataFrame) -> dict[str, Any]:
         row[f"{name}_high"] = interval.high
         row[f"{name}_min"] = min(values, default=NAN)
         row[f"{name}_max"] = max(values, default=NAN)
-    amounts = {"prefill_s": group.n_prompt.iloc[0], "tpot_ms": 1e3}
-    for rate, time in RATES:
-        for end, end_of_time in ENDS:
-            value = row[time + end_of_time]
-            row[rate + end] = amounts[time] / value if value else NAN
+    n_prompt = group.n_prompt.iloc[0]
+    _add_rate(row, "prefill_tps", "prefill_s", n_prompt)
+    _add_rate(row, "decode_tps", "tpot_ms", 1e3)  # of a token, in ms
     return row
+
+
+def _add_rate(row: dict[str, Any], rate: str, time: str, amount: float) -> None:
+    """A rate and its ends: `amount` per time. The lowest rate belongs to the longest time."""
+    for end, end_of_time in OPPOSITE_ENDS.items():
+        value = row[time + end_of_time]
+        row[rate + end] = amount / value if value else NAN
 
 
 def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
