@@ -189,3 +189,12 @@ def test_dry_run_measures_nothing(tmp_path: Path) -> None:
 def test_models(embedded: Path) -> None:
     assert "smollm2-135m" in run_lab("models")[1]
     assert json.loads(run_lab("models", "--json")[1])[0]["n_bytes"] == embedded.stat().st_size
+
+
+def test_a_function_of_the_package_stores_the_command_that_does_the_same(tmp_path: Path) -> None:
+    measured = lab.measure("8", gen=2, repeat=1, threads=1, out=tmp_path)
+    swept = lab.sweep(16, every=8, gen=2, repeat=1, threads=1, out=tmp_path)
+
+    options = ("--gen", "2", "--repeat", "1", "--threads", "1")
+    assert measured[0].command == ("measure", "--prompt-len", "8", *options)
+    assert swept[0].command == ("sweep", "--max-len", "16", "--every", "8", *options)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from lab.app import running, server
+from lab.app.asked import words_of_values
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
@@ -22,6 +23,7 @@ from lab.app.options import (
     with_until,
 )
 from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side
+from lab.core.asked_command import asking
 from lab.models import catalog
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
 from lab.runner.progress import ShowStatus
@@ -57,16 +59,33 @@ def measure(
     "NAME: VALUE") and timeout.
     """
     check_side([*settings, "stream"] if stream else settings, url)
-    if url is None:
+    asked = {"prompt_len": prompt_len, "gen": gen, "repeat": repeat, "model": model, "url": url}
+    with asking(words_of_values(command, {**asked, **settings})):
+        if url is not None:
+            return _measure_through_server(
+                url, prompt_len, gen, repeat, model, out, watch, settings
+            )
         plan_settings = with_until(**settings)
         lengths = prompt_len or DEFAULT_LENGTHS
-        model = model or catalog.DEFAULT
+        spec = model or catalog.DEFAULT
         return carry_out(
-            lambda worker: make_plan(worker, lengths, gen, repeat, model, **plan_settings),
+            lambda worker: make_plan(worker, lengths, gen, repeat, spec, **plan_settings),
             out,
             watch,
             stream,
         )
+
+
+def _measure_through_server(
+    url: str,
+    prompt_len: str | Sequence[int] | None,
+    gen: int,
+    repeat: int | None,
+    model: str | None,
+    out: str | Path,
+    watch: ShowStatus | None,
+    settings: dict[str, Any],
+) -> list[Any]:
     from lab.remote import session as server_session
 
     reaching = {name: settings.pop(name) for name in ONLY_SERVER if name in settings}

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lab.app import running
+from lab.app.asked import words_of_values
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
@@ -20,6 +21,7 @@ from lab.app.options import (
     with_options,
     with_until,
 )
+from lab.core.asked_command import asking
 from lab.core.record import Record
 from lab.models import catalog
 from lab.runner.plan import make_plan
@@ -45,14 +47,16 @@ def sweep(
     After each `every` prompt tokens the sweep generates `gen` tokens and forgets them. The other
     arguments are those of `measure`.
     """
+    asked = {"max_len": max_len, "every": every, "gen": gen, "repeat": repeat, "model": model}
     plan_settings = with_until(**settings)
-    return carry_out(
-        lambda worker: make_plan(
-            worker, [max_len], gen, repeat, model, every=every, **plan_settings
-        ),
-        out,
-        watch,
-    )
+    with asking(words_of_values(command, {**asked, **settings})):
+        return carry_out(
+            lambda worker: make_plan(
+                worker, [max_len], gen, repeat, model, every=every, **plan_settings
+            ),
+            out,
+            watch,
+        )
 
 
 @click.command("sweep", cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report"))
