@@ -2,9 +2,11 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import lab
 from lab.app import kinds
@@ -12,16 +14,24 @@ from lab.core.record import Device, Record
 from lab.show import console, table, text_findings
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
+GPU = Device("GPU0", "a GPU", "gpu")
+SECOND_GPU = Device("GPU1", "a GPU", "gpu")
+DIFFERENT_GPU = Device("GPU1", "another", "gpu")
+
 
 def session(decode_ms: float = 10, **changes: object) -> list[Record]:
-    runs = [
-        make_run(n, 5, repeat, prefill_ms=prefill_ms, decode_ms=decode_ms * (1 + n / 1000))
-        for n, prefill_ms in ((10, 1), (100, 1), (1000, 2))
-        for repeat in range(2)
-    ]
-    return [make_record(make_run(10, 2, warmup=True))] + [
-        make_record(run, **changes) for run in runs
-    ]
+    """A warm-up, and two repeats of three prompt lengths: 1,000 tokens are slower per token."""
+    records = [make_record(make_run(10, 2, warmup=True))]
+    for n_prompt, prefill_ms in ((10, 1), (100, 1), (1000, 2)):
+        for repeat in range(2):
+            token_ms = decode_ms * (1 + n_prompt / 1000)
+            run = make_run(n_prompt, 5, repeat, prefill_ms=prefill_ms, decode_ms=token_ms)
+            records.append(make_record(run, **changes))
+    return records
+
+
+def labels_of(records: list[Record]) -> list[str]:
+    return [label for label, _ in table.setups(table.runs(records))]
 
 
 def test_runs_have_their_figures() -> None:
@@ -45,31 +55,34 @@ def test_steps_number_the_generated_tokens() -> None:
 
 
 def test_summary_takes_medians_of_timed_runs_only() -> None:
-    records = [make_record(make_run(20, 5, i, prefill_ms=ms)) for i, ms in enumerate((1, 2, 9))]
-    records += [
-        make_record(make_run(20, 5, warmup=True, prefill_ms=50)),
-        make_record(make_run(20, 5, status="failed")),
-    ]
+    records = []
+    for repeat, prefill_ms in enumerate((1, 2, 9)):
+        records.append(make_record(make_run(20, 5, repeat, prefill_ms=prefill_ms)))
+    records.append(make_record(make_run(20, 5, warmup=True, prefill_ms=50)))
+    records.append(make_record(make_run(20, 5, status="failed")))
+
     (row,) = table.summary(table.runs(records)).to_dict("records")
-    assert (row["repeats"], row["prefill_s"], row["prefill_s_min"], row["prefill_s_max"]) == (
-        3,
-        *map(pytest.approx, (0.04, 0.02, 0.18)),
-    )
+
+    assert row["repeats"] == 3
+    assert row["prefill_s"] == pytest.approx(0.04)
+    assert row["prefill_s_min"] == pytest.approx(0.02)
+    assert row["prefill_s_max"] == pytest.approx(0.18)
 
 
 def test_labels_have_the_fewest_fields_in_which_setups_differ() -> None:
-    four = dataclasses.replace(SETTINGS, n_threads=4, n_threads_batch=4)
-    other = dataclasses.replace(MODEL, name="other", sha256="ab")
-    sweep = [make_record(make_run(100, 3, every=50))]
-    cases = {
-        "tiny Q4_0, n_threads 2": session() + session(settings=four),
-        "tiny Q4_0": session() + session(model=other, settings=four),
-        "tiny Q4_0, Test CPU, 4 cores": session(),
-    }
-    for label, records in cases.items():
-        assert table.setups(table.runs(records))[0][0] == label
-    labels = [label for label, _ in table.setups(table.runs([*session(), *sweep]))]
-    assert labels == ["tiny Q4_0", "tiny Q4_0, sweep_every 50"]
+    four_threads = dataclasses.replace(SETTINGS, n_threads=4, n_threads_batch=4)
+    different_model = dataclasses.replace(MODEL, name="other", sha256="ab")
+    sweep = make_record(make_run(100, 3, every=50))
+
+    single = labels_of(session())
+    by_threads = labels_of([*session(), *session(settings=four_threads)])
+    by_model = labels_of([*session(), *session(model=different_model, settings=four_threads)])
+    with_sweep = labels_of([*session(), sweep])
+
+    assert single == ["tiny Q4_0, Test CPU, 4 cores"]
+    assert by_threads[0] == "tiny Q4_0, n_threads 2"
+    assert by_model[0] == "tiny Q4_0"
+    assert with_sweep == ["tiny Q4_0", "tiny Q4_0, sweep_every 50"]
 
 
 def test_sentences_say_what_the_table_shows() -> None:
@@ -79,78 +92,91 @@ def test_sentences_say_what_the_table_shows() -> None:
     assert "11.1 ms per token after 10 prompt tokens and 21.0 ms after 1,000" in sentences
 
 
-def test_gpus_and_mains_or_battery_are_part_of_a_setup() -> None:
-    one = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, Device("GPU0", "a GPU", "gpu")))
-    two = dataclasses.replace(one, devices=(*one.devices, Device("GPU1", "a GPU", "gpu")))
-    mixed = dataclasses.replace(one, devices=(*one.devices, Device("GPU1", "another", "gpu")))
+def test_gpus_are_part_of_a_setup() -> None:
     offloaded = dataclasses.replace(SETTINGS, n_gpu_layers=99)
-    records = [
-        make_record(make_run(20, 5, repeat), machine=here, settings=offloaded)
-        for here in (one, two, mixed)
-        for repeat in range(2)
-    ]
-    labels = [label for label, rows in table.setups(table.runs(records))]
-    assert labels == ["a GPU", "2 x a GPU", "a GPU, another"]
-    powers = [
-        make_record(machine=dataclasses.replace(MACHINE, power=power))
-        for power in ("mains", "battery", None)
-    ]
-    labels = [label for label, rows in table.setups(table.runs(powers))]
-    assert labels == [
+    records = []
+    for gpus in ([GPU], [GPU, SECOND_GPU], [GPU, DIFFERENT_GPU]):
+        machine = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, *gpus))
+        for repeat in range(2):
+            run = make_run(20, 5, repeat)
+            records.append(make_record(run, machine=machine, settings=offloaded))
+
+    assert labels_of(records) == ["a GPU", "2 x a GPU", "a GPU, another"]
+
+
+def test_mains_or_battery_is_part_of_a_setup() -> None:
+    records = []
+    for power in ("mains", "battery", None):
+        records.append(make_record(machine=dataclasses.replace(MACHINE, power=power)))
+
+    assert labels_of(records) == [
         "tiny Q4_0, power mains",
         "tiny Q4_0, power battery",
         "tiny Q4_0, power unknown",
     ]
-    assert set(table.runs(powers).devices) == {"none"}
+
+
+def test_devices_that_nobody_listed_are_unknown_and_equal() -> None:
+    without_gpu = make_record()
     unknown = make_record(machine=dataclasses.replace(MACHINE, devices=()))
-    assert (
-        table.runs([unknown]).devices[0] is None
-        and len(table.summary(table.runs([unknown, unknown]))) == 1
-    )
+
+    assert table.runs([without_gpu]).devices[0] == "none"
+    assert table.runs([unknown]).devices[0] is None
+    assert len(table.summary(table.runs([unknown, unknown]))) == 1
 
 
 def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
+    failed = make_run(status="failed", error="x[i01] [/tmp/a]")
+
     kinds.print_results([make_record(make_run(10, 2), model=odd)], console.console())
-    kinds.print_results(
-        [make_record(make_run(status="failed", error="x[i01] [/tmp/a]"))], console.console()
-    )
+    kinds.print_results([make_record(failed)], console.console())
+
     shown = capsys.readouterr().out
-    assert "phi[q4] :fire: [/b]" in shown and "x[i01] [/tmp/a]" in shown
+    assert "phi[q4] :fire: [/b]" in shown
+    assert "x[i01] [/tmp/a]" in shown
 
 
-def test_plots_show_every_point_with_title_units_and_legend(tmp_path: Path) -> None:
-    from matplotlib.figure import Figure
+@pytest.mark.parametrize(
+    ("plot", "n_points"), [(lab.plot_prefill, 6), (lab.plot_decode, 6 * 4)], ids=["runs", "tokens"]
+)
+def test_plots_show_every_point_with_title_units_and_legend(plot: Any, n_points: int) -> None:
+    ax = plot(session(), Figure().subplots())
 
-    for draw, n_points in ((lab.plot_prefill, 6), (lab.plot_decode, 6 * 4)):
-        ax = draw(session(), Figure().subplots())
-        points = sum(
-            len(np.asarray(line.get_xdata())) for line in ax.lines if line.get_linestyle() == "None"
-        )
-        assert points == n_points
-        assert "tiny Q4_0 on Test CPU, 4 cores (2 repeats)" in ax.get_title()
-        assert "token" in ax.get_xlabel()
-        assert ax.get_ylabel().endswith("s)")
-        assert ax.get_legend() is not None
-    files = kinds.draw(kinds.sections(session() + session(session="other")), tmp_path, "x")
-    names = [
-        f"x-{one}.{kind}" for one in ("shares", "prefill", "decode") for kind in ("png", "svg")
+    n_drawn = 0
+    for line in ax.lines:
+        if line.get_linestyle() == "None":
+            n_drawn += len(np.asarray(line.get_xdata()))
+    assert n_drawn == n_points
+    assert "tiny Q4_0 on Test CPU, 4 cores (2 repeats)" in ax.get_title()
+    assert "token" in ax.get_xlabel()
+    assert ax.get_ylabel().endswith("s)")
+    assert ax.get_legend() is not None
+
+
+def test_pictures_are_written_as_png_and_svg(tmp_path: Path) -> None:
+    paths = kinds.draw(kinds.sections(session() + session(session="other")), tmp_path, "x")
+
+    assert [path.name for path in paths] == [
+        *("x-shares.png", "x-shares.svg"),
+        *("x-prefill.png", "x-prefill.svg"),
+        *("x-decode.png", "x-decode.svg"),
     ]
-    assert [f.name for f in files] == names
-    assert all(f.stat().st_size > 5000 for f in files)
+    assert min(path.stat().st_size for path in paths) > 5000
 
 
 def test_outliers_are_marked_at_the_edge_and_counted() -> None:
-    from matplotlib.figure import Figure
-
     run = make_run(10, 100)
-    columns = {name: [*getattr(run.steps, name)] for name in ("start_ns", "ready_ns", "end_ns")}
-    for name, column in columns.items():  # one token came a second late
-        first = 51 if name == "start_ns" else 50
-        column[first:] = [ns + 10**9 for ns in column[first:]]
+    late_by_ns = 10**9  # from one token on
+    start_ns = [*run.steps.start_ns[:51], *(ns + late_by_ns for ns in run.steps.start_ns[51:])]
+    ready_ns = [*run.steps.ready_ns[:50], *(ns + late_by_ns for ns in run.steps.ready_ns[50:])]
+    end_ns = [*run.steps.end_ns[:50], *(ns + late_by_ns for ns in run.steps.end_ns[50:])]
     steps = dataclasses.replace(
-        run.steps, **{name: tuple(column) for name, column in columns.items()}
+        run.steps, start_ns=tuple(start_ns), ready_ns=tuple(ready_ns), end_ns=tuple(end_ns)
     )
     late = dataclasses.replace(run, steps=steps)
+
     ax = lab.plot_decode([make_record(late)], Figure().subplots())
-    assert "1 point above the axis" in ax.get_legend_handles_labels()[1][0]
+
+    _, labels = ax.get_legend_handles_labels()
+    assert "1 point above the axis" in labels[0]
