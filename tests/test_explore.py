@@ -14,13 +14,12 @@ import pytest
 from lab.core import cost, results
 from lab.core.record import DECODE, PREFILL, Ceilings, Device, Placement, Record
 from lab.errors import LabError
-from lab.features.report import page
-from lab.roofline import probing, step_kernels
 from lab.features.predict import laws, wording
-from lab.roofline import learning, prediction
+from lab.features.report import page
+from lab.models import catalog, devices, synthetic
+from lab.roofline import learning, prediction, probing, step_kernels
 from lab.roofline.prediction import Here
 from lab.roofline.step_prediction import StepPrediction
-from lab.models import catalog, devices, synthetic
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST
 from tests.test_prediction import epyc

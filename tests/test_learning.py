@@ -322,8 +322,8 @@ def test_disturbed_runs_count_only_where_there_are_no_others(
 
 
 def test_records_with_absurd_steps_teach_nothing() -> None:
-    whole = timed(512, 1.2, 1.3)
-    steps = whole.run.steps
+    record = timed(512, 1.2, 1.3)
+    steps = record.run.steps
     n_steps = len(steps.n_past)
     absurd = (
         dataclasses.replace(steps, n_past=(-(10**9),) * n_steps),
@@ -336,11 +336,11 @@ def test_records_with_absurd_steps_teach_nothing() -> None:
         dataclasses.replace(steps, kind=("decode",) * n_steps),
         Steps(),
     )
-    records = [whole]
+    records = [record]
     for changed in absurd:
-        run = dataclasses.replace(whole.run, steps=changed, n_prompt=0)
-        records.append(dataclasses.replace(whole, run=run))
-    assert learning.learn(records, FAST).points == learning.learn([whole], FAST).points
+        run = dataclasses.replace(record.run, steps=changed, n_prompt=0)
+        records.append(dataclasses.replace(record, run=run))
+    assert learning.learn(records, FAST).points == learning.learn([record], FAST).points
 
 
 def test_runs_on_a_gpu_teach_nothing_about_the_cpu() -> None:

@@ -147,13 +147,11 @@ def beyond_the_interface(source: str) -> list[str]:
             package = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
             if (package or "").partition(".")[0] not in sys.stdlib_module_names:
                 found.append(ast.unparse(node))
-        name = (
-            node.attr
-            if isinstance(node, ast.Attribute)
-            else node.id
-            if isinstance(node, ast.Name)
-            else ""
-        )
+        name = ""
+        if isinstance(node, ast.Attribute):
+            name = node.attr
+        elif isinstance(node, ast.Name):
+            name = node.id
         if name.startswith("_"):
             found.append(name)
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):

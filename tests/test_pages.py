@@ -46,14 +46,16 @@ PRINTED = sorted((ROOT / "lab").rglob("*.py"))
 STUMBLES = r"""(?ix)\b(
     is\ no\ (name|text|noise|path|number|error|stream)  | so\ (many|much|few)\b(?!\ that)
     | of\ (which|whom)\b  | rests?\ on  | the\ begin\b  | nothing\ is\ claimed  | given\ up
-    | by\ itself  | likewise  | as\ of\b  | neither\ is  | differs?\ from\ itself  | all\ of\ it\b  | until\ now
-    | do\ not\ trust  | lack\ of\ room  | says?\ of\ (its|it)\b  | off\ by\ [\d.]+\s?%  | \d+%\ (of|at)\b
+    | by\ itself  | likewise  | as\ of\b  | neither\ is  | differs?\ from\ itself
+    | all\ of\ it\b  | until\ now  | do\ not\ trust  | lack\ of\ room  | says?\ of\ (its|it)\b
+    | off\ by\ [\d.]+\s?%  | \d+%\ (of|at)\b
 )"""
 """Phrases that readers stumbled over."""
 
+UV_RUN = "python3 -m pip install uv && python3 -m uv run"
 COMMANDS = [
-    "python3 -m pip install uv && python3 -m uv run lab measure --prompt-len 10,1000,10000 --gen 200",
-    "python3 -m pip install uv && python3 -m uv run pytest",
+    f"{UV_RUN} lab measure --prompt-len 10,1000,10000 --gen 200",
+    f"{UV_RUN} pytest",
 ]
 """How anybody measures, and how anybody tests, from a fresh checkout."""
 
@@ -73,18 +75,16 @@ def test_the_front_page_is_short() -> None:
 
 @pytest.mark.parametrize("page", PLAIN)
 def test_phrases_that_readers_stumbled_over_do_not_come_back(page: str) -> None:
-    assert [found[0] for found in re.finditer(STUMBLES, prose(page))] == []
+    match = re.search(STUMBLES, prose(page))
+    assert match is None, match
 
 
 @pytest.mark.parametrize("path", PRINTED, ids=lambda path: path.name)
 def test_nor_do_they_in_strings_and_docstrings_of_what_is_printed(path: Path) -> None:
-    constants = (
-        node.value
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant)
-    )
-    strings = (" ".join(value.split()) for value in constants if isinstance(value, str))
-    assert [found[0] for text in strings for found in re.finditer(STUMBLES, text)] == []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = " ".join(node.value.split())
+            assert not re.search(STUMBLES, text), text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -154,43 +154,43 @@ def commands_in(page: str) -> list[str]:
         r"^    (?:.*uv run (?:--no-sync )?)?(lab [a-z].*)$", prose(page), flags=re.MULTILINE
     )
     quoted = re.findall(r"`([^`\n]*\blab [a-z][^`\n]*)`", prose(page))
-    return [
-        part.strip()
-        for line in [*lines, *quoted]
-        for part in line.split("&&")
-        if part.strip().startswith("lab ")
-    ]
+    commands = []
+    for line in (*lines, *quoted):
+        for command in line.split("&&"):
+            if command.strip().startswith("lab "):
+                commands.append(command.strip())
+    return commands
 
 
 def unknown_words(command: str) -> list[str]:
     """The first word that is no command, or the options that its command does not have."""
-    words = shlex.split(command, comments=True)[1:]
+    parts_of_command = shlex.split(command, comments=True)[1:]
     where: click.Command = main.lab
-    while isinstance(where, click.Group) and words and not words[0].startswith(("-", ".")):
-        if words[0] not in where.commands:
-            return words[:1]
-        where = where.commands[words.pop(0)]
-    known = {
-        name.strip() for option in where.params for name in (*option.opts, *option.secondary_opts)
-    }
-    known |= {"--help", "--version"}
-    asked = [
-        part
-        for word in words
-        if word.startswith("-")
-        for part in word.split()
-        if re.match("--?[a-z]", part)
-    ]
-    return [option for option in asked if option not in known]
+    while (
+        isinstance(where, click.Group)
+        and parts_of_command
+        and not parts_of_command[0].startswith(("-", "."))
+    ):
+        if parts_of_command[0] not in where.commands:
+            return parts_of_command[:1]
+        where = where.commands[parts_of_command.pop(0)]
+    flags = {"--help", "--version"}
+    for option in where.params:
+        flags |= {name.strip() for name in (*option.opts, *option.secondary_opts)}
+    unknown = []
+    for word in parts_of_command:
+        if word.startswith("-"):
+            options = [part for part in word.split() if re.match("--?[a-z]", part)]
+            unknown += [option for option in options if option not in flags]
+    return unknown
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page != "CHANGELOG.md"]
 )  # which names what went
 def test_commands_and_options_exist(page: str) -> None:
-    assert {
-        command: unknown_words(command) for command in commands_in(page) if unknown_words(command)
-    } == {}
+    for command in commands_in(page):
+        assert unknown_words(command) == [], command
 
 
 def test_a_wrong_command_or_option_is_seen() -> None:
@@ -202,10 +202,10 @@ def test_a_wrong_command_or_option_is_seen() -> None:
 
 def blocks(page: str) -> list[str]:
     """The Python blocks of a page, without the indentation of the list that they stand in."""
-    found = re.findall(
+    matches = re.findall(
         r"^( *)```python\n(.*?)^ *```", text_of(page), flags=re.MULTILINE | re.DOTALL
     )
-    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
+    return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in matches]
 
 
 def test_quoted_code_is_the_code() -> None:
@@ -257,10 +257,8 @@ def test_the_front_pages_figures_are_the_samples() -> None:
     prefill = rows.prefill_share[10000]
     assert f"10 tokens, decode of 200 tokens takes {decode:.0%}".replace("%", " %") in page
     assert f"10,000 tokens, prefill takes {prefill:.0%}".replace("%", " %") in page
-    assert (
-        f"ten times the tokens take {rows.prefill_s[10000] / rows.prefill_s[1000]:.0f} times as long"
-        in page
-    )
+    growth = rows.prefill_s[10000] / rows.prefill_s[1000]
+    assert f"ten times the tokens take {growth:.0f} times as long" in page
     short = f"{rows.tpot_ms[10]:.1f} ms"
     long = f"{rows.tpot_ms[10000]:.0f} ms"
     assert f"{short} after a prompt of 10 tokens and {long} after one of 10,000" in page
@@ -274,10 +272,10 @@ def test_the_commands_figures_are_the_samples() -> None:
     assert prefill
     assert prefill.c
     assert decode
-    assert (
-        f"costs {1e3 * prefill.b:.1f} ms, and {2e6 * prefill.c:.2f} ms more for every 1,000 tokens before it"
-        in page
-    )
+    token_ms = 1e3 * prefill.b
+    growth_ms = 2e6 * prefill.c
+    growth = f"and {growth_ms:.2f} ms more for every 1,000 tokens before it"
+    assert f"costs {token_ms:.1f} ms, {growth}" in page
     a_token = 1e3 * decode.a
     more = 1e6 * decode.b
     assert (
@@ -285,20 +283,16 @@ def test_the_commands_figures_are_the_samples() -> None:
         in page
     )
     contents = lab.read([ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"])
-    (at_1000,) = [
-        row
-        for row in lab.explain(contents.records, contents.ceilings[0]).itertuples()
-        if row.phase == "prefill" and row.n_prompt == 1000
-    ]
-    best = {
-        rate.type: probing.gflops(rate)
-        for rate in contents.ceilings[0].rates
-        if (rate.op, rate.n_tokens, rate.n_threads) == ("mul_mat", 512, 2)
+    (best,) = contents.ceilings
+    rows = lab.explain(contents.records, best)
+    (reached_gflops,) = rows[(rows.phase == "prefill") & (rows.n_prompt == 1000)].gflops
+    (ceiling_gflops,) = {
+        probing.gflops(rate)
+        for rate in best.rates
+        if (rate.op, rate.type, rate.n_tokens, rate.n_threads) == ("mul_mat", "Q4_0", 512, 2)
     }
-    assert (
-        f"({at_1000.gflops:.0f} GFLOP/s with attention), where Q4_0 has a ceiling of {best['Q4_0']:.0f}."
-        in page
-    )
+    reached = f"({reached_gflops:.0f} GFLOP/s with attention)"
+    assert f"{reached}, where Q4_0 has a ceiling of {ceiling_gflops:.0f}." in page
 
 
 def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
@@ -316,14 +310,14 @@ def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
     sizes = [(records[0].model.n_bytes or 0) / 1e9 for records in (phi, llama)]
     assert f"({sizes[0]:.2f} and {sizes[1]:.2f} GB)" in page
     machines = {record.machine for record in (*llama, *phi)}
-    others = {
+    machines_of_texts = {
         record.machine
         for path in SAMPLES
         if not re.search("synthetic|turns", path.name)
         for record in lab.read([path]).records
     }
     assert len(machines) == 1
-    assert not machines & others
+    assert not machines & machines_of_texts
     assert "samples with random weights come from **another machine** than all others" in page
 
 
@@ -369,10 +363,8 @@ def test_the_quoted_numbers_are_what_the_command_says() -> None:
         return f"{100 * prefill / (prefill + decode):.0f} %"
 
     assert f"a token: {1 / empty['tpot_limit_s']:.0f}." in page
-    assert (
-        f"| {share(short)} if both ran at the A100's limits; {share(short, 0.3)} if prefill reached 30 %"
-        in page
-    )
+    at_limits = f"{share(short)} if both ran at the A100's limits"
+    assert f"| {at_limits}; {share(short, 0.3)} if prefill reached 30 %" in page
     assert f"| {share(long)} at the limits" in page
     assert f"{share(long, token=empty)} if that is left out" in page
     ridge = 312e12 / 2.039e12

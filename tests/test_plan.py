@@ -98,40 +98,40 @@ def test_close_names_are_offered(fake_worker: FakeWorker) -> None:
 def test_beyond_the_training_context_is_a_warning(
     fake_worker: FakeWorker, model_file: Path
 ) -> None:
-    made = plan(fake_worker, model_file, prompt_len="10,996,2000")
-    assert "996 and 2,000 prompt tokens" in made.warnings[0]
-    assert "timing is valid" in made.warnings[0]
+    planned = plan(fake_worker, model_file, prompt_len="10,996,2000")
+    assert "996 and 2,000 prompt tokens" in planned.warnings[0]
+    assert "timing is valid" in planned.warnings[0]
     assert not plan(fake_worker, model_file, prompt_len="10,995").warnings
 
 
 def test_a_length_that_cannot_fit_is_refused_and_the_others_stay(
     fake_worker: FakeWorker, model_file: Path
 ) -> None:
-    made = plan(fake_worker, model_file, prompt_len=[10, 10**12])
-    (refused,) = made.refused
+    planned = plan(fake_worker, model_file, prompt_len=[10, 10**12])
+    (refused,) = planned.refused
     assert refused.n_prompt == 10**12
-    assert "KV cache" in made.refused[refused]
-    assert {case.n_prompt for _, case in made.order} == {10}
+    assert "KV cache" in planned.refused[refused]
+    assert {case.n_prompt for _, case in planned.order} == {10}
 
 
 def test_gpu_layers_without_a_gpu_are_told(fake_worker: FakeWorker, model_file: Path) -> None:
-    made = plan(fake_worker, model_file, n_gpu_layers=10)
-    assert made.settings.n_gpu_layers == 0
-    assert "finds no GPU" in made.warnings[0]
+    planned = plan(fake_worker, model_file, n_gpu_layers=10)
+    assert planned.settings.n_gpu_layers == 0
+    assert "finds no GPU" in planned.warnings[0]
 
 
 def test_rounds_are_shuffled_by_the_seed(fake_worker: FakeWorker, model_file: Path) -> None:
-    made = plan(
+    planned = plan(
         fake_worker,
         model_file,
         prompt_len="1,2,3,4,5,6",
         repeat=2,
     )
-    assert [repeat for repeat, _ in made.order] == [0] * 6 + [1] * 6
-    assert sorted(case.n_prompt for _, case in made.order[:6]) == [1, 2, 3, 4, 5, 6]
-    assert made.order == made.order
+    assert [repeat for repeat, _ in planned.order] == [0] * 6 + [1] * 6
+    assert sorted(case.n_prompt for _, case in planned.order[:6]) == [1, 2, 3, 4, 5, 6]
+    assert planned.order == planned.order
     assert (
-        made.order
+        planned.order
         != plan(
             fake_worker,
             model_file,
@@ -178,8 +178,8 @@ def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_fi
         ({"kv_unified": "maybe"}, "--kv-unified maybe"),
     ],
 )
-def test_values_that_no_machine_could_work_with_are_refused(asked: Any, words: str) -> None:
-    with pytest.raises(LabError, match=re.escape(words)):
+def test_values_that_no_machine_could_work_with_are_refused(asked: Any, message: str) -> None:
+    with pytest.raises(LabError, match=re.escape(message)):
         AskedSettings(**asked).check()
 
 

@@ -98,22 +98,22 @@ def test_nothing_is_expected_below_its_limit(factor: float) -> None:
 
 def test_several_users_take_as_much_longer_as_their_step() -> None:
     machine = here([timed(n, 1.5, 2) for n in (512, 1024)])
-    one = machine.request(1000, 200)
+    single = machine.request(1000, 200)
     many = machine.request(1000, 200, users=4)
-    assert machine.request(1000, 200, users=1) == one
+    assert machine.request(1000, 200, users=1) == single
     other_spans = [(1, 1099)] * 3
     steps = steps_of(machine)
     one_s = steps.seconds(1, 1099, 1)
     all_s = steps.seconds(1, 1099, 4, other_spans)
     assert one_s
     assert all_s
-    assert one.tpot_expected_s
+    assert single.tpot_expected_s
     slower = all_s / one_s
     assert many.users == 4
-    assert many.tpot_expected_s == pytest.approx(slower * one.tpot_expected_s)
-    assert many.tpot_s == pytest.approx((slower * one.tpot_s[0], slower * one.tpot_s[1]))
+    assert many.tpot_expected_s == pytest.approx(slower * single.tpot_expected_s)
+    assert many.tpot_s == pytest.approx((slower * single.tpot_s[0], slower * single.tpot_s[1]))
     assert many.tpot_limit_s == machine.limit_s(Step(1, 1099, 4), other_spans)
-    assert many.prefill_s == one.prefill_s
+    assert many.prefill_s == single.prefill_s
 
 
 def steps_of(machine: Here) -> StepPrediction:
@@ -315,9 +315,12 @@ def test_a_request_that_just_fits_lacks_nothing() -> None:
 
 def test_each_user_has_a_cache() -> None:
     model = of_catalog("llama-3.1-8b", "Q4_0")
-    one, two, three = (prediction.memory_bytes(model, SETTINGS, 1000, n) for n in (1, 2, 3))
-    assert two - one == pytest.approx(three - two, rel=0.01)
-    assert two - one > 1024 * 32 * 2 * 8 * 128 * 2 - 1
+    single = prediction.memory_bytes(model, SETTINGS, 1000, 1)
+    double = prediction.memory_bytes(model, SETTINGS, 1000, 2)
+    triple = prediction.memory_bytes(model, SETTINGS, 1000, 3)
+    cache_bytes = 1024 * 32 * 2 * 8 * 128 * 2
+    assert double - single == pytest.approx(triple - double, rel=0.01)
+    assert double - single > cache_bytes - 1
 
 
 # Devices of datasheets
@@ -374,13 +377,13 @@ def test_the_least_time_is_the_slower_of_peak_and_bandwidth() -> None:
 def learned_figures(**factors: dict[str, float]) -> datasheet.Learned:
     """Figures of a phase for CUDA in llama.cpp, where every factor is known and 1."""
     levels = {name: {level: 1.0} for name, level in case_of(PREFILL, (1,) * 5).levels.items()}
-    known = {
+    factors_by_kind = {
         **levels,
         "other runtime": {},
         "model": {"model": 3.0},
         **factors,
     }
-    spread = dict.fromkeys([*known, "experts"], 0.3)
+    spread = dict.fromkeys([*factors_by_kind, "experts"], 0.3)
     parts = {
         "arithmetic": 2.0,
         "weights": 1.5,
@@ -392,7 +395,7 @@ def learned_figures(**factors: dict[str, float]) -> datasheet.Learned:
         "all, long": {"fast": 0.5, "slow": 1.2},
         "CUDA in llama.cpp": {"fast": 0.9, "slow": 1.6},
     }
-    return datasheet.Learned(PREFILL, parts, known, spread, ranges)
+    return datasheet.Learned(PREFILL, parts, factors_by_kind, spread, ranges)
 
 
 def test_a_time_is_the_sum_of_its_parts_times_their_factors() -> None:
@@ -560,7 +563,7 @@ def test_a_request_on_a_device_is_what_was_learned_of_its_phases() -> None:
 
 def test_users_of_a_device_take_as_much_longer_as_their_parts() -> None:
     card = devices.find_device("rtx-4090")
-    one = on_device(BIG, WIDE, card, 1000, 200)
+    single = on_device(BIG, WIDE, card, 1000, 200)
     many = on_device(BIG, WIDE, card, 1000, 200, users=64)
     token = datasheet.case_for(BIG, WIDE, card, DECODE, 1099)
     times = []
@@ -569,9 +572,9 @@ def test_users_of_a_device_take_as_much_longer_as_their_parts() -> None:
         case = dataclasses.replace(token, parts=parts)
         times.append(datasheet.learned()[DECODE].expected_s(case) or math.nan)
     slower = times[1] / times[0]
-    assert one.tpot_expected_s
-    assert many.tpot_expected_s == pytest.approx(slower * one.tpot_expected_s)
-    assert many.tpot_s[1] == pytest.approx(slower * one.tpot_s[1])
+    assert single.tpot_expected_s
+    assert many.tpot_expected_s == pytest.approx(slower * single.tpot_expected_s)
+    assert many.tpot_s[1] == pytest.approx(slower * single.tpot_s[1])
     assert many.tpot_limit_s == case.least_s
 
 

@@ -240,7 +240,7 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     assert at({}, head_dim=4096) == flash
     assert at({}, head_dim=4097) == flash[:4]
     assert at({}, head_dim=2**20) == flash[:2]
-    plain = [(PLAIN_ATTENTION, *rest) for _, *rest in flash]
+    plain = [(PLAIN_ATTENTION, *size) for _, *size in flash]
     assert at({"flash_attn": "off"}) == plain
     assert (
         at(

@@ -4,8 +4,12 @@
 import ast
 import dataclasses
 import functools
+import itertools
 import subprocess
 import sys
+import tokenize
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -93,8 +97,9 @@ def imports(file: str) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= whole & MODULES.keys() or {node.module}
+            qualified = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = qualified & MODULES.keys()
+            names |= modules or {node.module}
     return names
 
 
@@ -107,15 +112,12 @@ def room(name: str) -> str:
 @functools.cache
 def arrows() -> dict[str, set[str]]:
     """The folders and rooms that each folder and room imports."""
-    found: dict[str, set[str]] = {}
+    targets_of: dict[str, set[str]] = {}
     for module, file in MODULES.items():
-        own = {room(name) for name in imports(file) if name in MODULES} - {
-            room(module),
-            "errors",
-            "feature_list",
-        }
-        found.setdefault(room(module), set()).update(own)
-    return found
+        home = room(module)
+        imported = {room(name) for name in imports(file) if name in MODULES}
+        targets_of.setdefault(home, set()).update(imported - {home, "errors", "feature_list"})
+    return targets_of
 
 
 NOT_YET_BELOW = {"remote", "show", "app"}
@@ -230,12 +232,13 @@ def test_help_loads_nothing_heavy() -> None:
 
 def commands(group: click.Group, path: str = "lab") -> dict[str, click.Command]:
     """Every command by its full name, commands of groups included."""
-    found: dict[str, click.Command] = {}
+    by_name: dict[str, click.Command] = {}
     for name, command in group.commands.items():
-        found[f"{path} {name}"] = command
+        full_name = f"{path} {name}"
+        by_name[full_name] = command
         if isinstance(command, click.Group):
-            found |= commands(command, f"{path} {name}")
-    return found
+            by_name |= commands(command, full_name)
+    return by_name
 
 
 @pytest.mark.parametrize("name", sorted(commands(main.lab)))
@@ -249,18 +252,20 @@ def test_every_command_and_option_explains_itself(name: str) -> None:
         )
 
 
+def long_options(command: click.Command) -> set[str]:
+    """The names of a command's options, without their dashes."""
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    return {max(option.opts, key=len).removeprefix("--") for option in options}
+
+
 @pytest.mark.parametrize("name", sorted(commands(main.lab)))
 def test_the_help_of_a_command_has_purpose_examples_and_options_in_groups(name: str) -> None:
     command = commands(main.lab)[name]
     if isinstance(command, click.Group):
         return
     assert isinstance(command, help.Command)
-    options = {
-        max(option.opts, key=len).removeprefix("--")
-        for option in command.params
-        if isinstance(option, click.Option)
-    }
-    grouped = [option for group in help.GROUPS.values() for option in group]
+    options = long_options(command)
+    grouped = list(itertools.chain.from_iterable(help.GROUPS.values()))
     assert len(grouped) == len(set(grouped))
     assert len(options) < help.MOST_UNGROUPED or (
         4 <= len(command.first) <= 6 and set(command.first) <= options
@@ -330,3 +335,117 @@ def test_no_command_has_two_options_of_one_name() -> None:
             if flag.strip()
         ]
         assert len(flags) == len(set(flags)), name
+
+
+# Clear code
+
+
+PRONOUNS = {
+    *("one", "own", "other", "others", "made", "known", "found", "kept", "said", "told"),
+    *("alike", "whole", "rest", "given", "wanted", "words"),
+}
+"""Names that do not say what they hold."""
+
+MOST_PRONOUNS = 6.0
+"""Pronouns as names in 1,000 lines of code."""
+
+MOST_REPEATED_CLASSES = 21
+"""Names that several classes of the lab share."""
+
+CODE_FOLDERS = ["lab", "tests"]
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+@functools.cache
+def syntax_trees(folder: str) -> dict[str, ast.Module]:
+    """The parsed files of a folder by their path from the root."""
+    trees = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        trees[path.relative_to(ROOT).as_posix()] = ast.parse(path.read_text(encoding="utf-8"))
+    return trees
+
+
+def places(folder: str, is_refused: Callable[[ast.AST], bool]) -> list[str]:
+    """The file and line of each refused node."""
+    lines = []
+    for file, tree in syntax_trees(folder).items():
+        for node in ast.walk(tree):
+            if is_refused(node):
+                lines.append(f"{file}:{getattr(node, 'lineno', 0)}")
+    return lines
+
+
+def is_parallel_assignment(node: ast.AST) -> bool:
+    """Whether it is `a, b = x, y`; swapping two names counts too."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+        return False
+    return any(isinstance(target, ast.Tuple) for target in node.targets)
+
+
+def is_nested_conditional(node: ast.AST) -> bool:
+    """Whether an `x if y else z` holds a second one."""
+    if not isinstance(node, ast.IfExp):
+        return False
+    return sum(isinstance(inner, ast.IfExp) for inner in ast.walk(node)) > 1
+
+
+def is_pronoun(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in PRONOUNS
+    return isinstance(node, ast.arg) and node.arg in PRONOUNS
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text and isinstance(node.value.value, str):
+            lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def n_lines_of_code(folder: str) -> int:
+    """Lines with a token that is neither a comment nor a docstring."""
+    n_lines = 0
+    for file, tree in syntax_trees(folder).items():
+        lines: set[int] = set()
+        with (ROOT / file).open("rb") as source:
+            for token in tokenize.tokenize(source.readline):
+                if token.type not in NO_CODE and token.type != tokenize.ENCODING:
+                    lines |= set(range(token.start[0], token.end[0] + 1))
+        n_lines += len(lines - docstring_lines(tree))
+    return n_lines
+
+
+@pytest.mark.parametrize("folder", CODE_FOLDERS)
+def test_no_statement_assigns_several_things_at_once(folder: str) -> None:
+    assert places(folder, is_parallel_assignment) == []
+
+
+@pytest.mark.parametrize("folder", CODE_FOLDERS)
+def test_no_conditional_expression_holds_another(folder: str) -> None:
+    assert places(folder, is_nested_conditional) == []
+
+
+@pytest.mark.parametrize("folder", CODE_FOLDERS)
+def test_names_are_no_pronouns(folder: str) -> None:
+    pronouns = places(folder, is_pronoun)
+    by_file = Counter(place.rpartition(":")[0] for place in pronouns)
+    assert 1000 * len(pronouns) <= MOST_PRONOUNS * n_lines_of_code(folder), by_file.most_common()
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    files_of: dict[str, set[str]] = {}
+    for file, tree in syntax_trees("lab").items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                files_of.setdefault(node.name, set()).add(file)
+    repeated = {name: sorted(files) for name, files in files_of.items() if len(files) > 1}
+    assert len(repeated) <= MOST_REPEATED_CLASSES, repeated

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lab.core.record import DECODE, PREFILL
+from lab.features.predict import wording
+from lab.models import catalog, devices, synthetic
 from lab.roofline import datasheet
 from lab.roofline.datasheet import Case
-from lab.features.predict import wording
 from lab.roofline.prediction import on_device
-from lab.models import catalog, devices, synthetic
 from tests.bench import clean_published, learn_published
 from tests.bench.learn_published import Row, published
 from tests.conftest import SETTINGS

@@ -746,10 +746,10 @@ class FixedTimes:
         n_tokens: int,
         n_past: int,
         n_outputs: int,
-        others: Any = (),
+        spans: Any = (),
     ) -> float | None:
-        self.asked.append((n_tokens, n_past, n_outputs, list(others)))
-        assert n_outputs == n_tokens + len(others)
+        self.asked.append((n_tokens, n_past, n_outputs, list(spans)))
+        assert n_outputs == n_tokens + len(spans)
         return self.by_tokens.get(n_outputs)
 
     def prefill(

@@ -223,11 +223,11 @@ def _lengths(line: dict[str, str]) -> tuple[str, str, str]:
             )
         )
     phase, length = re.fullmatch(r"(pp|tg)(\d*)", line["test"]).groups()  # type: ignore[union-attr]
-    return (
-        (PREFILL, length, "")
-        if phase == "pp"
-        else (DECODE, str(int(length) // 2) if length else "", "")
-    )
+    if phase == "pp":
+        return PREFILL, length, ""
+    if not length:
+        return DECODE, "", ""
+    return DECODE, str(int(length) // 2), ""
 
 
 def main() -> None:

@@ -81,7 +81,8 @@ def llama_perplexity(path: Path, base: Path, *options: str) -> str:
 
 
 def perplexity() -> bool:
-    reference, *kinds = ("F16", "Q8_0", "Q4_0")
+    reference = "F16"
+    kinds = ["Q8_0", "Q4_0"]
     measuring.NARROW = 0.0  # all chunks
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
         base = Path(folder, "base")

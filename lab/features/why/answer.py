@@ -97,10 +97,10 @@ def specs_of(pair: Pair, asked: Question) -> tuple[str | None, str | None]:
     """The models of the faster and of the slower side: those that the user names, or that are
     here.
     """
-    of_a, of_b = asked.specs
+    spec_of_a, spec_of_b = asked.specs
     if pair.letters == ("B", "A"):
-        of_a, of_b = of_b, of_a
-    return of_a or allowed_spec(pair.fast), of_b or allowed_spec(pair.slow)
+        return spec_of_b or allowed_spec(pair.fast), spec_of_a or allowed_spec(pair.slow)
+    return spec_of_a or allowed_spec(pair.fast), spec_of_b or allowed_spec(pair.slow)
 
 
 def known_parts(
