@@ -14,7 +14,7 @@ from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.claims import judging, section, session
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
-from lab.features.claims.session import PARTS, Measurement, Session
+from lab.features.claims.session import PARTS, Measurement, ClaimsSession
 from lab.features.report import page
 from lab.show import console
 from lab.show.section import Context, print_sections
@@ -32,18 +32,18 @@ def worker(fake_worker: FakeWorker) -> Any:
     return fake_worker
 
 
-def planned(worker: Any, folder: Path, only: str | None, **settings: Any) -> Session:
+def planned(worker: Any, folder: Path, only: str | None, **settings: Any) -> ClaimsSession:
     asked = {"model": "smollm2-135m", **settings}
     return session.plan(worker, session.choose(only), folder, **asked)
 
 
-def measurement(plan: Session, worker: Any, path: Path, lines: list[str]) -> Iterator[Record]:
+def measurement(plan: ClaimsSession, worker: Any, path: Path, lines: list[str]) -> Iterator[Record]:
     """The runs of a session; what it announces is added to the lines."""
     new_worker: Any = FakeWorker
     return Measurement(plan, worker, path, lambda status: None, lines.append, new_worker).execute()
 
 
-def measured(plan: Session, worker: Any, path: Path) -> list[Record]:
+def measured(plan: ClaimsSession, worker: Any, path: Path) -> list[Record]:
     return list(measurement(plan, worker, path, []))
 
 

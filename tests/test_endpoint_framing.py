@@ -11,7 +11,7 @@ from lab.core.request import CHAT, LOST, TOO_EARLY, WRONG_JSON, Asked, Request
 from lab.core.request_times import figures
 from lab.remote.access import access
 from lab.remote.client import Client
-from lab.remote.exchange import Arrivals, Exchange, Line
+from lab.remote.exchange import Arrivals, Exchange, Route
 from lab.remote.formats import Ask, SendPlan
 from tests.odd_server import paced, raw_server
 
@@ -147,7 +147,7 @@ def test_a_server_that_hangs_up_after_each_answer_gets_each_request_once() -> No
 
 def test_an_answer_before_the_request_is_a_failure_with_a_reason() -> None:
     asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
-    line = Line("h", 80, "/", None, [], Arrivals(), timeout_s=1, stall_s=1)
+    line = Route("h", 80, "/", None, [], Arrivals(), timeout_s=1, stall_s=1)
     exchange = Exchange(line, asked)
     exchange.data_received(CHUNKED)
     assert exchange.problem is not None

@@ -75,7 +75,7 @@ class BenchRow:
 
 
 @dataclass
-class Table:
+class MarkdownTables:
     """What was read of the Markdown tables of a text so far."""
 
     rows: list[BenchRow] = field(default_factory=list)
@@ -116,13 +116,15 @@ def numbered(parsed: Sequence[Any]) -> list[BenchRow]:
     return rows
 
 
-def of_tables(text: str, device: str | None) -> Table:
+def of_tables(text: str, device: str | None) -> MarkdownTables:
     """The rows of Markdown tables in a text; `device` is used if the text names none."""
     text = cleaned(text)
     n_lines = text.count("\n") + 1
     if n_lines > MOST_LINES:
-        return Table(skipped=[f"line 1: it has {n_lines:,} lines, and may have {MOST_LINES:,}"])
-    table = Table()
+        return MarkdownTables(
+            skipped=[f"line 1: it has {n_lines:,} lines, and may have {MOST_LINES:,}"]
+        )
+    table = MarkdownTables()
     devices = devices_by_line(text)
     builds = builds_by_line(text)
     unnamed = None

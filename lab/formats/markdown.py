@@ -14,7 +14,7 @@ NEXT_ROW = re.compile(r"\|[ \t]{0,9}\|")
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A line of a table: its cells by head, or the `problem` why it has none."""
 
     line: int
@@ -49,12 +49,12 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, f"|{row.strip().strip('|')}|"
 
 
-def rows(text: str, is_head: Callable[[Sequence[str]], bool]) -> Iterator[Row]:
+def rows(text: str, is_head: Callable[[Sequence[str]], bool]) -> Iterator[TableRow]:
     """The rows below heads of one kind, and the lines of tables that cannot be read."""
     heads: list[str] = []
     for number, line in _lines(text):
         if len(line) > MOST_LETTERS and "|" in line:
-            yield Row(number, {}, f"it has over {MOST_LETTERS:,} letters")
+            yield TableRow(number, {}, f"it has over {MOST_LETTERS:,} letters")
             continue
         cells = cells_of(line)
         if not cells:
@@ -62,9 +62,9 @@ def rows(text: str, is_head: Callable[[Sequence[str]], bool]) -> Iterator[Row]:
         if is_head(cells):
             heads = cells
         elif not heads:
-            yield Row(number, {}, "it is not below the head of a table of llama-bench")
+            yield TableRow(number, {}, "it is not below the head of a table of llama-bench")
         elif len(cells) != len(heads):
             what = f"it has {len(cells)} columns, and the head of the table has {len(heads)}"
-            yield Row(number, {}, what)
+            yield TableRow(number, {}, what)
         else:
-            yield Row(number, dict(zip(heads, cells, strict=True)))
+            yield TableRow(number, dict(zip(heads, cells, strict=True)))

@@ -30,7 +30,7 @@ from lab.core.record import FAILED, OK
 from lab.core.request import CHAT, Asked, Request
 from lab.errors import LabError
 from lab.remote.access import LONGEST_S, Access, all_headers
-from lab.remote.exchange import Arrivals, Exchange, Failure, Line, certificates
+from lab.remote.exchange import Arrivals, Exchange, Failure, Route, certificates
 from lab.remote.formats import Ask, JsonReply, Reply, SendPlan
 from lab.remote.streams import StreamedAnswer, StreamReader
 
@@ -253,7 +253,7 @@ def _problem(exchange: Exchange, answer: StreamedAnswer) -> Failure | None:
     return problem
 
 
-def _line(access: Access, plan: SendPlan, arrivals: Arrivals) -> Line:
+def _line(access: Access, plan: SendPlan, arrivals: Arrivals) -> Route:
     """Where the requests of a plan go."""
     path = "chat/completions" if plan.api == CHAT else "completions"
     url = urlsplit(f"{access.url}/{path}")
@@ -264,7 +264,7 @@ def _line(access: Access, plan: SendPlan, arrivals: Arrivals) -> Line:
         "User-Agent": "mini-lab",
     }
     headers |= {name.title(): value for name, value in all_headers(access)}
-    return Line(
+    return Route(
         host=url.hostname or "",
         port=url.port or (443 if has_tls else 80),
         path=url.path,

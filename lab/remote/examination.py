@@ -33,7 +33,7 @@ from lab.remote import formats
 from lab.remote.access import TIMEOUT_S, Access, access, name_or_none
 from lab.remote.client import Client
 from lab.remote.formats import JsonReply, as_count, as_dict
-from lab.remote.servers import TOKENIZE, USAGE, Counter, Server, tokenizers
+from lab.remote.servers import TOKENIZE, USAGE, Server, TokenCounter, tokenizers
 from lab.runner import machine
 
 MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one for counting prompts
@@ -222,15 +222,15 @@ def _streams_nothing(address: Access, model: str, failed: Sequence[Request]) -> 
     )
 
 
-def _counter(client: Client, model: str, probes: Probes) -> Counter | None:
+def _counter(client: Client, model: str, probes: Probes) -> TokenCounter | None:
     """The first way in which the server counts the tokens of a prompt; None if there is none."""
 
     def by_usage(text: str) -> int | None:
         usage = _generate(client, model, probes.api, text, 1, probes.working).usage
         return usage.prompt_tokens if usage else None
 
-    ways = [Counter(TOKENIZE, count) for count in tokenizers(client, probes.api, model)]
-    for way in (*ways, Counter(USAGE, by_usage)):
+    ways = [TokenCounter(TOKENIZE, count) for count in tokenizers(client, probes.api, model)]
+    for way in (*ways, TokenCounter(USAGE, by_usage)):
         if way.count("word") is not None:
             return way
     return None
@@ -293,7 +293,7 @@ def _llama_server_settings(props: dict[str, Any], address: Access) -> ServerSett
 
 
 def _capabilities(
-    probes: Probes, counter: Counter | None, settings: ServerSettings | None
+    probes: Probes, counter: TokenCounter | None, settings: ServerSettings | None
 ) -> Iterator[Capability]:
     """What two answers, of N_SHORT and of N_LONG tokens, show of a server."""
     yield _streaming(probes)
@@ -334,7 +334,7 @@ def _of_streams(probes: Probes) -> Iterator[Capability]:
 
 
 def _of_server(
-    probes: Probes, counter: Counter | None, settings: ServerSettings | None
+    probes: Probes, counter: TokenCounter | None, settings: ServerSettings | None
 ) -> Iterator[Capability]:
     """What the server says besides its answers."""
     counts_by_usage = "the usage of small requests counts the tokens of prompts"

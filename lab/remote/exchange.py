@@ -87,7 +87,7 @@ class Failure(Exception):
 
 
 @dataclass
-class Line:
+class Route:
     """What the requests of a plan share: where they go, whose turn it is to parse, and the memory
     that they use."""
 
@@ -118,7 +118,7 @@ class Exchange(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, line: Line, ask: Ask) -> None:
+    def __init__(self, line: Route, ask: Ask) -> None:
         self.line = line
         self.ask = ask
         self.http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)

@@ -45,7 +45,7 @@ Count = Callable[[str], int | None]  # the tokens of a text; None if they cannot
 
 
 @dataclass(frozen=True)
-class Counter:
+class TokenCounter:
     """A server's way to count the tokens of a prompt, with everything that it adds."""
 
     by: str  # tokenize, usage
@@ -64,7 +64,7 @@ class Server:
     endpoint: Endpoint
     model: str  # the server's name for it
     models: tuple[str, ...]  # all that it lists
-    counter: Counter | None  # None: the tokens of a prompt cannot be counted
+    counter: TokenCounter | None  # None: the tokens of a prompt cannot be counted
     client: Client
     machine: Machine  # of the client
 

@@ -22,7 +22,6 @@ from lab.runner import prompts
 from lab.runner.builds import BUILD_HERE
 from lab.runner.cases import Plan
 
-
 DIAGNOSIS_S = 30.0  # limit of a diagnosis
 ATTEMPT_S = 10.0  # limit of each of its attempts
 N_GENERATED = 4

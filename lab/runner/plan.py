@@ -20,7 +20,6 @@ from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import builds, machine, placing, prompts
 from lab.runner.cases import Case, Plan, Until, Write, with_room
 
-
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
 DEFAULT_REPEAT = 3

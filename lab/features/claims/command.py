@@ -13,7 +13,7 @@ from lab.app.reading import note
 from lab.app.running import collect, introduce
 from lab.core.lists import plural
 from lab.features.claims import judging, section
-from lab.features.claims.session import PARTS, Measurement, Session, choose, plan
+from lab.features.claims.session import PARTS, ClaimsSession, Measurement, choose, plan
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.roofline import measuring, probing
@@ -73,7 +73,7 @@ def command(only: str | None, **asked: Any) -> None:
     output.finish(records, path, problem, is_unexpected, shown=sections)
 
 
-def expected_s(planned: Session) -> float:
+def expected_s(planned: ClaimsSession) -> float:
     """The seconds of a session; runs take in proportion to the weights."""
     usual_bytes = catalog.entries()[catalog.DEFAULT].n_bytes or 1
     scale = max(1.0, (planned.base.model.n_bytes or usual_bytes) / usual_bytes)

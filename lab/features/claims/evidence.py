@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import experiments, phases
 from lab.core.record import Ceilings, Record, Run, Value
 from lab.errors import LabError
-from lab.features.turns.conversation import NAME as TURNS
-from lab.features.turns.conversation import NONE, conversation_of
+from lab.features.turns.conversation import NAME as TURNS, NONE, conversation_of
 from lab.features.turns.figures import figures as figures_of_turns
 from lab.roofline import step_kernels
 

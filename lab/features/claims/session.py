@@ -58,7 +58,7 @@ TEXTS = "code,table,story"  # what tokens are drafted for, if no prompt is asked
 
 
 @dataclass(frozen=True)
-class Session:
+class ClaimsSession:
     """The plans of each part by their variants; `problems` has the reason for each part that cannot
     be measured."""
 
@@ -118,7 +118,7 @@ def choose(only: Numbers | None) -> tuple[Claim, ...]:
     return tuple(by_number[number] for number in numbers)
 
 
-def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any) -> Session:
+def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any) -> ClaimsSession:
     """Plan every part that the chosen claims need.
 
     LabError for settings or a model that cannot be measured at all.
@@ -140,7 +140,7 @@ def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any)
         except LabError as problem:
             problems[part] = problem
     probes = missing_probes(base, folder) if CEILINGS in needed else []
-    return Session(base, plans, problems, tuple(probes))
+    return ClaimsSession(base, plans, problems, tuple(probes))
 
 
 def missing_probes(base: Plan, folder: Path) -> list[Probe]:
@@ -196,7 +196,7 @@ class Measurement:
     Every run is in the file at `path` as soon as it ends.
     """
 
-    planned: Session
+    planned: ClaimsSession
     worker: Worker
     path: Path
     watch: ShowStatus

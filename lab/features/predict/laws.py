@@ -51,7 +51,7 @@ COUNTED = ("type_k", "type_v", "n_ubatch", "n_batch", "flash_attn", "flash_attn_
 DIGITS = 9  # significant digits of numbers in a page
 
 
-class Place(NamedTuple):
+class PredictedDevice(NamedTuple):
     """A device to predict for: what a page shows of it, and its law for a model."""
 
     facts: Numbers
@@ -151,7 +151,7 @@ def ends_of_scales(plain: Sequence[Record], models: Sequence[Model]) -> dict[str
     return {"prompt": prompt, "gen": MOST_GENERATED, "users": MOST_USERS}
 
 
-def law_or_reason(place: Place, model: Model) -> Numbers:
+def law_or_reason(place: PredictedDevice, model: Model) -> Numbers:
     """The law of a model on a device, or why there is none."""
     try:
         law = place.law_of(model)
@@ -271,7 +271,7 @@ def is_straight(before: Sequence[float], point: Sequence[float], after: Sequence
 
 def measured_places(
     plain: Sequence[Record], ceilings: Sequence[Ceilings], runs: Sequence[Record]
-) -> Iterator[Place]:
+) -> Iterator[PredictedDevice]:
     """The setups of plain runs; those that differ in more than the model have their own names."""
     seen = set[object]()
     names = Counter[str]()
@@ -295,7 +295,7 @@ def measured_places(
             "memory": memory_of(record),
             "about": "",
         }
-        yield Place(facts, settings, law_of_runs(record, ceilings, runs))
+        yield PredictedDevice(facts, settings, law_of_runs(record, ceilings, runs))
 
 
 def memory_of(record: Record) -> float | None:
@@ -423,7 +423,7 @@ def fit_of(phase: str, model: Model, settings: Settings, learned: Learned) -> Nu
 # Devices of the datasheets
 
 
-def published_places(settings: Settings) -> Iterator[Place]:
+def published_places(settings: Settings) -> Iterator[PredictedDevice]:
     """All devices of the datasheets."""
     for device in devices.devices().values():
         about = f"{device.about}: {device.gbps:g} GB/s"
@@ -435,7 +435,7 @@ def published_places(settings: Settings) -> Iterator[Place]:
             "memory": device.memory_bytes,
             "about": about,
         }
-        yield Place(facts, settings, law_of_datasheet(device, settings))
+        yield PredictedDevice(facts, settings, law_of_datasheet(device, settings))
 
 
 def law_of_datasheet(device: Device, settings: Settings) -> Callable[[Model], Numbers]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.record import Record
+from lab.errors import LabError
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
-from lab.errors import LabError
 from lab.models import catalog, devices
 from lab.models.devices import Device
 from lab.roofline import learning, prediction

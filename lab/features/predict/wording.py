@@ -12,8 +12,8 @@ from lab.models.devices import Device
 from lab.roofline import datasheet, learning
 from lab.roofline.datasheet import PublishedRate
 from lab.roofline.learning import Learned
-from lab.roofline.probes import used_types
 from lab.roofline.prediction import TOO_FAST, Extrapolation, Prediction, Shortage
+from lab.roofline.probes import used_types
 from lab.show.text_ceilings import doubt_sentences
 from lab.show.wording import digits
 

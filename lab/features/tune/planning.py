@@ -35,7 +35,7 @@ Space = Mapping[str, list[Any]]  # the values to try of each setting
 
 
 @dataclass(frozen=True)
-class Request:
+class TuningRequest:
     """What was asked: lengths, users and the settings that stay fixed."""
 
     goal: str
@@ -62,7 +62,7 @@ class TunePlan:
     """What will be searched, from a default."""
 
     budget_s: float
-    request: Request
+    request: TuningRequest
     default: Plan  # of the whole request
     choices: tuple[Choice, ...]
     phases: tuple[Phase, ...]
@@ -94,7 +94,7 @@ def plan(
     if goal == TPOT and gen < 2:
         raise LabError("--goal tpot needs at least two generated tokens.", "Use --gen 2 or more.")
     check_number("users", users, batches.MOST_SEQUENCES)
-    request = Request(goal, prompt_len, gen, users, {**settings, "model": model})
+    request = TuningRequest(goal, prompt_len, gen, users, {**settings, "model": model})
     default = request.plan(worker, {}, CONFIRM)
     if default.refused:
         reasons = " ".join(default.refused.values())

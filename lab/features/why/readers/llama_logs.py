@@ -53,7 +53,7 @@ Slot = tuple[str, str] | None
 
 
 @dataclass
-class Request:
+class LoggedRequest:
     """What a log says of a request."""
 
     timings: dict[str, tuple[int, re.Match[str]]] = field(default_factory=dict)  # with their lines
@@ -69,13 +69,13 @@ def read(text: str) -> list[Figure]:
     return figures + footers(text)
 
 
-def requests_of(text: str) -> list[Request]:
+def requests_of(text: str) -> list[LoggedRequest]:
     """The requests of a log in order.
 
     Lines of several slots may be mixed, and a slot is released before or after its timings.
     """
-    requests = list[Request]()
-    of_slot = dict[Slot, Request]()
+    requests = list[LoggedRequest]()
+    of_slot = dict[Slot, LoggedRequest]()
     slot: Slot = None
     for number_of_line, line in enumerate(text.split("\n"), 1):
         match = SLOT.search(line[:400])
@@ -84,14 +84,14 @@ def requests_of(text: str) -> list[Request]:
         for timing in TIMING.finditer(line):
             request = of_slot.get(slot)
             if request is None or timing[1] in request.timings:
-                request = Request()
+                request = LoggedRequest()
                 of_slot[slot] = request
             if not request.timings:
                 requests.append(request)
             request.timings[timing[1]] = (number_of_line, timing)
         release = RELEASE.search(line[:1000])
         if release and match:
-            request = of_slot.setdefault(slot, Request())
+            request = of_slot.setdefault(slot, LoggedRequest())
             request.n_context = int(release[1])
         acceptance = ACCEPTANCE.search(line[:1000])
         if acceptance and slot in of_slot:
@@ -99,7 +99,7 @@ def requests_of(text: str) -> list[Request]:
     return requests
 
 
-def source_of(request: Request) -> str:
+def source_of(request: LoggedRequest) -> str:
     """The program, by its words."""
     if "generation eval" in request.timings:
         return IK
@@ -109,7 +109,7 @@ def source_of(request: Request) -> str:
     return SERVER
 
 
-def figures_of(request: Request) -> list[Figure]:
+def figures_of(request: LoggedRequest) -> list[Figure]:
     """Prefill and decode of a request, as far as their times and tokens are there."""
     source = source_of(request)
     is_cli = source == CLI
@@ -141,7 +141,7 @@ def figures_of(request: Request) -> list[Figure]:
 
 
 def decode_of(
-    request: Request,
+    request: LoggedRequest,
     decode: tuple[int, re.Match[str]],
     n_counted: int,
     decode_s: float,
@@ -175,7 +175,7 @@ def size_and_time(
     return count(timing[3]) or None, number(timing[2]) / 1e3 or None
 
 
-def context_before_answer(request: Request) -> int | None:
+def context_before_answer(request: LoggedRequest) -> int | None:
     """Tokens in the context before the first generated one, if the log has the whole context.
 
     The newest token is not in the context yet when a slot is released.
