@@ -3,327 +3,385 @@
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.core import results
-from lab.core.record import CRASHED, FAILED, OK, Record, Settings, Steps
+from lab.core.record import CRASHED, FAILED, OK, Record, Run, Settings, Steps
 from lab.errors import LabError
-from lab.show import text_comparison
-from lab.runner import trial as side_by_side
+from lab.runner import trial
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
 from lab.runner.session import execute as execute_session
-from lab.show import comparison, console
+from lab.show import comparison, console, text_comparison
 from lab.show.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
 
-OTHER = dataclasses.replace(MACHINE, cpu="Other CPU")
+SECOND_MACHINE = dataclasses.replace(MACHINE, cpu="Other CPU")
+ONE_THREAD = dataclasses.replace(SETTINGS, n_threads=1)
+BASE = [10, 10.1, 10.2, 10.3, 10.4, 10.5]  # ms of a decode step
+SAMPLES = Path(__file__).parents[1] / "results"
 
 
 def session(decode_ms: Sequence[float], name: str = "one", **changes: Any) -> list[Record]:
-    runs = [make_run(20, 5, i, decode_ms=ms) for i, ms in enumerate(decode_ms)]
-    return [make_record(run, session=name, **changes) for run in runs]
+    """A run for each time of a decode step."""
+    records = []
+    for repeat, ms in enumerate(decode_ms):
+        run = make_run(20, 5, repeat, decode_ms=ms)
+        records.append(make_record(run, session=name, **changes))
+    return records
 
 
-def only_tpot(records: list[Record], **options: Any) -> comparison.ComparedFigure:
+def slower_session(factor: float) -> list[Record]:
+    """The times of BASE times a factor, on a second machine."""
+    return session([factor * ms for ms in BASE], machine=SECOND_MACHINE)
+
+
+def steady_session(name: str, level: float, **changes: Any) -> list[Record]:
+    return session([level, 1.001 * level, 0.999 * level], name, **changes)
+
+
+def steady_sessions(*levels: float) -> list[Record]:
+    """A steady session for each level."""
+    records = []
+    for number, level in enumerate(levels):
+        records += steady_session(f"session-{number}", level)
+    return records
+
+
+def tpot_row(records: list[Record], **options: Any) -> comparison.ComparedFigure:
     (compared,) = comparison.compare(records, **options)
     (row,) = [row for row in compared.rows if row.figure == "tpot_ms"]
     return row
 
 
-BASE = [10, 10.1, 10.2, 10.3, 10.4, 10.5]
+# Verdicts
 
 
 @pytest.mark.parametrize(
-    ("factor", "verdict", "words"),
+    ("factor", "verdict", "sentence"),
     [
         (2, SLOWER, "slower, 1.91x the time"),
         (0.5, FASTER, "faster, 1.84x as fast"),
         (1, ALIKE, "no difference larger"),
     ],
 )
-def test_verdicts(factor: float, verdict: str, words: str) -> None:
-    row = only_tpot(session(BASE) + session([factor * ms for ms in BASE], machine=OTHER))
-    assert row.verdict == verdict and words in row.words
+def test_verdicts(factor: float, verdict: str, sentence: str) -> None:
+    row = tpot_row(session(BASE) + slower_session(factor))
+    assert row.verdict == verdict
+    assert sentence in row.words
     assert (row.n_base, row.n_other, row.paired) == (6, 6, False)
 
 
 def test_a_small_difference_is_claimed_only_where_it_was_asked_for() -> None:
-    records = session(BASE) + session([1.4 * ms for ms in BASE], machine=OTHER)
-    assert only_tpot(records).verdict == SLOWER
-    row = only_tpot(
-        session(BASE) + session([1.15 * ms for ms in BASE], machine=OTHER), at_least=0.1
-    )
-    assert (
-        row.verdict == ALIKE
-        and "slower by" in row.words
-        and "no difference clearly above" in row.words
-    )
-    assert (
-        only_tpot(records, at_least=0.3).verdict == TOO_FEW
-    )  # a difference of more than half is not excluded
+    records = session(BASE) + slower_session(1.4)
+    smaller = session(BASE) + slower_session(1.15)
+
+    row = tpot_row(smaller, at_least=0.1)
+
+    assert tpot_row(records).verdict == SLOWER
+    assert row.verdict == ALIKE
+    assert "slower by" in row.words
+    assert "no difference clearly above" in row.words
+    assert tpot_row(records, at_least=0.3).verdict == TOO_FEW  # more than half is not excluded
 
 
-def test_sessions_of_one_setup_need_more_than_their_runs_say() -> None:
-    """Runs of a session lie within 0.5 %, sessions differ by 4 %: that is the machine, and no difference."""
-    rows = [only_tpot(session([10, 10.02, 10.05], "a") + session([10.4, 10.42, 10.45], "b"))]
-    rows.append(
-        only_tpot(session([10, 10.02, 10.05]) + session([10.4, 10.42, 10.45], machine=OTHER))
-    )
-    assert [row.verdict for row in rows] == [ALIKE, ALIKE]
+def test_sessions_need_a_larger_difference_than_their_runs_show() -> None:
+    """Runs of a session lie within 0.5 %, sessions differ by 4 %: that is the machine."""
+    slow = [10.4, 10.42, 10.45]
+    of_one_setup = session([10, 10.02, 10.05], "a") + session(slow, "b")
+    of_two_machines = session([10, 10.02, 10.05]) + session(slow, machine=SECOND_MACHINE)
+    assert tpot_row(of_one_setup).verdict == ALIKE
+    assert tpot_row(of_two_machines).verdict == ALIKE
 
 
-def steady(name: str, level: float, **changes: Any) -> list[Record]:
-    return session([level, 1.001 * level, 0.999 * level], name, **changes)
-
-
-def test_known_sessions_of_the_machine_replace_the_assumption() -> None:
-    slow = dataclasses.replace(SETTINGS, n_threads=1)
-    pair = steady("a", 10) + steady("b", 10.7, settings=slow)
-    assert only_tpot(pair).verdict == ALIKE
-    quiet = [
-        record
-        for i, level in enumerate([10, 10.02, 9.98, 10.01, 9.99])
-        for record in steady(f"q{i}", level)
-    ]
-    row = only_tpot(pair, others=quiet)
-    assert row.verdict == SLOWER
-    wild = [
-        record for i, level in enumerate([8, 12, 9, 11, 10]) for record in steady(f"w{i}", level)
-    ]
-    assert only_tpot(pair, others=wild).verdict == TOO_FEW
-    (compared,) = comparison.compare(pair, others=quiet)
-    assert any("from 6 sessions of this machine" in words for words in compared.spreads)
+def test_without_further_sessions_their_spread_is_assumed() -> None:
+    pair = steady_session("a", 10) + steady_session("b", 10.7, settings=ONE_THREAD)
     (compared,) = comparison.compare(pair)
+    assert tpot_row(pair).verdict == ALIKE
     assert compared.spreads == (
         "TPOT: 4.1 % (assumed for a physical machine)",
         "prefill: 4.1 % (assumed for a physical machine)",
     )
 
 
+def test_further_sessions_of_the_machine_replace_the_assumption() -> None:
+    pair = steady_session("a", 10) + steady_session("b", 10.7, settings=ONE_THREAD)
+    quiet = steady_sessions(10, 10.02, 9.98, 10.01, 9.99)
+    wild = steady_sessions(8, 12, 9, 11, 10)
+
+    (compared,) = comparison.compare(pair, others=quiet)
+
+    assert tpot_row(pair, others=quiet).verdict == SLOWER
+    assert tpot_row(pair, others=wild).verdict == TOO_FEW
+    assert "from 6 sessions of this machine" in " ".join(compared.spreads)
+
+
 def test_two_real_machines_of_default_sessions_are_told_apart() -> None:
-    samples = Path(__file__).parent.parent / "results"
-    records = [
-        record
-        for name in ("sample-smollm2-135m-amd-epyc", "sample-smollm2-135m-intel-xeon")
-        for record in results.read([samples / f"{name}.jsonl"]).records
-    ]
+    names = ("sample-smollm2-135m-amd-epyc", "sample-smollm2-135m-intel-xeon")
+    records = results.read([SAMPLES / f"{name}.jsonl" for name in names]).records
+
     (compared,) = comparison.compare(records)
-    assert len(compared.rows) == 6
-    assert all(row.estimate > 1.7 for row in compared.rows)
-    assert [row.verdict for row in compared.rows] == [TOO_FEW, *[SLOWER] * 3, DISTURBED, DISTURBED]
-    # the shortest prefill has too much spread; at 10,000 tokens the host took cores from 2 of 3 runs of one side
+
+    assert min(row.estimate for row in compared.rows) > 1.7
+    # The shortest prefill has too much spread; at 10,000 tokens the host took cores from 2 of 3
+    # runs of one side.
+    verdicts = [row.verdict for row in compared.rows]
+    assert verdicts == [TOO_FEW, SLOWER, SLOWER, SLOWER, DISTURBED, DISTURBED]
     assert compared.rows[0].words == "unclear, the interval contains 1: about 1.82x the time"
 
 
-def sessions_of(true_ratio: float, seed: int, folder: Path, plan_of: Any) -> list[Record]:
-    """Real sessions of the main loop on fake engines of which every process has a level of its own (2 %)."""
+class LuckyProcess(FakeWorker):
+    """An engine whose process has a level of its own (1.5 %), kept as long as it lives."""
+
+    def __init__(self, chance: random.Random, factor: float) -> None:
+        super().__init__()
+        self.chance = chance
+        self.factor = factor
+        self.restart()
+
+    def restart(self) -> None:
+        super().restart()
+        level_ms = 10 * self.factor * math.exp(self.chance.gauss(0, 0.015))
+        self.decode_ms = lambda: level_ms * math.exp(self.chance.gauss(0, 0.005))
+
+
+def verdict_of_sessions(true_ratio: float, seed: int, folder: Path) -> str:
+    """The verdict on two sessions, beside six others of the machine; all sessions are executed."""
+    model = folder / "tiny.gguf"
+    model.write_bytes(b"GGUF")
     chance = random.Random(seed)
-
-    class Process(FakeWorker):
-        def __init__(self) -> None:
-            super().__init__()
-            self.restart()
-
-        def restart(self) -> None:
-            super().restart()
-            level = math.exp(chance.gauss(0, 0.015))
-            self.decode_ms = lambda: 10 * level * self.slower * math.exp(chance.gauss(0, 0.005))
-
-        slower = 1.0
-
-    records: list[Record] = []
+    sessions = []
     for number in range(8):
-        worker: Any = Process()
-        worker.slower = true_ratio if number == 7 else 1.0
-        plan = plan_of(worker, 1 if number == 7 else 2)
+        is_slower = number == 7
+        worker: Any = LuckyProcess(chance, true_ratio if is_slower else 1.0)
+        plan = make_plan(worker, "20", 5, 10, str(model), threads=1 if is_slower else 2)
         path = folder / f"{seed}-{number}.jsonl"
-        records += list(execute_session(plan, worker, path, lambda status: None))
-    return records
+        sessions.append(list(execute_session(plan, worker, path, lambda status: None)))
+    between = [record for records in sessions[1:7] for record in records]
+    return tpot_row(sessions[0] + sessions[7], others=between).verdict
 
 
 def test_a_planted_difference_between_sessions_is_found_and_none_is_not(
     simulated: None, tmp_path: Path
 ) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    slower = [verdict_of_sessions(1.05, seed, tmp_path) for seed in range(5)]
+    alike = [verdict_of_sessions(1.0, seed, tmp_path) for seed in range(100, 105)]
+    assert slower.count(SLOWER) >= 4
+    assert alike.count(ALIKE) >= 4
 
-    def plan_of(worker: Any, n_threads: int) -> Plan:
-        return make_plan(worker, "20", 5, 10, str(tmp_path / "tiny.gguf"), threads=n_threads)
 
-    def verdict(true_ratio: float, seed: int) -> str:
-        records = sessions_of(true_ratio, seed, tmp_path, plan_of)
-        names = sorted({record.session for record in records})
-        pair = [record for record in records if record.session in (names[0], names[7])]
-        return only_tpot(pair, others=[record for record in records if record not in pair]).verdict
-
-    assert sum(verdict(1.05, seed) == SLOWER for seed in range(5)) >= 4
-    assert sum(verdict(1.0, 100 + seed) != ALIKE for seed in range(5)) <= 1
+# Groups
 
 
 def test_groups_name_only_what_differs() -> None:
-    slow = dataclasses.replace(SETTINGS, n_threads=1)
-    found = comparison.groups(
-        session(BASE) + session(BASE, settings=slow) + session(BASE, machine=OTHER)
-    )
-    assert len(found) == 3
-    assert comparison.differences(found) == {
+    records = [
+        *session(BASE),
+        *session(BASE, settings=ONE_THREAD),
+        *session(BASE, machine=SECOND_MACHINE),
+    ]
+    groups = comparison.groups(records)
+    assert len(groups) == 3
+    assert comparison.differences(groups) == {
         "machine": ["Test CPU, 4 cores", "Test CPU, 4 cores", "Other CPU, 4 cores"],
         "n_threads": [2, 1, 2],
     }
-    assert comparison.groups(session(BASE) + session(BASE, machine=OTHER), "Other")[
-        0
-    ].label.endswith("Other CPU, 4 cores")
+
+
+def test_a_part_of_its_label_chooses_the_base() -> None:
+    records = session(BASE) + session(BASE, machine=SECOND_MACHINE)
+    assert comparison.groups(records, "Other")[0].label.endswith("Other CPU, 4 cores")
     with pytest.raises(LabError, match="names no group"):
-        comparison.groups(session(BASE) + session(BASE, machine=OTHER), "nonsense")
+        comparison.groups(records, "nonsense")
 
 
-def test_what_is_one_setup_is_compared_by_session_or_not_at_all() -> None:
-    found = comparison.groups(session(BASE, "monday") + session(BASE, "friday"))
-    assert [group.label for group in found] == ["session monday", "session friday"]
-    assert "variant" not in comparison.differences(found)
-    several = session(BASE) + session(BASE, machine=OTHER)
-    assert comparison.by_session(several) == several
+def test_what_is_one_setup_is_compared_by_session() -> None:
+    groups = comparison.groups(session(BASE, "monday") + session(BASE, "friday"))
+    assert [group.label for group in groups] == ["session monday", "session friday"]
+    assert "variant" not in comparison.differences(groups)
+    of_two_setups = session(BASE) + session(BASE, machine=SECOND_MACHINE)
+    assert comparison.by_session(of_two_setups) == of_two_setups
+
+
+@pytest.mark.parametrize(
+    "records",
+    [session(BASE), [make_record(make_run(status=FAILED))]],
+    ids=["one session", "failed only"],
+)
+def test_one_session_is_not_compared(records: list[Record]) -> None:
     with pytest.raises(LabError, match="nothing to compare"):
-        comparison.groups(session(BASE))
-    with pytest.raises(LabError, match="nothing to compare"):
-        comparison.groups([make_record(make_run(status=FAILED))])
+        comparison.groups(records)
 
 
 def test_imported_totals_are_compared_with_decode_compute() -> None:
     decode_ns = 4 * 10**7
     decode = Steps(("decode",), (4,), (20,), (0,), (decode_ns,), (decode_ns,), (1,), (4,))
-    there = [
-        make_record(make_run(20, 5, i, steps=decode, imported_from="llama-bench"), machine=OTHER)
-        for i in range(6)
-    ]
-    (compared,) = comparison.compare(session([10] * 6) + there)
-    assert [(row.figure, row.ratio.estimate if row.ratio else None) for row in compared.rows] == [
-        ("decode_ms", 1.0)
-    ]
+    imported = []
+    for repeat in range(6):
+        run = make_run(20, 5, repeat, steps=decode, imported_from="llama-bench")
+        imported.append(make_record(run, machine=SECOND_MACHINE))
+
+    (compared,) = comparison.compare(session([10] * 6) + imported)
+
+    (row,) = compared.rows
+    assert row.figure == "decode_ms"
+    assert row.ratio is not None
+    assert row.ratio.estimate == 1.0
     assert compared.only_base == ("prefill at 20",)
     assert compared.only_other == ()
 
 
 def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    records = session(BASE) + session([2 * ms for ms in BASE], machine=OTHER)
-    found = comparison.groups(records)
-    text_comparison.print_comparisons(
-        found, comparison.compare_groups(found), 0.01, console.console()
+    groups = comparison.groups(session(BASE) + slower_session(2))
+    comparisons = comparison.compare_groups(groups)
+
+    text_comparison.print_comparisons(groups, comparisons, 0.01, console.console())
+
+    out = capsys.readouterr().out
+    answer = (
+        "Other CPU, 4 cores is slower than Test CPU, 4 cores in 1 of 2 rows "
+        "(1.91 times the time); no"
     )
-    said = capsys.readouterr().out
-    assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in said
-    assert said.startswith(
-        "Other CPU, 4 cores is slower than Test CPU, 4 cores in 1 of 2 rows (1.91 times the time); no"
-    )
-    (line,) = (line for line in said.splitlines() if "TPOT, ms" in line)
-    assert line.split()[-2:] == ["1.91", "slower"] and "other / base, of session medians" in said
+    assert out.startswith(answer)
+    assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in out
+    assert "other / base, of session medians" in out
+    (line,) = [line for line in out.splitlines() if "TPOT, ms" in line]
+    assert line.split()[-2:] == ["1.91", "slower"]
 
 
 # Trials
 
 
 @pytest.fixture
-def plans(tmp_path: Path) -> Any:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+def plans(tmp_path: Path) -> Callable[..., dict[str, Plan]]:
+    """Makes the plans of a trial of numbers of threads."""
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(b"GGUF")
 
-    def make(*threads: int, lengths: str = "20") -> dict[str, Plan]:
+    def make_plans(*numbers: int) -> dict[str, Plan]:
         worker: Any = FakeWorker()
-        return {
-            f"{chr(65 + i)}: --threads {n}": make_plan(
-                worker, lengths, 5, 1, str(tmp_path / "tiny.gguf"), threads=n
-            )
-            for i, n in enumerate(threads)
-        }
+        plan_of: dict[str, Plan] = {}
+        for letter, n_threads in zip("ABC", numbers, strict=False):
+            plan = make_plan(worker, "20", 5, 1, str(model), threads=n_threads)
+            plan_of[f"{letter}: --threads {n_threads}"] = plan
+        return plan_of
 
-    return make
+    return make_plans
 
 
 def execute(
     plans: dict[str, Plan], n_blocks: int, folder: Path, workers: Any = FakeWorker
 ) -> list[Record]:
-    return list(
-        side_by_side.execute(plans, n_blocks, folder / "trial.jsonl", lambda status: None, workers)
-    )
+    path = folder / "trial.jsonl"
+    return list(trial.execute(plans, n_blocks, path, lambda status: None, workers))
+
+
+def timed_runs(records: Sequence[Record]) -> list[Run]:
+    return [record.run for record in records if not record.run.warmup]
 
 
 def test_every_block_is_a_random_order_and_its_mirror_image(plans: Any, tmp_path: Path) -> None:
     records = execute(plans(1, 2, 3), 12, tmp_path)
-    timed = [record.run for record in records if not record.run.warmup]
+
     orders = set()
     for block in range(12):
-        names = [str(run.variant)[0] for run in timed if run.block == block]
-        assert sorted(names[:3]) == ["A", "B", "C"] and names[3:] == names[:3][::-1]
-        orders.add("".join(names[:3]))
+        runs = [run for run in timed_runs(records) if run.block == block]
+        letters = [str(run.variant)[0] for run in runs]
+        first_half = letters[:3]
+        assert sorted(first_half) == ["A", "B", "C"]
+        assert letters[3:] == first_half[::-1]
+        orders.add("".join(first_half))
     assert len(orders) > 2
     assert len(results.read([tmp_path / "trial.jsonl"]).records) == len(records)
 
 
-def moody(true_ratio: float, chance: random.Random) -> Any:
-    """Workers whose process has luck of its own, on a machine that drifts, with spikes; B takes true_ratio as long."""
-    calls = 0
+class Mood:
+    """A machine that drifts with every step, and has spikes; one thread is slower."""
 
-    class Moody(FakeWorker):
+    def __init__(self, true_ratio: float, seed: int) -> None:
+        self.true_ratio = true_ratio
+        self.chance = random.Random(seed)
+        self.n_steps = 0
+
+    def step_ms(self, luck: float, n_threads: int) -> float:
+        self.n_steps += 1
+        ms = 10 * luck * (1 + 0.001 * self.n_steps)
+        if self.chance.random() < 0.05:
+            ms *= 1.5
+        if n_threads == 1:
+            ms *= self.true_ratio
+        return ms * math.exp(self.chance.gauss(0, 0.01))
+
+
+def workers_on(mood: Mood) -> type[FakeWorker]:
+    """Engines whose processes have luck of their own."""
+
+    class Worker(FakeWorker):
         def __init__(self) -> None:
             super().__init__()
-            luck = math.exp(chance.gauss(0, 0.01))
-
-            def decode_ms() -> float:
-                nonlocal calls
-                calls += 1
-                spike = 1.5 if chance.random() < 0.05 else 1
-                slow = true_ratio if self.n_threads == 1 else 1
-                return (
-                    10 * luck * (1 + 0.001 * calls) * spike * slow * math.exp(chance.gauss(0, 0.01))
-                )
-
-            self.decode_ms = decode_ms
+            luck = math.exp(mood.chance.gauss(0, 0.01))
             self.n_threads = 0
+            self.decode_ms = lambda: mood.step_ms(luck, self.n_threads)
 
         def new_context(self, asked: Settings) -> Settings:
             self.n_threads = asked.n_threads
             return super().new_context(asked)
 
-    return Moody
+    return Worker
 
 
-def verdicts(plans: dict[str, Plan], true_ratio: float, seed: int, folder: Path) -> str:
-    folder.mkdir()
-    records = execute(plans, side_by_side.N_BLOCKS, folder, moody(true_ratio, random.Random(seed)))
-    return only_tpot(records).verdict
+def verdicts_of_trials(
+    plans: dict[str, Plan], true_ratio: float, n_trials: int, folder: Path
+) -> list[str]:
+    verdicts = []
+    for seed in range(n_trials):
+        of_trial = folder / f"{true_ratio}-{seed}"
+        of_trial.mkdir()
+        workers = workers_on(Mood(true_ratio, seed))
+        records = execute(plans, trial.N_BLOCKS, of_trial, workers)
+        verdicts.append(tpot_row(records).verdict)
+    return verdicts
 
 
 def test_a_planted_slowdown_is_found_and_none_is_not(
     simulated: None, plans: Any, tmp_path: Path
 ) -> None:
-    two = plans(2, 1)
-    found = [verdicts(two, 1.0, seed, tmp_path / f"none-{seed}") for seed in range(10)]
-    assert sum(verdict != ALIKE for verdict in found) <= 1
-    found = [verdicts(two, 1.05, seed, tmp_path / f"five-{seed}") for seed in range(10)]
-    assert found.count(FASTER) == 0 and found.count(SLOWER) >= 7
-    row = only_tpot(execute(two, 8, tmp_path, moody(1.5, random.Random(1))))
-    assert row.paired and row.n_base == row.n_other == 8 and row.verdict == SLOWER
+    two_and_one = plans(2, 1)
+
+    alike = verdicts_of_trials(two_and_one, 1.0, 10, tmp_path)
+    slower = verdicts_of_trials(two_and_one, 1.05, 10, tmp_path)
+
+    assert alike.count(ALIKE) >= 9
+    assert slower.count(FASTER) == 0
+    assert slower.count(SLOWER) >= 7
+
+
+def test_a_trial_is_compared_block_by_block(simulated: None, plans: Any, tmp_path: Path) -> None:
+    row = tpot_row(execute(plans(2, 1), 8, tmp_path, workers_on(Mood(1.5, seed=1))))
+    assert row.paired
+    assert (row.n_base, row.n_other) == (8, 8)
+    assert row.verdict == SLOWER
 
 
 def test_an_engine_that_dies_once_costs_its_block(plans: Any, tmp_path: Path) -> None:
     deaths = iter([True])
 
+    def die(n_prompt: int, n_gen: int) -> None:
+        if n_gen == 5 and next(deaths, False):
+            raise died()
+
     class Mortal(FakeWorker):
         def __init__(self) -> None:
             super().__init__()
-            self.on_run = self.die
+            self.on_run = die
 
-        def die(self, n_prompt: int, n_gen: int) -> None:
-            if n_gen == 5 and next(deaths, False):
-                raise died()
+    runs = timed_runs(execute(plans(1, 2), 3, tmp_path, Mortal))
 
-    records = execute(plans(1, 2), 3, tmp_path, Mortal)
-    timed = [record.run for record in records if not record.run.warmup]
-    assert [run.status for run in timed if run.block == 0] == [CRASHED]
-    assert [run.status for run in timed if run.block != 0] == [OK] * 8
+    assert [run.status for run in runs if run.block == 0] == [CRASHED]
+    assert [run.status for run in runs if run.block != 0] == [OK] * 8
 
 
 def test_a_variant_that_is_refused_ends_the_trial_and_is_named(plans: Any, tmp_path: Path) -> None:
@@ -335,16 +393,19 @@ def test_a_variant_that_is_refused_ends_the_trial_and_is_named(plans: Any, tmp_p
 
     with pytest.raises(LabError, match="B: --threads 2: no room"):
         execute(plans(1, 2), 3, tmp_path, Small)
-    assert any(r.run.status == FAILED for r in results.read([tmp_path / "trial.jsonl"]).records)
+
+    saved = results.read([tmp_path / "trial.jsonl"]).records
+    assert FAILED in [record.run.status for record in saved]
 
 
 def test_a_trial_needs_two_variants_and_room_for_all(
     plans: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(LabError, match="two variants"):
-        side_by_side.check(plans(1))
-    side_by_side.check(plans(1, 2))
-    one = next(iter(plans(1).values())).memory(Case(20, 5)).total_bytes
-    monkeypatch.setattr("lab.runner.machine.memory_available", lambda: round(1.5 * one))
+        trial.check(plans(1))
+    trial.check(plans(1, 2))
+    (plan,) = plans(1).values()
+    room = round(1.5 * plan.memory(Case(20, 5)).total_bytes)
+    monkeypatch.setattr("lab.runner.machine.memory_available", lambda: room)
     with pytest.raises(LabError, match="together need about"):
-        side_by_side.check(plans(1, 2))
+        trial.check(plans(1, 2))
