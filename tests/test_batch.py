@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from lab.runner import batches
 from lab.runner.batches import Batch
 from lab.runner.cases import Case, Plan
 from lab.runner.session import execute, new_results_file
-from lab.show import comparison
+from lab.show import canvas, comparison
+from lab.show.section import WIDE
 from tests import miniature
+from tests.bench import doubt
 from tests.conftest import (
     MACHINE,
     MODEL,
@@ -47,11 +50,11 @@ def case(n_seq: int, n_prompt: int = 20, n_gen: int = 5, is_shared: bool = False
     return batches.case(Batch(n_seq, is_shared), n_prompt, n_gen, SETTINGS)
 
 
-def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10) -> Run:
-    script = batches.write(case(n_seq), text, SETTINGS)
+def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, n_prompt: int = 20) -> Run:
+    script = batches.write(case(n_seq, n_prompt), text, SETTINGS)
     steps = steps_of(script, decode_ms=decode_ms)
     setup = Batch(n_seq, is_shared=False)
-    return make_run(20, 5, repeat, steps=steps, experiment="batch", setup=setup)
+    return make_run(n_prompt, 5, repeat, steps=steps, experiment="batch", setup=setup)
 
 
 def plan(worker: FakeWorker, **asked: Any) -> Plan:
@@ -177,6 +180,25 @@ def test_predicted_steps_share_the_reading_of_the_weights() -> None:
     assert 1 < row.ridge < 64
     assert ridge.startswith("Above about ")
     assert errors.startswith("Prediction error of step times: median")
+
+
+def drawn_ridges(records: list[Record]) -> list[str]:
+    """The labels of the ridges in the picture of these runs."""
+    rows = room.rows(records, PREDICTION)
+    figure = canvas.drawn(functools.partial(room.draw, rows, records, "subject"), WIDE)
+    _, labels = figure.axes[0].get_legend_handles_labels()
+    return [label for label in labels if label.startswith("ridge")]
+
+
+def test_the_picture_has_a_ridge_for_each_prompt_length_unless_nothing_is_concluded() -> None:
+    records = [make_record(batch_run(64)), make_record(batch_run(64, n_prompt=40))]
+
+    short, long = drawn_ridges(records)
+    of_disturbed = drawn_ridges([doubt.neighbour(record) for record in records])
+
+    assert short.startswith("ridge, 20 prompt tokens: arithmetic is the limit from ")
+    assert long.startswith("ridge, 40 prompt tokens: arithmetic is the limit from ")
+    assert of_disturbed == []
 
 
 def test_at_the_ridge_arithmetic_takes_as_long_as_traffic() -> None:

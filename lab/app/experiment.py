@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,7 @@ import click
 
 from lab.app.asked import words_of_values
 from lab.app.help import Command
-from lab.app.options import (
-    DRY_RUN,
-    ENGINE,
-    OUTPUT,
-    SEED,
-    with_options,
-)
+from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, with_options
 from lab.app.running import carry_out
 from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side, given
 from lab.core.asked_command import asking
@@ -188,7 +182,7 @@ def section(
     sentences = kind.conclude(rows, records)
     if n_disturbed:
         title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)"
-        if any(map(disturbances.is_doubtful, runs_by_case(records))):
+        if is_doubtful(records):
             sentences = [
                 f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. "
                 "Measure again."
@@ -215,9 +209,10 @@ def section(
     )
 
 
-def runs_by_case(records: Sequence[Record]) -> Iterable[list[Record]]:
-    """The repeats of each case."""
-    return grouped(records, lambda record: run_name(record.run)).values()
+def is_doubtful(records: Sequence[Record]) -> bool:
+    """Whether the median of some case is unreliable, so that nothing is concluded."""
+    by_case = grouped(records, lambda record: run_name(record.run))
+    return any(map(disturbances.is_doubtful, by_case.values()))
 
 
 def basis(kind: Table, prediction: StepPrediction | None, headings: Sequence[str]) -> list[str]:

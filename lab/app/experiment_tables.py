@@ -79,21 +79,23 @@ def plot_series(
     """Draw measured points (x, y, the runs), hollow if disturbed; medians as a line; predictions
     dashed.
     """
-    columns: tuple[list[Any], ...] = ([], [], [])
+    xs = []
+    ys = []
+    are_hollow = []
     for x, y, runs in measured:
-        row = (x, y, any(map(disturbances, runs)))
-        for column, value in zip(columns, row, strict=True):
-            column.append(value)
-    if columns[0]:
-        canvas.points(ax, *columns, **style, ms=5, alpha=0.6, label=f"{name}: measured")
-    plot_line(ax, medians, color=style["color"], ls="-", marker="_", ms=14, label=f"{name}: median")
-    plot_line(
-        ax, predicted, color=style["color"], ls="--", marker="x", ms=5, label=f"{name}: predicted"
-    )
+        xs.append(x)
+        ys.append(y)
+        are_hollow.append(any(map(disturbances, runs)))
+    if xs:
+        canvas.points(ax, xs, ys, are_hollow, **style, ms=5, alpha=0.6, label=f"{name}: measured")
+    colour = style["color"]
+    plot_line(ax, medians, color=colour, ls="-", marker="_", ms=14, label=f"{name}: median")
+    plot_line(ax, predicted, color=colour, ls="--", marker="x", ms=5, label=f"{name}: predicted")
 
 
 def plot_line(ax: Axes, points: Iterable[Point], **style: Any) -> None:
     """Draw a line through points, if there are any."""
     line = list(points)
     if line:
-        ax.plot([x for x, _ in line], [y for _, y in line], lw=1.8, **style)
+        xs, ys = zip(*line, strict=True)
+        ax.plot(xs, ys, lw=1.8, **style)

@@ -12,13 +12,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.app import server
-from lab.app.experiment import REPEAT, Experiment, Table
+from lab.app.experiment import REPEAT, Experiment, Table, is_doubtful
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
 from lab.app.options import MODEL, PROMPT, TOKENS, setting_option
 from lab.core import cost, memory, phases
@@ -221,8 +222,8 @@ def runs_table(records: Sequence[Record]) -> pd.DataFrame:
     for record in records:
         run = record.run
         batch = batch_of(run)
-        of_run = figures(run)
-        if batch is not None and of_run:
+        measured = figures(run)
+        if batch is not None and measured:
             rows.append(
                 {
                     "n_prompt": run.n_prompt,
@@ -230,7 +231,7 @@ def runs_table(records: Sequence[Record]) -> pd.DataFrame:
                     "is_shared": batch.is_shared,
                     "n_seq": batch.n_seq,
                     "step_s": step_s(run),
-                    "prefill_s": of_run["prefill_s"],
+                    "prefill_s": measured["prefill_s"],
                     "kv_bytes": kv_bytes(record, batch),
                     "record": record,
                 }
@@ -266,9 +267,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         step_min_s=("step_s", "min"),
         step_max_s=("step_s", "max"),
     ).reset_index()
-    table["alone_s"] = table.step_s.where(table.n_seq == 1)
-    alone_s = table.groupby(REQUEST).alone_s.transform("max")
-    table = table.drop(columns="alone_s").assign(
+    alone = table[table.n_seq == 1].set_index(REQUEST)
+    alone_s = table[REQUEST].join(alone.step_s, on=REQUEST).step_s
+    table = table.assign(
         total_tps=table.n_seq / table.step_s,
         user_tps=1 / table.step_s,
         efficiency=table.n_seq * alone_s / table.step_s,
@@ -277,10 +278,10 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         ridge=None,
     )
     if prediction is not None:
-        cases = table[["n_prompt", "n_gen", "n_seq"]].itertuples(index=False)
-        predicted = [
-            (expected_s(prediction, *case), ridge(prediction, *case[:2])) for case in cases
-        ]
+        predicted = []
+        for row in table.itertuples():
+            step = expected_s(prediction, row.n_prompt, row.n_gen, row.n_seq)
+            predicted.append((step, ridge(prediction, row.n_prompt, row.n_gen)))
         table[["expected_s", "ridge"]] = predicted
     return as_rows(table)
 
@@ -308,9 +309,11 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     if settings.kv_unified:
         return None
     n_past = n_prompt + n_gen // 2
-    types = (settings.type_k, settings.type_v)
-    one_seq = cost.step(prediction.model, 1, n_past, 1, *types)
-    two_seq = cost.step(prediction.model, 1, n_past, 2, *types, [(1, n_past)])
+    step = partial(
+        cost.step, prediction.model, 1, n_past, type_k=settings.type_k, type_v=settings.type_v
+    )
+    one_seq = step(n_outputs=1)
+    two_seq = step(n_outputs=2, beside=[(1, n_past)])
     if one_seq is None or two_seq is None:
         return None
     roof = step_kernels.roof(prediction.ceilings)
@@ -355,8 +358,9 @@ def gain(request: Sequence[Any]) -> str:
 
 
 def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
-    """The total rate (left) and the rate per user (right); grey lines: the rates if sharing a step
-    cost nothing.
+    """The total rate (left) and the rate per user (right).
+
+    Grey lines: the rates if sharing a step cost nothing, and the ridge, if anything is concluded.
     """
     total, user = figure.subplots(1, 2)
     draw_rates(total, rows, records, lambda n_seq, step_s: n_seq / step_s)
@@ -367,45 +371,53 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
 
 
 def draw_rates(ax: Axes, rows: Sequence[Any], records: Sequence[Record], rate: Any) -> None:
-    """Draw rates over the number of sequences; `rate` makes one of a number of sequences and the
-    time of a step.
-    """
-    runs = runs_table(records)
+    """Draw rates over the number of sequences: `rate(n_seq, step_s)`."""
+    runs = runs_table(records).groupby(REQUEST)
     requests = by_request(rows)
-    for request, style in zip(
-        requests, canvas.styles(len(requests), canvas.OF_DECODE), strict=True
-    ):
+    styles = canvas.styles(len(requests), canvas.OF_DECODE)
+    for request, style in zip(requests, styles, strict=True):
         first = request[0]
-        is_of_request = (runs[REQUEST] == [first.n_prompt, first.n_gen, first.is_shared]).all(
-            axis=1
-        )
-        label = f"{first.n_prompt:,} prompt tokens"
-        if first.is_shared:
-            label = f"{label}, shared"
+        label = prompt_label(first)
         measured = []
-        for run in runs[is_of_request].itertuples():
+        for run in runs.get_group((first.n_prompt, first.n_gen, first.is_shared)).itertuples():
             measured.append((run.n_seq, rate(run.n_seq, run.step_s), [run.record]))
         medians = [(row.n_seq, rate(row.n_seq, row.step_s)) for row in request]
         predicted = [
             (row.n_seq, rate(row.n_seq, row.expected_s)) for row in request if row.expected_s
         ]
         plot_series(ax, label, style, measured, medians, predicted)
-    draw_guides(ax, requests[0], rate, rows[-1].n_seq)
+    draw_ideal(ax, requests[0], rate)
+    if not is_doubtful(records):
+        draw_ridges(ax, requests)
     canvas.over_lengths(ax, [row.n_seq for row in rows])
     ax.set(xlabel="sequences in a step", yscale="log")
 
 
-def draw_guides(ax: Axes, request: Sequence[Any], rate: Any, most: int) -> None:
-    """Draw the rates if sharing a step cost nothing, and the ridge."""
+def draw_ideal(ax: Axes, request: Sequence[Any], rate: Any) -> None:
+    """Draw the rates if sharing a step cost nothing."""
     first = request[0]
     if first.n_seq == 1:
         n_seqs = [row.n_seq for row in request]
         ideal = [rate(n_seq, first.step_s) for n_seq in n_seqs]
         label = "if sharing a step cost nothing"
         ax.plot(n_seqs, ideal, color=canvas.GUIDE, ls=":", lw=1.2, label=label)
-    if first.ridge is not None and 1 <= first.ridge <= most:
-        label = f"ridge: arithmetic is the limit from {digits(first.ridge)} sequences"
-        ax.axvline(first.ridge, color=canvas.GUIDE, ls="-.", lw=1, label=label)
+
+
+def draw_ridges(ax: Axes, requests: Sequence[Sequence[Any]]) -> None:
+    """Draw the ridge of each prompt length that lies among the numbers of sequences."""
+    for request in requests:
+        last = request[-1]
+        if last.ridge is not None and 1 <= last.ridge <= last.n_seq:
+            label = (
+                f"ridge, {prompt_label(last)}: "
+                f"arithmetic is the limit from {digits(last.ridge)} sequences"
+            )
+            ax.axvline(last.ridge, color=canvas.GUIDE, ls="-.", lw=1, label=label)
+
+
+def prompt_label(row: Any) -> str:
+    label = f"{row.n_prompt:,} prompt tokens"
+    return f"{label}, shared" if row.is_shared else label
 
 
 def prompt_cell(row: Any) -> str:

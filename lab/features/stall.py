@@ -90,7 +90,8 @@ def stall_of(run: Run) -> Stall | None:
 
 def prompt_steps(steps: pd.DataFrame) -> pd.DataFrame:
     """The steps of the new prompt: those with prompt tokens after the first decode step."""
-    return steps[steps.kind.eq(DECODE).cummax() & steps.kind.isin((MIXED, PREFILL))]
+    streams_decode = steps.kind.eq(DECODE).cummax()  # from the first decode step on
+    return steps[streams_decode & steps.kind.isin((MIXED, PREFILL))]
 
 
 def gaps(steps: pd.DataFrame) -> pd.DataFrame:
@@ -103,14 +104,13 @@ def gaps(steps: pd.DataFrame) -> pd.DataFrame:
     prompt = prompt_steps(steps)
     arrived_s = prompt.start_s.min()
     done_s = prompt.end_s.max()
-    has_token = steps.kind.eq(DECODE).cummax() & steps.kind.isin((DECODE, MIXED))
-    tokens = steps[has_token].assign(when="after")
+    tokens = steps[steps.kind.isin((DECODE, MIXED))].assign(when="after")
     previous_s = tokens.end_s.shift()
     tokens.loc[previous_s < done_s, "when"] = "during"
-    tokens.loc[tokens.end_s <= arrived_s, "when"] = "before"
+    tokens.loc[tokens.end_s <= arrived_s, "when"] = "before"  # of those just called "during"
     tokens["at_s"] = tokens.end_s - arrived_s
     tokens["gap_s"] = tokens.end_s - previous_s
-    return tokens.iloc[1:].reset_index()
+    return tokens.iloc[1:].reset_index()  # no gap ends with the first token
 
 
 def stall_figures(steps: pd.DataFrame) -> dict[str, float]:
@@ -139,9 +139,7 @@ def stall_steps(run: Run) -> pd.DataFrame | None:
     steps = run.steps.frame()
     prompt = prompt_steps(steps)
     is_decode = steps.kind == DECODE
-    n_before = 0
-    if not prompt.empty:
-        n_before = is_decode.loc[: prompt.index[0] - 1].sum()
+    n_before = is_decode[steps.index < prompt.index.min()].sum()  # 0 without prompt steps
     n_stream_tokens = stall.n_streams * (prompt.kind == MIXED).sum()
     has_whole_prompt = prompt.n_tokens.sum() - n_stream_tokens == run.n_prompt
     has_answer = is_decode.sum() > n_before
@@ -159,8 +157,8 @@ def figures(run: Run) -> dict[str, float]:
     steps = stall_steps(run)
     if steps is None:
         return {}
-    of_stall = stall_figures(steps)
-    times = {"gap_ms": 1e3 * of_stall["longest_gap_s"], "newcomer_s": of_stall["newcomer_s"]}
+    measured = stall_figures(steps)
+    times = {"gap_ms": 1e3 * measured["longest_gap_s"], "newcomer_s": measured["newcomer_s"]}
     return times if min(times.values()) > 0 else {}
 
 
@@ -175,7 +173,7 @@ RUNS = ExperimentRuns(
 
 def case(n_prompt: int, n_streams: int, chunk: int | None) -> Case:
     """n_streams streams, and a prompt of n_prompt tokens in chunks or (None) all at once."""
-    n_stream = N_CONTEXT + N_BEFORE + n_mixed(n_prompt, chunk) + N_GEN
+    n_stream = N_CONTEXT + N_BEFORE + n_mixed(n_prompt, chunk) + N_GEN  # tokens of each stream
     return Case(
         n_prompt,
         N_GEN,
@@ -207,8 +205,8 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
         for first in range(0, len(prompt), stall.chunk):
             end = first + stall.chunk
             n_outputs = 1 if end >= len(prompt) else 0
-            chunk = Part(0, tuple(prompt[first:end]), n_outputs)
-            operations.append(Operation(MIXED, (chunk, *stream_parts)))
+            prompt_part = Part(0, tuple(prompt[first:end]), n_outputs)
+            operations.append(Operation(MIXED, (prompt_part, *stream_parts)))
     operations += script.decode([0, *streams], case.n_gen - 1)
     return operations
 
@@ -223,7 +221,7 @@ def plan(
     **settings: Any,
 ) -> Plan:
     """Every length, number of streams and chunk, and all at once. LabError if impossible."""
-    n_streams = whole_numbers("--streams", streams, MOST_STREAMS)
+    stream_counts = whole_numbers("--streams", streams, MOST_STREAMS)
     settings = {"kv_unified": "on", **settings}
     plain = make_plan(worker, prompt_len, N_GEN, repeat, model, **settings)
     need_every_position(plain.model)
@@ -240,7 +238,7 @@ def plan(
             f"--chunk {longest:,} is longer than the prompt of {shortest:,} tokens.",
             "Give smaller chunks; the lab always measures the prompt all at once too.",
         )
-    n_most = max(n_streams)
+    n_most = max(stream_counts)
     if longest + n_most > plain.settings.n_batch:
         raise LabError(
             f"A chunk of {longest:,} tokens and {n_most:,} streams do not fit into a batch of "
@@ -249,8 +247,8 @@ def plan(
         )
     cases: list[Case] = []
     for n_prompt in lengths:
-        for n in n_streams:
-            cases += [case(n_prompt, n, size) for size in (*chunks, None)]
+        for n_streams in stream_counts:
+            cases += [case(n_prompt, n_streams, size) for size in (*chunks, None)]
     return with_cases(plain, cases, write)
 
 
@@ -349,7 +347,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         longest_min_s=by_case.longest_gap_s.min(),
         longest_max_s=by_case.longest_gap_s.max(),
         n_steps=by_case.n_steps.first(),
-        n_stalls=by_case.n_stalls.quantile(interpolation="lower"),
+        n_stalls=by_case.n_stalls.quantile(interpolation="lower"),  # a median that is whole
     )
     table = table.reset_index().astype({"n_steps": int, "n_stalls": int})
     table["lost"] = lost_share(table)
@@ -361,11 +359,12 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
 def lost_share(table: pd.DataFrame) -> pd.Series:
     """The share of throughput that mixing loses in each case; NaN without a run all at once."""
-    is_mixed = table.chunk.notna()
-    groups = [table[name] for name in REQUEST]
-    at_once_s = table.newcomer_s.mask(is_mixed).groupby(groups).transform("max")
-    streams_s = table.n_steps.where(is_mixed, 0) * table.usual_gap_s
-    return 1 - (at_once_s + streams_s) / table.newcomer_s
+    is_at_once = table.chunk.isna()
+    at_once = table[is_at_once].set_index(REQUEST)
+    prompt_s = table[REQUEST].join(at_once.newcomer_s, on=REQUEST).newcomer_s
+    streams_s = table.n_steps * table.usual_gap_s
+    in_sequence_s = prompt_s + streams_s.mask(is_at_once, 0)
+    return 1 - in_sequence_s / table.newcomer_s
 
 
 def expected_s(
@@ -438,8 +437,9 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     wait. The vertical line is the new request's first token. Of more than 4 chunks it draws the
     smallest, the largest and two between.
     """
+    runs_by_streams = sorted(stall_runs(records), key=lambda run: run.stall.n_streams)
     by_case = grouped(
-        stall_runs(records),
+        runs_by_streams,
         lambda run: (run.record.run.n_prompt, run.stall.n_streams, run.stall.chunk),
     )
     lengths = sorted({n_prompt for n_prompt, _, _ in by_case})
@@ -448,7 +448,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     styles = dict(zip(streams, canvas.styles(len(streams), canvas.OF_DECODE), strict=True))
     figure.set_figheight(figure.get_figheight() * (0.5 + 0.5 * len(lengths)))
     axes = figure.subplots(len(lengths), len(chunks), sharex=True, sharey=True, squeeze=False)
-    for (n_prompt, n_streams, chunk), runs in sorted(by_case.items(), key=lambda item: item[0][:2]):
+    for (n_prompt, n_streams, chunk), runs in by_case.items():
         if chunk not in chunks:
             continue
         ax = axes[lengths.index(n_prompt), chunks.index(chunk)]
@@ -472,8 +472,8 @@ def drawn_chunks(chunks: set[int | None]) -> list[int | None]:
     ordered = sorted(chunks, key=lambda chunk: chunk or math.inf)
     if len(ordered) <= MOST_CHUNKS:
         return ordered
-    last = len(ordered) - 1
-    return [ordered[round(i * last / (MOST_CHUNKS - 1))] for i in range(MOST_CHUNKS)]
+    stride = (len(ordered) - 1) / (MOST_CHUNKS - 1)
+    return [ordered[round(panel * stride)] for panel in range(MOST_CHUNKS)]
 
 
 def draw_gaps(ax: Axes, runs: Sequence[StallRun], style: Mapping[str, Any], label: str) -> None:
@@ -487,14 +487,14 @@ def draw_gaps(ax: Axes, runs: Sequence[StallRun], style: Mapping[str, Any], labe
     for run in runs:
         parts.append(gaps(run.steps).assign(is_hollow=bool(disturbances(run.record))))
         ttfts_s.append(stall_figures(run.steps)["newcomer_s"])
-    tokens = pd.concat(parts)
-    gaps_ms = 1e3 * tokens.gap_s
-    canvas.points(ax, tokens.at_s, gaps_ms, tokens.is_hollow, **style, ms=3.5, alpha=0.5)
-    medians = tokens[["at_s", "gap_s"]].groupby(level=0).median()
-    begin_s = medians.at_s[0] - medians.gap_s[0]
-    at_s = [begin_s, *medians.at_s]
-    median_ms = [1e3 * gap_s for gap_s in (medians.gap_s[0], *medians.gap_s)]
-    ax.step(at_s, median_ms, where="pre", color=style["color"], lw=1.6)
+    tokens = pd.concat(parts)  # the index is the number of the token in its run
+    tokens["gap_ms"] = 1e3 * tokens.gap_s
+    canvas.points(ax, tokens.at_s, tokens.gap_ms, tokens.is_hollow, **style, ms=3.5, alpha=0.5)
+    medians = tokens.groupby(level=0)[["at_s", "gap_s", "gap_ms"]].median()
+    first = medians.loc[0]
+    at_s = [first.at_s - first.gap_s, *medians.at_s]
+    gaps_ms = [first.gap_ms, *medians.gap_ms]
+    ax.step(at_s, gaps_ms, where="pre", color=style["color"], lw=1.6)
     ax.plot([], [], **style, ms=3.5, lw=1.6, label=label)
     ax.axvline(pd.Series(ttfts_s).median(), color=style["color"], ls=":", lw=1.2)
     ax.set(

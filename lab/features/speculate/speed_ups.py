@@ -88,16 +88,16 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     import pandas as pd
 
     table = []
+    curves = grouped([record.run for record in records], curve_case)
     for case, runs in runs_with_drafts(records).groupby(DRAFTED):
-        of_curve = [record.run for record in records if curve_case(record.run) == case[1:]]
-        times = guesses.step_times(of_curve)
-        longest = [guesses.checked(r.run) for r in runs.record[runs.n_draft == runs.n_draft.max()]]
-        is_lookup = case[3] == LOOKUP
+        _, n_prompt, n_gen, draft = case
+        times = guesses.step_times(curves.get((n_prompt, n_gen, draft), []))
+        longest = runs[runs.n_draft == runs.n_draft.max()]
         for n_draft, runs_of_length in runs.groupby("n_draft"):
             row = {**dict(zip(DRAFTED, case, strict=True)), "n_draft": n_draft}
             chains = chains_with_drafts(runs_of_length.record)
             row |= measured_figures(runs_of_length, chains)
-            row["expected"] = expected_speed_up(longest, n_draft, is_lookup, times)
+            row["expected"] = expected_speed_up(longest.record, n_draft, draft == LOOKUP, times)
             row["bottleneck"] = None
             if times and row["speed_up"] < 1 and n_draft + 1 in times.target and chains:
                 row["bottleneck"] = bottleneck(chains, n_draft, times)
@@ -108,10 +108,12 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
 
 def chains_with_drafts(records: Sequence[Record]) -> list[Chain]:
-    """Of every step with a draft: the tokens drafted, and those accepted."""
+    """The numbers of drafted and of accepted tokens of every step with a draft."""
     chains: list[Chain] = []
     for record in records:
-        chains += [chain for chain in guesses.checked(record.run) if chain[0]]
+        for n_drafted, n_accepted in guesses.checked(record.run):
+            if n_drafted:
+                chains.append((n_drafted, n_accepted))
     return chains
 
 
@@ -124,8 +126,8 @@ def measured_figures(runs: pd.DataFrame, chains: Sequence[Chain]) -> dict[str, A
     right = None
     length = None
     if chains:
-        n_accepted = [accepted for _, accepted in chains]
-        right = sum(n_accepted) / sum(drafted for drafted, _ in chains)
+        n_drafted, n_accepted = zip(*chains, strict=True)
+        right = sum(n_accepted) / sum(n_drafted)
         length = 1 + statistics.fmean(n_accepted)
     return {
         "n_runs": len(runs),
@@ -141,14 +143,14 @@ def measured_figures(runs: pd.DataFrame, chains: Sequence[Chain]) -> dict[str, A
 
 
 def expected_speed_up(
-    longest: Sequence[list[Chain]], n_draft: int, is_lookup: bool, times: StepTimes | None
+    longest: Sequence[Record], n_draft: int, is_lookup: bool, times: StepTimes | None
 ) -> float:
     """The speed-up that the acceptance in runs with the longest drafts predicts; NaN if unknown."""
     if times is None:
         return math.nan
     speed_ups = []
-    for chains in longest:
-        steps = guesses.in_steps_of(chains, n_draft, is_lookup)
+    for record in longest:
+        steps = guesses.in_steps_of(guesses.checked(record.run), n_draft, is_lookup)
         speed_up = guesses.speed_up(steps, times)
         if speed_up is not None:
             speed_ups.append(speed_up)
@@ -162,21 +164,19 @@ def bottleneck(chains: Sequence[Chain], n_draft: int, times: StepTimes) -> str:
     one_s = times.target[1]
     v = digits(times.target[n_positions] / one_s)
     all_accepted = digits(guesses.speed_up([(n_draft, n_draft)], times) or 0.0)
+    verification = f"verification; a step of {n_positions} positions takes {v}x a step of one"
+    acceptance = f"acceptance; with every token accepted the speed-up would be {all_accepted}x"
     free_verifying = StepTimes(dict.fromkeys(times.target, one_s), times.draft)
-    every_accepted = [(n, n) for n, _ in chains]
-    sentences = {
-        f"verification; a step of {n_positions} positions takes {v}x a step of one": (
-            guesses.speed_up(chains, free_verifying)
-        ),
-        f"acceptance; with every token accepted the speed-up would be {all_accepted}x": (
-            guesses.speed_up(every_accepted, times)
-        ),
+    accepted_chains = [(n_drafted, n_drafted) for n_drafted, _ in chains]
+    ideals = {
+        verification: guesses.speed_up(chains, free_verifying),
+        acceptance: guesses.speed_up(accepted_chains, times),
     }
     if times.draft:
         c = digits(times.draft[1] / one_s)
         drafting = f"drafting; a drafted token takes {c}x a step of the model"
-        sentences[drafting] = guesses.speed_up(chains, StepTimes(times.target, {}))
-    return max(sentences, key=lambda sentence: sentences[sentence] or 0.0)
+        ideals[drafting] = guesses.speed_up(chains, StepTimes(times.target, {}))
+    return max(ideals, key=lambda part: ideals[part] or 0.0)
 
 
 def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
@@ -189,7 +189,8 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
         measured = [row for row in lengths if row.speed_up is not None]
         if measured:
             sentences.append(verdict(max(measured, key=lambda row: row.speed_up)))
-            pairs += [(row.expected, row.speed_up) for row in lengths[:-1]]
+            for row in lengths[:-1]:
+                pairs.append((row.expected, row.speed_up))
     if rows:
         sentences.append(same_text(rows))
     note = " (without the longest draft length, from whose runs they are predicted)"
@@ -235,7 +236,9 @@ def same_text(rows: Sequence[Any]) -> str:
 
 def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
     """The speed-up over the draft length, a panel for each text."""
-    runs = runs_with_drafts(records).dropna(subset="plain_s")
+    import pandas as pd
+
+    runs = runs_with_drafts(records).dropna(subset="plain_s").groupby(DRAFTED)
     by_prompt = grouped(rows, lambda row: (row.text, row.n_prompt, row.n_gen))
     panels = list(by_prompt.items())[:MOST_PANELS]
     axes = canvas.grid(figure, len(panels), min(len(panels), 4), sharex=True, sharey=True)
@@ -243,12 +246,14 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     styles = dict(zip(drafts, canvas.styles(len(drafts)), strict=True))
     for ax, (prompt, rows_of_panel) in zip(axes, panels, strict=True):
         for draft, lengths in grouped(rows_of_panel, lambda row: row.draft).items():
-            of_draft = runs[(runs[DRAFTED] == [*prompt, draft]).all(axis=1)]
+            table = pd.DataFrame(lengths).set_index("n_draft")
+            medians = table.speed_up.dropna().items()
+            predicted = table.expected.dropna().items()
             measured = []
-            for run in of_draft.itertuples():
-                measured.append((run.n_draft, run.plain_s / run.tpot_s, [run.record, run.plain]))
-            medians = [(row.n_draft, row.speed_up) for row in lengths if row.speed_up is not None]
-            predicted = [(row.n_draft, row.expected) for row in lengths if row.expected is not None]
+            if table.n_pairs.any():
+                for run in runs.get_group((*prompt, draft)).itertuples():
+                    speed_up = run.plain_s / run.tpot_s
+                    measured.append((run.n_draft, speed_up, [run.record, run.plain]))
             plot_series(ax, f"drafted by {draft}", styles[draft], measured, medians, predicted)
         ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
         ax.set_xticks(sorted({row.n_draft for row in rows}))

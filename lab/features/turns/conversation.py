@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,9 @@ class Conversation:
     @property
     def label(self) -> str:
         label = f"{plural(self.n_turns, 'turn')}, {LABELS[self.keep]}"
-        return f"{label}, {self.breaks}" if self.breaks else label
+        if self.breaks:
+            return f"{label}, {self.breaks}"
+        return label
 
 
 def conversation_of(run: Run) -> Conversation | None:
@@ -107,13 +110,13 @@ def parse_breaks(text: str, n_turns: int) -> list[list[str]]:
         if not event:
             continue
         match = re.fullmatch(rf"({'|'.join(EVENTS)})@(\d{{1,6}})(\+?)", event)
-        first = int(match[2]) if match else 0
-        if match is None or not 2 <= first <= n_turns:
+        if match is None or not 2 <= int(match[2]) <= n_turns:
             raise LabError(
                 f"--break {event[:40]!r} is not an event at a turn that can find a cache.",
                 f"Write system@6 or thinking@2+. Turns: 2 to {n_turns}. "
                 f"Events: {', '.join(EVENTS)}.",
             )
+        first = int(match[2])
         last = n_turns if match[3] else first
         for events in by_turn[first - 1 : last]:
             events.append(match[1])
@@ -144,15 +147,16 @@ class Transcript(Generic[T]):
 
     def __init__(self, conversation: Conversation, text: Callable[[int], list[T]]) -> None:
         self.conversation = conversation
-        lengths = [conversation.system, *conversation.messages, *conversation.answers]
-        tokens = text(sum(lengths) + 2 * conversation.n_turns)
+        n_tokens = conversation.system + sum(conversation.messages) + sum(conversation.answers)
+        n_spare = 2 * conversation.n_turns  # for clocks that change
+        tokens = text(n_tokens + n_spare)
         self._tokens = iter(tokens)
-        self._spare = iter(tokens[sum(lengths) :])
+        self._spare = iter(tokens[n_tokens:])
         self._breaks = parse_breaks(conversation.breaks, conversation.n_turns)
         self._system = self._take(conversation.system)
         self._parts: list[list[T]] = []  # message, answer, message, ...
         self._cached: list[T] = []
-        self._n_usable = 0  # tokens of the cache
+        self._n_usable = 0  # tokens of the cache that no second conversation has taken away
         self._number = 0  # of the turn, from 0
         self._prompt: list[T] = []
 
@@ -191,20 +195,24 @@ class Transcript(Generic[T]):
         parts = self._parts
         if event == "system" and system:
             self._change_clock(min(CLOCK_AT, len(system) - 1))
-        elif event == "tools":  # the second half of the system prompt lists two tools
+        elif event == "tools":  # the second half of the system prompt lists two, which swap
             half = len(system) // 2
             end_of_first = half + len(system) // 4
-            self._system = [*system[:half], *system[end_of_first:], *system[half:end_of_first]]
-        elif event == "truncate":
-            oldest = 2 * ((self._number - 1) // 2)
-            parts[oldest] = parts[oldest][: max(1, len(parts[oldest]) // 4)]
+            first_tool = system[half:end_of_first]
+            second_tool = system[end_of_first:]
+            self._system = [*system[:half], *second_tool, *first_tool]
+        elif event == "truncate":  # a quarter is left of the message in the middle
+            middle = (self._number - 1) // 2
+            message = parts[2 * middle]
+            parts[2 * middle] = message[: max(1, len(message) // 4)]
         elif event == SECOND:  # it began with the same system prompt
             self._n_usable = min(self._n_usable, common_length(self._cached, system))
-        elif event == "shift":
-            n_dropped = 2 * ((len(parts) // 2 + 1) // 2)
-            self._parts = parts[n_dropped:]
-        elif event == "thinking" and parts:  # earlier answers lost theirs when they were the newest
-            parts[-1] = parts[-1][len(parts[-1]) // 2 :]
+        elif event == "shift":  # the older half of the turns is dropped
+            n_turns = len(parts) // 2
+            self._parts = parts[2 * math.ceil(n_turns / 2) :]
+        elif event == "thinking" and parts:  # the first half of the newest answer
+            answer = parts[-1]
+            parts[-1] = answer[len(answer) // 2 :]
 
     def _change_clock(self, at: int) -> None:
         """Put a different token in the place of a token of the system prompt."""
@@ -220,4 +228,6 @@ class Transcript(Generic[T]):
 def common_length(tokens: Sequence[T], reference: Sequence[T]) -> int:
     """The number of first tokens that are equal."""
     difference = first_difference(tokens, reference)
-    return min(len(tokens), len(reference)) if difference is None else difference
+    if difference is None:
+        return min(len(tokens), len(reference))
+    return difference

@@ -54,14 +54,13 @@ def figures(steps: pd.DataFrame, conversation: Conversation) -> pd.DataFrame:
 
     is_prompt = steps.kind.eq(PREFILL)
     begins = is_prompt & ~is_prompt.shift(fill_value=False)
-    belongs_to_next = steps.kind.isin([FORGET, LOAD])  # prompt
-    number = begins.cumsum() + belongs_to_next.astype(int)
+    number = begins.cumsum()
+    prepares_prompt = steps.kind.isin([FORGET, LOAD])  # of the next turn
+    number = number.mask(prepares_prompt, number + 1)
     steps = steps.assign(number=number, took_s=steps.end_s - steps.start_s)
     prompts = steps[is_prompt].groupby("number")
     turns = steps[steps.kind != SAVE].groupby("number")
-    measured: list[int] = []
-    for turn in conversation.numbers:
-        measured += [turn] * conversation.n_slots
+    measured = pd.Index(conversation.numbers).repeat(conversation.n_slots)
     if len(prompts) != len(measured):
         return pd.DataFrame()
     n_answer = [conversation.answers[turn - 1] for turn in measured]
@@ -69,7 +68,8 @@ def figures(steps: pd.DataFrame, conversation: Conversation) -> pd.DataFrame:
     table = pd.DataFrame({"n_cached": prompts.n_past.first(), "n_computed": prompts.n_tokens.sum()})
     table["n_prompt"] = table.n_cached + table.n_computed
     table["n_again"] = (table.n_computed - n_new).clip(lower=0)
-    n_held = (table.n_prompt + n_answer - 1).shift(conversation.n_slots, fill_value=0)
+    n_after = table.n_prompt + n_answer - 1  # tokens in the cache after a turn
+    n_held = n_after.shift(conversation.n_slots, fill_value=0)  # slots alternate
     is_cut = (table.n_cached < n_held) & (conversation.keep != NONE)
     table["differs_at"] = table.n_cached.where(is_cut)
     table["ttft_s"] = prompts.end_s.last() - turns.start_s.first()
@@ -105,7 +105,7 @@ def predicted(prediction: StepPrediction, conversation: Conversation) -> pd.Data
         if shape.kind in (SAVE, LOAD):
             took_s = move_s(shape.n_past)
         elif shape.kind == DECODE:
-            n_past = shape.n_past // STEP_ROUNDING * STEP_ROUNDING
+            n_past = shape.n_past - shape.n_past % STEP_ROUNDING
             took_s = step_s(shape.n_tokens, n_past, shape.n_outputs)
         elif shape.kind != FORGET:
             took_s = step_s(shape.n_tokens, shape.n_past, shape.n_outputs)
@@ -134,14 +134,15 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     numbers: dict[Conversation, int] = {}  # of conversations with the same prompts
     for lengths, setups in by_lengths.items():
         shown = shown_setups(setups)
-        has_several_places = len({setup.keep for setup in shown}) > 1
+        measured_here = {setup: measured[setup] for setup in setups}
+        has_several_places = shown[0].keep != shown[-1].keep  # they are in the order of the places
         for setup in shown:
             prompts = dataclasses.replace(lengths, breaks=breaks_of_text(setup.breaks))
             number = numbers.setdefault(prompts, len(numbers) + 1)
             table = measured[setup].assign(conversation=number, cache="")
             if has_several_places:
                 table["cache"] = setup.keep
-            with_comparisons(table, setup, {each: measured[each] for each in setups})
+            with_comparisons(table, setup, measured_here)
             if prediction is not None:
                 expected = predicted(prediction, setup)
                 if not expected.empty:
@@ -153,6 +154,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
 
 def measured_turns(records: Sequence[Record]) -> dict[Conversation, pd.DataFrame]:
     """The turns of each conversation: medians over runs."""
+    import numpy as np
     import pandas as pd
 
     tables: dict[Conversation, pd.DataFrame] = {}
@@ -162,10 +164,10 @@ def measured_turns(records: Sequence[Record]) -> dict[Conversation, pd.DataFrame
         table = pd.concat(of_runs).groupby(level=0).median()
         if table.empty:
             continue
-        table["n_cached"] = table.n_cached // 1  # texts of two runs may differ at other tokens
-        table["differs_at"] = table.differs_at // 1
+        table["n_cached"] = np.floor(table.n_cached)  # texts of two runs may differ elsewhere
+        table["differs_at"] = np.floor(table.differs_at)
         table["n_computed"] = table.n_prompt - table.n_cached
-        table["n_again"] = -(-table.n_again // 1)
+        table["n_again"] = np.ceil(table.n_again)
         table["state_bytes"] = state_bytes(records_of_setup)
         table["slot_bytes"] = slot_bytes(records_of_setup[0], setup)
         events = parse_breaks(setup.breaks, setup.n_turns)
@@ -201,10 +203,11 @@ def slot_bytes(record: Record, conversation: Conversation) -> float:
 def shown_setups(setups: Sequence[Conversation]) -> list[Conversation]:
     """Of each place of the cache the conversations with breaks, if there are some; without a cache
     only if nothing else was measured."""
-    broken = {setup.keep for setup in setups if setup.breaks}
+    broken_places = {setup.keep for setup in setups if setup.breaks}
     cached = []
     for setup in setups:
-        if setup.keep != NONE and (setup.breaks or setup.keep not in broken):
+        is_comparison = not setup.breaks and setup.keep in broken_places
+        if setup.keep != NONE and not is_comparison:
             cached.append(setup)
     return sorted(cached or setups, key=lambda setup: KEEPS.index(setup.keep))
 
@@ -217,7 +220,7 @@ def with_comparisons(
     for compared, turns in measured.items():
         if compared.keep == NONE and breaks_of_text(compared.breaks) == breaks:
             table["without_s"] = uncached_ttft_s(table, turns) + table.decode_s
-        if compared.keep == setup.keep != NONE and not compared.breaks:
+        if setup.keep != NONE and compared.keep == setup.keep and not compared.breaks:
             table["perfect_s"] = turns.turn_s
 
 

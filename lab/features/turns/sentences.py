@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from lab.app.experiment_tables import first_difference, prediction_errors
@@ -66,10 +67,10 @@ def sentences(rows: Sequence[Any], n_slots: int | None = None) -> list[str]:
                 f"The second conversation's own slot costs {megabytes:,.1f} MB of memory."
             )
         if keep != NONE and all(turn.without_s is not None for turn in turns):
-            without_s = sum(turn.without_s for turn in turns)
+            without_s = total(turns, "without_s")
             every_sentence.append(f"Without a cache they take {seconds(without_s)}.")
         every_sentence += states(turns)
-        if not all(turn.is_known for turn in turns):
+        if are_estimated(turns):
             every_sentence.append(
                 "~: the server does not report cached tokens; they are estimated from the TTFT."
             )
@@ -82,9 +83,9 @@ def conversation_time(turns: Sequence[Any]) -> str:
     """How long the conversation takes, and how much of it for tokens that were read before."""
     keep = turns[0].keep
     conversation = f"{plural(len(turns), 'turn')} take {seconds(turns[-1].sum_s)}{PLACES[keep]}"
-    ttft = seconds(sum(turn.ttft_s for turn in turns))
+    ttft = seconds(total(turns, "ttft_s"))
     waiting = "waiting for the first token" if keep == SERVER else "prefill"
-    again_s = sum(turn.again_s for turn in turns)
+    again_s = total(turns, "again_s")
     if not again_s:
         return f"{conversation}; {ttft} of it is {waiting}, no token was read twice."
     again = seconds(again_s)
@@ -142,8 +143,18 @@ def numbers(turns: Sequence[Any]) -> str:
 
 def tokens_again(turns: Sequence[Any]) -> str:
     """The tokens of these turns that were read again."""
-    tokens = plural(sum(turn.n_again for turn in turns), "token")
-    return tokens if all(turn.is_known for turn in turns) else f"about {tokens}"
+    tokens = plural(total(turns, "n_again"), "token")
+    return f"about {tokens}" if are_estimated(turns) else tokens
+
+
+def total(turns: Sequence[Any], column: str) -> Any:
+    """The sum of a column over turns."""
+    return sum(map(attrgetter(column), turns))
+
+
+def are_estimated(turns: Sequence[Any]) -> bool:
+    """Whether the cached tokens of a turn are an estimate."""
+    return not all(turn.is_known for turn in turns)
 
 
 def states(turns: Sequence[Any]) -> list[str]:

@@ -21,7 +21,6 @@ from lab.features.turns.conversation import (
     SECOND,
     Conversation,
     Transcript,
-    TurnPrompt,
     parse_breaks,
 )
 from lab.features.turns.replay import Recording
@@ -63,11 +62,9 @@ class Sender:
             **formats.limits(self.options),
         )
         prompt = ["".join(part) for part in parts]
-        reply = self.server.send(
-            formats.ask_for(
-                self.server.endpoint.api, self.server.model, prompt, asked, self.options
-            )
-        )
+        api = self.server.endpoint.api
+        request = formats.ask_for(api, self.server.model, prompt, asked, self.options)
+        reply = self.server.send(request)
         return self.server.record(self.path.stem, reply.request), reply.text
 
     def keep(self, record: RequestRecord) -> RequestRecord:
@@ -106,26 +103,28 @@ def execute(
     )
     transcript = Transcript(in_words, lambda n: repeated(nonces[0], source, n))
     events = parse_breaks(conversation.breaks, conversation.n_turns)
-    cold: list[tuple[TurnPrompt[str], Place]] = []
+    cold: list[tuple[int, list[Words]]] = []  # turns to send again without a cache
     for number, n_gen in enumerate(conversation.answers, 1):
         watch(Status(f"turn {number} of {conversation.n_turns}"))
         turn = transcript.next_turn()
-        differs_at = sum(map(len, turn.prompt[: turn.n_cached])) if number > 1 else None
+        place = Place(number)
+        if number > 1:
+            place = Place(number, len("".join(turn.prompt[: turn.n_cached])))
         if SECOND in events[number - 1]:
-            message = source[::-1][: len(turn.parts[1])]
-            sender.send([turn.parts[0], message], N_COLD, Place(number, differs_at))
-        record, answer = sender.send(turn.parts, n_gen, Place(number, differs_at))
+            system, message, *_ = turn.parts
+            last_words = source[::-1]  # another conversation: the words backwards
+            sender.send([system, last_words[: len(message)]], N_COLD, place)
+        record, answer = sender.send(turn.parts, n_gen, place)
         yield sender.keep(record)
         if record.request.status != OK:
             return
         transcript.answered(re.findall(r"\s+|\S+\s*", answer) or [" "])
         if number > 1 and number in (conversation.n_turns // 2 + 1, conversation.n_turns):
-            cold.append((turn, Place(number, is_cold=True)))
-    for nonce, (turn, place) in zip(nonces[1:], cold, strict=False):
-        watch(Status(f"turn {place.number} without a cache"))
-        parts = list(turn.parts)
+            cold.append((number, turn.parts))
+    for nonce, (number, parts) in zip(nonces[1:], cold, strict=False):
+        watch(Status(f"turn {number} without a cache"))
         parts[first_part] = [*nonce, *parts[first_part][len(nonce) :]]
-        record, _ = sender.send(parts, N_COLD, place)
+        record, _ = sender.send(parts, N_COLD, Place(number, is_cold=True))
         yield sender.keep(record)
 
 
@@ -146,12 +145,17 @@ def lengths_in_words(
     if messages:
         return [len(PART.findall(part)) for part in messages]
     sample = source[:N_COUNTED]
-    n_tokens = server.counter.count("".join(sample)) if server.counter else None
-    tokens_per_word = n_tokens / len(sample) if n_tokens else TOKENS_PER_WORD
+    tokens_per_word = TOKENS_PER_WORD
+    if server.counter:
+        n_tokens = server.counter.count("".join(sample))
+        tokens_per_word = n_tokens / len(sample) if n_tokens else TOKENS_PER_WORD
     n_tokens_of_parts = [conversation.system]
     for message, answer in zip(conversation.messages, conversation.answers, strict=True):
         n_tokens_of_parts += [message, answer]
-    return [max(2, round(n / tokens_per_word)) if n else 0 for n in n_tokens_of_parts]
+    lengths = []
+    for n in n_tokens_of_parts:
+        lengths.append(max(2, round(n / tokens_per_word)) if n else 0)
+    return lengths
 
 
 def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
@@ -175,7 +179,9 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
     for note in recording.notes:
         err.print(f"Note: {note}", style="yellow")
     err.print("examining the server ...")
-    model = asked["model"] if "model" in options else None
+    model = None
+    if "model" in options:
+        model = asked["model"]
     with connect(url, model, err.print, **reaching_of(asked)) as server:
         if asked["dry_run"]:
             lengths = [conversation.system, *conversation.messages, *conversation.answers]
