@@ -61,17 +61,19 @@ class Memory:
     def total_bytes(self) -> int:
         return self.weights_bytes + (self.kv_cache_bytes or 0) + (self.compute_bytes or 0)
 
-    def beside(self, other: Memory) -> Memory:
+    def beside(self, second: Memory) -> Memory:
         """The memory of two models that are loaded at the same time."""
         return Memory(
-            self.weights_bytes + other.weights_bytes,
-            _sum(self.kv_cache_bytes, other.kv_cache_bytes),
-            _sum(self.compute_bytes, other.compute_bytes),
+            self.weights_bytes + second.weights_bytes,
+            _sum(self.kv_cache_bytes, second.kv_cache_bytes),
+            _sum(self.compute_bytes, second.compute_bytes),
         )
 
 
 def _sum(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a + b
+    if a is None or b is None:
+        return None
+    return a + b
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,11 @@ def _bytes_per_number(kind: str) -> float:
 
 def of_context(model: Model, settings: Settings) -> Memory:
     """The memory of a context of `settings.n_ctx` positions."""
+    cache_bytes = None
     by_layer = _kv_bytes_by_layer(model, settings)
-    cache = None if by_layer is None else round(sum(by_layer))
-    return Memory(model.n_bytes or 0, cache, compute_bytes(model, settings))
+    if by_layer is not None:
+        cache_bytes = round(sum(by_layer))
+    return Memory(model.n_bytes or 0, cache_bytes, compute_bytes(model, settings))
 
 
 def of_length(model: Model, n_ctx: int) -> Memory:
@@ -396,9 +400,11 @@ def places(
     placed = []
     for device in (*names, CPU):
         caches = _layers_on(device, cache_devices)
-        cache = None if by_layer is None else round(sum(by_layer[layer] for layer in caches))
-        compute = compute_bytes(model, settings, device, layer_devices)
-        memory = Memory(weights.get(device, 0), cache, compute)
+        cache_bytes = None
+        if by_layer is not None:
+            cache_bytes = round(sum(by_layer[layer] for layer in caches))
+        buffer_bytes = compute_bytes(model, settings, device, layer_devices)
+        memory = Memory(weights.get(device, 0), cache_bytes, buffer_bytes)
         device_experts = tuple(sorted(experts.get(device, ())))
         placed.append(
             Place(device, _layers_on(device, layer_devices), memory, caches, device_experts)
@@ -472,7 +478,9 @@ def _home(tensor: str, layer_devices: Sequence[str]) -> str:
         return layer_devices[min(int(layer[1]), last)]
     if tensor.startswith("rope_"):
         return layer_devices[0]
-    return CPU if _INPUT.match(tensor) else layer_devices[-1]
+    if _INPUT.match(tensor):
+        return CPU
+    return layer_devices[-1]
 
 
 def device_of(buffer: str, devices: Sequence[Device]) -> str:
@@ -487,7 +495,8 @@ def device_of(buffer: str, devices: Sequence[Device]) -> str:
     if remote:
         number = int(remote[1])
         on_server = [device.name for device in devices if device.description == remote[2]]
-        return on_server[number] if number < len(on_server) else buffer
+        if number < len(on_server):
+            return on_server[number]
     for device in devices:
         if buffer in (device.name, f"{device.name}_Mapped"):
             return device.name

@@ -109,12 +109,16 @@ class Figures:
     @property
     def is_warm(self) -> bool | None:
         """Whether a part of the prompt came from a cache; None if the server does not say."""
-        return None if self.n_cached is None else self.n_cached > 0
+        if self.n_cached is None:
+            return None
+        return self.n_cached > 0
 
     @property
     def is_short(self) -> bool | None:
         """Whether the answer has fewer tokens than requested; None if they are not counted."""
-        return None if self.n_generated is None else self.n_generated < self.asked.n_gen
+        if self.n_generated is None:
+            return None
+        return self.n_generated < self.asked.n_gen
 
 
 def figures(request: Request) -> Figures:
@@ -172,4 +176,6 @@ def _n_first(request: Request) -> int | None:
     indices = generated(request)
     if request.events.n_tokens is not None:
         return request.events.n_tokens[indices[0]]
-    return 1 if n_generated(request) == len(indices) else None
+    if n_generated(request) == len(indices):
+        return 1
+    return None

@@ -64,17 +64,18 @@ def _devices(asked: Settings) -> Any:
     With 0 layers and no list, a GPU build would keep the weights in memory that its GPU can read,
     and prefill there.
     """
-    names = (asked.devices or ()) if asked.n_gpu_layers else ()
-    handles = [devices.device_of(name) for name in names]
+    handles = []
+    if asked.n_gpu_layers:
+        handles = list(map(devices.device_of, asked.devices or ()))
     return (P * (len(handles) + 1))(*handles, None)
 
 
 def _overrides(asked: Settings) -> Any:
     """The tensors that go to another memory, ended by an empty override; the first match counts."""
     on_cpu = devices.memory_of(None)
-    overrides = [
-        _Override(EXPERTS.format(layer).encode(), on_cpu) for layer in range(asked.n_cpu_moe or 0)
-    ]
+    overrides = []
+    for layer in range(asked.n_cpu_moe or 0):
+        overrides.append(_Override(EXPERTS.format(layer).encode(), on_cpu))
     for text in asked.override_tensor or ():
         pattern, device = override_of(text)
         overrides.append(_Override(pattern.encode(), devices.memory_of(device)))

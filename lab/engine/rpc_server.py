@@ -46,6 +46,11 @@ def serve() -> None:
 
 def _default_devices() -> list[str]:
     """All GPUs, or else the CPU, as in llama.cpp's rpc-server."""
-    listed = devices.describe_all()
-    gpus = [device.name for device in listed if device.type in ("gpu", "igpu")]
-    return gpus or [device.name for device in listed if device.type == "cpu"]
+    gpus = []
+    cpus = []
+    for device in devices.describe_all():
+        if device.type in ("gpu", "igpu"):
+            gpus.append(device.name)
+        elif device.type == "cpu":
+            cpus.append(device.name)
+    return gpus or cpus

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import statistics
 import time
 import warnings
@@ -35,7 +34,8 @@ from lab.runner.diagnosis import Diagnosed
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.warm_engine import WarmEngine
 
-EXTRA_SHARE = 0.25  # maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time
+EXTRA_SHARE = 0.25
+"""Maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time."""
 
 
 def carry_out(
@@ -115,14 +115,14 @@ class _Loop:
                 self.engine.renew()
 
     def _next_run(self) -> Iterator[tuple[Settings, Run]]:
-        """The next run of the list, or the record of its failure, which is kept before the engine
-        starts again: that may fail too."""
+        """The next run of the list, or the record of its failure, written before the engine starts
+        again: that may fail too."""
         repeat, case = self.todo.pop(0)
         try:
             run = self.engine.run(case, repeat)
         except LabError as problem:
             settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
-            if run.warmup:  # the engine found a setting that works: try again
+            if run.warmup:  # the failure does not count, because another setting works: try again
                 self.todo.insert(0, (repeat, case))
             yield settings, run
             if isinstance(problem, WorkerDied):  # after other failures the engine can continue
@@ -153,7 +153,8 @@ class _Loop:
             spent_s = time.monotonic() - self.started
             targets = cheap_repeats(runs, self.plan.n_repeat, EXTRA_SHARE * spent_s)
         last_repeat = max(run.repeat for _, run in self.done)
-        for repeat in range(1 + last_repeat, max(targets.values(), default=0)):
+        n_rounds = max(targets.values(), default=0)
+        for repeat in range(last_repeat + 1, n_rounds):
             cases = [case for case, n_repeat in targets.items() if repeat < n_repeat]
             self.todo += self.plan.round(repeat, cases)
         self.engine.reporter.n_runs += len(self.todo)
@@ -196,21 +197,21 @@ class _Loop:
         most_crashes: int,
         is_warmup: bool = False,
     ) -> tuple[Settings, Run]:
-        """The run that records a failure. Abandons the case after the most crashes, unless a
-        changed setting helps."""
+        """The run that records a failure; it counts as a warm-up if a changed setting helps.
+
+        Otherwise abandons the case after the most crashes, or at once after any other failure.
+        """
         self.n_crashes[case] += 1
         settings = self.engine.settings
         change = self.engine.adopt_change(problem)
+        if change is not None:
+            run = failed_run(case, repeat, problem, warmup=True)
+            return settings, dataclasses.replace(run, error=change)
         may_be_chance = isinstance(problem, WorkerDied) and self.n_crashes[case] < most_crashes
-        is_given_up = change is None and not may_be_chance
-        if is_given_up:
+        if not may_be_chance:
             self.given_up.add(case)
             self.todo[:] = [(n, planned) for n, planned in self.todo if planned != case]
-        counts_as_warmup = change is not None or (is_warmup and not is_given_up)
-        run = failed_run(case, repeat, problem, warmup=counts_as_warmup)
-        if change is not None:
-            run = dataclasses.replace(run, error=change)
-        return settings, run
+        return settings, failed_run(case, repeat, problem, warmup=is_warmup and may_be_chance)
 
 
 def repeats_until(runs: Mapping[Case, Sequence[Run]], until: Until) -> dict[Case, int]:
@@ -231,11 +232,13 @@ def cheap_repeats(
     run_s: dict[Case, float] = {}
     for case, runs_of_case in runs.items():
         times_ns = [ns for ns in map(phases.e2e_ns, runs_of_case) if ns is not None]
-        run_s[case] = statistics.median(times_ns) / 1e9 if times_ns else math.inf
+        if times_ns:
+            run_s[case] = statistics.median(times_ns) / 1e9
     n_for_interval = stats.fewest_for_interval()
+    n_more = n_for_interval - n_repeat
     targets: dict[Case, int] = {}
     for case in sorted(run_s, key=lambda case: run_s[case]):
-        spare_s -= run_s[case] * (n_for_interval - n_repeat)
+        spare_s -= n_more * run_s[case]
         if spare_s >= 0:
             targets[case] = n_for_interval
     return targets
@@ -263,10 +266,8 @@ def _figures(runs: Sequence[Run]) -> dict[tuple[int, str], list[float]]:
         if not run.is_timed:
             continue
         for part in phases.by_length(run):
-            for name, value in (
-                ("prefill", phases.prefill_ns(part)),
-                ("TPOT", phases.tpot_ns(part)),
-            ):
+            values = {"prefill": phases.prefill_ns(part), "TPOT": phases.tpot_ns(part)}
+            for name, value in values.items():
                 if value:
                     figures.setdefault((part.n_prompt, name), []).append(value)
     return figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -160,7 +161,9 @@ def of_cause(explained: Answer) -> Conclusion:
 
 
 def unsure_of(cause: Part) -> str:
-    return "" if cause.range else ", range unknown"
+    if cause.range:
+        return ""
+    return ", range unknown"
 
 
 def further(causes: Sequence[Part]) -> str:
@@ -200,7 +203,4 @@ def measure_changed(explained: Answer, cause: Part) -> str:
     settings = replace(record.settings, **{**values, "lib": None})
     model = best.model if cause.name in (QUANTIZATION, MODEL) else record.model
     changed = replace(record, model=model, settings=settings)
-    words = list[str]()
-    for option in as_options.options(changed):
-        words += option
-    return shell.lab("measure", *words)
+    return shell.lab("measure", *itertools.chain(*as_options.options(changed)))

@@ -114,19 +114,20 @@ def from_records(
 
 def distinct(records: Sequence[Record]) -> list[Record]:
     """The records, each once."""
-    return list({id(record): record for record in records}.values())
+    by_id = dict(zip(map(id, records), records, strict=True))
+    return list(by_id.values())
 
 
 def log_time_near(record: Record, position: float) -> list[float]:
     """The logarithm of a run's time per token near a position; nothing for too few steps there."""
     steps = record.run.steps
-    latencies_ns = phases.itl_ns(record.run)
-    places = [past for kind, past in zip(steps.kind, steps.n_past, strict=True) if kind == DECODE]
+    places = list[int]()
+    for index, kind in enumerate(steps.kind):
+        if kind == DECODE and index > 0:  # the steps that itl_ns counts
+            places.append(steps.n_past[index])
     near = max(NEAR_TOKENS, NEAR_SHARE * position)
     times_ns = list[int]()
-    for place, latency_ns in zip(
-        places[len(places) - len(latencies_ns) :], latencies_ns, strict=True
-    ):
+    for place, latency_ns in zip(places, phases.itl_ns(record.run), strict=True):
         if abs(place - position) <= near:
             times_ns.append(latency_ns)
     if len(times_ns) < FEWEST or statistics.median(times_ns) <= 0:

@@ -29,10 +29,9 @@ FIELDS = ("tps", "phase", "counts", "source", "label", "n_prompt", "n_gen", "dep
 def section(explained: Answer) -> Section:
     """The answer as it is printed, and drawn on a page."""
     fast, slow = explained.pair.letters
-    lines = [
-        f"{letter}  {digits(figure.tps):>6} tokens/s   {figure.label}"
-        for letter, figure in explained.pair.in_order
-    ]
+    lines = []
+    for letter, figure in explained.pair.in_order:
+        lines.append(f"{letter}  {digits(figure.tps):>6} tokens/s   {figure.label}")
     lines += explained.notes
     if explained.ratio > NEARLY_EQUAL:
         lines.append(f"{slow} is {times(explained.ratio)} as slow as {fast}. Of this:")
@@ -133,13 +132,13 @@ def document(explained: Answer) -> dict[str, Any]:
     conclusion = conclude(explained)
     sides = dict[str, Any]()
     for letter, figure in explained.pair.sides:
-        sides[letter] = {name: getattr(figure, name) for name in FIELDS}
-        sides[letter]["settings"] = dict(figure.settings)
+        fields = {name: getattr(figure, name) for name in FIELDS}
+        sides[letter] = {**fields, "settings": dict(figure.settings)}
     return {
         **sides,
         "slower": explained.pair.letters[1],
         "ratio": explained.ratio,
-        "parts": [part_document(part) for part in explained.parts],
+        "parts": list(map(part_document, explained.parts)),
         "causes": [part.name for part in explained.causes],
         "notes": list(explained.notes),
         "sentence": conclusion.sentence,

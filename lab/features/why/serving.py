@@ -46,18 +46,26 @@ def of_server(pair: Pair) -> list[Part]:
 
 def http(figure: Figure, letter: str, sign: int) -> Part:
     """The client's time against the server's own, request by request."""
-    name = HTTP_OF_PREFILL if figure.is_prefill else HTTP
-    pairs = list[tuple[float, float]]()
+    name = HTTP
+    times_of = of_decode
+    if figure.is_prefill:
+        name = HTTP_OF_PREFILL
+        times_of = of_prefill
+    at_client = list[float]()
+    at_server = list[float]()
+    logs = list[float]()
     for record in figure.requests:
-        times = of_prefill(record.request) if figure.is_prefill else of_decode(record.request)
+        times = times_of(record.request)
         if times:
-            pairs.append(times)
-    if len(pairs) < FEWEST:
-        reason = f"only {plural(len(pairs), 'request')} with times of {letter} itself (--budget)"
+            client_s, server_s = times
+            at_client.append(client_s)
+            at_server.append(server_s)
+            logs.append(math.log(client_s / server_s))
+    if len(logs) < FEWEST:
+        reason = f"only {plural(len(logs), 'request')} with times of {letter} itself (--budget)"
         return unknown(name, reason)
-    logs = [math.log(client_s / server_s) for client_s, server_s in pairs]
-    client_s = statistics.median(client for client, _ in pairs)
-    server_s = statistics.median(server for _, server in pairs)
+    client_s = statistics.median(at_client)
+    server_s = statistics.median(at_server)
     reason = f"{seconds(client_s)} at the client, {seconds(server_s)} in {letter}"
     how = f"from {letter}'s own times, {len(logs)} requests"
     return Part(name, sign * statistics.fmean(logs), mean_half_width(logs), how, reason)
@@ -92,12 +100,11 @@ def sampling(pair: Pair, figure: Figure) -> Part:
 def slots(figure: Figure, letter: str) -> Part:
     """Equal if the server has one slot: more of them share its cache."""
     reported = figure.requests[0].endpoint.settings
-    n_slots = reported.n_slots if reported else None
-    if n_slots == 1:
-        return equal(SLOTS)
-    if n_slots is None:
+    if reported is None or reported.n_slots is None:
         return unknown(SLOTS, f"{letter} does not report them; one request ran at a time")
-    return unknown(SLOTS, f"{n_slots} in {letter}; one request ran at a time")
+    if reported.n_slots == 1:
+        return equal(SLOTS)
+    return unknown(SLOTS, f"{reported.n_slots} in {letter}; one request ran at a time")
 
 
 def cache(figure: Figure, letter: str, sign: int) -> Part:
