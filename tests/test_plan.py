@@ -168,7 +168,7 @@ def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_fi
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("asked", "message"),
     [
         ({"threads": 0}, "--threads 0 is not possible"),
         ({"ubatch": 2**30 + 1}, "--ubatch 1,073,741,825"),

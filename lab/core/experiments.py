@@ -65,8 +65,9 @@ def case_label(experiment: str | None, case: Case) -> str | None:
 def run_label(n_prompt: int, experiment: str | None, case: Case) -> str:
     """What a run does, for tables, progress lines and errors."""
     label = case_label(experiment, case)
-    prompt = f"{n_prompt:,} prompt tokens"
-    return prompt if label is None else f"{prompt}, {label}"
+    if label is None:
+        return f"{n_prompt:,} prompt tokens"
+    return f"{n_prompt:,} prompt tokens, {label}"
 
 
 def run_name(run: Run) -> str:

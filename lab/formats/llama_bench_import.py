@@ -84,7 +84,9 @@ def refuse_own_formats(content: str, shown: str) -> None:
 def number_of_place(sentence: str) -> int:
     """The number of the line or test that a sentence is about."""
     match = re.search(r"\d+", sentence)
-    return int(match[0]) if match else 0
+    if match is None:
+        return 0
+    return int(match[0])
 
 
 def reason_for_no_run(row: BenchRow) -> str:
@@ -103,12 +105,12 @@ def records_of(row: BenchRow, stem: str) -> list[Record]:
     missing = [name for name in REQUIRED if columns.get(name) is None]
     if missing and not row.is_of_table:
         raise KeyError(", ".join(missing))
-    n_prompt = whole(columns.get("n_prompt"))
-    n_gen = whole(columns.get("n_gen"))
-    n_depth = whole(columns.get("n_depth"))
+    n_prompt = whole_number(columns.get("n_prompt"))
+    n_gen = whole_number(columns.get("n_gen"))
+    n_depth = whole_number(columns.get("n_depth"))
     if (n_prompt > 0) == (n_gen > 0) or (n_prompt and n_depth):
         return []
-    samples_ns = [int(ns) for ns in columns.get("samples_ns") or [columns["avg_ns"]]]
+    samples_ns = list(map(int, columns.get("samples_ns") or [columns["avg_ns"]]))
     if min(samples_ns) <= 0:
         raise ValueError("samples_ns: a time of 0 or less")
     here = machine_of(row)
@@ -146,16 +148,18 @@ def whole_phase(n_prompt: int, n_gen: int, n_depth: int, phase_ns: int) -> Steps
     )
 
 
-def whole(value: Any) -> int:
+def whole_number(value: Any) -> int:
     """A whole number; 0 for nothing."""
     return int(value or 0)
 
 
 def machine_of(row: BenchRow) -> Machine:
     """The machine as far as the row names it."""
-    names = str(row.columns.get("gpu_info") or "").split(",")
-    gpus = [name.strip() for name in names if name.strip()]
-    devices = [Device(f"GPU{index}", name, "gpu") for index, name in enumerate(gpus)]
+    devices: list[Device] = []
+    for gpu in str(row.columns.get("gpu_info") or "").split(","):
+        name = gpu.strip()
+        if name:
+            devices.append(Device(f"GPU{len(devices)}", name, "gpu"))
     return Machine(
         cpu=row.columns.get("cpu_info") or None,
         llama_cpp_commit=row.columns.get("build_commit") or None,

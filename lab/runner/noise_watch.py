@@ -180,8 +180,8 @@ class GpuWatch:
         latest: dict[int, int] = {}  # by process
         for sample in sorted(samples, key=lambda sample: sample.timeStamp):
             latest[sample.pid] = sample.smUtil
-        others = latest.keys() - self._lab
-        return min(100, sum(latest[pid] for pid in others))
+        other_pids = latest.keys() - self._lab
+        return min(100, sum(latest[pid] for pid in other_pids))
 
     def read(self) -> tuple[Gpu, ...] | None:
         """The current state of the GPUs. None without NVML, or without a GPU."""

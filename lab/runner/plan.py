@@ -67,8 +67,10 @@ def _range_of_lengths(part: str, asked: str, option: str, most: int) -> list[int
     last = int(match[2] or match[1])
     is_factor = match[3] == "*"
     step = int(match[4] or 1)
-    never_grows = step < 2 or first == 0 if is_factor else step < 1
-    if never_grows or last < first:
+    grows = step >= 1
+    if is_factor:
+        grows = step >= 2 and first > 0
+    if not grows or last < first:
         raise LabError(
             f"The range {part!r} does not increase.",
             "Write first-last+step or first-last*factor.",
@@ -123,6 +125,8 @@ def make_plan(
     cases = _cases(parse_lengths(prompt_len), gen, every)
     n_repeat = DEFAULT_REPEAT if repeat is None else repeat
     check_number("repeat", n_repeat, 10_000)
+    if until is not None:
+        n_repeat = min(max(n_repeat, N_PILOT), until.max_repeats)
     asked.check()
     source = prompts.source(asked.prompt)
     planned = _model(worker, model, watch)
@@ -141,7 +145,7 @@ def make_plan(
         settings=chosen,
         prompt=source,
         cases=cases,
-        n_repeat=n_repeat if until is None else min(max(n_repeat, N_PILOT), until.max_repeats),
+        n_repeat=n_repeat,
         refused={},
         warnings=(*planned.notes, *_warnings(asked, cases, here, planned.model)),
         until=until,
@@ -248,7 +252,9 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
         return _PlannedModel(file, read_header(worker, file))
     quantization = spec.quantization or entry.quantization or synthetic.USUAL
     name = synthetic.quantization_name(quantization)
-    tensors = [Tensor(t.name, t.n_bytes) for t in synthetic.tensors(entry.shape, name)]
+    tensors = []
+    for tensor in synthetic.tensors(entry.shape, name):
+        tensors.append(Tensor(tensor.name, tensor.n_bytes))
     note = (
         f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) "
         f"in {quantization}."

@@ -28,7 +28,10 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     prefill_s = []
     decode_s = []
     for row in from_below:
-        names.append(f"{row.name}, {row.label}" if has_several_models else row.name)
+        if has_several_models:
+            names.append(f"{row.name}, {row.label}")
+        else:
+            names.append(row.name)
         prefill_s.append(middle(row.prefill_s))
         decode_s.append((row.n_gen - 1) * middle(row.tpot_s))
     ax.barh(names, prefill_s, color=COLOURS[0], label="prefill")
