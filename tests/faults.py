@@ -70,7 +70,8 @@ FAULTS = {
 def plant(name: str, folder: Path) -> Path:
     """A new folder with libraries that have this fault: for `--lib`."""
     spec = find_spec("llama_cpp")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     libraries = Path(shutil.copytree(Path(spec.origin).parent / "lib", folder / name / "bin"))
     for link in libraries.glob("*.so"):
         link.unlink()

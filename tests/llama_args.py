@@ -79,7 +79,12 @@ def slots(*arguments: str) -> list[dict[str, Any]]:
 
 def _child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.llama_args", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def _main(program: str, *arguments: str) -> int:

@@ -87,7 +87,11 @@ def _start(handler: type[_Handler], state: LoopbackHub) -> _Server:
     with_state = type(handler.__name__, (handler,), {"state": state})
     server = _Server(("127.0.0.1", 0), with_state)
     serve = {"poll_interval": 0.02}
-    threading.Thread(target=server.serve_forever, kwargs=serve, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever,
+        kwargs=serve,
+        daemon=True,
+    ).start()
     return server
 
 
@@ -124,16 +128,32 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Nothing on stderr."""
 
-    def answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
+    def answer(
+        self,
+        status: int,
+        headers: dict[str, str],
+        body: bytes = b"",
+    ) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        for name, value in {
+            "Content-Length": str(len(body)),
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def error(self, status: int, code: str = "", message: str = "") -> None:
-        headers = {"X-Error-Message": message or f"status {status}", "X-Error-Code": code}
+    def error(
+        self,
+        status: int,
+        code: str = "",
+        message: str = "",
+    ) -> None:
+        headers = {
+            "X-Error-Message": message or f"status {status}",
+            "X-Error-Code": code,
+        }
         self.answer(status, headers)
 
     def is_answered(self, kind: str) -> bool:
@@ -211,7 +231,11 @@ class _HubHandler(_Handler):
         listed = {"id": f"{owner}/{name}", "siblings": siblings}
         self.answer(200, {"Content-Type": "application/json"}, json.dumps(listed).encode())
 
-    def repo(self, name: str, revision: str) -> Repo | None:
+    def repo(
+        self,
+        name: str,
+        revision: str,
+    ) -> Repo | None:
         """The repo, or None when the answer was an error already."""
         repo = self.state.repos.get(name)
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
@@ -280,5 +304,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(
+        self,
+        request: object,
+        client_address: object,
+    ) -> None:
         """A client that goes away is part of the tests."""

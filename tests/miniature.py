@@ -31,7 +31,11 @@ NAMES = {
 """A model of the catalog for each architecture."""
 
 
-FEWEST_LAYERS = {"gemma3": 7, "qwen35": 4, "qwen35moe": 4}
+FEWEST_LAYERS = {
+    "gemma3": 7,
+    "qwen35": 4,
+    "qwen35moe": 4,
+}
 """So that at least one layer sees everything."""
 
 
@@ -54,7 +58,12 @@ def entry(
     if shape.n_rot:
         shape = dataclasses.replace(shape, n_rot=24)
     if shape.n_expert:
-        shape = dataclasses.replace(shape, n_expert=16, n_expert_used=2, n_ff_expert=width)
+        shape = dataclasses.replace(
+            shape,
+            n_expert=16,
+            n_expert_used=2,
+            n_ff_expert=width,
+        )
     if shape.window:
         shape = dataclasses.replace(shape, window=window)
     if shape.n_ff_shared:

@@ -66,7 +66,14 @@ _STATUSES = {
     "401": "Unauthorized",
 }
 _INSTEAD = {
-    "whole": {"choices": [{"message": {"content": WORD}, "finish_reason": "length"}]},
+    "whole": {
+        "choices": [
+            {
+                "message": {"content": WORD},
+                "finish_reason": "length",
+            }
+        ]
+    },
 }
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -140,7 +147,12 @@ def prompt_of(body: dict[str, Any]) -> str:
 class _Stream:
     """The events of a streamed answer."""
 
-    def __init__(self, body: dict[str, Any], how: Behaviour, n_cached: int) -> None:
+    def __init__(
+        self,
+        body: dict[str, Any],
+        how: Behaviour,
+        n_cached: int,
+    ) -> None:
         self.how = how
         self.n_cached = n_cached
         self.is_chat = "messages" in body
@@ -181,14 +193,23 @@ class _Stream:
             yield at_ms, self._counts(n), 0
         yield at_ms, b"data: [DONE]\n\n", 0
 
-    def _n_tokens(self, index: int, n: int) -> int:
+    def _n_tokens(
+        self,
+        index: int,
+        n: int,
+    ) -> int:
         """Tokens of the event with this index, after n tokens."""
         n_more = self.how.bundle
         if index == 0:
             n_more += self.how.n_held
         return min(n_more, self.n_all - n)
 
-    def _event(self, content: dict[str, Any], finish: str | None, n: int) -> bytes:
+    def _event(
+        self,
+        content: dict[str, Any],
+        finish: str | None,
+        n: int,
+    ) -> bytes:
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
         if self.is_chat:
             choice["delta"] = content
@@ -207,7 +228,13 @@ class _Stream:
         if self.how.gives_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": self.n_cached}
         more = {"timings": self._timings(n)} if self.how.timings else {}
-        return _sse({"choices": [], "usage": usage, **more})
+        return _sse(
+            {
+                "choices": [],
+                "usage": usage,
+                **more,
+            }
+        )
 
     def _usage(self, n: int) -> dict[str, Any]:
         return {
@@ -312,7 +339,11 @@ class _Running:
             return _error(writer, 404, "nothing here")
         return _json(writer, 200, answer)
 
-    def _document(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    def _document(
+        self,
+        path: str,
+        body: dict[str, Any],
+    ) -> dict[str, Any] | None:
         """The answer at a path where nothing is generated; None if there is none."""
         settings = self.settings
         if path == "/v1/models":
@@ -355,7 +386,11 @@ class _Running:
         self, writer: asyncio.StreamWriter, body: dict[str, Any], how: Behaviour, now: int
     ) -> bool:
         """A streamed answer, which may go wrong after its second chunk."""
-        log: dict[str, Any] = {"seed": body.get("seed"), "due_ns": [], "sent_ns": []}
+        log: dict[str, Any] = {
+            "seed": body.get("seed"),
+            "due_ns": [],
+            "sent_ns": [],
+        }
         self.streams.append(log)
         writer.write(_STREAM_HEAD)
         chunks = list(_Stream(body, how, self._cached(body, how)).chunks())
@@ -367,7 +402,11 @@ class _Running:
         writer.write(b"0\r\n\r\n")
         return True
 
-    def _cached(self, body: dict[str, Any], how: Behaviour) -> int:
+    def _cached(
+        self,
+        body: dict[str, Any],
+        how: Behaviour,
+    ) -> int:
         """Tokens at the beginning of the prompt that an earlier one had too."""
         if not how.has_cache or body.get("cache_prompt") is False:
             return 0
@@ -408,7 +447,11 @@ async def _misbehave(writer: asyncio.StreamWriter, fails: str) -> bool:
     return False
 
 
-def _fail(writer: asyncio.StreamWriter, fails: str, headers: dict[str, str]) -> bool:
+def _fail(
+    writer: asyncio.StreamWriter,
+    fails: str,
+    headers: dict[str, str],
+) -> bool:
     """An answer that is no stream."""
     if fails in _INSTEAD:
         return _json(writer, 200, _INSTEAD[fails])
@@ -421,15 +464,28 @@ def _fail(writer: asyncio.StreamWriter, fails: str, headers: dict[str, str]) -> 
     return _error(writer, int(fails), f"as asked: {fails}")
 
 
-def _error(writer: asyncio.StreamWriter, status: int, message: str) -> bool:
+def _error(
+    writer: asyncio.StreamWriter,
+    status: int,
+    message: str,
+) -> bool:
     return _json(writer, status, {"error": {"message": message}})
 
 
-def _json(writer: asyncio.StreamWriter, status: int, answer: dict[str, Any]) -> bool:
+def _json(
+    writer: asyncio.StreamWriter,
+    status: int,
+    answer: dict[str, Any],
+) -> bool:
     return _write(writer, status, "application/json", json.dumps(answer).encode())
 
 
-def _write(writer: asyncio.StreamWriter, status: int, kind: str, body: bytes) -> bool:
+def _write(
+    writer: asyncio.StreamWriter,
+    status: int,
+    kind: str,
+    body: bytes,
+) -> bool:
     """An answer that is not streamed."""
     reason = _STATUSES.get(str(status), "OK")
     head = (

@@ -20,23 +20,54 @@ Sizes = dict[str, tuple[int, ...]]
 
 EMBEDDING: Sizes = {"token_embd.weight": (WIDTH, N_VOCAB)}
 OUTPUT: Sizes = {**EMBEDDING, "output_norm.weight": NORM}
-FEED_FORWARD: Sizes = {"ffn_gate.weight": UP, "ffn_up.weight": UP, "ffn_down.weight": DOWN}
+FEED_FORWARD: Sizes = {
+    "ffn_gate.weight": UP,
+    "ffn_up.weight": UP,
+    "ffn_down.weight": DOWN,
+}
 PRODUCTS: Sizes = {f"attn_{name}.weight": SQUARE for name in ("q", "k", "v", "output")}
-LLAMA: Sizes = {**PRODUCTS, **FEED_FORWARD, "attn_norm.weight": NORM, "ffn_norm.weight": NORM}
+LLAMA: Sizes = {
+    **PRODUCTS,
+    **FEED_FORWARD,
+    "attn_norm.weight": NORM,
+    "ffn_norm.weight": NORM,
+}
 
 
-def per_layer(sizes: Sizes, start: str = "blk", layers: range = range(N_LAYER)) -> Sizes:
+def per_layer(
+    sizes: Sizes,
+    start: str = "blk",
+    layers: range = range(N_LAYER),
+) -> Sizes:
     return {f"{start}.{i}.{name}": size for i in layers for name, size in sizes.items()}
 
 
 def _t5() -> Sizes:
     attention: Sizes = {f"attn_{name}.weight": SQUARE for name in "qkvo"}
-    both: Sizes = {**attention, "attn_norm.weight": NORM, "ffn_norm.weight": NORM, **FEED_FORWARD}
+    both: Sizes = {
+        **attention,
+        "attn_norm.weight": NORM,
+        "ffn_norm.weight": NORM,
+        **FEED_FORWARD,
+    }
     cross: Sizes = {f"cross_{name}": size for name, size in attention.items()}
-    decoder = {**both, **cross, "cross_attn_norm.weight": NORM, "attn_rel_b.weight": (4, 32)}
-    encoder = {**both, "attn_rel_b.weight": (4, 32)}
+    decoder = {
+        **both,
+        **cross,
+        "cross_attn_norm.weight": NORM,
+        "attn_rel_b.weight": (4, 32),
+    }
+    encoder = {
+        **both,
+        "attn_rel_b.weight": (4, 32),
+    }
     norms = {"enc.output_norm.weight": NORM, "dec.output_norm.weight": NORM}
-    return {**EMBEDDING, **norms, **per_layer(encoder, "enc.blk"), **per_layer(decoder, "dec.blk")}
+    return {
+        **EMBEDDING,
+        **norms,
+        **per_layer(encoder, "enc.blk"),
+        **per_layer(decoder, "dec.blk"),
+    }
 
 
 def _mamba() -> Sizes:
@@ -55,18 +86,28 @@ def _mamba() -> Sizes:
         "ssm_d": (inner,),
         "ssm_out.weight": (inner, WIDTH),
     }
-    return {**OUTPUT, **per_layer(layer)}
+    return {
+        **OUTPUT,
+        **per_layer(layer),
+    }
 
 
 def _lfm2() -> Sizes:
     """A layer of convolution, then one of attention."""
-    both: Sizes = {**FEED_FORWARD, "attn_norm.weight": NORM, "ffn_norm.weight": NORM}
+    both: Sizes = {
+        **FEED_FORWARD,
+        "attn_norm.weight": NORM,
+        "ffn_norm.weight": NORM,
+    }
     convolution = {
         "conv.weight": (3, WIDTH),
         "in_proj.weight": (WIDTH, 3 * WIDTH),
         "out_proj.weight": SQUARE,
     }
-    first: Sizes = {**both, **{f"shortconv.{name}": size for name, size in convolution.items()}}
+    first: Sizes = {
+        **both,
+        **{f"shortconv.{name}": size for name, size in convolution.items()},
+    }
     second: Sizes = {
         **both,
         **PRODUCTS,
@@ -92,7 +133,10 @@ def _grok() -> Sizes:
         "layer_output_norm.weight": NORM,
         "ffn_gate_inp.weight": (WIDTH, 2),
     }
-    return {**OUTPUT, **per_layer({**layer, **experts, **norms})}
+    return {
+        **OUTPUT,
+        **per_layer({**layer, **experts, **norms}),
+    }
 
 
 _MAMBA = {
@@ -102,12 +146,37 @@ _MAMBA = {
     "ssm.time_step_rank": 8,
 }
 MODELS: dict[str, tuple[Sizes, dict[str, Any]]] = {
-    "llada": ({**OUTPUT, **per_layer(LLAMA)}, {}),
+    "llada": (
+        {
+            **OUTPUT,
+            **per_layer(LLAMA),
+        },
+        {},
+    ),
     "t5": (_t5(), {"attention.relative_buckets_count": 32}),
-    "mamba": (_mamba(), {**_MAMBA, "attention.head_count": 0, "feed_forward_length": 0}),
-    "lfm2": (_lfm2(), {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 4]}),
+    "mamba": (
+        _mamba(),
+        {
+            **_MAMBA,
+            "attention.head_count": 0,
+            "feed_forward_length": 0,
+        },
+    ),
+    "lfm2": (
+        _lfm2(),
+        {
+            "shortconv.l_cache": 3,
+            "attention.head_count_kv": [0, 4],
+        },
+    ),
     "grok": (_grok(), {"expert_count": 2, "expert_used_count": 1}),
-    "llama": ({**OUTPUT, **per_layer(LLAMA)}, {"pooling_type": 3}),
+    "llama": (
+        {
+            **OUTPUT,
+            **per_layer(LLAMA),
+        },
+        {"pooling_type": 3},
+    ),
 }
 """Tensors and keys by architecture; llama is one that was made an embedding model."""
 

@@ -57,7 +57,11 @@ def raw_server(answers: Iterable[Iterable[bytes]]) -> Iterator[str]:
             with suppress(OSError):
                 for pieces in answers:
                     peer, _ = listening.accept()
-                    Thread(target=write, args=(peer, pieces), daemon=True).start()
+                    Thread(
+                        target=write,
+                        args=(peer, pieces),
+                        daemon=True,
+                    ).start()
 
         Thread(target=serve, daemon=True).start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -71,7 +75,10 @@ def as_json(value: Any) -> Canned:
 
 def event(content: str | None = None, **more: Any) -> bytes:
     """An event of a chat with this content, or with the reason of the end."""
-    choice: dict[str, Any] = {"delta": {"content": content}, "finish_reason": None}
+    choice: dict[str, Any] = {
+        "delta": {"content": content},
+        "finish_reason": None,
+    }
     if content is None:
         choice = {"delta": {}, "finish_reason": "length"}
     return f"data: {json.dumps({'choices': [choice], **more})}\n\n".encode()
@@ -79,7 +86,10 @@ def event(content: str | None = None, **more: Any) -> bytes:
 
 def stream(*texts: str) -> list[bytes]:
     """A whole answer, of one token for each text."""
-    usage = {"prompt_tokens": 20, "completion_tokens": len(texts)}
+    usage = {
+        "prompt_tokens": 20,
+        "completion_tokens": len(texts),
+    }
     return [*(event(text) for text in texts), event(), event(usage=usage), b"data: [DONE]\n\n"]
 
 
@@ -105,7 +115,11 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(OSError):  # who asked has hung up
             self._write(canned, asked)
 
-    def _write(self, canned: Canned, asked: dict[str, Any]) -> None:
+    def _write(
+        self,
+        canned: Canned,
+        asked: dict[str, Any],
+    ) -> None:
         self.send_response(canned.status)
         self.send_header("content-type", canned.kind)
         for name, value in canned.headers:
@@ -138,8 +152,18 @@ def odd_server(
     http.daemon_threads = True
     models = {"/v1/models": as_json({"data": [{"id": model}]})}
     url = f"http://127.0.0.1:{http.server_port}/v1"
-    Handler.running = OddServer(url, {**models, **(answers or {})})
-    Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    Handler.running = OddServer(
+        url,
+        {
+            **models,
+            **(answers or {}),
+        },
+    )
+    Thread(
+        target=http.serve_forever,
+        kwargs={"poll_interval": 0.05},
+        daemon=True,
+    ).start()
     try:
         yield Handler.running
     finally:

@@ -1,4 +1,5 @@
-"""Texts that programs print, with what is true of their figures: written by hand from real posts."""
+"""Texts that programs print, with what is true of their figures: written by hand from real
+posts."""
 # ruff: noqa: E501 (samples are as programs print them)
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class Sample:
     truths: tuple[Truth, ...]
 
 
-def prefill(tps: float, depth: int | None = None, n_streams: int | None = None) -> Truth:
+def prefill(
+    tps: float,
+    depth: int | None = None,
+    n_streams: int | None = None,
+) -> Truth:
     return Truth(tps, PREFILL, PROMPT, depth, n_streams)
 
 
@@ -218,7 +223,10 @@ SAMPLES = (
     Sample(
         "llama-cli's footer",
         "> hi\nHello!\n\n[ Prompt: 19.5 t/s | Generation: 11.8 t/s ]\n",
-        (Truth(19.5, PREFILL, PROMPT, None, 1), decode(11.8, MAYBE_FIRST, None, 1)),
+        (
+            Truth(19.5, PREFILL, PROMPT, None, 1),
+            decode(11.8, MAYBE_FIRST, None, 1),
+        ),
     ),
     Sample(
         "lm studio api",
@@ -246,7 +254,11 @@ SAMPLES = (
         "koboldcpp, cached",
         "CtxLimit:2048/8152, Amt:31/512, Init:0.00s, Process:0.23s (72.65T/s), Generate:1.05s (29.47T/s), "
         "Total:1.29s (24.11T/s)\n",
-        (decode(29.47, MAYBE_FIRST, 2017), prefill(72.65, 2000), Truth(24.11, BOTH, WHOLE, 2017)),
+        (
+            decode(29.47, MAYBE_FIRST, 2017),
+            prefill(72.65, 2000),
+            Truth(24.11, BOTH, WHOLE, 2017),
+        ),
     ),
     Sample(
         "vllm",
@@ -264,7 +276,10 @@ SAMPLES = (
         "mlx_lm.benchmark",
         "Timing with prompt_tokens=512, generation_tokens=1000, batch_size=4.\n"
         "Trial 1:  prompt_tps=1518.240, generation_tps=101.587, peak_memory=21.408, total_time=10.267\n",
-        (decode(101.587, MAYBE_FIRST, 512, 4), prefill(1518.24, 0, 4)),
+        (
+            decode(101.587, MAYBE_FIRST, 512, 4),
+            prefill(1518.24, 0, 4),
+        ),
     ),
     Sample(
         "text-generation-webui",
@@ -286,7 +301,11 @@ SAMPLES = (
         + "| llama 256M Q4_1 | 92.10 MiB | 134.52 M | CPU | 2 | pp512 | 400.00 \u00b1 1.00 |\n"
         + "| llama 256M Q4_1 | 92.10 MiB | 134.52 M | CPU | 2 | tg32 | 120.00 \u00b1 1.00 |\n"
         + "| llama 256M Q4_1 | 92.10 MiB | 134.52 M | CPU | 2 | tg32 @ d872 | 100.00 \u00b1 1.00 |\n",
-        (prefill(400, 0, 1), decode(120, STEPS, 0, 1), decode(100, STEPS, 872, 1)),
+        (
+            prefill(400, 0, 1),
+            decode(120, STEPS, 0, 1),
+            decode(100, STEPS, 872, 1),
+        ),
     ),
     Sample(
         "llama-bench, both phases",

@@ -37,7 +37,8 @@ def build(folder: Path) -> Path:
     if not sys.platform.startswith("linux") or compiler is None or llama_cpp is None:
         pytest.skip("llama.cpp's RPC needs Linux, g++ and the source distribution in uv's cache")
     spec = find_spec("llama_cpp")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     libraries = folder / "build" / "bin"
     shutil.copytree(Path(spec.origin).parent / "lib", libraries)
     ggml = llama_cpp / "ggml"

@@ -58,7 +58,8 @@ def wheel_server(model: Path, *options: str) -> AbstractContextManager[RealServe
 
 
 def llama_cpp_server(model: Path, *options: str) -> AbstractContextManager[RealServer]:
-    """llama-cpp-python's own server, which does not end an answer because another request arrives."""
+    """llama-cpp-python's own server, which does not end an answer because another request
+    arrives."""
     command = [
         sys.executable,
         "-m",
@@ -120,7 +121,11 @@ def _serve(arguments: Sequence[str]) -> None:
 
     parser = argparse.ArgumentParser(prog="wheel_server")
     parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=os.cpu_count(),
+    )
     parser.add_argument("--ctx-size", type=int, default=2048)
     parser.add_argument("--parallel", type=int, default=1)
     asked = parser.parse_args(arguments)

@@ -55,7 +55,12 @@ def test_secrets_and_folders_are_not_stored(tmp_path: Path) -> None:
 
 
 def test_a_call_of_a_function_is_stored_as_a_command() -> None:
-    values = {"prompt_len": "10,20", "gen": 16, "mmap": False, "repeat": None}
+    values = {
+        "prompt_len": "10,20",
+        "gen": 16,
+        "mmap": False,
+        "repeat": None,
+    }
     words = words_of_values(cli.commands["measure"], values)
     assert words == ["measure", "--prompt-len", "10,20", "--gen", "16", "--no-mmap"]
 

@@ -81,8 +81,14 @@ def test_a_full_results_folder_is_told_and_leaves_no_file(tmp_path: Path) -> Non
 def test_a_closed_output_is_no_traceback(tmp_path: Path, options: str) -> None:
     results.save(tmp_path / "a.jsonl", make_record())
     command = f"{sys.executable} -m lab show {options} {tmp_path} >&-"
-    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = subprocess.run(
+        ["sh", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0
+    assert ended.stderr == ""
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot reserve space")
@@ -100,12 +106,15 @@ def test_output_to_a_full_disk_is_an_error_and_no_traceback(tmp_path: Path) -> N
     path = tmp_path / "a.jsonl"
     results.save(path, make_record())
     command = f"{sys.executable} -m lab export --format csv --table steps {path} > /dev/full"
-    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert (
-        "The output cannot be written: No space left on device" in ended.stderr
-        and "Traceback" not in ended.stderr
+    ended = subprocess.run(
+        ["sh", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    assert ended.returncode == 1
+    assert "The output cannot be written: No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
@@ -119,10 +128,14 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: 
     arguments = command.replace("FILE", str(path)).replace("OUT", str(out))
     # Files of at most 1 kB.
     limited = f"trap '' XFSZ; ulimit -f 1; {sys.executable} -m lab {arguments}"
-    ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1 and "cannot be written: File too large" in ended.stderr, (
-        ended.stderr
+    ended = subprocess.run(
+        ["bash", "-c", limited],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    assert ended.returncode == 1, ended.stderr
+    assert "cannot be written: File too large" in ended.stderr, ended.stderr
     assert not list(out.iterdir())
 
 
@@ -140,7 +153,8 @@ def test_options_without_effect_are_errors(
     path = tmp_path / "a.jsonl"
     results.save(path, make_record())
     code, _, err = run_lab(*(path if word == "RESULTS" else word for word in arguments))
-    assert code == 1 and says in err
+    assert code == 1
+    assert says in err
 
 
 def read_until(process: Any, text: str) -> None:
@@ -174,7 +188,8 @@ def test_ctrl_c_in_a_long_prefill(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130
-    assert "Interrupted. 1 finished run is in" in err and "Traceback" not in err
+    assert "Interrupted. 1 finished run is in" in err
+    assert "Traceback" not in err
     assert finished_runs(tmp_path) == [(10, OK)]
     assert not child.is_running()
 
@@ -201,7 +216,8 @@ def test_a_lab_that_is_killed_takes_its_engine_along(tmp_path: Path) -> None:
 
 def test_lengths_without_commas_are_met_with_a_hint() -> None:
     code, _, err = run_lab("measure", "--prompt-len", 10, 100, 500)
-    assert code == 1 and "--prompt-len 10,100,1000" in err
+    assert code == 1
+    assert "--prompt-len 10,100,1000" in err
 
 
 def test_progress_on_a_terminal_replaces_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

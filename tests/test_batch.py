@@ -46,7 +46,12 @@ def text(sequence: int, n: int) -> list[int]:
     return [100 * sequence + i for i in range(n)]
 
 
-def case(n_seq: int, n_prompt: int = 20, n_gen: int = 5, is_shared: bool = False) -> Case:
+def case(
+    n_seq: int,
+    n_prompt: int = 20,
+    n_gen: int = 5,
+    is_shared: bool = False,
+) -> Case:
     return batches.case(Batch(n_seq, is_shared), n_prompt, n_gen, SETTINGS)
 
 
@@ -58,7 +63,11 @@ def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, n_prompt: int 
 
 
 def plan(worker: FakeWorker, **asked: Any) -> Plan:
-    defaults: dict[str, Any] = {"sequences": "1,4", "prompt_len": "256", "gen": 32}
+    defaults: dict[str, Any] = {
+        "sequences": "1,4",
+        "prompt_len": "256",
+        "gen": 32,
+    }
     return batches.plan(worker, **{**defaults, **asked})  # type: ignore[arg-type]
 
 
@@ -80,7 +89,16 @@ ONE_CACHE = dataclasses.replace(SETTINGS, n_ubatch=50, kv_unified=True)
     ("n_seq", "settings", "expected"),
     [
         pytest.param(5, EQUAL_SLICES, [(50, 5, 0), (50, 5, 5)], id="equal slices"),
-        pytest.param(3, SMALL_BATCH, [(20, 2, 0), (20, 2, 2), (20, 1, 1)], id="those that fit"),
+        pytest.param(
+            3,
+            SMALL_BATCH,
+            [
+                (20, 2, 0),
+                (20, 2, 2),
+                (20, 1, 1),
+            ],
+            id="those that fit",
+        ),
         pytest.param(3, ONE_CACHE, [(40, 2, 2), (20, 1, 1)], id="one cache: whole prompts"),
     ],
 )
@@ -104,7 +122,9 @@ def test_every_decode_step_has_a_token_of_each_sequence() -> None:
     decode = [shape for shape in scripts.shapes(script) if shape.kind == DECODE]
     assert column(decode, "n_past") == [20, 21, 22, 23]
     for shape in decode:
-        assert (shape.n_tokens, shape.n_seq, shape.n_outputs) == (3, 3, 3)
+        assert shape.n_tokens == 3
+        assert shape.n_seq == 3
+        assert shape.n_outputs == 3
 
 
 def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() -> None:
@@ -115,7 +135,8 @@ def test_a_shared_prompt_is_prefilled_once_and_copied_but_for_its_last_tokens() 
 
     common, _, _, last_tokens, _ = together
     assert column(together, "kind") == [PREFILL, COPY, COPY, PREFILL, DECODE]
-    assert (common.parts[0].n_tokens, common.parts[0].n_outputs) == (24, 0)
+    assert common.parts[0].n_tokens == 24
+    assert common.parts[0].n_outputs == 0
     assert column(last_tokens.parts, "n_tokens") == [batches.N_OWN] * 3
     assert len({part.tokens for part in last_tokens.parts}) == 3
     assert column(alone, "kind") == [PREFILL, DECODE]
@@ -135,7 +156,8 @@ def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
     assert rates == pytest.approx((0.02, 200, 50, 2))
     assert four.prefill_s == pytest.approx(0.080)
     assert four.kv_bytes == 4 * 25 * (memory.kv_bytes_per_position(MODEL) or 0)
-    assert (four.n_runs, four.expected_s) == (3, None)
+    assert four.n_runs == 3
+    assert four.expected_s is None
 
 
 def test_the_sentence_says_what_the_most_sequences_gain_and_where_throughput_is_highest() -> None:
@@ -162,7 +184,11 @@ def attention(n: int) -> Rate:
 
 
 PRODUCTS = [products(n) for n in (1, 2, 4, 8, 32, 128, 512)]
-RATES = (*PRODUCTS, attention(1), attention(512))
+RATES = (
+    *PRODUCTS,
+    attention(1),
+    attention(512),
+)
 KERNELS = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, RATES)
 PREDICTION = StepPrediction(
     dataclasses.replace(MODEL, n_params=None), SETTINGS, KERNELS, learning.fit([]), 0
@@ -226,7 +252,14 @@ def test_at_the_ridge_arithmetic_takes_as_long_as_traffic() -> None:
         ({"sequences": "2,2"}, "--sequences has 2 twice"),
         ({"gen": 1}, "--gen 1 leaves nothing to decode together"),
         ({"sequences": "32", "batch": 16}, "32 sequences do not fit into a batch of 16 tokens"),
-        ({"sequences": "256", "prompt_len": "20", "gen": 5000}, "would generate 1,280,000 tokens"),
+        (
+            {
+                "sequences": "256",
+                "prompt_len": "20",
+                "gen": 5000,
+            },
+            "would generate 1,280,000 tokens",
+        ),
         ({"shared_prompt": True, "prompt_len": 16}, "needs prompts of more than 16 tokens"),
         ({"kv_unified": "maybe"}, "--kv-unified maybe is not possible"),
     ],
@@ -241,7 +274,12 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(
 def test_more_sequences_than_fit_into_memory_are_refused_and_the_others_are_measured(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {"sequences": "1,16", "prompt_len": "20", "gen": 5, "repeat": 2}
+    asked: dict[str, Any] = {
+        "sequences": "1,16",
+        "prompt_len": "20",
+        "gen": 5,
+        "repeat": 2,
+    }
     possible = plan(fake_worker, **asked)
     needed_bytes = sum(possible.memory(case).total_bytes for case in possible.cases)
     monkeypatch.setattr("lab.runner.machine.memory_available", lambda: needed_bytes // 2)
@@ -258,7 +296,12 @@ def test_more_sequences_than_fit_into_memory_are_refused_and_the_others_are_meas
 
 
 def test_a_shared_prompt_takes_its_place_once_in_one_cache(fake_worker: FakeWorker) -> None:
-    asked: dict[str, Any] = {"sequences": 4, "prompt_len": 100, "gen": 10, "shared_prompt": True}
+    asked: dict[str, Any] = {
+        "sequences": 4,
+        "prompt_len": 100,
+        "gen": 10,
+        "shared_prompt": True,
+    }
 
     separate = plan(fake_worker, **asked)
     unified = plan(fake_worker, **asked, kv_unified=True)

@@ -32,9 +32,18 @@ def configured(folder: Path, *arguments: str, cmake: str = "cmake") -> dict[str,
     (part / "a.cpp").write_text("int a() { return 1; }\n")
     (part / "b.c").write_text("int b(void) { return 1; }\n")
     ours = [f"-DCMAKE_MODULE_PATH={FIX.parent}", f"-DCMAKE_USER_MAKE_RULES_OVERRIDE_CXX={FIX.stem}"]
-    folders = ["-S", str(folder), "-B", str(folder / "build")]
+    folders = [
+        "-S",
+        str(folder),
+        "-B",
+        str(folder / "build"),
+    ]
     options = ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *ours, *arguments]
-    subprocess.run([cmake, *folders, *options], check=True, capture_output=True)
+    subprocess.run(
+        [cmake, *folders, *options],
+        check=True,
+        capture_output=True,
+    )
     entries = json.loads((folder / "build" / "compile_commands.json").read_text())
     return {Path(entry["file"]).name: entry["command"] for entry in entries}
 
@@ -57,7 +66,12 @@ def gcc() -> tuple[str, int]:
     if not compiler or not shutil.which("cmake"):
         pytest.skip("g++ or cmake is not installed")
     command = [compiler, "-dM", "-E", "-x", "c++", "/dev/null"]
-    macros = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    macros = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     if "__x86_64__" not in macros or "__clang__" in macros:
         pytest.skip(f"{compiler} is not a GCC for x86-64")
     return compiler, int(re.findall(r"__GNUC__ (\d+)", macros)[0])

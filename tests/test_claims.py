@@ -14,7 +14,7 @@ from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.claims import judging, section, session
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
-from lab.features.claims.session import PARTS, Measurement, ClaimsSession
+from lab.features.claims.session import PARTS, ClaimsSession, Measurement
 from lab.features.report import page
 from lab.show import console
 from lab.show.section import Context, print_sections
@@ -37,13 +37,22 @@ def planned(worker: Any, folder: Path, only: str | None, **settings: Any) -> Cla
     return session.plan(worker, session.choose(only), folder, **asked)
 
 
-def measurement(plan: ClaimsSession, worker: Any, path: Path, lines: list[str]) -> Iterator[Record]:
+def measurement(
+    plan: ClaimsSession,
+    worker: Any,
+    path: Path,
+    lines: list[str],
+) -> Iterator[Record]:
     """The runs of a session; what it announces is added to the lines."""
     new_worker: Any = FakeWorker
     return Measurement(plan, worker, path, lambda status: None, lines.append, new_worker).execute()
 
 
-def measured(plan: ClaimsSession, worker: Any, path: Path) -> list[Record]:
+def measured(
+    plan: ClaimsSession,
+    worker: Any,
+    path: Path,
+) -> list[Record]:
     return list(measurement(plan, worker, path, []))
 
 
@@ -110,7 +119,11 @@ def test_every_part_is_needed_and_all_take_five_minutes() -> None:
     assert judging.PARTS == {*PARTS, "ceilings"}
 
 
-def test_what_cannot_be_measured_is_told(worker: Any, tmp_path: Path, embedded: Path) -> None:
+def test_what_cannot_be_measured_is_told(
+    worker: Any,
+    tmp_path: Path,
+    embedded: Path,
+) -> None:
     assert "half" not in planned(worker, tmp_path, "16", threads=1).plans["settings"]
     plan = planned(worker, tmp_path, "13,18", model=str(embedded))
     assert "cannot be made in other quantizations" in str(plan.problems["quantizations"])
@@ -136,7 +149,11 @@ def test_all_runs_are_in_one_file_with_their_part(worker: Any, tmp_path: Path) -
             part = record.run.part
             n_timed[part] = n_timed.get(part, 0) + 1
             engines.setdefault(part, set()).add(record.run.engine)
-    assert n_timed == {"lengths": 12, "settings": 12, "batch": 15}
+    assert n_timed == {
+        "lengths": 12,
+        "settings": 12,
+        "batch": 15,
+    }
     assert not engines["lengths"] & engines["batch"]  # no two parts share a process
 
 
@@ -180,7 +197,10 @@ def judged() -> Verdicts:
 
 
 def test_a_line_for_each_claim(judged: Verdicts, capsys: pytest.CaptureFixture[str]) -> None:
-    print_sections(section.sections([judged], Context(details=True)), console.console())
+    print_sections(
+        section.sections([judged], Context(details=True)),
+        console.console(),
+    )
     out = " ".join(capsys.readouterr().out.split())
     for row in judged.rows:
         assert row["criterion"] in out

@@ -30,9 +30,18 @@ from tests.conftest import MACHINE, MODEL, FakeClock, FakeWorker, make_record, s
 WEIGHTS = 10**6 * 32 // 18
 """Of the tiny model, whose 10^6 bytes are Q4_0: blocks of 32 weights in 18 bytes."""
 
-BYTES_PER_WEIGHT = {"F16": 2.0, "Q8_0": 34 / 32, "Q4_1": 20 / 32, "Q4_0": 18 / 32}
+BYTES_PER_WEIGHT = {
+    "F16": 2.0,
+    "Q8_0": 34 / 32,
+    "Q4_1": 20 / 32,
+    "Q4_0": 18 / 32,
+}
 TRAINED = dataclasses.replace(MODEL, n_ctx_train=8192)
-ASKED: dict[str, Any] = {"model": "smollm2-135m", "threads": 2, "threads_batch": 2}
+ASKED: dict[str, Any] = {
+    "model": "smollm2-135m",
+    "threads": 2,
+    "threads_batch": 2,
+}
 CACHE_OPERATIONS_WITH_TIME = ("copy", "save", "load")
 
 
@@ -90,7 +99,12 @@ class Planted:
     cached_decode: float = 1.0  # factor for decode after a prompt that a cache served in part
     noise: float = 0.003
 
-    def step_ns(self, shape: Shape, settings: Settings, kind: str) -> float:
+    def step_ns(
+        self,
+        shape: Shape,
+        settings: Settings,
+        kind: str,
+    ) -> float:
         """The time of a step."""
         has_half = settings.n_threads == 1
         gbps = self.gbps * self.kept_close
@@ -109,7 +123,11 @@ class Planted:
             step_ns += 1e6 * self.mixed_ms
         return step_ns + self.attention_ns(shape, settings)
 
-    def attention_ns(self, shape: Shape, settings: Settings) -> float:
+    def attention_ns(
+        self,
+        shape: Shape,
+        settings: Settings,
+    ) -> float:
         pair_ns = self.pair_ns
         if settings.type_k == "q8_0":
             pair_ns *= self.q8_cache
@@ -118,7 +136,11 @@ class Planted:
         positions = range(shape.n_past, shape.n_past + shape.n_tokens)
         return pair_ns * sum(min(self.sees, position) for position in positions)
 
-    def run(self, work: Work, chance: random.Random) -> Run:
+    def run(
+        self,
+        work: Work,
+        chance: random.Random,
+    ) -> Run:
         """The run of a case, with a noise of its own."""
         script = work.plan.write(work.case, tokens, work.plan.settings)
         shapes = list(scripts.shapes(script))
@@ -141,7 +163,12 @@ class Planted:
             status=OK,
         )
 
-    def session(self, parts: tuple[str, ...], seed: int = 1, n_repeat: int = 3) -> list[Record]:
+    def session(
+        self,
+        parts: tuple[str, ...],
+        seed: int = 1,
+        n_repeat: int = 3,
+    ) -> list[Record]:
         """The runs of some parts."""
         chance = random.Random(seed)
         records: list[Record] = []
@@ -151,8 +178,17 @@ class Planted:
                     records.append(self.record(run_of_part, repeat, chance))
         return records
 
-    def record(self, work: Work, repeat: int, chance: random.Random) -> Record:
-        run = dataclasses.replace(self.run(work, chance), part=work.part, repeat=repeat)
+    def record(
+        self,
+        work: Work,
+        repeat: int,
+        chance: random.Random,
+    ) -> Record:
+        run = dataclasses.replace(
+            self.run(work, chance),
+            part=work.part,
+            repeat=repeat,
+        )
         if work.variant:
             run = dataclasses.replace(run, block=repeat, variant=work.variant)
         model = TRAINED
@@ -177,7 +213,11 @@ class Planted:
             )
         return Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(rates))
 
-    def kernel(self, kind: str, n_tokens: int) -> Rate:
+    def kernel(
+        self,
+        kind: str,
+        n_tokens: int,
+    ) -> Rate:
         """A thousand products with a matrix of 128 x 64 weights."""
         n_weights = 128 * 64
         n_bytes = round(n_weights * BYTES_PER_WEIGHT[kind])
@@ -264,13 +304,20 @@ FAILING = {
     18: [Planted(n_right=0)],
     21: [Planted(mixed_ms=200)],
     34: [Planted(gbps=0.01)],
-    35: [Planted(pair_ns=200), Planted(pair_ns=1, cached_decode=1.2)],
+    35: [
+        Planted(pair_ns=200),
+        Planted(pair_ns=1, cached_decode=1.2),
+    ],
     36: [Planted(again=0.3)],
 }
 """By claim: machines on which it does not hold."""
 
 
-def judged(number: int, machine: Planted, seed: int = 1) -> dict[str, Any]:
+def judged(
+    number: int,
+    machine: Planted,
+    seed: int = 1,
+) -> dict[str, Any]:
     claim = BY_NUMBER[number]
     records = machine.session(tuple(claim["parts"]), seed)
     return judge(claim, Evidence(records, machine.ceilings()))
@@ -329,7 +376,12 @@ def test_unknown_shapes_and_steps_without_time_get_no_verdict_that_ends_the_sess
 ) -> None:
     records = Planted().session(tuple(claim["parts"]), n_repeat=1)
     ceilings = Planted().ceilings()
-    shapeless = dataclasses.replace(MODEL, n_layer=None, n_ctx_train=None, matrices=None)
+    shapeless = dataclasses.replace(
+        MODEL,
+        n_layer=None,
+        n_ctx_train=None,
+        matrices=None,
+    )
     sessions = [
         Evidence([stopped(record) for record in records], ceilings),
         Evidence([dataclasses.replace(record, model=shapeless) for record in records], ceilings),
@@ -365,9 +417,19 @@ def test_mostly_disturbed_runs_are_not_sure_unless_they_were_measured_side_by_si
 
 
 @pytest.mark.parametrize(
-    ("n", "low", "high"), [(6, 1, 6), (3, 0.457, 7.22), (2, 0.798, 2.51), (1, 0.798, 1.254)]
+    ("n", "low", "high"),
+    [
+        (6, 1, 6),
+        (3, 0.457, 7.22),
+        (2, 0.798, 2.51),
+        (1, 0.798, 1.254),
+    ],
 )
-def test_an_interval_is_made_of_what_there_is(n: int, low: float, high: float) -> None:
+def test_an_interval_is_made_of_what_there_is(
+    n: int,
+    low: float,
+    high: float,
+) -> None:
     computed = figure("a figure", [float(i + 1) for i in range(n)])
     assert computed is not None
     assert computed.n == n
@@ -385,7 +447,16 @@ def test_at_its_very_threshold_a_condition_is_rarely_decided(
         return [figure("a ratio", [1.1 * math.exp(error) for error in errors])]
 
     monkeypatch.setattr(figures, "drawn", drawn, raising=False)
-    condition = {"figures": ["drawn"], "what": "A ratio", "most": 1.1}
-    claim = {"number": 1, "words": "a claim", "parts": [], "conditions": [condition]}
+    condition = {
+        "figures": ["drawn"],
+        "what": "A ratio",
+        "most": 1.1,
+    }
+    claim = {
+        "number": 1,
+        "words": "a claim",
+        "parts": [],
+        "conditions": [condition],
+    }
     verdicts = [judge(claim, Evidence([]))["verdict"] for _ in range(400)]
     assert verdicts.count(UNSURE) >= 0.92 * 400

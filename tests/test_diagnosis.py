@@ -18,11 +18,11 @@ from lab.process.wire import Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, diagnosis, trial as side_by_side
 from lab.runner.cases import Plan
+from lab.runner.diagnosis import Diagnosed
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file
 from lab.runner.trial import plan as plan_trial
-from lab.runner.diagnosis import Diagnosed
 from tests import faults
 from tests.conftest import FakeWorker
 
@@ -44,7 +44,11 @@ class Faulty(FakeWorker):
         self.settings: Settings = asked[1]
         return super().load(*asked)
 
-    def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
+    def run(
+        self,
+        script: Script,
+        watch: Callable[[Progress], None],
+    ) -> Outcome:
         if self.dies(self.settings, sum(part.n_tokens for part in script[0].parts)):
             self.deaths += 1
             raise WorkerDied(CRASH, status=self.status)
@@ -82,7 +86,12 @@ def outcome(records: list[Record]) -> list[tuple[int, int, str]]:
     return sorted((run.n_prompt, run.repeat, run.status) for run in runs)
 
 
-ALL_WELL = [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
+ALL_WELL = [
+    (10, 0, OK),
+    (10, 1, OK),
+    (600, 0, OK),
+    (600, 1, OK),
+]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +109,14 @@ def test_a_session_goes_on_with_the_setting_that_helps_and_says_so(
     records, seen = measured(Faulty(dies), tmp_path)
     assert outcome(records) == ALL_WELL
     crash, *following = records
-    assert (crash.run.status, crash.run.warmup) == (CRASHED, True)
+    assert crash.run.status == CRASHED
+    assert crash.run.warmup is True
     assert getattr(crash.settings, field) != value
     assert {getattr(record.settings, field) for record in following} == {value}
     assert {record.run.status for record in following} == {OK}
     (note,) = filter(None, (status.note for status in seen))
-    assert note == crash.run.error and f"The session continues with {option}" in note
+    assert note == crash.run.error
+    assert f"The session continues with {option}" in note
 
 
 def test_where_nothing_helps_each_length_dies_once(tmp_path: Path) -> None:
@@ -114,7 +125,8 @@ def test_where_nothing_helps_each_length_dies_once(tmp_path: Path) -> None:
     assert outcome(records) == [(10, 0, CRASHED), (600, 0, CRASHED)]
     first, second = (str(record.run.error) for record in records)
     assert "also with each of --no-repack, --flash-attn off, --threads 1, --no-mmap" in first
-    assert second == CRASH and not any(status.note for status in seen)
+    assert second == CRASH
+    assert not any(status.note for status in seen)
     assert worker.deaths == 1 + 1 + 4 + 1  # the first, the trials, and the other length
 
 
@@ -133,8 +145,15 @@ def test_a_trial_of_variants_ends_with_the_cause(tmp_path: Path) -> None:
     def new_worker() -> Any:
         return Faulty(lambda settings, n: settings.flash_attn == "on")
 
-    variants = [("-fa on", {"flash_attn": "on"}), ("-fa off", {"flash_attn": "off"})]
-    shared: dict[str, Any] = {"model": str(tmp_path / "tiny.gguf"), "prompt_len": "10", "gen": 5}
+    variants = [
+        ("-fa on", {"flash_attn": "on"}),
+        ("-fa off", {"flash_attn": "off"}),
+    ]
+    shared: dict[str, Any] = {
+        "model": str(tmp_path / "tiny.gguf"),
+        "prompt_len": "10",
+        "gen": 5,
+    }
     plans = plan_trial(new_worker(), variants, 3, **shared)
     path = new_results_file(next(iter(plans.values())), tmp_path / "results")
     records = []
@@ -153,7 +172,8 @@ def test_a_build_for_another_cpu_is_told_before_anything_is_loaded(
     monkeypatch.setattr(builds, "mismatch", lambda text: (frozenset({"AVX512"}), frozenset()))
     with pytest.raises(LabError, match="needs AVX512, which this CPU does not have") as problem:
         planned(fake_worker, tmp_path)
-    assert builds.BUILD_HERE in problem.value.hint and not fake_worker.loads
+    assert builds.BUILD_HERE in problem.value.hint
+    assert not fake_worker.loads
     monkeypatch.setattr(builds, "mismatch", lambda text: None)  # the system does not say
     assert planned(fake_worker, tmp_path).cases
 
@@ -197,7 +217,15 @@ def test_the_cause_of_a_planted_fault_is_named(
     patience: None,
 ) -> None:
     engine.use(str(faults.plant(fault, tmp_path)))
-    plan = make_plan(cast(Worker, FakeWorker()), "8", 4, 1, str(mini), prompt="random", threads=2)
+    plan = make_plan(
+        cast(Worker, FakeWorker()),
+        "8",
+        4,
+        1,
+        str(mini),
+        prompt="random",
+        threads=2,
+    )
     with pytest.raises(WorkerDied) as death:
         diagnosis.small_job(engine, plan, plan.settings, 8)
     diagnosed = diagnosis.diagnose(engine, plan, 8, death.value)
@@ -214,4 +242,5 @@ def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(
     engine.use(str(faults.plant("start", tmp_path)))
     with pytest.raises(LabError, match=r"SIGILL.*llama.cpp crashed at its start") as problem:
         builds.of_worker(engine)
-    assert not isinstance(problem.value, WorkerDied) and "Build the llama.cpp" in problem.value.hint
+    assert not isinstance(problem.value, WorkerDied)
+    assert "Build the llama.cpp" in problem.value.hint

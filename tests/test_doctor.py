@@ -78,8 +78,22 @@ def checks_by_name(**planted: Any) -> dict[str, Check]:
         ("memory", LOOK, {"swap_bytes": 4 * 10**9}),
         ("GPU", FINE, {}),
         ("GPU", LOOK, {"cards": ["NVIDIA 10de:2684"]}),
-        ("GPU", FINE, {"cards": ["NVIDIA 10de:2684"], "devices": (CARD,)}),
-        ("GPU", LOOK, {"cards": ["AMD 1002:744c"], "devices": (SOFTWARE,)}),
+        (
+            "GPU",
+            FINE,
+            {
+                "cards": ["NVIDIA 10de:2684"],
+                "devices": (CARD,),
+            },
+        ),
+        (
+            "GPU",
+            LOOK,
+            {
+                "cards": ["AMD 1002:744c"],
+                "devices": (SOFTWARE,),
+            },
+        ),
     ],
 )
 def test_what_is_only_read_is_worth_a_look_at_most(
@@ -103,7 +117,8 @@ def test_runs_that_the_quota_or_missing_memory_halted_are_counted(
     monkeypatch.setattr(disturbances, "disturbances", lambda record: causes)
     runs = [make_record(make_run(repeat=repeat)) for repeat in range(2)]
     readings = read(MACHINE, None, runs, None, Path("/"))
-    assert (readings.n_halted, readings.n_short) == (2, 2)
+    assert readings.n_halted == 2
+    assert readings.n_short == 2
 
 
 class Planted(FakeWorker):
@@ -116,7 +131,11 @@ class Planted(FakeWorker):
         self.asked = asked
         return super().new_context(asked)
 
-    def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
+    def run(
+        self,
+        script: Script,
+        watch: Callable[[Progress], None],
+    ) -> Outcome:
         if self.problem:
             raise self.problem
         factor = type(self).slow(self.asked)
@@ -125,7 +144,11 @@ class Planted(FakeWorker):
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch, simulated: None, mini: Path) -> type[Planted]:
+def planted(
+    monkeypatch: pytest.MonkeyPatch,
+    simulated: None,
+    mini: Path,
+) -> type[Planted]:
     """Every measurement but the engine's is exact and healthy; `lab doctor` runs on the class that
     comes back."""
     chosen = type("Chosen", (Planted,), {})
@@ -143,7 +166,13 @@ def planted(monkeypatch: pytest.MonkeyPatch, simulated: None, mini: Path) -> typ
 
 def doubtful(path: Path, **asked: Any) -> dict[str, str]:
     """The verdicts of a checkup that are worth a look, or worse."""
-    examined = checkup.examine({"model": str(path), **asked}, lambda status: None)
+    examined = checkup.examine(
+        {
+            "model": str(path),
+            **asked,
+        },
+        lambda status: None,
+    )
     return {
         check.name: check.verdict for check in examined.checks if check.verdict in (LOOK, BROKEN)
     }
@@ -172,7 +201,8 @@ def test_an_engine_that_fails_is_the_first_check_and_the_others_are_made(
 ) -> None:
     planted.problem = died()
     first, *more = checkup.examine({"model": str(mini)}, lambda status: None).checks
-    assert (first.name, first.verdict) == ("engine", BROKEN)
+    assert first.name == "engine"
+    assert first.verdict == BROKEN
     assert "SIGSEGV" in first.words
     assert {"throttling", "power", "memory"} <= {check.name for check in more}
 
@@ -186,7 +216,8 @@ def test_a_build_that_crashes_at_its_start_is_the_first_check(
     monkeypatch.setattr(builds, "of_worker", ends)
     examined = checkup.examine({"model": str(mini)}, lambda status: None)
     first = examined.checks[0]
-    assert (first.name, first.verdict) == ("engine", BROKEN)
+    assert first.name == "engine"
+    assert first.verdict == BROKEN
     assert "crashed at its start" in first.words
     assert "memory" in {check.name for check in examined.checks}
 
@@ -250,7 +281,13 @@ def test_json_has_the_machine_and_the_checks(planted: type[Planted], mini: Path)
 
 def test_the_real_engine_is_checked(mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "N_BLOCKS", 1)  # too few for a verdict
-    examined = checkup.examine({"model": str(mini), "threads": 1}, lambda status: None)
+    examined = checkup.examine(
+        {
+            "model": str(mini),
+            "threads": 1,
+        },
+        lambda status: None,
+    )
     checks = {check.name: check for check in examined.checks}
     assert checks["engine"].verdict in (FINE, LOOK)  # by what else the machine does
     assert re.fullmatch(r"prefill [\d,]+, decode [\d,]+ tokens/s", checks["engine"].figure or "")

@@ -45,12 +45,26 @@ def delta(
     **more: Any,
 ) -> dict[str, Any]:
     """A chunk of a chat with one choice."""
-    choice = {"index": 0, "delta": content, "finish_reason": finish} | (choice or {})
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice], **more}
+    choice = {
+        "index": 0,
+        "delta": content,
+        "finish_reason": finish,
+    } | (choice or {})
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "choices": [choice],
+        **more,
+    }
 
 
 def usage(n_prompt: int, n: int, **more: Any) -> dict[str, Any]:
-    return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n, **more}
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n,
+        "total_tokens": n_prompt + n,
+        **more,
+    }
 
 
 def read(*pieces: bytes) -> StreamedAnswer:
@@ -63,7 +77,13 @@ def read(*pieces: bytes) -> StreamedAnswer:
 
 def as_request(stream: Any) -> Request:
     asked = Asked(n_prompt=None, n_gen=1)
-    return Request(asked=asked, started_at="", status=OK, events=stream.events, usage=stream.usage)
+    return Request(
+        asked=asked,
+        started_at="",
+        status=OK,
+        events=stream.events,
+        usage=stream.usage,
+    )
 
 
 def assert_complete(stream: Any) -> None:
@@ -75,7 +95,13 @@ def assert_complete(stream: Any) -> None:
 # last, which has no choices; `obfuscation` pads each delta
 def test_openai() -> None:
     def chunk(*args: Any, **more: Any) -> dict[str, Any]:
-        return delta(*args, usage=None, service_tier="default", obfuscation="a8Kx", **more)
+        return delta(
+            *args,
+            usage=None,
+            service_tier="default",
+            obfuscation="a8Kx",
+            **more,
+        )
 
     counts = usage(
         19,
@@ -84,12 +110,25 @@ def test_openai() -> None:
         completion_tokens_details={"reasoning_tokens": 0},
     )
     stream = read(
-        sse(chunk({"role": "assistant", "content": "", "refusal": None})),
+        sse(
+            chunk(
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "refusal": None,
+                }
+            )
+        ),
         sse(chunk({"content": "Hello"})),
         sse(chunk({"content": "!"})),
         sse(chunk({}, "stop")),
         sse(
-            {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": counts}
+            {
+                "id": "chatcmpl-1",
+                "object": "chat.completion.chunk",
+                "choices": [],
+                "usage": counts,
+            }
         ),
         sse("[DONE]"),
     )
@@ -115,10 +154,19 @@ def test_vllm() -> None:
             content, finish, usage=usage(16, n), choice={"logprobs": None, "token_ids": ids}
         )
 
-    last = {"id": "1", "object": "chat.completion.chunk", "choices": [], "usage": usage(16, 6)}
+    last = {
+        "id": "1",
+        "object": "chat.completion.chunk",
+        "choices": [],
+        "usage": usage(16, 6),
+    }
     stream = read(
         sse(
-            delta({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2], usage=usage(16, 0))
+            delta(
+                {"role": "assistant", "content": ""},
+                prompt_token_ids=[1, 2],
+                usage=usage(16, 0),
+            )
         ),
         sse(chunk({"reasoning": "Hm"}, 1, [5])),
         sse(chunk({}, 3, [6, 7])),  # the marks between reasoning and answer
@@ -151,10 +199,18 @@ def test_sglang() -> None:
             fields,
             finish,
             usage=None,
-            choice={"logprobs": None, "matched_stop": 2 if finish else None},
+            choice={
+                "logprobs": None,
+                "matched_stop": 2 if finish else None,
+            },
         )
 
-    counts = usage(9, 3, prompt_tokens_details=None, reasoning_tokens=1)
+    counts = usage(
+        9,
+        3,
+        prompt_tokens_details=None,
+        reasoning_tokens=1,
+    )
     stream = read(
         sse(chunk(role="assistant", content="")),
         sse(chunk(reasoning_content="So")),
@@ -174,7 +230,13 @@ def test_sglang() -> None:
 def test_ollama() -> None:
     def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
         return delta(
-            {"role": "assistant", "content": "", **content}, finish, system_fingerprint="fp_ollama"
+            {
+                "role": "assistant",
+                "content": "",
+                **content,
+            },
+            finish,
+            system_fingerprint="fp_ollama",
         )
 
     stream = read(
@@ -183,12 +245,22 @@ def test_ollama() -> None:
         sse(
             chunk(
                 tool_calls=[
-                    {"index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                    {
+                        "index": 0,
+                        "type": "function",
+                        "function": {"name": "f", "arguments": "{}"},
+                    }
                 ]
             )
         ),
         sse(chunk("stop")),
-        sse(chunk() | {"choices": [], "usage": usage(26, 3)}),
+        sse(
+            chunk()
+            | {
+                "choices": [],
+                "usage": usage(26, 3),
+            }
+        ),
         sse("[DONE]"),
     )
     assert_complete(stream)
@@ -198,9 +270,23 @@ def test_ollama() -> None:
 
 def timings(n: int, n_cached: int = 0) -> dict[str, Any]:
     """llama.cpp tools/server/server-common.cpp, server_slot_stats::to_json."""
-    times_ms = {"prompt_ms": 12.5, "prompt_per_token_ms": 1.25, "prompt_per_second": 800.0}
-    more = {"predicted_ms": 30.0, "predicted_per_token_ms": 10.0, "predicted_per_second": 100.0}
-    return {"cache_n": n_cached, "prompt_n": 10, "predicted_n": n, **times_ms, **more}
+    times_ms = {
+        "prompt_ms": 12.5,
+        "prompt_per_token_ms": 1.25,
+        "prompt_per_second": 800.0,
+    }
+    more = {
+        "predicted_ms": 30.0,
+        "predicted_per_token_ms": 10.0,
+        "predicted_per_second": 100.0,
+    }
+    return {
+        "cache_n": n_cached,
+        "prompt_n": 10,
+        "predicted_n": n,
+        **times_ms,
+        **more,
+    }
 
 
 # llama.cpp tools/server/server-task.cpp (0c1e570), to_json_oaicompat_chat and ..._chat_stream: the
@@ -218,7 +304,14 @@ def test_llama_server() -> None:
         sse(
             delta({"content": " upon"}, timings=timings(3, 3))
         ),  # one token was held back: half a letter
-        sse(delta({}, "length"), {"choices": [], "usage": counts, "timings": timings(4, 3)}),
+        sse(
+            delta({}, "length"),
+            {
+                "choices": [],
+                "usage": counts,
+                "timings": timings(4, 3),
+            },
+        ),
         sse("[DONE]"),
     )
     assert_complete(stream)
@@ -239,10 +332,17 @@ def test_llama_server() -> None:
 # "message", "type"}}, and nothing follows it
 def test_llama_server_reasoning_and_error() -> None:
     error = {
-        "error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}
+        "error": {
+            "code": 500,
+            "message": "Context size has been exceeded.",
+            "type": "server_error",
+        }
     }
     stream = read(
-        sse(delta({"role": "assistant", "content": None}), delta({"reasoning_content": "Hm"})),
+        sse(
+            delta({"role": "assistant", "content": None}),
+            delta({"reasoning_content": "Hm"}),
+        ),
         sse(error),
     )
     assert stream.events.kind == (ROLE, REASONING, ERROR)
@@ -254,11 +354,20 @@ def test_llama_server_reasoning_and_error() -> None:
 # on, which it is unless it is switched off, the answer to one request ends in its middle when the
 # next one arrives
 def test_llama_cpp_server_interrupted() -> None:
-    stream = read(sse(delta({"role": "assistant"})), sse(delta({"content": "Hi"})), sse("[DONE]"))
+    stream = read(
+        sse(delta({"role": "assistant"})),
+        sse(delta({"content": "Hi"})),
+        sse("[DONE]"),
+    )
     assert stream.failure == CUT_OFF
     assert stream.error is not None
     assert "before the answer was complete" in stream.error
-    assert_complete(read(sse(delta({"content": "Hi"}, usage=usage(3, 1))), sse("[DONE]")))
+    assert_complete(
+        read(
+            sse(delta({"content": "Hi"}, usage=usage(3, 1))),
+            sse("[DONE]"),
+        )
+    )
 
 
 # llama-cpp-python 0.3.36 llama_cpp/llama_chat_format.py (_convert_text_completion_chunks_to_chat),
@@ -309,7 +418,14 @@ def test_bytes_may_be_cut_anywhere(n: int) -> None:
 
 def test_events_without_data_only_keep_the_connection_open() -> None:
     empty = [b"data:\n\n", b"data: \n\n", b"id: 7\n\n", b"event: ping\n\n", b": hello\n\n"]
-    stream = read(*empty, sse(delta({"content": "a"}), delta({}, "stop"), "[DONE]"))
+    stream = read(
+        *empty,
+        sse(
+            delta({"content": "a"}),
+            delta({}, "stop"),
+            "[DONE]",
+        ),
+    )
     assert_complete(stream)
     assert stream.events.kind == (*[PING] * 5, TEXT, OTHER, DONE)
     assert stream.text == "a"
@@ -327,7 +443,11 @@ def test_the_last_empty_line_may_be_missing() -> None:
     "data", ["{", "[]", "[" * 100_000, '{"choices": [{"delta": {"content": "x"}}]} trailing']
 )
 def test_what_is_no_json_object_is_wrong(data: str) -> None:
-    stream = read(sse(delta({"content": "x"})), sse(data), sse("[DONE]"))
+    stream = read(
+        sse(delta({"content": "x"})),
+        sse(data),
+        sse("[DONE]"),
+    )
     assert stream.failure == WRONG_JSON
     assert stream.events.kind == (TEXT, ERROR, DONE)
 
@@ -338,11 +458,20 @@ def test_what_is_no_json_object_is_wrong(data: str) -> None:
         {"choices": [None]},
         {"choices": [{"delta": None, "finish_reason": 3}]},
         {
-            "choices": [{"delta": [], "token_ids": "x", "logprobs": []}],
+            "choices": [
+                {
+                    "delta": [],
+                    "token_ids": "x",
+                    "logprobs": [],
+                }
+            ],
             "usage": [],
             "timings": "no",
         },
-        {"choices": {}, "usage": {"completion_tokens": -1, "prompt_tokens": True}},
+        {
+            "choices": {},
+            "usage": {"completion_tokens": -1, "prompt_tokens": True},
+        },
         {
             "choices": [],
             "usage": {"completion_tokens": 1.5, "prompt_tokens_details": 3},
@@ -360,14 +489,28 @@ def test_fields_of_the_wrong_type_are_not_there(chunk: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "counts",
     [
-        {"usage": {"prompt_tokens": 10**30, "completion_tokens": 2}},
-        {"usage": {"prompt_tokens": 5, "completion_tokens": 2**63}},
+        {
+            "usage": {
+                "prompt_tokens": 10**30,
+                "completion_tokens": 2,
+            }
+        },
+        {
+            "usage": {
+                "prompt_tokens": 5,
+                "completion_tokens": 2**63,
+            }
+        },
         {"timings": {"prompt_ms": 1e300, "predicted_n": 2}},
         {"timings": {"prompt_ms": float("nan")}},
     ],
 )
 def test_impossible_numbers_are_a_failure_with_a_reason(counts: dict[str, Any]) -> None:
-    stream = read(sse(delta({"content": "a"})), sse(delta({}, "stop", **counts)), sse("[DONE]"))
+    stream = read(
+        sse(delta({"content": "a"})),
+        sse(delta({}, "stop", **counts)),
+        sse("[DONE]"),
+    )
     assert stream.failure == IMPOSSIBLE
     assert stream.error == "the server counts more than is possible"
     assert stream.usage is None

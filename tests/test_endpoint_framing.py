@@ -33,8 +33,8 @@ def chunk(data: bytes) -> bytes:
 
 
 def scripted(pieces: list[bytes]) -> AbstractContextManager[str]:
-    """A server that answers each connection's request with these pieces, with a pause before each.
-    """
+    """A server that answers each connection's request with these pieces, with a pause before
+    each."""
     return raw_server(paced(pieces, PAUSE_S) for _ in itertools.count())
 
 
@@ -141,13 +141,31 @@ def test_a_server_that_hangs_up_after_each_answer_gets_each_request_once() -> No
     """llama-server does, and does not say so: the next request may be on its way already."""
     asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
     with scripted(FRAMINGS["a chunk for each event"]) as url, Client(access(url)) as client:
-        replies = list(client.run(SendPlan(asks=(asked,) * 6, api=CHAT, n_at_once=2, timeout_s=30)))
+        replies = list(
+            client.run(
+                SendPlan(
+                    asks=(asked,) * 6,
+                    api=CHAT,
+                    n_at_once=2,
+                    timeout_s=30,
+                )
+            )
+        )
     assert [reply.request.status for reply in replies] == [OK] * 6
 
 
 def test_an_answer_before_the_request_is_a_failure_with_a_reason() -> None:
     asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
-    line = Route("h", 80, "/", None, [], Arrivals(), timeout_s=1, stall_s=1)
+    line = Route(
+        "h",
+        80,
+        "/",
+        None,
+        [],
+        Arrivals(),
+        timeout_s=1,
+        stall_s=1,
+    )
     exchange = Exchange(line, asked)
     exchange.data_received(CHUNKED)
     assert exchange.problem is not None

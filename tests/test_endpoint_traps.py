@@ -53,16 +53,34 @@ FAILING = {
 MODELS = {name: Behaviour(fails=name, **FAST) for name in FAILING} | {
     "echo": Behaviour(fails="echo", **FAST),
     "plain": Behaviour(**FAST),
-    "bundled": Behaviour(bundle=3, n_held=1, usage=RUNNING, **FAST),
+    "bundled": Behaviour(
+        bundle=3,
+        n_held=1,
+        usage=RUNNING,
+        **FAST,
+    ),
     "bundled, uncounted": Behaviour(bundle=3, n_held=1, **FAST),
     "role at accept": Behaviour(role=ACCEPT, first_ms=60.0, gap_ms=1.0),
     "no usage": Behaviour(usage=NEVER, **FAST),
     "always usage": Behaviour(usage=ALWAYS, **FAST),
     "cache": Behaviour(has_cache=True, **FAST),
-    "silent cache": Behaviour(has_cache=True, gives_cached=False, **FAST),
-    "short": Behaviour(stops_after=3, obeys_ignore_eos=False, **FAST),
+    "silent cache": Behaviour(
+        has_cache=True,
+        gives_cached=False,
+        **FAST,
+    ),
+    "short": Behaviour(
+        stops_after=3,
+        obeys_ignore_eos=False,
+        **FAST,
+    ),
     "obedient": Behaviour(stops_after=3, **FAST),
-    "reasoning": Behaviour(n_reasoning=2, first_ms=4.0, gap_ms=20.0, usage=RUNNING),
+    "reasoning": Behaviour(
+        n_reasoning=2,
+        first_ms=4.0,
+        gap_ms=20.0,
+        usage=RUNNING,
+    ),
     "slow": Behaviour(first_ms=80.0, gap_ms=1.0),
     "timings": Behaviour(timings=True, bundle=2, **FAST),
     "strict": Behaviour(strict=True, **FAST),
@@ -159,12 +177,30 @@ def test_trap_3_usage_is_read_where_choices_are_empty(client: Client) -> None:
 def test_trap_4_a_repeated_prompt_is_warm(client: Client) -> None:
     allowed = tuple(option for option in options.OPTIONS if option != options.NO_CACHE)
     assert [
-        figures(send(client, "cache", prompt="x y z", options=allowed)).is_warm for _ in range(2)
+        figures(
+            send(
+                client,
+                "cache",
+                prompt="x y z",
+                options=allowed,
+            )
+        ).is_warm
+        for _ in range(2)
     ] == [False, True]
     assert (
         figures(send(client, "cache", prompt="x y z")).is_warm is False
     )  # with cache_prompt: false
-    assert figures(send(client, "silent cache", prompt="x y z", options=allowed)).is_warm is None
+    assert (
+        figures(
+            send(
+                client,
+                "silent cache",
+                prompt="x y z",
+                options=allowed,
+            )
+        ).is_warm
+        is None
+    )
 
 
 def test_trap_4_prompts_with_a_nonce_are_cold(client: Client, asked: Access) -> None:
@@ -233,7 +269,12 @@ def test_trap_7_prompts_have_exactly_n_tokens(api: str, has_tokenize: bool) -> N
 def test_trap_10_a_failure_has_its_class_and_the_rest_goes_on(client: Client, model: str) -> None:
     before = n_sent(client)
     asks = (make_ask(model), make_ask("plain"))
-    plan = SendPlan(asks=asks, api=CHAT, timeout_s=1.0 if model == "never" else 30.0, stall_s=0.3)
+    plan = SendPlan(
+        asks=asks,
+        api=CHAT,
+        timeout_s=1.0 if model == "never" else 30.0,
+        stall_s=0.3,
+    )
     failed, good = sorted(client.run(plan), key=lambda reply: reply.index)
     assert failed.request.status == FAILED
     assert failed.request.failure == FAILING[model]
@@ -289,7 +330,12 @@ def test_what_a_model_can_is_found_in_few_requests(client: Client, asked: Access
         ("no usage", "usage in streams", "no"),
     ],
 )
-def test_what_a_model_can_is_yes_or_no(asked: Access, model: str, name: str, answer: str) -> None:
+def test_what_a_model_can_is_yes_or_no(
+    asked: Access,
+    model: str,
+    name: str,
+    answer: str,
+) -> None:
     with connect(asked.url, model) as server:
         assert server.endpoint.can(name) == answer
         assert all(capability.how for capability in server.endpoint.capabilities)

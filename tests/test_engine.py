@@ -24,8 +24,16 @@ def test_the_loop_executes_and_chooses_in_order_and_counts_the_prompt() -> None:
     order: list[str] = []
     actions: list[loop.Action] = [
         (partial(order.append, "chunk0"), None, 2),
-        (partial(order.append, "chunk1"), partial(order.append, "choose"), 3),
-        (partial(order.append, "token"), partial(order.append, "choose"), 3),
+        (
+            partial(order.append, "chunk1"),
+            partial(order.append, "choose"),
+            3,
+        ),
+        (
+            partial(order.append, "token"),
+            partial(order.append, "choose"),
+            3,
+        ),
         (partial(order.append, "forget"), None, 3),
     ]
     progress = [-1]
@@ -63,17 +71,27 @@ def test_shapes_of_a_script_count_positions_of_every_sequence() -> None:
         (LOAD, 0, 5, 1, 0),
         (DECODE, 1, 5, 1, 1),
     ]
-    assert (scripts.n_prefilled(written), scripts.n_chosen(written)) == (11, 9)
+    assert scripts.n_prefilled(written) == 11
+    assert scripts.n_chosen(written) == 9
 
 
 def test_a_sweep_is_the_runs_that_it_stands_for() -> None:
-    sweep = make_run(n_prompt=40, n_gen=3, every=16, per_position_ms=0.5)
+    sweep = make_run(
+        n_prompt=40,
+        n_gen=3,
+        every=16,
+        per_position_ms=0.5,
+    )
     assert [kind[0] for kind in sweep.steps.kind] == list("ppddfppddfpdd")
     assert sweep.steps.n_past == (0, 8, 16, 17, 18, 16, 24, 32, 33, 34, 32, 40, 41)
     legs = phases.by_length(sweep)
     assert [leg.n_prompt for leg in legs] == [16, 32, 40]
     for leg in legs:
-        alone = make_run(n_prompt=leg.n_prompt, n_gen=3, per_position_ms=0.5)
+        alone = make_run(
+            n_prompt=leg.n_prompt,
+            n_gen=3,
+            per_position_ms=0.5,
+        )
         assert leg.steps == alone.steps
 
 

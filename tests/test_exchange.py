@@ -58,13 +58,21 @@ build: 0abc123 (5678)
 ```
 """
 HEAD = "| model | test | t/s |\n| - | - | - |\n"
-RATES_OF_POST = [(512, 0, 2345.67), (1, 128, 78.9), (4096, 128, 61.2)]
+RATES_OF_POST = [
+    (512, 0, 2345.67),
+    (1, 128, 78.9),
+    (4096, 128, 61.2),
+]
 
 
 @pytest.fixture
 def records() -> list[Record]:
     timed = [make_run(20, 5, repeat, decode_ms=10 + repeat) for repeat in range(2)]
-    runs = [make_run(warmup=True), *timed, make_run(status=FAILED)]
+    runs = [
+        make_run(warmup=True),
+        *timed,
+        make_run(status=FAILED),
+    ]
     return [make_record(run) for run in runs]
 
 
@@ -100,14 +108,20 @@ def rates(records: list[Record]) -> list[tuple[int, int, float]]:
 def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(records: list[Record]) -> None:
     prefill, decode = llama_bench_export.rows(records)
     assert list(prefill) == [*llama_bench_export.COLUMNS, "samples_ns", "samples_ts"]
-    assert (prefill["n_prompt"], prefill["n_gen"], prefill["n_depth"]) == (20, 0, 0)
+    assert prefill["n_prompt"] == 20
+    assert prefill["n_gen"] == 0
+    assert prefill["n_depth"] == 0
     assert prefill["samples_ns"] == [20 * MS, 20 * MS]
     assert prefill["avg_ts"] == 1000
-    assert (decode["n_prompt"], decode["n_gen"], decode["n_depth"]) == (0, 4, 20)
+    assert decode["n_prompt"] == 0
+    assert decode["n_gen"] == 4
+    assert decode["n_depth"] == 20
     assert decode["samples_ns"] == [40 * MS, 44 * MS]  # choosing tokens is not in it
     assert decode["avg_ts"] == pytest.approx((100 + 1000 / 11) / 2)
     assert decode["stddev_ns"] == pytest.approx(2 * 2**0.5 * MS, rel=1e-6)
-    assert (decode["cpu_info"], decode["n_threads"], decode["flash_attn"]) == ("Test CPU", 2, -1)
+    assert decode["cpu_info"] == "Test CPU"
+    assert decode["n_threads"] == 2
+    assert decode["flash_attn"] == -1
     assert decode["model_n_params"] is None
     assert decode["build_number"] is None
 
@@ -122,17 +136,32 @@ def test_import_of_prefill(tmp_path: Path) -> None:
     assert not skipped
     assert [phases.prefill_ns(record.run) for record in records] == [216956890, 244102294]
     first = records[0]
-    assert (first.run.n_prompt, first.run.n_gen, phases.tpot_ns(first.run)) == (100, 1, None)
-    assert (first.machine.cpu, first.machine.ram_bytes) == ("AMD EPYC", None)
-    assert (first.model.name, first.model.file) == ("SmolLM2.Q4_1", "SmolLM2.Q4_1.gguf")
-    assert (first.model.sha256, first.settings.seed) == (None, None)
-    assert (first.settings.n_gpu_layers, first.settings.flash_attn) == (0, "auto")
+    assert first.run.n_prompt == 100
+    assert first.run.n_gen == 1
+    assert phases.tpot_ns(first.run) is None
+    assert first.machine.cpu == "AMD EPYC"
+    assert first.machine.ram_bytes is None
+    assert first.model.name == "SmolLM2.Q4_1"
+    assert first.model.file == "SmolLM2.Q4_1.gguf"
+    assert first.model.sha256 is None
+    assert first.settings.seed is None
+    assert first.settings.n_gpu_layers == 0
+    assert first.settings.flash_attn == "auto"
 
 
 def test_import_of_decode_at_a_depth_and_at_none(tmp_path: Path) -> None:
-    decode = {"n_prompt": 0, "n_gen": 10, "samples_ns": [10**8]}
-    (deep, flat), _ = import_rows(tmp_path, {**decode, "n_depth": 50}, {**decode, "n_depth": 0})
-    assert (deep.run.n_prompt, deep.run.n_gen) == (50, 11)
+    decode = {
+        "n_prompt": 0,
+        "n_gen": 10,
+        "samples_ns": [10**8],
+    }
+    (deep, flat), _ = import_rows(
+        tmp_path,
+        {**decode, "n_depth": 50},
+        {**decode, "n_depth": 0},
+    )
+    assert deep.run.n_prompt == 50
+    assert deep.run.n_gen == 11
     assert flat.run.n_prompt == 1  # llama-bench begins with the BOS
     assert phases.decode_compute_mean_ns(deep.run) == 10**7
     assert phases.prefill_ns(deep.run) is None
@@ -170,9 +199,12 @@ def test_markdown_in_a_post(tmp_path: Path, pasted: str | bytes) -> None:
     assert devices == {"NVIDIA GeForce RTX 1234"}
     assert [record.settings.flash_attn for record in records] == ["off", "off", "on"]
     model = records[0].model
-    assert (model.name, model.quantization, model.n_params) == ("llama 7B", "Q4_0", 6_740_000_000)
+    assert model.name == "llama 7B"
+    assert model.quantization == "Q4_0"
+    assert model.n_params == 6_740_000_000
     settings = records[0].settings
-    assert (settings.n_gpu_layers, settings.n_batch) == (99, 2048)
+    assert settings.n_gpu_layers == 99
+    assert settings.n_batch == 2048
     assert settings.n_threads == UNKNOWN_THREADS
 
 
@@ -196,8 +228,10 @@ def test_other_settings_keep_results_apart(tmp_path: Path) -> None:
     )
     assert not skipped
     assert [record.run.variant for record in records] == ["mmap 0", "mmap 1"]
-    assert (records[0].machine.cpu, records[0].machine.devices) == ("Test CPU", ())
-    assert (records[0].settings.n_threads, records[0].settings.n_gpu_layers) == (4, 0)
+    assert records[0].machine.cpu == "Test CPU"
+    assert records[0].machine.devices == ()
+    assert records[0].settings.n_threads == 4
+    assert records[0].settings.n_gpu_layers == 0
     groups = comparison.groups(records)
     assert comparison.differences(groups) == {"variant": ["mmap 0", "mmap 1"]}
 
@@ -226,7 +260,11 @@ def test_other_settings_keep_results_apart(tmp_path: Path) -> None:
         ("run,session,model,machine\n0,a,b,c\n", "is a table that lab export wrote"),
     ],
 )
-def test_what_cannot_be_read_gets_its_sentence(tmp_path: Path, pasted: str, sentence: str) -> None:
+def test_what_cannot_be_read_gets_its_sentence(
+    tmp_path: Path,
+    pasted: str,
+    sentence: str,
+) -> None:
     with pytest.raises(LabError, match=r"post\.txt") as problem:
         import_text(tmp_path, pasted)
     assert sentence in str(problem.value)
@@ -250,7 +288,12 @@ def test_an_export_comes_back_as_what_it_was(
         "csv": columns.to_csv(index=False),
     }
     back, skipped = import_text(tmp_path, content[kind], "Test CPU")
-    samples = [(20, 0, 1000.0), (20, 0, 1000.0), (20, 4, 100.0), (20, 4, 90.91)]
+    samples = [
+        (20, 0, 1000.0),
+        (20, 0, 1000.0),
+        (20, 4, 100.0),
+        (20, 4, 90.91),
+    ]
     means = [(20, 0, 1000.0), (20, 4, 95.24)]
     assert not skipped
     assert rates(back) == (means if kind == "csv" else samples)

@@ -27,10 +27,18 @@ def products(times: dict[int, float]) -> Ceilings:
 
     Attention costs nothing.
     """
-    rates = [rate(ATTENTION, "F16", 1, 34e6, 1e12), rate(ATTENTION, "F16", 512, 34e6, 1e12)]
+    rates = [
+        rate(ATTENTION, "F16", 1, 34e6, 1e12),
+        rate(ATTENTION, "F16", 512, 34e6, 1e12),
+    ]
     for n, times_as_long in times.items():
         rates.append(rate(MUL_MAT, "Q8_0", n, 20 / times_as_long, 1e9))
-    return Ceilings(FAST.measured_at, MACHINE, on_gpu=False, rates=tuple(rates))
+    return Ceilings(
+        FAST.measured_at,
+        MACHINE,
+        on_gpu=False,
+        rates=tuple(rates),
+    )
 
 
 SHARED = products({1: 1, 512: 1})
@@ -58,7 +66,8 @@ def test_where_a_step_of_many_takes_as_long_as_a_step_of_one_all_experiments_pay
     turns = advised["turns"].figures
     first_s = step_kernels.total(BIG, WIDE, SHARED, 15, 0, 0).total_s
     second_s = step_kernels.total(BIG, WIDE, SHARED, 5, 15, 1).total_s
-    assert (turns["n_cached"], turns["n_new"]) == (15, 5)
+    assert turns["n_cached"] == 15
+    assert turns["n_new"] == 5
     assert turns["saved_s"] == pytest.approx(turns["ttft_s"] * first_s / (first_s + second_s))
     speculate = advised["speculate"].figures
     assert speculate["n_draft"] == 3  # of 5 tokens
@@ -101,7 +110,8 @@ def test_the_sentences_say_the_gain_and_the_command() -> None:
         "Predicted for 15 of 20 prompt tokens cached from an earlier turn (all but 5): the first "
         "token comes "
     )
-    assert "x as fast (saves " in turns and "). Try: lab turns " in turns
+    assert "x as fast (saves " in turns
+    assert "). Try: lab turns " in turns
     assert sentences["speculate"].startswith(
         "Predicted for speculative decoding that guesses 1 token at a time: faster if more than "
         "50 % of the guesses are right; at 80 %, 1.20x as fast (without the time to draft). Try: "
@@ -121,7 +131,8 @@ def test_advice_on_a_sample_is_commands_of_the_lab(tmp_path: Path) -> None:
     details = run_lab(*asked, "--details")[1]
     for name, experiment in by_name.items():
         program, command, *arguments = shlex.split(experiment["command"])
-        assert (program, command) == ("lab", name)
+        assert program == "lab"
+        assert command == name
         main.lab.commands[name].make_context(name, arguments)
         assert f"Try: {experiment['command']}\n" in details
 
@@ -136,7 +147,8 @@ def test_the_answer_is_first_and_one_command_is_last(
         "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights:"
         " llama.cpp's kernel (routine) for Q4_1 is slower than"
     )
-    assert "without choosing the next token" in shown and "ceiling" in shown
+    assert "without choosing the next token" in shown
+    assert "ceiling" in shown
     _, below = shown.split("Columns left out")
     sentences = [line for line in below.splitlines()[1:] if line]
     assert len(sentences) == 5
@@ -144,4 +156,5 @@ def test_the_answer_is_first_and_one_command_is_last(
     assert "more lines" in sentences[-1]
     assert shown.count("Try: lab") == 2
     details = run_lab(*asked, "--details")[1]
-    assert details.count("Try: lab") == 4 and "(the ridge)" in details
+    assert details.count("Try: lab") == 4
+    assert "(the ridge)" in details

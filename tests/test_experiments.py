@@ -29,7 +29,12 @@ def test_the_command_has_the_parameters_and_defaults_of_the_function(name: str) 
 
 
 def test_the_function_stores_the_command_that_measures_the_same(mini: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"prompt": "random", "threads": 1, "kv_unified": True, "out": tmp_path}
+    asked: dict[str, Any] = {
+        "prompt": "random",
+        "threads": 1,
+        "kv_unified": True,
+        "out": tmp_path,
+    }
 
     batch([1, 2], 24, 4, 1, str(mini), **asked)
 

@@ -51,7 +51,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback
             monkeypatch.delenv(name)
     with loopback_hub.running() as local_hub:
         local_hub.repos[REPO] = Repo(
-            {FILE: DATA, "Tiny-Q8_0.gguf": b"GGUF" * 9, "README.md": b"hello"}
+            {
+                FILE: DATA,
+                "Tiny-Q8_0.gguf": b"GGUF" * 9,
+                "README.md": b"hello",
+            }
         )
         loopback_hub.set_home(monkeypatch, tmp_path / "hf")
         loopback_hub.set_endpoint(monkeypatch, local_hub.endpoint)
@@ -80,15 +84,20 @@ def test_a_pull_is_whole_checked_and_found_by_other_tools(server: LoopbackHub) -
     assert hub.cached(REMOTE) is None
     pulled = hub.pull(REMOTE)
     assert pulled.path.read_bytes() == DATA
-    assert (pulled.revision, pulled.sha256) == (COMMIT, SHA256)
+    assert pulled.revision == COMMIT
+    assert pulled.sha256 == SHA256
     assert hub.cached(REMOTE) == pulled == hub.cached(Remote(REPO, FILE, COMMIT, SHA256.upper()))
     assert hub.cached(Remote(REPO, FILE, sha256="0" * 64)) is None
     assert server.n_bytes == len(DATA)
-    assert hf_hub_download(REPO, FILE, cache_dir=hub._root(), local_files_only=True) == str(
-        pulled.path
-    )
+    assert hf_hub_download(
+        REPO,
+        FILE,
+        cache_dir=hub._root(),
+        local_files_only=True,
+    ) == str(pulled.path)
     scanned = scan_cache_dir(hub._root())
-    assert not scanned.warnings and scanned.size_on_disk == len(DATA)
+    assert not scanned.warnings
+    assert scanned.size_on_disk == len(DATA)
 
 
 def test_a_prediction_reads_only_the_header(
@@ -123,7 +132,9 @@ def test_a_connection_that_breaks_is_continued(server: LoopbackHub) -> None:
 def test_wrong_bytes_are_refused_and_deleted(server: LoopbackHub) -> None:
     server.wrong_bytes = True
     error = refused()
-    assert "arrived damaged" in error and SHA256 in error and "deleted" in error
+    assert "arrived damaged" in error
+    assert SHA256 in error
+    assert "deleted" in error
     assert is_empty()
     server.wrong_bytes = False
     path = hub.pull(REMOTE).path
@@ -138,7 +149,9 @@ def test_another_sum_than_the_catalogs_is_refused_before_the_first_byte(
     server: LoopbackHub,
 ) -> None:
     error = refused(Remote(REPO, FILE, sha256="0" * 64))
-    assert "not the file in the catalog" in error and SHA256 in error and "0" * 64 in error
+    assert "not the file in the catalog" in error
+    assert SHA256 in error
+    assert "0" * 64 in error
     assert server.n_bytes == 0
 
 
@@ -208,7 +221,8 @@ def test_a_hub_that_changes_its_answers(
     """The library asks again what the lab has checked: that answer too stays in the cache."""
     answers = iter([SHA256, ELSEWHERE])
     monkeypatch.setattr(Repo, "etag", lambda self, file: next(answers))
-    assert "is not a model hub" in refused() and server.n_bytes == 0
+    assert "is not a model hub" in refused()
+    assert server.n_bytes == 0
 
 
 def test_no_more_is_written_than_was_announced(server: LoopbackHub) -> None:
@@ -320,7 +334,8 @@ def test_without_a_network_it_is_said_what_can_be_measured(
         with pytest.raises(LabError, match="cannot be reached"):
             hub.files(REPO)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE" in refused() and not server.log
+    assert "HF_HUB_OFFLINE" in refused()
+    assert not server.log
 
 
 @pytest.mark.parametrize("endpoint", ["nonsense", "http://127.0.0.1:99999", "ftp://127.0.0.1"])
@@ -337,7 +352,9 @@ def test_a_file_without_room_is_refused_before_its_first_byte(
     usage = shutil._ntuple_diskusage(10**6, 0, 1_234_567)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     error = refused()
-    assert "1,234,567 bytes are free" in error and str(hub._root()) in error and "HF_HOME" in error
+    assert "1,234,567 bytes are free" in error
+    assert str(hub._root()) in error
+    assert "HF_HOME" in error
     assert server.n_bytes == 0
 
 
@@ -368,4 +385,5 @@ def test_remove_frees_the_bytes_and_all_names(server: LoopbackHub) -> None:
     assert hub.cached(neighbour)
     assert hub.remove(REMOTE) == 0
     scanned = scan_cache_dir(hub._root())
-    assert not scanned.warnings and scanned.size_on_disk == 36
+    assert not scanned.warnings
+    assert scanned.size_on_disk == 36

@@ -30,7 +30,8 @@ FITTING = Libraries("0.25.3", (), {FIELD: "2048"})
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The installed libraries in another folder."""
     spec = find_spec("llama_cpp")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     folder = tmp_path_factory.mktemp("private") / "build" / "bin"
     shutil.copytree(Path(spec.origin).parent / "lib", folder)
     return folder
@@ -53,13 +54,17 @@ def test_an_equal_build_fits_and_is_measured(build: Path, tmp_path: Path) -> Non
     status, out, err = run_lab("measure", *work, "--lib", build, "--out", tmp_path)
     assert status == 0, err
     name = builds.name_of(str(build))
-    assert name and name.startswith("build/bin ") and len(name) == len("build/bin ") + 8
+    assert name
+    assert name.startswith("build/bin ")
+    assert len(name) == len("build/bin ") + 8
     assert f"libraries of {name};" in out
     following = out.partition("\nnext ")[2]
     assert " --lib " in following  # explain, or measure again if the machine was busy
     (path,) = tmp_path.glob("*.jsonl")
     for record in read([path]).records:
-        assert (record.run.status, record.settings.lib, record.machine.lib) == (OK, name, name)
+        assert record.run.status == OK
+        assert record.settings.lib == name
+        assert record.machine.lib == name
     assert str(build.parent.parent) not in path.read_text()
 
 
@@ -68,7 +73,8 @@ def test_the_engine_runs_the_libraries_of_the_folder(build: Path) -> None:
         installed = worker.libraries()
         worker.use(str(build))
         copied = worker.libraries()
-    assert (installed.version, installed.layout) == (copied.version, copied.layout)
+    assert installed.version == copied.version
+    assert installed.layout == copied.layout
     if os.name != "nt":
         assert {Path(path).parent.resolve() for path in copied.paths} == {build.resolve()}
         assert not {Path(path).parent for path in installed.paths} & {build, build.resolve()}
@@ -148,7 +154,16 @@ def test_the_variable_of_llama_cpp_python_is_the_option(
 
 
 def test_a_trial_of_two_builds(build: Path, fake_worker: FakeWorker) -> None:
-    variants = [("", {}), (f"--lib '{build}' -ngl 0", {"lib": str(build), "n_gpu_layers": 0})]
+    variants = [
+        ("", {}),
+        (
+            f"--lib '{build}' -ngl 0",
+            {
+                "lib": str(build),
+                "n_gpu_layers": 0,
+            },
+        ),
+    ]
     plans = side_by_side.plan(fake_worker, variants, 1, prompt_len=[20], gen=4)  # type: ignore[arg-type]
     assert list(plans) == ["A: as it is", "B: --lib build/bin -ngl 0"]
     assert [plan.lib for plan in plans.values()] == [None, str(build.resolve())]

@@ -18,7 +18,11 @@ def write(path: Path, text: str) -> None:
     path.write_text(text + "\n")
 
 
-def tree(root: Path, groups: str, files: dict[str, str]) -> Path:
+def tree(
+    root: Path,
+    groups: str,
+    files: dict[str, str],
+) -> Path:
     """A folder that stands for `/`. `files` lie in sys/fs/cgroup."""
     write(root / "proc/self/cgroup", groups)
     for name, text in files.items():
@@ -37,7 +41,11 @@ def a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_that_was_just_read_is_not_demanded_twice(tmp_path: Path) -> None:
     stat = f"anon {GB}\nfile {6 * GB}\ninactive_file {6 * GB}\nactive_file 0"
-    files = {"memory.max": str(8 * GB), "memory.current": str(7 * GB), "memory.stat": stat}
+    files = {
+        "memory.max": str(8 * GB),
+        "memory.current": str(7 * GB),
+        "memory.stat": stat,
+    }
     root = tree(tmp_path, "0::/", files)
     assert machine.memory_available(root) == 7 * GB
 
@@ -133,7 +141,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("cores", CASES, ids=[cores.why for cores in CASES])
-def test_threads_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: Cores) -> None:
+def test_threads_by_default(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: Cores,
+) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cores.allowed), raising=False)
     root = tree(tmp_path, "0::/", {"cpu.max": f"{cores.quota} 100000"})

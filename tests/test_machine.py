@@ -32,11 +32,22 @@ def arm(*cores: str) -> str:
     blocks = []
     for number, core in enumerate(cores):
         maker, _, part = core.partition("/")
-        blocks.append(ARM_CORE.format(number=number, maker=maker, part=part))
+        blocks.append(
+            ARM_CORE.format(
+                number=number,
+                maker=maker,
+                part=part,
+            )
+        )
     return "\n".join(blocks)
 
 
-def tree(root: Path, cpuinfo: str, kernel: str = "", model: str = "") -> Path:
+def tree(
+    root: Path,
+    cpuinfo: str,
+    kernel: str = "",
+    model: str = "",
+) -> Path:
     """Files of the system below `root`."""
     files = {
         "proc/cpuinfo": cpuinfo,
@@ -73,7 +84,12 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("cpuinfo", "model", "name"), NAMES)
-def test_the_name_of_a_cpu(tmp_path: Path, cpuinfo: str, model: str, name: str | None) -> None:
+def test_the_name_of_a_cpu(
+    tmp_path: Path,
+    cpuinfo: str,
+    model: str,
+    name: str | None,
+) -> None:
     assert machine._cpu_name(tree(tmp_path, cpuinfo, model=model)) == name
 
 

@@ -1,4 +1,5 @@
-"""The loop over runs: order, warm-ups, failures, deaths, full disks; sweeps and trials on the real engine."""
+"""The loop over runs: order, warm-ups, failures, deaths, full disks; sweeps and trials on the real
+engine."""
 
 import dataclasses
 import errno
@@ -31,14 +32,23 @@ def seen() -> list[Status]:
 
 
 @pytest.fixture
-def bench(fake_worker: FakeWorker, tmp_path: Path, seen: list[Status]) -> Any:
+def bench(
+    fake_worker: FakeWorker,
+    tmp_path: Path,
+    seen: list[Status],
+) -> Any:
     model = tmp_path / "tiny.gguf"
     model.write_bytes(b"GGUF")
 
     def measure(**asked: Any) -> tuple[list[Record], Path]:
         plan = make_plan(
             cast(Worker, fake_worker),
-            **{"prompt_len": "10,600", "gen": 5, "model": str(model), **asked},
+            **{
+                "prompt_len": "10,600",
+                "gen": 5,
+                "model": str(model),
+                **asked,
+            },
         )
         path = new_results_file(plan, tmp_path / "results")
         return list(execute(plan, cast(Worker, fake_worker), path, seen.append)), path
@@ -52,7 +62,12 @@ def outcome(records: list[Record]) -> list[tuple[int, int, str]]:
 
 def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
     records, path = bench(repeat=2)
-    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
+    assert outcome(records) == [
+        (10, 0, OK),
+        (10, 1, OK),
+        (600, 0, OK),
+        (600, 1, OK),
+    ]
     assert list(results.read([path]).records) == records
     assert {r.session for r in records} == {path.stem}
 
@@ -69,16 +84,38 @@ def test_a_context_that_fails_costs_only_its_length(bench: Any, fake_worker: Fak
 
     fake_worker.on_context = no_room
     records, _ = bench(repeat=2)
-    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, FAILED)]
+    assert outcome(records) == [
+        (10, 0, OK),
+        (10, 1, OK),
+        (600, 0, FAILED),
+    ]
     assert "no memory" in next(r.run.error for r in records if r.run.status == FAILED)
 
 
 @pytest.mark.parametrize(
     ("n_repeat", "dies_at", "n_deaths", "of_600", "n_starts"),
     [
-        (3, (600, 5), 1, [CRASHED, OK, OK], 4),  # one a round, and one after the death
-        (4, (600, 5), 9, [CRASHED, CRASHED], 5),  # then the length is given up
-        (2, (None, 4), 1, [OK, OK], 3),  # while warming up
+        (
+            3,
+            (600, 5),
+            1,
+            [CRASHED, OK, OK],
+            4,
+        ),  # one a round, and one after the death
+        (
+            4,
+            (600, 5),
+            9,
+            [CRASHED, CRASHED],
+            5,
+        ),  # then the length is given up
+        (
+            2,
+            (None, 4),
+            1,
+            [OK, OK],
+            3,
+        ),  # while warming up
     ],
 )
 def test_a_death_costs_one_run_and_the_engine_starts_again(
@@ -145,10 +182,18 @@ def test_a_disk_that_fills_up_is_told(
 def plan_of(folder: Path, **options: Any) -> Any:
     (folder / "tiny.gguf").write_bytes(b"GGUF")
     worker: Any = FakeWorker()
-    return worker, make_plan(worker, model=str(folder / "tiny.gguf"), **options)
+    return worker, make_plan(
+        worker,
+        model=str(folder / "tiny.gguf"),
+        **options,
+    )
 
 
-def run_plan(worker: Any, plan: Any, folder: Path) -> list[Record]:
+def run_plan(
+    worker: Any,
+    plan: Any,
+    folder: Path,
+) -> list[Record]:
     return list(execute(plan, worker, new_results_file(plan, folder), lambda status: None))
 
 
@@ -174,11 +219,18 @@ def test_a_session_without_a_run_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_one_run_with_a_row_per_length(tmp_path: Path) -> None:
-    worker, plan = plan_of(tmp_path, prompt_len="40", gen=3, repeat=2, every=16)
+    worker, plan = plan_of(
+        tmp_path,
+        prompt_len="40",
+        gen=3,
+        repeat=2,
+        every=16,
+    )
     assert [case.n_generated for case in plan.cases] == [9]
     records = run_plan(worker, plan, tmp_path)
     timed = [record for record in records if not record.run.warmup]
-    assert len(timed) == 2 and worker.contexts == [43, 43]
+    assert len(timed) == 2
+    assert worker.contexts == [43, 43]
     rows = table.runs(timed)
     assert rows.n_prompt.tolist() == [16, 32, 40] * 2
     assert rows.prefill_s.tolist() == [0.016, 0.032, 0.040] * 2
@@ -190,7 +242,12 @@ def test_impossible_sweeps(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="--every 41"):
         plan_of(tmp_path, prompt_len="40", every=41)
     with pytest.raises(LabError, match="generate"):
-        plan_of(tmp_path, prompt_len="100000", gen=100, every=1)
+        plan_of(
+            tmp_path,
+            prompt_len="100000",
+            gen=100,
+            every=1,
+        )
 
 
 def shaky(worker: Any, spreads: list[float]) -> None:
@@ -222,7 +279,8 @@ def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorke
     records, _ = bench(repeat=3)
     engines = {(r.run.repeat, r.run.engine) for r in records if not r.run.warmup}
     assert engines == {(0, 1), (1, 2), (2, 3)}
-    assert fake_worker.starts == 3 and fake_worker.contexts == [605] * 3
+    assert fake_worker.starts == 3
+    assert fake_worker.contexts == [605] * 3
 
 
 def test_lengths_that_cost_little_get_more_runs(
@@ -234,7 +292,8 @@ def test_lengths_that_cost_little_get_more_runs(
     )
     records, _ = bench()
     lengths = [r.run.n_prompt for r in records if not r.run.warmup]
-    assert (lengths.count(10), lengths.count(600)) == (stats.fewest_for_interval(), 3)
+    assert lengths.count(10) == stats.fewest_for_interval()
+    assert lengths.count(600) == 3
     records, _ = bench(repeat=3)
     assert len([r for r in records if not r.run.warmup]) == 6  # as it was asked for
 
@@ -256,7 +315,13 @@ def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) 
         list(execute(plan, worker, tmp_path / f"session-{session}.jsonl", lambda status: None))
     files = []
     for threads in (1, 2):
-        _, other = plan_of(tmp_path, prompt_len="16", gen=5, repeat=3, threads=threads)
+        _, other = plan_of(
+            tmp_path,
+            prompt_len="16",
+            gen=5,
+            repeat=3,
+            threads=threads,
+        )
         path = tmp_path / f"threads-{threads}.jsonl"
         list(execute(other, worker, path, lambda status: None))
         files.append(path)
@@ -295,11 +360,9 @@ def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded
             swept.token_ids[5 * i : 5 * i + 5] == alone.token_ids
         )  # nothing of what was forgotten is left
         leg = phases.by_length(run)[i].steps
-        assert (leg.kind, leg.n_tokens, leg.n_past) == (
-            alone.steps.kind,
-            alone.steps.n_tokens,
-            alone.steps.n_past,
-        )
+        assert leg.kind == alone.steps.kind
+        assert leg.n_tokens == alone.steps.n_tokens
+        assert leg.n_past == alone.steps.n_past
 
 
 @pytest.mark.usefixtures("undisturbed")
@@ -322,14 +385,14 @@ def test_sweep_command(tmp_path: Path) -> None:
         tmp_path,
     )
     assert code == 0
-    assert (
-        "at each length" in out
-        and "Prefill time: T(P) = " in out
-        and "Time per token: t(p) = " in out
-    )
-    assert len(list(tmp_path.glob("*-sweep.png"))) == 1 and not list(tmp_path.glob("*-decode.png"))
+    assert "at each length" in out
+    assert "Prefill time: T(P) = " in out
+    assert "Time per token: t(p) = " in out
+    assert len(list(tmp_path.glob("*-sweep.png"))) == 1
+    assert not list(tmp_path.glob("*-decode.png"))
     rows = table.summary(table.runs(results.read([tmp_path]).records))
-    assert rows.n_prompt.tolist() == list(range(32, 257, 32)) and set(rows.repeats) == {2}
+    assert rows.n_prompt.tolist() == list(range(32, 257, 32))
+    assert set(rows.repeats) == {2}
     assert rows.prefill_s.is_monotonic_increasing
     assert run_lab("show", tmp_path)[0] == 0
 
@@ -351,7 +414,8 @@ def test_until_command(tmp_path: Path) -> None:
         "99%",
     ]
     code, out, _ = run_lab("measure", *arguments, "--max-repeats", "8")
-    assert code == 0 and " runs; below each the 95 % interval" in out
+    assert code == 0
+    assert " runs; below each the 95 % interval" in out
     is_reached = (
         "All intervals are within 99 % of their medians." in out
     )  # a busy machine may not reach it in 8 runs
@@ -378,11 +442,13 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
         *common,
     )
     assert code == 0, err
-    assert "flash_attn: on | off" in out and "Unclear: 2 blocks; an interval needs " in out
+    assert "flash_attn: on | off" in out
+    assert "Unclear: 2 blocks; an interval needs " in out
     (path,) = tmp_path.glob("*.jsonl")
     code, out, err = run_process("compare", path, "--json", "--base", "off", "--no-plot")
     document = json.loads(out)
-    assert code == 0 and document["differences"]["flash_attn"] == ["off", "on"]
+    assert code == 0
+    assert document["differences"]["flash_attn"] == ["off", "on"]
     assert document["comparisons"][0]["rows"][0]["paired"] is True
     code, out, err = run_lab(
         "ab", "", "-m smollm2-135m:Q8_0", "--blocks", "1", *common, "--json", "--no-plot"
@@ -404,8 +470,14 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
         (["-t 1", "-m nonsense"], "no model named"),
     ],
 )
-def test_impossible_trials(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_impossible_trials(
+    tmp_path: Path,
+    arguments: list[str],
+    says: str,
+) -> None:
     code, out, err = run_lab("ab", *arguments, "-o", tmp_path / "none")
-    assert code == 1 and not out
-    assert says in err and "Error" in err
+    assert code == 1
+    assert not out
+    assert says in err
+    assert "Error" in err
     assert not (tmp_path / "none").exists()

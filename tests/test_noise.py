@@ -57,7 +57,11 @@ def on(
     settings = dataclasses.replace(
         SETTINGS, n_threads=n_threads, n_threads_batch=n_threads, **changes
     )
-    return make_record(watched([round(100 * cores_used)] * 20), machine=here, settings=settings)
+    return make_record(
+        watched([round(100 * cores_used)] * 20),
+        machine=here,
+        settings=settings,
+    )
 
 
 def test_another_process_is_seen_on_the_whole_and_in_the_worst_second() -> None:
@@ -150,7 +154,8 @@ def drifting(factor: float) -> list[Record]:
 
 def test_drift_is_reported_and_its_absence_not() -> None:
     (sentence,) = disturbances.drift(drifting(1.2))
-    assert "slower" in sentence and "took 1.2x as long" in sentence
+    assert "slower" in sentence
+    assert "took 1.2x as long" in sentence
     assert "faster" in disturbances.drift(drifting(0.8))[0]
     assert disturbances.drift(drifting(1.001)) == []
     assert disturbances.drift(drifting(1.2)[:2]) == []
@@ -171,7 +176,8 @@ def test_a_real_busy_neighbour_is_seen() -> None:
     finally:
         neighbour.kill()
         neighbour.wait()
-    assert read.samples is not None and len(read.samples.at_ms) == 13
+    assert read.samples is not None
+    assert len(read.samples.at_ms) == 13
     usable = 1  # whatever else this machine has
     here = dataclasses.replace(MACHINE, n_cores_physical=usable, n_cores_usable=usable)
     assert disturbances.OTHERS in disturbances.disturbances(
@@ -283,12 +289,23 @@ def test_only_packages_and_their_memory_are_read(tmp_path: Path) -> None:
     }
     counts = {"energy_uj": 5_000_000, "max_energy_range_uj": 9_000_000}
     for zone, name in zones.items():
-        write_zone(tmp_path, f"intel-rapl:{zone}", name=name, **counts)
-    write_zone(tmp_path, "intel-rapl-mmio:0", name="package-0", energy_uj=5)
+        write_zone(
+            tmp_path,
+            f"intel-rapl:{zone}",
+            name=name,
+            **counts,
+        )
+    write_zone(
+        tmp_path,
+        "intel-rapl-mmio:0",
+        name="package-0",
+        energy_uj=5,
+    )
     counters = READ_COUNTERS(NO_GPU, tmp_path)
     assert [counter.covers for counter in counters] == [PACKAGE, DRAM, PACKAGE]
     for counter in counters:
-        assert (counter.read(), counter.wraps_at) == (5_000_000, 9_000_000)
+        assert counter.read() == 5_000_000
+        assert counter.wraps_at == 9_000_000
     assert describe_energy(counters) == "package, dram"
 
 
@@ -301,14 +318,32 @@ def reads(*values: int | None) -> Callable[[], int | None]:
     [
         ([], None),
         # 2000, then 3000 over the wrap
-        ([Counter(PACKAGE, reads(1000, 3000, 2000), 1.0, 4000)], {PACKAGE: 5000}),
+        (
+            [Counter(PACKAGE, reads(1000, 3000, 2000), 1.0, 4000)],
+            {PACKAGE: 5000},
+        ),
         ([Counter(PACKAGE, reads(1000, 3000, 2000), 1.0)], None),  # it was set back
         ([Counter(PACKAGE, reads(1, None, 3), 1.0)], None),
-        ([Counter(GPU, reads(5, 6, 7), 1e-3), Counter(GPU, reads(5, 6, 9), 1e-3)], {GPU: 0.006}),
-        # half of a sum
-        ([Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(PACKAGE, reads(1, None, 4), 1.0)], None),
         (
-            [Counter(PACKAGE, reads(1, 2, 4), 1.0), Counter(DRAM, reads(1, 1, None), 1.0)],
+            [
+                Counter(GPU, reads(5, 6, 7), 1e-3),
+                Counter(GPU, reads(5, 6, 9), 1e-3),
+            ],
+            {GPU: 0.006},
+        ),
+        # half of a sum
+        (
+            [
+                Counter(PACKAGE, reads(1, 2, 4), 1.0),
+                Counter(PACKAGE, reads(1, None, 4), 1.0),
+            ],
+            None,
+        ),
+        (
+            [
+                Counter(PACKAGE, reads(1, 2, 4), 1.0),
+                Counter(DRAM, reads(1, 1, None), 1.0),
+            ],
             {PACKAGE: 3},
         ),
     ],
@@ -326,7 +361,13 @@ def with_joules(joules: dict[str, float] | None, **changes: Any) -> Record:
     reading = NoiseReading()
     machine = changes.pop("machine", MACHINE)
     return make_record(
-        make_run(20, 10, noise=Noise(reading, reading, joules=joules), **changes), machine=machine
+        make_run(
+            20,
+            10,
+            noise=Noise(reading, reading, joules=joules),
+            **changes,
+        ),
+        machine=machine,
     )
 
 
@@ -341,18 +382,27 @@ def test_a_run_has_joules_per_generated_token() -> None:
     # Without a GPU in the build its card does not count.
     assert rows.j_per_token[:2].tolist() == [3.5, 4.0]
     assert rows.energy_of[:2].tolist() == ["package + dram", "package + gpu"]
-    assert rows.j_per_token[2:].isna().all() and rows.energy_of[2:].isna().all()
+    assert rows.j_per_token[2:].isna().all()
+    assert rows.energy_of[2:].isna().all()
 
 
 def test_the_table_shows_joules_where_they_are_known() -> None:
     def table_of(records: list[Record]) -> Sequence[Section]:
         return kinds.sections(records)[0].parts
 
-    (section,) = table_of([with_joules({PACKAGE: 30}), with_joules({PACKAGE: 50}, repeat=1)])
+    (section,) = table_of(
+        [
+            with_joules({PACKAGE: 30}),
+            with_joules({PACKAGE: 50}, repeat=1),
+        ]
+    )
     sentence = "J per token: energy of the whole run (package, all that ran on it)"
     assert sentence in " ".join(section.notes)
     assert "J per\\ntoken" in str(section)
-    mixed = [with_joules({PACKAGE: 30}), with_joules({PACKAGE: 30, DRAM: 5}, repeat=1)]
+    mixed = [
+        with_joules({PACKAGE: 30}),
+        with_joules({PACKAGE: 30, DRAM: 5}, repeat=1),
+    ]
     for records in (mixed, [with_joules(None)]):
         (section,) = table_of(records)
         assert "J per" not in str(section)

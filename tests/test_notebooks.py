@@ -41,10 +41,26 @@ ANSWERS = {  # of each exercise a right answer and a wrong one, in the names tha
         ("min(n for n in range(1, 10**5) if prefill.seconds(n) >= 199 * first.tpot_ms / 1e3)", "2"),
         ('"B"', '"a"'),
     ],
-    "02": [("1.88", "2"), ("roof.gflops / roof.gbps * 20 / 32 / 2", "roof.ridge"), ('"b"', '"a"')],
-    "03": [("0.94", "0.094"), ("344_064", "114_688"), ('"c"', '"b"')],
-    "04": [("59", "273"), ("1_231", "800"), ('"a"', '"b"')],
-    "05": [("1_600 / 4", "100"), ("1.48", "2.95"), ('"c"', '"a"')],
+    "02": [
+        ("1.88", "2"),
+        ("roof.gflops / roof.gbps * 20 / 32 / 2", "roof.ridge"),
+        ('"b"', '"a"'),
+    ],
+    "03": [
+        ("0.94", "0.094"),
+        ("344_064", "114_688"),
+        ('"c"', '"b"'),
+    ],
+    "04": [
+        ("59", "273"),
+        ("1_231", "800"),
+        ('"a"', '"b"'),
+    ],
+    "05": [
+        ("1_600 / 4", "100"),
+        ("1.48", "2.95"),
+        ('"c"', '"a"'),
+    ],
     "06": [("2_000 / 100", "2_000 / 101"), ("2.7", "0.3")],
 }
 
@@ -63,16 +79,18 @@ def printed(cell: Any) -> str:
 
 def problems(cells: list[Any], schema: int = SCHEMA) -> list[str]:
     """What is wrong with the outputs of a notebook's code cells."""
-    found = []
+    problems_found = []
     for number, cell in enumerate(cells):
         for output in cell.outputs:
             if output.output_type == "error":
-                found.append(f"cell {number}: {output.ename}")
+                problems_found.append(f"cell {number}: {output.ename}")
             if output.get("name") == "stderr":
-                found.append(f"cell {number} wrote to stderr: {output.text[:80]}")
+                problems_found.append(f"cell {number} wrote to stderr: {output.text[:80]}")
     if f"results files in format {schema}\n" not in printed(cells[0]):
-        found.append("the outputs are of another schema: run python -m tests.bench.notebooks")
-    return found
+        problems_found.append(
+            "the outputs are of another schema: run python -m tests.bench.notebooks"
+        )
+    return problems_found
 
 
 def assert_pictures(cells: list[Any]) -> None:
@@ -103,12 +121,12 @@ def test_stored_outputs_are_whole_and_of_this_schema(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
     cells = stored(name).cells
-    words = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    assert words.startswith(f"# {int(name[:2])}. ")
-    assert (
-        "All measurements together take about" in words and "What people often get wrong" in words
-    )
-    assert len(tagged(cells, "guess")) >= 2 and 2 <= len(tagged(cells, "answer")) <= 3
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    assert text.startswith(f"# {int(name[:2])}. ")
+    assert "All measurements together take about" in text
+    assert "What people often get wrong" in text
+    assert len(tagged(cells, "guess")) >= 2
+    assert 2 <= len(tagged(cells, "answer")) <= 3
     assert len(tagged(cells, "answer")) == len(tagged(cells, "check")) == len(ANSWERS[name[:2]])
     for cell in [*tagged(cells, "guess"), *tagged(cells, "answer")]:
         assert all(re.fullmatch(r"\w+ = \.\.\.", line) for line in cell.source.splitlines())
@@ -123,11 +141,13 @@ def test_a_notebook_has_the_parts_that_all_have(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str) -> None:
     texts = [cell.source for cell in stored(name).cells if cell.cell_type == "markdown"]
-    assert "**Time:** All measurements together" in texts[0] and "**You need:**" in texts[0]
+    assert "**Time:** All measurements together" in texts[0]
+    assert "**You need:**" in texts[0]
     (questions,) = re.findall(r"you can answer:\n\n((?:\d\. .*\n)+)", texts[0])
     asked = re.findall(r"(\d)\. .*\?\n", questions)
     answers = re.split(r"\n(?=\d\. )", texts[-1].partition("## Short answers\n")[2])[1:]
-    assert 3 <= len(asked) <= 5 and [answer[0] for answer in answers] == asked
+    assert 3 <= len(asked) <= 5
+    assert [answer[0] for answer in answers] == asked
     headings = {
         heading.replace(" ", "-")
         for text in texts
@@ -135,34 +155,36 @@ def test_a_notebook_begins_with_questions_and_ends_with_their_answers(name: str)
     }
     for answer in answers:
         links = re.findall(r"\]\(#(.*?)\)", answer)
-        assert links and set(links) <= headings, answer
+        assert links, answer
+        assert set(links) <= headings, answer
 
 
 def beyond_the_interface(source: str) -> list[str]:
-    """What a cell uses of the lab that is neither public nor of `lesson`, of other packages, and every private name."""
-    found = []
+    """What a cell uses of the lab that is neither public nor of `lesson`, of other packages, and
+    every private name."""
+    problems_found = []
     allowed = {"import lab", "from lab.features.lessons import lesson"}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) not in allowed:
             package = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
             if (package or "").partition(".")[0] not in sys.stdlib_module_names:
-                found.append(ast.unparse(node))
+                problems_found.append(ast.unparse(node))
         name = ""
         if isinstance(node, ast.Attribute):
             name = node.attr
         elif isinstance(node, ast.Name):
             name = node.id
         if name.startswith("_"):
-            found.append(name)
+            problems_found.append(name)
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             continue
         of_lesson = {
             "lab": lab.PUBLIC,
-            "lesson": {name for name, one in vars(lesson).items() if callable(one)},
+            "lesson": {name for name, item in vars(lesson).items() if callable(item)},
         }
         if name not in of_lesson.get(node.value.id, {name}):
-            found.append(ast.unparse(node))
-    return found
+            problems_found.append(ast.unparse(node))
+    return problems_found
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -177,7 +199,8 @@ def test_a_notebook_uses_the_public_interface_only(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with the samples only, that all notebooks share: what one measures the next one knows."""
+    """A checkout with the samples only, that all notebooks share: what one measures the next one
+    knows."""
     folder = tmp_path_factory.mktemp("checkout")
     (folder / "notebooks").mkdir()
     (folder / "results").mkdir()
@@ -197,15 +220,20 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     checks = tagged(ours.cells, "check")
     for number, (cell, tries) in enumerate(zip(checks, ANSWERS[name[:2]], strict=True), 1):
         for kind, answer in zip(("right", "wrong"), tries, strict=True):
-            again = nbformat.from_dict(
-                {**cell, "id": f"{kind}-{number}", "metadata": {"tags": [kind]}}
-            )  # type: ignore[no-untyped-call]
+            source = {**cell, "id": f"{kind}-{number}", "metadata": {"tags": [kind]}}
+            again = nbformat.from_dict(source)  # type: ignore[no-untyped-call]
             again.source = f"answer_{number} = {answer}\n{cell.source}"
             ours.cells.append(again)
     where = {"metadata": {"path": str(workplace / "notebooks")}}
-    NotebookClient(ours, timeout=240, resources=where, coalesce_streams=True).execute()
+    NotebookClient(
+        ours,
+        timeout=240,
+        resources=where,
+        coalesce_streams=True,
+    ).execute()
     cells = [cell for cell in ours.cells if cell.cell_type == "code"]
-    busy = "UserWarning: While the ceilings were"  # other work on the machine that runs the tests: no mistake
+    # Other work on the machine that runs the tests is no mistake.
+    busy = "UserWarning: While the ceilings were"
     assert [problem for problem in problems(cells) if busy not in problem] == []
     assert all(printed(cell).startswith("No answer yet") for cell in checks)
     assert [printed(cell) for cell in tagged(cells, "right")] == ["Right.\n"] * len(checks)
@@ -226,18 +254,16 @@ def test_a_guess_is_set_beside_what_was_measured(capsys: pytest.CaptureFixture[s
     for guess in (..., 10, 5, 9.5, "ten", True, 0, float("nan")):
         lesson.guess(guess, 10.0, "ms")
     lesson.guess(3, float("inf"), "times as long")
-    said = capsys.readouterr().out.splitlines()
-    assert "you entered no guess" in said[0]
-    assert (
-        "'ten' is not a number" in said[4]
-        and "True is not a number" in said[5]
-        and "nan is not a number" in said[7]
-    )
-    assert said[1] == "your guess: 10.0 ms; measured: 10.0 ms; a good guess"
-    assert said[2] == "your guess: 5.00 ms; measured: 10.0 ms; the guess is 2.00 times too low"
-    assert "a good guess" in said[3]
-    assert said[6].endswith("off by 10.0")
-    assert said[8] == "times as long: not known from this measurement"
+    lines = capsys.readouterr().out.splitlines()
+    assert "you entered no guess" in lines[0]
+    assert "'ten' is not a number" in lines[4]
+    assert "True is not a number" in lines[5]
+    assert "nan is not a number" in lines[7]
+    assert lines[1] == "your guess: 10.0 ms; measured: 10.0 ms; a good guess"
+    assert lines[2] == "your guess: 5.00 ms; measured: 10.0 ms; the guess is 2.00 times too low"
+    assert "a good guess" in lines[3]
+    assert lines[6].endswith("off by 10.0")
+    assert lines[8] == "times as long: not known from this measurement"
 
 
 def test_a_wrong_guess_is_asked_again_with_other_numbers_until_it_is_good(
@@ -259,27 +285,36 @@ def test_a_wrong_guess_is_asked_again_with_other_numbers_until_it_is_good(
     )
     lesson.ask()
     asked = capsys.readouterr().out.splitlines()
-    assert [line[:5] for line in asked] == ['"2.1"', '"2.2"', '"2.3"'] and "20" not in "".join(
-        asked
-    )
+    assert [line[:5] for line in asked] == ['"2.1"', '"2.2"', '"2.3"']
+    assert "20" not in "".join(asked)
     then = "With the numbers of notebook 2, you guessed 16.0 and measured 10.0 ms."
     assert asked[0] == f'"2.1": How long is 2.1? ({then})'
-    for given in (..., 12.5, {"2.1": 29, "2.2": 31, "2.3": "x", "1.1": 20}):
-        lesson.ask_again(given)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("No guesses yet") and said[1].endswith("Write {'2.1': 12.5}.")
+    for guesses in (
+        ...,
+        12.5,
+        {
+            "2.1": 29,
+            "2.2": 31,
+            "2.3": "x",
+            "1.1": 20,
+        },
+    ):
+        lesson.ask_again(guesses)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("No guesses yet")
+    assert lines[1].endswith("Write {'2.1': 12.5}.")
     assert (
-        said[2] == "2.1: your guess: 29.0 ms; measured: 20.0 ms; the guess is 1.45 times too high"
+        lines[2] == "2.1: your guess: 29.0 ms; measured: 20.0 ms; the guess is 1.45 times too high"
     )
-    assert said[4] == "2.3: 'x' is not a number. Write 12.5, without a unit."
-    assert said[5] == "'1.1' is not asked. Questions to ask: 2.1, 2.2 and 2.3."
+    assert lines[4] == "2.3: 'x' is not a number. Write 12.5, without a unit."
+    assert lines[5] == "'1.1' is not asked. Questions to ask: 2.1, 2.2 and 2.3."
     lesson.guess(
         11, 10.0, "ms", again=("2.3", "How long is 2.3?", 20.0)
     )  # a good guess in the notebook itself
     lesson.ask()
-    assert (
-        '"2.2"' in (left := capsys.readouterr().out) and '"2.1"' not in left and '"2.3"' not in left
-    )
+    assert '"2.2"' in (left := capsys.readouterr().out)
+    assert '"2.1"' not in left
+    assert '"2.3"' not in left
     lesson.ask_again({"2.2": 20})
     lesson.ask()
     lesson.ask_again(...)
@@ -297,8 +332,8 @@ def test_a_notebook_has_three_pop_questions_that_the_last_one_asks_again(name: s
     assert re.findall(r'\("(\d\.\d)", asked, ', "\n".join(sources)) == [
         f"{int(name[:2])}.{i}" for i in (1, 2, 3)
     ]
-    words = "\n".join(cell.source for cell in stored(name).cells if "**Guess:**" in cell.source)
-    assert re.findall(r"\((\d\.\d)\)", words) == [f"{int(name[:2])}.{i}" for i in (1, 2, 3)]
+    text = "\n".join(cell.source for cell in stored(name).cells if "**Guess:**" in cell.source)
+    assert re.findall(r"\((\d\.\d)\)", text) == [f"{int(name[:2])}.{i}" for i in (1, 2, 3)]
     asks = "lesson.ask()" in sources and "lesson.ask_again(guesses_again)" in sources
     assert asks == (name == NAMES[-1])
 
@@ -308,10 +343,12 @@ def test_an_answer_is_right_wrong_or_none(capsys: pytest.CaptureFixture[str]) ->
         lesson.check(answer, 100.0, "count again")
     for answer in (" B", "c", 3):
         lesson.check(answer, "b", "think")
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("No answer yet") and said[1] == "Right."
-    assert said[2] == "Not yet. Hint: count again" and "is not a number" in said[3]
-    assert said[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("No answer yet")
+    assert lines[1] == "Right."
+    assert lines[2] == "Not yet. Hint: count again"
+    assert "is not a number" in lines[3]
+    assert lines[4:] == ["Right.", "Not yet. Hint: think", "Not yet. Hint: think"]
 
 
 def test_a_failed_measurement_is_a_sentence() -> None:
@@ -348,7 +385,8 @@ def test_numbers_that_the_text_takes_from_the_outputs_are_there(name: str) -> No
     cells = stored(name).cells
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
     printed = " ".join(
-        str(one.get("text", "")) + str(one.get("data", {}).get("text/plain", "")) for one in outputs
+        str(item.get("text", "")) + str(item.get("data", {}).get("text/plain", ""))
+        for item in outputs
     )
     shown = {
         float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", printed)
@@ -360,4 +398,4 @@ def test_numbers_that_the_text_takes_from_the_outputs_are_there(name: str) -> No
         ):
             value = float(number.replace(",", ""))
             n_decimals = len(number.partition(".")[2])
-            assert value in {round(one, n_decimals) for one in shown}, sentence
+            assert value in {round(item, n_decimals) for item in shown}, sentence

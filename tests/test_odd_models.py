@@ -48,13 +48,23 @@ def test_a_command_says_it_once_and_measures_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("*.jsonl"))
 
 
-@pytest.mark.parametrize(("arch", "kind"), [("mamba", "recurrent"), ("lfm2", "convolutions")])
-def test_a_recurrent_and_a_hybrid_model_are_measured(tmp_path: Path, arch: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "kind"),
+    [("mamba", "recurrent"), ("lfm2", "convolutions")],
+)
+def test_a_recurrent_and_a_hybrid_model_are_measured(
+    tmp_path: Path,
+    arch: str,
+    kind: str,
+) -> None:
     path = odd_models.write(arch, tmp_path / f"{arch}.gguf")
     sizes = ("-p", "8,100", "-n", "6", "-r", "2", "-u", "64")
     code, out, err = run_lab("measure", "-m", path, *sizes, *QUICK, "-o", tmp_path / "out")
     assert code == 0, out + err
-    steps = {8: (8, 1, 1, 1, 1, 1), 100: (64, 36, 1, 1, 1, 1, 1)}
+    steps = {
+        8: (8, 1, 1, 1, 1, 1),
+        100: (64, 36, 1, 1, 1, 1, 1),
+    }
     n_runs = dict.fromkeys(steps, 0)
     for record in results.read([tmp_path / "out"]).records:
         run = record.run
@@ -67,7 +77,8 @@ def test_a_recurrent_and_a_hybrid_model_are_measured(tmp_path: Path, arch: str, 
         assert kind in (record.model.uncounted or "")
     assert n_runs == {8: 2, 100: 2}
     code, out, err = run_lab("show", tmp_path / "out")
-    assert code == 0 and arch in out
+    assert code == 0
+    assert arch in out
 
 
 @pytest.mark.parametrize("arch", ["mamba", "lfm2"])
@@ -78,7 +89,13 @@ def test_a_state_that_is_not_cleared_would_show_in_the_tokens(
 
     worker.load(odd_models.write(arch, tmp_path / f"{arch}.gguf"), SETTINGS)
     worker.new_context(
-        dataclasses.replace(SETTINGS, n_ctx=256, n_ubatch=64, n_threads=1, n_threads_batch=1)
+        dataclasses.replace(
+            SETTINGS,
+            n_ctx=256,
+            n_ubatch=64,
+            n_threads=1,
+            n_threads_batch=1,
+        )
     )
 
     def tokens_after(first_id: int) -> tuple[int, ...]:
@@ -118,7 +135,11 @@ def test_the_list_of_those_that_never_skip_is_what_llama_cpp_does(
     synthetic.write(miniature.entry(arch).shape, miniature.quantization(arch), path)
     worker.load(path, SETTINGS)
     worker.new_context(dataclasses.replace(SETTINGS, n_ctx=64, n_ubatch=64))
-    script = {"tokens": list(range(1, 41)), "n_gen": 1, "n_rounds": 1}
+    script = {
+        "tokens": list(range(1, 41)),
+        "n_gen": 1,
+        "n_rounds": 1,
+    }
     trace = worker.call(Trace, "lab.features.trace.child.trace", **script)
     products = [node for node in trace.prefill.nodes if is_product_of_down(node)]
     runs_all_tokens = max(products[-1].result.ne[1:]) == 40

@@ -57,7 +57,13 @@ def asked_for(asked: dict[str, Any]) -> Iterator[bytes]:
 def answer(answers: dict[str, Canned], n_gen: int = 64, **limits: Any) -> Request:
     """How a request to such a server went."""
     with odd_server(answers) as server, Client(access(server.url)) as client:
-        ask = formats.ask_for(CHAT, "odd", "a b c", Asked(n_prompt=None, n_gen=n_gen), ())
+        ask = formats.ask_for(
+            CHAT,
+            "odd",
+            "a b c",
+            Asked(n_prompt=None, n_gen=n_gen),
+            (),
+        )
         (reply,) = client.run(SendPlan(asks=(ask,), api=CHAT, **limits))
     return reply.request
 
@@ -89,7 +95,11 @@ def test_no_secret_of_a_server_is_printed_or_kept(
             "build_info": f"b1-{KEY}",
         }
         answers["/props"] = as_json(
-            {**settings, "model_path": f"/models/{KEY}/{KEY}.gguf", "model_ftype": KEY.upper()}
+            {
+                **settings,
+                "model_path": f"/models/{KEY}/{KEY}.gguf",
+                "model_ftype": KEY.upper(),
+            }
         )
     if place == "error":
         answers[CHAT_PATH] = Canned(
@@ -201,7 +211,11 @@ CAUSES = {
         ("404 Not Found",),
     ),
     "a page": ("/v1/models", HTML, ("text/html", "Check the address")),
-    "other JSON": ("/v1/models", as_json({"hello": 1}), ("without `data`",)),
+    "other JSON": (
+        "/v1/models",
+        as_json({"hello": 1}),
+        ("without `data`",),
+    ),
     "TLS wanted": (
         "/v1/models",
         Canned(b"plain HTTP request sent to HTTPS port", 400),

@@ -81,7 +81,12 @@ def test_llama_server_has_room_for_every_user(embedded: Path) -> None:
 
 
 def test_what_llama_cpp_chooses_is_left_out() -> None:
-    unknown = dataclasses.replace(SETTINGS, n_threads=-1, n_threads_batch=-1, n_gpu_layers=-1)
+    unknown = dataclasses.replace(
+        SETTINGS,
+        n_threads=-1,
+        n_threads_batch=-1,
+        n_gpu_layers=-1,
+    )
     options = shlex.split(llama_server(MODEL, unknown, 500, 64))
     assert options[options.index("--n-gpu-layers") + 1] == "999"
     for option in (

@@ -23,7 +23,11 @@ STEPS = Steps(
 
 
 def run_of(steps: Steps, **changes: Any) -> Run:
-    return dataclasses.replace(make_run(12, 4), steps=steps, **changes)
+    return dataclasses.replace(
+        make_run(12, 4),
+        steps=steps,
+        **changes,
+    )
 
 
 RUN = run_of(STEPS)
@@ -69,7 +73,14 @@ def test_a_run_without_steps_has_no_times() -> None:
     assert phases.itl_ns(empty) == ()
 
 
-@pytest.mark.parametrize(("n_gen", "tpot_ns"), [(1, None), (2, 400), (5, 100)])
+@pytest.mark.parametrize(
+    ("n_gen", "tpot_ns"),
+    [
+        (1, None),
+        (2, 400),
+        (5, 100),
+    ],
+)
 def test_the_time_per_output_token_needs_two_tokens(n_gen: int, tpot_ns: float | None) -> None:
     assert phases.tpot_ns(run_of(STEPS, n_gen=n_gen)) == tpot_ns
 
@@ -112,7 +123,9 @@ SWEEP = run_of(
 
 def test_a_sweep_is_a_run_for_each_length_without_what_was_generated_between() -> None:
     first, second, last = phases.by_length(SWEEP)
-    assert (first.n_prompt, second.n_prompt, last.n_prompt) == (4, 8, 10)
+    assert first.n_prompt == 4
+    assert second.n_prompt == 8
+    assert last.n_prompt == 10
     assert first.steps.kind == (PREFILL, DECODE)
     assert first.steps.start_ns == (0, 20)
     assert first.steps.end_ns == (12, 30)

@@ -251,7 +251,10 @@ def test_runs_have_the_pictures_that_their_data_allow() -> None:
     assert plot_trial.trials(trial()[:2]) == []  # of one variant
 
 
-@pytest.mark.parametrize(("name", "records"), [("batch", batches()), ("stall", stalls())])
+@pytest.mark.parametrize(
+    ("name", "records"),
+    [("batch", batches()), ("stall", stalls())],
+)
 def test_experiments_draw_disturbed_runs_hollow(name: str, records: list[Record]) -> None:
     figure = canvas.drawn(drawing_of_experiment(name, records), WIDE)
 

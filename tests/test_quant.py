@@ -32,11 +32,20 @@ SESSION = "a-session"
 COMMAND = ("quant", "--budget", "90s")
 
 
-def chunk(kl: float, n_same: int = 200, nll: float = 2.01, reference: float = 2.0) -> Divergence:
+def chunk(
+    kl: float,
+    n_same: int = 200,
+    nll: float = 2.01,
+    reference: float = 2.0,
+) -> Divergence:
     return Divergence((kl,) * 255, n_same, nll, reference)
 
 
-def quality(variant: str, chunks: list[Divergence], is_floor: bool = False) -> QualityLine:
+def quality(
+    variant: str,
+    chunks: list[Divergence],
+    is_floor: bool = False,
+) -> QualityLine:
     kinds_of_text = ("prose", "code") * len(chunks)
     return QualityLine(
         session=SESSION,
@@ -62,24 +71,57 @@ def scaled(steps: Steps, factor: float) -> Steps:
     return dataclasses.replace(steps, **columns)
 
 
-def speed(variant: str, block: int, gain: float) -> Record:
+def speed(
+    variant: str,
+    block: int,
+    gain: float,
+) -> Record:
     """A run of a variant that is `gain` times as fast as the reference; blocks differ a little."""
-    run = make_run(256, 32, repeat=block, block=block, variant=variant, part=planning.PART)
+    run = make_run(
+        256,
+        32,
+        repeat=block,
+        block=block,
+        variant=variant,
+        part=planning.PART,
+    )
     factor = (1 + 0.01 * math.sin(7 * block)) / gain
     run = dataclasses.replace(
         run, steps=scaled(run.steps, factor), started_at=f"2026-01-01T00:00:{block:02}Z"
     )
     kind = variant.removeprefix(variant[:3])
     model = dataclasses.replace(MODEL, quantization=kind, file=f"{kind}.gguf")
-    return make_record(run, model=model, session=SESSION, command=COMMAND)
+    return make_record(
+        run,
+        model=model,
+        session=SESSION,
+        command=COMMAND,
+    )
 
 
-GAINS = {"A: F16": 1.0, "B: Q8_0": 1.5, "C: Q4_K_M": 2.0, "D: Q4_0": 1.2}
-DIVERGENCES = {"B: Q8_0": 0.001, "C: Q4_K_M": 0.01, "D: Q4_0": 0.05}
-AGREEMENTS = {"B: Q8_0": 250, "C: Q4_K_M": 249, "D: Q4_0": 248}
+GAINS = {
+    "A: F16": 1.0,
+    "B: Q8_0": 1.5,
+    "C: Q4_K_M": 2.0,
+    "D: Q4_0": 1.2,
+}
+DIVERGENCES = {
+    "B: Q8_0": 0.001,
+    "C: Q4_K_M": 0.01,
+    "D: Q4_0": 0.05,
+}
+AGREEMENTS = {
+    "B: Q8_0": 250,
+    "C: Q4_K_M": 249,
+    "D: Q4_0": 248,
+}
 
 
-def planted(n_blocks: int = 10, n_chunks: int = 16, gains: dict[str, float] = GAINS) -> list[Any]:
+def planted(
+    n_blocks: int = 10,
+    n_chunks: int = 16,
+    gains: dict[str, float] = GAINS,
+) -> list[Any]:
     """Q8_0 is near and fast, Q4_K_M further and faster; Q4_0 is beaten by both."""
     lines: list[Any] = []
     for name, kl in DIVERGENCES.items():
@@ -151,7 +193,10 @@ def test_chunks_are_cut_as_llama_perplexity_does_and_kinds_alternate() -> None:
     def tokenize(text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
-    two_kinds = {"prose": "a" * 2048, "code": "b" * 1030}
+    two_kinds = {
+        "prose": "a" * 2048,
+        "code": "b" * 1030,
+    }
     pieces = texts.chunks(two_kinds, tokenize, None, 512)
     assert [piece.text for piece in pieces] == ["prose", "code", "prose", "prose", "code", "prose"]
     assert {len(piece.tokens) for piece in pieces} == {512}
@@ -178,7 +223,12 @@ def test_the_labs_own_texts_make_60_chunks(embedded: Path) -> None:
 def test_the_planted_front_is_found() -> None:
     summary = found_in(planted())
     rows = summary.rows.set_index("label")
-    assert rows.on_front.to_dict() == {"F16": True, "Q8_0": True, "Q4_K_M": True, "Q4_0": False}
+    assert rows.on_front.to_dict() == {
+        "F16": True,
+        "Q8_0": True,
+        "Q4_K_M": True,
+        "Q4_0": False,
+    }
     assert rows.decode["Q4_K_M"] == pytest.approx(2, rel=0.02)
     assert rows.decode_low["Q4_K_M"] < rows.decode["Q4_K_M"] < rows.decode_high["Q4_K_M"]
     assert summary.floor == pytest.approx(1e-5)
@@ -231,10 +281,23 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
     )
 
 
-@pytest.mark.parametrize(("kl", "is_enough"), [(0.1, True), (0.02, True), (0.0101, False)])
+@pytest.mark.parametrize(
+    ("kl", "is_enough"),
+    [
+        (0.1, True),
+        (0.02, True),
+        (0.0101, False),
+    ],
+)
 def test_enough_chunks_are_those_that_tell_the_files_apart(kl: float, is_enough: bool) -> None:
     """Chunks differ by 4 times in difficulty, so that no interval is narrow."""
-    plan = planning.QuantPlan(dict.fromkeys(["A", "B", "C"]), {}, "", 1e6, 10)  # type: ignore
+    plan = planning.QuantPlan(
+        dict.fromkeys(["A", "B", "C"]),
+        {},
+        "",
+        1e6,
+        10,
+    )  # type: ignore
     scoring = measuring.Scoring(plan, SESSION, time.monotonic())
     for i in range(16):
         difficulty = 4 if i % 2 else 1
@@ -269,7 +332,13 @@ def test_a_line_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"chunks": ()}, {"texts": ("prose",)}, {"budget_s": 1.0}], ids=str
+    "changes",
+    [
+        {"chunks": ()},
+        {"texts": ("prose",)},
+        {"budget_s": 1.0},
+    ],
+    ids=str,
 )
 def test_a_line_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"needs chunks|10 s to 24 h"):
@@ -292,7 +361,11 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     assert kinds.commands(results.read([path]).all_lines) == ["lab quant --budget 90s"]
 
 
-def test_csv_has_the_table(embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_has_the_table(
+    embedded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def execute(*_: object) -> Iterator[Any]:
         yield from planted()
 
@@ -346,10 +419,17 @@ def test_a_name_of_the_catalog_asks_before_it_downloads(
         monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
         status, _, err = run_lab("quant", "llama-3.2-1b", "-o", tmp_path)
         assert status != 0
-        assert "Download 2 files" in err and f"hf:{repo}:F16 2.5 GB" in err
+        assert "Download 2 files" in err
+        assert f"hf:{repo}:F16 2.5 GB" in err
         assert hub.n_bytes == 0
         with Worker() as worker:
-            plan = planning.plan(worker, "llama-3.2-1b", prompt_len=16, gen=4, threads=1)
+            plan = planning.plan(
+                worker,
+                "llama-3.2-1b",
+                prompt_len=16,
+                gen=4,
+                threads=1,
+            )
         close_session()
     assert hub.n_bytes == sum(map(len, files.values()))
     assert planning.missing(["llama-3.2-1b"]) == {}
@@ -397,7 +477,12 @@ def test_files_that_do_not_fit_into_memory_together_are_refused_with_what_they_n
 ) -> None:
     monkeypatch.setattr(machine, "memory_available", lambda: 300_000_000)
     with Worker() as worker, pytest.raises(LabError, match=r"need about 0\.\d GB of memory; 0\.3"):
-        planning.plan(worker, str(embedded), cache_type="f16,q4_0", threads=1)
+        planning.plan(
+            worker,
+            str(embedded),
+            cache_type="f16,q4_0",
+            threads=1,
+        )
 
 
 def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
@@ -419,9 +504,21 @@ def plan_of_two_chunks(
     text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
     monkeypatch.setattr(measuring, "N_CHUNK", 64)
     monkeypatch.setattr(measuring, "FIRST_SCORED", 32)
-    asked = {"text": str(text), "prompt_len": 16, "gen": 4, "threads": 1, "blocks": 1, **options}
+    asked = {
+        "text": str(text),
+        "prompt_len": 16,
+        "gen": 4,
+        "threads": 1,
+        "blocks": 1,
+        **options,
+    }
     with Worker() as worker:
-        return planning.plan(worker, str(embedded), cache_type="f16,q4_0", **asked)
+        return planning.plan(
+            worker,
+            str(embedded),
+            cache_type="f16,q4_0",
+            **asked,
+        )
 
 
 def test_cache_types_of_the_embedded_model(

@@ -21,7 +21,13 @@ from lab.runner.warm_engine import WarmEngine
 from tests.bench.warm_up import page_faults
 from tests.conftest import SETTINGS, run_lab, run_process
 
-REAL = dataclasses.replace(SETTINGS, n_ctx=700, n_ubatch=512, n_threads=1, n_threads_batch=1)
+REAL = dataclasses.replace(
+    SETTINGS,
+    n_ctx=700,
+    n_ubatch=512,
+    n_threads=1,
+    n_threads_batch=1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +47,17 @@ def run(
 
 def test_the_shape_comes_from_the_header(worker: Worker, embedded: Path) -> None:
     model = worker.read_model(embedded, "smollm2-135m", "embedded")
-    assert (model.arch, model.quantization) == ("llama", "Q4_1")
-    assert (model.n_layer, model.n_embd) == (30, 576)
-    assert (model.n_head, model.n_head_kv, model.head_dim, model.n_ff) == (9, 3, 64, 1536)
-    assert (model.n_vocab, model.n_ctx_train, model.tied_embeddings) == (49152, 8192, True)
+    assert model.arch == "llama"
+    assert model.quantization == "Q4_1"
+    assert model.n_layer == 30
+    assert model.n_embd == 576
+    assert model.n_head == 9
+    assert model.n_head_kv == 3
+    assert model.head_dim == 64
+    assert model.n_ff == 1536
+    assert model.n_vocab == 49152
+    assert model.n_ctx_train == 8192
+    assert model.tied_embeddings is True
     assert set(model.tensor_bytes) == {"Q4_1", "Q8_0", "F32"}
     assert model.n_bytes
     header_bytes = model.n_bytes - sum(model.tensor_bytes.values())
@@ -58,12 +71,14 @@ def test_steps_of_a_real_run(worker: Worker) -> None:
     steps = outcome.steps
     tokens = outcome.token_ids
     assert any(progress.n_prefilled == 0 for progress in seen)
-    assert seen[-1].n_prefilled == 600 and len(seen[-1].token_ids) == 5
+    assert seen[-1].n_prefilled == 600
+    assert len(seen[-1].token_ids) == 5
     assert steps.n_tokens == (512, 88, 1, 1, 1, 1)
     assert steps.n_past == (0, 512, 600, 601, 602, 603)
     by_step = zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True)
     stamps = list(itertools.chain.from_iterable(by_step))
-    assert stamps == sorted(stamps) and stamps[0] == 0
+    assert stamps == sorted(stamps)
+    assert stamps[0] == 0
     assert len(tokens) == 5
 
 
@@ -88,7 +103,9 @@ def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
     prompt = [*question, *worker.tokenize("\n"), im_start, *worker.tokenize("assistant\n")]
     _, tokens, end_at = run(worker, prompt, 60)
     assert len(tokens) == 60
-    assert end_at is not None and tokens[end_at] == im_end and im_end not in tokens[:end_at]
+    assert end_at is not None
+    assert tokens[end_at] == im_end
+    assert im_end not in tokens[:end_at]
 
 
 def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker: Worker) -> None:
@@ -129,7 +146,13 @@ def test_the_first_run_after_the_warm_up_touches_no_new_memory(
 
 
 def test_measuring_from_python(tmp_path: Path) -> None:
-    records = lab.measure("8,40", gen=4, repeat=1, out=tmp_path, threads=1)
+    records = lab.measure(
+        "8,40",
+        gen=4,
+        repeat=1,
+        out=tmp_path,
+        threads=1,
+    )
     runs = [record.run for record in records]
     assert [run.warmup for run in runs] == [True, True, False, False]
     assert {run.status for run in runs} == {OK}
@@ -138,7 +161,8 @@ def test_measuring_from_python(tmp_path: Path) -> None:
     assert list(lab.read([tmp_path]).records) == records
     of_forty = [record for record in records if record.run.n_prompt == 40]
     (timed,) = [record for record in of_forty if not record.run.warmup]
-    assert timed.model.sha256 and len(timed.model.sha256) == 64
+    assert timed.model.sha256
+    assert len(timed.model.sha256) == 64
     assert timed.settings.prompt == "text"
     assert timed.run.noise is not None
     assert sum(phases.decode_compute_ns(timed.run)) > 0.9 * sum(phases.itl_ns(timed.run))
@@ -150,16 +174,17 @@ def test_the_command_measures_tells_and_draws(tmp_path: Path) -> None:
         "measure", "-p", "8,40", "-n", "4", "-r", "2", "-t", "1", "-o", tmp_path
     )
     assert status == 0
-    assert "smollm2-135m Q4_1" in out and re.search(
-        "Prefill of 40 tokens took|No findings from the runs", out
-    )
+    assert "smollm2-135m Q4_1" in out
+    assert re.search("Prefill of 40 tokens took|No findings from the runs", out)
     assert "repeat 2" in err
     assert len(list(tmp_path.glob("*.png"))) == len(list(tmp_path.glob("*.svg"))) == 3
     shown = run_lab("show", tmp_path)
-    assert shown[0] == 0 and "Prefill of 40 tokens took" in shown[1]
+    assert shown[0] == 0
+    assert "Prefill of 40 tokens took" in shown[1]
     (tmp_path / "plots").mkdir()
     drawn = run_lab("plot", tmp_path, "-o", tmp_path / "plots")
-    assert drawn[0] == 0 and len(drawn[1].splitlines()) == 6
+    assert drawn[0] == 0
+    assert len(drawn[1].splitlines()) == 6
 
 
 def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
@@ -169,9 +194,12 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     )
     document = json.loads(out)
     assert status == 0
-    assert Path(document["results"]).exists() and len(document["plots"]) == 6
+    assert Path(document["results"]).exists()
+    assert len(document["plots"]) == 6
     (row,) = document["rows"]
-    assert (row["n_prompt"], row["n_gen"], row["repeats"]) == (8, 3, 1)
+    assert row["n_prompt"] == 8
+    assert row["n_gen"] == 3
+    assert row["repeats"] == 1
     assert all(
         row[name] > 0
         for name in ("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "e2e_s")
@@ -180,7 +208,9 @@ def test_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
 
 def test_dry_run_measures_nothing(tmp_path: Path) -> None:
     status, out, _ = run_lab("measure", "-p", "10,1000", "--dry-run", "-o", tmp_path / "none")
-    assert status == 0 and "1,000" in out and "KV cache" in out
+    assert status == 0
+    assert "1,000" in out
+    assert "KV cache" in out
     assert not (tmp_path / "none").exists()
     document = json.loads(run_lab("measure", "-p", "10", "--dry-run", "--json")[1])
     assert document["cases"][0]["memory"]["kv_cache_bytes"] == 256 * 23_040  # llama.cpp pads to 256
@@ -192,8 +222,21 @@ def test_models(embedded: Path) -> None:
 
 
 def test_a_function_of_the_package_stores_the_command_that_does_the_same(tmp_path: Path) -> None:
-    measured = lab.measure("8", gen=2, repeat=1, threads=1, out=tmp_path)
-    swept = lab.sweep(16, every=8, gen=2, repeat=1, threads=1, out=tmp_path)
+    measured = lab.measure(
+        "8",
+        gen=2,
+        repeat=1,
+        threads=1,
+        out=tmp_path,
+    )
+    swept = lab.sweep(
+        16,
+        every=8,
+        gen=2,
+        repeat=1,
+        threads=1,
+        out=tmp_path,
+    )
 
     options = ("--gen", "2", "--repeat", "1", "--threads", "1")
     assert measured[0].command == ("measure", "--prompt-len", "8", *options)

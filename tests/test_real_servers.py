@@ -87,14 +87,22 @@ def reached(llama: RealServer, python: RealServer) -> Iterator[Reached]:
         yield {(name, api): stack.enter_context(connect(urls[name], api=api)) for name, api in ALL}
 
 
-ALL = [(LLAMA, CHAT), (LLAMA, COMPLETIONS), (PYTHON, COMPLETIONS)]
+ALL = [
+    (LLAMA, CHAT),
+    (LLAMA, COMPLETIONS),
+    (PYTHON, COMPLETIONS),
+]
 
 
 def send(server: Server, ask: Ask) -> Request:
     return server.counted(server.send(ask))
 
 
-def ask_of(server: Server, n_prompt: int, n_gen: int) -> Ask:
+def ask_of(
+    server: Server,
+    n_prompt: int,
+    n_gen: int,
+) -> Ask:
     return server.ask(n_prompt, n_gen, WORDS, seed=1)
 
 
@@ -103,7 +111,11 @@ def as_it_is(ask: Ask, **fields: object) -> Ask:
     is left out."""
     changed = json.loads(ask.body) | fields
     options = {name: value for name, value in changed.items() if value is not None}
-    return dataclasses.replace(ask, nonce=None, body=json.dumps(options))
+    return dataclasses.replace(
+        ask,
+        nonce=None,
+        body=json.dumps(options),
+    )
 
 
 # What they can do
@@ -355,7 +367,11 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     sent = [record.request for record in results.read([path]).requests]
     places = [request.asked.place for request in sent]
     assert [(place["number"], place["is_cold"]) for place in places] == [
-        *[(1, False), (2, False), (3, False)],  # the conversation
+        *[
+            (1, False),
+            (2, False),
+            (3, False),
+        ],  # the conversation
         *[(2, True), (3, True)],  # without a cache
     ]
     rows = json.loads(run_lab("show", path, "--json")[1])["rows"]

@@ -64,7 +64,8 @@ def test_a_run_does_not_count_twice(tmp_path: Path) -> None:
     for name in "ab":
         results.save(tmp_path / f"{name}.jsonl", make_record())
     reading = results.read([tmp_path])
-    assert len(reading.records) == 1 and "is a duplicate" in reading.skipped[0]
+    assert len(reading.records) == 1
+    assert "is a duplicate" in reading.skipped[0]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,14 @@ def test_a_run_of_an_experiment_that_is_gone_is_no_plain_run(tmp_path: Path) -> 
     assert "it is a run of lab prefix, which this version of the lab does not have" in sentence
 
 
-@pytest.mark.parametrize("case", [{}, {"n_seq": "2", "is_shared": False}, {"n_seq": 2, "x": 1}])
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"n_seq": "2", "is_shared": False},
+        {"n_seq": 2, "x": 1},
+    ],
+)
 def test_a_case_that_its_experiment_does_not_know_is_refused(
     tmp_path: Path, case: dict[str, Any]
 ) -> None:
@@ -176,9 +184,8 @@ def test_a_key_that_is_missing_has_its_default(tmp_path: Path) -> None:
     lean = json.loads(
         to_json(record), object_hook=lambda d: {k: v for k, v in d.items() if v not in (None, 0.5)}
     )
-    assert (
-        "power" not in lean["machine"] and "memory_pressure_s" not in lean["run"]["noise"]["before"]
-    )
+    assert "power" not in lean["machine"]
+    assert "memory_pressure_s" not in lean["run"]["noise"]["before"]
     quiet = dataclasses.replace(READING, memory_pressure_s=None)
     assert parse_line(json.dumps(lean).encode() + b"\n") == make_record(
         make_run(noise=Noise(quiet, quiet))
@@ -192,7 +199,8 @@ def test_samples_come_back_as_they_are(path: Path) -> None:
     n_read = sum(
         map(len, (contents.records, contents.ceilings, contents.requests, contents.findings))
     )
-    assert not contents.skipped and n_read == len(lines)
+    assert not contents.skipped
+    assert n_read == len(lines)
     for line in lines:
         kept = json.loads(to_json(parse_line(line.encode() + b"\n")))
         whole = json.loads(line)

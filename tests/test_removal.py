@@ -100,6 +100,12 @@ def test_the_rest_of_the_lab_runs_without(room: str, tmp_path: Path) -> None:
         commands += remove(package, name)
 
     script = [sys.executable, "-c", CHECK, ",".join(commands)]
-    done = subprocess.run(script, check=False, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        script,
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
 
     assert done.returncode == 0, done.stderr[-2000:]

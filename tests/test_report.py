@@ -1,4 +1,5 @@
-"""A report: what it shows, that it shows it to everybody, and that nothing in a record can act in it."""
+"""A report: what it shows, that it shows it to everybody, and that nothing in a record can act in
+it."""
 
 import base64
 import dataclasses
@@ -43,7 +44,11 @@ class Page(HTMLParser):
         self.feed(text)
         self.text = " ".join(self.text.split())
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self,
+        tag: str,
+        attrs: list[tuple[str, str | None]],
+    ) -> None:
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
@@ -66,13 +71,13 @@ def session(**changes: Any) -> list[Record]:
 def evil(value: Any) -> Any:
     """The same record with every free text in it replaced."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kept = {"kind", "status", "type", "part", "tensor_bytes"}
+        keys = {"kind", "status", "type", "part", "tensor_bytes"}
         return dataclasses.replace(
             value,
             **{
                 f.name: evil(getattr(value, f.name))
                 for f in dataclasses.fields(value)
-                if f.name not in kept
+                if f.name not in keys
             },
         )
     if isinstance(value, tuple):
@@ -91,7 +96,8 @@ def test_a_page_says_what_was_measured() -> None:
     assert "exceed the model's training length of 1,000" in html.text
     assert "The ceilings of tiny Q4_0, Test CPU, 4 cores have not been measured." in html.text
     assert "lab measure --prompt-len 10,100,1000 --gen 5 --repeat 2" in html.text
-    assert "<title>" in text and "Which is faster" not in html.text
+    assert "<title>" in text
+    assert "Which is faster" not in html.text
 
 
 def test_tables_and_pictures_can_be_read_aloud() -> None:
@@ -120,11 +126,15 @@ def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
     random = dataclasses.replace(MODEL, source="synthetic")
     failed = make_record(make_run(50, status="failed", error="no memory"), model=random)
     unsure = [dataclasses.replace(each, model=random) for each in noisy]
-    text = page.html([*session(model=random), *unsure, failed], [])
+    text = page.html(
+        [*session(model=random), *unsure, failed],
+        [],
+    )
     row = text[text.index('<th scope="row">20</th>') :]
     assert "! 20 prompt tokens: other processes used 2.9 cores in both runs" in row
     assert "Unreliable." in row
-    assert "(random weights)" in Page(text).text and "the text is meaningless" in Page(text).text
+    assert "(random weights)" in Page(text).text
+    assert "the text is meaningless" in Page(text).text
     assert "failed: 50 prompt tokens, repeat 1: no memory" in Page(text).text
     walk = dataclasses.replace(
         watched([290] * 20), case={"every": 5}, steps=make_run(20, 5, every=5).steps
@@ -136,8 +146,10 @@ def test_two_setups_are_compared() -> None:
     four = dataclasses.replace(SETTINGS, n_threads=4)
     html = Page(page.html(session() + session(settings=four, session="b"), []))
     assert "Which is faster: tiny Q4_0, n_threads 2 or tiny Q4_0, n_threads 4?" in html.text
-    assert "n_threads 2 4" in html.text and "unclear, 2 against 2 runs" in html.text
-    assert "--threads 4" in html.text and "--threads 2" in html.text
+    assert "n_threads 2 4" in html.text
+    assert "unclear, 2 against 2 runs" in html.text
+    assert "--threads 4" in html.text
+    assert "--threads 2" in html.text
     gone = make_record(make_run(50, status="failed", error="x"), settings=four)
     assert (
         "failed: tiny Q4_0, n_threads 4: 50 prompt tokens"
@@ -147,14 +159,23 @@ def test_two_setups_are_compared() -> None:
     assert "Which is faster: session a-session or session b?" in sessions.text
 
 
-def paces(label: str, prefill_ms: float, decode_ms: float, n_runs: int) -> list[Record]:
+def paces(
+    label: str,
+    prefill_ms: float,
+    decode_ms: float,
+    n_runs: int,
+) -> list[Record]:
     """Runs of a machine with this name; the third of every three is one percent slower."""
     runs = [
         make_run(20, 3, i, prefill_ms=prefill_ms * (1 + 0.01 * (i % 3 == 2)), decode_ms=decode_ms)
         for i in range(n_runs)
     ]
     return [
-        make_record(run, machine=dataclasses.replace(MACHINE, cpu=label), session=label)
+        make_record(
+            run,
+            machine=dataclasses.replace(MACHINE, cpu=label),
+            session=label,
+        )
         for run in runs
     ]
 
@@ -181,14 +202,25 @@ def test_a_page_answers_its_question_first() -> None:
 def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
     other = [dataclasses.replace(MODEL, name=name) for name in ("big", "huge")]
     walk = [make_record(make_run(20, 3, i, every=5), session="walk") for i in range(2)]
-    far = [make_record(make_run(30, 3), model=model, session=model.name) for model in other]
-    text = page.html([*session(), *walk, *paces("Far", 2, 30, 2), *far], [])
+    far = [
+        make_record(
+            make_run(30, 3),
+            model=model,
+            session=model.name,
+        )
+        for model in other
+    ]
+    text = page.html(
+        [*session(), *walk, *paces("Far", 2, 30, 2), *far],
+        [],
+    )
     html = Page(text)
     assert "<h1>5 sessions of tiny and 2 other models on 2 machines</h1>" in text
     links = [str(each["href"]) for each in html.named("a")]
     assert links == ["#runs", "#sweeps", "#compared", "#why", "#setups"]
     assert {link[1:] for link in links} <= {tag.get("id") for _, tag in html.tags}
-    assert "Runs : 4 setups" in html.text and "Sweeps : How fast is tiny Q4_0 on" in html.text
+    assert "Runs : 4 setups" in html.text
+    assert "Sweeps : How fast is tiny Q4_0 on" in html.text
     assert (
         html.text.count("have no length in common") == 1
     )  # one sentence on all that is not compared
@@ -201,14 +233,17 @@ def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
 def test_the_records_come_back(tmp_path: Path) -> None:
     path = page.report(tmp_path / "new" / "a.html", session(), [FAST])
     reading = results.read([path])
-    assert list(reading.records) == session() and reading.ceilings == (FAST,)
+    assert list(reading.records) == session()
+    assert reading.ceilings == (FAST,)
     code, out, _ = run_lab("show", path)
-    assert code == 0 and "1,000" in out
+    assert code == 0
+    assert "1,000" in out
     again = page.report(tmp_path / "s.html", results.read([SAMPLE]).records, [])
     assert len(results.read([SAMPLE, again]).records) == 12
     results.save(tmp_path / "b.jsonl", make_record(make_run(), session="b"))
     code, out, err = run_lab("compare", path, tmp_path / "b.jsonl", "--no-plot")
-    assert code == 0 and "session b" in out, err
+    assert code == 0, err
+    assert "session b" in out, err
 
 
 @pytest.mark.parametrize(
@@ -220,7 +255,11 @@ def test_the_records_come_back(tmp_path: Path) -> None:
         ("cut", "are truncated or too large"),
     ],
 )
-def test_a_page_that_is_none_is_told(tmp_path: Path, text: str, why: str) -> None:
+def test_a_page_that_is_none_is_told(
+    tmp_path: Path,
+    text: str,
+    why: str,
+) -> None:
     path = tmp_path / "a.html"
     if text == "cut":
         whole = base64.b64decode(results.pack(session()))
@@ -249,7 +288,8 @@ def test_nothing_in_a_record_can_act() -> None:
     assert [each.get("type") for each in html.named("script")] == ["application/gzip"]
     assert not {"img", "iframe", "link", "object", "form", "a"} & {name for name, _ in html.tags}
     assert not any(name.startswith("on") for _, attributes in html.tags for name in attributes)
-    assert "49" not in html.text.replace("$", "").partition("{{")[0] and "{{ 7 * 7 }}" in text
+    assert "49" not in html.text.replace("$", "").partition("{{")[0]
+    assert "{{ 7 * 7 }}" in text
     assert EVIL.split("{{", maxsplit=1)[0][:40].replace("<", "&lt;").replace(">", "&gt;") in text
 
 
@@ -264,11 +304,14 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
         ((tmp_path / "a.jsonl", "-o", "/dev/null/a.html"), "cannot be written"),
     ):
         code, _, err = run_lab("report", *arguments)
-        assert code == 1 and why in err
+        assert code == 1
+        assert why in err
     code, out, _ = run_process("report", tmp_path / "a.jsonl")
-    assert code == 0 and out.strip() == str(tmp_path / "a.html")
+    assert code == 0
+    assert out.strip() == str(tmp_path / "a.html")
     code, _, err = run_lab("report", tmp_path / "a.html")
-    assert code == 1 and "would overwrite" in err
+    assert code == 1
+    assert "would overwrite" in err
 
 
 def test_a_measurement_ends_with_a_report(tmp_path: Path) -> None:
@@ -276,8 +319,10 @@ def test_a_measurement_ends_with_a_report(tmp_path: Path) -> None:
         "measure", "-p", 8, "-n", 3, "-r", 1, "-t", 1, "--no-plot", "--report", "-o", tmp_path
     )
     (path,) = tmp_path.glob("*.html")
-    assert code == 0 and f"report   {path}" in out, err
-    assert len(results.read([path]).records) == 2 and path.with_suffix(".jsonl").exists()
+    assert code == 0, err
+    assert f"report   {path}" in out, err
+    assert len(results.read([path]).records) == 2
+    assert path.with_suffix(".jsonl").exists()
 
 
 # In a browser
@@ -312,13 +357,23 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-def look(browser: Any, path: Path, width: int, scheme: str) -> dict[str, Any]:
+def look(
+    browser: Any,
+    path: Path,
+    width: int,
+    scheme: str,
+) -> dict[str, Any]:
     """Open a page, and measure it as a reader sees it."""
     from selenium.webdriver.support.wait import WebDriverWait
 
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    screen = {
+        "width": width,
+        "height": 800,
+        "deviceScaleFactor": 1,
+        "mobile": width < 500,
+    }
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     browser.get(path.as_uri())
     is_read = "return document.URL === arguments[0] && document.readyState === 'complete'"
@@ -343,7 +398,8 @@ def look(browser: Any, path: Path, width: int, scheme: str) -> dict[str, Any]:
 
 
 def contrast(one: list[float], other: list[float]) -> float:
-    """Of two colours, as the Web Content Accessibility Guidelines define it: 1 to 21, 4.5 and more can be read."""
+    """Of two colours, as the Web Content Accessibility Guidelines define it: 1 to 21, 4.5 and more
+    can be read."""
 
     def luminance(colour: list[float]) -> float:
         linear = [
@@ -369,18 +425,20 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "dark"), (360, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(1200, "dark"), (360, "light")],
+)
 def test_a_browser_shows_it_and_asks_nobody(
     browser: Any, pages: list[Path], width: int, scheme: str
 ) -> None:
     for path in pages:
         browser.get_log("performance")
         seen = look(browser, path, width, scheme)
-        assert seen["overflow"] <= 0 and seen["scripts"] == 3  # the records, the laws, the sliders
-        assert (
-            contrast(seen["ink"], seen["paper"]) > 7
-            and contrast(seen["letters"], seen["paper"]) > 7
-        )
+        assert seen["overflow"] <= 0
+        assert seen["scripts"] == 3  # the records, the laws, the sliders
+        assert contrast(seen["ink"], seen["paper"]) > 7
+        assert contrast(seen["letters"], seen["paper"]) > 7
         assert (sum(seen["paper"]) < 300) == (scheme == "dark")
         assert seen["smallest"] >= 8  # pixels of a letter in a picture, at phone width too
         assert browser.get_log("browser") == []
@@ -401,13 +459,18 @@ def _ceilings(record: Record) -> Ceilings:
         for kind in model.tensor_bytes
         for rate in FAST.rates
     ]
-    return dataclasses.replace(FAST, machine=record.machine, rates=tuple(rates))
+    return dataclasses.replace(
+        FAST,
+        machine=record.machine,
+        rates=tuple(rates),
+    )
 
 
 def test_nothing_is_written_beside_a_committed_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkout stays clean: pictures of samples need --out, and their pages go to the current folder."""
+    """A checkout stays clean: pictures of samples need --out, and their pages go to the current
+    folder."""
     folder = tmp_path / "results"
     folder.mkdir()
     for machine in ("amd-epyc", "intel-xeon"):
@@ -415,7 +478,8 @@ def test_nothing_is_written_beside_a_committed_sample(
     copies = sorted(folder.iterdir())
     monkeypatch.chdir(tmp_path)
     status, _, said = run_lab("compare", *copies)
-    assert (status, "--out FOLDER draws it" in said) == (0, True)
+    assert status == 0
+    assert "--out FOLDER draws it" in said is True
     assert run_lab("report", "--no-explore", copies[0])[0] == 0
     assert sorted(folder.iterdir()) == copies
     assert (tmp_path / copies[0].with_suffix(".html").name).is_file()

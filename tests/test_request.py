@@ -45,7 +45,11 @@ def make_request(**changes: Any) -> Request:
         sent_ns=1000,
         status=OK,
         events=Events(ARRIVE_NS, (9,) * 7, KINDS, (0, 2, 1, 3, 0, 0, 0)),
-        usage=Usage(prompt_tokens=10, completion_tokens=6, cached_tokens=0),
+        usage=Usage(
+            prompt_tokens=10,
+            completion_tokens=6,
+            cached_tokens=0,
+        ),
     )
     return dataclasses.replace(request, **changes)
 
@@ -124,7 +128,14 @@ def test_nothing_generated_has_no_times() -> None:
     assert times.chunk_gaps_ns(request) == []
 
 
-@pytest.mark.parametrize(("cached", "warm"), [(0, False), (3, True), (None, None)])
+@pytest.mark.parametrize(
+    ("cached", "warm"),
+    [
+        (0, False),
+        (3, True),
+        (None, None),
+    ],
+)
 def test_a_request_is_warm_when_tokens_came_from_a_cache(
     cached: int | None, warm: bool | None
 ) -> None:
@@ -148,7 +159,11 @@ def test_a_broken_request_is_named() -> None:
     del line["request"]["events"]
     with pytest.raises(ValueError, match=r"request\.request\.events is missing"):
         parse_line(json.dumps(line).encode() + b"\n")
-    line["request"]["events"] = {"arrive_ns": [1], "n_bytes": [], "kind": []}
+    line["request"]["events"] = {
+        "arrive_ns": [1],
+        "n_bytes": [],
+        "kind": [],
+    }
     with pytest.raises(ValueError, match="differ in length"):
         parse_line(json.dumps(line).encode() + b"\n")
 

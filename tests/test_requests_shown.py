@@ -22,8 +22,7 @@ from lab.core.request import (
     Usage,
 )
 from lab.errors import LabError
-from lab.show import text_comparison
-from lab.show import comparison, console, table, text_requests
+from lab.show import comparison, console, table, text_comparison, text_requests
 from lab.show.comparison import SLOWER
 from tests.conftest import make_record, make_run, run_lab
 from tests.test_request import make_request, make_request_record
@@ -48,9 +47,23 @@ def served(
     arrive = [round((first_ms + i * gap_ms) * MS) for i in range(5)]
     counted = None if n_tokens is None else (*n_tokens, 0)
     request = make_request(
-        asked=Asked(n_prompt=n_prompt, n_prompt_counted=n_prompt, n_gen=n_gen, repeat=repeat),
-        events=Events((*arrive, arrive[-1]), (9,) * 6, (*kinds, USAGE), counted),
-        usage=Usage(prompt_tokens=n_prompt, completion_tokens=n_gen, cached_tokens=cached),
+        asked=Asked(
+            n_prompt=n_prompt,
+            n_prompt_counted=n_prompt,
+            n_gen=n_gen,
+            repeat=repeat,
+        ),
+        events=Events(
+            (*arrive, arrive[-1]),
+            (9,) * 6,
+            (*kinds, USAGE),
+            counted,
+        ),
+        usage=Usage(
+            prompt_tokens=n_prompt,
+            completion_tokens=n_gen,
+            cached_tokens=cached,
+        ),
     )
     request = dataclasses.replace(request, **changes)
     return dataclasses.replace(make_request_record(request), session=session)
@@ -144,11 +157,28 @@ def test_what_is_not_known_is_said(record: RequestRecord, expected: str) -> None
 
 def test_failures_are_classes_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     failed = [
-        served(repeat=i, status=FAILED, failure=STALLED, error="nothing for 60 s") for i in (1, 2)
+        served(
+            repeat=i,
+            status=FAILED,
+            failure=STALLED,
+            error="nothing for 60 s",
+        )
+        for i in (1, 2)
     ]
     assert "No request went well.\n" in shown(failed, capsys)
     warmup = dataclasses.replace(failed[0].request.asked, warmup=True)
-    out = shown([served(), served(asked=warmup, status=FAILED, failure=STALLED), *failed], capsys)
+    out = shown(
+        [
+            served(),
+            served(
+                asked=warmup,
+                status=FAILED,
+                failure=STALLED,
+            ),
+            *failed,
+        ],
+        capsys,
+    )
     assert (
         "failed 2 of 3 requests (stalled), for example 100 prompt tokens, repeat 2: "
         "nothing for 60 s" in out
@@ -219,9 +249,17 @@ def other_server(records: list[RequestRecord], **changes: Any) -> list[RequestRe
 
 
 def test_servers_are_compared_by_ttft_and_tpot() -> None:
-    rows = compared(session(), other_server(session(first_ms=50, gap_ms=30))).rows
+    rows = compared(
+        session(),
+        other_server(session(first_ms=50, gap_ms=30)),
+    ).rows
     assert [(row.n_prompt, row.figure) for row in rows] == [
-        *((10, "ttft_s"), (10, "tpot_ms"), (100, "ttft_s"), (100, "tpot_ms"))
+        *(
+            (10, "ttft_s"),
+            (10, "tpot_ms"),
+            (100, "ttft_s"),
+            (100, "tpot_ms"),
+        )
     ]
     assert (rows[0].estimate, rows[1].estimate) == pytest.approx((1, 3))
     assert rows[1].verdict == SLOWER
@@ -308,7 +346,12 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
 
 
 def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path) -> None:
-    failed = served(repeat=7, status=FAILED, failure=STALLED, error="<script>alert(1)</script>")
+    failed = served(
+        repeat=7,
+        status=FAILED,
+        failure=STALLED,
+        error="<script>alert(1)</script>",
+    )
     command = ("measure", "--url", "http://127.0.0.1:1/v1", "--prompt-len", "10,100")
     records = [
         dataclasses.replace(record, command=command) for record in numbered([*session(), failed])

@@ -114,9 +114,12 @@ def test_a_build_without_rpc_says_how_to_get_one() -> None:
         worker.use(None, (endpoint,))
         with pytest.raises(LabError, match="has no RPC") as problem:
             _ = worker.build
-    assert "-DGGML_RPC=ON" in problem.value.hint and "--lib FOLDER" in problem.value.hint
+    assert "-DGGML_RPC=ON" in problem.value.hint
+    assert "--lib FOLDER" in problem.value.hint
     status, _, err = run_lab("rpc-server", "--port", free_port())
-    assert status == 1 and "has no RPC" in err and "--lib FOLDER" in err
+    assert status == 1
+    assert "has no RPC" in err
+    assert "--lib FOLDER" in err
 
 
 # The command
@@ -124,7 +127,8 @@ def test_a_build_without_rpc_says_how_to_get_one() -> None:
 
 def test_its_help_warns() -> None:
     status, out, _ = run_lab("rpc-server", "--help")
-    assert status == 0 and "executes what a client sends" in re.sub(r"\s+", " ", out)
+    assert status == 0
+    assert "executes what a client sends" in re.sub(r"\s+", " ", out)
 
 
 @pytest.mark.parametrize("host", ["localhost", "::1", "192.0.2.1"])
@@ -141,7 +145,8 @@ def test_ctrl_c_ends_a_server_cleanly(libraries: str) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert lines == ["lends    CPU\n", f"use it   lab measure --rpc 127.0.0.1:{port}\n"]
-    assert process.returncode == 0 and "Stopped." in err
+    assert process.returncode == 0
+    assert "Stopped." in err
     with pytest.raises(rpc.ServerUnavailable):
         rpc.check(f"127.0.0.1:{port}")
 
@@ -209,7 +214,8 @@ def test_tensors_stay_on_this_machine_if_asked(
             **FAST,
         )
         placement = records[-1].run.placement
-        assert records[-1].run.status == OK and placement is not None
+        assert records[-1].run.status == OK
+        assert placement is not None
         buffers[override] = sum(
             buffer.n_bytes
             for buffer in placement.buffers
@@ -221,7 +227,12 @@ def test_tensors_stay_on_this_machine_if_asked(
 class Dying:
     """A server that ends in the middle of a run; if it `returns`, another takes its place."""
 
-    def __init__(self, libraries: str, repeat: int, returns: bool) -> None:
+    def __init__(
+        self,
+        libraries: str,
+        repeat: int,
+        returns: bool,
+    ) -> None:
         self.libraries = libraries
         self.repeat = repeat
         self.returns = returns

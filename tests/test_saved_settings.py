@@ -77,7 +77,11 @@ def test_odd_names_are_refused(name: str) -> None:
         ('{"flash_attn": "maybe"}', "--flash-attn maybe is not possible"),
     ],
 )
-def test_broken_files_are_refused(folder: Path, text: str, reason: str) -> None:
+def test_broken_files_are_refused(
+    folder: Path,
+    text: str,
+    reason: str,
+) -> None:
     folder.mkdir()
     (folder / "fast.json").write_text(text)
     with pytest.raises(LabError) as problem:
@@ -107,8 +111,11 @@ def test_saved_settings_are_the_defaults_of_a_command(
 ) -> None:
     save("fast", FAST)
     values = parameters(name, "--threads", "2", "--settings", "fast")
-    assert (values["threads"], values["ubatch"], values["repack"]) == (2, 64, False)
-    assert values["device"] == "CUDA0,CUDA1" and values["batch"] == 2048
+    assert values["threads"] == 2
+    assert values["ubatch"] == 64
+    assert values["repack"] is False
+    assert values["device"] == "CUDA0,CUDA1"
+    assert values["batch"] == 2048
     options = "--threads 1 --ubatch 64 --no-repack --device CUDA0,CUDA1"
     if name != "doctor":  # which has no such option
         options += " --kv-unified on"
@@ -123,9 +130,22 @@ def test_every_setting_can_be_saved_and_given() -> None:
             values[name] = setting.choices[0]
         elif setting.most:
             values[name] = 1
-    values |= {"prompt": "code", "seed": 3, "n_gpu_layers": "auto", "device": ["none"]}
-    values |= {"lib": "/a/b", "mmap": False, "rpc": ["192.0.2.1:50052"]}
-    values |= {"split_mode": "none", "tensor_split": "3,1", "override_tensor": ["exps=CPU"]}
+    values |= {
+        "prompt": "code",
+        "seed": 3,
+        "n_gpu_layers": "auto",
+        "device": ["none"],
+    }
+    values |= {
+        "lib": "/a/b",
+        "mmap": False,
+        "rpc": ["192.0.2.1:50052"],
+    }
+    values |= {
+        "split_mode": "none",
+        "tensor_split": "3,1",
+        "override_tensor": ["exps=CPU"],
+    }
     save("all", values)
     parsed = parameters("measure", "--settings", "all")
     for name, value in values.items():
@@ -149,7 +169,9 @@ def test_wrong_uses_are_errors_without_a_traceback(folder: Path) -> None:
     )
     save("fast", {"threads": 1})
     status, _, err = run_lab("measure", "--settings", "fast", "--url", "http://127.0.0.1:1/v1")
-    assert status == 1 and "--settings is only for the lab's own engine, not for a server." in err
+    assert status == 1
+    assert "--settings is only for the lab's own engine, not for a server." in err
     (folder / "fast.json").write_text('{"colour": 1}')
     status, _, err = run_lab("batch", "--settings", "fast")
-    assert status == 1 and "The settings fast cannot be used: this lab has no setting colour" in err
+    assert status == 1
+    assert "The settings fast cannot be used: this lab has no setting colour" in err

@@ -33,10 +33,18 @@ from tests import miniature
 from tests.conftest import MODEL, FakeWorker, column, run_lab
 
 LOOKUPS: dict[str, tuple[list[int], int, list[int]]] = {
-    "what followed the same pair": ([1, 2, 3, 4, 1, 2], 2, [3, 4]),
+    "what followed the same pair": (
+        [1, 2, 3, 4, 1, 2],
+        2,
+        [3, 4],
+    ),
     "the last time, not the first": ([1, 2, 9, 1, 2, 3, 5, 1, 2], 1, [3]),
     "three tokens come before two": ([9, 1, 2, 7, 8, 1, 2, 6, 9, 1, 2], 1, [7]),
-    "past the end it repeats": ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),
+    "past the end it repeats": (
+        [1, 2, 1, 2],
+        5,
+        [1, 2, 1, 2, 1],
+    ),
     "nothing has occurred before": ([1, 2, 3], 4, []),
     "one token is no text": ([1], 4, []),
 }
@@ -65,7 +73,11 @@ def test_the_speed_up_is_the_formula_where_every_step_is_alike() -> None:
     assert of_unknown_step is None
 
 
-def lookup_chains(text: Sequence[int], n_prompt: int, n_draft: int) -> list[Chain]:
+def lookup_chains(
+    text: Sequence[int],
+    n_prompt: int,
+    n_draft: int,
+) -> list[Chain]:
     """Speculation by lookup if the model writes just this text."""
     chains = []
     n = n_prompt
@@ -100,9 +112,19 @@ def test_one_draft_length_tells_of_shorter_ones(name: str, n_draft: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("v", "c", "n_draft", "share"), [(1.75, 0, 2, 0.5), (3, 0, 2, None), (1, 0.5, 2, 0.618)]
+    ("v", "c", "n_draft", "share"),
+    [
+        (1.75, 0, 2, 0.5),
+        (3, 0, 2, None),
+        (1, 0.5, 2, 0.618),
+    ],
 )
-def test_the_share_at_which_it_pays(v: float, c: float, n_draft: int, share: float | None) -> None:
+def test_the_share_at_which_it_pays(
+    v: float,
+    c: float,
+    n_draft: int,
+    share: float | None,
+) -> None:
     break_even = guesses.break_even(v, c, n_draft)
 
     assert break_even == (share if share is None else pytest.approx(share, abs=1e-3))
@@ -123,7 +145,13 @@ def model_file(tmp_path: Path) -> Path:
 def make_plan(
     worker: Any, model: Path, *, lengths: str = "1,2,4", draft: str | None = None, **changes: Any
 ) -> Plan:
-    settings = {"prompt_len": "20", "gen": 13, "repeat": 2, "prompt": "code,story", **changes}
+    settings = {
+        "prompt_len": "20",
+        "gen": 13,
+        "repeat": 2,
+        "prompt": "code,story",
+        **changes,
+    }
     return planning.plan(worker, draft, lengths, model=str(model), **settings)
 
 
@@ -167,7 +195,13 @@ def test_a_block_has_the_curve_and_every_text_with_and_without_drafts(
 def test_all_runs_of_a_text_in_a_block_have_the_same_prompt(
     fake_worker: FakeWorker, model_file: Path
 ) -> None:
-    measured(fake_worker, model_file, repeat=1, prompt="code", lengths="1,2")
+    measured(
+        fake_worker,
+        model_file,
+        repeat=1,
+        prompt="code",
+        lengths="1,2",
+    )
 
     prompts_of_text = set()
     for script in fake_worker.scripts:
@@ -193,7 +227,8 @@ def test_rows_have_what_was_planted(fake_worker: FakeWorker, model_file: Path) -
     by_case = {(row.text, row.n_draft): row for row in rows}
     four = by_case["code", 4]
     assert list(by_case) == [(text, n) for text in ("code", "story") for n in (1, 2, 4)]
-    assert (four.length, four.right) == (3.0, 8 / 14)
+    assert four.length == 3.0
+    assert four.right == 8 / 14
     assert four.plain_tpot_s == pytest.approx(0.011)
     assert four.tpot_s == pytest.approx((3 * step_ms + last_step_ms) / 12e3)
     assert four.speed_up == pytest.approx(0.011 / four.tpot_s)
@@ -210,7 +245,12 @@ def test_the_bottleneck_is_the_part_that_costs_most(
     fake_worker: FakeWorker, model_file: Path
 ) -> None:
     fake_worker.n_right = 0
-    records = measured(fake_worker, model_file, repeat=6, prompt="code")
+    records = measured(
+        fake_worker,
+        model_file,
+        repeat=6,
+        prompt="code",
+    )
 
     best, *_ = speed_ups.conclude(speed_ups.rows(records))
 
@@ -223,7 +263,13 @@ def changed(record: Record, **changes: Any) -> Record:
 
 
 def test_equal_texts_are_said_to_match(fake_worker: FakeWorker, model_file: Path) -> None:
-    records = measured(fake_worker, model_file, repeat=1, lengths="2", prompt="code")
+    records = measured(
+        fake_worker,
+        model_file,
+        repeat=1,
+        lengths="2",
+        prompt="code",
+    )
 
     rows = speed_ups.rows(records)
 
@@ -233,7 +279,13 @@ def test_equal_texts_are_said_to_match(fake_worker: FakeWorker, model_file: Path
 
 def test_where_the_text_differs_is_said(fake_worker: FakeWorker, model_file: Path) -> None:
     records = []
-    for record in measured(fake_worker, model_file, repeat=1, lengths="2", prompt="code"):
+    for record in measured(
+        fake_worker,
+        model_file,
+        repeat=1,
+        lengths="2",
+        prompt="code",
+    ):
         ids = record.run.token_ids
         is_parted = has_drafts(record)
         records.append(changed(record, token_ids=(0, 1, 99, *ids[3:])) if is_parted else record)
@@ -255,7 +307,13 @@ def scaled(steps: Steps, factor: int) -> Steps:
 
 def test_sessions_are_paired_with_themselves(fake_worker: FakeWorker, model_file: Path) -> None:
     """The second session is three times as slow: its own plain runs are, too."""
-    first = measured(fake_worker, model_file, repeat=6, lengths="2", prompt="code")
+    first = measured(
+        fake_worker,
+        model_file,
+        repeat=6,
+        lengths="2",
+        prompt="code",
+    )
     second = []
     for record in first:
         slow = changed(record, steps=scaled(record.run.steps, 3))

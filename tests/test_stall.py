@@ -67,7 +67,11 @@ def test_chunks_of_the_prompt_share_steps_with_the_streams() -> None:
         prompt += chunk.tokens or ()
         sizes.append(column(operation.parts, "n_tokens"))
         assert column(streams, "n_outputs") == [1, 1]
-    assert sizes == [[40, 1, 1], [40, 1, 1], [20, 1, 1]]
+    assert sizes == [
+        [40, 1, 1],
+        [40, 1, 1],
+        [20, 1, 1],
+    ]
     assert prompt == text(0, 100)
     assert [operation.parts[0].n_outputs for operation in mixed] == [0, 0, 1]
     assert script[0].parts[0].tokens == tuple(text(1, room.N_CONTEXT))
@@ -93,7 +97,14 @@ def test_a_case_has_room_for_exactly_what_its_script_computes(chunk: int | None)
     assert tuple(n_tokens) == case.sequences
 
 
-@pytest.mark.parametrize(("n_prompt", "chunk"), [(1000, 64), (1000, 1000), (999, 333)])
+@pytest.mark.parametrize(
+    ("n_prompt", "chunk"),
+    [
+        (1000, 64),
+        (1000, 1000),
+        (999, 333),
+    ],
+)
 def test_there_are_as_many_stalls_as_chunks(n_prompt: int, chunk: int) -> None:
     (in_chunks,) = room.rows([stall_record(n_prompt, chunk, 4, decode_ms=2)])
     (at_once,) = room.rows([stall_record(n_prompt, None, 4)])
@@ -116,7 +127,8 @@ def test_the_figures_are_those_of_the_steps() -> None:
     assert at_once.newcomer_s == pytest.approx(1.001)
     assert mixed.lost == pytest.approx(1 - (1.001 + 4 * usual_s) / mixed.newcomer_s)
     assert at_once.lost == pytest.approx(0)
-    assert (mixed.n_steps, at_once.n_steps) == (4, 2)
+    assert mixed.n_steps == 4
+    assert at_once.n_steps == 2
     assert experiments.figures(records[0].run) == {
         "gap_ms": pytest.approx(1e3 * chunk_s),
         "newcomer_s": pytest.approx(mixed.newcomer_s),
@@ -151,7 +163,14 @@ def test_the_plan_has_each_chunk_and_all_at_once(fake_worker: FakeWorker) -> Non
     planned = plan(fake_worker, 300, "64,256", "1,2")
 
     setups = [(case.setup.n_streams, case.setup.chunk) for case in planned.cases]
-    assert setups == [(1, 64), (1, 256), (1, None), (2, 64), (2, 256), (2, None)]
+    assert setups == [
+        (1, 64),
+        (1, 256),
+        (1, None),
+        (2, 64),
+        (2, 256),
+        (2, None),
+    ]
     assert planned.settings.kv_unified
     assert planned.settings.n_seq_max == 3
     assert planned.settings.n_ctx == max(sum(case.sequences) for case in planned.cases)
@@ -203,7 +222,11 @@ STREAM = (1, 161)  # a token of a stream, after 161 positions
         ),
         pytest.param(
             *(10, 10, 1, 8, False),
-            [([(1, 10), STREAM, STREAM], 2), ([(8, 11)], 0), ([(1, 19)], 1)],
+            [
+                ([(1, 10), STREAM, STREAM], 2),
+                ([(8, 11)], 0),
+                ([(1, 19)], 1),
+            ],
             id="separate caches: equal slices",
         ),
         pytest.param(
@@ -220,7 +243,11 @@ def test_a_step_is_cut_where_llama_cpp_cuts_it(
     expected: list[Any],
 ) -> None:
     settings = dataclasses.replace(ONE_CACHE, n_ubatch=n_ubatch, kv_unified=kv_unified)
-    parts = [Part(0, (7,) * n_chunk, n_outputs), Part(1, None, 1), Part(2, None, 1)]
+    parts = [
+        Part(0, (7,) * n_chunk, n_outputs),
+        Part(1, None, 1),
+        Part(2, None, 1),
+    ]
 
     cut = list(pieces(parts, {0: n_past, 1: 161, 2: 161}, settings))
 

@@ -22,7 +22,11 @@ DIFFERENT_GPU = Device("GPU1", "another", "gpu")
 def session(decode_ms: float = 10, **changes: object) -> list[Record]:
     """A warm-up, and two repeats of three prompt lengths: 1,000 tokens are slower per token."""
     records = [make_record(make_run(10, 2, warmup=True))]
-    for n_prompt, prefill_ms in ((10, 1), (100, 1), (1000, 2)):
+    for n_prompt, prefill_ms in (
+        (10, 1),
+        (100, 1),
+        (1000, 2),
+    ):
         for repeat in range(2):
             token_ms = decode_ms * (1 + n_prompt / 1000)
             run = make_run(n_prompt, 5, repeat, prefill_ms=prefill_ms, decode_ms=token_ms)
@@ -95,7 +99,11 @@ def test_sentences_say_what_the_table_shows() -> None:
 def test_gpus_are_part_of_a_setup() -> None:
     offloaded = dataclasses.replace(SETTINGS, n_gpu_layers=99)
     records = []
-    for gpus in ([GPU], [GPU, SECOND_GPU], [GPU, DIFFERENT_GPU]):
+    for gpus in (
+        [GPU],
+        [GPU, SECOND_GPU],
+        [GPU, DIFFERENT_GPU],
+    ):
         machine = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, *gpus))
         for repeat in range(2):
             run = make_run(20, 5, repeat)
@@ -129,7 +137,10 @@ def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str])
     odd = dataclasses.replace(MODEL, name="phi[q4] :fire: [/b]")
     failed = make_run(status="failed", error="x[i01] [/tmp/a]")
 
-    kinds.print_results([make_record(make_run(10, 2), model=odd)], console.console())
+    kinds.print_results(
+        [make_record(make_run(10, 2), model=odd)],
+        console.console(),
+    )
     kinds.print_results([make_record(failed)], console.console())
 
     shown = capsys.readouterr().out

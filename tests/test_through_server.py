@@ -37,7 +37,12 @@ FAST: dict[str, Any] = {"first_ms": 2.0, "gap_ms": 1.0}
 MODELS = {
     "plain": Behaviour(usage=RUNNING, **FAST),
     "uncounted": Behaviour(usage=NEVER, **FAST),
-    "short": Behaviour(usage=RUNNING, stops_after=3, obeys_ignore_eos=False, **FAST),
+    "short": Behaviour(
+        usage=RUNNING,
+        stops_after=3,
+        obeys_ignore_eos=False,
+        **FAST,
+    ),
 }
 LEAST = 8 + TEMPLATE_TOKENS
 """Tokens of the shortest prompt of a chat: the nonce and the template."""
@@ -77,7 +82,12 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
     asked = [record.request.asked for record in records]
     warmups = [(ask.n_prompt, ask.n_gen, ask.warmup) for ask in asked[:2]]
     assert warmups == [(20, WARMUP_GEN, True), (60, WARMUP_GEN, True)]
-    assert [(ask.n_gen, ask.repeat) for ask in asked[2:]] == [(20, 0), (20, 0), (20, 1), (20, 1)]
+    assert [(ask.n_gen, ask.repeat) for ask in asked[2:]] == [
+        (20, 0),
+        (20, 0),
+        (20, 1),
+        (20, 1),
+    ]
     assert [sorted(ask.n_prompt or 0 for ask in asked[i : i + 2]) for i in (2, 4)] == [
         [20, 60],
         [20, 60],
@@ -97,7 +107,11 @@ def test_each_request_is_made_recorded_and_on_disk(plain: Server, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("n", "message"), [(LEAST - 1, f"the shortest one has {LEAST}"), (496, "context of 500 tokens")]
+    ("n", "message"),
+    [
+        (LEAST - 1, f"the shortest one has {LEAST}"),
+        (496, "context of 500 tokens"),
+    ],
 )
 def test_a_length_that_the_server_cannot_take_is_refused(
     plain: Server, n: int, message: str
@@ -111,7 +125,13 @@ def test_an_answer_that_the_stream_did_not_count_is_tokenized(
     null: NullServer, tmp_path: Path
 ) -> None:
     with connect(null.url, "uncounted") as server:
-        records, _ = run(server, tmp_path, prompt_len="20", gen=5, repeat=1)
+        records, _ = run(
+            server,
+            tmp_path,
+            prompt_len="20",
+            gen=5,
+            repeat=1,
+        )
     warmup, measured = (record.request.usage for record in records)
     assert warmup is None  # nobody looks at it
     assert measured.completion_tokens == 5
@@ -178,7 +198,13 @@ def test_as_python(null: NullServer, tmp_path: Path) -> None:
         "out": tmp_path,
         "prompt": "story",
     }
-    records = lab.measure([20], gen=4, repeat=1, watch=seen.append, **options)
+    records = lab.measure(
+        [20],
+        gen=4,
+        repeat=1,
+        watch=seen.append,
+        **options,
+    )
     assert [record.request.status for record in records] == [OK, OK]
     assert figures(records[-1].request).is_short is True
     assert records[-1].model == "short"

@@ -113,7 +113,10 @@ def test_the_start_of_threads_is_taken_off_what_uses_several_on_the_cpu() -> Non
     assert costs in text_of(phase)
 
 
-@pytest.mark.parametrize(("n_threads", "expected_ns"), [(1, 0), (4, 700)])
+@pytest.mark.parametrize(
+    ("n_threads", "expected_ns"),
+    [(1, 0), (4, 700)],
+)
 def test_the_start_and_end_of_threads_is_what_a_product_alone_takes_longer_with_them(
     monkeypatch: pytest.MonkeyPatch, n_threads: int, expected_ns: int
 ) -> None:
@@ -152,14 +155,25 @@ def test_the_start_and_end_of_threads_is_what_a_product_alone_takes_longer_with_
 def test_operations_and_layers_come_from_weights_and_names(
     op: str, result: str, weights: str, previous: int | None, expected: tuple[str, int | None]
 ) -> None:
-    planted = node(op, result, operand(weights, 8, 8), operand("x", 8))
+    planted = node(
+        op,
+        result,
+        operand(weights, 8, 8),
+        operand("x", 8),
+    )
     assert operations.place_of(planted, previous) == expected
 
 
 def test_bytes_and_flops_follow_from_shapes() -> None:
     assert operations.cost_of(EMBEDDING) == (9 + 4, None)  # one row of 100, and its number
     assert operations.cost_of(Q) == (72 + 32, 2 * 8 * 16)
-    writes = node("SET_ROWS", "c", operand("k", 8), operand("ids", 1), operand("cache", 8, 1000))
+    writes = node(
+        "SET_ROWS",
+        "c",
+        operand("k", 8),
+        operand("ids", 1),
+        operand("cache", 8, 1000),
+    )
     assert operations.cost_of(writes) == (32 + 4, None)
 
 
@@ -223,15 +237,28 @@ def test_a_sum_that_is_far_off_says_so_and_has_no_shares() -> None:
 
 
 def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, n_ctx=256, n_threads=1, n_threads_batch=1)
+    settings = dataclasses.replace(
+        SETTINGS,
+        n_ctx=256,
+        n_threads=1,
+        n_threads_batch=1,
+    )
     with Worker() as worker:
         model = worker.read_model(mini, "mini", "file")
         worker.load(mini, settings)
         worker.new_context(settings)
-        asked = {"tokens": [5, 6, 7, 8, 9], "n_gen": 2, "n_rounds": 2}
+        asked = {
+            "tokens": [5, 6, 7, 8, 9],
+            "n_gen": 2,
+            "n_rounds": 2,
+        }
         traced = worker.call(Trace, "lab.features.trace.child.trace", **asked)
-    assert (traced.prefill.n_tokens, traced.prefill.n_past, traced.prefill.n_steps) == (5, 0, 2)
-    assert (traced.decode.n_tokens, traced.decode.n_past, traced.decode.n_steps) == (1, 5, 4)
+    assert traced.prefill.n_tokens == 5
+    assert traced.prefill.n_past == 0
+    assert traced.prefill.n_steps == 2
+    assert traced.decode.n_tokens == 1
+    assert traced.decode.n_past == 5
+    assert traced.decode.n_steps == 4
     for step in (traced.prefill, traced.decode):
         phase = phases.phase("decode", step, model, settings)
         products = cost.products(model, step.n_tokens, 1)
@@ -251,7 +278,11 @@ def flops_of_weights(parts: tuple[Part, ...]) -> float:
 
 
 def look(worker: Worker, replacement: int) -> Looks:
-    asked = {"tokens": [5, 6, 7, 8], "replaced": 0, "replacement": replacement}
+    asked = {
+        "tokens": [5, 6, 7, 8],
+        "replaced": 0,
+        "replacement": replacement,
+    }
     return worker.call(Looks, "lab.features.trace.child.look", **asked)
 
 

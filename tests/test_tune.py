@@ -101,7 +101,11 @@ class Planted(FakeWorker):
         self.settings = asked[1]
         return super().load(*asked)
 
-    def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
+    def run(
+        self,
+        script: Script,
+        watch: Callable[[Progress], None],
+    ) -> Outcome:
         outcome = super().run(script, watch)
         prefill, decode = Planted.factors(self.settings)
         steps = steps_of_shapes(
@@ -114,7 +118,11 @@ class Planted(FakeWorker):
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: None) -> str:
+def tiny(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    simulated: None,
+) -> str:
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(machine, "n_cores_usable", lambda: 2)
     monkeypatch.setattr(machine, "default_threads", lambda: 2)
@@ -128,7 +136,12 @@ def session(
     Planted.factors = staticmethod(factors)
     Planted.chance = random.Random(seed)
     worker: Any = FakeWorker()
-    asked = {"gen": 50, "budget": "5min", "seed": seed, **options}
+    asked = {
+        "gen": 50,
+        "budget": "5min",
+        "seed": seed,
+        **options,
+    }
     plan = planning.plan(worker, 200, model=tiny, **asked)
     path = Path(tiny).parent / f"{seed}.jsonl"
     lines = measuring.execute(
@@ -255,7 +268,12 @@ def slow_decode(on: float, off: float) -> Factors:
     ],
     ids=["quick", "slow", "too slow"],
 )
-def test_the_budget_is_kept(tiny: str, factors: Factors, gen: int, budget_s: float) -> None:
+def test_the_budget_is_kept(
+    tiny: str,
+    factors: Factors,
+    gen: int,
+    budget_s: float,
+) -> None:
     lines = session(tiny, factors, gen=gen, budget=budget_s)
     assert Planted.now_s < 1.15 * budget_s
     assert {record.run.status for record in runs_of(lines)} == {OK}
@@ -263,14 +281,28 @@ def test_the_budget_is_kept(tiny: str, factors: Factors, gen: int, budget_s: flo
 
 def test_a_budget_for_four_blocks_confirms(tiny: str) -> None:
     """10 tokens per second: 4 blocks of two answers of 300 tokens take 4 minutes."""
-    result = tuned(session(tiny, slow_decode(10.0, 8.0), gen=300, budget=600))
+    result = tuned(
+        session(
+            tiny,
+            slow_decode(10.0, 8.0),
+            gen=300,
+            budget=600,
+        )
+    )
     assert result.n_confirmed >= 4
     assert result.is_recommended
 
 
 def test_a_budget_for_fewer_blocks_says_that_a_larger_one_is_needed(tiny: str) -> None:
     """Four blocks of two answers of 1,000 tokens would take 13 minutes."""
-    result = tuned(session(tiny, slow_decode(10.0, 8.0), gen=1000, budget=700))
+    result = tuned(
+        session(
+            tiny,
+            slow_decode(10.0, 8.0),
+            gen=1000,
+            budget=700,
+        )
+    )
     assert result.n_confirmed < 4
     assert not result.is_recommended
     assert "larger --budget" in section.sentences(result)[-1]
@@ -282,7 +314,15 @@ def test_the_budget_is_kept_where_the_winner_takes_longer_than_the_default(tiny:
     def factors(settings: Settings) -> tuple[float, float]:
         return (0.5, 3.0) if settings.flash_attn == "off" else (1.0, 1.0)
 
-    result = tuned(session(tiny, factors, goal="ttft", gen=1500, budget=635))
+    result = tuned(
+        session(
+            tiny,
+            factors,
+            goal="ttft",
+            gen=1500,
+            budget=635,
+        )
+    )
     assert Planted.now_s < 1.06 * 635
     assert result.choice == NO_FLASH
 

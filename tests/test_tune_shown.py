@@ -66,7 +66,12 @@ def run_of(
         part=part,
         **changes,
     )
-    return make_record(run, session=SESSION, settings=settings, command=COMMAND)
+    return make_record(
+        run,
+        session=SESSION,
+        settings=settings,
+        command=COMMAND,
+    )
 
 
 def searching(times_ms: dict[str, float], n_blocks: int = 4) -> list[Record]:
@@ -79,7 +84,11 @@ def searching(times_ms: dict[str, float], n_blocks: int = 4) -> list[Record]:
     return records
 
 
-def confirming(variant: str, gain: float = 2.0, n_blocks: int = 6) -> list[Record]:
+def confirming(
+    variant: str,
+    gain: float = 2.0,
+    n_blocks: int = 6,
+) -> list[Record]:
     """The confirmation: default, winner, winner, default in each block."""
     records = []
     for block in range(n_blocks):
@@ -128,7 +137,10 @@ def section_of(lines: Sequence[Any]) -> Section:
 
 
 def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_search() -> None:
-    lines = session({DEFAULT: 9.0, OFF: 3.0}, confirming(OFF, gain=1.25))
+    lines = session(
+        {DEFAULT: 9.0, OFF: 3.0},
+        confirming(OFF, gain=1.25),
+    )
     first, medians = section.sentences(result_of(lines))
     # default 21 + 300 x 10 ms, winner 21 + 300 x 8.2 ms, each a little slower in some blocks
     assert first.startswith("--flash-attn off is 1.22 times as fast (95 % interval 1.2")
@@ -168,7 +180,10 @@ def test_the_table_and_the_sentences_have_one_direction() -> None:
 
 
 def test_the_bar_of_the_winner_is_its_confirmation_alone() -> None:
-    lines = session({DEFAULT: 9.0, OFF: 3.0, ONE: 12.0}, confirming(OFF, gain=1.25))
+    lines = session(
+        {DEFAULT: 9.0, OFF: 3.0, ONE: 12.0},
+        confirming(OFF, gain=1.25),
+    )
     figure = canvas.drawn(section_of(lines).pictures[0].draw, WIDE)
     (ax,) = figure.axes
     texts = [text.get_text() for text in ax.texts]
@@ -275,7 +290,8 @@ def test_ctrl_c_ends_the_command_with_the_best_so_far(
 def test_show_and_plot_read_a_session(tmp_path: Path) -> None:
     path = saved(tmp_path, full_session())
     code, out, err = run_lab("show", path)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     assert "for 20 + 301 tokens" in " ".join(out.split())
     assert "--flash-attn off is 1.81 times as fast (95 % interval" in out
     assert "prefill" not in out  # no table of plain runs
@@ -354,8 +370,18 @@ ZERO = (0,) * len(STEPS.kind)
         {"part": "odd"},
         {"block": None},
         {"steps": Steps()},
-        {"n_gen": 1, "steps": make_run(N_PROMPT, 1).steps},
-        {"steps": dataclasses.replace(STEPS, start_ns=ZERO, ready_ns=ZERO, end_ns=ZERO)},
+        {
+            "n_gen": 1,
+            "steps": make_run(N_PROMPT, 1).steps,
+        },
+        {
+            "steps": dataclasses.replace(
+                STEPS,
+                start_ns=ZERO,
+                ready_ns=ZERO,
+                end_ns=ZERO,
+            )
+        },
     ],
     ids=["part", "block", "no steps", "one token", "no time"],
 )

@@ -47,7 +47,13 @@ from tests.conftest import (
 from tests.null_server import NullSettings, null_server
 from tests.test_request import make_request, make_request_record
 
-UNBROKEN = Conversation(20, (10, 8, 6), (5, 4, 3), "", "memory")
+UNBROKEN = Conversation(
+    20,
+    (10, 8, 6),
+    (5, 4, 3),
+    "",
+    "memory",
+)
 MS = 10**6
 
 
@@ -183,7 +189,11 @@ def test_runs_that_differ_by_a_token_have_whole_counts() -> None:
     part = dataclasses.replace(script[last + 1].parts[0], tokens=tuple(longer[1:]))
     script[last] = dataclasses.replace(script[last], first=script[last].first + 1)
     script[last + 1] = dataclasses.replace(script[last + 1], parts=(part,))
-    run = dataclasses.replace(record.run, steps=steps_of(script, move_ms=5), repeat=1)
+    run = dataclasses.replace(
+        record.run,
+        steps=steps_of(script, move_ms=5),
+        repeat=1,
+    )
 
     *_, third = rows([record, make_record(run)])
 
@@ -218,7 +228,11 @@ def attention(n: int) -> Rate:
 
 
 def test_a_prediction_is_the_same_script_with_other_times() -> None:
-    rates = (*(products(n) for n in (1, 2, 4, 8, 32)), attention(1), attention(512))
+    rates = (
+        *(products(n) for n in (1, 2, 4, 8, 32)),
+        attention(1),
+        attention(512),
+    )
     ceilings = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, rates)
     prediction = StepPrediction(MODEL, SETTINGS, ceilings, learning.fit([]), 0)
 
@@ -268,7 +282,13 @@ def test_drawn_lengths_are_in_the_record_and_each_break_has_its_perfect_case(
 ) -> None:
     turn = "lognormal:10,0.5+4-8"
 
-    planned = plan(fake_worker, turn=turn, turns=5, breaks="tools@3", keep="memory,disk,none")
+    planned = plan(
+        fake_worker,
+        turn=turn,
+        turns=5,
+        breaks="tools@3",
+        keep="memory,disk,none",
+    )
 
     setups = column(planned.cases, "setup")
     assert [(setup.keep, setup.breaks) for setup in setups] == [
@@ -291,7 +311,8 @@ def test_without_a_cache_two_turns_are_measured_and_the_others_computed(
     by_law = rows([record_of(memory), record_of(uncached)])
     measured = rows([record_of(memory), record_of(every_turn)])
 
-    assert (memory.only, uncached.only) == ((), (5, 8))
+    assert memory.only == ()
+    assert uncached.only == (5, 8)
     expected_s = column(measured, "without_s")
     assert column(by_law, "without_s") == pytest.approx(expected_s, rel=0.12)
     assert by_law[4].without_s == pytest.approx(measured[4].without_s, rel=0.05)
@@ -320,10 +341,20 @@ def test_a_second_conversation_in_a_slot_of_its_own_breaks_nothing() -> None:
     assert "would save" not in sentence  # no case without breaks was measured
 
 
-def run_conversation(worker: Worker, mini: Path, folder: Path) -> list[Run]:
+def run_conversation(
+    worker: Worker,
+    mini: Path,
+    folder: Path,
+) -> list[Run]:
     """The timed runs of a conversation of three turns, with a cache everywhere and without one."""
     asked = (30, "12+6", 3, "truncate@3,second@2", "memory,slot,disk,none", 1, str(mini))
-    planned = planning.plan(worker, *asked, threads=1, prompt="random", folder=folder)
+    planned = planning.plan(
+        worker,
+        *asked,
+        threads=1,
+        prompt="random",
+        folder=folder,
+    )
     path = new_results_file(planned, folder)
     records = list(execute(planned, worker, path, lambda status: None))
     assert [record.run.error for record in records if record.run.error] == []
@@ -369,7 +400,11 @@ def test_turns_command(mini: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*-turns.png"))) == 1
     assert list(tmp_path.glob(".lab-states*")) == []
     table = json.loads(run_lab("show", tmp_path, "--json")[1])["rows"]
-    assert [(row["turn"], row["differs_at"]) for row in table] == [(1, None), (2, None), (3, 16)]
+    assert [(row["turn"], row["differs_at"]) for row in table] == [
+        (1, None),
+        (2, None),
+        (3, 16),
+    ]
 
 
 def turn(
@@ -381,7 +416,13 @@ def turn(
     breaks: str = "system@3",
 ) -> RequestRecord:
     """A turn of a conversation through a server that takes 10 ms for each further token."""
-    conversation = Conversation(60, (40, 20, 20), (11, 11, 11), breaks, "memory")
+    conversation = Conversation(
+        60,
+        (40, 20, 20),
+        (11, 11, 11),
+        breaks,
+        "memory",
+    )
     differs_at = None if is_cold or number == 1 else 64
     asked = Asked(
         n_prompt=None,
@@ -393,14 +434,26 @@ def turn(
     arrive_ns = tuple((ttft_ms + 10 * i) * MS for i in range(11))
     request = make_request(
         asked=asked,
-        events=Events(arrive_ns=arrive_ns, n_bytes=(10,) * 11, kind=(TEXT,) * 11),
-        usage=Usage(prompt_tokens=n_prompt, completion_tokens=11, cached_tokens=n_cached),
+        events=Events(
+            arrive_ns=arrive_ns,
+            n_bytes=(10,) * 11,
+            kind=(TEXT,) * 11,
+        ),
+        usage=Usage(
+            prompt_tokens=n_prompt,
+            completion_tokens=11,
+            cached_tokens=n_cached,
+        ),
         sent_ns=0,
     )
     return make_request_record(request)
 
 
-SERVED = [turn(1, 100, 200), turn(2, 130, 60), turn(3, 165, 190)]  # 2 ms a token
+SERVED = [
+    turn(1, 100, 200),
+    turn(2, 130, 60),
+    turn(3, 165, 190),
+]  # 2 ms a token
 
 
 def text_of_served(records: Sequence[RequestRecord], n_slots: int | None = None) -> str:
@@ -526,7 +579,11 @@ def number_of(record: RequestRecord) -> object:
 @pytest.mark.parametrize("speed", [0.85, 1, 1.15])
 def test_estimates_survive_a_host_that_changes_its_speed(speed: float) -> None:
     """2 ms a token and 20 ms; the uncached turns at the end are on a faster or slower host."""
-    prompts_and_cached = [(300, 0), (330, 310), (365, 60)]
+    prompts_and_cached = [
+        (300, 0),
+        (330, 310),
+        (365, 60),
+    ]
     turns = []
     for number, (n_prompt, n_cached) in enumerate(prompts_and_cached, 1):
         turns.append(turn(number, n_prompt, 20 + 2 * (n_prompt - n_cached)))
@@ -543,7 +600,13 @@ def test_estimates_survive_a_host_that_changes_its_speed(speed: float) -> None:
 
 
 def test_a_message_longer_than_the_prompt_makes_no_negative_counts() -> None:
-    table = served([turn(1, 100, 200), turn(2, 15, 30), turn(3, 15, 30)])  # messages of 20 tokens
+    table = served(
+        [
+            turn(1, 100, 200),
+            turn(2, 15, 30),
+            turn(3, 15, 30),
+        ]
+    )  # messages of 20 tokens
 
     assert table.n_cached.min() >= 0
     assert (table.n_computed <= table.n_prompt).all()
@@ -558,7 +621,13 @@ def test_a_missing_first_turn_does_not_hide_the_cached_tokens() -> None:
 def test_a_conversation_is_sent_turn_by_turn_and_two_turns_again_without_a_cache(
     tmp_path: Path,
 ) -> None:
-    conversation = Conversation(40, (10, 10, 10, 10), (4, 4, 4, 4), "second@3", "memory")
+    conversation = Conversation(
+        40,
+        (10, 10, 10, 10),
+        (4, 4, 4, 4),
+        "second@3",
+        "memory",
+    )
     with null_server(NullSettings()) as started, connect(started.url) as server:
         path = server.new_file(tmp_path)
         text = "one two three four five six seven eight nine ten "
@@ -566,7 +635,14 @@ def test_a_conversation_is_sent_turn_by_turn_and_two_turns_again_without_a_cache
         records = list(send_turns(conversation, server, text, path, lambda status: None))
 
     places = [(number_of(record), is_cold(record)) for record in records]
-    assert places == [(1, False), (2, False), (3, False), (4, False), (3, True), (4, True)]
+    assert places == [
+        (1, False),
+        (2, False),
+        (3, False),
+        (4, False),
+        (3, True),
+        (4, True),
+    ]
     assert list(results.read([path]).requests) == records
     assert len(served(records)) == 4
 
@@ -580,10 +656,20 @@ def test_a_place_for_the_cache_is_refused_with_a_server() -> None:
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "s" * 30},
-    {"role": "user", "content": [{"type": "text", "text": "u" * 10}, {"type": "image_url"}]},
-    {"role": "assistant", "content": None, "tool_calls": []},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "u" * 10}, {"type": "image_url"}],
+    },
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [],
+    },
     {"role": "tool", "content": "t" * 5},
-    {"role": "assistant", "content": "a" * 7 + chr(27)},
+    {
+        "role": "assistant",
+        "content": "a" * 7 + chr(27),
+    },
     {"role": "user", "content": "v" * 6},
 ]
 
@@ -600,7 +686,9 @@ def test_a_conversation_is_replayed_with_the_lengths_of_its_messages(
     setup = planned.cases[0].setup
     assert [len(text) for text in texts] == [30, 15, 8, 6, 0]
     assert texts[2].endswith("?")  # a control character
-    assert (setup.system, setup.messages, setup.answers) == (30, (15, 6), (8, 2))
+    assert setup.system == 30
+    assert setup.messages == (15, 6)
+    assert setup.answers == (8, 2)
     assert setup.replay == "session.jsonl"
     assert "the file's image_url parts are left out" in " ".join(planned.warnings)
 
@@ -608,12 +696,23 @@ def test_a_conversation_is_replayed_with_the_lengths_of_its_messages(
 def test_each_call_of_the_model_is_a_turn_of_a_replay(tmp_path: Path) -> None:
     """An agent calls two tools before it answers: three calls of the model, with its reasoning."""
     path = tmp_path / "agent.jsonl"
-    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    call = {
+        "type": "function",
+        "function": {"name": "look", "arguments": "{}"},
+    }
     messages = [
         {"role": "user", "content": "Fix it."},
-        {"role": "assistant", "reasoning_content": "First look.", "tool_calls": [call]},
+        {
+            "role": "assistant",
+            "reasoning_content": "First look.",
+            "tool_calls": [call],
+        },
         {"role": "tool", "content": "three files"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call],
+        },
         {"role": "tool", "content": "a line"},
         {"role": "assistant", "content": "Done."},
     ]

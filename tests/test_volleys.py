@@ -41,7 +41,15 @@ def plan_of(*sizes: int, repeat: int = 2) -> ServerPlan:
     for n_seq in sizes:
         sequences = (N_PROMPT + N_GEN,) * n_seq
         setup = Batch(n_seq, is_shared=False)
-        cases.append(Case(N_PROMPT, N_GEN, experiment="batch", setup=setup, sequences=sequences))
+        cases.append(
+            Case(
+                N_PROMPT,
+                N_GEN,
+                experiment="batch",
+                setup=setup,
+                sequences=sequences,
+            )
+        )
     plan = make_plan([N_PROMPT], N_GEN, repeat)
     return dataclasses.replace(plan, cases=tuple(cases))
 
@@ -156,7 +164,14 @@ def test_the_command_sends_volleys_and_shows_them(tmp_path: Path) -> None:
 def test_the_function_sends_volleys(tmp_path: Path) -> None:
     behaviour = Behaviour(usage=RUNNING, first_ms=5.0, gap_ms=1.0)
     with null_server(NullSettings(models={"null": behaviour})) as started:
-        requests = lab.batch([2], [N_PROMPT], N_GEN, 1, url=started.url, out=tmp_path)
+        requests = lab.batch(
+            [2],
+            [N_PROMPT],
+            N_GEN,
+            1,
+            url=started.url,
+            out=tmp_path,
+        )
     assert [record.is_warmup for record in requests] == [True, True, False, False]
     assert {record.case["n_seq"] for record in requests} == {2}
 
@@ -165,7 +180,12 @@ def test_a_failed_request_of_a_volley_is_named(
     records: tuple[list[RequestRecord], Path], tmp_path: Path
 ) -> None:
     last = records[0][-1]
-    request = dataclasses.replace(last.request, status="failed", failure="stalled", error="quiet")
+    request = dataclasses.replace(
+        last.request,
+        status="failed",
+        failure="stalled",
+        error="quiet",
+    )
     results.save(tmp_path / "a.jsonl", *records[0][:-1], dataclasses.replace(last, request=request))
     status, out, err = run_lab("show", tmp_path)
     assert status == 0, err

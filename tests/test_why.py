@@ -68,7 +68,11 @@ class Planted(FakeWorker):
         self.settings = dataclasses.replace(asked, flash_attn_resolved=resolved)
         return self.settings
 
-    def run(self, script: Script, watch: Any) -> Outcome:
+    def run(
+        self,
+        script: Script,
+        watch: Any,
+    ) -> Outcome:
         outcome = super().run(script, watch)
         slower = ms_per_token(self.settings) / 10
         steps = steps_of(script, 1, 10 * slower - 1, PER_POSITION * slower)
@@ -85,8 +89,19 @@ def session(
 ) -> str:
     """A results file of the planted machine, with these settings."""
     n_threads = changes.get("n_threads", SETTINGS.n_threads)
-    usual = {"flash_attn_resolved": "on", "n_batch": 2048, "n_ubatch": 512}
-    settings = dataclasses.replace(SETTINGS, **{**usual, "n_threads_batch": n_threads, **changes})
+    usual = {
+        "flash_attn_resolved": "on",
+        "n_batch": 2048,
+        "n_ubatch": 512,
+    }
+    settings = dataclasses.replace(
+        SETTINGS,
+        **{
+            **usual,
+            "n_threads_batch": n_threads,
+            **changes,
+        },
+    )
     slower *= ms_per_token(settings) / 10
     path = folder / f"{name}.jsonl"
     for repeat in range(n_runs):
@@ -109,8 +124,18 @@ def figures(a: str, b: str) -> tuple[Figure, Figure]:
 
 def question(folder: Path, **more: Any) -> Question:
     """A question with a trial on the planted machine."""
-    usual = {"budget_s": 60, "specs": (MODEL, MODEL), "folder": folder / "out"}
-    return Question(**{**usual, "new_worker": Planted, **more})
+    usual = {
+        "budget_s": 60,
+        "specs": (MODEL, MODEL),
+        "folder": folder / "out",
+    }
+    return Question(
+        **{
+            **usual,
+            "new_worker": Planted,
+            **more,
+        }
+    )
 
 
 def answered(a: str, b: str, folder: Path, **more: Any) -> Answer:
@@ -197,7 +222,14 @@ def test_the_sentence_names_the_side_that_explains_the_gap() -> None:
     fast = Figure(
         source="mlx_lm", tps=40, phase=DECODE, counts=pasted("mlx_lm").counts, n_gen=4, depth=9
     )
-    slow = Figure(source="lab", tps=30, phase=DECODE, counts=STEPS, n_gen=4, depth=9)
+    slow = Figure(
+        source="lab",
+        tps=30,
+        phase=DECODE,
+        counts=STEPS,
+        n_gen=4,
+        depth=9,
+    )
     sentence = conclude(answer(fast, slow)).sentence
     assert sentence.startswith("Most of it is how A counts: A counts the first token")
     assert "Its decode alone is 30.0 tokens/s" in sentence
@@ -364,12 +396,19 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     class Slow(Planted):
-        def run(self, script: Script, watch: Any) -> Outcome:
+        def run(
+            self,
+            script: Script,
+            watch: Any,
+        ) -> Outcome:
             outcome = super().run(script, watch)
             now[0] += sum(outcome.steps.n_tokens) / 100
             return outcome
 
-    first, second = figures(session(tmp_path, "a"), session(tmp_path, "b", 4000, n_threads=1))
+    first, second = figures(
+        session(tmp_path, "a"),
+        session(tmp_path, "b", 4000, n_threads=1),
+    )
     asked = question(tmp_path, budget_s=40, new_worker=Slow)
     explained = answer(first, second, asked)
     assert part(explained, "threads").factor == pytest.approx(2, rel=0.02)
@@ -385,8 +424,14 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(
 def test_both_builds_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builds, "folder_of", lambda lib: lib)
     monkeypatch.setattr(builds, "name_of", lambda lib: lib)
-    quick, slow = figures(session(tmp_path, "a"), session(tmp_path, "b", slower=1.25))
-    cases = [(quick, slow, ("/x/old", "/x/new")), (slow, quick, ("/x/new", "/x/old"))]
+    quick, slow = figures(
+        session(tmp_path, "a"),
+        session(tmp_path, "b", slower=1.25),
+    )
+    cases = [
+        (quick, slow, ("/x/old", "/x/new")),
+        (slow, quick, ("/x/new", "/x/old")),
+    ]
     for a, b, libs in cases:
         explained = answer(a, b, question(tmp_path, libs=libs))
         assert [cause.name for cause in explained.causes] == ["build"]
@@ -412,7 +457,10 @@ def test_both_builds_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.M
 def test_a_regression_names_the_build_or_the_system(
     tmp_path: Path, name: str, changes: dict[str, Any], command: str
 ) -> None:
-    quick, slow = figures(session(tmp_path, "a"), session(tmp_path, "b", slower=2.0))
+    quick, slow = figures(
+        session(tmp_path, "a"),
+        session(tmp_path, "b", slower=2.0),
+    )
     another = dataclasses.replace(slow.records[0].machine, **changes)
     records = [dataclasses.replace(record, machine=another) for record in slow.records]
     conclusion = conclude(answer(quick, with_records(slow, records)))
@@ -421,7 +469,10 @@ def test_a_regression_names_the_build_or_the_system(
 
 
 def test_files_that_differ_are_named(tmp_path: Path) -> None:
-    sides = figures(session(tmp_path, "a"), session(tmp_path, "b", slower=2.0))
+    sides = figures(
+        session(tmp_path, "a"),
+        session(tmp_path, "b", slower=2.0),
+    )
     changed = list[Figure]()
     for figure, letter in zip(sides, "ab", strict=True):
         file = dataclasses.replace(figure.records[0].model, sha256=64 * letter)
@@ -433,7 +484,10 @@ def test_files_that_differ_are_named(tmp_path: Path) -> None:
 def test_the_range_of_disturbed_runs_comes_from_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick, slow = figures(session(tmp_path, "a", n_runs=8), session(tmp_path, "b", n_runs=8))
+    quick, slow = figures(
+        session(tmp_path, "a", n_runs=8),
+        session(tmp_path, "b", n_runs=8),
+    )
     assert machines.of_state(Pair(quick, slow)).how == EQUAL
     disturbed = {id(record) for record in slow.records[4:]}
 
@@ -468,7 +522,12 @@ def test_another_machine_is_predicted_and_marked_so(tmp_path: Path) -> None:
 
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(LabError, match="no device named 'rtx-99'"):
-        why("35 tokens/s", "20 tokens/s", budget=0, device="rtx-99")
+        why(
+            "35 tokens/s",
+            "20 tokens/s",
+            budget=0,
+            device="rtx-99",
+        )
 
 
 @pytest.mark.parametrize(
@@ -482,17 +541,44 @@ def test_a_server_is_taken_apart_by_its_own_times(
     phase: str, name: str, factor: float, cached: float
 ) -> None:
     request = make_request(
-        timings=ServerTimings(n_gen=6, gen_ms=5 * 20e-6, prompt_ms=80e-6),
-        usage=Usage(prompt_tokens=10, completion_tokens=6, cached_tokens=2),
+        timings=ServerTimings(
+            n_gen=6,
+            gen_ms=5 * 20e-6,
+            prompt_ms=80e-6,
+        ),
+        usage=Usage(
+            prompt_tokens=10,
+            completion_tokens=6,
+            cached_tokens=2,
+        ),
         asked=Asked(n_prompt=10, n_gen=6, temperature=0),
     )
     counts = PROMPT if phase == PREFILL else STEPS
     depth = 0 if phase == PREFILL else 10
-    shared: dict[str, Any] = {"phase": phase, "counts": counts, "depth": depth}
-    shared |= {"n_prompt": 10, "n_gen": 6, "spread": 0.0, "between": 0.0}
-    engine = Figure(source="lab", tps=1e9, records=(make_record(),), **shared)
+    shared: dict[str, Any] = {
+        "phase": phase,
+        "counts": counts,
+        "depth": depth,
+    }
+    shared |= {
+        "n_prompt": 10,
+        "n_gen": 6,
+        "spread": 0.0,
+        "between": 0.0,
+    }
+    engine = Figure(
+        source="lab",
+        tps=1e9,
+        records=(make_record(),),
+        **shared,
+    )
     requests = 3 * (make_request_record(request),)
-    server = Figure(source="server", tps=0.9e9, requests=requests, **shared)
+    server = Figure(
+        source="server",
+        tps=0.9e9,
+        requests=requests,
+        **shared,
+    )
     explained = answer(engine, server)
     http = part(explained, name)
     assert http.factor == pytest.approx(factor)
@@ -508,7 +594,10 @@ def test_a_server_is_taken_apart_by_its_own_times(
 
 
 def test_a_model_that_a_file_names_is_not_loaded(tmp_path: Path) -> None:
-    quick, slow = figures(session(tmp_path, "a"), session(tmp_path, "b", n_threads=1))
+    quick, slow = figures(
+        session(tmp_path, "a"),
+        session(tmp_path, "b", n_threads=1),
+    )
     stranger = dataclasses.replace(
         slow.records[0].model, source="hub", repo="attacker/repo", file="evil.gguf", revision="main"
     )
@@ -601,7 +690,10 @@ def test_other_rows_are_named(tmp_path: Path) -> None:
 
 def test_one_file_with_two_setups_is_enough(tmp_path: Path) -> None:
     both = tmp_path / "both.jsonl"
-    sessions = [session(tmp_path, "a"), session(tmp_path, "b", n_threads=1)]
+    sessions = [
+        session(tmp_path, "a"),
+        session(tmp_path, "b", n_threads=1),
+    ]
     both.write_text("".join(Path(name).read_text() for name in sessions))
     assert why(both, budget=0).ratio == pytest.approx(2, rel=0.02)
 
@@ -643,7 +735,12 @@ def test_a_figure_alone_is_measured_here_on_the_real_engine(
     monkeypatch.setattr(measured_now, "REPEATS", 1)
     (bench,) = reader.parse("| test | t/s |\n| tg24 @ d16 | 900000000.0 |")
     bench = dataclasses.replace(bench, settings={"prompt": "random"})  # the file has no words
-    explained = why(bench, budget="60s", model=str(mini), out=tmp_path)
+    explained = why(
+        bench,
+        budget="60s",
+        model=str(mini),
+        out=tmp_path,
+    )
     assert explained.pair.letters == ("A", "B")
     assert explained.pair.slow.source == "lab"
     assert list(tmp_path.glob("*.jsonl"))

@@ -56,22 +56,35 @@ def test_a_sample_has_its_figures_and_their_meaning(sample: Sample) -> None:
 
 def test_tokens_and_steps_of_a_sample() -> None:
     old = only("server, old", DECODE)
-    assert (old.n_gen, old.n_steps) == (615, 614)
+    assert old.n_gen == 615
+    assert old.n_steps == 614
     new = only("server, new", DECODE)
-    assert (new.n_gen, new.n_steps) == (861, 860)
+    assert new.n_gen == 861
+    assert new.n_steps == 860
     cli = only("llama-cli", DECODE)
-    assert (cli.n_gen, cli.n_steps, cli.n_prompt) == (803, 802, 32163)
+    assert cli.n_gen == 803
+    assert cli.n_steps == 802
+    assert cli.n_prompt == 32163
     assert only("mlx_lm", DECODE).n_steps == 479
     kobold = only("koboldcpp", DECODE)
-    assert (kobold.n_prompt, kobold.n_gen, kobold.depth) == (17, 31, 17)
+    assert kobold.n_prompt == 17
+    assert kobold.n_gen == 31
+    assert kobold.depth == 17
     (webui,) = figures("text-generation-webui")
-    assert (webui.total_s, webui.n_gen, webui.depth) == (51.24, 342, 7323)
+    assert webui.total_s == 51.24
+    assert webui.n_gen == 342
+    assert webui.depth == 7323
 
 
 def test_the_settings_of_llama_bench_are_those_that_it_names() -> None:
     (table,) = figures("llama-bench")
-    assert (table.n_prompt, table.quantization) == (2048, "MXFP4")
-    assert table.settings == {"ubatch": 2048, "flash_attn": "on", "n_gpu_layers": None}
+    assert table.n_prompt == 2048
+    assert table.quantization == "MXFP4"
+    assert table.settings == {
+        "ubatch": 2048,
+        "flash_attn": "on",
+        "n_gpu_layers": None,
+    }
     assert table.spread == pytest.approx(18.89 / 2689.42)
     (rows,) = figures("llama-bench json")
     assert rows.settings["n_gpu_layers"] is None  # -1 means all layers
@@ -92,7 +105,8 @@ def test_a_draft_model_is_named() -> None:
 
 def test_a_cached_prefix_is_part_of_the_depth() -> None:
     cached = only("server, cached", DECODE)
-    assert (cached.n_prompt, cached.depth) == (1, 874)
+    assert cached.n_prompt == 1
+    assert cached.depth == 874
     assert only("server, old", DECODE).depth is None  # it does not say what was cached
 
 
@@ -104,7 +118,9 @@ def test_units_of_a_bare_figure(unit: str) -> None:
 
 def test_the_row_at_the_nearest_depth_is_taken() -> None:
     first, second = nearest(figures("server, cached"), figures("llama-bench, several rows"))
-    assert (first.depth, second.depth, second.tps) == (874, 872, 100)
+    assert first.depth == 874
+    assert second.depth == 872
+    assert second.tps == 100
 
 
 def test_decode_is_compared_before_prefill_whatever_their_numbers() -> None:
@@ -123,7 +139,8 @@ def test_a_table_with_a_prefix_on_every_line_is_read() -> None:
 def test_a_comma_that_could_be_of_thousands_is_settled_by_time_or_refused() -> None:
     log = '"predicted_n": 7718, "predicted_ms": 1000, "predicted_per_second": 7,717'
     (figure,) = reader.parse(log)
-    assert (figure.tps, figure.counts) == (7717, STEPS)
+    assert figure.tps == 7717
+    assert figure.counts == STEPS
     with pytest.raises(LabError, match="could be a decimal or thousands"):
         reader.parse('"predicted_n": 7718, "predicted_per_second": 7,717')
 
@@ -141,7 +158,8 @@ def test_a_table_of_two_builds_is_two_setups(tmp_path: Path) -> None:
     path = tmp_path / "compared.md"
     path.write_text(BY_NAME["two builds"].text)
     master, change = figures_of(str(path))
-    assert (master[0].about, change[0].about) == ("master", "pr")
+    assert master[0].about == "master"
+    assert change[0].about == "pr"
 
 
 def without_a_piece(sample: Sample, chance: random.Random) -> str:
@@ -233,6 +251,11 @@ def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    for name in ("/proc/self/mem", "/dev/zero", str(tmp_path), str(tmp_path / "none")):
+    for name in (
+        "/proc/self/mem",
+        "/dev/zero",
+        str(tmp_path),
+        str(tmp_path / "none"),
+    ):
         with pytest.raises(LabError):
             reader.read(name)

@@ -22,14 +22,18 @@ WIDTHS = (60, 80, 100, 120)
 
 def numbers(text: str) -> set[str]:
     """Everything with a digit in it that spaces separate."""
-    found: set[str] = set()
+    numbers: set[str] = set()
     for line in text.splitlines():
         if not line.startswith("Columns left out"):
-            found |= set(re.findall(r"\S*\d\S*", line))
-    return found
+            numbers |= set(re.findall(r"\S*\d\S*", line))
+    return numbers
 
 
-def printed(command: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def printed(
+    command: tuple[str, ...],
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     code, out, err = run_lab(*command)
     assert code == 0, err

@@ -74,9 +74,16 @@ runpy.run_module("lab", run_name="__main__")
 
 def test_every_module_imports_and_works_without_what_windows_lacks() -> None:
     command = [sys.executable, "-X", "warn_default_encoding", "-c", AS_ON_WINDOWS, str(SAMPLE)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, encoding="utf-8")
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+    )
     assert done.returncode == 0, done.stderr
-    assert "prefill" in done.stdout and "decode" in done.stdout
+    assert "prefill" in done.stdout
+    assert "decode" in done.stdout
 
 
 def test_data_on_stdout_is_whole_whatever_its_encoding(tmp_path: Path) -> None:

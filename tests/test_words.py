@@ -37,7 +37,11 @@ def test_terms_are_found_however_they_are_written(word: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "nearest"),
-    [("tfft", "TTFT"), ("accept ance", "acceptance"), ("sequense", "sequence")],
+    [
+        ("tfft", "TTFT"),
+        ("accept ance", "acceptance"),
+        ("sequense", "sequence"),
+    ],
 )
 def test_of_an_unknown_term_the_nearest_is_named(word: str, nearest: str) -> None:
     with pytest.raises(LabError, match=f"The nearest is {nearest}"):

@@ -34,7 +34,12 @@ N_CTX = max(SEQUENCES) * 512
 Rates = dict[tuple[int, str], float]  # tokens per second, by sequences and phase
 
 
-def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
+def lab_round(
+    worker: Worker,
+    model: Path,
+    asked: Settings,
+    seed: int,
+) -> Rates:
     worker.restart()
     n_vocab = worker.load(model, asked).n_vocab
     settings = worker.new_context(asked)
@@ -57,8 +62,22 @@ def lab_round(worker: Worker, model: Path, asked: Settings, seed: int) -> Rates:
 
 def bench_round(model: Path, threads: int) -> Rates:
     n_seqs = ",".join(map(str, SEQUENCES))
-    lengths = ["-npp", str(N_PROMPT), "-ntg", str(N_GEN), "-npl", n_seqs, "-c", str(N_CTX)]
-    threads_options = ["-t", str(threads), "-tb", str(threads)]
+    lengths = [
+        "-npp",
+        str(N_PROMPT),
+        "-ntg",
+        str(N_GEN),
+        "-npl",
+        n_seqs,
+        "-c",
+        str(N_CTX),
+    ]
+    threads_options = [
+        "-t",
+        str(threads),
+        "-tb",
+        str(threads),
+    ]
     rows = llama_bench.run_batched(model, *lengths, *threads_options, "-b", "2048", "-ub", "512")
     rates: Rates = {}
     for row in rows:
@@ -72,8 +91,19 @@ def main() -> None:
     n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
     llama_bench.program("llama-batched-bench")
     with Worker() as worker:
-        plan = make_plan(worker, [N_PROMPT], N_GEN, 1, str(model), prompt="random")
-        asked = dataclasses.replace(plan.settings, n_ctx=N_CTX, n_seq_max=max(SEQUENCES))
+        plan = make_plan(
+            worker,
+            [N_PROMPT],
+            N_GEN,
+            1,
+            str(model),
+            prompt="random",
+        )
+        asked = dataclasses.replace(
+            plan.settings,
+            n_ctx=N_CTX,
+            n_seq_max=max(SEQUENCES),
+        )
         threads = plan.settings.n_threads
         title = f"{model.name}, {threads} threads"
         print(f"{title}; tokens/s in all: lab / llama-batched-bench = ratio")

@@ -42,14 +42,24 @@ def prefill_tps(steps: Steps) -> float:
     return N_PROMPT / (steps.ready_ns[steps.kind.count(PREFILL) - 1] / 1e9)
 
 
-def timed(worker: Worker, prompt: list[int], n_gen: int, settings: Settings) -> Steps:
+def timed(
+    worker: Worker,
+    prompt: list[int],
+    n_gen: int,
+    settings: Settings,
+) -> Steps:
     script = scripts.run(prompt, n_gen, settings.n_ubatch)
     if settings.prefill_wait == "end":
         script = scripts.wait_once(script)
     return worker.run(script, lambda progress: None).steps
 
 
-def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dict[str, float]:
+def lab_round(
+    worker: Worker,
+    model: Path,
+    settings: Settings,
+    seed: int,
+) -> dict[str, float]:
     """Prefill and decode rate of the lab in tokens/s, in a fresh engine.
 
     Medians of N_SAMPLES runs each.
@@ -67,7 +77,10 @@ def lab_round(worker: Worker, model: Path, settings: Settings, seed: int) -> dic
         prompt = prompts.random_ids(1, n_vocab, None, seed, sample)
         decodes.append(decode_tps(timed(worker, prompt, N_GEN + 1, settings)))
     worker.restart()  # the next one is llama-bench
-    return {PP: statistics.median(prefills), TG: statistics.median(decodes)}
+    return {
+        PP: statistics.median(prefills),
+        TG: statistics.median(decodes),
+    }
 
 
 def bench_round(model: Path, settings: Settings) -> dict[str, float]:
@@ -86,7 +99,14 @@ def main() -> None:
     n_rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 36
     llama_bench.program()
     with Worker() as worker:
-        plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(model), prompt="random")
+        plan = make_plan(
+            worker,
+            [N_PROMPT],
+            N_GEN + 1,
+            1,
+            str(model),
+            prompt="random",
+        )
         settings = dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN)
         setup = f"{settings.n_threads} threads, ubatch {settings.n_ubatch}"
         print(f"{model.name}, {setup}; tokens/s: lab / llama-bench")

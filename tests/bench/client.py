@@ -54,7 +54,11 @@ def ask_with(seed: int) -> Ask:
     return ask_for(CHAT, "null", "a b c", asked, OPTIONS)
 
 
-def stamped_late(reply: Reply, stream: dict[str, Any], start_ns: int) -> list[int]:
+def stamped_late(
+    reply: Reply,
+    stream: dict[str, Any],
+    start_ns: int,
+) -> list[int]:
     """The stamp of each event with content, minus the time of its sending."""
     request = reply.request
     assert request.status == OK, request.error

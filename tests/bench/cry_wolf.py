@@ -31,7 +31,13 @@ def compare(variants: list[dict[str, Any]], seed: int) -> list[ComparedFigure]:
     plans: dict[str, Plan] = {}
     with Worker() as worker:
         for letter, settings in zip("AB", variants, strict=True):
-            plans[letter] = make_plan(worker, [N_PROMPT], N_GEN, seed=seed, **settings)
+            plans[letter] = make_plan(
+                worker,
+                [N_PROMPT],
+                N_GEN,
+                seed=seed,
+                **settings,
+            )
 
     def watch(status: Status) -> None: ...
 

@@ -48,14 +48,28 @@ def lab_tpot() -> tuple[float, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         work = f"measure -p 10 -n {N_GEN} -r {N_REPEAT} --json --no-plot -o".split()
         command = [sys.executable, "-m", "lab", *work, folder]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
     answer = json.loads(done.stdout)
     return answer["rows"][0]["tpot_ms"], answer["warnings"]
 
 
 def llama_bench_tpot() -> float:
     """Milliseconds per token by llama-bench's mean rate."""
-    options = ["-p", "0", "-n", str(N_GEN), "-d", "10", "-r", str(N_REPEAT)]
+    options = [
+        "-p",
+        "0",
+        "-n",
+        str(N_GEN),
+        "-d",
+        "10",
+        "-r",
+        str(N_REPEAT),
+    ]
     (row,) = llama_bench.run(catalog.embedded_path(), *options)
     return 1e3 / float(row["avg_ts"])
 

@@ -1,12 +1,14 @@
-"""Does every figure carry its doubt? Plants what makes figures doubtful, and reads everything that is shown of them.
+"""Does every figure carry its doubt? Plants what makes figures doubtful, and reads everything that
+is shown of them.
 
     python3 -m uv run python -m tests.bench.doubt
 
-Planted in the records of a quiet sample, so that it runs in about a minute: a neighbour on all cores for a whole
-session, one disturbed run of six, every line twice, ceilings of an interrupted session, ceilings of
-a loaded machine. Read are show, explain, compare, predict, export, report and the pictures (their SVG), as JSON and on
-terminals of 60, 80 and 100 columns. Wanted: no firm sentence, no number without its mark, no gain promised from what is
-doubtful; and of the quiet sample itself all of its sentences.
+Planted in the records of a quiet sample, so that it runs in about a minute: a neighbour on all
+cores for a whole session, one disturbed run of six, every line twice, ceilings of an interrupted
+session, ceilings of a loaded machine. Read are show, explain, compare, predict, export, report and
+the pictures (their SVG), as JSON and on terminals of 60, 80 and 100 columns. Wanted: no firm
+sentence, no number without its mark, no gain promised from what is doubtful; and of the quiet
+sample itself all of its sentences.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from rich.console import Console
 
 from lab.core import results
 from lab.core.record import OK, Ceilings, Noise, NoiseReading, NoiseSamples, Record
-from lab.roofline import learning
 from lab.features.predict import tables
+from lab.roofline import learning
 from lab.roofline.prediction import Here
 from lab.show import console
 from lab.show.section import print_section
@@ -66,18 +68,24 @@ def neighbour(record: Record) -> Record:
 def six(lines: Lines) -> Lines:
     """Six repeats of each run, as far as they go."""
     timed = [
-        one
-        for one in lines
-        if isinstance(one, Record) and one.run.status == OK and not one.run.warmup
+        line
+        for line in lines
+        if isinstance(line, Record) and line.run.status == OK and not line.run.warmup
     ]
     by_length: dict[int, list[Record]] = {}
     for record in timed:
         by_length.setdefault(record.run.n_prompt, []).append(record)
-    more: Lines = [one for one in lines if isinstance(one, Ceilings)]
-    for alike in by_length.values():
+    more: Lines = [line for line in lines if isinstance(line, Ceilings)]
+    for records in by_length.values():
         for repeat in range(N_REPEATS):
-            run = dataclasses.replace(alike[repeat % len(alike)].run, repeat=repeat)
-            more.append(dataclasses.replace(alike[0], session="planted", run=run))
+            run = dataclasses.replace(records[repeat % len(records)].run, repeat=repeat)
+            more.append(
+                dataclasses.replace(
+                    records[0],
+                    session="planted",
+                    run=run,
+                )
+            )
     return more
 
 
@@ -86,18 +94,18 @@ def change(
 ) -> Lines:
     """The lines, with something planted in the timed runs of these repeats."""
     return [
-        plant(one)
-        if isinstance(one, Record) and not one.run.warmup and one.run.repeat in repeats
-        else one
-        for one in lines
+        plant(line)
+        if isinstance(line, Record) and not line.run.warmup and line.run.repeat in repeats
+        else line
+        for line in lines
     ]
 
 
 def loaded(lines: Lines) -> Lines:
-    words = "another process used 1.9 cores"
+    message = "another process used 1.9 cores"
     return [
-        dataclasses.replace(one, disturbed=words) if isinstance(one, Ceilings) else one
-        for one in lines
+        dataclasses.replace(line, disturbed=message) if isinstance(line, Ceilings) else line
+        for line in lines
     ]
 
 
@@ -129,20 +137,28 @@ def as_wide_as(width: int) -> Iterator[None]:
 
 def predicted(lines: Lines) -> str:
     """What `lab predict` would print on the machine of the lines."""
-    records = [one for one in lines if isinstance(one, Record)]
-    known = next(one for one in lines if isinstance(one, Ceilings))
-    learned = learning.learn(records, known, "none")
+    records = [line for line in lines if isinstance(line, Record)]
+    ceilings = next(line for line in lines if isinstance(line, Ceilings))
+    learned = learning.learn(records, ceilings, "none")
     model = records[-1].model
     settings = records[-1].settings
-    here = Here(model, settings, known, learned)
+    here = Here(model, settings, ceilings, learned)
     rows = [here.request(n_prompt, 200) for n_prompt in (1000, 60_000)]
-    out = Console(width=100, soft_wrap=True, file=io.StringIO())
+    out = Console(
+        width=100,
+        soft_wrap=True,
+        file=io.StringIO(),
+    )
     with out.capture() as printed:
         print_section(tables.explanation(rows), out)
     return printed.get()
 
 
-def shown_of(lines: Lines, folder: Path, quiet: Path) -> dict[str, str]:
+def shown_of(
+    lines: Lines,
+    folder: Path,
+    quiet: Path,
+) -> dict[str, str]:
     """All that is shown of the lines, by what shows it."""
     path = folder / "planted.jsonl"
     results.save(path, *lines)
@@ -213,8 +229,8 @@ def problems(name: str, texts: dict[str, str]) -> list[str]:
         )
         verdicts = [
             row["verdict"]
-            for one in json.loads(texts["compare json"])["comparisons"]
-            for row in one["rows"]
+            for line in json.loads(texts["compare json"])["comparisons"]
+            for row in line["rows"]
         ]
         want(set(verdicts) == {"disturbed"}, f"compare claims {set(verdicts)}")
         want(
@@ -264,9 +280,9 @@ def main() -> None:
     wrong = []
     for name, lines in plants([*contents.records, *contents.ceilings]).items():
         with tempfile.TemporaryDirectory() as folder:
-            found = problems(name, shown_of(lines, Path(folder), SAMPLE))
+            mistakes = problems(name, shown_of(lines, Path(folder), SAMPLE))
         print(f"{name}: {'as wanted' if not found else f'{len(found)} wrong'}", flush=True)
-        wrong += found
+        wrong += mistakes
     print("\n".join(wrong) or "Every figure carries its doubt.")
     sys.exit(bool(wrong))
 

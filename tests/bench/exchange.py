@@ -27,7 +27,12 @@ SECOND_COMMIT = "1ab1ab1"  # the script compares two commits
 def lab(*arguments: str | Path) -> str:
     """What a command of the lab prints."""
     command = [sys.executable, "-m", "lab", *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 def measure_with_llama_bench(model: Path) -> str:
@@ -55,7 +60,12 @@ def compare_with_llama_cpp(commit: str) -> None:
     files = ["-i", "bench.json", "-i", "lab.json"]
     commits = ["-b", commit, "-c", SECOND_COMMIT]
     command = [sys.executable, str(script), "--tool", "llama-bench", *files, *commits]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    ended = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     print(f"compare-llama-bench.py: exit {ended.returncode}")
     print(f"{ended.stdout}{ended.stderr[-800:]}")
 

@@ -1,10 +1,12 @@
-"""Everything that the lab says of the committed samples, as files: held side by side before and after a rewrite.
+"""Everything that the lab says of the committed samples, as files: held side by side before and
+after a rewrite.
 
     python3 -m uv run python -m tests.bench.golden FOLDER [WORD...]
 
-A file each: the help of every command; tables, JSON, exports, comparisons, predictions, explanations and pages of the
-samples; refused options. Nothing here measures, so two runs of the same code give equal files, whatever the machine
-does. With WORDs only the files whose names hold one of them. Compare with `diff -r BEFORE AFTER`.
+A file each: the help of every command; tables, JSON, exports, comparisons, predictions,
+explanations and pages of the samples; refused options. Nothing here measures, so two runs of the
+same code give equal files, whatever the machine does. With WORDs only the files whose names hold
+one of them. Compare with `diff -r BEFORE AFTER`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,12 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
         yield ("explain", "--json", path)
         yield ("predict", "--results", path, "-m", "llama-3.2-3b", "-d", "here")
     epyc, xeon, other = (f"results/sample-{name}.jsonl" for name in NAMES)
-    for pair in ((epyc, xeon), (epyc, other), (xeon, other, epyc), ("results",)):
+    for pair in (
+        (epyc, xeon),
+        (epyc, other),
+        (xeon, other, epyc),
+        ("results",),
+    ):
         yield ("compare", "--no-plot", *pair)
         yield ("compare", "--no-plot", "--json", *pair)
     yield ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090", "-p", "10,1000")
@@ -66,7 +73,14 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
         yield ("predict", "-m", "llama-3.2-3b", "-d", kind)
         yield ("predict", "-m", "phi-3-mini", "-d", kind, "--json")
     yield ("export", epyc, "--as", "json")
-    yield from (("models", *rest) for rest in ((), ("--json",), ("info", "llama-3.2-3b")))
+    yield from (
+        ("models", *rest)
+        for rest in (
+            (),
+            ("--json",),
+            ("info", "llama-3.2-3b"),
+        )
+    )
     yield from (tuple(line.split()) for line in REFUSED)
 
 

@@ -52,7 +52,11 @@ MOST_TIMES = 17
 """Points beyond so many times the longest length learned from are left out (decode looks back at
 a little more)."""
 
-WAYS = (("shape",), ("shape", "quantization"), ("settings",))
+WAYS = (
+    ("shape",),
+    ("shape", "quantization"),
+    ("settings",),
+)
 """Properties of a setup: what is not learned from has the same values of these."""
 
 
@@ -73,7 +77,11 @@ def print_errors(predictions: pd.DataFrame) -> None:
         "high / low | deviation"
     )
     groups = [
-        (str(ways), str(phase), group)
+        (
+            str(ways),
+            str(phase),
+            group,
+        )
         for (ways, phase), group in predictions.groupby(["ways", "phase"])
     ]
     for phase in (PREFILL, DECODE):

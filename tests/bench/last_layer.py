@@ -35,7 +35,11 @@ def architectures(source: Path) -> dict[str, str]:
     return {names[arch]: class_name for arch, class_name in cases if arch in names}
 
 
-def graph_of(name: str, text: str, header: str) -> str:
+def graph_of(
+    name: str,
+    text: str,
+    header: str,
+) -> str:
     """The source of the graph of a class, or of the class from which it takes its graph.
 
     "" where there is none.

@@ -56,7 +56,14 @@ def source() -> Path:
 
 def run(model: Path, *options: str) -> list[dict[str, Any]]:
     """llama-bench's JSON rows for `options`, such as `-p 512 -n 0 -r 1`."""
-    text = _answer(program(), "-m", str(model), "-o", "json", *options)
+    text = _answer(
+        program(),
+        "-m",
+        str(model),
+        "-o",
+        "json",
+        *options,
+    )
     rows: list[dict[str, Any]] = json.loads(text)
     return rows
 
@@ -104,15 +111,26 @@ def in_turns(
 def environment() -> dict[str, str]:
     """The environment in which a program runs on the libraries of llama-cpp-python."""
     spec = find_spec("llama_cpp")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     libraries = str(Path(spec.origin).parent / "lib")
-    return {**os.environ, "LD_LIBRARY_PATH": libraries, "DYLD_LIBRARY_PATH": libraries}
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": libraries,
+        "DYLD_LIBRARY_PATH": libraries,
+    }
 
 
 def _answer(program: Path, *options: str) -> str:
     """A program's stdout."""
     command = [str(program), *options]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout
 
 
@@ -143,7 +161,11 @@ def _build(folder: Path, name: str) -> None:
     subprocess.run([*cmake, "--build", target, "--target", name, "-j", jobs], check=True)
 
 
-def _fetch(folder: Path, uv: str, requirement: str) -> None:
+def _fetch(
+    folder: Path,
+    uv: str,
+    requirement: str,
+) -> None:
     """Get the source distribution and unpack it."""
     pip = [uv, "tool", "run", "pip", "download", "--no-deps", "--no-binary", ":all:"]
     subprocess.run([*pip, "--dest", str(folder), requirement], check=True)

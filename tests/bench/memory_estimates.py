@@ -30,7 +30,11 @@ WITHIN = 0.05
 class Hole:
     """Stands in for a tensor's random weights: the file grows, and nothing is written."""
 
-    def __init__(self, tensor: synthetic.PlannedTensor, generator: Any) -> None:
+    def __init__(
+        self,
+        tensor: synthetic.PlannedTensor,
+        generator: Any,
+    ) -> None:
         self.nbytes = tensor.n_bytes
 
     def tofile(self, file: IO[bytes]) -> None:
@@ -65,7 +69,12 @@ class Row:
         print(" | ".join(cells), flush=True)
 
 
-def compare(name: str, path: Path, flash_attn: str, n_ctx: int) -> Row:
+def compare(
+    name: str,
+    path: Path,
+    flash_attn: str,
+    n_ctx: int,
+) -> Row:
     """One context of a model whose header is in a file."""
     entry = catalog.find(name)
     settings = dataclasses.replace(
@@ -74,7 +83,8 @@ def compare(name: str, path: Path, flash_attn: str, n_ctx: int) -> Row:
     kv_bytes, compute_bytes = miniature.reserved(path, settings)
     model = synthetic.model_of(entry, miniature.quantization(entry.shape.arch))
     estimate = memory.of_context(model, settings)
-    assert estimate.kv_cache_bytes is not None and estimate.compute_bytes is not None
+    assert estimate.kv_cache_bytes is not None
+    assert estimate.compute_bytes is not None
     kv_error = estimate.kv_cache_bytes / kv_bytes - 1
     compute_error = estimate.compute_bytes / compute_bytes - 1
     return Row(name, flash_attn, n_ctx, kv_bytes, kv_error, compute_bytes, compute_error)

@@ -54,7 +54,12 @@ def shape_of(arch: str) -> Dimensions:
     if full.n_rot:
         shape = dataclasses.replace(shape, n_rot=48)
     if full.n_expert:
-        shape = dataclasses.replace(shape, n_expert=16, n_expert_used=4, n_ff_expert=1024)
+        shape = dataclasses.replace(
+            shape,
+            n_expert=16,
+            n_expert_used=4,
+            n_ff_expert=1024,
+        )
     if full.window:
         shape = dataclasses.replace(shape, window=256)
     return shape

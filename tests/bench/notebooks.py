@@ -1,7 +1,9 @@
-"""The notebooks run in full, and their outputs stored in them: `python -m tests.bench.notebooks [NAME...]`.
+"""The notebooks run in full, and their outputs stored in them: `python -m tests.bench.notebooks
+[NAME...]`.
 
-Prints how long each takes (with its measuring) and how large it then is. Run it after a change of the notebooks, of
-the records' schema, or of anything that the notebooks show; nothing else may run meanwhile.
+Prints how long each takes (with its measuring) and how large it then is. Run it after a change of
+the notebooks, of the records' schema, or of anything that the notebooks show; nothing else may run
+meanwhile.
 """
 
 import sys

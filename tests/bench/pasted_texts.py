@@ -84,7 +84,13 @@ class Request:
 Writer = Callable[[random.Random], tuple[str, list[Truth]]]
 
 
-def timing(label: str, ms: float, n: int, unit: str, n_counted: int) -> str:
+def timing(
+    label: str,
+    ms: float,
+    n: int,
+    unit: str,
+    n_counted: int,
+) -> str:
     """A line of timings as llama.cpp prints it."""
     per_token = ms / n_counted
     tps = 1e3 * n_counted / ms
@@ -333,8 +339,16 @@ def llama_bench(chance: random.Random) -> tuple[str, list[Truth]]:
         n_gen = 0 if kind == "pp" else 2 ** chance.randint(4, 8)
         depth = chance.choice([0, 0, chance.randint(1, 32) * 256])
         tps = round(chance.uniform(2, 4000), 2)
-        phase = {"pp": PREFILL, "tg": DECODE, "both": BOTH}[kind]
-        counts = {"pp": PROMPT, "tg": STEPS, "both": MIXED}[kind]
+        phase = {
+            "pp": PREFILL,
+            "tg": DECODE,
+            "both": BOTH,
+        }[kind]
+        counts = {
+            "pp": PROMPT,
+            "tg": STEPS,
+            "both": MIXED,
+        }[kind]
         truths.append(Truth(tps, phase, counts, depth, 1))
         test = {"pp": f"pp{n_prompt}", "tg": f"tg{n_gen}", "both": f"pp{n_prompt}+tg{n_gen}"}[kind]
         at = f" @ d{depth}" if depth else ""
@@ -423,7 +437,11 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-def as_pasted(text: str, name: str, chance: random.Random) -> str:
+def as_pasted(
+    text: str,
+    name: str,
+    chance: random.Random,
+) -> str:
     """The text as somebody pastes it; what it says stays the same."""
     kinds = ["plain", "windows", "colours", "spaces", "no end"]
     is_csv = "build_commit,model_type" in text

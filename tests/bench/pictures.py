@@ -2,8 +2,9 @@
 
     python3 -m uv run python -m tests.bench.pictures        # after a change of the code that draws them
 
-A picture is called like its sample, and `lab plot` or `lab explain` draws it. tests/test_pages.py compares the pixels.
-`published-predicted.png` has its own command (tests/bench/published.py); `sample-report.png` is a photo of a browser.
+A picture is called like its sample, and `lab plot` or `lab explain` draws it. tests/test_pages.py
+compares the pixels. `published-predicted.png` has its own command (tests/bench/published.py);
+`sample-report.png` is a photo of a browser.
 """
 
 from __future__ import annotations

@@ -30,7 +30,11 @@ from lab.process.worker import Worker
 from tests.bench import llama_bench
 
 KINDS = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
-QUICK: dict[str, Any] = {"blocks": 1, "prompt_len": 16, "gen": 4}
+QUICK: dict[str, Any] = {
+    "blocks": 1,
+    "prompt_len": 16,
+    "gen": 4,
+}
 TEXT = Path("prompts/code.txt")
 N_DRAWS = 200
 N_DRAWN = 16
@@ -56,7 +60,12 @@ FIGURES = {
 def order() -> bool:
     files = [f"{catalog.DEFAULT}:{kind}" for kind in KINDS]
     with tempfile.TemporaryDirectory() as folder:
-        lines = lab.quant(*files, budget="20min", out=folder, **QUICK)
+        lines = lab.quant(
+            *files,
+            budget="20min",
+            out=folder,
+            **QUICK,
+        )
     ((_, summary),) = figures.of_sessions(lines)
     _, *rows = summary.rows.itertuples()
     for row in rows:
@@ -72,7 +81,17 @@ def order() -> bool:
 
 def llama_perplexity(path: Path, base: Path, *options: str) -> str:
     program = str(llama_bench.program("llama-perplexity"))
-    command = [program, "-m", str(path), "-f", str(TEXT), "-c", "512", "-t", "2"]
+    command = [
+        program,
+        "-m",
+        str(path),
+        "-f",
+        str(TEXT),
+        "-c",
+        "512",
+        "-t",
+        "2",
+    ]
     command += ["--kl-divergence-base", str(base), *options]
     done = subprocess.run(
         command, env=llama_bench.environment(), check=True, capture_output=True, text=True
@@ -95,7 +114,14 @@ def perplexity() -> bool:
         for kind in kinds:
             answers[kind] = llama_perplexity(paths[kind], base, "--kl-divergence")
         files = map(str, paths.values())
-        lines = lab.quant(*files, text=str(TEXT), budget="20min", out=folder, threads=2, **QUICK)
+        lines = lab.quant(
+            *files,
+            text=str(TEXT),
+            budget="20min",
+            out=folder,
+            threads=2,
+            **QUICK,
+        )
     rows = lab.quant_table(lines).iloc[1:].to_dict("records")
     agreements = []
     for kind, row in zip(kinds, rows, strict=True):

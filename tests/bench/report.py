@@ -1,7 +1,7 @@
 """How long a report takes and how large it is: `python -m tests.bench.report [ROUNDS]`.
 
-Measures a session of 3 lengths with 6 repeats (10, 100 and 1,000 tokens in, 200 out) and the ceilings once, then
-times the whole command `lab report`, start of Python included.
+Measures a session of 3 lengths with 6 repeats (10, 100 and 1,000 tokens in, 200 out) and the
+ceilings once, then times the whole command `lab report`, start of Python included.
 """
 
 import statistics
@@ -20,7 +20,11 @@ def main(rounds: int = 7) -> None:
         subprocess.run(
             [*lab, "measure", *session, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL
         )
-        subprocess.run([*lab, "ceilings", "-o", str(folder)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*lab, "ceilings", "-o", str(folder)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         (results,) = [
             path for path in folder.glob("*.jsonl") if not path.name.startswith("ceilings")
         ]
@@ -28,7 +32,15 @@ def main(rounds: int = 7) -> None:
         times = []
         for _ in range(rounds):
             start = time.perf_counter()
-            command = [*lab, "report", str(results), "-o", str(page), "--ceilings", str(folder)]
+            command = [
+                *lab,
+                "report",
+                str(results),
+                "-o",
+                str(page),
+                "--ceilings",
+                str(folder),
+            ]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             times.append(time.perf_counter() - start)
         print(

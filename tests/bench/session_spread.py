@@ -80,11 +80,19 @@ def false_share(
     return float(np.mean(np.abs(difference) > half))
 
 
-def check(logs: np.ndarray, spread: tuple[float, float], difference: float, half: float) -> None:
+def check(
+    logs: np.ndarray,
+    spread: tuple[float, float],
+    difference: float,
+    half: float,
+) -> None:
     """The lab computes the same interval."""
     sides = (np.exp(logs[0]), np.exp(logs[1]))
     ratio = session_spread.between_sessions(sides, (spread, spread))
-    assert np.allclose(np.log([ratio.low, ratio.high]), [difference - half, difference + half])
+    assert np.allclose(
+        np.log([ratio.low, ratio.high]),
+        [difference - half, difference + half],
+    )
 
 
 if __name__ == "__main__":

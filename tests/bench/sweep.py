@@ -3,10 +3,10 @@
     python3 -m uv run python -m tests.bench.sweep agree [ROUNDS]
     python3 -m uv run python -m tests.bench.sweep cost [MAX_LEN] [EVERY]
 
-agree: in one process, on one context, in random order each round: one sweep and an independent run at each of
-5 lengths, on the same tokens. What counts is the median over rounds of sweep / run.
-cost: the wall time of `lab sweep` (its results stay in results/) and of llama-bench for the same grid and repeats,
-each run to its end; half an hour.
+agree: in one process, on one context, in random order each round: one sweep and an independent run
+at each of 5 lengths, on the same tokens. What counts is the median over rounds of sweep / run.
+cost: the wall time of `lab sweep` (its results stay in results/) and of llama-bench for the same
+grid and repeats, each run to its end; half an hour.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ def agree(n_rounds: int) -> None:
     }
     with Worker() as worker:
         model = catalog.embedded_path()
-        plan = make_plan(worker, [max(LENGTHS)], N_GEN, 1, str(model), prompt="random")
+        plan = make_plan(
+            worker,
+            [max(LENGTHS)],
+            N_GEN,
+            1,
+            str(model),
+            prompt="random",
+        )
         vocabulary = worker.load(model, plan.settings)
         worker.new_context(dataclasses.replace(plan.settings, n_ctx=max(LENGTHS) + N_GEN))
         for n_round in range(n_rounds):
@@ -72,7 +79,11 @@ def agree(n_rounds: int) -> None:
         )
 
 
-def run(worker: Worker, prompt: list[int], every: int | None) -> Run:
+def run(
+    worker: Worker,
+    prompt: list[int],
+    every: int | None,
+) -> Run:
     def look(progress: Progress) -> None: ...
 
     outcome = worker.run(scripts.sweep(prompt, N_GEN, 512, every or len(prompt)), look)

@@ -52,7 +52,12 @@ def write_twin(original: Path, twin: Path) -> None:
     """Write random weights with the shape and the types of the embedded model."""
     types = tensor_types(original)
 
-    def type_of(shape: Dimensions, quantization: str, name: str, columns: int) -> str:
+    def type_of(
+        shape: Dimensions,
+        quantization: str,
+        name: str,
+        columns: int,
+    ) -> str:
         return types[name]
 
     with mock.patch.object(synthetic, "type_of", type_of):
@@ -60,13 +65,24 @@ def write_twin(original: Path, twin: Path) -> None:
     assert tensor_types(twin) == types
 
 
-def load(worker: Worker, path: Path, quantization: str | None) -> Side:
+def load(
+    worker: Worker,
+    path: Path,
+    quantization: str | None,
+) -> Side:
     """Load a model, in another quantization if one is named, and warm it up."""
     if quantization:
         quantized = path.with_name(f"{path.stem}-{quantization}.gguf")
         worker.quantize(path, quantized, quantization, lambda done: None)
         path = quantized
-    plan = make_plan(worker, [N_PROMPT], N_GEN + 1, 1, str(path), prompt="random")
+    plan = make_plan(
+        worker,
+        [N_PROMPT],
+        N_GEN + 1,
+        1,
+        str(path),
+        prompt="random",
+    )
     side = Side(worker, worker.load(path, plan.settings).n_vocab)
     worker.new_context(dataclasses.replace(plan.settings, n_ctx=N_PROMPT + N_GEN))
     take_turn(side, 0)
@@ -82,7 +98,11 @@ def take_turn(side: Side, seed: int) -> tuple[float, float]:
     return N_PROMPT / (prefill.ready_ns[-1] / 1e9), decode_tps(decode)
 
 
-def ratios_of_pair(real: Side, twin: Side, n: int) -> tuple[float, float]:
+def ratios_of_pair(
+    real: Side,
+    twin: Side,
+    n: int,
+) -> tuple[float, float]:
     """Prefill and decode rate of the twin over those of the real model; odd pairs start real."""
     if n % 2:
         real_rates = take_turn(real, n + 1)

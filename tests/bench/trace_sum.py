@@ -18,7 +18,11 @@ from lab.show.wording import percent
 LENGTHS = (50, 200, 1000)
 
 
-def show(n_threads: int, n_prompt: int, phase: Phase) -> None:
+def show(
+    n_threads: int,
+    n_prompt: int,
+    phase: Phase,
+) -> None:
     sum_ms = 1e3 * phase.sum_s
     step_ms = 1e3 * phase.untraced_s
     where = f"{n_threads} threads, {n_prompt:5,} tokens, {phase.name:7}"

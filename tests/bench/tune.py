@@ -50,7 +50,11 @@ def all_choices(space: dict[str, list[Any]]) -> list[Choice]:
 class Machine:
     """A made-up machine: the effects of settings and pairs on the time of each phase."""
 
-    def __init__(self, chance: random.Random, phases: tuple[Phase, ...]) -> None:
+    def __init__(
+        self,
+        chance: random.Random,
+        phases: tuple[Phase, ...],
+    ) -> None:
         self.phases = phases
         settings = []
         for name, values in SPACE.items():
@@ -118,7 +122,13 @@ def bench_equal() -> None:
     n_recommended = 0
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1, N_EQUAL + 1):
-            result = measuring.tune(32, 8, budget="25s", seed=seed, out=folder)
+            result = measuring.tune(
+                32,
+                8,
+                budget="25s",
+                seed=seed,
+                out=folder,
+            )
             if result.is_recommended:
                 n_recommended += 1
             gain = "none"

@@ -37,9 +37,23 @@ from lab.show import text_prediction
 from tests.servers import wheel_server
 
 GRID: tuple[dict[str, Any], ...] = (
-    {"system": 64, "turn": "64+16", "turns": 6},
-    {"system": 1024, "turn": "64+16", "turns": 6, "breaks": "system@4"},
-    {"system": 1024, "turn": "256+16", "turns": 6, "breaks": "truncate@5"},
+    {
+        "system": 64,
+        "turn": "64+16",
+        "turns": 6,
+    },
+    {
+        "system": 1024,
+        "turn": "64+16",
+        "turns": 6,
+        "breaks": "system@4",
+    },
+    {
+        "system": 1024,
+        "turn": "256+16",
+        "turns": 6,
+        "breaks": "truncate@5",
+    },
 )
 MOST_OFF = 0.1  # of the prompt
 
@@ -62,7 +76,13 @@ def measure(model: str, folder: Path) -> list[float]:
         lab.measure("64,512,1024", 8, 2, model, out=folder)
     errors: list[float] = []
     for asked in GRID:
-        records = lab.turns(**asked, keep="memory", repeat=2, model=model, out=folder)
+        records = lab.turns(
+            **asked,
+            keep="memory",
+            repeat=2,
+            model=model,
+            out=folder,
+        )
         timed = [record for record in records if record.run.is_timed]
         print(f"{model} | {asked}", flush=True)
         errors += prediction_errors(timed, folder)

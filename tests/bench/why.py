@@ -61,20 +61,47 @@ class Case:
 
 CASES = (
     Case("threads", frozenset(["threads"]), 30, {"threads": 1}),
-    Case("flash attention", frozenset(["flash attention"]), 200, {"flash_attn": "off"}, LONG),
+    Case(
+        "flash attention",
+        frozenset(["flash attention"]),
+        200,
+        {"flash_attn": "off"},
+        LONG,
+    ),
     Case("depth", frozenset(["depth"]), 90, {"prompt_len": DEEP}),
-    Case("cache type", frozenset(["cache type"]), 200, {"cache_type_k": "q8_0"}, LONG),
-    Case("ubatch, of prefill", frozenset(["ubatch"]), 30, {"ubatch": 2}, prefill=True),
+    Case(
+        "cache type",
+        frozenset(["cache type"]),
+        200,
+        {"cache_type_k": "q8_0"},
+        LONG,
+    ),
+    Case(
+        "ubatch, of prefill",
+        frozenset(["ubatch"]),
+        30,
+        {"ubatch": 2},
+        prefill=True,
+    ),
     Case("quantization", frozenset(["quantization"]), 45, {"model": "smollm2-135m:F16"}),
     Case("a busy core", frozenset(["machine state"])),
     Case("a throttled engine", frozenset(["machine state"])),
     Case("prompt counted into the rate", frozenset(["what is counted"])),
-    Case("two causes", frozenset(["depth", "threads"]), 150, {"prompt_len": DEEP, "threads": 1}),
+    Case(
+        "two causes",
+        frozenset(["depth", "threads"]),
+        150,
+        {"prompt_len": DEEP, "threads": 1},
+    ),
     Case(
         "three causes",
         frozenset(["depth", "threads", "quantization"]),
         240,
-        {"prompt_len": DEEP, "threads": 1, "model": "smollm2-135m:F16"},
+        {
+            "prompt_len": DEEP,
+            "threads": 1,
+            "model": "smollm2-135m:F16",
+        },
     ),
     Case("a sleep in the loop", frozenset(["not explained"])),
 )
@@ -124,7 +151,8 @@ def timed_runs(n_runs: int, folder: Path) -> list[Record]:
 
 @contextmanager
 def busy_cores(n_cores: int) -> Iterator[None]:
-    """Programs that keep cores busy, in sessions of their own, as the scheduler shares by session."""
+    """Programs that keep cores busy, in sessions of their own, as the scheduler shares by
+    session."""
     spin = [sys.executable, "-c", "while True: pass"]
     programs = [subprocess.Popen(spin, start_new_session=True) for _ in range(n_cores)]
     try:
@@ -136,10 +164,18 @@ def busy_cores(n_cores: int) -> Iterator[None]:
 
 def side_by_side(case: Case, folder: Path) -> tuple[list[Record], list[Record]]:
     """The runs of A and of B, which has the case's changes."""
-    base = {"prompt_len": case.length, "threads": 2 if "threads" in case.changes else 1}
+    base = {
+        "prompt_len": case.length,
+        "threads": 2 if "threads" in case.changes else 1,
+    }
     variants = [base, {**base, **case.changes}]
     sides: tuple[list[Record], list[Record]] = ([], [])
-    for record in lab.ab(variants, gen=24, blocks=BLOCKS, out=folder / "ab"):
+    for record in lab.ab(
+        variants,
+        gen=24,
+        blocks=BLOCKS,
+        out=folder / "ab",
+    ):
         if record.run.is_timed:
             is_b = str(record.run.variant).startswith("B")
             sides[1 if is_b else 0].append(record)
@@ -160,7 +196,11 @@ def disturbed_later(case: Case, folder: Path) -> tuple[list[Record], list[Record
     return first, [*second, *third]
 
 
-def saved(records: Sequence[Record], session: str, folder: Path) -> Path:
+def saved(
+    records: Sequence[Record],
+    session: str,
+    folder: Path,
+) -> Path:
     """The file of records as a plain session of its own."""
     path = folder / f"{session}.jsonl"
     for record in records:
@@ -188,7 +228,13 @@ def planted(case: Case, folder: Path) -> tuple[bool, bool]:
     b: str | Path = saved(sides[1], "B", folder)
     if "prompt counted" in case.name:
         b = as_whole_answer(sides[1][0])
-    explained = lab.why(a, b, budget=case.budget, prefill=case.prefill, out=folder / "why")
+    explained = lab.why(
+        a,
+        b,
+        budget=case.budget,
+        prefill=case.prefill,
+        out=folder / "why",
+    )
     is_right = names_causes(explained, case.causes)
     is_within = has_ratio_in_range(explained, case.causes)
     parts = [f"{part.name} {part.factor:.2f}" for part in explained.parts if part.log or part.half]
@@ -229,7 +275,12 @@ def equal(number: int, folder: Path) -> bool:
     """Whether two sessions of one setup have no cause, and nothing open."""
     for side in "AB":
         lab.measure("64", 24, 3, threads=1, out=folder / side)
-    explained = lab.why(folder / "A", folder / "B", budget=0, out=folder)
+    explained = lab.why(
+        folder / "A",
+        folder / "B",
+        budget=0,
+        out=folder,
+    )
     is_wrong = bool(explained.causes) or is_open(explained)
     word = "WRONG" if is_wrong else "right"
     print(f"equal {number:2} {word} ratio {explained.ratio:.3f}", flush=True)
@@ -274,7 +325,12 @@ def best_match(truth: Truth, figures: Sequence[Figure]) -> Figure | None:
     return min(near, key=lambda figure: figure.phase != truth.phase)
 
 
-def judge_figure(name: str, truth: Truth, figure: Figure, score: Score) -> None:
+def judge_figure(
+    name: str,
+    truth: Truth,
+    figure: Figure,
+    score: Score,
+) -> None:
     """Compare phase, what is counted, depth and concurrency."""
     fields = [
         ("phase", truth.phase, figure.phase, UNKNOWN),

@@ -2,5 +2,11 @@
 
 from hypothesis import settings
 
-settings.register_profile("lab", derandomize=True, max_examples=50, deadline=None, database=None)
+settings.register_profile(
+    "lab",
+    derandomize=True,
+    max_examples=50,
+    deadline=None,
+    database=None,
+)
 settings.load_profile("lab")

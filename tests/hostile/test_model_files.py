@@ -80,7 +80,12 @@ KEYS_OF_NUMBERS = (
 )
 
 
-def edited(good: bytes, after: bytes, skip: int, new: bytes) -> bytes:
+def edited(
+    good: bytes,
+    after: bytes,
+    skip: int,
+    new: bytes,
+) -> bytes:
     """The file with `new` written over the bytes that come `skip` bytes after `after`."""
     start = good.index(after) + len(after) + skip
     return good[:start] + new + good[start + len(new) :]
@@ -139,7 +144,11 @@ def private_bytes(worker: Worker) -> int:
     return int(used.rss - getattr(used, "shared", 0))
 
 
-def test_each_is_refused_or_runs_in_time(mini: Path, tmp_path: Path, worker: Worker) -> None:
+def test_each_is_refused_or_runs_in_time(
+    mini: Path,
+    tmp_path: Path,
+    worker: Worker,
+) -> None:
     path = tmp_path / "hostile.gguf"
     refusals = {}
     n_files = 0
@@ -159,7 +168,11 @@ def test_each_is_refused_or_runs_in_time(mini: Path, tmp_path: Path, worker: Wor
     assert len(refusals) > n_files / 2
 
 
-def test_a_model_for_ten_million_tokens_is_read(mini: Path, tmp_path: Path, worker: Worker) -> None:
+def test_a_model_for_ten_million_tokens_is_read(
+    mini: Path,
+    tmp_path: Path,
+    worker: Worker,
+) -> None:
     path = tmp_path / "long.gguf"
     path.write_bytes(edited(mini.read_bytes(), b".context_length", 4, u32(10_485_760)))
     assert worker.read_model(path, "long", "file").n_ctx_train == 10_485_760
@@ -168,7 +181,12 @@ def test_a_model_for_ten_million_tokens_is_read(mini: Path, tmp_path: Path, work
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     edits=st.lists(
-        st.tuples(st.integers(0, 1_500), st.binary(min_size=1, max_size=8)), min_size=1, max_size=5
+        st.tuples(
+            st.integers(0, 1_500),
+            st.binary(min_size=1, max_size=8),
+        ),
+        min_size=1,
+        max_size=5,
     )
 )
 def test_bytes_anywhere_in_the_header(

@@ -78,11 +78,22 @@ def poisoned(value: Any) -> Any:
 
 def evil_record(source: str = HUB) -> Record:
     record: Record = poisoned(timed(1.1)[0])
-    model = dataclasses.replace(record.model, source=source, repo=EVIL, file=EVIL, revision=EVIL)
+    model = dataclasses.replace(
+        record.model,
+        source=source,
+        repo=EVIL,
+        file=EVIL,
+        revision=EVIL,
+    )
     lists: dict[str, Any] = {"devices": (EVIL, EVIL)}
     settings = dataclasses.replace(record.settings, lib=f"{EVIL} 12345678", **lists)
     command = ("measure", "--model", EVIL)
-    return dataclasses.replace(record, model=model, settings=settings, command=command)
+    return dataclasses.replace(
+        record,
+        model=model,
+        settings=settings,
+        command=command,
+    )
 
 
 TOOLS = ("lab", "llama-server", "llama-cli", "llama-bench")
@@ -117,7 +128,12 @@ def empty(tmp_path: Path) -> Path:
 
 def hints() -> list[str]:
     """The commands at the end of errors: of missing kernels, models and names."""
-    spec = Spec(EVIL, HUB, repo="owner/repo", quantization=EVIL)
+    spec = Spec(
+        EVIL,
+        HUB,
+        repo="owner/repo",
+        quantization=EVIL,
+    )
     model = evil_record().model
     product = Matrix(FEED_FORWARD, EVIL, model.n_ff or 1, model.n_embd or 1, 1)
     heads = Heads(1, 32, 8, 0)
@@ -163,7 +179,11 @@ def test_advice_and_how_to_measure_again(source: str, empty: Path) -> None:
 
 
 def test_other_programs(empty: Path) -> None:
-    settings = dataclasses.replace(evil_record().settings, type_k=EVIL, type_v=EVIL)
+    settings = dataclasses.replace(
+        evil_record().settings,
+        type_k=EVIL,
+        type_v=EVIL,
+    )
     check([other_tools.llama_server(EVIL, settings, 10, 5, 2)], empty)
 
 
@@ -174,7 +194,11 @@ def test_names_that_a_server_lists(empty: Path) -> None:
     check([f"lab {listed}"], empty)
 
 
-def test_what_explain_and_measure_print(mini: Path, tmp_path: Path, empty: Path) -> None:
+def test_what_explain_and_measure_print(
+    mini: Path,
+    tmp_path: Path,
+    empty: Path,
+) -> None:
     out = tmp_path / EVIL
     sizes = ("-p", "8", "-n", "2", "-r", "1", "-t", "1", "--prompt", "random", "--no-plot")
     status, measured, _ = run_lab("measure", "-m", mini, *sizes, "-o", out)
@@ -193,7 +217,13 @@ def test_what_explain_and_measure_print(mini: Path, tmp_path: Path, empty: Path)
 
 
 @pytest.mark.parametrize(
-    "arguments", [("a b",), ("--x", ["-m", "a b"]), (SETTINGS.n_ctx, ""), ("~", "*", "!x", "\\")]
+    "arguments",
+    [
+        ("a b",),
+        ("--x", ["-m", "a b"]),
+        (SETTINGS.n_ctx, ""),
+        ("~", "*", "!x", "\\"),
+    ],
 )
 def test_what_is_joined_comes_apart_again(arguments: tuple[object, ...]) -> None:
     texts = []

@@ -51,7 +51,11 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-def changed(record: Record, field: str, value: Any) -> bytes:
+def changed(
+    record: Record,
+    field: str,
+    value: Any,
+) -> bytes:
     """A line of a results file with another value in a field such as run.n_prompt."""
     line = json.loads(to_json(record))
     *folders, name = field.split(".")
@@ -108,7 +112,9 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines) + to_json(good).encode() + b"\n")
     began = time.process_time()
     reading = results.read([tmp_path])
-    assert good in reading.records and reading.skipped and len(reading.records) < len(lines) / 2
+    assert good in reading.records
+    assert reading.skipped
+    assert len(reading.records) < len(lines) / 2
     table.summary(table.runs(reading.records))
     table.steps(reading.records)
     kinds.sections(reading.records)
@@ -118,17 +124,28 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
         cost.step(record.model, 1, 0, 1)
         memory.kv_bytes_per_position(record.model)
     code, _, err = run_lab("explain", "--no-plot", "--ceilings", "results", tmp_path)
-    assert code in (0, 1) and "Traceback" not in err
+    assert code in (0, 1)
+    assert "Traceback" not in err
     assert time.process_time() - began < 60
 
 
 def test_requests_have_ranges_too(tmp_path: Path) -> None:
     line = json.loads(to_json(make_request_record(make_request())))
-    for name, value in {"finish_reason": "x" * 9_000_000, "sent_ns": 2**63}.items():
-        broken = {**line, "request": {**line["request"], name: value}}
+    for name, value in {
+        "finish_reason": "x" * 9_000_000,
+        "sent_ns": 2**63,
+    }.items():
+        broken = {
+            **line,
+            "request": {
+                **line["request"],
+                name: value,
+            },
+        }
         (tmp_path / "a.jsonl").write_text(f"{json.dumps(broken)}\n{json.dumps(line)}\n")
         reading = results.read([tmp_path])
-        assert len(reading.requests) == 1 and f"request.request.{name}" in reading.skipped[0]
+        assert len(reading.requests) == 1
+        assert f"request.request.{name}" in reading.skipped[0]
 
 
 @pytest.mark.parametrize("depth", [480, 5_000, 100_000])
@@ -165,9 +182,8 @@ def test_no_text_of_a_line_keeps_a_control_character(as_ascii: bool) -> None:
         if not as_ascii:
             document = json.dumps(json.loads(document), ensure_ascii=False)
         clean = list(texts(json.loads(to_json(parse_line(document.encode() + b"\n")))))
-        assert sum(text.startswith("evil?]0;") for text in clean) > 5 and all(
-            text.isprintable() for text in clean
-        )
+        assert sum(text.startswith("evil?]0;") for text in clean) > 5
+        assert all(text.isprintable() for text in clean)
 
 
 @given(text=st.text(max_size=50))
@@ -198,7 +214,11 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
     (tmp_path / f"folder{CONTROLS}.jsonl").mkdir()
-    results.save(tmp_path / f"good{CONTROLS}.jsonl", make_record(), make_record(make_run(repeat=1)))
+    results.save(
+        tmp_path / f"good{CONTROLS}.jsonl",
+        make_record(),
+        make_record(make_run(repeat=1)),
+    )
     assert len(results.read([tmp_path]).records) == 2
     for name in ("show", "compare", "plot", "report", "explain", "export"):
         _, out, err = run_lab(name, tmp_path)
@@ -207,7 +227,8 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
     for name in ("pipe.jsonl", "zero.jsonl"):
         for command in (("show",), ("models", "info")):
             code, _, err = run_lab(*command, tmp_path / name)
-            assert code == 1 and "is not a file" in err
+            assert code == 1
+            assert "is not a file" in err
 
 
 def test_lines_have_a_length_and_a_byte_order_mark_is_none(
@@ -238,9 +259,16 @@ def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
     assert code == 0
     for row in csv.reader(io.StringIO(out)):
         for cell in row:
-            assert cell[:1] not in set("=+@\t\r") and (cell[:1] != "-" or float(cell) < 0)
+            assert cell[:1] not in set("=+@\t\r")
+            assert cell[:1] != "-" or float(cell) < 0
     frame = spreadsheet.without_formulas(
-        pd.DataFrame({"a": [-1, 2], "b": [-2.5, None], "c": ["-x", "y"]})
+        pd.DataFrame(
+            {
+                "a": [-1, 2],
+                "b": [-2.5, None],
+                "c": ["-x", "y"],
+            }
+        )
     )
     assert frame.to_csv(index=False) == "a,b,c\n-1,-2.5,'-x\n2,,y\n"
 

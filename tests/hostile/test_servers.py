@@ -68,8 +68,19 @@ ANSWERS: dict[str, Callable[[], Iterable[bytes]]] = {
 
 
 def test_a_stream_takes_neither_the_time_nor_the_memory() -> None:
-    asked = formats.ask_for(CHAT, "m", "a b c", Asked(n_prompt=None, n_gen=4), ())
-    plan = SendPlan(asks=(asked,), api=CHAT, timeout_s=2, stall_s=1)
+    asked = formats.ask_for(
+        CHAT,
+        "m",
+        "a b c",
+        Asked(n_prompt=None, n_gen=4),
+        (),
+    )
+    plan = SendPlan(
+        asks=(asked,),
+        api=CHAT,
+        timeout_s=2,
+        stall_s=1,
+    )
     deep = (STREAM, b"data: " + DEEP + b"\n\n", DONE)
     process = psutil.Process()
     used_before = process.memory_info().rss
