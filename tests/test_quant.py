@@ -291,13 +291,8 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
 )
 def test_enough_chunks_are_those_that_tell_the_files_apart(kl: float, is_enough: bool) -> None:
     """Chunks differ by 4 times in difficulty, so that no interval is narrow."""
-    plan = planning.QuantPlan(
-        dict.fromkeys(["A", "B", "C"]),
-        {},
-        "",
-        1e6,
-        10,
-    )  # type: ignore
+    plans: Any = dict.fromkeys(["A", "B", "C"])
+    plan = planning.QuantPlan(plans, {}, "", 1e6, 10)
     scoring = measuring.Scoring(plan, SESSION, time.monotonic())
     for i in range(16):
         difficulty = 4 if i % 2 else 1

@@ -479,7 +479,7 @@ def test_nothing_is_written_beside_a_committed_sample(
     monkeypatch.chdir(tmp_path)
     status, _, said = run_lab("compare", *copies)
     assert status == 0
-    assert "--out FOLDER draws it" in said is True
+    assert "--out FOLDER draws it" in said
     assert run_lab("report", "--no-explore", copies[0])[0] == 0
     assert sorted(folder.iterdir()) == copies
     assert (tmp_path / copies[0].with_suffix(".html").name).is_file()

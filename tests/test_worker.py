@@ -44,7 +44,7 @@ def test_the_engine_is_known_by_its_own_process_id(launcher: Path) -> None:
         engine = psutil.Process(worker.pid)
         started = psutil.Process(worker._process.pid)
         assert engine.ppid() == started.pid
-        assert str(launcher) in started.cmdline() is True
+        assert str(launcher) in started.cmdline()
         assert worker.build.devices
         worker.restart()
         assert has_ended(engine)

@@ -281,7 +281,7 @@ def main() -> None:
     for name, lines in plants([*contents.records, *contents.ceilings]).items():
         with tempfile.TemporaryDirectory() as folder:
             mistakes = problems(name, shown_of(lines, Path(folder), SAMPLE))
-        print(f"{name}: {'as wanted' if not found else f'{len(found)} wrong'}", flush=True)
+        print(f"{name}: {'as wanted' if not mistakes else f'{len(mistakes)} wrong'}", flush=True)
         wrong += mistakes
     print("\n".join(wrong) or "Every figure carries its doubt.")
     sys.exit(bool(wrong))
