@@ -27,13 +27,13 @@ def by_length(run: Run) -> tuple[Run, ...]:
 
     if run.every is None or not run.steps.kind:
         return (run,)
-    is_kept = np.array(run.steps.kind) != FORGET
-    columns = {name: np.array(getattr(run.steps, name))[is_kept] for name in STEP_COLUMNS}
+    computes = np.array(run.steps.kind) != FORGET
+    columns = {name: np.array(getattr(run.steps, name))[computes] for name in STEP_COLUMNS}
     firsts = np.flatnonzero(columns["kind"] == PREFILL)
     n_rows = np.diff([*firsts, len(columns["kind"])])  # of each prefill step and the steps after it
 
-    # Move each prefill step, and what follows it, to where it were if nothing had been generated
-    # between them.
+    # Move each prefill step, with the steps after it, to the time at which it would have begun if
+    # nothing had been generated before it.
     prefill_ns = columns["ready_ns"][firsts] - columns["start_ns"][firsts]
     starts_at_ns = prefill_ns.cumsum() - prefill_ns
     moved_ns = np.repeat(starts_at_ns - columns["start_ns"][firsts], n_rows)
@@ -47,14 +47,15 @@ def by_length(run: Run) -> tuple[Run, ...]:
     for number, first in enumerate(firsts):
         n_prompt = int(columns["n_past"][first] + columns["n_tokens"][first])
         is_last = number == len(firsts) - 1
-        if n_prompt % run.every == 0 or is_last:
-            answer = slice(first, first + n_rows[number])
-            rows = {}
-            for name in STEP_COLUMNS:
-                rows[name] = (*prefill[name][:number].tolist(), *columns[name][answer].tolist())
-            runs.append(
-                dataclasses.replace(run, n_prompt=n_prompt, steps=Steps(**rows), token_ids=())
-            )
+        if n_prompt % run.every and not is_last:
+            continue
+        end = first + n_rows[number]
+        rows = {}
+        for name in STEP_COLUMNS:
+            steps_before = prefill[name][:number].tolist()
+            rows[name] = (*steps_before, *columns[name][first:end].tolist())
+        steps = Steps(**rows)
+        runs.append(dataclasses.replace(run, n_prompt=n_prompt, steps=steps, token_ids=()))
     return tuple(runs)
 
 
@@ -98,8 +99,11 @@ def decode_compute_ns(run: Run) -> tuple[int, ...]:
     """`ready_ns` - `start_ns` of each decode step: sampling excluded. Comparable with llama-bench
     `tg`."""
     steps = run.steps
-    stamps = zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True)
-    return tuple(ready - start for kind, start, ready in stamps if kind == DECODE)
+    durations = []
+    for kind, start, ready in zip(steps.kind, steps.start_ns, steps.ready_ns, strict=True):
+        if kind == DECODE:
+            durations.append(ready - start)
+    return tuple(durations)
 
 
 def decode_compute_mean_ns(run: Run) -> float | None:
