@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lab.core import results
-from lab.core.record import Ceilings, Record
+from lab.core.record import Ceilings, Rate, Record
 from lab.errors import LabError
 from lab.features.report import page
 from tests.conftest import (
@@ -31,7 +31,10 @@ from tests.test_noise import watched
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "results" / "sample-smollm2-135m-amd-epyc.jsonl"
-EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;{{ 7 * 7 }} $\\frac$ ]]> --> </svg>"
+EVIL = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;{{ 7 * 7 }} $\\frac$ "
+    "]]> --> </svg>"
+)
 
 
 class Page(HTMLParser):
@@ -59,30 +62,33 @@ class Page(HTMLParser):
 
 
 def session(**changes: Any) -> list[Record]:
-    runs = [make_run(n, 5, i, prefill_ms=1 + n / 1000) for n in (10, 100, 1000) for i in range(2)]
+    """A warm-up, and two runs of each of three lengths."""
     command = ("measure", "--prompt-len", "10,100,1000", "--gen", "5", "--repeat", "2")
     changes.setdefault("command", command)
-    return [
-        make_record(make_run(10, 2, warmup=True), **changes),
-        *(make_record(run, **changes) for run in runs),
-    ]
+    records = [make_record(make_run(10, 2, warmup=True), **changes)]
+    for n_prompt in (10, 100, 1000):
+        for repeat in range(2):
+            run = make_run(n_prompt, 5, repeat, prefill_ms=1 + n_prompt / 1000)
+            records.append(make_record(run, **changes))
+    return records
+
+
+NOT_FREE = {"kind", "status", "type", "part", "tensor_bytes"}  # fields without free text
 
 
 def evil(value: Any) -> Any:
     """The same record with every free text in it replaced."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        keys = {"kind", "status", "type", "part", "tensor_bytes"}
-        return dataclasses.replace(
-            value,
-            **{
-                f.name: evil(getattr(value, f.name))
-                for f in dataclasses.fields(value)
-                if f.name not in keys
-            },
-        )
+    if isinstance(value, str):
+        return EVIL
     if isinstance(value, tuple):
         return tuple(map(evil, value))
-    return EVIL if isinstance(value, str) else value
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    replaced: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        if field.name not in NOT_FREE:
+            replaced[field.name] = evil(getattr(value, field.name))
+    return dataclasses.replace(value, **replaced)
 
 
 def test_a_page_says_what_was_measured() -> None:
@@ -103,12 +109,11 @@ def test_a_page_says_what_was_measured() -> None:
 def test_tables_and_pictures_can_be_read_aloud() -> None:
     html = Page(page.html(timed(1.1), [FAST], explore=False))
     assert len(html.named("svg")) == 3
-    pictures = [
-        each for each in html.named("div") if each.get("role") == "img" and "aria-label" in each
-    ]
-    assert all(len(each["aria-label"] or "") > 9 for each in pictures)
+    for picture in html.named("div"):
+        if picture.get("role") == "img":
+            assert len(picture["aria-label"] or "") > 9
     assert len(html.named("table")) == len(html.named("caption"))
-    assert all(each.get("scope") in ("row", "col") for each in html.named("th"))
+    assert {heading.get("scope") for heading in html.named("th")} == {"row", "col"}
     assert html.named("html")[0]["lang"] == "en"
 
 
@@ -122,24 +127,27 @@ def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
 
 
 def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
-    noisy = [make_record(dataclasses.replace(watched([290] * 20), repeat=i)) for i in range(2)]
     random = dataclasses.replace(MODEL, source="synthetic")
+    noisy = dataclasses.replace(watched([290] * 20), repeat=0)
+    unsure = [
+        make_record(dataclasses.replace(noisy, repeat=repeat), model=random) for repeat in range(2)
+    ]
     failed = make_record(make_run(50, status="failed", error="no memory"), model=random)
-    unsure = [dataclasses.replace(each, model=random) for each in noisy]
-    text = page.html(
-        [*session(model=random), *unsure, failed],
-        [],
-    )
+    text = page.html([*session(model=random), *unsure, failed], [])
     row = text[text.index('<th scope="row">20</th>') :]
     assert "! 20 prompt tokens: other processes used 2.9 cores in both runs" in row
     assert "Unreliable." in row
-    assert "(random weights)" in Page(text).text
-    assert "the text is meaningless" in Page(text).text
-    assert "failed: 50 prompt tokens, repeat 1: no memory" in Page(text).text
-    walk = dataclasses.replace(
-        watched([290] * 20), case={"every": 5}, steps=make_run(20, 5, every=5).steps
-    )
-    assert Page(page.html([make_record(walk)], [])).text.count("other processes used") == 1
+    html = Page(text)
+    assert "(random weights)" in html.text
+    assert "the text is meaningless" in html.text
+    assert "failed: 50 prompt tokens, repeat 1: no memory" in html.text
+
+
+def test_a_disturbed_walk_is_told_once() -> None:
+    steps = make_run(20, 5, every=5).steps
+    walk = dataclasses.replace(watched([290] * 20), case={"every": 5}, steps=steps)
+    html = Page(page.html([make_record(walk)], []))
+    assert html.text.count("other processes used") == 1
 
 
 def test_two_setups_are_compared() -> None:
@@ -150,13 +158,18 @@ def test_two_setups_are_compared() -> None:
     assert "unclear, 2 against 2 runs" in html.text
     assert "--threads 4" in html.text
     assert "--threads 2" in html.text
-    gone = make_record(make_run(50, status="failed", error="x"), settings=four)
-    assert (
-        "failed: tiny Q4_0, n_threads 4: 50 prompt tokens"
-        in Page(page.html([*session(), gone], [])).text
-    )
-    sessions = Page(page.html(session() + session(session="b"), []))
-    assert "Which is faster: session a-session or session b?" in sessions.text
+
+
+def test_a_setup_that_failed_is_named() -> None:
+    four = dataclasses.replace(SETTINGS, n_threads=4)
+    failed = make_record(make_run(50, status="failed", error="x"), settings=four)
+    html = Page(page.html([*session(), failed], []))
+    assert "failed: tiny Q4_0, n_threads 4: 50 prompt tokens" in html.text
+
+
+def test_sessions_of_one_setup_are_compared() -> None:
+    html = Page(page.html(session() + session(session="b"), []))
+    assert "Which is faster: session a-session or session b?" in html.text
 
 
 def paces(
@@ -166,84 +179,74 @@ def paces(
     n_runs: int,
 ) -> list[Record]:
     """Runs of a machine with this name; the third of every three is one percent slower."""
-    runs = [
-        make_run(20, 3, i, prefill_ms=prefill_ms * (1 + 0.01 * (i % 3 == 2)), decode_ms=decode_ms)
-        for i in range(n_runs)
-    ]
-    return [
-        make_record(
-            run,
-            machine=dataclasses.replace(MACHINE, cpu=label),
-            session=label,
-        )
-        for run in runs
-    ]
+    machine = dataclasses.replace(MACHINE, cpu=label)
+    records: list[Record] = []
+    for repeat in range(n_runs):
+        slowdown = 1.01 if repeat % 3 == 2 else 1
+        run = make_run(20, 3, repeat, prefill_ms=prefill_ms * slowdown, decode_ms=decode_ms)
+        records.append(make_record(run, machine=machine, session=label))
+    return records
+
+
+QUESTION = "Which is faster: Near, 4 cores or Far, 4 cores? "
 
 
 def test_a_page_answers_its_question_first() -> None:
-    base = paces("Near", 1, 10, 9)
-    few = Page(page.html([*base[:2], *paces("Far", 2, 30, 2)], [])).text
-    question = "Which is faster: Near, 4 cores or Far, 4 cores? "
+    near = paces("Near", 1, 10, 9)
+    html = Page(page.html([*near, *paces("Far", 0.5, 5, 9)], []))
+    answer = "Far, 4 cores is faster than Near, 4 cores in all rows (1.83 to 2 times as fast)."
+    assert f"{QUESTION}{answer} Prefill of" in html.text
+
+
+def test_a_page_says_that_too_few_runs_leave_its_question_open() -> None:
+    html = Page(page.html([*paces("Near", 1, 10, 2), *paces("Far", 2, 30, 2)], []))
+    answer = "It is unclear whether Far, 4 cores or Near, 4 cores is faster: too few runs"
+    assert f"{QUESTION}{answer}" in html.text
     assert (
-        f"{question}It is unclear whether Far, 4 cores or Near, 4 cores is faster: too few runs"
-        in few
-    )
-    assert (
-        "Prefill of 20 tokens: unclear, 2 against 2 runs; an interval needs 3 each: about 2x the time"
-        in few
-    )
-    sure = Page(page.html([*base, *paces("Far", 0.5, 5, 9)], [])).text
-    assert (
-        f"{question}Far, 4 cores is faster than Near, 4 cores in all rows (1.83 to 2 times as fast). Prefill of"
-        in sure
-    )
+        "Prefill of 20 tokens: unclear, 2 against 2 runs; an interval needs 3 each: "
+        "about 2x the time"
+    ) in html.text
 
 
 def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
-    other = [dataclasses.replace(MODEL, name=name) for name in ("big", "huge")]
-    walk = [make_record(make_run(20, 3, i, every=5), session="walk") for i in range(2)]
-    far = [
-        make_record(
-            make_run(30, 3),
-            model=model,
-            session=model.name,
-        )
-        for model in other
-    ]
-    text = page.html(
-        [*session(), *walk, *paces("Far", 2, 30, 2), *far],
-        [],
-    )
+    records = [*session(), *paces("Far", 2, 30, 2)]
+    for repeat in range(2):
+        records.append(make_record(make_run(20, 3, repeat, every=5), session="walk"))
+    for name in ("big", "huge"):
+        model = dataclasses.replace(MODEL, name=name)
+        records.append(make_record(make_run(30, 3), model=model, session=name))
+    text = page.html(records, [])
     html = Page(text)
     assert "<h1>5 sessions of tiny and 2 other models on 2 machines</h1>" in text
-    links = [str(each["href"]) for each in html.named("a")]
+    links = [str(link["href"]) for link in html.named("a")]
     assert links == ["#runs", "#sweeps", "#compared", "#why", "#setups"]
-    assert {link[1:] for link in links} <= {tag.get("id") for _, tag in html.tags}
+    assert {link[1:] for link in links} <= {attributes.get("id") for _, attributes in html.tags}
     assert "Runs : 4 setups" in html.text
     assert "Sweeps : How fast is tiny Q4_0 on" in html.text
-    assert (
-        html.text.count("have no length in common") == 1
-    )  # one sentence on all that is not compared
+    assert html.text.count("have no length in common") == 1  # a sentence on all of them
     assert "The limits of 5 other setups are unknown without ceilings" in html.text
-    assert (
-        "By the medians" not in text.partition("<main>")[0]
-    )  # answers stand in the chapter of comparisons
+    before_chapters = text.partition("<main>")[0]
+    assert "By the medians" not in before_chapters  # answers stand in the chapter of comparisons
 
 
 def test_the_records_come_back(tmp_path: Path) -> None:
     path = page.report(tmp_path / "new" / "a.html", session(), [FAST])
-    reading = results.read([path])
-    assert list(reading.records) == session()
-    assert reading.ceilings == (FAST,)
-    code, out, _ = run_lab("show", path)
-    assert code == 0
+    contents = results.read([path])
+    assert list(contents.records) == session()
+    assert contents.ceilings == (FAST,)
+    page_of_sample = page.report(tmp_path / "s.html", results.read([SAMPLE]).records, [])
+    assert len(results.read([SAMPLE, page_of_sample]).records) == 12  # each of them once
+
+
+def test_commands_read_a_page_like_a_results_file(tmp_path: Path) -> None:
+    path = page.report(tmp_path / "a.html", session(), [])
+    status, out, _ = run_lab("show", path)
+    assert status == 0
     assert "1,000" in out
-    again = page.report(tmp_path / "s.html", results.read([SAMPLE]).records, [])
-    assert len(results.read([SAMPLE, again]).records) == 12
     results.save(tmp_path / "b.jsonl", make_record(make_run(), session="b"))
-    code, out, err = run_lab("compare", path, tmp_path / "b.jsonl", "--no-plot")
-    assert code == 0, err
-    assert "session b" in out, err
+    status, out, err = run_lab("compare", path, tmp_path / "b.jsonl", "--no-plot")
+    assert status == 0, err
+    assert "session b" in out
 
 
 @pytest.mark.parametrize(
@@ -279,15 +282,14 @@ def test_a_packed_file_cannot_claim_to_be_endless(
 
 
 def test_nothing_in_a_record_can_act() -> None:
-    records = [
-        evil(record)
-        for record in [*session(), make_record(make_run(50, status="failed", error="x"))]
-    ]
+    failed = make_record(make_run(50, status="failed", error="x"))
+    records = [evil(record) for record in [*session(), failed]]
     text = page.html(records, [evil(FAST)])
     html = Page(text)
-    assert [each.get("type") for each in html.named("script")] == ["application/gzip"]
+    assert [script.get("type") for script in html.named("script")] == ["application/gzip"]
     assert not {"img", "iframe", "link", "object", "form", "a"} & {name for name, _ in html.tags}
-    assert not any(name.startswith("on") for _, attributes in html.tags for name in attributes)
+    for _, attributes in html.tags:
+        assert not [name for name in attributes if name.startswith("on")]
     assert "49" not in html.text.replace("$", "").partition("{{")[0]
     assert "{{ 7 * 7 }}" in text
     assert EVIL.split("{{", maxsplit=1)[0][:40].replace("<", "&lt;").replace(">", "&gt;") in text
@@ -296,31 +298,35 @@ def test_nothing_in_a_record_can_act() -> None:
 def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
     results.save(tmp_path / "failed.jsonl", make_record(make_run(status="failed", error="x")))
     results.save(tmp_path / "a.jsonl", make_record())
-    for arguments, why in (
+    refused: tuple[tuple[tuple[object, ...], str], ...] = (
         ((tmp_path / "failed.jsonl",), "nothing to report"),
         ((tmp_path / "a.jsonl", "-o", tmp_path / "a.pdf"), "name must end in .html"),
         ((tmp_path / "none.jsonl",), "no results file"),
         ((tmp_path / "a.jsonl", "--ceilings", tmp_path / "none"), "no folder"),
         ((tmp_path / "a.jsonl", "-o", "/dev/null/a.html"), "cannot be written"),
-    ):
-        code, _, err = run_lab("report", *arguments)
-        assert code == 1
-        assert why in err
-    code, out, _ = run_process("report", tmp_path / "a.jsonl")
-    assert code == 0
+    )
+    for arguments, problem in refused:
+        status, _, err = run_lab("report", *arguments)
+        assert status == 1
+        assert problem in err
+
+
+def test_a_report_does_not_replace_its_results(tmp_path: Path) -> None:
+    results.save(tmp_path / "a.jsonl", make_record())
+    status, out, _ = run_process("report", tmp_path / "a.jsonl")
+    assert status == 0
     assert out.strip() == str(tmp_path / "a.html")
-    code, _, err = run_lab("report", tmp_path / "a.html")
-    assert code == 1
+    status, _, err = run_lab("report", tmp_path / "a.html")
+    assert status == 1
     assert "would overwrite" in err
 
 
 def test_a_measurement_ends_with_a_report(tmp_path: Path) -> None:
-    code, out, err = run_lab(
-        "measure", "-p", 8, "-n", 3, "-r", 1, "-t", 1, "--no-plot", "--report", "-o", tmp_path
-    )
+    small = ("-p", 8, "-n", 3, "-r", 1, "-t", 1, "--no-plot")
+    status, out, err = run_lab("measure", *small, "--report", "-o", tmp_path)
+    assert status == 0, err
     (path,) = tmp_path.glob("*.html")
-    assert code == 0, err
-    assert f"report   {path}" in out, err
+    assert f"report   {path}" in out
     assert len(results.read([path]).records) == 2
     assert path.with_suffix(".jsonl").exists()
 
@@ -331,8 +337,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMEDRIVER = shutil.which("chromedriver")
 MUST = bool(os.environ.get("LAB_NEED_CHROMIUM"))
 OPTIONS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars"
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync --hide-scrollbars"
 )
 
 
@@ -377,12 +383,12 @@ def look(
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     browser.get(path.as_uri())
     is_read = "return document.URL === arguments[0] && document.readyState === 'complete'"
-    WebDriverWait(browser, 60).until(
-        lambda one: one.execute_script(is_read, path.as_uri())
-    )  # get() may return early
-    found: dict[str, Any] = browser.execute_script(
+    wait = WebDriverWait(browser, 60)  # get() may return early
+    wait.until(lambda driver: driver.execute_script(is_read, path.as_uri()))
+    seen: dict[str, Any] = browser.execute_script(
         """
-        const colour = (element, name) => getComputedStyle(element)[name].match(/[0-9.]+/g).slice(0, 3).map(Number);
+        const numbers = text => text.match(/[0-9.]+/g).slice(0, 3).map(Number);
+        const colour = (element, name) => numbers(getComputedStyle(element)[name]);
         const text = [...document.querySelectorAll('svg text')];
         return {
           overflow: document.documentElement.scrollWidth - innerWidth,
@@ -394,21 +400,28 @@ def look(
         };
         """
     )
-    return found
+    return seen
 
 
-def contrast(one: list[float], other: list[float]) -> float:
-    """Of two colours, as the Web Content Accessibility Guidelines define it: 1 to 21, 4.5 and more
-    can be read."""
+def contrast(ink: list[float], paper: list[float]) -> float:
+    """The contrast of two colours by the Web Content Accessibility Guidelines.
 
-    def luminance(colour: list[float]) -> float:
-        linear = [
-            c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour
-        ]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
+    It is 1 to 21; from 4.5 upwards text can be read.
+    """
+    low, high = sorted((luminance(ink), luminance(paper)))
     return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: list[float]) -> float:
+    red, green, blue = map(linear, colour)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def linear(value: float) -> float:
+    """A value of sRGB (0 to 255) as a share of the light."""
+    if value <= 10:
+        return value / 255 / 12.92
+    return float(((value / 255 + 0.055) / 1.055) ** 2.4)
 
 
 @pytest.fixture(scope="module")
@@ -416,19 +429,28 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The report of a sample, and the same with a hostile name."""
     folder = tmp_path_factory.mktemp("pages")
     records = list(results.read([SAMPLE]).records)
-    hostile = [
-        dataclasses.replace(r, model=dataclasses.replace(r.model, name=EVIL)) for r in records
-    ]
+    hostile: list[Record] = []
+    for record in records:
+        model = dataclasses.replace(record.model, name=EVIL)
+        hostile.append(dataclasses.replace(record, model=model))
+    ceilings = [_ceilings(records[0])]
     return [
-        page.report(folder / f"{name}.html", shown, [_ceilings(records[0])])
-        for name, shown in (("sample", records), ("hostile", hostile))
+        page.report(folder / "sample.html", records, ceilings),
+        page.report(folder / "hostile.html", hostile, ceilings),
     ]
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"),
-    [(1200, "dark"), (360, "light")],
-)
+def requested_urls(browser: Any) -> list[str]:
+    """What the browser has asked for since the last look at its log."""
+    urls: list[str] = []
+    for entry in browser.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            urls.append(message["params"]["request"]["url"])
+    return urls
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "dark"), (360, "light")])
 def test_a_browser_shows_it_and_asks_nobody(
     browser: Any, pages: list[Path], width: int, scheme: str
 ) -> None:
@@ -439,31 +461,21 @@ def test_a_browser_shows_it_and_asks_nobody(
         assert seen["scripts"] == 3  # the records, the laws, the sliders
         assert contrast(seen["ink"], seen["paper"]) > 7
         assert contrast(seen["letters"], seen["paper"]) > 7
-        assert (sum(seen["paper"]) < 300) == (scheme == "dark")
+        is_dark = sum(seen["paper"]) < 300
+        assert is_dark == (scheme == "dark")
         assert seen["smallest"] >= 8  # pixels of a letter in a picture, at phone width too
         assert browser.get_log("browser") == []
-        log = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-        asked = [
-            each["params"]["request"]["url"]
-            for each in log
-            if each["method"] == "Network.requestWillBeSent"
-        ]
-        assert asked == [path.as_uri()]
+        assert requested_urls(browser) == [path.as_uri()]
 
 
 def _ceilings(record: Record) -> Ceilings:
     """Made-up ceilings of the machine that made a record, so that its page has all its parts."""
-    model = record.model
-    rates = [
-        dataclasses.replace(rate, type=kind if rate.op == "mul_mat" else rate.type)
-        for kind in model.tensor_bytes
-        for rate in FAST.rates
-    ]
-    return dataclasses.replace(
-        FAST,
-        machine=record.machine,
-        rates=tuple(rates),
-    )
+    rates: list[Rate] = []
+    for kind in record.model.tensor_bytes:
+        for rate in FAST.rates:
+            is_of_weights = rate.op == "mul_mat"
+            rates.append(dataclasses.replace(rate, type=kind) if is_of_weights else rate)
+    return dataclasses.replace(FAST, machine=record.machine, rates=tuple(rates))
 
 
 def test_nothing_is_written_beside_a_committed_sample(
@@ -477,9 +489,9 @@ def test_nothing_is_written_beside_a_committed_sample(
         shutil.copy(f"results/sample-smollm2-135m-{machine}.jsonl", folder)
     copies = sorted(folder.iterdir())
     monkeypatch.chdir(tmp_path)
-    status, _, said = run_lab("compare", *copies)
+    status, _, err = run_lab("compare", *copies)
     assert status == 0
-    assert "--out FOLDER draws it" in said
+    assert "--out FOLDER draws it" in err
     assert run_lab("report", "--no-explore", copies[0])[0] == 0
     assert sorted(folder.iterdir()) == copies
     assert (tmp_path / copies[0].with_suffix(".html").name).is_file()
