@@ -1,5 +1,6 @@
-"""The notebooks run in full, and their outputs stored in them: `python -m tests.bench.notebooks
-[NAME...]`.
+"""The notebooks run in full, and their outputs stored in them.
+
+    python -m tests.bench.notebooks [NAME...]
 
 Prints how long each takes (with its measuring) and how large it then is. Run it after a change of
 the notebooks, of the records' schema, or of anything that the notebooks show; nothing else may run
@@ -16,21 +17,27 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).parents[2] / "notebooks"
 
 
+def run(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    start = time.monotonic()
+    client = NotebookClient(
+        notebook,
+        timeout=900,
+        resources={"metadata": {"path": str(FOLDER)}},
+        coalesce_streams=True,
+        record_timing=False,
+    )
+    client.execute()
+    nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
+    seconds = time.monotonic() - start
+    megabytes = path.stat().st_size / 1e6
+    print(f"{path.name}: {seconds:.0f} s, {megabytes:.2f} MB", flush=True)
+
+
 def main(*names: str) -> None:
     for path in sorted(FOLDER.glob("*.ipynb")):
-        if names and not any(path.name.startswith(name) for name in names):
-            continue
-        notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-        started = time.monotonic()
-        where = {"metadata": {"path": str(FOLDER)}}
-        client = NotebookClient(
-            notebook, timeout=900, resources=where, coalesce_streams=True, record_timing=False
-        )
-        client.execute()
-        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
-        seconds = time.monotonic() - started
-        size = path.stat().st_size
-        print(f"{path.name}: {seconds:.0f} s, {size / 1e6:.2f} MB", flush=True)
+        if path.name.startswith(names or ("",)):
+            run(path)
 
 
 if __name__ == "__main__":

@@ -11,44 +11,31 @@ import tempfile
 import time
 from pathlib import Path
 
+SESSION = ("-p", "10,100,1000", "-n", "200", "-r", "6", "--no-plot")
+
+
+def lab(*arguments: str | Path) -> float:
+    """The seconds that a command of the lab takes."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "lab", *map(str, arguments)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
 
 def main(rounds: int = 7) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lab = [sys.executable, "-m", "lab"]
-        session = ["-p", "10,100,1000", "-n", "200", "-r", "6", "--no-plot"]
-        subprocess.run(
-            [*lab, "measure", *session, "-o", str(folder)], check=True, stdout=subprocess.DEVNULL
-        )
-        subprocess.run(
-            [*lab, "ceilings", "-o", str(folder)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        (results,) = [
-            path for path in folder.glob("*.jsonl") if not path.name.startswith("ceilings")
-        ]
+        lab("measure", *SESSION, "-o", folder)
+        (results,) = folder.glob("*.jsonl")
+        lab("ceilings", "-o", folder)
         page = folder / "report.html"
-        times = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            command = [
-                *lab,
-                "report",
-                str(results),
-                "-o",
-                str(page),
-                "--ceilings",
-                str(folder),
-            ]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            times.append(time.perf_counter() - start)
-        print(
-            f"report   median {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}, n = {rounds})"
-        )
-        print(
-            f"size     {page.stat().st_size / 1e6:.2f} MB, of a results file of {results.stat().st_size / 1e6:.2f} MB"
-        )
+        times = [lab("report", results, "-o", page, "--ceilings", folder) for _ in range(rounds)]
+        page_mb = page.stat().st_size / 1e6
+        results_mb = results.stat().st_size / 1e6
+    median = statistics.median(times)
+    extremes = f"{min(times):.2f} to {max(times):.2f}, n = {rounds}"
+    print(f"report   median {median:.2f} s ({extremes})")
+    print(f"size     {page_mb:.2f} MB, of a results file of {results_mb:.2f} MB")
 
 
 if __name__ == "__main__":
