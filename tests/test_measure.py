@@ -56,8 +56,17 @@ def bench(
     return measure
 
 
+def timed_runs(records: list[Record]) -> list[Run]:
+    return [record.run for record in records if not record.run.warmup]
+
+
+def warm_ups(records: list[Record]) -> list[Run]:
+    return [record.run for record in records if record.run.warmup]
+
+
 def outcome(records: list[Record]) -> list[tuple[int, int, str]]:
-    return sorted((r.run.n_prompt, r.run.repeat, r.run.status) for r in records if not r.run.warmup)
+    """Length, repeat and status of each timed run."""
+    return sorted((run.n_prompt, run.repeat, run.status) for run in timed_runs(records))
 
 
 def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
@@ -69,12 +78,12 @@ def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
         (600, 1, OK),
     ]
     assert list(results.read([path]).records) == records
-    assert {r.session for r in records} == {path.stem}
+    assert {record.session for record in records} == {path.stem}
 
 
 def test_a_cpu_is_warmed_up_by_a_short_run_and_a_whole_step_in_each_engine(bench: Any) -> None:
     records, _ = bench(prompt_len="10,600,1112", repeat=2)
-    assert [r.run.n_prompt for r in records if r.run.warmup] == [32, 512, 32, 512]
+    assert [run.n_prompt for run in warm_ups(records)] == [32, 512, 32, 512]
 
 
 def test_a_context_that_fails_costs_only_its_length(bench: Any, fake_worker: FakeWorker) -> None:
@@ -84,96 +93,105 @@ def test_a_context_that_fails_costs_only_its_length(bench: Any, fake_worker: Fak
 
     fake_worker.on_context = no_room
     records, _ = bench(repeat=2)
-    assert outcome(records) == [
-        (10, 0, OK),
-        (10, 1, OK),
-        (600, 0, FAILED),
-    ]
-    assert "no memory" in next(r.run.error for r in records if r.run.status == FAILED)
+    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, FAILED)]
+    (error,) = [run.error for run in timed_runs(records) if run.status == FAILED]
+    assert error is not None
+    assert "no memory" in error
+
+
+def die_at(fake_worker: FakeWorker, n_prompt: int | None, n_gen: int, n_deaths: int) -> None:
+    """The engine dies in the first runs of these lengths (None: in runs of any prompt)."""
+    deaths = iter(range(n_deaths))
+
+    def die(length: int, n_tokens: int) -> None:
+        is_here = n_prompt in (None, length) and n_tokens == n_gen
+        if is_here and next(deaths, None) is not None:
+            raise died()
+
+    fake_worker.on_run = die
 
 
 @pytest.mark.parametrize(
-    ("n_repeat", "dies_at", "n_deaths", "of_600", "n_starts"),
+    ("n_repeat", "n_deaths", "of_600", "n_starts"),
     [
-        (
-            3,
-            (600, 5),
-            1,
-            [CRASHED, OK, OK],
-            4,
-        ),  # one a round, and one after the death
-        (
-            4,
-            (600, 5),
-            9,
-            [CRASHED, CRASHED],
-            5,
-        ),  # then the length is given up
-        (
-            2,
-            (None, 4),
-            1,
-            [OK, OK],
-            3,
-        ),  # while warming up
+        (3, 1, [CRASHED, OK, OK], 4),  # one a round, and one after the death
+        (4, 9, [CRASHED, CRASHED], 5),  # then the length is given up
     ],
 )
 def test_a_death_costs_one_run_and_the_engine_starts_again(
     bench: Any,
     fake_worker: FakeWorker,
     n_repeat: int,
-    dies_at: Any,
     n_deaths: int,
     of_600: list[str],
     n_starts: int,
 ) -> None:
-    deaths = iter(range(n_deaths))
+    die_at(fake_worker, 600, 5, n_deaths)
 
-    def die(n_prompt: int, n_gen: int) -> None:
-        if (n_prompt if dies_at[0] else None, n_gen) == dies_at and next(deaths, None) is not None:
-            raise died()
-
-    fake_worker.on_run = die
     records, _ = bench(repeat=n_repeat)
-    of_10 = [(10, i, OK) for i in range(n_repeat)]
-    assert outcome(records) == [*of_10, *((600, i, status) for i, status in enumerate(of_600))]
-    assert fake_worker.starts == n_starts == fake_worker.loads
-    assert any(r.run.status == CRASHED for r in records if r.run.warmup) == (dies_at[0] is None)
+
+    of_10 = [(10, repeat, OK) for repeat in range(n_repeat)]
+    crashes = [(600, repeat, status) for repeat, status in enumerate(of_600)]
+    assert outcome(records) == of_10 + crashes
+    assert (fake_worker.starts, fake_worker.loads) == (n_starts, n_starts)
+    assert CRASHED not in [run.status for run in warm_ups(records)]
+
+
+def test_a_death_while_warming_up_costs_no_run(bench: Any, fake_worker: FakeWorker) -> None:
+    die_at(fake_worker, None, 4, n_deaths=1)
+
+    records, _ = bench(repeat=2)
+
+    assert outcome(records) == [(10, 0, OK), (10, 1, OK), (600, 0, OK), (600, 1, OK)]
+    assert (fake_worker.starts, fake_worker.loads) == (3, 3)
+    assert CRASHED in [run.status for run in warm_ups(records)]
 
 
 def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None:
     bench(repeat=2)
-    timed = [status for status in seen if status.doing == "decode"]
-    assert [status.n_runs_done for status in timed] == [0, 1, 2, 3]
-    assert all(status.n_runs == 4 and status.left_s is not None for status in timed)
-    assert {"loading the model", "creating the context", "warming up"} <= {
-        status.doing for status in seen
-    }
+
+    decoding = [status for status in seen if status.doing == "decode"]
+    assert [status.n_runs_done for status in decoding] == [0, 1, 2, 3]
+    for status in decoding:
+        assert status.n_runs == 4
+        assert status.left_s is not None
+    doing = {status.doing for status in seen}
+    assert {"loading the model", "creating the context", "warming up"} <= doing
 
 
-@pytest.mark.parametrize("n_kept", [0, 2])
-def test_a_disk_that_fills_up_is_told(
-    bench: Any,
-    fake_worker: FakeWorker,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    n_kept: int,
-) -> None:
+def fill_the_disk(fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, n_kept: int) -> None:
+    """The disk is full from the run after `n_kept` ones on."""
     runs = iter(range(9))
+
+    def refuse(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     def fill(n_prompt: int, n_gen: int) -> None:
         if next(runs) == n_kept:
-            monkeypatch.setattr("os.fsync", full)
-
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+            monkeypatch.setattr("os.fsync", refuse)
 
     fake_worker.on_run = fill
+
+
+def test_a_disk_that_fills_up_is_told_and_earlier_runs_stay(
+    bench: Any, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fill_the_disk(fake_worker, monkeypatch, n_kept=2)
     with pytest.raises(LabError, match=r"cannot be written.*No space left") as problem:
         bench(repeat=1)
-    assert ("It contains the earlier runs" in problem.value.hint) == bool(n_kept)
-    left = list((tmp_path / "results").iterdir())
-    assert [len(results.read([path]).records) for path in left] == [n_kept] * bool(n_kept)
+    assert "It contains the earlier runs" in problem.value.hint
+    (path,) = (tmp_path / "results").iterdir()
+    assert len(results.read([path]).records) == 2
+
+
+def test_a_disk_without_room_for_a_run_keeps_no_file(
+    bench: Any, fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fill_the_disk(fake_worker, monkeypatch, n_kept=0)
+    with pytest.raises(LabError, match=r"cannot be written.*No space left") as problem:
+        bench(repeat=1)
+    assert "It contains the earlier runs" not in problem.value.hint
+    assert list((tmp_path / "results").iterdir()) == []
 
 
 # Sweeps, and repeats until it is believable
@@ -201,7 +219,8 @@ def test_an_interrupted_session_keeps_what_it_has(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=3)
     path = new_results_file(plan, tmp_path)
     runs = execute(plan, worker, path, lambda status: None)
-    next(runs), next(runs)
+    next(runs)
+    next(runs)
     runs.close()  # type: ignore[attr-defined]
     assert len(results.read([path]).records) == 2
 
@@ -235,7 +254,8 @@ def test_a_sweep_is_one_run_with_a_row_per_length(tmp_path: Path) -> None:
     assert rows.n_prompt.tolist() == [16, 32, 40] * 2
     assert rows.prefill_s.tolist() == [0.016, 0.032, 0.040] * 2
     assert rows.tpot_ms.tolist() == [11] * 6
-    assert [len(r.run.steps.kind) for r in records if r.run.warmup] == [3, 3]  # one for each engine
+    n_steps = [len(run.steps.kind) for run in warm_ups(records)]
+    assert n_steps == [3, 3]  # one warm-up for each engine
 
 
 def test_impossible_sweeps(tmp_path: Path) -> None:
@@ -256,28 +276,27 @@ def shaky(worker: Any, spreads: list[float]) -> None:
     worker.decode_ms = lambda: 10 + next(values)
 
 
-def test_rounds_go_on_until_every_interval_is_narrow(tmp_path: Path) -> None:
-    worker, plan = plan_of(
-        tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 30, None)
-    )
+def test_rounds_end_when_every_interval_is_narrow(tmp_path: Path) -> None:
+    until = Until(0.02, 30, None)
+    worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=until)
+    runs = timed_runs(run_plan(worker, plan, tmp_path))
     assert plan.n_repeat == N_PILOT
-    steady = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
-    assert len(steady) == 2 * N_PILOT
-    worker, plan = plan_of(
-        tmp_path, prompt_len="10,20", gen=5, repeat=1, until=Until(0.02, 9, None)
-    )
+    assert len(runs) == 2 * N_PILOT
+
+
+def test_rounds_go_on_while_an_interval_is_wide(tmp_path: Path) -> None:
+    until = Until(0.02, 9, None)
+    worker, plan = plan_of(tmp_path, prompt_len="10,20", gen=5, repeat=1, until=until)
     shaky(worker, [0, 0, 0, 3, 0, 2, 1])
-    runs = [r.run for r in run_plan(worker, plan, tmp_path / "shaky") if not r.run.warmup]
+    runs = timed_runs(run_plan(worker, plan, tmp_path))
     assert max(run.repeat for run in runs) == 8
-    assert {(n_prompt, name) for n_prompt, name, _ in wide_figures(runs, 0.02)} <= {
-        (10, "TPOT"),
-        (20, "TPOT"),
-    }
+    for _, name, _ in wide_figures(runs, 0.02):
+        assert name == "TPOT"
 
 
 def test_every_round_has_an_engine_of_its_own(bench: Any, fake_worker: FakeWorker) -> None:
     records, _ = bench(repeat=3)
-    engines = {(r.run.repeat, r.run.engine) for r in records if not r.run.warmup}
+    engines = {(run.repeat, run.engine) for run in timed_runs(records)}
     assert engines == {(0, 1), (1, 2), (2, 3)}
     assert fake_worker.starts == 3
     assert fake_worker.contexts == [605] * 3
@@ -287,23 +306,26 @@ def test_lengths_that_cost_little_get_more_runs(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = itertools.chain([0.0], itertools.repeat(6.0))  # so the planned rounds took 6 s
-    monkeypatch.setattr(
-        "lab.runner.session.time", types.SimpleNamespace(monotonic=lambda: next(moments))
-    )
-    records, _ = bench()
-    lengths = [r.run.n_prompt for r in records if not r.run.warmup]
+    clock = types.SimpleNamespace(monotonic=lambda: next(moments))
+    monkeypatch.setattr("lab.runner.session.time", clock)
+
+    by_default, _ = bench()
+    as_asked, _ = bench(repeat=3)
+
+    lengths = [run.n_prompt for run in timed_runs(by_default)]
     assert lengths.count(10) == stats.fewest_for_interval()
     assert lengths.count(600) == 3
-    records, _ = bench(repeat=3)
-    assert len([r for r in records if not r.run.warmup]) == 6  # as it was asked for
+    assert len(timed_runs(as_asked)) == 6
 
 
 def test_a_sentinel_stands_before_and_after_every_run(tmp_path: Path) -> None:
     worker, plan = plan_of(tmp_path, prompt_len="10", gen=5, repeat=3)
-    runs = [r.run for r in run_plan(worker, plan, tmp_path) if not r.run.warmup]
-    assert [(r.noise.sentinel_before_ns, r.noise.sentinel_after_ns) for r in runs if r.noise] == [
-        (10 * MS, 10 * MS)
-    ] * 3
+    runs = timed_runs(run_plan(worker, plan, tmp_path))
+    assert len(runs) == 3
+    for run in runs:
+        assert run.noise is not None
+        assert run.noise.sentinel_before_ns == 10 * MS
+        assert run.noise.sentinel_after_ns == 10 * MS
 
 
 # How much sessions differ
@@ -315,15 +337,9 @@ def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) 
         list(execute(plan, worker, tmp_path / f"session-{session}.jsonl", lambda status: None))
     files = []
     for threads in (1, 2):
-        _, other = plan_of(
-            tmp_path,
-            prompt_len="16",
-            gen=5,
-            repeat=3,
-            threads=threads,
-        )
+        _, plan_of_threads = plan_of(tmp_path, prompt_len="16", gen=5, repeat=3, threads=threads)
         path = tmp_path / f"threads-{threads}.jsonl"
-        list(execute(other, worker, path, lambda status: None))
+        list(execute(plan_of_threads, worker, path, lambda status: None))
         files.append(path)
     status, out, err = run_lab("compare", *files, "--no-plot")
     assert status == 0, err
@@ -345,51 +361,33 @@ def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded
     prompt = prompts.random_ids(150, vocabulary.n_vocab, None, 1, 0)
     seen: list[Progress] = []
     swept = worker.run(scripts.sweep(prompt, 5, 32, 64), seen.append)
-    run = Run(
-        **{
-            **make_run(150, 5).__dict__,
-            "steps": swept.steps,
-            "token_ids": swept.token_ids,
-            "case": {"every": 64},
-        }
+    run = dataclasses.replace(
+        make_run(150, 5), steps=swept.steps, token_ids=swept.token_ids, case={"every": 64}
     )
-    assert [leg.n_prompt for leg in phases.by_length(run)] == [64, 128, 150]
-    for i, n in enumerate((64, 128, 150)):
-        alone = worker.run(scripts.run(prompt[:n], 5, 32), lambda progress: None)
-        assert (
-            swept.token_ids[5 * i : 5 * i + 5] == alone.token_ids
-        )  # nothing of what was forgotten is left
-        leg = phases.by_length(run)[i].steps
-        assert leg.kind == alone.steps.kind
-        assert leg.n_tokens == alone.steps.n_tokens
-        assert leg.n_past == alone.steps.n_past
+    legs = phases.by_length(run)
+    assert [leg.n_prompt for leg in legs] == [64, 128, 150]
+    for number, leg in enumerate(legs):
+        script = scripts.run(prompt[: leg.n_prompt], 5, 32)
+        independent = worker.run(script, lambda progress: None)
+        answer = swept.token_ids[5 * number : 5 * number + 5]
+        assert answer == independent.token_ids  # nothing of what was forgotten is left
+        assert leg.steps.kind == independent.steps.kind
+        assert leg.steps.n_tokens == independent.steps.n_tokens
+        assert leg.steps.n_past == independent.steps.n_past
 
 
 @pytest.mark.usefixtures("undisturbed")
 def test_sweep_command(tmp_path: Path) -> None:
-    code, out, _ = run_lab(
-        "sweep",
-        "--max-len",
-        "256",
-        "-e",
-        "32",
-        "-u",
-        "32",
-        "-n",
-        "3",
-        "-r",
-        "2",
-        "-t",
-        "1",
-        "-o",
-        tmp_path,
-    )
+    options = "sweep --max-len 256 -e 32 -u 32 -n 3 -r 2 -t 1 -o"
+
+    code, out, _ = run_lab(*options.split(), tmp_path)
+
     assert code == 0
     assert "at each length" in out
     assert "Prefill time: T(P) = " in out
     assert "Time per token: t(p) = " in out
     assert len(list(tmp_path.glob("*-sweep.png"))) == 1
-    assert not list(tmp_path.glob("*-decode.png"))
+    assert list(tmp_path.glob("*-decode.png")) == []
     rows = table.summary(table.runs(results.read([tmp_path]).records))
     assert rows.n_prompt.tolist() == list(range(32, 257, 32))
     assert set(rows.repeats) == {2}
@@ -398,63 +396,49 @@ def test_sweep_command(tmp_path: Path) -> None:
 
 
 def test_until_command(tmp_path: Path) -> None:
-    arguments = [
-        "-p",
-        "8",
-        "-n",
-        "16",
-        "-r",
-        "1",
-        "-t",
-        "1",
-        "--no-plot",
-        "-o",
-        tmp_path,
-        "--until",
-        "99%",
-    ]
-    code, out, _ = run_lab("measure", *arguments, "--max-repeats", "8")
+    options = "measure -p 8 -n 16 -r 1 -t 1 --no-plot --until 99% --max-repeats 8 -o"
+
+    code, out, _ = run_lab(*options.split(), tmp_path)
+
     assert code == 0
     assert " runs; below each the 95 % interval" in out
-    is_reached = (
-        "All intervals are within 99 % of their medians." in out
-    )  # a busy machine may not reach it in 8 runs
-    assert is_reached != ("Intervals still wider than 99 %: " in out)
-    assert is_reached or len(results.read([tmp_path]).records) >= 8
-    assert (
-        "--max-repeats 3 is too few" in run_lab("measure", "--until", "2%", "--max-repeats", "3")[2]
-    )
-    assert run_lab("measure", "--until", "many")[0] == 1
+    if "Intervals still wider than 99 %: " in out:  # on a busy machine
+        assert len(results.read([tmp_path]).records) >= 8
+    else:
+        assert "All intervals are within 99 % of their medians." in out
+
+
+def test_impossible_limits_of_repeats() -> None:
+    _, _, err = run_lab("measure", "--until", "2%", "--max-repeats", "3")
+    assert "--max-repeats 3 is too few" in err
+    code, _, _ = run_lab("measure", "--until", "many")
+    assert code == 1
 
 
 def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
-    common = ["-p", "32", "-n", "4", "-t", "1", "-o", tmp_path]
+    options = "--prompt random --blocks 2 -p 32 -n 4 -t 1 -o"
+
     code, out, err = run_lab(
-        "ab",
-        "--flash-attn on",
-        "--flash-attn off",
-        "-m",
-        mini,
-        "--prompt",
-        "random",
-        "--blocks",
-        "2",
-        *common,
+        "ab", "--flash-attn on", "--flash-attn off", "-m", mini, *options.split(), tmp_path
     )
+
     assert code == 0, err
     assert "flash_attn: on | off" in out
     assert "Unclear: 2 blocks; an interval needs " in out
     (path,) = tmp_path.glob("*.jsonl")
     code, out, err = run_process("compare", path, "--json", "--base", "off", "--no-plot")
+    assert code == 0, err
     document = json.loads(out)
-    assert code == 0
     assert document["differences"]["flash_attn"] == ["off", "on"]
     assert document["comparisons"][0]["rows"][0]["paired"] is True
-    code, out, err = run_lab(
-        "ab", "", "-m smollm2-135m:Q8_0", "--blocks", "1", *common, "--json", "--no-plot"
-    )
+
+
+def test_ab_of_two_models(tmp_path: Path) -> None:
+    options = "--blocks 1 -p 32 -n 4 -t 1 --json --no-plot -o"
+    code, out, err = run_lab("ab", "", "-m smollm2-135m:Q8_0", *options.split(), tmp_path)
     assert code == 0, err
-    assert [label.partition(":")[0] for label in json.loads(out)["groups"]] == ["A", "B"]
+    names = [label.partition(":")[0] for label in json.loads(out)["groups"]]
+    assert names == ["A", "B"]
 
 
 @pytest.mark.parametrize(
@@ -477,7 +461,7 @@ def test_impossible_trials(
 ) -> None:
     code, out, err = run_lab("ab", *arguments, "-o", tmp_path / "none")
     assert code == 1
-    assert not out
+    assert out == ""
     assert says in err
     assert "Error" in err
     assert not (tmp_path / "none").exists()

@@ -21,6 +21,9 @@ from lab.main import lab as cli
 from tests.conftest import run_lab
 
 SAMPLES = sorted(Path("results").glob("sample-*.jsonl"))
+EPYC = "results/sample-smollm2-135m-amd-epyc.jsonl"
+XEON = "results/sample-smollm2-135m-intel-xeon.jsonl"
+TO_COMPARE = "results/sample-to-compare-smollm2-135m-amd-epyc.jsonl"
 ENGINE = [path for path in SAMPLES if "server" not in path.name]
 REFUSED = (
     "measure -p x",
@@ -47,44 +50,32 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
     """Each command line as words; pages are written to `out`."""
     for name, command in sorted(cli.commands.items()):
         yield (name, "--help")
-        yield from ((name, sub, "--help") for sub in sorted(getattr(command, "commands", {})))
+        for subcommand in sorted(getattr(command, "commands", {})):
+            yield (name, subcommand, "--help")
     for path in map(str, [*SAMPLES, "results"]):
         yield ("show", path)
         yield ("show", "--json", path)
         yield ("report", path, "-o", str(out / f"page-{Path(path).stem}.html"))
-        for which in ("runs", "steps"):
-            yield ("export", path, "-f", "csv", "--table", which)
+        yield ("export", path, "-f", "csv", "--table", "runs")
+        yield ("export", path, "-f", "csv", "--table", "steps")
     for path in map(str, ENGINE):
         yield ("explain", path)
         yield ("explain", "--json", path)
         yield ("predict", "--results", path, "-m", "llama-3.2-3b", "-d", "here")
-    epyc, xeon, other = (f"results/sample-{name}.jsonl" for name in NAMES)
-    for pair in (
-        (epyc, xeon),
-        (epyc, other),
-        (xeon, other, epyc),
-        ("results",),
-    ):
-        yield ("compare", "--no-plot", *pair)
-        yield ("compare", "--no-plot", "--json", *pair)
+    for paths in ((EPYC, XEON), (EPYC, TO_COMPARE), (XEON, TO_COMPARE, EPYC), ("results",)):
+        yield ("compare", "--no-plot", *paths)
+        yield ("compare", "--no-plot", "--json", *paths)
     yield ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090", "-p", "10,1000")
     yield ("predict", "-m", "phi-3-mini", "-d", "rtx-4090", "--json")
     for kind in ("apple", "laptop", "desktop"):
         yield ("predict", "-m", "llama-3.2-3b", "-d", kind)
         yield ("predict", "-m", "phi-3-mini", "-d", kind, "--json")
-    yield ("export", epyc, "--as", "json")
-    yield from (
-        ("models", *rest)
-        for rest in (
-            (),
-            ("--json",),
-            ("info", "llama-3.2-3b"),
-        )
-    )
-    yield from (tuple(line.split()) for line in REFUSED)
-
-
-NAMES = ("smollm2-135m-amd-epyc", "smollm2-135m-intel-xeon", "to-compare-smollm2-135m-amd-epyc")
+    yield ("export", EPYC, "--as", "json")
+    yield ("models",)
+    yield ("models", "--json")
+    yield ("models", "info", "llama-3.2-3b")
+    for line in REFUSED:
+        yield tuple(line.split())
 
 
 def main() -> None:
@@ -92,14 +83,13 @@ def main() -> None:
     only = sys.argv[2:]
     out.mkdir(parents=True, exist_ok=True)
     os.environ["COLUMNS"] = "100"
-    for words in commands(out):
-        name = re.sub(
-            r"[^\w.,-]+", "_", " ".join(word for word in words if str(out) not in word)
-        ).strip("_")
-        if only and not any(word in name for word in only):
+    for arguments in commands(out):
+        in_name = [argument for argument in arguments if str(out) not in argument]
+        name = re.sub(r"[^\w.,-]+", "_", " ".join(in_name)).strip("_")
+        if only and not any(part in name for part in only):
             continue
-        code, shown, said = run_lab(*words)
-        text = f"exit status {code}\n{shown}\n---- stderr ----\n{said}"
+        code, stdout, stderr = run_lab(*arguments)
+        text = f"exit status {code}\n{stdout}\n---- stderr ----\n{stderr}"
         (out / f"{name}.txt").write_text(text.replace(str(out), "OUT"))
         print(".", end="", flush=True)
     for page in out.glob("*.html"):  # without the records that it carries
