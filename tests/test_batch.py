@@ -183,9 +183,8 @@ def attention(n: int) -> Rate:
     return Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512)
 
 
-PRODUCTS = [products(n) for n in (1, 2, 4, 8, 32, 128, 512)]
 RATES = (
-    *PRODUCTS,
+    *map(products, (1, 2, 4, 8, 32, 128, 512)),
     attention(1),
     attention(512),
 )
@@ -220,7 +219,7 @@ def test_the_picture_has_a_ridge_for_each_prompt_length_unless_nothing_is_conclu
     records = [make_record(batch_run(64)), make_record(batch_run(64, n_prompt=40))]
 
     short, long = drawn_ridges(records)
-    of_disturbed = drawn_ridges([doubt.neighbour(record) for record in records])
+    of_disturbed = drawn_ridges(list(map(doubt.neighbour, records)))
 
     assert short.startswith("ridge, 20 prompt tokens: arithmetic is the limit from ")
     assert long.startswith("ridge, 40 prompt tokens: arithmetic is the limit from ")
@@ -289,7 +288,7 @@ def test_more_sequences_than_fit_into_memory_are_refused_and_the_others_are_meas
     records = list(execute(small, fake_worker, path, lambda status: None))  # type: ignore[arg-type]
 
     (reason,) = small.refused.values()
-    finished = [record.run.case["n_seq"] for record in records if record.run.is_timed]
+    finished = [run.case["n_seq"] for run in column(records, "run") if run.is_timed]
     assert "for 16 sequences needs about" in reason
     assert finished == [1, 1]
     assert fake_worker.contexts == [25, 25]  # room for what is measured only

@@ -15,7 +15,7 @@ from lab.app import asked, kinds
 from lab.core import guesses, results
 from lab.core.asked_command import asking
 from lab.core.guesses import LOOKUP, Chain, StepTimes
-from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Run, Steps
+from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
 from lab.errors import LabError
 from lab.features.report import page
 from lab.features.speculate import curve, planning, speed_ups
@@ -205,8 +205,10 @@ def test_all_runs_of_a_text_in_a_block_have_the_same_prompt(
 
     prompts_of_text = set()
     for script in fake_worker.scripts:
-        prefill = [op for op in script if op.kind == PREFILL]
-        tokens = [token for op in prefill for token in op.parts[0].tokens or ()]
+        tokens: list[int] = []
+        for operation in script:
+            if operation.kind == PREFILL:
+                tokens += operation.parts[0].tokens or ()
         if len(tokens) == 20:  # the steps of the curve begin later in the text
             prompts_of_text.add(tuple(tokens))
     assert len(prompts_of_text) == 1
@@ -222,20 +224,21 @@ def test_rows_have_what_was_planted(fake_worker: FakeWorker, model_file: Path) -
     records = measured(fake_worker, model_file)
 
     rows = speed_ups.rows(records)
-    curve_rows = {row.n_positions: row for row in curve.rows(records)}
+    one_position, *_, five_positions = curve.rows(records)
 
-    by_case = {(row.text, row.n_draft): row for row in rows}
-    four = by_case["code", 4]
-    assert list(by_case) == [(text, n) for text in ("code", "story") for n in (1, 2, 4)]
+    _, two, four, *_ = rows
+    assert column(rows, "text") == ["code"] * 3 + ["story"] * 3
+    assert column(rows, "n_draft") == [1, 2, 4] * 2
     assert four.length == 3.0
     assert four.right == 8 / 14
     assert four.plain_tpot_s == pytest.approx(0.011)
     assert four.tpot_s == pytest.approx((3 * step_ms + last_step_ms) / 12e3)
     assert four.speed_up == pytest.approx(0.011 / four.tpot_s)
     assert four.low is None
-    assert by_case["code", 2].right == 1.0
-    assert curve_rows[1].step_s == pytest.approx(0.011)
-    assert curve_rows[5].v == pytest.approx(10 / 11)
+    assert two.right == 1.0
+    assert one_position.step_s == pytest.approx(0.011)
+    assert five_positions.n_positions == 5
+    assert five_positions.v == pytest.approx(10 / 11)
     assert four.expected == pytest.approx(12 * 11 / (3 * 10 + 6))
     assert four.n_parted == 0
     assert four.bottleneck is None
@@ -339,7 +342,7 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
     one_position, *_ = curve.rows(records)
 
     (drafted,) = filter(has_drafts, records)
-    (plain,) = [record for record in records if setup(record).n_draft == 0]
+    (plain,) = [record for record in records if not setup(record).n_draft]
     assert drafted.draft_model == MODEL
     assert plain.run.steps.kind.count(DRAFT) == 0
     assert drafted.run.steps.kind[:4] == (DRAFT, PREFILL, DRAFT, DRAFT)
@@ -403,34 +406,30 @@ def test_every_step_with_drafts_is_accounted_for(real: list[Record]) -> None:
     for record in drafted:
         run = record.run
         steps = run.steps
-        kinds_and_ends = list(zip(steps.kind, steps.n_past, strict=True))
-        of_model = [n_past for kind, n_past in kinds_and_ends if kind != DRAFT]
+        of_model = steps.frame()[lambda step: step.kind != DRAFT]
         assert record.draft_model is not None
         assert set(steps.kind) <= {PREFILL, DRAFT, VERIFY, DECODE, FORGET}
         assert n_chosen(guesses.checked(run)) == 23
         assert len(run.token_ids) == 24
-        assert of_model[-1] <= 64 + 24
+        assert of_model.n_past.iloc[-1] <= 64 + 24
         stamps: list[int] = []
         for stamps_of_step in zip(steps.start_ns, steps.ready_ns, steps.end_ns, strict=True):
             stamps += stamps_of_step
         assert stamps == sorted(stamps)
 
 
-def positions(run: Run, column: str) -> list[tuple[str, int]]:
-    """Kind and a column of each step of the model after the prompt."""
-    steps = run.steps
-    rows = zip(steps.kind, getattr(steps, column), strict=True)
-    return [row for row in rows if row[0] in (DECODE, VERIFY)]
-
-
 def test_every_step_of_the_curve_is_forgotten_again(real: list[Record]) -> None:
     middle = 64 + 12  # of the answer
     (run,) = [record.run for record in real if setup(record).text is None]
 
-    sizes = sorted(n for _, n in positions(run, "n_tokens"))
-    in_a_row = {(DECODE, middle + i) for i in range(planning.N_IN_A_ROW)}
-    assert sizes == sorted([*[1] * planning.N_IN_A_ROW, 2, 3, 4] * planning.N_TIMES)
-    assert set(positions(run, "n_past")) == {(VERIFY, middle), *in_a_row}
+    steps = run.steps.frame()
+    verify = steps[steps.kind == VERIFY]
+    decode = steps[steps.kind == DECODE]
+    assert sorted(verify.n_tokens) == sorted([2, 3, 4] * planning.N_TIMES)
+    assert set(verify.n_past) == {middle}
+    assert set(decode.n_tokens) == {1}
+    assert len(decode) == planning.N_IN_A_ROW * planning.N_TIMES
+    assert set(decode.n_past) == set(range(middle, middle + planning.N_IN_A_ROW))
 
 
 def test_it_is_shown_drawn_and_written(
@@ -439,7 +438,7 @@ def test_it_is_shown_drawn_and_written(
     sections = kinds.experiments_of(real)
     print_sections(sections, console())
     out = capsys.readouterr().out
-    pictures = [picture for section in sections for picture in section.pictures]
+    pictures = [*sections[0].pictures, *sections[1].pictures]
     paths = canvas.write(pictures[0].draw, tmp_path, "a")
     text = page.report(tmp_path / "report.html", real).read_text()
     rows = json.loads(json.dumps(sections[0].document()["rows"]))

@@ -184,11 +184,12 @@ def test_runs_that_differ_by_a_token_have_whole_counts() -> None:
     broken = changed(breaks="system@3")
     record = record_of(broken)
     script = script_of(broken)
-    last = max(i for i, op in enumerate(script) if op.kind == FORGET)
-    longer = list(script[last + 1].parts[0].tokens or ())
-    part = dataclasses.replace(script[last + 1].parts[0], tokens=tuple(longer[1:]))
-    script[last] = dataclasses.replace(script[last], first=script[last].first + 1)
-    script[last + 1] = dataclasses.replace(script[last + 1], parts=(part,))
+    cut = len(script) - 1 - column(reversed(script), "kind").index(FORGET)
+    prefill = cut + 1
+    (part,) = script[prefill].parts
+    shorter = dataclasses.replace(part, tokens=(part.tokens or ())[1:])
+    script[cut] = dataclasses.replace(script[cut], first=script[cut].first + 1)
+    script[prefill] = dataclasses.replace(script[prefill], parts=(shorter,))
     run = dataclasses.replace(
         record.run,
         steps=steps_of(script, move_ms=5),
@@ -229,7 +230,7 @@ def attention(n: int) -> Rate:
 
 def test_a_prediction_is_the_same_script_with_other_times() -> None:
     rates = (
-        *(products(n) for n in (1, 2, 4, 8, 32)),
+        *map(products, (1, 2, 4, 8, 32)),
         attention(1),
         attention(512),
     )
@@ -291,13 +292,8 @@ def test_drawn_lengths_are_in_the_record_and_each_break_has_its_perfect_case(
     )
 
     setups = column(planned.cases, "setup")
-    assert [(setup.keep, setup.breaks) for setup in setups] == [
-        ("memory", "tools@3"),
-        ("memory", ""),
-        ("disk", "tools@3"),
-        ("disk", ""),
-        ("none", "tools@3"),
-    ]
+    assert column(setups, "keep") == ["memory", "memory", "disk", "disk", "none"]
+    assert column(setups, "breaks") == ["tools@3", "", "tools@3", "", "tools@3"]
     assert len(set(setups[0].messages)) > 1
     assert setups[0].asked == turn
 
@@ -305,7 +301,7 @@ def test_drawn_lengths_are_in_the_record_and_each_break_has_its_perfect_case(
 def test_without_a_cache_two_turns_are_measured_and_the_others_computed(
     fake_worker: FakeWorker,
 ) -> None:
-    memory, uncached = [case.setup for case in plan(fake_worker, turns=8).cases]
+    memory, uncached = column(plan(fake_worker, turns=8).cases, "setup")
     every_turn = dataclasses.replace(uncached, only=())
 
     by_law = rows([record_of(memory), record_of(uncached)])
@@ -357,8 +353,9 @@ def run_conversation(
     )
     path = new_results_file(planned, folder)
     records = list(execute(planned, worker, path, lambda status: None))
-    assert [record.run.error for record in records if record.run.error] == []
-    return [record.run for record in records if not record.run.warmup]
+    runs = column(records, "run")
+    assert set(column(runs, "error")) == {None}
+    return [run for run in runs if not run.warmup]
 
 
 def test_a_cached_turn_chooses_what_an_uncached_one_does(mini: Path, tmp_path: Path) -> None:
@@ -400,11 +397,7 @@ def test_turns_command(mini: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*-turns.png"))) == 1
     assert list(tmp_path.glob(".lab-states*")) == []
     table = json.loads(run_lab("show", tmp_path, "--json")[1])["rows"]
-    assert [(row["turn"], row["differs_at"]) for row in table] == [
-        (1, None),
-        (2, None),
-        (3, 16),
-    ]
+    assert [row["differs_at"] for row in table] == [None, None, 16]  # of turns 1 to 3
 
 
 def turn(
@@ -634,15 +627,8 @@ def test_a_conversation_is_sent_turn_by_turn_and_two_turns_again_without_a_cache
 
         records = list(send_turns(conversation, server, text, path, lambda status: None))
 
-    places = [(number_of(record), is_cold(record)) for record in records]
-    assert places == [
-        (1, False),
-        (2, False),
-        (3, False),
-        (4, False),
-        (3, True),
-        (4, True),
-    ]
+    assert list(map(number_of, records)) == [1, 2, 3, 4, 3, 4]
+    assert list(map(is_cold, records)) == [False, False, False, False, True, True]
     assert list(results.read([path]).requests) == records
     assert len(served(records)) == 4
 

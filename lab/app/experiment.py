@@ -96,9 +96,10 @@ class Experiment:
             if url is not None and self.through_server is not None:
                 self.through_server(context, url, asked)
                 return
-            of_engine = {name: asked[name] for name in asked if name not in ONLY_SERVER}
+            for name in asked.keys() & set(ONLY_SERVER):
+                del asked[name]
             with self.planning(asked["out"]) as plan:
-                carry_out(plan, **of_engine)
+                carry_out(plan, **asked)
 
         make = click.command(self.name, cls=Command, first=self.main_options, help=self.about)
         return make(command)
@@ -177,7 +178,7 @@ def section(
     """
     rows = tuple(kind.rows(records, prediction))
     shown = tabled(kind.columns, rows)
-    n_disturbed = sum(1 for record in records if disturbances.disturbances(record))
+    n_disturbed = len(list(filter(disturbances.disturbances, records)))
     title = label
     sentences = kind.conclude(rows, records)
     if n_disturbed:

@@ -164,7 +164,9 @@ def through_server(context: click.Context, url: str, asked: dict[str, Any]) -> N
     """`lab batch --url`."""
     names = ("sequences", "prompt_len", "gen", "repeat", "shared_prompt", "prompt", "seed")
     plan = volleys_plan(**{name: asked[name] for name in names})
-    model = asked["model"] if "model" in server.given(context) else None
+    model = None
+    if "model" in server.given(context):
+        model = asked["model"]
     server.carry_out(url, plan, model, asked)
 
 
@@ -292,9 +294,10 @@ def by_request(rows: Sequence[Any]) -> list[list[Any]]:
 
 
 def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
-    """T(B) in the middle of the answers."""
+    """T(B) in the middle of the answers: a token of each sequence."""
     n_past = n_prompt + max(0, n_gen - 2) // 2
-    return prediction.seconds(1, n_past, n_seq, [(1, n_past)] * (n_seq - 1))
+    other_sequences = [(1, n_past)] * (n_seq - 1)
+    return prediction.seconds(1, n_past, n_seq, other_sequences)
 
 
 def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None:
@@ -320,8 +323,9 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     arithmetic_s = (two_seq.flops - one_seq.flops) / roof.gflops
     traffic_s = (two_seq.n_bytes - one_seq.n_bytes) / roof.gbps
     weights_s = one_seq.n_bytes / roof.gbps - traffic_s
-    added_s = arithmetic_s - traffic_s
-    return weights_s / added_s if added_s > 0 else None
+    if arithmetic_s <= traffic_s:
+        return None
+    return weights_s / (arithmetic_s - traffic_s)
 
 
 def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
@@ -352,9 +356,9 @@ def gain(request: Sequence[Any]) -> str:
         f"{largest.n_seq} sequences together: {total}x the tokens/s of one in total, "
         f"{user}x per user."
     )
-    if fastest.n_seq in (1, largest.n_seq):
-        return sentence
-    return f"{sentence} Throughput is highest with {fastest.n_seq}."
+    if alone.n_seq < fastest.n_seq < largest.n_seq:
+        return f"{sentence} Throughput is highest with {fastest.n_seq}."
+    return sentence
 
 
 def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:

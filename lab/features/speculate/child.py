@@ -170,7 +170,8 @@ def _batch(ids: Sequence[int], first_output: int) -> Any:
     """
     n = len(ids)
     tokens = (ctypes.c_int32 * n)(*ids)
-    has_logits = (ctypes.c_int8 * n)(*([0] * first_output + [1] * (n - first_output)))
+    outputs = [0] * first_output + [1] * (n - first_output)
+    has_logits = (ctypes.c_int8 * n)(*outputs)
     token_pointer = ctypes.cast(tokens, ctypes.POINTER(ctypes.c_int32))
     batch = llama_cpp().llama_batch(n_tokens=n, token=token_pointer)
     batch.logits = ctypes.cast(has_logits, ctypes.POINTER(ctypes.c_int8))

@@ -51,10 +51,10 @@ class Conversation:
 
     def __post_init__(self) -> None:
         n_turns = len(self.messages)
-        broken = [int(number) for number in re.findall(r"@(\d{1,6})", self.breaks)]
+        broken = map(int, re.findall(r"@(\d{1,6})", self.breaks))
         has_all_turns = n_turns > 0 and len(self.answers) == n_turns
-        can_break = all(2 <= number <= n_turns for number in broken)
-        can_measure = all(1 <= number <= n_turns for number in self.only)
+        can_break = set(broken) <= set(range(2, n_turns + 1))
+        can_measure = set(self.only) <= set(range(1, n_turns + 1))
         if not (has_all_turns and can_break and can_measure) or self.keep not in KEEPS:
             raise ValueError("the turns of a conversation contradict each other")
 

@@ -65,7 +65,7 @@ def figures(steps: pd.DataFrame, conversation: Conversation) -> pd.DataFrame:
         return pd.DataFrame()
     n_answer = [conversation.answers[turn - 1] for turn in measured]
     n_new = [new_tokens(conversation, turn) for turn in measured]
-    table = pd.DataFrame({"n_cached": prompts.n_past.first(), "n_computed": prompts.n_tokens.sum()})
+    table = prompts.agg(n_cached=("n_past", "first"), n_computed=("n_tokens", "sum"))
     table["n_prompt"] = table.n_cached + table.n_computed
     table["n_again"] = (table.n_computed - n_new).clip(lower=0)
     n_after = table.n_prompt + n_answer - 1  # tokens in the cache after a turn
@@ -78,8 +78,8 @@ def figures(steps: pd.DataFrame, conversation: Conversation) -> pd.DataFrame:
     for kind in (SAVE, LOAD):
         took_s = steps[steps.kind == kind].groupby("number").took_s.sum()
         table[f"{kind}_s"] = took_s.reindex(table.index)
-    of_first = table[:: conversation.n_slots]
-    return of_first.set_axis(pd.Index(conversation.numbers, name="turn"))
+    first_slot = table[:: conversation.n_slots]
+    return first_slot.set_axis(pd.Index(conversation.numbers, name="turn"))
 
 
 def new_tokens(conversation: Conversation, turn: int) -> int:
@@ -160,8 +160,8 @@ def measured_turns(records: Sequence[Record]) -> dict[Conversation, pd.DataFrame
     tables: dict[Conversation, pd.DataFrame] = {}
     by_setup = grouped(records, lambda record: conversation_of(record.run))
     for setup, records_of_setup in by_setup.items():
-        of_runs = [figures(record.run.steps.frame(), setup) for record in records_of_setup]
-        table = pd.concat(of_runs).groupby(level=0).median()
+        turns = [figures(record.run.steps.frame(), setup) for record in records_of_setup]
+        table = pd.concat(turns).groupby(level=0).median()
         if table.empty:
             continue
         table["n_cached"] = np.floor(table.n_cached)  # texts of two runs may differ elsewhere
@@ -226,9 +226,12 @@ def with_comparisons(
 
 def uncached_ttft_s(table: pd.DataFrame, uncached: pd.DataFrame) -> pd.Series:
     """The TTFT without a cache: measured, or by the law a n + b n^2 of those turns and turn 1."""
-    n_prompt = [*table.n_prompt.head(1), *uncached.n_prompt]
-    ttft_s = [*table.ttft_s.head(1), *uncached.ttft_s]
-    linear, square = stats.fit([n_prompt, [n**2 for n in n_prompt]], ttft_s)
+    import pandas as pd
+
+    columns = ["n_prompt", "ttft_s"]
+    points = pd.concat([table[columns].head(1), uncached[columns]])  # turn 1 had no cache
+    terms = [list(points.n_prompt), list(points.n_prompt**2)]
+    linear, square = stats.fit(terms, list(points.ttft_s))
     by_law_s = linear * table.n_prompt + square * table.n_prompt**2
     return uncached.ttft_s.reindex(table.index).fillna(by_law_s)
 

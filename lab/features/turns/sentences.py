@@ -99,9 +99,11 @@ def planned_breaks(turns: Sequence[Any], n_slots: int | None) -> list[str]:
     lines: list[str] = []
     for events, turns_of_events in grouped(broken, lambda turn: turn.breaks or None).items():
         places = join_and([f"{turn.differs_at + 1:,}" for turn in turns_of_events])
+        turn_numbers = numbers(turns_of_events)
+        again = tokens_again(turns_of_events)
         lines.append(
-            f"{numbers(turns_of_events)} ({events}): the prompt differs from {unit} {places} on, "
-            f"and {tokens_again(turns_of_events)} after it were read again."
+            f"{turn_numbers} ({events}): the prompt differs from {unit} {places} on, "
+            f"and {again} after it were read again."
         )
         if events == SECOND and n_slots is not None and n_slots > 1:
             lines.append(
@@ -183,8 +185,11 @@ def moved(n_bytes: int, took_s: float) -> str:
 
 def loading_against_prefill(first: Any, loaded: Sequence[tuple[Any, Any]]) -> str:
     """From how many tokens on loading, which has a fixed time too, is faster than prefill."""
-    n_held = [float(before.n_prompt) for before, _ in loaded]
-    load_s = [turn.load_s for _, turn in loaded]
+    n_held = []
+    load_s = []
+    for before, turn in loaded:
+        n_held.append(float(before.n_prompt))
+        load_s.append(turn.load_s)
     fixed_s, per_token_s = stats.fit([[1.0] * len(n_held), n_held], load_s)
     gain_s = first.ttft_s / first.n_computed - per_token_s
     if gain_s <= 0 or math.isinf(fixed_s / gain_s):
