@@ -189,12 +189,15 @@ def single_steps(
 
 def measured_step(ids: Sequence[int], n_past: int, n: int, is_of_draft: bool) -> list[Operation]:
     """A step of n positions (of one: several in a row), and forgetting it."""
-    kind = VERIFY if n > 1 else DECODE
+    kind = VERIFY
     n_outputs = n
+    n_steps = 1
+    if n == 1:
+        kind = DECODE
+        n_steps = N_IN_A_ROW
     if is_of_draft:
         kind = DRAFT
         n_outputs = 1
-    n_steps = N_IN_A_ROW if n == 1 else 1
     operations: list[Operation] = []
     for first in range(n_past, n_past + n_steps):
         part = Part(0, tuple(ids[first : first + n]), n_outputs)

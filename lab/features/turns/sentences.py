@@ -111,7 +111,7 @@ def planned_breaks(turns: Sequence[Any], n_slots: int | None) -> list[str]:
                 "one's cache."
             )
         elif turns_of_events[0].perfect_s is not None:
-            saved_s = sum(turn.turn_s - turn.perfect_s for turn in turns_of_events)
+            saved_s = total(turns_of_events, "turn_s") - total(turns_of_events, "perfect_s")
             if saved_s > 0:
                 remedy = REMEDIES.get(events, f"Without {events} it")
                 lines.append(f"{remedy} would save {seconds(saved_s)}.")

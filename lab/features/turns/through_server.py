@@ -61,7 +61,7 @@ class Sender:
             place=vars(place),
             **formats.limits(self.options),
         )
-        prompt = ["".join(part) for part in parts]
+        prompt = list(map("".join, parts))
         api = self.server.endpoint.api
         request = formats.ask_for(api, self.server.model, prompt, asked, self.options)
         reply = self.server.send(request)
@@ -98,8 +98,8 @@ def execute(
     in_words = dataclasses.replace(
         conversation,
         system=lengths[0],
-        messages=tuple(max(1, n) for n in lengths[1::2]),
-        answers=tuple(max(1, n) for n in lengths[2::2]),
+        messages=at_least_one(lengths[1::2]),
+        answers=at_least_one(lengths[2::2]),
     )
     transcript = Transcript(in_words, lambda n: repeated(nonces[0], source, n))
     events = parse_breaks(conversation.breaks, conversation.n_turns)
@@ -126,6 +126,10 @@ def execute(
         parts[first_part] = [*nonce, *parts[first_part][len(nonce) :]]
         record, _ = sender.send(parts, N_COLD, Place(number, is_cold=True))
         yield sender.keep(record)
+
+
+def at_least_one(lengths: Sequence[int]) -> tuple[int, ...]:
+    return tuple(max(1, n) for n in lengths)
 
 
 def nonce_words() -> Words:
