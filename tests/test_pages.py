@@ -250,6 +250,11 @@ def sample(name: str) -> list[Record]:
     return list(lab.read([ROOT / "results" / f"sample-{name}.jsonl"]).records)
 
 
+def tpot_by_length(records: list[Record]) -> Any:
+    """Milliseconds a token by prompt length."""
+    return lab.summary(lab.runs(records)).set_index("n_prompt").tpot_ms
+
+
 def test_the_front_pages_figures_are_the_samples() -> None:
     rows = lab.summary(lab.runs(sample("smollm2-135m-amd-epyc"))).set_index("n_prompt")
     page = " ".join(text_of("README.md").split())
@@ -297,25 +302,19 @@ def test_the_commands_figures_are_the_samples() -> None:
 
 def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
     page = " ".join(text_of("results/README.md").split())
-    llama, phi = (
-        sample(f"synthetic-{name}-q4_0-amd-epyc") for name in ("llama-3.2-3b", "phi-3-mini")
-    )
-    times = [
-        lab.summary(lab.runs(records)).set_index("n_prompt").tpot_ms for records in (phi, llama)
-    ]
-    assert f"a token in {times[0][10]:.0f} ms and Llama 3.2 3B in {times[1][10]:.0f} ms" in page
-    assert (
-        f"After 2,048 tokens it is {times[0][2048]:.0f} ms against {times[1][2048]:.0f} ms" in page
-    )
-    sizes = [(records[0].model.n_bytes or 0) / 1e9 for records in (phi, llama)]
-    assert f"({sizes[0]:.2f} and {sizes[1]:.2f} GB)" in page
+    llama = sample("synthetic-llama-3.2-3b-q4_0-amd-epyc")
+    phi = sample("synthetic-phi-3-mini-q4_0-amd-epyc")
+    llama_ms = tpot_by_length(llama)
+    phi_ms = tpot_by_length(phi)
+    assert f"a token in {phi_ms[10]:.0f} ms and Llama 3.2 3B in {llama_ms[10]:.0f} ms" in page
+    after_2048 = f"{phi_ms[2048]:.0f} ms against {llama_ms[2048]:.0f} ms"
+    assert f"After 2,048 tokens it is {after_2048}" in page
+    phi_gb = (phi[0].model.n_bytes or 0) / 1e9
+    llama_gb = (llama[0].model.n_bytes or 0) / 1e9
+    assert f"({phi_gb:.2f} and {llama_gb:.2f} GB)" in page
     machines = {record.machine for record in (*llama, *phi)}
-    machines_of_texts = {
-        record.machine
-        for path in SAMPLES
-        if not re.search("synthetic|turns", path.name)
-        for record in lab.read([path]).records
-    }
+    samples_of_texts = [path for path in SAMPLES if not re.search("synthetic|turns", path.name)]
+    machines_of_texts = {record.machine for record in lab.read(samples_of_texts).records}
     assert len(machines) == 1
     assert not machines & machines_of_texts
     assert "samples with random weights come from **another machine** than all others" in page

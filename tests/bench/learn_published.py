@@ -115,10 +115,12 @@ Errors = list[tuple[Row, float]]
 
 def row_of(line: dict[str, str]) -> Row:
     return Row(
-        **{
-            name: line[name]
-            for name in ("source", "device", "backend", "model", "quantization", "phase")
-        },
+        source=line["source"],
+        device=line["device"],
+        backend=line["backend"],
+        model=line["model"],
+        quantization=line["quantization"],
+        phase=line["phase"],
         gpu_share=float(line["gpu_share"] or 1),
         n_prompt=int(line["n_prompt"]) if line["n_prompt"] else None,
         flash_attn={"1": True, "0": False}.get(line["flash_attn"]),
@@ -346,6 +348,14 @@ def _group(row: Row) -> str:
     return case.levels["runtime"] + (LONG_ONES if case.n_prompt > LONG else "")
 
 
+def _ranges_of(row: Row) -> tuple[str, str]:
+    """The range of a row's runtime, and the range of all rows, of long prompts or of short ones."""
+    group = _group(row)
+    if group.endswith(LONG_ONES):
+        return group, f"all{LONG_ONES}"
+    return group, "all"
+
+
 def _range(
     errors: Sequence[float],
     weights: np.ndarray,
@@ -353,9 +363,7 @@ def _range(
 ) -> dict[str, float]:
     order = np.argsort(errors)
     below = np.cumsum(weights[order]) / weights.sum()
-    low, high = (
-        float(np.asarray(errors)[order][np.searchsorted(below, p)]) for p in (outside, 1 - outside)
-    )
+    low, high = np.asarray(errors)[order][np.searchsorted(below, [outside, 1 - outside])]
     return {
         "fast": math.exp(min(low, -0.02)),
         "slow": math.exp(max(high, 0.02)),
@@ -385,22 +393,15 @@ def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
     learned = replace(fit(rows_of_phase, phase), ranges=ranges(errors))
     inside = set()
     for device in {row.device for row in rows_of_phase}:
-        of_other_devices = replace(
-            learned, ranges=ranges([pair for pair in errors if pair[0].device != device])
-        )
-        inside |= {
-            row
-            for row, off in errors
-            if row.device == device and is_inside(of_other_devices, row, off)
-        }
+        elsewhere = [pair for pair in errors if pair[0].device != device]
+        of_other_devices = replace(learned, ranges=ranges(elsewhere))
+        for row, off in errors:
+            if row.device == device and is_inside(of_other_devices, row, off):
+                inside.add(row)
     for name, values in learned.ranges.items():
-        mine = [
-            row
-            for row in rows_of_phase
-            if name in (_group(row), "all" + LONG_ONES * _group(row).endswith(LONG_ONES))
-        ]
-        values["inside"] = sum(row in inside for row in mine)
-        values["n_devices"] = len({row.device for row in mine})
+        rows_of_range = [row for row in rows_of_phase if name in _ranges_of(row)]
+        values["inside"] = sum(row in inside for row in rows_of_range)
+        values["n_devices"] = len({row.device for row in rows_of_range})
     return learned, errors
 
 
@@ -414,18 +415,18 @@ def main() -> None:
         text += f"\n[{phase}]\n"
         text += _table(f"{phase}.parts", learned.parts)
         text += _table(f"{phase}.spread", learned.spread)
-        text += "".join(
-            _table(f'{phase}.factors."{name}"', values) for name, values in learned.factors.items()
-        )
-        text += "".join(
-            _table(f'{phase}.ranges."{name}"', values)
-            for name, values in sorted(learned.ranges.items())
-        )
+        for name, values in learned.factors.items():
+            text += _table(f'{phase}.factors."{name}"', values)
+        for name, values in sorted(learned.ranges.items()):
+            text += _table(f'{phase}.ranges."{name}"', values)
     OUT.write_text(text)
 
 
 def _table(name: str, values: dict[str, float]) -> str:
-    return f"\n[{name}]\n" + "".join(f'"{key}" = {value:.4g}\n' for key, value in values.items())
+    text = f"\n[{name}]\n"
+    for key, value in values.items():
+        text += f'"{key}" = {value:.4g}\n'
+    return text
 
 
 if __name__ == "__main__":
