@@ -39,7 +39,7 @@ from lab.core.record import (
     Settings,
     Steps,
 )
-from lab.core.script import SPECULATE, Script, Shape
+from lab.core.script import OPEN_ENDED, Script, Shape
 from lab.core.shape import Matrix
 from lab.engine import loop
 from lab.models import catalog, synthetic
@@ -357,7 +357,7 @@ class FakeWorker:
         n_prefilled = scripts.n_prefilled(script)
         n_chosen = scripts.n_chosen(script)
         more: tuple[list[Shape], tuple[int, ...]] = ([], ())
-        if script[-1].kind == SPECULATE:
+        if script[-1].kind == OPEN_ENDED:
             more = speculated(script, self.n_right)
         shapes = [*scripts.shapes(script), *more[0]]
         steps = steps_of_shapes(

@@ -14,7 +14,7 @@ import pytest
 
 from lab.core import script as scripts
 from lab.core.record import DECODE, FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
-from lab.core.script import SPECULATE, Shape
+from lab.core.script import OPEN_ENDED, Shape
 from lab.engine import loop
 from lab.features.claims import figures, session
 from lab.features.claims.evidence import Evidence
@@ -145,7 +145,7 @@ class Planted:
         script = work.plan.write(work.case, tokens, work.plan.settings)
         shapes = list(scripts.shapes(script))
         counts: dict[str, tuple[int, ...]] = {}
-        if script[-1].kind == SPECULATE:
+        if script[-1].kind == OPEN_ENDED:
             more_shapes, accepted = speculated(script, self.n_right)
             shapes += more_shapes
             counts = {"accepted": accepted}

@@ -7,9 +7,9 @@ their script:
     a run        prefill, prefill, decode x (n_gen - 1)
     a sweep      prefill, decode x (n_gen - 1), forget, prefill, decode x (n_gen - 1), forget, ...
     a batch      prefill of every sequence, then decode x (n_gen - 1) with one token of each
-    speculation  prefill, then `speculate`: draft x n, verify, forget, ... as long as it takes
+    speculation  prefill, then an open-ended one: draft x n, verify, forget, ... as long as it takes
 
-A token that is not given is the one last chosen for its sequence. The steps of `speculate` depend
+A token that is not given is the one last chosen for its sequence. The steps of an open-ended operation depend
 on the chosen tokens and are created during the run.
 """
 
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from lab.core.record import COPY, DECODE, FORGET, LOAD, PREFILL, SAVE
 
-SPECULATE = "speculate"
+OPEN_ENDED = "open-ended"  # its steps are created during the run
 
 CACHE_OPERATIONS = (FORGET, COPY, SAVE, LOAD)
 """Operations without computation: they change or move a sequence's part of the cache."""
@@ -55,9 +55,9 @@ class Operation:
     first: int = 0  # forget: everything from this position on
     target: int = 0  # copy: to this empty sequence
     path: str | None = None  # the file of save and load
-    by: str = ""  # speculate: the module whose class Speculation does it; the child loads it
-    n_draft: int = 0  # speculate: drafted before each verification, at most
-    of_draft: bool = False  # on the draft model; speculate: drafted by it, not looked up
+    by: str = ""  # open-ended: the module whose class Speculation does it
+    n_draft: int = 0  # open-ended: drafted before each verification, at most
+    of_draft: bool = False  # on the draft model; open-ended: drafted by it, not looked up
     waits: bool = True  # or the step is only submitted, and finishes with a later one
 
     @property
@@ -131,7 +131,7 @@ def wait_once(script: Script) -> list[Operation]:
     """
     operations = []
     for operation, following in itertools.zip_longest(script, script[1:]):
-        is_followed = following is not None and following.kind not in (*CACHE_OPERATIONS, SPECULATE)
+        is_followed = following is not None and following.kind not in (*CACHE_OPERATIONS, OPEN_ENDED)
         can_wait_later = operation.parts and not operation.n_outputs and is_followed
         operations.append(dataclasses.replace(operation, waits=not can_wait_later))
     return operations
@@ -151,7 +151,7 @@ def n_chosen(script: Script) -> int:
     """Tokens that the model (not the draft model) chooses in all steps."""
     n = 0
     for operation in script:
-        if operation.kind == SPECULATE:
+        if operation.kind == OPEN_ENDED:
             n += operation.times
         elif not operation.of_draft:
             n += operation.times * operation.n_outputs
@@ -159,7 +159,7 @@ def n_chosen(script: Script) -> int:
 
 
 def shapes(script: Script) -> Iterator[Shape]:
-    """The shape of each operation, except those of `speculate`.
+    """The shape of each operation, except those of an open-ended one.
 
     n_past is the maximum over the step's sequences.
     """
@@ -170,7 +170,7 @@ def shapes(script: Script) -> Iterator[Shape]:
         positions = of_draft if operation.of_draft else of_model
         if operation.kind in CACHE_OPERATIONS:
             yield Shape(operation.kind, 0, _move_cache(operation, positions, saved), 1, 0)
-        elif operation.kind != SPECULATE:
+        elif operation.kind != OPEN_ENDED:
             yield from _step_shapes(operation, positions)
 
 

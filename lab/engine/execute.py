@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core import record, script as scripts
-from lab.core.script import CACHE_OPERATIONS, SPECULATE, Operation, Part, Script
+from lab.core.script import CACHE_OPERATIONS, OPEN_ENDED, Operation, Part, Script
 from lab.engine import devices, llama
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import Context, Logits, Rows
@@ -36,7 +36,7 @@ def run(
     `progress` is shared with the parent: N_PREFILLED, then the tokens.
     """
     lib = llama_cpp()
-    rolls_back = any(operation.kind in (*CACHE_OPERATIONS, SPECULATE) for operation in script)
+    rolls_back = any(operation.kind in (*CACHE_OPERATIONS, OPEN_ENDED) for operation in script)
     for used_context in (context, draft):
         if used_context is None:
             continue
@@ -115,7 +115,7 @@ class _Preparation:
         if draft:
             self._contexts[True] = draft
             self._logits[True] = Logits(draft, False)
-        self._speculation: Any = None  # a feature's class, for an operation `speculate`
+        self._speculation: Any = None  # a feature's class, for an open-ended operation
         if script and script[-1].by:
             feature = import_module(script[-1].by)
             self._speculation = feature.Speculator(context, draft, self._logits, self.tokens)
@@ -134,7 +134,7 @@ class _Preparation:
     def actions(self) -> Iterable[Action]:
         """What the loop executes.
 
-        The actions of `speculate`, the last operation, are created during the run.
+        The actions of an open-ended operation, the last one, are created during the run.
         """
         prepared: list[_Prepared] = []
         n_prefilled = 0
@@ -143,7 +143,7 @@ class _Preparation:
             if operation.kind in CACHE_OPERATIONS:
                 execute, then = self._cache_operation(operation)
                 prepared.append(_Prepared(execute, then, operation.of_draft, [], n_prefilled))
-            elif operation.kind != SPECULATE:
+            elif operation.kind != OPEN_ENDED:
                 for _ in range(operation.times):
                     execute, rows = self._step(operation)
                     prepared.append(_Prepared(execute, None, operation.of_draft, rows, n_prefilled))

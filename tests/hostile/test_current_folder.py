@@ -8,8 +8,6 @@ import pytest
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.remote import own_server
-from lab.remote.access import access
-from lab.remote.client import Client
 
 PLANTED = (
     "uvicorn",
@@ -34,12 +32,7 @@ def own_llama_cpp_server() -> None:
     own_server.start_own(catalog.embedded_path(), catalog.DEFAULT, 1).end()
 
 
-def client() -> None:
-    with Client(access("http://127.0.0.1:1/v1")) as started:
-        assert started.pid
-
-
-@pytest.mark.parametrize("start", [engine, own_llama_cpp_server, client])
+@pytest.mark.parametrize("start", [engine, own_llama_cpp_server])
 def test_code_in_the_current_folder_does_not_run(
     start: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from lab.core import script, stats
 from lab.core.guesses import LOOKUP
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Settings
-from lab.core.script import SPECULATE, Operation, Part
+from lab.core.script import OPEN_ENDED, Operation, Part
 from lab.errors import LabError
 from lab.features.speculate.setup import NAME, Speculation
 from lab.models import catalog, obtain
@@ -148,7 +148,7 @@ def write(case: Case, text: Text, settings: Settings) -> list[Operation]:
     if speculation.n_draft == 0:
         return [*operations, *script.decode([0], n_more)]
     drafts = Operation(
-        SPECULATE, times=n_more, n_draft=speculation.n_draft, of_draft=has_model, by=CHILD
+        OPEN_ENDED, times=n_more, n_draft=speculation.n_draft, of_draft=has_model, by=CHILD
     )
     return [*operations, drafts]
 
