@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from lab import feature_list
-from lab.app.help import EXIT_FAILED, EXIT_INTERRUPTED, Group
+from lab.app.help import EXIT_FAILED, EXIT_INTERRUPTED, CommandGroup
 from lab.errors import LabError
 
 
@@ -27,7 +27,7 @@ class Commands(UserDict[str, Any]):
         return command
 
 
-class GroupedCommands(Group):
+class GroupedCommands(CommandGroup):
     """A group whose help lists its commands by what they are for, from the list of features
     alone."""
 
@@ -35,7 +35,9 @@ class GroupedCommands(Group):
         width = max(len(feature.name) for feature in feature_list.FEATURES)
         rows: dict[str, list[tuple[str, str]]] = {}
         for feature in feature_list.FEATURES:
-            rows.setdefault(feature.group, []).append((feature.name.ljust(width), feature.help))
+            rows.setdefault(feature.group, []).append(
+                (feature.name.ljust(width), feature.help)
+            )
         for group, rows_of_group in rows.items():
             with formatter.section(group):
                 formatter.write_dl(rows_of_group)

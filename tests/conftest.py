@@ -66,7 +66,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     sooner alone."""
     return (
         2
-        if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        and not config.option.keyword
         else 0
     )
 
@@ -192,7 +193,9 @@ def steps_of_shapes(
     clock = FakeClock()
 
     def move(shape: Shape) -> loop.Action:
-        each = (decode_ms if shape.kind == DECODE else prefill_ms) + per_position_ms * shape.n_past
+        each = (
+            decode_ms if shape.kind == DECODE else prefill_ms
+        ) + per_position_ms * shape.n_past
         ns = round((each * shape.n_tokens if shape.n_tokens else move_ms) * MS)
         choose = (lambda: clock.advance(shape.n_outputs * MS)) if shape.n_outputs else None
         return lambda: clock.advance(ns), choose, 0
@@ -367,7 +370,9 @@ class FakeWorker:
         )
         outcome = Outcome(steps, tuple(range(n_chosen)), None)
         if more[1]:
-            outcome = dataclasses.replace(outcome, counts=outcome.counts | {"accepted": more[1]})
+            outcome = dataclasses.replace(
+                outcome, counts=outcome.counts | {"accepted": more[1]}
+            )
         if (n_prefilled, n_chosen) == (1, N_SENTINEL + 2):
             return outcome
         self.scripts.append(script)

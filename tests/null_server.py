@@ -307,7 +307,9 @@ class _Running:
         print(os.getpid(), server.sockets[0].getsockname()[1], flush=True)
         await server.serve_forever()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             is_open = True
             while is_open:
@@ -324,7 +326,11 @@ class _Running:
         writer.close()
 
     async def _answer(
-        self, writer: asyncio.StreamWriter, path: str, headers: dict[str, str], body: dict[str, Any]
+        self,
+        writer: asyncio.StreamWriter,
+        path: str,
+        headers: dict[str, str],
+        body: dict[str, Any],
     ) -> bool:
         """One request. False where the connection has to be closed."""
         now = time.perf_counter_ns()
@@ -364,7 +370,11 @@ class _Running:
         return None
 
     async def _generate(
-        self, writer: asyncio.StreamWriter, body: dict[str, Any], headers: dict[str, str], now: int
+        self,
+        writer: asyncio.StreamWriter,
+        body: dict[str, Any],
+        headers: dict[str, str],
+        now: int,
     ) -> bool:
         model = str(body.get("model"))
         how = self.settings.models[model]
@@ -489,7 +499,8 @@ def _write(
     """An answer that is not streamed."""
     reason = _STATUSES.get(str(status), "OK")
     head = (
-        f"HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"HTTP/1.1 {status} {reason}\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     writer.write(head.encode() + body)
     return True

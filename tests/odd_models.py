@@ -206,7 +206,9 @@ def write(arch: str, path: Path) -> Path:
         add[type(value)](f"{arch}.{name}", value)  # type: ignore[operator]
     chance = np.random.default_rng(1)
     for name, size in sizes.items():
-        values = chance.standard_normal(size[::-1], dtype=np.float32) / np.float32(size[0] ** 0.5)
+        values = chance.standard_normal(size[::-1], dtype=np.float32) / np.float32(
+            size[0] ** 0.5
+        )
         writer.add_tensor(name, -np.abs(values) if name.endswith("ssm_a") else values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -118,11 +118,14 @@ SAMPLES = (
         (decode(61.5814, MAYBE_FIRST), prefill(79.7662)),
     ),
     Sample("server, old", SERVER_LOG, (prefill(24.022), decode(6.8738, FIRST_FREE))),
-    Sample("server, cached", CACHED_LOG, (prefill(19.9045, 873), decode(16.5455, FIRST_FREE, 874))),
+    Sample(
+        "server, cached", CACHED_LOG, (prefill(19.9045, 873), decode(16.5455, FIRST_FREE, 874))
+    ),
     Sample(
         "server, released before its timings",
         "".join(
-            CACHED_LOG.splitlines(keepends=True)[-1:] + CACHED_LOG.splitlines(keepends=True)[:-1]
+            CACHED_LOG.splitlines(keepends=True)[-1:]
+            + CACHED_LOG.splitlines(keepends=True)[:-1]
         ),
         (prefill(19.9045, 873), decode(16.5455, FIRST_FREE, 874)),
     ),

@@ -17,7 +17,12 @@ from pathlib import Path
 import pytest
 
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC")
-DEFINES = ("-DGGML_BACKEND_DL", "-DGGML_BACKEND_SHARED", "-DGGML_BACKEND_BUILD", "-DGGML_SHARED")
+DEFINES = (
+    "-DGGML_BACKEND_DL",
+    "-DGGML_BACKEND_SHARED",
+    "-DGGML_BACKEND_BUILD",
+    "-DGGML_SHARED",
+)
 
 
 def source() -> Path | None:
@@ -35,7 +40,9 @@ def build(folder: Path) -> Path:
     llama_cpp = source()
     compiler = shutil.which("g++")
     if not sys.platform.startswith("linux") or compiler is None or llama_cpp is None:
-        pytest.skip("llama.cpp's RPC needs Linux, g++ and the source distribution in uv's cache")
+        pytest.skip(
+            "llama.cpp's RPC needs Linux, g++ and the source distribution in uv's cache"
+        )
     spec = find_spec("llama_cpp")
     assert spec is not None
     assert spec.origin is not None

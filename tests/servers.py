@@ -48,7 +48,16 @@ def llama_server(model: Path, *options: str) -> AbstractContextManager[RealServe
     """llama-server on the shared libraries of the installed llama-cpp-python, with these options of
     its own."""
     program = str(llama_bench.program("llama-server"))
-    command = [program, "--model", str(model), "--alias", NAME, *_ANYWHERE, "--offline", *options]
+    command = [
+        program,
+        "--model",
+        str(model),
+        "--alias",
+        NAME,
+        *_ANYWHERE,
+        "--offline",
+        *options,
+    ]
     return _running(command, "/health", llama_bench.environment())
 
 
@@ -94,11 +103,16 @@ def _running(
         try:
             while not root and process.poll() is None and time.monotonic() < deadline:
                 if address := _ADDRESS.search(log.read_text(errors="replace")):
-                    with suppress(OSError), urllib.request.urlopen(address[1] + path, timeout=5):
+                    with (
+                        suppress(OSError),
+                        urllib.request.urlopen(address[1] + path, timeout=5),
+                    ):
                         root = address[1]
                 time.sleep(POLL_S)
             if not root:
-                raise RuntimeError(f"{' '.join(command)} does not answer (status {process.poll()})")
+                raise RuntimeError(
+                    f"{' '.join(command)} does not answer (status {process.poll()})"
+                )
             yield RealServer(f"{root}/v1", process.pid, log)
         except BaseException:
             print(

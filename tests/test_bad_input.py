@@ -25,7 +25,9 @@ posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 
 
 def fails(*arguments: object, says: str, status: int = 1) -> None:
-    code, out, err = run_lab("measure", "-r", "1", "-n", "2", "-t", "1", "--no-plot", *arguments)
+    code, out, err = run_lab(
+        "measure", "-r", "1", "-n", "2", "-t", "1", "--no-plot", *arguments
+    )
     assert code == status, err
     assert says in err
     assert "tokens/s" not in out
@@ -91,7 +93,9 @@ def test_a_closed_output_is_no_traceback(tmp_path: Path, options: str) -> None:
     assert ended.stderr == ""
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot reserve space")
+@pytest.mark.skipif(
+    not hasattr(os, "posix_fallocate"), reason="the system cannot reserve space"
+)
 def test_a_full_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -143,7 +147,10 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: 
     ("arguments", "says"),
     [
         (("measure", "--max-minutes", "3"), "--max-minutes has an effect only with --until"),
-        (("export", "RESULTS", "--table", "steps"), "--table steps has no effect with --as json"),
+        (
+            ("export", "RESULTS", "--table", "steps"),
+            "--table steps has no effect with --as json",
+        ),
         (("predict", "--results", "/nonexistent"), "There is no folder /nonexistent"),
     ],
 )
@@ -171,7 +178,9 @@ def long_measurement(folder: Path) -> tuple[Any, psutil.Process]:
     process = start_lab("measure", *sizes, "--no-plot", "-o", folder)
     read_until(process, "10 prompt tokens, repeat 1")
     time.sleep(1.5)
-    children = [child for child in psutil.Process(process.pid).children() if child.is_running()]
+    children = [
+        child for child in psutil.Process(process.pid).children() if child.is_running()
+    ]
     assert len(children) == 1
     return process, children[0]
 
@@ -230,5 +239,6 @@ def test_progress_on_a_terminal_replaces_its_line(monkeypatch: pytest.MonkeyPatc
         watch(Status("prefill", left_s=5))
     clear = "\r\x1b[2K"
     assert (
-        err.file.getvalue() == f"{clear}a?file: 0 of 10 MB\n{clear}prefill; about 5 s left{clear}"
+        err.file.getvalue()
+        == f"{clear}a?file: 0 of 10 MB\n{clear}prefill; about 5 s left{clear}"
     )

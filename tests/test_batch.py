@@ -160,7 +160,9 @@ def test_rows_have_the_time_of_a_step_and_what_follows_from_it() -> None:
     assert four.expected_s is None
 
 
-def test_the_sentence_says_what_the_most_sequences_gain_and_where_throughput_is_highest() -> None:
+def test_the_sentence_says_what_the_most_sequences_gain_and_where_throughput_is_highest() -> (
+    None
+):
     records = []
     for n_seq, decode_ms in ((1, 10), (4, 4), (8, 6)):
         records.append(make_record(batch_run(n_seq, decode_ms=decode_ms)))
@@ -250,7 +252,10 @@ def test_at_the_ridge_arithmetic_takes_as_long_as_traffic() -> None:
         ({"sequences": "1,300"}, "--sequences 300 is not possible"),
         ({"sequences": "2,2"}, "--sequences has 2 twice"),
         ({"gen": 1}, "--gen 1 leaves nothing to decode together"),
-        ({"sequences": "32", "batch": 16}, "32 sequences do not fit into a batch of 16 tokens"),
+        (
+            {"sequences": "32", "batch": 16},
+            "32 sequences do not fit into a batch of 16 tokens",
+        ),
         (
             {
                 "sequences": "256",
@@ -361,7 +366,9 @@ def test_equal_tokens_together_and_alone_on_the_embedded_model(embedded: Path) -
 
 
 @pytest.mark.parametrize("kv_unified", [False, True])
-def test_the_memory_of_several_sequences_is_estimated(embedded: Path, kv_unified: bool) -> None:
+def test_the_memory_of_several_sequences_is_estimated(
+    embedded: Path, kv_unified: bool
+) -> None:
     settings = dataclasses.replace(TWO_SEQUENCES, kv_unified=kv_unified)
     with Worker() as worker:
         model = worker.read_model(embedded, "m", "embedded")
@@ -369,7 +376,9 @@ def test_the_memory_of_several_sequences_is_estimated(embedded: Path, kv_unified
     estimate = memory.of_context(model, settings)
 
     reserved = miniature.reserved(embedded, settings)
-    assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx(reserved, rel=0.05)
+    assert (estimate.kv_cache_bytes, estimate.compute_bytes) == pytest.approx(
+        reserved, rel=0.05
+    )
 
 
 def test_batch_command(mini: Path, tmp_path: Path) -> None:
@@ -408,7 +417,9 @@ RUN = batch_run(4)
         pytest.param(with_steps(RUN, kind=DECODE), id="only decode"),
         pytest.param(with_steps(RUN, n_tokens=1), id="one sequence"),
         pytest.param(with_steps(RUN, ready_ns=0, start_ns=0), id="no time"),
-        pytest.param(dataclasses.replace(RUN, case=case_of(Batch(10**10, False))), id="too many"),
+        pytest.param(
+            dataclasses.replace(RUN, case=case_of(Batch(10**10, False))), id="too many"
+        ),
         pytest.param(dataclasses.replace(RUN, n_prompt=0), id="no prompt"),
     ],
 )

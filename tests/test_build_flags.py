@@ -31,7 +31,10 @@ def configured(folder: Path, *arguments: str, cmake: str = "cmake") -> dict[str,
     )
     (part / "a.cpp").write_text("int a() { return 1; }\n")
     (part / "b.c").write_text("int b(void) { return 1; }\n")
-    ours = [f"-DCMAKE_MODULE_PATH={FIX.parent}", f"-DCMAKE_USER_MAKE_RULES_OVERRIDE_CXX={FIX.stem}"]
+    ours = [
+        f"-DCMAKE_MODULE_PATH={FIX.parent}",
+        f"-DCMAKE_USER_MAKE_RULES_OVERRIDE_CXX={FIX.stem}",
+    ]
     folders = [
         "-S",
         str(folder),
@@ -78,7 +81,9 @@ def gcc() -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("flags", ["", "-O1"])
-def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(flags: str, tmp_path: Path) -> None:
+def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(
+    flags: str, tmp_path: Path
+) -> None:
     compiler, version = gcc()
     options = {"-fno-dse", "-fno-tree-dse"}
     assert set(re.findall(r":(-f[\w-]+)>", FIX.read_text())) == options

@@ -45,7 +45,9 @@ def measurement(
 ) -> Iterator[Record]:
     """The runs of a session; what it announces is added to the lines."""
     new_worker: Any = FakeWorker
-    return Measurement(plan, worker, path, lambda status: None, lines.append, new_worker).execute()
+    return Measurement(
+        plan, worker, path, lambda status: None, lines.append, new_worker
+    ).execute()
 
 
 def measured(
@@ -99,7 +101,9 @@ def test_what_several_claims_need_is_planned_once(worker: Any, tmp_path: Path) -
     assert len(planned(worker, tmp_path, "1").probes) > 5  # it needs the ceilings
 
 
-def test_the_variants_of_settings_differ_as_the_claims_say(worker: Any, tmp_path: Path) -> None:
+def test_the_variants_of_settings_differ_as_the_claims_say(
+    worker: Any, tmp_path: Path
+) -> None:
     variants = planned(worker, tmp_path, "16").plans["settings"]
     changes: dict[str, tuple[str, str]] = {}
     for name, plan in variants.items():
@@ -116,7 +120,7 @@ def test_the_variants_of_settings_differ_as_the_claims_say(worker: Any, tmp_path
 
 def test_every_part_is_needed_and_all_take_five_minutes() -> None:
     assert sum(part["seconds"] for part in PARTS.values()) <= 5 * 60
-    assert judging.PARTS == {*PARTS, "ceilings"}
+    assert {*PARTS, "ceilings"} == judging.PARTS
 
 
 def test_what_cannot_be_measured_is_told(
@@ -160,7 +164,9 @@ def test_all_runs_are_in_one_file_with_their_part(worker: Any, tmp_path: Path) -
 def test_settings_are_compared_in_blocks(worker: Any, tmp_path: Path) -> None:
     records = measured(planned(worker, tmp_path, "16"), worker, tmp_path / "a.jsonl")
     for block in range(3):
-        timed = [record for record in records if record.run.is_timed and record.run.block == block]
+        timed = [
+            record for record in records if record.run.is_timed and record.run.block == block
+        ]
         variants = [record.run.variant for record in timed]
         assert sorted(map(str, variants)) == ["base", "half", "no-flash", "q8_0"]
 
@@ -247,7 +253,9 @@ def test_a_record_names_no_file_and_nothing_in_a_page() -> None:
 
 def test_one_claim_for_real(mini: Path, tmp_path: Path) -> None:
     model = ("-m", mini, "--prompt", "random", "--threads", 1)
-    status, out, err = run_lab("claims", "--only", 10, *model, "--json", "--report", "-o", tmp_path)
+    status, out, err = run_lab(
+        "claims", "--only", 10, *model, "--json", "--report", "-o", tmp_path
+    )
     assert status == 0, err
     assert "part 1 of 1, batch" in err
     document = json.loads(out)

@@ -19,7 +19,15 @@ from lab.engine import loop
 from lab.features.claims import figures, session
 from lab.features.claims.evidence import Evidence
 from lab.features.claims.figures import Figures, figure
-from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Claim, judge
+from lab.features.claims.judging import (
+    CLAIMS,
+    HOLDS,
+    HOLDS_NOT,
+    UNSURE,
+    UNTESTABLE,
+    Claim,
+    judge,
+)
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner import disturbances
 from lab.runner.cases import Case, Plan, named
@@ -209,7 +217,9 @@ class Planted:
             ns = n_tokens * 512 * self.pair_ns / (MODEL.n_layer or 1)
             times_ns = (round(max(1, ns)),)
             rates.append(
-                Rate(ATTENTION, "F16", "CPU", 4, 16, n_tokens, 2, 10**4, 10**5, times_ns, 2, 512)
+                Rate(
+                    ATTENTION, "F16", "CPU", 4, 16, n_tokens, 2, 10**4, 10**5, times_ns, 2, 512
+                )
             )
         return Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(rates))
 
@@ -384,7 +394,9 @@ def test_unknown_shapes_and_steps_without_time_get_no_verdict_that_ends_the_sess
     )
     sessions = [
         Evidence([stopped(record) for record in records], ceilings),
-        Evidence([dataclasses.replace(record, model=shapeless) for record in records], ceilings),
+        Evidence(
+            [dataclasses.replace(record, model=shapeless) for record in records], ceilings
+        ),
         Evidence(records[:1], ceilings),
         Evidence(records, dataclasses.replace(ceilings, rates=ceilings.rates[:2])),
     ]

@@ -283,7 +283,9 @@ def timed_runs(records: Sequence[Record]) -> list[Run]:
     return [record.run for record in records if not record.run.warmup]
 
 
-def test_every_block_is_a_random_order_and_its_mirror_image(plans: Any, tmp_path: Path) -> None:
+def test_every_block_is_a_random_order_and_its_mirror_image(
+    plans: Any, tmp_path: Path
+) -> None:
     records = execute(plans(1, 2, 3), 12, tmp_path)
 
     orders = set()
@@ -359,7 +361,9 @@ def test_a_planted_slowdown_is_found_and_none_is_not(
     assert slower.count(SLOWER) >= 7
 
 
-def test_a_trial_is_compared_block_by_block(simulated: None, plans: Any, tmp_path: Path) -> None:
+def test_a_trial_is_compared_block_by_block(
+    simulated: None, plans: Any, tmp_path: Path
+) -> None:
     row = tpot_row(execute(plans(2, 1), 8, tmp_path, workers_on(Mood(1.5, seed=1))))
     assert row.paired
     assert (row.n_base, row.n_other) == (8, 8)
@@ -384,7 +388,9 @@ def test_an_engine_that_dies_once_costs_its_block(plans: Any, tmp_path: Path) ->
     assert [run.status for run in runs if run.block != 0] == [OK] * 8
 
 
-def test_a_variant_that_is_refused_ends_the_trial_and_is_named(plans: Any, tmp_path: Path) -> None:
+def test_a_variant_that_is_refused_ends_the_trial_and_is_named(
+    plans: Any, tmp_path: Path
+) -> None:
     class Small(FakeWorker):
         def new_context(self, asked: Settings) -> Settings:
             if asked.n_threads == 2:

@@ -75,7 +75,10 @@ def test_each_figure_of_a_step_counted_by_hand() -> None:
     full_pairs = 7 + 8 + 9
     windowed_pairs = 5 + 5 + 5
     state_flops = 7 * 10 * 3
-    assert step.attention_flops == 2 * 2 * 6 * (4 + 2) * (full_pairs + windowed_pairs) + state_flops
+    assert (
+        step.attention_flops
+        == 2 * 2 * 6 * (4 + 2) * (full_pairs + windowed_pairs) + state_flops
+    )
     expert_bytes = 1_152 * (3 * EXPERTS_OF_3_TOKENS + EXPERTS_OF_2_TOKENS)
     assert step.weight_bytes == 1_000 + 3_200 + 4 * 384 + 4 * 544 + expert_bytes
     per_head = (4 + 2) * 2

@@ -13,7 +13,9 @@ SAPPHIRE_RAPIDS = (
     "flags\t\t: pni ssse3 fma avx f16c avx2 bmi2 avx512f avx512vbmi avx_vnni avx512_bf16 "
     "avx512_vnni amx_bf16 amx_tile amx_int8\nvmx flags\t: vnmi preemption_timer\n"
 )
-GRAVITON_2 = "Features\t: fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm asimddp\n"
+GRAVITON_2 = (
+    "Features\t: fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm asimddp\n"
+)
 BUILT_ON_HASWELL = (
     "CPU : SSE3 = 1 | SSSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | BMI2 = 1 | "
     "LLAMAFILE = 1 | OPENMP = 1 |"
@@ -42,7 +44,13 @@ OF_AVX512 = {"AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16", "AVX_VNNI", 
         ("x86_64", SAPPHIRE_RAPIDS, WITHOUT_AMX, set(), {"AMX_INT8"}),
         ("x86_64", HASWELL + NEHALEM, BUILT_ON_HASWELL, OF_HASWELL, set()),
         ("aarch64", GRAVITON_2, BUILT_ON_GRAVITON_3, {"SVE", "MATMUL_INT8"}, set()),
-        ("aarch64", GRAVITON_2, "CPU : NEON = 1 | ARM_FMA = 1 |", set(), {"DOTPROD", "FP16_VA"}),
+        (
+            "aarch64",
+            GRAVITON_2,
+            "CPU : NEON = 1 | ARM_FMA = 1 |",
+            set(),
+            {"DOTPROD", "FP16_VA"},
+        ),
     ],
 )
 def test_what_a_cpu_lacks_and_what_a_build_leaves_out(

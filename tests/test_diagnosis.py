@@ -72,7 +72,9 @@ def planned(worker: Worker | FakeWorker, folder: Path, **asked: Any) -> Plan:
     return make_plan(cast(Worker, worker), **options)
 
 
-def measured(worker: FakeWorker, folder: Path, **asked: Any) -> tuple[list[Record], list[Status]]:
+def measured(
+    worker: FakeWorker, folder: Path, **asked: Any
+) -> tuple[list[Record], list[Status]]:
     plan = planned(worker, folder, **asked)
     seen: list[Status] = []
     path = new_results_file(plan, folder / "results")
@@ -98,7 +100,12 @@ ALL_WELL = [
     ("dies", "option", "field", "value"),
     [
         (lambda settings, n: settings.repack is not False, "--no-repack", "repack", False),
-        (lambda settings, n: settings.flash_attn != "off", "--flash-attn off", "flash_attn", "off"),
+        (
+            lambda settings, n: settings.flash_attn != "off",
+            "--flash-attn off",
+            "flash_attn",
+            "off",
+        ),
         (lambda settings, n: settings.n_threads > 1, "--threads 1", "n_threads_batch", 1),
         (lambda settings, n: settings.mmap is not False, "--no-mmap", "mmap", False),
     ],
@@ -170,7 +177,9 @@ def test_a_build_for_another_cpu_is_told_before_anything_is_loaded(
     fake_worker: FakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builds, "mismatch", lambda text: (frozenset({"AVX512"}), frozenset()))
-    with pytest.raises(LabError, match="needs AVX512, which this CPU does not have") as problem:
+    with pytest.raises(
+        LabError, match="needs AVX512, which this CPU does not have"
+    ) as problem:
         planned(fake_worker, tmp_path)
     assert builds.BUILD_HERE in problem.value.hint
     assert not fake_worker.loads

@@ -174,7 +174,9 @@ def doubtful(path: Path, **asked: Any) -> dict[str, str]:
         lambda status: None,
     )
     return {
-        check.name: check.verdict for check in examined.checks if check.verdict in (LOOK, BROKEN)
+        check.name: check.verdict
+        for check in examined.checks
+        if check.verdict in (LOOK, BROKEN)
     }
 
 
@@ -247,7 +249,9 @@ def test_a_neighbour_is_named_and_not_the_threads(busy: type[Planted], mini: Pat
     assert doubtful(mini) == {"engine": LOOK, "other programs": LOOK}
 
 
-def test_rates_beside_other_programs_are_not_called_fine(busy: type[Planted], mini: Path) -> None:
+def test_rates_beside_other_programs_are_not_called_fine(
+    busy: type[Planted], mini: Path
+) -> None:
     status, out, _ = run_lab("doctor", "-m", mini)
     assert status == 0
     assert "engine (worth a look): These are not this machine's rates: during the runs " in out
@@ -290,7 +294,9 @@ def test_the_real_engine_is_checked(mini: Path, monkeypatch: pytest.MonkeyPatch)
     )
     checks = {check.name: check for check in examined.checks}
     assert checks["engine"].verdict in (FINE, LOOK)  # by what else the machine does
-    assert re.fullmatch(r"prefill [\d,]+, decode [\d,]+ tokens/s", checks["engine"].figure or "")
+    assert re.fullmatch(
+        r"prefill [\d,]+, decode [\d,]+ tokens/s", checks["engine"].figure or ""
+    )
     assert examined.settings
     assert examined.settings.n_threads == 1
     names = {"build", "threads", "throttling", "power", "other programs", "memory", "GPU"}

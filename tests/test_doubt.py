@@ -24,7 +24,9 @@ from tests.conftest import MACHINE, exact_steps, make_record, make_run
 from tests.test_explain import BIG, FAST, WIDE, rate, timed
 
 COMMAND = ("measure", "--prompt-len", "20,40")
-SAMPLE_OF_A_BUSY_HOST = Path(__file__).parents[1] / "results/sample-smollm2-135m-intel-xeon.jsonl"
+SAMPLE_OF_A_BUSY_HOST = (
+    Path(__file__).parents[1] / "results/sample-smollm2-135m-intel-xeon.jsonl"
+)
 LOAD = "another process used 1.9 cores"
 LOADED = dataclasses.replace(FAST, disturbed=LOAD)
 MEASURED_AGAIN = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
@@ -139,7 +141,9 @@ def test_a_host_that_takes_the_cores_is_named_not_other_programs() -> None:
 
     (sentence,) = text_doubts.distrust(records)
 
-    assert "the host of Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores gave its cores" in sentence
+    assert (
+        "the host of Intel(R) Xeon(R) Processor @ 2.80GHz, 2 cores gave its cores" in sentence
+    )
     assert "there, at another time." in sentence
     assert "program" not in sentence
 
@@ -151,7 +155,9 @@ def side(name: str, n_disturbed: int, factor: float, is_paired: bool) -> list[Re
     """Eight repeats of two lengths, in blocks of one session if the sides are paired."""
     records = []
     for record in repeats(n_disturbed, 8, variant=name):
-        steps = exact_steps(record.run.n_prompt, 5, 8, prefill_ms=factor, decode_ms=10 * factor)
+        steps = exact_steps(
+            record.run.n_prompt, 5, 8, prefill_ms=factor, decode_ms=10 * factor
+        )
         block = record.run.repeat if is_paired else None
         run = dataclasses.replace(record.run, steps=steps, block=block)
         session = "trial" if is_paired else name
@@ -277,7 +283,9 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
     assert change.command is not None
     assert "'--flash-attn on' '--flash-attn off'" in change.command
     assert changed is not None
-    assert changed.attention_s == pytest.approx(kernels.attention_s / 2)  # the best pass counts
+    assert changed.attention_s == pytest.approx(
+        kernels.attention_s / 2
+    )  # the best pass counts
 
 
 @pytest.mark.parametrize(

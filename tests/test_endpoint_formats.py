@@ -34,7 +34,8 @@ from lab.remote.streams import StreamedAnswer, StreamReader
 
 def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:
     return "".join(
-        f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}{end}" for chunk in chunks
+        f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}{end}"
+        for chunk in chunks
     ).encode()
 
 
@@ -193,7 +194,8 @@ def test_vllm() -> None:
 def test_sglang() -> None:
     def chunk(finish: str | None = None, **content: Any) -> dict[str, Any]:
         fields = (
-            dict.fromkeys(("role", "content", "reasoning_content", "tool_calls"), None) | content
+            dict.fromkeys(("role", "content", "reasoning_content", "tool_calls"), None)
+            | content
         )
         return delta(
             fields,

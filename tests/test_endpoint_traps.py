@@ -13,7 +13,16 @@ import pytest
 
 from lab.core import request as kinds, request_times as times
 from lab.core.record import FAILED, OK
-from lab.core.request import CHAT, COMPLETIONS, REASONING, ROLE, USAGE, Asked, Request, short_name
+from lab.core.request import (
+    CHAT,
+    COMPLETIONS,
+    REASONING,
+    ROLE,
+    USAGE,
+    Asked,
+    Request,
+    short_name,
+)
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.remote import formats as options
@@ -115,7 +124,9 @@ def send(
     api: str = CHAT,
     **changes: Any,
 ) -> Request:
-    (reply,) = client.run(SendPlan(asks=(make_ask(model, n_gen, prompt, api, **changes),), api=api))
+    (reply,) = client.run(
+        SendPlan(asks=(make_ask(model, n_gen, prompt, api, **changes),), api=api)
+    )
     return reply.request
 
 
@@ -266,7 +277,9 @@ def test_trap_7_prompts_have_exactly_n_tokens(api: str, has_tokenize: bool) -> N
 
 
 @pytest.mark.parametrize("model", FAILING)
-def test_trap_10_a_failure_has_its_class_and_the_rest_goes_on(client: Client, model: str) -> None:
+def test_trap_10_a_failure_has_its_class_and_the_rest_goes_on(
+    client: Client, model: str
+) -> None:
     before = n_sent(client)
     asks = (make_ask(model), make_ask("plain"))
     plan = SendPlan(

@@ -105,7 +105,9 @@ def rates(records: list[Record]) -> list[tuple[int, int, float]]:
     return figures
 
 
-def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(records: list[Record]) -> None:
+def test_a_run_is_a_test_of_prefill_and_one_of_decode_at_its_depth(
+    records: list[Record],
+) -> None:
     prefill, decode = llama_bench_export.rows(records)
     assert list(prefill) == [*llama_bench_export.COLUMNS, "samples_ns", "samples_ts"]
     assert prefill["n_prompt"] == 20
@@ -253,9 +255,15 @@ def test_other_settings_keep_results_apart(tmp_path: Path) -> None:
         ),
         (f"{HEAD}| llama 7B Q4_0 | pp512 | fast |", "Line 3 skipped: 'fast' is not a rate"),
         (f"{HEAD}| llama 7B Q4_0 | reads | 12.0 |", "Line 3 skipped: 'reads' is not a test"),
-        (f"{HEAD}| llama 7B Q4_0 | pp512 | 0.00 |", "Line 3 skipped: '0.00' is not a rate above"),
+        (
+            f"{HEAD}| llama 7B Q4_0 | pp512 | 0.00 |",
+            "Line 3 skipped: '0.00' is not a rate above",
+        ),
         (f"{HEAD}| llama 7B Q4_0 | 12.0 |", "Line 3 skipped: it has 2 columns"),
-        (f"{HEAD}| {'a' * 10_000} | pp512 | 12.0 |", "Line 3 skipped: it has over 10,000 letters"),
+        (
+            f"{HEAD}| {'a' * 10_000} | pp512 | 12.0 |",
+            "Line 3 skipped: it has over 10,000 letters",
+        ),
         ("[" * 100_000, "is not JSON"),
         ("run,session,model,machine\n0,a,b,c\n", "is a table that lab export wrote"),
     ],

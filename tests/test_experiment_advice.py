@@ -76,13 +76,19 @@ def test_where_a_step_of_many_takes_as_long_as_a_step_of_one_all_experiments_pay
 
 
 def test_commands_measure_the_sizes_that_were_predicted() -> None:
-    commands = {name: experiment.command or "" for name, experiment in experiments(SHARED).items()}
+    commands = {
+        name: experiment.command or "" for name, experiment in experiments(SHARED).items()
+    }
     assert commands["batch"].startswith(f"lab batch --sequences 1,16 {SIZES} ")
     assert commands["turns"].startswith("lab turns --system 8 --turn 5+2 --turns 2 ")
-    assert commands["speculate"].startswith(f"lab speculate --draft lookup --draft-len 3 {SIZES} ")
+    assert commands["speculate"].startswith(
+        f"lab speculate --draft lookup --draft-len 3 {SIZES} "
+    )
 
 
-def test_where_each_token_takes_as_long_as_the_first_neither_batching_nor_guessing_pays() -> None:
+def test_where_each_token_takes_as_long_as_the_first_neither_batching_nor_guessing_pays() -> (
+    None
+):
     assert experiments(PROPORTIONAL).keys() == {"turns"}
 
 

@@ -28,7 +28,9 @@ def test_the_command_has_the_parameters_and_defaults_of_the_function(name: str) 
         assert defaults[key] == parameters[key].default, key
 
 
-def test_the_function_stores_the_command_that_measures_the_same(mini: Path, tmp_path: Path) -> None:
+def test_the_function_stores_the_command_that_measures_the_same(
+    mini: Path, tmp_path: Path
+) -> None:
     asked: dict[str, Any] = {
         "prompt": "random",
         "threads": 1,
@@ -39,7 +41,17 @@ def test_the_function_stores_the_command_that_measures_the_same(mini: Path, tmp_
     batch([1, 2], 24, 4, 1, str(mini), **asked)
 
     record, *_ = read([tmp_path]).records
-    expected = ["batch", "--sequences", "1,2", "--prompt-len", "24", "--gen", "4", "--repeat", "1"]
+    expected = [
+        "batch",
+        "--sequences",
+        "1,2",
+        "--prompt-len",
+        "24",
+        "--gen",
+        "4",
+        "--repeat",
+        "1",
+    ]
     assert record.command is not None
     assert list(record.command[:9]) == expected
     assert {"--kv-unified", "on"} <= set(record.command)

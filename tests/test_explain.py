@@ -78,7 +78,9 @@ def slower(ceilings: Ceilings, factor: int) -> Ceilings:
 def test_the_limit_is_what_is_nearest(factor: float, limit: str) -> None:
     rows = explanation.explain(timed(factor), FAST)
     decode = rows[rows.phase == "decode"].iloc[0]
-    assert decode.limit == limit  # Q8_0 reads at 20 where 40 are possible: its kernel is the limit
+    assert (
+        decode.limit == limit
+    )  # Q8_0 reads at 20 where 40 are possible: its kernel is the limit
     assert decode.of_ceiling == pytest.approx(1 / factor, rel=0.01)
 
 
@@ -131,7 +133,9 @@ def test_the_command_of_a_change_measures_what_it_promised() -> None:
     record = dataclasses.replace(timed(1.1)[0], settings=narrow)
     first, *_ = advice.changes(rows, record, ceilings)
     assert first.command is not None
-    assert first.command.startswith("lab ab '--threads 2' '--threads 1' --prompt-len 20 --gen 5 ")
+    assert first.command.startswith(
+        "lab ab '--threads 2' '--threads 1' --prompt-len 20 --gen 5 "
+    )
     assert "--threads-batch" not in first.command
     assert first.command.endswith("--ubatch 64")
 

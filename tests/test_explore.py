@@ -115,12 +115,15 @@ def agrees(
     return True
 
 
-def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_path: Path) -> None:
+def test_it_predicts_as_lab_predict_does_for_random_requests(
+    browser: Any, tmp_path: Path
+) -> None:
     records, best = here()
     packed = synthetic.by_quantization(catalog.find("smollm2-135m")).values()
     page_data = opened(browser, tmp_path / "page.html", html())
     models = {
-        f"{choice.name} {choice.quantization}": choice for choice in (records[0].model, *packed)
+        f"{choice.name} {choice.quantization}": choice
+        for choice in (records[0].model, *packed)
     }
     assert [*models] == page_data["models"]
     assert len(models) == 5
@@ -162,11 +165,15 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(browser: Any, tmp_p
                 assert shown[phase]["beyond"] == is_beyond, choice
         else:
             device_of_row = devices.find_device(page_data["devices"][choice["device"]]["name"])
-            row = prediction.on_device(chosen, settings, device_of_row, n, gen, choice["users"])
+            row = prediction.on_device(
+                chosen, settings, device_of_row, n, gen, choice["users"]
+            )
         assert agrees(
             shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s
         ), choice
-        assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), choice
+        assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), (
+            choice
+        )
         assert shown["memory"]["total"] == prediction.memory_bytes(
             chosen, settings, n + gen, choice["users"]
         )
@@ -199,9 +206,13 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
         assert work
         least = max(work.n_bytes / roof.gbps, work.flops / roof.gflops) / 1e9
         assert shown["decode"]["expected"] == pytest.approx(max(seconds, least), rel=1e-6)
-        uncached_steps = learning.prompt_steps(1000 - choice["cached"], settings, choice["cached"])
+        uncached_steps = learning.prompt_steps(
+            1000 - choice["cached"], settings, choice["cached"]
+        )
         costs = learning.costs_of(model, settings, best, uncached_steps)
-        expected = learned.fit.seconds(learning.case_of(PREFILL, 1000.0, model, settings), costs)
+        expected = learned.fit.seconds(
+            learning.case_of(PREFILL, 1000.0, model, settings), costs
+        )
         assert shown["prefill"]["expected"] == pytest.approx(expected, rel=1e-6)
         assert (shown["prefill"]["low"] is None) == bool(
             choice["cached"]
@@ -210,7 +221,9 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
             steps.seconds(1, 1099, 1) or math.nan
         )  # the range: as wide as for one user
         ends = slower * alone.tpot_s[0], slower * alone.tpot_s[1]
-        assert (shown["decode"]["low"], shown["decode"]["high"]) == pytest.approx(ends, rel=1e-6)
+        assert (shown["decode"]["low"], shown["decode"]["high"]) == pytest.approx(
+            ends, rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-4b"])
@@ -270,7 +283,9 @@ def test_what_is_not_known_is_said_and_not_computed(browser: Any, tmp_path: Path
     assert "lab ceilings" in text
 
 
-def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_first() -> None:
+def test_runs_on_two_gpus_are_not_predicted_and_their_memory_is_not_that_of_the_first() -> (
+    None
+):
     pair = tuple(Device(f"CUDA{i}", "Some GPU", "gpu", 10**10) for i in range(2))
     (records, best) = here()
     n_layer = here()[0][0].model.n_layer or 0
@@ -320,7 +335,9 @@ def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
 
 def test_a_hostile_record_stays_text(browser: Any, tmp_path: Path) -> None:
     timed_runs = [record for record in here()[0] if record.run.is_timed][:2]
-    hostile = [dataclasses.replace(evil(record), settings=record.settings) for record in timed_runs]
+    hostile = [
+        dataclasses.replace(evil(record), settings=record.settings) for record in timed_runs
+    ]
     text = with_ceilings(hostile)
     page_data = opened(browser, tmp_path / "page.html", text)
     assert "<script>alert(1)" in page_data["devices"][0]["name"]

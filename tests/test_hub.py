@@ -86,7 +86,9 @@ def test_a_pull_is_whole_checked_and_found_by_other_tools(server: LoopbackHub) -
     assert pulled.path.read_bytes() == DATA
     assert pulled.revision == COMMIT
     assert pulled.sha256 == SHA256
-    assert hub.cached(REMOTE) == pulled == hub.cached(Remote(REPO, FILE, COMMIT, SHA256.upper()))
+    assert (
+        hub.cached(REMOTE) == pulled == hub.cached(Remote(REPO, FILE, COMMIT, SHA256.upper()))
+    )
     assert hub.cached(Remote(REPO, FILE, sha256="0" * 64)) is None
     assert server.n_bytes == len(DATA)
     assert hf_hub_download(
@@ -116,7 +118,9 @@ def test_a_prediction_reads_only_the_header(
             obtain.find(worker, f"hf:{REPO}/none.gguf")
 
 
-def test_the_token_stays_with_the_hub(server: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_stays_with_the_hub(
+    server: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.tokens.add("secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     hub.pull(REMOTE)
@@ -180,7 +184,9 @@ REFUSALS = {
     "wrong repo, with a token": Refusal(
         ("no repo owner/x", "(404)"), {"tokens": {"t"}}, token="t", remote=OTHER_REPO
     ),
-    "wrong file": Refusal(("no file 'x.gguf'", f"{REPO}/tree/main"), remote=Remote(REPO, "x.gguf")),
+    "wrong file": Refusal(
+        ("no file 'x.gguf'", f"{REPO}/tree/main"), remote=Remote(REPO, "x.gguf")
+    ),
     "wrong revision": Refusal(("no revision 'mian'",), remote=Remote(REPO, FILE, "mian")),
     "wrong token": Refusal(("rejects the token in HF_TOKEN",), token="expired"),
     "token that cannot be sent": Refusal(("HF_TOKEN",), token="tökén"),
@@ -250,8 +256,12 @@ def test_a_hub_that_drips_is_not_waited_for(
     assert time.monotonic() - started < 20
 
 
-@pytest.mark.parametrize("page", [b"[]", b"7", b'{"siblings": [{}]}', b'{"siblings": 7}', b"\xff"])
-def test_an_answer_of_another_form_is_no_list_of_files(server: LoopbackHub, page: bytes) -> None:
+@pytest.mark.parametrize(
+    "page", [b"[]", b"7", b'{"siblings": [{}]}', b'{"siblings": 7}', b"\xff"]
+)
+def test_an_answer_of_another_form_is_no_list_of_files(
+    server: LoopbackHub, page: bytes
+) -> None:
     server.page = page
     with pytest.raises(LabError, match="is not a model hub"):
         hub.files(REPO)
@@ -313,7 +323,9 @@ OUTSIDE = (
 
 
 @pytest.mark.parametrize("remote", OUTSIDE)
-def test_names_that_lead_out_of_the_cache_are_refused(server: LoopbackHub, remote: Remote) -> None:
+def test_names_that_lead_out_of_the_cache_are_refused(
+    server: LoopbackHub, remote: Remote
+) -> None:
     assert "is not the name of a" in refused(remote)
     assert not server.log
 

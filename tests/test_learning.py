@@ -13,7 +13,7 @@ from lab.core.record import DECODE, PREFILL, Record, Settings, Steps
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.roofline import learning, step_kernels
-from lab.roofline.learning import Case, Costs, Coverage, Fit, Learned, Point, Step
+from lab.roofline.learning import Costs, Coverage, Fit, Learned, LearnedCase, Point, Step
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import disturbances
 from tests.conftest import exact_steps, make_record, make_run
@@ -25,12 +25,12 @@ def case(
     length: float = 100,
     shape: int = 1,
     kind: str = "Q4_0",
-) -> Case:
-    return Case(phase, length, (shape,), kind, (2,))
+) -> LearnedCase:
+    return LearnedCase(phase, length, (shape,), kind, (2,))
 
 
 def point(
-    of: Case,
+    of: LearnedCase,
     seconds: float,
     kernels_s: float = 1.0,
 ) -> Point:
@@ -80,7 +80,10 @@ def test_a_prompt_is_cut_into_steps_and_only_the_last_has_outputs() -> None:
         (76, 1124, 3),
     ]
     assert learning.prompt_steps(512, WIDE) == [(512, 0, 1)]
-    assert learning.prompt_steps(2, dataclasses.replace(WIDE, n_ubatch=0)) == [(1, 0, 0), (1, 1, 1)]
+    assert learning.prompt_steps(2, dataclasses.replace(WIDE, n_ubatch=0)) == [
+        (1, 0, 0),
+        (1, 1, 1),
+    ]
 
 
 def test_costs_are_kernels_layers_of_steps_and_values_of_tokens() -> None:
@@ -129,7 +132,9 @@ def test_how_much_of_a_model_is_on_a_gpu(n_gpu_layers: int, offload: str) -> Non
         ({"seed": 2}, set()),
     ],
 )
-def test_which_settings_make_another_setup(change: dict[str, object], phases: set[str]) -> None:
+def test_which_settings_make_another_setup(
+    change: dict[str, object], phases: set[str]
+) -> None:
     changed = dataclasses.replace(WIDE, **change)  # type: ignore[arg-type]
     differing = set()
     for phase in (PREFILL, DECODE):
@@ -312,7 +317,9 @@ def test_disturbed_runs_count_only_where_there_are_no_others(
     )
     quiet = timed(512, 1.2, 1.3)
     disturbed = timed(512, 3, 3)
-    disturbed = dataclasses.replace(disturbed, run=dataclasses.replace(disturbed.run, repeat=1))
+    disturbed = dataclasses.replace(
+        disturbed, run=dataclasses.replace(disturbed.run, repeat=1)
+    )
     narrow = learning.learn([quiet], FAST)
     assert learning.learn([quiet, *[disturbed] * 5], FAST).points == narrow.points
     wide = learning.learn([disturbed], FAST)
@@ -612,11 +619,12 @@ class Truth:
             + self.dice.gauss(0, 0.02)
         )
         layers_s = (
-            self.per_layer_step_s * costs.layer_steps + self.per_layer_value_s * costs.layer_values
+            self.per_layer_step_s * costs.layer_steps
+            + self.per_layer_value_s * costs.layer_values
         )
         kernels_s = self.factors[phase] * (matrices + self.attention * attention)
         seconds = (kernels_s + layers_s) * math.exp(differs)
-        of = Case(phase, n_prompt, (model,), quantization, (2,))
+        of = LearnedCase(phase, n_prompt, (model,), quantization, (2,))
         return Point(n_prompt, of, costs, seconds, {session: seconds})
 
 

@@ -74,7 +74,9 @@ def test_the_time_that_a_quota_halted(tmp_path: Path) -> None:
 
 PAIRS = "0-1 0-1 2-3 2-3 4-5 4-5 6-7 6-7"  # four physical cores of two threads
 SINGLE = "0 1 2 3 4 5 6 7"
-HYBRID = "0-1 0-1 2-3 2-3 4 5 6 7"  # two performance cores of two threads, four efficiency cores
+HYBRID = (
+    "0-1 0-1 2-3 2-3 4 5 6 7"  # two performance cores of two threads, four efficiency cores
+)
 CAPACITY = "cpu_capacity"
 FREQUENCY = "cpufreq/cpuinfo_max_freq"
 

@@ -86,7 +86,9 @@ def test_a_cpu_is_warmed_up_by_a_short_run_and_a_whole_step_in_each_engine(bench
     assert [run.n_prompt for run in warm_ups(records)] == [32, 512, 32, 512]
 
 
-def test_a_context_that_fails_costs_only_its_length(bench: Any, fake_worker: FakeWorker) -> None:
+def test_a_context_that_fails_costs_only_its_length(
+    bench: Any, fake_worker: FakeWorker
+) -> None:
     def no_room(n_ctx: int) -> None:
         if n_ctx > 100:
             raise LabError("no memory", "")
@@ -159,7 +161,9 @@ def test_progress_is_told_with_time_left(bench: Any, seen: list[Status]) -> None
     assert {"loading the model", "creating the context", "warming up"} <= doing
 
 
-def fill_the_disk(fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, n_kept: int) -> None:
+def fill_the_disk(
+    fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, n_kept: int
+) -> None:
     """The disk is full from the run after `n_kept` ones on."""
     runs = iter(range(9))
 
@@ -337,7 +341,9 @@ def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) 
         list(execute(plan, worker, tmp_path / f"session-{session}.jsonl", lambda status: None))
     files = []
     for threads in (1, 2):
-        _, plan_of_threads = plan_of(tmp_path, prompt_len="16", gen=5, repeat=3, threads=threads)
+        _, plan_of_threads = plan_of(
+            tmp_path, prompt_len="16", gen=5, repeat=3, threads=threads
+        )
         path = tmp_path / f"threads-{threads}.jsonl"
         list(execute(plan_of_threads, worker, path, lambda status: None))
         files.append(path)
@@ -355,7 +361,9 @@ def worker() -> object:
         yield started
 
 
-def test_a_sweep_computes_what_independent_runs_compute(worker: Worker, embedded: Path) -> None:
+def test_a_sweep_computes_what_independent_runs_compute(
+    worker: Worker, embedded: Path
+) -> None:
     vocabulary = worker.load(embedded, REAL)
     worker.new_context(dataclasses.replace(REAL, n_ctx=256, n_ubatch=32))
     prompt = prompts.random_ids(150, vocabulary.n_vocab, None, 1, 0)

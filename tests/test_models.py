@@ -109,7 +109,9 @@ def test_the_embedded_shape_is_the_embedded_files(worker: Worker, embedded: Path
 
 
 @pytest.mark.parametrize("quantization", synthetic.QUANTIZATIONS)
-def test_weights_are_random_scaled_and_deterministic(tmp_path: Path, quantization: str) -> None:
+def test_weights_are_random_scaled_and_deterministic(
+    tmp_path: Path, quantization: str
+) -> None:
     import gguf
     import numpy as np
 
@@ -142,7 +144,9 @@ def test_the_mix_of_types_is_the_quantizers_own(
     import gguf
 
     def types(path: Path) -> dict[str, str]:
-        return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+        return {
+            tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors
+        }
 
     synthetic.write(SHAPES[name], "F16", tmp_path / "f16.gguf")
     for quantization in ("Q4_0", "Q4_1", "Q8_0"):
@@ -231,7 +235,9 @@ def test_info_without_the_file_comes_from_the_shape() -> None:
     assert description["model"]["n_bytes"] == synthetic.n_bytes(shape, "Q4_K_M")
 
 
-@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="file names are text there")
+@pytest.mark.skipif(
+    os.name == "nt" or sys.platform == "darwin", reason="file names are text there"
+)
 def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"m\xff\x1b[2J.gguf")
     synthetic.write(TINY, "Q4_0", path)
@@ -278,7 +284,9 @@ def test_a_cache_folder_that_cannot_be_made_is_said(cache_folder: Path) -> None:
 
 
 def test_dry_runs_fetch_nothing(cache_folder: Path) -> None:
-    status, out, err = run_lab("measure", "-m", "synthetic:qwen2.5-0.5b", "--dry-run", "-p", "100")
+    status, out, err = run_lab(
+        "measure", "-m", "synthetic:qwen2.5-0.5b", "--dry-run", "-p", "100"
+    )
     assert status == 0, err
     assert "qwen2.5-0.5b Q4_0" in out
     assert "100 prompt tokens" in out  # planned from its shape

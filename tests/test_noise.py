@@ -27,7 +27,7 @@ from lab.core.record import (
     Run,
 )
 from lab.runner import disturbances, noise_watch
-from lab.runner.noise_watch import Counter, EnergyWatch, GpuWatch, describe_energy
+from lab.runner.noise_watch import EnergyCounter, EnergyWatch, GpuWatch, describe_energy
 from lab.show import table
 from lab.show.section import Section
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
@@ -112,7 +112,9 @@ def test_the_sentence_says_how_many_runs() -> None:
         (on(16, 16, 16, 0.2, n_gpu_layers=1), True),  # the other layers are on the CPU
     ],
 )
-def test_what_others_take_counts_where_the_run_needs_it(record: Record, disturbed: bool) -> None:
+def test_what_others_take_counts_where_the_run_needs_it(
+    record: Record, disturbed: bool
+) -> None:
     assert (disturbances.OTHERS in disturbances.disturbances(record)) is disturbed
 
 
@@ -127,7 +129,8 @@ def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     assert "--threads" not in not_one_whole_core
     assert disturbances.sentences([on(8, 8, 5, 2.5), quiet]) == []
     assert (
-        "only 0.1 cores were free for 1 thread in" in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
+        "only 0.1 cores were free for 1 thread in"
+        in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
     )
     assert "--threads" not in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
 
@@ -236,7 +239,9 @@ def test_an_nvidia_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     (read,) = noise_watch.read_noise(GpuWatch([])).gpus or ()
     assert read == Gpu("A GPU", "heat", None)
     assert disturbances.disturbances(gpu_record(read)) == {disturbances.HEAT: 1}
-    assert disturbances.disturbances(gpu_record(read, settings=SETTINGS)) == {}  # it ran on the CPU
+    assert (
+        disturbances.disturbances(gpu_record(read, settings=SETTINGS)) == {}
+    )  # it ran on the CPU
 
 
 def test_other_processes_on_the_gpu_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +272,9 @@ def test_other_processes_on_the_gpu_are_seen(monkeypatch: pytest.MonkeyPatch) ->
 # Energy
 
 NO_GPU = cast(GpuWatch, types.SimpleNamespace(energy_counters=list))
-WITH_GPU = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, Device("CUDA0", "A GPU", "gpu")))
+WITH_GPU = dataclasses.replace(
+    MACHINE, devices=(*MACHINE.devices, Device("CUDA0", "A GPU", "gpu"))
+)
 READ_COUNTERS = noise_watch.energy_counters
 """The real function: other tests have none (conftest.py)."""
 
@@ -319,30 +326,30 @@ def reads(*values: int | None) -> Callable[[], int | None]:
         ([], None),
         # 2000, then 3000 over the wrap
         (
-            [Counter(PACKAGE, reads(1000, 3000, 2000), 1.0, 4000)],
+            [EnergyCounter(PACKAGE, reads(1000, 3000, 2000), 1.0, 4000)],
             {PACKAGE: 5000},
         ),
-        ([Counter(PACKAGE, reads(1000, 3000, 2000), 1.0)], None),  # it was set back
-        ([Counter(PACKAGE, reads(1, None, 3), 1.0)], None),
+        ([EnergyCounter(PACKAGE, reads(1000, 3000, 2000), 1.0)], None),  # it was set back
+        ([EnergyCounter(PACKAGE, reads(1, None, 3), 1.0)], None),
         (
             [
-                Counter(GPU, reads(5, 6, 7), 1e-3),
-                Counter(GPU, reads(5, 6, 9), 1e-3),
+                EnergyCounter(GPU, reads(5, 6, 7), 1e-3),
+                EnergyCounter(GPU, reads(5, 6, 9), 1e-3),
             ],
             {GPU: 0.006},
         ),
         # half of a sum
         (
             [
-                Counter(PACKAGE, reads(1, 2, 4), 1.0),
-                Counter(PACKAGE, reads(1, None, 4), 1.0),
+                EnergyCounter(PACKAGE, reads(1, 2, 4), 1.0),
+                EnergyCounter(PACKAGE, reads(1, None, 4), 1.0),
             ],
             None,
         ),
         (
             [
-                Counter(PACKAGE, reads(1, 2, 4), 1.0),
-                Counter(DRAM, reads(1, 1, None), 1.0),
+                EnergyCounter(PACKAGE, reads(1, 2, 4), 1.0),
+                EnergyCounter(DRAM, reads(1, 1, None), 1.0),
             ],
             {PACKAGE: 3},
         ),

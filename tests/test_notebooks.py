@@ -38,7 +38,10 @@ ANSWERS = {  # of each exercise: a right answer and a wrong one, in the notebook
     "00": [],
     "01": [
         ("first.e2e_s + (500 - first.n_gen) * first.tpot_ms / 1e3", "500 * first.tpot_ms"),
-        ("min(n for n in range(1, 10**5) if prefill.seconds(n) >= 0.199 * first.tpot_ms)", "2"),
+        (
+            "min(n for n in range(1, 10**5) if prefill.seconds(n) >= 0.199 * first.tpot_ms)",
+            "2",
+        ),
         ('"B"', '"a"'),
     ],
     "02": [
@@ -103,7 +106,9 @@ def problems(cells: list[Any], schema: int = SCHEMA) -> list[str]:
             if output.get("name") == "stderr":
                 mistakes.append(f"cell {number} wrote to stderr: {output.text[:80]}")
     if f"results files in format {schema}\n" not in printed(cells[0]):
-        mistakes.append("the outputs are of another schema: run python -m tests.bench.notebooks")
+        mistakes.append(
+            "the outputs are of another schema: run python -m tests.bench.notebooks"
+        )
     return mistakes
 
 
@@ -224,7 +229,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_answers(notebook: Any, name: str) -> None:
     """Add cells that check a right and a wrong answer to each exercise."""
     checks = tagged(notebook.cells, "check")
-    for number, (cell, (right, wrong)) in enumerate(zip(checks, ANSWERS[name], strict=True), 1):
+    for number, (cell, (right, wrong)) in enumerate(
+        zip(checks, ANSWERS[name], strict=True), 1
+    ):
         for kind, answer in (("right", right), ("wrong", wrong)):
             changes = {"id": f"{kind}-{number}", "metadata": {"tags": [kind]}}
             copy = nbformat.from_dict({**cell, **changes})  # type: ignore[no-untyped-call]
@@ -286,7 +293,9 @@ def test_a_guess_is_set_beside_what_was_measured(
     assert out.endswith(f"{end}\n")
 
 
-def test_a_guess_of_what_is_not_known_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guess_of_what_is_not_known_is_not_judged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lesson.guess(3, float("inf"), "times as long")
     assert capsys.readouterr().out == "times as long: not known from this measurement\n"
 
@@ -342,7 +351,9 @@ def test_a_question_is_asked_until_its_guess_is_good(
     wrong_guesses: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lesson.ask_again({"2.1": 29})
-    lesson.guess(11, 10.0, "ms", again=("2.3", "How long is 2.3?", 20.0))  # in the notebook itself
+    lesson.guess(
+        11, 10.0, "ms", again=("2.3", "How long is 2.3?", 20.0)
+    )  # in the notebook itself
     capsys.readouterr()
     assert [question[:5] for question in asked_questions(capsys)] == ['"2.2"']
     lesson.ask_again({"2.2": 20})
@@ -358,7 +369,9 @@ def test_a_damaged_file_of_guesses_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "guesses.json").write_text('{"1.1": {"words": "?"}}')
-    with pytest.raises(LabError, match=r"guesses\.json, the file of wrong guesses, cannot be read"):
+    with pytest.raises(
+        LabError, match=r"guesses\.json, the file of wrong guesses, cannot be read"
+    ):
         lesson.ask()
 
 
@@ -410,7 +423,9 @@ def test_a_failed_measurement_is_a_sentence() -> None:
     for function in OF_RUNS:
         with pytest.raises(LabError, match=sentence):
             function(failed)
-    assert LabError("It broke.", "Mend it.")._render_traceback_() == ["Error: It broke.\nMend it."]
+    assert LabError("It broke.", "Mend it.")._render_traceback_() == [
+        "Error: It broke.\nMend it."
+    ]
 
 
 def test_what_a_notebook_cannot_show_is_named() -> None:
@@ -435,4 +450,6 @@ def test_numbers_that_the_text_takes_from_the_outputs_are_there(name: str) -> No
         if NAMES_AN_OUTPUT.search(sentence):
             for number in numbers_in(sentence):
                 n_decimals = len(number.partition(".")[2])
-                assert float(number) in {round(value, n_decimals) for value in values}, sentence
+                assert float(number) in {round(value, n_decimals) for value in values}, (
+                    sentence
+                )

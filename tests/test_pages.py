@@ -37,7 +37,13 @@ PAGES = [
 ]
 GENERATED = ["README.md", "lab/app/README.md", "results/README.md"]
 SAMPLES = sorted((ROOT / "results").glob("sample-*.jsonl"))
-PLAIN = ["README.md", "INSTALL.md", "results/README.md", "lab/README.md", "notebooks/README.md"]
+PLAIN = [
+    "README.md",
+    "INSTALL.md",
+    "results/README.md",
+    "lab/README.md",
+    "notebooks/README.md",
+]
 """Pages that follow the rules of "Write plainly" in CONTRIBUTING.md."""
 
 PRINTED = sorted((ROOT / "lab").rglob("*.py"))
@@ -66,7 +72,9 @@ def text_of(page: str) -> str:
 
 def prose(page: str) -> str:
     """A page without its fenced blocks and comments."""
-    return re.sub(r"^ *```.*?^ *```|<!--.*?-->", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^ *```.*?^ *```|<!--.*?-->", "", text_of(page), flags=re.MULTILINE | re.DOTALL
+    )
 
 
 def test_the_front_page_is_short() -> None:
@@ -132,7 +140,9 @@ def test_links_lead_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_exist(page: str) -> None:
-    named = re.findall(r"(?<![\w/~.])(?:lab|tests|models|notebooks)/[\w./-]+\.\w+", text_of(page))
+    named = re.findall(
+        r"(?<![\w/~.])(?:lab|tests|models|notebooks)/[\w./-]+\.\w+", text_of(page)
+    )
     modules = re.findall(r"\btests\.bench\.(\w+)", text_of(page))
     named += [f"tests/bench/{name}.py" for name in modules]
     assert [name for name in named if not (ROOT / name).exists()] == []
@@ -210,14 +220,18 @@ def blocks(page: str) -> list[str]:
 
 def test_quoted_code_is_the_code() -> None:
     quoted = [
-        block.partition("\n") for block in blocks("lab/README.md") if block.startswith("# lab/")
+        block.partition("\n")
+        for block in blocks("lab/README.md")
+        if block.startswith("# lab/")
     ]
     assert len(quoted) == 2
     for first, _, code in quoted:
         assert code in text_of(first.removeprefix("# "))
 
 
-def test_the_figure_by_hand_is_the_figure_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_by_hand_is_the_figure_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (script,) = [
         block for block in blocks("lab/README.md") if block.startswith("# runs as a script")
     ]
@@ -234,7 +248,9 @@ def test_the_figure_by_hand_is_the_figure_of_the_table(monkeypatch: pytest.Monke
 
 def test_the_table_has_every_folder() -> None:
     table = text_of("lab/README.md").partition("| folder |")[2]
-    for folder in (path for path in (ROOT / "lab").iterdir() if (path / "__init__.py").exists()):
+    for folder in (
+        path for path in (ROOT / "lab").iterdir() if (path / "__init__.py").exists()
+    ):
         assert f"| `{folder.name}/` |" in table
 
 
@@ -313,7 +329,9 @@ def test_shared_heads_are_the_samples_and_theirs_is_another_machine() -> None:
     llama_gb = (llama[0].model.n_bytes or 0) / 1e9
     assert f"({phi_gb:.2f} and {llama_gb:.2f} GB)" in page
     machines = {record.machine for record in (*llama, *phi)}
-    samples_of_texts = [path for path in SAMPLES if not re.search("synthetic|turns", path.name)]
+    samples_of_texts = [
+        path for path in SAMPLES if not re.search("synthetic|turns", path.name)
+    ]
     machines_of_texts = {record.machine for record in lab.read(samples_of_texts).records}
     assert len(machines) == 1
     assert not machines & machines_of_texts
@@ -367,7 +385,9 @@ def test_the_quoted_numbers_are_what_the_command_says() -> None:
     assert f"| {share(long)} at the limits" in page
     assert f"{share(long, token=empty)} if that is left out" in page
     ridge = 312e12 / 2.039e12
-    assert f"on an A100 {ridge:.0f} sequences in F16, {ridge * 18 / 32 / 2:.0f} in Q4_0" in page
+    assert (
+        f"on an A100 {ridge:.0f} sequences in F16, {ridge * 18 / 32 / 2:.0f} in Q4_0" in page
+    )
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,9 @@ def test_no_picture_cuts_off_or_covers_anything(figure: Figure) -> None:
             assert not legend.get_window_extent().overlaps(ax.get_window_extent())
 
 
-def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(figure: Figure) -> None:
+def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(
+    figure: Figure,
+) -> None:
     title = figure.get_suptitle() or figure.axes[0].get_title()
     assert "tiny" in title
     texts: list[Any] = figure.findobj(Text)
@@ -168,7 +170,9 @@ def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(figure:
 def test_numbers_of_axes_have_separators_and_stand_at_the_measured_lengths() -> None:
     records = []
     for n_prompt in (10, 1000, 10000):
-        records += [make_record(make_run(n_prompt, 5, repeat, prefill_ms=2)) for repeat in (0, 1)]
+        records += [
+            make_record(make_run(n_prompt, 5, repeat, prefill_ms=2)) for repeat in (0, 1)
+        ]
 
     ax = lab.plot_prefill(records)
     canvas.figure_of(ax).draw_without_rendering()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lab.core import memory
-from lab.core.memory import CPU, Place, Tensor
+from lab.core.memory import CPU, DevicePlace, Tensor
 from lab.core.record import Device, Model, Placement, Settings
 from lab.models import synthetic
 from lab.process.worker import Worker
@@ -67,7 +67,7 @@ TENSORS = (
 
 def places_of(
     settings: Settings, tensors: tuple[Tensor, ...] = TENSORS, model: Model = MODEL
-) -> tuple[Place, ...]:
+) -> tuple[DevicePlace, ...]:
     """What two equal devices and the CPU hold."""
     places = memory.places(
         model,
@@ -150,7 +150,9 @@ def test_the_cache_lies_with_its_layer_or_on_the_cpu() -> None:
 
 
 def test_memory_that_is_not_known_is_none() -> None:
-    for place in places_of(offloaded(), model=dataclasses.replace(MODEL, uncounted="it is odd")):
+    for place in places_of(
+        offloaded(), model=dataclasses.replace(MODEL, uncounted="it is odd")
+    ):
         assert place.memory.kv_cache_bytes is None
         assert place.memory.compute_bytes is None
 
@@ -212,7 +214,7 @@ def engine() -> Iterator[Worker]:
 
 def real_and_planned(
     engine: Worker, path: Path, settings: Settings
-) -> tuple[Placement, dict[tuple[str, str], int], tuple[Place, ...]]:
+) -> tuple[Placement, dict[tuple[str, str], int], tuple[DevicePlace, ...]]:
     """What llama.cpp did, its bytes by device and part, and the plan."""
     model = engine.read_model(path, "m", "file")
     here = dataclasses.replace(MACHINE, devices=engine.build.devices)
@@ -242,8 +244,12 @@ def check(
     real, by_part, planned = real_and_planned(engine, path, settings)
     rounding = 2**15  # the log has hundredths of a MiB
     for place in planned:
-        assert [real.layers[layer] for layer in place.layers] == [place.device] * len(place.layers)
-        assert [real.caches[layer] for layer in place.caches] == [place.device] * len(place.caches)
+        assert [real.layers[layer] for layer in place.layers] == [place.device] * len(
+            place.layers
+        )
+        assert [real.caches[layer] for layer in place.caches] == [place.device] * len(
+            place.caches
+        )
         weights = by_part.get((place.device, "model"), 0)
         cache = by_part.get((place.device, "KV"), 0)
         compute = by_part.get((place.device, "compute"), 0)

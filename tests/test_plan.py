@@ -158,7 +158,9 @@ def test_prompt_files_that_cannot_be_used(tmp_path: Path) -> None:
             prompts.source(str(tmp_path / name))
 
 
-def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_file: Path) -> None:
+def test_more_threads_than_cores_are_warned_of(
+    fake_worker: FakeWorker, model_file: Path
+) -> None:
     n = n_cores_usable() or 1
     assert (
         "every step becomes many times slower"
@@ -172,7 +174,10 @@ def test_more_threads_than_cores_are_warned_of(fake_worker: FakeWorker, model_fi
     [
         ({"threads": 0}, "--threads 0 is not possible"),
         ({"ubatch": 2**30 + 1}, "--ubatch 1,073,741,825"),
-        ({"flash_attn": "yes"}, "--flash-attn yes is not possible.\nChoose one of on, off, auto."),
+        (
+            {"flash_attn": "yes"},
+            "--flash-attn yes is not possible.\nChoose one of on, off, auto.",
+        ),
         ({"cache_type_k": "q9_0"}, "--cache-type-k q9_0"),
         ({"n_gpu_layers": "all"}, "Give a number of layers (0: CPU only)"),
         ({"kv_unified": "maybe"}, "--kv-unified maybe"),

@@ -16,7 +16,7 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Device as MachineDevice, 
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.models import catalog, devices, obtain, synthetic
-from lab.models.devices import Device
+from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning, prediction, probing
 from lab.roofline.learning import Step
 from lab.roofline.prediction import Here, Prediction, on_device
@@ -64,7 +64,8 @@ def test_a_phase_is_expected_by_the_fit_within_the_factor_of_its_errors() -> Non
     machine = here([timed(n, 1.5, 2) for n in (512, 1024)])
     row = machine.request(1024, 7)
     assert row.prefill_limit_s == sum(
-        machine.limit_s(Step(512, n_past, n_outputs)) for n_past, n_outputs in ((0, 0), (512, 1))
+        machine.limit_s(Step(512, n_past, n_outputs))
+        for n_past, n_outputs in ((0, 0), (512, 1))
     )
     case = machine.case_of(DECODE, 1026)
     costs = learning.costs_of(BIG, WIDE, FAST, [Step(1, 1026, 1)])
@@ -92,7 +93,12 @@ def test_nothing_is_expected_below_its_limit(factor: float) -> None:
         assert row.prefill_limit_s
         assert row.prefill_expected_s
         assert row.tpot_expected_s
-        assert row.prefill_limit_s <= row.prefill_s[0] <= row.prefill_expected_s <= row.prefill_s[1]
+        assert (
+            row.prefill_limit_s
+            <= row.prefill_s[0]
+            <= row.prefill_expected_s
+            <= row.prefill_s[1]
+        )
         assert row.tpot_limit_s <= row.tpot_s[0] <= row.tpot_expected_s <= row.tpot_s[1]
 
 
@@ -188,7 +194,9 @@ def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
 def epyc(*lengths: int) -> tuple[list[Record], Ceilings]:
     """The samples' runs of some prompt lengths, and the ceilings of their machine."""
     contents = results.read(sorted(SAMPLES.glob("sample-*.jsonl")))
-    machine = results.read([SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"]).ceilings[0].machine
+    machine = (
+        results.read([SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"]).ceilings[0].machine
+    )
     ceilings = probing.known(contents.ceilings, Where(machine))
     assert ceilings
     records = []
@@ -325,7 +333,7 @@ def test_each_user_has_a_cache() -> None:
 
 # Devices of datasheets
 
-CARD = Device("geforce", "card", "a card of NVIDIA", 1000, "a test", tflops=100)
+CARD = DeviceSheet("geforce", "card", "a card of NVIDIA", 1000, "a test", tflops=100)
 
 
 def test_the_parts_of_a_prompt_are_its_work_at_the_datasheets_rates() -> None:
@@ -362,9 +370,11 @@ def case_of(
     phase: str,
     parts: Sequence[float],
     n_prompt: int = 1000,
-) -> datasheet.Case:
+) -> datasheet.DatasheetCase:
     runtime = ("CUDA", "llama.cpp", "model", "Q4_0", True)
-    return datasheet.Case(phase, CARD, *runtime, n_prompt, False, datasheet.Parts(*parts))
+    return datasheet.DatasheetCase(
+        phase, CARD, *runtime, n_prompt, False, datasheet.DatasheetParts(*parts)
+    )
 
 
 def test_the_least_time_is_the_slower_of_peak_and_bandwidth() -> None:
@@ -374,7 +384,7 @@ def test_the_least_time_is_the_slower_of_peak_and_bandwidth() -> None:
     assert case_of(PREFILL, (math.nan, 6, 2, 9, 9)).least_s is None
 
 
-def learned_figures(**factors: dict[str, float]) -> datasheet.Learned:
+def learned_figures(**factors: dict[str, float]) -> datasheet.LearnedRates:
     """Figures of a phase for CUDA in llama.cpp, where every factor is known and 1."""
     levels = {name: {level: 1.0} for name, level in case_of(PREFILL, (1,) * 5).levels.items()}
     factors_by_kind = {
@@ -395,7 +405,7 @@ def learned_figures(**factors: dict[str, float]) -> datasheet.Learned:
         "all, long": {"fast": 0.5, "slow": 1.2},
         "CUDA in llama.cpp": {"fast": 0.9, "slow": 1.6},
     }
-    return datasheet.Learned(PREFILL, parts, factors_by_kind, spread, ranges)
+    return datasheet.LearnedRates(PREFILL, parts, factors_by_kind, spread, ranges)
 
 
 def test_a_time_is_the_sum_of_its_parts_times_their_factors() -> None:
@@ -486,7 +496,9 @@ def test_the_basis_is_of_the_devices_backend_where_enough_was_published() -> Non
     assert of_card.n_inside[DECODE] == figures["inside"]
     assert of_laptop == of_all
     assert of_all.backend == "all"
-    n_devices = [learned.ranges["all"]["n_devices"] for learned in datasheet.learned().values()]
+    n_devices = [
+        learned.ranges["all"]["n_devices"] for learned in datasheet.learned().values()
+    ]
     assert of_all.n_devices == max(n_devices)
 
 
@@ -516,7 +528,7 @@ def test_a_7b_in_f16_on_an_a100() -> None:
 
 
 def test_more_memory_and_bandwidth_make_no_chip_slower() -> None:
-    by_chip: dict[str, list[Device]] = {}
+    by_chip: dict[str, list[DeviceSheet]] = {}
     for device in devices.devices().values():
         by_chip.setdefault(device.chip, []).append(device)
     small, large = sorted(by_chip["a100"], key=lambda device: device.gbps)
@@ -634,7 +646,9 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     assert code == 0, error
     assert "does not fit" in out
     assert "1008 GB/s" in out
-    _, out, _ = run_lab("predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path)
+    _, out, _ = run_lab(
+        "predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path
+    )
     cited = "llama-2-7b: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7 tokens/s ("
     assert cited in " ".join(out.split())
 

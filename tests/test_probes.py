@@ -25,7 +25,16 @@ from lab.roofline import measuring, probes, probing, step_kernels
 from lab.roofline.probing import Where
 from lab.show import console, section
 from tests.conftest import MACHINE, SETTINGS, make_record, make_run
-from tests.test_roofline import GPU, ON_CPU, ON_GPU, TINY, WITH_GPU, attention, ceilings, product
+from tests.test_roofline import (
+    GPU,
+    ON_CPU,
+    ON_GPU,
+    TINY,
+    WITH_GPU,
+    attention,
+    ceilings,
+    product,
+)
 
 SPLIT_THREADS = dataclasses.replace(
     SETTINGS,
@@ -142,13 +151,17 @@ def test_at_most_two_shapes_of_a_type_are_probed_and_at_least_one() -> None:
     def rows_of(sizes_in_rows: list[int]) -> list[int]:
         matrices = [Matrix(FEED_FORWARD, "Q8_0", rows, 64, 100) for rows in sizes_in_rows]
         model = with_matrices(Matrix(EMBEDDING, "F16", 100, 64, 1), *matrices)
-        return [form[2] for form in forms(probes.probes(model, SPLIT_THREADS)) if form[1] == "Q8_0"]
+        return [
+            form[2] for form in forms(probes.probes(model, SPLIT_THREADS)) if form[1] == "Q8_0"
+        ]
 
     assert rows_of([100, 99, 98]) == [100, 99]
     assert rows_of([96, 97, 98, 99, 100, 101]) == [101]
 
 
-def test_an_output_matrix_is_probed_with_few_tokens_and_a_second_shape_with_few_sizes() -> None:
+def test_an_output_matrix_is_probed_with_few_tokens_and_a_second_shape_with_few_sizes() -> (
+    None
+):
     model = with_matrices(
         Matrix(EMBEDDING, "Q8_0", 1000, 64, 1),
         Matrix(FEED_FORWARD, "Q8_0", 128, 64, 5),
@@ -259,7 +272,9 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     more = at({"flash_attn": "off", "n_ubatch": 16_385})
     assert (PLAIN_ATTENTION, 16_385, 4096, 2, 1) not in more
     assert (PLAIN_ATTENTION, 16_385, 512, 2, 1) in more
-    (first, *_) = [probe for probe in probes.probes(TINY, SPLIT_THREADS) if probe.op == ATTENTION]
+    (first, *_) = [
+        probe for probe in probes.probes(TINY, SPLIT_THREADS) if probe.op == ATTENTION
+    ]
     assert first.rows == 4
     assert first.columns == 16
     assert first.n_head_kv == 2
@@ -304,7 +319,9 @@ def test_the_caches_of_the_last_level_are_added_up(monkeypatch: pytest.MonkeyPat
     for name, values in files.items():
         for file, text in zip(("level", "size", "shared_cpu_list"), values, strict=True):
             texts[f"/sys/devices/system/cpu/{name}/{file}"] = f"{text}\n"
-    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder / name for name in files])
+    monkeypatch.setattr(
+        Path, "glob", lambda folder, pattern: [folder / name for name in files]
+    )
     monkeypatch.setattr(probes, "system_text", lambda path: texts[str(path)])
     assert probes.last_level_cache.__wrapped__() == 24 * 2**20 + 512 * 2**10 + 2**30
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: [])
@@ -570,7 +587,9 @@ def test_what_is_unknown_is_measured_whatever_disturbed_it() -> None:
 # What is printed
 
 
-def test_the_next_command_measures_the_kernels_of_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_command_measures_the_kernels_of_the_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("lab.runner.machine.default_threads", lambda: 2)
     model = dataclasses.replace(TINY, name="smollm2-135m", source="embedded")
     plain = dataclasses.replace(SETTINGS, n_ubatch=512, prompt="random")
@@ -601,7 +620,9 @@ def test_the_next_command_measures_the_kernels_of_the_runs(monkeypatch: pytest.M
         ceilings_module.command.make_context("ceilings", shlex.split(line)[2:])
 
 
-def test_a_narrow_terminal_keeps_the_threads_of_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_keeps_the_threads_of_ceilings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     rates = (
         product(

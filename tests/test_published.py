@@ -12,7 +12,7 @@ from lab.core.record import DECODE, PREFILL
 from lab.features.predict import wording
 from lab.models import catalog, devices, synthetic
 from lab.roofline import datasheet
-from lab.roofline.datasheet import Case
+from lab.roofline.datasheet import DatasheetCase
 from lab.roofline.prediction import on_device
 from tests.bench import clean_published, learn_published
 from tests.bench.learn_published import Row, published
@@ -135,7 +135,9 @@ def test_the_published_name_says_which_device_it_was(
         ({"source": "somebody with vLLM"}, "other-runtime"),
     ],
 )
-def test_a_row_that_breaks_a_rule_is_kept_and_marked(changes: dict[str, str], marks: str) -> None:
+def test_a_row_that_breaks_a_rule_is_kept_and_marked(
+    changes: dict[str, str], marks: str
+) -> None:
     row = cleaned(**changes)
     assert row["marks"] == marks or row["marks"].split()[0] == marks
     assert set(row["marks"].split()) <= set(clean_published.RULES)
@@ -184,16 +186,19 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
         for device in devices.devices().values():
             row = on_device(model, settings, device, 512, 128)
             assert (
-                row.tpot_limit_s <= row.tpot_s[0] <= (row.tpot_expected_s or 0) <= row.tpot_s[1]
+                row.tpot_limit_s
+                <= row.tpot_s[0]
+                <= (row.tpot_expected_s or 0)
+                <= row.tpot_s[1]
             ), device.name
             if device.peak_tflops is None:
                 assert row.prefill_limit_s is None
                 assert row.prefill_s[0] != row.prefill_s[0]
             else:
                 low, high = row.prefill_s
-                assert (row.prefill_limit_s or 0) <= low <= (row.prefill_expected_s or 0) <= high, (
-                    device.name
-                )
+                assert (
+                    (row.prefill_limit_s or 0) <= low <= (row.prefill_expected_s or 0) <= high
+                ), device.name
 
 
 def test_a_range_is_wider_for_what_nobody_published() -> None:
@@ -260,7 +265,7 @@ MODELS = (
 )
 
 
-def planted(phase: str, seconds: Callable[[Case], float]) -> list[Row]:
+def planted(phase: str, seconds: Callable[[DatasheetCase], float]) -> list[Row]:
     """Rows of a world in which a time is what `seconds` says: short and long ones, with and
     without flash attention."""
     rows = []
@@ -276,7 +281,7 @@ def planted(phase: str, seconds: Callable[[Case], float]) -> list[Row]:
 
 
 def test_attention_is_learned_at_a_share_of_its_own() -> None:
-    def seconds(case: Case) -> float:
+    def seconds(case: DatasheetCase) -> float:
         arithmetic, weights, attention, *_ = case.parts
         return 2 * arithmetic + 1.2 * weights + (3 if case.flash_attn else 9) * attention
 
@@ -299,11 +304,16 @@ def test_attention_is_learned_at_a_share_of_its_own() -> None:
 
 def test_decode_reads_the_cache_at_a_share_of_its_own() -> None:
     rows = planted(
-        DECODE, lambda case: 1.4 * case.parts[1] + (2 if case.flash_attn else 4) * case.parts[3]
+        DECODE,
+        lambda case: 1.4 * case.parts[1] + (2 if case.flash_attn else 4) * case.parts[3],
     )
     learned = learn_published.fit([row for row in rows if row.device != "rtx-3090"], DECODE)
     assert (
-        max(abs(learn_published.error(learned, row)) for row in rows if row.device == "rtx-3090")
+        max(
+            abs(learn_published.error(learned, row))
+            for row in rows
+            if row.device == "rtx-3090"
+        )
         < 0.15
     )
 

@@ -137,7 +137,7 @@ def planted(
     return lines
 
 
-def found_in(lines: list[Any]) -> figures.Figures:
+def found_in(lines: list[Any]) -> figures.QuantFigures:
     ((_, summary),) = figures.of_sessions(lines)
     return summary
 
@@ -198,7 +198,14 @@ def test_chunks_are_cut_as_llama_perplexity_does_and_kinds_alternate() -> None:
         "code": "b" * 1030,
     }
     pieces = texts.chunks(two_kinds, tokenize, None, 512)
-    assert [piece.text for piece in pieces] == ["prose", "code", "prose", "prose", "code", "prose"]
+    assert [piece.text for piece in pieces] == [
+        "prose",
+        "code",
+        "prose",
+        "prose",
+        "code",
+        "prose",
+    ]
     assert {len(piece.tokens) for piece in pieces} == {512}
     for piece in texts.chunks(two_kinds, tokenize, 1, 512):
         assert piece.tokens[0] == 1
@@ -267,7 +274,9 @@ def test_disturbed_speeds_make_no_front(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(figures.Speed, "is_clear", property(lambda speed: False))
     summary = found_in(lines)
     assert set(summary.rows.on_front) == {None}
-    assert "The speeds are unclear: at least half of the runs were disturbed." in sentences(lines)
+    assert "The speeds are unclear: at least half of the runs were disturbed." in sentences(
+        lines
+    )
 
 
 def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart() -> None:
@@ -471,7 +480,10 @@ def test_files_that_do_not_fit_into_memory_together_are_refused_with_what_they_n
     embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "memory_available", lambda: 300_000_000)
-    with Worker() as worker, pytest.raises(LabError, match=r"need about 0\.\d GB of memory; 0\.3"):
+    with (
+        Worker() as worker,
+        pytest.raises(LabError, match=r"need about 0\.\d GB of memory; 0\.3"),
+    ):
         planning.plan(
             worker,
             str(embedded),

@@ -22,7 +22,9 @@ def test_a_length_is_a_number_or_a_distribution_as_its_quantiles() -> None:
     assert statistics.pstdev(normal) == pytest.approx(98, abs=2)
     heavy = parse("--turn", "lognormal:300,0.8").values
     assert heavy[15] < 300 < heavy[16]
-    quarter = 300 * math.exp(-0.8 * 0.6745)  # a quarter of a normal's values lies below -0.6745
+    quarter = 300 * math.exp(
+        -0.8 * 0.6745
+    )  # a quarter of a normal's values lies below -0.6745
     assert heavy[7] < quarter < heavy[8]
 
 

@@ -15,7 +15,7 @@ from lab.errors import LabError
 from lab.features.predict import prediction as room, tables, wording
 from lab.features.predict.slo import Slo, chance, parse_slo
 from lab.models import devices
-from lab.models.devices import Device
+from lab.models.devices import DeviceSheet
 from lab.roofline import prediction
 from lab.roofline.prediction import HERE, Prediction, Shortage
 from tests.conftest import MODEL, SETTINGS, run_lab
@@ -26,9 +26,11 @@ LLAMA = "llama-3.1-8b:Q4_K_M"
 UNKNOWN = (math.nan, math.nan)
 
 
-def row(name: str = "a", prefill: tuple[float, float] = (1.0, 1.0), **fields: Any) -> Prediction:
+def row(
+    name: str = "a", prefill: tuple[float, float] = (1.0, 1.0), **fields: Any
+) -> Prediction:
     """A request of 1,000 tokens with 101 back, each of 10 to 20 ms."""
-    device = None if name == HERE else Device("test", name, name, 100, "a test")
+    device = None if name == HERE else DeviceSheet("test", name, name, 100, "a test")
     return Prediction(
         MODEL,
         1000,
@@ -260,7 +262,9 @@ def test_the_command_explains_names() -> None:
 
 
 def test_the_json_has_the_times_and_chances_of_each_prompt_length() -> None:
-    _, out, _ = run_lab("predict", "-m", LLAMA, "-d", "rtx-4090", "--slo", "tpot=50ms", "--json")
+    _, out, _ = run_lab(
+        "predict", "-m", LLAMA, "-d", "rtx-4090", "--slo", "tpot=50ms", "--json"
+    )
     rows = json.loads(out)["rows"]
     assert [row["n_prompt"] for row in rows] == [10, 1000, 10_000]
     assert {row["name"] for row in rows} == {"rtx-4090"}

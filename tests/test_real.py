@@ -83,7 +83,9 @@ def test_steps_of_a_real_run(worker: Worker) -> None:
 
 
 def test_no_prefix_is_reused_and_the_same_prompt_gives_the_same_tokens(worker: Worker) -> None:
-    ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 30)[:300]
+    ids = worker.tokenize("The lamp was lit each evening by the keeper's daughter. " * 30)[
+        :300
+    ]
     first = run(worker, ids, 8)
     again = run(worker, ids, 8)
     assert first[1] == again[1]
@@ -108,7 +110,9 @@ def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
     assert im_end not in tokens[:end_at]
 
 
-def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker: Worker) -> None:
+def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(
+    worker: Worker,
+) -> None:
     with pytest.raises(LabError, match=r"cannot create a context of 700 tokens: .*flash_attn"):
         worker.new_context(dataclasses.replace(REAL, flash_attn="off", type_v="q8_0"))
     worker.new_context(REAL)
@@ -116,7 +120,8 @@ def test_a_context_that_llama_cpp_refuses_is_an_error_and_the_child_lives(worker
 
 
 @pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="this system does not count page faults in /proc"
+    not Path("/proc/self/stat").exists(),
+    reason="this system does not count page faults in /proc",
 )
 def test_the_first_run_after_the_warm_up_touches_no_new_memory(
     embedded: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +137,9 @@ def test_the_first_run_after_the_warm_up_touches_no_new_memory(
 
     with Worker() as worker:
         plan = make_plan(worker, [256], 1, 2, str(embedded))
-        engine = WarmEngine(plan, worker, Reporter(lambda status: None, plan.order, plan.n_tokens))
+        engine = WarmEngine(
+            plan, worker, Reporter(lambda status: None, plan.order, plan.n_tokens)
+        )
         engine.load()
         engine.open(plan.cases)
         list(engine.warm_up(plan.cases))
@@ -213,7 +220,9 @@ def test_dry_run_measures_nothing(tmp_path: Path) -> None:
     assert "KV cache" in out
     assert not (tmp_path / "none").exists()
     document = json.loads(run_lab("measure", "-p", "10", "--dry-run", "--json")[1])
-    assert document["cases"][0]["memory"]["kv_cache_bytes"] == 256 * 23_040  # llama.cpp pads to 256
+    assert (
+        document["cases"][0]["memory"]["kv_cache_bytes"] == 256 * 23_040
+    )  # llama.cpp pads to 256
 
 
 def test_models(embedded: Path) -> None:
@@ -221,7 +230,9 @@ def test_models(embedded: Path) -> None:
     assert json.loads(run_lab("models", "--json")[1])[0]["n_bytes"] == embedded.stat().st_size
 
 
-def test_a_function_of_the_package_stores_the_command_that_does_the_same(tmp_path: Path) -> None:
+def test_a_function_of_the_package_stores_the_command_that_does_the_same(
+    tmp_path: Path,
+) -> None:
     measured = lab.measure(
         "8",
         gen=2,

@@ -26,7 +26,17 @@ import pytest
 
 from lab.core import request as kinds, request_times as times, results
 from lab.core.record import FAILED, OK
-from lab.core.request import CHAT, COMPLETIONS, DONE, OTHER, ROLE, TEXT, USAGE, Endpoint, Request
+from lab.core.request import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    OTHER,
+    ROLE,
+    TEXT,
+    USAGE,
+    Endpoint,
+    Request,
+)
 from lab.core.request_times import figures
 from lab.errors import LabError
 from lab.features.lessons import lesson
@@ -84,7 +94,9 @@ def reached(llama: RealServer, python: RealServer) -> Iterator[Reached]:
     once."""
     with ExitStack() as stack:
         urls = {LLAMA: llama.url, PYTHON: python.url}
-        yield {(name, api): stack.enter_context(connect(urls[name], api=api)) for name, api in ALL}
+        yield {
+            (name, api): stack.enter_context(connect(urls[name], api=api)) for name, api in ALL
+        }
 
 
 ALL = [
@@ -123,7 +135,9 @@ def as_it_is(ask: Ask, **fields: object) -> Ask:
 
 def names_with(endpoint: Endpoint, answer: str) -> set[str]:
     """The capabilities of a server with this answer."""
-    return {capability.name for capability in endpoint.capabilities if capability.answer == answer}
+    return {
+        capability.name for capability in endpoint.capabilities if capability.answer == answer
+    }
 
 
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS])
@@ -181,7 +195,9 @@ def test_each_token_is_an_event_and_nothing_comes_before_prefill(
     assert request.status == OK, request.error
     kinds = request.events.kind
     assert kinds.count(TEXT) == 10 == times.n_generated(request)
-    assert kinds[: 2 if which[1] == CHAT else 1] == ((ROLE, TEXT) if which[1] == CHAT else (TEXT,))
+    assert kinds[: 2 if which[1] == CHAT else 1] == (
+        (ROLE, TEXT) if which[1] == CHAT else (TEXT,)
+    )
     assert set(kinds[kinds.count(ROLE) + 10 :]) <= {OTHER, USAGE, DONE}
     assert kinds[-1] == DONE
     assert request.headers_ns is not None
@@ -233,7 +249,9 @@ def test_llama_server_caches_unless_it_is_asked_not_to(reached: Reached, api: st
     assert timings.n_prompt == 1
 
 
-def test_llama_cpp_server_caches_and_does_not_say_so(reached: Reached, python: RealServer) -> None:
+def test_llama_cpp_server_caches_and_does_not_say_so(
+    reached: Reached, python: RealServer
+) -> None:
     server = reached[PYTHON, COMPLETIONS]
     ask = as_it_is(ask_of(server, 64, 4))
 
@@ -242,7 +260,9 @@ def test_llama_cpp_server_caches_and_does_not_say_so(reached: Reached, python: R
 
     n_hits = len(cached())
     request = [send(server, ask) for _ in range(2)][1]
-    assert cached()[n_hits:][-1] == "63"  # before it, its nonce may begin as an earlier one did
+    assert (
+        cached()[n_hits:][-1] == "63"
+    )  # before it, its nonce may begin as an earlier one did
     assert figures(request).n_cached is None
     assert figures(request).is_warm is None
 
@@ -281,7 +301,11 @@ def test_a_short_context_refuses_or_truncates_and_a_server_that_dies_loses_the_c
             with urllib.request.urlopen(started.url.replace("/v1", "/slots")) as answer:
                 slots = json.load(answer)
             return max(
-                (slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]),
+                (
+                    slot["next_token"][0]["n_decoded"]
+                    for slot in slots
+                    if slot["is_processing"]
+                ),
                 default=0,
             )
 
@@ -382,7 +406,11 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     assert rows[2]["n_again"] > 40
     assert all(row["is_known"] for row in rows)
     assert (
-        rows[2]["n_cached"] < 40 < rows[1]["n_cached"] < rows[1]["n_prompt"] < rows[2]["n_prompt"]
+        rows[2]["n_cached"]
+        < 40
+        < rows[1]["n_cached"]
+        < rows[1]["n_prompt"]
+        < rows[2]["n_prompt"]
     )
 
 
@@ -397,13 +425,17 @@ def test_a_notebooks_server_ends_with_its_process() -> None:
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     deadline = time.monotonic() + 30
-    with pytest.raises(OSError, match=r"refused|reset|closed connection"):  # as it dies, and after
+    with pytest.raises(
+        OSError, match=r"refused|reset|closed connection"
+    ):  # as it dies, and after
         while time.monotonic() < deadline:
             urllib.request.urlopen(f"{killed.stdout.strip()}/models", timeout=5).close()
             time.sleep(0.05)
 
 
-def test_a_server_that_cannot_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_start_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(own_server, "_CHILD", "import no_such_package")
     with pytest.raises(
         LabError, match=r"No module named 'no_such_package'\nInstall .*mini-lab\[server\]"

@@ -182,7 +182,8 @@ def test_a_line_of_an_unknown_kind_is_named(tmp_path: Path) -> None:
 def test_a_key_that_is_missing_has_its_default(tmp_path: Path) -> None:
     record = make_record(make_run(noise=Noise(READING, READING)))
     lean = json.loads(
-        to_json(record), object_hook=lambda d: {k: v for k, v in d.items() if v not in (None, 0.5)}
+        to_json(record),
+        object_hook=lambda d: {k: v for k, v in d.items() if v not in (None, 0.5)},
     )
     assert "power" not in lean["machine"]
     assert "memory_pressure_s" not in lean["run"]["noise"]["before"]

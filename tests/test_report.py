@@ -130,7 +130,8 @@ def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
     random = dataclasses.replace(MODEL, source="synthetic")
     noisy = dataclasses.replace(watched([290] * 20), repeat=0)
     unsure = [
-        make_record(dataclasses.replace(noisy, repeat=repeat), model=random) for repeat in range(2)
+        make_record(dataclasses.replace(noisy, repeat=repeat), model=random)
+        for repeat in range(2)
     ]
     failed = make_record(make_run(50, status="failed", error="no memory"), model=random)
     text = page.html([*session(model=random), *unsure, failed], [])
@@ -220,13 +221,17 @@ def test_a_page_on_several_kinds_of_results_has_a_chapter_for_each() -> None:
     assert "<h1>5 sessions of tiny and 2 other models on 2 machines</h1>" in text
     links = [str(link["href"]) for link in html.named("a")]
     assert links == ["#runs", "#sweeps", "#compared", "#why", "#setups"]
-    assert {link[1:] for link in links} <= {attributes.get("id") for _, attributes in html.tags}
+    assert {link[1:] for link in links} <= {
+        attributes.get("id") for _, attributes in html.tags
+    }
     assert "Runs : 4 setups" in html.text
     assert "Sweeps : How fast is tiny Q4_0 on" in html.text
     assert html.text.count("have no length in common") == 1  # a sentence on all of them
     assert "The limits of 5 other setups are unknown without ceilings" in html.text
     before_chapters = text.partition("<main>")[0]
-    assert "By the medians" not in before_chapters  # answers stand in the chapter of comparisons
+    assert (
+        "By the medians" not in before_chapters
+    )  # answers stand in the chapter of comparisons
 
 
 def test_the_records_come_back(tmp_path: Path) -> None:
@@ -287,12 +292,16 @@ def test_nothing_in_a_record_can_act() -> None:
     text = page.html(records, [evil(FAST)])
     html = Page(text)
     assert [script.get("type") for script in html.named("script")] == ["application/gzip"]
-    assert not {"img", "iframe", "link", "object", "form", "a"} & {name for name, _ in html.tags}
+    assert not {"img", "iframe", "link", "object", "form", "a"} & {
+        name for name, _ in html.tags
+    }
     for _, attributes in html.tags:
         assert not [name for name in attributes if name.startswith("on")]
     assert "49" not in html.text.replace("$", "").partition("{{")[0]
     assert "{{ 7 * 7 }}" in text
-    assert EVIL.split("{{", maxsplit=1)[0][:40].replace("<", "&lt;").replace(">", "&gt;") in text
+    assert (
+        EVIL.split("{{", maxsplit=1)[0][:40].replace("<", "&lt;").replace(">", "&gt;") in text
+    )
 
 
 def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
@@ -346,7 +355,9 @@ OPTIONS = (
 def browser() -> Iterator[Any]:
     if not (CHROMIUM and CHROMEDRIVER):
         if MUST:
-            pytest.fail("LAB_NEED_CHROMIUM is set, and there is no chromium or no chromedriver")
+            pytest.fail(
+                "LAB_NEED_CHROMIUM is set, and there is no chromium or no chromedriver"
+            )
         pytest.skip(
             "there is no chromium with its chromedriver (Debian: chromium, chromium-driver)"
         )

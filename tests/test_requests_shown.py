@@ -107,12 +107,18 @@ def test_warm_and_short_ones_are_no_repeats_of_cold_ones() -> None:
         repeat=4, first_ms=500, n_gen=8, usage=Usage(completion_tokens=5, cached_tokens=0)
     )
     rows = lab.summary(lab.runs([*cold, warm, short]))
-    assert list(zip(rows.n_gen, rows.warm, rows.short, rows.repeats, rows.ttft_s, strict=True)) == [
+    assert list(
+        zip(rows.n_gen, rows.warm, rows.short, rows.repeats, rows.ttft_s, strict=True)
+    ) == [
         (5, False, False, 3, 0.05),
         (5, True, False, 1, 0.005),
         (8, False, True, 1, 0.5),
     ]
-    assert [table.is_measured(record) for record in (cold[0], warm, short)] == [True, False, False]
+    assert [table.is_measured(record) for record in (cold[0], warm, short)] == [
+        True,
+        False,
+        False,
+    ]
     assert len(table.measured(lab.runs([*cold, warm, short]))) == 3
 
 
@@ -130,7 +136,9 @@ def test_the_table_has_medians_ranges_and_what_they_show(
     assert "!" not in out  # everything is known
 
 
-def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tpot_is_between_bounds_where_k1_is_not_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     out = shown([served(n_tokens=None, n_gen=10)], capsys)
     assert "4.44 to 10.0" in out  # 40 ms of 9 tokens, or of 4
     assert "100 to 225" in out
@@ -147,7 +155,10 @@ def test_tpot_is_between_bounds_where_k1_is_not_known(capsys: pytest.CaptureFixt
             served(usage=Usage(completion_tokens=4, cached_tokens=0)),
             "answers were shorter than requested (4 tokens",
         ),
-        (served(usage=Usage(completion_tokens=5, counted_by="tokenize")), "tokenized afterwards"),
+        (
+            served(usage=Usage(completion_tokens=5, counted_by="tokenize")),
+            "tokenized afterwards",
+        ),
         (served(kinds=(REASONING, TEXT, TEXT, TEXT, TEXT)), "answers began with reasoning"),
     ],
 )
@@ -218,7 +229,10 @@ def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> N
 
 
 def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
-    both: list[Record | RequestRecord] = [make_record(make_run(20, 5, decode_ms=10)), *session()]
+    both: list[Record | RequestRecord] = [
+        make_record(make_run(20, 5, decode_ms=10)),
+        *session(),
+    ]
     ax = lab.plot_prefill(both)
     assert labels_of(ax)[:2] == [
         "tiny Q4_0, in process: median",
@@ -244,7 +258,8 @@ def compared(*groups: list[Any]) -> comparison.Comparison:
 def other_server(records: list[RequestRecord], **changes: Any) -> list[RequestRecord]:
     changed = {"url": "http://127.0.0.1:2/v1", **changes}
     return [
-        dataclasses.replace(r, endpoint=dataclasses.replace(r.endpoint, **changed)) for r in records
+        dataclasses.replace(r, endpoint=dataclasses.replace(r.endpoint, **changed))
+        for r in records
     ]
 
 
@@ -354,7 +369,8 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
     )
     command = ("measure", "--url", "http://127.0.0.1:1/v1", "--prompt-len", "10,100")
     records = [
-        dataclasses.replace(record, command=command) for record in numbered([*session(), failed])
+        dataclasses.replace(record, command=command)
+        for record in numbered([*session(), failed])
     ]
     path = lab.report(tmp_path / "page.html", records)
     text = path.read_text()

@@ -71,7 +71,18 @@ def attention(
     """Attention that takes so many ns for each FLOP."""
     times_ns = (round(1e6 * ns_per_flop), round(2e6 * ns_per_flop))
     rate = Rate(
-        ATTENTION, "F16", "CPU", 4, 16, n_tokens, n_threads, 10**5, 10**6, times_ns, 2, n_positions
+        ATTENTION,
+        "F16",
+        "CPU",
+        4,
+        16,
+        n_tokens,
+        n_threads,
+        10**5,
+        10**6,
+        times_ns,
+        2,
+        n_positions,
     )
     return dataclasses.replace(rate, **changes)
 
@@ -440,8 +451,12 @@ def test_a_copy_takes_a_constant_and_a_time_for_each_byte() -> None:
 
     assert copy_ns({1000: 700, 5000: 1500}, 2000) == pytest.approx(500 + 0.2 * 2000)
     assert copy_ns({1000: 700}, 2000) == pytest.approx(1400)
-    assert copy_ns({1000: 700, 5000: 600}, 2000) == pytest.approx(700)  # never faster with more
-    assert copy_ns({1000: 100, 2000: 500}, 4000) == pytest.approx(0.4 * 4000)  # no constant below 0
+    assert copy_ns({1000: 700, 5000: 600}, 2000) == pytest.approx(
+        700
+    )  # never faster with more
+    assert copy_ns({1000: 100, 2000: 500}, 4000) == pytest.approx(
+        0.4 * 4000
+    )  # no constant below 0
 
 
 def test_the_roof_is_the_best_of_all_kernels_by_shares_of_the_layers() -> None:
@@ -505,7 +520,9 @@ def test_a_phase_is_the_sum_of_its_steps_and_decode_the_mean_of_its_tokens() -> 
     }
     for row, n in ((prefill, 1), (decode, 2)):
         costs = [step_kernels.step_cost(TINY, *size) for size in sizes[row.phase]]
-        kernels = [step_kernels.total(TINY, SETTINGS, ON_CPU, *size) for size in sizes[row.phase]]
+        kernels = [
+            step_kernels.total(TINY, SETTINGS, ON_CPU, *size) for size in sizes[row.phase]
+        ]
         flops = sum(step.flops for step in costs) / n
         n_bytes = sum(step.n_bytes for step in costs) / n
         assert (row.flops, row.n_bytes) == pytest.approx((flops, n_bytes))
@@ -529,7 +546,8 @@ def test_a_phase_is_the_sum_of_its_steps_and_decode_the_mean_of_its_tokens() -> 
 
 def test_rows_are_medians_of_runs_by_length_with_prefill_first() -> None:
     quick = [
-        make_record(make_run(20, 5, i, decode_ms=ms), model=TINY) for i, ms in enumerate((1, 3, 9))
+        make_record(make_run(20, 5, i, decode_ms=ms), model=TINY)
+        for i, ms in enumerate((1, 3, 9))
     ]
     longer = make_record(make_run(20, 7), model=TINY)
     shorter = make_record(make_run(10, 5), model=TINY)
@@ -726,7 +744,9 @@ def test_other_types_threads_and_attention_are_changes_where_they_were_probed() 
     old = step_kernels.total(TINY, SETTINGS, best, 1, 2000, 1).total_s
     new = step_kernels.total(packed, SETTINGS, best, 1, 2000, 1).total_s
     assert changes["Q4_0 instead of Q8_0"].best == pytest.approx(old / new)
-    assert changes["Q4_0 instead of Q8_0"].command is None  # a file cannot be made in another type
+    assert (
+        changes["Q4_0 instead of Q8_0"].command is None
+    )  # a file cannot be made in another type
     off = dataclasses.replace(SETTINGS, flash_attn_resolved="off")
     new = step_kernels.total(TINY, off, best, 1, 2000, 1).total_s
     assert changes["flash attention off instead of on"].best == pytest.approx(old / new)
@@ -814,7 +834,9 @@ def test_a_cached_prompt_saves_its_share_of_the_measured_time() -> None:
     assert exact.gain == pytest.approx(1.05)
     less: Any = FixedTimes({6: 0.049, 2: 1.0})
     assert advice.cached_prompt(SimpleNamespace(n_prompt=8, measured_s=1.05), less) is None
-    windowed: Any = FixedTimes(times.by_tokens, dataclasses.replace(TINY, windows=(0, 8, 0, 8)))
+    windowed: Any = FixedTimes(
+        times.by_tokens, dataclasses.replace(TINY, windows=(0, 8, 0, 8))
+    )
     assert advice.cached_prompt(row, windowed) is None
     unknown: Any = FixedTimes({75: 3.0})
     assert advice.cached_prompt(row, unknown) is None

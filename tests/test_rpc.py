@@ -66,7 +66,9 @@ def program(answer: bytes | None) -> Iterator[str]:
 # What --rpc accepts
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", ":50052", "127.0.0.1:0", "h:x"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.0.0.1:", ":50052", "127.0.0.1:0", "h:x"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(LabError, match="is not a server address"):
         placing.rpc_servers(AskedSettings(rpc=address))
@@ -97,7 +99,10 @@ def test_a_dead_server_is_refused_in_seconds_with_its_address(tmp_path: Path) ->
 
 
 def test_a_busy_server_is_called_busy() -> None:
-    with program(None) as endpoint, pytest.raises(LabError, match="does not answer") as problem:
+    with (
+        program(None) as endpoint,
+        pytest.raises(LabError, match="does not answer") as problem,
+    ):
         rpc.check(endpoint, timeout_s=0.3)
     assert "one client at a time" in problem.value.hint
 
@@ -139,7 +144,9 @@ def test_it_listens_only_on_an_address_of_this_machine(host: str) -> None:
 
 def test_ctrl_c_ends_a_server_cleanly(libraries: str) -> None:
     port = free_port()
-    with start_lab("rpc-server", "--port", port, "--threads", 1, "--lib", libraries) as process:
+    with start_lab(
+        "rpc-server", "--port", port, "--threads", 1, "--lib", libraries
+    ) as process:
         assert process.stdout
         lines = [process.stdout.readline() for _ in range(2)]
         process.send_signal(signal.SIGINT)
@@ -188,7 +195,15 @@ def test_a_model_lies_on_two_servers(
     ]
 
     records = lab.measure(
-        "8", 4, 2, str(mini), rpc=addresses, lib=libraries, tensor_split="1,1", out=tmp_path, **FAST
+        "8",
+        4,
+        2,
+        str(mini),
+        rpc=addresses,
+        lib=libraries,
+        tensor_split="1,1",
+        out=tmp_path,
+        **FAST,
     )
     assert {record.run.status for record in records} == {OK}
     for record in records:

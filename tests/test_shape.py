@@ -28,7 +28,9 @@ class Header:
 
     def __init__(self, arch: str, **values: int | tuple[int, ...]) -> None:
         self.arch = arch
-        self.values = {f"{arch}.{key.replace('__', '.')}": value for key, value in values.items()}
+        self.values = {
+            f"{arch}.{key.replace('__', '.')}": value for key, value in values.items()
+        }
 
     def number(self, key: str) -> int | None:
         value = self.values.get(key)
@@ -162,7 +164,10 @@ def test_the_period_in_the_file_counts() -> None:
 
 def test_a_list_of_windows_in_the_file_counts() -> None:
     listed = layers_of(
-        "gemma4", 3, attention__sliding_window=9, attention__sliding_window_pattern=(0, 1, 1, 1)
+        "gemma4",
+        3,
+        attention__sliding_window=9,
+        attention__sliding_window_pattern=(0, 1, 1, 1),
     )
     assert listed == Layers(windows=(0, 9, 9))
     short = layers_of(
@@ -208,7 +213,9 @@ DELTA_NET = {
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
-def test_a_hybrid_attends_in_each_fourth_layer_and_has_a_state_in_the_others(arch: str) -> None:
+def test_a_hybrid_attends_in_each_fourth_layer_and_has_a_state_in_the_others(
+    arch: str,
+) -> None:
     layers = layers_of(arch, 6, **DELTA_NET)
     state = 16 * 16 * 5 + 3 * 16 * (2 * 3 + 5)
     assert layers == Layers(

@@ -143,7 +143,12 @@ def model_file(tmp_path: Path) -> Path:
 
 
 def make_plan(
-    worker: Any, model: Path, *, lengths: str = "1,2,4", draft: str | None = None, **changes: Any
+    worker: Any,
+    model: Path,
+    *,
+    lengths: str = "1,2,4",
+    draft: str | None = None,
+    **changes: Any,
 ) -> Plan:
     settings = {
         "prompt_len": "20",
@@ -258,7 +263,10 @@ def test_the_bottleneck_is_the_part_that_costs_most(
     best, *_ = speed_ups.conclude(speed_ups.rows(records))
 
     assert "does not pay, 0.800x plain decoding with 1 drafted token per step" in best
-    assert "Bottleneck: acceptance; with every token accepted the speed-up would be 5.50x." in best
+    assert (
+        "Bottleneck: acceptance; with every token accepted the speed-up would be 5.50x."
+        in best
+    )
 
 
 def changed(record: Record, **changes: Any) -> Record:
@@ -291,11 +299,15 @@ def test_where_the_text_differs_is_said(fake_worker: FakeWorker, model_file: Pat
     ):
         ids = record.run.token_ids
         is_parted = has_drafts(record)
-        records.append(changed(record, token_ids=(0, 1, 99, *ids[3:])) if is_parted else record)
+        records.append(
+            changed(record, token_ids=(0, 1, 99, *ids[3:])) if is_parted else record
+        )
 
     rows = speed_ups.rows(records)
 
-    sentence = "In 1 of 1 runs the text differs from plain decoding, from token 3 at the earliest"
+    sentence = (
+        "In 1 of 1 runs the text differs from plain decoding, from token 3 at the earliest"
+    )
     assert rows[0].n_parted == 1
     assert sentence in " ".join(speed_ups.conclude(rows))
 
@@ -308,7 +320,9 @@ def scaled(steps: Steps, factor: int) -> Steps:
     return dataclasses.replace(steps, **stamps)
 
 
-def test_sessions_are_paired_with_themselves(fake_worker: FakeWorker, model_file: Path) -> None:
+def test_sessions_are_paired_with_themselves(
+    fake_worker: FakeWorker, model_file: Path
+) -> None:
     """The second session is three times as slow: its own plain runs are, too."""
     first = measured(
         fake_worker,
@@ -375,7 +389,9 @@ def test_a_draft_of_another_vocabulary_is_refused(
     fake_worker.differ = "one has 100 tokens, the other 90"
     draft = str(model_file.with_name("draft.gguf"))
 
-    with pytest.raises(LabError, match="and tiny Q4_0 differ: one has 100 tokens, the other 90"):
+    with pytest.raises(
+        LabError, match="and tiny Q4_0 differ: one has 100 tokens, the other 90"
+    ):
         make_plan(fake_worker, model_file, draft=draft)
 
 
@@ -463,8 +479,12 @@ def small_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "synthetic:smollm2-135m"
 
 
-def test_a_model_with_random_weights_has_its_curve(small_synthetic: str, tmp_path: Path) -> None:
-    asked_words = f"speculate -m {small_synthetic} --draft-len 1,3 -p 32 -n 8 -r 1 -t 1".split()
+def test_a_model_with_random_weights_has_its_curve(
+    small_synthetic: str, tmp_path: Path
+) -> None:
+    asked_words = (
+        f"speculate -m {small_synthetic} --draft-len 1,3 -p 32 -n 8 -r 1 -t 1".split()
+    )
 
     status, out, err = run_lab(*asked_words, "--out", tmp_path, "--no-plot", "--json")
 

@@ -20,7 +20,9 @@ GPU = Device("CUDA0", "Test GPU", "gpu", 8 * 10**9)
 SMALL = Device("CUDA1", "Small GPU", "gpu", 4 * 10**9)
 BOTH = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, SMALL))
 N_LAYER = BIG.n_layer or 0
-LAYER_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part != EMBEDDING) / N_LAYER
+LAYER_BYTES = (
+    sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part != EMBEDDING) / N_LAYER
+)
 HEAD_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part == EMBEDDING)
 READS = {
     "CPU": 10.0,
@@ -177,7 +179,9 @@ def test_each_device_of_a_prefill_gets_its_own_part_back() -> None:
     assert row.parts["CPU output"] == 0
     assert row.parts["CUDA0 output"] > 0
     on_gpu = step.layer_flops - 4 * of_layer
-    assert row.parts["CUDA0 layers"] == pytest.approx(on_gpu / MULTIPLIES["CUDA0"] / 1e9, rel=0.01)
+    assert row.parts["CUDA0 layers"] == pytest.approx(
+        on_gpu / MULTIPLIES["CUDA0"] / 1e9, rel=0.01
+    )
     assert row.parts[explanation.BETWEEN] == pytest.approx(
         hop_s(512 * (BIG.n_embd or 0)) + hop_s(BIG.n_vocab or 0)
     )

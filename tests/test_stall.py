@@ -22,7 +22,15 @@ from lab.process.worker import Worker
 from lab.roofline import learning, step_kernels
 from lab.roofline.step_prediction import StepPrediction, pieces
 from lab.runner.cases import Plan
-from tests.conftest import SETTINGS, FakeWorker, column, make_record, make_run, run_lab, steps_of
+from tests.conftest import (
+    SETTINGS,
+    FakeWorker,
+    column,
+    make_record,
+    make_run,
+    run_lab,
+    steps_of,
+)
 from tests.test_explain import BIG, FAST, WIDE
 
 ONE_CACHE = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
@@ -186,7 +194,13 @@ def test_without_chunks_those_that_fit_the_prompt_are_planned(fake_worker: FakeW
     ("prompt_len", "chunk", "streams", "settings", "problem"),
     [
         (300, "64,301", "1", {}, "--chunk 301 is longer than the prompt of 300 tokens"),
-        (300, "64,256", "2", {"batch": 257}, "256 tokens and 2 streams do not fit into a batch"),
+        (
+            300,
+            "64,256",
+            "2",
+            {"batch": 257},
+            "256 tokens and 2 streams do not fit into a batch",
+        ),
         (300, "0", "1", {}, "--chunk 0 is not possible"),
         (300, "64", "256", {}, "--streams 256 is not possible"),
         (0, "64", "1", {}, "A prompt length of 0 cannot be measured"),
@@ -230,7 +244,9 @@ STREAM = (1, 161)  # a token of a stream, after 161 positions
             id="separate caches: equal slices",
         ),
         pytest.param(
-            *(1, 19, 1, 8, False), [([(1, 19), STREAM, STREAM], 3)], id="separate caches: one each"
+            *(1, 19, 1, 8, False),
+            [([(1, 19), STREAM, STREAM], 3)],
+            id="separate caches: one each",
         ),
     ],
 )
@@ -365,7 +381,9 @@ def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
     with Worker() as worker:
         planned = room.plan(worker, 96, "24", "2", 1, str(embedded), threads=1)
         worker.load(embedded, planned.settings)
-        ids = worker.tokenize("Chunks of a long prompt ride in the steps of running answers. " * 40)
+        ids = worker.tokenize(
+            "Chunks of a long prompt ride in the steps of running answers. " * 40
+        )
         worker.new_context(planned.settings)
 
         def prompt(sequence: int, n: int) -> list[int]:
@@ -375,14 +393,18 @@ def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
         mixed = [i for i, operation in enumerate(script) if operation.kind == MIXED]
         among_streams = script[: mixed[-1] + 1]
         alone = scripts.prefill(0, prompt(0, 96), 24)
-        outcome = worker.run([*alone, Operation(FORGET), *among_streams], lambda progress: None)
+        outcome = worker.run(
+            [*alone, Operation(FORGET), *among_streams], lambda progress: None
+        )
 
     n_last = len(among_streams[-1].parts)
     assert outcome.token_ids[-n_last] == outcome.token_ids[0]
 
 
 def test_stall_command(mini: Path, tmp_path: Path) -> None:
-    asked = f"stall -m {mini} --prompt random -p 96 --streams 2 -r 1 -t 1 -o {tmp_path}".split()
+    asked = (
+        f"stall -m {mini} --prompt random -p 96 --streams 2 -r 1 -t 1 -o {tmp_path}".split()
+    )
 
     code, out, err = run_lab(*asked, "--chunk", "24,50", "--json")
 

@@ -54,7 +54,9 @@ def test_a_ratio_between_sessions_is_welchs_test_where_sessions_do_not_differ() 
     variance = variance_a + variance_b
     freedom = variance**2 / (variance_a**2 / 6 + variance_b**2 / 7)
     half = reference.t.ppf(0.975, freedom) * math.sqrt(variance)
-    assert ratio.estimate == pytest.approx(math.sqrt(sorted(b)[3] * sorted(b)[4]) / sorted(a)[3])
+    assert ratio.estimate == pytest.approx(
+        math.sqrt(sorted(b)[3] * sorted(b)[4]) / sorted(a)[3]
+    )
     assert math.log(ratio.high / ratio.estimate) == pytest.approx(half)
     assert math.log(ratio.estimate / ratio.low) == pytest.approx(half)
 
@@ -176,7 +178,9 @@ def n_left_out(n: int, confidence: float) -> int:
 
 @pytest.mark.parametrize("n", [*range(1, 30), 60, 61, 200])
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
-def test_the_interval_of_a_median_leaves_out_the_rarest_outcomes(n: int, confidence: float) -> None:
+def test_the_interval_of_a_median_leaves_out_the_rarest_outcomes(
+    n: int, confidence: float
+) -> None:
     interval = stats.median_interval(range(n), confidence)
     n_outside = n_left_out(n, confidence)
     if n_outside:

@@ -149,7 +149,9 @@ def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("plot", "n_points"), [(lab.plot_prefill, 6), (lab.plot_decode, 6 * 4)], ids=["runs", "tokens"]
+    ("plot", "n_points"),
+    [(lab.plot_prefill, 6), (lab.plot_decode, 6 * 4)],
+    ids=["runs", "tokens"],
 )
 def test_plots_show_every_point_with_title_units_and_legend(plot: Any, n_points: int) -> None:
     ax = plot(session(), Figure().subplots())

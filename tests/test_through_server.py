@@ -167,7 +167,9 @@ def test_a_server_that_is_gone_ends_the_session_and_what_ended_is_kept(tmp_path:
         path = server.new_file(tmp_path)
         records = []
         with pytest.raises(LabError, match="is gone"):
-            for record in execute(make_plan("20", 5, repeat=99), server, path, lambda status: None):
+            for record in execute(
+                make_plan("20", 5, repeat=99), server, path, lambda status: None
+            ):
                 records.append(record)
                 if len(records) == 3:
                     os.kill(started.pid, signal.SIGKILL)
@@ -278,7 +280,9 @@ def test_a_dry_run_examines_and_plans(null: NullServer, tmp_path: Path) -> None:
     status, out, _ = run_lab(*asked)
     assert status == 0
     assert "Plan: 4 requests for up to 33 tokens each" in out
-    assert [case["n_prompt"] for case in json.loads(run_lab(*asked, "--json")[1])["cases"]] == [
+    assert [
+        case["n_prompt"] for case in json.loads(run_lab(*asked, "--json")[1])["cases"]
+    ] == [
         20,
         30,
     ]
@@ -302,7 +306,11 @@ def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None
 @pytest.mark.parametrize(
     ("command", "asked", "message"),
     [
-        ("measure", ("--url", "URL", "--threads", 2, "-u", 64), "--threads, --ubatch are only for"),
+        (
+            "measure",
+            ("--url", "URL", "--threads", 2, "-u", 64),
+            "--threads, --ubatch are only for",
+        ),
         ("measure", ("--url", "URL", "--stream"), "--stream is only for the lab's own engine"),
         ("measure", ("--api", "chat", "--yes"), "--api, --yes are only for a server"),
         ("measure", ("--url", "URL"), f"The server lists {len(MODELS)} models"),
@@ -323,7 +331,9 @@ def test_what_a_server_can_do_is_a_table_or_a_document(null: NullServer) -> None
 def test_what_cannot_be_asked_is_refused(
     null: NullServer, command: str, asked: tuple[Any, ...], message: str
 ) -> None:
-    status, out, err = run_lab(command, *(null.url if word == "URL" else word for word in asked))
+    status, out, err = run_lab(
+        command, *(null.url if word == "URL" else word for word in asked)
+    )
     assert status == 1
     assert out == ""
     assert message in err

@@ -13,7 +13,7 @@ from lab.core.record import Ceilings, Rate
 from lab.engine import kernels
 from lab.errors import LabError
 from lab.features.trace import child, command, operations, phases
-from lab.features.trace.lines import Looks, Part, Phase, TraceLine
+from lab.features.trace.lines import Looks, TracedPart, TracedPhase, TraceLine
 from lab.features.trace.nodes import Node, Operand, StepTrace, Trace
 from lab.process.wire import Probe
 from lab.process.worker import Worker
@@ -60,11 +60,11 @@ Q = node(
 VIEW = node("VIEW", "Qcur-3 (view)", operand("Qcur-3", 16), us=1)
 
 
-def decode_phase(planted: StepTrace, ceilings: Ceilings | None = None) -> Phase:
+def decode_phase(planted: StepTrace, ceilings: Ceilings | None = None) -> TracedPhase:
     return phases.phase("decode", planted, MODEL, SETTINGS, ceilings)
 
 
-def chapter(decode: Phase) -> Section:
+def chapter(decode: TracedPhase) -> Section:
     """The section of decode, on a page with a prefill of the same operations."""
     line = TraceLine(
         session="session",
@@ -80,7 +80,7 @@ def chapter(decode: Phase) -> Section:
     return section.parts[-1]
 
 
-def text_of(decode: Phase) -> str:
+def text_of(decode: TracedPhase) -> str:
     section = chapter(decode)
     return " ".join([*section.sentences, *section.notes, *section.warnings])
 
@@ -273,7 +273,7 @@ def test_the_real_operations_have_the_flops_and_weights_of_the_model(mini: Path)
         assert step.threads_ns == 0
 
 
-def flops_of_weights(parts: tuple[Part, ...]) -> float:
+def flops_of_weights(parts: tuple[TracedPart, ...]) -> float:
     return sum(part.flops or 0 for part in parts if part.operation != operations.ATTENTION)
 
 
@@ -365,7 +365,22 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(
 
 
 def test_commands_for_runs_say_that_a_file_has_none(mini: Path, tmp_path: Path) -> None:
-    options = "-p", 6, "-n", 2, "-r", 1, "-m", mini, "-t", 1, "-o", tmp_path, "--prompt", "random"
+    options = (
+        "-p",
+        6,
+        "-n",
+        2,
+        "-r",
+        1,
+        "-m",
+        mini,
+        "-t",
+        1,
+        "-o",
+        tmp_path,
+        "--prompt",
+        "random",
+    )
     run_lab("trace", *options)
     (path,) = tmp_path.glob("*.jsonl")
     for name in ("explain", "compare", "export"):

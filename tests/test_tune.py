@@ -35,7 +35,10 @@ NO_FLASH: Choice = (("flash_attn", "off"),)
 
 
 def searched(
-    true_s: Callable[[str, Choice], float], seed: int, noise: float = 0.02, disturbed_run: int = -1
+    true_s: Callable[[str, Choice], float],
+    seed: int,
+    noise: float = 0.02,
+    disturbed_run: int = -1,
 ) -> Search:
     """A search on a machine with these times, whose speed drifts from block to block.
 

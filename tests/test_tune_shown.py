@@ -144,7 +144,9 @@ def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_sear
     first, medians = section.sentences(result_of(lines))
     # default 21 + 300 x 10 ms, winner 21 + 300 x 8.2 ms, each a little slower in some blocks
     assert first.startswith("--flash-attn off is 1.22 times as fast (95 % interval 1.2")
-    assert first.endswith(", from 6 new blocks measured after the choice) for 20 + 301 tokens.")
+    assert first.endswith(
+        ", from 6 new blocks measured after the choice) for 20 + 301 tokens."
+    )
     assert medians.startswith(
         "Medians of these blocks: first token after 21.2 ms instead of 21.2 ms, each further token"
     )
@@ -154,7 +156,9 @@ def test_the_gain_is_that_of_the_confirmation_and_not_the_larger_one_of_the_sear
     assert row["tried"][1]["speed"] > 2.2
 
 
-def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_first() -> None:
+def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_first() -> (
+    None
+):
     shown = section_of(full_session())
     names = [line[0] for line in shown.cells]
     verdicts = [line[-1] for line in shown.cells]
@@ -212,7 +216,8 @@ def test_runs_that_name_no_block_are_shown_as_a_session_without_a_result() -> No
 FASTEST = "--flash-attn off was the fastest in the search"
 NOTHING = "Keep the default: nothing that was tried is faster beyond noise."
 UNCLEAR = (
-    f"Keep the default: {FASTEST}, but 6 new blocks do not show a gain clearly above 1 %. There"
+    f"Keep the default: {FASTEST}, "
+    "but 6 new blocks do not show a gain clearly above 1 %. There"
 )
 
 
@@ -232,7 +237,9 @@ UNCLEAR = (
     ],
     ids=["equal", "slower", "not confirmed", "lost", "interrupted", "too few blocks", "alone"],
 )
-def test_without_a_confirmed_gain_nothing_is_recommended(lines: list[Any], phrase: str) -> None:
+def test_without_a_confirmed_gain_nothing_is_recommended(
+    lines: list[Any], phrase: str
+) -> None:
     assert section_of(lines).words[0].startswith(phrase)
     (row,) = section_of(lines).document()["tunings"]
     assert row["recommended"] is None
@@ -280,7 +287,9 @@ def test_ctrl_c_ends_the_command_with_the_best_so_far(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measuring, "execute", interrupted)
-    code, _, err = run_lab("tune", "-m", mini, "-p", 20, "-n", 5, "--out", tmp_path, "--no-plot")
+    code, _, err = run_lab(
+        "tune", "-m", mini, "-p", 20, "-n", 5, "--out", tmp_path, "--no-plot"
+    )
     assert code == 130
     assert "Interrupted. 12 finished runs are in " in err
     phrase = " ".join(err.split())

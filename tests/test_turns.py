@@ -21,10 +21,16 @@ from lab.core.request import TEXT, Asked, Events, RequestRecord, Usage
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.features.turns import planning, replay
-from lab.features.turns.conversation import CLOCK_AT, EVENTS, NAME, Conversation, conversation_of
+from lab.features.turns.conversation import (
+    CLOCK_AT,
+    EVENTS,
+    NAME,
+    Conversation,
+    conversation_of,
+)
 from lab.features.turns.figures import figures, finished, rows
 from lab.features.turns.sentences import sentences
-from lab.features.turns.server_figures import Place, served
+from lab.features.turns.server_figures import TurnPlace, served
 from lab.features.turns.through_server import execute as send_turns
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
@@ -422,7 +428,7 @@ def turn(
         n_gen=11,
         experiment=NAME,
         case=case_of(conversation),
-        place=vars(Place(number, differs_at, is_cold)),
+        place=vars(TurnPlace(number, differs_at, is_cold)),
     )
     arrive_ns = tuple((ttft_ms + 10 * i) * MS for i in range(11))
     request = make_request(
@@ -558,7 +564,9 @@ def test_all_turns_with_known_cached_tokens_teach_the_formula() -> None:
 
 def with_case(record: RequestRecord, case: dict[str, Any]) -> RequestRecord:
     asked = dataclasses.replace(record.request.asked, case=case)
-    return dataclasses.replace(record, request=dataclasses.replace(record.request, asked=asked))
+    return dataclasses.replace(
+        record, request=dataclasses.replace(record.request, asked=asked)
+    )
 
 
 def is_cold(record: RequestRecord) -> bool:

@@ -119,7 +119,9 @@ def test_a_volley_with_a_failed_request_is_left_out(
 ) -> None:
     requests = [record for record in records[0] if record.is_timed]
     last = requests[-1]
-    failed = dataclasses.replace(last, request=dataclasses.replace(last.request, status="failed"))
+    failed = dataclasses.replace(
+        last, request=dataclasses.replace(last.request, status="failed")
+    )
     n_before = len(volleys.volleys(requests))
     assert len(volleys.volleys([*requests[:-1], failed])) == n_before - 1
 
@@ -186,7 +188,9 @@ def test_a_failed_request_of_a_volley_is_named(
         failure="stalled",
         error="quiet",
     )
-    results.save(tmp_path / "a.jsonl", *records[0][:-1], dataclasses.replace(last, request=request))
+    results.save(
+        tmp_path / "a.jsonl", *records[0][:-1], dataclasses.replace(last, request=request)
+    )
     status, out, err = run_lab("show", tmp_path)
     assert status == 0, err
     assert "failed 1 of 10 requests (stalled)" in out

@@ -16,7 +16,7 @@ from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.features.why import asking, machines, measured_now, pairing, permission
-from lab.features.why.answer import Answer, Question, answer
+from lab.features.why.answer import Question, WhyAnswer, answer
 from lab.features.why.asking import why
 from lab.features.why.command import each_once
 from lab.features.why.conclusion import conclude
@@ -28,8 +28,8 @@ from lab.features.why.parts import (
     NOT_KNOWN,
     SAMPLING,
     SPECULATION,
+    GapPart,
     Pair,
-    Part,
 )
 from lab.features.why.readers import text as reader
 from lab.features.why.section import factor_cell
@@ -138,13 +138,13 @@ def question(folder: Path, **more: Any) -> Question:
     )
 
 
-def answered(a: str, b: str, folder: Path, **more: Any) -> Answer:
+def answered(a: str, b: str, folder: Path, **more: Any) -> WhyAnswer:
     """The answer on two files, with a trial on the planted machine."""
     first, second = figures(a, b)
     return answer(first, second, question(folder, **more))
 
 
-def part(explained: Answer, name: str) -> Part:
+def part(explained: WhyAnswer, name: str) -> GapPart:
     """A part by its name."""
     return next(each for each in explained.parts if each.name == name)
 
@@ -194,7 +194,9 @@ def test_a_whole_answer_uses_the_prefill_rate_of_the_other_and_says_so() -> None
     counted = part(explained, COUNTED)
     assert counted.factor == pytest.approx(2.63, rel=0.01)
     assert "prefill rate: range unknown" in counted.how
-    assert "if it read its prompt as fast as the other and nothing was cached" in counted.reason
+    assert (
+        "if it read its prompt as fast as the other and nothing was cached" in counted.reason
+    )
     assert counted.range is None
     assert explained.rest.range is None
     assert "range unknown" in conclude(explained).sentence
@@ -209,7 +211,9 @@ def test_a_whole_answer_without_its_prefill_is_unknown_and_named_first() -> None
 
 
 def test_a_batch_is_no_single_stream() -> None:
-    single, batch = (figure for figure in reader.parse(TEXTS["batched"]) if figure.phase == DECODE)
+    single, batch = (
+        figure for figure in reader.parse(TEXTS["batched"]) if figure.phase == DECODE
+    )
     explained = answer(single, batch)
     assert part(explained, COUNTED).how == EQUAL
     concurrency = part(explained, CONCURRENCY)
@@ -264,12 +268,16 @@ def test_a_model_is_the_same_by_its_file_or_its_parameters(tmp_path: Path) -> No
     )
     assert part(answer(recorded, bench), "model").how == NOT_KNOWN
     same = dataclasses.replace(recorded, n_params=134_515_008, quantization="Q4_1")
-    assert part(answer(same, bench), "model").how.startswith("equal by quantization and number")
+    assert part(answer(same, bench), "model").how.startswith(
+        "equal by quantization and number"
+    )
     named = dataclasses.replace(bench, model="Tiny", quantization="Q4_0")
     assert part(answer(recorded, named), "model").how == "equal by name"
 
 
-def test_settings_of_llama_bench_need_no_measurement_where_they_are_equal(tmp_path: Path) -> None:
+def test_settings_of_llama_bench_need_no_measurement_where_they_are_equal(
+    tmp_path: Path,
+) -> None:
     mine = session(tmp_path, "a", n_threads=8)
     bench = tmp_path / "bench.json"
     row = TEXTS["llama-bench json"].replace('"flash_attn": 0', '"backends": "CPU"')
@@ -344,7 +352,9 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
     assert depth.how == "from the records, 1 session"
     assert depth.factor == pytest.approx(15 / 10.76, rel=0.02)
     twice = Question(records=[*records, *records, *first.records])
-    assert part(answer(first, second, twice), "depth").half == depth.half  # a record counts once
+    assert (
+        part(answer(first, second, twice), "depth").half == depth.half
+    )  # a record counts once
     another = [
         dataclasses.replace(record, model=dataclasses.replace(record.model, name="another"))
         for record in records
@@ -359,14 +369,17 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
 def test_disturbed_trials_are_said_and_are_no_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disturbances, "disturbances", lambda record: {disturbances.OTHERS: 1.0})
+    monkeypatch.setattr(
+        disturbances, "disturbances", lambda record: {disturbances.OTHERS: 1.0}
+    )
     a = session(tmp_path, "a")
     b = session(tmp_path, "b", n_threads=1)
     explained = answered(a, b, tmp_path)
     threads = part(explained, "threads")
     assert threads.n_disturbed == threads.n_runs > 0
     assert (
-        f"{threads.n_runs} of {threads.n_runs} runs of the trial were disturbed" in threads.reason
+        f"{threads.n_runs} of {threads.n_runs} runs of the trial were disturbed"
+        in threads.reason
     )
     assert factor_cell(threads).endswith("!!")
     assert "threads" not in [cause.name for cause in explained.causes]
@@ -375,15 +388,15 @@ def test_disturbed_trials_are_said_and_are_no_cause(
 
 
 def test_a_factor_whose_range_says_nothing_is_no_cause() -> None:
-    wide = Part("threads", math.log(14.4), math.log(7), "measured here")
-    narrow = Part("threads", math.log(14.4), math.log(1.2), "measured here")
+    wide = GapPart("threads", math.log(14.4), math.log(7), "measured here")
+    narrow = GapPart("threads", math.log(14.4), math.log(1.2), "measured here")
     assert not wide.is_cause
     assert narrow.is_cause
 
 
 def test_both_orders_are_shown_if_they_differ() -> None:
-    same = Part("threads", 0.5, 0.01, "measured here", orders=(0.5, 0.52))
-    apart = Part("threads", 0.5, 0.01, "measured here", orders=(0.4, 0.6))
+    same = GapPart("threads", 0.5, 0.01, "measured here", orders=(0.5, 0.52))
+    apart = GapPart("threads", 0.5, 0.01, "measured here", orders=(0.4, 0.6))
     assert not same.depends_on_order
     assert apart.depends_on_order
 
@@ -421,7 +434,9 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(
     assert part(explained, "threads").how == NOT_KNOWN
 
 
-def test_both_builds_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_builds_are_measured_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(builds, "folder_of", lambda lib: lib)
     monkeypatch.setattr(builds, "name_of", lambda lib: lib)
     quick, slow = figures(
@@ -449,7 +464,11 @@ def test_both_builds_are_measured_in_turns(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("name", "changes", "command"),
     [
-        ("build", {"llama_cpp_commit": "another"}, "lab why A.jsonl B.jsonl --lib OLD --lib NEW"),
+        (
+            "build",
+            {"llama_cpp_commit": "another"},
+            "lab why A.jsonl B.jsonl --lib OLD --lib NEW",
+        ),
         ("system and driver", {"os": "another"}, "lab doctor"),
         ("machine state", {"power": "battery"}, "lab doctor"),
     ],
@@ -599,7 +618,11 @@ def test_a_model_that_a_file_names_is_not_loaded(tmp_path: Path) -> None:
         session(tmp_path, "b", n_threads=1),
     )
     stranger = dataclasses.replace(
-        slow.records[0].model, source="hub", repo="attacker/repo", file="evil.gguf", revision="main"
+        slow.records[0].model,
+        source="hub",
+        repo="attacker/repo",
+        file="evil.gguf",
+        revision="main",
     )
     sides = list[Figure]()
     for figure in (quick, slow):
@@ -669,7 +692,9 @@ def test_an_automatic_setting_is_no_difference() -> None:
     )
     parts = answer(quick, slow).parts
     assert "flash attention" not in [each.name for each in parts]
-    assert "flash attention" in next(each.reason for each in parts if each.name == "more settings")
+    assert "flash attention" in next(
+        each.reason for each in parts if each.name == "more settings"
+    )
 
 
 def test_models_of_both_sides_are_named_with_a_comma() -> None:

@@ -126,7 +126,9 @@ def test_the_row_at_the_nearest_depth_is_taken() -> None:
 def test_decode_is_compared_before_prefill_whatever_their_numbers() -> None:
     first, second = nearest(figures("batched"), figures("llama-bench, several rows"))
     assert first.phase == second.phase == DECODE
-    first, second = nearest(figures("batched"), figures("llama-bench, several rows"), prefill=True)
+    first, second = nearest(
+        figures("batched"), figures("llama-bench, several rows"), prefill=True
+    )
     assert first.phase == second.phase == PREFILL
 
 

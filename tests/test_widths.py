@@ -15,7 +15,10 @@ from tests.conftest import run_lab
 
 RESULTS = Path(__file__).parents[1] / "results"
 SAMPLES = sorted(RESULTS.glob("sample-*.jsonl"))
-TO_COMPARE = [*RESULTS.glob("sample-smollm2*.jsonl"), *RESULTS.glob("sample-to-compare*.jsonl")]
+TO_COMPARE = [
+    *RESULTS.glob("sample-smollm2*.jsonl"),
+    *RESULTS.glob("sample-to-compare*.jsonl"),
+]
 UNBROKEN = 400  # a width at which no table gives way
 WIDTHS = (60, 80, 100, 120)
 
@@ -81,7 +84,9 @@ def test_columns_that_others_imply_give_way_first_and_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     grid = Grid("prompt\ntokens", "prefill\ns", "TTFT\ns", "E2E\ns", "note")
-    grid.add_row("1,000", "0.1", "0.123-0.456", "12.3-45.6", "text that can be broken at spaces")
+    grid.add_row(
+        "1,000", "0.1", "0.123-0.456", "12.3-45.6", "text that can be broken at spaces"
+    )
 
     Console(width=46).print(grid)
     narrow = capsys.readouterr().out

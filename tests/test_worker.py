@@ -37,7 +37,8 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.skipif(
-    os.name == "nt", reason="needs a script that can be executed; there every test has a launcher"
+    os.name == "nt",
+    reason="needs a script that can be executed; there every test has a launcher",
 )
 def test_the_engine_is_known_by_its_own_process_id(launcher: Path) -> None:
     with Worker() as worker:

@@ -44,7 +44,7 @@ REPEAT = click.option(
 
 
 @dataclass(frozen=True)
-class Table:
+class ExperimentTable:
     """The results of one setup: the question that they answer, rows in columns, sentences, perhaps
     a picture.
 
@@ -79,7 +79,7 @@ class Experiment:
     plan: Callable[..., Plan]
     options: Sequence[Callable[..., Any]]  # besides those of the engine and of the output
     main_options: tuple[str, ...]  # that the help shows first
-    tables: tuple[Table, ...]
+    tables: tuple[ExperimentTable, ...]
     saves_states: bool = False  # then the plan gets a `folder` for them
     through_server: Callable[[click.Context, str, dict[str, Any]], None] | None = None
 
@@ -167,7 +167,7 @@ def folder_for_states(out: Path) -> Iterator[str]:
 
 
 def section(
-    kind: Table,
+    kind: ExperimentTable,
     label: str,
     records: Sequence[Record],
     prediction: StepPrediction | None,
@@ -205,7 +205,9 @@ def section(
         sentences=[*sentences, *basis(kind, prediction, shown["headings"])],
         pictures=pictures,
         data=lambda: {
-            "rows": [{"experiment": kind.name, "setup": title, **row._asdict()} for row in rows]
+            "rows": [
+                {"experiment": kind.name, "setup": title, **row._asdict()} for row in rows
+            ]
         },
     )
 
@@ -216,7 +218,9 @@ def is_doubtful(records: Sequence[Record]) -> bool:
     return any(map(disturbances.is_doubtful, by_case.values()))
 
 
-def basis(kind: Table, prediction: StepPrediction | None, headings: Sequence[str]) -> list[str]:
+def basis(
+    kind: ExperimentTable, prediction: StepPrediction | None, headings: Sequence[str]
+) -> list[str]:
     """What the predictions of a table come from, in a sentence, where they need ceilings."""
     if not kind.is_by_ceilings:
         return []

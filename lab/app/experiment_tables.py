@@ -87,10 +87,14 @@ def plot_series(
         ys.append(y)
         are_hollow.append(any(map(disturbances, runs)))
     if xs:
-        canvas.points(ax, xs, ys, are_hollow, **style, ms=5, alpha=0.6, label=f"{name}: measured")
+        canvas.points(
+            ax, xs, ys, are_hollow, **style, ms=5, alpha=0.6, label=f"{name}: measured"
+        )
     colour = style["color"]
     plot_line(ax, medians, color=colour, ls="-", marker="_", ms=14, label=f"{name}: median")
-    plot_line(ax, predicted, color=colour, ls="--", marker="x", ms=5, label=f"{name}: predicted")
+    plot_line(
+        ax, predicted, color=colour, ls="--", marker="x", ms=5, label=f"{name}: predicted"
+    )
 
 
 def plot_line(ax: Axes, points: Iterable[Point], **style: Any) -> None:

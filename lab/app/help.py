@@ -21,7 +21,15 @@ GROUPS = {
     ),
     "Model": ("model", "served-model"),
     "Engine": (
-        *("settings", "threads", "threads-batch", "batch", "ubatch", "flash-attn", "cache-type-k"),
+        *(
+            "settings",
+            "threads",
+            "threads-batch",
+            "batch",
+            "ubatch",
+            "flash-attn",
+            "cache-type-k",
+        ),
         *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
     "Devices": (
@@ -50,7 +58,17 @@ GROUPS = {
     ),
     "Rarely needed": ("seed", "warmup", "max-requests"),
     "Output": (
-        *("out", "report", "no-explore", "no-plot", "json", "details", "stream", "dry-run", "base"),
+        *(
+            "out",
+            "report",
+            "no-explore",
+            "no-plot",
+            "json",
+            "details",
+            "stream",
+            "dry-run",
+            "base",
+        ),
         *("ceilings", "force", "format", "as", "table", "save", "help", "help-all"),
     ),
 }
@@ -158,7 +176,7 @@ def _write_group(
             formatter.write_dl(shown)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of such commands."""
 
     command_class = Command

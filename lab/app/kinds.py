@@ -51,7 +51,9 @@ def sections(
     context = context or Context()
     runs = list(filter(is_plain, table.of_engine(records)))
     has_answers = any(map(table.went_well, table.alone(records)))
-    context = dataclasses.replace(context, runs=runs, together=context.together and has_answers)
+    context = dataclasses.replace(
+        context, runs=runs, together=context.together and has_answers
+    )
     plain_runs = [run for run in runs if run.run.is_plain]
     has_plain_runs_only = len(plain_runs) == len(records)
     sections_of_kinds: list[Section] = []

@@ -24,7 +24,9 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         self.parse = parse
         self.is_not = is_not
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
         try:
             return self.parse(str(value).strip())
         except ValueError:
@@ -92,7 +94,11 @@ def setting_option(name: str, default: object = None) -> Callable[..., Any]:
     """The option of a setting, from the table of settings, unless with another default."""
     setting = table()[name]
     default = default or defaults()[name]
-    more: dict[str, Any] = {"default": default, "help": setting.help, "metavar": setting.metavar}
+    more: dict[str, Any] = {
+        "default": default,
+        "help": setting.help,
+        "metavar": setting.metavar,
+    }
     is_switch = bool in types()[name] and not setting.choices
     if setting.choices:
         more["type"] = click.Choice(setting.choices)
@@ -155,7 +161,11 @@ _OPTIONS = {name: setting_option(name) for name in table()}
 PROMPT, SEED, DEVICE, LIB = (_OPTIONS[name] for name in ("prompt", "seed", "device", "lib"))
 ENGINE = [
     SAVED_SETTINGS,
-    *(option for name, option in _OPTIONS.items() if name not in ("prompt", "kv_unified", "seed")),
+    *(
+        option
+        for name, option in _OPTIONS.items()
+        if name not in ("prompt", "kv_unified", "seed")
+    ),
 ]
 """How llama.cpp runs a model."""
 
@@ -186,11 +196,17 @@ OUTPUT = [
     as_json_option(),
     NO_PLOT,
     click.option(
-        "--report", is_flag=True, help="Write a page for the browser at the end (see lab report)."
+        "--report",
+        is_flag=True,
+        help="Write a page for the browser at the end (see lab report).",
     ),
 ]
 AT_LEAST = click.option(
-    "--at-least", type=SHARE, default="1%", show_default=True, help="Smallest difference to claim."
+    "--at-least",
+    type=SHARE,
+    default="1%",
+    show_default=True,
+    help="Smallest difference to claim.",
 )
 DRY_RUN = click.option(
     "--dry-run", is_flag=True, help="Show the plan and the memory it needs; measure nothing."
@@ -233,12 +249,15 @@ def with_until(
 
     if until is None and max_minutes is not None:
         raise LabError(
-            "--max-minutes has an effect only with --until.", "Add --until 2%, or leave it out."
+            "--max-minutes has an effect only with --until.",
+            "Add --until 2%, or leave it out.",
         )
     if until is None:
         return settings
     if until < 1e-4:
-        raise LabError(f"--until {until:.2g} is not possible.", "Give at least 0.01%, such as 2%.")
+        raise LabError(
+            f"--until {until:.2g} is not possible.", "Give at least 0.01%, such as 2%."
+        )
     if max_repeats < N_PILOT:
         raise LabError(
             f"--max-repeats {max_repeats} is too few to see the spread.",

@@ -55,7 +55,7 @@ class Output:
         sentences: Sequence[str] = (),
         **more: Any,
     ) -> None:
-        """Print the tables, then draw, which may fail, and name the files; or print one JSON document.
+        """Print the tables, then draw, which may fail, and name the files; or print one document.
 
         Then raise the `problem` that ended the measurement early, or exit if a run `failed`.
         `tables` (of a comparison) and `document` stand for those of the sections `shown` of the

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 OF_OUTPUT = ("as_json", "no_plot", "report")  # options that no plan takes
 
 
-def introduce(plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()) -> None:
+def introduce(
+    plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()
+) -> None:
     """Say what is measured where, and what the plans warn of; each sentence once."""
     from lab.show import text_plan
 

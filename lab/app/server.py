@@ -23,7 +23,9 @@ URL = click.option(
 )
 REACHING = [
     click.option(
-        "--api", type=click.Choice(["chat", "completions"]), help="API to use.  [default: detected]"
+        "--api",
+        type=click.Choice(["chat", "completions"]),
+        help="API to use.  [default: detected]",
     ),
     click.option(
         "--api-key-env",
@@ -36,12 +38,17 @@ REACHING = [
         metavar="NAME: VALUE",
         help="A header to send; repeat it for several.",
     ),
-    click.option("--yes", is_flag=True, help="Contact a server on another machine without asking."),
+    click.option(
+        "--yes", is_flag=True, help="Contact a server on another machine without asking."
+    ),
 ]
 """How to reach a server."""
 
 TIMEOUT = click.option(
-    "--timeout", default=600.0, show_default=True, help="Seconds after which a request times out."
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    help="Seconds after which a request times out.",
 )
 
 
@@ -58,7 +65,9 @@ def given(context: click.Context) -> list[str]:
     """The parameters that the user gave on the command line."""
     names = [str(option.name) for option in context.command.params]
     return [
-        name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        name
+        for name in names
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
 
 
@@ -86,7 +95,9 @@ def confirm(url: str, what: str, yes: bool) -> None:
 
     server = access(url)
     if not (yes or is_loopback(server)):
-        click.confirm(f"{server.url} is on another machine. Send it {what}?", abort=True, err=True)
+        click.confirm(
+            f"{server.url} is on another machine. Send it {what}?", abort=True, err=True
+        )
 
 
 def carry_out(url: str, plan: ServerPlan, model: str | None, asked: dict[str, Any]) -> None:

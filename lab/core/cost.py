@@ -146,7 +146,9 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
     return work
 
 
-def _layer_products(model: Model, matrix: Matrix, n_tokens: int, n_outputs: int) -> list[Product]:
+def _layer_products(
+    model: Model, matrix: Matrix, n_tokens: int, n_outputs: int
+) -> list[Product]:
     """All layers multiply all tokens, but the last layer's feed-forward only those with logits."""
     n_used = model.n_expert_used if matrix.part == EXPERTS else None
     if matrix.part == ATTENTION or model.arch in NEVER_SKIPS:

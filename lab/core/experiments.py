@@ -44,7 +44,9 @@ def experiment_runs(name: str) -> ExperimentRuns:
     experiment."""
     feature = feature_list.by_name().get(name)
     if feature is None or feature.experiment is None:
-        raise ValueError(f"it is a run of lab {name}, which this version of the lab does not have")
+        raise ValueError(
+            f"it is a run of lab {name}, which this version of the lab does not have"
+        )
     runs: ExperimentRuns = feature_list.load(feature.experiment)
     return runs
 

@@ -37,7 +37,9 @@ def checked(run: Run) -> list[Chain]:
     return chains
 
 
-def in_steps_of(chains: Sequence[Chain], n_draft: int, may_fall_short: bool = True) -> list[Chain]:
+def in_steps_of(
+    chains: Sequence[Chain], n_draft: int, may_fall_short: bool = True
+) -> list[Chain]:
     """The steps that the same draft tokens would have taken, `n_draft` verified at a time.
 
     With `may_fall_short` (lookup in the text) a draft may be shorter than n_draft; a model always

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Line = Any  # of a results file: a Record, Ceilings, a RequestRecord, or a feature's own kind
 BASE_LINES = {"run": Record, "ceilings": Ceilings, "request": RequestRecord}
-RANGES: tuple[tuple[str, float, float], ...] = (  # the first pattern that is a field's name counts
+RANGES: tuple[
+    tuple[str, float, float], ...
+] = (  # the first pattern that is a field's name counts
     ("n_batch|n_ubatch|n_seq_max|every", 1, 10**7),
     ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
     ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
@@ -124,10 +126,14 @@ def check_schema(schema: Any) -> None:
         raise ValueError("it is not a record of the lab (no schema number)")
     if schema > SCHEMA:
         hint = "update mini-lab"
-        raise ValueError(f"it was written by a newer version of the lab (schema {schema}): {hint}")
+        raise ValueError(
+            f"it was written by a newer version of the lab (schema {schema}): {hint}"
+        )
     if schema < SCHEMA:
         hint = "measure again"
-        raise ValueError(f"it was written by an older version of the lab (schema {schema}): {hint}")
+        raise ValueError(
+            f"it was written by an older version of the lab (schema {schema}): {hint}"
+        )
 
 
 def line_class(kind: str) -> Any:
@@ -164,7 +170,9 @@ def check(value: Any, place: str, name: str = "") -> None:
         _check_numbers(value, value, place, name)
     elif kind is str:
         if len(value) > MOST_LETTERS:
-            raise ValueError(f"{place} has {len(value):,} letters, and may have {MOST_LETTERS:,}")
+            raise ValueError(
+                f"{place} has {len(value):,} letters, and may have {MOST_LETTERS:,}"
+            )
     elif kind is tuple and value:
         _check_tuple(value, place, name)
     elif kind is dict:
@@ -193,11 +201,13 @@ def _check_numbers(low: float, high: float, place: str, name: str) -> None:
     if least <= low and high <= most:
         return
     wrong = low if low < least else high
-    if abs(wrong) < 10**21:
-        shown = f"{wrong:,}"
-    else:
-        shown = "too large" if wrong > 0 else "too small"
-    raise ValueError(f"{place} is {shown}, and may be {least:,} to {most:,}")
+    raise ValueError(f"{place} is {_shown(wrong)}, and may be {least:,} to {most:,}")
+
+
+def _shown(number: float) -> str:
+    if abs(number) < 10**21:
+        return f"{number:,}"
+    return "too large" if number > 0 else "too small"
 
 
 @cache

@@ -22,7 +22,9 @@ from lab.core.record import Device, Model, Settings
 from lab.core.shape import BLOCKS
 
 CPU = "CPU"
-PADDING = 256  # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
+PADDING = (
+    256  # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
+)
 FUSED = ("phi3",)
 """Architectures with one matrix for queries, keys and values, and one for gate and up."""
 
@@ -83,7 +85,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Place:
+class DevicePlace:
     """What a device holds: layers, their caches, their experts (by number), and its memory.
 
     The output has the number after the last layer. A layer's cache and experts can lie elsewhere.
@@ -96,7 +98,9 @@ class Place:
     experts: tuple[int, ...] = ()
 
 
-def kv_bytes_per_position(model: Model, type_k: str = "f16", type_v: str = "f16") -> float | None:
+def kv_bytes_per_position(
+    model: Model, type_k: str = "f16", type_v: str = "f16"
+) -> float | None:
     """Bytes of one token in the KV cache, over all layers; those with a window count in full."""
     layers = shape.heads(model)
     per_head = bytes_per_head(model, type_k, type_v)
@@ -255,7 +259,9 @@ class _Widths:
         """The output matrix."""
         width: float = self.n_vocab + 2 * self.n_embd
         if self.is_fused and self.is_flash and self.mask < self.queries + 2 * self.keys:
-            width += self.mask + 2 * self.n_embd  # a small mask leaves a gap that nothing fits into
+            width += (
+                self.mask + 2 * self.n_embd
+            )  # a small mask leaves a gap that nothing fits into
         return width
 
     @property
@@ -379,7 +385,7 @@ def places(
     tensors: Sequence[Tensor],
     names: Sequence[str],
     shares: Sequence[float],
-) -> tuple[Place, ...] | None:
+) -> tuple[DevicePlace, ...] | None:
     """What each device (in llama.cpp's order) and the CPU hold.
 
     None if the layers are unknown, or if a split mode divides single tensors.
@@ -407,7 +413,9 @@ def places(
         memory = Memory(weights.get(device, 0), cache_bytes, buffer_bytes)
         device_experts = tuple(sorted(experts.get(device, ())))
         placed.append(
-            Place(device, _layers_on(device, layer_devices), memory, caches, device_experts)
+            DevicePlace(
+                device, _layers_on(device, layer_devices), memory, caches, device_experts
+            )
         )
     return tuple(placed)
 

@@ -134,7 +134,9 @@ class Settings:
     n_seq_max: int = 1  # maximum number of sequences
     kv_unified: bool = False  # one cache for all sequences, instead of one each
     # Placement. None: llama.cpp's choice.
-    devices: tuple[str, ...] | None = None  # devices for layers, by llama.cpp's names; empty: none
+    devices: tuple[str, ...] | None = (
+        None  # devices for layers, by llama.cpp's names; empty: none
+    )
     rpc: tuple[str, ...] | None = None  # HOST:PORT of llama.cpp's RPC servers
     split_mode: str | None = None  # none, layer, row, tensor
     main_gpu: int | None = None  # with split_mode none: index of the device
@@ -145,12 +147,14 @@ class Settings:
     op_offload: bool | None = None
     mmap: bool | None = None
     repack: bool | None = (
-        None  # weights in the layouts of the CPU's fastest kernels (use_extra_bufts): CPU_REPACK, AMX
+        None  # weights in the layouts of the CPU's fastest kernels: CPU_REPACK, AMX
     )
     lib: str | None = (
-        None  # libraries of another build: the end of the folder's path, and a part of their checksum
+        None  # libraries of another build: the end of the folder's path, a part of their checksum
     )
-    prefill_wait: str | None = None  # step: wait for each prefill step; end: wait once. None: step
+    prefill_wait: str | None = (
+        None  # step: wait for each prefill step; end: wait once. None: step
+    )
 
 
 @dataclass(frozen=True)
@@ -240,7 +244,10 @@ class NoiseSamples:
 
     def __post_init__(self) -> None:
         columns = (self.at_ms, self.others_ms, self.steal_ms)
-        if not self.at_ms or len({len(column) for column in columns if column is not None}) > 1:
+        if (
+            not self.at_ms
+            or len({len(column) for column in columns if column is not None}) > 1
+        ):
             raise ValueError("the columns of noise samples are empty, or differ in length")
 
 
@@ -273,7 +280,9 @@ class Run:
     error: str | None = None
     steps: Steps
     token_ids: tuple[int, ...]  # the chosen tokens, step by step
-    end_of_generation_at: int | None = None  # first end-of-generation token, which stops no run
+    end_of_generation_at: int | None = (
+        None  # first end-of-generation token, which stops no run
+    )
     noise: Noise | None = None
     block: int | None = None  # runs of one block were measured side by side
     variant: str | None = None  # the compared settings, in the user's words
@@ -281,8 +290,12 @@ class Run:
     placement: Placement | None = None  # None if unknown
     part: str | None = None  # of a larger session, whose results have tables of their own
     experiment: str | None = None  # None: a plain run, or a sweep
-    case: dict[str, Value] = field(default_factory=dict)  # what identifies the case; {"every": n}
-    counts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # that operations returned
+    case: dict[str, Value] = field(
+        default_factory=dict
+    )  # what identifies the case; {"every": n}
+    counts: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # that operations returned
     imported_from: str | None = None  # the tool that measured it
 
     def __post_init__(self) -> None:
@@ -328,7 +341,9 @@ class Record:
     run: Run
     schema: int = SCHEMA
     draft_model: Model | None = None  # a second, smaller model that drafts tokens
-    command: tuple[str, ...] | None = None  # the words that asked for the session, without secrets
+    command: tuple[str, ...] | None = (
+        None  # the words that asked for the session, without secrets
+    )
 
     @property
     def status(self) -> str:
@@ -373,7 +388,7 @@ class Record:
 class Rate:
     """A timed kernel: the bytes and FLOPs of a pass, and the time of each pass."""
 
-    op: str  # mul_mat, mul_mat_id, attention, plain_attention, read; upload, download: copies to and from a device
+    op: str  # mul_mat, mul_mat_id, attention, plain_attention, read, upload, download
     type: str  # of the weights, or of the cache
     buffer: str  # the kind of memory: CPU, CPU_REPACK, AMX, CUDA0
     rows: int

@@ -101,7 +101,9 @@ class Asked:
     repeat: int = 0
     warmup: bool = False
     experiment: str | None = None  # None: it was sent alone
-    case: dict[str, Value] = field(default_factory=dict)  # what identifies the experiment's case
+    case: dict[str, Value] = field(
+        default_factory=dict
+    )  # what identifies the experiment's case
     place: dict[str, Value] = field(default_factory=dict)  # of the request within its case
 
 
@@ -137,7 +139,9 @@ class Events:
     """None: the server does not say how many tokens are in an event."""
 
     def __post_init__(self) -> None:
-        lengths = {name: len(column) for name, column in vars(self).items() if column is not None}
+        lengths = {
+            name: len(column) for name, column in vars(self).items() if column is not None
+        }
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of events differ in length: {lengths}")
 
@@ -148,7 +152,9 @@ class Request:
 
     asked: Asked
     started_at: str
-    sent_ns: int | None = None  # taken before the request is written; None without a connection
+    sent_ns: int | None = (
+        None  # taken before the request is written; None without a connection
+    )
     headers_ns: int | None = None  # when the headers of the answer arrived
     ended_ns: int | None = None  # when the last byte arrived
     failed_ns: int | None = None  # when a sent request failed or timed out
@@ -175,7 +181,9 @@ class RequestRecord:
     request: Request
     schema: int = SCHEMA
     kind: str = "request"  # of a line
-    command: tuple[str, ...] | None = None  # the words that asked for the session, without secrets
+    command: tuple[str, ...] | None = (
+        None  # the words that asked for the session, without secrets
+    )
 
     @property
     def status(self) -> str:

@@ -75,7 +75,7 @@ def _gaps(arrivals: list[int]) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class RequestFigures:
     """The figures of a request; None: not derivable. Times count from its sending."""
 
     request: Request
@@ -121,10 +121,10 @@ class Figures:
         return self.n_generated < self.asked.n_gen
 
 
-def figures(request: Request) -> Figures:
+def figures(request: Request) -> RequestFigures:
     """All figures of a request."""
     arrivals = arrivals_ns(request)
-    times = Figures(request=request, n_events=len(arrivals))
+    times = RequestFigures(request=request, n_events=len(arrivals))
     if not arrivals:
         return times
     times = replace(times, e2e_ns=arrivals[-1])

@@ -143,7 +143,9 @@ def unless_empty(path: Path) -> Iterator[None]:
             path.unlink()
 
 
-def nearby(folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()) -> Contents:
+def nearby(
+    folders: Iterable[Path], measured: Iterable[Record | RequestRecord] = ()
+) -> Contents:
     """The newest MOST_NEARBY bytes of results in these folders, except the sessions of `measured`.
 
     Files that cannot be read are passed over: the user did not name them.
@@ -287,7 +289,14 @@ def _identity(line: Line) -> Hashable:
     if isinstance(line, Record):
         run = line.run
         place = (line.session, run.started_at, run.engine, run.part, run.block, run.variant)
-        case = (run.n_prompt, run.n_gen, run.repeat, run.warmup, run.experiment, *run.case.items())
+        case = (
+            run.n_prompt,
+            run.n_gen,
+            run.repeat,
+            run.warmup,
+            run.experiment,
+            *run.case.items(),
+        )
         outcome = (run.status, run.error, run.steps.end_ns, to_json(run.noise))
         if run.imported_from is None:
             return place, case, outcome
@@ -319,7 +328,8 @@ def _unpack(path: Path) -> bytes:
         ) from None
     if not unpacker.eof:
         raise LabError(
-            f"The records in {path} are truncated or too large.", "Use the .jsonl file instead."
+            f"The records in {path} are truncated or too large.",
+            "Use the .jsonl file instead.",
         )
     return lines
 

@@ -9,8 +9,8 @@ their script:
     a batch      prefill of every sequence, then decode x (n_gen - 1) with one token of each
     speculation  prefill, then an open-ended one: draft x n, verify, forget, ... as long as it takes
 
-A token that is not given is the one last chosen for its sequence. The steps of an open-ended operation depend
-on the chosen tokens and are created during the run.
+A token that is not given is the one last chosen for its sequence. The steps of an open-ended
+operation depend on the chosen tokens and are created during the run.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ def wait_once(script: Script) -> list[Operation]:
     """
     operations = []
     for operation, following in itertools.zip_longest(script, script[1:]):
-        is_followed = following is not None and following.kind not in (*CACHE_OPERATIONS, OPEN_ENDED)
+        is_followed = following is not None and following.kind not in (
+            *CACHE_OPERATIONS,
+            OPEN_ENDED,
+        )
         can_wait_later = operation.parts and not operation.n_outputs and is_followed
         operations.append(dataclasses.replace(operation, waits=not can_wait_later))
     return operations

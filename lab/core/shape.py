@@ -205,7 +205,9 @@ def _window(header: Keys, arch: str | None, n_layer: int | None) -> int | None:
     return header.number(f"{arch}.attention.sliding_window") or WINDOWS.get(arch or "")
 
 
-def _window_pattern(header: Keys, arch: str | None, n_layer: int | None) -> tuple[int, ...] | None:
+def _window_pattern(
+    header: Keys, arch: str | None, n_layer: int | None
+) -> tuple[int, ...] | None:
     """For each layer whether it has a window: from the file's list, or the architecture's period.
 
     None: llama.cpp reads the window of no other architecture.

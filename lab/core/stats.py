@@ -31,7 +31,9 @@ class Ratio:
     high: float
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+def median_interval(
+    values: Sequence[float], confidence: float = CONFIDENCE
+) -> Interval | None:
     """The narrowest interval of the median between two of the ordered values; None for too few.
 
     David & Nagaraja, "Order statistics", 7.1. Equal to `scipy.stats.quantile_test`, which takes 1 s
@@ -88,7 +90,9 @@ def paired_ratio(
     return Ratio(statistics.median(ratios), interval.low, interval.high)
 
 
-def repeats_needed(values: Sequence[float], share: float, confidence: float = CONFIDENCE) -> int:
+def repeats_needed(
+    values: Sequence[float], share: float, confidence: float = CONFIDENCE
+) -> int:
     """The number of repeats for a median within +- `share` of the truth, from the first `values`.
 
     Stein's two-stage rule (1945) on logarithms, with the variance of a median (pi / 2 x variance /

@@ -55,8 +55,8 @@ class _Child:
         self._progress = progress
         self._model: llama.Loaded
         self._draft_model: llama.Loaded | None = None
-        self._context: llama.Context | None = None
-        self._draft_context: llama.Context | None = None
+        self._context: llama.LlamaContext | None = None
+        self._draft_context: llama.LlamaContext | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call the function of a request, with arguments converted to the types that it declares.
@@ -67,7 +67,7 @@ class _Child:
         if verb != "probe":
             kernels.release()
         module, _, name = verb.rpartition(".")
-        context: list[llama.Context | None] = []
+        context: list[llama.LlamaContext | None] = []
         if module:
             function = getattr(import_module(module), name)
             context.append(self._context)
@@ -113,6 +113,6 @@ class _Child:
         return execute.run(self._open_context, self._draft_context, script, self._progress)
 
     @property
-    def _open_context(self) -> llama.Context:
+    def _open_context(self) -> llama.LlamaContext:
         assert self._context, "no context is open"
         return self._context

@@ -88,7 +88,9 @@ def _keep_log(level: int, text: bytes, _: Any) -> None:
         _log.append((level, text.decode(errors="replace").strip()[:300]))
 
 
-_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_keep_log)
+_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(
+    _keep_log
+)
 
 
 def libraries() -> Libraries:

@@ -22,14 +22,17 @@ from lab.core import record, script as scripts
 from lab.core.script import CACHE_OPERATIONS, OPEN_ENDED, Operation, Part, Script
 from lab.engine import devices, llama
 from lab.engine.bindings import llama_cpp
-from lab.engine.llama import Context, Logits, Rows
+from lab.engine.llama import LlamaContext, Logits, Rows
 from lab.engine.loop import Action, as_steps, walk
 from lab.errors import LabError
 from lab.process.wire import FIRST_TOKEN, Outcome
 
 
 def run(
-    context: Context, draft: Context | None, script: Script, progress: memoryview[int]
+    context: LlamaContext,
+    draft: LlamaContext | None,
+    script: Script,
+    progress: memoryview[int],
 ) -> Outcome:
     """Run a script from an empty KV cache.
 
@@ -68,7 +71,7 @@ def run(
     )
 
 
-def _end_of_generation(context: Context, token_ids: Sequence[int]) -> int | None:
+def _end_of_generation(context: LlamaContext, token_ids: Sequence[int]) -> int | None:
     """The index of the first token that ends a generation."""
     for index, token in enumerate(token_ids):
         if llama_cpp().llama_vocab_is_eog(context.loaded.vocab, token):
@@ -90,12 +93,18 @@ class _Preparation:
     """The actions of one run, and the results that they leave."""
 
     def __init__(
-        self, context: Context, draft: Context | None, script: Script, progress: memoryview[int]
+        self,
+        context: LlamaContext,
+        draft: LlamaContext | None,
+        script: Script,
+        progress: memoryview[int],
     ) -> None:
         import numpy as np
 
         n_chosen = scripts.n_chosen(script)
-        self.tokens = np.frombuffer(progress, dtype=np.int64)[FIRST_TOKEN : FIRST_TOKEN + n_chosen]
+        self.tokens = np.frombuffer(progress, dtype=np.int64)[
+            FIRST_TOKEN : FIRST_TOKEN + n_chosen
+        ]
         self.tokens.fill(-1)
         self.state_bytes: list[int] = []  # of each save
         self._lib = llama_cpp()
@@ -103,10 +112,14 @@ class _Preparation:
         self._memory = self._lib.llama_get_memory(context.pointer)
         self._script = script
         self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
-        self._targets: list[list[Any]] = [[] for _ in self._slots]  # where a token is copied to
+        self._targets: list[list[Any]] = [
+            [] for _ in self._slots
+        ]  # where a token is copied to
         self._latest: dict[int, int] = {}  # by sequence: the index of its last chosen token
         self._n_chosen = 0
-        self._draft_slot = np.zeros((), dtype=np.int64)  # for tokens that the draft model chooses
+        self._draft_slot = np.zeros(
+            (), dtype=np.int64
+        )  # for tokens that the draft model chooses
         self._last_row = 0  # in the last step with logits
         # With more rows than sequences, llama.cpp allocates a larger buffer during the run.
         is_fixed = n_chosen > 0 and max(map(_n_rows, script)) <= context.settings.n_seq_max
@@ -146,7 +159,9 @@ class _Preparation:
             elif operation.kind != OPEN_ENDED:
                 for _ in range(operation.times):
                     execute, rows = self._step(operation)
-                    prepared.append(_Prepared(execute, None, operation.of_draft, rows, n_prefilled))
+                    prepared.append(
+                        _Prepared(execute, None, operation.of_draft, rows, n_prefilled)
+                    )
         # A token's copies are known only when all later steps are prepared, so these come last.
         actions = [self._action(step) for step in prepared]
         if not self._speculation:
@@ -167,7 +182,9 @@ class _Preparation:
 
     def _step(self, operation: Operation) -> tuple[Callable[[], object], Rows]:
         """A call of `llama_decode`, and the rows that tokens are chosen from."""
-        batch = self._batch(operation.parts)  # first: it reads the tokens chosen before this step
+        batch = self._batch(
+            operation.parts
+        )  # first: it reads the tokens chosen before this step
         rows: Rows = []
         first = 0
         for part in operation.parts:
@@ -234,7 +251,9 @@ class _Preparation:
             return functools.partial(llama.forget, context, sequence, operation.first), None
         if operation.kind == record.COPY:
             copy = self._lib.llama_memory_seq_cp
-            return functools.partial(copy, self._memory, sequence, operation.target, -1, -1), None
+            return functools.partial(
+                copy, self._memory, sequence, operation.target, -1, -1
+            ), None
         if operation.kind == record.SAVE:
             save = functools.partial(self._save, sequence, path)
             return save, functools.partial(_drop_from_cache, path)
@@ -269,7 +288,9 @@ class _Preparation:
             raise LabError("llama.cpp moved its logits during the run.", hint)
         row = 0 if self.speculated_shapes else self._last_row
         if self._slots and not np.isfinite(self._logits[False].row(row)).all():
-            what = "The model's last logits are not finite numbers, so its weights are damaged."
+            what = (
+                "The model's last logits are not finite numbers, so its weights are damaged."
+            )
             raise LabError(what, "Get the file again.")
 
 

@@ -248,7 +248,9 @@ def _check(header: _Header, arch: str | None, path: Path) -> None:
     n_files = header.number("split.count") or 1
     if n_files > 1:
         what = f"{path.name} is one part of a model split into {n_files} files."
-        hint = "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file."
+        hint = (
+            "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file."
+        )
         raise LabError(what, hint)
     damage = _damage(header, arch)
     if damage:

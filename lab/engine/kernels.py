@@ -116,7 +116,9 @@ class _Bench:
         if self.probe.repack is False or self.probe.op not in (MUL_MAT, MUL_MAT_ID):
             self.check(product)
             return self.memory
-        place = P.from_address(self.tensors[0].value + 8)  # ggml_tensor.buffer, after the enum type
+        place = P.from_address(
+            self.tensors[0].value + 8
+        )  # ggml_tensor.buffer, after the enum type
         for candidate in devices.extra_buffer_types(device):
             empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
             place.value = empty.value
@@ -136,7 +138,9 @@ class _Bench:
         if probe.op in (MUL_MAT, MUL_MAT_ID):
             what = f"This device cannot multiply {probe.type} weights."
             raise LabError(what, "Use another quantization.")
-        raise LabError(f"This device has no attention kernel for a {probe.type} cache.", F16_CACHE)
+        raise LabError(
+            f"This device has no attention kernel for a {probe.type} cache.", F16_CACHE
+        )
 
     def graph_of(self, results: Iterable[Any]) -> Any:
         graph = P(self.lib.ggml_new_graph_custom(self.graphs, MAX_NODES, False))
@@ -389,7 +393,9 @@ def _flash_attention(
 ) -> Any:
     zero = ctypes.c_float(0)
     return P(
-        bench.lib.ggml_flash_attn_ext(bench.graphs, query, keys, values, mask, scale, zero, zero)
+        bench.lib.ggml_flash_attn_ext(
+            bench.graphs, query, keys, values, mask, scale, zero, zero
+        )
     )
 
 

@@ -41,7 +41,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Context:
+class LlamaContext:
     """A context (KV cache and compute buffers) of a loaded model."""
 
     loaded: Loaded
@@ -116,7 +116,7 @@ def describe(loaded: Loaded) -> str | None:
     return buffer.value.decode(errors="replace") or None
 
 
-def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context:
+def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> LlamaContext:
     """A context with the settings `asked`. LabError with llama.cpp's log if there is none.
 
     `on_node` (ctypes) is called around each operation of each step.
@@ -130,9 +130,13 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
     if not pointer:
         reason = devices.last_warnings()
         what = f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {reason}"
-        raise LabError(what, "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model.")
+        raise LabError(
+            what, "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model."
+        )
     settings = dataclasses.replace(
-        asked, n_ctx=lib.llama_n_ctx(pointer), flash_attn_resolved=_flash_attn(asked.flash_attn)
+        asked,
+        n_ctx=lib.llama_n_ctx(pointer),
+        flash_attn_resolved=_flash_attn(asked.flash_attn),
     )
     of_context = placement.read_log()
     of_both = dataclasses.replace(
@@ -140,7 +144,7 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> Context
         buffers=(*loaded.placement.buffers, *of_context.buffers),
         caches=of_context.caches,
     )
-    return Context(loaded, pointer, settings, of_both)
+    return LlamaContext(loaded, pointer, settings, of_both)
 
 
 def _flash_attn(asked: str) -> str | None:
@@ -183,7 +187,7 @@ def context_params(asked: Settings) -> Any:
     return params
 
 
-def decode(context: Context, batch: Any) -> None:
+def decode(context: LlamaContext, batch: Any) -> None:
     """Run one step and wait for its logits.
 
     LabError with the status of llama_decode if it fails.
@@ -192,7 +196,7 @@ def decode(context: Context, batch: Any) -> None:
     llama_cpp().llama_synchronize(context.pointer)
 
 
-def submit(context: Context, batch: Any) -> None:
+def submit(context: LlamaContext, batch: Any) -> None:
     """Submit one step without waiting, so that devices in a pipeline can start the next one."""
     status = llama_cpp().llama_decode(context.pointer, batch)
     if status:
@@ -200,14 +204,14 @@ def submit(context: Context, batch: Any) -> None:
         raise LabError(what, "Try shorter prompts.")
 
 
-def forget(context: Context, sequence: int, first: int) -> None:
+def forget(context: LlamaContext, sequence: int, first: int) -> None:
     """Remove a sequence's positions from `first` on from the cache."""
     lib = llama_cpp()
     if not lib.llama_memory_seq_rm(lib.llama_get_memory(context.pointer), sequence, first, -1):
         raise LabError(NO_ROLLBACK, "Use lab measure.")
 
 
-def check_rollback(context: Context) -> None:
+def check_rollback(context: LlamaContext) -> None:
     """LabError for models whose cache is not simply the keys and values of every position."""
     lib = llama_cpp()
     model = context.loaded.model
@@ -220,7 +224,7 @@ def check_rollback(context: Context) -> None:
         raise LabError(NO_ROLLBACK, hint)
 
 
-def free_context(context: Context) -> None:
+def free_context(context: LlamaContext) -> None:
     llama_cpp().llama_free(context.pointer)
 
 
@@ -238,7 +242,9 @@ def quantize(source: Path, target: Path, quantization: str) -> None:
     params.ftype = quantizations()[quantization]
     params.allow_requantize = True
     devices.clear_log()
-    if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
+    if lib.llama_model_quantize(
+        os.fsencode(source), os.fsencode(target), ctypes.byref(params)
+    ):
         reason = devices.last_warnings()
         what = f"llama.cpp cannot quantize {source.name} to {quantization}: {reason}"
         raise LabError(what, "Try another quantization.")
@@ -333,7 +339,7 @@ class Logits:
     With `is_fixed` the first row's address is read once: llama.cpp's buffer stays where it is.
     """
 
-    def __init__(self, context: Context, is_fixed: bool) -> None:
+    def __init__(self, context: LlamaContext, is_fixed: bool) -> None:
         self._lib = llama_cpp()
         self._pointer = context.pointer
         self._n_vocab = context.loaded.n_vocab
@@ -384,4 +390,6 @@ class Logits:
         return np.frombuffer(memoryview(row), dtype=np.float32)
 
     def _address(self) -> int:
-        return ctypes.cast(self._lib.llama_get_logits(self._pointer), ctypes.c_void_p).value or 0
+        return (
+            ctypes.cast(self._lib.llama_get_logits(self._pointer), ctypes.c_void_p).value or 0
+        )

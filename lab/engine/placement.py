@@ -14,12 +14,21 @@ from lab.core.record import Buffer, Placement, Settings
 from lab.engine import devices
 from lab.engine.bindings import P, llama_cpp
 
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # enum llama_split_mode of llama.h
+SPLIT_MODES = {
+    "none": 0,
+    "layer": 1,
+    "row": 2,
+    "tensor": 3,
+}  # enum llama_split_mode of llama.h
 
-BUFFER_LINE = re.compile(r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB")
+BUFFER_LINE = re.compile(
+    r"(\S+)\s+(model|KV|RS|compute|output) buffer size\s*=\s*([\d.]+) MiB"
+)
 LAYER_LINE = re.compile(r"layer\s+\d+ assigned to device ([^\s,]+)")
 CACHE_LINE = re.compile(r"layer\s+(\d+): dev = (\S+)")
-EXPERT_LINE = re.compile(r"tensor blk\.(\d+)\.\S*exps\S* \(.*\) buffer type overridden to (\S+)")
+EXPERT_LINE = re.compile(
+    r"tensor blk\.(\d+)\.\S*exps\S* \(.*\) buffer type overridden to (\S+)"
+)
 
 
 class _Override(ctypes.Structure):

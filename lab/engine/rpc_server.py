@@ -35,7 +35,9 @@ def serve() -> None:
         names = asked["device"] or _default_devices()
         handles = [devices.device_of(name) for name in names]
     except LabError as problem:
-        print(json.dumps({"error": problem.what, "hint": problem.hint}), file=reply, flush=True)
+        print(
+            json.dumps({"error": problem.what, "hint": problem.hint}), file=reply, flush=True
+        )
         return
     print(json.dumps({"device": names}), file=reply, flush=True)
     array = (P * len(handles))(*handles)

@@ -88,7 +88,10 @@ def _not_understood(text: str, message: str) -> LabError:
         help="Sequences to decode together, as in lab batch.  [default: one sequence]",
     ),
     click.option(
-        "--blocks", default=10, show_default=True, help="Blocks; each runs every variant twice."
+        "--blocks",
+        default=10,
+        show_default=True,
+        help="Blocks; each runs every variant twice.",
     ),
     AT_LEAST,
     *SETTINGS,
@@ -96,7 +99,11 @@ def _not_understood(text: str, message: str) -> LabError:
     *OUTPUT,
 )
 def command(
-    variants: tuple[str, ...], blocks: int, at_least: float, sequences: str | None, **asked: Any
+    variants: tuple[str, ...],
+    blocks: int,
+    at_least: float,
+    sequences: str | None,
+    **asked: Any,
 ) -> None:
     """Compare settings or models, measured alternately.
 
@@ -123,7 +130,9 @@ def command(
         plans = trial.plan(worker, labelled, blocks, make, **asked, watch=transferring)
     introduce(list(plans.values()), err, err)
     path = new_results_file(next(iter(plans.values())), output.folder)
-    records, problem = collect(lambda watch: trial.execute(plans, blocks, path, watch), path, err)
+    records, problem = collect(
+        lambda watch: trial.execute(plans, blocks, path, watch), path, err
+    )
     if problem:
         raise problem
     groups = comparison.groups(records)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.app import server
-from lab.app.experiment import REPEAT, Experiment, Table, is_doubtful
+from lab.app.experiment import REPEAT, Experiment, ExperimentTable, is_doubtful
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
 from lab.app.options import MODEL, PROMPT, TOKENS, setting_option
 from lab.core import cost, memory, phases
@@ -49,7 +49,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-REQUEST = ["n_prompt", "n_gen", "is_shared"]  # cases that differ only in n_seq are shown together
+REQUEST = [
+    "n_prompt",
+    "n_gen",
+    "is_shared",
+]  # cases that differ only in n_seq are shown together
 CASE = [*REQUEST, "n_seq"]
 
 
@@ -69,7 +73,9 @@ def figures(run: Run) -> dict[str, float]:
     prefill_s = 0.0
     decode_sizes = set()
     steps = run.steps
-    for kind, n_tokens, ready_ns in zip(steps.kind, steps.n_tokens, steps.ready_ns, strict=True):
+    for kind, n_tokens, ready_ns in zip(
+        steps.kind, steps.n_tokens, steps.ready_ns, strict=True
+    ):
         if kind == PREFILL:
             prefill_s = ready_ns / 1e9
         elif kind == DECODE:
@@ -142,7 +148,9 @@ def volleys_plan(
             "Leave it out: each request has a prompt of its own.",
         )
     if gen < 2:
-        raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2.")
+        raise LabError(
+            f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2."
+        )
     n_seqs = whole_numbers("--sequences", sequences, MOST_AT_ONCE)
     lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
     plan = server_session.make_plan(lengths, gen, repeat, **texts)
@@ -293,7 +301,9 @@ def by_request(rows: Sequence[Any]) -> list[list[Any]]:
     return list(grouped(rows, lambda row: (row.n_prompt, row.n_gen, row.is_shared)).values())
 
 
-def expected_s(prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int) -> float | None:
+def expected_s(
+    prediction: StepPrediction, n_prompt: int, n_gen: int, n_seq: int
+) -> float | None:
     """T(B) in the middle of the answers: a token of each sequence."""
     n_past = n_prompt + max(0, n_gen - 2) // 2
     other_sequences = [(1, n_past)] * (n_seq - 1)
@@ -432,7 +442,7 @@ def efficiency_cell(row: Any) -> str:
     return UNKNOWN if row.efficiency is None else f"{digits(row.efficiency)}x"
 
 
-TABLE = Table(
+TABLE = ExperimentTable(
     name="batch",
     question="How many sequences at once, and what does it cost each?",
     title="sequences decoded together; medians over runs, their range below",
@@ -442,7 +452,10 @@ TABLE = Table(
         ("prompt\ntokens", prompt_cell),
         ("sequences", lambda row: f"{row.n_seq:,}"),
         ("runs", lambda row: str(row.n_runs)),
-        ("step\nms", lambda row: ranged(row.step_s, row.step_min_s, row.step_max_s, row.n_runs)),
+        (
+            "step\nms",
+            lambda row: ranged(row.step_s, row.step_min_s, row.step_max_s, row.n_runs),
+        ),
         ("predicted\nms", lambda row: cell(row.expected_s, 1e3)),
         ("tokens/s\nin total", lambda row: cell(row.total_tps)),
         ("tokens/s\nper user", lambda row: cell(row.user_tps)),

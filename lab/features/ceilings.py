@@ -68,9 +68,14 @@ def command(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> N
     more_types = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
     warn = partial(err.print, style="yellow")
     try:
-        with console.transfer(err) as watch_file, console.progress(err, None, str) as (watch, _):
+        with (
+            console.transfer(err) as watch_file,
+            console.progress(err, None, str) as (watch, _),
+        ):
             asked["watch"] = watch_file
-            measured = measure(model, more_types, Path(out), err.print, watch, warn, again, **asked)
+            measured = measure(
+                model, more_types, Path(out), err.print, watch, warn, again, **asked
+            )
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     if as_json:
@@ -99,7 +104,9 @@ def ceilings(
     def watch(status: Status) -> None:
         show(f"{status.line}; {duration(status.left_s or 0)} left")
 
-    best = measure(model, types, Path(out), show, watch, warnings.warn, False, watch=None, **asked)
+    best = measure(
+        model, types, Path(out), show, watch, warnings.warn, False, watch=None, **asked
+    )
     show(
         f"The speeds of {len(best.rates)} basic operations (kernels) were measured at "
         f"{best.measured_at}"

@@ -82,7 +82,9 @@ def draw(contents: Contents, results: tuple[str, ...], out: str | None) -> list[
     from lab.show import comparison
     from lab.show.section import Context
 
-    records = contents.measured if contents.requests else comparison.by_session(contents.records)
+    records = (
+        contents.measured if contents.requests else comparison.by_session(contents.records)
+    )
     sections = kinds.sections(records, Context(), ("runs", "requests"))
     stem = f"{Path(results[0]).stem}-compared"
     return kinds.draw(sections, plot_folder(results, out), stem)

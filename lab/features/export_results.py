@@ -76,7 +76,9 @@ def llama_bench_json(records: tuple[Record, ...]) -> bytes:
         raise LabError("llama-bench's format has no rows for requests to servers.", OF_TABLES)
     plain = [record for record in records if record.run.is_plain]
     if not plain:
-        what = "The results are only experiments, and llama-bench's format has no rows for these."
+        what = (
+            "The results are only experiments, and llama-bench's format has no rows for these."
+        )
         raise LabError(what, OF_TABLES)
     n_disturbed = len([record for record in plain if disturbances.disturbances(record)])
     if n_disturbed:
@@ -106,7 +108,8 @@ def as_parquet(rows: pd.DataFrame) -> bytes:
         return bytes(rows.to_parquet(index=False))
     except ImportError:
         raise LabError(
-            "Parquet needs a library that is not installed.", "python3 -m uv pip install pyarrow"
+            "Parquet needs a library that is not installed.",
+            "python3 -m uv pip install pyarrow",
         ) from None
 
 

@@ -15,7 +15,9 @@ from lab.errors import printable
 
 @click.command("import", cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--device", metavar="NAME", help="The device, for a table that does not name it.")
+@click.option(
+    "--device", metavar="NAME", help="The device, for a table that does not name it."
+)
 @out_option("Folder for the results files.")
 def command(files: tuple[str, ...], device: str | None, out: str) -> None:
     """Import results of llama-bench.
@@ -40,7 +42,8 @@ def command(files: tuple[str, ...], device: str | None, out: str) -> None:
         stem = "pasted" if name == text.STDIN else Path(name).stem
         target = free_path(Path(out), f"imported-{stem}")
         lines = [
-            to_json(dataclasses.replace(record, session=target.stem)) + "\n" for record in records
+            to_json(dataclasses.replace(record, session=target.stem)) + "\n"
+            for record in records
         ]
         write_whole(target, "".join(lines).encode(), "The file")
         click.echo(printable(f"{target}  {len(records)} samples"))

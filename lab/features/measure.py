@@ -59,7 +59,13 @@ def measure(
     "NAME: VALUE") and timeout.
     """
     check_side([*settings, "stream"] if stream else settings, url)
-    asked = {"prompt_len": prompt_len, "gen": gen, "repeat": repeat, "model": model, "url": url}
+    asked = {
+        "prompt_len": prompt_len,
+        "gen": gen,
+        "repeat": repeat,
+        "model": model,
+        "url": url,
+    }
     with asking(words_of_values(command, {**asked, **settings})):
         if url is not None:
             return _measure_through_server(

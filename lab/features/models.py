@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.app.help import Group
+from lab.app.help import CommandGroup
 from lab.app.options import as_json_option
 from lab.core import shell
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CACHE_LENGTHS = (1_000, 10_000, 128_000)  # contexts whose KV cache `info` describes
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @as_json_option()
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:

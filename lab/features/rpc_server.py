@@ -28,7 +28,9 @@ WARNING = (
 
 
 @click.command("rpc-server", cls=Command)
-@click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="IPv4 address to listen on."
+)
 @click.option(
     "--port",
     default=rpc.DEFAULT_PORT,
@@ -41,7 +43,9 @@ WARNING = (
 )
 @click.option("--threads", "-t", type=int, help="Threads of the CPU, if it is lent.")
 @click.option("--lib", metavar="FOLDER", help="Use the llama.cpp libraries in this folder.")
-def command(host: str, port: int, device: str | None, threads: int | None, lib: str | None) -> None:
+def command(
+    host: str, port: int, device: str | None, threads: int | None, lib: str | None
+) -> None:
     """Lend this machine's devices to another machine (llama.cpp's RPC).
 
     \b
@@ -150,11 +154,15 @@ def _check_address(host: str, port: int) -> None:
         ipaddress.IPv4Address(host)
     except ValueError:
         what = f"--host {host} is not a numeric IPv4 address."
-        raise LabError(what, "Use 127.0.0.1, or this machine's address in your network.") from None
+        raise LabError(
+            what, "Use 127.0.0.1, or this machine's address in your network."
+        ) from None
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as in llama.cpp
         try:
             trial.bind((host, port))
         except OSError as problem:
             what = f"A server cannot listen at {host}:{port}: {problem.strerror}."
-            raise LabError(what, "Choose another --port, or the --host of this machine.") from None
+            raise LabError(
+                what, "Choose another --port, or the --host of this machine."
+            ) from None

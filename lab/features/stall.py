@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from lab.app.experiment import REPEAT, Experiment, Table
+from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import as_rows, cell, prediction_errors, ranged
 from lab.app.options import MODEL, PROMPT, setting_option
 from lab.core import script
@@ -55,7 +55,11 @@ N_GEN = 9  # tokens of the new request's answer
 MOST_PREDICTED = 2**20  # prompt tokens of a run that is predicted step by step
 STALL = 2.0  # a gap longer than STALL times the usual gap is a stall
 MOST_CHUNKS = 4  # panels in a row of the picture
-REQUEST = ["n_prompt", "n_gen", "n_streams"]  # cases that differ only in the chunk are compared
+REQUEST = [
+    "n_prompt",
+    "n_gen",
+    "n_streams",
+]  # cases that differ only in the chunk are compared
 CASE = [*REQUEST, "chunk"]
 
 
@@ -283,7 +287,11 @@ def stall(
 
 OPTIONS = (
     click.option(
-        "--prompt-len", "-p", default="4096", show_default=True, help="Tokens of the new prompt."
+        "--prompt-len",
+        "-p",
+        default="4096",
+        show_default=True,
+        help="Tokens of the new prompt.",
     ),
     click.option(
         "--chunk",
@@ -476,7 +484,9 @@ def drawn_chunks(chunks: set[int | None]) -> list[int | None]:
     return [ordered[round(panel * stride)] for panel in range(MOST_CHUNKS)]
 
 
-def draw_gaps(ax: Axes, runs: Sequence[StallRun], style: Mapping[str, Any], label: str) -> None:
+def draw_gaps(
+    ax: Axes, runs: Sequence[StallRun], style: Mapping[str, Any], label: str
+) -> None:
     """Draw the gaps of the runs of a case as points, the median of each token as a line, and the
     first token.
     """
@@ -517,7 +527,7 @@ def lost_cell(row: Any) -> str:
     return UNKNOWN if row.lost is None else str(round(100 * row.lost))
 
 
-TABLE = Table(
+TABLE = ExperimentTable(
     name="stall",
     question="How long does a long prompt stop running answers?",
     title="a long prompt beside running answers; medians over runs, their range below; "

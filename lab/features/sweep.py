@@ -59,7 +59,9 @@ def sweep(
         )
 
 
-@click.command("sweep", cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report"))
+@click.command(
+    "sweep", cls=Command, first=("model", "max-len", "every", "gen", "repeat", "report")
+)
 @with_options(
     click.option(
         "--max-len",

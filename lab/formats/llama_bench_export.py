@@ -133,7 +133,14 @@ def setup_of(record: Record) -> dict[str, Any]:
 def test_key(record: Record, run: Run, row: dict[str, Any]) -> str:
     """What tells one test from another; n_ctx does not, as it follows from the longest run."""
     settings = to_json(dataclasses.replace(record.settings, n_ctx=0))
-    setup = [row, run.variant, run.every, record.model.sha256, settings, to_json(record.machine)]
+    setup = [
+        row,
+        run.variant,
+        run.every,
+        record.model.sha256,
+        settings,
+        to_json(record.machine),
+    ]
     return json.dumps(setup)
 
 

@@ -62,8 +62,12 @@ def read(name: str, device: str | None = None) -> tuple[list[Record], list[str]]
             skipped.append(f"{row.place} skipped: {reason_for_no_run(row)}")
     skipped.sort(key=number_of_place)
     if not records:
-        reasons = [f" {sentence[:1].upper()}{sentence[1:]}." for sentence in skipped[:MOST_REASONS]]
-        raise LabError(f"{shown} has no result that the lab can read.{''.join(reasons)}", READABLE)
+        reasons = [
+            f" {sentence[:1].upper()}{sentence[1:]}." for sentence in skipped[:MOST_REASONS]
+        ]
+        raise LabError(
+            f"{shown} has no result that the lab can read.{''.join(reasons)}", READABLE
+        )
     return records, skipped
 
 

@@ -41,7 +41,13 @@ HEADS = {
 Other settings become the variant.
 """
 
-LEFT_OUT = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", "n_gpu_layers": -1}
+LEFT_OUT = {
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "type_k": "f16",
+    "type_v": "f16",
+    "n_gpu_layers": -1,
+}
 """The Markdown table has no columns of settings that have their default."""
 
 NO_SETTINGS = ("size", "params", "test", "t/s")
@@ -97,7 +103,9 @@ def parse(text: str, name: str, device: str | None) -> tuple[list[BenchRow], lis
         table = of_tables(text, device)
         if table.rows or table.skipped:  # a post may begin with a bracket
             return table.rows, table.skipped
-        raise LabError(f"{name} is not JSON or CSV of llama-bench: {problem}.", READABLE) from None
+        raise LabError(
+            f"{name} is not JSON or CSV of llama-bench: {problem}.", READABLE
+        ) from None
     table = of_tables(text, device)
     return table.rows, table.skipped
 
@@ -147,7 +155,9 @@ def of_tables(text: str, device: str | None) -> MarkdownTables:
                 unnamed = unnamed or place
         table.rows.append(BenchRow(place, columns, True, row.other_settings))
     if unnamed:
-        table.skipped.append(f"{unnamed}: the text does not name the device; name it with --device")
+        table.skipped.append(
+            f"{unnamed}: the text does not name the device; name it with --device"
+        )
     return table
 
 
@@ -204,7 +214,9 @@ def row_of(place: str, cells: Mapping[str, str]) -> BenchRow:
     cells = {head.lower(): cell for head, cell in cells.items()}
     test = TEST.fullmatch(cells["test"])
     if not test or not (test[1] or test[2]):
-        raise ValueError(f"{cells['test'][:100]!r} is not a test such as pp512 or tg128 @ d4096")
+        raise ValueError(
+            f"{cells['test'][:100]!r} is not a test such as pp512 or tg128 @ d4096"
+        )
     n_prompt, n_gen, n_depth = (int(length or 0) for length in test.groups())
     tps, deviation = rate_of(cells["t/s"])
     columns: dict[str, Any] = dict(LEFT_OUT)

@@ -16,7 +16,9 @@ MOST_LINES = 50_000
 MOST_LETTERS = 10_000
 """Letters of a line; longer lines are no tables and no logs."""
 
-ESCAPES = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\x1b[@-Z\\-_]|\[(?:\d{1,3};){0,4}\d{1,3}m")
+ESCAPES = re.compile(
+    r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\x1b[@-Z\\-_]|\[(?:\d{1,3};){0,4}\d{1,3}m"
+)
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
 )
@@ -50,7 +52,9 @@ def read(name: str, hint: str, most_bytes: int = MOST_BYTES) -> str:
             reason = problem.strerror
         raise LabError(f"{shown} cannot be read: {reason}.", hint) from None
     if len(data) > most_bytes:
-        raise LabError(f"{shown} has over {most_bytes:,} bytes.", "Give only the lines needed.")
+        raise LabError(
+            f"{shown} has over {most_bytes:,} bytes.", "Give only the lines needed."
+        )
     return decoded(data, shown, hint)
 
 

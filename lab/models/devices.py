@@ -70,7 +70,7 @@ It is that of FP16, or of INT8 by DP4A.
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceSheet:
     """A device of models/devices.toml, which explains the fields.
 
     `tflops` is the dense FP16 peak, as published.
@@ -127,7 +127,7 @@ def chip_of(name: str) -> str:
 
 
 @cache
-def devices() -> dict[str, Device]:
+def devices() -> dict[str, DeviceSheet]:
     """The devices of models/devices.toml by name. LabError for an invalid entry."""
     with data_file("devices.toml").open("rb") as file:
         try:
@@ -143,13 +143,13 @@ def devices() -> dict[str, Device]:
     return by_name
 
 
-def from_entry(kind: str, name: str, facts: Any) -> Device:
+def from_entry(kind: str, name: str, facts: Any) -> DeviceSheet:
     """The device of an entry. LabError for fields that are missing, unknown or not numbers."""
     try:
         fields = {**facts, "aliases": tuple(facts.get("aliases", ()))}
         if "mtps" in fields:
             fields["gbps"] = fields.pop("bus_bits") * fields.pop("mtps") / 8e3
-        return Device(kind=kind, name=name, **fields)
+        return DeviceSheet(kind=kind, name=name, **fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise LabError(
             f"[{kind}.{name}] of models/devices.toml cannot be used: {error}.",
@@ -168,7 +168,7 @@ def names_of(group: str) -> tuple[str, ...]:
     return tuple(name for name, device in devices().items() if key in (ALL, device.kind))
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str) -> DeviceSheet:
     """A device by its name. LabError with close names for an unknown one, and for a kind's name."""
     device = called(name)
     if device is not None:
@@ -194,7 +194,9 @@ def close_names(name: str) -> list[str]:
     choices = [*devices(), *kinds()]
     containing = [choice for choice in choices if name and name in choice]
     if containing:
-        return sorted(containing, key=lambda choice: (not choice.startswith(name), len(choice)))
+        return sorted(
+            containing, key=lambda choice: (not choice.startswith(name), len(choice))
+        )
     return difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
 
 
@@ -202,7 +204,7 @@ def as_name(text: str) -> str:
     return text.strip().lower().replace(" ", "-")
 
 
-def called(text: str) -> Device | None:
+def called(text: str) -> DeviceSheet | None:
     """The device with this name or alias, whatever its spaces, dashes and maker.
 
     "NVIDIA GeForce RTX4090" is rtx-4090.
@@ -211,7 +213,7 @@ def called(text: str) -> Device | None:
 
 
 @cache
-def by_key() -> dict[str, Device]:
+def by_key() -> dict[str, DeviceSheet]:
     """The devices by the keys of all their names."""
     keys = {}
     for device in devices().values():
@@ -235,7 +237,7 @@ def alphanumeric_words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
-def recognise(description: str, memory_bytes: int | None = None) -> Device | None:
+def recognise(description: str, memory_bytes: int | None = None) -> DeviceSheet | None:
     """The device with this driver description and memory; None if none fits for sure."""
     words_of_driver = set(alphanumeric_words(description))
     candidates = described_as(words_of_driver)
@@ -249,11 +251,13 @@ def recognise(description: str, memory_bytes: int | None = None) -> Device | Non
     return candidates[0] if len(candidates) == 1 else None
 
 
-def described_as(words_of_driver: set[str]) -> list[Device]:
+def described_as(words_of_driver: set[str]) -> list[DeviceSheet]:
     """The devices whose names, but for their variants, are the most specific in a description."""
-    by_name: dict[frozenset[str], list[Device]] = {}
+    by_name: dict[frozenset[str], list[DeviceSheet]] = {}
     for device in devices().values():
-        name = frozenset(part for part in device.description_words if not VARIANT.fullmatch(part))
+        name = frozenset(
+            part for part in device.description_words if not VARIANT.fullmatch(part)
+        )
         remaining = words_of_driver - name
         if name <= words_of_driver and not any(map(OTHER_DEVICE.fullmatch, remaining)):
             by_name.setdefault(name, []).append(device)
@@ -265,14 +269,18 @@ def described_as(words_of_driver: set[str]) -> list[Device]:
 def sizes_in_gb(words_of_driver: set[str], memory_bytes: int | None) -> list[float]:
     """The memory that a description names, else the memory that the driver reports."""
     named = [
-        float(word.removesuffix("gb")) for word in words_of_driver if MEMORY_SIZE.fullmatch(word)
+        float(word.removesuffix("gb"))
+        for word in words_of_driver
+        if MEMORY_SIZE.fullmatch(word)
     ]
     if named or memory_bytes is None:
         return named
     return [memory_bytes / 2**30]
 
 
-def with_memory(candidates: Sequence[Device], sizes_gb: Sequence[float]) -> list[Device]:
+def with_memory(
+    candidates: Sequence[DeviceSheet], sizes_gb: Sequence[float]
+) -> list[DeviceSheet]:
     """The devices with about this memory; no chip of Apple, whose driver reports a part of it."""
     fitting = []
     for device in candidates:

@@ -25,13 +25,17 @@ from lab.models import catalog
 from lab.models.catalog import HUB, ModelFile
 
 HOME = "https://huggingface.co"
-HEADER_BYTES = 32 << 20  # more than any model's header: a vocabulary of 262,144 tokens takes 16 MB
+HEADER_BYTES = (
+    32 << 20
+)  # more than any model's header: a vocabulary of 262,144 tokens takes 16 MB
 MOST_ANSWER_BYTES = 32 << 20  # of an answer that is no file: a list of 10,000 files takes 1 MB
 STALL_S = 60.0
 LEAST_BYTES = 64 << 10
 """A transfer ends if it brings fewer than LEAST_BYTES in STALL_S seconds."""
 
-SHA256 = "[0-9a-f]{64}"  # the name of a large file's blob; files in git itself have shorter ones
+SHA256 = (
+    "[0-9a-f]{64}"  # the name of a large file's blob; files in git itself have shorter ones
+)
 OFFLINE_HINT = (
     "Without a network, measure the embedded model (smollm2-135m), "
     "a synthetic one (synthetic:NAME:QUANT) or a file on disk (--model PATH.gguf)."
@@ -231,7 +235,9 @@ def _check_announced(remote: Remote, sha256: str | None, n_bytes: int) -> None:
             f"{remote.label} is not the file in the catalog: the hub announces sha256 {sha256}, "
             f"the catalog has {remote.sha256}. Nothing was downloaded."
         )
-        hint = "The repo has changed: name a revision with the old file, or correct the catalog."
+        hint = (
+            "The repo has changed: name a revision with the old file, or correct the catalog."
+        )
         raise LabError(what, hint)
     _root().mkdir(parents=True, exist_ok=True)
     if n_bytes > shutil.disk_usage(_root()).free:
@@ -257,7 +263,9 @@ class _Guard:
             and request.url.host != urlsplit(_endpoint()).hostname
         ):
             raise _no_hub()
-        request.headers["Accept-Encoding"] = "identity"  # so that announced bytes are bytes on disk
+        request.headers["Accept-Encoding"] = (
+            "identity"  # so that announced bytes are bytes on disk
+        )
 
     def check_answer(self, response: Any) -> None:
         """LabError for an answer of no hub; the body of the others gets its limits."""
@@ -329,7 +337,9 @@ def _limited(chunks: Any, most_bytes: int) -> Iterator[bytes]:
         n_bytes += len(chunk)
         if n_bytes > most_bytes:
             what = f"The hub sent more than the {most_bytes:,} bytes that it may."
-            raise LabError(f"{what} The lab stopped reading.", "Pull it again, from another hub.")
+            raise LabError(
+                f"{what} The lab stopped reading.", "Pull it again, from another hub."
+            )
         if time.monotonic() > deadline:
             if n_bytes - n_bytes_before < LEAST_BYTES:
                 what = f"The hub sent {n_bytes - n_bytes_before:,} bytes in {STALL_S:g} s."
@@ -405,9 +415,8 @@ def _disk_error(problem: OSError, remote: Remote) -> LabError:
     """The LabError for a problem of the disk, or of a file's length."""
     if problem.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
         free_bytes = shutil.disk_usage(_root()).free
-        what = (
-            f"The disk is too full for {remote.file}: {free_bytes:,} bytes are free in {_root()}."
-        )
+        free = f"{free_bytes:,} bytes are free in {_root()}"
+        what = f"The disk is too full for {remote.file}: {free}."
         hint = "Free some space there, or set HF_HOME to a folder on another disk."
         return LabError(what, hint)
     if problem.errno is None:  # the library's, such as another length than announced

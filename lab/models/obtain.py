@@ -36,7 +36,9 @@ from lab.process.worker import Worker
 ShowTransfer = Callable[[str, int, int | None], None]
 """Called with a description of the work, the bytes done and the total bytes (None: unknown)."""
 
-WRITTEN_FOR_OTHERS = "Q4_0"  # random weights from which llama.cpp's quantizer makes other types
+WRITTEN_FOR_OTHERS = (
+    "Q4_0"  # random weights from which llama.cpp's quantizer makes other types
+)
 
 
 def silently(what: str, done: int, total: int | None) -> None:
@@ -110,7 +112,9 @@ def how_to_get(spec: Spec) -> str:
 
 
 def _not_here(spec: Spec) -> LabError:
-    return LabError(f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}")
+    return LabError(
+        f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}"
+    )
 
 
 def remove(spec: Spec) -> int:
@@ -228,7 +232,9 @@ def _make_synthetic(spec: Spec, worker: Worker, watch: ShowTransfer) -> ModelFil
     return ModelFile(spec.entry.name, SYNTHETIC, target)
 
 
-def _requantize(spec: Spec, original: ModelFile, worker: Worker, watch: ShowTransfer) -> ModelFile:
+def _requantize(
+    spec: Spec, original: ModelFile, worker: Worker, watch: ShowTransfer
+) -> ModelFile:
     """Write the catalog's model in another quantization; the file gets its name at the end."""
     assert spec.entry is not None and spec.quantization is not None
     _check_quantization(worker, spec.quantization)
@@ -239,7 +245,9 @@ def _requantize(spec: Spec, original: ModelFile, worker: Worker, watch: ShowTran
     return ModelFile(name, REQUANTIZED, target, original.repo, original.revision)
 
 
-def _quantize(source: Path, target: Path, kind: str, worker: Worker, watch: ShowTransfer) -> None:
+def _quantize(
+    source: Path, target: Path, kind: str, worker: Worker, watch: ShowTransfer
+) -> None:
     what = f"quantizing to {kind}"
     part = _temporary(target, "part")
     watch(what, 0, None)

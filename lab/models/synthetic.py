@@ -83,7 +83,9 @@ class PlannedTensor:
 @cache
 def quantizations(name: str) -> dict[str, str]:
     """A table of models/quantizations.toml, such as `types`: a quantization's usual type."""
-    return dict(tomllib.loads(data_file("quantizations.toml").read_text(encoding="utf-8"))[name])
+    return dict(
+        tomllib.loads(data_file("quantizations.toml").read_text(encoding="utf-8"))[name]
+    )
 
 
 def quantization_name(quantization: str) -> str:
@@ -501,7 +503,9 @@ def _add_header(
         kind = gguf.GGMLQuantizationType[tensor.type]
         dimensions = tensor.dimensions[::-1]  # as numpy has them
         data_type = np.dtype(np.float32)
-        writer.add_tensor_info(tensor.name, dimensions, data_type, tensor.n_bytes, raw_dtype=kind)
+        writer.add_tensor_info(
+            tensor.name, dimensions, data_type, tensor.n_bytes, raw_dtype=kind
+        )
 
 
 class _RandomArray:
@@ -539,7 +543,9 @@ def _matrix_weights(kind: str, n: int, scale: float, generator: Any) -> Any:
     import numpy as np
 
     if kind == "F32":
-        return (np.float32(scale) * generator.standard_normal(n, dtype=np.float32)).view(np.uint8)
+        return (np.float32(scale) * generator.standard_normal(n, dtype=np.float32)).view(
+            np.uint8
+        )
     if kind == "F16":
         # A random sign and mantissa under one exponent: between 1 and 2 times a power of two.
         exponent = round(math.log2(scale / 1.53)) + 15

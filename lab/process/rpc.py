@@ -23,9 +23,13 @@ TIMEOUT_S = 5.0  # for a server's answer, however slowly it comes
 HELLO = 14  # RPC_CMD_HELLO
 GREETING = struct.pack("<BQ", HELLO, 24) + bytes(24)  # without capabilities: only TCP
 ANSWER_BYTES = range(3, 65)  # the version in three bytes, and capabilities
-RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)  # struct linger: close with a reset
+RESET = struct.pack(
+    "hh" if os.name == "nt" else "ii", 1, 0
+)  # struct linger: close with a reset
 
-SEVERAL = f"Write HOST:PORT, such as 192.168.1.20:{DEFAULT_PORT}. Separate servers with commas."
+SEVERAL = (
+    f"Write HOST:PORT, such as 192.168.1.20:{DEFAULT_PORT}. Separate servers with commas."
+)
 
 
 class ServerUnavailable(LabError):
@@ -41,7 +45,9 @@ def endpoints(addresses: Sequence[str]) -> tuple[str, ...]:
     resolved = [_resolved(address) for address in addresses]
     for endpoint in resolved:
         if resolved.count(endpoint) > 1:
-            raise LabError(f"--rpc names the server {endpoint} twice.", "Name each server once.")
+            raise LabError(
+                f"--rpc names the server {endpoint} twice.", "Name each server once."
+            )
     if len(resolved) > MAX_SERVERS:
         what = f"--rpc names {len(resolved)} servers."
         raise LabError(what, f"llama.cpp accepts at most {MAX_SERVERS}.")

@@ -82,7 +82,9 @@ def environment(lib: str | None = None) -> dict[str, str]:
 
 
 def listen(
-    process: subprocess.Popen[bytes], pids: queue.SimpleQueue[int], replies: queue.SimpleQueue[Any]
+    process: subprocess.Popen[bytes],
+    pids: queue.SimpleQueue[int],
+    replies: queue.SimpleQueue[Any],
 ) -> None:
     """Read a child's stdout: the first line is its process id, each later line a reply.
 

@@ -159,7 +159,9 @@ class Worker:
             raise LabError(what, "Download it again.") from None
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
-        return tuple(Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=path)))
+        return tuple(
+            Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=path))
+        )
 
     def free_memory(self) -> dict[str, int]:
         """Free bytes of each device that reports them, by name."""

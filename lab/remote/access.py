@@ -72,7 +72,9 @@ def access(
 
 def _parsed(url: str) -> SplitResult:
     """The parts of an address. LabError for what is no address of an HTTP server."""
-    problem = LabError("This is not a valid server address.", "Write it as http://HOST:PORT/v1.")
+    problem = LabError(
+        "This is not a valid server address.", "Write it as http://HOST:PORT/v1."
+    )
     has_odd_letters = printable(unquote(url)) != unquote(url) or re.search(r"\s", url)
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -93,7 +95,9 @@ def _without_secrets(parts: SplitResult) -> str:
         host = f"[{host}]"
     if parts.port:
         host = f"{host}:{parts.port}"
-    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    path = (
+        parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    )
     return urlunsplit((parts.scheme, host, path or "/v1", "", ""))
 
 
@@ -161,7 +165,9 @@ def _secrets(server: Access) -> set[str]:
     for value in list(texts):
         if value.lower().startswith("basic "):
             with suppress(ValueError):  # not base64
-                texts.append(base64.b64decode(value[6:], validate=True).decode(errors="ignore"))
+                texts.append(
+                    base64.b64decode(value[6:], validate=True).decode(errors="ignore")
+                )
     secrets: set[str] = set()
     for text in texts:
         secrets.update(re.split(r"[\s=;,:\"']+", text.lower()))

@@ -36,7 +36,9 @@ from lab.remote.formats import JsonReply, as_count, as_dict
 from lab.remote.servers import TOKENIZE, USAGE, Server, TokenCounter, tokenizers
 from lab.runner import machine
 
-MOST_PROBES = 9  # maximum number of requests that generate tokens, besides one for counting prompts
+MOST_PROBES = (
+    9  # maximum number of requests that generate tokens, besides one for counting prompts
+)
 MOST_NAMES = 8  # models that a message lists
 SHORT = "Say yes."
 N_SHORT = 4
@@ -121,7 +123,9 @@ def _examine(
     chosen = choose_model(models, model)
     entry = entries[names.index(chosen)] if chosen in names else {}
     program, version, settings = _describe(client, entry)
-    say(f"waiting for the first answers, at most {address.timeout_s:g} s for each (--timeout) ...")
+    say(
+        f"waiting for the first answers, at most {address.timeout_s:g} s for each (--timeout) ..."
+    )
     probes = _probe(client, chosen, api)
     counter = _counter(client, chosen, probes)
     endpoint = Endpoint(
@@ -141,7 +145,9 @@ def _listed_models(client: Client, model: str | None) -> list[dict[str, Any]]:
     address = client.access
     answer = client.ask(f"{address.url}/models")
     if answer.status is None:
-        raise LabError(f"No server answers at {address.url}: {answer.error}.", _hint(address, None))
+        raise LabError(
+            f"No server answers at {address.url}: {answer.error}.", _hint(address, None)
+        )
     entries = as_dict(answer.parsed).get("data")
     if answer.status in _REJECTED or (model is None and not isinstance(entries, list)):
         raise LabError(
@@ -208,7 +214,9 @@ def _streams_nothing(address: Access, model: str, failed: Sequence[Request]) -> 
         if request.http_status not in (404, 405):  # an interface that exists says more
             problem = request
     status = problem.http_status or 0
-    hint = "Try again (some servers load a model on its first request), or read the server's log."
+    hint = (
+        "Try again (some servers load a model on its first request), or read the server's log."
+    )
     if problem.failure == kinds.NO_STREAM:
         hint = (
             "Check that the address is the server's own: "
@@ -311,7 +319,9 @@ def _of_streams(probes: Probes) -> Iterator[Capability]:
         "no counts in the stream",
     )
     source = probes.short.tokens_by
-    yield _capability("token ids", source == "token ids", "in every event", "none in the stream")
+    yield _capability(
+        "token ids", source == "token ids", "in every event", "none in the stream"
+    )
     yield _capability(
         "tokens per event",
         source is not None,
@@ -371,7 +381,8 @@ def _streaming(probes: Probes) -> Capability:
     if times.came_at_once(probes.long):
         n_events = len(times.generated(probes.long))
         how = (
-            f"{n_events} events with content arrived at once: the answer was buffered until its end"
+            f"{n_events} events with content arrived at once: "
+            "the answer was buffered until its end"
         )
         return Capability(name, kinds.NO, how)
     n_events = len(times.generated(probes.short))

@@ -275,7 +275,9 @@ class Exchange(asyncio.Protocol):
         self.line.n_kept += n_bytes
         self._tail = self._tail[-len(_END) :] + data[-len(_END) :]
         if self.line.n_kept > MOST_ANSWER_BYTES:
-            self._end(Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived"))
+            self._end(
+                Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
+            )
         elif not self._is_chunked or self._tail.endswith(_END) or self._n_waiting > MOST_HELD:
             self._news.set()
 
@@ -333,7 +335,9 @@ class Exchange(asyncio.Protocol):
         is_encoded = headers.get("content-encoding", "").lower() not in ("", "identity")
         is_question = self.ask.path is not None
         # any other type may be a stream: some servers call it text
-        self.is_stream = self.http_status == 200 and not (is_document or is_encoded or is_question)
+        self.is_stream = self.http_status == 200 and not (
+            is_document or is_encoded or is_question
+        )
 
     def _keep(self, ns: int, data: bytes) -> None:
         """Keep a part of the body. Raises Failure for more than an answer may have."""
@@ -354,7 +358,9 @@ class Exchange(asyncio.Protocol):
         n_gen = self.ask.asked.n_gen
         most_lines = LINES_PER_TOKEN * n_gen + SPARE_LINES
         if self._n_line > MOST_LINE_BYTES:
-            raise Failure(kinds.LONG_LINE, f"{self._n_line:,} bytes arrived without a line end")
+            raise Failure(
+                kinds.LONG_LINE, f"{self._n_line:,} bytes arrived without a line end"
+            )
         if self._n_lines > most_lines:
             raise Failure(
                 kinds.TOO_LARGE,

@@ -42,7 +42,10 @@ _ERRORS = (
         "request ({} tokens) exceeds the available context size ({} tokens)",
     ),
     (r"context size has been exceeded", "Context size has been exceeded"),
-    (r"context (length|window|size)|maximum context|too many tokens", "too long for its context"),
+    (
+        r"context (length|window|size)|maximum context|too many tokens",
+        "too long for its context",
+    ),
     (r"out of memory|allocat", "out of memory"),
     (r"no free slot|slot unavailable|overloaded|busy|queue", "too many requests at once"),
     (r"rate.?limit|slow down|quota", "too many requests in this time"),
@@ -142,7 +145,9 @@ def prompt_fields(api: str, prompt: str | Sequence[str]) -> dict[str, Any]:
     if api != CHAT:
         return {"prompt": "".join(texts)}
     roles = ["system"] + ["user", "assistant"] * len(texts)
-    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
+    ]
     if not texts[0]:
         messages = messages[1:]
     return {"messages": messages}

@@ -228,7 +228,9 @@ class _PromptSearch:
         return " ".join([self.nonce, *self._words * n_whole, *self._words[:n_rest]])
 
 
-def tokenizers(client: Client, api: str, model: str, is_prompt: bool = True) -> Iterator[Count]:
+def tokenizers(
+    client: Client, api: str, model: str, is_prompt: bool = True
+) -> Iterator[Count]:
     """The ways in which servers count the tokens of a prompt, or of another text."""
 
     def llama_server(text: str) -> int | None:

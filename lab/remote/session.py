@@ -84,11 +84,13 @@ def make_plan(
     for name, value, most in (("gen", gen, MAX_TOKENS), ("repeat", n_repeat, 10_000)):
         if not 1 <= value <= most:
             raise LabError(
-                f"--{name} {value:,} is not possible.", f"Give a whole number from 1 to {most:,}."
+                f"--{name} {value:,} is not possible.",
+                f"Give a whole number from 1 to {most:,}.",
             )
     if max_minutes is not None and not 0 < max_minutes < 100_000:
         raise LabError(
-            f"--max-minutes {max_minutes:g} is not possible.", "Give a number above 0, such as 10."
+            f"--max-minutes {max_minutes:g} is not possible.",
+            "Give a number above 0, such as 10.",
         )
     cases = tuple(Case(n_prompt, gen) for n_prompt in lengths)
     return ServerPlan(cases, n_repeat, prompt_text(prompt), seed, max_minutes)
@@ -154,7 +156,9 @@ class _Session:
     """A running plan: the volleys still to send, and the requests in a row that could not reach the
     server."""
 
-    def __init__(self, plan: ServerPlan, server: Server, path: Path, watch: ShowStatus) -> None:
+    def __init__(
+        self, plan: ServerPlan, server: Server, path: Path, watch: ShowStatus
+    ) -> None:
         self._plan = plan
         self._server = server
         self._path = path
@@ -168,7 +172,9 @@ class _Session:
         self._lost: list[Request] = []  # in a row
 
     def _sized(self, case: Case) -> Ask:
-        ask = self._server.ask(case.n_prompt, case.n_gen, self._plan.text, seed=self._plan.seed)
+        ask = self._server.ask(
+            case.n_prompt, case.n_gen, self._plan.text, seed=self._plan.seed
+        )
         return with_asked(ask, experiment=case.experiment, case=case.values)
 
     def volleys(self) -> Iterator[list[RequestRecord]]:
@@ -226,7 +232,9 @@ class _Session:
         if slowest.request.status != OK or slowest.ttft_ns is None or slowest.e2e_ns is None:
             return
         n_generated = len(requests) * slowest.asked.n_gen
-        self._reporter.learn(case, slowest.ttft_ns, slowest.e2e_ns - slowest.ttft_ns, n_generated)
+        self._reporter.learn(
+            case, slowest.ttft_ns, slowest.e2e_ns - slowest.ttft_ns, n_generated
+        )
 
     def check_reached(self, records: Sequence[RequestRecord]) -> None:
         """LabError if the last requests could not reach the server; a pause after a failure."""

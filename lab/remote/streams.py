@@ -38,7 +38,7 @@ _REASON = re.compile(r"[a-z][a-z_]{0,30}")
 OTHER_REASON = "other"  # a finish reason that is no plain word
 
 
-class Line(NamedTuple):
+class StreamLine(NamedTuple):
     """A line of a stream with its end, and when it was complete."""
 
     ns: int
@@ -56,7 +56,7 @@ class SentEvent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class EventRow:
     """What is kept of an event."""
 
     ns: int
@@ -85,7 +85,7 @@ class StreamReader:
     def __init__(self, pieces: Pieces, sent_ns: int) -> None:
         self._pieces = pieces
         self._sent_ns = sent_ns
-        self._rows: list[Row] = []
+        self._rows: list[EventRow] = []
         self._texts: list[str] = []
         self._usage: dict[str, Any] = {}
         self._timings: dict[str, Any] = {}
@@ -142,7 +142,7 @@ class StreamReader:
             self._is_done = True
         elif event.name == "error" or (event.name != "ping" and data):
             kind, n_tokens = self._parse(event)
-        self._rows.append(Row(event.ns - self._sent_ns, event.n_bytes, kind, n_tokens))
+        self._rows.append(EventRow(event.ns - self._sent_ns, event.n_bytes, kind, n_tokens))
 
     def _parse(self, event: SentEvent) -> tuple[str, dict[str, int | None]]:
         """The kind of an event with data, and its numbers of tokens."""
@@ -182,7 +182,9 @@ class StreamReader:
             is_plain = _REASON.fullmatch(reason) is not None
             self._reason = reason if is_plain else OTHER_REASON
 
-    def _keep_content(self, choice: dict[str, Any], has_token_ids: bool, has_usage: bool) -> str:
+    def _keep_content(
+        self, choice: dict[str, Any], has_token_ids: bool, has_usage: bool
+    ) -> str:
         """Keep the text of a chunk with its reasoning; returns the kind of the event."""
         delta = as_dict(choice.get("delta"))
         text = _joined(choice.get("text"), delta.get("content"), delta.get("refusal"))
@@ -256,7 +258,7 @@ def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
 
 
 def _tokens_of_events(
-    rows: Sequence[Row], n_generated: int | None
+    rows: Sequence[EventRow], n_generated: int | None
 ) -> tuple[tuple[int, ...] | None, str | None]:
     """Tokens per event and their source: the first with a count for all content, at most
     `n_generated`."""
@@ -271,7 +273,7 @@ def _tokens_of_events(
     return None, None
 
 
-def _tokens_by(source: str, rows: Sequence[Row]) -> list[int]:
+def _tokens_by(source: str, rows: Sequence[EventRow]) -> list[int]:
     """Tokens per event by this source; 0 for an event without a count."""
     column = []
     total = 0
@@ -315,16 +317,16 @@ def _events(pieces: Pieces) -> Iterator[SentEvent]:
             is_begun = False
 
 
-def _lines(pieces: Pieces) -> Iterator[Line]:
+def _lines(pieces: Pieces) -> Iterator[StreamLine]:
     """The lines of a stream; last an empty one, which some servers omit."""
     begun = bytearray()
     ns = 0
     for ns, data in pieces:
         *ends, begin = data.split(b"\n")
         for end in ends:
-            yield Line(ns, bytes(begun) + end + b"\n")
+            yield StreamLine(ns, bytes(begun) + end + b"\n")
             begun.clear()
         begun += begin
     if begun:
-        yield Line(ns, bytes(begun))
-    yield Line(ns, b"")
+        yield StreamLine(ns, bytes(begun))
+    yield StreamLine(ns, b"")

@@ -363,7 +363,9 @@ def shortest_decode(rows: pd.DataFrame) -> Any | None:
     decodes = rows[rows.phase == DECODE]
     if decodes.empty:
         return None
-    ordered = decodes.sort_values(["n_prompt", "n_gen"], ascending=[True, False], kind="stable")
+    ordered = decodes.sort_values(
+        ["n_prompt", "n_gen"], ascending=[True, False], kind="stable"
+    )
     return next(ordered.itertuples())
 
 

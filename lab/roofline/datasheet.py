@@ -22,7 +22,7 @@ from typing import NamedTuple
 from lab.core import cost, memory
 from lab.core.record import DECODE, PREFILL, Model, Settings
 from lab.models.catalog import data_file
-from lab.models.devices import Device, chip_of
+from lab.models.devices import DeviceSheet, chip_of
 from lab.roofline import step_kernels
 
 PARTS = "arithmetic", "weights", "attention", "cache", "layers"
@@ -73,7 +73,7 @@ def runtime_of(source: str) -> str:
     return "llamafile" if source == "localscore" else "llama.cpp"
 
 
-def backend_of(device: Device) -> str:
+def backend_of(device: DeviceSheet) -> str:
     """The backend that llama.cpp is usually built with for a device."""
     if "NVIDIA" in device.about:
         return "CUDA"
@@ -83,7 +83,7 @@ def backend_of(device: Device) -> str:
     return "Vulkan" if device.fp32 else "CPU"
 
 
-class Parts(NamedTuple):
+class DatasheetParts(NamedTuple):
     """Seconds of a time's parts at the datasheet's rates, in the order of PARTS.
 
     Arithmetic and attention are nan without a known peak.
@@ -97,11 +97,11 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Case:
+class DatasheetCase:
     """What a time is predicted for. `flash_attn` is None where nobody published it."""
 
     phase: str
-    device: Device
+    device: DeviceSheet
     backend: str
     runtime: str
     model: str
@@ -109,7 +109,7 @@ class Case:
     flash_attn: bool | None
     n_prompt: int
     has_experts: bool
-    parts: Parts
+    parts: DatasheetParts
 
     @property
     def least_s(self) -> float | None:
@@ -155,18 +155,20 @@ class Case:
 CacheTypes = tuple[str, str]  # of keys and of values
 
 
-def parts_of_token(model: Model, device: Device, n_past: int, types: CacheTypes) -> Parts:
+def parts_of_token(
+    model: Model, device: DeviceSheet, n_past: int, types: CacheTypes
+) -> DatasheetParts:
     """The parts of a token of one user. LabError for a model of unknown cost."""
     gbps = device.gbps * 1e9
     step = step_kernels.step_cost(model, 1, n_past, 1, *types)
     cache_bytes = step.n_bytes - step.weight_bytes
     layers_s = LAYER_S * (model.n_layer or 0)
-    return Parts(0.0, step.weight_bytes / gbps, 0.0, cache_bytes / gbps, layers_s)
+    return DatasheetParts(0.0, step.weight_bytes / gbps, 0.0, cache_bytes / gbps, layers_s)
 
 
 def parts_of_users(
-    model: Model, device: Device, n_past: int, types: CacheTypes, users: int
-) -> Parts:
+    model: Model, device: DeviceSheet, n_past: int, types: CacheTypes, users: int
+) -> DatasheetParts:
     """The parts of a step with one token of each user. With several, arithmetic counts."""
     gbps = device.gbps * 1e9
     other_users = [(1, n_past)] * (users - 1)
@@ -176,12 +178,19 @@ def parts_of_users(
         arithmetic = step.flops / device.peak_tflops / 1e12
     cache_bytes = step.n_bytes - step.weight_bytes
     layers_s = LAYER_S * (model.n_layer or 0)
-    return Parts(arithmetic, step.weight_bytes / gbps, 0.0, cache_bytes / gbps, layers_s)
+    return DatasheetParts(
+        arithmetic, step.weight_bytes / gbps, 0.0, cache_bytes / gbps, layers_s
+    )
 
 
 def parts_of_prompt(
-    model: Model, device: Device, n: int, n_ubatch: int, types: CacheTypes, n_past: int = 0
-) -> Parts:
+    model: Model,
+    device: DeviceSheet,
+    n: int,
+    n_ubatch: int,
+    types: CacheTypes,
+    n_past: int = 0,
+) -> DatasheetParts:
     """The parts of a prompt of n tokens after n_past. LabError for a model of unknown cost.
 
     The cache: what the tokens see, over TILE, because this number of tokens share a reading.
@@ -195,7 +204,7 @@ def parts_of_prompt(
     seen_bytes = 0.0
     for layers in cost.attended(model, n, n_past) or ():
         seen_bytes += per_head * layers.heads.n_layer * layers.heads.n_head_kv * layers.n_pairs
-    return Parts(
+    return DatasheetParts(
         arithmetic=(prompt.flops - prompt.attention_flops) / peak,
         weights=first_step.weight_bytes * n_steps / gbps,
         attention=prompt.attention_flops / peak,
@@ -206,13 +215,13 @@ def parts_of_prompt(
 
 def parts_of(
     model: Model,
-    device: Device,
+    device: DeviceSheet,
     phase: str,
     n: int,
     n_ubatch: int,
     types: CacheTypes,
     n_past: int = 0,
-) -> Parts:
+) -> DatasheetParts:
     """The parts of a token after n others, or of a prompt of n after n_past."""
     if phase == DECODE:
         return parts_of_token(model, device, n, types)
@@ -220,11 +229,11 @@ def parts_of(
 
 
 def case_for(
-    model: Model, settings: Settings, device: Device, phase: str, n: int, n_past: int = 0
-) -> Case:
+    model: Model, settings: Settings, device: DeviceSheet, phase: str, n: int, n_past: int = 0
+) -> DatasheetCase:
     """The case of a prediction: a prompt of n tokens, or a token after n."""
     types = settings.type_k, settings.type_v
-    return Case(
+    return DatasheetCase(
         phase,
         device,
         backend=backend_of(device),
@@ -253,7 +262,7 @@ class Unpublished(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedRates:
     """What was learned for a phase: figures of the parts, factors, and errors when left out.
 
     `spread`: standard deviations (of logarithms) between levels of a factor. `ranges`: by runtime,
@@ -268,7 +277,7 @@ class Learned:
     spread: dict[str, float]
     ranges: dict[str, dict[str, float]]
 
-    def coefficients(self, case: Case) -> tuple[float, ...]:
+    def coefficients(self, case: DatasheetCase) -> tuple[float, ...]:
         """What the seconds of each part at the datasheet's rates are multiplied by."""
         coefficients = []
         for part, names in FACTORS[self.phase].items():
@@ -278,7 +287,7 @@ class Learned:
             coefficients.append(self.parts.get(part, 0.0) * product)
         return tuple(coefficients)
 
-    def _factor(self, name: str, case: Case) -> float:
+    def _factor(self, name: str, case: DatasheetCase) -> float:
         """A factor of the case; 1 where it does not apply or nobody published it."""
         level = case.levels.get(name)
         if level is None:
@@ -290,7 +299,7 @@ class Learned:
             return value
         return math.pow(value, 0.5 if case.flash_attn else -0.5)
 
-    def _factor_of_variants(self, device: Device) -> float:
+    def _factor_of_variants(self, device: DeviceSheet) -> float:
         """The factor of devices with the same chip, so that more memory makes none slower."""
         chip = device.chip
         factors = []
@@ -299,19 +308,19 @@ class Learned:
                 factors.append(factor)
         return geometric_mean(factors) if factors else 1.0
 
-    def part_times(self, case: Case) -> list[float]:
+    def part_times(self, case: DatasheetCase) -> list[float]:
         """Expected seconds of each part."""
         pairs = zip(self.coefficients(case), case.parts, strict=True)
         return [coefficient * seconds for coefficient, seconds in pairs]
 
-    def expected_s(self, case: Case) -> float | None:
+    def expected_s(self, case: DatasheetCase) -> float | None:
         """Expected seconds, never below the limit; None without a peak."""
         least_s = case.least_s
         if least_s is None:
             return None
         return max(least_s, math.fsum(self.part_times(case)))
 
-    def range(self, case: Case) -> tuple[float, float]:
+    def range(self, case: DatasheetCase) -> tuple[float, float]:
         """The ratios around the expectation, wider for what nobody published."""
         times = self.part_times(case)
         total = math.fsum(times)
@@ -326,7 +335,7 @@ class Learned:
         high = math.hypot(at_length(slow, case.n_prompt), wide)
         return math.exp(-low), math.exp(high)
 
-    def ends(self, case: Case) -> list[End]:
+    def ends(self, case: DatasheetCase) -> list[End]:
         """The fast and the slow end of the range of what was published."""
         runtime = case.levels["runtime"]
         short = self.ranges.get(runtime, self.ranges["all"])
@@ -338,7 +347,7 @@ class Learned:
             ends.append(End(short_size, max(short_size, long_size)))
         return ends
 
-    def unpublished(self, case: Case) -> list[Unpublished]:
+    def unpublished(self, case: DatasheetCase) -> list[Unpublished]:
         """The factors of the case that nobody published, in the order of FACTORS."""
         by_part = list(FACTORS[self.phase].values())
         levels = case.levels
@@ -368,10 +377,12 @@ def at_length(end: End, n_prompt: int) -> float:
 
 
 @cache
-def learned() -> dict[str, Learned]:
+def learned() -> dict[str, LearnedRates]:
     """What was learned by phase, from models/learned.toml."""
     with data_file("learned.toml").open("rb") as file:
-        return {phase: Learned(phase, **entry) for phase, entry in tomllib.load(file).items()}
+        return {
+            phase: LearnedRates(phase, **entry) for phase, entry in tomllib.load(file).items()
+        }
 
 
 class Evaluation(NamedTuple):
@@ -386,7 +397,7 @@ class Evaluation(NamedTuple):
     n_devices: int
 
 
-def evaluation_of(device: Device | None = None) -> Evaluation:
+def evaluation_of(device: DeviceSheet | None = None) -> Evaluation:
     """The test of predictions for a device like this one, or for all devices."""
     by_phase = learned()
     backend = "all"
@@ -417,7 +428,7 @@ class PublishedRate(NamedTuple):
     collected: str
 
 
-def published_rates(device: Device, model: Model) -> list[PublishedRate]:
+def published_rates(device: DeviceSheet, model: Model) -> list[PublishedRate]:
     """What others measured on this device with this model and quantization, if it is clean."""
     wanted = {
         "device": device.name,

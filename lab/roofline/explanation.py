@@ -36,7 +36,9 @@ BETWEEN = "between devices"
 """Parts of a phase's least time, besides attention."""
 
 OVERHEAD_SHARE = 0.5  # overhead limits a phase with more than this share outside its kernels
-ATTENTION_SHARE = 0.5  # attention limits a phase with more than this share of its kernels' time
+ATTENTION_SHARE = (
+    0.5  # attention limits a phase with more than this share of its kernels' time
+)
 KERNEL_FACTOR = 1.5  # the kernel limits a phase that it makes this much slower than both roofs
 BEYOND = 1.005  # times its ceiling: a faster phase shows that the ceiling is wrong
 
@@ -47,7 +49,7 @@ SUMS = ["flops", "n_bytes", "least_s", "measured_ns", "choosing_ns", "harness_ns
 """What is added up over the steps of a phase."""
 
 Size = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
-Cost = tuple[cost.StepCost, step_kernels.Parts]
+Cost = tuple[cost.StepCost, step_kernels.StepParts]
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
@@ -103,7 +105,10 @@ def _doubts(rows: pd.DataFrame, ceilings: Ceilings) -> list[tuple[str, ...]]:
     doubts_of_ceilings = probing.doubts(ceilings)
     doubts = []
     for row in rows.itertuples():
-        doubts_of_row = [shown.of_runs(row.n_runs, row.n_disturbed, fewest), doubts_of_ceilings]
+        doubts_of_row = [
+            shown.of_runs(row.n_runs, row.n_disturbed, fewest),
+            doubts_of_ceilings,
+        ]
         if row.least_s > BEYOND * row.measured_s:
             doubts_of_row.append((shown.ABOVE,))
         doubts.append(shown.all_of(doubts_of_row))
@@ -190,7 +195,7 @@ class PhasesOfRuns:
         return self.costs[size, layers]
 
 
-def by_part(steps: Sequence[step_kernels.Parts], n: int) -> dict[str, float]:
+def by_part(steps: Sequence[step_kernels.StepParts], n: int) -> dict[str, float]:
     """Least seconds of steps by part, divided by n; with several devices by device and part."""
     sums: dict[str, float] = defaultdict(float)
     for step in steps:

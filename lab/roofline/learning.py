@@ -77,7 +77,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Case:
+class LearnedCase:
     """What decides a prediction of a phase.
 
     `length`: tokens of the prompt, or before the tokens of the answer.
@@ -111,7 +111,7 @@ class Point:
     """
 
     n_prompt: int
-    case: Case
+    case: LearnedCase
     costs: Costs
     seconds: float
     by_session: dict[str, float]
@@ -131,12 +131,12 @@ class Fit:
     per_layer_value_s: float
     corrections: dict[Setup, float] = dataclasses.field(default_factory=dict)
 
-    def seconds(self, case: Case, costs: Costs) -> float:
+    def seconds(self, case: LearnedCase, costs: Costs) -> float:
         """Expected seconds of a phase."""
         factor = self.prefill_factor if case.phase == PREFILL else self.decode_factor
         return self.corrected_s(costs, factor, self.correction(case))
 
-    def correction(self, case: Case) -> float:
+    def correction(self, case: LearnedCase) -> float:
         """The factor of the case's setup; 1 for a setup without points."""
         return self.corrections.get(case.setup, 1.0)
 
@@ -165,7 +165,7 @@ class Coverage:
             self.quantizations.add(case.quantization)
             self.by_shape[case.shape].add(case.quantization)
 
-    def extrapolations(self, case: Case) -> dict[str, float]:
+    def extrapolations(self, case: LearnedCase) -> dict[str, float]:
         """The kinds of extrapolation of a case, and how far: in doublings of the length, else 1."""
         distances = {}
         if case.length > NEAR * self.longest:
@@ -235,7 +235,7 @@ class Learned:
     def points_of(self, phase: str) -> list[Point]:
         return [point for point in self.points if point.case.phase == phase]
 
-    def factor(self, case: Case) -> float:
+    def factor(self, case: LearnedCase) -> float:
         """The factor by which a range extends to both sides of the expected time."""
         share = statistics.fmean(point.is_disturbed for point in self.points_of(case.phase))
         distances = {INSIDE: 1.0, SESSION: 1.0, DISTURBED: share}
@@ -349,7 +349,7 @@ def corrections_of(common: Fit, points: Sequence[Point]) -> dict[Setup, float]:
     return {setup: statistics.geometric_mean(values) for setup, values in ratios.items()}
 
 
-def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case:
+def case_of(phase: str, length: float, model: Model, settings: Settings) -> LearnedCase:
     """The case of a phase of a model under some settings."""
     shape = (
         model.arch,
@@ -373,7 +373,7 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Case
         settings.op_offload,
         settings.prefill_wait if phase == PREFILL else None,
     )
-    return Case(phase, length, shape, model.quantization, chosen)
+    return LearnedCase(phase, length, shape, model.quantization, chosen)
 
 
 def prompt_steps(
@@ -494,7 +494,9 @@ def points_of_record(record: Record, ceilings: Ceilings) -> list[Point]:
             if min(costs.kernels_s, seconds, length) > 0:
                 case = case_of(phase, length, model, settings)
                 by_session = {record.session: seconds}
-                points.append(Point(run.n_prompt, case, costs, seconds, by_session, is_disturbed))
+                points.append(
+                    Point(run.n_prompt, case, costs, seconds, by_session, is_disturbed)
+                )
     return points
 
 

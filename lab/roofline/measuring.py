@@ -16,7 +16,7 @@ from lab.core.record import Ceilings, Model, Rate, Settings
 from lab.process.wire import DOWNLOAD, UPLOAD, Probe
 from lab.process.worker import Worker
 from lab.roofline import probes, probing
-from lab.roofline.probes import OFTEN, READ, Key, key
+from lab.roofline.probes import OFTEN, READ, ProbeKey, key
 from lab.roofline.probing import CPU, Say, Where
 from lab.runner import disturbances, machine, noise_watch
 from lab.runner.cases import utc_now
@@ -56,7 +56,12 @@ def unknown(
 
 
 def obtain(
-    worker: Worker, where: Where, todo: Sequence[Probe], watch: ShowStatus, warn: Say, folder: Path
+    worker: Worker,
+    where: Where,
+    todo: Sequence[Probe],
+    watch: ShowStatus,
+    warn: Say,
+    folder: Path,
 ) -> Ceilings:
     """Time these probes (those that are `unknown`), keep them in `folder`, and return all ceilings
     of `where`.
@@ -114,7 +119,7 @@ class ProbeSession:
         self.device = device
         self.todo = todo
         self.disturbed = ""
-        self.passes: dict[Key, list[Rate]] = collections.defaultdict(list)
+        self.passes: dict[ProbeKey, list[Rate]] = collections.defaultdict(list)
         self.n_threads = max(probe.n_threads for probe in todo)
         n_cores = machine.cores(where.machine) or self.n_threads
         self.n_free = max(0.0, n_cores - self.n_threads)
@@ -130,7 +135,9 @@ class ProbeSession:
     def measure_round(self, forecast: Forecast, watch: ShowStatus) -> None:
         noise = noise_watch.NoiseWatch(self.worker.pid)
         for probe in self.todo:
-            doing = f"{KERNEL} {forecast.n_done + 1} of {forecast.n_probes}: {description(probe)}"
+            doing = (
+                f"{KERNEL} {forecast.n_done + 1} of {forecast.n_probes}: {description(probe)}"
+            )
             if self.disturbed:
                 doing = f"{doing} (slower: {self.disturbed})"
             watch(Status(doing, left_s=forecast.left_s))
@@ -146,7 +153,9 @@ class ProbeSession:
         """Keep the kernels that were timed at all their sizes: nothing lies between the sizes of
         the others.
         """
-        unfinished = {probes.kernel(probe) for probe in self.todo if key(probe) not in self.passes}
+        unfinished = {
+            probes.kernel(probe) for probe in self.todo if key(probe) not in self.passes
+        }
         rates = []
         for passes in self.passes.values():
             if probes.kernel(passes[0]) in unfinished:

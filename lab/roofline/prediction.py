@@ -21,10 +21,10 @@ from lab.core import cost, memory, results, shown
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, devices, obtain, synthetic
-from lab.models.devices import Device
+from lab.models.devices import DeviceSheet
 from lab.process.worker import Worker
 from lab.roofline import datasheet, learning, probing, step_kernels
-from lab.roofline.learning import Case, Coverage, Learned, Step
+from lab.roofline.learning import Coverage, Learned, LearnedCase, Step
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner.cases import Plan
 from lab.runner.placing import memory_for
@@ -33,7 +33,9 @@ from lab.runner.plan import make_plan
 HERE = "this machine"
 MOST_TOKENS = 10_000_000  # the longest context that can be predicted
 WITHIN = 0.90  # the share of requests that a range is to hold
-TOO_FAST = 1.1  # runs faster than their kernels' ceilings by this factor: the ceilings are too low
+TOO_FAST = (
+    1.1  # runs faster than their kernels' ceilings by this factor: the ceilings are too low
+)
 
 Span = tuple[float, float]  # the ends of a range
 UNKNOWN: Span = (math.nan, math.nan)
@@ -51,7 +53,7 @@ class PhaseTime(NamedTuple):
 class Extrapolation:
     """A phase that is predicted beyond what was measured; `factor` widens its range."""
 
-    case: Case
+    case: LearnedCase
     coverage: Coverage
     factor: float
 
@@ -98,7 +100,7 @@ class Prediction:
     needed_bytes: int = 0
     memory_bytes: float | None = None
     users: int = 1
-    device: Device | None = None
+    device: DeviceSheet | None = None
     learned: Learned | None = None
     ceilings: Ceilings | None = None
     is_measured: bool = False
@@ -165,7 +167,12 @@ def middle_of(n_prompt: int, n_gen: int) -> int:
 
 
 def of_phases(
-    model: Model, n_prompt: int, n_gen: int, prefill: PhaseTime, token: PhaseTime, **fields: Any
+    model: Model,
+    n_prompt: int,
+    n_gen: int,
+    prefill: PhaseTime,
+    token: PhaseTime,
+    **fields: Any,
 ) -> Prediction:
     """The prediction of a request from the times of its phases."""
     return Prediction(
@@ -186,7 +193,12 @@ def of_phases(
 
 
 def on_device(
-    model: Model, settings: Settings, device: Device, n_prompt: int, n_gen: int, users: int = 1
+    model: Model,
+    settings: Settings,
+    device: DeviceSheet,
+    n_prompt: int,
+    n_gen: int,
+    users: int = 1,
 ) -> Prediction:
     """A request on a device of the datasheets, as published runs on such devices do."""
     middle = middle_of(n_prompt, n_gen)
@@ -206,7 +218,7 @@ def on_device(
     return with_memory(row, settings, device.memory_bytes)
 
 
-def published_phase(case: datasheet.Case) -> PhaseTime:
+def published_phase(case: datasheet.DatasheetCase) -> PhaseTime:
     """The time of a phase by what others published; its range does not go below the limit."""
     learned = datasheet.learned()[case.phase]
     limit_s = case.least_s
@@ -262,10 +274,10 @@ class Here:
         work = step_kernels.step_cost(self.model, *step, *types, other_spans)
         return max(work.n_bytes / self.roof.gbps, work.flops / self.roof.gflops) / 1e9
 
-    def case_of(self, phase: str, length: int) -> Case:
+    def case_of(self, phase: str, length: int) -> LearnedCase:
         return learning.case_of(phase, float(length), self.model, self.settings)
 
-    def phase_time(self, case: Case, steps: Sequence[Step]) -> PhaseTime:
+    def phase_time(self, case: LearnedCase, steps: Sequence[Step]) -> PhaseTime:
         """The time of a phase. Neither the expected time nor the range goes below the limit."""
         learned = self.learned
         limit_s = sum(self.limit_s(step) for step in steps)
@@ -275,7 +287,7 @@ class Here:
         fastest_s = max(limit_s, expected_s / factor * learned.fastest(case.phase))
         return PhaseTime(limit_s, expected_s, (fastest_s, expected_s * factor))
 
-    def extrapolations(self, cases: Sequence[Case]) -> tuple[Extrapolation, ...]:
+    def extrapolations(self, cases: Sequence[LearnedCase]) -> tuple[Extrapolation, ...]:
         """Of these phases those beyond what was measured."""
         beyond = []
         for case in cases:
@@ -318,31 +330,33 @@ class Here:
             return row
         other_spans = [(1, middle)] * (users - 1)
         fit = self.learned.fit
-        steps = StepPrediction(self.model, self.settings, self.ceilings, fit, self.learned.n_runs)
+        steps = StepPrediction(
+            self.model, self.settings, self.ceilings, fit, self.learned.n_runs
+        )
         one_s = steps.seconds(1, middle, 1)
         all_s = steps.seconds(1, middle, users, other_spans)
         limit_s = self.limit_s(Step(1, middle, users), other_spans)
         return for_users(row, users, one_s, all_s, limit_s)
 
 
-class Evidence(NamedTuple):
+class PredictionEvidence(NamedTuple):
     """What a folder of results holds to predict from."""
 
     records: Sequence[Record] = ()
     ceilings: Sequence[Ceilings] = ()
 
 
-def evidence_in(folder: Path) -> Evidence:
+def evidence_in(folder: Path) -> PredictionEvidence:
     """The runs and ceilings of a folder; none if it is missing."""
     if not folder.is_dir() or not any(folder.glob("*.jsonl")):
-        return Evidence()
+        return PredictionEvidence()
     contents = results.read([folder])
     ceilings = dict.fromkeys([*contents.ceilings, *probing.kept(folder)])
-    return Evidence(contents.records, list(ceilings))
+    return PredictionEvidence(contents.records, list(ceilings))
 
 
 def on_this_machine(
-    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, evidence: Evidence
+    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, evidence: PredictionEvidence
 ) -> list[Prediction]:
     """Requests on this machine, one for each prompt length. LabError without ceilings or runs."""
     model = plan.model

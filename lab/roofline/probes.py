@@ -39,7 +39,14 @@ from lab.runner.machine import system_text
 
 READ = "read"  # the operation of a plain read of memory
 
-COLUMNS = (1, 2, 4, 8, 32, 128)  # batch sizes between decode and prefill; a full ubatch is added
+COLUMNS = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    128,
+)  # batch sizes between decode and prefill; a full ubatch is added
 SECONDS = 0.2  # of repetitions of a probe in a round, at most
 MIN_SHARE = 0.01  # of the bytes of a decode step: types with less are not probed
 SECOND_SHARE = 0.2  # of the bytes of a type: from this share on a second shape is probed
@@ -91,7 +98,7 @@ class Kernel(NamedTuple):
     n_expert: int | None
 
 
-class Key(NamedTuple):
+class ProbeKey(NamedTuple):
     """What makes two probes the same measurement."""
 
     kernel: Kernel
@@ -103,12 +110,14 @@ class Key(NamedTuple):
 
 def kernel(timed: Probe | Rate) -> Kernel:
     """The kernel of a probe, or of the rate that came of it."""
-    return Kernel(timed.op, timed.type, timed.rows, timed.columns, timed.n_head_kv, timed.n_expert)
+    return Kernel(
+        timed.op, timed.type, timed.rows, timed.columns, timed.n_head_kv, timed.n_expert
+    )
 
 
-def key(timed: Probe | Rate) -> Key:
+def key(timed: Probe | Rate) -> ProbeKey:
     """The key of a probe, or of the rate that came of it."""
-    return Key(
+    return ProbeKey(
         kernel(timed), timed.n_expert_used, timed.n_tokens, timed.n_positions, timed.n_threads
     )
 
@@ -132,10 +141,7 @@ def probes(
     if device is not None:
         settings = dataclasses.replace(settings, n_threads=1, n_threads_batch=1)
     groups = _matrices_by_type(model)
-    layer_types = set()
-    for matrix in itertools.chain(*groups):
-        if _is_in_layers(matrix):
-            layer_types.add(matrix.type)
+    layer_types = _layer_types(groups)
     for kind in types:
         if kind not in layer_types:
             groups += [[matrix] for matrix in _matrices_packed_as(kind, model, matrices)]
@@ -151,6 +157,11 @@ def probes(
     if device is not None:
         wanted_probes += _copy_probes(device)
     return list(dict.fromkeys(wanted_probes))
+
+
+def _layer_types(groups: Sequence[Sequence[Matrix]]) -> set[str]:
+    """The types of the matrices that are in layers."""
+    return {matrix.type for matrix in itertools.chain(*groups) if _is_in_layers(matrix)}
 
 
 def missing(wanted_probes: Sequence[Probe], rates: Sequence[Rate]) -> list[Probe]:
@@ -238,7 +249,8 @@ def _matrices_packed_as(kind: str, model: Model, matrices: Sequence[Matrix]) -> 
     """
     if kind not in BLOCKS or kind == "F32":
         raise LabError(
-            f"{kind} is not a weight type that the lab can probe.", f"Known: {', '.join(BLOCKS)}."
+            f"{kind} is not a weight type that the lab can probe.",
+            f"Known: {', '.join(BLOCKS)}.",
         )
     block_weights, _ = BLOCKS[kind]
     largest: dict[str, Matrix] = {}
@@ -359,5 +371,7 @@ def _copy_probes(device: str) -> list[Probe]:
     copies = []
     for op in (UPLOAD, DOWNLOAD):
         for n_bytes in COPIES:
-            copies.append(Probe(op, "F32", 1, n_bytes // 4, None, 1, n_bytes, 1, device, SECONDS))
+            copies.append(
+                Probe(op, "F32", 1, n_bytes // 4, None, 1, n_bytes, 1, device, SECONDS)
+            )
     return copies

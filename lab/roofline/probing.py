@@ -21,7 +21,7 @@ from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, R
 from lab.errors import LabError
 from lab.models import catalog
 from lab.roofline import probes
-from lab.roofline.probes import READ, Kernel, Key, key
+from lab.roofline.probes import READ, Kernel, ProbeKey, key
 from lab.runner import as_options, machine
 
 Say = Callable[[str], None]
@@ -230,7 +230,9 @@ def commands(records: Sequence[Record]) -> list[str]:
                 arguments += [name, "FILE"]
             elif name == "--lib":
                 arguments += [name, "FOLDER"]
-            elif name == "--threads" and record.settings.n_threads == machine.default_threads():
+            elif (
+                name == "--threads" and record.settings.n_threads == machine.default_threads()
+            ):
                 continue
             elif name in OF_KERNELS:
                 arguments += [name, *values]
@@ -275,12 +277,12 @@ def _known_of_device(
         return None
     fitting.sort(key=lambda session: session.measured_at)
     quiet_sessions = [session for session in fitting if not session.disturbed]
-    quiet_keys = set[Key]()
+    quiet_keys = set[ProbeKey]()
     for session in quiet_sessions:
         quiet_keys.update(map(key, session.rates))
     has_disturbed = len(quiet_sessions) < len(fitting)
     needed = _needed_kernels(place) if has_disturbed else None
-    best: dict[Key, Rate] = {}
+    best: dict[ProbeKey, Rate] = {}
     disturbed: str | None = None
     for session in fitting:
         for rate in session.rates:

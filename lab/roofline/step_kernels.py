@@ -57,7 +57,7 @@ class Kernels(NamedTuple):
         return sum(self)
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """The least seconds of a step by device."""
 
     by_device: dict[str | None, Kernels]
@@ -114,7 +114,7 @@ def parts(
     n_outputs: int,
     further: Spans = (),
     layers: Layers | None = None,
-) -> Parts:
+) -> StepParts:
     """Least time of a step on each device; `further` are its other sequences.
 
     `layers` has the device of each layer, by default by the rule of `probing.layers`. With the
@@ -159,7 +159,7 @@ class StepOnDevices:
         self.output = layers[-1]
         self.n_threads = settings.n_threads_batch if self.n_tokens > 1 else settings.n_threads
 
-    def parts(self) -> Parts:
+    def parts(self) -> StepParts:
         work = cost.products(self.model, self.n_tokens, self.n_outputs)
         if work is None or cost.attended(self.model, 1, 0) is None:
             raise not_known(self.model)
@@ -184,7 +184,7 @@ class StepOnDevices:
         by_device = {}
         for name in (*self.layers, *self.devices):
             by_device[name] = Kernels(in_layers[name], in_head[name], in_attention[name])
-        return Parts(by_device, between_s)
+        return StepParts(by_device, between_s)
 
     def add_product(self, seconds: Seconds, product: cost.Product, blocks: Layers) -> float:
         """Add the time of a product to the devices of its layers; returns the bytes that are copied
@@ -199,7 +199,11 @@ class StepOnDevices:
                 device = self.gpu
                 uploaded_bytes += n_bytes
             s_per_byte = product_s_per_byte(
-                self.devices[device], self.model, product.matrix, product.n_tokens, self.n_threads
+                self.devices[device],
+                self.model,
+                product.matrix,
+                product.n_tokens,
+                self.n_threads,
             )
             seconds[device] += n_bytes * s_per_byte
         return uploaded_bytes
@@ -240,12 +244,16 @@ class StepOnDevices:
             skips_masked = name is None and is_flash  # the CPU's flash attention does
             for span, n_sequences in self.spans.items():
                 n_tokens, n_past = span
-                beside: list[cost.Span] = []  # sequences whose positions are computed and masked
+                beside: list[
+                    cost.Span
+                ] = []  # sequences whose positions are computed and masked
                 if self.settings.kv_unified and not skips_masked:
                     beside += self.spans.elements()
                     beside.remove(span)
                 for part in cost.attended(self.model, n_tokens, n_past, beside) or ():
-                    flops = flops_per_pair * part.heads.n_layer * part.heads.n_head * part.n_pairs
+                    flops = (
+                        flops_per_pair * part.heads.n_layer * part.heads.n_head * part.n_pairs
+                    )
                     s_per_flop = attention_s_per_flop(
                         self.devices[name],
                         self.model,
@@ -377,14 +385,24 @@ def _by_shape(
         return sum(abs(math.log(ratio)) for ratio in ratios)
 
     rates = [
-        rate for rate in _rates_with(ceilings, n_threads) if rate.op == op and rate.type == kind
+        rate
+        for rate in _rates_with(ceilings, n_threads)
+        if rate.op == op and rate.type == kind
     ]
     shapes = grouped(
         rates,
-        lambda rate: (rate.rows, rate.columns, rate.n_head_kv, rate.n_expert, rate.n_expert_used),
+        lambda rate: (
+            rate.rows,
+            rate.columns,
+            rate.n_head_kv,
+            rate.n_expert,
+            rate.n_expert_used,
+        ),
     )
     nearest_first = sorted(shapes.values(), key=distance)
-    return [grouped(rates_of_shape, lambda rate: rate.n_tokens) for rates_of_shape in nearest_first]
+    return [
+        grouped(rates_of_shape, lambda rate: rate.n_tokens) for rates_of_shape in nearest_first
+    ]
 
 
 def _rates_with(ceilings: Ceilings, n_threads: int) -> list[Rate]:

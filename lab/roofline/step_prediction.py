@@ -40,13 +40,21 @@ class StepPrediction:
         """Seconds of a step, as described by `cost.step`; None for an unknown cost or ceiling."""
         try:
             kernels = step_kernels.total(
-                self.model, self.settings, self.ceilings, n_tokens, n_past, n_outputs, other_spans
+                self.model,
+                self.settings,
+                self.ceilings,
+                n_tokens,
+                n_past,
+                n_outputs,
+                other_spans,
             )
         except LabError:
             return None
         n_all = n_tokens + sum(n for n, _ in other_spans)
         n_layer = self.model.n_layer or 0
-        costs = Costs(kernels.total_s, n_layer, n_layer * n_all * learning.width_of(self.model))
+        costs = Costs(
+            kernels.total_s, n_layer, n_layer * n_all * learning.width_of(self.model)
+        )
         # A step of one token is like decode, a step of many tokens like prefill.
         share = min(1.0, math.log(n_all) / math.log(max(2, self.settings.n_ubatch)))
         factor = log_mean(share, self.fit.decode_factor, self.fit.prefill_factor)

@@ -125,7 +125,9 @@ def folder() -> Path:
 
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
-    return platformdirs.user_config_path("mini-lab", appauthor=False, roaming=True) / "settings"
+    return (
+        platformdirs.user_config_path("mini-lab", appauthor=False, roaming=True) / "settings"
+    )
 
 
 def save(name: str, settings: Mapping[str, Any]) -> Path:

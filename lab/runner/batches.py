@@ -59,7 +59,9 @@ def plan(
     """Every number of sequences, after prompts of every length. LabError for impossible numbers."""
     n_seqs = whole_numbers("--sequences", sequences, MOST_SEQUENCES)
     if gen < 2:
-        raise LabError(f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2.")
+        raise LabError(
+            f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2."
+        )
     plain = make_plan(worker, prompt_len, gen, repeat, model, **settings)
     n_prompts = [case.n_prompt for case in plain.cases]
     if shared_prompt:
@@ -92,7 +94,9 @@ def case(batch: Batch, n_prompt: int, n_gen: int, settings: Settings) -> Case:
     )
 
 
-def cache_lengths(batch: Batch, n_prompt: int, n_gen: int, settings: Settings) -> tuple[int, ...]:
+def cache_lengths(
+    batch: Batch, n_prompt: int, n_gen: int, settings: Settings
+) -> tuple[int, ...]:
     """Cache positions of each sequence; a prompt that is shared in one cache counts once."""
     is_kept_once = batch.is_shared and settings.kv_unified
     n_added = N_OWN if is_kept_once else n_prompt

@@ -86,7 +86,9 @@ def cores(samples: NoiseSamples | None, column: Sequence[int] | None) -> CoresUs
     for last, ms in enumerate(column):
         used_ms += ms
         end_ms = at_ms[last + 1]
-        while end_ms - at_ms[first + 1] >= WINDOW_MS:  # without its first row it is long enough
+        while (
+            end_ms - at_ms[first + 1] >= WINDOW_MS
+        ):  # without its first row it is long enough
             used_ms -= column[first]
             first += 1
         window_ms = end_ms - at_ms[first]
@@ -122,7 +124,9 @@ def _readings(record: Record, noise: Noise, samples: NoiseSamples) -> Iterator[R
     waited = _increase(noise.before, noise.after, "memory_pressure_s") / seconds
     yield Reading(MEMORY, waited, WAIT_SHARE)
     yield Reading(HEAT, _increase(noise.before, noise.after, "n_throttled"), 0)
-    yield Reading(QUOTA, _increase(noise.before, noise.after, "quota_wait_s") / seconds, WAIT_SHARE)
+    yield Reading(
+        QUOTA, _increase(noise.before, noise.after, "quota_wait_s") / seconds, WAIT_SHARE
+    )
     if record.settings.n_gpu_layers:
         gpus = noise.after.gpus or ()
         n_slowed = len([gpu for gpu in gpus if gpu.slowed is not None])
@@ -238,7 +242,9 @@ def _free_cores(record: Record) -> float | None:
     usable = n_cores(record)
     if samples is None or usable is None:
         return None
-    columns = [column for column in (samples.others_ms, samples.steal_ms) if column is not None]
+    columns = [
+        column for column in (samples.others_ms, samples.steal_ms) if column is not None
+    ]
     taken_ms = [sum(row) for row in zip(*columns, strict=True)]
     n_free = usable - max(cores(samples, taken_ms))
     return min(n_free, record.machine.cpu_quota or math.inf)

@@ -104,7 +104,9 @@ def by_default(devices: Sequence[Device]) -> tuple[Device, ...]:
     """The default devices for layers: those of RPC servers, then GPUs, or else integrated GPUs."""
     available = accelerators(devices)
     remote = tuple(filter(is_remote, available))
-    gpus = tuple(device for device in available if device.type == "gpu" and device not in remote)
+    gpus = tuple(
+        device for device in available if device.type == "gpu" and device not in remote
+    )
     integrated = tuple(device for device in available if device not in remote)
     return remote + (gpus or integrated)
 
@@ -360,7 +362,9 @@ def _fast_by_speed(folders: Mapping[int, Path]) -> set[int]:
         speeds = [system_number(folder / name) or 0 for folder in folders.values()]
         if speeds and all(speeds):
             least = max(speeds) / 2
-            return {core for core, speed in zip(folders, speeds, strict=True) if speed >= least}
+            return {
+                core for core, speed in zip(folders, speeds, strict=True) if speed >= least
+            }
     return set()
 
 
@@ -387,7 +391,9 @@ def sysctl(name: str) -> str | None:
 def answer(*command: str) -> str | None:
     """The output of a system program; None if it is missing, fails, or prints nothing."""
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=5, check=True)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", timeout=5, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

@@ -61,7 +61,9 @@ class NoiseWatch:
         self.sample()
         at_ms, others_ms, steal_ms = zip(*self._rows, strict=True)
         samples = NoiseSamples(at_ms[1:], _differences(others_ms), _differences(steal_ms))
-        return Noise(self._before, read_noise(self._gpus), samples, joules=self._energy.joules())
+        return Noise(
+            self._before, read_noise(self._gpus), samples, joules=self._energy.joules()
+        )
 
 
 def _differences(counts: Sequence[int | None]) -> tuple[int, ...] | None:
@@ -77,7 +79,9 @@ def _differences(counts: Sequence[int | None]) -> tuple[int, ...] | None:
 def read_noise(gpus: GpuWatch) -> NoiseReading:
     """The counters that grow when something slows the machine."""
     waited_s = None
-    waited = re.search(r"^some .*total=(\d+)", system_text("/proc/pressure/memory"), re.MULTILINE)
+    waited = re.search(
+        r"^some .*total=(\d+)", system_text("/proc/pressure/memory"), re.MULTILINE
+    )
     if waited:
         waited_s = int(waited[1]) / 1e6
     n_throttled = None
@@ -117,12 +121,19 @@ def _core_times() -> list[Any]:
     cores = own_cores()
     if cores is not None and len(cores) < (os.cpu_count() or 0):
         times = psutil.cpu_times(percpu=True)
-        if max(cores) < len(times):  # otherwise some are offline, and indices are no core numbers
+        if max(cores) < len(
+            times
+        ):  # otherwise some are offline, and indices are no core numbers
             return [times[core] for core in cores]
     return [psutil.cpu_times()]
 
 
-SLOWED_BY = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+SLOWED_BY = {
+    0x8: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
 """The bits of NVML's clock throttle reasons (nvml.h) that indicate a problem."""
 
 EVERY_S = 1.0  # between questions to the driver, which take time, about who uses a GPU
@@ -146,7 +157,9 @@ class GpuWatch:
                 indices = range(pynvml.nvmlDeviceGetCount())
                 self._handles = list(map(pynvml.nvmlDeviceGetHandleByIndex, indices))
                 self._nvml = pynvml
-        self._since_us = time.time_ns() // 1000  # of the system's clock, like the driver's stamps
+        self._since_us = (
+            time.time_ns() // 1000
+        )  # of the system's clock, like the driver's stamps
         self._most_percent: list[int | None] = [None] * len(self._handles)
         self._sampled = time.monotonic()
 
@@ -223,14 +236,14 @@ LOCKED = (
 
 
 @dataclass(frozen=True)
-class Counter:
+class EnergyCounter:
     covers: str  # PACKAGE, DRAM or GPU
     read: Callable[[], int | None]  # None: it cannot be read
     unit_j: float
     wraps_at: int = 0  # units at which it starts from 0 again; 0: it does not
 
 
-def energy_counters(gpus: GpuWatch, root: Path = ROOT) -> list[Counter]:
+def energy_counters(gpus: GpuWatch, root: Path = ROOT) -> list[EnergyCounter]:
     """The counters of this machine, also those that this user cannot read. `root` replaces `/`."""
     counters = []
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
@@ -239,13 +252,13 @@ def energy_counters(gpus: GpuWatch, root: Path = ROOT) -> list[Counter]:
             covers = DRAM if name == "dram" else PACKAGE
             read = functools.partial(system_number, zone / "energy_uj")
             wraps_at = system_number(zone / "max_energy_range_uj") or 0
-            counters.append(Counter(covers, read, 1e-6, wraps_at))
+            counters.append(EnergyCounter(covers, read, 1e-6, wraps_at))
     for read_mj in gpus.energy_counters():
-        counters.append(Counter(GPU, read_mj, 1e-3))
+        counters.append(EnergyCounter(GPU, read_mj, 1e-3))
     return counters
 
 
-def describe_energy(counters: list[Counter]) -> str:
+def describe_energy(counters: list[EnergyCounter]) -> str:
     """What the counters of a machine cover, and how to make locked ones readable."""
     locked = {counter.covers for counter in counters if counter.read() is None}
     covered = {counter.covers for counter in counters}
@@ -301,7 +314,7 @@ class EnergyWatch:
         return readable or None
 
 
-def _step(counter: Counter, last: int | None, count: int | None) -> int | None:
+def _step(counter: EnergyCounter, last: int | None, count: int | None) -> int | None:
     """Units from one reading to the next; None if one failed, or the counter was set back."""
     if last is None or count is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from lab.core import memory as sizes
 from lab.core.asked_settings import END, AskedSettings, parts
 from lab.core.lists import plural
-from lab.core.memory import CPU, Memory, Place
+from lab.core.memory import CPU, DevicePlace, Memory
 from lab.core.record import Device, Model
 from lab.errors import LabError
 from lab.process import rpc
@@ -145,7 +145,7 @@ def free(plan: Plan) -> dict[str, int]:
     return n_bytes
 
 
-def places(plan: Plan, case: Case) -> tuple[Place, ...] | None:
+def places(plan: Plan, case: Case) -> tuple[DevicePlace, ...] | None:
     """What each device holds for this case alone, the CPU last; None if it cannot be computed."""
     room = with_room(plan.settings, [case])
     names = machine.names(machine.used(plan.machine, plan.settings))
@@ -200,7 +200,11 @@ def checked(plan: Plan) -> Plan:
 
     For --n-gpu-layers auto with as many layers on devices as fit.
     """
-    if plan.auto and plan.model.n_layer is not None and machine.accelerators(plan.machine.devices):
+    if (
+        plan.auto
+        and plan.model.n_layer is not None
+        and machine.accelerators(plan.machine.devices)
+    ):
         plan = _fitting(plan, plan.model.n_layer)
     refused = {}
     for case in plan.cases:
@@ -264,7 +268,7 @@ def _problem_of_total(plan: Plan, case: Case, context: str, is_too_long: bool) -
     return f"{_total(plan, case, context)}; {available / 1e9:,.1f} GB are available."
 
 
-def _lacking(plan: Plan, placed: Sequence[Place]) -> Place | None:
+def _lacking(plan: Plan, placed: Sequence[DevicePlace]) -> DevicePlace | None:
     """The first device whose memory is too small."""
     free_bytes = free(plan)
     for place in placed:
@@ -273,7 +277,7 @@ def _lacking(plan: Plan, placed: Sequence[Place]) -> Place | None:
     return None
 
 
-def _lacks(plan: Plan, place: Place) -> str:
+def _lacks(plan: Plan, place: DevicePlace) -> str:
     """What a device needs and has."""
     name = CPU
     for device in plan.machine.devices:
@@ -285,7 +289,7 @@ def _lacks(plan: Plan, place: Place) -> str:
     return f"{name} needs {needs_gb:,.1f} GB for {layers} and has {has_gb:,.1f} GB"
 
 
-def _advice(plan: Plan, case: Case, lacking: Place) -> str:
+def _advice(plan: Plan, case: Case, lacking: DevicePlace) -> str:
     """The largest number of layers with which a case fits."""
     for n in range((plan.model.n_layer or 0) + 1, 0, -1):
         if n == plan.settings.n_gpu_layers:

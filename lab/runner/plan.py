@@ -267,7 +267,9 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
     """The model in a file, with its source."""
     model = worker.read_model(file.path, file.name, file.source)
-    return dataclasses.replace(model, repo=file.repo, revision=file.revision, sha256=file.sha256)
+    return dataclasses.replace(
+        model, repo=file.repo, revision=file.revision, sha256=file.sha256
+    )
 
 
 def with_cases(plan: Plan, cases: Sequence[Case], write: Write) -> Plan:

@@ -46,7 +46,8 @@ def whole_numbers(option: str, numbers: Numbers, most: int) -> tuple[int, ...]:
         value = int(digits)
         if not 1 <= value <= most:
             raise LabError(
-                f"{option} {value:,} is not possible.", f"Give whole numbers from 1 to {most:,}."
+                f"{option} {value:,} is not possible.",
+                f"Give whole numbers from 1 to {most:,}.",
             )
         if value in values:
             raise LabError(f"{option} has {value:,} twice.", "Give each number once.")

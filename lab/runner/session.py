@@ -122,7 +122,9 @@ class _Loop:
             run = self.engine.run(case, repeat)
         except LabError as problem:
             settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
-            if run.warmup:  # the failure does not count, because another setting works: try again
+            if (
+                run.warmup
+            ):  # the failure does not count, because another setting works: try again
                 self.todo.insert(0, (repeat, case))
             yield settings, run
             if isinstance(problem, WorkerDied):  # after other failures the engine can continue

@@ -55,7 +55,13 @@ def ab(
     """
     with Worker() as worker:
         plans = plan(
-            worker, named(variants), blocks, prompt_len=prompt_len, gen=gen, model=model, **shared
+            worker,
+            named(variants),
+            blocks,
+            prompt_len=prompt_len,
+            gen=gen,
+            model=model,
+            **shared,
         )
     path = new_results_file(next(iter(plans.values())), Path(out))
     with progress.in_notebook() as watch:
@@ -88,7 +94,9 @@ def plan(
     """
     check_number("blocks", n_blocks, 1000)
     if len(variants) > len(string.ascii_uppercase):
-        raise LabError(f"{len(variants)} variants are too many.", "Compare at most 26 at once.")
+        raise LabError(
+            f"{len(variants)} variants are too many.", "Compare at most 26 at once."
+        )
     plans: dict[str, Plan] = {}
     for letter, (label, settings) in zip(string.ascii_uppercase, variants, strict=False):
         name = f"{letter}: {_short_label(label, settings.get('lib')) or 'as it is'}"
@@ -161,7 +169,9 @@ def execute(
         runs_of_block += [(0, case) for case in plan_of_variant.cases] * n_turns
     todo = runs_of_block * n_blocks
     reporter = Reporter(watch, todo, first_plan.n_tokens)
-    trial = Trial(dict(plans), path, reporter, todo, random.Random(first_plan.seed), new_worker)
+    trial = Trial(
+        dict(plans), path, reporter, todo, random.Random(first_plan.seed), new_worker
+    )
     n_crashes = collections.Counter[str | None]()
     for number in range(n_blocks):
         run, most_crashes = yield from trial.block(number, n_turns)

@@ -255,10 +255,14 @@ class WarmEngine:
         there is one."""
         if not isinstance(problem, Diagnosed) or problem.change is None:
             return None
-        self.plan = dataclasses.replace(self.plan, settings=problem.change.of(self.plan.settings))
+        self.plan = dataclasses.replace(
+            self.plan, settings=problem.change.of(self.plan.settings)
+        )
         self.settings = self.plan.settings
         option = problem.change.option
-        message = f"{problem.what} The session continues with {option}, which you did not ask for."
+        message = (
+            f"{problem.what} The session continues with {option}, which you did not ask for."
+        )
         self.reporter.watch(Status(message, note=message))
         return message
 
@@ -305,7 +309,9 @@ def _sampling(
 
 def check_tokens(script: Script, run: Run, case: Case) -> None:
     """LabError unless the steps of a run have the tokens of its script."""
-    n_planned_steps = len(list(scripts.shapes(script)))  # those of an open-ended operation follow
+    n_planned_steps = len(
+        list(scripts.shapes(script))
+    )  # those of an open-ended operation follow
     n_planned = 0
     for operation in script:
         n_planned += operation.times * operation.n_tokens

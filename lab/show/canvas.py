@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D46")
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C6D46",
+)
 OF_PREFILL, OF_DECODE = COLOURS[:2]
 """The colours of the phases; setups have the other colours, and lengths shades of their phase's."""
 
@@ -147,7 +156,8 @@ def _mixed(colour: str, share: float) -> str:
 
 def _with_markers(colours: Sequence[str]) -> list[Style]:
     return [
-        {"color": colour, "marker": MARKERS[i % len(MARKERS)]} for i, colour in enumerate(colours)
+        {"color": colour, "marker": MARKERS[i % len(MARKERS)]}
+        for i, colour in enumerate(colours)
     ]
 
 
@@ -376,7 +386,9 @@ def _add_legend(ax: Axes, entries: Mapping[str, Any], width: float, is_single: b
 
 
 def label_points(
-    ax: Axes, labels: Sequence[tuple[float, float, str]], avoid: Sequence[tuple[float, float]] = ()
+    ax: Axes,
+    labels: Sequence[tuple[float, float, str]],
+    avoid: Sequence[tuple[float, float]] = (),
 ) -> None:
     """Write each text beside its point, clear of others and of `avoid`; call it last."""
     from matplotlib.transforms import Bbox
@@ -402,11 +414,19 @@ def label_points(
             ha="right" if is_left else "left",
             va="center",
             fontsize=8,
-            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": GUIDE, "shrinkA": 0, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "lw": 0.5,
+                "color": GUIDE,
+                "shrinkA": 0,
+                "shrinkB": 0,
+            },
         )
 
 
-def _free_box(ax: Axes, x: float, y: float, text: str, taken: Sequence[Bbox]) -> tuple[Bbox, bool]:
+def _free_box(
+    ax: Axes, x: float, y: float, text: str, taken: Sequence[Bbox]
+) -> tuple[Bbox, bool]:
     """The nearest free place for a label in pixels, and whether it is at the left of its point.
 
     Without a free one: beside the point.

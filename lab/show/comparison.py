@@ -12,6 +12,7 @@ were disturbed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,9 @@ ALIKE = "no difference"
 TOO_FEW = "too few runs"
 DISTURBED = "disturbed"
 
-WIDEST = 0.5  # if a difference of more than this is possible, the verdict is not "no difference"
+WIDEST = (
+    0.5  # if a difference of more than this is possible, the verdict is not "no difference"
+)
 AT_LEAST = 0.01
 """Smaller differences count as none: memory layout, for example, changes the speed of a process by
 about as much."""
@@ -391,7 +394,9 @@ def _row(
     if shown.DISTURBED in doubts:
         ratio = None
         outcome = DISTURBED
-        words = f"unclear, at least half of the runs were disturbed: {about(compared.estimate)}"
+        words = (
+            f"unclear, at least half of the runs were disturbed: {about(compared.estimate)}"
+        )
     elif ratio is None:
         outcome = TOO_FEW
         words = f"{compared.too_few}: {about(compared.estimate)}"
@@ -418,7 +423,8 @@ def _by_block(sides: tuple[pd.DataFrame, pd.DataFrame], confidence: float) -> _E
     The mean of the runs of a block, in the order ABBA, cancels a steady drift.
     """
     means = [
-        side.groupby(["session", "block"]).value.agg(statistics.geometric_mean) for side in sides
+        side.groupby(["session", "block"]).value.agg(statistics.geometric_mean)
+        for side in sides
     ]
     blocks = means[0].index.intersection(means[1].index)
     if blocks.empty:
@@ -445,7 +451,8 @@ def _by_session(
     ratio = None
     if min(n_base, n_other) >= FEWEST_RUNS:
         sessions = [
-            [values for values in of_side if len(values) >= FEWEST_RUNS] for of_side in sessions
+            [values for values in of_side if len(values) >= FEWEST_RUNS]
+            for of_side in sessions
         ]
         base_spread, other_spread = spreads
         ratio = between_sessions(
@@ -455,8 +462,8 @@ def _by_session(
         )
     base_centre, other_centre = map(_centre, sessions)
     return _Estimate(
-        sum(sessions[0], []),
-        sum(sessions[1], []),
+        list(itertools.chain(*sessions[0])),
+        list(itertools.chain(*sessions[1])),
         math.exp(other_centre - base_centre),
         ratio,
         f"unclear, {n_base} against {plural(n_other, 'run')}; an interval needs {FEWEST_RUNS} each",
@@ -472,7 +479,9 @@ def _centre(sessions: Sequence[Sequence[float]]) -> float:
     return statistics.fmean(statistics.median(map(math.log, values)) for values in sessions)
 
 
-def _doubts(sides: Sequence[pd.DataFrame], has_interval: bool, is_assumed: bool) -> tuple[str, ...]:
+def _doubts(
+    sides: Sequence[pd.DataFrame], has_interval: bool, is_assumed: bool
+) -> tuple[str, ...]:
     doubts: list[tuple[str, ...]] = []
     for side in sides:
         for _, rows in side.groupby("session"):

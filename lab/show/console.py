@@ -28,7 +28,18 @@ WRAPPED = {
 """Headings of columns whose text may wrap. Other columns never wrap."""
 
 TEXT_COLUMNS = {
-    *("name", "from", "figure", "kernel", "type", "buffer", "phase", "limit", "part", "requests"),
+    *(
+        "name",
+        "from",
+        "figure",
+        "kernel",
+        "type",
+        "buffer",
+        "phase",
+        "limit",
+        "part",
+        "requests",
+    ),
     "operation",
     *WRAPPED,
 }
@@ -69,7 +80,9 @@ class Terminal(Console):
         """As rich, but no text (a file's name, a model's) controls the terminal."""
         safe = []
         for printed in objects:
-            safe.append(printable(printed, KEPT_LETTERS) if isinstance(printed, str) else printed)
+            safe.append(
+                printable(printed, KEPT_LETTERS) if isinstance(printed, str) else printed
+            )
         super().print(*safe, **options)
 
     def replace_line(self, text: str = "") -> None:
@@ -118,7 +131,9 @@ class Grid:
                 break
             shown.remove(column)
         yield self._table(shown)
-        names = [" ".join(name.split()) for i, name in enumerate(self.headings) if i not in shown]
+        names = [
+            " ".join(name.split()) for i, name in enumerate(self.headings) if i not in shown
+        ]
         if names:
             hidden = f"Columns left out (widen the terminal, or --json): {', '.join(names)}"
             yield Text(hidden, style="dim")

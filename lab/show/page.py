@@ -59,7 +59,9 @@ def render(**parts: Any) -> str:
         return inline(picture.draw, f"picture-{next(numbers)}", picture.size)
 
     loader = jinja2.FileSystemLoader(FOLDER)
-    templates = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
+    templates = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=loader
+    )
     page: str = templates.get_template("page.html.jinja").render(
         version=metadata.version("mini-lab"),
         draw=draw,

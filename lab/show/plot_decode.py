@@ -34,7 +34,7 @@ TITLES = {
 }
 
 
-class Line(NamedTuple):
+class DrawnLine(NamedTuple):
     """The gaps of all answers of a setup after prompts of one length, and how they are drawn."""
 
     setup: str
@@ -63,7 +63,8 @@ def plot_decode(records: Records, ax: Axes | None = None) -> Axes:
     gaps = _gaps(timed, rows)
     if gaps.empty:
         raise LabError(
-            "There is nothing to draw: no run decoded a token.", "Measure with --gen 2 or more."
+            "There is nothing to draw: no run decoded a token.",
+            "Measure with --gen 2 or more.",
         )
     lines = _lines(gaps, ax or canvas.new_axes())
     axes = [line.ax for line in lines]
@@ -117,7 +118,7 @@ def _kind(gaps: pd.DataFrame) -> str:
     return str(kinds[0]) if len(kinds) == 1 else EITHER
 
 
-def _lines(gaps: pd.DataFrame, ax: Axes) -> list[Line]:
+def _lines(gaps: pd.DataFrame, ax: Axes) -> list[DrawnLine]:
     """The lines by prompt length: shades of the colour of decode, or of their setup."""
     groups = [(*key, group) for key, group in gaps.groupby(["setup", "n_prompt"], sort=False)]
     groups.sort(key=lambda group: group[1])
@@ -126,18 +127,18 @@ def _lines(gaps: pd.DataFrame, ax: Axes) -> list[Line]:
     axes = canvas.panels(ax, [setup for setup, _, _ in groups])
     shares_axes = len(setups) > 1 and axes[0] is axes[-1]
     styles_of_setups = canvas.styles(len(setups), OF_DECODE)
-    lines: list[Line] = []
+    lines: list[DrawnLine] = []
     for (setup, n_prompt, group), panel in zip(groups, axes, strict=True):
         setup_style = styles_of_setups[setups.index(setup)]
         colour = setup_style["color"] if shares_axes else OF_DECODE
         style = canvas.shades(len(lengths), colour)[lengths.index(n_prompt)]
         if shares_axes:
             style["marker"] = setup_style["marker"]
-        lines.append(Line(setup, n_prompt, group, panel, style))
+        lines.append(DrawnLine(setup, n_prompt, group, panel, style))
     return lines
 
 
-def _draw_line(line: Line, top_ms: float) -> None:
+def _draw_line(line: DrawnLine, top_ms: float) -> None:
     """Draw the tokens, marks for those above the axis, and the running median."""
     ax = line.ax
     gaps = line.gaps
@@ -152,7 +153,7 @@ def _draw_line(line: Line, top_ms: float) -> None:
     ax.plot(running, label="_", lw=2, color=color)
 
 
-def _name_line(line: Line, top_ms: float, has_panels: bool, names_setup: bool) -> None:
+def _name_line(line: DrawnLine, top_ms: float, has_panels: bool, names_setup: bool) -> None:
     """Name the line in the legend, with the number of its points above the axis.
 
     A panel names its setup, and has the number in its title.
@@ -169,7 +170,7 @@ def _name_line(line: Line, top_ms: float, has_panels: bool, names_setup: bool) -
     line.ax.plot([], [], lw=2, ms=4, **line.style, label=label)
 
 
-def _set_scales(lines: Sequence[Line], top_ms: float) -> None:
+def _set_scales(lines: Sequence[DrawnLine], top_ms: float) -> None:
     """Whole numbers of tokens; the time from zero, or logarithmic if speeds are very different."""
     from matplotlib.ticker import MaxNLocator
 

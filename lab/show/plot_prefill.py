@@ -67,7 +67,9 @@ def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
     curves = _curves(setups, axes, shares_axes)
     if figure is PREFILL_TIME:
         _draw_progress(table.steps(timed), curves, shares_axes)
-    _draw_runs(curves, figure.column, shares_axes, "run" if table.of_engine(timed) else "request")
+    _draw_runs(
+        curves, figure.column, shares_axes, "run" if table.of_engine(timed) else "request"
+    )
     if len(setups) == 1:
         _write_growth(axes[0], rows, figure.column)
     _draw_proportion(curves, rows, figure.column, shares_axes)
@@ -105,7 +107,9 @@ def _draw_progress(steps: pd.DataFrame, curves: Sequence[Curve], shares_axes: bo
                 label = "_"
 
 
-def _draw_runs(curves: Sequence[Curve], column: str, shares_axes: bool, replicate: str) -> None:
+def _draw_runs(
+    curves: Sequence[Curve], column: str, shares_axes: bool, replicate: str
+) -> None:
     """Draw the runs of each setup as points, and their medians as a line."""
     for setup, runs, ax, style in curves:
         medians = runs.groupby("n_prompt")[column].median()
@@ -140,7 +144,13 @@ def _write_growth(ax: Axes, rows: pd.DataFrame, column: str) -> None:
         growth = f"{tokens} the tokens:\n{times(next_time_s / time_s)} the time"
         middle = (math.sqrt(length * next_length), math.sqrt(time_s * next_time_s))
         ax.annotate(
-            growth, middle, (-9, 6), textcoords="offset points", ha="right", va="bottom", fontsize=9
+            growth,
+            middle,
+            (-9, 6),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=9,
         )
 
 
@@ -161,7 +171,9 @@ def _draw_proportion(
         canvas.over_lengths(ax, rows.n_prompt)
 
 
-def _lowest_per_token(curves: Sequence[Curve], column: str, shares_axes: bool) -> tuple[float, str]:
+def _lowest_per_token(
+    curves: Sequence[Curve], column: str, shares_axes: bool
+) -> tuple[float, str]:
     """The lowest median time per prompt token in seconds, and where it was measured."""
     lowest_s = math.inf
     place = ""

@@ -28,7 +28,7 @@ Draw = Callable[["Figure"], Any]
 
 
 def drawings(records: Records) -> dict[str, Draw]:
-    """The functions that draw the pictures with data, by name: trial, shares, prefill, decode, sweep.
+    """The functions that draw the pictures with data: trial, shares, prefill, decode, sweep.
 
     Several trials are trial-1, trial-2 and so on.
     """
@@ -47,7 +47,9 @@ def drawings(records: Records) -> dict[str, Draw]:
         draw["shares"] = _on_axes(plot_shares, prefilled)
     if prefilled or shown_requests:
         draw["prefill"] = _on_axes(plot_prefill, [*prefilled, *shown_requests])
-    if _decodes(runs) or any(request_times.chunk_gaps_ns(record.request) for record in requests):
+    if _decodes(runs) or any(
+        request_times.chunk_gaps_ns(record.request) for record in requests
+    ):
         draw["decode"] = _on_axes(plot_decode, [*runs, *requests])
     if len(runs) < len(timed):
         draw["sweep"] = partial(plot_sweep, timed)

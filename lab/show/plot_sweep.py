@@ -21,7 +21,7 @@ NO_BREAK = "\u00a0"  # a space at which no line of a legend breaks
 N_CURVE = 101  # points of a law's curve
 
 
-class Phase(NamedTuple):
+class SweepPhase(NamedTuple):
     """What a panel shows: columns of rows, the unit of y in parts of a second, and labels."""
 
     name: str
@@ -33,7 +33,7 @@ class Phase(NamedTuple):
     y_label: str
 
 
-PREFILL = Phase(
+PREFILL = SweepPhase(
     "prefill",
     "n_prompt",
     "prefill_s",
@@ -42,7 +42,7 @@ PREFILL = Phase(
     "prompt length P (tokens)",
     "prefill time (s)",
 )
-DECODE = Phase(
+DECODE = SweepPhase(
     "decode",
     "position",
     "tpot_ms",
@@ -86,7 +86,12 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
 
 
 def _draw_phase(
-    ax: Axes, phase: Phase, runs: pd.DataFrame, law: Law | None, style: canvas.Style, setup: str
+    ax: Axes,
+    phase: SweepPhase,
+    runs: pd.DataFrame,
+    law: Law | None,
+    style: canvas.Style,
+    setup: str,
 ) -> None:
     """Draw the runs of a setup, their range, and the law; `setup` is "" if there is only one."""
     x = runs[phase.x]
@@ -118,6 +123,6 @@ def _formula(law: Law) -> str:
     return formula.replace(" ", NO_BREAK)
 
 
-def _finish_panel(ax: Axes, title: str, phase: Phase) -> None:
+def _finish_panel(ax: Axes, title: str, phase: SweepPhase) -> None:
     ax.set_title(title, fontsize=11)
     ax.set(xlabel=phase.x_label, ylabel=phase.y_label, xlim=(0, None), ylim=(0, None))

@@ -40,7 +40,9 @@ def trials(records: Sequence[Record]) -> list[list[Record]]:
             timed.append(record)
     sessions = grouped(timed, lambda record: record.session).values()
     return [
-        list(session) for session in sessions if len({record.run.variant for record in session}) > 1
+        list(session)
+        for session in sessions
+        if len({record.run.variant for record in session}) > 1
     ]
 
 
@@ -124,7 +126,9 @@ def _draw_median(ax: Axes, place: int, row: ComparedFigure) -> None:
         label = "median over blocks, 95 % interval (for all figures together)"
         below = max(0, row.estimate - row.ratio.low)
         above = max(0, row.ratio.high - row.estimate)
-        ax.errorbar([row.estimate], [place], xerr=[[below], [above]], label=label, **MEDIAN_STYLE)
+        ax.errorbar(
+            [row.estimate], [place], xerr=[[below], [above]], label=label, **MEDIAN_STYLE
+        )
         text += f" ({digits(row.ratio.low)}-{digits(row.ratio.high)})"
     beside = ax.get_yaxis_transform()
     ax.text(1.02, place, text, transform=beside, va="center", fontsize=9)

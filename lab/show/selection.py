@@ -45,7 +45,8 @@ def _nothing_to_draw(records: Records) -> LabError:
     runs = table.of_engine(records)
     if any(not record.run.is_plain for record in runs):
         return LabError(
-            "There is nothing to draw: these are experiments.", "Their pictures: lab plot RESULTS"
+            "There is nothing to draw: these are experiments.",
+            "Their pictures: lab plot RESULTS",
         )
     hint = "Look at the errors: lab show RESULTS"
     if table.alone(records) and not runs:

@@ -112,7 +112,9 @@ def _spreads_of(rows: pd.DataFrame, figure: str) -> dict[tuple[Any, str], Spread
         is_used = centres.index.droplevel("session").isin(of_machine.index)
         n_sessions = centres[is_used].index.get_level_values("session").nunique()
         sd = math.sqrt((of_machine["var"] * df).sum() / df.sum())
-        spreads[machine, figure] = Spread(sd, n_free, f"from {n_sessions} sessions of this machine")
+        spreads[machine, figure] = Spread(
+            sd, n_free, f"from {n_sessions} sessions of this machine"
+        )
     return spreads
 
 
@@ -165,4 +167,6 @@ def between_sessions(
     freedom = total**2 / squares if squares else math.inf
     half = float(stdtrit(freedom, (1 + confidence) / 2)) * math.sqrt(total)
     difference = centres[1] - centres[0]
-    return Ratio(math.exp(difference), math.exp(difference - half), math.exp(difference + half))
+    return Ratio(
+        math.exp(difference), math.exp(difference - half), math.exp(difference + half)
+    )

@@ -15,7 +15,7 @@ from lab.core import experiments, phases, shown, stats
 from lab.core.lists import first_known
 from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
-from lab.core.request_times import Figures, figures
+from lab.core.request_times import RequestFigures, figures
 from lab.core.shown import Shown
 from lab.runner import disturbances
 from lab.show import text_setup
@@ -275,7 +275,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         rows.append(dict(zip(keys, key, strict=True)) | _summary_of(group))
     if not rows:
         return table[:0]
-    return pd.DataFrame(rows).sort_values(["n_prompt", "n_gen"], kind="stable", ignore_index=True)
+    return pd.DataFrame(rows).sort_values(
+        ["n_prompt", "n_gen"], kind="stable", ignore_index=True
+    )
 
 
 def _summary_of(group: pd.DataFrame) -> dict[str, Any]:
@@ -342,7 +344,9 @@ def firm(rows: pd.DataFrame) -> pd.DataFrame:
 
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     """Each setup of a table (of runs, steps or a summary): its label, and its rows."""
-    groups = [rows for _, rows in table.groupby(text_setup.fields(table), dropna=False, sort=False)]
+    groups = [
+        rows for _, rows in table.groupby(text_setup.fields(table), dropna=False, sort=False)
+    ]
     labels = text_setup.labels(table, [rows.iloc[0] for rows in groups])
     return list(zip(labels, groups, strict=True))
 
@@ -391,7 +395,7 @@ def measured(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~(is_request & is_special)]
 
 
-def n_prompt(request: Figures) -> int | None:
+def n_prompt(request: RequestFigures) -> int | None:
     """Tokens of the prompt: as requested, otherwise as counted by the server."""
     asked = request.asked
     return first_known((asked.n_prompt, asked.n_prompt_counted, request.n_prompt))

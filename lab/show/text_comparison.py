@@ -57,7 +57,9 @@ def _explanations(compared: Comparison) -> list[str]:
     sentences: list[str] = []
     if not compared.rows:
         sentences.append("The two have no length in common.")
-    reasons = {row.words.partition(":")[0]: None for row in compared.rows if row.verdict == TOO_FEW}
+    reasons = {
+        row.words.partition(":")[0]: None for row in compared.rows if row.verdict == TOO_FEW
+    }
     for reason in reasons:
         sentence = reason.replace("unclear, ", "Unclear: ", 1)
         sentences.append(f"{sentence}. Repeat both measurements, or use more runs (--repeat).")
@@ -130,7 +132,9 @@ def print_comparisons(
         out.print("Differences:")
     else:
         out.print("Equal setups, measured at different times.")
-    print_lines([Text(f"  {field}: {' | '.join(values)}") for field, values in fields.items()], out)
+    print_lines(
+        [Text(f"  {field}: {' | '.join(values)}") for field, values in fields.items()], out
+    )
     *before, last = sections(comparisons)
     notes = how_compared(groups, comparisons, at_least)
     print_sections([*before, dataclasses.replace(last, warnings=warnings, notes=notes)], out)
@@ -154,7 +158,9 @@ def overall(compared: Comparison) -> str:
     return f"{_slower_and_faster(compared, by_verdict)}.{_unclear(by_verdict)}"
 
 
-def _slower_and_faster(compared: Comparison, by_verdict: dict[str, list[ComparedFigure]]) -> str:
+def _slower_and_faster(
+    compared: Comparison, by_verdict: dict[str, list[ComparedFigure]]
+) -> str:
     """The rows with a verdict, without the final full stop."""
     n_rows = len(compared.rows)
     clauses: list[str] = []
@@ -260,8 +266,8 @@ def how_compared(
     rows = [row for compared in comparisons for row in compared.rows]
     n_paired = len([row for row in rows if row.paired])
     sentences = [
-        f"Time ratio: other / base, {_centres(n_paired, len(rows))}, so it can differ from the ratio "
-        "of the columns. The 95 % intervals hold jointly. "
+        f"Time ratio: other / base, {_centres(n_paired, len(rows))}, "
+        "so it can differ from the ratio of the columns. The 95 % intervals hold jointly. "
         f"Differences below {percent(at_least)} count as none."
     ]
     spreads = _spreads(comparisons)
@@ -274,14 +280,17 @@ def how_compared(
     n_servers = len([group for group in groups if group.is_server])
     machines = {group.rows.machine.iloc[0] for group in groups}
     if n_paired == 0 and len(machines) == 1:
-        sentence = "The sessions ran at different times, which can explain a part of a difference."
+        sentence = (
+            "The sessions ran at different times, which can explain a part of a difference."
+        )
         if n_servers == 0:
             sentence += " lab ab measures side by side."
         sentences.append(sentence)
     if 0 < n_servers < len(groups):
         sentences.append(
-            "In process, TTFT is prefill plus sampling one token. Through a server it also includes "
-            "templates, tokenization, queueing, HTTP and the client, and TPOT uses arrival times. "
+            "In process, TTFT is prefill plus sampling one token. "
+            "Through a server it also includes templates, tokenization, queueing, HTTP and the "
+            "client, and TPOT uses arrival times. "
             "The settings of the server's engine are not visible, so they are not compared."
         )
     return sentences
@@ -303,7 +312,8 @@ def _spreads(comparisons: Sequence[Comparison]) -> str:
             figure, _, source = spread.partition(": ")
             figures_of_spread.setdefault(source, {})[figure] = None
     parts = [
-        f"{source} for {join_and(list(figures))}" for source, figures in figures_of_spread.items()
+        f"{source} for {join_and(list(figures))}"
+        for source, figures in figures_of_spread.items()
     ]
     return "; ".join(parts)
 

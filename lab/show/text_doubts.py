@@ -70,7 +70,9 @@ def unreliable(records: Sequence[Record]) -> list[list[Record]]:
 def distrust(records: Sequence[Record]) -> list[str]:
     """A sentence for each session with unreliable figures."""
     n_sessions = len({record.session for record in records})
-    disturbed_runs = f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed"
+    disturbed_runs = (
+        f"Unreliable ({NOT_TO_BE_TRUSTED}): at least half of these runs were disturbed"
+    )
     sentences = []
     for of_session in unreliable(records):
         if _lost_cores(of_session):
@@ -81,7 +83,9 @@ def distrust(records: Sequence[Record]) -> list[str]:
             )
             continue
         session = f" (session {of_session[0].session})" if n_sessions > 1 else ""
-        sentences.append(f"{disturbed_runs}{session}. Measure again while no other program runs.")
+        sentences.append(
+            f"{disturbed_runs}{session}. Measure again while no other program runs."
+        )
     return sentences
 
 
@@ -94,7 +98,8 @@ def _repeats(records: Sequence[Record]) -> dict[tuple[str, str | None, str], lis
     """Timed runs that went well, by session, variant and what they did."""
     timed = [record for record in records if record.run.is_timed]
     return grouped(
-        timed, lambda record: (record.session, record.run.variant, experiments.run_name(record.run))
+        timed,
+        lambda record: (record.session, record.run.variant, experiments.run_name(record.run)),
     )
 
 

@@ -37,7 +37,9 @@ def answer(rows: pd.DataFrame, beyond: Sequence[int] = ()) -> str:
     is_request = row.prefill_share > 0 and not row.sweep_every > 0
     if is_request and decodes:
         rate = f"{digits(1e3 / token_ms)} tokens/s"
-        share = f"{100 * row.prefill_share:.0f} % prefill at {digits(row.prefill_tps)} tokens/s"
+        share = (
+            f"{100 * row.prefill_share:.0f} % prefill at {digits(row.prefill_tps)} tokens/s"
+        )
         return (
             f"A request of {prompt} with {row.n_gen:,} back takes {seconds(row.e2e_s)}: {share}, "
             f"the rest decode at {rate}{reliability}."

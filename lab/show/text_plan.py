@@ -83,7 +83,11 @@ def _model_text(model: Model) -> str:
 def notes(plan: Plan) -> list[str]:
     """The result of `--n-gpu-layers auto`, and the cases that will be skipped."""
     sentences = []
-    if plan.auto and plan.model.n_layer is not None and machine.accelerators(plan.machine.devices):
+    if (
+        plan.auto
+        and plan.model.n_layer is not None
+        and machine.accelerators(plan.machine.devices)
+    ):
         n_layers = plan.settings.n_gpu_layers
         n_all = plan.model.n_layer + 1
         sentences.append(

@@ -13,7 +13,7 @@ from lab.core import request_times as times
 from lab.core.lists import grouped, plural
 from lab.core.record import OK
 from lab.core.request import REASONING, Endpoint, Request, RequestRecord, short_name
-from lab.core.request_times import Figures, figures
+from lab.core.request_times import RequestFigures, figures
 from lab.remote.servers import TOKENIZE
 from lab.show import plot_runs, table, text_results
 from lab.show.section import (
@@ -54,7 +54,7 @@ def finished(record: RequestRecord) -> str:
     return f"{_name(times_of)}: {_outcome(times_of)}"
 
 
-def _outcome(request: Figures) -> str:
+def _outcome(request: RequestFigures) -> str:
     """How a request went."""
     if request.request.status != OK:
         return request.request.failure or request.request.status
@@ -82,7 +82,7 @@ def _tpot(bounds_ns: tuple[float, float]) -> str:
     return f"{low} to {high}"
 
 
-def _name(request: Figures) -> str:
+def _name(request: RequestFigures) -> str:
     n_prompt = table.n_prompt(request)
     repeat = f"repeat {request.asked.repeat + 1}"
     if n_prompt is None:
@@ -98,7 +98,9 @@ def length(n_prompt: float | None) -> str:
 # What a server can do
 
 
-def print_endpoint(endpoint: Endpoint, model: str, models: Sequence[str], out: Console) -> None:
+def print_endpoint(
+    endpoint: Endpoint, model: str, models: Sequence[str], out: Console
+) -> None:
     """Which server, which of its models, and the table of its capabilities."""
     names = [name for name in (endpoint.server, endpoint.version) if name]
     program = " ".join(names) or "not named"
@@ -170,7 +172,7 @@ def doubts(requests: Sequence[Request]) -> list[str]:
     ]
 
 
-def held_back(answers: Sequence[Figures]) -> list[str]:
+def held_back(answers: Sequence[RequestFigures]) -> list[str]:
     """A sentence on answers that arrived in one piece, if there are any."""
     n = sum(answer.came_at_once for answer in answers)
     if not n:
@@ -181,7 +183,7 @@ def held_back(answers: Sequence[Figures]) -> list[str]:
     ]
 
 
-def _cache_doubts(answers: Sequence[Figures]) -> list[str]:
+def _cache_doubts(answers: Sequence[RequestFigures]) -> list[str]:
     cached = [answer.n_cached or 0 for answer in answers if answer.is_warm]
     if cached:
         return [
@@ -196,7 +198,7 @@ def _cache_doubts(answers: Sequence[Figures]) -> list[str]:
     return []
 
 
-def _length_doubts(answers: Sequence[Figures]) -> list[str]:
+def _length_doubts(answers: Sequence[RequestFigures]) -> list[str]:
     short = [answer for answer in answers if answer.is_short]
     if not short:
         return []
@@ -210,7 +212,7 @@ def _length_doubts(answers: Sequence[Figures]) -> list[str]:
     ]
 
 
-def _token_doubts(requests: Sequence[Request], answers: Sequence[Figures]) -> list[str]:
+def _token_doubts(requests: Sequence[Request], answers: Sequence[RequestFigures]) -> list[str]:
     """Sentences on tokens that nobody counted as they came, and on reasoning."""
     n = len(requests)
     sentences = []
@@ -339,7 +341,10 @@ SERVER_COLUMNS: Columns = (
     ("prompt\ntokens", lambda row: length(row["n_prompt"])),
     ("prompt\ns", lambda row: digits(row["server_prompt_s"])),
     ("decode\ns", lambda row: digits(row["server_decode_s"])),
-    ("TTFT minus\nprompt ms", lambda row: digits(1e3 * (row["ttft_s"] - row["server_prompt_s"]))),
+    (
+        "TTFT minus\nprompt ms",
+        lambda row: digits(1e3 * (row["ttft_s"] - row["server_prompt_s"])),
+    ),
 )
 """The server's own times, and TTFT without them."""
 

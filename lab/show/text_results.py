@@ -13,7 +13,17 @@ from lab.core.record import Record
 from lab.runner import disturbances
 from lab.show import plot_runs, table
 from lab.show.comparison import figure_names
-from lab.show.section import SMALL, WIDE, Cell, Context, Kind, Picture, Section, is_plain, tabled
+from lab.show.section import (
+    SMALL,
+    WIDE,
+    Cell,
+    Context,
+    Kind,
+    Picture,
+    Section,
+    is_plain,
+    tabled,
+)
 from lab.show.text_doubts import doubts
 from lab.show.text_findings import answer, beyond_training, far_apart, findings, laws
 from lab.show.wording import digits, ends, labelled

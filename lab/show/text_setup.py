@@ -104,7 +104,9 @@ def _distinguishing_fields(table: pd.DataFrame) -> list[str]:
     return names
 
 
-def _needed_fields(row: pd.Series, names: Sequence[str], firsts: Sequence[pd.Series]) -> list[str]:
+def _needed_fields(
+    row: pd.Series, names: Sequence[str], firsts: Sequence[pd.Series]
+) -> list[str]:
     """The fields without the details that do not tell this row from the other rows."""
     needed = list(names)
     for name in reversed(names):

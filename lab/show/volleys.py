@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core.lists import plural
 from lab.core.record import OK, Record
 from lab.core.request import RequestRecord
-from lab.core.request_times import Figures, figures
+from lab.core.request_times import RequestFigures, figures
 from lab.show import canvas, table, text_requests
 from lab.show.section import UNKNOWN, WIDE, Columns, Context, Picture, Section, tabled
 from lab.show.wording import digits, seconds
@@ -47,7 +47,9 @@ def volleys(records: Sequence[RequestRecord]) -> pd.DataFrame:
     import pandas as pd
 
     timed = [record for record in records if not record.is_warmup]
-    requests = pd.DataFrame([_request_row(record, figures(record.request)) for record in timed])
+    requests = pd.DataFrame(
+        [_request_row(record, figures(record.request)) for record in timed]
+    )
     if requests.empty:
         return requests
     of_volley = requests.groupby(["session", *CASE, "repeat"])
@@ -66,7 +68,7 @@ def volleys(records: Sequence[RequestRecord]) -> pd.DataFrame:
     )
 
 
-def _request_row(record: RequestRecord, times: Figures) -> dict[str, Any]:
+def _request_row(record: RequestRecord, times: RequestFigures) -> dict[str, Any]:
     asked = record.request.asked
     sent_s = table.or_nan(record.request.sent_ns, 1e-9)
     return {
@@ -91,7 +93,9 @@ def runs_in_process(records: Sequence[Record], experiment: str) -> pd.DataFrame:
     timed = [
         record
         for record in records
-        if record.experiment == experiment and record.is_timed and not record.case.get("is_shared")
+        if record.experiment == experiment
+        and record.is_timed
+        and not record.case.get("is_shared")
     ]
     if not timed:
         return pd.DataFrame(columns=[*CASE, *IN_PROCESS])
@@ -160,7 +164,9 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
     return [*lines, *text_requests.doubts([record.request for record in good])]
 
 
-def chapters(records: Sequence[RequestRecord], context: Context, experiment: str) -> list[Section]:
+def chapters(
+    records: Sequence[RequestRecord], context: Context, experiment: str
+) -> list[Section]:
     """A part for each server and model: the table, what it shows, and its picture."""
     others = [record for record in context.others if record.experiment == experiment]
     in_process = runs_in_process([*context.runs, *others], experiment)

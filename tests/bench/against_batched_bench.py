@@ -78,7 +78,9 @@ def bench_round(model: Path, threads: int) -> Rates:
         "-tb",
         str(threads),
     ]
-    rows = llama_bench.run_batched(model, *lengths, *threads_options, "-b", "2048", "-ub", "512")
+    rows = llama_bench.run_batched(
+        model, *lengths, *threads_options, "-b", "2048", "-ub", "512"
+    )
     rates: Rates = {}
     for row in rows:
         rates[row["pl"], "prefill"] = row["speed_pp"]

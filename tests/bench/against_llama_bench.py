@@ -114,7 +114,9 @@ def main() -> None:
             n_rounds,
             lambda number: lab_round(worker, model, settings, number),
             lambda: bench_round(model, settings),
-            lambda name, ours, theirs: f" {name} {ours:8.2f} / {theirs:8.2f} = {ours / theirs:.3f}",
+            lambda name, ours, theirs: (
+                f" {name} {ours:8.2f} / {theirs:8.2f} = {ours / theirs:.3f}"
+            ),
             lambda name, ours, theirs, n, ratios: (
                 f"{name}: median of {n} paired ratios {ratios}; at least 0.99 wanted"
             ),

@@ -59,8 +59,12 @@ NOTES = {
     "several-devices": re.compile(r"-sm layer|\b2x\b|experts on CPU|ncmoe"),
 }
 SERIES = re.compile(r"\bSeries\b|-\d+[QC]\b|MIG ")
-BUILT_ON = re.compile("llama.cpp|localscore|llamafile|geerlingguy|ollama|lm ?studio|kobold", re.I)
-OTHER = re.compile(r"\b(vllm|mlx|exllama\w*|tensorrt\S*|mlc|sglang|transformers|ipex\S*)\b", re.I)
+BUILT_ON = re.compile(
+    "llama.cpp|localscore|llamafile|geerlingguy|ollama|lm ?studio|kobold", re.I
+)
+OTHER = re.compile(
+    r"\b(vllm|mlx|exllama\w*|tensorrt\S*|mlc|sglang|transformers|ipex\S*)\b", re.I
+)
 BACKENDS = {
     "geforce": "CUDA",
     "datacenter": "CUDA",
@@ -120,7 +124,7 @@ def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
     return text, n_cores
 
 
-def device_of(line: dict[str, str]) -> tuple[devices.Device | None, float, str]:
+def device_of(line: dict[str, str]) -> tuple[devices.DeviceSheet | None, float, str]:
     """The device of the list, the part of its GPU cores, and the chip's name."""
     name, n_cores = chip_of(line)
     plain = re.sub(r"-(\d+gb|\d\d|gb10|mac-mini)$", "", name)
@@ -136,7 +140,9 @@ def device_of(line: dict[str, str]) -> tuple[devices.Device | None, float, str]:
 
 def name_of(line: dict[str, str]) -> str:
     """The name in the catalog, or the published one."""
-    name = line["model"].rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-it")
+    name = (
+        line["model"].rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-it")
+    )
     for text in (
         name,
         name.removeprefix("meta-"),
@@ -164,7 +170,7 @@ def quantization_of(line: dict[str, str]) -> str:
     return line["quantization"].upper()
 
 
-def backend_of(line: dict[str, str], device: devices.Device | None) -> str:
+def backend_of(line: dict[str, str], device: devices.DeviceSheet | None) -> str:
     """As published, else what the runtime uses on such a device. llamafile has kernels of its own
     on AMD."""
     if line["backend"]:
@@ -212,7 +218,9 @@ def _lengths(line: dict[str, str]) -> tuple[str, str, str]:
     """The phase, the tokens of the prompt or before the middle of the answer, and the tokens
     before a prompt."""
     if "n_gen" in line:
-        n_prompt, n_depth, n_gen = (int(line[name]) for name in ("n_prompt", "n_depth", "n_gen"))
+        n_prompt, n_depth, n_gen = (
+            int(line[name]) for name in ("n_prompt", "n_depth", "n_gen")
+        )
         return (
             (DECODE, str(n_depth + n_gen // 2), "")
             if n_gen
@@ -261,7 +269,9 @@ def report(lines: list[dict[str, str]]) -> None:
     for rule, about in RULES.items():
         print(f"{counts[rule]:5}  {rule}: {about}")
     for line in {
-        line["device"]: line for line in lines if re.search("un(known|clear)-device", line["marks"])
+        line["device"]: line
+        for line in lines
+        if re.search("un(known|clear)-device", line["marks"])
     }.values():
         print(f"not in the list: {line['device']} ({line['marks'].split()[0]})")
 

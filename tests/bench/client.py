@@ -66,7 +66,8 @@ def stamped_late(
     began_ns = start_ns + request.sent_ns
     stamps = times.arrivals_ns(request)
     return [
-        began_ns + stamp - sent_ns for stamp, sent_ns in zip(stamps, stream["sent_ns"], strict=True)
+        began_ns + stamp - sent_ns
+        for stamp, sent_ns in zip(stamps, stream["sent_ns"], strict=True)
     ]
 
 

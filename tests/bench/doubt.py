@@ -127,7 +127,12 @@ def as_wide_as(width: int) -> Iterator[None]:
     def of_width(stderr: bool = False, details: str = "") -> Console:
         stream = sys.stderr if stderr else sys.stdout
         return Console(
-            file=stream, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
+            file=stream,
+            width=width,
+            soft_wrap=True,
+            markup=False,
+            emoji=False,
+            highlight=False,
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -167,9 +172,9 @@ def shown_of(
     for width in WIDTHS:
         with as_wide_as(width):
             texts[f"show {width}"] = run_lab("show", path)[1]
-            texts[f"explain {width}"] = run_lab("explain", path, "--no-plot", "--ceilings", folder)[
-                1
-            ]
+            texts[f"explain {width}"] = run_lab(
+                "explain", path, "--no-plot", "--ceilings", folder
+            )[1]
             texts[f"compare {width}"] = run_lab("compare", quiet, path, "--no-plot")[1]
     texts["show json"] = run_lab("show", path, "--json")[1]
     code, texts["explain json"], texts["explain error"] = run_lab(
@@ -194,85 +199,113 @@ def shown_of(
     return texts
 
 
+class Wanted:
+    """Collects what is wrong with what is shown of a plant."""
+
+    def __init__(self, name: str, texts: dict[str, str]) -> None:
+        self.name = name
+        self.texts = texts
+        self.wrong: list[str] = []
+        self.rows = json.loads(texts["show json"])["rows"]
+        self.tables = [key for key in texts if key.startswith("show ") and key[-1].isdigit()]
+
+    def want(self, holds: bool, what: str) -> None:
+        """Notes `what` if it does not hold."""
+        if not holds:
+            self.wrong.append(f"{self.name}: {what}")
+
+    def want_not_firm(self, key: str) -> None:
+        """A text may not state anything firmly."""
+        text = " ".join(self.texts[key].split())
+        firm = [pattern for pattern in FIRM if re.search(pattern, text)]
+        self.want(not firm, f"{key} is firm: {firm}")
+
+    def want_hollow_points(self, *pictures: str) -> None:
+        """Disturbed runs are hollow points in the pictures."""
+        for picture in pictures:
+            is_hollow = "disturbed runs (hollow)" in self.texts[f"planted-{picture}"]
+            self.want(is_hollow, f"the picture of {picture} has no hollow points")
+
+    def want_in_rows(self, doubt: str) -> None:
+        """Every row of the JSON has a doubt."""
+        has_doubt = all(doubt in row["doubts"] for row in self.rows)
+        self.want(has_doubt, "JSON of show has no doubts")
+
+    def neighbour(self) -> None:
+        """What is shown where another process was busy all the time."""
+        for key in self.texts:
+            if key.split()[0] not in ("show", "explain", "compare", "page"):
+                continue
+            self.want_not_firm(key)
+            is_prose = "json" not in key and "error" not in key
+            says_what_to_do = "easure" in self.texts[key]
+            self.want(says_what_to_do or not is_prose, f"{key} does not say what to do")
+        self.want_in_rows("disturbed")
+        is_marked = all(self.texts[key].count("!!") >= len(self.rows) for key in self.tables)
+        self.want(is_marked, "a row has no mark")
+        (document,) = json.loads(self.texts["explain json"])
+        promises = document["levers"] or document["experiments"]
+        self.want(not promises, "JSON of explain promises something")
+        verdicts: set[str] = set()
+        for line in json.loads(self.texts["compare json"])["comparisons"]:
+            verdicts.update(row["verdict"] for row in line["rows"])
+        self.want(verdicts == {"disturbed"}, f"compare claims {verdicts}")
+        self.want_hollow_points("prefill", "decode")
+        self.want("!!" in self.texts["planted-where"], "the picture of where has no mark")
+        self.want("disturbed" in self.texts["predict"], "the prediction has no doubt")
+        self.export()
+
+    def one_of_six(self) -> None:
+        """What is shown where another process was busy in one repeat."""
+        self.want_in_rows("partly disturbed")
+        is_marked = all(f"{N_REPEATS}!" in self.texts[key] for key in self.tables)
+        self.want(is_marked, "a row has no mark")
+        self.want_hollow_points("decode")
+        self.export()
+
+    def export(self) -> None:
+        """The export says which runs were disturbed."""
+        self.want("True" in self.texts["export"], "export has no disturbed runs")
+
+    def loaded_ceilings(self) -> None:
+        """What is shown where the ceilings were measured beside another process."""
+        sentence = "were measured, another process used 1.9 cores"
+        for key in self.texts:
+            if key.startswith("explain"):
+                self.want_not_firm(key)
+        for key in ("explain 80", "explain json", "page", "predict"):
+            text = " ".join(self.texts[key].split())
+            self.want(sentence in text, f"{key} does not say")
+
+    def quiet(self) -> None:
+        """What is shown where nothing disturbed: firm sentences without marks."""
+        limit = " limits prefill" in self.texts["explain 80"]
+        prediction = "Predicted for " in self.texts["page"]
+        self.want(limit and prediction, "a quiet sample is not firm")
+        lines = self.texts["show 80"].splitlines()
+        others = " ".join(line for line in lines if "training length" not in line)
+        is_unmarked = "tokens took" in self.texts["show 80"] and "!" not in others
+        self.want(is_unmarked, "a quiet sample is marked")
+
+
+PLANTS = {
+    "neighbour": Wanted.neighbour,
+    "one of six": Wanted.one_of_six,
+    "loaded ceilings": Wanted.loaded_ceilings,
+    "quiet": Wanted.quiet,
+}
+
+
 def problems(name: str, texts: dict[str, str]) -> list[str]:
     """What is wrong with what is shown of a plant."""
-    wrong: list[str] = []
-
-    def want(holds: bool, what: str) -> None:
-        if not holds:
-            wrong.append(f"{name}: {what}")
-
-    def firm(text: str) -> list[str]:
-        return [pattern for pattern in FIRM if re.search(pattern, " ".join(text.split()))]
-
-    tables = [key for key in texts if key.startswith("show ") and key[-1].isdigit()]
-    rows = json.loads(texts["show json"])["rows"]
-    want(
-        all(row["repeats"] == N_REPEATS for row in rows),
-        "lines that occur twice were counted twice",
-    )
-    if name == "neighbour":
-        for key in (
-            key for key in texts if key.split()[0] in ("show", "explain", "compare", "page")
-        ):
-            want(not firm(texts[key]), f"{key} is firm: {firm(texts[key])}")
-            want(
-                "json" in key or "error" in key or "easure" in texts[key],
-                f"{key} does not say what to do",
-            )
-        want(all("disturbed" in row["doubts"] for row in rows), "JSON of show has no doubts")
-        want(all(texts[key].count("!!") >= len(rows) for key in tables), "a row has no mark")
-        (document,) = json.loads(texts["explain json"])
-        want(
-            not document["levers"] and not document["experiments"],
-            "JSON of explain promises something",
-        )
-        verdicts = [
-            row["verdict"]
-            for line in json.loads(texts["compare json"])["comparisons"]
-            for row in line["rows"]
-        ]
-        want(set(verdicts) == {"disturbed"}, f"compare claims {set(verdicts)}")
-        want(
-            "disturbed runs (hollow)" in texts["planted-prefill"],
-            "the picture of prefill has no hollow points",
-        )
-        want(
-            "disturbed runs (hollow)" in texts["planted-decode"],
-            "the picture of decode has no hollow points",
-        )
-        want("!!" in texts["planted-where"], "the picture of where has no mark")
-        want("disturbed" in texts["predict"], "the prediction has no doubt")
-    if name == "one of six":
-        want(all("partly disturbed" in row["doubts"] for row in rows), "JSON of show has no doubts")
-        want(all(f"{N_REPEATS}!" in texts[key] for key in tables), "a row has no mark")
-        want(
-            "disturbed runs (hollow)" in texts["planted-decode"],
-            "the picture of decode has no hollow points",
-        )
-    if name in ("neighbour", "one of six"):
-        want("True" in texts["export"], "export has no disturbed runs")
-    if name == "loaded ceilings":
-        for key in (key for key in texts if key.startswith("explain")):
-            want(not firm(texts[key]), f"{key} is firm: {firm(texts[key])}")
-        for key in ("explain 80", "explain json", "page", "predict"):
-            want(
-                "were measured, another process used 1.9 cores" in " ".join(texts[key].split()),
-                f"{key} does not say",
-            )
-    want(
-        "extrapolated" in texts.get("predict", "extrapolated"),
-        "the prediction does not say that it extrapolates",
-    )
-    if name == "quiet":
-        is_firm = " limits prefill" in texts["explain 80"] and "Predicted for " in texts["page"]
-        want(is_firm, "a quiet sample is not firm")
-        lines = [line for line in texts["show 80"].splitlines() if "training length" not in line]
-        want(
-            "tokens took" in texts["show 80"] and "!" not in " ".join(lines),
-            "a quiet sample is marked",
-        )
-    return wrong
+    wanted = Wanted(name, texts)
+    is_once = all(row["repeats"] == N_REPEATS for row in wanted.rows)
+    wanted.want(is_once, "lines that occur twice were counted twice")
+    if name in PLANTS:
+        PLANTS[name](wanted)
+    prediction = texts.get("predict", "extrapolated")
+    wanted.want("extrapolated" in prediction, "the prediction does not extrapolate")
+    return wanted.wrong
 
 
 def main() -> None:
@@ -281,7 +314,9 @@ def main() -> None:
     for name, lines in plants([*contents.records, *contents.ceilings]).items():
         with tempfile.TemporaryDirectory() as folder:
             mistakes = problems(name, shown_of(lines, Path(folder), SAMPLE))
-        print(f"{name}: {'as wanted' if not mistakes else f'{len(mistakes)} wrong'}", flush=True)
+        print(
+            f"{name}: {'as wanted' if not mistakes else f'{len(mistakes)} wrong'}", flush=True
+        )
         wrong += mistakes
     print("\n".join(wrong) or "Every figure carries its doubt.")
     sys.exit(bool(wrong))

@@ -53,7 +53,9 @@ def sweep(folder: Path) -> list[Run]:
         runs: list[Run] = []
         wall = 0.0
         before = time.perf_counter()
-        for record in execute(plan, worker, new_results_file(plan, folder), lambda status: None):
+        for record in execute(
+            plan, worker, new_results_file(plan, folder), lambda status: None
+        ):
             now = time.perf_counter()
             if not record.run.warmup:
                 runs.append(record.run)

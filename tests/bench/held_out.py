@@ -28,7 +28,7 @@ from lab.core import results
 from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Ceilings, Machine, Record
 from lab.roofline import learning, probing
-from lab.roofline.learning import Case, Point
+from lab.roofline.learning import LearnedCase, Point
 from lab.roofline.prediction import Here
 from tests.conftest import run_process
 
@@ -96,7 +96,9 @@ def print_errors(predictions: pd.DataFrame) -> None:
             f"{squares.mean() ** 0.5:.3f}"
         )
     print(f"{len(predictions)} predictions of {predictions.point.nunique()} different points")
-    print("wanted: at least 90 % in range, a median error of at most 10 %, over at least 40 points")
+    print(
+        "wanted: at least 90 % in range, a median error of at most 10 %, over at least 40 points"
+    )
 
 
 # Measuring
@@ -135,7 +137,7 @@ class Learning:
     """
 
     longest: int
-    case: Case | None = None
+    case: LearnedCase | None = None
     properties: tuple[str, ...] = ()
     is_like: bool = True
 
@@ -157,7 +159,9 @@ def evaluate(folder: Path) -> pd.DataFrame:
     back.
     """
     contents = results.read(sorted(folder.rglob("*.jsonl")))
-    machines = {ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings}
+    machines = {
+        ceilings.machine.system_info: ceilings.machine for ceilings in contents.ceilings
+    }
     rows: list[dict[str, object]] = []
     for machine in machines.values():
         ceilings = probing.known(contents.ceilings, probing.Where(machine))
@@ -224,7 +228,7 @@ def parts(points: Sequence[Point]) -> Iterator[Learning]:
 def predict(
     learned_from: Sequence[Point],
     held_out: Sequence[Point],
-    records: dict[Case, Record],
+    records: dict[LearnedCase, Record],
     ceilings: Ceilings,
 ) -> Iterator[dict[str, object]]:
     """The held-out points as predicted: how each extrapolates, and how it came out."""

@@ -80,7 +80,9 @@ def promised_changes(case: Case, folder: Path) -> list[dict[str, Any]]:
         plan = make_plan(worker, [1], 1, 1, case.model)
         todo = probes.probes(good[0].model, plan.settings, case.types)
         measuring.obtain(worker, Where(plan.machine), todo, lambda status: None, print, folder)
-    (document,) = json.loads(run("explain", folder, "--ceilings", folder, "--no-plot", "--json"))
+    (document,) = json.loads(
+        run("explain", folder, "--ceilings", folder, "--no-plot", "--json")
+    )
     changes: list[dict[str, Any]] = document["levers"]
     return changes
 

@@ -27,7 +27,9 @@ FEED_FORWARD = re.compile(r"build_(?:moe_|layer_)?ffn\w*\s*\(|\bffn_up\b|channel
 def architectures(source: Path) -> dict[str, str]:
     """The class of each architecture's graph, by its name in GGUF files."""
     names = dict(
-        re.findall(r"\{\s*(LLM_ARCH_\w+),\s*\"([^\"]+)\"", (source / "llama-arch.cpp").read_text())
+        re.findall(
+            r"\{\s*(LLM_ARCH_\w+),\s*\"([^\"]+)\"", (source / "llama-arch.cpp").read_text()
+        )
     )
     cases = re.findall(
         r"case (LLM_ARCH_\w+):\s*return new (\w+)\(", (source / "llama-model.cpp").read_text()

@@ -23,7 +23,7 @@ from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
 from lab.models import catalog, devices, synthetic
 from lab.roofline import datasheet
-from lab.roofline.datasheet import FACTORS, LONG, PARTS, Case, Learned
+from lab.roofline.datasheet import FACTORS, LONG, PARTS, DatasheetCase, LearnedRates
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
 PUBLISHED = OUT.with_name("published.csv")
@@ -157,7 +157,7 @@ def model_of(name: str, quantization: str) -> Model | None:
 
 
 @cache
-def case_for(row: Row) -> Case | None:
+def case_for(row: Row) -> DatasheetCase | None:
     """None for a model that is unknown or cannot be counted."""
     model = model_of(row.model, row.quantization)
     n = row.n_prompt or USUAL_LENGTH
@@ -168,7 +168,9 @@ def case_for(row: Row) -> Case | None:
     n_past = row.n_depth if row.phase == PREFILL else 0
     if model is None or cost.step(model, 1, 0, 1) is None:
         return None
-    parts = datasheet.parts_of(model, device, row.phase, n, row.n_ubatch, ("f16", "f16"), n_past)
+    parts = datasheet.parts_of(
+        model, device, row.phase, n, row.n_ubatch, ("f16", "f16"), n_past
+    )
     what = (
         row.backend,
         datasheet.runtime_of(row.source),
@@ -176,17 +178,17 @@ def case_for(row: Row) -> Case | None:
         row.quantization,
         row.flash_attn,
     )
-    return Case(row.phase, device, *what, n + n_past, bool(model.n_expert), parts)
+    return DatasheetCase(row.phase, device, *what, n + n_past, bool(model.n_expert), parts)
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: Row) -> DatasheetCase:
     case = case_for(row)
     assert case, row
     return case
 
 
 def slopes_of(
-    cases: Sequence[Case],
+    cases: Sequence[DatasheetCase],
     phase: str,
     at: dict[tuple[str, str], int],
 ) -> np.ndarray:
@@ -212,12 +214,14 @@ def slopes_of(
     return slopes
 
 
-def fit(rows: Sequence[Row], phase: str) -> Learned:
+def fit(rows: Sequence[Row], phase: str) -> LearnedRates:
     """The factors; without ranges. All unknowns are logarithms: a part takes its base times
     exp(slopes @ unknowns)."""
     cases = [case_of(row) for row in rows]
     parts = [*START[phase]]
-    base = np.array([[case.parts[PARTS.index(part)] for case in cases] for part in parts]) + 1e-15
+    base = (
+        np.array([[case.parts[PARTS.index(part)] for case in cases] for part in parts]) + 1e-15
+    )
     times = np.log([seconds(row) for row in rows])
     at: dict[tuple[str, str], int] = {("", part): i for i, part in enumerate(parts)}
     for case in cases:
@@ -247,7 +251,8 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
         covariance = np.linalg.inv(weighted.T @ slope + np.diag(precision))
         step = (
             start
-            + covariance @ (weighted.T @ (times - np.log(each.sum(axis=0)) + slope @ (now - start)))
+            + covariance
+            @ (weighted.T @ (times - np.log(each.sum(axis=0)) + slope @ (now - start)))
             - now
         )
         now = now + np.clip(step, -0.7, 0.7)
@@ -257,9 +262,12 @@ def fit(rows: Sequence[Row], phase: str) -> Learned:
         noise = float((weights * counts * squares).sum() / counts.sum())
         for name, columns in members.items():
             sd, n = PRIOR[name]
-            levels_squared = (now[columns] - start[columns]) ** 2 + np.diag(covariance)[columns]
+            levels_squared = (now[columns] - start[columns]) ** 2 + np.diag(covariance)[
+                columns
+            ]
             spread[name] = float(
-                ((column_weights[columns] * levels_squared).sum() + n * sd**2) / (columns.sum() + n)
+                ((column_weights[columns] * levels_squared).sum() + n * sd**2)
+                / (columns.sum() + n)
             )
             if name == "device":
                 column_weights[columns] = (HEAVY + 1) / (HEAVY + levels_squared / spread[name])
@@ -275,7 +283,7 @@ def _learned(
     rows: Sequence[Row],
     values_at: dict[tuple[str, str], float],
     spread: dict[str, float],
-) -> Learned:
+) -> LearnedRates:
     factors: dict[str, dict[str, float]] = {name: {} for name in PRIOR}
     for (name, level), value in values_at.items():
         if name:
@@ -291,10 +299,10 @@ def _learned(
             "weights"
         ]  # of several users: a token of one is bounded by its bytes
     sds = {name: math.sqrt(value) for name, value in spread.items()} | {"model": 0.1}
-    return Learned(phase, figures, factors, sds, {})
+    return LearnedRates(phase, figures, factors, sds, {})
 
 
-def error(learned: Learned, row: Row) -> float:
+def error(learned: LearnedRates, row: Row) -> float:
     """Logarithm of the measured over the predicted time."""
     expected = learned.expected_s(case_of(row))
     assert expected is not None
@@ -372,7 +380,7 @@ def _range(
 
 
 def is_inside(
-    learned: Learned,
+    learned: LearnedRates,
     row: Row,
     off: float,
 ) -> bool:
@@ -381,11 +389,12 @@ def is_inside(
     least = case.least_s or 0.0
     expected = seconds(row) / math.exp(off)
     return (
-        max(least, low * expected) <= seconds(row) * (1 + 1e-9) and seconds(row) <= high * expected
+        max(least, low * expected) <= seconds(row) * (1 + 1e-9)
+        and seconds(row) <= high * expected
     )
 
 
-def learn(rows: Sequence[Row], phase: str) -> tuple[Learned, Errors]:
+def learn(rows: Sequence[Row], phase: str) -> tuple[LearnedRates, Errors]:
     """Factors and ranges of a phase, and the errors for left-out devices that the ranges come
     from."""
     rows_of_phase = [row for row in clean(rows) if row.phase == phase]

@@ -97,13 +97,17 @@ def in_turns(
             their_rounds.append(theirs())
             our_rounds.append(ours(number))
         their_rates = their_rounds[-1]
-        parts = [in_round(name, rate, their_rates[name]) for name, rate in our_rounds[-1].items()]
+        parts = [
+            in_round(name, rate, their_rates[name]) for name, rate in our_rounds[-1].items()
+        ]
         print(f"round {number:2}  {'  '.join(parts)}", flush=True)
     for name in our_rounds[0]:
         our_rates = [rates[name] for rates in our_rounds]
         rates_of_other = [rates[name] for rates in their_rounds]
         ratios = list(map(operator.truediv, our_rates, rates_of_other))
-        spread = f"{statistics.median(ratios):.3f} (range {min(ratios):.3f} to {max(ratios):.3f})"
+        spread = (
+            f"{statistics.median(ratios):.3f} (range {min(ratios):.3f} to {max(ratios):.3f})"
+        )
         medians = statistics.median(our_rates), statistics.median(rates_of_other)
         print(in_all(name, *medians, len(ratios), spread))
 

@@ -105,7 +105,9 @@ def compare_all(names: list[str], path: Path) -> list[Row]:
 
 def main() -> None:
     names = sys.argv[1:] or list(catalog.entries())
-    print("model | flash attention | n_ctx | KV cache MiB | error | compute buffer MiB | error")
+    print(
+        "model | flash attention | n_ctx | KV cache MiB | error | compute buffer MiB | error"
+    )
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(synthetic, "_RandomArray", Hole),

@@ -88,7 +88,9 @@ def explained(arch: str, folder: Path) -> pd.DataFrame:
 def main() -> None:
     n_inside = 0
     n_rows = 0
-    print("architecture | quantization | phase | prompt | measured ms | kernels at their ceilings")
+    print(
+        "architecture | quantization | phase | prompt | measured ms | kernels at their ceilings"
+    )
     for arch in sys.argv[1:] or ["qwen3moe", "gemma3", "gpt-oss"]:
         with tempfile.TemporaryDirectory() as folder:
             rows = explained(arch, Path(folder))

@@ -138,7 +138,9 @@ def cli_log(chance: random.Random) -> tuple[str, list[Truth]]:
     """llama-cli's last lines: a fresh context, steps as `runs`."""
     request = Request.drawn(chance)
     n_steps = request.n_gen - 1
-    name = chance.choice(["llama_perf_context_print: ", "llama\\_perf\\_context\\_print: ", ""])
+    name = chance.choice(
+        ["llama_perf_context_print: ", "llama\\_perf\\_context\\_print: ", ""]
+    )
     prompt = timing(
         "prompt eval time", request.prompt_ms, request.n_prompt, "tokens", request.n_prompt
     )
@@ -155,9 +157,15 @@ def ik_log(chance: random.Random) -> tuple[str, list[Truth]]:
     """ik_llama.cpp's log, whose rate counts the first token."""
     request = Request.drawn(chance)
     prompt = timing(
-        "prompt eval time     ", request.prompt_ms, request.n_prompt, "tokens", request.n_prompt
+        "prompt eval time     ",
+        request.prompt_ms,
+        request.n_prompt,
+        "tokens",
+        request.n_prompt,
     )
-    answer = timing("generation eval time", request.gen_ms, request.n_gen, "runs  ", request.n_gen)
+    answer = timing(
+        "generation eval time", request.gen_ms, request.n_gen, "runs  ", request.n_gen
+    )
     begin = "INFO [           print_timings] "
     truths = [
         Truth(request.prefill_tps, PREFILL, PROMPT),
@@ -350,7 +358,9 @@ def llama_bench(chance: random.Random) -> tuple[str, list[Truth]]:
             "both": MIXED,
         }[kind]
         truths.append(Truth(tps, phase, counts, depth, 1))
-        test = {"pp": f"pp{n_prompt}", "tg": f"tg{n_gen}", "both": f"pp{n_prompt}+tg{n_gen}"}[kind]
+        test = {"pp": f"pp{n_prompt}", "tg": f"tg{n_gen}", "both": f"pp{n_prompt}+tg{n_gen}"}[
+            kind
+        ]
         at = f" @ d{depth}" if depth else ""
         lines.append(
             f"| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CPU | 8 | {test}{at} | {tps} \u00b1 0.5 |"

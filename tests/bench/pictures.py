@@ -1,6 +1,6 @@
 """Draws the committed pictures of results/ anew from their samples.
 
-    python3 -m uv run python -m tests.bench.pictures        # after a change of the code that draws them
+    python3 -m uv run python -m tests.bench.pictures   # after a change of the code that draws
 
 A picture is called like its sample, and `lab plot` or `lab explain` draws it. tests/test_pages.py
 compares the pixels. `published-predicted.png` has its own command (tests/bench/published.py);
@@ -24,7 +24,9 @@ def committed() -> list[Path]:
     """The pictures that are drawn from a committed sample."""
     pictures = sorted(RESULTS.glob("sample-*.png"))
     return [
-        path for path in pictures if (RESULTS / f"{path.stem.rpartition('-')[0]}.jsonl").exists()
+        path
+        for path in pictures
+        if (RESULTS / f"{path.stem.rpartition('-')[0]}.jsonl").exists()
     ]
 
 

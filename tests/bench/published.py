@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from lab.roofline import datasheet
-from lab.roofline.datasheet import Learned
+from lab.roofline.datasheet import LearnedRates
 from tests.bench.learn_published import (
     PHASES,
     Errors,
@@ -47,7 +47,7 @@ STYLES = {
 """Colours of Okabe and Ito, which colour-blind people can tell apart; the shape says the same."""
 
 
-def tried(learned: Learned, row: Row) -> dict[str, Any]:
+def tried(learned: LearnedRates, row: Row) -> dict[str, Any]:
     """A row with the logarithm of its measured over its predicted time, whether its range holds
     it, and the width."""
     off = error(learned, row)
@@ -105,7 +105,9 @@ def main() -> None:
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    print("| left out | rows | median error | inside the 90 % range | width of the range (times) |")
+    print(
+        "| left out | rows | median error | inside the 90 % range | width of the range (times) |"
+    )
     print("| --- | --- | --- | --- | --- |")
     by_device: dict[str, pd.DataFrame] = {}
     for phase in PHASES:
@@ -116,7 +118,9 @@ def main() -> None:
         ]
         if asked.rows:
             learned = datasheet.learned()[phase]
-            compare(phase, pd.DataFrame(tried(learned, row) for row in rows), "length", "runtime")
+            compare(
+                phase, pd.DataFrame(tried(learned, row) for row in rows), "length", "runtime"
+            )
             continue
         errors = left_out(rows, phase, lambda row: row.device)
         for key, by in (
@@ -159,10 +163,18 @@ def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:
             (0.8, ":"),
         ):
             axis.plot(
-                ends, [factor * end for end in ends], dashes, color="0.4", linewidth=0.9, zorder=0
+                ends,
+                [factor * end for end in ends],
+                dashes,
+                color="0.4",
+                linewidth=0.9,
+                zorder=0,
             )
         axis.set(
-            xscale="log", yscale="log", xlabel="published, tokens/s", ylabel="predicted, tokens/s"
+            xscale="log",
+            yscale="log",
+            xlabel="published, tokens/s",
+            ylabel="predicted, tokens/s",
         )
         axis.set_title(f"{phase}: each device predicted without its own rows", fontsize=10)
     axes[0].legend(

@@ -71,7 +71,9 @@ def order() -> bool:
     for row in rows:
         interval = f"{row.kl_low:.5f}-{row.kl_high:.5f}"
         print(f"{row.label:8} {row.kl:.5f} ({interval}), same top {100 * row.same:.1f} %")
-    print(f"floor {summary.floor:.2g}; not told apart: {summary.equal}; {summary.n_chunks} chunks")
+    print(
+        f"floor {summary.floor:.2g}; not told apart: {summary.equal}; {summary.n_chunks} chunks"
+    )
     for first, second in itertools.combinations(rows, 2):
         is_wrong = first.kl > second.kl
         if is_wrong and (first.label, second.label) not in (summary.equal or ()):

@@ -74,9 +74,8 @@ def agree(n_rounds: int) -> None:
             )
     print("sweep / independent run, median over rounds (range); within 0.97 to 1.03 wanted")
     for (n, name), values in ratios.items():
-        print(
-            f"{name:8} at {n:5,}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-        )
+        spread = f"{min(values):.3f} to {max(values):.3f}"
+        print(f"{name:8} at {n:5,}: {statistics.median(values):.3f} ({spread})")
 
 
 def run(
@@ -96,7 +95,7 @@ def run(
         status=OK,
         steps=outcome.steps,
         token_ids=outcome.token_ids,
-        every=every,
+        case={"every": every} if every else {},
     )
 
 

@@ -94,7 +94,9 @@ def take_turn(side: Side, seed: int) -> tuple[float, float]:
     """Prefill and decode rate, in tokens/s."""
     prompt = prompts.random_ids(N_PROMPT, side.n_vocab, None, seed, 0)
     prefill = side.worker.run(scripts.run(prompt, 1, 512), lambda progress: None).steps
-    decode = side.worker.run(scripts.run(prompt[:1], N_GEN + 1, 512), lambda progress: None).steps
+    decode = side.worker.run(
+        scripts.run(prompt[:1], N_GEN + 1, 512), lambda progress: None
+    ).steps
     return N_PROMPT / (prefill.ready_ns[-1] / 1e9), decode_tps(decode)
 
 

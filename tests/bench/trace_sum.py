@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 from lab.features.trace import measuring
-from lab.features.trace.lines import Phase
+from lab.features.trace.lines import TracedPhase
 from lab.features.trace.trace_section import MOST_OFF
 from lab.runner import machine
 from lab.show.wording import percent
@@ -21,7 +21,7 @@ LENGTHS = (50, 200, 1000)
 def show(
     n_threads: int,
     n_prompt: int,
-    phase: Phase,
+    phase: TracedPhase,
 ) -> None:
     sum_ms = 1e3 * phase.sum_s
     step_ms = 1e3 * phase.untraced_s
@@ -36,7 +36,9 @@ def main() -> None:
     worst = 0.0
     for n_threads in sorted({1, machine.default_threads()}):
         for n_prompt in LENGTHS:
-            line = measuring.trace(n_prompt, 16, 10, threads=n_threads, out=tempfile.gettempdir())
+            line = measuring.trace(
+                n_prompt, 16, 10, threads=n_threads, out=tempfile.gettempdir()
+            )
             for phase in line.phases:
                 worst = max(worst, abs(phase.off))
                 show(n_threads, n_prompt, phase)

@@ -19,7 +19,7 @@ import tempfile
 from typing import Any
 
 from lab.features.tune import measuring, planning
-from lab.features.tune.choices import DECODE, PREFILL, Choice, Phase, Timing, phases_of
+from lab.features.tune.choices import DECODE, PREFILL, Choice, Timing, TunedPhase, phases_of
 from lab.features.tune.effects import ALONE
 from lab.features.tune.lines import REQUEST
 from lab.features.tune.search import Search
@@ -43,7 +43,9 @@ def all_choices(space: dict[str, list[Any]]) -> list[Choice]:
     choices = []
     for values in itertools.product(*([None, *values] for values in space.values())):
         settings = zip(space, values, strict=True)
-        choices.append(tuple(sorted(setting for setting in settings if setting[1] is not None)))
+        choices.append(
+            tuple(sorted(setting for setting in settings if setting[1] is not None))
+        )
     return choices
 
 
@@ -53,7 +55,7 @@ class Machine:
     def __init__(
         self,
         chance: random.Random,
-        phases: tuple[Phase, ...],
+        phases: tuple[TunedPhase, ...],
     ) -> None:
         self.phases = phases
         settings = []

@@ -123,8 +123,12 @@ def through_llama_server() -> bool:
         records = list(through_server.execute(conversation, server, text, path, print))
     reported = served(records)
     estimated = served([without_counts(record) for record in records])
-    off = (estimated.n_cached - reported.n_cached).astype(float) / reported.n_prompt.astype(float)
-    for row, n_estimated, share in zip(reported.itertuples(), estimated.n_cached, off, strict=True):
+    off = (estimated.n_cached - reported.n_cached).astype(float) / reported.n_prompt.astype(
+        float
+    )
+    for row, n_estimated, share in zip(
+        reported.itertuples(), estimated.n_cached, off, strict=True
+    ):
         tokens = f"{row.n_prompt} tokens, {row.n_cached} cached, {n_estimated} estimated"
         print(f"turn {row.turn} {row.breaks}: {tokens}")
         print(f"    off by {share:+.1%} of the prompt, TTFT {row.ttft_s:.3g} s")

@@ -147,7 +147,9 @@ def main() -> None:
         first = number % len(names)
         for name in names[first:] + names[:first]:
             trials[name].append(try_warm_up(path, plan.settings, name, n_prompt))
-    print(f"{spec}, {n_prompt} tokens, {n_rounds} rounds, first of three runs over the other two:")
+    print(
+        f"{spec}, {n_prompt} tokens, {n_rounds} rounds, first of three runs over the other two:"
+    )
     print_results(trials)
 
 

@@ -30,7 +30,7 @@ import lab
 from lab.core import phases, results
 from lab.core.record import DECODE, Record
 from lab.errors import LabError
-from lab.features.why.answer import Answer
+from lab.features.why.answer import WhyAnswer
 from lab.features.why.figure import MAYBE_FIRST, UNKNOWN, Figure
 from lab.features.why.readers import text as reader
 from tests.bench.pasted_texts import Paste, pastes
@@ -122,7 +122,9 @@ def with_sleep(record: Record, ms: float) -> Record:
     noise = record.run.noise
     if noise and noise.samples:  # the run was watched for as long
         at_ms = (*noise.samples.at_ms[:-1], noise.samples.at_ms[-1] + late[-1] // 1_000_000)
-        noise = dataclasses.replace(noise, samples=dataclasses.replace(noise.samples, at_ms=at_ms))
+        noise = dataclasses.replace(
+            noise, samples=dataclasses.replace(noise.samples, at_ms=at_ms)
+        )
     return dataclasses.replace(
         record, run=dataclasses.replace(record.run, steps=changed, noise=noise)
     )
@@ -134,7 +136,9 @@ def throttled(record: Record) -> Record:
     slower = with_sleep(record, 0.5 * tpot_ns / 1e6)
     noise = slower.run.noise
     if noise is None:
-        raise SystemExit("this machine's runs have no readings, so throttling cannot be planted")
+        raise SystemExit(
+            "this machine's runs have no readings, so throttling cannot be planted"
+        )
     hot = dataclasses.replace(
         noise,
         before=dataclasses.replace(noise.before, n_throttled=0),
@@ -237,7 +241,9 @@ def planted(case: Case, folder: Path) -> tuple[bool, bool]:
     )
     is_right = names_causes(explained, case.causes)
     is_within = has_ratio_in_range(explained, case.causes)
-    parts = [f"{part.name} {part.factor:.2f}" for part in explained.parts if part.log or part.half]
+    parts = [
+        f"{part.name} {part.factor:.2f}" for part in explained.parts if part.log or part.half
+    ]
     print(
         f"{case.name:29} {'right' if is_right else 'WRONG':6} "
         f"{'within' if is_within else 'BEYOND':7} ratio {explained.ratio:.2f}  {'; '.join(parts)}",
@@ -246,13 +252,13 @@ def planted(case: Case, folder: Path) -> tuple[bool, bool]:
     return is_right, is_within
 
 
-def is_open(explained: Answer) -> bool:
+def is_open(explained: WhyAnswer) -> bool:
     """Whether a part of the ratio is not explained."""
     unexplained = explained.rest
     return unexplained.half is not None and abs(unexplained.log) > unexplained.half
 
 
-def names_causes(explained: Answer, expected: frozenset[str]) -> bool:
+def names_causes(explained: WhyAnswer, expected: frozenset[str]) -> bool:
     """Whether the first causes are the expected ones, or nothing is explained where nothing is to
     be.
     """
@@ -262,7 +268,7 @@ def names_causes(explained: Answer, expected: frozenset[str]) -> bool:
     return set(names[: len(expected)]) == expected
 
 
-def has_ratio_in_range(explained: Answer, expected: frozenset[str]) -> bool:
+def has_ratio_in_range(explained: WhyAnswer, expected: frozenset[str]) -> bool:
     """Whether the ratio lies in the range of the product of the expected parts."""
     named = [part for part in explained.parts if part.name in expected]
     halves = [part.half or 0.0 for part in named]
@@ -383,7 +389,9 @@ def run_cases(mode: str, name_part: str) -> None:
     minutes = (time.monotonic() - began) / 60
     counts = [sum(column) for column in zip(*outcomes, strict=True)]
     labels = ["right", "within"][: len(counts)]
-    summary = [f"{n} of {len(outcomes)} {label}" for n, label in zip(counts, labels, strict=True)]
+    summary = [
+        f"{n} of {len(outcomes)} {label}" for n, label in zip(counts, labels, strict=True)
+    ]
     print(f"{mode}: {', '.join(summary)}, {minutes:.1f} minutes")
 
 

@@ -74,7 +74,9 @@ def test_a_line_outside_of_the_ranges_is_left_out(
     tmp_path: Path, field: str, value: Any, expected: str
 ) -> None:
     good = make_record(make_run(20, 7))
-    (tmp_path / "a.jsonl").write_bytes(changed(good, field, value) + to_json(good).encode() + b"\n")
+    (tmp_path / "a.jsonl").write_bytes(
+        changed(good, field, value) + to_json(good).encode() + b"\n"
+    )
     reading = results.read([tmp_path])
     assert reading.records == (good,)
     (sentence,) = reading.skipped
@@ -101,13 +103,17 @@ def test_every_model_of_the_catalog_is_within_the_ranges() -> None:
 
 
 def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None:
-    sample = next(iter(results.read([Path("results/sample-smollm2-135m-amd-epyc.jsonl")]).records))
+    sample = next(
+        iter(results.read([Path("results/sample-smollm2-135m-amd-epyc.jsonl")]).records)
+    )
     good = make_record()
     lines = []
     for place, value in numbers_of(json.loads(to_json(sample))):
         for number in NUMBERS:
             lines.append(
-                changed(sample, place, [number] * len(value) if isinstance(value, list) else number)
+                changed(
+                    sample, place, [number] * len(value) if isinstance(value, list) else number
+                )
             )
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines) + to_json(good).encode() + b"\n")
     began = time.process_time()
@@ -254,7 +260,9 @@ def test_sessions_that_begin_at_once_have_files_of_their_own(tmp_path: Path) -> 
 def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
     for first in "=+-@\t\r":
         session = f"{first}cmd|calc"
-        results.save(tmp_path / "a.jsonl", make_record(make_run(variant=session), session=session))
+        results.save(
+            tmp_path / "a.jsonl", make_record(make_run(variant=session), session=session)
+        )
     code, out, _ = run_lab("export", tmp_path, "-f", "csv")
     assert code == 0
     for row in csv.reader(io.StringIO(out)):

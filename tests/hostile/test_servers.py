@@ -48,7 +48,9 @@ STREAMS: dict[str, Callable[[], Iterable[bytes]]] = {
         b'data: {"choices": [' + b"{}," * 4 * MB + b"{}]}\n\n",
     ),
     "bytes one by one": lambda: itertools.chain((STREAM,), often(b":", 0.001)),
-    "a head without end": lambda: itertools.chain((b"HTTP/1.1 200 OK\r\n",), often(b"X-A: b\r\n")),
+    "a head without end": lambda: itertools.chain(
+        (b"HTTP/1.1 200 OK\r\n",), often(b"X-A: b\r\n")
+    ),
     "103 without end": lambda: often(b"HTTP/1.1 103 Early Hints\r\n\r\n"),
 }
 ANSWERS: dict[str, Callable[[], Iterable[bytes]]] = {
@@ -58,9 +60,12 @@ ANSWERS: dict[str, Callable[[], Iterable[bytes]]] = {
     ),
     "100 without end": lambda: often(b"HTTP/1.1 100 Continue\r\n\r\n", 0.01),
     "103 without end": lambda: often(b"HTTP/1.1 103 Early Hints\r\n\r\n", 0.01),
-    "a body that drips": lambda: itertools.chain((b"HTTP/1.1 200 OK\r\n\r\n",), often(b" ", 0.05)),
+    "a body that drips": lambda: itertools.chain(
+        (b"HTTP/1.1 200 OK\r\n\r\n",), often(b" ", 0.05)
+    ),
     "empty blocks of gzip": lambda: itertools.chain(
-        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",), often(gzip.compress(b""), 0.05)
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",),
+        often(gzip.compress(b""), 0.05),
     ),
     "a body without end": lambda: itertools.chain((b"HTTP/1.1 200 OK\r\n\r\n",), often(b" ")),
     "nothing": lambda: often(b"", 0.05),
@@ -92,7 +97,9 @@ def test_a_stream_takes_neither_the_time_nor_the_memory() -> None:
             began = time.monotonic()
             (reply,) = client.run(plan)
             assert reply.request.status == FAILED, name
-            assert time.monotonic() - began < 20, name  # 2 s and 3 s of grace, on a busy machine
+            assert time.monotonic() - began < 20, (
+                name
+            )  # 2 s and 3 s of grace, on a busy machine
             assert process.memory_info().rss - used_before < 256 * MB, name
         (reply,) = client.run(plan)
         assert reply.request.status == OK

@@ -63,7 +63,9 @@ def command(only: str | None, **asked: Any) -> None:
             err.print(f"{part} cannot be measured: {reason}")
         path = session.new_results_file(planned.base, output.folder)
         records, problem = collect(
-            lambda watch: Measurement(planned, worker, path, watch, err.print).execute(), path, err
+            lambda watch: Measurement(planned, worker, path, watch, err.print).execute(),
+            path,
+            err,
         )
     ceilings = probing.kept(output.folder, note)
     judged = judging.of_sessions(chosen, records, ceilings)

@@ -7,6 +7,7 @@ engine and are not independent.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ rarely exceed it."""
 
 
 @dataclass(frozen=True)
-class Figure:
+class ClaimFigure:
     """A figure with its 95 % interval; a value or high end of None is infinite."""
 
     name: str
@@ -43,11 +44,11 @@ class Figure:
     n: int  # values behind it
 
 
-Figures = list[Figure | None]
+Figures = list[ClaimFigure | None]
 Point = tuple[float, float]  # position and time
 
 
-def figure(name: str, values: Iterable[float | None], unit: str = "x") -> Figure | None:
+def figure(name: str, values: Iterable[float | None], unit: str = "x") -> ClaimFigure | None:
     """The centre of positive values, one for each engine, walk or block; None for no values.
 
     6 and more: the median with its order-statistics interval. 3 to 5: the geometric mean with
@@ -61,17 +62,17 @@ def figure(name: str, values: Iterable[float | None], unit: str = "x") -> Figure
     least = positive[0]
     most = positive[-1]
     if most == math.inf:
-        return Figure(name, None, least, None, unit, n)
+        return ClaimFigure(name, None, least, None, unit, n)
     interval = stats.median_interval(positive)
     if interval:
         median = statistics.median(positive)
-        return Figure(name, median, interval.low, interval.high, unit, n)
+        return ClaimFigure(name, median, interval.low, interval.high, unit, n)
     interval = stats.log_interval(positive)
     if interval:
         mean = statistics.geometric_mean(positive)
-        return Figure(name, mean, interval.low, interval.high, unit, n)
+        return ClaimFigure(name, mean, interval.low, interval.high, unit, n)
     mean = statistics.geometric_mean(positive)
-    return Figure(name, mean, least / ASSUMED, most * ASSUMED, unit, n)
+    return ClaimFigure(name, mean, least / ASSUMED, most * ASSUMED, unit, n)
 
 
 def ratios(baseline: pd.DataFrame, candidate: pd.DataFrame, time: str) -> list[float]:
@@ -91,7 +92,13 @@ def by_block(runs: pd.DataFrame, time: str) -> pd.Series:
 
 
 def value(
-    evidence: Evidence, name: str, part: str, column: str, case: str, time: str, unit: str = "x"
+    evidence: Evidence,
+    name: str,
+    part: str,
+    column: str,
+    case: str,
+    time: str,
+    unit: str = "x",
 ) -> Figures:
     """A time of the runs with one value of a column: in s, in tokens/s its reciprocal, or a
     ratio."""
@@ -152,11 +159,15 @@ def half_threads(evidence: Evidence, phase: str) -> Figures:
     all_threads = runs[runs.variant == "base"]
     half = runs[runs.variant == "half"]
     if all_threads.empty or half.empty:
-        raise LabError("Runs with half the threads are missing; a single thread cannot be halved.")
+        raise LabError(
+            "Runs with half the threads are missing; a single thread cannot be halved."
+        )
     settings = all_threads.record.iloc[0].settings
     halved = half.record.iloc[0].settings
     if settings.n_gpu_layers:
-        raise LabError("The layers are on a GPU, where the number of CPU threads hardly matters.")
+        raise LabError(
+            "The layers are on a GPU, where the number of CPU threads hardly matters."
+        )
     name = f"{phase} with {halved.n_threads} of {settings.n_threads} threads over all"
     time_ratios = ratios(all_threads, half, phase)
     if phase == "decode":
@@ -348,7 +359,7 @@ def gaps(evidence: Evidence) -> Figures:
     by_size = [of_size for _, of_size in runs.groupby(sizes)]
     by_size.reverse()
     figures: Figures = []
-    for larger, smaller in zip(by_size[:-1], by_size[1:], strict=True):
+    for larger, smaller in itertools.pairwise(by_size):
         name = f"{chunk_label(smaller)} over {chunk_label(larger)}"
         figures.append(figure(name, ratios(larger, smaller, "gap_ms")))
     return figures

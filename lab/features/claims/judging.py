@@ -22,7 +22,7 @@ from lab.core.record import Ceilings, Record
 from lab.errors import LabError
 from lab.features.claims import figures as figure_functions
 from lab.features.claims.evidence import Evidence
-from lab.features.claims.figures import Figure
+from lab.features.claims.figures import ClaimFigure
 from lab.roofline import probing
 from lab.runner import disturbances
 from lab.show.wording import digits
@@ -115,7 +115,7 @@ def failures(records: Iterable[Record]) -> dict[str, str]:
 class JudgedFigure:
     """A figure beside its thresholds."""
 
-    figure: Figure
+    figure: ClaimFigure
     condition: Mapping[str, Any]
 
     @property
@@ -161,7 +161,7 @@ def bounds(condition: Mapping[str, Any]) -> str:
     return f"{text} {condition['unit']}" if "unit" in condition else text
 
 
-def value_text(figure: Figure) -> str:
+def value_text(figure: ClaimFigure) -> str:
     """A figure with its unit and its interval."""
     unit = figure.unit if figure.unit == "x" else f" {figure.unit}"
     low = digits(figure.low)
@@ -244,7 +244,9 @@ def verdict_and_words(
     n_disturbed = len([record for record in runs if disturbances.disturbances(record)])
     if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
         verdict = UNSURE
-        reasons.insert(0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure.")
+        reasons.insert(
+            0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure."
+        )
     return {"verdict": verdict, "words": " ".join(reasons)}
 
 

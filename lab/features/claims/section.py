@@ -31,7 +31,10 @@ STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "qui
 """Classes of the page's style sheet."""
 
 COLOURS_OF_VERDICTS = {HOLDS: COLOURS[2], HOLDS_NOT: COLOURS[1], UNSURE: COLOURS[4]}
-MARKS = {"least": ">", "most": "<"}  # triangles that point to the side of a threshold that holds
+MARKS = {
+    "least": ">",
+    "most": "<",
+}  # triangles that point to the side of a threshold that holds
 SHIFTS = {"least": -0.15, "most": 0.15}  # of the lines of a figure with two thresholds
 MOST_RATIO = 100.0  # the picture ends at this multiple of a threshold, and at its inverse
 CAPTION = (
@@ -65,7 +68,9 @@ def section(verdicts: Verdicts, name: str, has_criteria: bool) -> Section:
     parts: list[Section] = []
     if has_criteria:
         title = "The criteria, fixed before the measurement"
-        parts.append(Section(title, facts={str(row["number"]): criterion(row) for row in rows}))
+        parts.append(
+            Section(title, facts={str(row["number"]): criterion(row) for row in rows})
+        )
     return Section(
         "Claims and verdicts",
         f"session {verdicts.session}",

@@ -118,7 +118,9 @@ def choose(only: Numbers | None) -> tuple[Claim, ...]:
     return tuple(by_number[number] for number in numbers)
 
 
-def plan(worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any) -> ClaimsSession:
+def plan(
+    worker: Worker, chosen: Sequence[Claim], folder: Path, **settings: Any
+) -> ClaimsSession:
     """Plan every part that the chosen claims need.
 
     LabError for settings or a model that cannot be measured at all.
@@ -155,7 +157,9 @@ def place_of(base: Plan) -> Where:
     return probing.place_of(base.machine, base.model, base.settings)
 
 
-def plans_of(part: str, worker: Worker, base: Plan, settings: Mapping[str, Any]) -> dict[str, Plan]:
+def plans_of(
+    part: str, worker: Worker, base: Plan, settings: Mapping[str, Any]
+) -> dict[str, Plan]:
     """The plans of a part by their variants: one that runs in rounds, or several that run in
     blocks."""
     plans: dict[str, Plan] = {}
@@ -249,7 +253,9 @@ class Measurement:
                     plans[""], self.worker, self.path, show, n_starts=self.n_starts + 1
                 )
             else:
-                runs = trial.execute(plans, N_REPEAT, self.path, show, self.new_worker, n_turns=1)
+                runs = trial.execute(
+                    plans, N_REPEAT, self.path, show, self.new_worker, n_turns=1
+                )
             for record in runs:
                 self.n_starts = max(self.n_starts, record.run.engine or 0)
                 has_failed = record.run.error is not None

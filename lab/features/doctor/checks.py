@@ -155,7 +155,9 @@ def throttling(readings: Readings) -> Check:
     elif quota is not None and quota < 1:
         sentence = "The CPU quota is below one core."
     elif slowdown and slowdown > SLOWED:
-        sentence = "One core is slower after load: the machine is hot, or its power is limited."
+        sentence = (
+            "One core is slower after load: the machine is hot, or its power is limited."
+        )
         command = COOL
     if not sentence:
         return read_check("throttling", figure)

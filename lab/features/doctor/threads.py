@@ -149,7 +149,9 @@ def effects(records: Sequence[Record]) -> dict[str, Effect]:
                 times_of_block.setdefault((run.variant, run.block), []).append(time_ns)
         as_it_is = times[AS_IT_IS]
         changed = times[OTHER_THREADS]
-        ratio = stats.paired_ratio(changed, as_it_is) if len(changed) == len(as_it_is) else None
+        ratio = (
+            stats.paired_ratio(changed, as_it_is) if len(changed) == len(as_it_is) else None
+        )
         if ratio:
             noise = max(max(block) / min(block) for block in times_of_block.values())
             effect_of_phase[phase] = Effect(ratio, noise)

@@ -52,11 +52,15 @@ def changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advi
         for phase, gain in change.gains.items():
             subject = PHASES[phase].format(gain.n_prompt)
             gains.append(f"{subject} is {digits(gain.factor)}x as fast")
-        advice.append(Advice(f"{change.label}: {', '.join(gains)}", change.command, change.figures))
+        advice.append(
+            Advice(f"{change.label}: {', '.join(gains)}", change.command, change.figures)
+        )
     return advice
 
 
-def experiments(rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceilings) -> list[Advice]:
+def experiments(
+    rows: pd.DataFrame, records: Sequence[Record], ceilings: Ceilings
+) -> list[Advice]:
     """The experiments with a predicted gain, for one setup's explained rows and their records."""
     plain = [record for record in records if record.run.is_plain]
     rows = rows[rows.doubts.map(shown.may_promise)]

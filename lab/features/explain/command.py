@@ -22,7 +22,11 @@ from lab.show.section import print_marked, print_sections
 @click.command(cls=Command)
 @click.argument("results", nargs=-1, required=True)
 @click.option(
-    "--ceilings", "folder", default=RESULTS, show_default=True, help="Folder with the ceilings."
+    "--ceilings",
+    "folder",
+    default=RESULTS,
+    show_default=True,
+    help="Folder with the ceilings.",
 )
 @PLOTS_OUT
 @NO_PLOT

@@ -20,7 +20,9 @@ LABEL_SPACE = 1.5  # the factor by which the axis is extended below, for labels
 Point = tuple[float, float]
 
 
-def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None = None) -> Axes:
+def plot_roofline(
+    rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None = None
+) -> Axes:
     """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two
     roofs.
 
@@ -42,7 +44,9 @@ def plot_roofline(rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None 
         xlabel="operations per byte read from memory (FLOPs per byte)",
         ylabel="rate of arithmetic (GFLOP/s)",
     )
-    canvas.finish([ax], f"Roofline: the rate of each phase (numbers: prompt tokens)\n{subject}")
+    canvas.finish(
+        [ax], f"Roofline: the rate of each phase (numbers: prompt tokens)\n{subject}"
+    )
     canvas.label_points(ax, labels, marked)
     return ax
 
@@ -57,7 +61,9 @@ def draw_roof(ax: Axes, rows: pd.DataFrame, roof: Roof) -> None:
     ax.plot(intensities, gflops, color=INK, lw=2, label=label)
 
 
-def draw_phase(ax: Axes, phase: str, rows: pd.DataFrame, colour: str, marker: str) -> list[Point]:
+def draw_phase(
+    ax: Axes, phase: str, rows: pd.DataFrame, colour: str, marker: str
+) -> list[Point]:
     """Draw what a phase reached, and the ceilings of its kernels; returns all points, which labels
     avoid.
     """

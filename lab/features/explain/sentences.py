@@ -118,7 +118,9 @@ def where_it_went(row: Any) -> str:
             percents.append(f"{name} {100 * seconds / row.measured_s:.0f} %")
     beyond_s = max(0.0, row.measured_s - row.least_s)
     percents.append(f"rest {100 * beyond_s / row.measured_s:.0f} %")
-    return f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {', '.join(percents)}."
+    return (
+        f"{row.phase.capitalize()} at {row.n_prompt:,} prompt tokens: {', '.join(percents)}."
+    )
 
 
 def on_the_roof(roof: Roof, ceilings: Ceilings) -> str:

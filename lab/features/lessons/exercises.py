@@ -101,7 +101,9 @@ def ask() -> None:
             f"you guessed {guessed} and measured {measured}.)"
         )
     if not questions:
-        print(f"No question to ask again: no guess was off by more than a factor of {WRONG:g}.")
+        print(
+            f"No question to ask again: no guess was off by more than a factor of {WRONG:g}."
+        )
 
 
 def ask_again(guesses: Any) -> None:

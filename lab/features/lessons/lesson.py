@@ -126,7 +126,9 @@ def compare(records: Sequence[Record]) -> None:
     """Print a comparison of the setups in `records` as `lab compare` does."""
     groups = comparison.groups(_timed(records))
     comparisons = comparison.compare_groups(groups)
-    text_comparison.print_comparisons(groups, comparisons, comparison.AT_LEAST, console.console())
+    text_comparison.print_comparisons(
+        groups, comparisons, comparison.AT_LEAST, console.console()
+    )
 
 
 def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
@@ -150,7 +152,9 @@ def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """The same for the lab's experiments."""
     timed = _timed(records)
-    for experiment in advice.experiments(explanation.explain(timed, ceilings), timed, ceilings):
+    for experiment in advice.experiments(
+        explanation.explain(timed, ceilings), timed, ceilings
+    ):
         print(advice.sentence(experiment))
 
 
@@ -165,7 +169,7 @@ def abilities(records: Sequence[RequestRecord]) -> None:
 
 
 @dataclass(frozen=True, repr=False)
-class Shown:
+class LessonShown:
     """A page that Jupyter shows below a cell."""
 
     path: str
@@ -177,12 +181,14 @@ class Shown:
         return f'<iframe src="{html.escape(self.path)}" width="100%" height="900"></iframe>'
 
 
-def explore(records: Sequence[Record], ceilings: Ceilings, path: str = "explore.html") -> Shown:
+def explore(
+    records: Sequence[Record], ceilings: Ceilings, path: str = "explore.html"
+) -> LessonShown:
     """Write plain runs as `lab report` does, a page with sliders, and return it for display below
     the cell."""
     written = page.report(path, _timed(records), [ceilings])
     print(f"The page is also in the file {written}. You can open it in a browser.")
-    return Shown(path)
+    return LessonShown(path)
 
 
 # Figures
@@ -258,7 +264,9 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
     return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
 
 
-def kernels(ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[str]) -> pd.DataFrame:
+def kernels(
+    ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[str]
+) -> pd.DataFrame:
     """Kernel rates at a model's feed-forward shape: one row per quantization and number of
     tokens."""
     import pandas as pd
@@ -362,7 +370,9 @@ def events(record: RequestRecord) -> pd.DataFrame:
 
     columns = record.request.events
     arrive_ms = [ns / 1e6 for ns in columns.arrive_ns]
-    return pd.DataFrame({"arrive_ms": arrive_ms, "bytes": columns.n_bytes, "kind": columns.kind})
+    return pd.DataFrame(
+        {"arrive_ms": arrive_ms, "bytes": columns.n_bytes, "kind": columns.kind}
+    )
 
 
 def _draw(picture: Picture, size: tuple[float, float]) -> None:

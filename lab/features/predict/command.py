@@ -27,7 +27,10 @@ if TYPE_CHECKING:
         "--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."
     ),
     click.option(
-        "--users", default=1, show_default=True, help="Users whose answers are decoded together."
+        "--users",
+        default=1,
+        show_default=True,
+        help="Users whose answers are decoded together.",
     ),
     click.option(
         "--device",
@@ -86,7 +89,8 @@ def predict(
 
     if results != RESULTS and not Path(results).is_dir():
         raise LabError(
-            f"There is no folder {results}.", "Name the one with your results: --results FOLDER"
+            f"There is no folder {results}.",
+            "Name the one with your results: --results FOLDER",
         )
     model = asked.pop("model")
     specs = prediction.names_in(model)
@@ -105,7 +109,9 @@ def predict(
     if as_json:
         console.print_json({"rows": [document(row) for row in rows]})
         return
-    print_sections(tables.sections(rows, limits, is_ranking, shows_all, specs), console.console())
+    print_sections(
+        tables.sections(rows, limits, is_ranking, shows_all, specs), console.console()
+    )
     if device is None and not any(row.name == HERE for row in rows):
         note(prediction.missing_here(specs[0], results, asked))
 

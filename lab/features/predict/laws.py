@@ -21,13 +21,15 @@ from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, devices, synthetic
-from lab.models.devices import Device
+from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, explanation, learning, probing, step_kernels
 from lab.roofline.learning import Learned
 from lab.runner import machine
 from lab.show.text_ceilings import doubt_sentences
 
-Numbers = dict[str, Any]  # what JSON has: lists, dicts, texts and finite numbers; None: not known
+Numbers = dict[
+    str, Any
+]  # what JSON has: lists, dicts, texts and finite numbers; None: not known
 
 MOST_USERS = 32
 MOST_GENERATED = 4096
@@ -60,7 +62,9 @@ class PredictedDevice(NamedTuple):
 
 
 def laws(
-    records: Sequence[Record], ceilings: Sequence[Ceilings], more_records: Sequence[Record] = ()
+    records: Sequence[Record],
+    ceilings: Sequence[Ceilings],
+    more_records: Sequence[Record] = (),
 ) -> Numbers:
     """What a page needs to predict for the models and setups of plain runs, and for all devices."""
     records = list(filter(has_possible_sizes, records))
@@ -258,7 +262,9 @@ def contexts_of(model: Model, settings: Settings, n_ctx: int) -> list[tuple[floa
     return [points[0], *bent, points[-1]]
 
 
-def is_straight(before: Sequence[float], point: Sequence[float], after: Sequence[float]) -> bool:
+def is_straight(
+    before: Sequence[float], point: Sequence[float], after: Sequence[float]
+) -> bool:
     """Whether a point lies on the line between its neighbours, to within a byte."""
     for low, middle, high in zip(before, point, after, strict=True):
         if abs(low + high - 2 * middle) > 1:
@@ -326,7 +332,9 @@ def law_of_runs(
     return law
 
 
-def of_place(model: Model, settings: Settings, ceilings: Ceilings, learned: Learned) -> Numbers:
+def of_place(
+    model: Model, settings: Settings, ceilings: Ceilings, learned: Learned
+) -> Numbers:
     """The law of this machine: seconds of kernels, and the fit with its errors and points.
 
     LabError for a missing ceiling, and for several devices.
@@ -438,7 +446,7 @@ def published_places(settings: Settings) -> Iterator[PredictedDevice]:
         yield PredictedDevice(facts, settings, law_of_datasheet(device, settings))
 
 
-def law_of_datasheet(device: Device, settings: Settings) -> Callable[[Model], Numbers]:
+def law_of_datasheet(device: DeviceSheet, settings: Settings) -> Callable[[Model], Numbers]:
     """The law of a device, for a model; None for a phase that is not predicted."""
 
     def law(model: Model) -> Numbers:

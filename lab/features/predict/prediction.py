@@ -13,9 +13,9 @@ from lab.errors import LabError
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
 from lab.models import catalog, devices
-from lab.models.devices import Device
+from lab.models.devices import DeviceSheet
 from lab.roofline import learning, prediction
-from lab.roofline.prediction import HERE, Evidence, PhaseTime, Prediction
+from lab.roofline.prediction import HERE, PhaseTime, Prediction, PredictionEvidence
 from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan import parse_lengths
@@ -78,9 +78,9 @@ def names_in(text: str) -> list[str]:
     return names
 
 
-def devices_in(names: Sequence[str]) -> list[Device]:
+def devices_in(names: Sequence[str]) -> list[DeviceSheet]:
     """The devices of the datasheets that names and kinds stand for, each once."""
-    by_name: dict[str, Device] = {}
+    by_name: dict[str, DeviceSheet] = {}
     for name in names:
         if name == HERE:
             continue
@@ -106,7 +106,7 @@ def speed_order(row: Prediction) -> tuple[bool, float]:
 
 
 def ranked_here(
-    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, evidence: Evidence
+    plan: Plan, lengths: Sequence[int], n_gen: int, users: int, evidence: PredictionEvidence
 ) -> list[Prediction]:
     """This machine's rows of a ranking: measured where there are such runs, else predicted.
 
@@ -147,7 +147,11 @@ def same_requests(records: Sequence[Record], plan: Plan, n_prompt: int) -> list[
         label = machine.label(record.machine, record.settings)
         is_near = abs(record.run.n_prompt - n_prompt) <= NEAR * n_prompt
         is_plain = learning.is_plain(record) and not record.run.is_apart
-        if is_near and is_plain and (record.model.name, record.model.quantization, label) == setup:
+        if (
+            is_near
+            and is_plain
+            and (record.model.name, record.model.quantization, label) == setup
+        ):
             same.append(record)
     return same
 

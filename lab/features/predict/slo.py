@@ -23,7 +23,9 @@ class Slo:
     def label(self) -> str:
         """Such as "TTFT 1 s, TPOT 50 ms"; empty without limits."""
         limits = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
-        return ", ".join(_limit(name, seconds) for name, seconds in limits if seconds is not None)
+        return ", ".join(
+            _limit(name, seconds) for name, seconds in limits if seconds is not None
+        )
 
 
 def _limit(name: str, seconds: float) -> str:

@@ -105,7 +105,9 @@ def request_time(row: Prediction) -> str:
 # A ranking
 
 
-def ranking(rows: Sequence[Prediction], slo: Slo | None = None, most: int | None = None) -> Section:
+def ranking(
+    rows: Sequence[Prediction], slo: Slo | None = None, most: int | None = None
+) -> Section:
     """The fastest `most` rows and this machine in a table, and what is not shown."""
     first = rows[0]
     labels = list(dict.fromkeys(row.label for row in rows))
@@ -130,8 +132,14 @@ def ranking_columns(is_one_model: bool) -> Columns:
     return (
         ("name", lambda row: row.name),
         ("model", lambda row: UNKNOWN if is_one_model else row.label),
-        ("TTFT\ns", lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s, row.doubts)),
-        ("decode\ntokens/s", lambda row: range_cell(row, row.tps_expected, row.tps, row.doubts)),
+        (
+            "TTFT\ns",
+            lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s, row.doubts),
+        ),
+        (
+            "decode\ntokens/s",
+            lambda row: range_cell(row, row.tps_expected, row.tps, row.doubts),
+        ),
         ("E2E\ns", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s, row.doubts)),
         ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),
         ("keeps\nlimits", chance_cell),
@@ -182,9 +190,8 @@ def kept_limits(rows: Sequence[Prediction], slo: Slo) -> str:
     for row in rows:
         if row.is_known and row.chance is not None and row.chance >= CERTAIN:
             n_kept += 1
-    return (
-        f"{n_kept} of {len(rows)} keep {slo.label} with at least {100 * CERTAIN:.0f} % certainty."
-    )
+    certainty = f"{100 * CERTAIN:.0f} % certainty"
+    return f"{n_kept} of {len(rows)} keep {slo.label} with at least {certainty}."
 
 
 def not_shown(hidden: Sequence[Prediction]) -> str:
@@ -246,7 +253,10 @@ def explanation_note(row: Prediction) -> str:
 
 EXPLANATION_COLUMNS: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-    ("prefill s\nexpected", lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s)),
+    (
+        "prefill s\nexpected",
+        lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s),
+    ),
     ("TPOT ms\nexpected", tpot_cell),
     ("tokens/s\nin decode", lambda row: range_cell(row, row.tps_expected, row.tps)),
     ("E2E s\nexpected", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s)),

@@ -8,7 +8,7 @@ from lab.core import shell
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Model
 from lab.models import catalog
-from lab.models.devices import Device
+from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning
 from lab.roofline.datasheet import PublishedRate
 from lab.roofline.learning import Learned
@@ -27,7 +27,7 @@ def basis(row: Prediction) -> str:
     return " ".join([basis_here(row.learned), *doubt_sentences(row.ceilings)])
 
 
-def basis_of_device(device: Device, model: Model) -> str:
+def basis_of_device(device: DeviceSheet, model: Model) -> str:
     """The datasheet, what was learned from others' rates, and what others measured on it."""
     sentences = [datasheet_source(device), basis_of_datasheets(device)]
     rates = datasheet.published_rates(device, model)
@@ -36,7 +36,7 @@ def basis_of_device(device: Device, model: Model) -> str:
     return " ".join(sentences)
 
 
-def datasheet_source(device: Device) -> str:
+def datasheet_source(device: DeviceSheet) -> str:
     checked = f"checked against {device.checked}" if device.checked else "unchecked"
     if device.tflops:
         return (
@@ -55,14 +55,16 @@ def datasheet_source(device: Device) -> str:
     )
 
 
-def basis_of_datasheets(device: Device | None = None) -> str:
+def basis_of_datasheets(device: DeviceSheet | None = None) -> str:
     """What predictions from datasheets are learned from, and how often they were right."""
     evaluation = datasheet.evaluation_of(device)
     backend = "all backends" if evaluation.backend == "all" else evaluation.backend
     n_rows = evaluation.n_rows
     n_inside = evaluation.n_inside
     rates = " and ".join(f"{n:,} {phase} rates" for phase, n in n_rows.items())
-    inside = " and ".join(f"{n_inside[phase]} of {n} {phase} rates" for phase, n in n_rows.items())
+    inside = " and ".join(
+        f"{n_inside[phase]} of {n} {phase} rates" for phase, n in n_rows.items()
+    )
     return (
         "Expected: slower than the limit, as real devices are. By how much was learned from"
         f" {rates} published for {plural(evaluation.n_devices, 'device')} ({backend})."
@@ -71,7 +73,7 @@ def basis_of_datasheets(device: Device | None = None) -> str:
     )
 
 
-def cited(device: Device, model: Model, rates: Sequence[PublishedRate]) -> str:
+def cited(device: DeviceSheet, model: Model, rates: Sequence[PublishedRate]) -> str:
     """A sentence with what others measured; rates of one source and length as their range."""
     citations = []
     for (what, source), group in grouped(rates, what_and_source).items():
@@ -181,7 +183,9 @@ def misfit(shortage: Shortage | None) -> str | None:
     """What a request lacks, and what would fit; None if it fits."""
     if shortage is None:
         return None
-    need = f"needs {shortage.needed_bytes / 1e9:,.1f} GB of {shortage.available_bytes / 1e9:,.1f}"
+    need = (
+        f"needs {shortage.needed_bytes / 1e9:,.1f} GB of {shortage.available_bytes / 1e9:,.1f}"
+    )
     if shortage.users > 1:
         return f"{need} for {shortage.users} users"
     if shortage.quantization:

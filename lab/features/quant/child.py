@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.engine import llama
 from lab.engine.bindings import llama_cpp
-from lab.engine.llama import Context
+from lab.engine.llama import LlamaContext
 from lab.errors import LabError
 from lab.features.quant.lines import Divergence
 
@@ -23,7 +23,7 @@ N_ROWS = 16
 """Rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits."""
 
 
-def logits(context: Context, tokens: Sequence[int], first: int) -> Any:
+def logits(context: LlamaContext, tokens: Sequence[int], first: int) -> Any:
     """The logits from position `first` to the last but one, as rows in llama.cpp's memory."""
     import numpy as np
 
@@ -51,7 +51,7 @@ def logits(context: Context, tokens: Sequence[int], first: int) -> Any:
     return np.frombuffer(memoryview(values), dtype=np.float32).reshape(n_rows, n_vocab)
 
 
-def keep(context: Context, tokens: Sequence[int], first: int, path: Path) -> None:
+def keep(context: LlamaContext, tokens: Sequence[int], first: int, path: Path) -> None:
     """Write the reference's logits of a chunk to a file."""
     rows = logits(context, tokens, first)
     try:
@@ -63,7 +63,9 @@ def keep(context: Context, tokens: Sequence[int], first: int, path: Path) -> Non
         ) from None
 
 
-def diverge(context: Context, tokens: Sequence[int], first: int, path: Path) -> Divergence:
+def diverge(
+    context: LlamaContext, tokens: Sequence[int], first: int, path: Path
+) -> Divergence:
     """How far this model's predictions of a chunk are from the reference's, which `keep` wrote."""
     import numpy as np
 
@@ -94,7 +96,8 @@ def divergence(reference: Any, candidate: Any, next_tokens: Sequence[int]) -> Di
         nll -= float(q[of_text].sum())
     if not all(map(math.isfinite, [nll, reference_nll, *kl])):
         raise LabError(
-            "A model's predictions are not numbers (NaN).", "The file may be broken: get it again."
+            "A model's predictions are not numbers (NaN).",
+            "The file may be broken: get it again.",
         )
     rounded = tuple(float(f"{value:.6g}") for value in kl)
     return Divergence(rounded, n_same, nll / len(candidate), reference_nll / len(candidate))

@@ -111,7 +111,9 @@ def command(
     if not (yes or cache_type):
         confirm_downloads(files)
     with Worker() as worker, console.transfer(err) as show_transfer:
-        plan = planning.plan(worker, *files, cache_type=cache_type, **asked, watch=show_transfer)
+        plan = planning.plan(
+            worker, *files, cache_type=cache_type, **asked, watch=show_transfer
+        )
     introduce(list(plan.plans.values()), err, err)
     path = new_results_file(plan.plans[plan.reference], output.folder)
     lines, problem = collect(

@@ -35,7 +35,7 @@ LEAST_KL = 1e-12  # a divergence of zero has no logarithm
 
 
 @dataclass(frozen=True)
-class Figures:
+class QuantFigures:
     """What a session found.
 
     `rows` has a row for each file or cache type, the reference first. `by_text` has a row for each
@@ -69,7 +69,7 @@ class Speed:
         return is_known and shown.DISTURBED not in self.doubts
 
 
-def of_sessions(lines: Sequence[Any]) -> list[tuple[list[Any], Figures]]:
+def of_sessions(lines: Sequence[Any]) -> list[tuple[list[Any], QuantFigures]]:
     """Each session with quality: its lines, and what it found."""
     sessions = []
     for lines_of_session in grouped(lines, lambda line: line.session).values():
@@ -115,7 +115,7 @@ def quant_table(lines: Sequence[Any]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def figures(lines: Sequence[Any]) -> Figures:
+def figures(lines: Sequence[Any]) -> QuantFigures:
     """The figures of one session."""
     import pandas as pd
 
@@ -139,7 +139,7 @@ def figures(lines: Sequence[Any]) -> Figures:
     table = pd.DataFrame(rows)
     table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
     table["on_front"] = on_front(table)
-    return Figures(
+    return QuantFigures(
         rows=table,
         by_text=figures_by_text(scored, labels),
         floor=floor_of(qualities(lines)),
@@ -184,7 +184,9 @@ def figures_of_file(file: Any) -> dict[str, float]:
         run = file.run
         n_past = run.n_prompt + run.n_gen // 2
         if run.placement:
-            figures["memory_bytes"] = float(sum(buffer.n_bytes for buffer in run.placement.buffers))
+            figures["memory_bytes"] = float(
+                sum(buffer.n_bytes for buffer in run.placement.buffers)
+            )
     else:
         n_past = file.settings.n_ctx
     settings = file.settings
@@ -331,7 +333,9 @@ def all_speeds(records: Sequence[Record]) -> dict[SpeedKey, Speed]:
         for group, comparison_of_group in zip(groups[1:], compared, strict=True):
             for row in comparison_of_group.rows:
                 if row.figure == figure:
-                    speeds[phase, reference, variant_of(group)] = Speed(inverse(row), row.doubts)
+                    speeds[phase, reference, variant_of(group)] = Speed(
+                        inverse(row), row.doubts
+                    )
     return speeds
 
 

@@ -22,7 +22,9 @@ class Divergence:
 
     def __post_init__(self) -> None:
         if not self.kl or not 0 <= self.n_same <= len(self.kl):
-            raise ValueError("a chunk needs positions, and no more of them agree than there are")
+            raise ValueError(
+                "a chunk needs positions, and no more of them agree than there are"
+            )
         if min(self.kl) < -1e-3 or min(self.nll, self.reference_nll) < 0:
             raise ValueError("divergences and negative log-probabilities are not below zero")
 

@@ -145,7 +145,9 @@ class Scoring:
     def load(self, name: str, worker: Worker) -> None:
         """Load a file, and cut the text, which must give the same tokens in each file."""
         plan = self.plan.plans[name]
-        wide = replace(plan.settings, n_ctx=N_CHUNK, n_batch=max(plan.settings.n_batch, N_CHUNK))
+        wide = replace(
+            plan.settings, n_ctx=N_CHUNK, n_batch=max(plan.settings.n_batch, N_CHUNK)
+        )
         worker.use(plan.lib, plan.settings.rpc or ())
         vocabulary = worker.load(plan.file.path, wide)
         pieces = chunks(self.plan.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
@@ -236,4 +238,6 @@ def other_settings(settings: Settings) -> Settings:
         is_on = (settings.flash_attn_resolved or settings.flash_attn) == "on"
         flash_attn = "off" if is_on else "on"
     n_ubatch = max(1, min(settings.n_ubatch, N_CHUNK) // 2)
-    return replace(settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None)
+    return replace(
+        settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None
+    )

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lab.core import shown
-from lab.features.quant.figures import PHASES, Figures
+from lab.features.quant.figures import PHASES, QuantFigures
 from lab.show import canvas
 from lab.show.wording import digits
 
@@ -20,7 +20,7 @@ UNCLEAR = "speed unclear (disturbed runs)"
 MOST_BELOW = 0.1  # the axis ends at most this share below the smallest divergence
 
 
-def draw(summary: Figures, subject: str, figure: Figure) -> None:
+def draw(summary: QuantFigures, subject: str, figure: Figure) -> None:
     """Draw speed against divergence: decode on the left, prefill on the right."""
     reference = summary.rows.label.iloc[0]
     axes = list(figure.subplots(1, 2, sharey=True))
@@ -44,13 +44,13 @@ def draw(summary: Figures, subject: str, figure: Figure) -> None:
         canvas.label_points(ax, labels, avoid)
 
 
-def drawn_rows(summary: Figures, phase: str) -> list[Any]:
+def drawn_rows(summary: QuantFigures, phase: str) -> list[Any]:
     """The files with a divergence and a speed; the reference has no divergence."""
     rows = summary.rows
     return list(rows[(rows.kl > 0) & rows[phase].notna()].itertuples())
 
 
-def with_bandwidth(summary: Figures) -> list[Any]:
+def with_bandwidth(summary: QuantFigures) -> list[Any]:
     decoded = drawn_rows(summary, "decode")
     return [row for row in decoded if not math.isnan(row.bandwidth)]
 
@@ -69,17 +69,19 @@ def draw_file(ax: Axes, row: Any, phase: str) -> None:
         fill = "none"
     ax.plot([speed], [row.kl], "o", color=colour, mfc=fill, label=label)
     ends_of_speed = [getattr(row, f"{phase}_low"), getattr(row, f"{phase}_high")]
-    ax.plot(ends_of_speed, [row.kl, row.kl], color=colour, lw=1.4)  # nothing where an end is NaN
+    ax.plot(
+        ends_of_speed, [row.kl, row.kl], color=colour, lw=1.4
+    )  # nothing where an end is NaN
     ax.plot([speed, speed], [row.kl_low, row.kl_high], color=colour, lw=1.4)
 
 
-def draw_bandwidth(ax: Axes, summary: Figures) -> None:
+def draw_bandwidth(ax: Axes, summary: QuantFigures) -> None:
     for row in with_bandwidth(summary):
         label = "by bytes read alone"
         ax.plot([row.bandwidth], [row.kl], "x", color=canvas.GUIDE, label=label)
 
 
-def draw_front(ax: Axes, summary: Figures) -> None:
+def draw_front(ax: Axes, summary: QuantFigures) -> None:
     rows = [row for row in drawn_rows(summary, "decode") if row.on_front]
     rows.sort(key=lambda row: row.kl)
     speeds = [row.decode for row in rows]
@@ -87,7 +89,7 @@ def draw_front(ax: Axes, summary: Figures) -> None:
     ax.plot(speeds, divergences, color=canvas.COLOURS[0], lw=1, ls="--", label="front")
 
 
-def draw_floor(ax: Axes, summary: Figures) -> None:
+def draw_floor(ax: Axes, summary: QuantFigures) -> None:
     """Shade the noise floor, as far as the points leave room for it."""
     if not summary.floor or summary.floor <= 0:
         return

@@ -10,7 +10,7 @@ from typing import Any
 from lab.core import shown
 from lab.core.lists import join_and, plural
 from lab.features.quant import figures, picture
-from lab.features.quant.figures import FEWEST_CHUNKS, Figures
+from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures
 from lab.models import catalog
 from lab.show import text_doubts, text_setup
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
@@ -40,7 +40,7 @@ def sections(lines: Sequence[Any]) -> list[Section]:
     return [section(*session) for session in figures.of_sessions(lines)]
 
 
-def section(lines: Sequence[Any], summary: Figures) -> Section:
+def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
     runs = figures.runs(lines)
     rows = list(summary.rows.itertuples())
     subject = text_setup.where(runs or lines)
@@ -76,7 +76,9 @@ def ends(row: Any, name: str, scale: float = 1.0, most: float = math.inf) -> str
     return f"{digits(max(low, 0))}-{digits(min(high, most))}"
 
 
-def cell(row: Any, name: str, scale: float = 1.0, unit: str = "", most: float = math.inf) -> str:
+def cell(
+    row: Any, name: str, scale: float = 1.0, unit: str = "", most: float = math.inf
+) -> str:
     """A figure, with its interval in a second line."""
     value = scale * getattr(row, name)
     if math.isnan(value):
@@ -111,7 +113,7 @@ COLUMNS: Columns = (
 )
 
 
-def by_text(summary: Figures) -> list[Section]:
+def by_text(summary: QuantFigures) -> list[Section]:
     """Divergence and agreement by kind of text; nothing for one kind."""
     table = summary.by_text
     kinds = list(dict.fromkeys(table.text))
@@ -139,7 +141,7 @@ def cell_of_text(row: Any) -> str:
     return f"{digits(row.kl)}\n{agreement}"
 
 
-def answer(summary: Figures) -> str:
+def answer(summary: QuantFigures) -> str:
     """What the files on the front gain and lose."""
     reference, *files = summary.rows.sort_values("kl", na_position="first").itertuples()
     choices = [choice(row) for row in files if row.on_front]
@@ -148,7 +150,9 @@ def answer(summary: Figures) -> str:
     if summary.has_speeds:
         return f"No file is faster than {reference.label}."
     agreements = [f"{row.label} on {percent(row.same)}" for row in files]
-    return f"Agreement with {reference.label} on the most likely token: {join_and(agreements)}."
+    return (
+        f"Agreement with {reference.label} on the most likely token: {join_and(agreements)}."
+    )
 
 
 def choice(row: Any) -> str:
@@ -163,7 +167,7 @@ def choice(row: Any) -> str:
     )
 
 
-def sentences(lines: Sequence[Any], summary: Figures) -> list[str]:
+def sentences(lines: Sequence[Any], summary: QuantFigures) -> list[str]:
     """A recommendation, which files are beaten, what is equal, and the basis of the figures."""
     return [
         *speed_sentences(summary),
@@ -175,22 +179,26 @@ def sentences(lines: Sequence[Any], summary: Figures) -> list[str]:
     ]
 
 
-def speed_sentences(summary: Figures) -> list[str]:
+def speed_sentences(summary: QuantFigures) -> list[str]:
     reference, *files = summary.rows.itertuples()
     if not any(row.is_clear for row in files):
         if summary.rows.decode.iloc[1:].isna().all():
             return []
-        return ["The speeds are unclear: at least half of the runs were disturbed. Measure again."]
+        return [
+            "The speeds are unclear: at least half of the runs were disturbed. Measure again."
+        ]
     front = [row.label for row in (reference, *files) if row.on_front]
     beaten = [row.label for row in (reference, *files) if row.on_front is False]
-    unbeaten = f"No other one is better in both quality and decode speed than {join_and(front)}"
+    unbeaten = (
+        f"No other one is better in both quality and decode speed than {join_and(front)}"
+    )
     if not beaten:
         return [recommendation(summary), f"{unbeaten}."]
     verb = "is" if len(beaten) == 1 else "are"
     return [recommendation(summary), f"{unbeaten}; {join_and(beaten)} {verb} beaten in both."]
 
 
-def recommendation(summary: Figures) -> str:
+def recommendation(summary: QuantFigures) -> str:
     """The fastest file on the front whose perplexity is nearly the reference's, and the reason."""
     reference, *files = summary.rows.itertuples()
     limit = percent(MOST_PERPLEXITY_RATIO - 1)
@@ -210,7 +218,7 @@ def recommendation(summary: Figures) -> str:
     )
 
 
-def equality_sentences(summary: Figures) -> list[str]:
+def equality_sentences(summary: QuantFigures) -> list[str]:
     if summary.equal is None:
         return [
             f"{summary.n_chunks} chunks are too few to tell files apart: at least {FEWEST_CHUNKS} "
@@ -222,12 +230,14 @@ def equality_sentences(summary: Figures) -> list[str]:
     return [f"By divergence these cannot be told apart: {pairs}."]
 
 
-def floor_sentences(summary: Figures) -> list[str]:
+def floor_sentences(summary: QuantFigures) -> list[str]:
     if summary.floor is None:
         return []
     reference, *files = summary.rows.itertuples()
     floor = f"{max(0.0, summary.floor):.2g}"
-    sentence = f"The noise floor, {reference.label} against itself with other settings, is {floor}."
+    sentence = (
+        f"The noise floor, {reference.label} against itself with other settings, is {floor}."
+    )
     below = []
     for row in files:
         if summary.n_chunks >= FEWEST_CHUNKS and row.kl_low <= summary.floor:
@@ -237,12 +247,16 @@ def floor_sentences(summary: Figures) -> list[str]:
     return [sentence]
 
 
-def origin_sentences(lines: Sequence[Any], summary: Figures) -> list[str]:
+def origin_sentences(lines: Sequence[Any], summary: QuantFigures) -> list[str]:
     """What the reference was made from, if it was requantized."""
     reference = summary.rows.iloc[0]
     file = figures.file_of(reference.variant, lines)
     entries = catalog.entries()
-    if file is None or file.model.source != catalog.REQUANTIZED or file.model.name not in entries:
+    if (
+        file is None
+        or file.model.source != catalog.REQUANTIZED
+        or file.model.name not in entries
+    ):
         return []
     kind = entries[file.model.name].quantization
     return [
@@ -251,7 +265,7 @@ def origin_sentences(lines: Sequence[Any], summary: Figures) -> list[str]:
     ]
 
 
-def precision_sentences(summary: Figures) -> list[str]:
+def precision_sentences(summary: QuantFigures) -> list[str]:
     if summary.n_chunks < FEWEST_CHUNKS:
         return []
     widths = []

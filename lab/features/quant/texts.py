@@ -41,7 +41,10 @@ def texts_of(option: str | None) -> dict[str, str]:
 
 
 def chunks(
-    texts: Mapping[str, str], tokenize: Callable[[str], list[int]], bos: int | None, n_chunk: int
+    texts: Mapping[str, str],
+    tokenize: Callable[[str], list[int]],
+    bos: int | None,
+    n_chunk: int,
 ) -> list[Chunk]:
     """All whole chunks of texts; every beginning of the list has the kinds in proportion.
 

@@ -20,7 +20,9 @@ from lab.errors import LabError, printable
     metavar="FILE",
     help="The page.  [default: the first results file's name, with .html]",
 )
-@click.option("--ceilings", default=RESULTS, show_default=True, help="Folder with the ceilings.")
+@click.option(
+    "--ceilings", default=RESULTS, show_default=True, help="Folder with the ceilings."
+)
 @AT_LEAST
 @click.option(
     "--no-explore",

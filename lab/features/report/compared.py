@@ -34,7 +34,9 @@ class Cluster:
     groups: list[Group] = field(default_factory=list)
 
 
-def compare(records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]) -> Compared:
+def compare(
+    records: Lines, at_least: float, spreads: Mapping[tuple[Any, str], Spread]
+) -> Compared:
     """Compare setups of the same model or, of few setups, all that have a length in common."""
     try:
         groups = comparison.groups(records)
@@ -81,7 +83,9 @@ def keys_of(group: Group, by_model: bool) -> set[Key]:
     rows = group.rows
     model = rows.model.iloc[0].split(" ")[0] if by_model else ""
     cases = rows.case.fillna("")
-    return {(model, case, n_prompt) for case, n_prompt in zip(cases, rows.n_prompt, strict=True)}
+    return {
+        (model, case, n_prompt) for case, n_prompt in zip(cases, rows.n_prompt, strict=True)
+    }
 
 
 def relabelled(groups: Sequence[Group]) -> list[Group]:

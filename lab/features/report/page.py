@@ -117,7 +117,9 @@ def nothing_went_well(lines: ReportLines) -> LabError:
     )
 
 
-def matching_ceilings(records: Sequence[Record], ceilings: Sequence[Ceilings]) -> list[Ceilings]:
+def matching_ceilings(
+    records: Sequence[Record], ceilings: Sequence[Ceilings]
+) -> list[Ceilings]:
     """The lines of the ceilings that hold for these runs, each once."""
     lines: dict[Ceilings, None] = {}
     for record in records:
@@ -126,7 +128,9 @@ def matching_ceilings(records: Sequence[Record], ceilings: Sequence[Ceilings]) -
     return list(lines)
 
 
-def sliders(timed: Sequence[Record], ceilings: Sequence[Ceilings], others: Sequence[Record]) -> Any:
+def sliders(
+    timed: Sequence[Record], ceilings: Sequence[Ceilings], others: Sequence[Record]
+) -> Any:
     """What the sliders compute with; None without a plain run of a known model."""
     with suppress(LabError):
         return laws.laws(timed, ceilings, others)

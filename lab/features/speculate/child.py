@@ -22,7 +22,7 @@ from lab.core.record import DECODE, DRAFT, FORGET, VERIFY
 from lab.core.script import Operation, Shape
 from lab.engine import llama
 from lab.engine.bindings import llama_cpp
-from lab.engine.llama import Context, Logits
+from lab.engine.llama import LlamaContext, Logits
 from lab.engine.loop import Action
 
 N_GRAMS = (3, 2)
@@ -35,7 +35,9 @@ class Lookup:
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self.tokens: list[int] = []
-        self._next_at: dict[tuple[int, ...], int] = {}  # the position of the token that followed
+        self._next_at: dict[
+            tuple[int, ...], int
+        ] = {}  # the position of the token that followed
         for token in tokens:
             self.append(token)
 
@@ -69,7 +71,11 @@ class Speculator:
     """
 
     def __init__(
-        self, context: Context, draft: Context | None, logits: Mapping[bool, Logits], tokens: Any
+        self,
+        context: LlamaContext,
+        draft: LlamaContext | None,
+        logits: Mapping[bool, Logits],
+        tokens: Any,
     ) -> None:
         self._context = context
         self._draft = draft

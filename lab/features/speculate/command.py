@@ -82,7 +82,9 @@ OPTIONS = (
         show_default=True,
         help="Lengths of the draft in tokens: 1,2,4 or 1-8.",
     ),
-    click.option("--prompt-len", "-p", default="256", show_default=True, help="Prompt tokens."),
+    click.option(
+        "--prompt-len", "-p", default="256", show_default=True, help="Prompt tokens."
+    ),
     click.option(
         "--gen", "-n", default=128, show_default=True, type=TOKENS, help="Tokens to generate."
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lab.app.experiment import Table
+from lab.app.experiment import ExperimentTable
 from lab.app.experiment_tables import as_rows, cell, prediction_errors
 from lab.core import guesses
 from lab.core.lists import grouped, plural
@@ -57,7 +57,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     return as_rows(pd.DataFrame(table))
 
 
-def expected_v(prediction: StepPrediction | None, n_past: int, n_positions: int) -> float | None:
+def expected_v(
+    prediction: StepPrediction | None, n_past: int, n_positions: int
+) -> float | None:
     """The predicted time of a step over that of one position; None if it is unknown."""
     if prediction is None:
         return None
@@ -91,10 +93,12 @@ def what_pays(curve: Sequence[Any]) -> str:
     if not possible:
         return "no draft length pays, even with every token accepted"
     acceptance, n_draft = min(possible)
-    return f"drafts of {plural(n_draft, 'token')} pay above {100 * acceptance:.0f} % acceptance"
+    return (
+        f"drafts of {plural(n_draft, 'token')} pay above {100 * acceptance:.0f} % acceptance"
+    )
 
 
-TABLE = Table(
+TABLE = ExperimentTable(
     name="curve",
     question="What does it cost to verify several tokens at once?",
     title="steps of several positions of one sequence; medians",

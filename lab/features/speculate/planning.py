@@ -21,9 +21,13 @@ from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
 from lab.runner.refusals import Numbers, need_every_position, whole_numbers
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
-CHILD = "lab.features.speculate.child"  # what the engine's process loads for a script with drafts
+CHILD = (
+    "lab.features.speculate.child"  # what the engine's process loads for a script with drafts
+)
 N_TIMES = 5  # measurements of each step of the curve in a run
-N_IN_A_ROW = 4  # steps of one position in each measurement: directly after a large step it is slow
+N_IN_A_ROW = (
+    4  # steps of one position in each measurement: directly after a large step it is slow
+)
 
 
 def plan(
@@ -187,7 +191,9 @@ def single_steps(
     return operations
 
 
-def measured_step(ids: Sequence[int], n_past: int, n: int, is_of_draft: bool) -> list[Operation]:
+def measured_step(
+    ids: Sequence[int], n_past: int, n: int, is_of_draft: bool
+) -> list[Operation]:
     """A step of n positions (of one: several in a row), and forgetting it."""
     kind = VERIFY
     n_outputs = n

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.app.experiment import Table
+from lab.app.experiment import ExperimentTable
 from lab.app.experiment_tables import (
     as_rows,
     cell,
@@ -97,7 +97,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
             row = {**dict(zip(DRAFTED, case, strict=True)), "n_draft": n_draft}
             chains = chains_with_drafts(runs_of_length.record)
             row |= measured_figures(runs_of_length, chains)
-            row["expected"] = expected_speed_up(longest.record, n_draft, draft == LOOKUP, times)
+            row["expected"] = expected_speed_up(
+                longest.record, n_draft, draft == LOOKUP, times
+            )
             row["bottleneck"] = None
             if times and row["speed_up"] < 1 and n_draft + 1 in times.target and chains:
                 row["bottleneck"] = bottleneck(chains, n_draft, times)
@@ -276,7 +278,7 @@ def speed_up_cell(row: Any) -> str:
     return f"{cell(row.speed_up)}\n{digits(row.low)}-{digits(row.high)}"
 
 
-TABLE = Table(
+TABLE = ExperimentTable(
     name="speculate",
     question="Does it pay to draft tokens, and how many?",
     title="tokens drafted and verified together; medians over blocks, "

@@ -24,7 +24,7 @@ from typing import Any
 
 from lab.engine import kernels, llama
 from lab.engine.bindings import TensorStruct, ggml, llama_cpp
-from lab.engine.llama import Context, Logits
+from lab.engine.llama import LlamaContext, Logits
 from lab.errors import LabError
 from lab.features.trace.lines import Looks
 from lab.features.trace.nodes import Node, Operand, StepTrace, Trace
@@ -62,7 +62,7 @@ class Recorder:
             self.steps.append([])
 
 
-def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
+def trace(context: LlamaContext, tokens: Sequence[int], n_gen: int, n_rounds: int) -> Trace:
     """Trace prefill of `tokens` and `n_gen` decode steps, in rounds after one that warms up.
 
     Rounds with and without stops alternate.
@@ -101,7 +101,9 @@ def trace(context: Context, tokens: Sequence[int], n_gen: int, n_rounds: int) ->
     )
 
 
-def _round(context: Context, recorder: Recorder, tokens: Sequence[int], n_gen: int) -> Round:
+def _round(
+    context: LlamaContext, recorder: Recorder, tokens: Sequence[int], n_gen: int
+) -> Round:
     """Prefill an empty cache and decode."""
     lib = llama_cpp()
     logits = Logits(context, False)
@@ -146,7 +148,9 @@ def _medians(
     medians_ns = np.median(between, axis=0).tolist()
     timed = []
     for i, node in enumerate(nodes):
-        timed.append(dataclasses.replace(node, gap_ns=medians_ns[2 * i], ns=medians_ns[2 * i + 1]))
+        timed.append(
+            dataclasses.replace(node, gap_ns=medians_ns[2 * i], ns=medians_ns[2 * i + 1])
+        )
     untraced_ns, choosing_ns = np.median(np.diff(np.array(plain), axis=1), axis=0).tolist()
     return StepTrace(
         n_tokens=1,
@@ -195,7 +199,7 @@ Tensors = dict[tuple[str, int], Any]  # the numbers of a tensor, by its name and
 class Reader:
     """Reads the tensors of READ_TENSORS after each step of a context of its own."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: LlamaContext) -> None:
         self.tensors: Tensors = {}
         self._callback = llama_cpp().ggml_backend_sched_eval_callback(self.on_node)
         self.context = llama.new_context(context.loaded, context.settings, self._callback)
@@ -232,7 +236,9 @@ def _numbers(address: int) -> Any:
     return np.lib.stride_tricks.as_strided(flat, shape, strides).copy()
 
 
-def look(context: Context, tokens: Sequence[int], replaced: int, replacement: int) -> Looks:
+def look(
+    context: LlamaContext, tokens: Sequence[int], replaced: int, replacement: int
+) -> Looks:
     """The attention weights of a prompt in prefill and decode, and how K and V depend on one token.
 
     The context must be without flash attention, which never writes the weights. LabError for a

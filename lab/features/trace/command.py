@@ -89,7 +89,9 @@ CEILINGS = click.option(
 
 
 @click.command(
-    "trace", cls=Command, first=("model", "prompt-len", "gen", "repeat", "attention", "threads")
+    "trace",
+    cls=Command,
+    first=("model", "prompt-len", "gen", "repeat", "attention", "threads"),
 )
 @with_options(PROMPT_LEN, GEN, REPEAT, TEXT, *SETTINGS, CEILINGS, *OUTPUT)
 @click.pass_context

@@ -8,11 +8,13 @@ from typing import ClassVar
 
 from lab.core.record import SCHEMA, Machine, Model, Placement, Settings
 
-SAMPLING = "sampling"  # choosing a token: after a step's last operation and the copy of its logits
+SAMPLING = (
+    "sampling"  # choosing a token: after a step's last operation and the copy of its logits
+)
 
 
 @dataclass(frozen=True)
-class Part:
+class TracedPart:
     """The operations of one kind in one layer, or the sum of several."""
 
     operation: str
@@ -27,13 +29,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Phase:
+class TracedPhase:
     """Prefill of a prompt, or a decode step after it. Times are medians over the traced steps."""
 
     name: str  # prefill, decode
     n_tokens: int
     n_past: int
-    parts: tuple[Part, ...]
+    parts: tuple[TracedPart, ...]
     stops_s: dict[str, float]  # by device: the cost of a stop, which is subtracted
     untraced_s: float  # the same step without stops, and without sampling
     n_stops: int  # in each step
@@ -69,8 +71,8 @@ class TraceLine:
     model: Model
     settings: Settings
     started_at: str
-    prefill: Phase
-    decode: Phase
+    prefill: TracedPhase
+    decode: TracedPhase
     ceilings_measured_at: str | None
     placement: Placement | None = None
     command: tuple[str, ...] | None = None
@@ -84,7 +86,7 @@ class TraceLine:
         return self.model.name
 
     @property
-    def phases(self) -> tuple[Phase, Phase]:
+    def phases(self) -> tuple[TracedPhase, TracedPhase]:
         return self.prefill, self.decode
 
 
@@ -97,7 +99,9 @@ class Looks:
 
     prefill: tuple[tuple[Row, ...], ...]  # a row of n weights for each token that asks
     decode: tuple[Row, ...]  # the row of the last token, decoded alone after the others
-    changes: tuple[tuple[float, float], ...]  # of K and V of later tokens if a token is replaced
+    changes: tuple[
+        tuple[float, float], ...
+    ]  # of K and V of later tokens if a token is replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +126,9 @@ class AttentionLine:
     def __post_init__(self) -> None:
         looks = self.looks
         is_whole = 0 < len(looks.prefill) == len(looks.decode) == len(looks.changes)
-        if not (is_whole and self._has_square_matrices() and self.replaced in range(self.n_tokens)):
+        if not (
+            is_whole and self._has_square_matrices() and self.replaced in range(self.n_tokens)
+        ):
             raise ValueError("attention needs a weight for each pair of tokens in each layer")
 
     def _has_square_matrices(self) -> bool:

@@ -57,7 +57,9 @@ def trace(
         tokens = _prompt(worker, plan, vocabulary, prompt_len)
         chosen = worker.new_context(wide)
         placement = worker.placement()
-        traced = worker.call(Trace, f"{CHILD}.trace", tokens=tokens, n_gen=gen, n_rounds=repeat)
+        traced = worker.call(
+            Trace, f"{CHILD}.trace", tokens=tokens, n_gen=gen, n_rounds=repeat
+        )
     where = probing.place_of(plan.machine, plan.model, chosen, placement)
     ceilings = probing.known(probing.kept(Path(results), lambda sentence: None), where)
     devices = plan.machine.devices

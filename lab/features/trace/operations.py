@@ -17,7 +17,9 @@ EMPTY = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 ON_ONE_THREAD = ("GET_ROWS", "SET_ROWS", "SCALE")
 """Operations that the CPU never shares among threads (ggml_get_n_tasks of ggml-cpu.c)."""
 
-OPERATIONS = tomllib.loads(Path(__file__).with_name("operations.toml").read_text(encoding="utf-8"))
+OPERATIONS = tomllib.loads(
+    Path(__file__).with_name("operations.toml").read_text(encoding="utf-8")
+)
 """Names of operations by the weights that they use and by what ggml calls them, and families."""
 
 ATTENTION = "attention"
@@ -112,7 +114,9 @@ def cost_of(node: Node) -> tuple[float, float | None]:
         return n_bytes - first.n_bytes * unread_share, None
     if node.op == "FLASH_ATTN_EXT":
         keys, values = node.sources[1:3]
-        return n_bytes, 2.0 * math.prod(first.ne[1:]) * keys.ne[1] * (keys.ne[0] + values.ne[0])
+        return n_bytes, 2.0 * math.prod(first.ne[1:]) * keys.ne[1] * (
+            keys.ne[0] + values.ne[0]
+        )
     if node.op not in PRODUCTS:
         return n_bytes, None
     flops = 2.0 * first.ne[0] * math.prod(result.ne)

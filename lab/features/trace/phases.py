@@ -21,7 +21,7 @@ from lab.core.lists import grouped
 from lab.core.memory import CPU, device_of
 from lab.core.record import Ceilings, Device, Model, Settings
 from lab.errors import LabError
-from lab.features.trace.lines import SAMPLING, Part, Phase
+from lab.features.trace.lines import SAMPLING, TracedPart, TracedPhase
 from lab.features.trace.nodes import Node, Operand, StepTrace
 from lab.features.trace.operations import (
     COPY_NAME,
@@ -47,13 +47,13 @@ def phase(
     settings: Settings,
     ceilings: Ceilings | None = None,
     devices: Sequence[Device] = (),
-) -> Phase:
+) -> TracedPhase:
     """A phase of the way of a token, from the medians of its steps."""
     nodes = [(node, device_of(node.buffer, devices)) for node in steps.nodes]
     stops_ns = _cost_of_stops(nodes)
     kernels = _Kernels(steps, model, settings, _by_device(ceilings))
     usual_gap_ns = statistics.median(node.gap_ns for node in steps.nodes)
-    parts: list[Part] = []
+    parts: list[TracedPart] = []
     copied: set[str] = set()
     layer = None
     for node, device in nodes:
@@ -63,15 +63,15 @@ def phase(
             copied |= {operand.name for operand in arriving}
             n_bytes = sum(operand.n_bytes for operand in arriving)
             gap_s = (node.gap_ns - usual_gap_ns) / 1e9
-            parts.append(Part(COPIES, layer, device, n_bytes, None, gap_s))
+            parts.append(TracedPart(COPIES, layer, device, n_bytes, None, gap_s))
         if node.op not in EMPTY:
             taken_ns = node.ns - stops_ns.get(device, 0)
             if device == CPU and node.op not in ON_ONE_THREAD:
                 taken_ns -= steps.threads_ns
             parts.append(_part(operation, layer, device, node, taken_ns / 1e9, kernels))
-    parts.append(Part(OUTSIDE, None, CPU, None, None, steps.outside_ns / 1e9))
-    parts.append(Part(SAMPLING, None, CPU, None, None, steps.choosing_ns / 1e9))
-    return Phase(
+    parts.append(TracedPart(OUTSIDE, None, CPU, None, None, steps.outside_ns / 1e9))
+    parts.append(TracedPart(SAMPLING, None, CPU, None, None, steps.choosing_ns / 1e9))
+    return TracedPhase(
         name=name,
         n_tokens=steps.n_tokens,
         n_past=steps.n_past,
@@ -109,14 +109,16 @@ def _part(
     node: Node,
     seconds: float,
     kernels: _Kernels,
-) -> Part:
+) -> TracedPart:
     n_bytes, flops = cost_of(node)
     least_s = kernels.least_s(node, device)
     held_s = 0.0 if least_s is None else seconds
-    return Part(operation, layer, device, n_bytes, flops, seconds, least_s, held_s)
+    return TracedPart(operation, layer, device, n_bytes, flops, seconds, least_s, held_s)
 
 
-def summed(parts: Sequence[Part], key: Callable[[Part], object]) -> list[Part]:
+def summed(
+    parts: Sequence[TracedPart], key: Callable[[TracedPart], object]
+) -> list[TracedPart]:
     """The sums of parts with equal keys, in order of appearance; None where nothing is known."""
     sums = []
     for parts_of_key in grouped(parts, key).values():

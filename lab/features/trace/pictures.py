@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import grouped, plural
-from lab.features.trace.lines import AttentionLine, Part, Phase, TraceLine
+from lab.features.trace.lines import AttentionLine, TracedPart, TracedPhase, TraceLine
 from lab.features.trace.operations import FAMILIES, FEED_FORWARD, SMALL, family_of
 from lab.features.trace.phases import summed
 from lab.show.canvas import COLOURS, GRID, GUIDE, PAPER, finish, grid
@@ -32,7 +32,7 @@ class Strip:
     """Operations in the order in which they run."""
 
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[TracedPart]
 
     @property
     def is_one_layer(self) -> bool:
@@ -43,7 +43,7 @@ class Strip:
         return sum(duration_ms(part) for part in self.parts)
 
 
-def duration_ms(part: Part) -> float:
+def duration_ms(part: TracedPart) -> float:
     """The width of an operation; none for one that was faster than its stop."""
     return 1e3 * max(0.0, part.seconds)
 
@@ -67,11 +67,11 @@ def draw_trace(figure: Figure, subject: str, traced: TraceLine) -> None:
         ax.grid(False)
 
 
-def strip_of_phase(phase: Phase) -> Strip:
+def strip_of_phase(phase: TracedPhase) -> Strip:
     return Strip(f"{phase.name} of {plural(phase.n_tokens, 'token')}", phase.parts)
 
 
-def middle_layer(decode: Phase) -> list[Strip]:
+def middle_layer(decode: TracedPhase) -> list[Strip]:
     """The layer that takes the median time; nothing for a step without layers."""
     layers = list(grouped(decode.parts, lambda part: part.layer).values())
     if not layers:
@@ -97,12 +97,14 @@ def draw_strip(ax: Axes, strip: Strip) -> None:
     ax.set_title(strip.title, fontsize=9)
 
 
-def draw_operation(ax: Axes, part: Part, at: float, strip: Strip) -> None:
+def draw_operation(ax: Axes, part: TracedPart, at: float, strip: Strip) -> None:
     """Draw an operation, with its name if that has room."""
     width = duration_ms(part)
     edge_width = 0.6 if strip.is_one_layer else 0.0
     colour = ROW_COLOURS[family_of(part.operation)]
-    ax.barh([OPERATIONS_AT], [width], left=at, height=0.7, color=colour, ec=PAPER, lw=edge_width)
+    ax.barh(
+        [OPERATIONS_AT], [width], left=at, height=0.7, color=colour, ec=PAPER, lw=edge_width
+    )
     if width > LETTER * len(part.operation) * strip.total_ms:
         middle = at + width / 2
         at_centre: dict[str, Any] = {"ha": "center", "va": "center"}

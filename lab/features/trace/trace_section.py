@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.core.lists import join_and, plural
 from lab.features.trace import pictures
-from lab.features.trace.lines import Part, Phase, TraceLine
+from lab.features.trace.lines import TracedPart, TracedPhase, TraceLine
 from lab.features.trace.operations import (
     ATTENTION_AND_CACHE,
     FEED_FORWARD,
@@ -29,7 +29,7 @@ LEAST_SHARE = 0.001
 CAPTION = "Above the layers, below them their operations, as wide as they take time."
 
 
-def adds_up(phase: Phase) -> bool:
+def adds_up(phase: TracedPhase) -> bool:
     """Whether the operations take as long as the step without stops."""
     return abs(phase.off) <= MOST_OFF
 
@@ -59,7 +59,7 @@ def subject(line: TraceLine) -> str:
     return f"{where} (! the operations do not add up)"
 
 
-def phase_section(line: TraceLine, phase: Phase) -> Section:
+def phase_section(line: TraceLine, phase: TracedPhase) -> Section:
     """A phase by operation, and how far the sum is from the step without stops."""
     warnings = []
     notes = []
@@ -85,20 +85,20 @@ def phase_section(line: TraceLine, phase: Phase) -> Section:
     )
 
 
-def columns(phase: Phase) -> Columns:
+def columns(phase: TracedPhase) -> Columns:
     """The columns of a phase's table. Without shares where the operations do not add up."""
     has_several_devices = len({part.device for part in phase.parts}) > 1
 
-    def device(part: Part) -> str:
+    def device(part: TracedPart) -> str:
         return part.device if has_several_devices else ""
 
-    def share(part: Part) -> str:
+    def share(part: TracedPart) -> str:
         if not adds_up(phase):
             return UNKNOWN
         share_of_step = part.seconds / phase.total_s
         return percent(share_of_step) if share_of_step >= LEAST_SHARE else "< 0.1 %"
 
-    def of_ceiling(part: Part) -> str:
+    def of_ceiling(part: TracedPart) -> str:
         if not adds_up(phase) or not part.least_s or part.held_s <= 0:
             return UNKNOWN
         return percent(part.least_s / part.held_s)
@@ -124,7 +124,7 @@ def amount(value: float | None, unit: float) -> str:
     return digits(value / unit)
 
 
-def sum_sentence(phase: Phase) -> str:
+def sum_sentence(phase: TracedPhase) -> str:
     """How far the operations are from the step without stops."""
     name = phase.name.capitalize()
     direction = "more" if phase.off >= 0 else "less"
@@ -165,7 +165,7 @@ def sentences(line: TraceLine) -> list[str]:
     return lines
 
 
-def shares_sentence(decode: Phase) -> str:
+def shares_sentence(decode: TracedPhase) -> str:
     by_family: dict[str, float] = {}
     for part in decode.parts:
         family = family_of(part.operation)
@@ -185,7 +185,7 @@ def shares_sentence(decode: Phase) -> str:
     )
 
 
-def ceilings_sentences(decode: Phase) -> list[str]:
+def ceilings_sentences(decode: TracedPhase) -> list[str]:
     """What the operations with a ceiling would take at it; nothing without ceilings."""
     least_s = 0.0
     held_s = 0.0

@@ -22,7 +22,7 @@ def is_lossy(choice: Choice) -> bool:
 
 
 @dataclass(frozen=True)
-class Phase:
+class TunedPhase:
     """A part of the time that is minimized: how often it counts, and settings without influence."""
 
     name: str
@@ -34,13 +34,13 @@ class Phase:
         return tuple(setting for setting in choice if setting[0] not in self.ignored)
 
 
-def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[Phase, ...]:
+def phases_of(goal: str, n_gen: int, is_batch: bool) -> tuple[TunedPhase, ...]:
     """The phases that a goal minimizes, for requests of `n_gen` generated tokens."""
-    prefill = Phase(PREFILL, 1, frozenset({"threads"}))
+    prefill = TunedPhase(PREFILL, 1, frozenset({"threads"}))
     if goal == TTFT or n_gen < 2:
         return (prefill,)
     threads_of_prompts = "threads" if is_batch else "threads_batch"
-    decode = Phase(DECODE, n_gen - 1, frozenset({"ubatch", "batch", threads_of_prompts}))
+    decode = TunedPhase(DECODE, n_gen - 1, frozenset({"ubatch", "batch", threads_of_prompts}))
     return (decode,) if goal == TPOT else (prefill, decode)
 
 

@@ -77,7 +77,9 @@ SAVE = click.option(
 )
 
 
-@click.command("tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save"))
+@click.command(
+    "tune", cls=Command, first=("prompt-len", "gen", "model", "goal", "budget", "save")
+)
 @with_options(*OPTIONS, SAVE, *SETTINGS, SEED, *OUTPUT)
 def command(save: str | None, **asked: Any) -> None:
     """Find the fastest settings for your requests, and prove it.

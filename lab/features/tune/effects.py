@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.features.tune.choices import Choice, Phase, Timing
+from lab.features.tune.choices import Choice, Timing, TunedPhase
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ ALONE = {"mmap"}  # settings whose effect does not depend on the others'
 
 
 def effects(
-    phase: Phase, timings: Sequence[Timing], choices: Sequence[Choice]
+    phase: TunedPhase, timings: Sequence[Timing], choices: Sequence[Choice]
 ) -> tuple[Array, Array]:
     """The effects of choices on log(time) of a phase, and their variances."""
     import numpy as np

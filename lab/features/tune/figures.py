@@ -21,8 +21,8 @@ from lab.features.tune.choices import (
     DECODE,
     PREFILL,
     Choice,
-    Phase,
     Timing,
+    TunedPhase,
     is_lossy,
     phases_of,
 )
@@ -194,7 +194,9 @@ def is_default(record: Record) -> bool:
     return record.run.variant == DEFAULT
 
 
-def rows_of_runs(records: Sequence[Record], default: Record) -> tuple[pd.DataFrame, list[Timing]]:
+def rows_of_runs(
+    records: Sequence[Record], default: Record
+) -> tuple[pd.DataFrame, list[Timing]]:
     """A row for each run, and the timings of the search."""
     import pandas as pd
 
@@ -217,7 +219,9 @@ def rows_of_runs(records: Sequence[Record], default: Record) -> tuple[pd.DataFra
     return pd.DataFrame(rows, columns=COLUMNS), timings
 
 
-def times_of_blocks(runs: pd.DataFrame, goal_phases: Sequence[Phase]) -> dict[str, pd.DataFrame]:
+def times_of_blocks(
+    runs: pd.DataFrame, goal_phases: Sequence[TunedPhase]
+) -> dict[str, pd.DataFrame]:
     """For each phase the seconds of the default and the winner in each block of the confirmation.
 
     A block may have several runs of both: their geometric mean.
@@ -235,7 +239,9 @@ def times_of_blocks(runs: pd.DataFrame, goal_phases: Sequence[Phase]) -> dict[st
     return times
 
 
-def total_times(times: dict[str, pd.DataFrame], goal_phases: Sequence[Phase]) -> pd.DataFrame:
+def total_times(
+    times: dict[str, pd.DataFrame], goal_phases: Sequence[TunedPhase]
+) -> pd.DataFrame:
     """The seconds of all phases in each block that has runs of both."""
     totals = sum(phase.n * times[phase.name] for phase in goal_phases)
     timed: pd.DataFrame = totals.dropna()

@@ -33,7 +33,9 @@ from lab.runner.cases import Plan, utc_now
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
 
-FOR_CONFIRMATION = 0.5  # share of the budget that is kept, once FEWEST_TRIED choices were tried
+FOR_CONFIRMATION = (
+    0.5  # share of the budget that is kept, once FEWEST_TRIED choices were tried
+)
 FEWEST_TRIED = 3
 OVER_BUDGET = 0.05  # share by which the budget may be exceeded, because times are estimated
 MOST_CONFIRMED = 12
@@ -76,7 +78,11 @@ def tune(
         **settings,
     }
     options = words_of_values(command, asked)
-    with Worker() as worker, progress.in_notebook() as in_notebook, asked_command.asking(options):
+    with (
+        Worker() as worker,
+        progress.in_notebook() as in_notebook,
+        asked_command.asking(options),
+    ):
         plan = planning.plan(worker, **asked)
         path = new_results_file(plan.default, Path(out))
         lines = list(execute(plan, worker, path, watch or in_notebook))
@@ -98,7 +104,7 @@ def execute(
     line = first_line(plan, path)
     save(path, line)
     yield line
-    session = Session(plan, worker, path, watch, new_worker, clock)
+    session = TuneSession(plan, worker, path, watch, new_worker, clock)
     yield from session.search_all()
     yield from session.confirm()
 
@@ -128,7 +134,7 @@ def variant(choice: Choice, default: Plan) -> str:
 
 
 @dataclass
-class Session:
+class TuneSession:
     """A search under way, and its budget."""
 
     plan: TunePlan
@@ -187,7 +193,9 @@ class Session:
             self.search.drop(choice, str(problem))
         if () in self.search.dropped:
             reason = self.search.dropped[()]
-            raise LabError(f"The default cannot be measured: {reason}", "Try it alone: lab measure")
+            raise LabError(
+                f"The default cannot be measured: {reason}", "Try it alone: lab measure"
+            )
         run_s = self.clock() - began
         self.slowest_s = max(self.slowest_s, run_s)
         if choice:

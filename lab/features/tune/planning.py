@@ -13,7 +13,7 @@ from typing import Any
 from lab.app.options import seconds_of
 from lab.core.asked_settings import check_number, defaults, table
 from lab.errors import LabError
-from lab.features.tune.choices import LOSSY, Choice, Phase, phases_of
+from lab.features.tune.choices import LOSSY, Choice, TunedPhase, phases_of
 from lab.features.tune.lines import CONFIRM, GOALS, REQUEST, SEARCH, TPOT
 from lab.features.tune.search import Search
 from lab.models import catalog
@@ -29,7 +29,10 @@ MOST_CHOICES = 600
 N_SEARCH_GEN = 48
 """Tokens that a run of the search generates at most: its time per token stands for the rest."""
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
-PACKED = ("flash_attn", "off")  # llama.cpp packs the values of a cache only with flash attention
+PACKED = (
+    "flash_attn",
+    "off",
+)  # llama.cpp packs the values of a cache only with flash attention
 
 Space = Mapping[str, list[Any]]  # the values to try of each setting
 
@@ -65,7 +68,7 @@ class TunePlan:
     request: TuningRequest
     default: Plan  # of the whole request
     choices: tuple[Choice, ...]
-    phases: tuple[Phase, ...]
+    phases: tuple[TunedPhase, ...]
 
     def plan(self, worker: Worker, choice: Choice, part: str) -> Plan:
         """The plan of a choice. Threads of decode alone leave those of prefill as they are."""
@@ -92,7 +95,9 @@ def plan(
     if goal not in GOALS:
         raise LabError(f"--goal {goal} is not known.", f"Choose one of {', '.join(GOALS)}.")
     if goal == TPOT and gen < 2:
-        raise LabError("--goal tpot needs at least two generated tokens.", "Use --gen 2 or more.")
+        raise LabError(
+            "--goal tpot needs at least two generated tokens.", "Use --gen 2 or more."
+        )
     check_number("users", users, batches.MOST_SEQUENCES)
     request = TuningRequest(goal, prompt_len, gen, users, {**settings, "model": model})
     default = request.plan(worker, {}, CONFIRM)
@@ -135,7 +140,9 @@ def is_given(name: str, settings: Mapping[str, Any]) -> bool:
     return name in table() and name in settings and settings[name] != defaults()[name]
 
 
-def is_possible(worker: Worker, plan: TunePlan, searched: Plan, setting: tuple[str, Any]) -> bool:
+def is_possible(
+    worker: Worker, plan: TunePlan, searched: Plan, setting: tuple[str, Any]
+) -> bool:
     """Whether a setting alone can be planned and changes something.
 
     Some builds, machines and models refuse it.

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.features.tune.choices import Choice, Phase, Timing
+from lab.features.tune.choices import Choice, Timing, TunedPhase
 from lab.features.tune.effects import effects
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ UNSURE = 0.5  # a change whose gain is less than so many standard deviations is 
 class Search:
     """The state of a search: `next_block` says what to measure; `timings`, `drop` take results."""
 
-    def __init__(self, choices: Iterable[Choice], phases: Sequence[Phase]) -> None:
+    def __init__(self, choices: Iterable[Choice], phases: Sequence[TunedPhase]) -> None:
         self.phases = tuple(phases)
         self.timings: list[Timing] = []
         self.dropped: dict[Choice, str] = {}

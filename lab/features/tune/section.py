@@ -62,7 +62,11 @@ def chapters(lines: Sequence[Any], context: Context) -> list[Section]:
         question = parts[0].question
     return [
         Section(
-            "The fastest settings", name="tune", question=question, words=[OF_TUNE], parts=parts
+            "The fastest settings",
+            name="tune",
+            question=question,
+            words=[OF_TUNE],
+            parts=parts,
         )
     ]
 
@@ -118,7 +122,9 @@ def warnings(result: Tuned) -> list[str]:
             "Other programs disturbed at least half of the runs that count. Run lab tune again "
             "while no other program runs."
         )
-    failed = [f"{row.settings} ({row.error})" for row in result.tried.itertuples() if row.error]
+    failed = [
+        f"{row.settings} ({row.error})" for row in result.tried.itertuples() if row.error
+    ]
     if failed:
         lines.append(f"Runs failed with {'; '.join(failed)}.")
     return lines
@@ -216,7 +222,9 @@ def command_lines(result: Tuned) -> dict[str, str]:
         options += ["--model", catalog.spec_of(result.default.model)]
     options += shell.split(result.won or "")
     file = f"./{result.winner.model.file}"
-    server = other_tools.llama_server(file, result.winner.settings, n_prompt, n_gen, result.n_users)
+    server = other_tools.llama_server(
+        file, result.winner.settings, n_prompt, n_gen, result.n_users
+    )
     return {"llama-server": server, "lab": shell.lab("measure", *options)}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from lab.app import experiment
-from lab.app.experiment import REPEAT, Experiment, Table
+from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import cell
 from lab.app.options import MODEL, PROMPT
 from lab.core.lists import grouped
@@ -71,7 +71,9 @@ def turns(
 
 
 OPTIONS = (
-    click.option("--system", default=500, show_default=True, help="Tokens of the system prompt."),
+    click.option(
+        "--system", default=500, show_default=True, help="Tokens of the system prompt."
+    ),
     click.option(
         "--turn",
         default="100+50",
@@ -121,7 +123,7 @@ def differs_cell(row: Any) -> str:
     return UNKNOWN if row.differs_at is None else f"{row.differs_at + 1:,}"
 
 
-TABLE = Table(
+TABLE = ExperimentTable(
     name=NAME,
     question="How much of a conversation's prompt is read again?",
     title="a conversation turn by turn, medians over runs; again: tokens of earlier turns that "

@@ -40,7 +40,9 @@ COUNTS = (
     "slot_bytes",
 )
 TIMES = ("without_s", "perfect_s", "expected_ttft_s", "expected_turn_s", "save_s", "load_s")
-STEP_ROUNDING = 32  # positions to which predicted decode steps are rounded: fewer different steps
+STEP_ROUNDING = (
+    32  # positions to which predicted decode steps are rounded: fewer different steps
+)
 
 
 def figures(steps: pd.DataFrame, conversation: Conversation) -> pd.DataFrame:
@@ -135,7 +137,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     for lengths, setups in by_lengths.items():
         shown = shown_setups(setups)
         measured_here = {setup: measured[setup] for setup in setups}
-        has_several_places = shown[0].keep != shown[-1].keep  # they are in the order of the places
+        has_several_places = (
+            shown[0].keep != shown[-1].keep
+        )  # they are in the order of the places
         for setup in shown:
             prompts = dataclasses.replace(lengths, breaks=breaks_of_text(setup.breaks))
             number = numbers.setdefault(prompts, len(numbers) + 1)

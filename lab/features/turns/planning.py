@@ -169,7 +169,9 @@ def case(conversation: Conversation, longest: int, n_last: int) -> Case:
     )
 
 
-def write(case: Case, text: Text, settings: Settings, *, folder: Path = Path()) -> list[Operation]:
+def write(
+    case: Case, text: Text, settings: Settings, *, folder: Path = Path()
+) -> list[Operation]:
     """The script of a conversation, or of two that take turns, each in a slot of its own."""
     conversation = case.setup
     assert isinstance(conversation, Conversation)

@@ -24,7 +24,9 @@ ROLES = {
 REASONING = ("reasoning_content", "reasoning", "thinking")  # fields of an answer, by server
 MOST_TURNS = 200
 MOST_BYTES = 16 << 20
-HINT = f'Each line is a message: {{"role": "user", "content": "..."}} Roles: {", ".join(ROLES)}.'
+HINT = (
+    f'Each line is a message: {{"role": "user", "content": "..."}} Roles: {", ".join(ROLES)}.'
+)
 
 
 class Recording(NamedTuple):
@@ -40,7 +42,9 @@ class Recording(NamedTuple):
         if not self.left_out:
             return []
         kinds = join_and(self.left_out)
-        return [f"Only texts and tool calls are replayed; the file's {kinds} parts are left out."]
+        return [
+            f"Only texts and tool calls are replayed; the file's {kinds} parts are left out."
+        ]
 
 
 def read_messages(path: Path) -> Recording:
@@ -67,7 +71,9 @@ def read_messages(path: Path) -> Recording:
         texts.append("")  # the last message has no answer
     n_turns = len(texts) // 2
     if not 1 <= n_turns <= MOST_TURNS:
-        raise LabError(f"{path.name} has {n_turns} turns; 1 to {MOST_TURNS} are possible.", HINT)
+        raise LabError(
+            f"{path.name} has {n_turns} turns; 1 to {MOST_TURNS} are possible.", HINT
+        )
     return Recording(texts, list(left_out))
 
 

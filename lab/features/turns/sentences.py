@@ -41,7 +41,9 @@ REMEDIES = {  # of what breaks a cache
     "shift": "A context that does not fill up",
     "thinking": "Thinking that stays in earlier answers",
 }
-LEAST_UNPLANNED = 16  # tokens that were read again without a planned break, from which they count
+LEAST_UNPLANNED = (
+    16  # tokens that were read again without a planned break, from which they count
+)
 LEAST_UNPLANNED_SHARE = 0.1  # of the prompt, where the server does not report cached tokens
 
 
@@ -82,14 +84,18 @@ def sentences(rows: Sequence[Any], n_slots: int | None = None) -> list[str]:
 def conversation_time(turns: Sequence[Any]) -> str:
     """How long the conversation takes, and how much of it for tokens that were read before."""
     keep = turns[0].keep
-    conversation = f"{plural(len(turns), 'turn')} take {seconds(turns[-1].sum_s)}{PLACES[keep]}"
+    conversation = (
+        f"{plural(len(turns), 'turn')} take {seconds(turns[-1].sum_s)}{PLACES[keep]}"
+    )
     ttft = seconds(total(turns, "ttft_s"))
     waiting = "waiting for the first token" if keep == SERVER else "prefill"
     again_s = total(turns, "again_s")
     if not again_s:
         return f"{conversation}; {ttft} of it is {waiting}, no token was read twice."
     again = seconds(again_s)
-    return f"{conversation}; {ttft} of it is {waiting}, {again} of that for tokens read before."
+    return (
+        f"{conversation}; {ttft} of it is {waiting}, {again} of that for tokens read before."
+    )
 
 
 def planned_breaks(turns: Sequence[Any], n_slots: int | None) -> list[str]:

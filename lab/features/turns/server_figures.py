@@ -29,7 +29,7 @@ COUNTS = ("n_prompt", "n_cached", "n_gen", "differs_at")
 
 
 @dataclass(frozen=True)
-class Place:
+class TurnPlace:
     """The place of a request in a conversation."""
 
     number: int  # of the turn, from 1
@@ -70,7 +70,9 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
     formula = fitted(requests, turns, n_new)
     turns["is_known"] = turns.n_cached.notna()
     uncached_s = formula.fixed_s + formula.of_prompt(turns.n_prompt)
-    saved_s = (uncached_s - turns.ttft_s).clip(lower=0)  # what the cached tokens would have taken
+    saved_s = (uncached_s - turns.ttft_s).clip(
+        lower=0
+    )  # what the cached tokens would have taken
     estimate = formula.tokens_of(saved_s).round().clip(upper=turns.n_prompt - n_new)
     turns["n_cached"] = turns.n_cached.fillna(estimate)
     turns["n_computed"] = turns.n_prompt - turns.n_cached
@@ -94,7 +96,7 @@ def answered(records: Sequence[RequestRecord]) -> pd.DataFrame:
         if request.status != OK or times.ttft_ns is None or times.e2e_ns is None:
             continue
         try:
-            place = setup_of(Place, request.asked.place)
+            place = setup_of(TurnPlace, request.asked.place)
             conversation = setup_of(Conversation, request.asked.case)
         except ValueError:
             continue  # a damaged line
@@ -143,7 +145,9 @@ def fitted(requests: pd.DataFrame, turns: pd.DataFrame, n_new: pd.Series) -> Ttf
         return TtftFormula()
     formula = formula_through(points)
     least = computed_points(turns, turns.n_prompt - n_new)  # every turn computes its message
-    least_s = formula.fixed_s + formula.linear_s * least.linear + formula.square_s * least.square
+    least_s = (
+        formula.fixed_s + formula.linear_s * least.linear + formula.square_s * least.square
+    )
     is_too_fast = turns.n_cached.isna() & (turns.ttft_s < least_s)
     fast = least[is_too_fast].dropna(subset=["linear"])
     return formula_through(pd.concat([points, fast]))

@@ -24,7 +24,7 @@ from lab.features.turns.conversation import (
     parse_breaks,
 )
 from lab.features.turns.replay import Recording
-from lab.features.turns.server_figures import Place
+from lab.features.turns.server_figures import TurnPlace
 from lab.remote import formats
 from lab.remote.servers import Server, prompt_text
 from lab.runner.progress import ShowStatus, Status
@@ -51,7 +51,9 @@ class Sender:
         accepted = self.server.endpoint.accepted
         return tuple(option for option in accepted if option != formats.NO_CACHE)
 
-    def send(self, parts: Sequence[Words], n_gen: int, place: Place) -> tuple[RequestRecord, str]:
+    def send(
+        self, parts: Sequence[Words], n_gen: int, place: TurnPlace
+    ) -> tuple[RequestRecord, str]:
         """Send a prompt, and keep its record; returns the answer too."""
         asked = Asked(
             n_prompt=None,
@@ -107,9 +109,9 @@ def execute(
     for number, n_gen in enumerate(conversation.answers, 1):
         watch(Status(f"turn {number} of {conversation.n_turns}"))
         turn = transcript.next_turn()
-        place = Place(number)
+        place = TurnPlace(number)
         if number > 1:
-            place = Place(number, len("".join(turn.prompt[: turn.n_cached])))
+            place = TurnPlace(number, len("".join(turn.prompt[: turn.n_cached])))
         if SECOND in events[number - 1]:
             system, message, *_ = turn.parts
             last_words = source[::-1]  # another conversation: the words backwards
@@ -124,7 +126,7 @@ def execute(
     for nonce, (number, parts) in zip(nonces[1:], cold, strict=False):
         watch(Status(f"turn {number} without a cache"))
         parts[first_part] = [*nonce, *parts[first_part][len(nonce) :]]
-        record, _ = sender.send(parts, N_COLD, Place(number, is_cold=True))
+        record, _ = sender.send(parts, N_COLD, TurnPlace(number, is_cold=True))
         yield sender.keep(record)
 
 
@@ -215,7 +217,9 @@ def asked_conversation(asked: dict[str, Any]) -> tuple[Conversation, Recording]:
         return conversation, Recording([], [])
     path = Path(asked["replay"])
     recording = replay.read_messages(path)
-    conversation = replay.conversation(recording.texts, path.name, asked["breaks"], n_tokens_of)
+    conversation = replay.conversation(
+        recording.texts, path.name, asked["breaks"], n_tokens_of
+    )
     return conversation, recording
 
 

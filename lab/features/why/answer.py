@@ -11,7 +11,7 @@ from lab.errors import LabError
 from lab.features.why import counting, machines, serving, setups, trial
 from lab.features.why.depth import depth
 from lab.features.why.figure import Figure
-from lab.features.why.parts import BUILD, Pair, Part, left_over, unknown
+from lab.features.why.parts import BUILD, GapPart, Pair, left_over, unknown
 from lab.features.why.permission import allowed_spec, refusal
 from lab.process.worker import Worker
 from lab.runner import builds
@@ -40,11 +40,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WhyAnswer:
     """Both figures and the parts of their ratio, the last of them what is not explained."""
 
     pair: Pair
-    parts: tuple[Part, ...]
+    parts: tuple[GapPart, ...]
     path: Path | None = None  # of the trial's records
     asked_again: Sequence[str] = ()  # the words of the command that asks the same
     notes: Sequence[str] = field(default_factory=tuple)  # on what is compared, and what is not
@@ -62,17 +62,17 @@ class Answer:
         return self.pair.ratio
 
     @property
-    def causes(self) -> list[Part]:
+    def causes(self) -> list[GapPart]:
         """The parts that make the slower one slower, the largest first."""
         causes = [part for part in self.parts if part.is_cause and part.log > 0]
         return sorted(causes, key=lambda part: -part.log)
 
     @property
-    def rest(self) -> Part:
+    def rest(self) -> GapPart:
         return self.parts[-1]
 
 
-def answer(a: Figure, b: Figure, asked: Question | None = None) -> Answer:
+def answer(a: Figure, b: Figure, asked: Question | None = None) -> WhyAnswer:
     """The ratio of two figures in parts.
 
     With a budget depth, settings, models and builds are measured.
@@ -87,10 +87,10 @@ def answer(a: Figure, b: Figure, asked: Question | None = None) -> Answer:
     measured = measure(pair, parts, specs, libs, asked)
     parts = [measured.parts.get(part.name, part) for part in parts]
     parts += serving.of_server(pair)
-    of_machine = machines.Asked(specs[0] or specs[1], asked.folder)
+    of_machine = machines.AskedMachine(specs[0] or specs[1], asked.folder)
     parts += machines.of_machine(pair, of_machine, with_build=not libs)
     parts.append(left_over(pair, parts))
-    return Answer(pair, tuple(parts), measured.path, asked.asked_again)
+    return WhyAnswer(pair, tuple(parts), measured.path, asked.asked_again)
 
 
 def specs_of(pair: Pair, asked: Question) -> tuple[str | None, str | None]:
@@ -105,7 +105,7 @@ def specs_of(pair: Pair, asked: Question) -> tuple[str | None, str | None]:
 
 def known_parts(
     pair: Pair, specs: tuple[str | None, str | None], libs: Sequence[str], asked: Question
-) -> list[Part]:
+) -> list[GapPart]:
     """The parts that follow from the figures, and those that a trial can measure."""
     parts = [counting.counted(pair)]
     if not all(figure.records or figure.requests for _, figure in pair.sides):
@@ -123,7 +123,7 @@ def known_parts(
 
 def measure(
     pair: Pair,
-    parts: Sequence[Part],
+    parts: Sequence[GapPart],
     specs: tuple[str | None, str | None],
     libs: Sequence[str],
     asked: Question,
@@ -140,7 +140,7 @@ def measure(
             raise LabError(refusal(pair.fast, pair.slow))
         start = trial.start_of(pair, spec, libs[0] if libs else None)
         return trial.run(
-            trial.Trial(
+            trial.PathTrial(
                 start=start,
                 changes=changes,
                 is_prefill=pair.fast.is_prefill,
@@ -152,9 +152,11 @@ def measure(
         )
     except LabError as problem:
         reason = problem.what.rstrip(".")
-        return trial.Measured({part.name: trial.not_measured(part, reason) for part in changes})
+        return trial.Measured(
+            {part.name: trial.not_measured(part, reason) for part in changes}
+        )
 
 
-def with_notes(explained: Answer, notes: Sequence[str]) -> Answer:
+def with_notes(explained: WhyAnswer, notes: Sequence[str]) -> WhyAnswer:
     """The answer with sentences on what is compared."""
     return replace(explained, notes=tuple(notes))

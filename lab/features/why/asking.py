@@ -13,7 +13,7 @@ from lab.app.options import seconds_of
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.why import measured_now, pairing, recorded
-from lab.features.why.answer import Answer, Question, answer, silently, with_notes
+from lab.features.why.answer import Question, WhyAnswer, answer, silently, with_notes
 from lab.features.why.figure import Figure
 from lab.features.why.machines import HERE
 from lab.features.why.pairing import Side
@@ -38,7 +38,7 @@ def why(
     out: str | Path = "results",
     watch: ShowStatus = silently,
     **reaching: Any,
-) -> Answer:
+) -> WhyAnswer:
     """Why two speeds differ: their ratio as a product of causes.
 
         lab.why("results/mine.jsonl", "pasted.txt").parts

@@ -40,7 +40,9 @@ MOST_LETTERS = 60  # of a picture's name
         "-m",
         help="Measure with this model; with those of A and B with a comma; of a server: its name.",
     ),
-    click.option("--url", metavar="URL", help="B is this server with OpenAI's API, measured now."),
+    click.option(
+        "--url", metavar="URL", help="B is this server with OpenAI's API, measured now."
+    ),
     click.option(
         "--lib",
         multiple=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.core import shell
 from lab.core.asked_settings import table
-from lab.features.why.answer import Answer
+from lab.features.why.answer import WhyAnswer
 from lab.features.why.counting import corrections
 from lab.features.why.parts import (
     BUILD,
@@ -23,7 +23,7 @@ from lab.features.why.parts import (
     NOT_KNOWN,
     QUANTIZATION,
     STATE,
-    Part,
+    GapPart,
 )
 from lab.features.why.setups import GROUPS
 from lab.runner import as_options
@@ -42,7 +42,7 @@ class Conclusion:
     command: str = ""
 
 
-def conclude(explained: Answer) -> Conclusion:
+def conclude(explained: WhyAnswer) -> Conclusion:
     """What explains most of the gap, or what is not known."""
     unexplained = explained.rest
     least = LEAST if unexplained.range else LEAST_ALONE
@@ -59,12 +59,12 @@ def conclude(explained: Answer) -> Conclusion:
     return of_cause(explained)
 
 
-def is_in_doubt(part: Part) -> bool:
+def is_in_doubt(part: GapPart) -> bool:
     """Whether a factor is large, but its trial was disturbed or its range is too wide."""
     return part.log > math.log1p(LEAST_ALONE) and not part.is_cause
 
 
-def of_doubtful_part(explained: Answer, part: Part) -> Conclusion:
+def of_doubtful_part(explained: WhyAnswer, part: GapPart) -> Conclusion:
     """The largest factor, and why it cannot be relied on."""
     low, high = part.range or (math.nan, math.nan)
     factor = f"{times(part.factor)}, {low:.3g}-{high:.3g}"
@@ -82,7 +82,7 @@ def of_doubtful_part(explained: Answer, part: Part) -> Conclusion:
     return Conclusion(sentence, command)
 
 
-def of_no_difference(explained: Answer) -> Conclusion:
+def of_no_difference(explained: WhyAnswer) -> Conclusion:
     """Nothing differs by more than chance, or nobody can tell."""
     fast, slow = explained.pair.letters
     if explained.rest.range:
@@ -91,18 +91,20 @@ def of_no_difference(explained: Answer) -> Conclusion:
             "two sessions of one machine differ as much."
         )
     unknown = unknown_names(explained)
-    sentence = f"No cause of over {LEAST_ALONE:.0%}; the figures do not say how much they vary."
+    sentence = (
+        f"No cause of over {LEAST_ALONE:.0%}; the figures do not say how much they vary."
+    )
     if unknown:
         sentence += f" Not known: {', '.join(unknown)}."
     return Conclusion(sentence)
 
 
-def unknown_names(explained: Answer) -> list[str]:
+def unknown_names(explained: WhyAnswer) -> list[str]:
     """The parts that are not known, in the order of the table: what is counted comes first."""
     return [part.name for part in explained.parts if part.how == NOT_KNOWN]
 
 
-def of_the_rest(explained: Answer) -> Conclusion:
+def of_the_rest(explained: WhyAnswer) -> Conclusion:
     """Most of the gap is not explained: it may come from what is unknown."""
     unexplained = explained.rest
     factor = times(math.exp(abs(unexplained.log)))
@@ -121,13 +123,13 @@ def of_the_rest(explained: Answer) -> Conclusion:
     return Conclusion(sentence, shell.lab("doctor"))
 
 
-def again(explained: Answer, *options: str) -> str:
+def again(explained: WhyAnswer, *options: str) -> str:
     """The same question with other options."""
     line = explained.asked_again or ("A.jsonl", "B.jsonl")
     return shell.lab("why", *line, *options)
 
 
-def of_counting(explained: Answer) -> Conclusion:
+def of_counting(explained: WhyAnswer) -> Conclusion:
     """Most of the gap is how one of the sides counts: the one whose correction is larger."""
     pair = explained.pair
     by_letter = corrections(pair)
@@ -150,7 +152,7 @@ def of_counting(explained: Answer) -> Conclusion:
     return Conclusion(sentence, shell.lab("measure", *lengths))
 
 
-def of_cause(explained: Answer) -> Conclusion:
+def of_cause(explained: WhyAnswer) -> Conclusion:
     """The largest cause, and what the next ones add."""
     cause = explained.causes[0]
     sentence = (
@@ -160,13 +162,13 @@ def of_cause(explained: Answer) -> Conclusion:
     return Conclusion(sentence, command_for(explained, cause))
 
 
-def unsure_of(cause: Part) -> str:
+def unsure_of(cause: GapPart) -> str:
     if cause.range:
         return ""
     return ", range unknown"
 
 
-def further(causes: Sequence[Part]) -> str:
+def further(causes: Sequence[GapPart]) -> str:
     """What further causes add, to end a sentence."""
     if not causes:
         return ""
@@ -174,7 +176,7 @@ def further(causes: Sequence[Part]) -> str:
     return f"; {', '.join(added)}"
 
 
-def command_for(explained: Answer, cause: Part) -> str:
+def command_for(explained: WhyAnswer, cause: GapPart) -> str:
     """The command that shows or closes the gap of a cause; "" if there is none."""
     slow = explained.pair.slow
     if cause.name == DEPTH:
@@ -190,7 +192,7 @@ def command_for(explained: Answer, cause: Part) -> str:
     return measure_changed(explained, cause)
 
 
-def measure_changed(explained: Answer, cause: Part) -> str:
+def measure_changed(explained: WhyAnswer, cause: GapPart) -> str:
     """Measure the slower setup with the cause's settings, or the model, of the faster one."""
     best = explained.pair.fast.records[0]
     record = explained.pair.slow.records[0]

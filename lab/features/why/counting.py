@@ -23,8 +23,8 @@ from lab.features.why.parts import (
     NO_RANGE,
     SAMPLING,
     SPECULATION,
+    GapPart,
     Pair,
-    Part,
     equal,
     unknown,
 )
@@ -137,7 +137,7 @@ def corrections(pair: Pair) -> dict[str, Correction]:
     }
 
 
-def counted(pair: Pair) -> Part:
+def counted(pair: Pair) -> GapPart:
     """The part of what the two rates count."""
     by_letter = corrections(pair)
     reasons = [f"{letter} {each.reason}" for letter, each in by_letter.items() if each.reason]
@@ -153,10 +153,10 @@ def counted(pair: Pair) -> Part:
     half = None
     if of_fast.half is not None and of_slow.half is not None:
         half = math.hypot(of_fast.half, of_slow.half)
-    return Part(COUNTED, of_slow.log - of_fast.log, half, how, reason)
+    return GapPart(COUNTED, of_slow.log - of_fast.log, half, how, reason)
 
 
-def concurrency(pair: Pair) -> Part:
+def concurrency(pair: Pair) -> GapPart:
     """The part of how many answers each rate sums up."""
     n_streams = {pair.fast.n_streams, pair.slow.n_streams}
     if len(n_streams) == 1 and None not in n_streams:
@@ -166,16 +166,18 @@ def concurrency(pair: Pair) -> Part:
     for letter, figure in pair.in_order:
         if figure.n_streams is not None and figure.n_streams > 1:
             each = digits(figure.tps / figure.n_streams)
-            sentences.append(f"{letter} sums up {figure.n_streams} answers, {each} tokens/s each")
+            sentences.append(
+                f"{letter} sums up {figure.n_streams} answers, {each} tokens/s each"
+            )
     if lacking:
         names = " and ".join(lacking)
         sentences.append(f"{names} may have been one of several answers at once")
     return unknown(CONCURRENCY, "; ".join(sentences))
 
 
-def of_serving(pair: Pair) -> list[Part]:
+def of_serving(pair: Pair) -> list[GapPart]:
     """The parts that only the output of servers leaves open: speculation, sampling and template."""
-    parts = list[Part]()
+    parts = list[GapPart]()
     is_any_speculative = bool(pair.fast.is_speculative or pair.slow.is_speculative)
     servers = [letter for letter, figure in pair.in_order if is_pasted_server(figure)]
     if is_any_speculative:

@@ -11,7 +11,16 @@ from lab.core.lists import plural
 from lab.core.record import DECODE, Record
 from lab.core.stats import mean_half_width
 from lab.features.why.figure import Figure
-from lab.features.why.parts import DEPTH, FEWEST, FROM_RECORDS, LENGTH, Pair, Part, equal, unknown
+from lab.features.why.parts import (
+    DEPTH,
+    FEWEST,
+    FROM_RECORDS,
+    LENGTH,
+    GapPart,
+    Pair,
+    equal,
+    unknown,
+)
 from lab.features.why.readers import llama_logs
 
 GEN = 24  # tokens that a trial generates
@@ -35,7 +44,7 @@ def prompt_length(figure: Figure) -> int:
     return max(1, round(position - GEN / 2))
 
 
-def depth(pair: Pair, records: Sequence[Record]) -> Part:
+def depth(pair: Pair, records: Sequence[Record]) -> GapPart:
     """The part of depth: from records that have both positions, otherwise to be measured."""
     name = LENGTH if pair.fast.is_prefill else DEPTH
     lacking = [letter for letter, figure in pair.in_order if figure.position is None]
@@ -56,7 +65,7 @@ def depth(pair: Pair, records: Sequence[Record]) -> Part:
     if law is None:
         return unknown(name, reason, changes={"prompt_len": prompt_length(pair.slow)})
     log, half, n_sessions = law
-    return Part(name, log, half, f"{FROM_RECORDS}, {plural(n_sessions, 'session')}", reason)
+    return GapPart(name, log, half, f"{FROM_RECORDS}, {plural(n_sessions, 'session')}", reason)
 
 
 def unknown_reason(pair: Pair, lacking: Sequence[str]) -> str:

@@ -20,8 +20,8 @@ from lab.features.why.parts import (
     PREDICTED,
     STATE,
     SYSTEM,
+    GapPart,
     Pair,
-    Part,
     equal,
     unknown,
 )
@@ -41,7 +41,7 @@ MOST_LETTERS = 200  # of a sentence on what differs
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedMachine:
     """What the prediction of another machine needs: a SPEC of the model, and the folder of
     results.
     """
@@ -50,11 +50,11 @@ class Asked:
     folder: Path
 
 
-def of_machine(pair: Pair, asked: Asked, with_build: bool) -> list[Part]:
+def of_machine(pair: Pair, asked: AskedMachine, with_build: bool) -> list[GapPart]:
     """The parts of machine, system, build and state, as far as records say them."""
     if not (pair.fast.records and pair.slow.records):
         return [predicted(pair, asked)]
-    parts = list[Part]()
+    parts = list[GapPart]()
     for name, fields in FIELDS.items():
         if name == BUILD and not with_build:
             continue
@@ -80,7 +80,7 @@ def differing(pair: Pair, fields: tuple[str, ...]) -> list[str]:
     return differences
 
 
-def predicted(pair: Pair, asked: Asked) -> Part:
+def predicted(pair: Pair, asked: AskedMachine) -> GapPart:
     """The part of two machines by predictions of the same request on both."""
     fast_name = device_name(pair.fast)
     slow_name = device_name(pair.slow)
@@ -107,7 +107,9 @@ def predicted(pair: Pair, asked: Asked) -> Part:
     return ratio_of_requests(requests, pair.fast.is_prefill, reason)
 
 
-def ratio_of_requests(requests: list[prediction.Prediction], is_prefill: bool, reason: str) -> Part:
+def ratio_of_requests(
+    requests: list[prediction.Prediction], is_prefill: bool, reason: str
+) -> GapPart:
     """The part from the predicted ranges of a request on the faster and the slower machine."""
     middles = list[float]()
     halves = list[float]()
@@ -119,7 +121,7 @@ def ratio_of_requests(requests: list[prediction.Prediction], is_prefill: bool, r
         middles.append(math.log(low * high) / 2)
         halves.append(math.log(high / low) / 2)
     how = f"{PREDICTED}, {100 * prediction.WITHIN:.0f} % ranges"
-    return Part(MACHINE, middles[1] - middles[0], math.hypot(*halves), how, reason)
+    return GapPart(MACHINE, middles[1] - middles[0], math.hypot(*halves), how, reason)
 
 
 def device_name(figure: Figure) -> str | None:
@@ -151,7 +153,7 @@ def is_this_machine(recorded: Machine) -> bool:
     return all(getattr(recorded, name) == getattr(here, name) for name in SAME_HERE)
 
 
-def of_state(pair: Pair) -> Part:
+def of_state(pair: Pair) -> GapPart:
     """The part of disturbed runs: the median of all runs against the median of the quiet ones.
 
     The range is that of the median if all runs were quiet: the quiet ones are a sample of them.
@@ -179,7 +181,9 @@ def of_state(pair: Pair) -> Part:
     log = logs[1] - logs[0]
     if not log:
         return equal(STATE, reason=reason)
-    return Part(STATE, log, math.sqrt(squares), f"{FROM_RECORDS}, quiet runs against all", reason)
+    return GapPart(
+        STATE, log, math.sqrt(squares), f"{FROM_RECORDS}, quiet runs against all", reason
+    )
 
 
 def is_on_battery(figure: Figure) -> bool:

@@ -85,7 +85,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Part:
+class GapPart:
     """A factor of the ratio: its logarithm, half of its range (None: unknown), and how both are
     known.
 
@@ -134,17 +134,17 @@ class Part:
         return is_certain and self.half < WIDEST
 
 
-def unknown(name: str, reason: str, **more: Any) -> Part:
+def unknown(name: str, reason: str, **more: Any) -> GapPart:
     """A part whose factor is not known, and why."""
-    return Part(name, how=NOT_KNOWN, reason=reason, **more)
+    return GapPart(name, how=NOT_KNOWN, reason=reason, **more)
 
 
-def equal(name: str, how: str = EQUAL, reason: str = "") -> Part:
+def equal(name: str, how: str = EQUAL, reason: str = "") -> GapPart:
     """A part that is the same on both sides."""
-    return Part(name, how=how, reason=reason)
+    return GapPart(name, how=how, reason=reason)
 
 
-def left_over(pair: Pair, parts: Sequence[Part]) -> Part:
+def left_over(pair: Pair, parts: Sequence[GapPart]) -> GapPart:
     """What the parts leave of the ratio.
 
     Its range combines the ranges of the parts and of both figures; figures of different sessions
@@ -166,5 +166,5 @@ def left_over(pair: Pair, parts: Sequence[Part]) -> Part:
         squares.append(1.96**2 * (figure.spread**2 + between**2))
     if lacking:
         names = ", ".join(dict.fromkeys(lacking))
-        return Part(NOT_EXPLAINED, log, None, REST, f"{NO_RANGE}, like that of {names}")
-    return Part(NOT_EXPLAINED, log, math.sqrt(sum(squares)), REST)
+        return GapPart(NOT_EXPLAINED, log, None, REST, f"{NO_RANGE}, like that of {names}")
+    return GapPart(NOT_EXPLAINED, log, math.sqrt(sum(squares)), REST)

@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
-from lab.features.why.answer import Answer
+from lab.features.why.answer import WhyAnswer
 from lab.features.why.conclusion import conclude
-from lab.features.why.parts import NOT_EXPLAINED, NOT_KNOWN, Part
+from lab.features.why.parts import NOT_EXPLAINED, NOT_KNOWN, GapPart
 from lab.show import canvas
 from lab.show.section import WIDE, Picture, Section, tabled
 from lab.show.wording import UNKNOWN, digits, times
@@ -22,11 +22,21 @@ ABOUT = (
     "The range of the rest combines those of the parts and of both figures."
 )
 NEARLY_EQUAL = 1.005
-FIELDS = ("tps", "phase", "counts", "source", "label", "n_prompt", "n_gen", "depth", "n_streams")
+FIELDS = (
+    "tps",
+    "phase",
+    "counts",
+    "source",
+    "label",
+    "n_prompt",
+    "n_gen",
+    "depth",
+    "n_streams",
+)
 """Fields of a figure in JSON."""
 
 
-def section(explained: Answer) -> Section:
+def section(explained: WhyAnswer) -> Section:
     """The answer as it is printed, and drawn on a page."""
     fast, slow = explained.pair.letters
     lines = []
@@ -60,7 +70,7 @@ def section(explained: Answer) -> Section:
     )
 
 
-def factor_cell(part: Part) -> str:
+def factor_cell(part: GapPart) -> str:
     """The factor, with the mark of a trial whose runs were disturbed."""
     if part.how == NOT_KNOWN:
         return UNKNOWN
@@ -71,7 +81,7 @@ def factor_cell(part: Part) -> str:
     return times(part.factor)
 
 
-def range_cell(part: Part) -> str:
+def range_cell(part: GapPart) -> str:
     """The range of a factor; "" if it is exact or not known."""
     if not part.half or part.range is None:
         return ""
@@ -79,7 +89,7 @@ def range_cell(part: Part) -> str:
     return f"{low:.3g}-{high:.3g}"
 
 
-def draw(explained: Answer, drawing: Drawing) -> None:
+def draw(explained: WhyAnswer, drawing: Drawing) -> None:
     """A waterfall from the faster rate to the slower one on a logarithmic axis, with ranges."""
     ax = drawing.subplots()
     parts = [part for part in explained.parts if part.log or part.half]
@@ -101,7 +111,7 @@ def draw(explained: Answer, drawing: Drawing) -> None:
     canvas.finish([ax], f"Why {slow} is {times(explained.ratio)} as slow as {fast}")
 
 
-def draw_part(ax: Axes, place: int, part: Part, rate: float) -> list[float]:
+def draw_part(ax: Axes, place: int, part: GapPart, rate: float) -> list[float]:
     """A bar from the rate before a part to the rate after it; the rates that the axis must show."""
     after = rate / part.factor
     left = min(rate, after)
@@ -118,7 +128,7 @@ def draw_part(ax: Axes, place: int, part: Part, rate: float) -> list[float]:
     return rates
 
 
-def colour_of(part: Part) -> str:
+def colour_of(part: GapPart) -> str:
     """The colour of a part: what slows, what speeds up, and what is not explained."""
     if part.name == NOT_EXPLAINED:
         return canvas.GUIDE
@@ -127,7 +137,7 @@ def colour_of(part: Part) -> str:
     return canvas.COLOURS[2]
 
 
-def document(explained: Answer) -> dict[str, Any]:
+def document(explained: WhyAnswer) -> dict[str, Any]:
     """The answer as JSON."""
     conclusion = conclude(explained)
     sides = dict[str, Any]()
@@ -147,7 +157,7 @@ def document(explained: Answer) -> dict[str, Any]:
     }
 
 
-def part_document(part: Part) -> dict[str, Any]:
+def part_document(part: GapPart) -> dict[str, Any]:
     """A part as JSON."""
     low, high = part.range or (None, None)
     return {

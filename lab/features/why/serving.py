@@ -13,8 +13,8 @@ from lab.features.why.figure import Figure
 from lab.features.why.parts import (
     ARITHMETIC,
     FEWEST,
+    GapPart,
     Pair,
-    Part,
     equal,
     unknown,
 )
@@ -28,7 +28,7 @@ CACHE = "cache"
 MOST_CACHED = 0.99
 
 
-def of_server(pair: Pair) -> list[Part]:
+def of_server(pair: Pair) -> list[GapPart]:
     """The parts of a server against an engine; none for two engines or two servers."""
     served = [letter for letter, figure in pair.sides if figure.requests]
     if len(served) != 1:
@@ -44,7 +44,7 @@ def of_server(pair: Pair) -> list[Part]:
     ]
 
 
-def http(figure: Figure, letter: str, sign: int) -> Part:
+def http(figure: Figure, letter: str, sign: int) -> GapPart:
     """The client's time against the server's own, request by request."""
     name = HTTP
     times_of = of_decode
@@ -62,13 +62,15 @@ def http(figure: Figure, letter: str, sign: int) -> Part:
             at_server.append(server_s)
             logs.append(math.log(client_s / server_s))
     if len(logs) < FEWEST:
-        reason = f"only {plural(len(logs), 'request')} with times of {letter} itself (--budget)"
+        reason = (
+            f"only {plural(len(logs), 'request')} with times of {letter} itself (--budget)"
+        )
         return unknown(name, reason)
     client_s = statistics.median(at_client)
     server_s = statistics.median(at_server)
     reason = f"{seconds(client_s)} at the client, {seconds(server_s)} in {letter}"
     how = f"from {letter}'s own times, {len(logs)} requests"
-    return Part(name, sign * statistics.fmean(logs), mean_half_width(logs), how, reason)
+    return GapPart(name, sign * statistics.fmean(logs), mean_half_width(logs), how, reason)
 
 
 def of_prefill(request: Request) -> tuple[float, float] | None:
@@ -88,7 +90,7 @@ def of_decode(request: Request) -> tuple[float, float] | None:
     return tpot_ns / 1e9, timings.gen_ms / 1e3 / ((timings.n_gen or 0) - 1)
 
 
-def sampling(pair: Pair, figure: Figure) -> Part:
+def sampling(pair: Pair, figure: Figure) -> GapPart:
     """Equal if a side is the engine and all requests were greedy, as the lab's runs are."""
     is_greedy = all(record.request.asked.temperature == 0 for record in figure.requests)
     has_engine = bool(pair.fast.records or pair.slow.records)
@@ -97,7 +99,7 @@ def sampling(pair: Pair, figure: Figure) -> Part:
     return unknown(SAMPLING_OF_SERVER, "not given for both")
 
 
-def slots(figure: Figure, letter: str) -> Part:
+def slots(figure: Figure, letter: str) -> GapPart:
     """Equal if the server has one slot: more of them share its cache."""
     reported = figure.requests[0].endpoint.settings
     if reported is None or reported.n_slots is None:
@@ -107,7 +109,7 @@ def slots(figure: Figure, letter: str) -> Part:
     return unknown(SLOTS, f"{reported.n_slots} in {letter}; one request ran at a time")
 
 
-def cache(figure: Figure, letter: str, sign: int) -> Part:
+def cache(figure: Figure, letter: str, sign: int) -> GapPart:
     """The prompt tokens that the server did not process."""
     if not figure.is_prefill:
         return equal(CACHE)
@@ -122,4 +124,4 @@ def cache(figure: Figure, letter: str, sign: int) -> Part:
     n_cached = statistics.fmean(counts)
     log = math.log1p(-min(n_cached / figure.n_prompt, MOST_CACHED))
     reason = f"{n_cached:,.0f} of {figure.n_prompt:,} tokens in {letter}"
-    return Part(CACHE, sign * log, 0.0, ARITHMETIC, reason)
+    return GapPart(CACHE, sign * log, 0.0, ARITHMETIC, reason)

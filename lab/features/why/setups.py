@@ -15,8 +15,8 @@ from lab.features.why.parts import (
     MODEL,
     MORE_SETTINGS,
     QUANTIZATION,
+    GapPart,
     Pair,
-    Part,
     equal,
     unknown,
 )
@@ -36,7 +36,7 @@ MISSING = "missing"
 SAME_PARAMETERS = 0.005  # share by which rounded numbers of parameters may differ
 
 
-def of_model(pair: Pair, specs: tuple[str | None, str | None]) -> Part:
+def of_model(pair: Pair, specs: tuple[str | None, str | None]) -> GapPart:
     """The part of the model, or of its quantization alone.
 
     `specs`: what a trial may load of each.
@@ -51,7 +51,7 @@ def of_model(pair: Pair, specs: tuple[str | None, str | None]) -> Part:
     return unknown(MODEL, models_in_words(pair))
 
 
-def of_recorded_models(pair: Pair, specs: tuple[str | None, str | None]) -> Part:
+def of_recorded_models(pair: Pair, specs: tuple[str | None, str | None]) -> GapPart:
     """The part of two models of records; different ones can be measured if both specs are known."""
     fast = pair.fast.records[0].model
     slow = pair.slow.records[0].model
@@ -113,7 +113,7 @@ def quantization_of(figure: Figure) -> str | None:
     return plain_name(figure.quantization)
 
 
-def of_settings(pair: Pair) -> list[Part]:
+def of_settings(pair: Pair) -> list[GapPart]:
     """The parts of the groups of settings that differ, and one for settings of one side only."""
     fast = pair.fast.settings
     slow = pair.slow.settings
@@ -135,7 +135,7 @@ def of_settings(pair: Pair) -> list[Part]:
     if "flash attention" in changes and "cache type" in changes:  # one may need the other
         together = changes.pop("flash attention") | changes.pop("cache type")
         changes["flash attention and cache type"] = together
-    parts = list[Part]()
+    parts = list[GapPart]()
     for group, values in changes.items():
         parts.append(unknown(group, values_in_words(pair, list(values)), changes=values))
     if lacking:

@@ -25,7 +25,7 @@ from lab.core.record import Record
 from lab.core.stats import mean_half_width
 from lab.features.why.depth import GEN, prompt_length
 from lab.features.why.machines import ns_per_token
-from lab.features.why.parts import FEWEST, MEASURED, Pair, Part
+from lab.features.why.parts import FEWEST, MEASURED, GapPart, Pair
 from lab.process.worker import Worker
 from lab.runner import as_options, disturbances, session, trial
 from lab.runner.cases import Plan
@@ -62,11 +62,11 @@ def limited(watch: ShowStatus, budget_s: float) -> Iterator[ShowStatus]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PathTrial:
     """What a trial does: where the way begins, the changes on it, and how long it may take."""
 
     start: Mapping[str, Any]  # settings, and the model's SPEC
-    changes: Sequence[Part]
+    changes: Sequence[GapPart]
     is_prefill: bool
     budget_s: float
     folder: Path
@@ -82,7 +82,7 @@ class Trial:
 class Measured:
     """The measured parts by name, and the file of the trial's records."""
 
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, GapPart] = field(default_factory=dict)
     path: Path | None = None
 
 
@@ -96,7 +96,7 @@ def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
     return start
 
 
-def run(asked: Trial) -> Measured:
+def run(asked: PathTrial) -> Measured:
     """Measure the changes as far as the budget lasts."""
     began = time.monotonic()
     asked = replace(asked, changes=sorted(asked.changes[:MOST_CHANGES], key=cost_order))
@@ -125,21 +125,21 @@ def run(asked: Trial) -> Measured:
     return Measured(measured.parts | way_measured.parts, way_measured.path)
 
 
-def cost_order(part: Part) -> tuple[bool, bool]:
+def cost_order(part: GapPart) -> tuple[bool, bool]:
     """Settings first, then models, then depth."""
     return is_depth(part), "model" in part.changes
 
 
-def is_depth(part: Part) -> bool:
+def is_depth(part: GapPart) -> bool:
     return "prompt_len" in part.changes
 
 
-def not_measured(part: Part, reason: str) -> Part:
+def not_measured(part: GapPart, reason: str) -> GapPart:
     """The part, with the reason why it has no factor."""
     return replace(part, reason=f"{part.reason}; not measured: {reason}")
 
 
-def needed_seconds(asked: Trial, lengths: Sequence[int]) -> list[float]:
+def needed_seconds(asked: PathTrial, lengths: Sequence[int]) -> list[float]:
     """Seconds of a block with the first change, the first two, and so on; inf if no run fits."""
     short = replace(
         asked, start={**asked.start, "prompt_len": min(lengths)}, changes=asked.changes[:1]
@@ -173,7 +173,7 @@ def seconds_of_steps(record: Record) -> float:
     return (steps.end_ns[-1] - steps.start_ns[0]) / 1e9
 
 
-def measure_way(asked: Trial) -> Measured:
+def measure_way(asked: PathTrial) -> Measured:
     """Run blocks until all factors are sure or the budget is spent."""
     way, plans = plans_of(asked)
     path = session.new_results_file(next(iter(plans.values())), asked.folder)
@@ -198,12 +198,12 @@ def measure_way(asked: Trial) -> Measured:
     return Measured(parts, path if path.exists() else None)
 
 
-def are_sure(parts: Mapping[str, Part]) -> bool:
+def are_sure(parts: Mapping[str, GapPart]) -> bool:
     """Whether all factors are known well enough."""
     return all((part.half or 0.0) < SURE for part in parts.values())
 
 
-def plans_of(asked: Trial) -> tuple[Way, dict[str, Plan]]:
+def plans_of(asked: PathTrial) -> tuple[Way, dict[str, Plan]]:
     """The variants of the way there and back, and their plans by name."""
     n_changes = len(asked.changes)
     there = [range(n) for n in range(n_changes + 1)]  # the first n changes are made
@@ -225,10 +225,10 @@ def plans_of(asked: Trial) -> tuple[Way, dict[str, Plan]]:
 
 
 def factors(
-    changes: Sequence[Part], way: Way, blocks: Sequence[Block], records: Sequence[Record]
-) -> dict[str, Part]:
+    changes: Sequence[GapPart], way: Way, blocks: Sequence[Block], records: Sequence[Record]
+) -> dict[str, GapPart]:
     """The parts by name with their factors and 95 % ranges, from blocks of times per token."""
-    parts = dict[str, Part]()
+    parts = dict[str, GapPart]()
     n_disturbed = len(list(filter(disturbances.disturbances, records)))
     for number, part in enumerate(changes):
         if len(blocks) < FEWEST:
@@ -259,7 +259,7 @@ def log_ratios(blocks: Sequence[Block], way: Way, before: range, after: range) -
     return [math.log(block[name_after] / block[name_before]) for block in blocks]
 
 
-def reason_of(part: Part) -> str:
+def reason_of(part: GapPart) -> str:
     """What changed, whether its factor depends on the order, and how disturbed the trial was."""
     reasons = [part.reason]
     if part.depends_on_order and part.orders:

@@ -18,7 +18,7 @@ from lab.features.why.figure import (
     Figure,
 )
 from lab.features.why.readers.fields import (
-    Answer,
+    PastedAnswer,
     check_rate,
     count_if_given,
     matched,
@@ -73,19 +73,19 @@ def read(text: str) -> list[Figure]:
     return figures
 
 
-def ollama_answers(text: str) -> list[Answer]:
+def ollama_answers(text: str) -> list[PastedAnswer]:
     """The values of `ollama run --verbose`, by answer."""
-    collected = list[Answer]()
+    collected = list[PastedAnswer]()
     for line, match in matched(text, OLLAMA):
         label = match[1].lower()
         is_next = not collected or label in collected[-1].values or label == "total duration"
         if is_next:
-            collected.append(Answer(line))
+            collected.append(PastedAnswer(line))
         collected[-1].values[label] = match[2]
     return collected
 
 
-def of_ollama(answer: Answer) -> list[Figure]:
+def of_ollama(answer: PastedAnswer) -> list[Figure]:
     """Prefill and decode. It does not say whether a part of the prompt was cached."""
     values = answer.values
     n_prompt = answer.count("prompt eval count")
@@ -161,7 +161,9 @@ def of_kobold(part: tuple[int, str]) -> list[Figure]:
         depths = (max(0, depth - n_processed), depth)
     figures = phases(prefill_tps, decode_tps, MAYBE_FIRST, depths, **shared)
     if total_tps:
-        figures.append(Figure(tps=total_tps, phase=BOTH, counts=WHOLE, depth=depths[1], **shared))
+        figures.append(
+            Figure(tps=total_tps, phase=BOTH, counts=WHOLE, depth=depths[1], **shared)
+        )
     return figures
 
 
@@ -251,4 +253,6 @@ def read_bare(text: str) -> list[Figure]:
     match = BARE.fullmatch(bare)
     if not match:
         return []
-    return [Figure(source="a bare figure", tps=number(match[1]), phase=UNKNOWN, counts=UNKNOWN)]
+    return [
+        Figure(source="a bare figure", tps=number(match[1]), phase=UNKNOWN, counts=UNKNOWN)
+    ]

@@ -42,7 +42,7 @@ def share(part: int | None, total: int | None) -> float | None:
 
 
 @dataclass
-class Answer:
+class PastedAnswer:
     """The labelled values of an answer, as texts, and the line of the first one."""
 
     line: int
@@ -91,24 +91,26 @@ def matched(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match
         yield line, match
 
 
-def answers(text: str, labels: Sequence[str]) -> list[Answer]:
+def answers(text: str, labels: Sequence[str]) -> list[PastedAnswer]:
     """The values of JSON-like fields, by answer: `"label": 1.5`, `label: "text"`."""
     names = "|".join(sorted(labels, key=len, reverse=True))
     pattern = re.compile(
         rf'(?<![\w.])"?({names})"?\s{{0,9}}:\s{{0,9}}'
         r'(?:"([^"\n]{0,200})"|([-+]?\d[\d.,]{0,40}(?:[eE][-+]?\d{1,3})?|true|false))'
     )
-    collected = list[Answer]()
+    collected = list[PastedAnswer]()
     for line, match in matched(text, pattern):
         label = match[1]
         if not collected or label in collected[-1].values:
-            collected.append(Answer(line))
+            collected.append(PastedAnswer(line))
         value = match[3] if match[2] is None else match[2]
         collected[-1].values[label] = value.rstrip(".,")
     return collected
 
 
-def check_rate(rate: float | None, tokens: float, seconds: float, rounding_s: float = 0.0) -> None:
+def check_rate(
+    rate: float | None, tokens: float, seconds: float, rounding_s: float = 0.0
+) -> None:
     """ValueError if a printed rate contradicts its tokens and time."""
     if not (rate and tokens and seconds):
         return

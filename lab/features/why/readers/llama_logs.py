@@ -38,7 +38,9 @@ TIMING = re.compile(
     rf"(?: {{0,9}}\( {{0,9}}({NUMBER}|inf|nan) ms per token, {{0,9}}"
     rf"({NUMBER}|inf|nan) tokens per second)?"
 )
-RELEASE = re.compile(r"\bstop processing: n_(?:past|tokens) = (\d{1,12})(?!\d|, truncated = 1)")
+RELEASE = re.compile(
+    r"\bstop processing: n_(?:past|tokens) = (\d{1,12})(?!\d|, truncated = 1)"
+)
 ACCEPTANCE = re.compile(
     r"draft acceptance(?: rate)? {0,9}= {0,9}[\d.]{1,12} {0,9}"
     r"\( {0,9}(\d{1,12}) accepted / {0,9}(\d{1,12}) generated"
@@ -56,7 +58,9 @@ Slot = tuple[str, str] | None
 class LoggedRequest:
     """What a log says of a request."""
 
-    timings: dict[str, tuple[int, re.Match[str]]] = field(default_factory=dict)  # with their lines
+    timings: dict[str, tuple[int, re.Match[str]]] = field(
+        default_factory=dict
+    )  # with their lines
     n_context: int | None = None  # tokens in the slot when it was released
     acceptance: tuple[int, int] | None = None  # accepted and drafted tokens
 
@@ -235,5 +239,7 @@ def footers(text: str) -> list[Figure]:
     figures = list[Figure]()
     for line, match in matched(text, FOOTER):
         rates = number(match[1]), number(match[2])
-        figures += phases(*rates, MAYBE_FIRST, (None, None), source=CLI, n_streams=1, line=line)
+        figures += phases(
+            *rates, MAYBE_FIRST, (None, None), source=CLI, n_streams=1, line=line
+        )
     return figures

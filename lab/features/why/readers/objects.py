@@ -20,7 +20,7 @@ from lab.features.why.figure import (
 )
 from lab.features.why.readers import fields
 from lab.features.why.readers.fields import (
-    Answer,
+    PastedAnswer,
     counts_first_token,
     matched,
     phases,
@@ -83,9 +83,9 @@ def read(text: str) -> list[Figure]:
     return figures
 
 
-def last_of_streams(answers: Sequence[Answer]) -> list[Answer]:
+def last_of_streams(answers: Sequence[PastedAnswer]) -> list[PastedAnswer]:
     """The answers without the earlier timings of the same stream (`timings_per_token`)."""
-    last_ones = list[Answer]()
+    last_ones = list[PastedAnswer]()
     for answer in answers:
         if last_ones and is_continued(last_ones[-1], answer):
             last_ones.pop()
@@ -93,7 +93,7 @@ def last_of_streams(answers: Sequence[Answer]) -> list[Answer]:
     return last_ones
 
 
-def is_continued(earlier: Answer, later: Answer) -> bool:
+def is_continued(earlier: PastedAnswer, later: PastedAnswer) -> bool:
     """Whether two timings are of one answer, the second with more tokens."""
     same = [earlier.values.get(label) for label in ("prompt_n", "prompt_ms", "cache_n")]
     if same != [later.values.get(label) for label in ("prompt_n", "prompt_ms", "cache_n")]:
@@ -103,7 +103,7 @@ def is_continued(earlier: Answer, later: Answer) -> bool:
     return n_earlier is not None and n_later is not None and n_earlier < n_later
 
 
-def of_timings(answer: Answer) -> list[Figure]:
+def of_timings(answer: PastedAnswer) -> list[Figure]:
     """Prefill and decode by llama-server's timings."""
     n_prompt = answer.count("prompt_n")
     n_cached = cached_tokens(answer)
@@ -138,7 +138,7 @@ def of_timings(answer: Answer) -> list[Figure]:
     )
 
 
-def cached_tokens(answer: Answer) -> int | None:
+def cached_tokens(answer: PastedAnswer) -> int | None:
     """Tokens of the prompt that came from the cache; None if the text does not say it.
 
     Counts of another object in the same text (`usage`) are used only if they fit the answer.
@@ -150,19 +150,23 @@ def cached_tokens(answer: Answer) -> int | None:
         return n_cached
     for prompt, completion in USAGES:
         n_of_usage = answer.count(prompt)
-        if n_of_usage is not None and n_of_usage >= n_prompt and answer.count(completion) == n_gen:
+        if (
+            n_of_usage is not None
+            and n_of_usage >= n_prompt
+            and answer.count(completion) == n_gen
+        ):
             return n_of_usage - n_prompt
     return None
 
 
-def seconds_of(answer: Answer, label: str) -> float | None:
+def seconds_of(answer: PastedAnswer, label: str) -> float | None:
     """A time in milliseconds, in seconds."""
     milliseconds = answer.number(label)
     return milliseconds / 1e3 if milliseconds else None
 
 
 def rate_of_timings(
-    answer: Answer, n_gen: int | None, decode_s: float | None
+    answer: PastedAnswer, n_gen: int | None, decode_s: float | None
 ) -> tuple[float | None, str]:
     """Tokens per second of decode, and what they count; None if neither rate nor time is there."""
     printed = answer.values.get("predicted_per_second")
@@ -188,7 +192,7 @@ def rate_and_count(printed: str, n_gen: int, decode_s: float) -> tuple[float, st
     return (n_gen - 1) / decode_s, STEPS
 
 
-def of_ollama(answer: Answer) -> list[Figure]:
+def of_ollama(answer: PastedAnswer) -> list[Figure]:
     """Prefill and decode by Ollama's API, whose times are nanoseconds.
 
     It does not say whether a part of the prompt was cached, so the depth is unknown.
@@ -212,7 +216,7 @@ def of_ollama(answer: Answer) -> list[Figure]:
     )
 
 
-def of_lm_studio(answer: Answer) -> list[Figure]:
+def of_lm_studio(answer: PastedAnswer) -> list[Figure]:
     """Decode by LM Studio's API. Its time to the first token may be of a cached prompt."""
     return phases(
         None,

@@ -46,7 +46,14 @@ COLUMNS = (
 MANY_LAYERS = 99  # llama-bench's default for all layers, before it was -1
 NUMBERS = {"n_batch": "batch", "n_ubatch": "ubatch"}
 TYPES = {"type_k": "cache_type_k", "type_v": "cache_type_v"}
-FLASH_ATTN_WORDS = {"true": "on", "1": "on", "on": "on", "false": "off", "0": "off", "off": "off"}
+FLASH_ATTN_WORDS = {
+    "true": "on",
+    "1": "on",
+    "on": "on",
+    "false": "off",
+    "0": "off",
+    "off": "off",
+}
 MARKDOWN_SIGN = re.compile(r"\|\s{0,20}test\s{0,20}\|[^\n]{0,200}t/s", re.I)
 BATCHED_SIGN = re.compile(r"\|\s{0,20}S_TG t/s")
 ROUNDS_S = 0.0006  # of the times in tables of llama-batched-bench
@@ -123,7 +130,9 @@ def of_columns(columns: Mapping[str, str | None], line: int) -> list[Figure]:
     deviation = columns.get("stddev_ts")
     tps = number(columns["avg_ts"] or "")
     spread = number_if_given(deviation)
-    return [bench_figure(columns, (sizes[0], sizes[1], count_if_given(n_depth)), tps, spread, line)]
+    return [
+        bench_figure(columns, (sizes[0], sizes[1], count_if_given(n_depth)), tps, spread, line)
+    ]
 
 
 def of_test(
