@@ -15,7 +15,7 @@ from lab.core.record import Record, Settings
 from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.why import asking, machines, measured_now, pairing, permission
+from lab.features.why import asking, machines, measured_now, pairing, permission, setups
 from lab.features.why.answer import Question, WhyAnswer, answer
 from lab.features.why.asking import why
 from lab.features.why.command import each_once
@@ -32,7 +32,7 @@ from lab.features.why.parts import (
     Pair,
 )
 from lab.features.why.readers import text as reader
-from lab.features.why.section import factor_cell
+from lab.features.why.section import factor_cell, orders_cell
 from lab.process.wire import Outcome
 from lab.runner import builds, disturbances
 from lab.runner.progress import Status
@@ -271,8 +271,31 @@ def test_a_model_is_the_same_by_its_file_or_its_parameters(tmp_path: Path) -> No
     assert part(answer(same, bench), "model").how.startswith(
         "equal by quantization and number"
     )
-    named = dataclasses.replace(bench, model="Tiny", quantization="Q4_0")
+    named = dataclasses.replace(bench, model="Tiny", quantization="Q4_0", n_params=None)
     assert part(answer(recorded, named), "model").how == "equal by name"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ("llama-3.2-1b", "Llama-3.2-1B-Instruct-Q4_K_M.gguf", True),
+        ("qwen2.5-7b", "qwen2.5-7b", True),
+        ("granite", "granite-3.0-2b-instruct", False),
+        ("llama 7B", "CodeLlama 7B", False),
+        ("llama-1b", "tinyllama-1.1b", False),
+        ("mistral 7B", "mixtral 8x7B", False),
+        ("qwen2.5-7b", "qwen2.5-72b", False),
+    ],
+)
+def test_a_name_within_another_is_the_same_model_if_it_says_the_size(
+    first: str, second: str, is_same: bool
+) -> None:
+    plain = Figure(source="a text", tps=1, phase=DECODE, counts=STEPS)
+    fast = dataclasses.replace(plain, model=first)
+    slow = dataclasses.replace(plain, model=second)
+    assert bool(setups.sameness(fast, slow)) == is_same
+    different = dataclasses.replace(slow, n_params=8_000_000_000)
+    assert not setups.sameness(dataclasses.replace(fast, n_params=1_000_000_000), different)
 
 
 def test_settings_of_llama_bench_need_no_measurement_where_they_are_equal(
@@ -399,6 +422,8 @@ def test_both_orders_are_shown_if_they_differ() -> None:
     apart = GapPart("threads", 0.5, 0.01, "measured here", orders=(0.4, 0.6))
     assert not same.depends_on_order
     assert apart.depends_on_order
+    assert orders_cell(same) == ""
+    assert orders_cell(apart) == "1.49x or 1.82x"
 
 
 def test_what_does_not_fit_into_the_budget_is_not_begun(

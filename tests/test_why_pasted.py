@@ -1,5 +1,6 @@
 """Figures in texts of other programs: every sample exact, and mutilated ones refused or right."""
 
+import dataclasses
 import random
 import re
 import time
@@ -11,9 +12,10 @@ from lab.errors import LabError
 from lab.features.why.figure import DECODE, PREFILL, STEPS, Figure
 from lab.features.why.pairing import figures_of, nearest
 from lab.features.why.readers import text as reader
+from tests.pasted_by_hand import BY_HAND
 from tests.pasted_samples import SAMPLES, SERVER_LOG, Sample, Truth
 
-BY_NAME = {sample.name: sample for sample in SAMPLES}
+BY_NAME = {sample.name: sample for sample in (*SAMPLES, *BY_HAND)}
 CORRUPTIBLE = {
     "ollama": "16.34",
     "server, old": "6.87 ",
@@ -52,6 +54,46 @@ def test_a_sample_has_its_figures_and_their_meaning(sample: Sample) -> None:
         assert without_rate == [
             (truth.phase, truth.counts, truth.depth, truth.n_streams) for truth in expected
         ]
+
+
+@pytest.mark.parametrize("sample", BY_HAND, ids=lambda sample: sample.name)
+def test_what_a_paste_does_not_say_is_unknown(sample: Sample) -> None:
+    if not sample.truths:
+        with pytest.raises(LabError):
+            reader.parse(sample.text)
+        return
+    read = sorted(map(as_truth, reader.parse(sample.text)), key=lambda truth: truth.tps)
+    expected = sorted(sample.truths, key=lambda truth: truth.tps)
+    assert len(read) == len(expected)
+    for figure, truth in zip(read, expected, strict=True):
+        assert figure.tps == pytest.approx(truth.tps, rel=1e-4)
+        assert figure == dataclasses.replace(truth, tps=figure.tps)
+
+
+def test_what_belongs_to_one_answer_is_not_of_the_next() -> None:
+    decode = [
+        figure
+        for figure in figures("a log that begins within an answer")
+        if figure.phase == DECODE
+    ]
+    assert [figure.n_prompt for figure in decode] == [None, 100]
+    ollama = [
+        figure
+        for figure in figures("ollama, two answers, the first one cut off")
+        if figure.phase == DECODE
+    ]
+    assert [figure.n_prompt for figure in ollama] == [None, 32]
+    assert [figure.n_gen for figure in ollama] == [None, 48]
+
+
+def test_drafted_tokens_of_lm_studio_are_speculative() -> None:
+    text = (
+        "28.92 tok/sec \u2022 877 tokens \u2022 0.06s to first token \u2022 "
+        "Accepted 45/60 draft tokens (75.0%)"
+    )
+    (figure,) = reader.parse(text)
+    assert figure.is_speculative
+    assert figure.accepted == 0.75
 
 
 def test_tokens_and_steps_of_a_sample() -> None:

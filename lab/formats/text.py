@@ -34,6 +34,8 @@ REPLACED = (
     ("`", ""),
     ("\u00c2\u00b1", "\u00b1"),
     ("+/-", "\u00b1"),
+    ("&plusmn;", "\u00b1"),
+    ("&nbsp;", " "),
 )
 """What copying does to a text, and what it was."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ def section(explained: WhyAnswer) -> Section:
         ("part", lambda part: part.name),
         ("factor", factor_cell),
         ("range", range_cell),
+        ("by order", orders_cell),
         ("how known", lambda part: part.how),
     )
     notes = [f"{part.name}: {part.reason}" for part in explained.parts if part.reason]
@@ -63,7 +65,7 @@ def section(explained: WhyAnswer) -> Section:
         name="why",
         question="Why do these two figures differ?",
         words=lines,
-        **tabled(columns, explained.parts, keep_all=True),
+        **tabled(columns, explained.parts),
         notes=[*notes, ABOUT],
         sentences=sentences,
         pictures=[Picture("why", caption, partial(draw, explained), WIDE)],
@@ -87,6 +89,14 @@ def range_cell(part: GapPart) -> str:
         return ""
     low, high = part.range
     return f"{low:.3g}-{high:.3g}"
+
+
+def orders_cell(part: GapPart) -> str:
+    """The factor on the way there and on the way back, if they differ; else ""."""
+    if not part.orders or not part.depends_on_order:
+        return ""
+    there, back = map(times, map(math.exp, part.orders))
+    return f"{there} or {back}"
 
 
 def draw(explained: WhyAnswer, drawing: Drawing) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from lab.core import memory
@@ -33,6 +34,9 @@ GROUPS = {
 OTHER_SETTINGS = "other settings"
 NOT_COMPARED = ("prompt", "seed", "lib")
 MISSING = "missing"
+SIZE = r"(?:\d{1,3}x)?\d{1,4}(?:\.\d{1,3})?[bm]"
+"""The word of a model's name that says how many parameters it has, such as 1.5b or 8x7b."""
+
 SAME_PARAMETERS = 0.005  # share by which rounded numbers of parameters may differ
 
 
@@ -81,24 +85,42 @@ def sameness(fast: Figure, slow: Figure) -> str:
     quantizations = {quantization_of(fast), quantization_of(slow)} - {None}
     if len(quantizations) > 1:
         return ""
+    has_parameters = bool(fast.n_params and slow.n_params)
+    if has_parameters:
+        ratio = (fast.n_params or 1) / (slow.n_params or 1)
+        if abs(ratio - 1) > SAME_PARAMETERS:
+            return ""
     for first in names_of(fast):
         for second in names_of(slow):
-            shorter, longer = sorted((first, second), key=len)
-            if len(shorter) > 3 and shorter in longer:
+            if is_part_of(first, second) or is_part_of(second, first):
                 return "name"
-    if not (fast.n_params and slow.n_params and len(quantizations) == 1):
-        return ""
-    if abs(fast.n_params / slow.n_params - 1) <= SAME_PARAMETERS:
+    if has_parameters and len(quantizations) == 1:
         return "quantization and number of parameters"
     return ""
 
 
-def names_of(figure: Figure) -> list[str]:
-    """The plain names of a figure's model: as the text gives it, and of its file."""
+def names_of(figure: Figure) -> list[list[str]]:
+    """The names of a figure's model in words: as the text gives it, and of its file."""
     names = [figure.model_label]
     if figure.records:
         names.append(figure.records[0].model.file)
-    return [plain_name(name) for name in names if name]
+    return [words_of_name(name) for name in names if name]
+
+
+def words_of_name(name: str) -> list[str]:
+    """The words of a name in small letters, without the ending of a file: 1.5b is one word."""
+    return re.findall(r"[a-z0-9]+(?:\.[0-9][a-z0-9]*)*", name.lower().removesuffix(".gguf"))
+
+
+def is_part_of(shorter: Sequence[str], longer: Sequence[str]) -> bool:
+    """Whether a name stands within another, word by word. A part must say the model's size."""
+    if shorter == longer:
+        return True
+    if not any(re.fullmatch(SIZE, word) for word in shorter):
+        return False
+    n_words = len(shorter)
+    places = range(len(longer) - n_words + 1)
+    return any(longer[place : place + n_words] == shorter for place in places)
 
 
 def plain_name(name: str) -> str:

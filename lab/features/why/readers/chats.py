@@ -24,6 +24,7 @@ from lab.features.why.readers.fields import (
     matched,
     phases,
     plain_rate,
+    share,
 )
 from lab.formats.numbers import GO_DURATION, NUMBER, count, go_seconds, number
 
@@ -48,10 +49,16 @@ WEBUI = re.compile(
 VLLM = re.compile(
     rf"Avg prompt throughput: {NUMBER} tokens/s, Avg generation throughput: ({NUMBER}) tokens/s"
 )
-MLX = re.compile(rf"\b(Prompt|Generation): (\d{{1,12}}) tokens, ({NUMBER}) tokens-per-sec\b")
+MLX = re.compile(
+    r"(\[batch_generate\] )?"
+    rf"\b(Prompt|Generation): (\d[\d,]{{0,12}}) tokens, ({NUMBER}) tokens-per-sec\b"
+)
 LM_STUDIO = re.compile(
     rf"(?<![\d.,])({NUMBER}) ?tok/sec\s{{0,9}}\u2022?\s{{0,9}}(\d[\d,]{{0,12}}) tokens?\b"
 )
+LM_STUDIO_LINE = 120  # letters after the tokens
+LM_STUDIO_DRAFT = re.compile(r"Accepted (\d{1,9})/(\d{1,9}) draft tokens")
+ABOUT = re.compile(r"(?:~|\u2248|ca\.?|circa|about|around|approx\.?|etwa)\s{0,3}", re.I)
 BARE = re.compile(
     r"(?<![\d.,])(\d[\d.,]{0,19})(?:\s{0,3}(?:tokens?|tok|t)\s{0,3}(?:/|per|p)\s{0,3}"
     r"s(?:ec(?:onds?)?)?\.?|\s{0,3}tps)(?!\w)",
@@ -78,11 +85,17 @@ def ollama_answers(text: str) -> list[PastedAnswer]:
     collected = list[PastedAnswer]()
     for line, match in matched(text, OLLAMA):
         label = match[1].lower()
-        is_next = not collected or label in collected[-1].values or label == "total duration"
-        if is_next:
+        if not collected or is_of_next_answer(label, collected[-1]):
             collected.append(PastedAnswer(line))
         collected[-1].values[label] = match[2]
     return collected
+
+
+def is_of_next_answer(label: str, answer: PastedAnswer) -> bool:
+    """Whether a label is no longer of this answer: it has it, or is at its end already."""
+    is_at_end = any(earlier.startswith("eval") for earlier in answer.values)
+    begins_again = is_at_end and not label.startswith("eval")
+    return begins_again or label in answer.values or label == "total duration"
 
 
 def of_ollama(answer: PastedAnswer) -> list[Figure]:
@@ -211,14 +224,23 @@ def of_vllm(text: str) -> list[Figure]:
 
 
 def of_mlx(text: str) -> list[Figure]:
-    """mlx_lm.generate: its rate of decode counts the first token, but not its time."""
+    """mlx_lm.generate: its rate of decode counts the first token, but not its time.
+
+    Rates of a batch sum up all its answers, whose number is not printed beside them.
+    """
     figures = list[Figure]()
     n_prompt: int | None = None
     for line, match in matched(text, MLX):
-        n_tokens = count(match[2])
-        tps = number(match[3])
+        n_tokens = count(match[3])
+        tps = number(match[4])
+        if match[1]:
+            rates = (tps, None) if match[2] == "Prompt" else (None, tps)
+            figures += phases(
+                *rates, MAYBE_FIRST, (None, None), source="mlx_lm, a batch", line=line
+            )
+            continue
         shared: dict[str, Any] = {"source": "mlx_lm", "n_streams": 1, "line": line}
-        if match[1] == "Prompt":
+        if match[2] == "Prompt":
             n_prompt = n_tokens
             shared["n_prompt"] = n_prompt
             figures += phases(tps, None, FIRST_FREE, (0, None), **shared)
@@ -233,6 +255,10 @@ def of_lm_studio(text: str) -> list[Figure]:
     """The line below an answer in LM Studio; its context is unknown."""
     figures = list[Figure]()
     for line, match in matched(text, LM_STUDIO):
+        shown = text[match.start() : match.end() + LM_STUDIO_LINE]
+        if "\u2022" not in shown and "to first token" not in shown:
+            continue
+        draft = LM_STUDIO_DRAFT.search(shown)
         figures.append(
             Figure(
                 source="LM Studio",
@@ -240,6 +266,8 @@ def of_lm_studio(text: str) -> list[Figure]:
                 phase=DECODE,
                 counts=MAYBE_FIRST,
                 n_gen=count(match[2]),
+                is_speculative=True if draft else None,
+                accepted=share(count(draft[1]), count(draft[2])) if draft else None,
                 line=line,
                 is_of_server=True,
             )
@@ -249,7 +277,10 @@ def of_lm_studio(text: str) -> list[Figure]:
 
 def read_bare(text: str) -> list[Figure]:
     """A text that is nothing but a figure, such as `~ 35 tokens/s`."""
-    bare = text.strip().removeprefix("~").strip()
+    bare = text.strip()
+    about = ABOUT.match(bare)
+    if about:
+        bare = bare[about.end() :]
     match = BARE.fullmatch(bare)
     if not match:
         return []

@@ -1,7 +1,7 @@
 """Labelled values in a text: collected in one pass, and put together by answer.
 
-An answer ends where one of its labels comes again. Every pattern has bounds, so that reading takes
-time in proportion to the text.
+An answer ends where one of its labels comes again, and where a new object opens beside it. Every
+pattern has bounds, so that reading takes time in proportion to the text.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ AGREE = 0.02
 """Share by which a printed rate may differ from its tokens and time, besides rounding."""
 
 ROUNDING = 0.006  # of a printed rate
+VALUE = (
+    r'(?:"([^"\n]{0,200})"|\'([^\'\n]{0,200})\''
+    r"|([-+]?\d[\d.,]{0,40}(?:[eE][-+]?\d{1,3})?|[tT]rue|[fF]alse))"
+)
+NAME_OF_OBJECT = re.compile(r"[\"']\s{0,9}:\s{0,9}$")
+LONGEST_NAME_END = 20  # letters that NAME_OF_OBJECT may look back
 
 
 def number_if_given(text: str | None) -> float | None:
@@ -91,21 +97,44 @@ def matched(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, re.Match
         yield line, match
 
 
-def answers(text: str, labels: Sequence[str]) -> list[PastedAnswer]:
-    """The values of JSON-like fields, by answer: `"label": 1.5`, `label: "text"`."""
+def answers(text: str, labels: Sequence[str], first: str = "") -> list[PastedAnswer]:
+    """The values of JSON-like fields, by answer: `"label": 1.5`, `label: "text"`, `label=1.5`.
+
+    `first`: a label that only begins an answer.
+    """
     names = "|".join(sorted(labels, key=len, reverse=True))
-    pattern = re.compile(
-        rf'(?<![\w.])"?({names})"?\s{{0,9}}:\s{{0,9}}'
-        r'(?:"([^"\n]{0,200})"|([-+]?\d[\d.,]{0,40}(?:[eE][-+]?\d{1,3})?|true|false))'
-    )
+    pattern = re.compile(rf"(?<![\w.])[\"']?({names})[\"']?\s{{0,9}}[:=]\s{{0,9}}{VALUE}")
+    begins = beginnings(text)
     collected = list[PastedAnswer]()
     for line, match in matched(text, pattern):
         label = match[1]
-        if not collected or label in collected[-1].values:
+        is_new = not collected or label == first or label in collected[-1].values
+        while begins and begins[-1] < match.start():
+            begins.pop()
+            is_new = True
+        if is_new:
             collected.append(PastedAnswer(line))
-        value = match[3] if match[2] is None else match[2]
+        value = match[2] or match[3] or match[4] or ""
         collected[-1].values[label] = value.rstrip(".,")
     return collected
+
+
+def beginnings(text: str) -> list[int]:
+    """Where objects without a name open that are in no other object, from the last to the first.
+
+    A fragment may lack its outer brackets: `"usage": {...}, "stats": {...}` is one object.
+    """
+    places = list[int]()
+    n_open = 0
+    for match in re.finditer("[{}]", text):
+        if match[0] == "}":
+            n_open = max(0, n_open - 1)
+            continue
+        before = text[max(0, match.start() - LONGEST_NAME_END) : match.start()]
+        if n_open == 0 and not NAME_OF_OBJECT.search(before):
+            places.append(match.start())
+        n_open += 1
+    return places[::-1]
 
 
 def check_rate(

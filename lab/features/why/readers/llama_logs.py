@@ -41,6 +41,16 @@ TIMING = re.compile(
 RELEASE = re.compile(
     r"\bstop processing: n_(?:past|tokens) = (\d{1,12})(?!\d|, truncated = 1)"
 )
+NEW_PROMPT = re.compile(
+    r"\bnew prompt, [^\n]{0,90}\b(?:task\.n_tokens|n_prompt_tokens) = (\d{1,12})"
+)
+SHIFTED = re.compile(r"\btruncated = 1\b|\binput truncated\b|\bcontext shift\b")
+PREFIX_HIT = re.compile(r"\bLlama\.generate: (\d{1,12}) prefix-match hit")
+SEVERAL_EVALUATIONS = re.compile(
+    r"interactive mode|\bperplexity\b|session file|prompt cache|available commands", re.I
+)
+"""Words of programs whose timings sum up several prompts, or leave a part of one out."""
+
 ACCEPTANCE = re.compile(
     r"draft acceptance(?: rate)? {0,9}= {0,9}[\d.]{1,12} {0,9}"
     r"\( {0,9}(\d{1,12}) accepted / {0,9}(\d{1,12}) generated"
@@ -50,7 +60,13 @@ FOOTER = re.compile(
 )
 SERVER = "llama-server log"
 CLI = "llama-cli"
-IK = "ik_llama.cpp log"
+LIBRARY = "llama-cpp-python"
+SEVERAL = "llama.cpp, several evaluations"
+IK = "ik_llama.cpp or old llama-server log"
+PROMPT_EVAL = "prompt eval"
+COUNTING_STEPS = (CLI, LIBRARY, SEVERAL)
+"""Programs whose `runs` are decode steps: the first token comes out of the prompt."""
+
 Slot = tuple[str, str] | None
 
 
@@ -62,14 +78,18 @@ class LoggedRequest:
         default_factory=dict
     )  # with their lines
     n_context: int | None = None  # tokens in the slot when it was released
+    n_whole_prompt: int | None = None  # with its cached part
+    n_cached: int | None = None  # of llama-cpp-python
+    is_shifted: bool = False  # a part of the context was dropped
     acceptance: tuple[int, int] | None = None  # accepted and drafted tokens
 
 
 def read(text: str) -> list[Figure]:
     """The figures of a log, of each request prefill and decode. ValueError for contradictions."""
+    has_several = SEVERAL_EVALUATIONS.search(text) is not None
     figures = list[Figure]()
     for request in requests_of(text):
-        figures += figures_of(request)
+        figures += figures_of(request, has_several)
     return figures + footers(text)
 
 
@@ -87,20 +107,38 @@ def requests_of(text: str) -> list[LoggedRequest]:
             slot = (match[1], match[2])
         for timing in TIMING.finditer(line):
             request = of_slot.get(slot)
-            if request is None or timing[1] in request.timings:
+            if request is None or is_of_next_request(timing[1], request):
                 request = LoggedRequest()
                 of_slot[slot] = request
             if not request.timings:
                 requests.append(request)
             request.timings[timing[1]] = (number_of_line, timing)
-        release = RELEASE.search(line[:1000])
-        if release and match:
-            request = of_slot.setdefault(slot, LoggedRequest())
-            request.n_context = int(release[1])
+        hit = PREFIX_HIT.search(line[:400])
+        if hit:
+            of_slot[slot] = LoggedRequest(n_cached=int(hit[1]))
+        if match:
+            look_at_context(line[:1000], of_slot.setdefault(slot, LoggedRequest()))
         acceptance = ACCEPTANCE.search(line[:1000])
         if acceptance and slot in of_slot:
             of_slot[slot].acceptance = (int(acceptance[1]), int(acceptance[2]))
     return requests
+
+
+def is_of_next_request(label: str, request: LoggedRequest) -> bool:
+    """Whether a timing is no longer of this request: the prompt's timing comes first."""
+    return label in request.timings or (label == PROMPT_EVAL and bool(request.timings))
+
+
+def look_at_context(line: str, request: LoggedRequest) -> None:
+    """Note what a line of a slot says of its context."""
+    release = RELEASE.search(line)
+    if release:
+        request.n_context = int(release[1])
+    new_prompt = NEW_PROMPT.search(line)
+    if new_prompt:
+        request.n_whole_prompt = int(new_prompt[1])
+    if SHIFTED.search(line):
+        request.is_shifted = True
 
 
 def source_of(request: LoggedRequest) -> str:
@@ -109,33 +147,37 @@ def source_of(request: LoggedRequest) -> str:
         return IK
     timing = request.timings.get("eval")
     if timing and timing[1][4].startswith("run"):
-        return CLI
+        return CLI if request.n_cached is None else LIBRARY
     return SERVER
 
 
-def figures_of(request: LoggedRequest) -> list[Figure]:
-    """Prefill and decode of a request, as far as their times and tokens are there."""
+def figures_of(request: LoggedRequest, has_several: bool) -> list[Figure]:
+    """Prefill and decode of a request, as far as their times and tokens are there.
+
+    `has_several`: the timings sum up several prompts, if they are not a server's.
+    """
     source = source_of(request)
-    is_cli = source == CLI
-    n_prompt, prefill_s = size_and_time(request.timings.get("prompt eval"))
+    n_prompt, prefill_s = size_and_time(request.timings.get(PROMPT_EVAL))
     prefill_tps = None
     if n_prompt and prefill_s:
-        check_rates(request.timings["prompt eval"][1], n_prompt, prefill_s)
+        check_rates(request.timings[PROMPT_EVAL][1], n_prompt, prefill_s)
         prefill_tps = n_prompt / prefill_s
     shared: dict[str, Any] = {"source": source, "n_prompt": n_prompt, "prefill_s": prefill_s}
-    n_context = context_before_answer(request)
-    n_cached = None
-    if is_cli:
-        n_context = n_prompt
-        n_cached = 0
-        shared["n_streams"] = 1
-    else:
+    n_context = None
+    if source not in COUNTING_STEPS:
+        n_context = context_before_answer(request)
         shared["is_of_server"] = True
-        if n_context is not None and n_prompt is not None:
-            n_cached = n_context - n_prompt
+    elif has_several:
+        shared["source"] = SEVERAL
+    elif n_prompt is not None:
+        n_context = (request.n_cached or 0) + n_prompt
+        shared["n_streams"] = 1
+    n_cached = None
+    if n_context is not None and n_prompt is not None:
+        n_cached = n_context - n_prompt
     figures = list[Figure]()
     if prefill_tps:
-        line = request.timings["prompt eval"][0]
+        line = request.timings[PROMPT_EVAL][0]
         figures += phases(prefill_tps, None, PROMPT, (n_cached, None), line=line, **shared)
     decode = request.timings.get("generation eval") or request.timings.get("eval")
     n_counted, decode_s = size_and_time(decode)
@@ -156,7 +198,7 @@ def decode_of(
     line, timing = decode
     counts = what_is_counted(shared["source"], timing, n_counted, decode_s)
     n_gen = n_counted
-    if shared["source"] == CLI:
+    if shared["source"] in COUNTING_STEPS:
         n_gen = n_counted + 1
     n_rated = n_gen
     if counts == STEPS:
@@ -184,13 +226,16 @@ def context_before_answer(request: LoggedRequest) -> int | None:
 
     The newest token is not in the context yet when a slot is released.
     """
-    timing = request.timings.get("generation eval") or request.timings.get("eval")
-    if request.n_context is None or timing is None:
+    if request.is_shifted:
         return None
-    n_gen = count(timing[1][3])
-    before = request.n_context - max(0, n_gen - 1)
-    n_prompt, _ = size_and_time(request.timings.get("prompt eval"))
-    return before if before >= (n_prompt or 1) else None
+    n_prompt, _ = size_and_time(request.timings.get(PROMPT_EVAL))
+    before = request.n_whole_prompt
+    timing = request.timings.get("generation eval") or request.timings.get("eval")
+    if request.n_context is not None and timing is not None:
+        before = request.n_context - max(0, count(timing[1][3]) - 1)
+    if before is None or before < (n_prompt or 1):
+        return None
+    return before
 
 
 def what_is_counted(source: str, timing: re.Match[str], n: int, seconds: float) -> str:
@@ -198,7 +243,7 @@ def what_is_counted(source: str, timing: re.Match[str], n: int, seconds: float) 
 
     ValueError if they contradict each other.
     """
-    if source == CLI:
+    if source in COUNTING_STEPS:
         check_rates(timing, n, seconds)
         return STEPS
     if not is_number(timing[6]):

@@ -16,6 +16,7 @@ from lab.features.why.figure import (
     PROMPT,
     SEVERAL_LENGTHS,
     STEPS,
+    UNKNOWN,
     Figure,
 )
 from lab.features.why.readers import fields
@@ -55,7 +56,7 @@ OLLAMA = (
 USAGES = (("prompt_tokens", "completion_tokens"), ("tokens_evaluated", "tokens_predicted"))
 """Counts of the prompt with its cached part and of the answer, which stand beside the timings."""
 
-LM_STUDIO = ("prompt_tokens", "completion_tokens", "tokens_per_second", "arch", "quant")
+LM_STUDIO = ("prompt_tokens", "completion_tokens", "tokens_per_second", "model", "quant")
 LOCALSCORE = {"gen_tps": DECODE, "prompt_tps": PREFILL}
 LOCALSCORE_AVERAGES = {"avg_gen_tps": DECODE, "avg_prompt_tps": PREFILL}
 MLX_HEADER = re.compile(
@@ -68,18 +69,23 @@ def read(text: str) -> list[Figure]:
     """The figures of all known fields. ValueError for contradictions and ambiguous numbers."""
     figures = list[Figure]()
     if re.search(r"\bpredicted_(?:n|ms|per_second)\b|\bprompt_(?:ms|per_second)\b", text):
-        for answer in last_of_streams(fields.answers(text, TIMINGS)):
+        for answer in last_of_streams(fields.answers(text, TIMINGS, first="cache_n")):
             figures += of_timings(answer)
     if re.search(r'(?<!prompt_)\beval_count"?\s{0,9}[:=]', text):
         for answer in fields.answers(text, OLLAMA):
             figures += of_ollama(answer)
     if re.search(r"\btokens_per_second\b", text):
-        for answer in fields.answers(text, LM_STUDIO):
-            figures += of_lm_studio(answer)
+        if "time_to_first_token" in text:
+            for answer in fields.answers(text, LM_STUDIO):
+                figures += of_lm_studio(answer)
+        else:
+            figures += of_no_known_program(text, "tokens_per_second")
     if re.search(r"\bgeneration_tps\b", text):
         figures += of_mlx(text)
-    if re.search(r"\b(?:avg_)?gen_tps\b", text):
+    if re.search(r"\b(?:avg_gen_tps|ttft_ms)\b", text):
         figures += of_localscore(text)
+    else:
+        figures += of_no_known_program(text, "gen_tps")
     return figures
 
 
@@ -225,7 +231,7 @@ def of_lm_studio(answer: PastedAnswer) -> list[Figure]:
         (None, answer.count("prompt_tokens")),
         source="LM Studio",
         n_gen=answer.count("completion_tokens"),
-        model=answer.values.get("arch"),
+        model=answer.values.get("model"),
         quantization=answer.values.get("quant"),
         line=answer.line,
         is_of_server=True,
@@ -253,6 +259,24 @@ def of_mlx(text: str) -> list[Figure]:
             n_streams=n_streams,
             line=line,
         )
+    return figures
+
+
+def of_no_known_program(text: str, label: str) -> list[Figure]:
+    """Rates under a label that many programs use: what they count is unknown."""
+    figures = list[Figure]()
+    for answer in fields.answers(text, [label]):
+        tps = answer.number(label)
+        if tps:
+            figures.append(
+                Figure(
+                    source=f"{label} of an unknown program",
+                    tps=tps,
+                    phase=UNKNOWN,
+                    counts=UNKNOWN,
+                    line=answer.line,
+                )
+            )
     return figures
 
 

@@ -249,6 +249,7 @@ def of_batch(cells: Mapping[str, str], line: int) -> list[Figure]:
     n_gen = count(cells["TG"])
     n_kv = count(cells["N_KV"])
     n_streams = 1
+    n_prompts = 1
     depth = n_kv
     depth_of_decode = n_kv
     source = "llama-sweep-bench"
@@ -258,27 +259,33 @@ def of_batch(cells: Mapping[str, str], line: int) -> list[Figure]:
         depth = 0
         depth_of_decode = n_prompt
         source = "llama-batched-bench"
-        is_shared = n_kv == n_prompt + n_streams * n_gen
-        if not is_shared:
-            n_prefilled = n_prompt * n_streams
+        n_prompts = n_streams
+        if n_kv == n_prompt + n_streams * n_gen:  # one prompt for all
+            n_prompts = 1
+        n_prefilled = n_prompt * n_prompts
     prefill_s = number(cells["T_PP s"])
     decode_s = number(cells["T_TG s"])
     prefill_tps = number(cells["S_PP t/s"])
     decode_tps = number(cells["S_TG t/s"])
     check_rate(prefill_tps, n_prefilled, prefill_s, ROUNDS_S)
     check_rate(decode_tps, n_gen * n_streams, decode_s, ROUNDS_S)
-    return phases(
-        prefill_tps if n_prompt else None,
-        decode_tps if n_gen else None,
-        STEPS,
-        (depth, depth_of_decode),
-        source=source,
-        n_prompt=n_prompt,
-        n_gen=n_gen,
-        n_streams=n_streams,
-        n_steps=n_gen or None,
-        prefill_s=prefill_s or None,
-        decode_s=decode_s or None,
-        is_speculative=False,
-        line=line,
-    )
+    shared: dict[str, Any] = {
+        "source": source,
+        "n_prompt": n_prompt,
+        "n_gen": n_gen,
+        "n_steps": n_gen or None,
+        "prefill_s": prefill_s or None,
+        "decode_s": decode_s or None,
+        "is_speculative": False,
+        "line": line,
+    }
+    figures = list[Figure]()
+    if n_prompt:
+        figures += phases(
+            prefill_tps, None, PROMPT, (depth, None), n_streams=n_prompts, **shared
+        )
+    if n_gen:
+        figures += phases(
+            None, decode_tps, STEPS, (None, depth_of_decode), n_streams=n_streams, **shared
+        )
+    return figures
