@@ -432,7 +432,10 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
 
     assert code == 0, err
     assert "flash_attn: on | off" in out
-    assert "Unclear: 2 blocks; an interval needs " in out
+    assert (
+        "2 blocks are too few for a verdict on 2 figures: it needs at least --blocks 7." in err
+    )
+    assert "Unclear: 2 blocks; an interval needs 7" in out
     (path,) = tmp_path.glob("*.jsonl")
     code, out, err = run_process("compare", path, "--json", "--base", "off", "--no-plot")
     assert code == 0, err

@@ -275,6 +275,13 @@ def test_two_processes_that_make_the_same_model_both_have_it(
     assert worker.read_model(path, "x", "synthetic").n_bytes == path.stat().st_size
 
 
+def test_make_downloads_nothing(cache_folder: Path) -> None:
+    status, _, err = run_lab("models", "make", "phi-3-mini")
+    assert status == 1
+    assert "phi-3-mini is not made here, it is a download (about 2,390 MB)" in err
+    assert "Download it: lab models pull phi-3-mini" in err
+
+
 def test_a_cache_folder_that_cannot_be_made_is_said(cache_folder: Path) -> None:
     cache_folder.write_text("a file where a folder should be")
     status, _, err = run_lab("models", "make", "synthetic:smollm2-135m:Q4_0")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lab.app import reading
 from lab.core import results
 from lab.core.record import Ceilings, Rate, Record
 from lab.errors import LabError
@@ -503,6 +504,9 @@ def test_nothing_is_written_beside_a_committed_sample(
     status, _, err = run_lab("compare", *copies)
     assert status == 0
     assert "--out FOLDER draws it" in err
+    assert (
+        reading.plot_folder([SAMPLE.name], None) == Path()
+    )  # lab plot, which is asked to draw
     assert run_lab("report", "--no-explore", copies[0])[0] == 0
     assert sorted(folder.iterdir()) == copies
     assert (tmp_path / copies[0].with_suffix(".html").name).is_file()

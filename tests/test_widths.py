@@ -100,6 +100,36 @@ def test_columns_that_others_imply_give_way_first_and_are_named(
     assert "Columns left out" not in wide
 
 
+@pytest.mark.parametrize(
+    ("headings", "cells", "deciding"),
+    [
+        (
+            ("name", "TTFT\ns", "decode\ntokens/s", "E2E\ns", "memory\nGB", "note"),
+            ("rtx-4090", "0.0366-0.0969", "143-365", "0.583-1.51", "2.43", ""),
+            "143-365",
+        ),
+        (
+            ("kernel", "type", "shape", "buffer", "tokens", "threads", "GB/s", "GFLOP/s"),
+            ("MUL_MAT", "Q4_0", "1536 x 576", "CPU_REPACK", "512", "2 of 2", "7.10", "210"),
+            "2 of 2",
+        ),
+    ],
+    ids=["predictions", "ceilings"],
+)
+def test_the_deciding_column_stays_in_a_narrow_terminal(
+    headings: tuple[str, ...],
+    cells: tuple[str, ...],
+    deciding: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grid = Grid(*headings)
+    grid.add_row(*cells)
+    Console(width=62).print(grid)
+    narrow = capsys.readouterr().out
+    assert "Columns left out" in narrow
+    assert deciding in narrow
+
+
 def test_a_table_is_followed_by_four_lines_warnings_first_and_by_how_to_see_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

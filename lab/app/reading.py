@@ -77,10 +77,20 @@ def nearby(results: Sequence[str], measured: Sequence[Record | RequestRecord]) -
 
 
 def plot_folder(results: Sequence[str], out: str | None) -> Path:
-    """The folder for plots: `out`, else the folder of the first results file."""
+    """The folder for plots: `out`, else the folder of the first results file.
+
+    Plots of a sample of this repository go into the current folder.
+    """
     if out:
         return Path(out)
+    if is_sample(results[0]):
+        return Path()
     return folder_of(results[0])
+
+
+def is_sample(name: str) -> bool:
+    """Whether a results file is one of this repository's samples."""
+    return Path(name).name.startswith("sample-")
 
 
 def folder_of(name: str) -> Path:
@@ -91,14 +101,13 @@ def folder_of(name: str) -> Path:
 
 def draws(results: Sequence[str], out: str | None, no_plot: bool) -> bool:
     """Whether a command draws: nothing is written beside committed samples unless asked."""
-    name = Path(results[0]).name
-    is_sample = name.startswith("sample-") and not out
-    if is_sample and not no_plot:
+    is_unasked = is_sample(results[0]) and not out
+    if is_unasked and not no_plot:
         note(
-            f"{name} is a sample of this repository, so no picture was drawn: "
+            f"{Path(results[0]).name} is a sample of this repository, so no picture was drawn: "
             "--out FOLDER draws it."
         )
-    return not (no_plot or is_sample)
+    return not (no_plot or is_unasked)
 
 
 def any_good(records: Sequence[Any]) -> bool:
@@ -123,7 +132,7 @@ def context(records: Sequence[Any], results: Sequence[str], **fields: Any) -> Co
             has_experiments = has_experiments or not (run.is_plain or run.is_apart)
             has_parts = has_parts or run.part is not None
     if has_experiments or has_parts:
-        ceilings = probing.kept(plot_folder(results, None), note)
+        ceilings = probing.kept(folder_of(results[0]), note)
         fields["ceilings"] = [*fields.get("ceilings", ()), *ceilings]
     if has_experiments:
         fields["others"] = nearby(results, records).records

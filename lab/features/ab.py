@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,11 @@ from lab.app.help import Command
 from lab.app.options import AT_LEAST, OUTPUT, SEED, SETTINGS, TOKENS, with_options
 from lab.app.output import Output
 from lab.app.running import collect, introduce
-from lab.core import shell
+from lab.core import shell, stats
+from lab.core.lists import plural
 from lab.errors import LabError
 from lab.process.worker import Worker
+from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.session import new_results_file
 
@@ -52,6 +55,22 @@ def parse_variant(text: str) -> dict[str, Any]:
         if context.get_parameter_source(name) in named_by:
             settings[name] = value
     return settings
+
+
+def notes_on_blocks(plans: Sequence[Plan], n_blocks: int) -> list[str]:
+    """A note if the blocks are too few for an interval: all intervals hold together."""
+    n_figures = 0
+    for case in plans[0].cases:
+        n_figures += 1 if case.n_gen < 2 else 2  # prefill and TPOT
+    n_compared = n_figures * (len(plans) - 1)
+    share_outside = (1 - stats.CONFIDENCE) / max(1, n_compared)
+    n_needed = stats.fewest_for_interval(1 - share_outside)
+    if n_blocks >= n_needed:
+        return []
+    return [
+        f"{plural(n_blocks, 'block')} are too few for a verdict on {n_compared} figures: "
+        f"it needs at least --blocks {n_needed}."
+    ]
 
 
 def _not_understood(text: str, message: str) -> LabError:
@@ -128,7 +147,7 @@ def command(
         make = partial(batches.plan, sequences=sequences)
     with Worker() as worker, console.transfer(err) as transferring:
         plans = trial.plan(worker, labelled, blocks, make, **asked, watch=transferring)
-    introduce(list(plans.values()), err, err)
+    introduce(list(plans.values()), err, err, notes_on_blocks(list(plans.values()), blocks))
     path = new_results_file(next(iter(plans.values())), output.folder)
     records, problem = collect(
         lambda watch: trial.execute(plans, blocks, path, watch), path, err

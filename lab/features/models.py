@@ -195,8 +195,20 @@ def make(specs: tuple[str, ...]) -> None:
       lab models make synthetic:llama-3.2-3b:Q4_0
       lab models make smollm2-135m:Q8_0
 
-    The files go into the lab's cache folder.
+    The files go into the lab's cache folder. Nothing is downloaded: lab models pull does that.
     """
+    from lab.errors import LabError
+    from lab.models import catalog, obtain
+
+    for spec in map(catalog.parse, specs):
+        if obtain.locate(spec) is None and not obtain.is_made_here(spec):
+            size = ""
+            if spec.entry and spec.entry.n_bytes:
+                size = f" (about {spec.entry.n_bytes / 1e6:,.0f} MB)"
+            raise LabError(
+                f"{spec.text} is not made here, it is a download{size}.",
+                f"Download it: {obtain.how_to_get(spec)}",
+            )
     _obtain(specs)
 
 

@@ -10,7 +10,7 @@ from lab.app import kinds
 from lab.app.help import Command
 from lab.app.options import DETAILS, PLOTS_OUT, as_json_option
 from lab.app.output import next_steps
-from lab.app.reading import any_good, context, hint, note, plot_folder, read
+from lab.app.reading import any_good, context, folder_of, hint, note, plot_folder, read
 from lab.core import shell
 from lab.errors import LabError, printable
 
@@ -39,7 +39,7 @@ def show(results: tuple[str, ...], details: bool, as_json: bool) -> None:
     out = console.console(details=hint(details))
     kinds.print_results(lines, out, sections)
     explain = shell.lab("explain", *results)
-    for line in next_steps(contents.records, plot_folder(results, None), explain):
+    for line in next_steps(contents.records, folder_of(results[0]), explain):
         out.print(line)
 
 

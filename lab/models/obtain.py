@@ -107,8 +107,12 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
 
 def how_to_get(spec: Spec) -> str:
     """The command that gets the file of `spec`."""
-    is_made = spec.source == SYNTHETIC or _original(spec)
-    return shell.lab("models", "make" if is_made else "pull", spec.text)
+    return shell.lab("models", "make" if is_made_here(spec) else "pull", spec.text)
+
+
+def is_made_here(spec: Spec) -> bool:
+    """Whether a file is made on this machine and not downloaded."""
+    return spec.source == SYNTHETIC or _original(spec) is not None
 
 
 def _not_here(spec: Spec) -> LabError:

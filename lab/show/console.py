@@ -46,15 +46,18 @@ TEXT_COLUMNS = {
 """Headings of columns that hold text."""
 
 TTFT = "TTFT\ns"
-PREFILL = "prefill\ns"
+DECODE_RATE = "decode\ntokens/s"
+IMPLIED_BY = {TTFT: "prefill\ns", DECODE_RATE: "TPOT"}
+"""Headings that another column implies, and how its heading begins."""
+
 GIVES_WAY = (
     TTFT,
-    *("prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "buffer", "threads"),
-    *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", "decode\ntokens/s"),
+    *("prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "buffer", "memory\nGB"),
+    *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", DECODE_RATE),
 )
 """Headings of the columns that a narrow terminal hides first, in this order.
 
-Other columns imply them: TTFT only if there is a column of prefill.
+Those of IMPLIED_BY stay as long as the others where no column implies them.
 """
 
 LAST_HIDDEN = ("E2E\ns", "E2E s")
@@ -141,7 +144,10 @@ class Grid:
     def _rank(self, column: int) -> tuple[int, int]:
         """The order of hiding: columns of GIVES_WAY, numbers from the right, text, the last."""
         heading = self.headings[column]
-        is_implied = heading != TTFT or PREFILL in self.headings
+        implying = IMPLIED_BY.get(heading, "")
+        is_implied = any(
+            name.startswith(implying) for name in self.headings if name != heading
+        )
         if heading in GIVES_WAY and is_implied:
             return GIVES_WAY.index(heading), 0
         if heading in LAST_HIDDEN:
