@@ -13,7 +13,9 @@ from lab.errors import LabError
 from lab.main import lab as cli
 from tests.conftest import run_lab
 
-COMMAND = re.compile(r"(?<![\w/.-])lab ([a-z][a-z-]{1,20})(?=[\s.,;:)]|$)([^\n]*)")
+COMMAND = re.compile(
+    r"(?<![\w/.-])lab ([a-z][a-z-]{1,20})(?=[\s.,;:)]|$)((?:(?! lab [a-z]).)*)"
+)
 BROKEN_CODE = re.compile(r"(?<!`)`([^`\n]{1,200})\n\s*([^`\n]{1,200})`(?!`)")
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_0-9]*(?:\.[a-z]+|\.\.\.)?")
 WHOLE_LINE = re.compile(
@@ -54,16 +56,23 @@ def commands_in(text: str) -> Iterator[PrintedCommand]:
                 printed = PrintedCommand(
                     [match[1], *(words_of(match[2]) if has_more else [])],
                     line.strip(),
-                    WHOLE_LINE.fullmatch(before) is not None,
+                    WHOLE_LINE.fullmatch(before) is not None and not is_prose(match[0]),
                 )
-                printed.arguments = without_prose(printed.words)
+                printed.arguments = printed.words
+                if not printed.is_whole:
+                    printed.arguments = without_prose(printed.words)
                 yield printed
+
+
+def is_prose(command: str) -> bool:
+    """Whether what begins like a command goes on as a sentence."""
+    return ". " in command or ", " in command or command.endswith((".", ","))
 
 
 def words_of(command: str) -> list[str]:
     """The words of a command line, without its comment. Prose may have a single quote mark."""
     try:
-        return shlex.split(re.split(r"\s+#", command)[0])
+        return shlex.split(re.split(r"\s+[#<>]", command)[0])
     except ValueError:
         return command.replace("'", "").replace('"', "").split()
 

@@ -29,8 +29,8 @@ def ranged(value_s: float, low_s: float, high_s: float, n_runs: int) -> str:
     value = digits(1e3 * value_s)
     if n_runs == 1:
         return value
-    low = digits(1e3 * low_s).replace(",", "")  # as narrow as can be
-    high = digits(1e3 * high_s).replace(",", "")
+    low = digits(1e3 * low_s)
+    high = digits(1e3 * high_s)
     return f"{value}\n{low}-{high}"
 
 

@@ -130,19 +130,25 @@ def _description(model: Model, path: str | None, figures: Mapping[str, Any]) -> 
         "name": f"{model.name} {model.quantization or ''} ({model.source})",
         "file": f"{path or 'not on this machine'}, {megabytes(model.n_bytes)} MB",
         "shape": (
-            f"{model.arch}: {model.n_layer} layers, {model.n_embd} wide, "
-            f"feed-forward {model.n_ff}, {model.n_head} heads of {model.head_dim}, "
+            f"{model.arch}: {model.n_layer} layers, {counted(model.n_embd)} wide, "
+            f"feed-forward {counted(model.n_ff)}, {model.n_head} heads of {model.head_dim}, "
             f"{model.n_head_kv} for keys and values"
         ),
         "tokens": (
-            f"vocabulary of {model.n_vocab}, output matrix {output[model.tied_embeddings]}, "
-            f"trained for {model.n_ctx_train}"
+            f"vocabulary of {counted(model.n_vocab)}, "
+            f"output matrix {output[model.tied_embeddings]}, "
+            f"trained for {counted(model.n_ctx_train)}"
         ),
         "tensors": tensors,
         "decode": f"reads {weights} MB of weights per step",
         "KV cache": f"{per_position} bytes per position (F16): {', '.join(caches)}",
         "fits": f"{_what_fits(model, figures['n_ctx_that_fits'])} in the currently free memory",
     }
+
+
+def counted(value: int | None) -> str:
+    """A number of a shape with its thousands separated."""
+    return "unknown" if value is None else f"{value:,}"
 
 
 def _what_fits(model: Model, n_ctx: int | None) -> str:

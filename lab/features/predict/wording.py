@@ -40,17 +40,17 @@ def datasheet_source(device: DeviceSheet) -> str:
     checked = f"checked against {device.checked}" if device.checked else "unchecked"
     if device.tflops:
         return (
-            f"From the datasheet: memory {device.gbps:g} GB/s,"
-            f" arithmetic {device.peak_tflops:g} TFLOP/s. Source: {device.source}, {checked}."
+            f"From the datasheet: memory {device.gbps:,g} GB/s,"
+            f" arithmetic {device.peak_tflops:,g} TFLOP/s. Source: {device.source}, {checked}."
         )
     if device.peak_tflops:
         return (
-            f"From the datasheet: memory {device.gbps:g} GB/s, arithmetic"
-            f" {device.peak_tflops:g} TFLOP/s (from its FP32 rate)."
+            f"From the datasheet: memory {device.gbps:,g} GB/s, arithmetic"
+            f" {device.peak_tflops:,g} TFLOP/s (from its FP32 rate)."
             f" Source: {device.source}, {checked}."
         )
     return (
-        f"From the datasheet: memory {device.gbps:g} GB/s; without a known peak,"
+        f"From the datasheet: memory {device.gbps:,g} GB/s; without a known peak,"
         f" prefill is not predicted. Source: {device.source}, {checked}."
     )
 

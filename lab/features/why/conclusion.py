@@ -27,7 +27,7 @@ from lab.features.why.parts import (
 )
 from lab.features.why.setups import GROUPS
 from lab.runner import as_options
-from lab.show.wording import digits, times
+from lab.show.wording import digits, percent, times
 
 OVER_BUDGET = "(--budget)"
 LONGER_BUDGET = "10min"
@@ -92,7 +92,7 @@ def of_no_difference(explained: WhyAnswer) -> Conclusion:
         )
     unknown = unknown_names(explained)
     sentence = (
-        f"No cause of over {LEAST_ALONE:.0%}; the figures do not say how much they vary."
+        f"No cause of over {percent(LEAST_ALONE)}; the figures do not say how much they vary."
     )
     if unknown:
         sentence += f" Not known: {', '.join(unknown)}."

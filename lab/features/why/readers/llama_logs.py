@@ -130,7 +130,7 @@ def is_of_next_request(label: str, request: LoggedRequest) -> bool:
 
 
 def look_at_context(line: str, request: LoggedRequest) -> None:
-    """Note what a line of a slot says of its context."""
+    """Note what a line of a slot tells about its context."""
     release = RELEASE.search(line)
     if release:
         request.n_context = int(release[1])
