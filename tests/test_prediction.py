@@ -645,7 +645,7 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     )
     assert code == 0, error
     assert "does not fit" in out
-    assert "1008 GB/s" in out
+    assert "1,008 GB/s" in out
     _, out, _ = run_lab(
         "predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path
     )

@@ -12,6 +12,7 @@ from lab.features.why.figure import (
     DECODE,
     FIRST_FREE,
     MAYBE_FIRST,
+    PROMPT,
     UNKNOWN,
     WHOLE,
     WINDOW,
@@ -223,6 +224,14 @@ def of_vllm(text: str) -> list[Figure]:
     return figures
 
 
+def of_batch(phase: str, tps: float, line: int) -> list[Figure]:
+    """A rate of mlx_lm's batch_generate."""
+    source = "mlx_lm, a batch"
+    if phase == "Prompt":
+        return phases(tps, None, PROMPT, (None, None), source=source, line=line)
+    return phases(None, tps, MAYBE_FIRST, (None, None), source=source, line=line)
+
+
 def of_mlx(text: str) -> list[Figure]:
     """mlx_lm.generate: its rate of decode counts the first token, but not its time.
 
@@ -234,10 +243,7 @@ def of_mlx(text: str) -> list[Figure]:
         n_tokens = count(match[3])
         tps = number(match[4])
         if match[1]:
-            rates = (tps, None) if match[2] == "Prompt" else (None, tps)
-            figures += phases(
-                *rates, MAYBE_FIRST, (None, None), source="mlx_lm, a batch", line=line
-            )
+            figures += of_batch(match[2], tps, line)
             continue
         shared: dict[str, Any] = {"source": "mlx_lm", "n_streams": 1, "line": line}
         if match[2] == "Prompt":
