@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from lab.show.plot_prefill import plot_prefill as plot_prefill
     from lab.show.plot_shares import plot_shares as plot_shares
     from lab.show.plot_sweep import plot_sweep as plot_sweep
-    from lab.show.summaries import summary as summary
-    from lab.show.table import runs as runs, steps as steps
+    from lab.show.table import runs as runs, steps as steps, summary as summary
 
 
 PUBLIC = {
@@ -79,7 +78,7 @@ PUBLIC = {
     "speculate": "lab.features.speculate.command",
     "stall": "lab.features.stall",
     "steps": "lab.show.table",
-    "summary": "lab.show.summaries",
+    "summary": "lab.show.table",
     "sweep": "lab.features.sweep",
     "trace": "lab.features.trace.measuring",
     "tune": "lab.features.tune.measuring",

@@ -228,7 +228,7 @@ def commands(group: click.Group, path: str = "lab") -> dict[str, click.Command]:
 def test_every_command_and_option_explains_itself(name: str) -> None:
     command = commands(main.lab)[name]
     assert command.help
-    assert f"### `{name}`" in (ROOT / "lab/app/README.md").read_text()
+    assert f"## `{name}`" in (ROOT / "docs/reference.md").read_text()
     for parameter in command.params:
         assert parameter.param_type_name == "argument" or getattr(parameter, "help", None), (
             parameter.name

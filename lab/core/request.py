@@ -101,8 +101,9 @@ class Asked:
     repeat: int = 0
     warmup: bool = False
     experiment: str | None = None  # None: it was sent alone
-    # What identifies the experiment's case
-    case: dict[str, Value] = field(default_factory=dict)
+    case: dict[str, Value] = field(
+        default_factory=dict
+    )  # what identifies the experiment's case
     place: dict[str, Value] = field(default_factory=dict)  # of the request within its case
 
 
@@ -151,8 +152,9 @@ class Request:
 
     asked: Asked
     started_at: str
-    # Taken before the request is written; None without a connection
-    sent_ns: int | None = None
+    sent_ns: int | None = (
+        None  # taken before the request is written; None without a connection
+    )
     headers_ns: int | None = None  # when the headers of the answer arrived
     ended_ns: int | None = None  # when the last byte arrived
     failed_ns: int | None = None  # when a sent request failed or timed out
@@ -179,8 +181,9 @@ class RequestRecord:
     request: Request
     schema: int = SCHEMA
     kind: str = "request"  # of a line
-    # The words that asked for the session, without secrets
-    command: tuple[str, ...] | None = None
+    command: tuple[str, ...] | None = (
+        None  # the words that asked for the session, without secrets
+    )
 
     @property
     def status(self) -> str:

@@ -55,8 +55,11 @@ N_GEN = 9  # tokens of the new request's answer
 MOST_PREDICTED = 2**20  # prompt tokens of a run that is predicted step by step
 STALL = 2.0  # a gap longer than STALL times the usual gap is a stall
 MOST_CHUNKS = 4  # panels in a row of the picture
-# Cases that differ only in the chunk are compared
-REQUEST = ["n_prompt", "n_gen", "n_streams"]
+REQUEST = [
+    "n_prompt",
+    "n_gen",
+    "n_streams",
+]  # cases that differ only in the chunk are compared
 CASE = [*REQUEST, "chunk"]
 
 

@@ -82,8 +82,14 @@ def html(
         lead += chapters.gist(of_kinds)
         of_kinds = chapters.without_sentences(of_kinds)
         comparisons = chapters.without_sentences(comparisons)
-    all_chapters = [*of_kinds, *comparisons, *chapters.why(lines.timed, ceilings)]
-    all_chapters += chapters.failed(failures(lines, records))
+    failures = text_doubts.failures(lines.common)
+    failures += text_requests.failures(table.requests_of(records))
+    all_chapters = [
+        *of_kinds,
+        *comparisons,
+        *chapters.why(lines.timed, ceilings),
+        *chapters.failed(failures),
+    ]
     setups = chapters.setups(lines.good)
     all_chapters.insert(len(all_chapters) if setups.headings else 0, setups)
     matching = matching_ceilings(lines.setups, ceilings)
@@ -100,12 +106,6 @@ def html(
         n_records=len(records),
         packed=results.pack([*records, *matching]),
     )
-
-
-def failures(lines: ReportLines, records: Lines) -> list[str]:
-    """A sentence on each kind of failure."""
-    of_runs = text_doubts.failures(lines.common)
-    return of_runs + text_requests.failures(table.requests_of(records))
 
 
 def nothing_went_well(lines: ReportLines) -> LabError:

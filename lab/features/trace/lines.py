@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from lab.core.record import SCHEMA, Machine, Model, Placement, Settings
 
-# Choosing a token: after a step's last operation and the copy of its logits
-SAMPLING = "sampling"
+SAMPLING = (
+    "sampling"  # choosing a token: after a step's last operation and the copy of its logits
+)
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,9 @@ class Looks:
 
     prefill: tuple[tuple[Row, ...], ...]  # a row of n weights for each token that asks
     decode: tuple[Row, ...]  # the row of the last token, decoded alone after the others
-    # Of K and V of later tokens if a token is replaced
-    changes: tuple[tuple[float, float], ...]
+    changes: tuple[
+        tuple[float, float], ...
+    ]  # of K and V of later tokens if a token is replaced
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,13 +76,9 @@ def trace(
         placement=placement,
         command=asked_command.command(),
     )
-    _save(path, line)
-    return line
-
-
-def _save(path: Path, line: TraceLine | AttentionLine) -> None:
     with unless_empty(path):
         save(path, line)
+    return line
 
 
 def _check(plan: Plan, hint: str) -> None:
@@ -145,7 +141,8 @@ def attention(
         command=asked_command.command(),
     )
     if path:
-        _save(path, line)
+        with unless_empty(path):
+            save(path, line)
     return line
 
 

@@ -33,8 +33,9 @@ from lab.runner.cases import Plan, utc_now
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
 
-# Share of the budget that is kept, once FEWEST_TRIED choices were tried
-FOR_CONFIRMATION = 0.5
+FOR_CONFIRMATION = (
+    0.5  # share of the budget that is kept, once FEWEST_TRIED choices were tried
+)
 FEWEST_TRIED = 3
 OVER_BUDGET = 0.05  # share by which the budget may be exceeded, because times are estimated
 MOST_CONFIRMED = 12

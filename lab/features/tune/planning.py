@@ -29,8 +29,10 @@ MOST_CHOICES = 600
 N_SEARCH_GEN = 48
 """Tokens that a run of the search generates at most: its time per token stands for the rest."""
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
-# llama.cpp packs the values of a cache only with flash attention
-PACKED = ("flash_attn", "off")
+PACKED = (
+    "flash_attn",
+    "off",
+)  # llama.cpp packs the values of a cache only with flash attention
 
 Space = Mapping[str, list[Any]]  # the values to try of each setting
 

@@ -31,8 +31,6 @@ MIXED = "prompt and generated tokens together"
 """What a rate counts; or UNKNOWN."""
 
 MOST_TPS = 1e9
-SIZES_OF_BLOCKS = {" - Small": "_S", " - Medium": "_M", " - Large": "_L"}
-"""What llama-bench writes for the end of a quantization's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +49,9 @@ class Figure:
     n_prompt: int | None = None
     n_gen: int | None = None
     depth: int | None = None
-    # Answers that the rate sums up, or that were decoded together
-    n_streams: int | None = None
+    n_streams: int | None = (
+        None  # answers that the rate sums up, or that were decoded together
+    )
     n_steps: int | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
@@ -81,8 +80,6 @@ class Figure:
     def model_label(self) -> str:
         """The model and its quantization."""
         name = self.model or ""
-        for word, letter in SIZES_OF_BLOCKS.items():
-            name = name.replace(word, letter)
         if self.quantization and self.quantization.lower() not in name.lower():
             return f"{name} {self.quantization}".strip()
         return name

@@ -74,8 +74,9 @@ Slot = tuple[str, str] | None
 class LoggedRequest:
     """What a log says of a request."""
 
-    # With their lines
-    timings: dict[str, tuple[int, re.Match[str]]] = field(default_factory=dict)
+    timings: dict[str, tuple[int, re.Match[str]]] = field(
+        default_factory=dict
+    )  # with their lines
     n_context: int | None = None  # tokens in the slot when it was released
     n_whole_prompt: int | None = None  # with its cached part
     n_cached: int | None = None  # of llama-cpp-python
