@@ -145,6 +145,27 @@ def test_a_draft_model_is_named() -> None:
     assert figure.n_steps is None
 
 
+PASTED_LOG = Path(__file__).parent.parent / "docs" / "pasted-llama-server.txt"
+
+
+def test_the_start_of_a_log_names_model_threads_and_slots() -> None:
+    for figure in reader.read(str(PASTED_LOG)):
+        assert figure.model == "SmolLM2-135M-Instruct.Q4_1"
+        assert figure.settings == {"threads": 1}
+        assert figure.n_streams == 1
+
+
+def test_a_log_of_two_starts_does_not_say_which_one_holds() -> None:
+    log = PASTED_LOG.read_text()
+    other = log.replace("n_threads = 1", "n_threads = 2").replace(
+        "SmolLM2-135M", "SmolLM2-360M"
+    )
+    for figure in reader.parse(other.replace("n_slots = 1", "n_slots = 4") + log):
+        assert figure.model is None
+        assert figure.settings == {}
+        assert figure.n_streams is None
+
+
 def test_a_cached_prefix_is_part_of_the_depth() -> None:
     cached = only("server, cached", DECODE)
     assert cached.n_prompt == 1

@@ -160,8 +160,9 @@ def of_settings(pair: Pair) -> list[GapPart]:
     parts = list[GapPart]()
     for group, values in changes.items():
         parts.append(unknown(group, values_in_words(pair, list(values)), changes=values))
-    if lacking:
-        groups = ", ".join(dict.fromkeys(lacking))
+    lacking_groups = [group for group in dict.fromkeys(lacking) if group not in changes]
+    if lacking_groups:
+        groups = ", ".join(lacking_groups)
         parts.append(unknown(MORE_SETTINGS, f"not given for both: {groups}"))
     return parts
 

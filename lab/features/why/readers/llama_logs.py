@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.features.why.figure import (
@@ -21,6 +21,7 @@ from lab.features.why.figure import (
     STEPS,
     Figure,
 )
+from lab.features.why.readers import log_start
 from lab.features.why.readers.fields import (
     check_rate,
     counts_first_token,
@@ -90,7 +91,9 @@ def read(text: str) -> list[Figure]:
     figures = list[Figure]()
     for request in requests_of(text):
         figures += figures_of(request, has_several)
-    return figures + footers(text)
+    figures += footers(text)
+    setup = log_start.fields_of(text)
+    return [replace(figure, **setup) for figure in figures]
 
 
 def requests_of(text: str) -> list[LoggedRequest]:
