@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from lab.show.plot_prefill import plot_prefill as plot_prefill
     from lab.show.plot_shares import plot_shares as plot_shares
     from lab.show.plot_sweep import plot_sweep as plot_sweep
-    from lab.show.table import runs as runs, steps as steps, summary as summary
+    from lab.show.summaries import summary as summary
+    from lab.show.table import runs as runs, steps as steps
 
 
 PUBLIC = {
@@ -78,7 +79,7 @@ PUBLIC = {
     "speculate": "lab.features.speculate.command",
     "stall": "lab.features.stall",
     "steps": "lab.show.table",
-    "summary": "lab.show.table",
+    "summary": "lab.show.summaries",
     "sweep": "lab.features.sweep",
     "trace": "lab.features.trace.measuring",
     "tune": "lab.features.tune.measuring",

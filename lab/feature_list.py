@@ -20,9 +20,8 @@ class Feature:
     group: str  # in the help of `lab`
     help: str  # one line
     command: str  # target of the click command
-    results: tuple[
-        str, ...
-    ] = ()  # targets of tuples of `Kind`, in the order in which they are shown
+    # Targets of tuples of `Kind`, in the order in which they are shown
+    results: tuple[str, ...] = ()
     experiment: str | None = None  # target of the `ExperimentRuns` of its runs
     page: str | None = None  # target of the function that writes a page of records
     lines: dict[str, str] = field(default_factory=dict)  # by kind of line: target of its class

@@ -19,7 +19,7 @@ from lab.errors import LabError
 from lab.features import batch as room
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
-from lab.roofline import learning, step_kernels
+from lab.roofline import kernel_rates, learning
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import batches
 from lab.runner.batches import Batch
@@ -229,7 +229,7 @@ def test_the_picture_has_a_ridge_for_each_prompt_length_unless_nothing_is_conclu
 
 
 def test_at_the_ridge_arithmetic_takes_as_long_as_traffic() -> None:
-    roof = step_kernels.roof(KERNELS)
+    roof = kernel_rates.roof(KERNELS)
     excess_s = []  # of arithmetic over traffic; it grows in proportion to the sequences
     for n_seq in (1, 2):
         step = cost.step(MODEL, 1, 402, n_seq, beside=[(1, 402)] * (n_seq - 1))

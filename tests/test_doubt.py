@@ -17,7 +17,7 @@ from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
 from lab.roofline import explanation, probing, step_kernels
 from lab.roofline.probes import READ
 from lab.roofline.probing import Where
-from lab.show import comparison, table, text_comparison, text_doubts, text_findings
+from lab.show import comparison, summaries, table, text_comparison, text_doubts, text_findings
 from lab.show.text_ceilings import doubt_sentences
 from tests.bench import doubt
 from tests.conftest import MACHINE, exact_steps, make_record, make_run
@@ -72,7 +72,7 @@ def test_few_disturbed_runs_are_marked_and_their_findings_stay(
     n_disturbed: int, mark: str, reliability: str
 ) -> None:
     records = repeats(n_disturbed)
-    rows = table.summary(table.runs(records))
+    rows = summaries.summary(table.runs(records))
 
     answer = text_findings.answer(rows)
     findings = " ".join(text_findings.findings(rows))
@@ -91,7 +91,7 @@ def test_few_disturbed_runs_are_marked_and_their_findings_stay(
 
 def test_nothing_is_concluded_from_rows_with_half_of_their_runs_disturbed() -> None:
     records = repeats(n_disturbed=3)
-    rows = table.summary(table.runs(records))
+    rows = summaries.summary(table.runs(records))
 
     answer = text_findings.answer(rows)
     findings = " ".join(text_findings.findings(rows))
@@ -115,7 +115,7 @@ def test_quiet_runs_that_lie_far_apart_are_pointed_out(
     slowest_ms: float, n_disturbed: int, is_said: bool
 ) -> None:
     slow = make_record(make_run(40, 5, 6, prefill_ms=2, decode_ms=slowest_ms))
-    rows = table.summary(table.runs([*repeats(n_disturbed), slow]))
+    rows = summaries.summary(table.runs([*repeats(n_disturbed), slow]))
 
     sentences = " ".join(text_findings.far_apart(rows))
 
@@ -130,7 +130,7 @@ def test_rates_are_those_of_the_median_times() -> None:
     records = [make_record(make_run(20, 5, 0, decode_ms=5))]
     records.append(make_record(make_run(20, 5, 1, decode_ms=20)))
 
-    (row,) = table.summary(table.runs(records)).to_dict("records")
+    (row,) = summaries.summary(table.runs(records)).to_dict("records")
 
     assert row["decode_tps"] == pytest.approx(1e3 / row["tpot_ms"])
     assert row["decode_tps_max"] == pytest.approx(1e3 / row["tpot_ms_min"])
@@ -308,7 +308,7 @@ def test_shares_of_explanations_pictures_and_tables_are_the_same() -> None:
         run = make_run(20, 5, repeat, decode_ms=decode_ms)
         records.append(make_record(run, model=BIG, settings=WIDE))
 
-    (share,) = table.summary(table.runs(records)).prefill_share
+    (share,) = summaries.summary(table.runs(records)).prefill_share
     rows = explanation.explain(records, FAST)
 
     assert rows.of_request.tolist() == pytest.approx([share, 1 - share])

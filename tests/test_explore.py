@@ -18,7 +18,7 @@ from lab.errors import LabError
 from lab.features.predict import laws, wording
 from lab.features.report import page
 from lab.models import catalog, devices, synthetic
-from lab.roofline import learning, prediction, probing, step_kernels
+from lab.roofline import kernel_rates, learning, prediction, probing
 from lab.roofline.prediction import Here
 from lab.roofline.step_prediction import StepPrediction
 from tests.conftest import SETTINGS, run_lab
@@ -188,7 +188,7 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
     settings = records[0].settings
     learned = learning.learn(records, best)
     steps = StepPrediction(model, settings, best, learned.fit, learned.n_runs)
-    roof = step_kernels.roof(best)
+    roof = kernel_rates.roof(best)
     alone = Here(model, settings, best, learned).request(1000, 200)
     asked = [
         {

@@ -21,7 +21,7 @@ from lab.runner.cases import Until
 from lab.runner.plan import N_PILOT, make_plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file, wide_figures
-from lab.show import table
+from lab.show import summaries, table
 from tests.conftest import MS, FakeWorker, died, make_run, run_lab, run_process
 from tests.test_real import REAL
 
@@ -396,7 +396,7 @@ def test_sweep_command(tmp_path: Path) -> None:
     assert "Time per token: t(p) = " in out
     assert len(list(tmp_path.glob("*-sweep.png"))) == 1
     assert list(tmp_path.glob("*-decode.png")) == []
-    rows = table.summary(table.runs(results.read([tmp_path]).records))
+    rows = summaries.summary(table.runs(results.read([tmp_path]).records))
     assert rows.n_prompt.tolist() == list(range(32, 257, 32))
     assert set(rows.repeats) == {2}
     assert rows.prefill_s.is_monotonic_increasing

@@ -16,7 +16,7 @@ import lab
 from lab.app import kinds
 from lab.core.record import Record
 from lab.features.explain.picture import plot_roofline
-from lab.roofline import explanation, step_kernels
+from lab.roofline import explanation, kernel_rates
 from lab.show import canvas, comparison, plot_runs, plot_trial
 from lab.show.section import Picture, numbered
 from tests.bench import doubt
@@ -87,7 +87,7 @@ def drawing_of_experiment(name: str, records: list[Record]) -> Draw:
 
 def roofline() -> Draw:
     rows = explanation.explain(timed(1.5), FAST)
-    roof = step_kernels.roof(FAST)
+    roof = kernel_rates.roof(FAST)
     return lambda figure: plot_roofline(rows, roof, "tiny Q4_0", figure.subplots())
 
 

@@ -20,7 +20,7 @@ from lab.process.wire import (
     PLAIN_ATTENTION,
     UPLOAD,
 )
-from lab.roofline import advice, explanation, probes, step_kernels
+from lab.roofline import advice, explanation, kernel_rates, probes, step_kernels
 from lab.roofline.explanation import KERNEL, OVERHEAD, TRAFFIC
 from lab.roofline.probes import READ
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
@@ -322,7 +322,7 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
         TINY, matrices=(*(TINY.matrices or ()), Matrix(FEED_FORWARD, "Q4_0", 128, 64, 9.0))
     )
     with pytest.raises(LabError, match="of Q4_0 with 2 threads have"):
-        step_kernels.product_s_per_byte(
+        kernel_rates.product_s_per_byte(
             ceilings(
                 product(1, 1),
                 product(1, 1, "Q4_0", n_threads=9),
@@ -337,9 +337,9 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
         step_kernels.total(TINY, SETTINGS, no_attention, 1, 0, 1)
     assert problem.value.hint.endswith(" -ctk f16 --threads 2")
     with pytest.raises(LabError, match="copies to and from CUDA0"):
-        step_kernels.copy_s(ceilings(product(1, 1), device="CUDA0"), UPLOAD, 1)
+        kernel_rates.copy_s(ceilings(product(1, 1), device="CUDA0"), UPLOAD, 1)
     with pytest.raises(LabError, match="of Q4_0 on CUDA0 have not been"):
-        step_kernels.product_s_per_byte(
+        kernel_rates.product_s_per_byte(
             dataclasses.replace(ON_GPU, others=None), TINY, of_type("Q4_0"), 1, 2
         )
 
@@ -359,7 +359,7 @@ def test_between_sizes_of_step_times_are_interpolated_on_logarithms() -> None:
         product(32, 4),
     )
     at = {
-        n: 1e9 * step_kernels.product_s_per_byte(best, TINY, of_type("Q8_0"), n, 2)
+        n: 1e9 * kernel_rates.product_s_per_byte(best, TINY, of_type("Q8_0"), n, 2)
         for n in (1, 2, 4, 8, 16, 32, 99)
     }
     assert at == pytest.approx(
@@ -394,7 +394,7 @@ def test_the_shape_most_like_a_matrix_counts_and_one_of_few_sizes_only_there() -
         (128, 2048, 1),
     ):
         matrix = of_type("Q8_0", rows, columns)
-        s_per_byte = step_kernels.product_s_per_byte(best, TINY, matrix, n_tokens, 2)
+        s_per_byte = kernel_rates.product_s_per_byte(best, TINY, matrix, n_tokens, 2)
         of_shape[rows, columns, n_tokens] = round(1e9 * s_per_byte, 6)
     assert list(of_shape.values()) == [1, 1, 5, 5, 1, 5, 5, 9]
 
@@ -406,7 +406,7 @@ def test_attention_of_equal_heads_per_key_is_nearer_than_of_equal_width() -> Non
         attention(1, 7, rows=8, n_head_kv=4),
     )
     heads: Any = SimpleNamespace(n_head=4, n_head_kv=2)
-    points = step_kernels.attention_points(best, TINY, heads, "F16", 1, 2, True)
+    points = kernel_rates.attention_points(best, TINY, heads, "F16", 1, 2, True)
     assert points == {1: {0: pytest.approx(7e-9)}}
 
 
@@ -433,7 +433,7 @@ def test_attention_is_interpolated_over_positions_and_queries() -> None:
     asked: Any = (best, TINY, heads)
 
     def ns_per_flop(*size: Any) -> float:
-        return 1e9 * step_kernels.attention_s_per_flop(*asked, *size)
+        return 1e9 * kernel_rates.attention_s_per_flop(*asked, *size)
 
     assert ns_per_flop("F16", 1, 2, 400) == pytest.approx(8)
     assert ns_per_flop("F16", 8, 2, 100) == pytest.approx(4)
@@ -447,7 +447,7 @@ def test_a_copy_takes_a_constant_and_a_time_for_each_byte() -> None:
             Rate(UPLOAD, "F32", "CUDA0", 1, n, 1, 1, n, 0, (2 * time, time))
             for n, time in times_ns.items()
         ]
-        return ns(step_kernels.copy_s(ceilings(*rates, device="CUDA0"), UPLOAD, n_bytes))
+        return ns(kernel_rates.copy_s(ceilings(*rates, device="CUDA0"), UPLOAD, n_bytes))
 
     assert copy_ns({1000: 700, 5000: 1500}, 2000) == pytest.approx(500 + 0.2 * 2000)
     assert copy_ns({1000: 700}, 2000) == pytest.approx(1400)
@@ -474,13 +474,13 @@ def test_the_roof_is_the_best_of_all_kernels_by_shares_of_the_layers() -> None:
         device="CUDA0",
     )
     both = dataclasses.replace(gpu, others=(cpu,))
-    assert step_kernels.roof(cpu) == pytest.approx((200, 50))
-    assert step_kernels.roof(cpu).ridge == pytest.approx(4)
+    assert kernel_rates.roof(cpu) == pytest.approx((200, 50))
+    assert kernel_rates.roof(cpu).ridge == pytest.approx(4)
     on_gpu = (10**6, 100)
-    assert step_kernels.roof(both) == pytest.approx(on_gpu)
-    assert step_kernels.roof(both, ("CUDA9", None)) == pytest.approx(on_gpu)
-    assert step_kernels.roof(cpu, (None, None)) == pytest.approx((200, 50))
-    halves = step_kernels.roof(both, (None, "CUDA0"))
+    assert kernel_rates.roof(both) == pytest.approx(on_gpu)
+    assert kernel_rates.roof(both, ("CUDA9", None)) == pytest.approx(on_gpu)
+    assert kernel_rates.roof(cpu, (None, None)) == pytest.approx((200, 50))
+    halves = kernel_rates.roof(both, (None, "CUDA0"))
     assert halves == pytest.approx((2 / (1 / 200 + 1e-6), 2 / (1 / 50 + 1 / 100)))
 
 
@@ -535,7 +535,7 @@ def test_a_phase_is_the_sum_of_its_steps_and_decode_the_mean_of_its_tokens() -> 
             }
         )
         assert not row.is_split
-        roof = step_kernels.roof(ON_CPU)
+        roof = kernel_rates.roof(ON_CPU)
         assert row.arithmetic_s == pytest.approx(flops / roof.gflops / 1e9)
         assert row.traffic_s == pytest.approx(n_bytes / roof.gbps / 1e9)
         assert row.intensity == pytest.approx(flops / n_bytes)

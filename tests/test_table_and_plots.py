@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import lab
 from lab.app import kinds
 from lab.core.record import Device, Record
-from lab.show import console, table, text_findings
+from lab.show import console, summaries, table, text_findings
 from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 GPU = Device("GPU0", "a GPU", "gpu")
@@ -65,7 +65,7 @@ def test_summary_takes_medians_of_timed_runs_only() -> None:
     records.append(make_record(make_run(20, 5, warmup=True, prefill_ms=50)))
     records.append(make_record(make_run(20, 5, status="failed")))
 
-    (row,) = table.summary(table.runs(records)).to_dict("records")
+    (row,) = summaries.summary(table.runs(records)).to_dict("records")
 
     assert row["repeats"] == 3
     assert row["prefill_s"] == pytest.approx(0.04)
@@ -90,7 +90,7 @@ def test_labels_have_the_fewest_fields_in_which_setups_differ() -> None:
 
 
 def test_sentences_say_what_the_table_shows() -> None:
-    sentences = " ".join(text_findings.findings(table.summary(table.runs(session()))))
+    sentences = " ".join(text_findings.findings(summaries.summary(table.runs(session()))))
     assert "Prefill of 1,000 tokens took 20x as long as for 100 (10x the tokens)" in sentences
     assert "2x per token, because each token attends to more" in sentences
     assert "11.1 ms per token after 10 prompt tokens and 21.0 ms after 1,000" in sentences
@@ -130,7 +130,7 @@ def test_devices_that_nobody_listed_are_unknown_and_equal() -> None:
 
     assert table.runs([without_gpu]).devices[0] == "none"
     assert table.runs([unknown]).devices[0] is None
-    assert len(table.summary(table.runs([unknown, unknown]))) == 1
+    assert len(summaries.summary(table.runs([unknown, unknown]))) == 1
 
 
 def test_text_from_outside_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

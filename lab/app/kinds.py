@@ -50,7 +50,7 @@ def sections(
 
     context = context or Context()
     runs = list(filter(is_plain, table.of_engine(records)))
-    has_answers = any(map(table.went_well, table.alone(records)))
+    has_answers = any(request.is_timed for request in table.alone(records))
     context = dataclasses.replace(
         context, runs=runs, together=context.together and has_answers
     )
@@ -114,7 +114,7 @@ def print_results(
     print_marked(doubts, text_doubts.failures(runs), out)
     requests = table.requests_of(records)
     if requests:
-        if not any(map(table.went_well, requests)):
+        if not any(request.is_timed for request in requests):
             out.print("\nNo request went well.")
         warnings = text_requests.warnings(requests)
         print_marked(warnings, text_requests.failures(requests), out)

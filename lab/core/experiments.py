@@ -7,7 +7,6 @@ groups and compares runs. Only the experiment's room knows what the values mean.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,25 +16,20 @@ from lab import feature_list
 from lab.core.record import Run, Value
 
 Case = Mapping[str, Value]
-Setup = TypeVar("Setup")
+Setup = TypeVar("Setup")  # a room's own dataclass, which a case writes as a flat mapping
 NUMBERS = tuple[int, ...]  # a field of a setup that a case writes as text: "100,200"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentRuns:
-    """What a room says about its runs.
+    """What a room says about its runs."""
 
-    `check` raises ValueError for a case that contradicts itself. `label` is the case in words, for
-    tables and progress. `figures` gives the figures by which runs are compared; empty for a failed
-    run. `figure_names` has the words for figures that plain runs do not have. `kv_unified` is the
-    default of that setting; None if the runs have one sequence.
-    """
-
-    check: Callable[[Case], object]
-    label: Callable[[Case], str]
+    check: Callable[[Case], object]  # raises ValueError for a case that contradicts itself
+    label: Callable[[Case], str]  # the case in words, for tables and progress
+    # By which runs are compared; {} for a failed run
     figures: Callable[[Run], dict[str, float]]
-    figure_names: dict[str, str] = field(default_factory=dict)
-    kv_unified: str | None = None
+    figure_names: dict[str, str] = field(default_factory=dict)  # of those that plain runs lack
+    kv_unified: str | None = None  # the setting's default; None if the runs have one sequence
 
 
 @functools.cache
@@ -95,7 +89,7 @@ def figure_names() -> dict[str, str]:
 
 
 def case_of(setup: Any) -> dict[str, Value]:
-    """The flat mapping of a room's own dataclass; lists of numbers become text."""
+    """The case that a setup is written as; lists of numbers become text."""
     case: dict[str, Value] = {}
     for name, value in vars(setup).items():
         case[name] = ",".join(map(str, value)) if isinstance(value, tuple) else value
@@ -103,25 +97,26 @@ def case_of(setup: Any) -> dict[str, Value]:
 
 
 def setup_of(cls: type[Setup], case: Case) -> Setup:
-    """The room's own dataclass of a case. ValueError for a missing, unknown or wrong value."""
-    hints = get_type_hints(cls)
+    """The setup that a case was written from. ValueError for a missing, unknown or wrong value."""
+    types = get_type_hints(cls)
+    for name in types:
+        if name not in case:
+            raise ValueError(f"its case has no {name}")
     values: dict[str, Any] = {}
-    for each in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if each.name not in case:
-            raise ValueError(f"its case has no {each.name}")
-        values[each.name] = _typed(each.name, case[each.name], hints[each.name])
-    unknown = sorted(case.keys() - values.keys())
-    if unknown:
-        raise ValueError(f"its case has an unknown {unknown[0]}")
+    for name, value in case.items():
+        if name not in types:
+            raise ValueError(f"its case has an unknown {name}")
+        values[name] = _parsed(name, value, types[name])
     return cls(**values)
 
 
-def _typed(name: str, value: Value, hint: Any) -> Any:
-    if hint == NUMBERS:
+def _parsed(name: str, value: Value, expected: Any) -> Any:
+    """A value of a case as its field of the setup has it. ValueError for a wrong type."""
+    if expected == NUMBERS:
         if not isinstance(value, str):
             raise ValueError(f"its case's {name} is not a list of numbers")
         return tuple(int(number) for number in value.split(",") if number)
-    is_flag = isinstance(value, bool)
-    if not isinstance(value, hint) or (is_flag and hint is not bool):
+    is_flag_for_number = isinstance(value, bool) and expected is not bool
+    if not isinstance(value, expected) or is_flag_for_number:
         raise ValueError(f"its case's {name} is {value!r}")
     return value

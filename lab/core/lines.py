@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Line = Any  # of a results file: a Record, Ceilings, a RequestRecord, or a feature's own kind
 BASE_LINES = {"run": Record, "ceilings": Ceilings, "request": RequestRecord}
-RANGES: tuple[
-    tuple[str, float, float], ...
-] = (  # the first pattern that is a field's name counts
+# The first pattern that is a field's name counts
+RANGES: tuple[tuple[str, float, float], ...] = (
     ("n_batch|n_ubatch|n_seq_max|every", 1, 10**7),
     ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
     ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),

@@ -22,9 +22,8 @@ from lab.core.record import Device, Model, Settings
 from lab.core.shape import BLOCKS
 
 CPU = "CPU"
-PADDING = (
-    256  # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
-)
+# llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
+PADDING = 256
 FUSED = ("phi3",)
 """Architectures with one matrix for queries, keys and values, and one for gate and up."""
 
@@ -259,9 +258,8 @@ class _Widths:
         """The output matrix."""
         width: float = self.n_vocab + 2 * self.n_embd
         if self.is_fused and self.is_flash and self.mask < self.queries + 2 * self.keys:
-            width += (
-                self.mask + 2 * self.n_embd
-            )  # a small mask leaves a gap that nothing fits into
+            # A small mask leaves a gap that nothing fits into
+            width += self.mask + 2 * self.n_embd
         return width
 
     @property

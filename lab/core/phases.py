@@ -30,9 +30,8 @@ def by_length(run: Run) -> tuple[Run, ...]:
     computes = np.array(run.steps.kind) != FORGET
     columns = {name: np.array(getattr(run.steps, name))[computes] for name in STEP_COLUMNS}
     firsts = np.flatnonzero(columns["kind"] == PREFILL)
-    n_rows = np.diff(
-        [*firsts, len(columns["kind"])]
-    )  # of each prefill step and the steps after it
+    # Of each prefill step and the steps after it
+    n_rows = np.diff([*firsts, len(columns["kind"])])
 
     # Move each prefill step, with the steps after it, to the time at which it would have begun if
     # nothing had been generated before it.

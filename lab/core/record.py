@@ -17,21 +17,30 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 4  # of a line; it rises when the fields change, and the lab reads no other version
+
+# Kinds of steps
 PREFILL = "prefill"
 DECODE = "decode"
 MIXED = "mixed"  # tokens of a prompt, and one token of each decoding sequence
-DRAFT = "draft"
-VERIFY = "verify"  # in speculation: draft tokens, verify several of them at once
+DRAFT = "draft"  # in speculation: a token is drafted
+VERIFY = "verify"  # in speculation: several drafted tokens are verified at once
+
+# Kinds of steps without tokens, which change a sequence's cache
 FORGET = "forget"
 COPY = "copy"
 SAVE = "save"
-LOAD = "load"  # change a sequence's cache
+LOAD = "load"
+
+# The status of a run
 OK = "ok"
 FAILED = "failed"  # the engine reported an error: out of memory, an invalid setting
 CRASHED = "crashed"  # the engine's process died
-PACKAGE = "package"
+
+# What joules cover
+PACKAGE = "package"  # the CPUs
 DRAM = "dram"
-GPU = "gpu"  # what joules cover: CPU packages, their memory, graphics cards
+GPU = "gpu"  # graphics cards
+
 Value = int | float | str | bool | None  # of a case
 UNKNOWN_THREADS = -1  # llama.cpp's own number for "not chosen", in imported results
 
@@ -67,19 +76,16 @@ class Model:
     description: str | None = None  # by llama.cpp
     n_expert_used: int | None = None  # experts that process a token
     matrices: tuple[Matrix, ...] | None = None  # from the table of tensors
-    windows: tuple[int, ...] | None = (
-        None  # by layer: positions that a token attends to (0: all); None: no windows
-    )
+    # By layer: positions that a token attends to (0: all); None: no windows
+    windows: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None  # by layer, if they differ
     heads_kv: tuple[int, ...] | None = None  # by layer, if they differ
     head_dim_v: int | None = None  # of values, if it differs from that of keys
     n_ff_expert: int | None = None  # width of one expert
-    n_state: int | None = (
-        None  # F32 values that its recurrent layers keep of a sequence, if it has such layers
-    )
-    uncounted: str | None = (
-        None  # a feature of the architecture that the lab's arithmetic does not cover
-    )
+    # F32 values that its recurrent layers keep of a sequence, if it has such layers
+    n_state: int | None = None
+    # A feature of the architecture that the lab's arithmetic does not cover
+    uncounted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,9 +114,8 @@ class Machine:
     devices: tuple[Device, ...]
     virtual: bool | None = None
     power: str | None = None  # mains, battery
-    cpu_quota: float | None = (
-        None  # CPU time that a container allows, in cores; n_cores_usable is rounded
-    )
+    # CPU time that a container allows, in cores; n_cores_usable is rounded
+    cpu_quota: float | None = None
     lib: str | None = None  # libraries used instead of the installed ones, as in Settings
 
 
@@ -134,9 +139,8 @@ class Settings:
     n_seq_max: int = 1  # maximum number of sequences
     kv_unified: bool = False  # one cache for all sequences, instead of one each
     # Placement. None: llama.cpp's choice.
-    devices: tuple[str, ...] | None = (
-        None  # devices for layers, by llama.cpp's names; empty: none
-    )
+    # Devices for layers, by llama.cpp's names; empty: none
+    devices: tuple[str, ...] | None = None
     rpc: tuple[str, ...] | None = None  # HOST:PORT of llama.cpp's RPC servers
     split_mode: str | None = None  # none, layer, row, tensor
     main_gpu: int | None = None  # with split_mode none: index of the device
@@ -146,15 +150,12 @@ class Settings:
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
-    repack: bool | None = (
-        None  # weights in the layouts of the CPU's fastest kernels: CPU_REPACK, AMX
-    )
-    lib: str | None = (
-        None  # libraries of another build: the end of the folder's path, a part of their checksum
-    )
-    prefill_wait: str | None = (
-        None  # step: wait for each prefill step; end: wait once. None: step
-    )
+    # Weights in the layouts of the CPU's fastest kernels: CPU_REPACK, AMX
+    repack: bool | None = None
+    # Libraries of another build: the end of the folder's path, a part of their checksum
+    lib: str | None = None
+    # How to wait in prefill: step (for each step, as None) or end (once)
+    prefill_wait: str | None = None
 
 
 @dataclass(frozen=True)
@@ -185,9 +186,8 @@ class Steps:
 
     kind: tuple[str, ...] = ()
     n_tokens: tuple[int, ...] = ()
-    n_past: tuple[
-        int, ...
-    ] = ()  # tokens in the context before the step; for several sequences the maximum
+    # Tokens in the context before the step; for several sequences the maximum
+    n_past: tuple[int, ...] = ()
     start_ns: tuple[int, ...] = ()  # just before `llama_decode`
     ready_ns: tuple[int, ...] = ()  # after `llama_synchronize`
     end_ns: tuple[int, ...] = ()  # after sampling
@@ -214,18 +214,16 @@ class Gpu:
 
     name: str
     slowed: str | None = None
-    others_percent: int | None = (
-        None  # most of its time that other processes used in a sample of the driver
-    )
+    # Most of its time that other processes used in a sample of the driver
+    others_percent: int | None = None
 
 
 @dataclass(frozen=True)
 class NoiseReading:
     """The load of the machine, from the operating system. Counters start at boot."""
 
-    memory_pressure_s: float | None = (
-        None  # time during which some task waited for memory (Linux PSI)
-    )
+    # Time during which some task waited for memory (Linux PSI)
+    memory_pressure_s: float | None = None
     n_throttled: int | None = None  # how often heat slowed cores
     gpus: tuple[Gpu, ...] | None = None
     quota_wait_s: float | None = None  # time during which a container's CPU quota was used up
@@ -237,17 +235,14 @@ class NoiseSamples:
     None: not reported."""
 
     at_ms: tuple[int, ...]  # since the first reading
-    others_ms: tuple[int, ...] | None = (
-        None  # CPU time of all other processes, on all cores that the lab may run on
-    )
+    # CPU time of all other processes, on all cores that the lab may run on
+    others_ms: tuple[int, ...] | None = None
     steal_ms: tuple[int, ...] | None = None  # taken by the host of a virtual machine
 
     def __post_init__(self) -> None:
         columns = (self.at_ms, self.others_ms, self.steal_ms)
-        if (
-            not self.at_ms
-            or len({len(column) for column in columns if column is not None}) > 1
-        ):
+        lengths = {len(column) for column in columns if column is not None}
+        if not self.at_ms or len(lengths) > 1:
             raise ValueError("the columns of noise samples are empty, or differ in length")
 
 
@@ -261,9 +256,8 @@ class Noise:
     samples: NoiseSamples | None = None
     sentinel_before_ns: int | None = None
     sentinel_after_ns: int | None = None
-    joules: dict[str, float] | None = (
-        None  # of the run, by what they cover, with everything that ran on it
-    )
+    # Of the run, by what they cover, with everything that ran on it
+    joules: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,9 +274,8 @@ class Run:
     error: str | None = None
     steps: Steps
     token_ids: tuple[int, ...]  # the chosen tokens, step by step
-    end_of_generation_at: int | None = (
-        None  # first end-of-generation token, which stops no run
-    )
+    # First end-of-generation token, which stops no run
+    end_of_generation_at: int | None = None
     noise: Noise | None = None
     block: int | None = None  # runs of one block were measured side by side
     variant: str | None = None  # the compared settings, in the user's words
@@ -290,18 +283,17 @@ class Run:
     placement: Placement | None = None  # None if unknown
     part: str | None = None  # of a larger session, whose results have tables of their own
     experiment: str | None = None  # None: a plain run, or a sweep
-    case: dict[str, Value] = field(
-        default_factory=dict
-    )  # what identifies the case; {"every": n}
-    counts: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # that operations returned
+    # What identifies the case; {"every": n}
+    case: dict[str, Value] = field(default_factory=dict)
+    # That operations returned
+    counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     imported_from: str | None = None  # the tool that measured it
 
     def __post_init__(self) -> None:
-        if self.every is not None and (
-            self.every < 1 or self.steps.kind[:1] not in ((), (PREFILL,))
-        ):
+        if self.every is None:
+            return
+        begins_with_prefill = self.steps.kind[:1] in ((), (PREFILL,))
+        if self.every < 1 or not begins_with_prefill:
             raise ValueError(
                 f"a sweep needs every >= 1 (it is {self.every}), and must begin with a prefill"
             )
@@ -341,9 +333,8 @@ class Record:
     run: Run
     schema: int = SCHEMA
     draft_model: Model | None = None  # a second, smaller model that drafts tokens
-    command: tuple[str, ...] | None = (
-        None  # the words that asked for the session, without secrets
-    )
+    # The words that asked for the session, without secrets
+    command: tuple[str, ...] | None = None
 
     @property
     def status(self) -> str:
@@ -414,9 +405,8 @@ class Ceilings:
     rates: tuple[Rate, ...]
     schema: int = SCHEMA
     device: str | None = None  # by llama.cpp's name; None: the CPU
-    others: tuple[Ceilings, ...] | None = (
-        None  # of further devices that the same settings use; in files each is a line
-    )
+    # Of further devices that the same settings use; in files each is a line
+    others: tuple[Ceilings, ...] | None = None
     repack: bool | None = None  # of the CPU: as in Settings
     disturbed: str | None = None  # what disturbed the session
     kind: str = "ceilings"  # of a line

@@ -101,9 +101,8 @@ class Asked:
     repeat: int = 0
     warmup: bool = False
     experiment: str | None = None  # None: it was sent alone
-    case: dict[str, Value] = field(
-        default_factory=dict
-    )  # what identifies the experiment's case
+    # What identifies the experiment's case
+    case: dict[str, Value] = field(default_factory=dict)
     place: dict[str, Value] = field(default_factory=dict)  # of the request within its case
 
 
@@ -152,9 +151,8 @@ class Request:
 
     asked: Asked
     started_at: str
-    sent_ns: int | None = (
-        None  # taken before the request is written; None without a connection
-    )
+    # Taken before the request is written; None without a connection
+    sent_ns: int | None = None
     headers_ns: int | None = None  # when the headers of the answer arrived
     ended_ns: int | None = None  # when the last byte arrived
     failed_ns: int | None = None  # when a sent request failed or timed out
@@ -181,9 +179,8 @@ class RequestRecord:
     request: Request
     schema: int = SCHEMA
     kind: str = "request"  # of a line
-    command: tuple[str, ...] | None = (
-        None  # the words that asked for the session, without secrets
-    )
+    # The words that asked for the session, without secrets
+    command: tuple[str, ...] | None = None
 
     @property
     def status(self) -> str:

@@ -26,9 +26,8 @@ from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
 
-MOST_UNPACKED = (
-    1 << 26
-)  # bytes of a page's records: a small compressed file could expand without end
+# Bytes of a page's records: a small compressed file could expand without end
+MOST_UNPACKED = 1 << 26
 MOST_LINE = 1 << 25  # bytes of a line
 MOST_NEARBY = 50_000_000  # bytes read of other sessions
 

@@ -40,11 +40,16 @@ def serve() -> None:
     Its arguments: the file of the progress, and the addresses of RPC servers.
     """
     progress_path = Path(sys.argv[1])
+    rpc_servers = sys.argv[2:]
     progress = map_int64(progress_path)
-    spawning.serve(
-        lambda: _Child(progress, sys.argv[2:]).answer,
-        lambda: shutil.rmtree(progress_path.parent, ignore_errors=True),
-    )
+
+    def start() -> Callable[[dict[str, Any]], dict[str, Any]]:
+        return _Child(progress, rpc_servers).answer
+
+    def clean_up() -> None:
+        shutil.rmtree(progress_path.parent, ignore_errors=True)
+
+    spawning.serve(start, clean_up)
 
 
 class _Child:
@@ -59,23 +64,23 @@ class _Child:
         self._draft_context: llama.LlamaContext | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Call the function of a request, with arguments converted to the types that it declares.
-
-        A feature's function gets the context before its arguments.
-        """
+        """Call the function of a request; its arguments are converted to the types it declares."""
         verb = request.pop("verb")
         if verb != "probe":
             kernels.release()
-        module, _, name = verb.rpartition(".")
-        context: list[llama.LlamaContext | None] = []
-        if module:
-            function = getattr(import_module(module), name)
-            context.append(self._context)
-        else:
-            function = VERBS.get(verb) or getattr(self, verb)
+        function = self._function(verb)
         types = typing.get_type_hints(function)
         arguments = {key: converted(value, types[key]) for key, value in request.items()}
-        return {"value": to_json(function(*context, **arguments))}
+        if "." in verb:  # a feature's function gets the context before its arguments
+            return {"value": to_json(function(self._context, **arguments))}
+        return {"value": to_json(function(**arguments))}
+
+    def _function(self, verb: str) -> Callable[..., Any]:
+        module, _, name = verb.rpartition(".")
+        if module:
+            function: Callable[..., Any] = getattr(import_module(module), name)
+            return function
+        return VERBS.get(verb) or getattr(self, verb)
 
     def build(self) -> Build:
         return self._build

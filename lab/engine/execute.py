@@ -112,14 +112,12 @@ class _Preparation:
         self._memory = self._lib.llama_get_memory(context.pointer)
         self._script = script
         self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
-        self._targets: list[list[Any]] = [
-            [] for _ in self._slots
-        ]  # where a token is copied to
+        # Where a token is copied to
+        self._targets: list[list[Any]] = [[] for _ in self._slots]
         self._latest: dict[int, int] = {}  # by sequence: the index of its last chosen token
         self._n_chosen = 0
-        self._draft_slot = np.zeros(
-            (), dtype=np.int64
-        )  # for tokens that the draft model chooses
+        # For tokens that the draft model chooses
+        self._draft_slot = np.zeros((), dtype=np.int64)
         self._last_row = 0  # in the last step with logits
         # With more rows than sequences, llama.cpp allocates a larger buffer during the run.
         is_fixed = n_chosen > 0 and max(map(_n_rows, script)) <= context.settings.n_seq_max
@@ -182,9 +180,8 @@ class _Preparation:
 
     def _step(self, operation: Operation) -> tuple[Callable[[], object], Rows]:
         """A call of `llama_decode`, and the rows that tokens are chosen from."""
-        batch = self._batch(
-            operation.parts
-        )  # first: it reads the tokens chosen before this step
+        # First: it reads the tokens chosen before this step
+        batch = self._batch(operation.parts)
         rows: Rows = []
         first = 0
         for part in operation.parts:

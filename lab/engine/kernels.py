@@ -116,9 +116,8 @@ class _Bench:
         if self.probe.repack is False or self.probe.op not in (MUL_MAT, MUL_MAT_ID):
             self.check(product)
             return self.memory
-        place = P.from_address(
-            self.tensors[0].value + 8
-        )  # ggml_tensor.buffer, after the enum type
+        # ggml_tensor.buffer, after the enum type
+        place = P.from_address(self.tensors[0].value + 8)
         for candidate in devices.extra_buffer_types(device):
             empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
             place.value = empty.value

@@ -9,10 +9,8 @@ efficiency B x T(1) / T(B): B is ideal.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,7 @@ from lab.app import server
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable, is_doubtful
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
 from lab.app.options import MODEL, PROMPT, TOKENS, setting_option
-from lab.core import cost, memory, phases
+from lab.core import cost, memory
 from lab.core.experiments import ExperimentRuns, setup_of
 from lab.core.lists import grouped
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
@@ -33,7 +31,7 @@ from lab.remote import session as server_session
 from lab.remote.examination import reaching_of
 from lab.remote.formats import MOST_AT_ONCE
 from lab.remote.session import ServerPlan
-from lab.roofline import step_kernels
+from lab.roofline import kernel_rates
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import batches
 from lab.runner.batches import Batch, batch_of
@@ -49,17 +47,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-REQUEST = [
-    "n_prompt",
-    "n_gen",
-    "is_shared",
-]  # cases that differ only in n_seq are shown together
+REQUEST = ["n_prompt", "n_gen", "is_shared"]
+"""Cases that differ only in n_seq are shown together: what each sequence asks for."""
+
 CASE = [*REQUEST, "n_seq"]
 
-
-def step_s(run: Run) -> float:
-    """The mean time of a decode step."""
-    return statistics.fmean(phases.decode_compute_ns(run)) / 1e9
+Rate = Callable[[float, float], float]  # of n_seq and step_s
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -70,20 +63,16 @@ def figures(run: Run) -> dict[str, float]:
     batch = batch_of(run)
     if batch is None or run.status != OK or run.n_prompt < 1 or run.n_gen < 1:
         return {}
-    prefill_s = 0.0
-    decode_sizes = set()
-    steps = run.steps
-    for kind, n_tokens, ready_ns in zip(
-        steps.kind, steps.n_tokens, steps.ready_ns, strict=True
-    ):
-        if kind == PREFILL:
-            prefill_s = ready_ns / 1e9
-        elif kind == DECODE:
-            decode_sizes.add(n_tokens)
-    if prefill_s <= 0 or decode_sizes != {batch.n_seq}:
+    steps = run.steps.frame()
+    prefill = steps[steps.kind == PREFILL]
+    decode = steps[steps.kind == DECODE]
+    if prefill.empty or set(decode.n_tokens) != {batch.n_seq}:
         return {}
-    tpot_ms = 1e3 * step_s(run)
-    return {"prefill_s": prefill_s, "tpot_ms": tpot_ms} if tpot_ms > 0 else {}
+    prefill_s = float(prefill.ready_ns.iloc[-1]) / 1e9
+    tpot_ms = float((decode.ready_ns - decode.start_ns).mean()) / 1e6
+    if prefill_s <= 0 or tpot_ms <= 0:
+        return {}
+    return {"prefill_s": prefill_s, "tpot_ms": tpot_ms}
 
 
 RUNS = ExperimentRuns(
@@ -233,19 +222,20 @@ def runs_table(records: Sequence[Record]) -> pd.DataFrame:
         run = record.run
         batch = batch_of(run)
         measured = figures(run)
-        if batch is not None and measured:
-            rows.append(
-                {
-                    "n_prompt": run.n_prompt,
-                    "n_gen": run.n_gen,
-                    "is_shared": batch.is_shared,
-                    "n_seq": batch.n_seq,
-                    "step_s": step_s(run),
-                    "prefill_s": measured["prefill_s"],
-                    "kv_bytes": kv_bytes(record, batch),
-                    "record": record,
-                }
-            )
+        if batch is None or not measured:
+            continue
+        rows.append(
+            {
+                "n_prompt": run.n_prompt,
+                "n_gen": run.n_gen,
+                "is_shared": batch.is_shared,
+                "n_seq": batch.n_seq,
+                "step_s": measured["tpot_ms"] / 1e3,
+                "prefill_s": measured["prefill_s"],
+                "kv_bytes": kv_bytes(record, batch),
+                "record": record,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -288,11 +278,9 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         ridge=None,
     )
     if prediction is not None:
-        predicted = []
-        for row in table.itertuples():
-            step = expected_s(prediction, row.n_prompt, row.n_gen, row.n_seq)
-            predicted.append((step, ridge(prediction, row.n_prompt, row.n_gen)))
-        table[["expected_s", "ridge"]] = predicted
+        lengths = list(zip(table.n_prompt, table.n_gen, table.n_seq, strict=True))
+        table["expected_s"] = [expected_s(prediction, *of_row) for of_row in lengths]
+        table["ridge"] = [ridge(prediction, n_prompt, n_gen) for n_prompt, n_gen, _ in lengths]
     return as_rows(table)
 
 
@@ -321,21 +309,20 @@ def ridge(prediction: StepPrediction, n_prompt: int, n_gen: int) -> float | None
     settings = prediction.settings
     if settings.kv_unified:
         return None
+    model = prediction.model
+    types = (settings.type_k, settings.type_v)
     n_past = n_prompt + n_gen // 2
-    step = partial(
-        cost.step, prediction.model, 1, n_past, type_k=settings.type_k, type_v=settings.type_v
-    )
-    one_seq = step(n_outputs=1)
-    two_seq = step(n_outputs=2, beside=[(1, n_past)])
-    if one_seq is None or two_seq is None:
+    of_one = cost.step(model, 1, n_past, 1, *types)
+    of_two = cost.step(model, 1, n_past, 2, *types, [(1, n_past)])
+    if of_one is None or of_two is None:
         return None
-    roof = step_kernels.roof(prediction.ceilings)
-    arithmetic_s = (two_seq.flops - one_seq.flops) / roof.gflops
-    traffic_s = (two_seq.n_bytes - one_seq.n_bytes) / roof.gbps
-    weights_s = one_seq.n_bytes / roof.gbps - traffic_s
-    if arithmetic_s <= traffic_s:
+    roof = kernel_rates.roof(prediction.ceilings)
+    arithmetic_ns = (of_two.flops - of_one.flops) / roof.gflops  # of each sequence
+    traffic_ns = (of_two.n_bytes - of_one.n_bytes) / roof.gbps
+    weights_ns = of_one.n_bytes / roof.gbps - traffic_ns
+    if arithmetic_ns <= traffic_ns:
         return None
-    return weights_s / (arithmetic_s - traffic_s)
+    return weights_ns / (arithmetic_ns - traffic_ns)
 
 
 def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
@@ -377,15 +364,25 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     Grey lines: the rates if sharing a step cost nothing, and the ridge, if anything is concluded.
     """
     total, user = figure.subplots(1, 2)
-    draw_rates(total, rows, records, lambda n_seq, step_s: n_seq / step_s)
-    draw_rates(user, rows, records, lambda n_seq, step_s: 1 / step_s)
+    draw_rates(total, rows, records, total_rate)
+    draw_rates(user, rows, records, user_rate)
     total.set_ylabel("tokens per second, all sequences")
     user.set_ylabel("tokens per second, each sequence")
     canvas.finish(figure.axes, f"Sequences decoded together\n{subject}")
 
 
-def draw_rates(ax: Axes, rows: Sequence[Any], records: Sequence[Record], rate: Any) -> None:
-    """Draw rates over the number of sequences: `rate(n_seq, step_s)`."""
+def total_rate(n_seq: float, step_s: float) -> float:
+    """Tokens per second of all sequences."""
+    return n_seq / step_s
+
+
+def user_rate(n_seq: float, step_s: float) -> float:
+    """Tokens per second of each sequence."""
+    return 1 / step_s
+
+
+def draw_rates(ax: Axes, rows: Sequence[Any], records: Sequence[Record], rate: Rate) -> None:
+    """Draw rates over the number of sequences: of each run, their medians, and predicted."""
     runs = runs_table(records).groupby(REQUEST)
     requests = by_request(rows)
     styles = canvas.styles(len(requests), canvas.OF_DECODE)
@@ -393,7 +390,8 @@ def draw_rates(ax: Axes, rows: Sequence[Any], records: Sequence[Record], rate: A
         first = request[0]
         label = prompt_label(first)
         measured = []
-        for run in runs.get_group((first.n_prompt, first.n_gen, first.is_shared)).itertuples():
+        of_request = runs.get_group((first.n_prompt, first.n_gen, first.is_shared))
+        for run in of_request.itertuples():
             measured.append((run.n_seq, rate(run.n_seq, run.step_s), [run.record]))
         medians = [(row.n_seq, rate(row.n_seq, row.step_s)) for row in request]
         predicted = [
@@ -407,7 +405,7 @@ def draw_rates(ax: Axes, rows: Sequence[Any], records: Sequence[Record], rate: A
     ax.set(xlabel="sequences in a step", yscale="log")
 
 
-def draw_ideal(ax: Axes, request: Sequence[Any], rate: Any) -> None:
+def draw_ideal(ax: Axes, request: Sequence[Any], rate: Rate) -> None:
     """Draw the rates if sharing a step cost nothing."""
     first = request[0]
     if first.n_seq == 1:

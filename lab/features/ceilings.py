@@ -20,7 +20,7 @@ from lab.core.lists import plural
 from lab.core.record import Ceilings, Rate
 from lab.models import catalog
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD, Probe
-from lab.roofline import measuring, probing, step_kernels
+from lab.roofline import kernel_rates, measuring, probing
 from lab.roofline.probes import READ
 from lab.roofline.probing import Say
 from lab.runner import progress
@@ -166,7 +166,7 @@ def before(todo: Sequence[Probe]) -> str:
 
 def section(ceilings: Ceilings) -> Section:
     """The kernels' best rates, and the ridge of the roofline."""
-    roof = step_kernels.roof(ceilings)
+    roof = kernel_rates.roof(ceilings)
     label = probing.device_label(ceilings.machine, ceilings.device)
     rates = sorted(ceilings.rates, key=_order)
     return Section(

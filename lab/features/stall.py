@@ -55,11 +55,8 @@ N_GEN = 9  # tokens of the new request's answer
 MOST_PREDICTED = 2**20  # prompt tokens of a run that is predicted step by step
 STALL = 2.0  # a gap longer than STALL times the usual gap is a stall
 MOST_CHUNKS = 4  # panels in a row of the picture
-REQUEST = [
-    "n_prompt",
-    "n_gen",
-    "n_streams",
-]  # cases that differ only in the chunk are compared
+# Cases that differ only in the chunk are compared
+REQUEST = ["n_prompt", "n_gen", "n_streams"]
 CASE = [*REQUEST, "chunk"]
 
 

@@ -25,17 +25,15 @@ from lab.models import catalog
 from lab.models.catalog import HUB, ModelFile
 
 HOME = "https://huggingface.co"
-HEADER_BYTES = (
-    32 << 20
-)  # more than any model's header: a vocabulary of 262,144 tokens takes 16 MB
+# More than any model's header: a vocabulary of 262,144 tokens takes 16 MB
+HEADER_BYTES = 32 << 20
 MOST_ANSWER_BYTES = 32 << 20  # of an answer that is no file: a list of 10,000 files takes 1 MB
 STALL_S = 60.0
 LEAST_BYTES = 64 << 10
 """A transfer ends if it brings fewer than LEAST_BYTES in STALL_S seconds."""
 
-SHA256 = (
-    "[0-9a-f]{64}"  # the name of a large file's blob; files in git itself have shorter ones
-)
+# The name of a large file's blob; files in git itself have shorter ones
+SHA256 = "[0-9a-f]{64}"
 OFFLINE_HINT = (
     "Without a network, measure the embedded model (smollm2-135m), "
     "a synthetic one (synthetic:NAME:QUANT) or a file on disk (--model PATH.gguf)."
@@ -263,9 +261,8 @@ class _Guard:
             and request.url.host != urlsplit(_endpoint()).hostname
         ):
             raise _no_hub()
-        request.headers["Accept-Encoding"] = (
-            "identity"  # so that announced bytes are bytes on disk
-        )
+        # So that announced bytes are bytes on disk
+        request.headers["Accept-Encoding"] = "identity"
 
     def check_answer(self, response: Any) -> None:
         """LabError for an answer of no hub; the body of the others gets its limits."""

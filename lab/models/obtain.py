@@ -36,9 +36,8 @@ from lab.process.worker import Worker
 ShowTransfer = Callable[[str, int, int | None], None]
 """Called with a description of the work, the bytes done and the total bytes (None: unknown)."""
 
-WRITTEN_FOR_OTHERS = (
-    "Q4_0"  # random weights from which llama.cpp's quantizer makes other types
-)
+# Random weights from which llama.cpp's quantizer makes other types
+WRITTEN_FOR_OTHERS = "Q4_0"
 
 
 def silently(what: str, done: int, total: int | None) -> None:

@@ -23,9 +23,8 @@ TIMEOUT_S = 5.0  # for a server's answer, however slowly it comes
 HELLO = 14  # RPC_CMD_HELLO
 GREETING = struct.pack("<BQ", HELLO, 24) + bytes(24)  # without capabilities: only TCP
 ANSWER_BYTES = range(3, 65)  # the version in three bytes, and capabilities
-RESET = struct.pack(
-    "hh" if os.name == "nt" else "ii", 1, 0
-)  # struct linger: close with a reset
+# Struct linger: close with a reset
+RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 
 SEVERAL = (
     f"Write HOST:PORT, such as 192.168.1.20:{DEFAULT_PORT}. Separate servers with commas."

@@ -36,9 +36,8 @@ from lab.remote.formats import JsonReply, as_count, as_dict
 from lab.remote.servers import TOKENIZE, USAGE, Server, TokenCounter, tokenizers
 from lab.runner import machine
 
-MOST_PROBES = (
-    9  # maximum number of requests that generate tokens, besides one for counting prompts
-)
+# Maximum number of requests that generate tokens, besides one for counting prompts
+MOST_PROBES = 9
 MOST_NAMES = 8  # models that a message lists
 SHORT = "Say yes."
 N_SHORT = 4

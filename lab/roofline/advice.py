@@ -323,9 +323,8 @@ def guessing(decode: Any, prediction: StepPrediction) -> Guessing | None:
     a decode.
     """
     model = prediction.model
-    if (
-        not can_cut(model) or model.source == catalog.SYNTHETIC
-    ):  # the text of random weights is noise
+    # The text of random weights is noise
+    if not can_cut(model) or model.source == catalog.SYNTHETIC:
         return None
     n_past = mean_position(decode)
     single_s = prediction.seconds(1, n_past, 1)

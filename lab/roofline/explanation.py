@@ -11,13 +11,13 @@ takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core import cost, phases, shown, stats
 from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
 from lab.errors import LabError
-from lab.roofline import probing, step_kernels
+from lab.roofline import kernel_rates, probing, step_kernels
 from lab.runner import disturbances
 
 if TYPE_CHECKING:
@@ -35,17 +35,19 @@ OUTPUT = "output"
 BETWEEN = "between devices"
 """Parts of a phase's least time, besides attention."""
 
-OVERHEAD_SHARE = 0.5  # overhead limits a phase with more than this share outside its kernels
-ATTENTION_SHARE = (
-    0.5  # attention limits a phase with more than this share of its kernels' time
-)
-KERNEL_FACTOR = 1.5  # the kernel limits a phase that it makes this much slower than both roofs
-BEYOND = 1.005  # times its ceiling: a faster phase shows that the ceiling is wrong
+OVERHEAD_SHARE = 0.5
+ATTENTION_SHARE = 0.5
+KERNEL_FACTOR = 1.5
+"""Overhead limits a phase with more than OVERHEAD_SHARE of its time outside its kernels, attention
+one with more than ATTENTION_SHARE of its kernels' time, the kernel one that it makes KERNEL_FACTOR
+times slower than both roofs."""
+
+BEYOND = 1.005  # a phase that is so many times faster than its ceiling shows that it is wrong
 
 CASE = ["n_prompt", "n_gen", "phase"]
 MEDIANS = ["measured_s", "choosing_s", "harness_s", "of_request"]
 
-SUMS = ["flops", "n_bytes", "least_s", "measured_ns", "choosing_ns", "harness_ns"]
+SUMS = ["flops", "n_bytes", "least_s", "measured_s", "choosing_s", "harness_s"]
 """What is added up over the steps of a phase."""
 
 Size = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
@@ -65,29 +67,25 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
     """
     import pandas as pd
 
-    phase_rows = []
-    phases_of = PhasesOfRuns(ceilings)
+    phase_rows: list[dict[str, Any]] = []
+    costs = StepCosts(ceilings)
     for record in records:
         if not record.run.is_plain:
             continue
         for run in phases.by_length(record.run):
-            if not run.is_timed:
-                continue
-            for phase in (PREFILL, DECODE):
-                if phase in run.steps.kind:
-                    phase_rows.append(phases_of.row(phase, run, record))
+            if run.is_timed:
+                phase_rows += rows_of_run(run, record, costs)
     if not phase_rows:
         raise LabError(
             "There is no run of lab measure with steps to explain.",
             "What there is, with predictions of experiments: lab show RESULTS",
         )
-    by_run = pd.DataFrame(phase_rows)
-    cases = by_run.groupby(CASE)
-    rows = by_run.drop_duplicates(CASE).set_index(CASE)
-    rows = rows.sort_index(ascending=[True, True, False])  # prefill first
+    cases = pd.DataFrame(phase_rows).groupby(CASE)
+    rows = cases.first()  # costs are equal in all runs of a case
     rows[MEDIANS] = cases[MEDIANS].median()
     rows["n_runs"] = cases.size()
     rows["n_disturbed"] = cases.is_disturbed.sum()
+    rows = rows.sort_index(ascending=[True, True, False])  # prefill before decode
     rows["intensity"] = rows.flops / rows.n_bytes
     rows["of_ceiling"] = rows.least_s / rows.measured_s
     rows["gflops"] = rows.flops / rows.measured_s / 1e9
@@ -99,16 +97,13 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 
 def _doubts(rows: pd.DataFrame, ceilings: Ceilings) -> list[tuple[str, ...]]:
     """The doubts of each explained row: of its runs, of the ceilings, and of a phase above its
-    ceiling.
-    """
+    ceiling."""
     fewest = stats.fewest_for_interval()
     doubts_of_ceilings = probing.doubts(ceilings)
     doubts = []
     for row in rows.itertuples():
-        doubts_of_row = [
-            shown.of_runs(row.n_runs, row.n_disturbed, fewest),
-            doubts_of_ceilings,
-        ]
+        doubts_of_runs = shown.of_runs(row.n_runs, row.n_disturbed, fewest)
+        doubts_of_row = [doubts_of_runs, doubts_of_ceilings]
         if row.least_s > BEYOND * row.measured_s:
             doubts_of_row.append((shown.ABOVE,))
         doubts.append(shown.all_of(doubts_of_row))
@@ -133,77 +128,81 @@ def limit_of(row: Any) -> str:
     return TRAFFIC
 
 
-class PhasesOfRuns:
-    """Phases of runs beside their ceilings; a size of step that many runs share is costed once."""
+class StepCosts:
+    """The costs of steps beside a machine's ceilings; a size of step is costed only once."""
 
     def __init__(self, ceilings: Ceilings) -> None:
         self.ceilings = ceilings
-        self.costs: dict[tuple[Size, step_kernels.Layers], Cost] = {}
+        self._costs: dict[tuple[Size, step_kernels.Layers], Cost] = {}
 
-    def row(self, phase: str, run: Run, record: Record) -> dict[str, Any]:
-        """A phase of one run (decode: the mean per token). LabError without a cost."""
-        steps = run.steps
-        layers = probing.layers_of(record)
-        last_prefill = phases.n_prefill_steps(run) - 1
-        sums: dict[str, float] = dict.fromkeys(SUMS, 0.0)
-        parts = []
-        for i, kind in enumerate(steps.kind):
-            if (kind == PREFILL) != (phase == PREFILL):
-                continue
-            n_outputs = 1 if i >= last_prefill else 0
-            size = (steps.n_tokens[i], steps.n_past[i], n_outputs)
-            step, parts_of_step = self.cost(size, layers, record)
-            parts.append(parts_of_step)
-            sums["flops"] += step.flops
-            sums["n_bytes"] += step.n_bytes
-            sums["least_s"] += parts_of_step.total.total_s
-            sums["measured_ns"] += steps.ready_ns[i] - steps.start_ns[i]
-            sums["choosing_ns"] += steps.end_ns[i] - steps.ready_ns[i]
-            if i > 0:
-                sums["harness_ns"] += steps.start_ns[i] - steps.end_ns[i - 1]
-        n = len(parts) if phase == DECODE else 1
-        flops = sums["flops"] / n
-        n_bytes = sums["n_bytes"] / n
-        best = step_kernels.roof(self.ceilings, layers)
-        return {
-            "n_prompt": run.n_prompt,
-            "n_gen": run.n_gen,
-            "phase": phase,
-            "n_steps": len(parts),
-            "measured_s": sums["measured_ns"] / 1e9 / n,
-            "least_s": sums["least_s"] / n,
-            "parts": by_part(parts, n),
-            "is_split": len(parts[0].by_device) > 1,
-            "flops": flops,
-            "n_bytes": n_bytes,
-            "arithmetic_s": flops / best.gflops / 1e9,
-            "traffic_s": n_bytes / best.gbps / 1e9,
-            "choosing_s": sums["choosing_ns"] / 1e9 / n,
-            "harness_s": sums["harness_ns"] / 1e9 / n,
-            "of_request": _share_of_request(phase, run),
-            "is_disturbed": bool(disturbances.disturbances(record)),
-        }
-
-    def cost(self, size: Size, layers: step_kernels.Layers, record: Record) -> Cost:
-        """The cost of a step, and its kernels at their ceilings."""
+    def of_step(self, size: Size, layers: step_kernels.Layers, record: Record) -> Cost:
+        """FLOPs and bytes of a step, and its kernels at their ceilings. LabError without a cost."""
         model = record.model
         settings = record.settings
-        if (size, layers) not in self.costs:
+        if (size, layers) not in self._costs:
             step = step_kernels.step_cost(model, *size, settings.type_k, settings.type_v)
             parts = step_kernels.parts(model, settings, self.ceilings, *size, layers=layers)
-            self.costs[size, layers] = (step, parts)
-        return self.costs[size, layers]
+            self._costs[size, layers] = (step, parts)
+        return self._costs[size, layers]
 
 
-def by_part(steps: Sequence[step_kernels.StepParts], n: int) -> dict[str, float]:
+def rows_of_run(run: Run, record: Record, costs: StepCosts) -> list[dict[str, Any]]:
+    """The phases of one run: sums over the steps of prefill, means over those of decode."""
+    layers = probing.layers_of(record)
+    all_steps = _costed_steps(run, record, layers, costs)
+    best = kernel_rates.roof(costs.ceilings, layers)
+    rows = []
+    for phase, steps in all_steps.groupby("phase"):
+        n = len(steps) if phase == DECODE else 1
+        sums = steps[SUMS].sum() / n
+        rows.append(
+            {
+                "n_prompt": run.n_prompt,
+                "n_gen": run.n_gen,
+                "phase": phase,
+                "n_steps": len(steps),
+                **sums,
+                "parts": by_part(steps.parts, n),
+                "is_split": len(steps.parts.iloc[0].by_device) > 1,
+                "arithmetic_s": sums.flops / best.gflops / 1e9,
+                "traffic_s": sums.n_bytes / best.gbps / 1e9,
+                "of_request": _share_of_request(str(phase), run),
+                "is_disturbed": bool(disturbances.disturbances(record)),
+            }
+        )
+    return rows
+
+
+def _costed_steps(
+    run: Run, record: Record, layers: step_kernels.Layers, costs: StepCosts
+) -> pd.DataFrame:
+    """A row per step: its phase, its cost, its least time, and what it took, in seconds."""
+    import pandas as pd
+
+    steps = run.steps.frame()
+    last_prefill = phases.n_prefill_steps(run) - 1
+    rows = []
+    for step in steps.itertuples():
+        n_outputs = 1 if step.Index >= last_prefill else 0
+        size = (step.n_tokens, step.n_past, n_outputs)
+        counted, parts = costs.of_step(size, layers, record)
+        rows.append((counted.flops, counted.n_bytes, parts.total.total_s, parts))
+    table = pd.DataFrame(rows, columns=["flops", "n_bytes", "least_s", "parts"])
+    return table.assign(
+        phase=steps.kind.where(steps.kind == PREFILL, DECODE),
+        measured_s=(steps.ready_ns - steps.start_ns) / 1e9,
+        choosing_s=(steps.end_ns - steps.ready_ns) / 1e9,
+        harness_s=(steps.start_ns - steps.end_ns.shift()) / 1e9,
+    )
+
+
+def by_part(steps: Iterable[step_kernels.StepParts], n: int) -> dict[str, float]:
     """Least seconds of steps by part, divided by n; with several devices by device and part."""
     sums: dict[str, float] = defaultdict(float)
     for step in steps:
         is_split = len(step.by_device) > 1
         for device, kernels in step.by_device.items():
-            prefix = ""
-            if is_split:
-                prefix = f"{device or probing.CPU} "
+            prefix = f"{device or probing.CPU} " if is_split else ""
             sums[f"{prefix}{LAYERS}"] += kernels.layers_s
             sums[f"{prefix}{ATTENTION}"] += kernels.attention_s
             sums[f"{prefix}{OUTPUT}"] += kernels.head_s
@@ -216,7 +215,5 @@ def _share_of_request(phase: str, run: Run) -> float:
     """A phase's share of the whole request."""
     prefill_ns = phases.prefill_ns(run)
     e2e_ns = phases.e2e_ns(run)
-    share_of_prefill = 0.0
-    if prefill_ns and e2e_ns:
-        share_of_prefill = prefill_ns / e2e_ns
+    share_of_prefill = prefill_ns / e2e_ns if prefill_ns and e2e_ns else 0.0
     return share_of_prefill if phase == PREFILL else 1 - share_of_prefill

@@ -23,7 +23,7 @@ from lab.errors import LabError
 from lab.models import catalog, devices, obtain, synthetic
 from lab.models.devices import DeviceSheet
 from lab.process.worker import Worker
-from lab.roofline import datasheet, learning, probing, step_kernels
+from lab.roofline import datasheet, kernel_rates, learning, probing, step_kernels
 from lab.roofline.learning import Coverage, Learned, LearnedCase, Step
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner.cases import Plan
@@ -33,9 +33,8 @@ from lab.runner.plan import make_plan
 HERE = "this machine"
 MOST_TOKENS = 10_000_000  # the longest context that can be predicted
 WITHIN = 0.90  # the share of requests that a range is to hold
-TOO_FAST = (
-    1.1  # runs faster than their kernels' ceilings by this factor: the ceilings are too low
-)
+# Runs faster than their kernels' ceilings by this factor: the ceilings are too low
+TOO_FAST = 1.1
 
 Span = tuple[float, float]  # the ends of a range
 UNKNOWN: Span = (math.nan, math.nan)
@@ -262,10 +261,10 @@ class Here:
     learned: Learned
 
     @cached_property
-    def roof(self) -> step_kernels.Roof:
+    def roof(self) -> kernel_rates.Roof:
         machine = self.ceilings.machine
         layers = probing.layers(machine, self.model, self.settings)
-        return step_kernels.roof(self.ceilings, layers)
+        return kernel_rates.roof(self.ceilings, layers)
 
     def limit_s(self, step: Step, other_spans: Sequence[cost.Span] = ()) -> float:
         """The least seconds of a step, by the machine's best rates."""

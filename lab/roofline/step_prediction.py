@@ -15,7 +15,7 @@ from lab.core import cost
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.script import Part, Script
 from lab.errors import LabError
-from lab.roofline import learning, probing, step_kernels
+from lab.roofline import kernel_rates, learning, probing, step_kernels
 from lab.roofline.learning import Costs, Fit
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class StepPrediction:
         moved = cost.move(self.model, n_positions, self.settings.type_k, self.settings.type_v)
         if moved is None:
             return None
-        return moved.n_bytes / step_kernels.roof(self.ceilings).gbps / 1e9
+        return moved.n_bytes / kernel_rates.roof(self.ceilings).gbps / 1e9
 
 
 def log_mean(share: float, low: float, high: float) -> float:

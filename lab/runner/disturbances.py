@@ -86,9 +86,8 @@ def cores(samples: NoiseSamples | None, column: Sequence[int] | None) -> CoresUs
     for last, ms in enumerate(column):
         used_ms += ms
         end_ms = at_ms[last + 1]
-        while (
-            end_ms - at_ms[first + 1] >= WINDOW_MS
-        ):  # without its first row it is long enough
+        # Without its first row it is long enough
+        while end_ms - at_ms[first + 1] >= WINDOW_MS:
             used_ms -= column[first]
             first += 1
         window_ms = end_ms - at_ms[first]

@@ -121,9 +121,8 @@ def _core_times() -> list[Any]:
     cores = own_cores()
     if cores is not None and len(cores) < (os.cpu_count() or 0):
         times = psutil.cpu_times(percpu=True)
-        if max(cores) < len(
-            times
-        ):  # otherwise some are offline, and indices are no core numbers
+        # Otherwise some are offline, and indices are no core numbers
+        if max(cores) < len(times):
             return [times[core] for core in cores]
     return [psutil.cpu_times()]
 
@@ -157,9 +156,8 @@ class GpuWatch:
                 indices = range(pynvml.nvmlDeviceGetCount())
                 self._handles = list(map(pynvml.nvmlDeviceGetHandleByIndex, indices))
                 self._nvml = pynvml
-        self._since_us = (
-            time.time_ns() // 1000
-        )  # of the system's clock, like the driver's stamps
+        # Of the system's clock, like the driver's stamps
+        self._since_us = time.time_ns() // 1000
         self._most_percent: list[int | None] = [None] * len(self._handles)
         self._sampled = time.monotonic()
 

@@ -26,9 +26,9 @@ DEFAULT_REPEAT = 3
 
 N_PILOT = 8  # pilot rounds of `--until`, from which the number of further rounds is computed
 
-
 MOST_LENGTHS = 1000
 LENGTHS = re.compile(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*")
+"""A length, or a range: first, last, + or *, step or factor."""
 
 
 def parse_lengths(
@@ -111,8 +111,7 @@ def make_plan(
     watch: obtain.ShowTransfer | None = obtain.silently,
     **settings: Any,
 ) -> Plan:
-    """Check everything that can be checked before the weights are loaded. LabError for a plan that
-    cannot work.
+    """Check all that can be checked without loading weights. LabError for an impossible plan.
 
     Without `repeat` the plan has three rounds, and more for quick lengths. With `every` it is a
     sweep up to its only length; with `until` it has rounds until that accuracy. A missing model is
@@ -123,10 +122,7 @@ def make_plan(
     worker.use(builds.folder_of(asked.lib), placing.rpc_servers(asked))
     build = builds.of_worker(worker)  # before the child computes anything
     cases = _cases(parse_lengths(prompt_len), gen, every)
-    n_repeat = DEFAULT_REPEAT if repeat is None else repeat
-    check_number("repeat", n_repeat, 10_000)
-    if until is not None:
-        n_repeat = min(max(n_repeat, N_PILOT), until.max_repeats)
+    n_repeat = _n_repeat(repeat, until)
     asked.check()
     source = prompts.source(asked.prompt)
     planned = _model(worker, model, watch)
@@ -135,9 +131,6 @@ def make_plan(
     here = machine.describe(build, builds.name_of(asked.lib))
     chosen = _settings(asked, cases, source, here, planned.model)
     has_devices = chosen.n_gpu_layers != 0
-    tensors = planned.tensors
-    if has_devices and not tensors:
-        tensors = worker.tensors(planned.file.path)
     plan = Plan(
         file=planned.file,
         model=planned.model,
@@ -151,7 +144,7 @@ def make_plan(
         until=until,
         is_more_if_cheap=repeat is None and until is None and every is None,
         lib=worker.lib,
-        tensors=tensors,
+        tensors=_tensors(worker, planned) if has_devices else planned.tensors,
         free=worker.free_memory() if has_devices else {},
         auto=asked if asked.n_gpu_layers == AUTO else None,
     )
@@ -168,6 +161,15 @@ def _cases(lengths: Sequence[int], gen: int, every: int | None) -> tuple[Case, .
         hint = f"At most {MAX_TOKENS:,}: increase --every."
         raise LabError(f"The sweep would generate {most:,} tokens.", hint)
     return cases
+
+
+def _n_repeat(repeat: int | None, until: Until | None) -> int:
+    """The planned rounds; with `until` at least the pilot rounds."""
+    n_repeat = DEFAULT_REPEAT if repeat is None else repeat
+    check_number("repeat", n_repeat, 10_000)
+    if until is None:
+        return n_repeat
+    return min(max(n_repeat, N_PILOT), until.max_repeats)
 
 
 def _random_prompt(asked: AskedSettings, model: str) -> prompts.Source:
@@ -262,6 +264,11 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
     file = catalog.ModelFile(entry.name, spec.source, Path())
     model = synthetic.model_of(entry, quantization)
     return _PlannedModel(file, model, tuple(tensors), (note,))
+
+
+def _tensors(worker: Worker, planned: _PlannedModel) -> tuple[Tensor, ...]:
+    """The tensors of a model; of a file those in its header."""
+    return planned.tensors or worker.tensors(planned.file.path)
 
 
 def read_header(worker: Worker, file: catalog.ModelFile) -> Model:

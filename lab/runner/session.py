@@ -77,56 +77,53 @@ def execute(
         message = "A model with random weights generates no text to stream."
         raise LabError(message, "Omit --stream.")
     with unless_empty(path):
-        todo = plan.order
-        reporter = Reporter(watch, todo, plan.n_tokens)
+        planned = plan.order
+        reporter = Reporter(watch, planned, plan.n_tokens)
         engine = WarmEngine(plan, worker, reporter, stream, n_starts)
-        for settings, run in _Loop(engine, todo).runs():
+        for settings, run in _Loop(engine, planned).runs():
             record = engine.record(path.stem, run, settings)
             save(path, record)
             yield record
 
 
 class _Loop:
-    """The state of a running plan: the runs done and still to do, the crashes of each case, the
-    abandoned cases."""
+    """A running plan. Its methods yield each run with the settings that it was made with."""
 
-    def __init__(self, engine: WarmEngine, todo: list[tuple[int, Case]]) -> None:
+    def __init__(self, engine: WarmEngine, planned: list[tuple[int, Case]]) -> None:
         self.engine = engine
         self.plan = engine.plan
-        self.todo = todo
         self.started = time.monotonic()
-        self.is_extended = False  # the runs after the planned ones are known
+        self.todo = planned  # (repeat, case), in the order of the runs
+        self.is_extended = False  # the runs after the planned ones are in the list
         self.done: list[tuple[Case, Run]] = []
-        self.given_up: set[Case] = set()
         self.n_crashes = collections.Counter[Case]()
+        self.abandoned: set[Case] = set()
 
     def runs(self) -> Iterator[tuple[Settings, Run]]:
+        """All runs, warm-ups and failures of the plan, each round with a fresh engine."""
         for case, reason in self.plan.refused.items():
             yield self.plan.settings, failed_run(case, 0, LabError(reason))
         while self.todo or self._extend():
-            repeat = self.todo[0][0]
-            if not self.engine.warm:
-                yield from self._warm_up()
-            elif self.engine.round == repeat:
-                yield from self._next_run()
-            elif self._is_out_of_time():
-                break
-            else:
+            next_round = self.todo[0][0]
+            if self.engine.warm and self.engine.round != next_round:
+                if self._is_out_of_time():
+                    return
                 self.engine.renew()
+            if self.engine.warm:
+                yield from self._next_run()
+            else:
+                yield from self._warm_up()
 
     def _next_run(self) -> Iterator[tuple[Settings, Run]]:
-        """The next run of the list, or the record of its failure, written before the engine starts
-        again: that may fail too."""
+        """The next run of the list, or the record of its failure."""
         repeat, case = self.todo.pop(0)
         try:
             run = self.engine.run(case, repeat)
         except LabError as problem:
             settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
-            if (
-                run.warmup
-            ):  # the failure does not count, because another setting works: try again
+            if run.warmup:  # does not count, because another setting works: try again
                 self.todo.insert(0, (repeat, case))
-            yield settings, run
+            yield settings, run  # is saved before the engine starts again: that may fail too
             if isinstance(problem, WorkerDied):  # after other failures the engine can continue
                 self.engine.renew()
         else:
@@ -139,34 +136,37 @@ class _Loop:
         return minutes is not None and time.monotonic() - self.started >= 60 * minutes
 
     def _extend(self) -> bool:
-        """Add the rounds after the planned ones to the list, once, if any are needed and there is
-        time."""
-        runs: dict[Case, list[Run]] = {}
-        for case, run in self.done:
-            if case not in self.given_up:
-                runs.setdefault(case, []).append(run)
+        """Add the rounds after the planned ones to the list, once; whether there are any."""
+        runs = self._runs_that_count()
         if self.is_extended or not runs or self._is_out_of_time():
             return False
         self.is_extended = True
-        targets: dict[Case, int] = {}
+        n_repeats: dict[Case, int] = {}
         if self.plan.until:
-            targets = repeats_until(runs, self.plan.until)
+            n_repeats = repeats_until(runs, self.plan.until)
         elif self.plan.is_more_if_cheap:
             spent_s = time.monotonic() - self.started
-            targets = cheap_repeats(runs, self.plan.n_repeat, EXTRA_SHARE * spent_s)
+            n_repeats = cheap_repeats(runs, self.plan.n_repeat, EXTRA_SHARE * spent_s)
         last_repeat = max(run.repeat for _, run in self.done)
-        n_rounds = max(targets.values(), default=0)
-        for repeat in range(last_repeat + 1, n_rounds):
-            cases = [case for case, n_repeat in targets.items() if repeat < n_repeat]
+        for repeat in range(last_repeat + 1, max(n_repeats.values(), default=0)):
+            cases = [case for case, n_repeat in n_repeats.items() if repeat < n_repeat]
             self.todo += self.plan.round(repeat, cases)
         self.engine.reporter.n_runs += len(self.todo)
         return bool(self.todo)
+
+    def _runs_that_count(self) -> dict[Case, list[Run]]:
+        """The runs of each case that was not abandoned."""
+        runs: dict[Case, list[Run]] = {}
+        for case, run in self.done:
+            if case not in self.abandoned:
+                runs.setdefault(case, []).append(run)
+        return runs
 
     def _warm_up(self) -> Iterator[tuple[Settings, Run]]:
         """Load, make a context and warm up. A failure is the largest case's, which sets the
         context's size."""
         engine = self.engine
-        excluded = {*self.plan.refused, *self.given_up}
+        excluded = {*self.plan.refused, *self.abandoned}
         possible = [case for case in self.plan.cases if case not in excluded]
         is_loaded = False
         is_open = False
@@ -183,7 +183,7 @@ class _Loop:
             if not is_loaded and not can_change:
                 raise
             largest = max(possible, key=self._size)
-            most_crashes = engine.most_crashes if is_open else 1
+            most_crashes = engine.most_crashes if is_open else 1  # a context fails every time
             yield self._failed(largest, 0, problem, most_crashes, is_warmup=is_open)
             if isinstance(problem, WorkerDied):
                 engine.renew()
@@ -211,26 +211,25 @@ class _Loop:
             return settings, dataclasses.replace(run, error=change)
         may_be_chance = isinstance(problem, WorkerDied) and self.n_crashes[case] < most_crashes
         if not may_be_chance:
-            self.given_up.add(case)
+            self.abandoned.add(case)
             self.todo[:] = [(n, planned) for n, planned in self.todo if planned != case]
         return settings, failed_run(case, repeat, problem, warmup=is_warmup and may_be_chance)
 
 
 def repeats_until(runs: Mapping[Case, Sequence[Run]], until: Until) -> dict[Case, int]:
-    """The repeats that each case needs for intervals within the share; in a sweep the worst length
-    counts."""
-    targets: dict[Case, int] = {}
+    """The repeats that each case needs for intervals within the share; its worst figure counts."""
+    n_repeats: dict[Case, int] = {}
     for case, runs_of_case in runs.items():
         figures = _figures(runs_of_case).values()
         needed = [stats.repeats_needed(values, until.share) for values in figures]
-        targets[case] = min(until.max_repeats, max(needed, default=0))
-    return targets
+        n_repeats[case] = min(until.max_repeats, max(needed, default=0))
+    return n_repeats
 
 
 def cheap_repeats(
     runs: Mapping[Case, Sequence[Run]], n_repeat: int, spare_s: float
 ) -> dict[Case, int]:
-    """The repeats of the quickest cases that an interval needs, as far as the spare time lasts."""
+    """The repeats that an interval needs: of the quickest cases, as far as the spare time lasts."""
     run_s: dict[Case, float] = {}
     for case, runs_of_case in runs.items():
         times_ns = [ns for ns in map(phases.e2e_ns, runs_of_case) if ns is not None]
@@ -238,17 +237,20 @@ def cheap_repeats(
             run_s[case] = statistics.median(times_ns) / 1e9
     n_for_interval = stats.fewest_for_interval()
     n_more = n_for_interval - n_repeat
-    targets: dict[Case, int] = {}
+    n_repeats: dict[Case, int] = {}
     for case in sorted(run_s, key=lambda case: run_s[case]):
         spare_s -= n_more * run_s[case]
         if spare_s >= 0:
-            targets[case] = n_for_interval
-    return targets
+            n_repeats[case] = n_for_interval
+    return n_repeats
 
 
 def wide_figures(runs: Sequence[Run], share: float) -> list[tuple[int, str, float | None]]:
-    """The figures (prompt length, name) whose interval exceeds +- `share` of the median, and its
-    farther end."""
+    """The figures whose interval exceeds +- `share` of the median: prompt length, name, width.
+
+    The width is the larger distance of an end from the median, as a share of it; None without an
+    interval.
+    """
     wide: list[tuple[int, str, float | None]] = []
     for (n_prompt, name), values in sorted(_figures(runs).items()):
         interval = stats.median_interval(values)

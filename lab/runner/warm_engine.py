@@ -309,9 +309,8 @@ def _sampling(
 
 def check_tokens(script: Script, run: Run, case: Case) -> None:
     """LabError unless the steps of a run have the tokens of its script."""
-    n_planned_steps = len(
-        list(scripts.shapes(script))
-    )  # those of an open-ended operation follow
+    # Those of an open-ended operation follow
+    n_planned_steps = len(list(scripts.shapes(script)))
     n_planned = 0
     for operation in script:
         n_planned += operation.times * operation.n_tokens

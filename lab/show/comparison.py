@@ -43,24 +43,29 @@ SLOWER = "slower"
 ALIKE = "no difference"
 TOO_FEW = "too few runs"
 DISTURBED = "disturbed"
+"""The verdicts on the second side of a comparison."""
 
-WIDEST = (
-    0.5  # if a difference of more than this is possible, the verdict is not "no difference"
-)
 AT_LEAST = 0.01
 """Smaller differences count as none: memory layout, for example, changes the speed of a process by
 about as much."""
 
-FEWEST_RUNS = 3  # runs that a session needs for an interval of its ratio to another
+WIDEST = 0.5
+"""If the interval leaves a larger difference possible, the verdict is not "no difference"."""
+
+FEWEST_RUNS = 3  # runs that a session needs for an interval of its ratio to another session
+
 FIGURE_NAMES = {
     "prefill_s": "prefill",
     "ttft_s": "TTFT",
     "tpot_ms": "TPOT",
     "decode_ms": "decode compute",
 }
-"""The figures of plain runs that are compared. TTFT is compared only if a side is a server."""
+"""The figures of plain runs that are compared, in words, by their column in `table.runs`."""
 
 OF_PROMPT = ("prefill_s", "ttft_s")  # they do not depend on the number of generated tokens
+
+Spreads = Mapping[tuple[Any, str], Spread]
+"""By machine (`machine_of`) and figure."""
 
 
 def figure_names() -> dict[str, str]:
@@ -89,12 +94,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """The timed runs of one setup, as rows of `table.runs`.
+    """The timed runs of one setup, as rows of `table.runs`."""
 
-    The label names its differences from the others.
-    """
-
-    label: str
+    label: str  # what distinguishes the setup from those of the other groups
     rows: pd.DataFrame
 
     @property
@@ -104,24 +106,21 @@ class Group:
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure at one length, with medians of `base` and `other`.
-
-    `estimate`: the other's time over the base's.
-    """
+    """One figure at one length, of two groups: the base and the other."""
 
     figure: str  # of figure_names
     n_prompt: int
-    n_gen: int | None  # None for prefill
+    n_gen: int | None  # None for figures of prompts
     case: str | None  # of an experiment
-    base: float
+    base: float  # median, in the unit of the figure
     other: float
     n_base: int  # runs, or blocks if `paired`
     n_other: int
-    paired: bool
-    estimate: float
-    ratio: Ratio | None  # with its interval; None if runs are too few for one
+    paired: bool  # compared block by block
+    estimate: float  # the other's time over the base's
+    ratio: Ratio | None  # the same with its interval; None if runs are too few for one
     verdict: str
-    words: str
+    words: str  # the verdict as a part of a sentence
     doubts: tuple[str, ...] = ()  # of core/shown.py, of both sides
 
     @property
@@ -137,14 +136,14 @@ class ComparedFigure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One group against the base: rows, figures that only one has, and the spreads of sessions."""
+    """One group against the base."""
 
-    base: str
+    base: str  # labels of the groups
     other: str
     rows: tuple[ComparedFigure, ...]
-    only_base: tuple[str, ...]
+    only_base: tuple[str, ...]  # figures that the other lacks, in words
     only_other: tuple[str, ...]
-    spreads: tuple[str, ...] = ()
+    spreads: tuple[str, ...] = ()  # how much sessions vary, in words
 
 
 def compare(
@@ -163,6 +162,9 @@ def compare(
     LabError if there is nothing to compare.
     """
     return compare_groups(groups(records, base), at_least, known_spreads([*records, *others]))
+
+
+# The groups
 
 
 def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -> list[Group]:
@@ -197,6 +199,13 @@ def _with_base_first(setups: Sequence[Group], base: str) -> list[Group]:
     return matches + [group for group in setups if group is not matches[0]]
 
 
+def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same rows; if all are of one setup, each session becomes a variant to be compared."""
+    if rows.empty or rows.session.nunique() < 2 or len(table.setups(rows)) > 1:
+        return rows
+    return rows.assign(variant="session " + rows.session)
+
+
 def by_session(records: Sequence[Record]) -> list[Record]:
     """As `sessions_apart`, for records."""
     rows = table.measured(table.runs(records))
@@ -209,34 +218,28 @@ def by_session(records: Sequence[Record]) -> list[Record]:
     return separate
 
 
-def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same rows; if all are of one setup, their sessions become variants to be compared."""
-    if rows.empty or rows.session.nunique() < 2 or len(table.setups(rows)) > 1:
-        return rows
-    return rows.assign(variant="session " + rows.session)
-
-
 def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
     """The fields of the setup in which groups differ, with each group's value.
 
-    For None see `text_setup.unset`.
+    For None see `text_setup.unset`. Instruction sets of the CPU are shortened to those that not
+    all groups have. Names of sessions are no difference.
     """
-    values: dict[str, list[Any]] = {}
+    differing: dict[str, list[Any]] = {}
     for name in text_setup.fields(setups[0].rows):
-        of_groups = [_first_value(group, name) for group in setups]
-        if _differ(name, of_groups, setups):
-            values[name] = of_groups
-    names_sessions = any(
-        name is None or str(name).startswith("session ") for name in values.get("variant", ())
-    )
-    is_no_trial = any(group.rows.block.isna().all() for group in setups)
-    if names_sessions and is_no_trial:
-        del values["variant"]
-    texts = values.get("system_info", [None])
-    if None not in texts:
-        del values["system_info"]
-        values["CPU instructions of one side only"] = _instructions_of_one_side(texts)
-    return values
+        values = [_first_value(group, name) for group in setups]
+        comparable = []
+        for group, value in zip(setups, values, strict=True):
+            if _has_field(group, name):
+                comparable.append(value)
+        if len(set(comparable)) < 2:
+            continue
+        if name == "variant" and any(_names_session(variant) for variant in values):
+            continue
+        if name == "system_info" and None not in values:
+            differing["CPU instructions of one side only"] = _instructions_of_one_side(values)
+        else:
+            differing[name] = values
+    return differing
 
 
 def _first_value(group: Group, name: str) -> Any:
@@ -244,23 +247,29 @@ def _first_value(group: Group, name: str) -> Any:
     value = group.rows[name].tolist()[0]
     if value != value:  # NaN
         return None
-    return int(value) if name == "sweep_every" and value else value
+    if name == "sweep_every" and value is not None:
+        return int(value)  # a float in a column with NaN
+    return value
 
 
-def _differ(name: str, values: Sequence[Any], setups: Sequence[Group]) -> bool:
-    """Whether groups differ in a field; what only engines or only servers have is compared among
-    them."""
-    is_of_server = name in text_setup.SERVING and name != "server"
-    is_of_one_kind = is_of_server or name in text_setup.of_engine_only()
-    distinct = set()
-    for value, group in zip(values, setups, strict=True):
-        if not is_of_one_kind or group.is_server == is_of_server:
-            distinct.add(value)
-    return len(distinct) > 1
+def _has_field(group: Group, name: str) -> bool:
+    """Whether the runs of a group can have a value of a field: some only servers have, others only
+    engines."""
+    if name in text_setup.SERVING and name != "server":
+        return group.is_server
+    if name in text_setup.of_engine_only():
+        return not group.is_server
+    return True
+
+
+def _names_session(variant: str | None) -> bool:
+    """Whether a variant is none of a trial."""
+    return variant is None or variant.startswith("session ")
 
 
 def _instructions_of_one_side(texts: Sequence[str]) -> list[str]:
-    """What differs in texts such as "CPU : AVX2 = 1 | ..."."""
+    """The instruction sets of each text, such as "CPU : AVX2 = 1 | ...", that not all texts
+    have."""
     flags_of_texts = []
     for text in texts:
         flags = [flag.strip() for flag in text.replace(" : ", " | ").split("|")]
@@ -273,42 +282,42 @@ def _instructions_of_one_side(texts: Sequence[str]) -> list[str]:
     return sides
 
 
-def compare_groups(
-    setups: Sequence[Group],
-    at_least: float = AT_LEAST,
-    spreads: Mapping[tuple[Any, str], Spread] | None = None,
-    confidence: float = stats.CONFIDENCE,
-) -> list[Comparison]:
-    """Each group against the first. All intervals hold together with `confidence`.
+# The rows
 
-    `spreads` are those of `known_spreads`.
+
+def compare_groups(
+    setups: Sequence[Group], at_least: float = AT_LEAST, spreads: Spreads | None = None
+) -> list[Comparison]:
+    """Each group against the first. All intervals hold together with 95 %.
+
+    `spreads`: measured ones (`known_spreads`); otherwise they are assumed.
     """
     base = setups[0]
-    figures = [name for name in figure_names() if any(name in group.rows for group in setups)]
-    if not any(group.is_server for group in setups):
-        figures.remove("ttft_s")
-    pairs: list[tuple[Group, dict[Key, pd.DataFrame], dict[Key, pd.DataFrame]]] = []
+    candidates = setups[1:]
+    has_server = any(group.is_server for group in setups)
+    times_of_pairs = []
     n_rows = 0
-    for group in setups[1:]:
-        names = _compared_figures(figures, base, group)
-        of_base = cases(base.rows, names)
-        of_group = cases(group.rows, names)
-        pairs.append((group, of_base, of_group))
+    for group in candidates:
+        figures = _figures_to_compare(base, group, has_server)
+        of_base = cases(base.rows, figures)
+        of_group = cases(group.rows, figures)
+        times_of_pairs.append((of_base, of_group))
         n_rows += len(of_base.keys() & of_group.keys())
-    row_confidence = 1 - (1 - confidence) / max(1, n_rows)
+    confidence = 1 - (1 - stats.CONFIDENCE) / max(1, n_rows)  # of each row (Bonferroni)
     comparisons = []
-    for group, of_base, of_group in pairs:
-        rows: list[ComparedFigure] = []
-        sources: set[str] = set()
+    for group, (of_base, of_group) in zip(candidates, times_of_pairs, strict=True):
+        rows = []
+        sources = set()
         for key in of_base:
             if key not in of_group:
                 continue
-            row_spreads = [_spread(side, key.figure, spreads or {}) for side in (base, group)]
-            sides = (of_base[key], of_group[key])
-            row = _row(key, sides, row_spreads, row_confidence, at_least)
+            base_side = _Side(of_base[key], _spread(base, key.figure, spreads or {}))
+            other_side = _Side(of_group[key], _spread(group, key.figure, spreads or {}))
+            row = _row(key, base_side, other_side, confidence, at_least)
             rows.append(row)
             if not row.paired:
-                sources |= {_source(key.figure, spread) for spread in row_spreads}
+                sources.add(_spread_in_words(key.figure, base_side.spread))
+                sources.add(_spread_in_words(key.figure, other_side.spread))
         comparisons.append(
             Comparison(
                 base.label,
@@ -322,74 +331,92 @@ def compare_groups(
     return comparisons
 
 
-def _compared_figures(figures: Sequence[str], base: Group, group: Group) -> list[str]:
-    """TPOT, or decode compute if a side lacks TPOT, as imported results do."""
-    lacks_tpot = False
+def _figures_to_compare(base: Group, group: Group, has_server: bool) -> list[str]:
+    """The compared figures of two groups.
+
+    TTFT is left out without a server. Decode compute takes the place of TPOT if a side lacks TPOT,
+    as imported results do.
+    """
+    left_out = ["decode_ms"]
     for side in (base, group):
-        has_tpot = side.rows.tpot_ms.notna().any()
-        has_compute = side.rows.decode_ms.notna().any()
-        lacks_tpot = lacks_tpot or (has_compute and not has_tpot)
-    left_out = "tpot_ms" if lacks_tpot else "decode_ms"
-    return [name for name in figures if name != left_out]
-
-
-def _spread(group: Group, figure: str, spreads: Mapping[tuple[Any, str], Spread]) -> Spread:
-    measured = spreads.get((machine_of(group.rows), figure))
-    return measured or default_spread(group.rows.iloc[0])
-
-
-def _source(figure: str, spread: Spread) -> str:
-    return f"{figure_names()[figure]}: {percent(math.expm1(spread.sd))} ({spread.source})"
+        if side.rows.tpot_ms.isna().all() and side.rows.decode_ms.notna().any():
+            left_out = ["tpot_ms"]
+    if not has_server:
+        left_out.append("ttft_s")
+    return [name for name in figure_names() if name not in left_out]
 
 
 def cases(rows: pd.DataFrame, figures: Sequence[str]) -> dict[Key, pd.DataFrame]:
-    """The positive values of every figure at every length and case, a row each.
+    """The times of every figure at every length and case: a row each run, its time in `value`.
 
-    In the order of plain runs and experiments, lengths, and figures.
+    In the order of plain runs and experiments, lengths, cases, and figures. Only positive times.
     """
     columns = ["session", "block", "disturbed", "n_prompt", "n_gen", "case"]
     values = rows.melt(columns, rows.columns.intersection(figures), "figure")
-    n_gen = values.n_gen.mask(values.figure.isin(OF_PROMPT)).fillna(-1)
-    values = values[values.value > 0].assign(n_gen=n_gen, case=values.case.fillna(""))
-    order_of_cases = list(dict.fromkeys(values.case))
+    n_gen = values.n_gen.mask(values.figure.isin(OF_PROMPT))
+    values = values.assign(n_gen=n_gen.fillna(-1), case=values.case.fillna(""))
+    values = values[values.value > 0]
     tables: dict[Key, pd.DataFrame] = {}
-    for key, part in values.groupby(["figure", "n_prompt", "n_gen", "case"], sort=False):
-        figure, n_prompt, n_generated, case = key
+    for group, part in values.groupby(["figure", "n_prompt", "n_gen", "case"], sort=False):
+        figure, n_prompt, n_generated, case = group
         n_gen_of_key = None if n_generated < 0 else int(n_generated)
         tables[Key(figure, int(n_prompt), n_gen_of_key, case or None)] = part
+    places = {case: place for place, case in enumerate(values.case.unique())}
 
     def order(key: Key) -> tuple[Any, ...]:
-        case = key.case or ""
-        place = order_of_cases.index(case)
-        return case != "", key.n_prompt, place, key.n_gen or 0, figures.index(key.figure)
+        place = places[key.case or ""]
+        return (
+            key.case is not None,
+            key.n_prompt,
+            place,
+            key.n_gen or 0,
+            figures.index(key.figure),
+        )
 
     return {key: tables[key] for key in sorted(tables, key=order)}
 
 
+def _spread(group: Group, figure: str, spreads: Spreads) -> Spread:
+    measured = spreads.get((machine_of(group.rows), figure))
+    return measured or default_spread(group.rows.iloc[0])
+
+
+def _spread_in_words(figure: str, spread: Spread) -> str:
+    return f"{figure_names()[figure]}: {percent(math.expm1(spread.sd))} ({spread.source})"
+
+
+class _Side(NamedTuple):
+    """What one group has for a row."""
+
+    times: pd.DataFrame  # as of `cases`
+    spread: Spread  # between sessions of its machine
+
+    def sessions(self) -> list[list[float]]:
+        """The times of each session."""
+        return [rows.value.tolist() for _, rows in self.times.groupby("session", sort=False)]
+
+    def blocks(self) -> pd.Series:
+        """The mean time of each block; the order ABBA in a block cancels a steady drift."""
+        return self.times.groupby(["session", "block"]).value.agg(statistics.geometric_mean)
+
+
 class _Estimate(NamedTuple):
-    """The ratio of two sides: by block, or by session."""
+    """The ratio of two sides, and the times that it comes from."""
 
     base: list[float]
     other: list[float]
+    is_paired: bool
     estimate: float
-    ratio: Ratio | None
-    too_few: str  # the words if there is no interval
+    ratio: Ratio | None  # with an interval
+    too_few: str  # why there is no interval
 
 
 def _row(
-    key: Key,
-    sides: tuple[pd.DataFrame, pd.DataFrame],
-    spreads: Sequence[Spread],
-    confidence: float,
-    at_least: float,
+    key: Key, base: _Side, other: _Side, confidence: float, at_least: float
 ) -> ComparedFigure:
-    """One figure of two sides: by block if they were measured side by side, otherwise by
-    session."""
-    of_blocks = _by_block(sides, confidence)
-    is_paired = of_blocks is not None
-    compared = of_blocks or _by_session(sides, spreads, confidence)
-    is_assumed = not is_paired and math.isinf(min(spread.df for spread in spreads))
-    doubts = _doubts(sides, has_interval=compared.ratio is not None, is_assumed=is_assumed)
+    """One figure of two sides: block by block if they were measured side by side."""
+    compared = _by_block(base, other, confidence) or _by_session(base, other, confidence)
+    doubts = _doubts(base, other, compared)
     ratio = compared.ratio
     if shown.DISTURBED in doubts:
         ratio = None
@@ -403,12 +430,15 @@ def _row(
     else:
         outcome, words = verdict(ratio, at_least)
     return ComparedFigure(
-        *key,
+        figure=key.figure,
+        n_prompt=key.n_prompt,
+        n_gen=key.n_gen,
+        case=key.case,
         base=statistics.median(compared.base),
         other=statistics.median(compared.other),
         n_base=len(compared.base),
         n_other=len(compared.other),
-        paired=is_paired,
+        paired=compared.is_paired,
         estimate=compared.estimate,
         ratio=ratio,
         verdict=outcome,
@@ -417,80 +447,75 @@ def _row(
     )
 
 
-def _by_block(sides: tuple[pd.DataFrame, pd.DataFrame], confidence: float) -> _Estimate | None:
-    """Compare the blocks that both sides have; None if there are none.
-
-    The mean of the runs of a block, in the order ABBA, cancels a steady drift.
-    """
-    means = [
-        side.groupby(["session", "block"]).value.agg(statistics.geometric_mean)
-        for side in sides
-    ]
-    blocks = means[0].index.intersection(means[1].index)
+def _by_block(base: _Side, other: _Side, confidence: float) -> _Estimate | None:
+    """Compare the blocks that both sides have; None if there are none."""
+    base_means = base.blocks()
+    other_means = other.blocks()
+    blocks = base_means.index.intersection(other_means.index)
     if blocks.empty:
         return None
-    base = means[0][blocks].tolist()
-    other = means[1][blocks].tolist()
-    logs = [math.log(y / x) for x, y in zip(base, other, strict=True)]
+    base_times = base_means[blocks].tolist()
+    other_times = other_means[blocks].tolist()
+    logs = [math.log(y / x) for x, y in zip(base_times, other_times, strict=True)]
     n_needed = stats.fewest_for_interval(confidence)
     return _Estimate(
-        base,
-        other,
-        math.exp(statistics.median(logs)),
-        stats.paired_ratio(base, other, confidence),
-        f"unclear, {plural(len(blocks), 'block')}; an interval needs {n_needed}",
+        base_times,
+        other_times,
+        is_paired=True,
+        estimate=math.exp(statistics.median(logs)),
+        ratio=stats.paired_ratio(base_times, other_times, confidence),
+        too_few=f"unclear, {plural(len(blocks), 'block')}; an interval needs {n_needed}",
     )
 
 
-def _by_session(
-    sides: tuple[pd.DataFrame, pd.DataFrame], spreads: Sequence[Spread], confidence: float
-) -> _Estimate:
+def _by_session(base: _Side, other: _Side, confidence: float) -> _Estimate:
     """Compare the sessions of both sides; for an interval only sessions with enough runs count."""
-    sessions = [_values_by_session(side) for side in sides]
-    n_base, n_other = (max(map(len, of_side)) for of_side in sessions)
+    base_sessions = base.sessions()
+    other_sessions = other.sessions()
+    n_base = max(map(len, base_sessions))
+    n_other = max(map(len, other_sessions))
     ratio = None
     if min(n_base, n_other) >= FEWEST_RUNS:
-        sessions = [
-            [values for values in of_side if len(values) >= FEWEST_RUNS]
-            for of_side in sessions
-        ]
-        base_spread, other_spread = spreads
+        base_sessions = _with_enough_runs(base_sessions)
+        other_sessions = _with_enough_runs(other_sessions)
         ratio = between_sessions(
-            (sessions[0], sessions[1]),
-            ((base_spread.sd, base_spread.df), (other_spread.sd, other_spread.df)),
-            confidence,
+            (base_sessions, other_sessions), (base.spread, other.spread), confidence
         )
-    base_centre, other_centre = map(_centre, sessions)
+    numbers = f"{n_base} against {plural(n_other, 'run')}"
     return _Estimate(
-        list(itertools.chain(*sessions[0])),
-        list(itertools.chain(*sessions[1])),
-        math.exp(other_centre - base_centre),
-        ratio,
-        f"unclear, {n_base} against {plural(n_other, 'run')}; an interval needs {FEWEST_RUNS} each",
+        list(itertools.chain(*base_sessions)),
+        list(itertools.chain(*other_sessions)),
+        is_paired=False,
+        estimate=math.exp(_centre(other_sessions) - _centre(base_sessions)),
+        ratio=ratio,
+        too_few=f"unclear, {numbers}; an interval needs {FEWEST_RUNS} each",
     )
 
 
-def _values_by_session(side: pd.DataFrame) -> list[list[float]]:
-    return [rows.value.tolist() for _, rows in side.groupby("session", sort=False)]
+def _with_enough_runs(sessions: Sequence[list[float]]) -> list[list[float]]:
+    return [session for session in sessions if len(session) >= FEWEST_RUNS]
 
 
 def _centre(sessions: Sequence[Sequence[float]]) -> float:
     """The mean over sessions of the median of logarithms."""
-    return statistics.fmean(statistics.median(map(math.log, values)) for values in sessions)
+    return statistics.fmean(statistics.median(map(math.log, session)) for session in sessions)
 
 
-def _doubts(
-    sides: Sequence[pd.DataFrame], has_interval: bool, is_assumed: bool
-) -> tuple[str, ...]:
+def _doubts(base: _Side, other: _Side, compared: _Estimate) -> tuple[str, ...]:
+    """The doubts of a row: of each session's runs, and of the interval."""
     doubts: list[tuple[str, ...]] = []
-    for side in sides:
-        for _, rows in side.groupby("session"):
-            doubts.append(shown.of_runs(len(rows), rows.disturbed.sum(), 0))
-    if not has_interval:
+    for side in (base, other):
+        for _, rows in side.times.groupby("session"):
+            doubts.append(shown.of_runs(len(rows), rows.disturbed.sum(), fewest=0))
+    if compared.ratio is None:
         doubts.append((shown.FEW,))
-    if is_assumed:
+    is_assumed = base.spread.is_assumed and other.spread.is_assumed
+    if is_assumed and not compared.is_paired:
         doubts.append((shown.ASSUMED,))
     return shown.all_of(doubts)
+
+
+# The verdict
 
 
 def about(estimate: float) -> str:
@@ -508,15 +533,17 @@ def verdict(ratio: Ratio, at_least: float) -> tuple[str, str]:
         return SLOWER, f"slower, {times(ratio.estimate)} the time"
     if ratio.high < 1 / (1 + at_least):
         return FASTER, f"faster, {times(1 / ratio.estimate)} as fast"
-    largest = max(ratio.high, 1 / ratio.low) - 1
+    contains_1 = ratio.low <= 1 <= ratio.high
+    largest = max(ratio.high, 1 / ratio.low) - 1  # the largest difference that is possible
     if largest > WIDEST:
-        place = "contains 1" if ratio.low <= 1 <= ratio.high else "comes close to 1"
+        place = "contains 1" if contains_1 else "comes close to 1"
         return TOO_FEW, f"unclear, the interval {place}: {about(ratio.estimate)}"
-    if ratio.low <= 1 <= ratio.high:
+    if contains_1:
         return ALIKE, f"no difference larger than {percent(largest)}"
     if ratio.low > 1:
-        range_in_words = f"{SLOWER} by {percent(ratio.low - 1)} to {percent(ratio.high - 1)}"
+        least = percent(ratio.low - 1)
+        reach = f"slower by {least} to {percent(ratio.high - 1)}"
     else:
         least = percent(1 / ratio.high - 1)
-        range_in_words = f"{FASTER} by {least} to {percent(1 / ratio.low - 1)}"
-    return ALIKE, f"no difference clearly above {percent(at_least)}: {range_in_words}"
+        reach = f"faster by {least} to {percent(1 / ratio.low - 1)}"
+    return ALIKE, f"no difference clearly above {percent(at_least)}: {reach}"

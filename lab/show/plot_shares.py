@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lab.core import shown
 from lab.errors import LabError
-from lab.show import canvas, selection, table
+from lab.show import canvas, selection, summaries, table
 from lab.show.canvas import OF_DECODE, OF_PREFILL
 from lab.show.table import Records
 from lab.show.wording import seconds
@@ -36,7 +36,7 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
             "Measure one, with --gen 2 or more.",
         )
     ax = ax or canvas.new_axes()
-    bars = table.summary(rows)[::-1]  # the first length is the highest bar
+    bars = summaries.summary(rows)[::-1]  # the first length is the highest bar
     bars = bars.iloc[:: math.ceil(len(bars) / MOST_BARS)]
     names = [_bar_name(row) for _, row in bars.iterrows()]
     prefill = 100 * bars.prefill_share

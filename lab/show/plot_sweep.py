@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.show import canvas, selection, sweep_laws, table
+from lab.show import canvas, selection, summaries, sweep_laws, table
 from lab.show.canvas import OF_DECODE, OF_PREFILL
 from lab.show.sweep_laws import Law
 from lab.show.wording import seconds
@@ -73,7 +73,7 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
     styles_of_decode = canvas.styles(len(setups), OF_DECODE)
     for number, (setup, runs) in enumerate(setups):
         name = setup if len(setups) > 1 else ""
-        summary = table.summary(runs)
+        summary = summaries.summary(runs)
         prefill_law = sweep_laws.prefill_law(summary)
         decode_law = sweep_laws.decode_law(summary)
         _draw_phase(left, PREFILL, runs, prefill_law, styles_of_prefill[number], name)

@@ -24,7 +24,7 @@ def plain_runs(records: Records) -> list[Record]:
 
 def answered(records: Records) -> list[RequestRecord]:
     """The successful requests that ran alone."""
-    return [record for record in table.alone(records) if table.went_well(record)]
+    return [record for record in table.alone(records) if record.is_timed]
 
 
 def timed_rows(records: Records) -> tuple[list[Record | RequestRecord], pd.DataFrame]:

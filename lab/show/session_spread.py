@@ -29,14 +29,15 @@ FEWEST_SESSIONS = 4  # sessions of one setup from which their spread replaces th
 
 @dataclass(frozen=True)
 class Spread:
-    """`sd`: standard deviation of log(figure) between sessions, with `df` degrees of freedom.
+    """How much a figure varies between sessions of one machine."""
 
-    `df` is infinite for a default.
-    """
+    sd: float  # standard deviation of log(figure)
+    df: float  # degrees of freedom; infinite for an assumption
+    source: str  # where it comes from, in words
 
-    sd: float
-    df: float
-    source: str
+    @property
+    def is_assumed(self) -> bool:
+        return math.isinf(self.df)
 
 
 def default_spread(run: Any) -> Spread:
@@ -132,35 +133,34 @@ def machine_of(rows: pd.DataFrame) -> tuple[Any, ...]:
 
 def between_sessions(
     sides: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]],
-    spreads: tuple[tuple[float, float], tuple[float, float]],
+    spreads: tuple[Spread, Spread],
     confidence: float = CONFIDENCE,
 ) -> Ratio:
     """The ratio of the second side to the first, with its interval.
 
-    A side has sessions of positive values, and a spread: the standard deviation between sessions
-    and its degrees of freedom. A side's centre is the mean over sessions of the median of
-    logarithms. The variance of a session is that of a median (pi / 2 x variance / n, for normal
-    values), but at least the variance between sessions. Student's t with Welch-Satterthwaite
-    degrees of freedom, in which all sessions with one spread count as one estimate: their errors do
-    not average out. ValueError for a session of one value.
+    A side has sessions of positive values, and a spread between sessions. A side's centre is the
+    mean over sessions of the median of logarithms. The variance of a session is that of a median
+    (pi / 2 x variance / n, for normal values), but at least the variance between sessions.
+    Student's t with Welch-Satterthwaite degrees of freedom, in which all sessions with one spread
+    count as one estimate: their errors do not average out. ValueError for a session of one value.
     """
     from scipy.special import stdtrit
 
     variances: dict[object, float] = {}  # by the estimate that they come from
     freedoms: dict[object, float] = {}
     centres: list[float] = []
-    for side, (sessions, (sd, df)) in enumerate(zip(sides, spreads, strict=True)):
+    for side, (sessions, spread) in enumerate(zip(sides, spreads, strict=True)):
         logs = [[math.log(value) for value in values] for values in sessions]
         centres.append(statistics.fmean(map(statistics.median, logs)))
         for number, values in enumerate(logs):
             of_median = math.pi / 2 * statistics.variance(values) / len(values)
-            if sd**2 >= of_median:
-                estimate: object = (sd, df)
-                freedoms[estimate] = df
+            if spread.sd**2 >= of_median:
+                estimate: object = (spread.sd, spread.df)
+                freedoms[estimate] = spread.df
             else:
                 estimate = (side, number, None)
                 freedoms[estimate] = len(values) - 1
-            part = max(of_median, sd**2) / len(logs) ** 2
+            part = max(of_median, spread.sd**2) / len(logs) ** 2
             variances[estimate] = variances.get(estimate, 0.0) + part
     total = sum(variances.values())
     squares = sum(variance**2 / freedoms[estimate] for estimate, variance in variances.items())

@@ -85,7 +85,7 @@ def request(prefill: Law, decode: Law, n_prompt: int, n_gen: int) -> tuple[float
 
 
 def prefill_law(rows: pd.DataFrame) -> Law | None:
-    """Fitted to medians of one setup (rows of `table.summary`); None for fewer than 4 lengths."""
+    """Fitted to medians of one setup (rows of `lab.summary`); None for fewer than 4 lengths."""
     rows = rows[(rows.n_prompt >= rows.n_ubatch) & rows.prefill_s.notna()]
     return _fitted(rows.n_prompt, rows.prefill_s, degree=2)
 

@@ -1,22 +1,18 @@
-"""Records as tables: one row per run (or request), one row per step, and a summary over repeats.
+"""Records as tables: one row per run (or request), and one row per step.
 
-Rates are computed here from times. A figure of several runs is their median with its interval: a
-mean with a standard deviation says little where another process can halve a rate for seconds. A
-sweep has one row per prompt length.
+Rates are computed here from times. A sweep has one row per prompt length.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core import experiments, phases, shown, stats
+from lab.core import experiments, phases
 from lab.core.lists import first_known
 from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
 from lab.core.request_times import RequestFigures, figures
-from lab.core.shown import Shown
 from lab.runner import disturbances
 from lab.show import text_setup
 
@@ -25,25 +21,27 @@ if TYPE_CHECKING:
 
 NAN = float("nan")
 FIGURES = (
-    *("prefill_s", "prefill_tps", "ttft_s", "tpot_ms", "decode_tps", "decode_ms", "e2e_s"),
+    "prefill_s",
+    "prefill_tps",
+    "ttft_s",
+    "tpot_ms",
+    "decode_tps",
+    "decode_ms",  # decode compute per token, without sampling, as llama-bench counts
+    "e2e_s",
     "prefill_share",
 )
-"""Figures of a run. `decode_ms` is decode compute per token without sampling (as llama-bench
-counts)."""
+"""Figures of a run."""
 
 REQUEST_FIGURES = (
-    *("first_output_s", "stall_ms", "tpot_low_ms", "tpot_high_ms", "n_answer"),
-    *("server_prompt_s", "server_decode_s"),
+    "first_output_s",
+    "stall_ms",
+    "tpot_low_ms",  # bounds of TPOT
+    "tpot_high_ms",
+    "n_answer",
+    "server_prompt_s",  # as llama-server reports it
+    "server_decode_s",
 )
-"""Figures of requests only. `tpot_low_ms` and `tpot_high_ms` are bounds of TPOT; the last two are
-times reported by llama-server."""
-
-REQUEST_KINDS = ("warm", "short")
-"""Requests of equal setup and length differ in these: cached prompt tokens, and an answer that is
-shorter than requested. None if the server does not report it."""
-
-OPPOSITE_ENDS = {"": "", "_low": "_high", "_high": "_low", "_min": "_max", "_max": "_min"}
-"""The end of a rate, and the end of the time that it comes from."""
+"""Figures of requests only."""
 
 Records = Sequence[Record | RequestRecord]
 
@@ -67,22 +65,15 @@ def runs(records: Records) -> pd.DataFrame:
             rows.append(request_row(record, index))
         else:
             rows += [_run_row(record, run, index) for run in phases.by_length(record.run)]
-    for row in rows:
-        if row["status"] != OK:
-            _forget_figures(row)
     table = pd.DataFrame(rows)
-    if "server" in table:  # requests can lack these
+    if "server" in table:  # without a run beside requests these columns are missing
         for name in ("engine", *FIGURES, "j_per_token", "energy_of"):
             if name not in table:
                 table[name] = NAN
+    if len(table):  # a failed run has no figures, also if some of its steps were timed
+        names = table.columns.intersection([*FIGURES, *REQUEST_FIGURES])
+        table[names] = table[names].mask(table.status != OK)
     return table
-
-
-def _forget_figures(row: dict[str, Any]) -> None:
-    """A failed run has no figures, also if some of its steps were timed."""
-    for name in (*FIGURES, *REQUEST_FIGURES):
-        if name in row:
-            row[name] = NAN
 
 
 def _common(record: Record, index: int) -> dict[str, Any]:
@@ -106,7 +97,7 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     e2e_ns = phases.e2e_ns(run)
     joules = _joules(record)
     row = _common(record, index) | {
-        "n_prompt": run.n_prompt,
+        "n_prompt": run.n_prompt,  # of a sweep this length
         "block": run.block,
         "engine": run.engine,
         "status": run.status,
@@ -120,17 +111,17 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     }
     if not run.is_plain:  # an experiment has phases of its own
         return row | experiments.figures(run)
+    row["ttft_s"] = or_nan(phases.ttft_ns(run), 1e-9)
+    row["decode_ms"] = or_nan(phases.decode_compute_mean_ns(run), 1e-6)
     prefill_ns = phases.prefill_ns(run)
-    tpot_ns = phases.tpot_ns(run)
     if prefill_ns:
         row["prefill_s"] = prefill_ns * 1e-9
         row["prefill_tps"] = run.n_prompt / (prefill_ns * 1e-9)
         row["prefill_share"] = prefill_ns / e2e_ns if e2e_ns else NAN
+    tpot_ns = phases.tpot_ns(run)
     if tpot_ns:
         row["tpot_ms"] = tpot_ns * 1e-6
         row["decode_tps"] = 1e9 / tpot_ns
-    row["ttft_s"] = or_nan(phases.ttft_ns(run), 1e-9)
-    row["decode_ms"] = or_nan(phases.decode_compute_mean_ns(run), 1e-6)
     return row
 
 
@@ -221,18 +212,17 @@ def _steps_of(record: Record, index: int) -> pd.DataFrame:
 
     rows = record.run.steps.frame()
     is_decode = rows.kind == DECODE
-    is_last_before_decode = is_decode.shift(-1, fill_value=True)
-    chose_a_token = is_decode | is_last_before_decode
+    # The step before the first decode step
+    ends_prefill = is_decode.shift(-1, fill_value=True)
     number_of_token = 1 + tokens_since_prefill(is_decode)
     compute_ms = (rows.ready_ns - rows.start_ns) * 1e-6
     if not phases.times_prefill_steps(record.settings):
         compute_ms = compute_ms.mask(rows.kind == PREFILL)
-    previous_end_ns = rows.end_ns.shift(fill_value=0)
-    itl_ms = (rows.end_ns - previous_end_ns) * 1e-6
+    itl_ms = (rows.end_ns - rows.end_ns.shift(fill_value=0)) * 1e-6
     columns = {
         **_common(record, index),
         "kind": rows.kind,
-        "generated": number_of_token.where(chose_a_token, 0),
+        "generated": number_of_token.where(is_decode | ends_prefill, 0),
         "n_tokens": rows.n_tokens,
         "n_past": rows.n_past,
         "n_seq": rows.n_seq,
@@ -247,121 +237,30 @@ def _steps_of(record: Record, index: int) -> pd.DataFrame:
 
 
 def tokens_since_prefill(is_decode: pd.Series) -> pd.Series:
-    """[F, F, T, T, F, T] gives [0, 0, 1, 2, 0, 1]."""
-    answer = (~is_decode).cumsum()
+    """The decode steps since the last prefill step: [F, F, T, T, F, T] gives [0, 0, 1, 2, 0, 1]."""
+    answer = (~is_decode).cumsum()  # one number for each answer's decode steps
     return is_decode.astype(int).groupby(answer).cumsum()
-
-
-def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per setup and length over the successful timed runs, without experiments.
-
-        lab.summary(lab.runs(records))
-
-    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all
-    figures of the row, and for each figure the median, the ends of its 95 % interval (`_low`,
-    `_high`; NaN for fewer than 6 runs), and its range (`_min`, `_max`). `j_per_token` is included
-    if a run has it, unless a row's runs differ in `energy_of`. Requests that are `warm`, or
-    `short` of the requested tokens, have separate rows.
-    """
-    import pandas as pd
-
-    if table.empty:
-        return table
-    request_kinds = REQUEST_KINDS if "server" in table else ()
-    keys = [*text_setup.fields(table), *request_kinds, "n_prompt", "n_gen"]
-    timed = table[(table.status == OK) & ~table.warmup & table.case.isna()]
-    rows = []
-    for key, group in timed.groupby(keys, dropna=False, sort=False):
-        rows.append(dict(zip(keys, key, strict=True)) | _summary_of(group))
-    if not rows:
-        return table[:0]
-    return pd.DataFrame(rows).sort_values(
-        ["n_prompt", "n_gen"], kind="stable", ignore_index=True
-    )
-
-
-def _summary_of(group: pd.DataFrame) -> dict[str, Any]:
-    """The figures of repeats, with their doubts."""
-    n_disturbed = int(group.disturbed.sum())
-    row: dict[str, Any] = {
-        "repeats": len(group),
-        "disturbed": n_disturbed,
-        "doubts": shown.of_runs(len(group), n_disturbed, stats.fewest_for_interval()),
-    }
-    names = list(FIGURES)
-    if "server" in group:
-        names += REQUEST_FIGURES
-        has_bounds_only = group.tpot_ms.isna() & group.tpot_low_ms.notna()
-        row["n_bounds"] = int(has_bounds_only.sum())
-    if group.energy_of.nunique() == 1:
-        row["energy_of"] = group.energy_of.dropna().iloc[0]
-        names.append("j_per_token")
-    for name in names:
-        values = group[name].dropna().tolist()
-        interval = stats.median_interval(values) or stats.Interval(NAN, NAN)
-        row[name] = statistics.median(values) if values else NAN
-        row[f"{name}_low"] = interval.low
-        row[f"{name}_high"] = interval.high
-        row[f"{name}_min"] = min(values, default=NAN)
-        row[f"{name}_max"] = max(values, default=NAN)
-    n_prompt = group.n_prompt.iloc[0]
-    _add_rate(row, "prefill_tps", "prefill_s", n_prompt)
-    _add_rate(row, "decode_tps", "tpot_ms", 1e3)  # of a token, in ms
-    return row
-
-
-def _add_rate(row: dict[str, Any], rate: str, time: str, amount: float) -> None:
-    """A rate and its ends: `amount` per time. The lowest rate belongs to the longest time."""
-    for end, end_of_time in OPPOSITE_ENDS.items():
-        value = row[time + end_of_time]
-        row[rate + end] = amount / value if value else NAN
-
-
-def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
-    """A figure of a row of `summary` with its interval, or its range if runs are too few for
-    one."""
-    value = scale * row[figure]
-    doubts = row["doubts"]
-    if row["repeats"] < 2:
-        return Shown(value, None, None, row["repeats"], doubts)
-    has_interval = row[f"{figure}_low"] == row[f"{figure}_low"]  # not NaN
-    low, high = ("low", "high") if has_interval else ("min", "max")
-    return Shown(
-        value,
-        scale * row[f"{figure}_{low}"],
-        scale * row[f"{figure}_{high}"],
-        row["repeats"],
-        doubts,
-    )
-
-
-def firm(rows: pd.DataFrame) -> pd.DataFrame:
-    """The reliable rows of `summary`."""
-    if rows.empty:
-        return rows
-    return rows[rows.doubts.map(shown.is_firm).astype(bool)]
 
 
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     """Each setup of a table (of runs, steps or a summary): its label, and its rows."""
-    groups = [
-        rows for _, rows in table.groupby(text_setup.fields(table), dropna=False, sort=False)
-    ]
+    by_setup = table.groupby(text_setup.fields(table), dropna=False, sort=False)
+    groups = [rows for _, rows in by_setup]
     labels = text_setup.labels(table, [rows.iloc[0] for rows in groups])
     return list(zip(labels, groups, strict=True))
 
 
-def requests_of(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+def requests_of(records: Records) -> list[RequestRecord]:
     """All requests to servers."""
     return [record for record in records if isinstance(record, RequestRecord)]
 
 
-def alone(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+def alone(records: Records) -> list[RequestRecord]:
     """The requests that ran alone, one after the other."""
     return [request for request in requests_of(records) if request.experiment is None]
 
 
-def requests_of_experiments(records: Sequence[Record | RequestRecord]) -> list[RequestRecord]:
+def requests_of_experiments(records: Records) -> list[RequestRecord]:
     """The requests of experiments, such as conversations."""
     return [request for request in requests_of(records) if request.experiment is not None]
 
@@ -371,15 +270,10 @@ def of_engine(records: Records) -> list[Record]:
     return [record for record in records if isinstance(record, Record)]
 
 
-def went_well(record: RequestRecord) -> bool:
-    """Whether a request succeeded and is not a warm-up."""
-    return record.is_timed
-
-
 def is_measured(record: RequestRecord) -> bool:
     """Whether a request is a repeat of the others: not known to be warm, with a full answer."""
     request = figures(record.request)
-    return went_well(record) and request.is_warm is not True and request.is_short is not True
+    return record.is_timed and request.is_warm is not True and request.is_short is not True
 
 
 def measured(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lab.core import shown
 from lab.core.lists import join_and
 from lab.runner.plan import join
-from lab.show import sweep_laws, table
+from lab.show import summaries, sweep_laws
 from lab.show.wording import digits, seconds, times
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _reliability(doubts: Sequence[str]) -> str:
 
 def laws(rows: pd.DataFrame) -> list[str]:
     """The fitted laws of a summary of one setup and n_gen, from its reliable rows."""
-    firm = table.firm(rows)
+    firm = summaries.firm(rows)
     fitted = (sweep_laws.prefill_law(firm), sweep_laws.decode_law(firm))
     return [str(law) for law in fitted if law]
 
@@ -77,7 +77,7 @@ def findings(rows: pd.DataFrame) -> list[str]:
 
     Unreliable rows are left out, and the last sentence says so.
     """
-    firm = table.firm(rows)
+    firm = summaries.firm(rows)
     sentences = []
     requests = firm[firm.prefill_share.notna()]
     if len(requests) > 1:
@@ -149,7 +149,7 @@ def _are_apart(short: pd.Series, long: pd.Series, name: str) -> bool:
 
 def far_apart(rows: pd.DataFrame) -> list[str]:
     """A sentence on the length whose undisturbed runs differ the most, if that is much."""
-    firm = table.firm(rows)
+    firm = summaries.firm(rows)
     widest = WIDE_RUNS
     sentences: list[str] = []
     for row in firm[firm.disturbed == 0].to_dict("records"):

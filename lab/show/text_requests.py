@@ -15,7 +15,7 @@ from lab.core.record import OK
 from lab.core.request import REASONING, Endpoint, Request, RequestRecord, short_name
 from lab.core.request_times import RequestFigures, figures
 from lab.remote.servers import TOKENIZE
-from lab.show import plot_runs, table, text_results
+from lab.show import plot_runs, summaries, table, text_results
 from lab.show.section import (
     UNKNOWN,
     Columns,
@@ -148,7 +148,7 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
     """What successful requests do not show; of several setups each sentence begins with its
     label.
     """
-    good = [record for record in table.alone(records) if table.went_well(record)]
+    good = [record for record in table.alone(records) if record.is_timed]
     if not good:
         return []
     setups = table.setups(table.runs(good))
@@ -261,7 +261,7 @@ def span(numbers: Sequence[int]) -> str:
 def sections(records: Sequence[RequestRecord]) -> list[Section]:
     """A section for each setup and number of generated tokens: medians, then the server's own
     times."""
-    rows = table.summary(table.runs(records))
+    rows = summaries.summary(table.runs(records))
     if rows.empty:
         return []
     sections_of_setups = []
@@ -309,7 +309,7 @@ def _has_reasoning(rows: pd.DataFrame) -> bool:
 
 def _answer_tokens(row: dict[str, Any]) -> str:
     """Tokens of the answers, with their range if they differ."""
-    n_answer = table.shown_in(row, "n_answer")
+    n_answer = summaries.shown_in(row, "n_answer")
     if n_answer.value != n_answer.value:
         return UNKNOWN
     if n_answer.low == n_answer.high:
@@ -334,7 +334,7 @@ def _per_second(ms: float) -> float:
 
 
 def _note(row: dict[str, Any]) -> str:
-    return ", ".join(kind for kind in table.REQUEST_KINDS if row[kind] is True)
+    return ", ".join(kind for kind in summaries.REQUEST_KINDS if row[kind] is True)
 
 
 SERVER_COLUMNS: Columns = (
@@ -369,7 +369,7 @@ def _sentence(rows: pd.DataFrame) -> str:
 
 def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section]:
     """The results of requests that ran alone: none if none went well."""
-    good = [record for record in records if table.went_well(record)]
+    good = [record for record in records if record.is_timed]
     if not good:
         return []
     setups = table.setups(table.runs(good))
@@ -402,7 +402,7 @@ def _sentences(records: Sequence[RequestRecord]) -> list[str]:
     setups = table.setups(table.runs(records))
     sentences = []
     for label, rows in setups:
-        sentence = _sentence(table.summary(rows))
+        sentence = _sentence(summaries.summary(rows))
         if len(setups) > 1:
             sentence = labelled(label, sentence)
         sentences.append(sentence)

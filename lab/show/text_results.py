@@ -11,7 +11,7 @@ from lab.core import experiments, phases, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
 from lab.runner import disturbances
-from lab.show import plot_runs, table
+from lab.show import plot_runs, summaries, table
 from lab.show.comparison import figure_names
 from lab.show.section import (
     SMALL,
@@ -97,7 +97,7 @@ def _chapter(name: str, title: str, records: Sequence[Record], context: Context)
         for _, of_length in rows.groupby("n_gen"):
             of_part = [records[index] for index in dict.fromkeys(of_length.run)]
             details = context.details or context.is_page
-            part = _part(label, table.summary(of_length), of_part, details)
+            part = _part(label, summaries.summary(of_length), of_part, details)
             answers.append(labelled(label, part.answer) if has_several else part.answer)
             if context.is_page:  # which has the answers among the sentences
                 part = dataclasses.replace(part, answer="")
@@ -210,7 +210,7 @@ def _share_cell(row: Mapping[str, Any], style: str) -> Cell:
 def figure(row: Mapping[str, Any], name: str) -> str:
     """A figure of a row of the summary; below it its interval, or its range if runs are few."""
     scale = 100 if name == "prefill_share" else 1
-    shown_figure = table.shown_in(row, name, scale)
+    shown_figure = summaries.shown_in(row, name, scale)
     return f"{digits(shown_figure.value)}\n{ends(shown_figure)}".rstrip()
 
 
@@ -268,7 +268,7 @@ def question(labels: Sequence[str]) -> str:
 
 def summary_rows(records: Sequence[Any]) -> dict[str, list[Any]]:
     """The summary for JSON."""
-    return {"rows": table.summary(table.runs(records)).to_dict("records")}
+    return {"rows": summaries.summary(table.runs(records)).to_dict("records")}
 
 
 KINDS = (Kind("runs", lambda line: is_plain(line) and line.run.is_plain, chapters),)

@@ -26,7 +26,7 @@ from lab.formats import other_tools
 from lab.models import obtain
 from lab.models.catalog import HUB, Spec
 from lab.remote import examination
-from lab.roofline import explanation, step_kernels
+from lab.roofline import explanation, kernel_rates
 from tests.conftest import SETTINGS, run_lab
 from tests.test_explain import FAST, timed
 from tests.test_request import make_request_record
@@ -138,8 +138,8 @@ def hints() -> list[str]:
     product = Matrix(FEED_FORWARD, EVIL, model.n_ff or 1, model.n_embd or 1, 1)
     heads = Heads(1, 32, 8, 0)
     calls = (
-        lambda: step_kernels.product_s_per_byte(FAST, model, product, 1, 2),
-        lambda: step_kernels.attention_points(FAST, model, heads, EVIL, 1, 2, True),
+        lambda: kernel_rates.product_s_per_byte(FAST, model, product, 1, 2),
+        lambda: kernel_rates.attention_points(FAST, model, heads, EVIL, 1, 2, True),
         lambda: obtain.obtain(spec, None, None),  # type: ignore[arg-type]
     )
     commands = []

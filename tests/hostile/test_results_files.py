@@ -22,7 +22,7 @@ from lab.core.record import Record
 from lab.errors import LabError, printable
 from lab.formats import llama_bench_export, llama_bench_import, spreadsheet
 from lab.models import catalog, synthetic
-from lab.show import comparison, table
+from lab.show import comparison, summaries, table
 from tests.conftest import make_record, make_run, run_lab
 from tests.hostile.test_printed_commands import EVIL, evil_record, poisoned
 from tests.test_explain import FAST
@@ -121,7 +121,7 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
     assert good in reading.records
     assert reading.skipped
     assert len(reading.records) < len(lines) / 2
-    table.summary(table.runs(reading.records))
+    summaries.summary(table.runs(reading.records))
     table.steps(reading.records)
     kinds.sections(reading.records)
     llama_bench_export.rows(reading.records)

@@ -13,7 +13,7 @@ from lab.core.record import Ceilings, Record, Run, Value
 from lab.errors import LabError
 from lab.features.turns.conversation import NAME as TURNS, NONE, conversation_of
 from lab.features.turns.figures import figures as figures_of_turns
-from lab.roofline import step_kernels
+from lab.roofline import kernel_rates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ class Evidence:
         """LabError if it is not known how fast this machine reads."""
         rates = self.ceilings.rates if self.ceilings else ()
         for rate in rates:
-            if self.ceilings and rate.n_tokens == 1 and rate.op in step_kernels.READERS:
+            if self.ceilings and rate.n_tokens == 1 and rate.op in kernel_rates.READERS:
                 return self.ceilings
         raise LabError("The ceilings of this machine are not measured.", "Run: lab ceilings")
 

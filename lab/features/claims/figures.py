@@ -19,7 +19,7 @@ from lab.core.record import PREFILL, Record
 from lab.errors import LabError
 from lab.features.claims.evidence import Evidence
 from lab.features.stall import in_chunks
-from lab.roofline import explanation, step_kernels
+from lab.roofline import explanation, kernel_rates
 from lab.show import session_spread
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def decode_of_best(evidence: Evidence) -> Figures:
     n_prompt = runs.n_prompt.min()
     shortest = runs[runs.n_prompt == n_prompt]
     row = explained_phase(evidence, shortest, "decode")
-    least_ns = row.n_bytes / step_kernels.roof(evidence.need_ceilings()).gbps
+    least_ns = row.n_bytes / kernel_rates.roof(evidence.need_ceilings()).gbps
     shares = 100 * least_ns / shortest.compute
     return [figure(f"share of the best (reading) at {n_prompt:,} tokens", shares, "%")]
 
@@ -178,7 +178,7 @@ def half_threads(evidence: Evidence, phase: str) -> Figures:
 
 def of_limit(evidence: Evidence) -> Figures:
     """The share of bandwidth / bytes that decode reaches, at each length and quantization."""
-    gbps = step_kernels.roof(evidence.need_ceilings()).gbps
+    gbps = kernel_rates.roof(evidence.need_ceilings()).gbps
     figures: Figures = []
     by_case = evidence.of("lengths", "quantizations").groupby(["format", "n_prompt"])
     for (kind, n_prompt), runs in by_case:

@@ -31,11 +31,11 @@ STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "qui
 """Classes of the page's style sheet."""
 
 COLOURS_OF_VERDICTS = {HOLDS: COLOURS[2], HOLDS_NOT: COLOURS[1], UNSURE: COLOURS[4]}
-MARKS = {
-    "least": ">",
-    "most": "<",
-}  # triangles that point to the side of a threshold that holds
-SHIFTS = {"least": -0.15, "most": 0.15}  # of the lines of a figure with two thresholds
+# Triangles that point to the side of a threshold that holds
+MARKS = {"least": ">", "most": "<"}
+SHIFTS = {"least": -0.15, "most": 0.15}
+"""By how much the lines of a figure with two thresholds lie above and below its place."""
+
 MOST_RATIO = 100.0  # the picture ends at this multiple of a threshold, and at its inverse
 CAPTION = (
     "Each figure over its threshold, with its interval. "

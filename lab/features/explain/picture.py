@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lab.core import shown
-from lab.roofline.step_kernels import Roof
+from lab.roofline.kernel_rates import Roof
 from lab.show import canvas
 from lab.show.canvas import COLOURS, INK, MARKERS
 from lab.show.wording import digits

@@ -12,7 +12,7 @@ from lab.core.record import Ceilings, Record
 from lab.features.explain import advice as advising, sentences
 from lab.features.explain.advice import Advice
 from lab.features.explain.picture import plot_roofline
-from lab.roofline import probing, step_kernels
+from lab.roofline import kernel_rates, probing
 from lab.roofline.explanation import explain
 from lab.show.section import MOST_LINES, UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.text_ceilings import doubt_sentences
@@ -40,7 +40,7 @@ def explained(
     """Runs of one setup: what limits them, each phase's time, limit and rates, and advice."""
     rows = explain(records, ceilings)
     first = records[0]
-    roof = step_kernels.roof(ceilings, probing.layers_of(first))
+    roof = kernel_rates.roof(ceilings, probing.layers_of(first))
     changes: list[Advice] = []
     experiments: list[Advice] = []
     answer = ""

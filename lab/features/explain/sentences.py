@@ -17,7 +17,7 @@ from lab.roofline.explanation import (
     OVERHEAD,
     TRAFFIC,
 )
-from lab.roofline.step_kernels import Roof
+from lab.roofline.kernel_rates import Roof
 from lab.show.text_ceilings import TOO_LOW
 from lab.show.wording import digits
 

@@ -27,12 +27,13 @@ from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.remote import own_server
 from lab.remote.own_server import OwnServer
-from lab.roofline import explanation, probing, step_kernels
+from lab.roofline import explanation, kernel_rates, probing, step_kernels
 from lab.roofline.prediction import Prediction
 from lab.runner import machine
 from lab.show import (
     comparison,
     console,
+    summaries,
     sweep_laws,
     table,
     text_comparison,
@@ -68,7 +69,7 @@ _running: list[OwnServer] = []
 
 block = BLOCKS.__getitem__  # how a quantization packs weights: (weights, bytes) of a block
 device = devices.find_device
-roof = step_kernels.roof
+roof = kernel_rates.roof
 sessions = comparison.by_session
 threads = machine.default_threads
 
@@ -196,7 +197,7 @@ def explore(
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
     """The most used columns of the summary, one row per setup and length. Times are medians."""
-    return table.summary(table.runs(_timed(records)))[FIGURES]
+    return summaries.summary(table.runs(_timed(records)))[FIGURES]
 
 
 def split(records: Sequence[Record]) -> None:
@@ -218,7 +219,7 @@ def split(records: Sequence[Record]) -> None:
 def both_laws(sweep: Sequence[Record]) -> tuple[Law, Law]:
     """Print and return the laws of a sweep of one setup: T(P) of the prompt length, t(p) of the
     position."""
-    lengths = table.summary(table.runs(_timed(sweep)))
+    lengths = summaries.summary(table.runs(_timed(sweep)))
     prefill = sweep_laws.prefill_law(lengths)
     decode = sweep_laws.decode_law(lengths)
     if prefill is None or decode is None:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from lab.roofline.prediction import Prediction
 
 
+RANKED_LENGTHS = "1000"
+EXPLAINED_LENGTHS = "10,1000,10000"
+"""Default prompt lengths, for a ranking and for devices that are named."""
+
+
 @click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "users", "slo"))
 @with_options(
     click.option(
@@ -81,39 +86,36 @@ def predict(
     longer than those measured here and for other models, quantizations or settings. For another
     device it is learned from what others published.
     """
-    from lab.features.predict import prediction, tables
-    from lab.features.predict.slo import parse_slo
+    from lab.features.predict import prediction, slo as slo_limits, tables
     from lab.roofline.prediction import HERE
     from lab.show import console
     from lab.show.section import print_sections
 
+    check_folder(results)
+    model = asked.pop("model")
+    is_ranking = prediction.ranks(device)
+    lengths = prompt_len or (RANKED_LENGTHS if is_ranking else EXPLAINED_LENGTHS)
+    limits = slo_limits.parse_slo(slo) if slo else None
+    rows = prediction.predict(
+        lengths, gen, model, device, users=users, slo=limits, results=results, **asked
+    )
+    if as_json:
+        console.print_json({"rows": [document(row) for row in rows]})
+        return
+    specs = prediction.names_in(model)
+    all_sections = tables.sections(rows, limits, is_ranking, shows_all, specs)
+    print_sections(all_sections, console.console())
+    if device is None and not any(row.name == HERE for row in rows):
+        note(prediction.missing_here(specs[0], results, asked))
+
+
+def check_folder(results: str) -> None:
+    """LabError for a named folder that does not exist."""
     if results != RESULTS and not Path(results).is_dir():
         raise LabError(
             f"There is no folder {results}.",
             "Name the one with your results: --results FOLDER",
         )
-    model = asked.pop("model")
-    specs = prediction.names_in(model)
-    is_ranking = prediction.ranks(device)
-    limits = parse_slo(slo) if slo else None
-    rows = prediction.predict(
-        prompt_len or ("1000" if is_ranking else "10,1000,10000"),
-        gen,
-        model,
-        device,
-        users=users,
-        slo=limits,
-        results=results,
-        **asked,
-    )
-    if as_json:
-        console.print_json({"rows": [document(row) for row in rows]})
-        return
-    print_sections(
-        tables.sections(rows, limits, is_ranking, shows_all, specs), console.console()
-    )
-    if device is None and not any(row.name == HERE for row in rows):
-        note(prediction.missing_here(specs[0], results, asked))
 
 
 def document(row: Prediction) -> dict[str, Any]:

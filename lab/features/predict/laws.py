@@ -2,7 +2,7 @@
 
 A prediction is a sum over steps. The time of a step's weights depends only on its number of tokens:
 a table has them all. Attention depends on the positions too: its probed points are kept, and
-interpolated as step_kernels.py does. The other numbers are the coefficients of the fit
+interpolated as kernel_rates.py does. The other numbers are the coefficients of the fit
 (learning.py) or of the published rates (datasheet.py), the errors, and the FLOPs and bytes of a
 model (lab/core/cost.py). lab/show/explore.js computes with them.
 """
@@ -13,7 +13,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lab.core import cost, memory, shape
@@ -22,14 +22,13 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, devices, synthetic
 from lab.models.devices import DeviceSheet
-from lab.roofline import datasheet, explanation, learning, probing, step_kernels
+from lab.roofline import datasheet, explanation, kernel_rates, learning, probing, step_kernels
 from lab.roofline.learning import Learned
 from lab.runner import machine
 from lab.show.text_ceilings import doubt_sentences
 
-Numbers = dict[
-    str, Any
-]  # what JSON has: lists, dicts, texts and finite numbers; None: not known
+Numbers = dict[str, Any]
+"""What JSON has: lists, dicts, texts and finite numbers; None: not known."""
 
 MOST_USERS = 32
 MOST_GENERATED = 4096
@@ -78,22 +77,13 @@ def laws(
         )
     ends = ends_of_scales(plain, list(models.values()))
     places = [*measured_places(plain, ceilings, runs), *published_places(plain[0].settings)]
-    shapes: dict[tuple[object, ...], Numbers] = {}
-    table = []
-    for place in places:
-        row = []
-        for label, model in models.items():
-            key = (label, *(getattr(place.settings, name) for name in COUNTED))
-            if key not in shapes:
-                shapes[key] = shape_of(model, place.settings, ends["prompt"] + ends["gen"])
-            row.append({"shape": list(shapes).index(key), **law_or_reason(place, model)})
-        table.append(row)
+    shapes, table = laws_of_places(places, models, ends["prompt"] + ends["gen"])
     numbers: Numbers = short(
         {
             "models": list(models),
             "devices": [place.facts for place in places],
             "laws": table,
-            "shapes": list(shapes.values()),
+            "shapes": shapes,
             "most": ends,
             "start": {"prompt": min(1000, ends["prompt"]), "gen": 200},
             "near": learning.NEAR,
@@ -113,6 +103,26 @@ def laws(
         }
     )
     return numbers
+
+
+def laws_of_places(
+    places: Sequence[PredictedDevice], models: Mapping[str, Model], n_ctx: int
+) -> tuple[list[Numbers], list[list[Numbers]]]:
+    """All shapes, and the law of each device (a row) for each model (a column).
+
+    A law names its shape by the place in the list: devices with equal settings share them.
+    """
+    shapes: dict[tuple[object, ...], Numbers] = {}
+    table = []
+    for place in places:
+        row = []
+        for label, model in models.items():
+            key = (label, *(getattr(place.settings, name) for name in COUNTED))
+            if key not in shapes:
+                shapes[key] = shape_of(model, place.settings, n_ctx)
+            row.append({"shape": list(shapes).index(key), **law_or_reason(place, model)})
+        table.append(row)
+    return list(shapes.values()), table
 
 
 def has_possible_sizes(record: Record) -> bool:
@@ -345,7 +355,7 @@ def of_place(
             "Predict single lengths: lab predict",
         )
     n_ubatch = max(1, settings.n_ubatch)
-    best = step_kernels.roof(ceilings)
+    best = kernel_rates.roof(ceilings)
 
     def weights_s(n_tokens: int, n_outputs: int) -> float:
         kernels = step_kernels.total(model, settings, ceilings, n_tokens, 0, n_outputs)
@@ -390,7 +400,7 @@ def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[A
     for heads in shape.heads(model) or ():
         by_phase = []
         for n_threads in (settings.n_threads, settings.n_threads_batch):
-            points = step_kernels.attention_points(
+            points = kernel_rates.attention_points(
                 ceilings,
                 model,
                 heads,

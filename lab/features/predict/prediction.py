@@ -19,7 +19,7 @@ from lab.roofline.prediction import HERE, PhaseTime, Prediction, PredictionEvide
 from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan import parse_lengths
-from lab.show import table
+from lab.show import summaries, table
 
 NEAR = 0.05
 """Runs whose prompt differs by at most this share of the length count as the same request."""
@@ -158,7 +158,7 @@ def same_requests(records: Sequence[Record], plan: Plan, n_prompt: int) -> list[
 
 def measured_row(runs: Sequence[Record], plan: Plan, n_prompt: int, n_gen: int) -> Prediction:
     """A request as it was measured, from the setting with most repeats."""
-    summary = table.summary(table.runs(runs))
+    summary = summaries.summary(table.runs(runs))
     best = summary.loc[summary.repeats.idxmax()].to_dict()
     row = prediction.of_phases(
         plan.model,
@@ -174,6 +174,6 @@ def measured_row(runs: Sequence[Record], plan: Plan, n_prompt: int, n_gen: int) 
 
 def measured_time(summary: dict[str, Any], figure: str, scale: float) -> PhaseTime:
     """A figure with its interval; if it was measured once, the interval is the figure."""
-    shown = table.shown_in(summary, figure, scale)
+    shown = summaries.shown_in(summary, figure, scale)
     ends = (shown.low or shown.value, shown.high or shown.value)
     return PhaseTime(None, shown.value, ends)

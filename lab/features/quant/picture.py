@@ -69,9 +69,8 @@ def draw_file(ax: Axes, row: Any, phase: str) -> None:
         fill = "none"
     ax.plot([speed], [row.kl], "o", color=colour, mfc=fill, label=label)
     ends_of_speed = [getattr(row, f"{phase}_low"), getattr(row, f"{phase}_high")]
-    ax.plot(
-        ends_of_speed, [row.kl, row.kl], color=colour, lw=1.4
-    )  # nothing where an end is NaN
+    # Nothing where an end is NaN
+    ax.plot(ends_of_speed, [row.kl, row.kl], color=colour, lw=1.4)
     ax.plot([speed, speed], [row.kl_low, row.kl_high], color=colour, lw=1.4)
 
 

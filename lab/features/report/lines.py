@@ -26,7 +26,7 @@ class ReportLines:
 
     @property
     def answered(self) -> list[RequestRecord]:
-        return [request for request in self.requests if table.went_well(request)]
+        return [request for request in self.requests if request.is_timed]
 
     @property
     def of_parts(self) -> list[Record]:

@@ -82,14 +82,8 @@ def html(
         lead += chapters.gist(of_kinds)
         of_kinds = chapters.without_sentences(of_kinds)
         comparisons = chapters.without_sentences(comparisons)
-    failures = text_doubts.failures(lines.common)
-    failures += text_requests.failures(table.requests_of(records))
-    all_chapters = [
-        *of_kinds,
-        *comparisons,
-        *chapters.why(lines.timed, ceilings),
-        *chapters.failed(failures),
-    ]
+    all_chapters = [*of_kinds, *comparisons, *chapters.why(lines.timed, ceilings)]
+    all_chapters += chapters.failed(failures(lines, records))
     setups = chapters.setups(lines.good)
     all_chapters.insert(len(all_chapters) if setups.headings else 0, setups)
     matching = matching_ceilings(lines.setups, ceilings)
@@ -106,6 +100,12 @@ def html(
         n_records=len(records),
         packed=results.pack([*records, *matching]),
     )
+
+
+def failures(lines: ReportLines, records: Lines) -> list[str]:
+    """A sentence on each kind of failure."""
+    of_runs = text_doubts.failures(lines.common)
+    return of_runs + text_requests.failures(table.requests_of(records))
 
 
 def nothing_went_well(lines: ReportLines) -> LabError:

@@ -35,9 +35,8 @@ class Lookup:
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self.tokens: list[int] = []
-        self._next_at: dict[
-            tuple[int, ...], int
-        ] = {}  # the position of the token that followed
+        self._next_at: dict[tuple[int, ...], int] = {}
+        """The position of the token after the last occurrence of each pair and triple."""
         for token in tokens:
             self.append(token)
 
@@ -95,16 +94,18 @@ class Speculator:
         self._text = Lookup([*prompt, int(self._tokens[0])])
         self._n_read = len(prompt)  # tokens of the text that the draft model's cache holds
         n_chosen = 1
-        n_wanted = operation.times + 1
-        while n_chosen < n_wanted:
+        n_to_choose = operation.times + 1
+        while n_chosen < n_to_choose:
             self._guesses: list[int] = []
+            # The last chosen token is not in the cache yet
             n_past = len(self._text.tokens) - 1
-            n_guesses = min(operation.n_draft, n_wanted - n_chosen - 1)
+            n_guesses = min(operation.n_draft, n_to_choose - n_chosen - 1)
             yield from self._draft_tokens(n_guesses, operation.of_draft, n_past, n_prefilled)
             yield self._verify(n_chosen, n_past, n_prefilled)
+            # `_choose` added them, and one more
             n_accepted = len(self._text.tokens) - n_past - 2
             n_chosen += n_accepted + 1
-            n_valid = n_past + 1 + n_accepted
+            n_valid = n_past + 1 + n_accepted  # positions of the cache that hold the text
             if n_accepted < len(self._guesses):
                 n_computed = n_past + 1 + len(self._guesses)
                 self.shapes.append(Shape(FORGET, 0, n_computed, 1, 0))

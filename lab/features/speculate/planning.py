@@ -21,13 +21,12 @@ from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
 from lab.runner.refusals import Numbers, need_every_position, whole_numbers
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
-CHILD = (
-    "lab.features.speculate.child"  # what the engine's process loads for a script with drafts
-)
+CHILD = "lab.features.speculate.child"
+"""What the engine's process loads for a script with drafts."""
+
 N_TIMES = 5  # measurements of each step of the curve in a run
-N_IN_A_ROW = (
-    4  # steps of one position in each measurement: directly after a large step it is slow
-)
+N_IN_A_ROW = 4
+"""Steps of one position in each measurement: directly after a large step the first is slow."""
 
 
 def plan(
@@ -195,15 +194,14 @@ def measured_step(
     ids: Sequence[int], n_past: int, n: int, is_of_draft: bool
 ) -> list[Operation]:
     """A step of n positions (of one: several in a row), and forgetting it."""
-    kind = VERIFY
-    n_outputs = n
-    n_steps = 1
-    if n == 1:
-        kind = DECODE
-        n_steps = N_IN_A_ROW
     if is_of_draft:
         kind = DRAFT
-        n_outputs = 1
+    elif n == 1:
+        kind = DECODE
+    else:
+        kind = VERIFY
+    n_outputs = 1 if is_of_draft else n
+    n_steps = N_IN_A_ROW if n == 1 else 1
     operations: list[Operation] = []
     for first in range(n_past, n_past + n_steps):
         part = Part(0, tuple(ids[first : first + n]), n_outputs)

@@ -28,6 +28,7 @@ from lab.show.wording import UNKNOWN, digits
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PROMPT = ["text", "n_prompt", "n_gen"]
@@ -90,36 +91,32 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     table = []
     curves = grouped([record.run for record in records], curve_case)
     for case, runs in runs_with_drafts(records).groupby(DRAFTED):
-        _, n_prompt, n_gen, draft = case
+        text, n_prompt, n_gen, draft = case
         times = guesses.step_times(curves.get((n_prompt, n_gen, draft), []))
         longest = runs[runs.n_draft == runs.n_draft.max()]
         for n_draft, runs_of_length in runs.groupby("n_draft"):
-            row = {**dict(zip(DRAFTED, case, strict=True)), "n_draft": n_draft}
-            chains = chains_with_drafts(runs_of_length.record)
-            row |= measured_figures(runs_of_length, chains)
-            row["expected"] = expected_speed_up(
-                longest.record, n_draft, draft == LOOKUP, times
-            )
+            row = {"text": text, "n_prompt": n_prompt, "n_gen": n_gen, "draft": draft}
+            row["n_draft"] = n_draft
+            row |= measured_figures(runs_of_length)
             row["bottleneck"] = None
-            if times and row["speed_up"] < 1 and n_draft + 1 in times.target and chains:
-                row["bottleneck"] = bottleneck(chains, n_draft, times)
-            row["n_parted"] = runs_of_length.parted_at.count()
-            row["parted_at"] = runs_of_length.parted_at.min()
+            if row["speed_up"] < 1:
+                row["bottleneck"] = bottleneck(runs_of_length, n_draft, times)
+            row["expected"] = expected_speed_up(longest, n_draft, draft == LOOKUP, times)
             table.append(row)
     return as_rows(pd.DataFrame(table))
 
 
-def chains_with_drafts(records: Sequence[Record]) -> list[Chain]:
+def chains_with_drafts(runs: pd.DataFrame) -> list[Chain]:
     """The numbers of drafted and of accepted tokens of every step with a draft."""
     chains: list[Chain] = []
-    for record in records:
+    for record in runs.record:
         for n_drafted, n_accepted in guesses.checked(record.run):
             if n_drafted:
                 chains.append((n_drafted, n_accepted))
     return chains
 
 
-def measured_figures(runs: pd.DataFrame, chains: Sequence[Chain]) -> dict[str, Any]:
+def measured_figures(runs: pd.DataFrame) -> dict[str, Any]:
     """The figures of the runs of a text and a draft length."""
     pairs = runs.dropna(subset="plain_s")
     ratio = None
@@ -127,6 +124,7 @@ def measured_figures(runs: pd.DataFrame, chains: Sequence[Chain]) -> dict[str, A
         ratio = stats.paired_ratio(list(pairs.tpot_s), list(pairs.plain_s))
     right = None
     length = None
+    chains = chains_with_drafts(runs)
     if chains:
         n_drafted, n_accepted = zip(*chains, strict=True)
         right = sum(n_accepted) / sum(n_drafted)
@@ -141,17 +139,19 @@ def measured_figures(runs: pd.DataFrame, chains: Sequence[Chain]) -> dict[str, A
         "speed_up": (pairs.plain_s / pairs.tpot_s).median(),
         "low": None if ratio is None else ratio.low,
         "high": None if ratio is None else ratio.high,
+        "n_parted": runs.parted_at.count(),
+        "parted_at": runs.parted_at.min(),
     }
 
 
 def expected_speed_up(
-    longest: Sequence[Record], n_draft: int, is_lookup: bool, times: StepTimes | None
+    longest: pd.DataFrame, n_draft: int, is_lookup: bool, times: StepTimes | None
 ) -> float:
     """The speed-up that the acceptance in runs with the longest drafts predicts; NaN if unknown."""
     if times is None:
         return math.nan
     speed_ups = []
-    for record in longest:
+    for record in longest.record:
         steps = guesses.in_steps_of(guesses.checked(record.run), n_draft, is_lookup)
         speed_up = guesses.speed_up(steps, times)
         if speed_up is not None:
@@ -159,10 +159,13 @@ def expected_speed_up(
     return statistics.median(speed_ups) if speed_ups else math.nan
 
 
-def bottleneck(chains: Sequence[Chain], n_draft: int, times: StepTimes) -> str:
-    """The part with the ideal that would gain most: verifying (v = 1), drafting (free) or
-    acceptance (all accepted)."""
+def bottleneck(runs: pd.DataFrame, n_draft: int, times: StepTimes | None) -> str | None:
+    """What would gain most if it were ideal: verifying (v = 1), drafting (free) or acceptance (all
+    accepted). None without the times of steps, or without drafts."""
     n_positions = n_draft + 1
+    chains = chains_with_drafts(runs)
+    if times is None or n_positions not in times.target or not chains:
+        return None
     one_s = times.target[1]
     v = digits(times.target[n_positions] / one_s)
     all_accepted = digits(guesses.speed_up([(n_draft, n_draft)], times) or 0.0)
@@ -201,14 +204,14 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
 
 def verdict(row: Any) -> str:
     """Whether drafting pays at the best length, by how much, and what limits it."""
-    pays = "no clear gain"
     interval = "too few blocks for an interval"
     if row.low is not None:
         interval = f"95 % interval {digits(row.low)}-{digits(row.high)}"
-        if row.low > 1:
-            pays = "pays"
-        elif row.high < 1:
-            pays = "does not pay"
+    pays = "no clear gain"
+    if row.low is not None and row.low > 1:
+        pays = "pays"
+    elif row.high is not None and row.high < 1:
+        pays = "does not pay"
     drafts = plural(row.n_draft, "drafted token")
     gain = f"{digits(row.speed_up)}x plain decoding with {drafts} per step ({interval})"
     if row.right is not None:
@@ -238,9 +241,7 @@ def same_text(rows: Sequence[Any]) -> str:
 
 def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
     """The speed-up over the draft length, a panel for each text."""
-    import pandas as pd
-
-    runs = runs_with_drafts(records).dropna(subset="plain_s").groupby(DRAFTED)
+    runs = runs_with_drafts(records).dropna(subset="plain_s")
     by_prompt = grouped(rows, lambda row: (row.text, row.n_prompt, row.n_gen))
     panels = list(by_prompt.items())[:MOST_PANELS]
     axes = canvas.grid(figure, len(panels), min(len(panels), 4), sharex=True, sharey=True)
@@ -248,15 +249,10 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     styles = dict(zip(drafts, canvas.styles(len(drafts)), strict=True))
     for ax, (prompt, rows_of_panel) in zip(axes, panels, strict=True):
         for draft, lengths in grouped(rows_of_panel, lambda row: row.draft).items():
-            table = pd.DataFrame(lengths).set_index("n_draft")
-            medians = table.speed_up.dropna().items()
-            predicted = table.expected.dropna().items()
-            measured = []
-            if table.n_pairs.any():
-                for run in runs.get_group((*prompt, draft)).itertuples():
-                    speed_up = run.plain_s / run.tpot_s
-                    measured.append((run.n_draft, speed_up, [run.record, run.plain]))
-            plot_series(ax, f"drafted by {draft}", styles[draft], measured, medians, predicted)
+            runs_of_draft = runs[
+                (runs[PROMPT] == list(prompt)).all(axis=1) & (runs.draft == draft)
+            ]
+            draw_draft(ax, draft, styles[draft], lengths, runs_of_draft)
         ax.axhline(1, color=canvas.GUIDE, ls=":", lw=1.2, label="plain decoding")
         ax.set_xticks(sorted({row.n_draft for row in rows}))
         ax.margins(x=0.1)
@@ -266,6 +262,18 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("speed-up over plain decoding")
     canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
+
+
+def draw_draft(
+    ax: Axes, draft: str, style: dict[str, Any], rows: Sequence[Any], runs: pd.DataFrame
+) -> None:
+    """Draw the speed-ups with drafts of one kind: of each block, their medians, and predicted."""
+    measured = []
+    for run in runs.itertuples():
+        measured.append((run.n_draft, run.plain_s / run.tpot_s, [run.record, run.plain]))
+    medians = [(row.n_draft, row.speed_up) for row in rows if row.speed_up is not None]
+    predicted = [(row.n_draft, row.expected) for row in rows if row.expected is not None]
+    plot_series(ax, f"drafted by {draft}", style, measured, medians, predicted)
 
 
 def accepted_cell(row: Any) -> str:

@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from lab.core.record import SCHEMA, Machine, Model, Placement, Settings
 
-SAMPLING = (
-    "sampling"  # choosing a token: after a step's last operation and the copy of its logits
-)
+# Choosing a token: after a step's last operation and the copy of its logits
+SAMPLING = "sampling"
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,8 @@ class Looks:
 
     prefill: tuple[tuple[Row, ...], ...]  # a row of n weights for each token that asks
     decode: tuple[Row, ...]  # the row of the last token, decoded alone after the others
-    changes: tuple[
-        tuple[float, float], ...
-    ]  # of K and V of later tokens if a token is replaced
+    # Of K and V of later tokens if a token is replaced
+    changes: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,9 +76,13 @@ def trace(
         placement=placement,
         command=asked_command.command(),
     )
+    _save(path, line)
+    return line
+
+
+def _save(path: Path, line: TraceLine | AttentionLine) -> None:
     with unless_empty(path):
         save(path, line)
-    return line
 
 
 def _check(plan: Plan, hint: str) -> None:
@@ -141,8 +145,7 @@ def attention(
         command=asked_command.command(),
     )
     if path:
-        with unless_empty(path):
-            save(path, line)
+        _save(path, line)
     return line
 
 

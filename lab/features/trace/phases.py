@@ -33,7 +33,7 @@ from lab.features.trace.operations import (
     place_of,
     weights_of,
 )
-from lab.roofline import probing, step_kernels
+from lab.roofline import kernel_rates, probing
 
 COPIES = "copy between devices"
 OUTSIDE = "outside operations"
@@ -172,7 +172,7 @@ class _Kernels:
         if len(attended) != 1 or query.ne[1] != n_tokens:
             return None  # layers differ, or the prompt was cut into several steps
         (layer,) = attended
-        s_per_flop = step_kernels.attention_s_per_flop(
+        s_per_flop = kernel_rates.attention_s_per_flop(
             ceilings,
             self.model,
             layer.heads,
@@ -188,7 +188,7 @@ class _Kernels:
         n_tokens = node.result.ne[2] if node.op == "MUL_MAT_ID" else node.result.ne[1]
         n_input_bytes = sum(operand.n_bytes for operand in node.sources[1:])
         n_weight_bytes = cost_of(node)[0] - n_input_bytes
-        s_per_byte = step_kernels.product_s_per_byte(
+        s_per_byte = kernel_rates.product_s_per_byte(
             ceilings, self.model, matrix_of(node), n_tokens, self.n_threads
         )
         return n_weight_bytes * s_per_byte

@@ -33,9 +33,8 @@ from lab.runner.cases import Plan, utc_now
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
 
-FOR_CONFIRMATION = (
-    0.5  # share of the budget that is kept, once FEWEST_TRIED choices were tried
-)
+# Share of the budget that is kept, once FEWEST_TRIED choices were tried
+FOR_CONFIRMATION = 0.5
 FEWEST_TRIED = 3
 OVER_BUDGET = 0.05  # share by which the budget may be exceeded, because times are estimated
 MOST_CONFIRMED = 12

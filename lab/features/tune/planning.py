@@ -29,10 +29,8 @@ MOST_CHOICES = 600
 N_SEARCH_GEN = 48
 """Tokens that a run of the search generates at most: its time per token stands for the rest."""
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
-PACKED = (
-    "flash_attn",
-    "off",
-)  # llama.cpp packs the values of a cache only with flash attention
+# llama.cpp packs the values of a cache only with flash attention
+PACKED = ("flash_attn", "off")
 
 Space = Mapping[str, list[Any]]  # the values to try of each setting
 

@@ -31,57 +31,61 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COUNTS = (
-    "n_prompt",
-    "n_cached",
-    "n_computed",
-    "n_again",
-    "differs_at",
-    "state_bytes",
-    "slot_bytes",
+    *("n_prompt", "n_cached", "n_computed", "n_again", "differs_at"),
+    *("state_bytes", "slot_bytes"),
 )
 TIMES = ("without_s", "perfect_s", "expected_ttft_s", "expected_turn_s", "save_s", "load_s")
-STEP_ROUNDING = (
-    32  # positions to which predicted decode steps are rounded: fewer different steps
-)
+"""Columns that `finished` adds where they are missing."""
+
+STEP_ROUNDING = 32
+"""Predicted decode steps are rounded down to such positions: fewer different steps."""
 
 
 def figures(steps: pd.DataFrame, conversation: Conversation) -> pd.DataFrame:
     """A row per turn of the first conversation, from a run's steps; empty if they are not those of
     the script.
 
-    `differs_at`: the first token of the prompt that is not the cache's, NaN if the cache served all
-    that it had. `n_again`: tokens of earlier turns that were computed again.
+    `n_cached` tokens of the prompt were in the cache, `n_computed` were not; `n_again` of these
+    belong to earlier turns. `differs_at`: the first token of the prompt that is not the cache's,
+    NaN if the cache served all that it had.
     """
     import pandas as pd
 
-    is_prompt = steps.kind.eq(PREFILL)
-    begins = is_prompt & ~is_prompt.shift(fill_value=False)
-    number = begins.cumsum()
-    prepares_prompt = steps.kind.isin([FORGET, LOAD])  # of the next turn
-    number = number.mask(prepares_prompt, number + 1)
-    steps = steps.assign(number=number, took_s=steps.end_s - steps.start_s)
-    prompts = steps[is_prompt].groupby("number")
-    turns = steps[steps.kind != SAVE].groupby("number")
-    measured = pd.Index(conversation.numbers).repeat(conversation.n_slots)
-    if len(prompts) != len(measured):
+    steps = steps.assign(turn=turn_of_steps(steps), took_s=steps.end_s - steps.start_s)
+    prompts = steps[steps.kind == PREFILL].groupby("turn")
+    turns = steps[steps.kind != SAVE].groupby("turn")
+    numbers = pd.Index(conversation.numbers).repeat(conversation.n_slots)  # slots alternate
+    if len(prompts) != len(numbers):
         return pd.DataFrame()
-    n_answer = [conversation.answers[turn - 1] for turn in measured]
-    n_new = [new_tokens(conversation, turn) for turn in measured]
+    n_answer = [conversation.answers[number - 1] for number in numbers]
+    n_new = [new_tokens(conversation, number) for number in numbers]
     table = prompts.agg(n_cached=("n_past", "first"), n_computed=("n_tokens", "sum"))
     table["n_prompt"] = table.n_cached + table.n_computed
     table["n_again"] = (table.n_computed - n_new).clip(lower=0)
     n_after = table.n_prompt + n_answer - 1  # tokens in the cache after a turn
-    n_held = n_after.shift(conversation.n_slots, fill_value=0)  # slots alternate
-    is_cut = (table.n_cached < n_held) & (conversation.keep != NONE)
+    n_before = n_after.shift(conversation.n_slots, fill_value=0)
+    is_cut = (table.n_cached < n_before) & (conversation.keep != NONE)
     table["differs_at"] = table.n_cached.where(is_cut)
     table["ttft_s"] = prompts.end_s.last() - turns.start_s.first()
     table["decode_s"] = turns.end_s.last() - prompts.end_s.last()
     table["turn_s"] = table.ttft_s + table.decode_s
     for kind in (SAVE, LOAD):
-        took_s = steps[steps.kind == kind].groupby("number").took_s.sum()
+        took_s = steps[steps.kind == kind].groupby("turn").took_s.sum()
         table[f"{kind}_s"] = took_s.reindex(table.index)
     first_slot = table[:: conversation.n_slots]
     return first_slot.set_axis(pd.Index(conversation.numbers, name="turn"))
+
+
+def turn_of_steps(steps: pd.DataFrame) -> pd.Series:
+    """The number of each step's turn, from 1, counting the turns of all slots.
+
+    A turn begins with the first of its prefill steps, or with what prepares the cache for them.
+    """
+    is_prefill = steps.kind.eq(PREFILL)
+    begins_prefill = is_prefill & ~is_prefill.shift(fill_value=False)
+    number = begins_prefill.cumsum()
+    prepares_cache = steps.kind.isin([FORGET, LOAD])
+    return number.mask(prepares_cache, number + 1)
 
 
 def new_tokens(conversation: Conversation, turn: int) -> int:
@@ -96,23 +100,23 @@ def predicted(prediction: StepPrediction, conversation: Conversation) -> pd.Data
     cost is unknown."""
     import pandas as pd
 
-    move_s = cache(prediction.move)
     step_s = cache(prediction.seconds)
+    move_s = cache(prediction.move)
     case = Case(1, 1, experiment=NAME, setup=conversation)
     operations = write(case, lambda slot, n: list(range(n)), prediction.settings)
     now_s = 0.0
     rows = []
-    for shape in script.shapes(operations):
+    for step in script.shapes(operations):
         took_s: float | None = 0.0
-        if shape.kind in (SAVE, LOAD):
-            took_s = move_s(shape.n_past)
-        elif shape.kind == DECODE:
-            n_past = shape.n_past - shape.n_past % STEP_ROUNDING
-            took_s = step_s(shape.n_tokens, n_past, shape.n_outputs)
-        elif shape.kind != FORGET:
-            took_s = step_s(shape.n_tokens, shape.n_past, shape.n_outputs)
+        if step.kind in (SAVE, LOAD):
+            took_s = move_s(step.n_past)
+        elif step.kind == DECODE:
+            n_past = step.n_past - step.n_past % STEP_ROUNDING
+            took_s = step_s(step.n_tokens, n_past, step.n_outputs)
+        elif step.kind != FORGET:
+            took_s = step_s(step.n_tokens, step.n_past, step.n_outputs)
         end_s = math.nan if took_s is None else now_s + took_s
-        rows.append((shape.kind, shape.n_tokens, shape.n_past, now_s, end_s))
+        rows.append((step.kind, step.n_tokens, step.n_past, now_s, end_s))
         now_s = end_s
     steps = pd.DataFrame(rows, columns=["kind", "n_tokens", "n_past", "start_s", "end_s"])
     return figures(steps, conversation)
@@ -129,31 +133,32 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     import pandas as pd
 
     measured = measured_turns(records)
-    by_lengths = grouped(
-        measured, lambda setup: dataclasses.replace(setup, breaks="", keep=MEMORY, only=())
-    )
-    tables: list[pd.DataFrame] = []
     numbers: dict[Conversation, int] = {}  # of conversations with the same prompts
-    for lengths, setups in by_lengths.items():
+    tables: list[pd.DataFrame] = []
+    for setups in grouped(measured, lengths_of).values():
+        comparable = {setup: measured[setup] for setup in setups}
         shown = shown_setups(setups)
-        measured_here = {setup: measured[setup] for setup in setups}
-        has_several_places = (
-            shown[0].keep != shown[-1].keep
-        )  # they are in the order of the places
+        has_several_places = len({setup.keep for setup in shown}) > 1
         for setup in shown:
-            prompts = dataclasses.replace(lengths, breaks=breaks_of_text(setup.breaks))
-            number = numbers.setdefault(prompts, len(numbers) + 1)
-            table = measured[setup].assign(conversation=number, cache="")
-            if has_several_places:
-                table["cache"] = setup.keep
-            with_comparisons(table, setup, measured_here)
+            number = numbers.setdefault(prompts_of(setup), len(numbers) + 1)
+            place = setup.keep if has_several_places else ""
+            table = measured[setup].assign(conversation=number, cache=place)
+            table = with_comparisons(table, setup, comparable)
             if prediction is not None:
-                expected = predicted(prediction, setup)
-                if not expected.empty:
-                    table["expected_ttft_s"] = expected.ttft_s
-                    table["expected_turn_s"] = expected.turn_s
+                table = with_prediction(table, predicted(prediction, setup))
             tables.append(table.reset_index())
     return finished(pd.concat(tables, ignore_index=True)) if tables else []
+
+
+def prompts_of(setup: Conversation) -> Conversation:
+    """What decides the prompts of a conversation, wherever its cache is."""
+    breaks = breaks_of_text(setup.breaks)
+    return dataclasses.replace(setup, breaks=breaks, keep=MEMORY, only=())
+
+
+def lengths_of(setup: Conversation) -> Conversation:
+    """What conversations have in common whose times can be compared: all but breaks and caches."""
+    return dataclasses.replace(prompts_of(setup), breaks="")
 
 
 def measured_turns(records: Sequence[Record]) -> dict[Conversation, pd.DataFrame]:
@@ -168,10 +173,11 @@ def measured_turns(records: Sequence[Record]) -> dict[Conversation, pd.DataFrame
         table = pd.concat(turns).groupby(level=0).median()
         if table.empty:
             continue
-        table["n_cached"] = np.floor(table.n_cached)  # texts of two runs may differ elsewhere
+        # The texts of two runs may differ at different tokens: their median is no whole number.
+        table["n_cached"] = np.floor(table.n_cached)
         table["differs_at"] = np.floor(table.differs_at)
-        table["n_computed"] = table.n_prompt - table.n_cached
         table["n_again"] = np.ceil(table.n_again)
+        table["n_computed"] = table.n_prompt - table.n_cached
         table["state_bytes"] = state_bytes(records_of_setup)
         table["slot_bytes"] = slot_bytes(records_of_setup[0], setup)
         events = parse_breaks(setup.breaks, setup.n_turns)
@@ -205,31 +211,43 @@ def slot_bytes(record: Record, conversation: Conversation) -> float:
 
 
 def shown_setups(setups: Sequence[Conversation]) -> list[Conversation]:
-    """Of each place of the cache the conversations with breaks, if there are some; without a cache
-    only if nothing else was measured."""
+    """The conversations with a cache, in the order of KEEPS; without one only if nothing else was
+    measured.
+
+    Where breaks were measured, the conversation without them is only their comparison.
+    """
     broken_places = {setup.keep for setup in setups if setup.breaks}
     cached = []
     for setup in setups:
-        is_comparison = not setup.breaks and setup.keep in broken_places
+        is_comparison = setup.keep in broken_places and not setup.breaks
         if setup.keep != NONE and not is_comparison:
             cached.append(setup)
     return sorted(cached or setups, key=lambda setup: KEEPS.index(setup.keep))
 
 
 def with_comparisons(
-    table: pd.DataFrame, setup: Conversation, measured: Mapping[Conversation, pd.DataFrame]
-) -> None:
+    table: pd.DataFrame, setup: Conversation, comparable: Mapping[Conversation, pd.DataFrame]
+) -> pd.DataFrame:
     """Add the times without a cache and with one that nothing breaks, from the other cases."""
+    table = table.copy()
     breaks = breaks_of_text(setup.breaks)
-    for compared, turns in measured.items():
-        if compared.keep == NONE and breaks_of_text(compared.breaks) == breaks:
+    for candidate, turns in comparable.items():
+        if candidate.keep == NONE and breaks_of_text(candidate.breaks) == breaks:
             table["without_s"] = uncached_ttft_s(table, turns) + table.decode_s
-        if setup.keep != NONE and compared.keep == setup.keep and not compared.breaks:
+        if setup.keep != NONE and candidate.keep == setup.keep and not candidate.breaks:
             table["perfect_s"] = turns.turn_s
+    return table
+
+
+def with_prediction(table: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
+    if expected.empty:
+        return table
+    return table.assign(expected_ttft_s=expected.ttft_s, expected_turn_s=expected.turn_s)
 
 
 def uncached_ttft_s(table: pd.DataFrame, uncached: pd.DataFrame) -> pd.Series:
-    """The TTFT without a cache: measured, or by the law a n + b n^2 of those turns and turn 1."""
+    """The TTFT of each turn without a cache: measured, or by the law a n + b n^2 through the
+    measured turns and turn 1."""
     import pandas as pd
 
     columns = ["n_prompt", "ttft_s"]

@@ -41,9 +41,8 @@ REMEDIES = {  # of what breaks a cache
     "shift": "A context that does not fill up",
     "thinking": "Thinking that stays in earlier answers",
 }
-LEAST_UNPLANNED = (
-    16  # tokens that were read again without a planned break, from which they count
-)
+# Tokens that were read again without a planned break, from which they count
+LEAST_UNPLANNED = 16
 LEAST_UNPLANNED_SHARE = 0.1  # of the prompt, where the server does not report cached tokens
 
 

@@ -70,9 +70,8 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
     formula = fitted(requests, turns, n_new)
     turns["is_known"] = turns.n_cached.notna()
     uncached_s = formula.fixed_s + formula.of_prompt(turns.n_prompt)
-    saved_s = (uncached_s - turns.ttft_s).clip(
-        lower=0
-    )  # what the cached tokens would have taken
+    # What the cached tokens would have taken
+    saved_s = (uncached_s - turns.ttft_s).clip(lower=0)
     estimate = formula.tokens_of(saved_s).round().clip(upper=turns.n_prompt - n_new)
     turns["n_cached"] = turns.n_cached.fillna(estimate)
     turns["n_computed"] = turns.n_prompt - turns.n_cached

@@ -49,9 +49,8 @@ class Figure:
     n_prompt: int | None = None
     n_gen: int | None = None
     depth: int | None = None
-    n_streams: int | None = (
-        None  # answers that the rate sums up, or that were decoded together
-    )
+    # Answers that the rate sums up, or that were decoded together
+    n_streams: int | None = None
     n_steps: int | None = None
     prefill_s: float | None = None
     decode_s: float | None = None

@@ -33,11 +33,12 @@ from lab.runner.progress import ShowStatus, Status
 from lab.show.wording import seconds, times
 
 MOST_BLOCKS = 30
-PLANNED_BLOCKS = FEWEST + 1
+PLANNED_BLOCKS = FEWEST + 1  # for which the changes must fit into the budget
 MOST_CHANGES = 6
-SURE = 0.005  # half of a range, in logarithms, at which a trial ends
+SURE = 0.005  # a trial ends when half of each range, in logarithms, is below this
+
 Way = Mapping[frozenset[int], str]
-"""The name of each variant, by the numbers of the changes that are made in it."""
+"""The name of each variant, by the numbers of the changes that are made in it, from 0."""
 
 Block = Mapping[str, float]
 """Times per token by the variants' names."""
@@ -99,30 +100,30 @@ def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
 def run(asked: PathTrial) -> Measured:
     """Measure the changes as far as the budget lasts."""
     began = time.monotonic()
-    asked = replace(asked, changes=sorted(asked.changes[:MOST_CHANGES], key=cost_order))
+    changes = sorted(asked.changes[:MOST_CHANGES], key=cost_order)
     lengths = [asked.start["prompt_len"]]
-    lengths += [part.changes["prompt_len"] for part in asked.changes if is_depth(part)]
-    needs_s = needed_seconds(asked, lengths)
+    lengths += [part.changes["prompt_len"] for part in changes if is_depth(part)]
+    blocks_s = needed_seconds(replace(asked, changes=changes), lengths)
     spent_s = time.monotonic() - began
-    n_fitting = 0
-    for need_s in needs_s:  # each change adds to a block, so the first ones fit
-        if PLANNED_BLOCKS * need_s <= asked.budget_s - spent_s:
-            n_fitting += 1
-    measured = Measured()
-    for part, need_s in zip(asked.changes[n_fitting:], needs_s[n_fitting:], strict=True):
-        reason = "no run fits"
-        if math.isfinite(need_s):
-            reason = f"needs about {seconds(spent_s + PLANNED_BLOCKS * need_s)}"
-        measured.parts[part.name] = not_measured(part, f"{reason} (--budget)")
-    if not n_fitting:
-        return measured
-    changes = asked.changes[:n_fitting]
+    left_s = asked.budget_s - spent_s
+    fitting: list[GapPart] = []
+    parts: dict[str, GapPart] = {}
+    for part, block_s in zip(changes, blocks_s, strict=True):  # each takes longer
+        trial_s = PLANNED_BLOCKS * block_s
+        if trial_s <= left_s:
+            fitting.append(part)
+        elif math.isfinite(trial_s):
+            reason = f"needs about {seconds(spent_s + trial_s)} (--budget)"
+            parts[part.name] = not_measured(part, reason)
+        else:
+            parts[part.name] = not_measured(part, "no run fits (--budget)")
+    if not fitting:
+        return Measured(parts)
     start = dict(asked.start)
-    if not any(map(is_depth, changes)):
+    if not any(map(is_depth, fitting)):
         start["prompt_len"] = min(lengths)  # the cheapest, since depth is not measured
-    way_asked = replace(asked, start=start, changes=changes, budget_s=asked.budget_s - spent_s)
-    way_measured = measure_way(way_asked)
-    return Measured(measured.parts | way_measured.parts, way_measured.path)
+    way = measure_way(replace(asked, start=start, changes=fitting, budget_s=left_s))
+    return Measured(parts | way.parts, way.path)
 
 
 def cost_order(part: GapPart) -> tuple[bool, bool]:
@@ -140,29 +141,31 @@ def not_measured(part: GapPart, reason: str) -> GapPart:
 
 
 def needed_seconds(asked: PathTrial, lengths: Sequence[int]) -> list[float]:
-    """Seconds of a block with the first change, the first two, and so on; inf if no run fits."""
-    short = replace(
-        asked, start={**asked.start, "prompt_len": min(lengths)}, changes=asked.changes[:1]
-    )
-    fixed_s = math.inf  # to start an engine and to warm up
-    work_s = 0.0
+    """Seconds of a block with the first change, the first two, and so on; inf if no run fits.
+
+    From one run of a single variant, after a prompt of the least length.
+    """
+    cheapest_start = {**asked.start, "prompt_len": min(lengths)}
+    short = replace(asked, start=cheapest_start, changes=asked.changes[:1])
+    fixed_s = math.inf  # of each run, to start an engine and to warm up
+    work_s = 0.0  # of each run, for its steps
     with TemporaryDirectory() as folder, limited(asked.watch, asked.budget_s) as look:
         _, plans = plans_of(short)
         name = next(iter(plans))
         began = time.monotonic()
         path = Path(folder) / "first.jsonl"
-        first = {name: plans[name]}
-        records = trial.execute(first, 1, path, look, asked.new_worker, n_turns=1)
+        variant = {name: plans[name]}
+        records = trial.execute(variant, 1, path, look, asked.new_worker, n_turns=1)
         work_s = sum(map(seconds_of_steps, records))
         fixed_s = time.monotonic() - began - work_s
     n_tokens = min(lengths) + asked.n_gen
-    needs_s = list[float]()
-    for number, part in enumerate(asked.changes, 1):
+    blocks_s: list[float] = []
+    for n_changes, part in enumerate(asked.changes, 1):
         if is_depth(part):  # half of the variants have the long prompt
             work_s *= (sum(lengths) / 2 + asked.n_gen) / n_tokens
-        n_variants = 2 * number
-        needs_s.append(n_variants * (fixed_s + work_s))
-    return needs_s
+        n_variants = 2 * n_changes
+        blocks_s.append(n_variants * (fixed_s + work_s))
+    return blocks_s
 
 
 def seconds_of_steps(record: Record) -> float:
@@ -177,9 +180,9 @@ def measure_way(asked: PathTrial) -> Measured:
     """Run blocks until all factors are sure or the budget is spent."""
     way, plans = plans_of(asked)
     path = session.new_results_file(next(iter(plans.values())), asked.folder)
-    blocks = list[Block]()
-    records = list[Record]()
-    times_ns = dict[str, float]()
+    blocks: list[Block] = []
+    records: list[Record] = []
+    times_ns: dict[str, float] = {}  # of the variants of the current block
     parts = factors(asked.changes, way, blocks, records)
     with results.unless_empty(path), limited(asked.watch, asked.budget_s) as look:
         executed = trial.execute(plans, MOST_BLOCKS, path, look, asked.new_worker, n_turns=1)
@@ -189,12 +192,13 @@ def measure_way(asked: PathTrial) -> Measured:
                 ns = ns_per_token(record.run, asked.is_prefill)
                 if ns:
                     times_ns[record.run.variant or ""] = ns
-            if len(times_ns) == len(plans):
-                blocks.append(times_ns)
-                times_ns = {}
-                parts = factors(asked.changes, way, blocks, records)
-                if len(blocks) >= PLANNED_BLOCKS and are_sure(parts):
-                    break
+            if len(times_ns) < len(plans):
+                continue
+            blocks.append(times_ns)
+            times_ns = {}
+            parts = factors(asked.changes, way, blocks, records)
+            if len(blocks) >= PLANNED_BLOCKS and are_sure(parts):
+                break
     return Measured(parts, path if path.exists() else None)
 
 
@@ -208,35 +212,36 @@ def plans_of(asked: PathTrial) -> tuple[Way, dict[str, Plan]]:
     n_changes = len(asked.changes)
     there = [range(n) for n in range(n_changes + 1)]  # the first n changes are made
     back = [range(n, n_changes) for n in range(1, n_changes)]  # the first n are undone
-    variants = list[tuple[str, Mapping[str, Any]]]()
-    for numbers in there + back:
+    made_in_variants = there + back
+    variants: list[tuple[str, Mapping[str, Any]]] = []
+    for numbers in made_in_variants:
         settings = dict(asked.start)
         for number in numbers:
             settings |= asked.changes[number].changes
         settings = {name: value for name, value in settings.items() if value is not None}
         settings["prompt_len"] = str(settings["prompt_len"])
-        options = list[str]()
+        options: list[str] = []
         for name, value in settings.items():
             options += as_options.option(name, value)
         variants.append((shell.join(*options), settings))
     with asked.new_worker() as worker:
         plans = trial.plan(worker, variants, MOST_BLOCKS, gen=asked.n_gen)
-    return dict(zip(map(frozenset, there + back), plans, strict=True)), plans
+    way = dict(zip(map(frozenset, made_in_variants), plans, strict=True))
+    return way, plans
 
 
 def factors(
     changes: Sequence[GapPart], way: Way, blocks: Sequence[Block], records: Sequence[Record]
 ) -> dict[str, GapPart]:
     """The parts by name with their factors and 95 % ranges, from blocks of times per token."""
-    parts = dict[str, GapPart]()
+    if len(blocks) < FEWEST:
+        few = f"only {plural(len(blocks), 'block')} of {FEWEST} (--budget)"
+        return {part.name: not_measured(part, few) for part in changes}
+    parts: dict[str, GapPart] = {}
+    n_changes = len(changes)
     n_disturbed = len(list(filter(disturbances.disturbances, records)))
     for number, part in enumerate(changes):
-        if len(blocks) < FEWEST:
-            few = f"only {plural(len(blocks), 'block')} of {FEWEST} (--budget)"
-            parts[part.name] = not_measured(part, few)
-            continue
         there = log_ratios(blocks, way, range(number), range(number + 1))
-        n_changes = len(changes)
         back = log_ratios(blocks, way, range(number + 1, n_changes), range(number, n_changes))
         logs = [statistics.fmean(pair) for pair in zip(there, back, strict=True)]
         measured = replace(

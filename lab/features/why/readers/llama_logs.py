@@ -75,9 +75,8 @@ Slot = tuple[str, str] | None
 class LoggedRequest:
     """What a log says of a request."""
 
-    timings: dict[str, tuple[int, re.Match[str]]] = field(
-        default_factory=dict
-    )  # with their lines
+    # With their lines
+    timings: dict[str, tuple[int, re.Match[str]]] = field(default_factory=dict)
     n_context: int | None = None  # tokens in the slot when it was released
     n_whole_prompt: int | None = None  # with its cached part
     n_cached: int | None = None  # of llama-cpp-python

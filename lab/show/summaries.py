@@ -1,0 +1,122 @@
+"""A summary of runs: one row per setup and length, with medians over repeats.
+
+A figure of several runs is their median with its interval: a mean with a standard deviation says
+little where another process can halve a rate for seconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lab.core import shown, stats
+from lab.core.record import OK
+from lab.core.shown import Shown
+from lab.show import text_setup
+from lab.show.table import FIGURES, NAN, REQUEST_FIGURES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+REQUEST_KINDS = ("warm", "short")
+"""Requests of equal setup and length differ in these: cached prompt tokens, and an answer that is
+shorter than requested. None if the server does not report it."""
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """One row per setup and length over the successful timed runs, without experiments.
+
+        lab.summary(lab.runs(records))
+
+    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all
+    figures of the row, and for each figure the median, the ends of its 95 % interval (`_low`,
+    `_high`; NaN for fewer than 6 runs), and its range (`_min`, `_max`). `j_per_token` is included
+    if a run has it, unless a row's runs differ in `energy_of`. Requests that are `warm`, or
+    `short` of the requested tokens, have separate rows.
+    """
+    import pandas as pd
+
+    if table.empty:
+        return table
+    request_kinds = REQUEST_KINDS if "server" in table else ()
+    keys = [*text_setup.fields(table), *request_kinds, "n_prompt", "n_gen"]
+    timed = table[(table.status == OK) & ~table.warmup & table.case.isna()]
+    rows = []
+    for values, repeats in timed.groupby(keys, dropna=False, sort=False):
+        setup = dict(zip(keys, values, strict=True))
+        rows.append(setup | _figures_of(repeats))
+    if not rows:
+        return table[:0]
+    return pd.DataFrame(rows).sort_values(
+        ["n_prompt", "n_gen"], kind="stable", ignore_index=True
+    )
+
+
+def _figures_of(repeats: pd.DataFrame) -> dict[str, Any]:
+    """The figures of repeats, with their doubts."""
+    n_disturbed = int(repeats.disturbed.sum())
+    row: dict[str, Any] = {
+        "repeats": len(repeats),
+        "disturbed": n_disturbed,
+        "doubts": shown.of_runs(len(repeats), n_disturbed, stats.fewest_for_interval()),
+    }
+    names = list(FIGURES)
+    if "server" in repeats:
+        names += REQUEST_FIGURES
+        has_bounds_only = repeats.tpot_ms.isna() & repeats.tpot_low_ms.notna()
+        row["n_bounds"] = int(has_bounds_only.sum())
+    if repeats.energy_of.nunique() == 1:
+        row["energy_of"] = repeats.energy_of.dropna().iloc[0]
+        names.append("j_per_token")
+    for name in names:
+        row |= _median(name, repeats[name].dropna().tolist())
+    n_prompt = repeats.n_prompt.iloc[0]
+    row |= _rate("prefill_tps", n_prompt, row, "prefill_s")
+    row |= _rate("decode_tps", 1e3, row, "tpot_ms")  # a token per TPOT, in ms
+    return row
+
+
+def _median(name: str, values: list[float]) -> dict[str, float]:
+    """The median of a figure, its interval and its range; NaN where there is none."""
+    interval = stats.median_interval(values) or stats.Interval(NAN, NAN)
+    return {
+        name: statistics.median(values) if values else NAN,
+        f"{name}_low": interval.low,
+        f"{name}_high": interval.high,
+        f"{name}_min": min(values, default=NAN),
+        f"{name}_max": max(values, default=NAN),
+    }
+
+
+def _rate(name: str, amount: float, row: Mapping[str, Any], time: str) -> dict[str, float]:
+    """A rate of `amount` per time; its lowest value belongs to the longest time."""
+    times = {
+        name: row[time],
+        f"{name}_low": row[f"{time}_high"],
+        f"{name}_high": row[f"{time}_low"],
+        f"{name}_min": row[f"{time}_max"],
+        f"{name}_max": row[f"{time}_min"],
+    }
+    return {end: amount / value if value else NAN for end, value in times.items()}
+
+
+def shown_in(row: Mapping[str, Any], figure: str, scale: float = 1.0) -> Shown:
+    """A figure of a row of `summary`, with its interval; with its range if runs are too few."""
+    value = scale * row[figure]
+    n = row["repeats"]
+    if n < 2:
+        return Shown(value, None, None, n, row["doubts"])
+    low = row[f"{figure}_low"]
+    high = row[f"{figure}_high"]
+    if low != low:  # NaN
+        low = row[f"{figure}_min"]
+        high = row[f"{figure}_max"]
+    return Shown(value, scale * low, scale * high, n, row["doubts"])
+
+
+def firm(rows: pd.DataFrame) -> pd.DataFrame:
+    """The reliable rows of `summary`."""
+    if rows.empty:
+        return rows
+    return rows[rows.doubts.map(shown.is_firm).astype(bool)]
