@@ -167,6 +167,14 @@ FEATURES: tuple[Feature, ...] = (
         experiment="lab.features.turns.conversation:RUNS",
     ),
     Feature(
+        name="record",
+        group=MANY,
+        help="Record an agent's requests, and name what breaks its server's cache.",
+        command="lab.features.recording.command:command",
+        results=("lab.features.recording.section:KINDS",),
+        lines={"recorded": "lab.features.recording.lines:RecordedCall"},
+    ),
+    Feature(
         name="stall",
         group=MANY,
         help="Measure how long a new prompt interrupts running answers.",

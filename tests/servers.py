@@ -142,6 +142,7 @@ def _serve(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--ctx-size", type=int, default=2048)
     parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--cache-ram", type=int)
     asked = parser.parse_args(arguments)
     parameters = xllamacpp.CommonParams()
     parameters.model.path = asked.model
@@ -153,6 +154,8 @@ def _serve(arguments: Sequence[str]) -> None:
     parameters.n_parallel = asked.parallel
     parameters.kv_unified = parameters.ctx_shift = parameters.warmup = False
     parameters.endpoint_slots = True
+    if asked.cache_ram is not None:
+        parameters.cache_ram_mib = asked.cache_ram
     server = xllamacpp.Server(parameters)
     print(f"listening on {server.listening_address}", flush=True)
     while True:

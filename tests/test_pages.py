@@ -210,6 +210,8 @@ def commands_in(page: str) -> list[str]:
 def unknown_words(command: str) -> list[str]:
     """The first word that is no command, or the options that its command does not have."""
     parts_of_command = shlex.split(command, comments=True)[1:]
+    if "--" in parts_of_command:  # what follows is another program's
+        parts_of_command = parts_of_command[: parts_of_command.index("--")]
     where: click.Command = main.lab
     while (
         isinstance(where, click.Group)

@@ -17,7 +17,7 @@ from lab.core import shell
 ASKED_FOR = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 NOT_STORED = {
     *("out", "as_json", "no_plot", "report", "details", "stream", "dry_run", "yes", "save"),
-    *("header", "watch"),  # a header may hold a key
+    *("header", "watch", "agent"),  # a header may hold a key, and so may a program's arguments
 }
 
 

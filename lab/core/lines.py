@@ -48,6 +48,10 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     (".*", -(10**15), 10**15),
 )
 MOST_LETTERS = 10_000  # length of a text
+KEPT_AS_SENT = "is_kept_as_sent"
+"""Metadata of a field that holds what a stranger sent: it is neither cleaned nor checked, and never
+shown."""
+
 TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
@@ -156,7 +160,11 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {cleaned(key): cleaned(part) for key, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {name: cleaned(part) for name, part in fields_of(value).items()}
+        fields: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            part = getattr(value, field.name)
+            is_as_sent = field.metadata.get(KEPT_AS_SENT)
+            fields[field.name] = part if is_as_sent else cleaned(part)
         return type(value)(**fields)
     return value
 
@@ -180,7 +188,8 @@ def check(value: Any, place: str, name: str = "") -> None:
             check(part, f"{place}.{key}", key if name == "case" else name)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            check(getattr(value, field.name), f"{place}.{field.name}", field.name)
+            if not field.metadata.get(KEPT_AS_SENT):
+                check(getattr(value, field.name), f"{place}.{field.name}", field.name)
 
 
 def _check_tuple(values: tuple[Any, ...], place: str, name: str) -> None:

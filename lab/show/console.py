@@ -23,7 +23,7 @@ from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status
 
 WRAPPED = {
     *("settings", "note", "what it is", "claim", "verdict", "figures"),
-    *("what it can do", "answer", "as seen in"),
+    *("what it can do", "answer", "as seen in", "what broke the cache"),
 }
 """Headings of columns whose text may wrap. Other columns never wrap."""
 

@@ -12,7 +12,6 @@ from typing import Any
 from lab.core import shell
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
-from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.features.explain.section import explained
 from lab.features.report.lines import Lines
@@ -118,7 +117,7 @@ def setups(good: Lines) -> Section:
 
 
 def facts_of(line: Any) -> dict[str, str]:
-    if isinstance(line, RequestRecord):
+    if hasattr(line, "endpoint"):
         return facts_of_server(line)
     return facts_of_engine(line)
 
@@ -137,8 +136,8 @@ def facts_of_engine(line: Any) -> dict[str, str]:
     return facts
 
 
-def facts_of_server(record: RequestRecord) -> dict[str, str]:
-    """The server, the model, and the client's machine of a request."""
+def facts_of_server(record: Any) -> dict[str, str]:
+    """The server, the model, and the client's machine of a request or a recorded call."""
     endpoint = record.endpoint
     server = endpoint.server or "an unnamed server"
     if endpoint.version:

@@ -1,0 +1,205 @@
+"""Why the cache did not serve what it could have: the cause of one call.
+
+A server's cache holds the prompts that it has read. A prompt that goes on from an earlier one needs
+only its new end. Otherwise either the client sent something else, or the template wrote the same
+messages differently, or the server had lost its cache. Rendered and tokenized prompts tell these
+apart exactly; without them, tokens are estimated by characters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab.features.recording.conversations import CallHistory, Prompt
+from lab.features.recording.differences import (
+    CHANGED,
+    CONTEXT_FULL,
+    EVICTED,
+    OTHER_CONVERSATION,
+    REMOVED,
+    SHORTENED,
+    Difference,
+    common_prefix,
+    difference,
+    shared_characters,
+)
+from lab.features.recording.lines import CLIENT, SERVER, TEMPLATE, Cause
+from lab.features.recording.prompts import ASSISTANT, Block, Blocks, length
+
+EXACT_SLACK = 16
+SLACK = 160
+SLACK_SHARE = 0.1
+"""Tokens that a whole cache may lack: servers compute the last ones again, and keep blocks of up to
+128. Without exact tokens also a share of the prompt."""
+
+PROBE = 200  # characters by which a block is found in a rendered prompt
+
+Count = Callable[[str], int | None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about a call."""
+
+    cause: Cause | None = None
+    follows: int | None = None
+    n_new: int | None = None
+    is_exact: bool = False
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What is known about the server when a call is examined."""
+
+    n_ctx: int | None = None
+    latest_other: Prompt | None = None  # the latest prompt of another conversation
+    other_number: int | None = None
+    was_refused: bool = False  # the call of this conversation before: it did not fit
+
+
+def find_cause(
+    prompt: Prompt,
+    n_cached: int | None,
+    history: CallHistory,
+    state: ServerState,
+    count: Count,
+) -> Finding:
+    """What broke the cache of a call, if something did; `count` counts the tokens of a text."""
+    best = history.best_for(prompt.blocks)
+    is_exact = bool(best.tokens and prompt.tokens)
+    differs = difference(best.blocks, prompt.blocks)
+    n_shared = shared_tokens(best, prompt)
+    slack = slack_of(prompt, is_exact)
+    cause = None
+    if n_cached is not None and n_shared is not None and n_cached + slack < n_shared:
+        cause = lost_in_server(best, history, state)
+        latest = difference(history.latest.blocks, prompt.blocks)
+        n_latest = shared_tokens(history.latest, prompt)
+        if latest and n_latest is not None and abs(n_cached - n_latest) <= slack:
+            cause = client_cause(latest, state)
+            differs = latest
+    elif differs:
+        if not (is_exact and goes_on(best, prompt)):
+            cause = client_cause(differs, state)
+    elif is_exact and n_shared is not None and n_shared + slack < len(best.tokens):
+        cause = template_cause(best, prompt)
+    n_new = new_tokens(best, prompt, differs, count)
+    return Finding(cause, best.call, n_new, is_exact)
+
+
+def goes_on(best: Prompt, prompt: Prompt) -> bool:
+    """Whether a rendered prompt begins with an earlier one: then the template left out what
+    differs."""
+    return (prompt.rendered or "").startswith(best.rendered or "")
+
+
+def slack_of(prompt: Prompt, is_exact: bool) -> float:
+    if is_exact:
+        return EXACT_SLACK
+    return max(SLACK, SLACK_SHARE * (prompt.n_prompt or 0))
+
+
+def shared_tokens(best: Prompt, prompt: Prompt) -> int | None:
+    """Tokens that two prompts share at their beginnings; None if nothing is known."""
+    if best.tokens and prompt.tokens:
+        n_shared = 0
+        for before, token in zip(best.tokens, prompt.tokens, strict=False):
+            if before != token:
+                break
+            n_shared += 1
+        return n_shared
+    if prompt.n_prompt is None:
+        return None
+    shared = shared_characters(best.blocks, prompt.blocks)
+    return int(prompt.n_prompt * shared / max(1, length(prompt.blocks)))
+
+
+def client_cause(differs: Difference, state: ServerState) -> Cause:
+    """A difference that the client made, perhaps because the context was full."""
+    is_cut = differs.kind in (REMOVED, SHORTENED, CHANGED)
+    kind = CONTEXT_FULL if state.was_refused and is_cut else differs.kind
+    cause = cause_at(differs.block, differs.character, kind, CLIENT)
+    return dataclasses.replace(cause, what=differs.what, excerpt=differs.excerpt)
+
+
+def cause_at(block: Block, character: int, kind: str, by: str) -> Cause:
+    return Cause(
+        kind=kind,
+        by=by,
+        part=block.kind,
+        index=block.index,
+        role=block.role,
+        text_field=block.field,
+        character=character,
+    )
+
+
+def lost_in_server(best: Prompt, history: CallHistory, state: ServerState) -> Cause:
+    """Why a server has lost a prompt that it had read."""
+    n_held = (best.n_prompt or 0) + (best.n_gen or 0)
+    is_full = state.n_ctx is not None and n_held + 1 >= state.n_ctx
+    if is_full or state.was_refused:
+        return Cause(kind=CONTEXT_FULL, by=SERVER)
+    intruder = state.latest_other
+    if intruder is not None and intruder.call > history.latest.call:
+        return Cause(kind=OTHER_CONVERSATION, by=SERVER, conversation=state.other_number)
+    return Cause(kind=EVICTED, by=SERVER)
+
+
+def template_cause(best: Prompt, prompt: Prompt) -> Cause | None:
+    """The block that the template now writes differently."""
+    before = best.rendered or ""
+    rendered = prompt.rendered or ""
+    position = common_prefix(before, rendered)
+    for index, block in enumerate(prompt.blocks):
+        end = end_of_block(rendered, prompt.blocks, index)
+        is_left_out = block.text.strip()[:PROBE] not in rendered
+        if end > position or (is_left_out and block.text.strip()[:PROBE] in before):
+            start = end - len(block.text.strip())
+            character = 0 if is_left_out else max(0, position - start)
+            return cause_at(block, character, REMOVED if is_left_out else CHANGED, TEMPLATE)
+    return Cause(kind=CHANGED, by=TEMPLATE)
+
+
+def end_of_block(rendered: str, blocks: Blocks, index: int) -> int:
+    """The position after a block in a rendered prompt; of a block that the template writes
+    otherwise, the position after the one before."""
+    position = 0
+    for block in blocks[: index + 1]:
+        text = block.text.strip()
+        found_at = rendered.find(text[:PROBE], position) if text else -1
+        if found_at >= 0:
+            position = found_at + len(text)
+    return position
+
+
+def new_tokens(
+    best: Prompt, prompt: Prompt, differs: Difference | None, count: Count
+) -> int | None:
+    """Tokens of a prompt that no cache could have had: what follows the earlier prompt and its
+    answer."""
+    if prompt.n_prompt is None:
+        return None
+    n_aligned = differs.n_aligned if differs else min(len(best.blocks), len(prompt.blocks))
+    tail = prompt.blocks[n_aligned:]
+    n_answer = 0
+    if tail and tail[0].role == ASSISTANT and tail[0].index > 0:
+        n_answer = best.n_gen or 0
+    if differs is None and best.n_prompt is not None:
+        n_before = best.n_prompt
+    else:
+        n_before = tokens_before(prompt, n_aligned, count)
+    return max(1, prompt.n_prompt - n_before - n_answer)
+
+
+def tokens_before(prompt: Prompt, n_blocks: int, count: Count) -> int:
+    """Tokens of the first blocks of a prompt."""
+    if prompt.rendered is not None:
+        end = end_of_block(prompt.rendered, prompt.blocks, n_blocks - 1)
+        n_tokens = count(prompt.rendered[:end])
+        if n_tokens is not None:
+            return n_tokens
+    share = length(prompt.blocks[:n_blocks]) / max(1, length(prompt.blocks))
+    return int((prompt.n_prompt or 0) * share)

@@ -1,0 +1,211 @@
+"""The command `lab record`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lab.app import kinds
+from lab.app.help import Command
+from lab.app.options import OUTPUT, with_options
+from lab.app.output import Output
+from lab.core import asked_command, results
+from lab.errors import LabError
+from lab.features.recording import sentences
+from lab.features.recording.lines import RecordedCall
+from lab.features.recording.proxy import Proxy
+from lab.features.recording.recorder import CallRecorder, RecordingSetup, without_text
+from lab.remote.access import access
+from lab.runner import machine
+
+if TYPE_CHECKING:
+    from lab.show.console import Terminal
+
+PLACEHOLDER = "{url}"
+NAME_IN_ENVIRONMENT = "OPENAI_BASE_URL"
+LOOPBACK = "127.0.0.1"
+SWITCH_S = 0.0005  # after which the thread that compares prompts lets streams go on
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the proxy listens, and the program that it starts."""
+
+    host: str
+    port: int
+    agent: tuple[str, ...]
+
+
+OPTIONS = (
+    click.option(
+        "--url",
+        required=True,
+        metavar="URL",
+        help="The server to pass requests on to: http://127.0.0.1:8080",
+    ),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65_535),
+        default=8090,
+        show_default=True,
+        help="Port to listen on; 0 for a free one.",
+    ),
+    click.option(
+        "--host",
+        default=LOOPBACK,
+        show_default=True,
+        help="Address to listen on. Any other one lets other machines use the server.",
+    ),
+    click.option(
+        "--keep-text",
+        is_flag=True,
+        help="Store the requests' prompts too (for lab turns --replay).",
+    ),
+)
+
+
+@click.command("record", cls=Command, first=("url", "port", "host", "keep-text"))
+@click.argument("agent", nargs=-1, metavar="[-- AGENT...]", type=click.UNPROCESSED)
+@with_options(*OPTIONS, *OUTPUT)
+def command(
+    agent: tuple[str, ...], url: str, port: int, host: str, keep_text: bool, **asked: Any
+) -> None:
+    """Record an agent's requests, and name what breaks its server's cache.
+
+    \b
+      lab record --url http://127.0.0.1:8080    # prints the address to use
+      lab record --url http://127.0.0.1:8080 -- my-agent --base-url {url}
+      lab show results/...-record.jsonl           # the bill again
+
+    Passes every request on unchanged, and its answer back as it comes. Prints a line for each
+    request with a prompt: its tokens, those cached, those read again, and what broke the cache: the
+    first message and character that differ from the best earlier prompt. At the end the bill, and
+    what each mend would save. Ctrl-C, or the end of the AGENT, ends the recording; {url} and the
+    variable OPENAI_BASE_URL of the AGENT are the address to use.
+
+    Sends nothing to anywhere but --url. A llama-server is also asked to render and tokenize the
+    prompts, after each answer. The results hold lengths, hashes and times; no keys, and no text
+    without --keep-text.
+    """
+    from lab.show import console
+
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
+    server = access(url)
+    path = results.new_file(output.folder, "record")
+    recording = RecordingSetup(
+        path=path,
+        machine=machine.describe(),
+        access=server,
+        keeps_text=keep_text,
+        show=shown_by(err, bool(agent)),
+        command=asked_command.command(),
+    )
+    listening = Listening(host, port, agent)
+    sys.setswitchinterval(SWITCH_S)
+    with results.unless_empty(path), CallRecorder(recording) as recorder:
+        status = asyncio.run(record(recorder, server.root, listening, err))
+    finish(recorder, output, path, keep_text)
+    if status:
+        sys.exit(status)
+
+
+def shown_by(err: Terminal, has_agent: bool) -> Any:
+    """What prints a line for each call: nothing while an agent has the terminal."""
+
+    def show(call: RecordedCall) -> None:
+        if not has_agent:
+            err.print(live_line(call), markup=False, highlight=False)
+
+    return show
+
+
+def live_line(call: RecordedCall) -> str:
+    """A call in one line: conversation, turn, tokens, times, and what broke the cache."""
+    place = f"call {call.call}  conversation {call.conversation}, turn {call.turn}:"
+    if call.failure is not None:
+        return f"{place} {call.failure}"
+    line = f"{place} prompt {in_digits(call.n_prompt)}, cached {in_digits(call.n_cached)}"
+    if call.ttft_ns is not None:
+        line += f", TTFT {call.ttft_ns / 1e9:.2f} s"
+    line += f", in all {call.ended_ns / 1e9:.2f} s"
+    if call.cause is not None:
+        line += f"; {again(call)}{sentences.label(call.cause)}"
+    return line
+
+
+def again(call: RecordedCall) -> str:
+    """How many tokens a call read again, if that is known."""
+    if call.n_prompt is None or call.n_cached is None or call.n_new is None:
+        return ""
+    n_again = max(0, call.n_prompt - call.n_cached - call.n_new)
+    return f"{n_again:,} tokens read again: "
+
+
+def in_digits(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+async def record(
+    recorder: CallRecorder, root: str, listening: Listening, err: Terminal
+) -> int | None:
+    """Listen until Ctrl-C, or until the agent ends; returns the agent's exit status."""
+    async with Proxy(root, listening.host, listening.port, recorder.keep) as proxy:
+        address = f"http://{proxy.host}:{proxy.port}/v1"
+        err.print(f"Recording {root}. Point the client at {address}", highlight=False)
+        if listening.agent:
+            return await run_agent(listening.agent, address)
+        err.print("Ctrl-C ends the recording.")
+        await until_interrupted()
+    return None
+
+
+async def until_interrupted() -> None:
+    """Wait for SIGINT or SIGTERM."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    await ended.wait()
+
+
+async def run_agent(agent: Sequence[str], address: str) -> int:
+    """Run the agent until it ends. Ctrl-C goes to the agent, which shares the terminal."""
+    arguments = [word.replace(PLACEHOLDER, address) for word in agent]
+    environment = {**os.environ, NAME_IN_ENVIRONMENT: address}
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+    try:
+        process = await asyncio.create_subprocess_exec(*arguments, env=environment)
+    except OSError as problem:
+        raise LabError(
+            f"{arguments[0]} cannot be started: {problem.strerror}.",
+            "Check its name after --.",
+        ) from None
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+
+
+def finish(recorder: CallRecorder, output: Output, path: Path, keeps_text: bool) -> None:
+    """Print the bill. Excerpts of changed texts appear on the terminal, and nowhere else without
+    --keep-text."""
+    saved = list(recorder.calls)
+    if not keeps_text:
+        saved = list(map(without_text, recorder.calls))
+    if not saved and recorder.problem is None:
+        raise LabError(
+            "Nothing was recorded: no request with a prompt came.",
+            "Point the client at the address that lab record prints.",
+        )
+    shown = kinds.sections(saved if output.as_json else recorder.calls)
+    output.finish(saved, path, recorder.problem, shown=shown)

@@ -1,0 +1,91 @@
+"""A recorded request: a line of a results file. It holds lengths, hashes and times, and no text
+unless the user asked for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from lab.core.lines import KEPT_AS_SENT
+from lab.core.record import SCHEMA, Machine
+from lab.core.request import Endpoint
+from lab.features.recording.differences import KINDS
+
+CLIENT = "client"
+TEMPLATE = "template"
+SERVER = "server"
+CAUSED_BY = (CLIENT, TEMPLATE, SERVER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """What broke the cache, and the first place of the prompt that differs from the earlier one."""
+
+    kind: str
+    by: str
+    part: str | None = None  # message, tool, prompt, option; None: the prompt did not differ
+    index: int | None = None  # of the part among its kind, from 0
+    role: str = ""  # of a message
+    text_field: str = ""  # of a message: content, reasoning, tool calls
+    character: int | None = None  # of that text, from 0
+    what: str = ""  # such as "a time of day"
+    conversation: int | None = None  # that used the cache in between
+    excerpt: str = ""  # kept only with the prompts
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or self.by not in CAUSED_BY:
+            raise ValueError("a recorded cause is of a kind that this version does not know")
+
+
+@dataclass(frozen=True)
+class BlockColumns:
+    """The blocks of a prompt as columns: what each is, its characters, and a hash of its text with
+    a secret of the session."""
+
+    part: tuple[str, ...] = ()
+    role: tuple[str, ...] = ()
+    n_characters: tuple[int, ...] = ()
+    hashed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCall:
+    """A request with a prompt, and its answer. None: not known."""
+
+    session: str
+    machine: Machine  # of the client
+    endpoint: Endpoint
+    model: str  # as the server calls it
+    started_at: str
+    call: int  # from 1, in the order in which answers ended
+    conversation: int  # from 1
+    turn: int  # from 1
+    http_status: int | None = None
+    failure: str | None = None
+    begin_ns: int  # since the recording began
+    ttft_ns: int | None = None  # None: the answer was not streamed
+    ended_ns: int  # since the request came
+    n_prompt: int | None = None
+    n_cached: int | None = None
+    n_gen: int | None = None
+    prefill_ns: int | None = None  # by the server
+    decode_ns: int | None = None  # by the server
+    follows: int | None = None  # the call that this prompt goes on from
+    n_new: int | None = None  # tokens that no cache could have had
+    is_exact: bool = False  # compared as tokens
+    cause: Cause | None = None
+    blocks: BlockColumns = BlockColumns()
+    body: Any = field(default=None, metadata={KEPT_AS_SENT: True})
+    command: tuple[str, ...] | None = None
+    schema: int = SCHEMA
+    kind: str = "recorded"
+    is_warmup: ClassVar[bool] = False
+
+    @property
+    def is_good(self) -> bool:
+        return self.failure is None
+
+    @property
+    def model_name(self) -> str:
+        return self.model

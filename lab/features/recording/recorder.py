@@ -1,0 +1,319 @@
+"""From what passed through the proxy to lines: in a thread of its own, so that streams do not wait
+for it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import queue
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lab.core import results
+from lab.core.record import Machine
+from lab.core.request import Endpoint, ServerSettings, short_name
+from lab.errors import LabError, printable
+from lab.features.recording.answers import Answer, read_answer
+from lab.features.recording.causes import Finding, ServerState, find_cause
+from lab.features.recording.conversations import CallHistory, Conversations, Prompt
+from lab.features.recording.lines import BlockColumns, RecordedCall
+from lab.features.recording.prompts import Blocks, blocks_of
+from lab.features.recording.proxy import HUNG_UP, PassedCall
+from lab.remote import rendering
+from lab.remote.access import Access
+from lab.remote.client import Client
+from lab.remote.formats import as_count, as_dict
+
+N_HASHED = 16  # hexadecimal digits of a hash
+LLAMA_SERVER = "llama-server"
+
+Show = Callable[[RecordedCall], None]
+
+
+@dataclass(frozen=True)
+class RecordingSetup:
+    """What all lines of a recording share, and what the user asked for."""
+
+    path: Path
+    machine: Machine
+    access: Access
+    keeps_text: bool
+    show: Show
+    command: tuple[str, ...] | None = None
+
+
+class CallRecorder:
+    """Takes exchanges, and makes a line of each: `calls`, with excerpts of changed texts, which are
+    saved only if prompts are."""
+
+    def __init__(self, recording: RecordingSetup) -> None:
+        self.recording = recording
+        self.calls: list[RecordedCall] = []
+        self.problem: LabError | None = None
+        self._conversations = Conversations()
+        self._began_ns = time.perf_counter_ns()
+        self._secret = secrets.token_bytes(32)
+        self._server = ServerQuestions(recording.access)
+        self._queue: queue.SimpleQueue[PassedCall | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> CallRecorder:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.put(None)
+        self._thread.join()
+        self._server.close()
+
+    def keep(self, exchange: PassedCall) -> None:
+        """Record an exchange soon; returns at once."""
+        self._queue.put(exchange)
+
+    def _run(self) -> None:
+        exchange = self._queue.get()
+        while exchange is not None:
+            try:
+                self._record(exchange)
+            except LabError as problem:
+                self.problem = problem
+            exchange = self._queue.get()
+
+    def _record(self, exchange: PassedCall) -> None:
+        body = body_of(exchange)
+        blocks = blocks_of(body)
+        if not blocks:
+            return
+        answer = read_answer(bytes(exchange.answer), exchange.encoding, exchange.content_type)
+        self._server.look_at(exchange, answer)
+        conversation = self._conversations.of(blocks)
+        prompt = self._prompt(exchange, body, blocks, answer)
+        finding = Finding()
+        if conversation.prompts and exchange.status == 200:
+            state = self._state(conversation)
+            count = self._server.count
+            finding = find_cause(prompt, answer.n_cached, conversation, state, count)
+        call = self._line(exchange, body, prompt, answer, conversation, finding)
+        self._remember(conversation, prompt, exchange, answer)
+        self.calls.append(call)
+        self._save(call)
+        self.recording.show(call)
+
+    def _prompt(
+        self, exchange: PassedCall, body: dict[str, Any], blocks: Blocks, answer: Answer
+    ) -> Prompt:
+        prompt = Prompt(
+            call=len(self.calls) + 1,
+            blocks=blocks,
+            n_prompt=answer.n_prompt,
+            n_gen=answer.n_gen,
+        )
+        if exchange.status != 200:
+            return prompt
+        rendered = self._server.rendered(body)
+        if rendered is None:
+            return prompt
+        tokens = self._server.tokens(rendered)
+        return replace(prompt, rendered=rendered, tokens=tokens)
+
+    def _state(self, conversation: CallHistory) -> ServerState:
+        """What the server has been asked since the conversation's latest call."""
+        latest: Prompt | None = None
+        number = None
+        for candidate in self._conversations.conversations:
+            if candidate is conversation or not candidate.prompts:
+                continue
+            if latest is None or candidate.latest.call > latest.call:
+                latest = candidate.latest
+                number = candidate.number
+        return ServerState(
+            n_ctx=self._server.n_ctx,
+            latest_other=latest,
+            other_number=number,
+            was_refused=conversation.was_refused,
+        )
+
+    def _remember(
+        self,
+        conversation: CallHistory,
+        prompt: Prompt,
+        exchange: PassedCall,
+        answer: Answer,
+    ) -> None:
+        """Remember a prompt that the server has read; of a refused one, that it was refused."""
+        conversation.was_refused = answer.is_context_full
+        if exchange.status == 200:
+            conversation.add(prompt)
+            self._conversations.forget_oldest()
+
+    def _line(
+        self,
+        exchange: PassedCall,
+        body: dict[str, Any],
+        prompt: Prompt,
+        answer: Answer,
+        conversation: CallHistory,
+        finding: Finding,
+    ) -> RecordedCall:
+        timings = answer.timings
+        return RecordedCall(
+            session=self.recording.path.stem,
+            machine=self.recording.machine,
+            endpoint=self._server.endpoint(exchange),
+            model=short_name(printable(str(body.get("model") or answer.model or "a model"))),
+            started_at=exchange.started_at,
+            call=prompt.call,
+            conversation=conversation.number,
+            turn=conversation.n_turns,
+            http_status=exchange.status,
+            failure=failure_of(exchange),
+            begin_ns=max(0, exchange.received_ns - self._began_ns),
+            ttft_ns=ttft_of(exchange, answer),
+            ended_ns=exchange.ended_ns - exchange.received_ns,
+            n_prompt=answer.n_prompt,
+            n_cached=answer.n_cached,
+            n_gen=answer.n_gen,
+            prefill_ns=nanoseconds(timings.prompt_ms if timings else None),
+            decode_ns=nanoseconds(timings.gen_ms if timings else None),
+            follows=finding.follows,
+            n_new=finding.n_new,
+            is_exact=finding.is_exact,
+            cause=finding.cause,
+            blocks=self._columns(prompt.blocks),
+            body=body if self.recording.keeps_text else None,
+            command=self.recording.command,
+        )
+
+    def _columns(self, blocks: Blocks) -> BlockColumns:
+        hashes = []
+        for block in blocks:
+            text = block.text.encode(errors="replace")
+            digest = hashlib.blake2b(text, key=self._secret, digest_size=N_HASHED // 2)
+            hashes.append(digest.hexdigest())
+        return BlockColumns(
+            part=tuple(block.kind for block in blocks),
+            role=tuple(block.role for block in blocks),
+            n_characters=tuple(len(block.text) for block in blocks),
+            hashed=tuple(hashes),
+        )
+
+    def _save(self, call: RecordedCall) -> None:
+        results.save(
+            self.recording.path, call if self.recording.keeps_text else without_text(call)
+        )
+
+
+def without_text(call: RecordedCall) -> RecordedCall:
+    """A call without the excerpt of a changed text."""
+    if call.cause is None:
+        return call
+    return replace(call, cause=replace(call.cause, excerpt=""))
+
+
+def body_of(exchange: PassedCall) -> dict[str, Any]:
+    """The JSON object of a request; empty for anything else."""
+    data = bytes(exchange.request)
+    with suppress(OSError, EOFError, zlib.error, ValueError, RecursionError):
+        if exchange.request_encoding == "gzip":
+            data = gzip.decompress(data)
+        return as_dict(json.loads(data))
+    return {}
+
+
+def failure_of(exchange: PassedCall) -> str | None:
+    if exchange.failure is not None:
+        return exchange.failure
+    if exchange.status != 200:
+        return f"HTTP {exchange.status}"
+    return None
+
+
+def ttft_of(exchange: PassedCall, answer: Answer) -> int | None:
+    """When the first generated content came; None for an answer that was not streamed."""
+    if answer.first_byte is None:
+        return None
+    for arrived_ns, n_bytes in exchange.arrivals:
+        if n_bytes >= answer.first_byte - 1:
+            return arrived_ns - exchange.received_ns
+    return None
+
+
+def nanoseconds(ms: float | None) -> int | None:
+    return None if ms is None else round(ms * 1e6)
+
+
+class ServerQuestions:
+    """What a llama-server is asked after a call: its template's prompt, tokens, and its context.
+
+    No other server is asked anything.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self.n_ctx: int | None = None
+        self._access = access
+        self._client: Client | None = None
+        self._settings: ServerSettings | None = None
+        self._can_render = False
+        self._has_looked = False
+
+    def look_at(self, exchange: PassedCall, answer: Answer) -> None:
+        """Find out from the first good answer whether the server is a llama-server."""
+        if self._has_looked or exchange.status != 200 or exchange.failure == HUNG_UP:
+            return
+        self._has_looked = True
+        if answer.timings is None and exchange.server != "llama.cpp":
+            return
+        headers = self._access.headers
+        if exchange.authorization:
+            headers = (*headers, ("Authorization", exchange.authorization))
+        self._client = Client(replace(self._access, headers=headers))
+        self._can_render = True
+        properties = self._client.object_at("/props")
+        defaults = as_dict(properties.get("default_generation_settings"))
+        self.n_ctx = as_count(defaults.get("n_ctx"))
+        self._settings = ServerSettings(
+            n_slots=as_count(properties.get("total_slots")), n_ctx=self.n_ctx
+        )
+
+    def endpoint(self, exchange: PassedCall) -> Endpoint:
+        is_llama = self._settings is not None
+        return Endpoint(
+            url=self._access.url,
+            api=printable(exchange.path.partition("?")[0].rpartition("/")[2])[:40],
+            server=LLAMA_SERVER if is_llama else None,
+            settings=self._settings,
+        )
+
+    def rendered(self, body: dict[str, Any]) -> str | None:
+        """The prompt as text; None if the server cannot say."""
+        if self._client is None or not self._can_render:
+            return None
+        try:
+            return rendering.apply_template(self._client, body)
+        except LabError:
+            return None
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        if self._client is None:
+            return ()
+        try:
+            return rendering.tokenize(self._client, text) or ()
+        except LabError:
+            return ()
+
+    def count(self, text: str) -> int | None:
+        """Tokens of a text; None if the server cannot say."""
+        return len(self.tokens(text)) or None
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.__exit__()

@@ -1,0 +1,154 @@
+"""A recording as sections: the bill of its calls, what broke the cache, and what would mend it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lab.core.lists import grouped, plural
+from lab.features.recording import figures, picture, sentences
+from lab.features.recording.lines import RecordedCall
+from lab.show.section import UNKNOWN, WIDE, Context, Kind, Picture, Section, tabled
+from lab.show.wording import digits
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_ROWS = 20
+QUESTION = "What broke the cache?"
+ABOUT = "again: tokens of earlier calls that were computed again"
+CAPTION = (
+    "Above: the tokens of each call's prompt. Below: the time of each call, and what broke "
+    "the cache."
+)
+FROM_TIME = (
+    "~: the server did not say how many tokens it had cached; "
+    "they are estimated from the time."
+)
+BY_CHARACTERS = (
+    "Tokens read again are estimated by characters: the server cannot tokenize prompts."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallRow:
+    """A call of the table."""
+
+    call: RecordedCall
+    figures: Any  # the row of `figures.bill`
+    conversation: str  # its number; "" for the only one
+
+
+def is_recorded(line: Any) -> bool:
+    return isinstance(line, RecordedCall)
+
+
+def sections(lines: Sequence[RecordedCall], _: Context) -> list[Section]:
+    """A part for each recording."""
+    parts = [section(calls) for calls in grouped(lines, lambda line: line.session).values()]
+    return [Section("Conversations and caches", name="record", question=QUESTION, parts=parts)]
+
+
+KINDS = (Kind("record", is_recorded, sections),)
+
+
+def section(calls: Sequence[RecordedCall]) -> Section:
+    """The bill of one recording."""
+    table = figures.bill(calls)
+    mends = figures.mends(calls)
+    n_again = float(table.n_again.sum())
+    has_several = table.conversation.nunique() > 1
+    rows = []
+    for call, row in zip(calls, table.itertuples(), strict=True):
+        conversation = str(call.conversation) if has_several else ""
+        rows.append(CallRow(call, row, conversation))
+    statements: list[str] = []
+    for mend in mends:
+        statements += sentences.cause_sentences(calls, mend)
+    draw = partial(picture.draw, calls, table, subject(calls))
+    return Section(
+        f"{plural(len(calls), 'call')} of {subject(calls)}",
+        ABOUT,
+        name="record",
+        question=QUESTION,
+        answer=sentences.answer(calls, float(table.n_computed.sum()), n_again),
+        **tabled(COLUMNS, rows),
+        most_rows=MOST_ROWS,
+        notes=notes(table),
+        warnings=failures(calls),
+        sentences=statements,
+        pictures=[Picture("record", CAPTION, draw, WIDE)],
+        data=partial(document, calls, table, mends),
+    )
+
+
+def subject(calls: Sequence[RecordedCall]) -> str:
+    """The model and the server."""
+    call = calls[0]
+    server = call.endpoint.server or "a server"
+    return f"{call.model} through {server} at {call.endpoint.url}"
+
+
+def notes(table: pd.DataFrame) -> list[str]:
+    """How figures were estimated."""
+    lines = []
+    if (table.cached_by == figures.FROM_TIME).any():
+        lines.append(FROM_TIME)
+    if not table[table.is_broken].is_exact.all():
+        lines.append(BY_CHARACTERS)
+    return lines
+
+
+def failures(calls: Sequence[RecordedCall]) -> list[str]:
+    """A sentence for each reason for which calls failed."""
+    lines = []
+    for reason, failed in grouped(calls, lambda call: call.failure).items():
+        if reason is not None:
+            numbers = sentences.which_calls([call.call for call in failed])
+            lines.append(f"{numbers} failed: {reason}.")
+    return lines
+
+
+def count(row: CallRow, name: str) -> str:
+    value = getattr(row.figures, name)
+    if math.isnan(value):
+        return UNKNOWN
+    is_estimate = row.figures.cached_by == figures.FROM_TIME and name != "n_prompt"
+    return f"~{value:,.0f}" if is_estimate else f"{value:,.0f}"
+
+
+def again(row: CallRow) -> str:
+    return count(row, "n_again") if row.figures.n_again else ""
+
+
+def time(row: CallRow, name: str) -> str:
+    return digits(getattr(row.figures, name))
+
+
+COLUMNS = (
+    ("call", lambda row: str(row.call.call)),
+    ("conversation", lambda row: row.conversation),
+    ("prompt\ntokens", partial(count, name="n_prompt")),
+    ("cached", partial(count, name="n_cached")),
+    ("computed", partial(count, name="n_computed")),
+    ("again", again),
+    ("prefill\ns", partial(time, name="prefill_s")),
+    ("what broke the cache", lambda row: sentences.label(row.call.cause)),
+    ("decode\ns", partial(time, name="decode_s")),
+    ("TTFT\ns", partial(time, name="ttft_s")),
+)
+
+
+def document(
+    calls: Sequence[RecordedCall], table: pd.DataFrame, mends: Sequence[figures.Mend]
+) -> dict[str, list[Any]]:
+    """The calls and the mends, for JSON."""
+    rows = []
+    columns = table.astype(object).where(table.notna(), None)
+    for call, row in zip(calls, columns.to_dict("records"), strict=True):
+        cause = dataclasses.asdict(call.cause) if call.cause else None
+        rows.append({**row, "cause": cause})
+    return {"calls": rows, "mends": [dataclasses.asdict(mend) for mend in mends]}

@@ -1,0 +1,416 @@
+"""Whether lab record names what broke a cache, predicts what a mend saves, and adds little time.
+
+    python3 -m uv run python -m tests.bench.record named       # 200 planted mutations, 4 minutes
+    python3 -m uv run python -m tests.bench.record clean       # 100 clean sessions, 5 minutes
+    python3 -m uv run python -m tests.bench.record mended      # 12 sessions, twice each
+    python3 -m uv run python -m tests.bench.record latency     # against a direct connection
+
+`named`, `clean` and `mended`: a scripted agent of 12 turns against the llama-server of the
+xllamacpp wheel. The agent plants the mutations and writes down where: the truth is built from what
+it did, not from a comparison. The exit status is 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lab.features.recording import figures
+from lab.features.recording.differences import (
+    CHANGED,
+    CONTEXT_FULL,
+    EVICTED,
+    INSERTED,
+    OTHER_CONVERSATION,
+    REMOVED,
+    REORDERED,
+    SHORTENED,
+)
+from lab.features.recording.lines import RecordedCall
+from lab.features.recording.proxy import Proxy
+from lab.features.recording.recorder import CallRecorder, RecordingSetup
+from lab.models import catalog
+from lab.remote.access import access
+from lab.runner import machine
+from tests.null_server import Behaviour, NullSettings, null_server
+from tests.servers import NAME, RealServer, wheel_server
+
+N_TURNS = 12
+N_PLANTED = 200
+N_CLEAN = 100
+N_MENDED = 12
+N_GEN = 12
+CONTEXT = 2048
+WORDS = (
+    *(
+        "anvil",
+        "bellows",
+        "chisel",
+        "drill",
+        "emery",
+        "file",
+        "gauge",
+        "hammer",
+        "iron",
+        "jig",
+    ),
+    *("knife", "lathe", "mallet", "nail", "oil", "pliers", "quench", "rasp", "saw", "tongs"),
+)
+IN_MESSAGES = (CHANGED, INSERTED, REORDERED, SHORTENED, REMOVED, CONTEXT_FULL)
+IN_SERVER = (OTHER_CONVERSATION, EVICTED)
+LEAST_NAMED = 0.99
+MOST_OFF = 0.1
+MOST_FIRST_MS = 1.0
+MOST_EVENT_MS = 0.2
+GAP_MS = 10.0
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the agent did before a call: the kind, and for a message its index and character."""
+
+    kind: str
+    index: int | None = None
+    character: int | None = None
+
+
+@dataclass
+class Agent:
+    """An agent with a history that talks to a server and plants mutations."""
+
+    url: str
+    draw: random.Random
+    messages: Messages = field(default_factory=list)
+    truths: dict[int, Truth] = field(default_factory=dict)
+    n_calls: int = 0  # that had an answer or a refusal, as the recorder counts
+
+    def text(self, n_lines: int = 3, n_words: int = 7) -> str:
+        """Some lines that no other message has."""
+        lines = []
+        for _ in range(n_lines):
+            lines.append(" ".join(self.draw.choices(WORDS, k=n_words)))
+        return "\n".join(lines)
+
+    def begin(self) -> None:
+        self.messages = [
+            {"role": "system", "content": f"System: {self.text(6)}"},
+            {"role": "user", "content": f"User: {self.text()}"},
+        ]
+
+    def call(self, url: str | None = None) -> float:
+        """Send the messages and append the answer; returns the seconds."""
+        began = time.perf_counter()
+        status, text = post(url or self.url, self.messages)
+        took = time.perf_counter() - began
+        if url is None:
+            self.n_calls += 1
+        if status == 200:
+            self.messages.append({"role": "assistant", "content": text})
+        return took
+
+    def next_message(self) -> None:
+        self.messages.append({"role": "user", "content": f"User: {self.text()}"})
+
+
+def post(url: str, messages: Messages) -> tuple[int, str]:
+    """Send a chat as a stream; returns the status and the answer's text."""
+    body = {
+        "model": NAME,
+        "messages": messages,
+        "stream": True,
+        "max_tokens": N_GEN,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    line = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+    headers = {"Content-Type": "application/json"}
+    line.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    reply = line.getresponse()
+    text = ""
+    for event in reply.read().split(b"\n\n"):
+        if event.startswith(b"data: {"):
+            chunk = json.loads(event[6:])
+            for choice in chunk.get("choices", []):
+                text += choice["delta"].get("content") or ""
+    line.close()
+    return reply.status, text
+
+
+def mutate(agent: Agent, kind: str, index: int) -> Truth:
+    """Change an earlier message of the agent in a way that first shows at a known character."""
+    message = agent.messages[index]
+    text = message["content"]
+    n_kept = agent.draw.randrange(2, max(3, len(text) // 2))
+    new_letter = "#" if text[n_kept : n_kept + 1] != "#" else "@"
+    if kind == CHANGED:
+        message["content"] = f"{text[:n_kept]}{new_letter}{text[n_kept + 1 :]}"
+        return Truth(kind, index, n_kept)
+    if kind == SHORTENED:
+        message["content"] = f"{text[:n_kept]}{new_letter}"
+        return Truth(kind, index, n_kept)
+    if kind == INSERTED:
+        reminder = {"role": message["role"], "content": f"# Reminder: {agent.text(1)}"}
+        agent.messages.insert(index, reminder)
+        return Truth(kind, index, 0)
+    if kind == REORDERED:
+        first, second, *more = text.split("\n")
+        message["content"] = "\n".join([second, first, *more])
+        n_same = 0
+        while first[n_same] == second[n_same]:
+            n_same += 1
+        return Truth(kind, index, n_same)
+    del agent.messages[index]
+    return Truth(kind, index, 0)
+
+
+def positions(agent: Agent, kind: str) -> list[int]:
+    """The messages that a mutation can change: those of the call before, without its answer."""
+    candidates = []
+    for index, message in enumerate(agent.messages[:-2]):
+        lines = message["content"].split("\n")
+        can_reorder = len(lines) > 1 and not (
+            lines[0].startswith(lines[1]) or lines[1].startswith(lines[0])
+        )
+        is_long = len(message["content"]) > 40
+        if is_long and (can_reorder or kind != REORDERED):
+            candidates.append(index)
+    return candidates
+
+
+def plant(agent: Agent, kind: str, server: RealServer, n_planted: int) -> None:
+    """Do something that breaks the cache of the agent's next call, and note what."""
+    if kind == EVICTED:
+        stranger = Agent(server.url, agent.draw)
+        stranger.begin()
+        stranger.call(server.url)  # past the recorder
+        agent.truths[agent.n_calls + 1] = Truth(kind)
+        return
+    if kind == OTHER_CONVERSATION:
+        stranger = Agent(agent.url, agent.draw)
+        stranger.begin()
+        stranger.call()
+        agent.n_calls += 1
+        agent.truths[agent.n_calls + 1] = Truth(kind)
+        return
+    if kind == CONTEXT_FULL:
+        agent.messages.append({"role": "user", "content": agent.text(400)})
+        agent.call()  # is refused
+        agent.messages.pop()
+    candidates = positions(agent, kind)
+    index = candidates[n_planted % len(candidates)]
+    truth = mutate(agent, REMOVED if kind == CONTEXT_FULL else kind, index)
+    agent.truths[agent.n_calls + 1] = Truth(kind, truth.index, truth.character)
+
+
+@contextlib.contextmanager
+def recorded(url: str, folder: str) -> Iterator[tuple[str, CallRecorder]]:
+    """A recorder before a server, in a thread: its address, and what it recorded."""
+    recording = RecordingSetup(
+        path=Path(folder) / "recording.jsonl",
+        machine=machine.describe(),
+        access=access(url),
+        keeps_text=False,
+        show=lambda call: None,
+    )
+    loop = asyncio.new_event_loop()
+    ready = threading.Event()
+    stopped = asyncio.Event()
+    ports: list[int] = []
+
+    async def run(recorder: CallRecorder) -> None:
+        root = access(url).root
+        async with Proxy(root, "127.0.0.1", 0, recorder.keep) as proxy:
+            ports.append(proxy.port)
+            ready.set()
+            await stopped.wait()
+
+    with CallRecorder(recording) as recorder:
+        thread = threading.Thread(target=lambda: loop.run_until_complete(run(recorder)))
+        thread.start()
+        ready.wait(10)
+        yield f"http://127.0.0.1:{ports[0]}/v1", recorder
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join(10)
+
+
+def real_server(*options: str) -> Any:
+    limits = ("--ctx-size", str(CONTEXT), "--parallel", "1", "--cache-ram", "0")
+    return wheel_server(catalog.embedded_path(), *limits, *options)
+
+
+def session(
+    server: RealServer,
+    kinds: Callable[[int], str | None],
+    draw: random.Random,
+    n_planted: int = 0,
+) -> tuple[list[RecordedCall], Agent]:
+    """A session of 12 turns; `kinds` says what to plant before each turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        with recorded(server.url, folder) as (url, recorder):
+            agent = Agent(url, draw)
+            agent.begin()
+            for turn in range(1, N_TURNS + 1):
+                kind = kinds(turn)
+                if kind is not None:
+                    plant(agent, kind, server, n_planted + turn)
+                agent.call()
+                agent.next_message()
+        return recorder.calls, agent
+
+
+def is_right(call: RecordedCall, truth: Truth | None) -> bool:
+    cause = call.cause
+    if truth is None or cause is None:
+        return truth is None and cause is None
+    named = (cause.kind, cause.index, cause.character)
+    return named == (truth.kind, truth.index, truth.character)
+
+
+def named() -> bool:
+    """Plant mutations of all kinds at every position; how many are named exactly?"""
+    n_right = 0
+    n_all = 0
+    n_alarms = 0
+    by_kind: Counter[tuple[str, bool]] = Counter()
+    every_kind = (*IN_MESSAGES, *IN_SERVER)
+    with real_server() as server:
+        number = 0
+        while n_all < N_PLANTED:
+            draw = random.Random(number)
+            offset = number
+
+            def kind_at(turn: int, offset: int = offset) -> str | None:
+                return every_kind[(turn + offset) % len(every_kind)] if turn > 2 else None
+
+            calls, agent = session(server, kind_at, draw, number * N_TURNS)
+            for call in calls:
+                truth = agent.truths.get(call.call)
+                right = is_right(call, truth)
+                if truth is not None:
+                    n_all += 1
+                    n_right += right
+                    by_kind[truth.kind, right] += 1
+                elif not right:
+                    n_alarms += 1
+                if not right:
+                    print(f"session {number}, call {call.call}: {truth} named {call.cause}")
+            number += 1
+    for kind in every_kind:
+        n_of_kind = by_kind[kind, True] + by_kind[kind, False]
+        print(f"{kind:20} {by_kind[kind, True]} of {n_of_kind}")
+    print(f"named exactly: {n_right} of {n_all} in {number} sessions; {n_alarms} false alarms")
+    return n_right >= LEAST_NAMED * n_all
+
+
+def clean() -> bool:
+    """Clean sessions: nothing may be named."""
+    n_alarms = 0
+    n_calls = 0
+    with real_server() as server:
+        for number in range(N_CLEAN):
+            calls, _ = session(server, lambda turn: None, random.Random(1000 + number))
+            n_calls += len(calls)
+            for call in calls:
+                if call.cause is not None:
+                    n_alarms += 1
+                    print(f"session {number}, call {call.call}: named {call.cause}")
+    print(f"{n_alarms} false alarms in {N_CLEAN} clean sessions of {n_calls} calls")
+    return n_alarms == 0
+
+
+def mended() -> bool:
+    """Predict the time of each session without its causes, and measure it."""
+    errors = []
+    with real_server() as server:
+        for number in range(N_MENDED):
+            kind = (CHANGED, REORDERED, INSERTED)[number % 3]
+            every = 2 + number % 2
+
+            def kind_at(turn: int, kind: str = kind, every: int = every) -> str | None:
+                return kind if turn > 2 and turn % every == 0 else None
+
+            calls, _ = session(server, kind_at, random.Random(number))
+            session_s = sum(call.ended_ns for call in calls) / 1e9
+            saved_s = sum(mend.saved_s for mend in figures.mends(calls))
+            clean_calls, _ = session(server, lambda turn: None, random.Random(number))
+            measured_s = sum(call.ended_ns for call in clean_calls) / 1e9
+            error = (session_s - saved_s) / measured_s - 1
+            errors.append(abs(error))
+            print(
+                f"{kind:16} every {every} turns: took {session_s:.2f} s, predicted mended "
+                f"{session_s - saved_s:.2f} s, measured {measured_s:.2f} s ({error:+.1%})"
+            )
+    print(f"median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+    return statistics.median(errors) <= MOST_OFF
+
+
+def latency() -> bool:
+    """The time to the first byte, and how late events are, through the proxy and without it."""
+    how = Behaviour(first_ms=GAP_MS, gap_ms=GAP_MS)
+    firsts: dict[str, list[float]] = {"direct": [], "through": []}
+    events: dict[str, list[float]] = {"direct": [], "through": []}
+    with (
+        null_server(NullSettings(models={"null": how})) as server,
+        tempfile.TemporaryDirectory() as folder,
+        recorded(server.url, folder) as (url, _),
+    ):
+        lines = {
+            "direct": http.client.HTTPConnection(urlsplit(server.url).netloc),
+            "through": http.client.HTTPConnection(urlsplit(url).netloc),
+        }
+        for _ in range(100):
+            for name, line in lines.items():
+                sent_ns, arrived_ns = timed_stream(line)
+                log = server.sent()["streams"][-1]
+                firsts[name].append((arrived_ns[0] - sent_ns) / 1e6)
+                late = zip(arrived_ns[3:15], log["sent_ns"][3:15], strict=True)
+                events[name].append(statistics.median(b - a for b, a in late) / 1e6)
+    first_ms = statistics.median(firsts["through"]) - statistics.median(firsts["direct"])
+    event_ms = statistics.median(events["through"]) - statistics.median(events["direct"])
+    print(
+        f"added to the first byte: {first_ms:.3f} ms; to an event: {event_ms:.3f} ms (medians)"
+    )
+    return first_ms < MOST_FIRST_MS and event_ms < MOST_EVENT_MS
+
+
+def timed_stream(line: http.client.HTTPConnection) -> tuple[int, list[int]]:
+    """When a stream was asked for, and when each of its events came."""
+    messages = [{"role": "user", "content": "word " * 1000}]
+    body = json.dumps(
+        {"model": "null", "stream": True, "max_tokens": 16, "messages": messages}
+    )
+    sent_ns = time.perf_counter_ns()
+    line.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    reply = line.getresponse()
+    arrived_ns: list[int] = []
+    data = reply.read1(1 << 16)
+    while data:
+        arrived_ns += [time.perf_counter_ns()] * data.count(b"\n\n")
+        data = reply.read1(1 << 16)
+    return sent_ns, arrived_ns
+
+
+PARTS = {"named": named, "clean": clean, "mended": mended, "latency": latency}
+
+if __name__ == "__main__":
+    asked = sys.argv[1:] or list(PARTS)
+    has_missed = False
+    for name in asked:
+        has_missed = not PARTS[name]() or has_missed
+    sys.exit(int(has_missed))

@@ -1,0 +1,665 @@
+"""lab record: planted differences, what passes through the proxy, and the bill."""
+
+import asyncio
+import contextlib
+import dataclasses
+import gzip
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.app import kinds
+from lab.core import results
+from lab.core.lines import parse_line, to_json
+from lab.core.request import Endpoint
+from lab.features.recording import figures, sentences
+from lab.features.recording.causes import ServerState, find_cause
+from lab.features.recording.conversations import CallHistory, Conversations, Prompt
+from lab.features.recording.differences import (
+    CHANGED,
+    CONTEXT_FULL,
+    EVICTED,
+    INSERTED,
+    OTHER_CONVERSATION,
+    REMOVED,
+    REORDERED,
+    SHORTENED,
+    difference,
+)
+from lab.features.recording.lines import Cause, RecordedCall
+from lab.features.recording.prompts import Blocks, blocks_of
+from lab.features.recording.proxy import HUNG_UP, PassedCall, Proxy
+from tests.conftest import MACHINE, run_lab
+from tests.null_server import Behaviour, NullSettings, null_server
+
+TEXTS = (
+    "You are an agent of the workshop. Answer briefly.",
+    "Find the broken test in the folder of tools.",
+    "I look at the folder first, then at each file.",
+    "total 5: anvil.py bellows.py chisel.py drill.py emery.py and nothing else",
+    "Only the chisel has a test, and it fails.",
+    "Repair it, and say what was wrong.",
+)
+ROLES = ("system", "user", "assistant", "tool", "assistant", "user")
+TOOLS = [
+    {"type": "function", "function": {"name": "read_file", "parameters": {}}},
+    {"type": "function", "function": {"name": "list_folder", "parameters": {}}},
+    {"type": "function", "function": {"name": "write_file", "parameters": {}}},
+]
+Messages = list[dict[str, Any]]
+
+
+def messages() -> Messages:
+    return [{"role": role, "content": text} for role, text in zip(ROLES, TEXTS, strict=True)]
+
+
+def chat(of_messages: Messages, tools: list[Any] = TOOLS) -> Blocks:
+    return blocks_of({"messages": of_messages, "tools": tools})
+
+
+def with_next(of_messages: Messages) -> Messages:
+    """The messages of the next call."""
+    more = [
+        {"role": "assistant", "content": "The chisel was blunt."},
+        {"role": "user", "content": "Sharpen it then."},
+    ]
+    return [*of_messages, *more]
+
+
+def changed(before: Messages, index: int) -> None:
+    text = before[index]["content"]
+    before[index]["content"] = f"{text[:9]}#{text[10:]}"
+
+
+def shortened(before: Messages, index: int) -> None:
+    before[index]["content"] = f"{TEXTS[index][:9]}#cut"
+
+
+def removed(before: Messages, index: int) -> None:
+    del before[index]
+
+
+def inserted(before: Messages, index: int) -> None:
+    before.insert(index, {"role": ROLES[index], "content": "# Remember to be brief."})
+
+
+@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize(
+    ("plant", "kind", "character"),
+    [
+        (changed, CHANGED, 9),
+        (shortened, SHORTENED, 9),
+        (removed, REMOVED, 0),
+        (inserted, INSERTED, 0),
+    ],
+)
+def test_a_planted_difference_is_named(
+    plant: Callable[[Messages, int], None], kind: str, character: int, index: int
+) -> None:
+    now = with_next(messages())
+    plant(now, index)
+    result = difference(chat(messages()), chat(now))
+    assert result is not None
+    assert result.kind == kind
+    assert result.block.index == index
+    assert result.character == character
+
+
+def test_a_prompt_that_only_grows_differs_nowhere() -> None:
+    assert difference(chat(messages()), chat(with_next(messages()))) is None
+    assert difference(chat(messages()), chat(messages())) is None
+
+
+def test_tools_in_another_order_are_named_by_the_first_that_moved() -> None:
+    result = difference(
+        chat(messages()), chat(with_next(messages()), [TOOLS[0], TOOLS[2], TOOLS[1]])
+    )
+    assert result is not None
+    assert (result.kind, result.block.kind, result.block.index) == (REORDERED, "tool", 1)
+    assert result.character == json.dumps(TOOLS[1]).index("list_folder")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "what"),
+    [
+        ("It is 08:00:00Z.", "It is 08:03:27Z.", "a time of day"),
+        ("Today: 2026-11-24", "Today: 2026-11-25", "a date"),
+        ("Run 7f3a99b0c1d2 begins", "Run 7f3a11c8c1d2 begins", "an identifier"),
+        ("Left: 12,000 tokens", "Left: 9,200 tokens", "a number"),
+        ("a blue door", "a green door", ""),
+    ],
+)
+def test_what_changes_by_itself_has_a_name(before: str, now: str, what: str) -> None:
+    earlier = blocks_of({"messages": [{"role": "system", "content": before}]})
+    later = blocks_of({"messages": [{"role": "system", "content": now}]})
+    result = difference(earlier, later)
+    assert result is not None
+    assert result.what == what
+
+
+def test_the_excerpt_shows_the_change_in_its_place() -> None:
+    earlier = blocks_of({"prompt": "It is 08:00:00Z now."})
+    later = blocks_of({"prompt": "It is 08:03:27Z now."})
+    result = difference(earlier, later)
+    assert result is not None
+    assert result.excerpt == "It is 08:0[0:00 -> 3:27]Z now."
+
+
+def test_conversations_are_told_apart_though_they_share_a_system_prompt() -> None:
+    conversations = Conversations()
+    first = messages()[:2]
+    second = [messages()[0], {"role": "user", "content": "Write a poem about rain."}]
+    edited = with_next(messages())
+    edited[0] = {"role": "system", "content": f"{TEXTS[0]} It is 12:30."}
+    numbers = []
+    for call, prompt in enumerate([first, second, messages(), edited], 1):
+        conversation = conversations.of(chat(prompt))
+        conversation.add(Prompt(call, chat(prompt)))
+        numbers.append((conversation.number, conversation.n_turns))
+    assert numbers == [(1, 1), (2, 1), (1, 2), (1, 3)]
+
+
+def history_of(n_prompt: int = 100, n_gen: int = 10) -> CallHistory:
+    history = CallHistory(1)
+    tokens = tuple(range(n_prompt))
+    blocks = chat(messages())
+    history.add(Prompt(1, blocks, n_prompt, n_gen, rendered="", tokens=tokens))
+    return history
+
+
+OTHER = Prompt(2, chat([{"role": "user", "content": "Something else."}]))
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        (ServerState(), EVICTED),
+        (ServerState(latest_other=OTHER, other_number=2), OTHER_CONVERSATION),
+        (ServerState(n_ctx=110), CONTEXT_FULL),
+    ],
+)
+def test_a_cache_that_the_server_lost_is_told_from_a_changed_prompt(
+    state: ServerState, kind: str
+) -> None:
+    prompt = Prompt(3, chat(with_next(messages())), 130, 10, "", tuple(range(130)))
+    finding = find_cause(prompt, 0, history_of(), state, lambda text: None)
+    assert finding.cause is not None
+    assert (finding.cause.kind, finding.cause.by) == (kind, "server")
+    assert finding.n_new == 130 - 100 - 10
+
+
+def test_a_whole_cache_has_no_cause() -> None:
+    prompt = Prompt(3, chat(with_next(messages())), 130, 10, "", tuple(range(130)))
+    finding = find_cause(prompt, 99, history_of(), ServerState(n_ctx=110), lambda text: None)
+    assert finding.cause is None
+
+
+def test_what_the_template_leaves_out_is_not_the_clients_doing() -> None:
+    with_thinking = messages()
+    with_thinking[2]["reasoning_content"] = "First I think about the folder, long and hard."
+    now = with_next(with_thinking)
+    rendered = "\n".join(TEXTS)
+    before = rendered.replace(TEXTS[2], f"{with_thinking[2]['reasoning_content']} {TEXTS[2]}")
+    history = CallHistory(1)
+    tokens = tuple(map(ord, before))
+    history.add(Prompt(1, chat(with_thinking), len(before), 5, before, tokens))
+    prompt = Prompt(2, chat(now), len(rendered), 5, rendered, tuple(map(ord, rendered)))
+    n_cached = before.index("First I think")
+    finding = find_cause(prompt, n_cached, history, ServerState(), len)
+    assert finding.cause is not None
+    assert (finding.cause.by, finding.cause.kind) == ("template", REMOVED)
+    assert (finding.cause.index, finding.cause.text_field) == (2, "reasoning")
+
+
+def recorded(
+    call: int, n_prompt: int, n_cached: int | None, prefill_s: float, **more: Any
+) -> RecordedCall:
+    fields: dict[str, Any] = {
+        "session": "a-session",
+        "machine": MACHINE,
+        "endpoint": Endpoint(url="http://127.0.0.1:8080/v1", api="completions"),
+        "model": "a-model",
+        "started_at": "2026-01-01T00:00:00Z",
+        "call": call,
+        "conversation": 1,
+        "turn": call,
+        "http_status": 200,
+        "begin_ns": 10**10 * call,
+        "ttft_ns": round(prefill_s * 1e9),
+        "ended_ns": round(prefill_s * 1e9) + 10**9,
+        "n_prompt": n_prompt,
+        "n_cached": n_cached,
+        "n_gen": 10,
+        "follows": call - 1 or None,
+        "is_exact": True,
+    }
+    return RecordedCall(**{**fields, **more})
+
+
+CLOCK = Cause(
+    kind=CHANGED,
+    by="client",
+    part="message",
+    index=0,
+    role="system",
+    text_field="content",
+    character=1203,
+    what="a time of day",
+)
+
+
+def session_with_a_clock(says_cached: bool = True) -> list[RecordedCall]:
+    """Prefill takes 2 ms a token. Calls 3 and 5 read all again because of a clock."""
+    calls = []
+    for call in range(1, 7):
+        n_prompt = 1000 + 100 * call
+        n_cached = 0 if call == 1 else n_prompt - 100
+        cause = None
+        if call in (3, 5):
+            n_cached = 0
+            cause = CLOCK
+        prefill_s = 0.002 * (n_prompt - n_cached)
+        shown = n_cached if says_cached else None
+        calls.append(recorded(call, n_prompt, shown, prefill_s, n_new=100, cause=cause))
+    return calls
+
+
+def test_a_mend_saves_what_was_read_again() -> None:
+    (mend,) = figures.mends(session_with_a_clock())
+    assert mend.calls == (3, 5)
+    assert mend.n_again == 1200 + 1400
+    assert mend.saved_s == pytest.approx(0.002 * 2600)
+    assert mend.low_s <= mend.saved_s <= mend.high_s
+    assert mend.session_s - mend.mended_s == pytest.approx(mend.saved_s)
+
+
+def test_cached_tokens_that_nobody_counted_come_from_the_time_and_are_marked() -> None:
+    table = figures.bill(session_with_a_clock(says_cached=False))
+    assert list(table.cached_by.unique()) == ["time"]
+    assert list(table.n_cached) == pytest.approx([0, 1100, 0, 1300, 0, 1500], abs=2)
+
+
+def test_the_bill_in_sentences() -> None:
+    calls = session_with_a_clock()
+    (chapter,) = kinds.sections(calls)
+    (part,) = chapter.parts
+    assert part.answer == (
+        "2 of 6 calls broke the cache: 2,600 of 4,200 computed tokens were read before."
+    )
+    cost, saving = part.sentences
+    assert cost.startswith("Calls 3 and 5 read 2,600 tokens again: 5.20 s of 14.4 s.")
+    assert cost.endswith("changed, first at character 1,204: a time of day.")
+    assert saving.startswith("Keep message 1 (system) as it was")
+    assert part.document()["mends"][0]["calls"] == (3, 5)
+
+
+def test_lines_are_read_back_and_wrong_ones_refused() -> None:
+    call = recorded(
+        1, 10, 0, 1.0, cause=CLOCK, body={"messages": [{"content": "a\nb" * 9000}]}
+    )
+    line = to_json(call)
+    assert parse_line(f"{line}\n".encode()) == call
+    wrong = line.replace('"kind":"changed"', '"kind":"bewitched"')
+    with pytest.raises(ValueError, match="does not know"):
+        parse_line(f"{wrong}\n".encode())
+
+
+def test_every_cause_has_a_sentence() -> None:
+    for kind in (CHANGED, INSERTED, REORDERED, SHORTENED, REMOVED, CONTEXT_FULL):
+        call = recorded(2, 10, 0, 1.0, cause=dataclasses.replace(CLOCK, kind=kind))
+        assert "message 1 (system)" in sentences.where([call]).lower()
+    for kind in (OTHER_CONVERSATION, CONTEXT_FULL, EVICTED):
+        cause = Cause(kind=kind, by="server", conversation=2)
+        assert sentences.where([recorded(2, 10, 0, 1.0, cause=cause)]).endswith(".")
+        assert sentences.label(cause)
+
+
+class Upstream:
+    """A server that keeps the bytes of each request, and answers with prepared bytes."""
+
+    def __init__(self) -> None:
+        self.requests: list[bytes] = []
+        self.reply = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+        self.n_body_bytes = 0
+        self.hung_up = threading.Event()
+        self.closes = False
+        self.port = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.requests.append(head + await self.body(head, reader))
+            writer.write(self.reply)
+            await writer.drain()
+            if not self.closes:
+                await reader.read()
+        self.hung_up.set()
+        writer.close()
+
+    async def body(self, head: bytes, reader: asyncio.StreamReader) -> bytes:
+        fields = head.lower()
+        if b"transfer-encoding: chunked" in fields:
+            return await reader.readuntil(b"0\r\n\r\n")
+        if b"content-length: " not in fields:
+            return b""
+        length = int(fields.partition(b"content-length: ")[2].split(b"\r\n")[0])
+        return await reader.readexactly(length)
+
+
+@dataclasses.dataclass
+class Wire:
+    """A proxy before an Upstream, and what it kept."""
+
+    upstream: Upstream
+    port: int
+    exchanges: list[PassedCall]
+
+    def send(self, data: bytes, port: int | None = None) -> bytes:
+        """The bytes that come back on a connection for `data`."""
+        with socket.create_connection(("127.0.0.1", port or self.port), timeout=20) as line:
+            line.sendall(data)
+            line.settimeout(0.3 if port else 1.0)
+            received = b""
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                while piece := line.recv(1 << 20):
+                    received += piece
+                    if is_whole(received):
+                        break
+            return received
+
+
+def is_whole(answer: bytes) -> bool:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]
+    if length:
+        return len(body) >= int(length)
+    return body.endswith(b"0\r\n\r\n")
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    upstream = Upstream()
+    exchanges: list[PassedCall] = []
+    loop = asyncio.new_event_loop()
+    ready = threading.Event()
+    ports: list[int] = []
+    stopped = asyncio.Event()
+
+    async def run() -> None:
+        server = await asyncio.start_server(upstream.answer, "127.0.0.1", 0, limit=1 << 27)
+        upstream.port = server.sockets[0].getsockname()[1]
+        root = f"http://127.0.0.1:{upstream.port}"
+        async with Proxy(root, "127.0.0.1", 0, exchanges.append) as proxy:
+            ports.append(proxy.port)
+            ready.set()
+            await stopped.wait()
+        server.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    assert ready.wait(10)
+    yield Wire(upstream, ports[0], exchanges)
+    loop.call_soon_threadsafe(stopped.set)
+    thread.join(10)
+
+
+def lines_of(head: bytes) -> list[bytes]:
+    """The lines of a head, without what belongs to a connection."""
+    dropped = (b"host:", b"connection:", b"transfer-encoding:")
+    lines = head.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    return [line for line in lines if not line.lower().startswith(dropped)]
+
+
+BODY = json.dumps({"messages": messages()}).encode()
+REQUEST = (
+    b"POST /v1/chat/completions?x=%2F&y=a+b HTTP/1.1\r\nHost: here\r\nX-Odd-CASE: \xc3\xa9\r\n"
+    b"Authorization: Bearer secret\r\nAccept-Encoding: gzip, br\r\n"
+    b"content-type: application/json\r\nContent-Length: "
+    + f"{len(BODY)}\r\n\r\n".encode()
+    + BODY
+)
+
+
+def test_a_request_arrives_unchanged(wire: Wire) -> None:
+    wire.send(REQUEST)
+    (arrived,) = wire.upstream.requests
+    assert lines_of(arrived) == lines_of(REQUEST)
+    assert arrived.partition(b"\r\n\r\n")[2] == BODY
+
+
+ANSWERS = {
+    "json": b"HTTP/1.1 200 OK\r\nserver: odd/1\r\nX-A: 1\r\nX-A: 2\r\nContent-Length: 2\r\n\r\n{}",
+    "error": b"HTTP/1.1 418 I'm a teapot\r\nContent-Length: 5\r\nRetry-After: 3\r\n\r\nshort",
+    "gzip": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(gzip.compress(b"{}", mtime=0)), gzip.compress(b"{}", mtime=0)),
+    "chunked": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n8\r\ndata: 1\n\r\n1\r\n\n\r\n0\r\n\r\n",
+    "redirect": b"HTTP/1.1 302 Found\r\nLocation: http://example.invalid/\r\n"
+    b"Content-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_comes_back_unchanged(wire: Wire, name: str) -> None:
+    wire.upstream.reply = ANSWERS[name]
+    direct = wire.send(REQUEST, wire.upstream.port)
+    through = wire.send(REQUEST)
+    assert lines_of(through) == lines_of(direct)
+    assert body_without_chunks(through) == body_without_chunks(direct)
+
+
+def body_without_chunks(answer: bytes) -> bytes:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b"chunked" not in head.lower():
+        return body
+    whole = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        n_bytes = int(size, 16)
+        whole += body[:n_bytes]
+        body = body[n_bytes + 2 :]
+    return whole
+
+
+def test_a_chunked_body_passes_whole(wire: Wire) -> None:
+    head = b"POST /v1/files HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+    wire.send(head + b"3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n")
+    (arrived,) = wire.upstream.requests
+    assert body_without_chunks(arrived) == b"abcdefg"
+
+
+def test_a_large_body_passes_whole(wire: Wire) -> None:
+    data = b"x" * 52_000_000
+    head = b"POST /v1/files HTTP/1.1\r\nHost: here\r\nContent-Length: 52000000\r\n\r\n"
+    wire.send(head + data)
+    (arrived,) = wire.upstream.requests
+    assert arrived.endswith(data)
+    assert not wire.exchanges  # a file is no prompt
+
+
+def test_a_server_that_dies_in_the_middle_is_seen_by_the_client(wire: Wire) -> None:
+    whole = ANSWERS["chunked"]
+    wire.upstream.reply = whole[: whole.index(b"1\r\n\n")]
+    wire.upstream.closes = True
+    received = wire.send(REQUEST)
+    assert b"data: 1\n" in received
+    assert not received.endswith(b"0\r\n\r\n")
+    assert wire.exchanges[0].failure == "connection lost"
+
+
+def test_a_client_that_hangs_up_hangs_up_on_the_server_too(wire: Wire) -> None:
+    wire.upstream.reply = b""
+    with socket.create_connection(("127.0.0.1", wire.port)) as line:
+        line.sendall(REQUEST)
+        while not wire.upstream.requests:
+            threading.Event().wait(0.01)
+    assert wire.upstream.hung_up.wait(5)
+    for _ in range(200):
+        if wire.exchanges:
+            break
+        threading.Event().wait(0.01)
+    assert wire.exchanges[0].failure == HUNG_UP
+
+
+TOOL_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "read_file", "arguments": '{"path": "chisel.py"}'},
+}
+COMPLETION = {
+    "id": "chat-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "message": {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]},
+        }
+    ],
+}
+CHUNK = {
+    "id": "chat-1",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "delta": {"content": "é"}, "finish_reason": None}],
+}
+
+
+def reply_with(kind: str, body: bytes) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}Connection: close\r\n\r\n".encode() + body
+
+
+def seen_by_openai(port: int) -> list[Any]:
+    """What the client of the `openai` package gets: sync and async, with tools."""
+    from openai import AsyncOpenAI, OpenAI
+
+    address = f"http://127.0.0.1:{port}/v1"
+    asked: Any = {"model": "m", "messages": messages()[:2], "tools": TOOLS}
+    with OpenAI(base_url=address, api_key="k", max_retries=0) as client:
+        answers = [client.chat.completions.create(**asked).to_dict()]
+
+    async def ask() -> Any:
+        async with AsyncOpenAI(base_url=address, api_key="k", max_retries=0) as client:
+            return (await client.chat.completions.create(**asked)).to_dict()
+
+    return [*answers, asyncio.run(ask())]
+
+
+def streamed_to_openai(port: int) -> list[Any]:
+    """The chunks that the `openai` package gets: sync and async."""
+    from openai import AsyncOpenAI, OpenAI
+
+    address = f"http://127.0.0.1:{port}/v1"
+    asked: Any = {"model": "m", "messages": messages()[:2], "stream": True}
+    with OpenAI(base_url=address, api_key="k", max_retries=0) as client:
+        chunks = [chunk.to_dict() for chunk in client.chat.completions.create(**asked)]
+
+    async def ask() -> list[Any]:
+        async with AsyncOpenAI(base_url=address, api_key="k", max_retries=0) as client:
+            stream = await client.chat.completions.create(**asked)
+            return [chunk.to_dict() async for chunk in stream]
+
+    return [*chunks, *asyncio.run(ask())]
+
+
+@pytest.mark.skipif(not find_spec("openai"), reason="the openai package is not installed")
+def test_the_openai_package_sees_no_difference(wire: Wire) -> None:
+    wire.upstream.closes = True
+    wire.upstream.reply = reply_with("application/json", json.dumps(COMPLETION).encode())
+    answers = seen_by_openai(wire.port)
+    assert answers == seen_by_openai(wire.upstream.port)
+    assert answers[0]["choices"][0]["message"]["tool_calls"] == [TOOL_CALL]
+    stream = f"data: {json.dumps(CHUNK)}\n\n" * 3 + "data: [DONE]\n\n"
+    wire.upstream.reply = reply_with("text/event-stream", stream.encode())
+    chunks = streamed_to_openai(wire.port)
+    assert chunks == streamed_to_openai(wire.upstream.port) == [CHUNK] * 6
+
+
+AGENT = """
+import json, os, sys, urllib.request
+url = sys.argv[1]
+assert url == os.environ["OPENAI_BASE_URL"]
+texts = ["It is 08:00:00Z. " + "word " * 90, "first"]
+for turn in range(4):
+    if turn == 2:
+        texts[0] = texts[0].replace("00:00", "03:27")
+    messages = [{"role": "user" if index else "system", "content": text}
+                for index, text in enumerate(texts)]
+    body = {"model": "null", "stream": True, "max_tokens": 4, "messages": messages,
+            "stream_options": {"include_usage": True}}
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-secret-key"}
+    request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode(), headers)
+    urllib.request.urlopen(request).read()
+    texts.append(f"confidential words of turn {turn}")
+sys.exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What `lab record` printed and wrote for a small agent, without and with its texts."""
+    folder = tmp_path_factory.mktemp("recordings")
+    agent = folder / "agent.py"
+    agent.write_text(AGENT)
+    how = Behaviour(first_ms=1.0, gap_ms=0.5, has_cache=True)
+    outcomes: dict[str, Any] = {}
+    with null_server(NullSettings(models={"null": how})) as server:
+        for name, options in (("plain", []), ("with text", ["--keep-text"])):
+            out = folder / name
+            command = ["record", "--url", server.url, "--port", "0", "--out", str(out)]
+            program = ["--", sys.executable, str(agent), "{url}"]
+            outcome = run_lab(*command, "--no-plot", *options, *program)
+            (path,) = out.glob("*-record.jsonl")
+            outcomes[name] = (outcome, path)
+    yield outcomes
+
+
+def test_the_agent_is_recorded_until_it_ends(recordings: dict[str, Any]) -> None:
+    outcome, path = recordings["plain"]
+    assert outcome[0] == 3  # the agent's
+    assert "1 of 4 calls broke the cache" in outcome[1]
+    assert "08:0[0:00 -> 3:27]Z" in outcome[1]  # on the terminal only
+    calls = results.read([path]).findings
+    assert [call.turn for call in calls] == [1, 2, 3, 4]
+    assert calls[2].cause.what == "a time of day"
+    assert calls[2].cause.character == len("It is 08:0")
+
+
+def test_neither_keys_nor_texts_are_stored(recordings: dict[str, Any]) -> None:
+    written = recordings["plain"][1].read_text()
+    for secret in ("sk-secret-key", "confidential", "word word", "08:0", "agent.py"):
+        assert secret not in written
+
+
+def test_with_keep_text_the_bodies_can_be_replayed(recordings: dict[str, Any]) -> None:
+    written = recordings["with text"][1].read_text()
+    bodies = [json.loads(line)["body"] for line in written.splitlines()]
+    assert bodies[3]["messages"][-1]["content"] == "confidential words of turn 2"
+    assert "sk-secret-key" not in written
+
+
+def test_the_bill_is_shown_again_later(recordings: dict[str, Any]) -> None:
+    shown = run_lab("show", recordings["plain"][1])[1]
+    assert "1 of 4 calls broke the cache" in shown
+    assert "08:0[" not in shown
+
+
+def test_a_report_has_a_section_on_the_recording(
+    recordings: dict[str, Any], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    run_lab("report", str(recordings["plain"][1]), "--out", str(page))
+    text = page.read_text()
+    assert "Conversations and caches" in text
+    assert "message 1 (system)" in text
