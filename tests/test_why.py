@@ -386,6 +386,13 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
     assert part(of_another, "depth").how == NOT_KNOWN
 
 
+def test_two_texts_without_a_machine_say_so_once() -> None:
+    explained = answer(pasted("ollama"), pasted("llama-cli"))
+    machine = part(explained, "machine")
+    assert machine.how == NOT_KNOWN
+    assert machine.reason == "not given for both (--device)"
+
+
 # The trial
 
 

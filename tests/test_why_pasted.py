@@ -138,6 +138,11 @@ def test_the_settings_of_llama_bench_are_those_that_it_names() -> None:
     assert row.spread == pytest.approx(2.5 / 289.1)
 
 
+def test_a_label_names_the_quantization_once() -> None:
+    bench = figures("llama-bench with columns that few know")[0]
+    assert bench.model_label == "qwen3moe 30B.A3B Q4_K_M"
+
+
 def test_a_draft_model_is_named() -> None:
     figure = only("server, speculative", DECODE)
     assert figure.is_speculative

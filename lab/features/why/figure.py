@@ -31,6 +31,8 @@ MIXED = "prompt and generated tokens together"
 """What a rate counts; or UNKNOWN."""
 
 MOST_TPS = 1e9
+SIZES_OF_BLOCKS = {" - Small": "_S", " - Medium": "_M", " - Large": "_L"}
+"""What llama-bench writes for the end of a quantization's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,8 @@ class Figure:
     def model_label(self) -> str:
         """The model and its quantization."""
         name = self.model or ""
+        for word, letter in SIZES_OF_BLOCKS.items():
+            name = name.replace(word, letter)
         if self.quantization and self.quantization.lower() not in name.lower():
             return f"{name} {self.quantization}".strip()
         return name

@@ -10,7 +10,7 @@ from pathlib import Path
 from lab.core import phases
 from lab.core.record import Machine, Record, Run
 from lab.core.stats import mean_half_width
-from lab.errors import LabError
+from lab.errors import LabError, printable
 from lab.features.why.figure import Figure
 from lab.features.why.parts import (
     BUILD,
@@ -80,15 +80,22 @@ def differing(pair: Pair, fields: tuple[str, ...]) -> list[str]:
     return differences
 
 
+def names_any_machine(pair: Pair) -> bool:
+    """Whether a side has a device, or records, which name their machine."""
+    return any(figure.device or figure.records for _, figure in pair.sides)
+
+
 def predicted(pair: Pair, asked: AskedMachine) -> GapPart:
     """The part of two machines by predictions of the same request on both."""
     fast_name = device_name(pair.fast)
     slow_name = device_name(pair.slow)
+    if not names_any_machine(pair):
+        return unknown(MACHINE, "not given for both (--device)")
     places = list[str]()
     for (letter, figure), name in zip(pair.sides, (fast_name, slow_name), strict=True):
         cpu = figure.records[0].machine.cpu if figure.records else None
-        places.append(f"{name or cpu or 'unknown (--device)'} in {letter}")
-    reason = ", ".join(places)
+        places.append(f"{name or cpu or figure.device or 'unknown (--device)'} in {letter}")
+    reason = printable(", ".join(places))
     if fast_name is None or slow_name is None:
         return unknown(MACHINE, reason)
     if fast_name == slow_name:
