@@ -292,7 +292,7 @@ def test_requests_beyond_the_limits_are_refused() -> None:
     for request, message in (
         ((9_999_999, 2, 1), "10,000,001 tokens are too many"),
         ((10, 1, 1), "leaves nothing to decode"),
-        ((10, 2, 0), "--users 0 is not possible"),
+        ((10, 2, 0), "--sequences 0 is not possible"),
     ):
         with pytest.raises(LabError, match=message):
             prediction.check(*request)

@@ -1,7 +1,7 @@
 """Every command that the lab prints can be pasted: its parser takes it, and its plan is made.
 
 The commands come from the pages, from the helps, and from what commands say of the committed
-samples; `python -m tests.bench.golden FOLDER` collects more of them.
+samples; `python -m tests.bench.printed_commands` takes those of all golden outputs.
 """
 
 from __future__ import annotations

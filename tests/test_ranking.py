@@ -132,18 +132,19 @@ def test_names_kinds_and_this_machine_are_read_from_a_list() -> None:
 
 
 def test_users_share_the_weights_and_each_has_a_cache() -> None:
-    (single,) = lab.predict("1000", 200, LLAMA, "rtx-4090", users=1)
-    (many,) = lab.predict("1000", 200, LLAMA, "rtx-4090", users=16)
+    (single,) = lab.predict("1000", 200, LLAMA, "rtx-4090", sequences=1)
+    (many,) = lab.predict("1000", 200, LLAMA, "rtx-4090", sequences=16)
     assert single.tpot_s[0] < many.tpot_s[0] < 16 * single.tpot_s[0]
     assert single.tpot_limit_s < many.tpot_limit_s <= many.tpot_s[0]
     assert many.needed_bytes > single.needed_bytes
     sizes = []
     for n in (1, 2, 3):  # layers with a window have a cache per user
-        sizes.append(
-            lab.predict("4000", 200, "gemma-3-4b:Q4_0", "rtx-4090", users=n)[0].needed_bytes
-        )
+        (row,) = lab.predict("4000", 200, "gemma-3-4b:Q4_0", "rtx-4090", sequences=n)
+        sizes.append(row.needed_bytes)
     assert 0 < sizes[1] - sizes[0] == pytest.approx(sizes[2] - sizes[1], abs=1)
-    (too_many,) = lab.predict("8000", 200, LLAMA, "rtx-4060", users=16, slo=Slo(tpot_s=1.0))
+    (too_many,) = lab.predict(
+        "8000", 200, LLAMA, "rtx-4060", sequences=16, slo=Slo(tpot_s=1.0)
+    )
     assert "for 16 users" in (wording.misfit(too_many.shortage) or "")
     assert too_many.chance == 0.0
 
@@ -279,7 +280,7 @@ def test_the_json_has_the_times_and_chances_of_each_prompt_length() -> None:
         (("-d", "rtx-4091"), "Did you mean"),
         (("--slo", "fast"), "cannot be read"),
         (("-n", "1"), "leaves nothing to decode"),
-        (("--users", "0"), "Give 1 or more"),
+        (("--sequences", "0"), "Give 1 or more"),
         (("-p", "4,000"), "Write thousands without a comma"),
     ],
 )

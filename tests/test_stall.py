@@ -202,7 +202,7 @@ def test_without_chunks_those_that_fit_the_prompt_are_planned(fake_worker: FakeW
             "256 tokens and 2 streams do not fit into a batch",
         ),
         (300, "0", "1", {}, "--chunk 0 is not possible"),
-        (300, "64", "256", {}, "--streams 256 is not possible"),
+        (300, "64", "256", {}, "--sequences 256 is not possible"),
         (0, "64", "1", {}, "A prompt length of 0 cannot be measured"),
         (30_000, "1", "99", {}, "would generate 2,9"),
     ],
@@ -403,7 +403,7 @@ def test_the_newcomer_computes_what_it_would_alone(embedded: Path) -> None:
 
 def test_stall_command(mini: Path, tmp_path: Path) -> None:
     asked = (
-        f"stall -m {mini} --prompt random -p 96 --streams 2 -r 1 -t 1 -o {tmp_path}".split()
+        f"stall -m {mini} --prompt random -p 96 --sequences 2 -r 1 -t 1 -o {tmp_path}".split()
     )
 
     code, out, err = run_lab(*asked, "--chunk", "24,50", "--json")

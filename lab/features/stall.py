@@ -216,13 +216,13 @@ def plan(
     worker: Worker,
     prompt_len: Numbers,
     chunk: Numbers | None,
-    streams: Numbers,
+    sequences: Numbers,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     **settings: Any,
 ) -> Plan:
     """Every length, number of streams and chunk, and all at once. LabError if impossible."""
-    stream_counts = whole_numbers("--streams", streams, MOST_STREAMS)
+    stream_counts = whole_numbers("--sequences", sequences, MOST_STREAMS)
     settings = {"kv_unified": "on", **settings}
     plain = make_plan(worker, prompt_len, N_GEN, repeat, model, **settings)
     need_every_position(plain.model)
@@ -244,7 +244,7 @@ def plan(
         raise LabError(
             f"A chunk of {longest:,} tokens and {n_most:,} streams do not fit into a batch of "
             f"{plain.settings.n_batch:,} tokens.",
-            f"Use --batch {longest + n_most}, a smaller --chunk, or fewer --streams.",
+            f"Use --batch {longest + n_most}, a smaller --chunk, or fewer --sequences.",
         )
     cases: list[Case] = []
     for n_prompt in lengths:
@@ -256,7 +256,7 @@ def plan(
 def stall(
     prompt_len: Numbers = "4096",
     chunk: Numbers | None = None,
-    streams: Numbers = "1,4",
+    sequences: Numbers = "1,4",
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
@@ -267,7 +267,7 @@ def stall(
     """Prefill a long prompt in chunks of several sizes, and all at once, while other sequences
     decode.
 
-        lab.stall(2048, "64,256", streams="4")
+        lab.stall(2048, "64,256", sequences="4")
 
     Without `chunk`: the default sizes up to the length of the prompt. Returns a record per run.
     LabError for impossible values.
@@ -275,7 +275,7 @@ def stall(
     asked = {
         "prompt_len": prompt_len,
         "chunk": chunk,
-        "streams": streams,
+        "sequences": sequences,
         "repeat": repeat,
         "model": model,
     }
@@ -296,10 +296,10 @@ OPTIONS = (
         f"[default: those of {DEFAULT_CHUNKS} that fit the prompt]",
     ),
     click.option(
-        "--streams",
+        "--sequences",
         default="1,4",
         show_default=True,
-        help="Numbers of sequences that decode: 1,4.",
+        help="Numbers of sequences that decode when the prompt comes: 1,4.",
     ),
     REPEAT,
     MODEL,
@@ -556,7 +556,7 @@ EXPERIMENT = Experiment(
 
     \b
       lab stall --prompt-len 4096
-      lab stall --prompt-len 4096 --chunk 64,256,1024 --streams 1,4
+      lab stall --prompt-len 4096 --chunk 64,256,1024 --sequences 1,4
 
     Each chunk shares a step with one token of each stream. In the last row the prompt is prefilled
     all at once while the streams wait. The command shows the number of stalls (gaps over twice as

@@ -157,7 +157,7 @@ def check(n_prompt: int, n_gen: int, users: int) -> None:
     if n_gen < 2:
         raise LabError(f"--gen {n_gen} leaves nothing to decode.", "Give at least --gen 2.")
     if users < 1:
-        raise LabError(f"--users {users} is not possible.", "Give 1 or more.")
+        raise LabError(f"--sequences {users} is not possible.", "Give 1 or more.")
 
 
 def middle_of(n_prompt: int, n_gen: int) -> int:

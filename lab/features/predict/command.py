@@ -21,7 +21,7 @@ EXPLAINED_LENGTHS = "10,1000,10000"
 """Default prompt lengths, for a ranking and for devices that are named."""
 
 
-@click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "users", "slo"))
+@click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "sequences", "slo"))
 @with_options(
     click.option(
         "--prompt-len",
@@ -32,7 +32,7 @@ EXPLAINED_LENGTHS = "10,1000,10000"
         "--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."
     ),
     click.option(
-        "--users",
+        "--sequences",
         default=1,
         show_default=True,
         help="Users whose answers are decoded together.",
@@ -66,7 +66,7 @@ def predict(
     results: str,
     as_json: bool,
     no_plot: bool,
-    users: int,
+    sequences: int,
     **asked: Any,
 ) -> None:
     """Predict a model's speed: which device suits it, and why.
@@ -97,7 +97,7 @@ def predict(
     lengths = prompt_len or (RANKED_LENGTHS if is_ranking else EXPLAINED_LENGTHS)
     limits = slo_limits.parse_slo(slo) if slo else None
     rows = prediction.predict(
-        lengths, gen, model, device, users=users, slo=limits, results=results, **asked
+        lengths, gen, model, device, sequences=sequences, slo=limits, results=results, **asked
     )
     if as_json:
         console.print_json({"rows": [document(row) for row in rows]})

@@ -31,7 +31,7 @@ def predict(
     model: str = catalog.DEFAULT,
     device: str | None = None,
     *,
-    users: int = 1,
+    sequences: int = 1,
     slo: Slo | None = None,
     results: str | Path = "results",
     **settings: Any,
@@ -44,23 +44,25 @@ def predict(
     Without `device` it ranks all devices of models/devices.toml, and this machine: by runs of such
     a request in the folder `results`, otherwise by its ceilings and runs there. `device` names some
     devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and
-    models with commas. The answers of `users` are decoded together. LabError for an unknown name,
-    and if "here" lacks ceilings or runs.
+    models with commas. The answers of `sequences` users are decoded together. LabError for an
+    unknown name, and if "here" lacks ceilings or runs.
     """
     lengths = parse_lengths(prompt_len)
-    prediction.check(max(lengths), gen, users)
+    prediction.check(max(lengths), gen, sequences)
     names = names_in(device or f"all,{HERE}")
     rows = list[Prediction]()
     for spec in names_in(model):
         plan = prediction.plan_for(spec, settings)
         for listed in devices_in(names):
             for n in lengths:
-                row = prediction.on_device(plan.model, plan.settings, listed, n, gen, users)
+                row = prediction.on_device(
+                    plan.model, plan.settings, listed, n, gen, sequences
+                )
                 rows.append(row)
         if HERE in names:
             evidence = prediction.evidence_in(Path(results))
             on_this = prediction.on_this_machine if device else ranked_here
-            rows += on_this(plan, lengths, gen, users, evidence)
+            rows += on_this(plan, lengths, gen, sequences, evidence)
     if slo is not None:
         rows = [dataclasses.replace(row, chance=chance(row, slo)) for row in rows]
     return sorted(rows, key=lambda row: (lengths.index(row.n_prompt), *speed_order(row)))

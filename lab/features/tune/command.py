@@ -53,7 +53,7 @@ OPTIONS = (
         help=GOAL_HELP,
     ),
     click.option(
-        "--users",
+        "--sequences",
         default=1,
         show_default=True,
         help="Requests that are answered together, as in lab batch.",

@@ -47,7 +47,7 @@ def tune(
     model: str = catalog.DEFAULT,
     *,
     goal: str = REQUEST,
-    users: int = 1,
+    sequences: int = 1,
     budget: str | float = planning.BUDGET,
     allow_lossy: bool = False,
     out: str | Path = "results",
@@ -61,7 +61,7 @@ def tune(
         lab.measure("2000", 300, **tuned.settings)
 
     `goal`: the time of the whole request, until the first token (ttft), per further token (tpot),
-    or the tokens per second of all `users` (throughput). Settings that are given stay fixed.
+    or the tokens per second of all `sequences` (throughput). Settings that are given stay fixed.
     LabError if nothing is left to choose, or if the default cannot be measured.
     """
     from lab.features.tune.command import command
@@ -71,7 +71,7 @@ def tune(
         "gen": gen,
         "model": model,
         "goal": goal,
-        "users": users,
+        "sequences": sequences,
         "budget": budget,
         "allow_lossy": allow_lossy,
         **settings,

@@ -83,7 +83,7 @@ def plan(
     model: str = catalog.DEFAULT,
     *,
     goal: str = REQUEST,
-    users: int = 1,
+    sequences: int = 1,
     budget: str | float = BUDGET,
     allow_lossy: bool = False,
     **settings: Any,
@@ -96,13 +96,13 @@ def plan(
         raise LabError(
             "--goal tpot needs at least two generated tokens.", "Use --gen 2 or more."
         )
-    check_number("users", users, batches.MOST_SEQUENCES)
-    request = TuningRequest(goal, prompt_len, gen, users, {**settings, "model": model})
+    check_number("sequences", sequences, batches.MOST_SEQUENCES)
+    request = TuningRequest(goal, prompt_len, gen, sequences, {**settings, "model": model})
     default = request.plan(worker, {}, CONFIRM)
     if default.refused:
         reasons = " ".join(default.refused.values())
         raise LabError(reasons, "Use a shorter prompt or a smaller model.")
-    phases = phases_of(goal, gen, users > 1)
+    phases = phases_of(goal, gen, sequences > 1)
     tune_plan = TunePlan(budget_s, request, default, (), phases)
     possible = possible_values(worker, tune_plan, space(default, allow_lossy))
     candidates = itertools.islice(combinations(possible), MOST_CHOICES)
