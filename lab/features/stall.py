@@ -564,7 +564,7 @@ EXPERIMENT = Experiment(
     each with the prediction from the ceilings. """,
     plan=plan,
     options=OPTIONS,
-    main_options=("model", "prompt-len", "chunk", "streams", "repeat"),
+    main_options=("model", "prompt-len", "chunk", "sequences", "repeat"),
     tables=(TABLE,),
 )
 
