@@ -1,6 +1,6 @@
-"""llama.cpp is built with the options that GCC needs for AMX.
+"""llama.cpp is built without its library `common`, and with the options that GCC needs for AMX.
 
-Without them it drops stores to the tiles' settings.
+Without them GCC drops stores to the tiles' settings.
 """
 
 import json
@@ -13,27 +13,41 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FIX = ROOT / "gcc_amx_fix" / "mini_lab_gcc_amx_fix" / "mini-lab-gcc-amx-fix.cmake"
+RULES = ROOT / "llama_build" / "mini_lab_llama_build" / "mini-lab-llama-build.cmake"
+
+TOP = """
+cmake_minimum_required(VERSION 3.21)
+project(llama_cpp)
+set(LLAMA_BUILD_COMMON ON CACHE BOOL "Build llama.cpp common library" FORCE)
+add_subdirectory(part)
+"""
+PART = """
+cmake_minimum_required(VERSION 3.14...3.28)
+project(part C CXX)
+option(LLAMA_BUILD_COMMON "llama: build common utils library" OFF)
+add_library(part STATIC a.cpp b.c)
+if (LLAMA_BUILD_COMMON)
+    add_library(common STATIC common.cpp)
+endif()
+"""
 
 
 def configured(folder: Path, *arguments: str, cmake: str = "cmake") -> dict[str, str]:
     """The compile command of each file of a small CMake project.
 
-    It is configured with our CMake file, as our builds are.
+    It has the options and versions of llama-cpp-python and llama.cpp, and is configured with our
+    CMake file, as our builds are.
     """
-    (folder / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.21)\nproject(top)\nadd_subdirectory(part)\n"
-    )
+    (folder / "CMakeLists.txt").write_text(TOP)
     part = folder / "part"
     part.mkdir(exist_ok=True)
-    (part / "CMakeLists.txt").write_text(
-        "project(part C CXX)\nadd_library(part STATIC a.cpp b.c)\n"
-    )
+    (part / "CMakeLists.txt").write_text(PART)
     (part / "a.cpp").write_text("int a() { return 1; }\n")
     (part / "b.c").write_text("int b(void) { return 1; }\n")
+    (part / "common.cpp").write_text("int c() { return 1; }\n")
     ours = [
-        f"-DCMAKE_MODULE_PATH={FIX.parent}",
-        f"-DCMAKE_USER_MAKE_RULES_OVERRIDE_CXX={FIX.stem}",
+        f"-DCMAKE_MODULE_PATH={RULES.parent}",
+        f"-DCMAKE_USER_MAKE_RULES_OVERRIDE_CXX={RULES.stem}",
     ]
     folders = [
         "-S",
@@ -60,7 +74,7 @@ def test_the_settings_of_uv_lead_to_the_cmake_file() -> None:
     (package,) = project["entry-points"]["cmake.module"].values()
     settings = uv["config-settings-package"]["llama-cpp-python"]
     module = settings["cmake.define.CMAKE_USER_MAKE_RULES_OVERRIDE_CXX"]
-    assert folder / package / f"{module}.cmake" == FIX
+    assert folder / package / f"{module}.cmake" == RULES
 
 
 def gcc() -> tuple[str, int]:
@@ -86,7 +100,7 @@ def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(
 ) -> None:
     compiler, version = gcc()
     options = {"-fno-dse", "-fno-tree-dse"}
-    assert set(re.findall(r":(-f[\w-]+)>", FIX.read_text())) == options
+    assert set(re.findall(r":(-f[\w-]+)>", RULES.read_text())) == options
 
     arguments = [f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}"]
     commands = configured(tmp_path, *arguments)
@@ -97,3 +111,19 @@ def test_cmake_gives_the_options_to_gcc_before_15_for_cpp_only(
         assert not options & cpp_options
     assert not options & set(commands["b.c"].split())
     assert flags in commands["a.cpp"]
+
+
+def test_common_is_not_built_although_llama_cpp_python_forces_it_on(tmp_path: Path) -> None:
+    if not shutil.which("cmake"):
+        pytest.skip("cmake is not installed")
+    with_our_file = configured(tmp_path)
+    assert {"a.cpp", "b.c"} == set(with_our_file)
+
+
+def test_it_would_be_built_without_the_cmake_file(tmp_path: Path) -> None:
+    if not shutil.which("cmake"):
+        pytest.skip("cmake is not installed")
+    nothing = tmp_path / f"{RULES.stem}.cmake"
+    nothing.touch()
+    commands = configured(tmp_path, f"-DCMAKE_MODULE_PATH={tmp_path}")
+    assert set(commands) == {"a.cpp", "b.c", "common.cpp"}

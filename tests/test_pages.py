@@ -75,7 +75,7 @@ STUMBLES = r"""(?ix)\b(
 UV_RUN = "python3 -m pip install uv && python3 -m uv run"
 COMMANDS = [
     f"{UV_RUN} lab measure --prompt-len 10,1000,10000 --gen 200",
-    f"{UV_RUN} pytest",
+    f"{UV_RUN} --group dev pytest",
 ]
 """How anybody measures, and how anybody tests, from a fresh checkout."""
 

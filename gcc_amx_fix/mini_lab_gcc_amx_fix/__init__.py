@@ -1,1 +1,0 @@
-"""The folder of mini-lab-gcc-amx-fix.cmake."""

@@ -1,0 +1,1 @@
+"""The folder of mini-lab-llama-build.cmake."""
