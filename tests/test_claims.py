@@ -118,8 +118,7 @@ def test_the_variants_of_settings_differ_as_the_claims_say(
     assert variants["half"].settings.n_threads == n_threads // 2
 
 
-def test_every_part_is_needed_and_all_take_five_minutes() -> None:
-    assert sum(part["seconds"] for part in PARTS.values()) <= 5 * 60
+def test_every_part_is_needed() -> None:
     assert {*PARTS, "ceilings"} == judging.PARTS
 
 

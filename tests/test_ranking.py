@@ -324,3 +324,35 @@ def test_a_request_that_is_too_long_says_how_long_it_may_be() -> None:
     )
     filled = prediction.with_memory(request, SETTINGS, 20e9)
     assert "tokens would fit" in (wording.misfit(filled.shortage) or "")
+
+
+# Before llama.cpp is built
+
+
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama-cpp-python is not installed, and no engine can start."""
+
+    def refuse(self: object) -> None:
+        pytest.fail("an engine was started")
+
+    monkeypatch.setattr("lab.process.no_engine.is_installed", lambda: False)
+    monkeypatch.setattr("lab.roofline.prediction.Worker.__enter__", refuse)
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_devices_are_ranked_without_llama_cpp(tmp_path: Path) -> None:
+    request = ("-m", LLAMA, "-p", "8000", "--results", tmp_path, "--no-plot")
+    status, out, error = run_lab("predict", *request)
+    assert status == 0, error
+    assert "b200" in out
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_a_file_cannot_be_predicted_without_llama_cpp(tmp_path: Path) -> None:
+    model = tmp_path / "mine.gguf"
+    model.write_bytes(b"GGUF")
+    status, _, error = run_lab("predict", "-m", model, "-d", "m4")
+    assert status == 1
+    assert "mine.gguf cannot be read: llama.cpp is not installed." in error
+    assert "python3 -m uv sync" in error

@@ -93,10 +93,12 @@ def collect(
     `where` says after Ctrl-C where what was measured is, "" where nothing was.
     """
     from lab.show import console, text_results
+    from lab.show.so_far import SoFar
 
     records: list[Any] = []
     try:
-        with console.progress(err, stream_to, describe or text_results.finished) as progress:
+        describe_run = describe or text_results.finished
+        with console.progress(err, stream_to, describe_run, SoFar()) as progress:
             watch, show_finished = progress
             for record in runs(watch):
                 records.append(record)

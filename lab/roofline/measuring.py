@@ -69,7 +69,7 @@ def obtain(
     `watch` is told before each probe which it is, how long all of them will still take, and what
     disturbs this round; `warn` what disturbed the last round.
     """
-    forecast = Forecast(ROUNDS * len(todo))
+    forecast = ProbeForecast(ROUNDS * len(todo))
     for name in dict.fromkeys(probe.device for probe in todo):
         of_device = [probe for probe in todo if probe.device == name]
         session = ProbeSession(worker, where, name, of_device)
@@ -88,7 +88,7 @@ def obtain(
     return ceilings
 
 
-class Forecast:
+class ProbeForecast:
     """How many probes are timed, and how long the others will take."""
 
     def __init__(self, n_probes: int) -> None:
@@ -124,7 +124,7 @@ class ProbeSession:
         n_cores = machine.cores(where.machine) or self.n_threads
         self.n_free = max(0.0, n_cores - self.n_threads)
 
-    def measure(self, forecast: Forecast, watch: ShowStatus) -> None:
+    def measure(self, forecast: ProbeForecast, watch: ShowStatus) -> None:
         for number in range(ROUNDS + MOST_EXTRA_ROUNDS):
             if number >= ROUNDS:
                 forecast.n_probes += len(self.todo)
@@ -132,7 +132,7 @@ class ProbeSession:
             if number + 1 >= ROUNDS and not self.disturbed:
                 break
 
-    def measure_round(self, forecast: Forecast, watch: ShowStatus) -> None:
+    def measure_round(self, forecast: ProbeForecast, watch: ShowStatus) -> None:
         noise = noise_watch.NoiseWatch(self.worker.pid)
         for probe in self.todo:
             doing = (

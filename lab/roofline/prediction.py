@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lab.core import cost, memory, results, shown
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, devices, obtain, synthetic
 from lab.models.devices import DeviceSheet
+from lab.process import no_engine
+from lab.process.no_engine import NoEngine
 from lab.process.worker import Worker
 from lab.roofline import datasheet, kernel_rates, learning, probing, step_kernels
 from lab.roofline.learning import Coverage, Learned, LearnedCase, Step
@@ -371,10 +373,20 @@ def on_this_machine(
 
 
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
-    """This machine and the settings, for a model (a SPEC); its file is not needed."""
-    with Worker() as worker:
-        shape = obtain.find(worker, model)
-        plan = make_plan(worker, [1], 1, 1, **settings)
+    """This machine and the settings, for a model (a SPEC); its file is not needed.
+
+    Where llama.cpp is not installed yet, this machine has no devices, and the model must be of the
+    catalog.
+    """
+    if no_engine.is_installed():
+        with Worker() as worker:
+            shape = obtain.find(worker, model)
+            plan = make_plan(worker, [1], 1, 1, **settings)
+    else:
+        stand_in = cast(Worker, NoEngine())
+        shape = obtain.find(stand_in, model)
+        shape_only = f"synthetic:{catalog.DEFAULT}"
+        plan = make_plan(stand_in, [1], 1, 1, shape_only, watch=None, **settings)
     chosen = plan.settings
     is_default = settings.get("n_gpu_layers") is None
     if chosen.n_gpu_layers and is_default and shape.n_layer is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import plural
 from lab.process.wire import Progress
+from lab.runner.forecast import Forecast, WorkOf, work_of_tokens
 
 if TYPE_CHECKING:
     from lab.runner.cases import Case
@@ -34,6 +35,7 @@ class Status:
     text: str = ""  # generated since the last status, if text is streamed
     part: str = ""  # the part of a session with several
     note: str = ""  # a message that must stay visible
+    announcement: str = ""  # how long the runs will take, said once
 
     @property
     def line(self) -> str:
@@ -59,6 +61,7 @@ ANSWERING = "answering"  # a server's prefill and decode, which look alike befor
 IN_A_RUN = (PREFILL, DECODE, ANSWERING)  # the values of `doing` during a measured run
 KERNEL = "kernel"  # the beginning of `doing` while the ceilings are measured: kernel 3 of 168
 LOOK_S = 0.5  # interval of status messages while a server answers
+SHORTEST_ANNOUNCED_S = 10  # shorter sessions are not announced
 
 
 def duration(seconds: float) -> str:
@@ -71,42 +74,72 @@ def duration(seconds: float) -> str:
     return f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Seconds per prefilled and per generated token."""
-
-    prefill_s: float
-    decode_s: float
-
-
 class Reporter:
-    """Calls `watch` with a Status. `todo` is the loop's own list; `n_tokens`: what a case prefills
-    and generates."""
+    """Calls `watch` with a Status. `todo` is the loop's own list of (round, case).
+
+    `n_tokens`: what a case prefills and generates; `work_of` its work, for the forecast.
+
+    `expected_runs` gives the runs that will probably be made: the list, unless the loop says
+    otherwise.
+    """
 
     def __init__(
         self,
         watch: ShowStatus,
         todo: Sequence[tuple[int, Case]],
         n_tokens: Callable[[Case], tuple[int, int]],
+        work_of: WorkOf | None = None,
     ) -> None:
         self.watch = watch
         self.n_runs = len(todo)
+        self.forecast = Forecast(work_of or work_of_tokens(n_tokens))
+        self.expected_runs: Callable[[], Sequence[tuple[int, Case]]] = lambda: todo
         self._todo = todo
         self._n_tokens = functools.cache(n_tokens)
-        self._costs: dict[Case, Cost] = {}
+        self._started = time.monotonic()
+        self._round: int | None = None
+        self._n_rounds = 0  # begun
+        self._runs_s = 0.0  # the time of the runs so far
+        self._run_started: float | None = None  # the current one, if it is no warm-up
         self._n_learned = 0
         self._forecast_state = (-1, -1)  # the list and the knowledge that the forecast is of
         self._forecast_s = 0.0
+        self._is_announced = False
 
-    def learn(self, case: Case, prefill_ns: int, decode_ns: int, n_chosen: int) -> None:
-        """Use a run's time per token for the forecast; decode chose `n_chosen` tokens."""
+    def begin_round(self, number: int) -> None:
+        """Take note of a round's begin: each has the same work beside its runs."""
+        self._round = number
+        self._n_rounds += 1
+
+    def learn(
+        self,
+        case: Case,
+        prefill_ns: int,
+        decode_ns: int,
+        n_chosen: int,
+        is_warmup: bool = False,
+    ) -> None:
+        """Use the times of a run for the forecast; its decode chose `n_chosen` tokens."""
         self._n_learned += 1
-        n_prefilled = self._n_tokens(case)[0]
-        if not n_prefilled or not prefill_ns:
+        self._run_started = None
+        if not is_warmup:
+            self._runs_s += (prefill_ns + decode_ns) / 1e9
+        n_planned = self._n_tokens(case)[1]
+        decode_s = decode_ns / 1e9
+        if n_chosen:
+            decode_s *= n_planned / n_chosen
+        self.forecast.learn(case, prefill_ns / 1e9, decode_s)
+
+    def announce(self) -> None:
+        """Say once how long the runs in the list will take, after the first warm-up."""
+        if self._is_announced:
             return
-        prefill_s = prefill_ns / n_prefilled / 1e9
-        decode_s = decode_ns / n_chosen / 1e9 if decode_ns else prefill_s
-        self._costs[case] = Cost(prefill_s, decode_s)
+        self._is_announced = True
+        left_s = self._forecast_of_list()
+        if left_s >= SHORTEST_ANNOUNCED_S:
+            n_runs = len(self.expected_runs())
+            message = f"{plural(n_runs, 'run')}: about {duration(left_s)}"
+            self.watch(Status(message, left_s=left_s, announcement=message))
 
     def progress_watcher(
         self, case: Case, repeat: int, warmup: bool, pieces: Sequence[bytes]
@@ -116,25 +149,39 @@ class Reporter:
         n_prefill, n_gen = self._n_tokens(case)
         rates = _Rates(n_prefill)
         text_of = _Streamed(pieces if not warmup else (), n_gen)
+        started = time.monotonic()
+        self._run_started = None if warmup else started
 
         def look(progress: Progress) -> None:
             rates.see(progress)
             doing = DECODE if rates.is_decoding else PREFILL
-            n_generated = len(progress.token_ids)
-            rest_s = self.seconds(n_prefill - progress.n_prefilled, n_gen - n_generated, case)
-            if rest_s is not None:
-                rest_s = max(0.0, rest_s - rates.since_change_s)
+            rest_s = self._rest_s(case, progress, time.monotonic() - started)
             text = text_of.new_text(progress)
             shown = WARMING_UP if warmup else doing
             self.report_status(shown, case, repeat, rates.rate_tps, rest_s, text)
 
         return look
 
+    def _rest_s(self, case: Case, progress: Progress, elapsed_s: float) -> float | None:
+        """The time left of a run: what was forecast, or more if the run is slower than that."""
+        seconds = self.forecast.seconds(case)
+        if seconds is None:
+            return None
+        prefill_s, decode_s = seconds
+        n_prefill, n_gen = self._n_tokens(case)
+        n_generated = min(n_gen, len(progress.token_ids))
+        left_s = prefill_s * (1 - progress.n_prefilled / max(1, n_prefill))
+        left_s += decode_s * (1 - n_generated / max(1, n_gen))
+        run_s = prefill_s + decode_s
+        done_s = run_s - left_s
+        slowness = elapsed_s / done_s if done_s > 0 else 1.0
+        return max(run_s - elapsed_s, left_s * slowness, 0.0)
+
     def answer_watcher(self, case: Case, repeat: int, warmup: bool) -> Callable[[], None]:
         """A function to call repeatedly while a server answers."""
         started = time.monotonic()
         reported_at = -math.inf
-        answer_s = self.seconds(*self._n_tokens(case), case)
+        seconds = self.forecast.seconds(case)
 
         def look() -> None:
             nonlocal reported_at
@@ -143,8 +190,8 @@ class Reporter:
                 return
             reported_at = now
             rest_s = None
-            if answer_s is not None:
-                rest_s = max(0.0, answer_s - (now - started))
+            if seconds is not None:
+                rest_s = max(0.0, sum(seconds) - (now - started))
             doing = WARMING_UP if warmup else ANSWERING
             self.report_status(doing, case, repeat, rest_s=rest_s)
 
@@ -162,36 +209,31 @@ class Reporter:
         """Report one status. `rest_s` is the remaining time of the current run; adds the forecast
         for the others."""
         left_s = None
-        if rest_s is not None and self._costs:
-            left_s = rest_s + self._forecast_of_others()
+        if rest_s is not None and self.forecast.is_possible:
+            left_s = rest_s + self._forecast_of_list()
         n_done = self.n_runs - len(self._todo)
         if doing in IN_A_RUN:
             n_done -= 1
         self.watch(Status(doing, case, repeat, rate_tps, n_done, self.n_runs, left_s, text))
 
-    def _forecast_of_others(self) -> float:
-        """The seconds of the runs in the list, computed anew when a run was added, ended or
+    def _forecast_of_list(self) -> float:
+        """The seconds of the expected runs, computed anew when a run was added, ended or
         learned."""
         state = (len(self._todo), self._n_learned)
         if state != self._forecast_state:
             self._forecast_state = state
-            self._forecast_s = 0.0
-            for _, case in self._todo:
-                self._forecast_s += self.seconds(*self._n_tokens(case), case) or 0.0
+            self._forecast_s = self._seconds_of(self.expected_runs())
         return self._forecast_s
 
-    def seconds(self, n_prefill: int, n_gen: int, case: Case) -> float | None:
-        """Forecast in seconds for these tokens, from the most similar case so far; None before the
-        first run."""
-
-        def difference(learned: Case) -> tuple[bool, list[float]]:
-            sizes = zip(self._n_tokens(learned), self._n_tokens(case), strict=True)
-            return learned != case, [max(pair) / max(1, min(pair)) for pair in sizes]
-
-        if not self._costs:
-            return None
-        cost = self._costs[min(self._costs, key=difference)]
-        return n_prefill * cost.prefill_s + n_gen * cost.decode_s
+    def _seconds_of(self, runs: Sequence[tuple[int, Case]]) -> float:
+        """The seconds of runs, and of what a round takes beside its runs."""
+        total_s = 0.0
+        for _, case in runs:
+            total_s += sum(self.forecast.seconds(case) or (0.0,))
+        rounds_to_begin = {number for number, _ in runs} - {self._round}
+        now = time.monotonic() if self._run_started is None else self._run_started
+        beside_runs_s = now - self._started - self._runs_s
+        return total_s + len(rounds_to_begin) * beside_runs_s / max(1, self._n_rounds)
 
 
 class _Rates:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
 import time
 import warnings
@@ -31,11 +32,18 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, progress
 from lab.runner.cases import Case, Plan, Until, failed_run
 from lab.runner.diagnosis import Diagnosed
+from lab.runner.forecast import work_of_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.warm_engine import WarmEngine
 
 EXTRA_SHARE = 0.25
 """Maximum time of the extra rounds of quick lengths, as a share of the planned rounds' time."""
+
+DEAR_SHARE = 0.5
+"""A length whose run takes more than this share of a round's runs is dear: it gets fewer runs."""
+
+DEAR_S = 10.0  # runs that take less are not dear
+DEAR_REPEATS = 2  # runs of a dear length that are as sure as those of the others
 
 
 def carry_out(
@@ -78,7 +86,7 @@ def execute(
         raise LabError(message, "Omit --stream.")
     with unless_empty(path):
         planned = plan.order
-        reporter = Reporter(watch, planned, plan.n_tokens)
+        reporter = Reporter(watch, planned, plan.n_tokens, work_of_plan(plan))
         engine = WarmEngine(plan, worker, reporter, stream, n_starts)
         for settings, run in _Loop(engine, planned).runs():
             record = engine.record(path.stem, run, settings)
@@ -98,6 +106,7 @@ class _Loop:
         self.done: list[tuple[Case, Run]] = []
         self.n_crashes = collections.Counter[Case]()
         self.abandoned: set[Case] = set()
+        engine.reporter.expected_runs = self._expected_runs
 
     def runs(self) -> Iterator[tuple[Settings, Run]]:
         """All runs, warm-ups and failures of the plan, each round with a fresh engine."""
@@ -108,6 +117,8 @@ class _Loop:
             if self.engine.warm and self.engine.round != next_round:
                 if self._is_out_of_time():
                     return
+                if self._drop_sure():
+                    continue
                 self.engine.renew()
             if self.engine.warm:
                 yield from self._next_run()
@@ -137,22 +148,65 @@ class _Loop:
 
     def _extend(self) -> bool:
         """Add the rounds after the planned ones to the list, once; whether there are any."""
-        runs = self._runs_that_count()
-        if self.is_extended or not runs or self._is_out_of_time():
+        if self.is_extended or not self._runs_that_count() or self._is_out_of_time():
             return False
+        self.todo += self._extension(time.monotonic() - self.started)
         self.is_extended = True
-        n_repeats: dict[Case, int] = {}
-        if self.plan.until:
-            n_repeats = repeats_until(runs, self.plan.until)
-        elif self.plan.is_more_if_cheap:
-            spent_s = time.monotonic() - self.started
-            n_repeats = cheap_repeats(runs, self.plan.n_repeat, EXTRA_SHARE * spent_s)
-        last_repeat = max(run.repeat for _, run in self.done)
-        for repeat in range(last_repeat + 1, max(n_repeats.values(), default=0)):
-            cases = [case for case, n_repeat in n_repeats.items() if repeat < n_repeat]
-            self.todo += self.plan.round(repeat, cases)
         self.engine.reporter.n_runs += len(self.todo)
         return bool(self.todo)
+
+    def _extension(self, planned_s: float) -> list[tuple[int, Case]]:
+        """The rounds after the planned ones, which take `planned_s`, by what is known now."""
+        runs = self._runs_that_count()
+        n_repeats: dict[Case, int] = {}
+        if self.plan.until:
+            if min(map(len, runs.values()), default=0) < 2:
+                return []
+            n_repeats = repeats_until(runs, self.plan.until)
+        elif self.plan.is_more_if_cheap:
+            spare_s = EXTRA_SHARE * planned_s
+            n_repeats = cheap_repeats(self._run_s(), self.plan.n_repeat, spare_s)
+        extension: list[tuple[int, Case]] = []
+        for repeat in range(self.plan.n_repeat, max(n_repeats.values(), default=0)):
+            cases = [case for case, n_repeat in n_repeats.items() if repeat < n_repeat]
+            extension += self.plan.round(repeat, cases)
+        return extension
+
+    def _run_s(self) -> dict[Case, float]:
+        """The forecast seconds of a run of each case."""
+        run_s: dict[Case, float] = {}
+        for case in self.plan.cases:
+            seconds = self.engine.reporter.forecast.seconds(case)
+            if seconds and case not in self.abandoned and case not in self.plan.refused:
+                run_s[case] = sum(seconds)
+        return run_s
+
+    def _expected_runs(self) -> list[tuple[int, Case]]:
+        """The list with the rounds that will probably follow, without those that will not."""
+        if self.is_extended:
+            return self.todo
+        run_s = self._run_s()
+        expected = self.todo
+        if self.plan.is_more_if_cheap and len(run_s) > 1 and self.engine.round < DEAR_REPEATS:
+            expected = without(expected, dear_case(run_s), DEAR_REPEATS)
+        planned_s = sum(run_s[case] for _, case in expected if case in run_s)
+        planned_s += time.monotonic() - self.started
+        return [*expected, *self._extension(planned_s)]
+
+    def _drop_sure(self) -> bool:
+        """Drop the runs of a dear length from the list if its figures are as sure as the others'.
+
+        Whether any was dropped.
+        """
+        if not self.plan.is_more_if_cheap or self.todo[0][0] < DEAR_REPEATS:
+            return False
+        case = dear_case(self._run_s())
+        if case is None or not is_as_sure(case, self._runs_that_count()):
+            return False
+        n_before = len(self.todo)
+        self.todo[:] = without(self.todo, case, DEAR_REPEATS)
+        self.engine.reporter.n_runs -= n_before - len(self.todo)
+        return len(self.todo) < n_before
 
     def _runs_that_count(self) -> dict[Case, list[Run]]:
         """The runs of each case that was not abandoned."""
@@ -176,8 +230,10 @@ class _Loop:
             engine.round = self.todo[0][0]
             engine.open(possible)
             is_open = True
+            engine.reporter.begin_round(engine.round)
             for run in engine.warm_up({case for _, case in self.todo}):
                 yield engine.settings, run
+            engine.reporter.announce()
         except LabError as problem:
             can_change = isinstance(problem, Diagnosed) and problem.change is not None
             if not is_loaded and not can_change:
@@ -227,14 +283,9 @@ def repeats_until(runs: Mapping[Case, Sequence[Run]], until: Until) -> dict[Case
 
 
 def cheap_repeats(
-    runs: Mapping[Case, Sequence[Run]], n_repeat: int, spare_s: float
+    run_s: Mapping[Case, float], n_repeat: int, spare_s: float
 ) -> dict[Case, int]:
-    """The repeats that an interval needs: of the quickest cases, as far as the spare time lasts."""
-    run_s: dict[Case, float] = {}
-    for case, runs_of_case in runs.items():
-        times_ns = [ns for ns in map(phases.e2e_ns, runs_of_case) if ns is not None]
-        if times_ns:
-            run_s[case] = statistics.median(times_ns) / 1e9
+    """The repeats of the quickest cases that an interval needs, as far as the spare time lasts."""
     n_for_interval = stats.fewest_for_interval()
     n_more = n_for_interval - n_repeat
     n_repeats: dict[Case, int] = {}
@@ -243,6 +294,45 @@ def cheap_repeats(
         if spare_s >= 0:
             n_repeats[case] = n_for_interval
     return n_repeats
+
+
+def without(
+    todo: Sequence[tuple[int, Case]], case: Case | None, first: int
+) -> list[tuple[int, Case]]:
+    """A list of runs without those of a case from the round `first` on."""
+    kept_runs: list[tuple[int, Case]] = []
+    for repeat, planned in todo:
+        if planned != case or repeat < first:
+            kept_runs.append((repeat, planned))
+    return kept_runs
+
+
+def dear_case(run_s: Mapping[Case, float]) -> Case | None:
+    """The case whose run takes more than DEAR_SHARE of a round and more than DEAR_S, if any."""
+    if not run_s:
+        return None
+    dearest = max(run_s, key=lambda case: run_s[case])
+    limit_s = max(DEAR_S, DEAR_SHARE * sum(run_s.values()))
+    return dearest if run_s[dearest] > limit_s else None
+
+
+def is_as_sure(case: Case, runs: Mapping[Case, Sequence[Run]]) -> bool:
+    """Whether no figure of a case varied more than the most variable figure of the other cases.
+
+    All are compared over the first DEAR_REPEATS runs: over more, a range is wider.
+    """
+    ranges_of_case: list[float] = []
+    ranges_of_others: list[float] = []
+    for measured, runs_of_case in runs.items():
+        first = [run for run in runs_of_case if run.is_timed][:DEAR_REPEATS]
+        if len(first) < DEAR_REPEATS:
+            return False
+        ranges = [max(values) / min(values) for values in _figures(first).values()]
+        if measured == case:
+            ranges_of_case += ranges
+        else:
+            ranges_of_others += ranges
+    return max(ranges_of_case, default=math.inf) <= max(ranges_of_others, default=1.0)
 
 
 def wide_figures(runs: Sequence[Run], share: float) -> list[tuple[int, str, float | None]]:

@@ -27,6 +27,7 @@ from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import as_options, builds, machine, progress
 from lab.runner.cases import Case, Plan, failed_run
+from lab.runner.forecast import work_of_plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
@@ -164,11 +165,13 @@ def execute(
     repeat), is recorded and ends the trial with a LabError; finished runs are kept.
     """
     first_plan = next(iter(plans.values()))
-    runs_of_block: list[tuple[int, Case]] = []
+    cases_of_block: list[Case] = []
     for plan_of_variant in plans.values():
-        runs_of_block += [(0, case) for case in plan_of_variant.cases] * n_turns
-    todo = runs_of_block * n_blocks
-    reporter = Reporter(watch, todo, first_plan.n_tokens)
+        cases_of_block += plan_of_variant.cases * n_turns
+    todo: list[tuple[int, Case]] = []
+    for number in reversed(range(n_blocks)):  # runs are taken from the end
+        todo += [(number, case) for case in cases_of_block]
+    reporter = Reporter(watch, todo, first_plan.n_tokens, work_of_plan(first_plan))
     trial = Trial(
         dict(plans), path, reporter, todo, random.Random(first_plan.seed), new_worker
     )
@@ -179,7 +182,7 @@ def execute(
             n_crashes[run.variant] += 1
             if run.status == FAILED or n_crashes[run.variant] >= most_crashes:
                 raise LabError(f"{run.variant}: {run.error}", "The finished runs are kept.")
-            n_left = (n_blocks - number - 1) * len(runs_of_block)
+            n_left = (n_blocks - number - 1) * len(cases_of_block)
             del todo[n_left:]
 
 
@@ -201,6 +204,7 @@ class Trial:
         A failed run ends it. Returns the last run, and the crashes after which its variant is
         abandoned.
         """
+        self.reporter.begin_round(number)
         names = self.chance.sample(list(self.plans), len(self.plans))
         places = list(range(len(self.plans[names[0]].cases)))
         self.chance.shuffle(places)
@@ -216,6 +220,7 @@ class Trial:
                     for run in self._warm_up(engines[name], name):
                         record = self._save(engines[name], name, number, run)
                         yield record
+                self.reporter.announce()
                 for turn, name, place in _order(names, places, n_turns):
                     self.todo.pop()
                     case = self.plans[name].cases[place]

@@ -25,6 +25,7 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import noise_watch, prompts
 from lab.runner.cases import Case, Plan, measured_run, named, utc_now, with_room
 from lab.runner.diagnosis import DIAGNOSIS_S, Diagnosed, diagnose
+from lab.runner.forecast import DECODE_KINDS
 from lab.runner.progress import Reporter, Status
 
 N_WARMUP_TOKENS = 4  # some backends record their graphs at the second or third step
@@ -188,12 +189,12 @@ class WarmEngine:
         prefill_ns = 0
         decode_ns = 0
         for kind, start, end in zip(steps.kind, steps.start_ns, steps.end_ns, strict=True):
-            if kind in (record.DECODE, record.DRAFT, record.VERIFY):
+            if kind in DECODE_KINDS:
                 decode_ns += end - start
             else:
                 prefill_ns += end - start
         n_chosen = self.plan.n_tokens(case)[1]
-        self.reporter.learn(case, prefill_ns, decode_ns, n_chosen)
+        self.reporter.learn(case, prefill_ns, decode_ns, n_chosen, run.warmup)
 
     def _watched(
         self, script: Script, case: Case, repeat: int, warmup: bool

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.measure import Measurement
+from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +22,9 @@ from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
 from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status, duration
+
+if TYPE_CHECKING:
+    from lab.show.so_far import SoFar
 
 WRAPPED = {
     *("settings", "note", "what it is", "claim", "verdict", "figures"),
@@ -234,31 +239,49 @@ class _Transfers:
 
 @contextmanager
 def progress(
-    err: Terminal, stream_to: Console | None, describe_run: Callable[[Any], str]
+    err: Terminal,
+    stream_to: Console | None,
+    describe_run: Callable[[Any], str],
+    table: SoFar | None = None,
 ) -> Iterator[tuple[ShowStatus, Any]]:
     """Show progress. Yields two functions.
 
     The first takes a Status, the second a finished Record or RequestRecord. With `stream_to` the
-    generated text is shown there.
+    generated text is shown there. With `table` announcements are shown too, and on a terminal the
+    table of the runs so far.
     """
-    session = _Progress(err, stream_to, describe_run)
-    try:
+    session = _Progress(err, stream_to, describe_run, table)
+    if not session.is_in_place:
         yield session.watch, session.finished
-    finally:
-        if session.is_in_place:
-            err.replace_line()
+        return
+    with session.live:
+        yield session.watch, session.finished
 
 
 class _Progress:
     """The progress of a session: what it did last, and how many runs have ended."""
 
     def __init__(
-        self, err: Terminal, stream_to: Console | None, describe_run: Callable[[Any], str]
+        self,
+        err: Terminal,
+        stream_to: Console | None,
+        describe_run: Callable[[Any], str],
+        table: SoFar | None,
     ) -> None:
         self.err = err
+        self.table = table
+        self.rows = SegmentLines([])  # the table so far as it is shown
         self.stream_to = stream_to
         self.describe_run = describe_run
-        self.is_in_place = err.is_terminal and stream_to is None
+        can_replace = err.is_terminal and not err.is_dumb_terminal
+        self.is_in_place = can_replace and stream_to is None
+        self.live = Live(
+            console=err,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self.latest = Status("starting")
         self.n_finished = 0
         self.kernel_shown_at = -math.inf
@@ -267,11 +290,12 @@ class _Progress:
         before = self.latest
         self.latest = status
         if status.note:
-            if self.is_in_place:
-                self.err.print()
-            self.err.print(f"Note: {status.note}", style="bold red")
+            self.err.print(Text(printable(f"Note: {status.note}"), style="bold red"))
+        elif status.announcement:
+            if self.table is not None:
+                self.err.print(status.announcement)
         elif self.is_in_place:
-            self.err.replace_line(f"{status.line}{self._time_left()}")
+            self._show_in_place(f"{status.line}{self._time_left()}")
         elif self.stream_to and status.doing in IN_A_RUN:
             self._stream(status, before, self.stream_to)
         elif status.doing.startswith(KERNEL):
@@ -290,13 +314,29 @@ class _Progress:
             out.print(Text(f"\n--- {case}, repeat {repeat}", style="bold"))
         out.print(printable(status.text, KEPT_LETTERS), end="")
 
+    def _show_in_place(self, line: str) -> None:
+        """The table so far and a line, in place of what was shown before."""
+        text = Text(printable(line)[: self.err.width - 1], no_wrap=True)
+        self.live.update(Group(self.rows, text), refresh=True)
+
     def finished(self, record: Record | RequestRecord) -> None:
+        if self.is_in_place and self.table is not None:
+            self.table.add(record)
+            self._draw_table(self.table)
         if self.is_in_place or record.is_warmup:
             return
         self.n_finished += 1
         if self.stream_to:
             self.stream_to.print()
         self.err.print(f"{self.describe_run(record)}{self._time_left()}")
+
+    def _draw_table(self, table: SoFar) -> None:
+        """Draw it once: the line below it changes twice a second."""
+        grid = table.grid()
+        if grid is None:
+            return
+        lines = self.err.render_lines(grid, pad=False)
+        self.rows = SegmentLines(lines, new_lines=True)
 
     def _time_left(self) -> str:
         left_s = self.latest.left_s

@@ -12,12 +12,12 @@ from lab.app.output import Output
 from lab.app.reading import note
 from lab.app.running import collect, introduce
 from lab.core.lists import plural
+from lab.errors import LabError
 from lab.features.claims import judging, section
-from lab.features.claims.session import PARTS, ClaimsSession, Measurement, choose, plan
-from lab.models import catalog
+from lab.features.claims.session import N_REPEAT, ClaimsSession, Measurement, choose, plan
 from lab.process.worker import Worker
 from lab.roofline import measuring, probing
-from lab.runner import session
+from lab.runner import pace, session
 from lab.runner.progress import duration
 from lab.show.section import Context
 
@@ -58,7 +58,7 @@ def command(only: str | None, **asked: Any) -> None:
             warnings += planned_part.warnings
         introduce([planned.base], err, err, warnings)
         size = f"{plural(len(chosen), 'claim')}, {plural(len(planned.plans), 'part')}"
-        err.print(f"{size}: about {duration(expected_s(planned))} on two cores of an EPYC")
+        err.print(f"{size}{expected_time(planned, worker)}")
         for part, reason in planned.problems.items():
             err.print(f"{part} cannot be measured: {reason}")
         path = session.new_results_file(planned.base, output.folder)
@@ -75,9 +75,13 @@ def command(only: str | None, **asked: Any) -> None:
     output.finish(records, path, problem, is_unexpected, shown=sections)
 
 
-def expected_s(planned: ClaimsSession) -> float:
-    """The seconds of a session; runs take in proportion to the weights."""
-    usual_bytes = catalog.entries()[catalog.DEFAULT].n_bytes or 1
-    scale = max(1.0, (planned.base.model.n_bytes or usual_bytes) / usual_bytes)
-    seconds: float = sum(PARTS[part]["seconds"] for part in planned.plans)
-    return measuring.expected_s(planned.probes) + scale * seconds
+def expected_time(planned: ClaimsSession, worker: Worker) -> str:
+    """The time of a session in words; "" for a model that does not run, which the parts explain."""
+    try:
+        speed = pace.measured(worker, planned.base, lambda status: None)
+    except LabError:
+        return ""
+    expected_s = measuring.expected_s(planned.probes)
+    for variants in planned.plans.values():
+        expected_s += speed.seconds(list(variants.values()), N_REPEAT)
+    return f": about {duration(expected_s)}"

@@ -38,7 +38,7 @@ from lab.runner.refusals import Numbers, whole_numbers
 PARTS: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("parts.toml").read_text(encoding="utf-8")
 )
-"""What each part is (`words`), its `seconds`, and the arguments of its plan by `variants`."""
+"""What each part is (`words`), and the arguments of its plan by `variants`."""
 
 PLANS: dict[str, Callable[..., Plan]] = {
     "batch": batches.plan,
@@ -243,7 +243,7 @@ class Measurement:
         has_failed = False
 
         def show(status: Status) -> None:
-            self.watch(dataclasses.replace(status, part=label))
+            self.watch(dataclasses.replace(status, part=label, announcement=""))
 
         try:
             self.worker.use(None)

@@ -18,6 +18,7 @@ from lab.features.quant import figures, measuring, planning
 from lab.features.quant.lines import QualityLine
 from lab.features.quant.section import sections
 from lab.process.worker import Worker
+from lab.runner.progress import duration
 from lab.runner.session import new_results_file
 from lab.show import text_results
 from lab.show.section import Kind
@@ -115,6 +116,7 @@ def command(
             worker, *files, cache_type=cache_type, **asked, watch=show_transfer
         )
     introduce(list(plan.plans.values()), err, err)
+    err.print(f"{plural(len(plan.plans), 'file')}: at most about {duration(plan.budget_s)}")
     path = new_results_file(plan.plans[plan.reference], output.folder)
     lines, problem = collect(
         lambda watch: measuring.execute(plan, path, watch), path, err, describe=finished

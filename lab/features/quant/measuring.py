@@ -107,7 +107,14 @@ def execute(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Any]:
 
 def speeds(plan: QuantPlan, path: Path, watch: ShowStatus, end: float) -> Iterator[Record]:
     """The runs of a trial, until the blocks are measured or the time is over."""
-    for record in trial.execute(plan.plans, plan.blocks, path, watch):
+
+    def show(status: Status) -> None:
+        left_s = max(0.0, end - time.monotonic())
+        if status.left_s is not None:
+            left_s = min(left_s, status.left_s)
+        watch(replace(status, left_s=left_s, announcement=""))
+
+    for record in trial.execute(plan.plans, plan.blocks, path, show):
         yield record
         block = record.run.block or 0
         if block >= FEWEST_BLOCKS and time.monotonic() > end:

@@ -120,7 +120,7 @@ def command(context: click.Context, /, text: str | None, **asked: Any) -> None:
     line: TraceLine | AttentionLine
     with console.transfer(err) as watch:
         if text is None:
-            line = measuring.trace(**asked, out=output.folder, watch=watch)
+            line = measuring.trace(**asked, out=output.folder, watch=watch, say=err.print)
         else:
             settings = without_options_of_times(context, asked)
             line = measuring.attention(text, **settings, out=output.folder, watch=watch)

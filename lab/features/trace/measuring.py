@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.core import asked_command
+from lab.core import asked_command, script
 from lab.core.asked_settings import check_number
 from lab.core.lists import plural
 from lab.core.record import Settings
@@ -22,9 +23,11 @@ from lab.roofline import probing
 from lab.runner import prompts
 from lab.runner.cases import Plan, utc_now
 from lab.runner.plan import make_plan
+from lab.runner.progress import SHORTEST_ANNOUNCED_S, duration
 from lab.runner.session import new_results_file
 
 CHILD = "lab.features.trace.child"
+STOPPED = 1.3  # times as long takes a round that stops after each operation
 MOST_TOKENS = 32  # tokens of a text whose attention weights can still be drawn
 
 
@@ -37,6 +40,7 @@ def trace(
     results: str | Path = "results",
     out: str | Path = "results",
     watch: obtain.ShowTransfer = obtain.silently,
+    say: Callable[[str], None] = lambda sentence: None,
     **settings: Any,
 ) -> TraceLine:
     """Trace prefill of a prompt and `gen` decode steps after it, `repeat` times.
@@ -44,7 +48,7 @@ def trace(
         lab.trace(200, threads=2).decode.parts
 
     Rounds alternate with untraced ones. `results` is the folder with the ceilings. Writes a results
-    file in `out`. LabError for what does not fit into memory.
+    file in `out`. `say` is told how long it will take. LabError for what does not fit into memory.
     """
     check_number("gen", gen, 1000)
     check_number("repeat", repeat, 1000)
@@ -57,6 +61,9 @@ def trace(
         tokens = _prompt(worker, plan, vocabulary, prompt_len)
         chosen = worker.new_context(wide)
         placement = worker.placement()
+        seconds = expected_s(worker, tokens, gen, repeat, wide.n_ubatch)
+        if seconds >= SHORTEST_ANNOUNCED_S:
+            say(f"{plural(repeat, 'round')}: about {duration(seconds)}")
         traced = worker.call(
             Trace, f"{CHILD}.trace", tokens=tokens, n_gen=gen, n_rounds=repeat
         )
@@ -83,6 +90,15 @@ def trace(
 def _save(path: Path, line: TraceLine | AttentionLine) -> None:
     with unless_empty(path):
         save(path, line)
+
+
+def expected_s(
+    worker: Worker, tokens: Sequence[int], n_gen: int, n_rounds: int, n_ubatch: int
+) -> float:
+    """The seconds of a trace: a round with stops and one without, and two that warm up."""
+    run = worker.run(script.run(tokens, n_gen + 1, n_ubatch), lambda progress: None)
+    run_s = run.steps.end_ns[-1] / 1e9
+    return (1 + STOPPED) * (n_rounds + 1) * run_s
 
 
 def _check(plan: Plan, hint: str) -> None:

@@ -21,6 +21,7 @@ from lab.features.tune.lines import GOALS, REQUEST
 from lab.features.tune.section import sentences
 from lab.process.worker import Worker
 from lab.runner import as_options
+from lab.runner.progress import duration
 from lab.runner.session import new_results_file
 from lab.show import text_results
 
@@ -105,6 +106,7 @@ def command(save: str | None, **asked: Any) -> None:
         with console.transfer(err) as show_transfer:
             plan = planning.plan(worker, **asked, watch=show_transfer)
         introduce([plan.default], err, err)
+        err.print(f"At most about {duration(plan.budget_s)}")
         path = new_results_file(plan.default, output.folder)
         lines, problem = collect(
             lambda watch: measuring.execute(plan, worker, path, watch),

@@ -245,7 +245,8 @@ class TuneSession:
 
         def show(status: progress.Status) -> None:
             left_s = max(0.0, self.left_s)
-            self.watch(dataclasses.replace(status, part=label, n_runs=0, left_s=left_s))
+            status = dataclasses.replace(status, part=label, n_runs=0, left_s=left_s)
+            self.watch(dataclasses.replace(status, announcement=""))
 
         reporter = Reporter(show, todo, self.plan.default.n_tokens)
         blocks = trial.Trial(plans, self.path, reporter, todo, self.chance, self.new_worker)

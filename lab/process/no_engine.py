@@ -1,0 +1,38 @@
+"""Stands in for the engine's process where llama.cpp is not installed: for plans that are not
+run."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lab.errors import LabError
+from lab.process.wire import Build
+
+
+def is_installed() -> bool:
+    """Whether llama-cpp-python is installed in this environment."""
+    return importlib.util.find_spec("llama_cpp") is not None
+
+
+class NoEngine:
+    """Knows no device and reads no file."""
+
+    lib = None
+    build = Build("", None, "", ())
+
+    def __enter__(self) -> NoEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def use(self, lib: str | None, rpc_servers: Sequence[str] = ()) -> None: ...
+
+    def read_model(self, path: Path, *_: object) -> NoReturn:
+        """LabError: llama.cpp reads the files of models."""
+        raise LabError(
+            f"{path.name} cannot be read: llama.cpp is not installed.",
+            "Name a model of the list (lab models), or install it: python3 -m uv sync",
+        )
