@@ -84,6 +84,10 @@ def main() -> None:
             click.echo(hint, err=True)
         sys.exit(EXIT_FAILED)
     except OSError as problem:
+        if problem.errno == errno.ENAMETOOLONG:
+            name = str(problem.filename)
+            click.echo(f"Error: No path has {len(name):,} letters: {name[:40]}...", err=True)
+            sys.exit(EXIT_FAILED)
         if problem.errno != errno.ENOSPC:
             raise
         # Otherwise Python tries to write the rest once more when it ends.
@@ -92,11 +96,15 @@ def main() -> None:
         click.echo(message, err=True)
         sys.exit(EXIT_FAILED)
     except (KeyboardInterrupt, click.Abort):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # again while Python ends: no traceback
         click.echo("Interrupted.", err=True)
         sys.exit(EXIT_INTERRUPTED)
 
 
 def _prepare_streams() -> None:
+    for name in ("COLUMNS", "LINES"):  # rich would fail at a superscript digit
+        if not os.environ.get(name, "0").isdecimal():
+            del os.environ[name]
     if sys.stdout is None:  # closed by the shell (>&-)
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -23,7 +23,7 @@ from lab.errors import LabError
 from lab.models import hub, obtain, synthetic
 from lab.models.hub import Remote
 from lab.process.worker import Worker
-from tests import loopback_hub, miniature
+from tests import loopback_hub, miniature, odd_server
 from tests.loopback_hub import LoopbackHub, Repo
 
 REPO = "owner/Tiny-GGUF"
@@ -254,6 +254,36 @@ def test_a_hub_that_drips_is_not_waited_for(
     started = time.monotonic()
     assert "bytes in 0.5 s" in refused()
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX-A: "])
+def test_a_hub_whose_head_drips_or_stays_out_is_not_waited_for(
+    server: LoopbackHub, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(hub, "STALL_S", 0.5)
+
+    def drip() -> Iterator[bytes]:
+        yield head
+        for _ in range(1_000):
+            time.sleep(0.05)
+            if head:
+                yield b"x"
+
+    with odd_server.raw_server(drip() for _ in range(9)) as url:
+        loopback_hub.set_endpoint(monkeypatch, url)
+        started = time.monotonic()
+        with pytest.raises(LabError):
+            hub.files(REPO)
+        assert time.monotonic() - started < 20
+
+
+def test_the_token_goes_to_the_hubs_own_port_and_scheme(server: LoopbackHub) -> None:
+    guard = hub._Guard()
+    headers = {"Authorization": "Bearer secret"}
+    for url in (server.endpoint.replace("http:", "https:"), "http://127.0.0.1:1/x"):
+        with pytest.raises(LabError, match="is not a model hub"):
+            guard.check_request(httpx2.Request("GET", url, headers=headers))
+    guard.check_request(httpx2.Request("GET", f"{server.endpoint}/x", headers=headers))
 
 
 @pytest.mark.parametrize(

@@ -734,7 +734,7 @@ TURN = b'{"role": "user", "content": "x"}\n{"role": "assistant", "content": "x"}
         pytest.param(b'{"role": "judge", "content": "x"}', "message 1, is not", id="role"),
         pytest.param(b"[" * 100_000, "message 1, is not a message", id="deep"),
         pytest.param(TURN * 201, "has 201 turns", id="many turns"),
-        pytest.param(b" " * (17 << 20), "larger than 16 MB", id="large"),
+        pytest.param(b" " * (17 << 20), "has over 16,777,216 bytes", id="large"),
     ],
 )
 def test_a_file_that_is_no_conversation_is_refused(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab import feature_list
-from lab.core import experiments
+from lab.core import coherence, experiments
 from lab.core.record import SCHEMA, Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
@@ -33,10 +33,12 @@ BASE_LINES = {"run": Record, "ceilings": Ceilings, "request": RequestRecord}
 RANGES: tuple[tuple[str, float, float], ...] = (
     ("n_batch|n_ubatch|n_seq_max|every", 1, 10**7),
     ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
-    ("n_layer|n_head.*|head_dim.*|n_expert.*|heads.*|windows|n_cores.*|n_slots", 0, 10**5),
+    ("n_layer", 0, 2_000),
+    ("n_head.*|head_dim.*|n_expert.*|heads.*|n_cores.*|n_slots", 0, 10**5),
     ("n_embd|n_ff.*|n_vocab|token_ids", 0, 10**9),
     ("n|n_params|n_bytes|n_state", 0, 10**16),
-    ("n_ctx_train", 0, 10**9),
+    ("n_ctx", 0, 2**24),
+    ("n_ctx_train|windows", 0, 10**9),
     ("n_.*|chunk|.*_tokens|repeat|block|engine|round", 0, 10**7),
     ("rows|columns", 0, 10**11),
     ("times_ns", 1, 10**15),
@@ -120,6 +122,7 @@ def parse_line(line: bytes) -> Line:
     check(parsed, place)
     if isinstance(parsed, Record | RequestRecord):
         experiments.check(parsed.experiment, parsed.case)
+    coherence.check(parsed)
     return parsed
 
 

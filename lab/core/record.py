@@ -8,7 +8,7 @@ count from the run's first `start_ns`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from lab.core.shape import Matrix
@@ -195,7 +195,8 @@ class Steps:
     n_outputs: tuple[int, ...] = ()  # tokens that got logits
 
     def __post_init__(self) -> None:
-        lengths = {name: len(column) for name, column in vars(self).items()}
+        # Not by vars(): columns that a line lacks are not in it.
+        lengths = {column.name: len(getattr(self, column.name)) for column in fields(self)}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of steps differ in length: {lengths}")
 

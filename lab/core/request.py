@@ -138,9 +138,10 @@ class Events:
     """None: the server does not say how many tokens are in an event."""
 
     def __post_init__(self) -> None:
-        lengths = {
-            name: len(column) for name, column in vars(self).items() if column is not None
-        }
+        lengths = {"arrive_ns": len(self.arrive_ns)}
+        lengths |= {"n_bytes": len(self.n_bytes), "kind": len(self.kind)}
+        if self.n_tokens is not None:
+            lengths["n_tokens"] = len(self.n_tokens)
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the columns of events differ in length: {lengths}")
 

@@ -22,6 +22,9 @@ AT_ONCE_NS = 100_000
 apart: no model generates 10,000 tokens per second for one request. Fewer events may arrive
 together by chance."""
 
+MOST_TOKENS_PER_EVENT = 100
+"""On average. Gaps of more tokens that come together say nothing, and could fill the memory."""
+
 JOINED = 0.9
 """The server's tokenizer may join tokens of an answer: it counts at least this share of those that
 were generated."""
@@ -63,6 +66,8 @@ def itl_ns(request: Request) -> list[int] | None:
     cannot be known."""
     n_tokens = request.events.n_tokens
     if n_tokens is None or came_at_once(request):
+        return None
+    if sum(n_tokens) > MOST_TOKENS_PER_EVENT * len(n_tokens):
         return None
     arrivals: list[int] = []
     for index in generated(request):

@@ -14,22 +14,32 @@ import itertools
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from lab.core import files
 from lab.core.lines import Line, parse_line, to_json
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError, printable
 
-# Bytes of a page's records: a small compressed file could expand without end
-MOST_UNPACKED = 1 << 26
+MOST_UNPACKED = 1 << 26  # bytes of a page's records
+LEAST_UNPACKED = 1 << 20
+MOST_RATIO = 40
+"""Records of a page have up to LEAST_UNPACKED bytes, or MOST_RATIO times their packed ones: a small
+compressed file could expand without end."""
+
+MOST_PAGE = 1 << 27  # bytes of a page
 MOST_LINE = 1 << 25  # bytes of a line
+MOST_PIECES = 4  # of MOST_LINE bytes, of a longer line that is skipped
 MOST_NEARBY = 50_000_000  # bytes read of other sessions
+MOST_SKIPPED = 10_000  # lines of a file
+MOST_REASONS = 20
 
 
 @dataclass(frozen=True)
@@ -189,6 +199,32 @@ def read(paths: Iterable[str | Path]) -> Contents:
     return lines.contents()
 
 
+@dataclass
+class _Skipped:
+    """The lines of a file that are skipped: of each reason the first line, and how many."""
+
+    name: str
+    n_lines: int = 0
+    first: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, number: int, reason: str) -> None:
+        self.n_lines += 1
+        if len(self.first) >= MOST_REASONS and reason not in self.first:
+            reason = "for other reasons"
+        self.first.setdefault(reason, number)
+        self.counts[reason] += 1
+
+    def sentences(self) -> Iterator[str]:
+        for reason, number in self.first.items():
+            place = f"line {number}"
+            if self.counts[reason] > 1:
+                place += f" and {self.counts[reason] - 1:,} more"
+            yield f"{self.name} {place} skipped: {reason}"
+        if self.n_lines == MOST_SKIPPED:
+            yield f"{self.name} is not read any further: {MOST_SKIPPED:,} lines were skipped"
+
+
 class _Lines:
     """Lines of several files by kind, each once."""
 
@@ -210,18 +246,23 @@ class _Lines:
         )
 
     def read(self, path: Path) -> None:
-        """Add the lines of a file; those that cannot be read are skipped, with the reason."""
-        numbers_by_reason: dict[str, list[int]] = {}
-        for number, line in _numbered_lines(path):
-            try:
-                self._add(line)
-            except ValueError as problem:
-                numbers_by_reason.setdefault(str(problem), []).append(number)
-        for reason, numbers in numbers_by_reason.items():
-            place = f"line {numbers[0]}"
-            if len(numbers) > 1:
-                place += f" and {len(numbers) - 1} more"
-            self.skipped.append(f"{printable(path.name)} {place} skipped: {reason}")
+        """Add the lines of a file; those that cannot be read are skipped, with the reason.
+
+        LabError for a file that cannot be read.
+        """
+        skipped = _Skipped(printable(path.name))
+        try:
+            for number, line in _numbered_lines(path):
+                try:
+                    self._add(line)
+                except ValueError as problem:
+                    skipped.add(number, str(problem))
+                if skipped.n_lines == MOST_SKIPPED:
+                    break
+        except OSError as problem:
+            message = f"The results file {path} cannot be read: {problem.strerror}."
+            raise LabError(message, "Check its permissions.") from None
+        self.skipped += skipped.sentences()
 
     def _add(self, line: bytes) -> None:
         if not line:
@@ -261,19 +302,18 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    try:
-        if path.suffix == ".html":
-            return io.BytesIO(_unpack(path))
-        return path.open("rb")
-    except OSError as problem:
-        message = f"The results file {path} cannot be read: {problem.strerror}."
-        raise LabError(message, "Check its permissions.") from None
+    if path.suffix == ".html":
+        return io.BytesIO(_unpack(path))
+    return files.opened(path)
 
 
 def _skip_to_next_line(file: IO[bytes]) -> None:
-    piece = file.readline(MOST_LINE)
-    while piece and not piece.endswith(b"\n"):
+    """Read to the end of a long line; of an endless one to the end of the file."""
+    for _ in range(MOST_PIECES):
         piece = file.readline(MOST_LINE)
+        if not piece or piece.endswith(b"\n"):
+            return
+    file.seek(0, os.SEEK_END)
 
 
 def _identity(line: Line) -> Hashable:
@@ -312,7 +352,8 @@ def pack(lines: Iterable[Line]) -> str:
 
 def _unpack(path: Path) -> bytes:
     """The lines that `pack` wrote to a page."""
-    match = re.search(rb'id="mini-lab-records">([A-Za-z0-9+/=]*)<', path.read_bytes())
+    page = files.read(path, "The page", "Use the .jsonl file instead.", MOST_PAGE)
+    match = re.search(rb'id="mini-lab-records">([A-Za-z0-9+/=]*)<', page)
     if match is None:
         raise LabError(
             f"{path} contains no records of the lab.",
@@ -320,7 +361,9 @@ def _unpack(path: Path) -> bytes:
         )
     try:
         unpacker = zlib.decompressobj(wbits=31)  # gzip
-        lines = unpacker.decompress(base64.b64decode(match[1], validate=True), MOST_UNPACKED)
+        packed = base64.b64decode(match[1], validate=True)
+        most = min(MOST_UNPACKED, max(LEAST_UNPACKED, MOST_RATIO * len(packed)))
+        lines = unpacker.decompress(packed, most)
     except (binascii.Error, zlib.error):
         raise LabError(
             f"The records in {path} are damaged.", "Get the page, or its .jsonl file, again."

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import codecs
 import re
-import stat
-import sys
-from pathlib import Path
 
+from lab.core import files
+from lab.core.files import MOST_BYTES, STDIN
 from lab.errors import LabError
 
-STDIN = "-"
-MOST_BYTES = 64_000_000
 MOST_LINES = 50_000
 MOST_LETTERS = 10_000
 """Letters of a line; longer lines are no tables and no logs."""
@@ -43,32 +40,7 @@ REPLACED = (
 def read(name: str, hint: str, most_bytes: int = MOST_BYTES) -> str:
     """The text of a file, or of stdin (`-`). LabError if it cannot be read or is too large."""
     shown = "stdin" if name == STDIN else name
-    try:
-        if name == STDIN:
-            data = sys.stdin.buffer.read(most_bytes + 1)
-        else:
-            data = _read_file(Path(name), most_bytes + 1)
-    except (OSError, ValueError) as problem:
-        reason = str(problem)
-        if isinstance(problem, OSError) and problem.strerror:
-            reason = problem.strerror
-        raise LabError(f"{shown} cannot be read: {reason}.", hint) from None
-    if len(data) > most_bytes:
-        raise LabError(
-            f"{shown} has over {most_bytes:,} bytes.", "Give only the lines needed."
-        )
-    return decoded(data, shown, hint)
-
-
-def _read_file(path: Path, n_bytes: int) -> bytes:
-    """The first bytes of a regular file.
-
-    OSError for another one; ValueError for what is no file.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is not a regular file")
-    with path.open("rb") as file:
-        return file.read(n_bytes)
+    return decoded(files.read(name, "", hint, most_bytes), shown, hint)
 
 
 def decoded(data: bytes, shown: str, hint: str) -> str:

@@ -255,10 +255,9 @@ class _Guard:
     most_bytes: int = MOST_ANSWER_BYTES
 
     def check_request(self, request: Any) -> None:
-        """LabError for a request that would carry the token to another host than the hub."""
-        if (
-            "Authorization" in request.headers
-            and request.url.host != urlsplit(_endpoint()).hostname
+        """LabError for a request that would carry the token to another server than the hub."""
+        if "Authorization" in request.headers and _origin(str(request.url)) != _origin(
+            _endpoint()
         ):
             raise _no_hub()
         # So that announced bytes are bytes on disk
@@ -278,8 +277,11 @@ class _Guard:
 
 @contextmanager
 def _guarded() -> Iterator[_Guard]:
-    """A guard of all that the library does in a `with` block, also after it has reconnected."""
-    from huggingface_hub import set_client_factory
+    """A guard of all that the library does in a `with` block, also after it has reconnected.
+
+    Not with Xet: its program sends the token, and writes, where no hook sees it.
+    """
+    from huggingface_hub import constants, set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
     guard = _Guard()
@@ -288,12 +290,18 @@ def _guarded() -> Iterator[_Guard]:
         client = default_client_factory()
         client.event_hooks["request"].append(guard.check_request)
         client.event_hooks["response"].append(guard.check_answer)
+        for transport in (client._transport, *client._mounts.values()):
+            if transport is not None:
+                transport._pool._network_backend = _Network(transport._pool._network_backend)
         return client
 
     set_client_factory(new_client)
+    has_disabled_xet = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = True
     try:
         yield guard
     finally:
+        constants.HF_HUB_DISABLE_XET = has_disabled_xet
         set_client_factory(default_client_factory)
 
 
@@ -308,8 +316,57 @@ def _refuse_paths(response: Any) -> None:
             raise _no_hub()
 
 
+class _Network:
+    """The client's network, with connections that are not waited for without end."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def connect_tcp(self, *arguments: Any, **options: Any) -> _Connection:
+        return _Connection(self._network.connect_tcp(*arguments, **options))
+
+
+class _Connection:
+    """A connection that ends with a LabError if an answer, its head included, drips or stays out.
+
+    Only what the client waits for counts: time in which it writes to the disk does not.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._n_bytes = 0
+        self._waited_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def start_tls(self, *arguments: Any, **options: Any) -> _Connection:
+        return _Connection(self._stream.start_tls(*arguments, **options))
+
+    def write(self, data: bytes, timeout: float | None = None) -> None:
+        self._n_bytes = 0
+        self._waited_s = 0.0
+        self._stream.write(data, timeout)
+
+    def read(self, most_bytes: int, timeout: float | None = None) -> bytes:
+        began = time.monotonic()
+        data: bytes = self._stream.read(most_bytes, min(timeout or STALL_S, STALL_S))
+        self._waited_s += time.monotonic() - began
+        self._n_bytes += len(data)
+        if self._waited_s > STALL_S:
+            if self._n_bytes < LEAST_BYTES:
+                what = f"The hub sent {self._n_bytes:,} bytes in {STALL_S:g} s."
+                raise LabError(f"{what} The lab stopped waiting.", "Pull it again later.")
+            self._n_bytes = 0
+            self._waited_s = 0.0
+        return data
+
+
 def _limit_body(response: Any, most_bytes: int) -> None:
-    """Let the body of an answer end with a LabError if it is too long or too slow."""
+    """Let the body of an answer end with a LabError if it is too long."""
     stream = response.stream
     stream_class: Any = type(stream)  # the client accepts nothing else
 
@@ -326,10 +383,8 @@ def _limit_body(response: Any, most_bytes: int) -> None:
 
 
 def _limited(chunks: Any, most_bytes: int) -> Iterator[bytes]:
-    """The same chunks. LabError for more than `most_bytes`, and for a transfer that drips."""
+    """The same chunks. LabError for more than `most_bytes`."""
     n_bytes = 0
-    n_bytes_before = 0
-    deadline = time.monotonic() + STALL_S
     for chunk in chunks:
         n_bytes += len(chunk)
         if n_bytes > most_bytes:
@@ -337,12 +392,6 @@ def _limited(chunks: Any, most_bytes: int) -> Iterator[bytes]:
             raise LabError(
                 f"{what} The lab stopped reading.", "Pull it again, from another hub."
             )
-        if time.monotonic() > deadline:
-            if n_bytes - n_bytes_before < LEAST_BYTES:
-                what = f"The hub sent {n_bytes - n_bytes_before:,} bytes in {STALL_S:g} s."
-                raise LabError(f"{what} The lab stopped waiting.", "Pull it again later.")
-            n_bytes_before = n_bytes
-            deadline = time.monotonic() + STALL_S
         yield chunk
 
 
@@ -360,6 +409,13 @@ def _endpoint() -> str:
             return endpoint
     what = f"HF_ENDPOINT is not a valid address: {_without_password(endpoint)!r}."
     raise LabError(what, f"Unset it, or set it to {HOME}")
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """The scheme, host and port of an address."""
+    parts = urlsplit(url)
+    usual = 443 if parts.scheme == "https" else 80
+    return parts.scheme, parts.hostname, parts.port or usual
 
 
 def _without_password(text: str) -> str:

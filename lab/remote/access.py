@@ -20,7 +20,12 @@ from lab.errors import LabError, printable
 
 TIMEOUT_S = 600.0
 LONGEST_S = 86_400.0  # maximum of --timeout
-PIECE = 6  # a text with this many letters of a secret in a row is not shown
+PIECE = 6
+PIECE_OF_CODE = 8
+"""A text with this many letters of a secret in a row is not shown, nor one with this many of a
+secret in another code, such as base64."""
+
+LEAST_SECRET = 4  # letters
 
 _NAME = re.compile(r"[\w\[(][\w .:/\\@+()\[\],-]{0,199}", re.ASCII)
 _HEADER = re.compile(r"\s*([A-Za-z0-9_-]+)\s*:\s*([ -~]*?)\s*")
@@ -150,16 +155,43 @@ def name_or_none(text: object, server: Access) -> str | None:
     otherwise."""
     if not isinstance(text, str) or not _NAME.fullmatch(text):
         return None
-    letters = text.lower()
+    letters = _squeezed(text)
     for secret in _secrets(server):
-        for start in range(max(1, len(secret) - PIECE + 1)):
-            if secret[start : start + PIECE] in letters:
-                return None
+        word = _squeezed(secret)
+        if _has_piece(letters, word, PIECE) or _has_piece(letters, word[::-1], PIECE):
+            return None
+        if any(_has_piece(letters, code, PIECE_OF_CODE) for code in _codes(secret)):
+            return None
     return text
 
 
+def _squeezed(text: str) -> str:
+    """The letters and digits of a text, without what may be put between them."""
+    return re.sub(r"[\W_]", "", text.lower())
+
+
+def _has_piece(text: str, secret: str, n_letters: int) -> bool:
+    """Whether a text has that many letters of a secret in a row, or all of a shorter one."""
+    for start in range(max(1, len(secret) - n_letters + 1)):
+        piece = secret[start : start + n_letters]
+        if len(piece) >= LEAST_SECRET and piece in text:
+            return True
+    return False
+
+
+def _codes(secret: str) -> list[str]:
+    """A secret, in the letters that were sent, as hex, as numbers, and as base64 at each of its
+    three offsets without the letters that depend on what stands beside it."""
+    data = secret.encode()
+    codes = [data.hex(), "".join(map(str, data))]
+    for offset in range(3):
+        encoded = base64.b64encode(bytes(offset) + data).decode().rstrip("=")
+        codes.append(_squeezed(encoded[offset + 1 if offset else 0 : -1]))
+    return codes
+
+
 def _secrets(server: Access) -> set[str]:
-    """The secret words that are sent, in small letters."""
+    """The secret words that are sent."""
     texts = [value for _, value in all_headers(server)]
     texts += [key(server) or "", server.credentials or ""]
     for value in list(texts):
@@ -170,8 +202,12 @@ def _secrets(server: Access) -> set[str]:
                 )
     secrets: set[str] = set()
     for text in texts:
-        secrets.update(re.split(r"[\s=;,:\"']+", text.lower()))
-    return {word for word in secrets if len(word) >= 4 and word not in _NO_SECRETS}
+        secrets.update(re.split(r"[\s=;,:\"']+", text))
+    return {
+        word
+        for word in secrets
+        if len(word) >= LEAST_SECRET and word.lower() not in _NO_SECRETS
+    }
 
 
 def is_loopback(server: Access) -> bool:

@@ -32,7 +32,7 @@ from lab.errors import LabError
 from lab.remote import formats
 from lab.remote.access import TIMEOUT_S, Access, access, name_or_none
 from lab.remote.client import Client
-from lab.remote.formats import JsonReply, as_count, as_dict
+from lab.remote.formats import MOST_CTX, JsonReply, as_count, as_dict
 from lab.remote.servers import TOKENIZE, USAGE, Server, TokenCounter, tokenizers
 from lab.runner import machine
 
@@ -274,7 +274,7 @@ def _describe(
     ollama = client.object_at("/api/version")
     if "version" in ollama:
         return "Ollama", name_or_none(ollama["version"], address), None
-    n_ctx = as_count(entry.get("max_model_len"))
+    n_ctx = as_count(entry.get("max_model_len"), MOST_CTX)
     settings_of_model = ServerSettings(n_ctx=n_ctx) if n_ctx else None
     owner = str(entry.get("owned_by"))
     vllm = client.object_at("/version")
@@ -292,7 +292,7 @@ def _llama_server_settings(props: dict[str, Any], address: Access) -> ServerSett
     file = re.split(r"[/\\]", path)[-1] if isinstance(path, str) else None
     return ServerSettings(
         n_slots=as_count(props.get("total_slots")),
-        n_ctx=as_count(as_dict(props["default_generation_settings"]).get("n_ctx")),
+        n_ctx=as_count(as_dict(props["default_generation_settings"]).get("n_ctx"), MOST_CTX),
         model_file=name_or_none(file, address),
         quantization=name_or_none(props.get("model_ftype"), address),
         build=name_or_none(props.get("build_info"), address),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import selectors
 import ssl
 import time
@@ -330,7 +331,8 @@ class Exchange(asyncio.Protocol):
         }
         self.content_type = headers.get("content-type", "").lower()
         retry_after = headers.get("retry-after", "")
-        self.retry_after = retry_after if retry_after.isdecimal() else ""
+        is_seconds = re.fullmatch(r"[0-9]{1,6}", retry_after) is not None
+        self.retry_after = retry_after if is_seconds else ""
         is_document = "json" in self.content_type or "html" in self.content_type
         is_encoded = headers.get("content-encoding", "").lower() not in ("", "identity")
         is_question = self.ask.path is not None

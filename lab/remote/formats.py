@@ -21,7 +21,11 @@ from lab.remote.access import TIMEOUT_S
 
 MOST_AT_ONCE = 256  # requests in flight
 STALL_S = 60.0
-MOST_COUNT = 10**9  # a larger number of tokens or milliseconds is impossible
+MOST_TOKENS = 10**7
+MOST_CTX = 2**24
+MOST_MS = 10**9
+"""Larger numbers of tokens of a request, of a context and of milliseconds are impossible: a line
+with one could not be read again."""
 
 INCLUDE_USAGE = "stream_options.include_usage"
 CONTINUOUS_USAGE = "stream_options.continuous_usage_stats"
@@ -220,23 +224,26 @@ def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def as_count(value: Any) -> int | None:
+def as_count(value: Any, most: int = MOST_TOKENS) -> int | None:
     """A number of tokens; None for anything else, and for impossible numbers."""
-    if type(value) is int and 0 <= value <= MOST_COUNT:
+    if type(value) is int and 0 <= value <= most:
         return value
     return None
 
 
 def as_ms(value: Any) -> float | None:
-    if type(value) in (int, float) and 0 <= value <= MOST_COUNT:
+    if type(value) in (int, float) and 0 <= value <= MOST_MS:
         return float(value)
     return None
 
 
 def is_impossible(fields: dict[str, Any]) -> bool:
     """Whether a count or a time is larger than any can be, or no number (NaN)."""
-    numbers = [value for value in fields.values() if type(value) in (int, float)]
-    return any(not number <= MOST_COUNT for number in numbers)
+    for name, value in fields.items():
+        most = MOST_TOKENS if name.endswith(("_tokens", "_n")) else MOST_MS
+        if type(value) in (int, float) and not value <= most:
+            return True
+    return False
 
 
 def n_items(value: Any) -> int | None:

@@ -8,7 +8,6 @@ empty data counts as a ping: servers send it to keep the connection open.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,8 +33,13 @@ TIMINGS = "timings"
 _SOURCES = (TOKEN_IDS, USAGE, TIMINGS)  # of an event's token count, the best first
 _RUNNING_TOTALS = (USAGE, TIMINGS)
 
-_REASON = re.compile(r"[a-z][a-z_]{0,30}")
-OTHER_REASON = "other"  # a finish reason that is no plain word
+REASONS = {
+    *("stop", "length", "eos", "eos_token", "stop_sequence", "max_tokens", "limit"),
+    *("tool_calls", "function_call", "tool_use", "content_filter", "end_turn"),
+    *("abort", "aborted", "cancelled", "error", "insufficient_system_resource"),
+}
+"""The finish reasons of servers. Any other word could be a part of a key."""
+OTHER_REASON = "other"
 
 
 class StreamLine(NamedTuple):
@@ -179,8 +183,7 @@ class StreamReader:
 
     def _keep_reason(self, reason: object) -> None:
         if isinstance(reason, str):
-            is_plain = _REASON.fullmatch(reason) is not None
-            self._reason = reason if is_plain else OTHER_REASON
+            self._reason = reason if reason in REASONS else OTHER_REASON
 
     def _keep_content(
         self, choice: dict[str, Any], has_token_ids: bool, has_usage: bool

@@ -121,7 +121,7 @@ def attention_points(
         points[n] = {}
         for rate in rates_of_size:
             s_per_flop = best_s(rate) / rate.flops if rate.flops else math.inf
-            points[n][rate.n_positions or 0] = s_per_flop
+            points[n][rate.n_positions or 1] = s_per_flop
     return points
 
 

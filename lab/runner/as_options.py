@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.core import shell
+from lab.core import files, shell
 from lab.core.asked_settings import AskedSettings, defaults, flag, table
 from lab.core.experiments import experiment_runs
 from lab.core.lines import from_json, to_json
@@ -22,6 +22,7 @@ from lab.models import catalog
 from lab.runner import machine
 
 FOLDER = "LAB_SETTINGS"  # the environment variable that names another folder of saved settings
+MOST_BYTES = 100_000  # of a file of settings
 
 
 def asked(settings: Settings) -> dict[str, Any]:
@@ -152,17 +153,13 @@ def settings(name: str) -> dict[str, Any]:
     lab.measure(**lab.settings("fast"))
     """
     path = path_of(name)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         hint = "None are saved yet: lab tune --save NAME saves some."
         names = sorted(path.stem for path in folder().glob("*.json"))
         if names:
             hint = f"Saved are: {', '.join(names)}."
-        raise LabError(f"There are no settings named {name}.", hint) from None
-    except (OSError, UnicodeDecodeError) as problem:
-        what = f"The settings {name} cannot be read: {problem}."
-        raise LabError(what, f"Correct or delete {path}") from None
+        raise LabError(f"There are no settings named {name}.", hint)
+    text = files.read_text(path, "The settings", f"Correct or delete {path}", MOST_BYTES)
     return _parse(text, f"The settings {name} cannot be used", f"Correct or delete {path}")
 
 

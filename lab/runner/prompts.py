@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.core import files
 from lab.errors import LabError, printable
 from lab.models.catalog import data_file
 
 TEXT = "text"
 RANDOM = "random"
+MOST_BYTES = 16_000_000  # of a text file: 100 times the longest prompt
 
 
 @dataclass(frozen=True)
@@ -38,20 +40,12 @@ def source(asked: str) -> Source:
     if set(names) <= set(own_texts()):
         text = own_text(names)
         return Source(asked, text, _sha256(text))
-    try:
-        path = Path(asked).expanduser()
-        text = path.read_text(encoding="utf-8")
-    except (OSError, RuntimeError) as problem:
-        hint = f"Use --prompt text, random, a file, or some of {', '.join(own_texts())}."
-        reason = getattr(problem, "strerror", None) or problem
-        raise LabError(f"The prompt file {asked} cannot be read: {reason}.", hint) from None
-    except UnicodeDecodeError:
-        what = f"The prompt file {asked} is not UTF-8 text."
-        raise LabError(what, "Convert it, or use --prompt text.") from None
+    hint = f"Use --prompt text, random, a UTF-8 file, or some of {', '.join(own_texts())}."
+    text = files.read_text(Path(asked), "The prompt file", hint, MOST_BYTES)
     if not text.strip():
         what = f"The prompt file {asked} is empty."
         raise LabError(what, "Write some text to it, or use --prompt text.")
-    return Source(printable(path.name), text, _sha256(text))
+    return Source(printable(Path(asked).name), text, _sha256(text))
 
 
 def own_texts() -> list[str]:

@@ -6,10 +6,13 @@ laws.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import io
 import math
+import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,15 +75,39 @@ Style = dict[str, Any]  # colour and marker of a series
 # Figures and files
 
 
-def drawn(draw: Callable[[Figure], Any], size: tuple[float, float]) -> Figure:
-    """A figure of `size` inches that `draw` has drawn into.
+def own_matplotlib() -> Any:
+    """matplotlib, imported without a file of settings: it would read one of the current folder,
+    which could hang, or make names the source of TeX."""
+    if "matplotlib" not in sys.modules:
+        package = importlib.util.find_spec("matplotlib")
+        assert package is not None and package.origin is not None
+        with contextlib.chdir(Path(package.origin).parent / "mpl-data"):
+            importlib.import_module("matplotlib")
+    return sys.modules["matplotlib"]
+
+
+@contextlib.contextmanager
+def own_style(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """matplotlib's defaults with `changes`, whatever files of settings say.
 
     Dollar signs in names do not start formulas.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
+    matplotlib = own_matplotlib()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({"text.parse_math": False, **(changes or {})})
+        yield
 
-    with matplotlib.rc_context({"text.parse_math": False}):
+
+def drawn(
+    draw: Callable[[Figure], Any],
+    size: tuple[float, float],
+    style: Mapping[str, Any] | None = None,
+) -> Figure:
+    """A figure of `size` inches that `draw` has drawn into."""
+    with own_style(style):
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
     return figure
@@ -94,13 +121,15 @@ def write(
     paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
     for path in paths:
         image = io.BytesIO()
-        figure.savefig(image, format=path.suffix[1:], dpi=150)
+        with own_style():
+            figure.savefig(image, format=path.suffix[1:], dpi=150)
         results.write_whole(path, image.getvalue(), "The plot")
     return paths
 
 
 def new_figure(size: tuple[float, float] = (8, 5)) -> Figure:
     """A figure for notebooks."""
+    own_matplotlib()
     import matplotlib.pyplot as plt
 
     return plt.figure(figsize=size, layout="constrained")
@@ -108,11 +137,9 @@ def new_figure(size: tuple[float, float] = (8, 5)) -> Figure:
 
 def new_axes() -> Axes:
     """Axes of a new figure, for notebooks."""
-    import matplotlib
-
     # Outside the context, which would take back that the first figure makes pyplot interactive.
     figure = new_figure()
-    with matplotlib.rc_context({"text.parse_math": False}):
+    with own_matplotlib().rc_context({"text.parse_math": False}):
         return figure.subplots()
 
 

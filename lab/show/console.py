@@ -110,7 +110,7 @@ def console(stderr: bool = False, details: str = "") -> Terminal:
     stream = sys.stderr if stderr else sys.stdout
     if not stream.isatty():  # a notebook claims to know colours
         columns = os.environ.get("COLUMNS", "")
-        options["width"] = int(columns) if columns.isdigit() else 100
+        options["width"] = int(columns) if columns.isdecimal() else 100
         options["force_terminal"] = False
     terminal = Terminal(stderr=stderr, soft_wrap=True, **options)
     terminal.details = details

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lab.show.canvas import COLOURS, GRID, GUIDE, INK, PAPER, drawn
+from lab.show.canvas import COLOURS, GRID, GUIDE, INK, PAPER, drawn, own_style
 from lab.show.section import Picture
 
 if TYPE_CHECKING:
@@ -76,14 +76,12 @@ def inline(draw: Callable[[Figure], Any], name: str, size: tuple[float, float]) 
 
     `name` keeps its ids apart from those of other pictures.
     """
-    import matplotlib
-
     file = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure = drawn(draw, size)
-        _remove_title(figure)
-        for ax in figure.axes:
-            ax.patch.set_visible(False)
+    figure = drawn(draw, size, STYLE)
+    _remove_title(figure)
+    for ax in figure.axes:
+        ax.patch.set_visible(False)
+    with own_style(STYLE):
         figure.savefig(file, format="svg", metadata=NO_METADATA)
     svg = file.getvalue()
     head, body = svg[svg.index("<svg") :].split(">", 1)

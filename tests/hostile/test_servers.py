@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import gzip
 import itertools
 import json
@@ -11,13 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 import psutil
 import pytest
 
+from lab.core.lines import parse_line, to_json
 from lab.core.record import FAILED, OK
-from lab.core.request import CHAT, Asked
+from lab.core.request import CHAT, Asked, ServerSettings
 from lab.remote import formats
-from lab.remote.access import access
+from lab.remote.access import access, name_or_none
 from lab.remote.client import Client
 from lab.remote.formats import SendPlan
+from lab.remote.streams import StreamReader
 from tests.odd_server import raw_server
+from tests.test_request import make_request, make_request_record
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENT = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
@@ -70,6 +75,78 @@ ANSWERS: dict[str, Callable[[], Iterable[bytes]]] = {
     "a body without end": lambda: itertools.chain((b"HTTP/1.1 200 OK\r\n\r\n",), often(b" ")),
     "nothing": lambda: often(b"", 0.05),
 }
+
+
+KEY = "sk-Very/secret+0123456789-abcdef"
+DATA = KEY.encode()
+ECHOES = {
+    "base64": base64.b64encode(DATA),
+    "base64 of a header": base64.b64encode(b"Authorization: Bearer " + DATA),
+    "base64 at another offset": base64.b64encode(b"x " + DATA + b" y"),
+    "base64 for addresses": base64.urlsafe_b64encode(DATA),
+    "hex": DATA.hex().encode(),
+    "large hex": DATA.hex().upper().encode(),
+    "hex with colons": DATA.hex(":").encode(),
+    "backwards": DATA[::-1],
+    "spaced": " ".join(KEY).encode(),
+    "with dashes": "-".join(KEY).encode(),
+    "numbers": " ".join(map(str, DATA)).encode(),
+    "HTML": "".join(f"&#{number};" for number in DATA).encode(),
+    "a part": DATA[5:17],
+    "small": DATA.lower(),
+}
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_a_name_with_a_secret_in_any_code_is_none(
+    echo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_KEY", KEY)
+    server = access("http://127.0.0.1:9/v1", "THE_KEY")
+    text = ECHOES[echo].decode()
+    assert name_or_none(text, server) is None
+    assert name_or_none(f"model-7b {text[:60]}", server) is None
+    for name in ("llama-3.2-1b-instruct", "b4567-0123abcd", "Q4_K - Medium", "0.11.2"):
+        assert name_or_none(name, server) == name
+
+
+def test_a_finish_reason_is_a_word_that_servers_have() -> None:
+    reasons = {"stop": "stop", "sk_very_secret": "other", "tool_calls": "tool_calls"}
+    for reason, expected in reasons.items():
+        chunk = json.dumps({"choices": [{"delta": {"content": "a"}, "finish_reason": reason}]})
+        reader = StreamReader([(1, f"data: {chunk}\n\n".encode())], 0)
+        list(reader.read())
+        assert reader.answer().finish_reason == expected
+
+
+@pytest.mark.parametrize(
+    ("usage", "is_possible"),
+    [
+        ({"prompt_tokens": 9_000_000, "completion_tokens": 1}, True),
+        ({"prompt_tokens": 20_000_000, "completion_tokens": 1}, False),
+        ({"prompt_tokens": 2**63, "completion_tokens": 1}, False),
+        ({"prompt_tokens": 9, "completion_tokens": 1, "total_time": 2e8}, True),
+    ],
+)
+def test_what_is_kept_of_a_server_can_be_read_again(
+    usage: dict[str, float], is_possible: bool
+) -> None:
+    chunk = json.dumps({"choices": [{"finish_reason": "stop"}], "usage": usage})
+    reader = StreamReader([(1, f"data: {chunk}\n\n".encode())], 0)
+    list(reader.read())
+    answer = reader.answer()
+    assert (answer.failure is None) == is_possible
+    request = make_request(usage=answer.usage)
+    line = to_json(make_request_record(request)).encode() + b"\n"
+    assert parse_line(line).request.usage == answer.usage
+
+
+def test_a_server_with_a_context_of_ten_million_tokens_is_read_again() -> None:
+    settings = ServerSettings(n_ctx=10_485_760)
+    record = make_request_record(make_request())
+    endpoint = dataclasses.replace(record.endpoint, settings=settings)
+    record = dataclasses.replace(record, endpoint=endpoint)
+    assert parse_line(to_json(record).encode() + b"\n") == record
 
 
 def test_a_stream_takes_neither_the_time_nor_the_memory() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.core import files
 from lab.core.lists import join_and
 from lab.errors import LabError, printable
 from lab.features.turns.conversation import MEMORY, Conversation, parse_breaks
@@ -79,18 +80,7 @@ def read_messages(path: Path) -> Recording:
 
 def read(path: Path) -> bytes:
     """The content of a file. LabError if it cannot be read, or is too large."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as problem:
-        raise LabError(
-            f"The file {path} cannot be read: {problem.strerror}.", "Check its name."
-        ) from None
-    if len(content) > MOST_BYTES:
-        raise LabError(
-            f"The file {path.name} is larger than {MOST_BYTES >> 20} MB.", "Give a part of it."
-        )
-    return content
+    return files.read(path, "The file", "Check its name.", MOST_BYTES)
 
 
 def message(line: bytes) -> tuple[str, str, list[str]]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.core import files
 from lab.errors import LabError
 from lab.features.why import recorded
 from lab.features.why.figure import PREFILL, Figure
@@ -44,9 +45,7 @@ def is_of_lab(name: str) -> bool:
     try:
         if path.is_dir() or (path.suffix == ".html" and path.is_file()):
             return True
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
+        with files.opened(path) as file:
             begin = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError:
         return False
