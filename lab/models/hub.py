@@ -287,7 +287,7 @@ def _guarded() -> Iterator[_Guard]:
     guard = _Guard()
 
     def new_client() -> Any:
-        client = default_client_factory()
+        client: Any = default_client_factory()
         client.event_hooks["request"].append(guard.check_request)
         client.event_hooks["response"].append(guard.check_answer)
         for transport in (client._transport, *client._mounts.values()):

@@ -17,6 +17,7 @@ from lab.core import request_times, results
 from lab.core.lines import parse_line, to_json
 from lab.core.record import Ceilings
 from lab.core.request import Events
+from lab.errors import LabError
 from tests.conftest import make_record, make_run
 from tests.hostile.test_results_files import changed
 from tests.test_explain import FAST
@@ -118,7 +119,7 @@ def test_a_small_page_makes_no_long_work(tmp_path: Path) -> None:
     assert time.process_time() - began < 2
     assert contents.skipped[-1].endswith("10,000 lines were skipped")
     path.write_bytes(page_of(b"\n" * 30_000_000))
-    with pytest.raises(results.LabError, match="too large"):
+    with pytest.raises(LabError, match="too large"):
         results.read([path])
 
 
