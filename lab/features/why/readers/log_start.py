@@ -1,4 +1,4 @@
-"""What a log of llama.cpp says of its model and settings when it starts.
+"""What a log of llama.cpp says about its model and settings when it starts.
 
 A log of several models or settings says a thing more than once; then it is unknown.
 """
