@@ -17,7 +17,9 @@ import contextlib
 import http.client
 import json
 import random
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -249,8 +251,36 @@ def recorded(url: str, folder: str) -> Iterator[tuple[str, CallRecorder]]:
         thread.join(10)
 
 
+@contextlib.contextmanager
+def recorded_by_command(url: str, folder: str) -> Iterator[str]:
+    """The address of a `lab record` in a process of its own, as users have it."""
+    options = ["--url", url, "--port", "0", "--out", folder, "--no-plot", "--json"]
+    command = [sys.executable, "-m", "lab", "record", *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    reader = threading.Thread(target=process.stderr.read)
+    try:
+        address = process.stderr.readline().split()[-1]
+        reader.start()  # so that the pipe does not fill up
+        yield address
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
 def real_server(*options: str) -> Any:
-    limits = ("--ctx-size", str(CONTEXT), "--parallel", "1", "--cache-ram", "0")
+    limits = (
+        "--ctx-size",
+        str(CONTEXT),
+        "--parallel",
+        "1",
+        "--cache-ram",
+        "0",
+        "--threads",
+        "1",
+    )
     return wheel_server(catalog.embedded_path(), *limits, *options)
 
 
@@ -311,6 +341,7 @@ def named() -> bool:
                 if not right:
                     print(f"session {number}, call {call.call}: {truth} named {call.cause}")
             number += 1
+            print(f"{n_right} of {n_all} after {number} sessions", file=sys.stderr, flush=True)
     for kind in every_kind:
         n_of_kind = by_kind[kind, True] + by_kind[kind, False]
         print(f"{kind:20} {by_kind[kind, True]} of {n_of_kind}")
@@ -324,6 +355,7 @@ def clean() -> bool:
     n_calls = 0
     with real_server() as server:
         for number in range(N_CLEAN):
+            print(f"clean session {number}", file=sys.stderr, flush=True)
             calls, _ = session(server, lambda turn: None, random.Random(1000 + number))
             n_calls += len(calls)
             for call in calls:
@@ -368,7 +400,7 @@ def latency() -> bool:
     with (
         null_server(NullSettings(models={"null": how})) as server,
         tempfile.TemporaryDirectory() as folder,
-        recorded(server.url, folder) as (url, _),
+        recorded_by_command(server.url, folder) as url,
     ):
         lines = {
             "direct": http.client.HTTPConnection(urlsplit(server.url).netloc),
