@@ -32,6 +32,11 @@ GROUPS = {
         ),
         *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
     ),
+    "Choosing tokens": (
+        *("temp", "top-k", "top-p", "min-p", "typical", "repeat-penalty", "repeat-last-n"),
+        *("presence-penalty", "frequency-penalty", "dry-multiplier", "xtc-probability"),
+        *("mirostat", "samplers", "grammar-file", "json-schema-file", "chain"),
+    ),
     "Devices": (
         "device",
         "n-gpu-layers",
@@ -75,7 +80,7 @@ GROUPS = {
 """The groups of options, without their dashes; those of one command belong to the first."""
 
 MOST = 15
-REST = ("Engine", "Devices", "Server", "Rarely needed")
+REST = ("Engine", "Choosing tokens", "Devices", "Server", "Rarely needed")
 """Where a command has more than MOST options, only --help-all shows these groups."""
 
 ALL = "lab.help_all"  # in a context's `meta`: whether the help shows every option

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lab.core import shell
+from lab.core import sampling, shell
 from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
 from lab.errors import LabError
 
@@ -170,6 +170,11 @@ ENGINE = [
 """How llama.cpp runs a model."""
 
 SETTINGS = [MODEL, PROMPT, *ENGINE, _OPTIONS["kv_unified"]]
+SAMPLING = [
+    click.option(flag(name), type=option.type, help=option.help)
+    for name, option in sampling.table().items()
+]
+"""How tokens are chosen. Without any of these options: greedy."""
 
 
 def as_json_option(instead_of: str = "table", help: str = "") -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from lab.app.output import Output
 from lab.app.running import collect
+from lab.core import sampling
 from lab.core.asked_settings import flag, table
 from lab.errors import LabError
 
@@ -57,7 +58,7 @@ ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")
 
 BOTH_SIDES = {"prompt", "seed"}
 ENGINE_RUNS = {"settings", "every", "until", "max_repeats", "stream"}
-ONLY_ENGINE = ({*table()} | ENGINE_RUNS) - BOTH_SIDES
+ONLY_ENGINE = ({*table(), *sampling.table()} | ENGINE_RUNS) - BOTH_SIDES
 """Parameters that only the lab's own engine has."""
 
 

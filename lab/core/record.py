@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from lab.core.sampling import Sampling
 from lab.core.shape import Matrix
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ class Settings:
     lib: str | None = None
     # How to wait in prefill: step (for each step, as None) or end (once)
     prefill_wait: str | None = None
+    # How tokens are chosen. None: greedy
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lab.core.record import COPY, DECODE, FORGET, LOAD, PREFILL, SAVE
+from lab.core.sampling import Sampling
 
 OPEN_ENDED = "open-ended"  # its steps are created during the run
 
@@ -59,6 +60,9 @@ class Operation:
     n_draft: int = 0  # open-ended: drafted before each verification, at most
     of_draft: bool = False  # on the draft model; open-ended: drafted by it, not looked up
     waits: bool = True  # or the step is only submitted, and finishes with a later one
+    sampling: Sampling | None = (
+        None  # of the answers that begin here; None: as in the settings
+    )
 
     @property
     def n_tokens(self) -> int:

@@ -145,6 +145,13 @@ def llama_cpp() -> Any:
     return bindings
 
 
+def gbnf_of_schema(schema: str) -> str:
+    """The GBNF grammar of a JSON schema, as llama-cpp-python writes it."""
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    return str(json_schema_to_gbnf(schema))
+
+
 @cache
 def ggml() -> Any:
     """ggml's functions, from the libraries that llama.cpp has loaded."""

@@ -17,7 +17,7 @@ from typing import Any
 from lab.core.lines import converted, to_json
 from lab.core.record import Placement, Settings
 from lab.core.script import Operation
-from lab.engine import devices, execute, gguf_header, kernels, llama
+from lab.engine import devices, execute, gguf_header, kernels, llama, sampling
 from lab.process import spawning
 from lab.process.wire import Build, Outcome, Vocabulary, map_int64
 
@@ -30,6 +30,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "quantize": llama.quantize,
     "vocabularies_differ": llama.vocabularies_differ,
     "probe": kernels.run,
+    "grammar": sampling.grammar,
 }
 """The verbs that need no loaded model; the others are methods of the child."""
 
@@ -87,6 +88,7 @@ class _Child:
 
     def load(self, path: Path, asked: Settings, draft: Path | None) -> Vocabulary:
         self._model = llama.load(path, asked)
+        sampling.check(self._model, asked.sampling)
         self._draft_model = llama.load(draft, asked) if draft else None
         description = llama.describe(self._model)
         return Vocabulary(self._model.n_vocab, self._model.bos, description)

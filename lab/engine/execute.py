@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from lab.core import record, script as scripts
 from lab.core.script import CACHE_OPERATIONS, OPEN_ENDED, Operation, Part, Script
-from lab.engine import devices, llama
+from lab.engine import devices, llama, sampling
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import LlamaContext, Logits, Rows
 from lab.engine.loop import Action, as_steps, walk
@@ -47,18 +47,22 @@ def run(
             llama.check_rollback(used_context)
         lib.llama_memory_clear(lib.llama_get_memory(used_context.pointer), False)
     devices.clear_log()
-    preparation = _Preparation(context, draft, script, progress)
-    actions = preparation.actions()
-    gc.collect()
-    gc.disable()
+    answers = sampling.Answers(context)
+    preparation = _Preparation(context, draft, script, progress, answers)
+    counts: dict[str, tuple[int, ...]] = {}
     try:
+        actions = preparation.actions()
+        if answers.built_ns:
+            counts["built_ns"] = answers.built_ns
+        gc.collect()
+        gc.disable()
         stamps = walk(actions, time.perf_counter_ns, progress)
     finally:
         gc.enable()
+        answers.free()
     shapes = [*scripts.shapes(script), *preparation.speculated_shapes]
     preparation.check_logits()
     token_ids = tuple(map(int, preparation.tokens))
-    counts: dict[str, tuple[int, ...]] = {}
     if preparation.state_bytes:
         counts["state_bytes"] = tuple(preparation.state_bytes)
     if preparation.accepted:
@@ -87,6 +91,7 @@ class _Prepared(NamedTuple):
     of_draft: bool
     rows: Rows
     n_prefilled: int
+    chains: list[sampling.Chain | None]  # of the rows; None: greedy
 
 
 class _Preparation:
@@ -98,6 +103,7 @@ class _Preparation:
         draft: LlamaContext | None,
         script: Script,
         progress: memoryview[int],
+        answers: sampling.Answers,
     ) -> None:
         import numpy as np
 
@@ -111,6 +117,7 @@ class _Preparation:
         self._pointer = context.pointer
         self._memory = self._lib.llama_get_memory(context.pointer)
         self._script = script
+        self._answers = answers
         self._slots = [self.tokens[i : i + 1].reshape(()) for i in range(n_chosen)]
         # Where a token is copied to
         self._targets: list[list[Any]] = [[] for _ in self._slots]
@@ -151,15 +158,18 @@ class _Preparation:
         n_prefilled = 0
         for operation in self._script:
             n_prefilled += scripts.n_prefilled([operation])
+            chains = self._answers.follow(operation)
             if operation.kind in CACHE_OPERATIONS:
                 execute, then = self._cache_operation(operation)
-                prepared.append(_Prepared(execute, then, operation.of_draft, [], n_prefilled))
+                step = _Prepared(execute, then, operation.of_draft, [], n_prefilled, chains)
+                prepared.append(step)
             elif operation.kind != OPEN_ENDED:
                 for _ in range(operation.times):
                     execute, rows = self._step(operation)
-                    prepared.append(
-                        _Prepared(execute, None, operation.of_draft, rows, n_prefilled)
+                    step = _Prepared(
+                        execute, None, operation.of_draft, rows, n_prefilled, chains
                     )
+                    prepared.append(step)
         # A token's copies are known only when all later steps are prepared, so these come last.
         actions = [self._action(step) for step in prepared]
         if not self._speculation:
@@ -174,7 +184,10 @@ class _Preparation:
 
     def _action(self, step: _Prepared) -> Action:
         then = step.then
-        if step.rows:
+        if any(step.chains):
+            logits = self._logits[step.of_draft]
+            then = functools.partial(sampling.choose, logits, step.rows, step.chains)
+        elif step.rows:
             then = self._logits[step.of_draft].chooser(step.rows)
         return step.execute, then, step.n_prefilled
 

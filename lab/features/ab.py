@@ -11,7 +11,15 @@ import click
 from click.core import ParameterSource
 
 from lab.app.help import Command
-from lab.app.options import AT_LEAST, OUTPUT, SEED, SETTINGS, TOKENS, with_options
+from lab.app.options import (
+    AT_LEAST,
+    OUTPUT,
+    SAMPLING,
+    SEED,
+    SETTINGS,
+    TOKENS,
+    with_options,
+)
 from lab.app.output import Output
 from lab.app.running import collect, introduce
 from lab.core import shell, stats
@@ -41,7 +49,7 @@ def parse_variant(text: str) -> dict[str, Any]:
     LabError if it is not understood.
     """
     variant = click.Command("variant", add_help_option=False)
-    for option in SETTINGS:
+    for option in (*SETTINGS, *SAMPLING):
         option(variant)
     try:
         context = variant.make_context("variant", shell.split(text))
@@ -114,6 +122,7 @@ def _not_understood(text: str, message: str) -> LabError:
     ),
     AT_LEAST,
     *SETTINGS,
+    *SAMPLING,
     SEED,
     *OUTPUT,
 )

@@ -19,7 +19,7 @@ import click
 from lab.app import server
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable, is_doubtful
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
-from lab.app.options import MODEL, PROMPT, TOKENS, setting_option
+from lab.app.options import MODEL, PROMPT, SAMPLING, TOKENS, setting_option
 from lab.core import cost, memory
 from lab.core.experiments import ExperimentRuns, setup_of
 from lab.core.lists import grouped
@@ -208,6 +208,7 @@ OPTIONS = (
     MODEL,
     PROMPT,
     setting_option("kv_unified", RUNS.kv_unified),
+    *SAMPLING,
 )
 
 

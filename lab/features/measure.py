@@ -15,6 +15,7 @@ from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
     OUTPUT,
+    SAMPLING,
     SEED,
     SETTINGS,
     TOKENS,
@@ -129,6 +130,7 @@ def _measure_through_server(
     ),
     *UNTIL,
     *SETTINGS,
+    *SAMPLING,
     SEED,
     *OUTPUT,
     click.option("--stream", is_flag=True, help="Print the generated text, token by token."),

@@ -63,7 +63,7 @@ class Outcome:
     token_ids: tuple[int, ...]
     end_of_generation_at: int | None
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """`state_bytes` of saves, `accepted` draft tokens."""
+    """`state_bytes` of saves, `accepted` draft tokens, `built_ns` of chains of samplers."""
 
 
 @dataclass(frozen=True)

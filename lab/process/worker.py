@@ -206,6 +206,10 @@ class Worker:
         """Open a context in the place of the last one. Returns the settings as resolved."""
         return from_json(Settings, self._ask("new_context", asked=asked))
 
+    def grammar(self, text: str, is_schema: bool) -> list[str]:
+        """The lines of a GBNF grammar that llama.cpp accepts, or of a JSON schema as one."""
+        return list(json.loads(self._ask("grammar", text=text, is_schema=is_schema)))
+
     def run(self, script: Script, watch: Callable[[Progress], None]) -> Outcome:
         """Run a script. Calls `watch` every POLL_S while it runs, and once at the end."""
         end = FIRST_TOKEN + scripts.n_chosen(script)

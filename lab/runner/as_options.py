@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.core import files, shell
+from lab.core import files, sampling, shell
 from lab.core.asked_settings import AskedSettings, defaults, flag, table
 from lab.core.experiments import experiment_runs
 from lab.core.lines import from_json, to_json
@@ -43,7 +43,7 @@ def asked(settings: Settings) -> dict[str, Any]:
     keywords.pop("kv_unified", None)
     if settings.kv_unified:
         keywords["kv_unified"] = "on"
-    return keywords
+    return keywords | sampling.keywords(settings.sampling)
 
 
 def options(record: Record) -> list[tuple[str, ...]]:
@@ -64,7 +64,7 @@ def options(record: Record) -> list[tuple[str, ...]]:
     placing = []
     further = []
     for name, value in keywords.items():
-        if table()[name].is_placing:
+        if name in table() and table()[name].is_placing:
             placing.append(option(name, value))
         else:
             further.append(option(name, value))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.core import sampling
 from lab.core.asked_settings import AUTO, AskedSettings, check_number, in_digits
 from lab.core.lists import join_and
 from lab.core.memory import Tensor
@@ -17,7 +18,7 @@ from lab.core.record import Machine, Model, Settings
 from lab.errors import LabError
 from lab.models import catalog, obtain, synthetic
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import builds, machine, placing, prompts
+from lab.runner import builds, machine, placing, prompts, samplers
 from lab.runner.cases import Case, Plan, Until, Write, with_room
 
 DEFAULT_LENGTHS = "10,100,1000"
@@ -118,6 +119,7 @@ def make_plan(
     pulled or made, with calls of `watch`; with None for `watch` the plan uses its shape in the
     catalog and cannot be run.
     """
+    of_chain, settings = sampling.split(settings)
     asked = AskedSettings(**settings)
     worker.use(builds.folder_of(asked.lib), placing.rpc_servers(asked))
     build = builds.of_worker(worker)  # before the child computes anything
@@ -129,7 +131,10 @@ def make_plan(
     if planned.file.source == catalog.SYNTHETIC:
         source = _random_prompt(asked, model)
     here = machine.describe(build, builds.name_of(asked.lib))
-    chosen = _settings(asked, cases, source, here, planned.model)
+    chosen = dataclasses.replace(
+        _settings(asked, cases, source, here, planned.model),
+        sampling=samplers.planned(worker, of_chain, asked.seed),
+    )
     has_devices = chosen.n_gpu_layers != 0
     plan = Plan(
         file=planned.file,

@@ -14,6 +14,7 @@ from lab.core.asked_settings import table as settings_table
 from lab.core.lists import plural
 from lab.core.record import Machine, Model, Record, Settings
 from lab.core.request import RequestRecord, ServerSettings, short_name
+from lab.core.sampling import GREEDY
 from lab.runner import machine
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ SETUP = (
     *("model", "model_sha256", *SERVING, "machine", "devices", "power", "ram_gb", "os"),
     *("llama_cpp_python", "llama_cpp_commit", "system_info"),
     *("n_gpu_layers", "n_threads", "n_threads_batch", "n_batch", "n_ubatch", "flash_attn"),
-    *("type_k", "type_v", "kv_unified", *PLACING, "prompt", "prompt_sha256"),
+    *("type_k", "type_v", "kv_unified", *PLACING, "sampling", "prompt", "prompt_sha256"),
     *("sweep_every", "variant"),
 )
 """Runs are repeats of each other if these, n_prompt and n_gen are equal."""
@@ -131,6 +132,8 @@ def _value(row: pd.Series, name: str) -> str | None:
         return _missing_value(name)
     is_whole = isinstance(value, float) and value.is_integer()
     text = str(int(value) if is_whole else value)
+    if name == "sampling" and text == GREEDY:
+        return GREEDY
     if name == "model":
         return short_name(text)
     if name == "machine" and is_request(row):
@@ -195,6 +198,7 @@ def of_run(record: Record) -> dict[str, Any]:
         **_settings(settings),
         "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
         "prefill_wait": settings.prefill_wait or "step",
+        "sampling": settings.sampling.label if settings.sampling else GREEDY,
         "sweep_every": record.run.every,
         "variant": record.run.variant,
     }

@@ -17,7 +17,7 @@ import click
 from lab.app import experiment
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import cell
-from lab.app.options import MODEL, PROMPT
+from lab.app.options import MODEL, PROMPT, SAMPLING
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.request import RequestRecord, short_name
@@ -104,6 +104,7 @@ OPTIONS = (
     ),
     MODEL,
     PROMPT,
+    *SAMPLING,
 )
 
 

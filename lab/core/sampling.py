@@ -1,0 +1,225 @@
+"""How tokens are chosen: a chain of llama.cpp's samplers, with llama-server's names and defaults.
+
+Without a chain the most probable token is chosen (greedy). As soon as one of the options is given,
+all others have the values that llama-server has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from lab.core.asked_settings import flag
+from lab.errors import LabError
+
+GREEDY = "greedy"
+DEFAULT = "llama-server's default"
+
+ORDER = (
+    *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"),
+    "temperature",
+)
+"""Samplers in the order in which llama-server applies them."""
+
+NAMES = (*ORDER, "infill")
+NEED_VOCABULARY = ("dry", "infill")
+
+ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}
+"""Names that llama-server takes too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """A chain of samplers. The defaults are llama-server's."""
+
+    temp: float = 0.8
+    top_k: int = 40  # 0: all tokens
+    top_p: float = 0.95  # 1: off
+    min_p: float = 0.05  # 0: off
+    typical: float = 1.0  # 1: off
+    repeat_penalty: float = 1.0  # 1: off
+    repeat_last_n: int = 64  # tokens that the three penalties look at
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0  # 0: off
+    xtc_probability: float = 0.0  # 0: off
+    mirostat: int = 0  # 1, 2: its version, in the place of all samplers but the temperature
+    samplers: tuple[str, ...] = ORDER
+    seed: int = 1
+    grammar: tuple[str, ...] = ()  # the lines of a GBNF grammar
+    grammar_file: str | None = None  # the name of its file
+    json_schema_file: str | None = None  # the name of the schema that it was made of
+    grammar_first: bool = False  # or a token is chosen, checked, and chosen again
+
+    @property
+    def needs_vocabulary(self) -> bool:
+        """Whether its samplers read the texts of tokens, which random weights do not have."""
+        if self.grammar:
+            return True
+        if self.mirostat:
+            return False
+        return "infill" in self.samplers or bool(self.dry_multiplier)
+
+    @property
+    def label(self) -> str:
+        """The chain in words: what differs from llama-server's default; a grammar by its sum."""
+        parts: list[str] = []
+        for name, value in keywords(self).items():
+            if name not in FILES:
+                parts.append(f"{name} {_in_words(value)}")
+        if self.grammar:
+            text = "\n".join(self.grammar)
+            name = self.json_schema_file or self.grammar_file
+            parts.append(f"grammar {name} {hashlib.sha256(text.encode()).hexdigest()[:8]}")
+        if self.grammar_first:
+            parts.append("grammar first")
+        return ", ".join(parts) or DEFAULT
+
+
+FILES = ("grammar_file", "json_schema_file")
+"""Options that name files."""
+
+
+class SamplerOption(NamedTuple):
+    """An option: its type, its range, and its help."""
+
+    type: type
+    least: float
+    most: float
+    help: str
+
+
+@cache
+def table() -> dict[str, SamplerOption]:
+    """The options of a chain, in llama-server's words."""
+    no_end = math.inf
+    return {
+        "temp": SamplerOption(
+            float, 0, 1e6, "Temperature; 0: the most probable token.  [0.8]"
+        ),
+        "top_k": SamplerOption(
+            int, -1, 2**31 - 1, "Keep the K most probable tokens; 0: all.  [40]"
+        ),
+        "top_p": SamplerOption(
+            float, 0, 1, "Keep tokens up to this probability together.  [0.95]"
+        ),
+        "min_p": SamplerOption(
+            float, 0, 1, "Keep tokens of at least this share of the best one's.  [0.05]"
+        ),
+        "typical": SamplerOption(float, 0, 1, "Locally typical sampling; 1: off.  [1]"),
+        "repeat_penalty": SamplerOption(
+            float, 1e-6, 1e6, "Penalty of tokens that came before; 1: off.  [1]"
+        ),
+        "repeat_last_n": SamplerOption(
+            int, 0, 2**20, "Tokens that the penalties look back.  [64]"
+        ),
+        "presence_penalty": SamplerOption(
+            float, -no_end, no_end, "Penalty of tokens that came before at all.  [0]"
+        ),
+        "frequency_penalty": SamplerOption(
+            float, -no_end, no_end, "Penalty of a token each time that it came before.  [0]"
+        ),
+        "dry_multiplier": SamplerOption(
+            float, 0, 1e6, "Penalty of repeated sequences (DRY); 0: off.  [0]"
+        ),
+        "xtc_probability": SamplerOption(
+            float, 0, 1, "Chance to exclude the top choices (XTC); 0: off.  [0]"
+        ),
+        "mirostat": SamplerOption(int, 0, 2, "Mirostat 1 or 2 instead; 0: off.  [0]"),
+        "samplers": SamplerOption(str, 0, 0, "The samplers in their order, with ; between."),
+        "grammar_file": SamplerOption(
+            str, 0, 0, "Only texts of the GBNF grammar in this file."
+        ),
+        "json_schema_file": SamplerOption(
+            str, 0, 0, "Only JSON that fits the schema in this file."
+        ),
+    }
+
+
+def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a chain that were given, and all other settings."""
+    of_chain: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in table():
+            others[name] = value
+        elif value is not None:
+            of_chain[name] = value
+    return of_chain, others
+
+
+def chain(asked: Mapping[str, Any], seed: int) -> Sampling | None:
+    """The chain that options ask for, without the contents of their files; None for greedy.
+
+    LabError for a value that no sampler takes.
+    """
+    if not asked:
+        return None
+    if not set(FILES).isdisjoint(asked) and len(set(FILES) & asked.keys()) > 1:
+        raise LabError(
+            "--grammar-file and --json-schema-file are given both.", "Give one of them."
+        )
+    values = dict(asked)
+    for name, value in asked.items():
+        option = table()[name]
+        if option.type is not str and not _is_in_range(value, option):
+            what = f"{flag(name)} {value} is not possible."
+            raise LabError(what, f"Give a number{_range_in_words(option)}.")
+    if "samplers" in values:
+        values["samplers"] = sampler_names(values["samplers"])
+    return Sampling(seed=seed % 2**32, **values)
+
+
+def _is_in_range(value: Any, option: SamplerOption) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        return False
+    is_whole = option.type is float or isinstance(value, int)
+    return is_whole and option.least <= value <= option.most
+
+
+def _range_in_words(option: SamplerOption) -> str:
+    if math.isinf(option.most):
+        return ""
+    return f" from {option.least:g} to {option.most:g}"
+
+
+def sampler_names(asked: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The samplers of a list. LabError for a name that llama.cpp does not have."""
+    names = asked
+    if isinstance(asked, str):
+        names = tuple(asked.replace(",", ";").split(";"))
+    samplers: list[str] = []
+    for text in names:
+        name = text.strip().replace("-", "_")
+        name = ALIASES.get(name, name)
+        if name not in NAMES:
+            raise LabError(
+                f"llama.cpp has no sampler {text.strip()!r}.",
+                f"Use some of {'; '.join(NAMES)}.",
+            )
+        samplers.append(name)
+    return tuple(samplers)
+
+
+def keywords(sampling: Sampling | None) -> dict[str, Any]:
+    """The options that ask for a chain; those with llama-server's values are left out."""
+    if sampling is None:
+        return {}
+    differing: dict[str, Any] = {}
+    for each in dataclasses.fields(Sampling):
+        value = getattr(sampling, each.name)
+        if each.name in table() and value != each.default:
+            differing[each.name] = value
+    if "samplers" in differing:
+        differing["samplers"] = ";".join(differing["samplers"])
+    return differing or {"temp": sampling.temp}
+
+
+def _in_words(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
