@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.features.batch import batch as batch
     from lab.features.ceilings import ceilings as ceilings
+    from lab.features.choose.command import choose as choose
     from lab.features.claims.session import claims as claims
     from lab.features.explain.picture import plot_roofline as plot_roofline
     from lab.features.measure import measure as measure
@@ -56,6 +57,7 @@ PUBLIC = {
     "attention": "lab.features.trace.measuring",
     "batch": "lab.features.batch",
     "ceilings": "lab.features.ceilings",
+    "choose": "lab.features.choose.command",
     "claims": "lab.features.claims.session",
     "compare": "lab.show.comparison",
     "explain": "lab.roofline.explanation",

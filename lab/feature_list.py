@@ -38,6 +38,9 @@ MACHINES = "Machines"
 TOGETHER = "batch"
 """The experiment of sequences decoded together, which other features measure too."""
 
+CHOOSING = "choose"
+"""The experiment of choosing tokens, whose runs tell what a chain of samplers costs."""
+
 FEATURES: tuple[Feature, ...] = (
     Feature(
         name="measure",
@@ -89,6 +92,14 @@ FEATURES: tuple[Feature, ...] = (
             "trace": "lab.features.trace.lines:TraceLine",
             "attention": "lab.features.trace.lines:AttentionLine",
         },
+    ),
+    Feature(
+        name="choose",
+        group=UNDERSTAND,
+        help="Measure what choosing a token costs: samplers, grammars.",
+        command="lab.features.choose.command:command",
+        results=("lab.features.choose.command:KINDS",),
+        experiment="lab.features.choose.planning:RUNS",
     ),
     Feature(
         name="claims",

@@ -427,10 +427,12 @@ def write(
     path: Path,
     seed: int = 1,
     watch: Callable[[int, int], object] = lambda *_: None,
+    sharpness: float = 1.0,
 ) -> None:
     """Write such a model in one of QUANTIZATIONS; the same seed gives the same bytes.
 
-    `watch` is called with the bytes done and all bytes. LabError if the disk is full.
+    `sharpness` is the standard deviation of its logits. `watch` is called with the bytes done and
+    all bytes. LabError if the disk is full.
     """
     import gguf
     import numpy as np
@@ -448,7 +450,8 @@ def write(
             done = 0
             for index, tensor in enumerate(planned):
                 generator = np.random.Generator(np.random.SFC64([seed, index]))
-                writer.write_tensor_data(_RandomArray(tensor, generator))  # type: ignore[arg-type]
+                array = _RandomArray(tensor, generator, sharpness)
+                writer.write_tensor_data(array)  # type: ignore[arg-type]
                 done += tensor.n_bytes
                 watch(done, total)
         finally:
@@ -511,8 +514,11 @@ def _add_header(
 class _RandomArray:
     """Acts as an array for the writer, but draws the random weights only when they are written."""
 
-    def __init__(self, tensor: PlannedTensor, generator: Any) -> None:
+    def __init__(self, tensor: PlannedTensor, generator: Any, sharpness: float) -> None:
         self._tensor = tensor
+        self._centre = 1.0  # of a vector's weights
+        if tensor.name == "output_norm.weight":
+            self._centre = sharpness
         self._generator = generator
         self.nbytes = tensor.n_bytes
 
@@ -524,14 +530,14 @@ class _RandomArray:
             if tensor.name.endswith("ssm_a"):
                 weights = _around(-1, n, self._generator)  # decays of a state
             elif tensor.rows == 1:
-                weights = _around(1, n, self._generator)  # norms and biases
+                weights = _around(self._centre, n, self._generator)  # norms and biases
             else:
                 weights = _matrix_weights(tensor.type, n, scale, self._generator)
             file.write(weights.data)
 
 
-def _around(centre: int, n: int, generator: Any) -> Any:
-    """n random F32 numbers around 1 or -1, as bytes."""
+def _around(centre: float, n: int, generator: Any) -> Any:
+    """n random F32 numbers around a centre, as bytes."""
     import numpy as np
 
     spread = 1 + 0.1 * generator.standard_normal(n, dtype=np.float32)

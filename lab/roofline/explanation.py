@@ -10,6 +10,7 @@ takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ times slower than both roofs."""
 BEYOND = 1.005  # a phase that is so many times faster than its ceiling shows that it is wrong
 
 CASE = ["n_prompt", "n_gen", "phase"]
-MEDIANS = ["measured_s", "choosing_s", "harness_s", "of_request"]
+MEDIANS = ["measured_s", "choosing_s", "harness_s", "of_request", "tpot_s"]
 
 SUMS = ["flops", "n_bytes", "least_s", "measured_s", "choosing_s", "harness_s"]
 """What is added up over the steps of a phase."""
@@ -62,8 +63,8 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 
     Times of decode are per token. `least_s` is what its kernels take at their ceilings; `parts` has
     it by part (and device). `of_request` is the phase's share of the whole request; `choosing_s`
-    (sampling) and `harness_s` (from one step to the next) are not in measured_s. LabError if there
-    is nothing to explain, or a ceiling is missing.
+    (sampling) and `harness_s` (from one step to the next) are not in measured_s; in decode the
+    three add up to `tpot_s`. LabError if there is nothing to explain, or a ceiling is missing.
     """
     import pandas as pd
 
@@ -167,6 +168,7 @@ def rows_of_run(run: Run, record: Record, costs: StepCosts) -> list[dict[str, An
                 "arithmetic_s": sums.flops / best.gflops / 1e9,
                 "traffic_s": sums.n_bytes / best.gbps / 1e9,
                 "of_request": _share_of_request(str(phase), run),
+                "tpot_s": _tpot_s(str(phase), run),
                 "is_disturbed": bool(disturbances.disturbances(record)),
             }
         )
@@ -209,6 +211,14 @@ def by_part(steps: Iterable[step_kernels.StepParts], n: int) -> dict[str, float]
         if is_split:
             sums[BETWEEN] += step.between_s
     return {name: seconds / n for name, seconds in sums.items()}
+
+
+def _tpot_s(phase: str, run: Run) -> float:
+    """TPOT of a decode; NaN of a prefill, and of fewer than two tokens."""
+    tpot_ns = phases.tpot_ns(run)
+    if phase != DECODE or tpot_ns is None:
+        return math.nan
+    return tpot_ns / 1e9
 
 
 def _share_of_request(phase: str, run: Run) -> float:

@@ -13,10 +13,11 @@ from lab.app.options import DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
 from lab.app.reading import RESULTS, ceilings_of, draws, hint, plot_folder, read, without_parts
 from lab.core.record import OK, Record
 from lab.errors import LabError
+from lab.features.explain import server_budget
 from lab.features.explain.section import explained
 from lab.roofline import probing
 from lab.show import console, table, text_doubts
-from lab.show.section import print_marked, print_sections
+from lab.show.section import Section, print_marked, print_sections
 
 
 @click.command(cls=Command)
@@ -50,8 +51,14 @@ def explain(
     predicted gains, and the gains of batching, a cached prompt and speculative decoding, each with
     the command to try it.
 
-    Needs the ceilings of the machine that measured: lab ceilings.
+    Needs the ceilings of the machine that measured: lab ceilings. Of requests to llama-server it
+    shows what is inside and outside of the server's own times.
     """
+    contents = read(results)
+    of_server = server_budget.section(contents.requests)
+    if of_server and not contents.records:
+        print_server(of_server, as_json)
+        return
     reading = without_parts(read(results, steps_to="explain"))
     folder_of_plots = plot_folder(results, out) if draws(results, out, no_plot) else None
     records = _of_good_runs(reading.records)
@@ -82,6 +89,14 @@ def explain(
                 stdout.print(f"plot     {plot}")
     if as_json:
         console.print_json(documents)
+
+
+def print_server(section: Section, as_json: bool) -> None:
+    """What requests to llama-server show: the times that it reports itself."""
+    if as_json:
+        console.print_json([section.data()])
+    else:
+        print_sections([section], console.console())
 
 
 def _of_good_runs(records: Sequence[Record]) -> list[Record]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lab.core import shown
 from lab.core.record import Ceilings, Record
-from lab.features.explain import advice as advising, sentences
+from lab.features.explain import advice as advising, budget, sentences
 from lab.features.explain.advice import Advice
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import kernel_rates, probing
@@ -48,6 +48,7 @@ def explained(
         changes = advising.changes(rows, first, ceilings)
         experiments = advising.experiments(rows, records, ceilings)
         answer = sentences.answer(rows, first.model, [*changes, *experiments])
+    parts = [part for part in [budget.section(rows, first)] if part]
     document: dict[str, Any] = {
         "setup": label,
         "roof": roof._asdict(),
@@ -75,6 +76,7 @@ def explained(
             sentences.on_the_roof(roof, ceilings),
         ],
         pictures=[roofline],
+        parts=parts,
         data=lambda: document,
     )
 

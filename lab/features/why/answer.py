@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features.why import counting, machines, serving, setups, trial
+from lab.features.why import choosing, counting, machines, serving, setups, trial
 from lab.features.why.depth import depth
 from lab.features.why.figure import Figure
 from lab.features.why.parts import BUILD, GapPart, Pair, left_over, unknown
@@ -110,10 +110,11 @@ def known_parts(
     parts = [counting.counted(pair)]
     if not all(figure.records or figure.requests for _, figure in pair.sides):
         parts.append(counting.concurrency(pair))
-    parts += counting.of_serving(pair)
+    parts += choosing.with_cost(counting.of_serving(pair), pair, asked.folder)
     parts.append(depth(pair, asked.records))
     parts.append(setups.of_model(pair, specs))
     parts += setups.of_settings(pair)
+    parts += setups.of_sampling(pair)
     if libs:
         fast, slow = pair.letters
         reason = f"{builds.short(libs[0])} in {fast}, {builds.short(libs[1])} in {slow}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.app.options import seconds_of
+from lab.core import sampling
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.why import measured_now, pairing, recorded
@@ -44,22 +45,25 @@ def why(
         lab.why("results/mine.jsonl", "pasted.txt").parts
         lab.why("results/mine.jsonl", url="http://127.0.0.1:8080/v1")
 
-    A side is a results file, a text that another program printed, or a figure in words. Without
-    `b` the two setups of `a` are compared; a figure of another program is measured here with
-    `model`. With `url` B is a server, reached as `reaching` says (api, api_key_env, header,
-    timeout). `model` names the model to measure with, or those of A and B with a comma; one that
-    only a file names is never downloaded or made. `lib`: the libraries of A and of B. `device`: of
-    a figure without records, as lab predict names it (of two: with a comma). `budget=0` measures
-    nothing. LabError for a text that no known program printed, and for a side alone.
+    A side is a results file, a text that another program printed, or a figure in words.
+    Without `b` the two setups of `a` are compared; a figure of another program is measured
+    here with `model`. With `url` B is a server, reached as `reaching` says (api, api_key_env,
+    header, timeout). Options of a chain of samplers, such as temp, are of what is measured
+    here. `model` names the model to measure with, or those of A and B with a comma; one that
+    only a file names is never downloaded or made. `lib`: the libraries of A and of B.
+    `device`: of a figure without records, as lab predict names it (of two: with a comma).
+    `budget=0` measures nothing. LabError for a text that no known program printed, and for a
+    side alone.
     """
     began = time.monotonic()
     budget_s = seconds_of(budget, least_s=0)
     check(b, url, lib)
     specs = pair_of_words(model)
+    of_chain, reaching = sampling.split(reaching)
     names = [a] if b is None else [a, b]
     sides = list(map(side_of, names))
     if len(sides) == 1 and (url or is_measured_here(sides[0], specs[0])):
-        now = measured_now.Now(specs[0], url, budget_s, Path(out), watch, reaching)
+        now = measured_now.Now(specs[0], url, budget_s, Path(out), watch, reaching, of_chain)
         sides.append(measured_side(sides[0], now, prefill))
     first, second = both_sides(sides, prefill, str(a))
     chosen = pairing.nearest(first, second, prefill)

@@ -13,6 +13,7 @@ import click
 from lab.app.help import Command
 from lab.app.options import (
     NO_PLOT,
+    SAMPLING,
     Duration,
     as_json_option,
     out_option,
@@ -57,6 +58,7 @@ MOST_LETTERS = 60  # of a picture's name
     NO_PLOT,
     as_json_option(),
     *REACHING,
+    *SAMPLING,
 )
 def command(
     figures: tuple[str, ...], out: str, no_plot: bool, as_json: bool, yes: bool, **asked: Any

@@ -14,6 +14,7 @@ from lab.features.why.answer import WhyAnswer
 from lab.features.why.counting import corrections
 from lab.features.why.parts import (
     BUILD,
+    CHOOSING,
     COUNTED,
     DEPTH,
     LEAST,
@@ -202,6 +203,8 @@ def measure_changed(explained: WhyAnswer, cause: GapPart) -> str:
             for name in names:
                 field = table()[name].record_name or name
                 values[field] = getattr(best.settings, field)
+    if cause.name == CHOOSING:
+        values["sampling"] = best.settings.sampling
     settings = replace(record.settings, **{**values, "lib": None})
     model = best.model if cause.name in (QUANTIZATION, MODEL) else record.model
     changed = replace(record, model=model, settings=settings)

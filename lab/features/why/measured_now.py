@@ -37,6 +37,9 @@ class Now:
     folder: Path
     watch: ShowStatus
     reaching: Mapping[str, Any] = field(default_factory=dict)  # api, header ...
+    of_chain: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # how tokens are chosen: temp ...
 
 
 def measure_like(figure: Figure, asked: Now) -> Path:
@@ -89,6 +92,7 @@ def here(figure: Figure, asked: Now) -> tuple[Path, int]:
         if value is not None and value != defaults().get(name)
     }
     with limited(asked.watch, asked.budget_s) as look, Worker() as worker:
+        settings |= asked.of_chain
         plan = make_plan(worker, [n_prompt], n_gen, REPEATS, asked.spec or "", **settings)
         path = session.new_results_file(plan, asked.folder)
         for record in session.execute(plan, worker, path, look):

@@ -9,9 +9,11 @@ from typing import Any
 from lab.core import memory
 from lab.core.asked_settings import AUTO, table
 from lab.core.record import UNKNOWN_THREADS, Record
+from lab.core.sampling import GREEDY, keywords
 from lab.errors import printable
 from lab.features.why.figure import Figure
 from lab.features.why.parts import (
+    CHOOSING,
     EQUAL,
     MODEL,
     MORE_SETTINGS,
@@ -165,6 +167,21 @@ def of_settings(pair: Pair) -> list[GapPart]:
         groups = ", ".join(lacking_groups)
         parts.append(unknown(MORE_SETTINGS, f"not given for both: {groups}"))
     return parts
+
+
+def of_sampling(pair: Pair) -> list[GapPart]:
+    """The part of two chains of samplers that differ; none unless both sides are records."""
+    if not (pair.fast.records and pair.slow.records):
+        return []
+    fast = pair.fast.records[0].settings.sampling
+    slow = pair.slow.records[0].settings.sampling
+    names = [sampling.label if sampling else GREEDY for sampling in (fast, slow)]
+    if names[0] == names[1]:
+        return []
+    letters = pair.letters
+    reason = printable(f"{names[0]} in {letters[0]}; {names[1]} in {letters[1]}")
+    changes: dict[str, Any] = dict.fromkeys(keywords(fast))
+    return [unknown(CHOOSING, reason, changes=changes | keywords(slow))]
 
 
 def values_in_words(pair: Pair, names: list[str]) -> str:

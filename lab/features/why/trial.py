@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lab.core import results, shell
+from lab.core import results, sampling, shell
 from lab.core.asked_settings import defaults
 from lab.core.lists import plural
 from lab.core.record import Record
@@ -92,6 +92,8 @@ def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
     figure = pair.fast if pair.fast.position is not None else pair.slow
     chosen = {**pair.slow.settings, **pair.fast.settings, "lib": lib}
     start = {name: value for name, value in chosen.items() if value != defaults().get(name)}
+    if pair.fast.records:
+        start |= sampling.keywords(pair.fast.records[0].settings.sampling)
     start["prompt_len"] = prompt_length(figure)
     start["model"] = spec
     return start

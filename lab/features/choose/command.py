@@ -1,0 +1,278 @@
+"""`lab choose`: the command, the function, and the section of its results."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.app.asked import words_of_values
+from lab.app.experiment import REPEAT
+from lab.app.experiment_tables import cell, ranged
+from lab.app.help import Command
+from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, setting_option, with_options
+from lab.app.output import Output
+from lab.app.running import collect, introduce
+from lab.core.asked_command import asking
+from lab.core.record import Record
+from lab.core.shown import MARK
+from lab.features.choose import planning
+from lab.features.choose.figures import figures, is_of_size
+from lab.features.choose.picture import draw
+from lab.features.choose.sentences import sentences
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.runner import disturbances, progress, session
+from lab.runner.cases import Plan
+from lab.runner.progress import ShowStatus
+from lab.show import table
+from lab.show.section import WIDE, Context, Kind, Picture, Section, tabled
+from lab.show.wording import UNKNOWN
+
+OF_SIZES = ("threads", "threads_batch", "gen", "repeat", "seed", "lib")
+"""Settings that models of other vocabularies are measured with too."""
+
+
+def choose(
+    sequences: str = planning.DEFAULT_SEQUENCES,
+    chain: Sequence[str] = (),
+    vocabulary: str = planning.DEFAULT_VOCABULARIES,
+    prompt_len: int = planning.PROMPT_LEN,
+    gen: int = planning.GEN,
+    repeat: int | None = None,
+    model: str = catalog.DEFAULT,
+    *,
+    out: str | Path = "results",
+    watch: ShowStatus | None = None,
+    **settings: Any,
+) -> list[Record]:
+    """Measure what choosing a token costs; returns a record per run.
+
+        lab.choose(sequences="1,8", vocabulary="")
+
+    `chain`: chains of one's own as options, in the place of the lab's. `vocabulary`: sizes of the
+    vocabularies of models with random weights, "" for none. LabError for a sampler that llama.cpp
+    does not have.
+    """
+    asked = {
+        "sequences": sequences,
+        "chain": chain,
+        "vocabulary": vocabulary,
+        "prompt_len": prompt_len,
+        "gen": gen,
+        "repeat": repeat,
+        "model": model,
+        **settings,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="lab-vocabularies-") as folder,
+        Worker() as worker,
+        progress.in_notebook() as show_in_notebook,
+        asking(words_of_values(command, asked)),
+    ):
+        plans = plans_of(worker, Path(folder), **asked)
+        path = session.new_results_file(plans[0], Path(out))
+        return list(execute(plans, worker, path, watch or show_in_notebook))
+
+
+def plans_of(
+    worker: Worker, folder: Path, vocabulary: str = planning.DEFAULT_VOCABULARIES, **asked: Any
+) -> list[Plan]:
+    """The plan of the model, then those of vocabularies of other sizes."""
+    sizes = planning.sizes(vocabulary)
+    plans = [planning.plan(worker, **asked)]
+    if asked.get("chain"):
+        return plans
+    of_sizes = {name: asked[name] for name in OF_SIZES if asked.get(name) is not None}
+    for size in sizes:
+        plans.append(planning.plan_of_size(worker, size, folder, **of_sizes))
+    return plans
+
+
+def execute(
+    plans: Sequence[Plan], worker: Worker, path: Path, watch: ShowStatus
+) -> Iterator[Record]:
+    """Measure one plan after the other, each with engines of its own."""
+    n_starts = 1
+    for plan in plans:
+        if n_starts > 1:
+            worker.restart()
+        for record in session.execute(plan, worker, path, watch, n_starts=n_starts):
+            n_starts = max(n_starts, record.run.engine or 0)
+            yield record
+        n_starts += 1
+
+
+OPTIONS = (
+    click.option(
+        "--sequences",
+        "-s",
+        default=planning.DEFAULT_SEQUENCES,
+        show_default=True,
+        help="Numbers of sequences that are decoded together: 1,8.",
+    ),
+    click.option(
+        "--chain",
+        multiple=True,
+        metavar="OPTIONS",
+        help='A chain of your own, as options in quotes: "--temp 0.8 --top-k 0".',
+    ),
+    click.option(
+        "--vocabulary",
+        default=planning.DEFAULT_VOCABULARIES,
+        show_default=True,
+        help="Sizes of vocabularies to measure with random weights; 0: none.",
+    ),
+    click.option(
+        "--prompt-len",
+        "-p",
+        default=planning.PROMPT_LEN,
+        show_default=True,
+        help="Tokens of the prompt, which the penalties look at.",
+    ),
+    click.option(
+        "--gen",
+        "-n",
+        default=planning.GEN,
+        show_default=True,
+        help="Steps with each chain, twice; fewer with several sequences.",
+    ),
+    REPEAT,
+    MODEL,
+    PROMPT,
+    setting_option("kv_unified", "on"),
+)
+
+
+@click.command(
+    "choose", cls=Command, first=("model", "sequences", "chain", "vocabulary", "repeat")
+)
+@with_options(*OPTIONS, *ENGINE, SEED, *OUTPUT)
+def command(**asked: Any) -> None:
+    """Measure what choosing a token costs: samplers, grammars.
+
+    \b
+      lab choose
+      lab choose --chain "--temp 0.8 --top-k 0" --chain "--repeat-penalty 1.1"
+
+    After each step a chain of llama.cpp's samplers chooses a token from the logits of the whole
+    vocabulary, for one sequence after the other. The command decodes with each chain in turn, forth
+    and back, and shows the time of a token and its share of a step. Grammars are applied both ways:
+    check the choice and choose again if it does not fit (llama-server), or mask the vocabulary
+    first. Tiny models with random weights show how the cost grows with the vocabulary. The options
+    of a chain are those of lab measure (see its --help-all)."""
+    from lab.show import console
+
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="lab-vocabularies-") as folder,
+        Worker() as worker,
+    ):
+        with console.transfer(err) as show_transfer:
+            plans = plans_of(worker, Path(folder), **asked, watch=show_transfer)
+        introduce(plans[:1], err, err)
+        path = session.new_results_file(plans[0], output.folder)
+        records, problem = collect(
+            lambda watch: execute(plans, worker, path, watch), path, err
+        )
+    has_failed = any(record.run.error for record in records)
+    output.finish(records, path, problem, has_failed)
+
+
+def sections(records: Sequence[Record], context: Context) -> list[Section]:
+    """A part for each setup of a model; the runs of other vocabularies belong to all of them."""
+    timed = [record for record in records if record.run.is_timed]
+    of_sizes = [record for record in timed if is_of_size(record)]
+    model_runs = [record for record in timed if not is_of_size(record)] or timed
+    parts: list[Section] = []
+    if model_runs:
+        for label, rows in table.setups(table.runs(model_runs)):
+            runs = [model_runs[number] for number in rows.run.unique()]
+            part = section(label, runs, of_sizes, context.is_page)
+            if part is not None:
+                parts.append(part)
+    if not parts:
+        return []
+    first = parts[0]
+    return [Section("Choosing a token", name=first.name, question=first.question, parts=parts)]
+
+
+def section(
+    label: str, runs: Sequence[Record], of_sizes: Sequence[Record], is_page: bool
+) -> Section | None:
+    """The table of a setup, its sentences and its picture. On a terminal the first sentence is the
+    answer."""
+    measured = figures(runs, of_sizes)
+    if measured is None:
+        return None
+    n_disturbed = len(list(filter(disturbances.disturbances, runs)))
+    title = label
+    lines = sentences(measured)
+    if n_disturbed:
+        title = f"{label} ({MARK} {n_disturbed} of {len(runs)} runs disturbed)"
+    if 2 * n_disturbed >= len(runs):
+        lines = ["No conclusions: at least half of the runs were disturbed. Measure again."]
+    answer = ""
+    if lines and not is_page:
+        answer, *lines = lines
+    drawing = functools.partial(draw, measured, runs[0].model.n_vocab, title)
+    caption = (
+        "Left: the time to choose a token over the size of the vocabulary; points are runs with "
+        "random weights, lines their law, diamonds the model itself. Right: the parts of a step."
+    )
+    rows = measured.rows()
+    return Section(
+        title,
+        "medians over runs, their range below; share: of a step's time",
+        name="choose",
+        question="What does choosing a token cost?",
+        answer=answer,
+        **tabled(COLUMNS, rows),
+        sentences=lines,
+        pictures=[Picture("choose", caption, drawing, WIDE)],
+        data=lambda: {"rows": [document(row, title) for row in rows]},
+    )
+
+
+def document(row: Any, setup: str) -> dict[str, Any]:
+    return {"experiment": "choose", "setup": setup, **row._asdict()}
+
+
+def share_cell(row: Any) -> str:
+    return f"{100 * row.share:.1f}"
+
+
+def law_cell(row: Any) -> str:
+    return UNKNOWN if row.n_seq > 1 else cell(row.law_s, 1e3)
+
+
+def expected_cell(row: Any) -> str:
+    return UNKNOWN if row.n_seq == 1 else cell(row.expected_s, 1e3)
+
+
+def built_cell(row: Any) -> str:
+    return cell(row.built_s, 1e3) if row.n_seq == 1 else UNKNOWN
+
+
+COLUMNS = (
+    ("sequences", lambda row: f"{row.n_seq:,}"),
+    ("chain", lambda row: row.name),
+    ("runs", lambda row: str(row.n_runs)),
+    (
+        "a token\nms",
+        lambda row: ranged(row.choose_s, row.least_s, row.most_s, row.n_runs),
+    ),
+    ("by its\nlaw ms", law_cell),
+    ("all\nms", lambda row: cell(row.step_choose_s, 1e3)),
+    ("predicted\nms", expected_cell),
+    ("compute\nms", lambda row: cell(row.compute_s, 1e3)),
+    ("share\n%", share_cell),
+    ("build\nms", built_cell),
+)
+
+KINDS = (Kind("choose", planning.is_mine, sections),)

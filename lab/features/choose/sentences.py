@@ -1,0 +1,98 @@
+"""The sentences below the table of `lab choose`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lab.core.lists import plural
+from lab.core.sampling import GREEDY
+from lab.features.choose.chains import FIRST, JSON, SCHEMA
+from lab.features.choose.figures import ChoosingFigures
+from lab.roofline.choosing import DEFAULT
+from lab.show.wording import digits, percent, seconds, times
+
+SMALL = 1e-6  # seconds that are not worth a sentence
+
+
+def sentences(figures: ChoosingFigures) -> list[str]:
+    """The answer first."""
+    rows = figures.rows()
+    by_key = {(row.name, row.n_seq): row for row in rows}
+    n_seqs = sorted({row.n_seq for row in rows})
+    lines: list[str] = []
+    default = by_key.get((DEFAULT, n_seqs[0]))
+    if default is not None:
+        lines.append(answer(default, by_key.get((DEFAULT, n_seqs[-1]))))
+        lines += grammars(by_key, default)
+    slowest = max(
+        (row for row in rows if row.n_seq == n_seqs[0]), key=lambda row: row.choose_s
+    )
+    if default is not None and slowest.name != DEFAULT:
+        factor = times(slowest.choose_s / default.choose_s)
+        lines.append(
+            f"The most expensive chain is {slowest.name}: {seconds(slowest.choose_s)} a token, "
+            f"{factor} the default's."
+        )
+    lines += one_after_the_other(rows)
+    lines += growth(figures)
+    return lines
+
+
+def answer(default: Any, together: Any) -> str:
+    """What the default chain takes alone, and with the most sequences."""
+    first = (
+        f"llama-server's default chain takes {seconds(default.choose_s)} a token here, "
+        f"{percent(default.share)} of a step"
+    )
+    if together is None or together.n_seq == default.n_seq:
+        return f"{first}."
+    return f"{first}; with {together.n_seq} sequences {percent(together.share)} of every step."
+
+
+def grammars(by_key: dict[tuple[str, int], Any], default: Any) -> list[str]:
+    """What each grammar adds, both ways, and its compilation."""
+    lines: list[str] = []
+    for name in (JSON, SCHEMA):
+        checked = by_key.get((name, default.n_seq))
+        first = by_key.get((f"{name} {FIRST}", default.n_seq))
+        if checked is None or first is None:
+            continue
+        added_s = max(0.0, checked.choose_s - default.choose_s)
+        lines.append(
+            f"A {name} adds {seconds(added_s)} a token if the choice is checked first "
+            f"(5 to 95 % of the tokens: {seconds(checked.low_s)} to {seconds(checked.high_s)}), "
+            f"{seconds(first.choose_s - default.choose_s)} if it masks the vocabulary before "
+            f"every choice. Building it takes {seconds(checked.built_s)}, once an answer."
+        )
+    return lines
+
+
+def one_after_the_other(rows: Sequence[Any]) -> list[str]:
+    """How well the time of one sequence predicts that of several."""
+    errors: list[float] = []
+    for row in rows:
+        if row.n_seq > 1 and row.expected_s and row.name != GREEDY:
+            errors.append(abs(row.expected_s / row.step_choose_s - 1))
+    if not errors:
+        return []
+    errors.sort()
+    return [
+        "Sequences are chosen one after the other: the time of one sequence times their number "
+        f"differs by {percent(errors[len(errors) // 2])} (median of {plural(len(errors), 'row')})."
+    ]
+
+
+def growth(figures: ChoosingFigures) -> list[str]:
+    """How the default grows with the vocabulary."""
+    of_default = figures.laws.get(DEFAULT)
+    if of_default is None or len(of_default.points) < 2:
+        return []
+    sizes = sorted(figures.sizes.n_vocab.unique())
+    least_s = of_default.seconds(int(sizes[0]))
+    most_s = of_default.seconds(int(sizes[-1]))
+    return [
+        f"From a vocabulary of {sizes[0]:,} to one of {sizes[-1]:,} tokens "
+        f"({times(sizes[-1] / sizes[0])}) the default chain grows from {seconds(least_s)} to "
+        f"{seconds(most_s)} ({digits(most_s / least_s)}x), with random weights."
+    ]

@@ -1,0 +1,95 @@
+"""The budget of a token through llama-server: its own times, and what is outside of them.
+
+llama-server reports the time of the prompt and of the tokens after the first. The client's TTFT
+also holds the template, tokenizing, HTTP and the queue; its TPOT what it takes to send and to
+receive a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lab.core import request_times
+from lab.core.request import RequestRecord
+from lab.show.section import Columns, Section, tabled
+from lab.show.wording import digits, percent, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ABOUT = (
+    "medians over requests; server: by llama-server's own times (steps with choosing, and the text "
+    "of tokens); outside: HTTP and the client, before the first token also template, tokenizing "
+    "and queue"
+)
+
+
+def rows(requests: Sequence[RequestRecord]) -> pd.DataFrame:
+    """A row for each number of prompt tokens: medians in seconds over requests with the server's
+    times.
+
+    `ttft_s` and `tpot_s` are the client's, `prompt_s` and `step_s` the server's.
+    """
+    import pandas as pd
+
+    table: list[dict[str, Any]] = []
+    for record in requests:
+        figures = request_times.figures(record.request)
+        timings = record.request.timings
+        if timings is None or figures.tpot_ns is None or figures.ttft_ns is None:
+            continue
+        is_complete = timings.prompt_ms and timings.gen_ms and timings.n_gen
+        if not is_complete or timings.n_gen < 2:
+            continue
+        table.append(
+            {
+                "n_prompt": figures.n_prompt or figures.asked.n_prompt,
+                "ttft_s": figures.ttft_ns / 1e9,
+                "tpot_s": figures.tpot_ns / 1e9,
+                "prompt_s": timings.prompt_ms / 1e3,
+                "step_s": timings.gen_ms / 1e3 / (timings.n_gen - 1),
+            }
+        )
+    if not table:
+        return pd.DataFrame()
+    by_length = pd.DataFrame(table).groupby("n_prompt")
+    return by_length.median().assign(n_requests=by_length.size()).reset_index()
+
+
+def section(requests: Sequence[RequestRecord]) -> Section | None:
+    """The table and its sentence; None if no server reported its times."""
+    table = rows(requests)
+    if table.empty:
+        return None
+    budget = list(table.itertuples())
+    return Section(
+        "A token's time through llama-server",
+        ABOUT,
+        **tabled(COLUMNS, budget, keep_all=True),
+        sentences=[sentence(budget[-1])],
+        data=lambda: {"server_budget": table.to_dict("records")},
+    )
+
+
+def sentence(row: Any) -> str:
+    """What the server's own times leave of TPOT and of TTFT."""
+    outside_s = row.tpot_s - row.step_s
+    return (
+        f"After {row.n_prompt:,.0f} tokens the server takes {seconds(row.step_s)} for a token and "
+        f"{seconds(abs(outside_s))} ({percent(abs(outside_s) / row.tpot_s)} of TPOT) is outside of "
+        f"its times; before the first token {seconds(max(0.0, row.ttft_s - row.prompt_s))} are: "
+        "template, tokenizing, HTTP, queue."
+    )
+
+
+COLUMNS: Columns = (
+    ("prompt\ntokens", lambda row: f"{row.n_prompt:,.0f}"),
+    ("requests", lambda row: f"{row.n_requests:,}"),
+    ("TPOT\nms", lambda row: digits(1e3 * row.tpot_s)),
+    ("server\nms", lambda row: digits(1e3 * row.step_s)),
+    ("sum\n%", lambda row: f"{100 * row.step_s / row.tpot_s:.1f}"),
+    ("TTFT\nms", lambda row: digits(1e3 * row.ttft_s)),
+    ("prompt\nms", lambda row: digits(1e3 * row.prompt_s)),
+    ("outside\nms", lambda row: digits(1e3 * (row.ttft_s - row.prompt_s))),
+)

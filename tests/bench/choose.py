@@ -1,0 +1,374 @@
+"""Is the cost of choosing a token measured right, and does its law predict?
+
+    python3 -m uv run python -m tests.bench.choose planted    # a delay of known length in a sampler
+    python3 -m uv run python -m tests.bench.choose law        # vocabularies and windows held out
+    python3 -m uv run python -m tests.bench.choose equal      # twenty pairs of equal chains
+    python3 -m uv run python -m tests.bench.choose server     # the tokens of llama-server
+    python3 -m uv run python -m tests.bench.choose budget     # the parts of a token's time
+
+`planted` adds a sampler to every chain that waits for a known time: the difference to the same
+chain without it is compared with that time. `law` measures models with random weights whose
+vocabularies and windows of penalties the law has not seen. `equal` counts how often two equal
+chains are called different. `server` sends the same token ids, seed and settings to the
+llama-server of the xllamacpp wheel. Each prints its figures; the exit status is 1 if one misses its
+aim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lab
+from lab.core import script as scripts
+from lab.core.record import Record
+from lab.core.sampling import chain
+from lab.engine import sampling as engine_sampling
+from lab.engine.bindings import llama_cpp
+from lab.engine.llama import LlamaContext, Loaded
+from lab.features.choose import planning
+from lab.features.choose.chains import NamedChain
+from lab.features.choose.command import execute
+from lab.models import catalog
+from lab.process.worker import Worker
+from lab.roofline import choosing
+from lab.runner.session import new_results_file
+from tests.conftest import SETTINGS
+from tests.servers import wheel_server
+
+DELAYS_US = (50, 200, 1000, 5000)
+AIM = 0.05
+SHARE_INSIDE = 0.9
+LEARNED = "32000,65536,128256,151936,262144"
+HELD_OUT = (40960, 49152, 100352, 140000, 200000)
+WINDOWS = (64, 256, 1024)
+HELD_OUT_WINDOWS = (32, 128, 512)
+N_PAIRS = 20
+N_TOKENS = 48
+SAMPLED = (
+    {"temp": 0.8},
+    {"temp": 1.2, "top_k": 0},
+    {"temp": 0.9, "repeat_penalty": 1.2},
+    {"temp": 0.7, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"temp": 0.8, "min_p": 0.2, "top_p": 0.8, "samplers": "min_p;top_p;temperature"},
+    {"temp": 0.9, "mirostat": 2},
+)
+"""Chains whose tokens are compared with those of llama-server."""
+
+REQUEST_NAMES = {
+    "temp": "temperature",
+    "typical": "typical_p",
+}
+"""Names in a request to llama-server that differ from its options."""
+
+
+# A sampler that waits
+
+
+_callbacks: list[Any] = []  # llama.cpp keeps pointers to them
+
+
+def waiting_sampler(delay_us: int) -> Any:
+    """A sampler that changes nothing and returns after a time."""
+    lib = llama_cpp()
+
+    def wait(sampler: Any, candidates: Any) -> None:
+        end_ns = time.perf_counter_ns() + 1000 * delay_us
+        while time.perf_counter_ns() < end_ns:
+            pass
+
+    interface = lib.llama_sampler_i()
+    interface.apply = lib.llama_sampler_i_apply(wait)
+    interface.name = lib.llama_sampler_i_name(lambda sampler: b"wait")
+    _callbacks.append(interface)
+    return lib.llama_sampler_init(ctypes.pointer(interface), None)
+
+
+def plant(context: LlamaContext | None, delay_us: int) -> bool:
+    """In the child: begin every chain with a sampler that waits."""
+    build = engine_sampling.new_chain
+
+    def delayed(loaded: Loaded, sampling: Any) -> Any:
+        lib = llama_cpp()
+        outer = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        lib.llama_sampler_chain_add(outer, waiting_sampler(delay_us))
+        lib.llama_sampler_chain_add(outer, build(loaded, sampling))
+        return outer
+
+    engine_sampling.new_chain = delayed
+    return True
+
+
+class PlantedWorker(Worker):
+    """An engine whose samplers wait, in every child that it starts."""
+
+    delay_us = 0
+
+    def _spawn(self) -> None:
+        super()._spawn()
+        if self.delay_us:
+            self.call(bool, "tests.bench.choose.plant", delay_us=self.delay_us)
+
+
+def planted() -> bool:
+    """Whether the delays are found."""
+    medians = {delay_us: chosen_us(delay_us) for delay_us in (0, *DELAYS_US, 0)}
+    are_found = []
+    for delay_us in DELAYS_US:
+        found_us = medians[delay_us] - medians[0]
+        error = found_us / delay_us - 1
+        are_found.append(abs(error) <= AIM)
+        print(f"planted {delay_us:5} us   found {found_us:8.1f} us   {100 * error:+.1f} %")
+    return all(are_found)
+
+
+def chosen_us(delay_us: int) -> float:
+    """Microseconds that the default chain takes for a token, with a planted delay."""
+    with tempfile.TemporaryDirectory() as name:
+        worker = PlantedWorker.__new__(PlantedWorker)
+        worker.delay_us = delay_us
+        Worker.__init__(worker)
+        with worker:
+            plan = planning.plan(worker, "1", ["--temp 0.8 --top-k 41"], 128, 12, 3, threads=1)
+            records = run([plan], worker, Path(name))
+    times = choosing.chain_times([record for record in records if record.run.is_timed])
+    of_default = times[times.name == choosing.DEFAULT]
+    return 1e6 * float(of_default.choose_s.median())
+
+
+def run(plans: Sequence[Any], worker: Worker, folder: Path) -> list[Record]:
+    """The records of plans."""
+    path = new_results_file(plans[0], folder)
+    return list(execute(plans, worker, path, lambda status: None))
+
+
+# Held-out vocabularies and windows
+
+
+def held_out() -> bool:
+    """Whether the law predicts what it has not seen."""
+    base = planning.named_chains.without_texts(1)
+    windows = [window_chain(window) for window in (*WINDOWS, *HELD_OUT_WINDOWS)]
+    others = [named for named in base if not named.name.startswith("penalties")]
+    sizes = [*planning.sizes(LEARNED), *HELD_OUT]
+    with tempfile.TemporaryDirectory() as name, Worker() as worker:
+        plans = []
+        for size in sizes:
+            plans.append(
+                planning.plan_of_size(
+                    worker, size, Path(name), 16, 3, chains=[*others, *windows], threads=1
+                )
+            )
+        records = run(plans, worker, Path(name))
+    times = choosing.chain_times([record for record in records if record.run.is_timed])
+    medians = times.groupby(["name", "n_vocab"], as_index=False).agg(
+        choose_s=("choose_s", "median"), window=("window", "first")
+    )
+    learned = times[~times.n_vocab.isin(HELD_OUT)]
+    errors, are_inside = errors_of_vocabularies(medians, learned)
+    is_good = shown("vocabularies held out", errors, are_inside)
+    errors, are_inside = errors_of_windows(medians, learned)
+    return shown("windows held out", errors, are_inside) and is_good
+
+
+def window_chain(window: int) -> NamedChain:
+    options = {"repeat_penalty": 1.1, "repeat_last_n": window}
+    return NamedChain(f"penalties {window}", chain(options, 1))
+
+
+def errors_of_vocabularies(medians: Any, learned: Any) -> tuple[list[float], list[bool]]:
+    """Each chain's errors at vocabularies that its law has not seen."""
+    errors: list[float] = []
+    are_inside: list[bool] = []
+    laws = choosing.laws(learned)
+    for row in medians[medians.n_vocab.isin(HELD_OUT)].itertuples():
+        law = laws[row.name]
+        low, high = law.range(row.n_vocab)
+        errors.append(law.seconds(row.n_vocab) / row.choose_s - 1)
+        are_inside.append(low <= row.choose_s <= high)
+    return errors, are_inside
+
+
+def errors_of_windows(medians: Any, learned: Any) -> tuple[list[float], list[bool]]:
+    """The errors of windows, and of vocabularies too, that the penalties' law has not seen."""
+    errors: list[float] = []
+    are_inside: list[bool] = []
+    law = choosing.penalty_law(learned[~learned.window.isin(HELD_OUT_WINDOWS)])
+    assert law is not None
+    for row in medians[medians.window.isin(HELD_OUT_WINDOWS)].itertuples():
+        low, high = law.range(row.n_vocab, int(row.window))
+        errors.append(law.seconds(row.n_vocab, int(row.window)) / row.choose_s - 1)
+        are_inside.append(low <= row.choose_s <= high)
+    return errors, are_inside
+
+
+def shown(what: str, errors: Sequence[float], are_inside: Sequence[bool]) -> bool:
+    """Print errors; whether they are within the aims."""
+    sizes = [abs(error) for error in errors]
+    median = statistics.median(sizes)
+    inside = sum(are_inside) / len(are_inside)
+    print(
+        f"{what}: {len(errors)} predictions, median error {100 * median:.1f} %, maximum "
+        f"{100 * max(sizes):.1f} %, {100 * inside:.0f} % inside the range"
+    )
+    return median <= AIM and inside >= SHARE_INSIDE
+
+
+# Equal chains
+
+
+def equal() -> bool:
+    """Whether equal chains are never called different."""
+    sampling = chain({"temp": 0.8}, 1)
+    pair = [NamedChain("first", sampling), NamedChain("second", sampling)]
+    n_different = 0
+    with tempfile.TemporaryDirectory() as name, Worker() as worker:
+        for number in range(N_PAIRS):
+            plan = planning.plan_of_size(
+                worker, 49152, Path(name), 12, 6, number + 1, pair, threads=1
+            )
+            records = run([plan], worker, Path(name))
+            times = choosing.chain_times([record for record in records if record.run.is_timed])
+            ratio = choosing.ratio(times, "first", "second")
+            is_different = choosing.differs(ratio)
+            n_different += is_different
+            print(f"pair {number + 1:2}: {ratio}  {'different' if is_different else ''}")
+    print(f"equal chains called different: {n_different} of {N_PAIRS}")
+    return n_different == 0
+
+
+# The tokens of llama-server
+
+
+def server() -> bool:
+    """Whether the tokens of seeded chains are llama-server's."""
+    path = catalog.embedded_path()
+    are_equal = []
+    with Worker() as worker:
+        worker.load(path, SETTINGS)
+        prompt = worker.tokenize("The lighthouse keeper wrote a letter about the storm, and")
+        with wheel_server(path, "--threads", "1", "--ctx-size", "512") as real:
+            for asked in SAMPLED:
+                theirs = tokens_of_server(real.url.removesuffix("/v1"), prompt, asked)
+                ours = tokens_of_lab(worker, prompt, asked)
+                difference = first_difference(ours, theirs)
+                are_equal.append(difference is None)
+                print(f"{asked}: {in_words(difference, ours, theirs)}")
+    return all(are_equal)
+
+
+def tokens_of_lab(worker: Worker, prompt: list[int], asked: dict[str, Any]) -> list[int]:
+    settings = dataclasses.replace(
+        SETTINGS, n_ctx=512, n_threads=1, n_threads_batch=1, sampling=chain(asked, 11)
+    )
+    worker.new_context(settings)
+    outcome = worker.run(scripts.run(prompt, N_TOKENS, 512), lambda progress: None)
+    end = outcome.end_of_generation_at
+    return list(outcome.token_ids if end is None else outcome.token_ids[:end])
+
+
+def tokens_of_server(url: str, prompt: list[int], asked: dict[str, Any]) -> list[int]:
+    request: dict[str, Any] = {
+        "prompt": prompt,
+        "n_predict": N_TOKENS,
+        "seed": 11,
+        "return_tokens": True,
+        "cache_prompt": False,
+    }
+    for name, value in asked.items():
+        request[REQUEST_NAMES.get(name, name)] = value
+    if "samplers" in asked:
+        request["samplers"] = asked["samplers"].split(";")
+    data = json.dumps(request).encode()
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{url}/completion", data, headers), timeout=120
+    ) as answer:
+        return list(json.load(answer)["tokens"])
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    for place, (token, other) in enumerate(zip(ours, theirs, strict=False)):
+        if token != other:
+            return place
+    return None
+
+
+def in_words(difference: int | None, ours: Sequence[int], theirs: Sequence[int]) -> str:
+    n_common = min(len(ours), len(theirs))
+    if difference is None:
+        return f"equal, {n_common} tokens"
+    return (
+        f"differ from token {difference} on: {ours[difference]}, server {theirs[difference]}"
+    )
+
+
+# The parts of a token's time
+
+
+def budget() -> bool:
+    """Whether compute, choosing and the time between steps add up to TPOT."""
+    from lab.core import phases
+
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as name:
+        for asked in ({}, {"temp": 0.8}, {"top_k": 0}, {"mirostat": 2}):
+            records = lab.measure("128", gen=48, repeat=3, out=name, threads=1, **asked)
+            for record in records:
+                if not record.run.is_timed:
+                    continue
+                sums = parts_of(record)
+                tpot_ns = phases.tpot_ns(record.run)
+                assert tpot_ns is not None
+                worst = max(worst, abs(sum(sums) / tpot_ns - 1))
+            compute, choose, between = sums
+            print(
+                f"{asked or 'greedy'}: compute {compute / 1e3:.0f} us, choose "
+                f"{choose / 1e3:.0f} us, between {between / 1e3:.1f} us"
+            )
+    print(f"the parts and TPOT differ by at most {100 * worst:.2f} %")
+    return worst <= 0.02
+
+
+def parts_of(record: Record) -> tuple[float, float, float]:
+    """Means of compute, choosing, and between steps over the decode steps, in ns."""
+    steps = record.run.steps.frame()
+    between = steps.start_ns - steps.end_ns.shift()
+    is_decode = steps.kind == "decode"
+    decodes = steps[is_decode]
+    return (
+        float((decodes.ready_ns - decodes.start_ns).mean()),
+        float((decodes.end_ns - decodes.ready_ns).mean()),
+        float(between[is_decode].mean()),
+    )
+
+
+BENCHES: dict[str, Callable[[], bool]] = {
+    "planted": planted,
+    "law": held_out,
+    "equal": equal,
+    "server": server,
+    "budget": budget,
+}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(BENCHES)
+    are_good = []
+    for name in names:
+        print(f"\n{name}", flush=True)
+        are_good.append(BENCHES[name]())
+    sys.exit(not all(are_good))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""What choosing a token costs: exact on made-up runs, and once with the real engine."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.core import experiments, script
+from lab.core.record import Record, Steps
+from lab.core.sampling import Sampling, chain
+from lab.errors import LabError
+from lab.features.choose import chains, planning, vocabularies
+from lab.features.choose.chains import NamedChain
+from lab.features.choose.command import sections
+from lab.features.choose.figures import figures
+from lab.features.choose.sentences import sentences
+from lab.roofline import choosing
+from lab.roofline.choosing import Choosing
+from lab.show import canvas
+from lab.show.section import Context
+from tests.conftest import MODEL, FakeWorker, make_record, make_run, run_lab
+
+N_STEPS = 4
+COMPUTE_NS = 10_000_000
+BETWEEN_NS = 5_000
+PLAIN = [
+    NamedChain("greedy", None),
+    NamedChain("default", chain({"temp": 0.8}, 1)),
+    NamedChain("penalties 64", chain({"repeat_penalty": 1.1}, 1)),
+    NamedChain("penalties 1024", chain({"repeat_penalty": 1.1, "repeat_last_n": 1024}, 1)),
+]
+
+
+def cost_ns(name: str, n_vocab: int) -> int:
+    """A planted law: a fixed part, and one for each token of the vocabulary."""
+    per_token = {"greedy": 0.3, "default": 2, "penalties 64": 6, "penalties 1024": 8}
+    return round(3000 + per_token.get(name, 20) * n_vocab)
+
+
+def made_run(
+    n_seq: int = 1,
+    n_vocab: int = 49152,
+    named: list[NamedChain] = PLAIN,
+    cost: Callable[[str, int], int] = cost_ns,
+    name: str = "tiny",
+    repeat: int = 0,
+) -> Record:
+    """A run whose steps take exactly what a law says."""
+    case = planning.case(20, n_seq, N_STEPS, named)
+    operations = planning.write(named, case, lambda i, n: [1] * n, make_record().settings)
+    shapes = list(script.shapes(operations))
+    names = [named[number].name for number in case.setup.order]
+    starts: list[int] = []
+    readies: list[int] = []
+    ends: list[int] = []
+    now = 0
+    block = -1
+    for shape in shapes:
+        block += shape.kind == "prefill" and shape.n_outputs > 0
+        starts.append(now)
+        ready = now + (COMPUTE_NS if shape.n_tokens else 1000)
+        readies.append(ready)
+        now = ready
+        if shape.n_outputs:
+            now += cost(names[block], n_vocab) * shape.n_outputs
+        ends.append(now)
+        now += BETWEEN_NS
+    columns = dict(zip(script.Shape._fields, zip(*shapes, strict=True), strict=True))
+    steps = Steps(
+        start_ns=tuple(starts), ready_ns=tuple(readies), end_ns=tuple(ends), **columns
+    )
+    n_chains = 2 * sum(chain.sampling is not None for chain in named)
+    run = make_run(
+        20,
+        N_STEPS + 1,
+        repeat,
+        steps=steps,
+        token_ids=tuple(range(script.n_chosen(operations))),
+        experiment="choose",
+        case=case.values,
+        counts={"built_ns": (2_000_000,) * (n_chains * n_seq)},
+    )
+    model = dataclasses.replace(MODEL, n_vocab=n_vocab, name=name)
+    return make_record(run, model=model)
+
+
+def made_sizes(sizes: tuple[int, ...]) -> list[Record]:
+    return [
+        made_run(n_vocab=size, name=f"{vocabularies.STEM}{size}", repeat=repeat)
+        for size in sizes
+        for repeat in range(2)
+    ]
+
+
+def test_the_time_of_each_chain_is_found() -> None:
+    measured = figures([made_run(), made_run(8, repeat=1)], [])
+    assert measured is not None
+    table = measured.chains.set_index(["name", "n_seq"])
+    for named in PLAIN:
+        for n_seq in (1, 8):
+            row = table.loc[named.name, n_seq]
+            expected_s = cost_ns(named.name, 49152) / 1e9
+            assert row.choose_s == pytest.approx(expected_s)
+            assert row.step_choose_s == pytest.approx(n_seq * expected_s)
+            assert row.expected_s == pytest.approx(n_seq * expected_s)
+            assert row.compute_s == pytest.approx(COMPUTE_NS / 1e9)
+            assert row.between_s == pytest.approx(BETWEEN_NS / 1e9)
+    row = table.loc["default", 1]
+    total_ns = COMPUTE_NS + BETWEEN_NS + cost_ns("default", 49152)
+    assert row.share == pytest.approx(cost_ns("default", 49152) / total_ns)
+    assert row.built_s == pytest.approx(0.002)
+    assert table.loc["greedy", 1].built_s is None or math.isnan(table.loc["greedy", 1].built_s)
+
+
+def test_the_law_predicts_other_vocabularies_and_windows() -> None:
+    times = choosing.chain_times(made_sizes((32000, 65536, 131072, 262144)))
+    law = choosing.laws(times)["default"]
+    for size in (40000, 100000, 200000):
+        assert law.seconds(size) == pytest.approx(cost_ns("default", size) / 1e9, rel=0.01)
+        low, high = law.range(size)
+        assert low < law.seconds(size) < high
+    penalties = choosing.penalty_law(times)
+    assert penalties is not None
+    assert [window for window, _ in penalties.by_window] == [64, 1024]
+    middle = penalties.seconds(65536, 256)
+    assert cost_ns("penalties 64", 65536) < middle * 1e9 < cost_ns("penalties 1024", 65536)
+
+
+def test_steps_after_the_end_of_a_grammar_do_not_count() -> None:
+    grammar = dataclasses.replace(PLAIN[1], name="JSON grammar", sampling=GRAMMAR)
+    record = made_run(named=[PLAIN[0], grammar])
+    n_answer = N_STEPS + 1
+    tokens = list(record.run.token_ids)
+    tokens[n_answer : 2 * n_answer] = [7, 8, 9, 9, 9]  # of the first block with the grammar
+    run = dataclasses.replace(record.run, token_ids=tuple(tokens))
+    steps = choosing.blocks(dataclasses.replace(record, run=run))
+    assert steps is not None
+    by_block = steps.groupby("block").size()
+    assert list(by_block) == [5, 3, 5, 5]
+
+
+GRAMMAR = Sampling(grammar=("root ::= [a-z]*",), grammar_file="letters")
+
+
+def test_steps_that_do_not_fit_the_case_have_no_figures() -> None:
+    record = made_run()
+    case = {**record.run.case, "n_steps": N_STEPS + 1}
+    broken = dataclasses.replace(record, run=dataclasses.replace(record.run, case=case))
+    assert choosing.blocks(broken) is None
+    assert sections([broken], Context()) == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"n_seq": 0}, {"n_steps": 1}, {"chains": ""}, {"more": 1}, {"n_seq": "1"}]
+)
+def test_impossible_cases_are_refused(change: dict[str, Any]) -> None:
+    case = {"n_seq": 1, "n_steps": 4, "chains": "a: b", **change}
+    with pytest.raises(ValueError, match=r".+"):
+        experiments.check("choose", case)
+
+
+def test_chains_run_forth_and_back() -> None:
+    setup = Choosing(1, 2, "a: x | b: y | c: z")
+    assert setup.names == ["a", "b", "c"]
+    assert setup.order == [0, 1, 2, 2, 1, 0]
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_the_answer_comes_first_and_says_what_choosing_takes() -> None:
+    records = [*(made_run(n_seq) for n_seq in (1, 32)), *made_sizes((32000, 262144))]
+    (section,) = sections(records, Context())
+    (part,) = section.parts
+    assert part.answer == (
+        "llama-server's default chain takes 101 us a token here, 1 % of a step; with 32 "
+        "sequences 24.5 % of every step."
+    )
+    assert len(part.cells) == 2 * len(PLAIN)
+    assert "differs by 0 %" in " ".join(part.sentences)
+
+
+def test_a_grammar_is_compared_both_ways() -> None:
+    first = dataclasses.replace(GRAMMAR, grammar_first=True)
+    named = [
+        *PLAIN[:2],
+        NamedChain(chains.JSON, GRAMMAR),
+        NamedChain(f"{chains.JSON} {chains.FIRST}", first),
+    ]
+    measured = figures([made_run(named=named)], [])
+    assert measured is not None
+    text = " ".join(sentences(measured))
+    assert "A JSON grammar adds 885 us a token if the choice is checked first" in text
+    assert "Building it takes 2.00 ms" in text
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    records = [*(made_run(n_seq) for n_seq in (1, 8)), *made_sizes((32000, 262144))]
+    (section,) = sections(records, Context())
+    (picture,) = section.all_pictures
+    drawn = canvas.drawn(picture.draw, picture.file_size)
+    titles = [ax.get_title() for ax in drawn.axes]
+    assert titles == ["random weights, one sequence", "a step: its share of choosing above"]
+
+
+def test_equal_chains_do_not_differ_and_slower_ones_do() -> None:
+    records = [made_run(repeat=repeat) for repeat in range(6)]
+    times = choosing.chain_times(records)
+    times = times.assign(name=times.name.replace("penalties 1024", "default too"))
+    times.loc[times.name == "default too", "choose_s"] = times[
+        times.name == "default"
+    ].choose_s.iloc[0]
+    assert not choosing.differs(choosing.ratio(times, "default", "default too"))
+    assert choosing.differs(choosing.ratio(times, "default", "penalties 64"))
+    assert choosing.ratio(times, "default", "unknown") is None
+
+
+def test_the_default_cost_is_that_of_the_law() -> None:
+    records = made_sizes((32000, 65536, 131072))
+    cost_s = choosing.default_cost_s(records, 65536)
+    assert cost_s == pytest.approx(cost_ns("default", 65536) / 1e9)
+    assert choosing.default_cost_s([], 65536) is None
+    assert choosing.default_cost_s(records, None) is None
+
+
+def test_the_plan_has_every_number_of_sequences(fake_worker: FakeWorker) -> None:
+    planned = planning.plan(fake_worker, "1,8", ["--top-k 0"], 64, 8)  # type: ignore[arg-type]
+    assert [case.setup.n_seq for case in planned.cases] == [1, 8]
+    assert [case.setup.n_steps for case in planned.cases] == [8, planning.FEWEST_STEPS]
+    assert planned.cases[0].setup.names == ["greedy", "default", "--top-k 0"]
+    assert planned.settings.kv_unified
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("1", ["--tmp 1"]), "is not understood"),
+        (("1", ["--samplers foo"]), "no sampler 'foo'"),
+        (("1", ["--top-k 0", "--top-k 0"]), "given twice"),
+        (("99", []), "--sequences"),
+    ],
+)
+def test_impossible_plans_are_refused(
+    fake_worker: FakeWorker, asked: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(LabError, match=message):
+        planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+
+
+def test_sizes_of_vocabularies() -> None:
+    assert planning.sizes("0") == []
+    assert planning.sizes("32000,50257") == [32000, 50240]
+    with pytest.raises(LabError, match="too small"):
+        planning.sizes("100")
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_the_real_engine_measures_chains_and_vocabularies(tmp_path: Path) -> None:
+    code, out, err = run_lab(
+        *("choose", "--sequences", "1,2", "--chain", "--top-k 0", "--prompt-len", 16),
+        *("--gen", 4, "--repeat", 1, "--threads", 1, "--out", tmp_path, "--no-plot"),
+    )
+    assert code == 0, err
+    assert "llama-server's default chain takes" in out
+    assert "--top-k 0" in out
+
+
+def test_a_vocabulary_of_any_size_is_a_model(tmp_path: Path) -> None:
+    from lab.process.worker import Worker
+
+    with Worker() as worker:
+        plan = planning.plan_of_size(worker, 4096, tmp_path, 4, 1, threads=1)
+    assert plan.model.n_vocab == 4096
+    assert vocabularies.is_random(plan.file.path)
+    assert [case.setup.n_seq for case in plan.cases] == [1]
