@@ -18,6 +18,8 @@ import pytest
 
 import lab
 from lab import main
+from lab.core import sampling
+from lab.core.asked_settings import flag
 from lab.core.record import Record
 from lab.roofline import probing
 from lab.show import sweep_laws
@@ -224,6 +226,8 @@ def unknown_words(command: str) -> list[str]:
     flags = {"--help", "--version"}
     for option in where.params:
         flags |= {name.strip() for name in (*option.opts, *option.secondary_opts)}
+    if where.name == "choose":  # whose chains are options in quotes
+        flags |= {flag(name) for name in sampling.table()}
     unknown = []
     for word in parts_of_command:
         if word.startswith("-"):

@@ -74,8 +74,8 @@ class Sampling:
                 parts.append(f"{name} {_in_words(value)}")
         if self.grammar:
             text = "\n".join(self.grammar)
-            name = self.json_schema_file or self.grammar_file
-            parts.append(f"grammar {name} {hashlib.sha256(text.encode()).hexdigest()[:8]}")
+            file = self.json_schema_file or self.grammar_file
+            parts.append(f"grammar {file} {hashlib.sha256(text.encode()).hexdigest()[:8]}")
         if self.grammar_first:
             parts.append("grammar first")
         return ", ".join(parts) or DEFAULT

@@ -35,7 +35,7 @@ from lab.core.sampling import chain
 from lab.engine import sampling as engine_sampling
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import LlamaContext, Loaded
-from lab.features.choose import planning
+from lab.features.choose import chains, planning
 from lab.features.choose.chains import NamedChain
 from lab.features.choose.command import execute
 from lab.models import catalog
@@ -138,7 +138,7 @@ def chosen_us(delay_us: int) -> float:
         worker.delay_us = delay_us
         Worker.__init__(worker)
         with worker:
-            plan = planning.plan(worker, "1", ["--temp 0.8 --top-k 41"], 128, 12, 3, threads=1)
+            plan = planning.plan(worker, "1", ["--temp 0.8 --top-k 41"], 64, 12, 3, threads=1)
             records = run([plan], worker, Path(name))
     times = choosing.chain_times([record for record in records if record.run.is_timed])
     of_default = times[times.name == choosing.DEFAULT]
@@ -156,7 +156,7 @@ def run(plans: Sequence[Any], worker: Worker, folder: Path) -> list[Record]:
 
 def held_out() -> bool:
     """Whether the law predicts what it has not seen."""
-    base = planning.named_chains.without_texts(1)
+    base = chains.without_texts(1)
     windows = [window_chain(window) for window in (*WINDOWS, *HELD_OUT_WINDOWS)]
     others = [named for named in base if not named.name.startswith("penalties")]
     sizes = [*planning.sizes(LEARNED), *HELD_OUT]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -22,7 +23,7 @@ JSON = "JSON grammar"
 SCHEMA = "JSON schema"
 FIRST = "first"  # after the name of a chain: its grammar is applied before the samplers
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     GREEDY: {},
     DEFAULT: {"temp": 0.8},
     "top-k 1": {"samplers": "top_k", "top_k": 1},

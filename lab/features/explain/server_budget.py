@@ -39,16 +39,16 @@ def rows(requests: Sequence[RequestRecord]) -> pd.DataFrame:
         timings = record.request.timings
         if timings is None or figures.tpot_ns is None or figures.ttft_ns is None:
             continue
-        is_complete = timings.prompt_ms and timings.gen_ms and timings.n_gen
-        if not is_complete or timings.n_gen < 2:
+        if not timings.prompt_ms or not timings.gen_ms or (timings.n_gen or 0) < 2:
             continue
+        n_steps = (timings.n_gen or 0) - 1
         table.append(
             {
                 "n_prompt": figures.n_prompt or figures.asked.n_prompt,
                 "ttft_s": figures.ttft_ns / 1e9,
                 "tpot_s": figures.tpot_ns / 1e9,
                 "prompt_s": timings.prompt_ms / 1e3,
-                "step_s": timings.gen_ms / 1e3 / (timings.n_gen - 1),
+                "step_s": timings.gen_ms / 1e3 / n_steps,
             }
         )
     if not table:
