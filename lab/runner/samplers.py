@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lab.core import files
 from lab.core.lines import MOST_LETTERS
 from lab.core.sampling import Sampling, chain
 from lab.errors import LabError, printable
 from lab.process.worker import Worker
 
+CONTENT = "Give a grammar (GBNF) or a JSON schema."
 MOST_BYTES = 1 << 20
 MOST_LINES = 10_000
 
@@ -40,16 +42,9 @@ def planned(worker: Worker, asked: Mapping[str, Any], seed: int) -> Sampling | N
 
 def text_of(path: Path) -> str:
     """The text of a grammar's or schema's file. LabError if it cannot be read."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise LabError(f"{path.name} has over 1 MB.", "Give a smaller grammar.")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = getattr(problem, "strerror", None) or "it is not UTF-8 text"
-        what = f"The file {path} cannot be read: {reason}."
-        raise LabError(what, "Give a grammar (GBNF) or a JSON schema.") from None
+    text = files.read_text(path, "The file", CONTENT, MOST_BYTES)
     if not text.strip():
-        raise LabError(f"{path.name} is empty.", "Give a grammar (GBNF) or a JSON schema.")
+        raise LabError(f"{path.name} is empty.", CONTENT)
     return text
 
 
