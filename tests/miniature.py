@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from lab.core.record import Settings
 from lab.engine import devices, llama, placement
@@ -38,11 +39,161 @@ FEWEST_LAYERS = {
 }
 """So that at least one layer sees everything."""
 
+MAMBA = {
+    "conv_kernel": 4,
+    "inner_size": 256,
+    "state_size": 16,
+    "time_step_rank": 8,
+    "group_count": 2,
+}
+DELTA_NET = {**MAMBA, "state_size": 32, "time_step_rank": 4, "inner_size": 128}
+LATENTS = {"attention.kv_lora_rank": 64, "attention.value_length_mla": 32}
+EXPERTS = {"n_expert": 8, "n_expert_used": 2, "n_ff_expert": 64, "n_ff_shared": 64}
+SHARED = {"expert_shared_count": 1, "expert_gating_func": 2}
+LATENT = {"n_head_kv": 1, "head_dim": 80, "head_dim_v": 64, "n_rot": 16}
+CHANGES: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "layers": "wwwww*",
+        "n_layer": 12,
+        "n_head_kv_full": 1,
+        "head_dim": 64,
+        "n_rot": 64,
+        "window": 256,
+        "tied_embeddings": True,
+        "keys": {
+            "attention.key_length_swa": 32,
+            "attention.value_length_swa": 32,
+            "rope.dimension_count_swa": 32,
+            "attention.shared_kv_layers": 6,
+            "embedding_length_per_layer_input": 32,
+        },
+    },
+    "gemma3n": {
+        "n_layer": 25,
+        "layers": "wwww*",
+        "window": 256,
+        "tied_embeddings": True,
+        "keys": {"embedding_length_per_layer_input": 256},
+    },
+    "deepseek2": {
+        **EXPERTS,
+        **LATENT,
+        "keys": {
+            **SHARED,
+            **LATENTS,
+            "attention.q_lora_rank": 48,
+            "attention.key_length_mla": 48,
+            "leading_dense_block_count": 1,
+        },
+    },
+    "kimi-linear": {
+        **EXPERTS,
+        **LATENT,
+        "layers": "rrr*",
+        "n_head": 4,
+        "ssm": {"conv_kernel": 4},
+        "keys": {
+            **SHARED,
+            **LATENTS,
+            "kda.head_dim": 32,
+            "attention.key_length_mla": 48,
+            "leading_dense_block_count": 1,
+        },
+    },
+    "glm4moe": {**EXPERTS, "keys": {**SHARED, "leading_dense_block_count": 1}},
+    "minimax-m2": {
+        **EXPERTS,
+        "n_ff": 64,
+        "n_ff_shared": None,
+        "keys": {"expert_gating_func": 2},
+    },
+    "mimo2": {
+        **EXPERTS,
+        "n_ff_shared": None,
+        "layers": "*www",
+        "n_head_kv_full": 1,
+        "head_dim": 48,
+        "head_dim_v": 32,
+        "window": 256,
+        "keys": {"leading_dense_block_count": 1},
+    },
+    "step35": {
+        **EXPERTS,
+        "layers": "*www",
+        "window": 256,
+        "keys": {**SHARED, "leading_dense_block_count": 1},
+    },
+    "llama4": {**EXPERTS, "n_expert_used": 1, "keys": {"interleave_moe_layer_step": 2}},
+    "nemotron_h": {"layers": "rfr*", "n_layer": 8, "ssm": MAMBA},
+    "nemotron_h_moe": {
+        **EXPERTS,
+        "layers": "rfr*",
+        "n_layer": 8,
+        "ssm": MAMBA,
+        "keys": {"expert_shared_count": 1, "moe_latent_size": 32},
+    },
+    "granitehybrid": {**EXPERTS, "n_ff": 64, "layers": "rrr*", "ssm": MAMBA},
+    "granite": {"keys": {"logit_scale": 8.0}},
+    "falcon-h1": {"ssm": MAMBA},
+    "mamba2": {"layers": "r", "n_head": 0, "n_ff": 0, "ssm": MAMBA},
+    "lfm2": {"layers": "rr*", "tied_embeddings": True, "keys": {"shortconv.l_cache": 3}},
+    "lfm2moe": {
+        **EXPERTS,
+        "n_ff_shared": None,
+        "layers": "rr*r",
+        "tied_embeddings": True,
+        "keys": {
+            "shortconv.l_cache": 3,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": 1,
+        },
+    },
+    "qwen3next": {**EXPERTS, "layers": "rrr*", "ssm": DELTA_NET, "n_rot": 16},
+    "seed_oss": {},
+    "exaone4": {},
+    "olmo2": {"layers": "www*", "window": 256},
+    "hunyuan-moe": {**EXPERTS, "n_ff": 64},
+    "hunyuan-dense": {},
+    "ernie4_5-moe": {
+        **EXPERTS,
+        "keys": {"interleave_moe_layer_step": 1, "leading_dense_block_count": 1},
+    },
+    "bailingmoe2": {**EXPERTS, "keys": {**SHARED, "leading_dense_block_count": 1}},
+    "dots1": {**EXPERTS, "n_head_kv": 4, "keys": {**SHARED, "leading_dense_block_count": 1}},
+    "qwen2moe": dict(EXPERTS),
+    "cohere2": {
+        "layers": "www*",
+        "window": 256,
+        "tied_embeddings": True,
+        "keys": {"logit_scale": 0.25},
+    },
+}
+"""What differs from a plain model in miniatures of architectures of architectures.toml."""
+
+
+def tiny(arch: str) -> Entry:
+    """A model of an architecture of the table that no list above names."""
+    plain: dict[str, Any] = {
+        "n_layer": 4,
+        "n_embd": 128,
+        "n_head": 4,
+        "n_head_kv": 2,
+        "head_dim": 32,
+        "n_ff": 256,
+        "n_vocab": 512,
+        "n_ctx_train": 4096,
+        "tied_embeddings": False,
+        "rope_base": 10000.0,
+    }
+    return Entry(f"mini-{arch}", "", Dimensions(arch, **{**plain, **CHANGES[arch]}), "")
+
 
 def entry(
     arch: str, n_layer: int = 3, width: int = 128, n_vocab: int = 512, window: int = 64
 ) -> Entry:
     """A model of this architecture with `n_layer` layers, or FEWEST_LAYERS."""
+    if arch in CHANGES:
+        return tiny(arch)
     full = catalog.entries()[NAMES[arch]]
     shape: Dimensions = dataclasses.replace(
         full.shape,

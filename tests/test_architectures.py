@@ -9,7 +9,7 @@ import pytest
 from lab.core import cost, memory, script as scripts
 from lab.models import catalog, synthetic
 from lab.process.worker import Worker
-from tests import miniature
+from tests import counted, miniature
 from tests.conftest import SETTINGS
 
 SMALL = dataclasses.replace(
@@ -25,7 +25,8 @@ def worker() -> Iterator[Worker]:
 
 def test_every_architecture_of_the_catalog_has_a_miniature() -> None:
     architectures = {entry.shape.arch for entry in catalog.entries().values()}
-    assert architectures == miniature.NAMES.keys()
+    assert architectures <= {*miniature.NAMES, *miniature.CHANGES}
+    assert set(miniature.NAMES) <= architectures
 
 
 SAME_AS_IN_THE_FILE = (
@@ -39,6 +40,46 @@ SAME_AS_IN_THE_FILE = (
     "n_expert",
     "n_expert_used",
 )
+
+QUICK = (
+    "gemma4",
+    "gemma3n",
+    "deepseek2",
+    "kimi-linear",
+    "nemotron_h_moe",
+    "granitehybrid",
+    "lfm2moe",
+    "llama4",
+    "qwen3next",
+    "mimo2",
+)
+"""Each kind of attention, state and cache once; tests/bench/architectures.py tries all."""
+
+
+@pytest.mark.parametrize("arch", QUICK)
+def test_what_is_counted_is_what_llama_cpp_computes(
+    worker: Worker, tmp_path: Path, arch: str
+) -> None:
+    examined = counted.examine(worker, arch, tmp_path)
+    for name in (*SAME_AS_IN_THE_FILE, "heads", "heads_kv", "head_dims", "states"):
+        in_file = getattr(examined.model, name)
+        assert in_file == getattr(examined.expected, name), name
+    for comparison in counted.comparisons(examined):
+        assert comparison.is_equal, comparison
+
+
+def test_layers_that_only_draft_are_neither_loaded_nor_counted(
+    worker: Worker, tmp_path: Path
+) -> None:
+    entry = miniature.entry("glm4moe")
+    keys = {**(entry.shape.keys or {}), "nextn_predict_layers": 1}
+    drafting = dataclasses.replace(
+        entry, shape=dataclasses.replace(entry.shape, n_layer=5, keys=keys)
+    )
+    examined = counted.examine_entry(worker, drafting, "Q4_0", tmp_path)
+    assert examined.model.n_layer == 4
+    for comparison in counted.comparisons(examined):
+        assert comparison.is_equal, comparison
 
 
 @pytest.mark.parametrize("arch", miniature.NAMES)

@@ -273,7 +273,7 @@ def test_parts_that_are_not_counted_have_no_cost() -> None:
     recurrent = shape.group(
         [
             ("token_embd.weight", "F16", [64, 100]),
-            ("blk.0.ssm_in.weight", "F16", [64, 256]),
+            ("blk.0.time_mix_key.weight", "F16", [64, 256]),
         ]
     )
     assert cost.step(dataclasses.replace(LLAMA, matrices=recurrent), 1, 0, 1) is None

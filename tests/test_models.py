@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.core import results
+from lab.core import cost, results
 from lab.errors import LabError
 from lab.models import catalog, obtain, synthetic
 from lab.models.catalog import Dimensions
@@ -88,7 +88,7 @@ def test_names_and_aliases(
     ("text", "says"),
     [
         ("llama-3.2-3", "Did you mean llama-3.2-3b"),
-        ("synthetic:phi5-mini", "Did you mean phi-4-mini or phi-3-mini"),
+        ("synthetic:phi5-mini", "Did you mean phi-3-mini or phi-4-mini"),
         ("llama-3.3-70b", "has only the shape of"),
         ("hf:owner", "is not a model on the hub"),
         ("hf:owner/repo", "is not a model on the hub"),
@@ -104,7 +104,7 @@ def test_the_embedded_shape_is_the_embedded_files(worker: Worker, embedded: Path
     model = worker.read_model(embedded, "x", "embedded")
     shape = catalog.find("smollm2-135m").shape
     for field in dataclasses.fields(Dimensions):
-        if field.name not in ("rope_base", "n_rot", "window", "n_ff_shared", "ssm"):
+        if hasattr(model, field.name):
             assert getattr(model, field.name) == getattr(shape, field.name), field.name
 
 
@@ -353,10 +353,63 @@ def test_an_alias_with_any_quantization_is_a_model_to_predict_for() -> None:
 
 def test_a_model_that_cannot_be_counted_is_refused_with_the_reason() -> None:
     for name, reason in (
-        ("gemma-4-26b-a4b", "heads of another width"),
-        ("glm-4.7-flash", "MLA"),
+        ("deepseek-v4-flash", "compressed positions"),
+        ("glm-5.1", "chooses the positions"),
     ):
         with pytest.raises(LabError, match=reason) as refused:
             catalog.find(name)
         assert "hf:OWNER/REPO:Q4_K_M" in refused.value.hint
     assert catalog.find("qwen3.5-27b").name == "qwen3.6-27b"
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("deepseek-r1-distill-qwen-1.5b", "qwen2.5-1.5b"),
+        ("deepseek-r1-0528-qwen3-8b", "qwen3-8b"),
+        ("gemma-3-4b-it", "gemma-3-4b"),
+        ("qwen3-8b-thinking-2507", "qwen3-8b"),
+    ],
+)
+def test_a_distillation_is_found_by_its_base(name: str, base: str) -> None:
+    assert catalog.find(name).name == base
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("qwen3.8-27b", "qwen3.6-27b"), ("gemma-4-12b", "gemma-3-12b")],
+)
+def test_a_near_miss_is_answered_with_the_same_size(name: str, nearest: str) -> None:
+    with pytest.raises(LabError) as problem:
+        catalog.find(name)
+    assert problem.value.hint.startswith(f"Did you mean {nearest}?")
+    assert "hf:OWNER/REPO/FILE" in problem.value.hint
+
+
+PUBLISHED_SIZES = {
+    # Parameters as the makers or llama.cpp print them, in 10^9.
+    "deepseek-v3": 671,
+    "gemma-4-31b": 30.7,
+    "glm-4.5-air": 107,
+    "granite-4.0-h-1b": 1.46,
+    "granite-4.0-h-tiny": 6.94,
+    "kimi-linear-48b-a3b": 49.12,
+    "lfm2-8b-a1b": 8.34,
+    "llama-4-scout": 107.8,
+    "nemotron-3-nano-30b-a3b": 31.6,
+    "nemotron-3-super-120b-a12b": 120.7,
+    "qwen3-next-80b-a3b": 79.7,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SIZES)
+def test_a_shape_has_as_many_parameters_as_were_published(name: str) -> None:
+    model = synthetic.model_of(catalog.find(name), "Q8_0")
+    assert (model.n_params or 0) / 1e9 == pytest.approx(PUBLISHED_SIZES[name], rel=0.01)
+    assert cost.step(model, 1, 0, 1) is not None
+
+
+def test_each_shape_of_the_catalog_has_a_source_and_is_counted() -> None:
+    for entry in catalog.entries().values():
+        assert entry.shape_source
+        assert cost.step(synthetic.model_of(entry, "Q8_0"), 1, 0, 1) is not None, entry.name

@@ -403,7 +403,7 @@ def learned_figures(**factors: dict[str, float]) -> datasheet.LearnedRates:
     ranges = {
         "all": {"fast": 0.8, "slow": 1.5},
         "all, long": {"fast": 0.5, "slow": 1.2},
-        "CUDA in llama.cpp": {"fast": 0.9, "slow": 1.6},
+        "CUDA in llama.cpp, device known": {"fast": 0.9, "slow": 1.6},
     }
     return datasheet.LearnedRates(PREFILL, parts, factors_by_kind, spread, ranges)
 
@@ -490,14 +490,14 @@ def test_the_basis_is_of_the_devices_backend_where_enough_was_published() -> Non
     of_all = datasheet.evaluation_of()
     of_card = datasheet.evaluation_of(CARD)
     of_laptop = datasheet.evaluation_of(devices.find_device("laptop-ddr5"))
-    figures = datasheet.learned()[DECODE].ranges["CUDA in llama.cpp"]
+    figures = datasheet.learned()[DECODE].evaluation["CUDA in llama.cpp"]
     assert of_card.backend == "CUDA in llama.cpp"
     assert of_card.n_rows[DECODE] == figures["n_rows"]
     assert of_card.n_inside[DECODE] == figures["inside"]
     assert of_laptop == of_all
     assert of_all.backend == "all"
     n_devices = [
-        learned.ranges["all"]["n_devices"] for learned in datasheet.learned().values()
+        learned.evaluation["all"]["n_devices"] for learned in datasheet.learned().values()
     ]
     assert of_all.n_devices == max(n_devices)
 
@@ -627,11 +627,12 @@ def test_the_function_and_the_command_predict_the_same() -> None:
         lab.predict("100", 1, "llama-3.2-3b", device="rtx-4090")
 
 
-def test_the_readme_counts_the_devices_that_are_ranked(tmp_path: Path) -> None:
+def test_the_page_counts_the_devices_that_are_ranked(tmp_path: Path) -> None:
     rows = lab.predict("4000", 300, "llama-3.1-8b", results=tmp_path)
     n_known = sum(row.is_known for row in rows)
     sentence = f"It ranks {n_known} of the {len(rows)} devices that it knows"
-    assert sentence in " ".join(Path("README.md").read_text(encoding="utf-8").split())
+    page = Path("docs/machines.md").read_text(encoding="utf-8")
+    assert sentence in " ".join(page.split())
 
 
 def test_predicting_elsewhere(tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ def test_attention_of_equal_heads_per_key_is_nearer_than_of_equal_width() -> Non
         attention(1, 3, rows=8, n_head_kv=1),
         attention(1, 7, rows=8, n_head_kv=4),
     )
-    heads: Any = SimpleNamespace(n_head=4, n_head_kv=2)
+    heads: Any = SimpleNamespace(n_head=4, n_head_kv=2, head_dim=TINY.head_dim)
     points = kernel_rates.attention_points(best, TINY, heads, "F16", 1, 2, True)
     assert points == {1: {0: pytest.approx(7e-9)}}
 
@@ -429,7 +429,7 @@ def test_attention_is_interpolated_over_positions_and_queries() -> None:
             flops=0,
         ),
     )
-    heads = SimpleNamespace(n_head=4, n_head_kv=2)
+    heads = SimpleNamespace(n_head=4, n_head_kv=2, head_dim=TINY.head_dim)
     asked: Any = (best, TINY, heads)
 
     def ns_per_flop(*size: Any) -> float:

@@ -14,8 +14,10 @@ from lab.core.shape import (
     EMBEDDING,
     EXPERTS,
     FEED_FORWARD,
+    INPUT,
     OTHER,
     OUTPUT,
+    UNMULTIPLIED,
     Heads,
     Layers,
     Matrix,
@@ -176,15 +178,117 @@ def test_a_list_of_windows_in_the_file_counts() -> None:
     assert short == Layers(uncounted="its list of windows is shorter than its list of layers")
 
 
+def test_layers_with_a_window_may_have_heads_of_another_width() -> None:
+    layers = layers_of(
+        "gemma4",
+        3,
+        attention__sliding_window=9,
+        attention__sliding_window_pattern=(1, 0, 1),
+        attention__key_length=64,
+        attention__key_length_swa=32,
+    )
+    assert layers.head_dims == (32, 64, 32)
+
+
+def test_the_last_layers_may_read_the_caches_of_others() -> None:
+    assert layers_of("gemma4", 9, attention__shared_kv_layers=4).n_layer_kv == 5
+    assert layers_of("gemma4", 9, attention__shared_kv_layers=0).n_layer_kv is None
+    assert layers_of("gemma3n", 30).n_layer_kv == 20
+
+
+def test_compressed_keys_hold_the_values() -> None:
+    assert layers_of("deepseek2", 2, attention__key_length_mla=192).values_in_keys
+    assert not layers_of("deepseek2", 2).values_in_keys
+
+
+def test_llama_4_attends_in_chunks_but_for_each_fourth_layer() -> None:
+    layers = layers_of("llama4", 4)
+    assert layers.windows == (8192, 8192, 8192, 0)
+    assert layers.is_chunked
+
+
+def test_layers_that_only_draft_are_not_run() -> None:
+    header = Header("glm4moe", block_count=47, nextn_predict_layers=1)
+    assert shape.n_layers_run(header, "glm4moe") == 46
+    assert shape.n_layers_run(Header("llama", block_count=3), "llama") == 3
+    assert shape.n_layers_run(Header("llama"), "llama") is None
+
+
+# Layers with a state
+
+SCAN = {
+    "ssm__conv_kernel": 4,
+    "ssm__state_size": 16,
+    "ssm__inner_size": 64,
+    "ssm__group_count": 2,
+}
+SCAN_STATE = 3 * (64 + 2 * 2 * 16) + 16 * 64
+
+
+@pytest.mark.parametrize(
+    ("arch", "values", "recurrent"),
+    [
+        ("mamba2", {}, (1, 1, 1)),
+        ("falcon-h1", {"attention__head_count": 4}, (1, 1, 1)),
+        (
+            "granitehybrid",
+            {"attention__head_count": 4, "attention__head_count_kv": (0, 2, 0)},
+            (1, 0, 1),
+        ),
+        (
+            "nemotron_h_moe",
+            {
+                "attention__head_count": 4,
+                "attention__head_count_kv": (0, 0, 2),
+                "feed_forward_length": (0, 8, 0),
+            },
+            (1, 0, 0),
+        ),
+    ],
+)
+def test_state_space_layers(
+    arch: str, values: dict[str, Any], recurrent: tuple[int, ...]
+) -> None:
+    layers = layers_of(arch, 3, **SCAN, **values)
+    assert layers.uncounted is None
+    assert layers.states == tuple(SCAN_STATE * is_recurrent for is_recurrent in recurrent)
+    assert layers.n_state == SCAN_STATE * sum(recurrent)
+    assert layers.state_flops == 5 * 16 * 64 * sum(recurrent)
+
+
+def test_short_convolutions_keep_the_last_inputs() -> None:
+    layers = layers_of(
+        "lfm2",
+        2,
+        shortconv__l_cache=3,
+        embedding_length=8,
+        attention__head_count=4,
+        attention__head_count_kv=(0, 2),
+    )
+    assert layers.states == (16, 0)
+    assert layers.state_flops == 0
+
+
+def test_delta_nets_with_a_gate_for_each_channel() -> None:
+    layers = layers_of(
+        "kimi-linear",
+        2,
+        kda__head_dim=8,
+        ssm__conv_kernel=4,
+        attention__head_count=2,
+        attention__head_count_kv=(0, 1),
+    )
+    assert layers.states == (3 * 3 * 16 + 8 * 8 * 2, 0)
+    assert layers.state_flops == 7 * 8 * 8 * 2
+
+
 # What is not counted
 
 
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("attention__key_length_mla", "its keys and values are compressed (MLA)"),
-        ("attention__shared_kv_layers", "some of its layers share a cache"),
-        ("attention__key_length_swa", "its layers with a window have heads of another width"),
+        ("attention__indexer__head_count", "it chooses the positions that it attends to"),
         ("ssm__state_size", "some of its layers are recurrent"),
         ("wkv__head_size", "its layers are recurrent"),
         ("shortconv__l_cache", "some of its layers are convolutions"),
@@ -192,12 +296,15 @@ def test_a_list_of_windows_in_the_file_counts() -> None:
     ],
 )
 def test_what_the_lab_does_not_count_is_named(key: str, reason: str) -> None:
-    assert layers_of("gemma4", 3, **{key: 1}).uncounted == reason
-    assert layers_of("gemma4", 3, **{key: 0}).uncounted is None
+    assert (layers_of("new", 3, **{key: 1}).uncounted or "").startswith(reason)
+    assert layers_of("new", 3, **{key: 0}).uncounted is None
 
 
 def test_an_architecture_that_is_not_counted_is_named() -> None:
-    assert layers_of("llama4", 3).uncounted == "it attends in chunks"
+    assert layers_of("deepseek4", 3).uncounted == "it attends to compressed positions"
+    assert layers_of("plain", 2, expert_used_count=(2, 4)).uncounted == (
+        "its layers use different numbers of experts"
+    )
 
 
 # Gated delta nets
@@ -212,14 +319,18 @@ DELTA_NET = {
 }
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe", "qwen3next"])
 def test_a_hybrid_attends_in_each_fourth_layer_and_has_a_state_in_the_others(
     arch: str,
 ) -> None:
     layers = layers_of(arch, 6, **DELTA_NET)
     state = 16 * 16 * 5 + 3 * 16 * (2 * 3 + 5)
     assert layers == Layers(
-        heads=(0, 0, 0, 8, 0, 0), heads_kv=(0, 0, 0, 2, 0, 0), n_state=5 * state
+        heads=(0, 0, 0, 8, 0, 0),
+        heads_kv=(0, 0, 0, 2, 0, 0),
+        n_state=5 * state,
+        states=(state, state, state, 0, state, state),
+        state_flops=5 * 7 * 16 * 16 * 5,
     )
     period = layers_of(
         arch,
@@ -230,37 +341,16 @@ def test_a_hybrid_attends_in_each_fourth_layer_and_has_a_state_in_the_others(
     assert period.heads_kv == (0, 2, 0, 2)
 
 
-def test_a_hybrid_that_cannot_be_counted_says_why() -> None:
-    reason = "it has layers that predict several tokens"
-    predicting = layers_of(
-        "qwen35",
-        4,
-        nextn_predict_layers=1,
-        **DELTA_NET,
-    )
-    assert predicting.uncounted == reason
-    for key in ("state_size", "group_count", "time_step_rank", "conv_kernel"):
-        incomplete = {**DELTA_NET, f"ssm__{key}": 0}
-        expected = Layers(
-            n_head=8,
-            n_head_kv=2,
-            uncounted="some of its layers are recurrent",
-        )
-        assert layers_of("qwen35", 4, **incomplete) == expected
-        both = layers_of(
-            "qwen35",
-            4,
-            nextn_predict_layers=1,
-            **incomplete,
-        )
-        assert both.uncounted == reason
+@pytest.mark.parametrize("key", ["group_count", "time_step_rank", "conv_kernel"])
+def test_a_hybrid_without_a_size_of_its_state_is_not_counted(key: str) -> None:
+    incomplete = {**DELTA_NET, f"ssm__{key}": 0}
+    assert layers_of("qwen35", 4, **incomplete).uncounted == shape.RECURRENT
 
 
 @pytest.mark.parametrize("key", ["head_count", "head_count_kv"])
-def test_a_hybrid_without_heads_is_not_counted(key: str) -> None:
+def test_a_hybrid_without_heads_has_no_states(key: str) -> None:
     values = {**DELTA_NET, f"attention__{key}": 0}
-    assert layers_of("qwen35", 4, **values).uncounted == "some of its layers are recurrent"
-    assert layers_of("qwen35", 0, **DELTA_NET).uncounted == "some of its layers are recurrent"
+    assert layers_of("qwen35", 4, **values).heads is None
 
 
 # Matrices
@@ -283,7 +373,15 @@ def test_a_hybrid_without_heads_is_not_counted(key: str) -> None:
         ("blk.0.ffn_gate_inp_shexp", FEED_FORWARD),
         ("blk.0.ffn_up_exps", EXPERTS),
         ("blk.0.ffn_gate_up_exps", EXPERTS),
-        ("blk.0.ssm_in", OTHER),
+        ("blk.0.ssm_in", ATTENTION),
+        ("blk.0.attn_kv_a_mqa", ATTENTION),
+        ("blk.0.shortconv.in_proj", ATTENTION),
+        ("blk.0.ffn_latent_up", FEED_FORWARD),
+        ("blk.0.inp_gate", FEED_FORWARD),
+        ("per_layer_model_proj", INPUT),
+        ("per_layer_token_embd", UNMULTIPLIED),
+        ("position_embd", UNMULTIPLIED),
+        ("blk.0.indexer.k_proj", OTHER),
         ("blk.0.xffn_up", OTHER),
         ("enc.blk.0.attn_q", OTHER),
         ("pooler", OTHER),
@@ -305,8 +403,6 @@ def test_equal_matrices_are_counted_and_vectors_left_out() -> None:
         ("blk.0.attn_q.bias", "F32", (64, 32)),
         ("blk.0.attn_norm.weight", "F32", (64, 32)),
         ("blk.0.ffn_gate.weight", "F32", (64, 1)),
-        ("position_embd.weight", "F32", (64, 100)),
-        ("token_types.weight", "F32", (64, 100)),
     ]
     assert shape.group(tensors) == (
         Matrix(ATTENTION, "F16", 32, 64, 2),
@@ -314,6 +410,33 @@ def test_equal_matrices_are_counted_and_vectors_left_out() -> None:
         Matrix(EXPERTS, "F16", 32, 64, 1, 8),
         Matrix(OTHER, "F16", 1, 64, 1, 8),
         Matrix(OTHER, "F16", 32, 64, 1, 8),
+    )
+
+
+def test_slices_of_a_matrix_are_no_experts() -> None:
+    matrices = shape.group([("blk.0.attn_k_b.weight", "F16", (64, 32, 8))])
+    assert matrices == (Matrix(ATTENTION, "F16", 32, 64, 8),)
+
+
+def test_matrices_that_not_all_layers_have_are_counted_in_the_last_layer() -> None:
+    tensors = [
+        ("blk.0.ffn_up.weight", "F16", (64, 32)),
+        ("blk.1.ffn_up_exps.weight", "F16", (64, 32, 8)),
+        ("blk.0.attn_q.weight", "F16", (64, 32)),
+        ("blk.1.attn_q.weight", "F16", (64, 32)),
+    ]
+    assert shape.group(tensors, n_layer=2) == (
+        Matrix(FEED_FORWARD, "F16", 32, 64, 1, 1, 0),
+        Matrix(EXPERTS, "F16", 32, 64, 1, 8, 1),
+        Matrix(ATTENTION, "F16", 32, 64, 2),
+    )
+
+
+def test_keys_of_layers_that_read_another_cache_are_not_computed() -> None:
+    tensors = [(f"blk.{layer}.attn_k.weight", "F16", (64, 32)) for layer in range(3)]
+    assert shape.group(tensors, n_layer=3, n_layer_kv=2) == (
+        Matrix(ATTENTION, "F16", 32, 64, 2),
+        Matrix(UNMULTIPLIED, "F16", 32, 64, 1),
     )
 
 
@@ -356,6 +479,11 @@ def test_the_head_is_the_output_matrix_or_with_tied_embeddings_the_table() -> No
 # Heads of a model
 
 
+def heads_of(n_layer: int, n_head: int, n_head_kv: int, window: int) -> Heads:
+    width = MODEL.head_dim or 0
+    return Heads(n_layer, n_head, n_head_kv, window, width, width)
+
+
 def test_layers_are_grouped_by_heads_and_window() -> None:
     model = dataclasses.replace(
         MODEL,
@@ -363,13 +491,13 @@ def test_layers_are_grouped_by_heads_and_window() -> None:
         heads=(4, 0, 4, 4),
         windows=(9, 9, 0, 9),
     )
-    assert shape.heads(model) == (Heads(2, 4, 2, 9), Heads(1, 4, 2, 0))
+    assert shape.heads(model) == (heads_of(2, 4, 2, 9), heads_of(1, 4, 2, 0))
     model = dataclasses.replace(
         MODEL,
         n_layer=3,
         heads_kv=(2, 0, 4),
     )
-    assert shape.heads(model) == (Heads(1, 4, 2, 0), Heads(1, 4, 4, 0))
+    assert shape.heads(model) == (heads_of(1, 4, 2, 0), heads_of(1, 4, 4, 0))
 
 
 @pytest.mark.parametrize(
@@ -391,7 +519,7 @@ def test_a_model_that_is_not_counted_has_no_heads(changes: dict[str, Any]) -> No
 
 
 def test_heads_need_no_matrices() -> None:
-    assert shape.heads(dataclasses.replace(MODEL, matrices=None)) == (Heads(2, 4, 2, 0),)
+    assert shape.heads(dataclasses.replace(MODEL, matrices=None)) == (heads_of(2, 4, 2, 0),)
 
 
 def test_experts_that_are_read() -> None:

@@ -193,3 +193,12 @@ def test_outliers_are_marked_at_the_edge_and_counted() -> None:
 
     _, labels = ax.get_legend_handles_labels()
     assert "1 point above the axis" in labels[0]
+
+
+def test_a_mixture_of_experts_says_that_decode_depends_on_the_text() -> None:
+    plain = dataclasses.replace(MODEL, n_expert=None)
+    mixture = dataclasses.replace(MODEL, n_expert=128, n_expert_used=8)
+    assert text_findings.of_experts(plain) == []
+    (sentence,) = text_findings.of_experts(mixture)
+    assert "each token reads 8 of 128" in sentence
+    assert "lab measure --prompt code" in sentence

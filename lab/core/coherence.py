@@ -35,7 +35,7 @@ WITH_TOKENS = {PREFILL, DECODE, MIXED, VERIFY}
 READERS = {"read", "mul_mat", "mul_mat_id"}
 WITH_FLOPS = {"mul_mat", "mul_mat_id", "attention", "plain_attention"}
 MOST_IMPORTED = 100_000  # steps of an imported run
-BY_LAYER = ("windows", "heads", "heads_kv")
+BY_LAYER = ("windows", "heads", "heads_kv", "head_dims", "states")
 
 
 def check(line: object) -> None:

@@ -16,9 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import shape
-from lab.core.memory import bytes_per_head, kv_bytes_per_position
+from lab.core.memory import STATE_BYTES, bytes_per_position, has_types, kv_bytes_per_position
 from lab.core.record import Model
-from lab.core.shape import ATTENTION, EMBEDDING, EXPERTS, OUTPUT, Matrix
+from lab.core.shape import (
+    ATTENTION,
+    DELTA_FLOPS,
+    EMBEDDING,
+    EXPERTS,
+    INPUT,
+    OUTPUT,
+    UNMULTIPLIED,
+    Matrix,
+)
 
 Span = tuple[int, int]  # n_tokens and n_past of a sequence in a step
 
@@ -44,15 +53,6 @@ NEVER_SKIPS = (
 
 tests/bench/last_layer.py reads them from llama.cpp's source.
 """
-
-DELTA_FLOPS = 7
-"""FLOPs of a gated delta net for each value of its state and each token.
-
-Decay 1, reading for the key 2, update 2, reading for the query 2 (Yang et al., "Gated delta
-networks", 2024, equation 10).
-"""
-
-STATE_BYTES = 4  # a recurrent state is F32
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
         head = shape.head(matrices)
         work.append(Product(head, head.n, n_outputs, None, True))
     for matrix in matrices:
-        if matrix.part not in (EMBEDDING, OUTPUT):
+        if matrix.part not in (EMBEDDING, OUTPUT, UNMULTIPLIED):
             work += _layer_products(model, matrix, n_tokens, n_outputs)
     return work
 
@@ -151,13 +151,15 @@ def _layer_products(
 ) -> list[Product]:
     """All layers multiply all tokens, but the last layer's feed-forward only those with logits."""
     n_used = model.n_expert_used if matrix.part == EXPERTS else None
-    if matrix.part == ATTENTION or model.arch in NEVER_SKIPS:
+    if matrix.part in (ATTENTION, INPUT) or model.arch in NEVER_SKIPS:
         return [Product(matrix, matrix.n, n_tokens, n_used, False)]
-    n_last = matrix.n / (model.n_layer or 1)
+    n_last = matrix.n_last
+    if n_last is None:
+        n_last = matrix.n / (model.n_layer or 1)
     work = []
     if n_last < matrix.n:
         work.append(Product(matrix, matrix.n - n_last, n_tokens, n_used, False))
-    if n_outputs:
+    if n_outputs and n_last:
         work.append(Product(matrix, n_last, n_outputs, n_used, False, is_last=True))
     return work
 
@@ -167,9 +169,9 @@ def attended(
 ) -> list[Attended] | None:
     """The attention of a step, layers of a kind together; None where the heads are not known.
 
-    The i-th token after n_past sees n_past + i positions, but never more than the layer's window.
-    `beside` are further sequences in the same cache: attention computes their positions too, and
-    masks them.
+    The i-th token after n_past sees n_past + i positions, but never more than the layer's window,
+    or than its chunk has up to it. `beside` are further sequences in the same cache: attention
+    computes their positions too, and masks them.
     """
     layers = shape.heads(model)
     if layers is None:
@@ -180,22 +182,41 @@ def attended(
 def _attended_by(
     heads: shape.Heads, n_tokens: int, n_past: int, beside: Sequence[Span]
 ) -> Attended:
-    end = n_past + n_tokens
-    window = heads.window or end
+    n_masked = sum(_positions_read(heads, n, past) for n, past in beside)
+    if heads.is_chunked:
+        n_seen = _seen_in_chunks(heads.window, n_tokens, n_past)
+    else:
+        n_seen = _seen_in_window(heads.window, n_tokens, n_past)
+    n_pairs = n_seen + n_tokens * n_masked
+    return Attended(heads, n_pairs, _positions_read(heads, n_tokens, n_past))
+
+
+def _seen_in_window(window: int, n_tokens: int, n_past: int) -> float:
+    """Pairs of a token and a position that it sees, at most `window` of each token; 0: all."""
+    window = window or n_past + n_tokens
     n_growing = min(n_tokens, max(0, window - n_past))  # tokens that still see everything
     growing_pairs = n_growing * n_past + n_growing * (n_growing + 1) / 2
-    full_pairs = (n_tokens - n_growing) * window
-    n_masked = sum(_positions_read(heads.window, n, past) for n, past in beside)
-    n_pairs = growing_pairs + full_pairs + n_tokens * n_masked
-    return Attended(heads, n_pairs, _positions_read(heads.window, n_tokens, n_past))
+    return growing_pairs + (n_tokens - n_growing) * window
 
 
-def _positions_read(window: int, n_tokens: int, n_past: int) -> int:
-    """The positions of a sequence that a step reads in a layer with this window; 0: all."""
+def _seen_in_chunks(chunk: int, n_tokens: int, n_past: int) -> float:
+    """Pairs of a token and a position of its chunk up to it."""
+    return _pairs_from_start(chunk, n_past + n_tokens) - _pairs_from_start(chunk, n_past)
+
+
+def _pairs_from_start(chunk: int, n: int) -> float:
+    n_chunks, n_rest = divmod(n, chunk)
+    return n_chunks * chunk * (chunk + 1) / 2 + n_rest * (n_rest + 1) / 2
+
+
+def _positions_read(heads: shape.Heads, n_tokens: int, n_past: int) -> int:
+    """The positions of a sequence that a step reads in a layer."""
     end = n_past + n_tokens
-    if not window:
+    if not heads.window:
         return end
-    return min(end, window + n_tokens - 1)
+    if heads.is_chunked:
+        return end - n_past // heads.window * heads.window
+    return min(end, heads.window + n_tokens - 1)
 
 
 def weight_bytes_per_step(model: Model) -> int | None:
@@ -222,26 +243,26 @@ def step(
 
     FLOPs of attention: for every pair of a token and a position that it sees, 2 per element of the
     key and of the value, in every layer and head. A recurrent layer reads and writes its state
-    once, and updates it with every token. None where the header does not tell enough.
+    once, and updates it with every token. A layer that shares a cache reads it once more. None
+    where the header does not tell enough.
     """
     spans = [(n_tokens, n_past), *beside]
     n_all = sum(n for n, _ in spans)
     work = products(model, n_all, n_outputs)
     layers = _attended_by_spans(model, spans, is_unified)
-    per_head = bytes_per_head(model, type_k, type_v)
     per_position = kv_bytes_per_position(model, type_k, type_v)
-    if work is None or layers is None or per_head is None or per_position is None:
+    if work is None or layers is None or per_position is None:
         return None
 
-    width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
-    n_state = model.n_state or 0
-    state_bytes = STATE_BYTES * n_state * len(spans)
-    attention_flops = float(DELTA_FLOPS * n_state * n_all)
+    state_bytes = STATE_BYTES * (model.n_state or 0) * len(spans)
+    attention_flops = float(state_flops(model) * n_all)
     kv_read_bytes = float(state_bytes)
     for part in layers:
-        n_layer = part.heads.n_layer
-        attention_flops += 2 * n_layer * part.heads.n_head * width * part.n_pairs
-        kv_read_bytes += per_head * n_layer * part.heads.n_head_kv * part.n_positions
+        heads = part.heads
+        width = heads.head_dim + heads.head_dim_v
+        attention_flops += 2 * heads.n_layer * heads.n_head * width * part.n_pairs
+        read_bytes = bytes_per_position(heads, type_k, type_v)
+        kv_read_bytes += read_bytes * heads.n_layer * part.n_positions
     return StepCost(
         layer_flops=sum(product.flops for product in work if not product.is_head),
         head_flops=sum(product.flops for product in work if product.is_head),
@@ -250,6 +271,13 @@ def step(
         kv_read_bytes=kv_read_bytes,
         kv_written_bytes=n_all * per_position + state_bytes,
     )
+
+
+def state_flops(model: Model) -> int:
+    """FLOPs of a token on the states of all recurrent layers."""
+    if model.state_flops is not None:
+        return model.state_flops
+    return DELTA_FLOPS * (model.n_state or 0)
 
 
 def _attended_by_spans(
@@ -274,13 +302,13 @@ def move(
     A layer with a window holds at most its window. None where the header does not tell enough.
     """
     layers = shape.heads(model)
-    per_head = bytes_per_head(model, type_k, type_v)
-    if layers is None or per_head is None:
+    if layers is None or not has_types(type_k, type_v):
         return None
     n_bytes = float(STATE_BYTES * (model.n_state or 0))
     for heads in layers:
-        n_held = min(n_positions, heads.window or n_positions)
-        n_bytes += per_head * heads.n_layer * heads.n_head_kv * n_held
+        if heads.has_cache:
+            n_held = min(n_positions, heads.window or n_positions)
+            n_bytes += bytes_per_position(heads, type_k, type_v) * heads.n_layer * n_held
     return StepCost(0.0, 0.0, 0.0, 0.0, n_bytes, n_bytes)
 
 

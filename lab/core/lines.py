@@ -36,7 +36,7 @@ RANGES: tuple[tuple[str, float, float], ...] = (
     ("n_layer", 0, 2_000),
     ("n_head.*|head_dim.*|n_expert.*|heads.*|n_cores.*|n_slots", 0, 10**5),
     ("n_embd|n_ff.*|n_vocab|token_ids", 0, 10**9),
-    ("n|n_params|n_bytes|n_state", 0, 10**16),
+    ("n|n_last|n_params|n_bytes|n_state|states|state_flops", 0, 10**16),
     ("n_ctx", 0, 2**24),
     ("n_ctx_train|windows", 0, 10**9),
     ("n_.*|chunk|.*_tokens|repeat|block|engine|round", 0, 10**7),

@@ -24,6 +24,7 @@ from lab.core.shape import BLOCKS
 CPU = "CPU"
 # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
 PADDING = 256
+STATE_BYTES = 4  # a recurrent state is F32
 FUSED = ("phi3",)
 """Architectures with one matrix for queries, keys and values, and one for gate and up."""
 
@@ -102,19 +103,26 @@ def kv_bytes_per_position(
 ) -> float | None:
     """Bytes of one token in the KV cache, over all layers; those with a window count in full."""
     layers = shape.heads(model)
-    per_head = bytes_per_head(model, type_k, type_v)
-    if layers is None or per_head is None:
+    if layers is None or not has_types(type_k, type_v):
         return None
-    return per_head * sum(heads.n_layer * heads.n_head_kv for heads in layers)
+    n_bytes = 0.0
+    for heads in layers:
+        if heads.has_cache:
+            n_bytes += heads.n_layer * bytes_per_position(heads, type_k, type_v)
+    return n_bytes
 
 
-def bytes_per_head(model: Model, type_k: str, type_v: str) -> float | None:
-    """Bytes of one token's key and value in one head of the cache."""
-    if model.head_dim is None or not {type_k.upper(), type_v.upper()} <= BLOCKS.keys():
-        return None
-    key_bytes = model.head_dim * _bytes_per_number(type_k)
-    value_bytes = (model.head_dim_v or model.head_dim) * _bytes_per_number(type_v)
-    return key_bytes + value_bytes
+def has_types(type_k: str, type_v: str) -> bool:
+    """Whether the sizes of both types of a cache are known."""
+    return {type_k.upper(), type_v.upper()} <= BLOCKS.keys()
+
+
+def bytes_per_position(heads: shape.Heads, type_k: str, type_v: str) -> float:
+    """Bytes of one token in the cache of a layer, or in the cache that it reads."""
+    n_bytes = heads.n_head_kv * heads.head_dim * _bytes_per_number(type_k)
+    if not heads.values_in_keys:
+        n_bytes += heads.n_head_kv * heads.head_dim_v * _bytes_per_number(type_v)
+    return n_bytes
 
 
 def _bytes_per_number(kind: str) -> float:
@@ -177,30 +185,32 @@ def n_cells(window: int, settings: Settings) -> int:
 
 
 def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | None:
-    """The KV cache of each layer, or its recurrent states."""
-    per_head = bytes_per_head(model, settings.type_k, settings.type_v)
-    if shape.heads(model) is None or per_head is None:
+    """The KV cache of each layer, and its recurrent states."""
+    layers = shape.heads_by_layer(model)
+    type_k = settings.type_k
+    type_v = settings.type_v
+    if layers is None or not has_types(type_k, type_v):
         return None
-    heads, windows = _by_layer(model, model.heads_kv, model.n_head_kv)
     n_caches = 1 if settings.kv_unified else settings.n_seq_max
-    n_recurrent = heads.count(0)  # layers without attention have a state instead of a cache
     by_layer = []
-    for n_heads, window in zip(heads, windows, strict=True):
-        if n_heads:
-            by_layer.append(n_caches * per_head * n_heads * n_cells(window, settings))
-        else:
-            by_layer.append(4 * settings.n_seq_max * (model.n_state or 0) / n_recurrent)
+    for heads, n_state in zip(layers, _states(model, layers), strict=True):
+        n_bytes = STATE_BYTES * settings.n_seq_max * n_state
+        if heads is not None and heads.has_cache:
+            cell_bytes = bytes_per_position(heads, type_k, type_v)
+            n_bytes += n_caches * cell_bytes * n_cells(heads.window, settings)
+        by_layer.append(n_bytes)
     return tuple(by_layer)
 
 
-def _by_layer(
-    model: Model, heads: Sequence[int] | None, n_head: int | None
-) -> tuple[Sequence[int], Sequence[int]]:
-    """The heads of each layer, from a list or one number for all, and the windows of each layer."""
-    n_layer = model.n_layer or 0
-    same_heads = (n_head or 0,) * n_layer
-    no_windows = (0,) * n_layer
-    return heads or same_heads, model.windows or no_windows
+def _states(model: Model, layers: Sequence[shape.Heads | None]) -> Sequence[float]:
+    """F32 values of a sequence's state in each layer; by default only those without heads."""
+    if model.states is not None and len(model.states) == len(layers):
+        return model.states
+    n_recurrent = layers.count(None)
+    states = []
+    for heads in layers:
+        states.append(0.0 if heads is not None else (model.n_state or 0) / n_recurrent)
+    return states
 
 
 def compute_bytes(
@@ -281,7 +291,7 @@ def _widths(model: Model, settings: Settings) -> _Widths | None:
     if model.n_expert:
         n_used = model.n_expert_used or 0
         hidden = n_used * (model.n_ff_expert or model.n_ff or 0)
-    if not layers or not model.n_vocab or not model.n_embd or not model.head_dim or not hidden:
+    if not layers or not model.n_vocab or not model.n_embd or not hidden:
         return None
     is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
     windows = {heads.window for heads in layers}
@@ -296,8 +306,8 @@ def _widths(model: Model, settings: Settings) -> _Widths | None:
         n_vocab=model.n_vocab,
         hidden=hidden,
         experts=experts,
-        queries=model.head_dim * max(heads.n_head for heads in layers),
-        keys=model.head_dim * max(heads.n_head_kv for heads in layers),
+        queries=max(heads.head_dim * heads.n_head for heads in layers),
+        keys=max(heads.head_dim * heads.n_head_kv for heads in layers),
         mask=mask,
         is_flash=is_flash,
         is_fused=model.arch in FUSED,
@@ -308,11 +318,12 @@ def _widest_scores(
     model: Model, settings: Settings, device: str, layer_devices: Sequence[str]
 ) -> int:
     """Attention scores of all heads in the widest of a device's layers."""
-    heads, windows = _by_layer(model, model.heads, model.n_head)
     widest = 0
-    for n_heads, window, layer_device in zip(heads, windows, layer_devices, strict=False):
-        if layer_device == device:
-            widest = max(widest, n_heads * n_cells(window, settings))
+    for heads, layer_device in zip(
+        shape.heads_by_layer(model) or (), layer_devices, strict=False
+    ):
+        if layer_device == device and heads is not None:
+            widest = max(widest, heads.n_head * n_cells(heads.window, settings))
     return widest
 
 

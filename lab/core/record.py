@@ -85,6 +85,12 @@ class Model:
     n_ff_expert: int | None = None  # width of one expert
     # F32 values that its recurrent layers keep of a sequence, if it has such layers
     n_state: int | None = None
+    head_dims: tuple[int, ...] | None = None  # of keys and values by layer, if they differ
+    n_layer_kv: int | None = None  # the first layers have caches, which the others read
+    is_chunked: bool | None = None  # windows do not slide: a token sees its chunk
+    values_in_keys: bool | None = None  # the cache holds compressed keys with values (MLA)
+    states: tuple[int, ...] | None = None  # F32 values of a sequence's state, by layer
+    state_flops: int | None = None  # FLOPs of a token on the states of all layers
     # A feature of the architecture that the lab's arithmetic does not cover
     uncounted: str | None = None
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from lab.core.memory import Tensor
 from lab.core.record import Model
-from lab.core.shape import group, read_layers
+from lab.core.shape import group, n_layers_run, read_layers
 from lab.engine import devices, llama
 from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
 from lab.errors import LabError, printable
@@ -37,6 +37,7 @@ MOST = {
 }
 MAY_BE_ZERO = ("feed_forward_length", "attention.head_count")  # in recurrent models
 
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _BOOL = 7
 _STRING = 8
 _ARRAY = 9
@@ -147,6 +148,9 @@ def read_model(path: Path, name: str, source: str) -> Model:
         dimensions = _dimensions(header, arch)
         quantization = _quantization(header)
 
+    n_params = sum(math.prod(weights.sizes) for weights in tensors.values())
+    n_layer = dimensions["n_layer"]
+    tensors = _tensors_run(tensors, n_layer)
     table = tensors.get("token_embd.weight")
     output = tensors.get("output.weight")
     bytes_by_type = collections.Counter[str]()
@@ -166,16 +170,33 @@ def read_model(path: Path, name: str, source: str) -> Model:
         embedding_bytes=table.n_bytes if table else None,
         output_bytes=output.n_bytes if output else None,
         output_type=output.type if output else None,
-        n_params=sum(math.prod(weights.sizes) for weights in tensors.values()),
-        matrices=group((name, tensor.type, tensor.sizes) for name, tensor in tensors.items()),
+        n_params=n_params,
+        matrices=group(
+            [(name, tensor.type, tensor.sizes) for name, tensor in tensors.items()],
+            n_layer,
+            dimensions["n_layer_kv"],
+        ),
     )
 
 
 def read_tensors(path: Path) -> tuple[Tensor, ...]:
     """The tensors in a GGUF file. LabError as in `read_model`."""
     with _opened(path) as header:
-        table = header.tensors()
+        n_layer = n_layers_run(header, header.text("general.architecture"))
+        table = _tensors_run(header.tensors(), n_layer)
     return tuple(Tensor(name, weights.n_bytes) for name, weights in table.items())
+
+
+def _tensors_run(tensors: dict[str, _Weights], n_layer: int | None) -> dict[str, _Weights]:
+    """The tensors without those of layers that only draft, which llama.cpp does not load."""
+    if n_layer is None:
+        return tensors
+    loaded = {}
+    for name, weights in tensors.items():
+        layer = _LAYER.match(name)
+        if layer is None or int(layer[1]) < n_layer:
+            loaded[name] = weights
+    return loaded
 
 
 def _dimensions(header: _Header, arch: str | None) -> dict[str, Any]:
@@ -184,20 +205,21 @@ def _dimensions(header: _Header, arch: str | None) -> dict[str, Any]:
     def number(key: str) -> int | None:
         return header.number(f"{arch}.{key}")
 
-    n_layer = number("block_count")
+    n_layer = n_layers_run(header, arch)
     layers = read_layers(header, arch, n_layer)
     n_embd = number("embedding_length")
     head_dim = number("attention.key_length")
     if not head_dim and n_embd and layers.n_head:
         head_dim = n_embd // layers.n_head
     value_length = number("attention.value_length")
+    widths = header.numbers(f"{arch}.feed_forward_length") or ()
     return {
         **vars(layers),
         "n_layer": n_layer,
         "n_embd": n_embd,
         "head_dim": head_dim or None,
         "head_dim_v": value_length if value_length != head_dim else None,
-        "n_ff": number("feed_forward_length"),
+        "n_ff": number("feed_forward_length") or max(widths, default=None),
         "n_ctx_train": number("context_length"),
         "n_expert": number("expert_count"),
         "n_expert_used": number("expert_used_count"),

@@ -14,6 +14,7 @@ from lab.core import shell
 
 if TYPE_CHECKING:
     from lab.core.record import Model
+    from lab.core.shape import Heads
     from lab.models.catalog import Spec
 
 CACHE_LENGTHS = (1_000, 10_000, 128_000)  # contexts whose KV cache `info` describes
@@ -131,8 +132,7 @@ def _description(model: Model, path: str | None, figures: Mapping[str, Any]) -> 
         "file": f"{path or 'not on this machine'}, {megabytes(model.n_bytes)} MB",
         "shape": (
             f"{model.arch}: {model.n_layer} layers, {counted(model.n_embd)} wide, "
-            f"feed-forward {counted(model.n_ff)}, {model.n_head} heads of {model.head_dim}, "
-            f"{model.n_head_kv} for keys and values"
+            f"feed-forward {counted(model.n_ff)}, {_attention(model)}"
         ),
         "tokens": (
             f"vocabulary of {counted(model.n_vocab)}, "
@@ -144,6 +144,39 @@ def _description(model: Model, path: str | None, figures: Mapping[str, Any]) -> 
         "KV cache": f"{per_position} bytes per position (F16): {', '.join(caches)}",
         "fits": f"{_what_fits(model, figures['n_ctx_that_fits'])} in the currently free memory",
     }
+
+
+def _attention(model: Model) -> str:
+    """The heads of the layers; of several kinds of layers each kind, and how many have a state."""
+    from lab.core import shape
+
+    groups = shape.heads(model) or ()
+    kinds = [_heads(group) for group in groups]
+    n_recurrent = 0
+    for n_values in model.states or ():
+        if n_values:
+            n_recurrent += 1
+    if n_recurrent:
+        kinds.append(f"{n_recurrent} layers with a state")
+    if not groups or kinds == [_heads(groups[0])]:
+        return (
+            f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
+        )
+    return "; ".join(kinds)
+
+
+def _heads(group: Heads) -> str:
+    """The heads of layers of a kind."""
+    window = ""
+    if group.is_chunked:
+        window = f" in chunks of {group.window:,}"
+    elif group.window:
+        window = f" with a window of {group.window:,}"
+    cache = "" if group.has_cache else ", which read the cache of another layer"
+    return (
+        f"{group.n_layer} layers{window}: {group.n_head} heads of {group.head_dim},"
+        f" {group.n_head_kv} for keys and values{cache}"
+    )
 
 
 def counted(value: int | None) -> str:

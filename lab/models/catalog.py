@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lab.core.record import Model
 from lab.errors import LabError, printable
@@ -28,6 +29,8 @@ FILE = "file"
 SYNTHETIC = "synthetic"
 REQUANTIZED = "requantized"
 DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
+LEAST_LIKE = 0.5  # of names that are offered for an unknown one
+MOST_NEAREST = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,16 @@ class Dimensions:
     n_ff_expert: int | None = None  # width of one expert
     window: int | None = None  # positions in the sliding window of the layers that have one
     n_ff_shared: int | None = None  # width of the expert that all tokens use
-    ssm: Mapping[str, int] | None = None  # the header's keys of gated delta nets
+    ssm: Mapping[str, int] | None = None  # the header's keys of recurrent layers
+    head_dim_v: int | None = None  # of values, if it differs
+    # The kind of each layer, a letter each, repeated up to n_layer: * attends, w attends in the
+    # window, r is recurrent, f only feeds forward. None: all attend.
+    layers: str | None = None
+    n_head_kv_full: int | None = None  # of layers that attend to all positions, if it differs
+    has_keys_as_values: bool = False  # these layers have no matrix for values
+    keys: Mapping[str, Any] | None = (
+        None  # further keys of the header, without the architecture
+    )
 
 
 @dataclass(frozen=True)
@@ -186,12 +198,12 @@ def _parse_hub(text: str) -> Spec:
 
 
 def find(name: str) -> Entry:
-    """The entry with this name or alias.
+    """The entry with this name or alias, or the base of a distillation or of a tuned variant.
 
-    LabError for an unknown name says why, or offers similar ones.
+    LabError for an unknown name says why, or offers the nearest ones.
     """
     lower_name = name.lower().strip()
-    entry = _by_name().get(lower_name)
+    entry = _by_name().get(lower_name) or _base_of(lower_name)
     if entry:
         return entry
     reasons = tomllib.loads(data_file("not_counted.toml").read_text(encoding="utf-8"))
@@ -201,12 +213,56 @@ def find(name: str) -> Entry:
             hint = "Name a file, to measure it: hf:OWNER/REPO:Q4_K_M, or the path of a .gguf file."
             raise LabError(what, hint)
     offer = f"Known: {', '.join(entries())}."
-    similar = difflib.get_close_matches(lower_name, _by_name(), n=5, cutoff=0.5)
-    if similar:
-        names = dict.fromkeys(_by_name()[alias].name for alias in similar)
-        offer = f"Did you mean {' or '.join(names)}?"
+    nearest = _nearest(lower_name)
+    if nearest:
+        offer = f"Did you mean {' or '.join(nearest)}?"
     what = f"There is no model named {name!r}."
-    raise LabError(what, f"{offer} Or give the path of a .gguf file.")
+    raise LabError(what, f"{offer} Or give the path of a .gguf file, or hf:OWNER/REPO/FILE.")
+
+
+TUNED = re.compile(r"-(instruct|it|chat|base|thinking|reasoning|qat|hf|gguf|\d{4})")
+"""Endings of names that do not change a model's shape."""
+
+
+def _base_of(name: str) -> Entry | None:
+    """The entry of the model that a name's endings or its end name: its shape is the same.
+
+    Such as deepseek-r1-0528-qwen3-8b (a distillation into qwen3-8b), or gemma-3-4b-it.
+    """
+    names = _by_name()
+    stripped = TUNED.sub("", name)
+    if stripped in names:
+        return names[stripped]
+    endings = []
+    for alias in names:
+        if stripped.endswith(f"-{alias}") and _sizes(alias):
+            endings.append(alias)
+    if not endings:
+        return None
+    return names[max(endings, key=len)]
+
+
+def _sizes(name: str) -> list[str]:
+    """The sizes in a name, such as 27b or a3b."""
+    return re.findall(r"(?<![a-z0-9.])a?\d+(?:\.\d+)?[bm]\b", name)
+
+
+def _nearest(name: str) -> list[str]:
+    """The names of entries that a name may stand for: of the same family and size, else alike."""
+    family = re.sub(r"[^a-z].*", "", name)
+    sizes = _sizes(name)
+    scores: dict[str, tuple[bool, float]] = {}
+    for alias, entry in _by_name().items():
+        likeness = difflib.SequenceMatcher(None, name, alias).ratio()
+        if likeness < LEAST_LIKE:
+            continue
+        has_size = bool(sizes) and _sizes(alias)[:1] == sizes[:1]
+        is_close = bool(family) and alias.startswith(family) and has_size
+        score = (is_close, likeness)
+        scores[entry.name] = max(score, scores.get(entry.name, score))
+    ranked = sorted(scores, key=lambda candidate: scores[candidate], reverse=True)
+    close = [candidate for candidate in ranked if scores[candidate][0]]
+    return (close or ranked)[:MOST_NEAREST]
 
 
 def _by_name() -> dict[str, Entry]:

@@ -10,15 +10,17 @@ import collections
 import math
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from lab.core.record import Model
 from lab.core.shape import BLOCKS, DELTA_NETS, group, read_layers
 from lab.errors import LabError
+from lab.models import architectures
+from lab.models.architectures import Row
 from lab.models.catalog import Dimensions, Entry, data_file
 
 QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
@@ -41,6 +43,21 @@ FACTORS = {"Q4_0": (0, 4.61), "Q4_1": (0, 4.61), "Q8_0": (0, 73.9), "Q6_K": (208
 
 They are -8 to 7; 0 to 15 and a minimum; -128 to 127; -32 to 31 and 16 scales.
 """
+
+UNQUANTIZED = (
+    ".bias",
+    ".scale",
+    "_norm",
+    "ffn_gate_inp.",
+    "ssm_conv1d",
+    "ssm_a",
+    "ssm_d",
+    "shortconv.conv",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+)
+"""Parts of the names of tensors that stay in F32 (tensor_allows_quantization, llama-quant.cpp)."""
 
 _CHUNK_WEIGHTS = 1 << 23
 
@@ -118,7 +135,7 @@ def type_of(shape: Dimensions, quantization: str, name: str, columns: int) -> st
         kind = "MXFP4" if name.endswith("_exps.weight") else "Q8_0"
     elif name == "token_embd.weight":
         kind = quantizations("embeddings").get(quantization, kind)
-    else:
+    elif name.startswith("blk."):
         kind = _type_in_layer(shape, quantization, name, kind)
     if columns % BLOCKS[kind][0]:
         kind = quantizations("narrow").get(kind, kind)
@@ -137,7 +154,7 @@ def _type_of_head(quantization: str, kind: str, columns: int) -> str:
 
 def _type_in_layer(shape: Dimensions, quantization: str, name: str, kind: str) -> str:
     """The type of the matrix `blk.LAYER.PART.weight`; `kind` is the quantization's usual type."""
-    _, number, part, _ = name.split(".")
+    _, number, part = name.removesuffix(".weight").split(".", 2)
     layer = int(number)
     eighth = shape.n_layer // 8
     if part in ("attn_v", "attn_qkv"):
@@ -187,20 +204,18 @@ def _uses_more_bits(shape: Dimensions, layer: int) -> bool:
 # The tensors of a shape
 
 
-class _Row(NamedTuple):
-    """A tensor's name (in a layer, without the layer), and its rows and columns."""
-
-    name: str
-    rows: int
-    columns: int
-
-
 def tensors(shape: Dimensions, quantization: str) -> list[PlannedTensor]:
     """The tensors of such a model. A tensor's random numbers depend on the order of this list."""
-    rows = [_Row("token_embd.weight", shape.n_vocab, shape.n_embd)]
+    rows = [Row("token_embd.weight", shape.n_vocab, shape.n_embd)]
     if not shape.tied_embeddings:
-        rows.append(_Row("output.weight", shape.n_vocab, shape.n_embd))
-    rows.append(_Row("output_norm.weight", 1, shape.n_embd))
+        rows.append(Row("output.weight", shape.n_vocab, shape.n_embd))
+    if architectures.has(shape.arch):
+        rows += architectures.model_rows(shape)
+        for layer in range(shape.n_layer):
+            for row in architectures.layer_rows(shape, layer):
+                rows.append(row._replace(name=f"blk.{layer}.{row.name}"))
+        return [_tensor(shape, quantization, row) for row in rows]
+    rows.append(Row("output_norm.weight", 1, shape.n_embd))
     attention = _attention_layer(shape)
     for layer in range(shape.n_layer):
         if shape.arch in DELTA_NETS and (layer + 1) % FULL_ATTENTION_INTERVAL:
@@ -211,59 +226,58 @@ def tensors(shape: Dimensions, quantization: str) -> list[PlannedTensor]:
     return [_tensor(shape, quantization, row) for row in rows]
 
 
-def _tensor(shape: Dimensions, quantization: str, row: _Row) -> PlannedTensor:
-    plain = (".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight", "ssm_a")
-    if row.rows == 1 or row.name.endswith(plain):
+def _tensor(shape: Dimensions, quantization: str, row: Row) -> PlannedTensor:
+    if row.rows == 1 or any(part in row.name for part in UNQUANTIZED):
         kind = "F32"
     else:
         kind = type_of(shape, quantization, row.name, row.columns)
-    n_expert = 1
+    n_expert = row.n_slices
     if row.name.endswith("_exps.weight") and shape.n_expert:
         n_expert = shape.n_expert
     return PlannedTensor(row.name, row.rows, row.columns, kind, n_expert)
 
 
-def _attention_layer(shape: Dimensions) -> list[_Row]:
+def _attention_layer(shape: Dimensions) -> list[Row]:
     """The tensors of a layer with attention."""
     width = shape.n_embd
     is_oss = shape.arch == "gpt-oss"
     is_hybrid = shape.arch in DELTA_NETS
     has_post_norms = shape.arch in HAS_POST_NORMS
     rows = [
-        _Row("attn_output.weight", width, shape.n_head * shape.head_dim),
+        Row("attn_output.weight", width, shape.n_head * shape.head_dim),
         *_shared_expert(shape),
         *_products(shape),
         *_experts(shape),
-        _Row("attn_norm.weight", 1, width),
+        Row("attn_norm.weight", 1, width),
     ]
     if shape.arch in HAS_QK_NORMS:
-        rows += [_Row(f"attn_{part}_norm.weight", 1, shape.head_dim) for part in "qk"]
+        rows += [Row(f"attn_{part}_norm.weight", 1, shape.head_dim) for part in "qk"]
     if has_post_norms or is_oss or is_hybrid:
-        rows.append(_Row("post_attention_norm.weight", 1, width))
+        rows.append(Row("post_attention_norm.weight", 1, width))
     if is_oss:
-        rows.append(_Row("attn_sinks.weight", 1, shape.n_head))
+        rows.append(Row("attn_sinks.weight", 1, shape.n_head))
     if not is_oss and not is_hybrid:
-        rows.append(_Row("ffn_norm.weight", 1, width))
+        rows.append(Row("ffn_norm.weight", 1, width))
     if has_post_norms:
-        rows.append(_Row("post_ffw_norm.weight", 1, width))
+        rows.append(Row("post_ffw_norm.weight", 1, width))
     if shape.arch in HAS_QKV_BIASES:
-        rows += [_Row(f"attn_{part}.bias", 1, n) for part, n in _qkv_rows(shape).items()]
+        rows += [Row(f"attn_{part}.bias", 1, n) for part, n in _qkv_rows(shape).items()]
     if is_oss:
-        rows.append(_Row("attn_output.bias", 1, width))
-        rows.append(_Row("ffn_gate_inp.bias", 1, shape.n_expert or 0))
+        rows.append(Row("attn_output.bias", 1, width))
+        rows.append(Row("ffn_gate_inp.bias", 1, shape.n_expert or 0))
     return rows
 
 
-def _shared_expert(shape: Dimensions) -> list[_Row]:
+def _shared_expert(shape: Dimensions) -> list[Row]:
     """The expert that all tokens use, if there is one."""
     n_ff = shape.n_ff_shared
     if not n_ff:
         return []
     return [
-        _Row("ffn_down_shexp.weight", shape.n_embd, n_ff),
-        _Row("ffn_gate_shexp.weight", n_ff, shape.n_embd),
-        _Row("ffn_up_shexp.weight", n_ff, shape.n_embd),
-        _Row("ffn_gate_inp_shexp.weight", 1, shape.n_embd),
+        Row("ffn_down_shexp.weight", shape.n_embd, n_ff),
+        Row("ffn_gate_shexp.weight", n_ff, shape.n_embd),
+        Row("ffn_up_shexp.weight", n_ff, shape.n_embd),
+        Row("ffn_gate_inp_shexp.weight", 1, shape.n_embd),
     ]
 
 
@@ -276,48 +290,48 @@ def _qkv_rows(shape: Dimensions) -> dict[str, int]:
     return {"q": n_queries, "k": n_keys, "v": n_keys}
 
 
-def _products(shape: Dimensions) -> list[_Row]:
+def _products(shape: Dimensions) -> list[Row]:
     """Queries, keys and values, and the feed-forward of a model without experts."""
     width = shape.n_embd
     n_ff = shape.n_ff
     rows = []
     if not shape.n_expert:
-        rows.append(_Row("ffn_down.weight", width, n_ff))
+        rows.append(Row("ffn_down.weight", width, n_ff))
     qkv = _qkv_rows(shape)
     if shape.arch == "phi3":
-        rows.append(_Row("attn_qkv.weight", sum(qkv.values()), width))
+        rows.append(Row("attn_qkv.weight", sum(qkv.values()), width))
     else:
-        rows += [_Row(f"attn_{part}.weight", n, width) for part, n in qkv.items()]
+        rows += [Row(f"attn_{part}.weight", n, width) for part, n in qkv.items()]
     if shape.n_expert:
         return rows
     if shape.arch in FUSES_GATE_AND_UP:
-        rows.append(_Row("ffn_up.weight", 2 * n_ff, width))
+        rows.append(Row("ffn_up.weight", 2 * n_ff, width))
     else:
-        rows.append(_Row("ffn_gate.weight", n_ff, width))
-        rows.append(_Row("ffn_up.weight", n_ff, width))
+        rows.append(Row("ffn_gate.weight", n_ff, width))
+        rows.append(Row("ffn_up.weight", n_ff, width))
     return rows
 
 
-def _experts(shape: Dimensions) -> list[_Row]:
+def _experts(shape: Dimensions) -> list[Row]:
     """The experts of a mixture and what chooses them."""
     if not shape.n_expert:
         return []
     width = shape.n_embd
     n_ff = shape.n_ff_expert or 0
     rows = [
-        _Row("ffn_gate_exps.weight", n_ff, width),
-        _Row("ffn_up_exps.weight", n_ff, width),
-        _Row("ffn_down_exps.weight", width, n_ff),
-        _Row("ffn_gate_inp.weight", shape.n_expert, width),
+        Row("ffn_gate_exps.weight", n_ff, width),
+        Row("ffn_up_exps.weight", n_ff, width),
+        Row("ffn_down_exps.weight", width, n_ff),
+        Row("ffn_gate_inp.weight", shape.n_expert, width),
     ]
     if shape.arch == "gpt-oss":
-        rows.append(_Row("ffn_gate_exps.bias", shape.n_expert, n_ff))
-        rows.append(_Row("ffn_up_exps.bias", shape.n_expert, n_ff))
-        rows.append(_Row("ffn_down_exps.bias", shape.n_expert, width))
+        rows.append(Row("ffn_gate_exps.bias", shape.n_expert, n_ff))
+        rows.append(Row("ffn_up_exps.bias", shape.n_expert, n_ff))
+        rows.append(Row("ffn_down_exps.bias", shape.n_expert, width))
     return rows
 
 
-def _delta_layer(shape: Dimensions, attention: list[_Row]) -> list[_Row]:
+def _delta_layer(shape: Dimensions, attention: list[Row]) -> list[Row]:
     """The same layer with a gated delta net in the place of attention.
 
     llama.cpp 0c1e570, src/models/qwen35.cpp.
@@ -328,15 +342,15 @@ def _delta_layer(shape: Dimensions, attention: list[_Row]) -> list[_Row]:
     n_values = ssm["state_size"] * n_value
     n_mixed = 2 * ssm["state_size"] * ssm["group_count"] + n_values
     rows = [
-        _Row("attn_qkv.weight", n_mixed, width),
-        _Row("attn_gate.weight", n_values, width),
-        _Row("ssm_conv1d.weight", n_mixed, ssm["conv_kernel"]),
-        _Row("ssm_dt.bias", 1, n_value),
-        _Row("ssm_a", 1, n_value),
-        _Row("ssm_beta.weight", n_value, width),
-        _Row("ssm_alpha.weight", n_value, width),
-        _Row("ssm_norm.weight", 1, ssm["state_size"]),
-        _Row("ssm_out.weight", width, n_values),
+        Row("attn_qkv.weight", n_mixed, width),
+        Row("attn_gate.weight", n_values, width),
+        Row("ssm_conv1d.weight", n_mixed, ssm["conv_kernel"]),
+        Row("ssm_dt.bias", 1, n_value),
+        Row("ssm_a", 1, n_value),
+        Row("ssm_beta.weight", n_value, width),
+        Row("ssm_alpha.weight", n_value, width),
+        Row("ssm_norm.weight", 1, ssm["state_size"]),
+        Row("ssm_out.weight", width, n_values),
     ]
     for row in attention:
         if row.name == "attn_norm.weight" or not row.name.startswith("attn_"):
@@ -362,11 +376,19 @@ class _ShapeKeys:
             "attention.head_count": self.shape.n_head,
             "attention.head_count_kv": self.shape.n_head_kv,
             "attention.sliding_window": self.shape.window,
+            "attention.key_length": self.shape.head_dim,
+            "embedding_length": self.shape.n_embd,
         }
-        return values.get(name)
+        value = self.header.get(name, values.get(name))
+        return None if isinstance(value, list) else value
 
-    def numbers(self, key: str) -> None:
-        return None
+    def numbers(self, key: str) -> tuple[int, ...] | None:
+        value = self.header.get(key.removeprefix(f"{self.shape.arch}."))
+        return tuple(value) if isinstance(value, list) else None
+
+    @cached_property
+    def header(self) -> Mapping[str, Any]:
+        return architectures.header(self.shape)
 
 
 def by_quantization(entry: Entry) -> dict[str, Model]:
@@ -398,6 +420,7 @@ def model_of(entry: Entry, quantization: str) -> Model:
         n_layer=shape.n_layer,
         n_embd=shape.n_embd,
         head_dim=shape.head_dim,
+        head_dim_v=shape.head_dim_v,
         n_ff=shape.n_ff,
         n_vocab=shape.n_vocab,
         n_ctx_train=shape.n_ctx_train,
@@ -410,7 +433,11 @@ def model_of(entry: Entry, quantization: str) -> Model:
         output_bytes=output.n_bytes if output else None,
         output_type=output.type if output else None,
         n_params=sum(tensor.n_weights for tensor in planned),
-        matrices=group((tensor.name, tensor.type, tensor.dimensions) for tensor in planned),
+        matrices=group(
+            [(tensor.name, tensor.type, tensor.dimensions) for tensor in planned],
+            shape.n_layer,
+            layers.n_layer_kv,
+        ),
     )
 
 
@@ -468,9 +495,6 @@ def _add_header(
     writer: Any, shape: Dimensions, quantization: str, planned: list[PlannedTensor]
 ) -> None:
     """Give a gguf.GGUFWriter the keys and the table of tensors."""
-    import gguf
-    import numpy as np
-
     keys: dict[str, Any] = {
         # Neutral: from some names llama.cpp derives a family, and then expects its tokens.
         "name": "random weights",
@@ -478,14 +502,13 @@ def _add_header(
         "context_length": shape.n_ctx_train,
         "embedding_length": shape.n_embd,
         "block_count": shape.n_layer,
-        "feed_forward_length": shape.n_ff,
         "head_count": shape.n_head,
-        "head_count_kv": shape.n_head_kv,
         "key_length": shape.head_dim,
-        "value_length": shape.head_dim,
+        "value_length": shape.head_dim_v or shape.head_dim,
         "rope_dimension_count": shape.n_rot or shape.head_dim,
         "rope_freq_base": shape.rope_base,
         "layer_norm_rms_eps": 1e-5,
+        "layer_norm_eps": 1e-5 if architectures.has(shape.arch) else None,
         "vocab_size": shape.n_vocab,
         "tokenizer_model": "no_vocab",
         "expert_count": shape.n_expert,
@@ -499,9 +522,22 @@ def _add_header(
     if shape.arch in DELTA_NETS:
         section = shape.head_dim // 8
         keys["rope_dimension_sections"] = [section, section, section, 0]
+    further = architectures.header(shape)
+    keys["head_count_kv"] = further.pop("attention.head_count_kv", shape.n_head_kv)
+    keys["feed_forward_length"] = further.pop("feed_forward_length", shape.n_ff)
     for name, value in keys.items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
+    for name, item in further.items():
+        _add_key(writer, f"{shape.arch}.{name}", item)
+    _add_tensors(writer, planned)
+
+
+def _add_tensors(writer: Any, planned: list[PlannedTensor]) -> None:
+    """Give a gguf.GGUFWriter the table of tensors."""
+    import gguf
+    import numpy as np
+
     for tensor in planned:
         kind = gguf.GGMLQuantizationType[tensor.type]
         dimensions = tensor.dimensions[::-1]  # as numpy has them
@@ -509,6 +545,18 @@ def _add_header(
         writer.add_tensor_info(
             tensor.name, dimensions, data_type, tensor.n_bytes, raw_dtype=kind
         )
+
+
+def _add_key(writer: Any, key: str, value: architectures.Value) -> None:
+    """Give a gguf.GGUFWriter a key, in the type that llama.cpp expects."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_array(key, value)
 
 
 class _RandomArray:

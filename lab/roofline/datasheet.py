@@ -13,8 +13,8 @@ from __future__ import annotations
 import csv
 import math
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from statistics import geometric_mean
 from typing import NamedTuple
@@ -52,6 +52,13 @@ NEVER_WIDEN = "device", "other runtime"
 
 TILE = 64
 """Tokens of a prompt that share a reading of the cache; the learned figure is relative to it."""
+
+DEVICE_KNOWN = "device known"
+FAMILY_KNOWN = "family known"
+NOTHING_KNOWN = "nothing known"
+OWN_RATE = "own rate"
+LONG_ONES = ", long"
+"""Groups of rows that have ranges of their own; prompts above LONG have others."""
 
 SURE = 1.645  # standard deviations that 90 % of a normal distribution lie within
 
@@ -200,10 +207,10 @@ def parts_of_prompt(
     prompt = step_kernels.step_cost(model, n, n_past, 1, *types)
     first_step = step_kernels.step_cost(model, min(n, n_ubatch), 0, 1, *types)
     n_steps = math.ceil(n / n_ubatch)
-    per_head = memory.bytes_per_head(model, *types) or 0.0
     seen_bytes = 0.0
     for layers in cost.attended(model, n, n_past) or ():
-        seen_bytes += per_head * layers.heads.n_layer * layers.heads.n_head_kv * layers.n_pairs
+        layer_bytes = memory.bytes_per_position(layers.heads, *types) * layers.n_pairs
+        seen_bytes += layers.heads.n_layer * layer_bytes
     return DatasheetParts(
         arithmetic=(prompt.flops - prompt.attention_flops) / peak,
         weights=first_step.weight_bytes * n_steps / gbps,
@@ -247,6 +254,16 @@ def case_for(
     )
 
 
+class Condition(NamedTuple):
+    """What is known of a device from a rate of the user's own (conditioning.py).
+
+    `shift` of the logarithm of its times, and the standard deviation of that shift.
+    """
+
+    shift: float
+    deviation: float
+
+
 class End(NamedTuple):
     """How far an end of a range lies from the expectation: sizes of logarithms of ratios."""
 
@@ -265,10 +282,12 @@ class Unpublished(NamedTuple):
 class LearnedRates:
     """What was learned for a phase: figures of the parts, factors, and errors when left out.
 
-    `spread`: standard deviations (of logarithms) between levels of a factor. `ranges`: by runtime,
-    and "all", the ratios of measured to predicted times that 3 % and 97 % (long prompts: 1 % and
-    99 %) of the rows of left-out devices stay below; `inside` of `n_rows` rows were in the range
-    that the other devices gave.
+    `spread`: standard deviations (of logarithms) between levels of a factor. `sd`: how uncertain
+    the factors of a device, of a family of chips and of a runtime are together, and the noise of
+    rows. `ranges`: by runtime, and "all", the ratios of measured to predicted times, where one
+    standard deviation (`deviation`) is a factor of e, that a few percent of the rows left out by
+    device and by source lie beyond. `evaluation`: by runtime, `inside` of `n_rows` rows of left-out
+    devices were in the range that the other devices gave.
     """
 
     phase: str
@@ -276,6 +295,8 @@ class LearnedRates:
     factors: dict[str, dict[str, float]]
     spread: dict[str, float]
     ranges: dict[str, dict[str, float]]
+    sd: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def coefficients(self, case: DatasheetCase) -> tuple[float, ...]:
         """What the seconds of each part at the datasheet's rates are multiplied by."""
@@ -313,15 +334,18 @@ class LearnedRates:
         pairs = zip(self.coefficients(case), case.parts, strict=True)
         return [coefficient * seconds for coefficient, seconds in pairs]
 
-    def expected_s(self, case: DatasheetCase) -> float | None:
+    def expected_s(self, case: DatasheetCase, own: Condition | None = None) -> float | None:
         """Expected seconds, never below the limit; None without a peak."""
         least_s = case.least_s
         if least_s is None:
             return None
-        return max(least_s, math.fsum(self.part_times(case)))
+        expected_s = math.fsum(self.part_times(case))
+        if own is not None:
+            expected_s *= math.exp(own.shift)
+        return max(least_s, expected_s)
 
-    def range(self, case: DatasheetCase) -> tuple[float, float]:
-        """The ratios around the expectation, wider for what nobody published."""
+    def wide(self, case: DatasheetCase) -> float:
+        """By how much unpublished factors and a very long prompt widen each end of the range."""
         times = self.part_times(case)
         total = math.fsum(times)
         squares = []
@@ -329,23 +353,77 @@ class LearnedRates:
             squares.append((deviation * dot(counts, times) / total) ** 2)
         beyond = max(0.0, math.log(case.n_prompt / LONGEST))
         variance = math.fsum(squares) + (PER_LENGTH * beyond) ** 2
-        wide = SURE * math.sqrt(variance)
-        fast, slow = self.ends(case)
+        return SURE * math.sqrt(variance)
+
+    def range(self, case: DatasheetCase, own: Condition | None = None) -> tuple[float, float]:
+        """The ratios around the expectation, wider for what nobody published."""
+        wide = self.wide(case)
+        fast, slow = self.ends(case, own)
         low = math.hypot(at_length(fast, case.n_prompt), wide)
         high = math.hypot(at_length(slow, case.n_prompt), wide)
         return math.exp(-low), math.exp(high)
 
-    def ends(self, case: DatasheetCase) -> list[End]:
+    def uncertainty(self, case: DatasheetCase) -> float:
+        """Standard deviation of the shared factors' product: small where the device has rows.
+
+        Else that of its family of chips, or of the runtime, and the spread of what is not known.
+        """
+        levels = case.levels
+        of_device = self.sd["device"].get(device_on(levels))
+        if of_device is not None:
+            return of_device
+        known = self.sd["family"].get(levels["family"])
+        lacking: tuple[str, ...] = ("device",)
+        if known is None:
+            known = self.sd["runtime"].get(levels["runtime"])
+            lacking = ("architecture", "family", "device")
+        if known is None:
+            known = 0.0
+            lacking = SHARED
+        return math.hypot(known, *(self.spread[name] for name in lacking))
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of single rates, of logarithms."""
+        return self.sd["noise"]["all"]
+
+    def deviation(self, case: DatasheetCase, own: Condition | None = None) -> float:
+        """Standard deviation of the logarithm of measured over predicted time."""
+        if not self.sd:
+            return 1.0
+        uncertainty = self.uncertainty(case) if own is None else own.deviation
+        return math.hypot(self.noise, uncertainty)
+
+    def knowledge(self, case: DatasheetCase) -> str:
+        """What the rows tell of a case's device: DEVICE_KNOWN, FAMILY_KNOWN or NOTHING_KNOWN."""
+        if not self.sd or device_on(case.levels) in self.sd["device"]:
+            return DEVICE_KNOWN
+        if case.levels["family"] in self.sd["family"]:
+            return FAMILY_KNOWN
+        return NOTHING_KNOWN
+
+    def ends(self, case: DatasheetCase, own: Condition | None = None) -> list[End]:
         """The fast and the slow end of the range of what was published."""
-        runtime = case.levels["runtime"]
-        short = self.ranges.get(runtime, self.ranges["all"])
-        long = self.ranges.get(f"{runtime}, long", self.ranges["all, long"])
+        deviation = self.deviation(case, own)
+        knowledge = self.knowledge(case) if own is None else OWN_RATE
+        groups = range_groups(case, knowledge)
+        short = self._range_of(groups, "")
+        long = self._range_of(groups, LONG_ONES)
         ends = []
         for name in ("fast", "slow"):
-            short_size = abs(math.log(short[name]))
-            long_size = abs(math.log(long[name]))
+            short_size = deviation * abs(math.log(short[name]))
+            long_size = deviation * abs(math.log(long[name]))
+            if self.phase == DECODE and name == "fast":
+                long_size = short_size  # a token hardly gets slower: the end must not fall
             ends.append(End(short_size, max(short_size, long_size)))
         return ends
+
+    def _range_of(self, groups: Sequence[str], ending: str) -> dict[str, float]:
+        """The range of the narrowest group that has one."""
+        for group in groups:
+            if group + ending in self.ranges:
+                return self.ranges[group + ending]
+        return self.ranges[f"all{ending}"]
 
     def unpublished(self, case: DatasheetCase) -> list[Unpublished]:
         """The factors of the case that nobody published, in the order of FACTORS."""
@@ -353,7 +431,7 @@ class LearnedRates:
         levels = case.levels
         factors = []
         for name in dict.fromkeys(name for names in by_part for name in names):
-            if name not in levels or name in NEVER_WIDEN:
+            if name not in levels or name in NEVER_WIDEN or (self.sd and name in SHARED):
                 continue
             if levels[name] not in self.factors[name]:
                 counts = tuple(int(name in names) for names in by_part)
@@ -361,6 +439,16 @@ class LearnedRates:
         if case.model not in self.factors["model"]:
             factors.append(Unpublished(self.spread["model"], (1,) * len(by_part)))
         return factors
+
+
+def range_groups(case: DatasheetCase, knowledge: str) -> list[str]:
+    """The groups of rows that a range may be of, the narrowest first."""
+    return [f"{case.levels['runtime']}, {knowledge}", knowledge]
+
+
+def device_on(levels: Mapping[str, str]) -> str:
+    """The name of a device on a runtime in `LearnedRates.sd`."""
+    return f"{levels['device']} on {levels['runtime']}"
 
 
 def dot(counts: Sequence[int], seconds: Sequence[float]) -> float:
@@ -403,13 +491,13 @@ def evaluation_of(device: DeviceSheet | None = None) -> Evaluation:
     backend = "all"
     if device is not None:
         backend = f"{backend_of(device)} in llama.cpp"
-        if any(backend not in of_phase.ranges for of_phase in by_phase.values()):
+        if any(backend not in of_phase.evaluation for of_phase in by_phase.values()):
             backend = "all"
     n_rows = {}
     n_inside = {}
     n_devices = 0
     for phase, of_phase in by_phase.items():
-        figures = of_phase.ranges[backend]
+        figures = of_phase.evaluation[backend]
         n_rows[phase] = round(figures["n_rows"])
         n_inside[phase] = round(figures["inside"])
         n_devices = max(n_devices, round(figures["n_devices"]))

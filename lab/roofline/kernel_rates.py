@@ -106,7 +106,7 @@ def attention_points(
 
     Without flash attention those of plain attention, if it was probed.
     """
-    flash = KernelShape(ATTENTION, kind, heads.n_head, model.head_dim or 1, heads.n_head_kv)
+    flash = KernelShape(ATTENTION, kind, heads.n_head, heads.head_dim, heads.n_head_kv)
     rates = _rates_with(ceilings, n_threads)
     shapes = []
     if not is_flash:

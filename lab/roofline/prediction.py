@@ -25,7 +25,15 @@ from lab.models.devices import DeviceSheet
 from lab.process import no_engine
 from lab.process.no_engine import NoEngine
 from lab.process.worker import Worker
-from lab.roofline import datasheet, kernel_rates, learning, probing, step_kernels
+from lab.roofline import (
+    conditioning,
+    datasheet,
+    kernel_rates,
+    learning,
+    probing,
+    step_kernels,
+)
+from lab.roofline.conditioning import ComparedRate
 from lab.roofline.learning import Coverage, Learned, LearnedCase, Step
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner.cases import Plan
@@ -102,6 +110,7 @@ class Prediction:
     memory_bytes: float | None = None
     users: int = 1
     device: DeviceSheet | None = None
+    own_rates: tuple[ComparedRate, ...] = ()  # what the user measured on the device
     learned: Learned | None = None
     ceilings: Ceilings | None = None
     is_measured: bool = False
@@ -200,13 +209,20 @@ def on_device(
     n_prompt: int,
     n_gen: int,
     users: int = 1,
+    compared: Sequence[tuple[ComparedRate, datasheet.DatasheetCase]] = (),
 ) -> Prediction:
-    """A request on a device of the datasheets, as published runs on such devices do."""
+    """A request on a device of the datasheets, as published runs on such devices do.
+
+    `compared` are rates that the user measured on this device: they narrow the ranges.
+    """
     middle = middle_of(n_prompt, n_gen)
-    prefill = published_phase(datasheet.case_for(model, settings, device, PREFILL, n_prompt))
+    own = conditioning.conditions(compared)
+    prompt_case = datasheet.case_for(model, settings, device, PREFILL, n_prompt)
     token_case = datasheet.case_for(model, settings, device, DECODE, middle)
-    token = published_phase(token_case)
-    row = of_phases(model, n_prompt, n_gen, prefill, token, device=device)
+    prefill = published_phase(prompt_case, own.get(PREFILL))
+    token = published_phase(token_case, own.get(DECODE))
+    own_rates = tuple(of_rate for of_rate, _ in compared)
+    row = of_phases(model, n_prompt, n_gen, prefill, token, device=device, own_rates=own_rates)
     if users > 1:
         types = settings.type_k, settings.type_v
         cases = []
@@ -219,14 +235,16 @@ def on_device(
     return with_memory(row, settings, device.memory_bytes)
 
 
-def published_phase(case: datasheet.DatasheetCase) -> PhaseTime:
+def published_phase(
+    case: datasheet.DatasheetCase, own: datasheet.Condition | None = None
+) -> PhaseTime:
     """The time of a phase by what others published; its range does not go below the limit."""
     learned = datasheet.learned()[case.phase]
     limit_s = case.least_s
-    expected_s = learned.expected_s(case)
+    expected_s = learned.expected_s(case, own)
     if not limit_s or not expected_s:
         return PhaseTime(limit_s, expected_s, UNKNOWN)
-    fast, slow = learned.range(case)
+    fast, slow = learned.range(case, own)
     return PhaseTime(limit_s, expected_s, (max(limit_s, fast * expected_s), slow * expected_s))
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from lab.core import cost, shape
 from lab.core.record import Model, Rate, Settings
-from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, Matrix
+from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, UNMULTIPLIED, Matrix
 from lab.errors import LabError
 from lab.process.wire import (
     ATTENTION,
@@ -152,8 +152,9 @@ def probes(
             if matrix is group[0]:
                 sizes += COLUMNS
             wanted_probes += _product_probes(model, settings, matrix, sizes, device)
-    most_layers = max(heads, key=lambda group: group.n_layer)
-    wanted_probes += _attention_probes(model, settings, most_layers, device)
+    if heads:
+        most_layers = max(heads, key=lambda group: group.n_layer)
+        wanted_probes += _attention_probes(model, settings, most_layers, device)
     if device is not None:
         wanted_probes += _copy_probes(device)
     return list(dict.fromkeys(wanted_probes))
@@ -208,7 +209,7 @@ def last_level_cache() -> int:
 
 
 def _is_in_layers(matrix: Matrix) -> bool:
-    return matrix.part not in (OUTPUT, EMBEDDING)
+    return matrix.part not in (OUTPUT, EMBEDDING, UNMULTIPLIED)
 
 
 def _matrices_by_type(model: Model) -> list[list[Matrix]]:
@@ -331,7 +332,7 @@ def _attention_probes(
     """Attention of one token and of a full ubatch, over several lengths, with the heads of most
     layers.
     """
-    head_dim = model.head_dim or 0
+    head_dim = heads.head_dim
     kind = settings.type_k.upper()
     block_weights, block_bytes = BLOCKS.get(kind, (1, 4))
     has_one_unpacked_type = kind in UNPACKED and settings.type_k == settings.type_v

@@ -250,15 +250,15 @@ class _StepOnDevices:
     ) -> float:
         """Seconds of one sequence's attention in all layers, if their caches are on a device."""
         n_tokens, n_past = span
-        key_dim = self.model.head_dim or 0
-        flops_per_pair = 2 * (key_dim + (self.model.head_dim_v or key_dim))
         seconds = 0.0
         for part in cost.attended(self.model, n_tokens, n_past, masked) or ():
-            n_heads = part.heads.n_layer * part.heads.n_head
+            heads = part.heads
+            flops_per_pair = 2 * (heads.head_dim + heads.head_dim_v)
+            n_heads = heads.n_layer * heads.n_head
             s_per_flop = kernel_rates.attention_s_per_flop(
                 self.ceilings[device],
                 self.model,
-                part.heads,
+                heads,
                 self.settings.type_k.upper(),
                 n_tokens,
                 self.n_threads,

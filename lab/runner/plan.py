@@ -21,6 +21,10 @@ from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import builds, machine, placing, prompts, samplers
 from lab.runner.cases import Case, Plan, Until, Write, with_room
 
+RANDOM_EXPERTS = (
+    "Random tokens choose experts at random, and text does not: decode of a mixture of experts"
+    " depends on it. Use --prompt text, or your own: --prompt FILE"
+)
 DEFAULT_LENGTHS = "10,100,1000"
 DEFAULT_GEN = 64
 DEFAULT_REPEAT = 3
@@ -145,7 +149,11 @@ def make_plan(
         cases=cases,
         n_repeat=n_repeat,
         refused={},
-        warnings=(*planned.notes, *_warnings(asked, cases, here, planned.model)),
+        warnings=(
+            *planned.notes,
+            *_on_experts(planned, source),
+            *_warnings(asked, cases, here, planned.model),
+        ),
         until=until,
         is_more_if_cheap=repeat is None and until is None and every is None,
         lib=worker.lib,
@@ -166,6 +174,14 @@ def _cases(lengths: Sequence[int], gen: int, every: int | None) -> tuple[Case, .
         hint = f"At most {MAX_TOKENS:,}: increase --every."
         raise LabError(f"The sweep would generate {most:,} tokens.", hint)
     return cases
+
+
+def _on_experts(planned: _PlannedModel, source: prompts.Source) -> list[str]:
+    """A warning of random tokens where the text decides which experts are read."""
+    is_real = planned.file.source != catalog.SYNTHETIC
+    if is_real and planned.model.n_expert and source.text is None:
+        return [RANDOM_EXPERTS]
+    return []
 
 
 def _n_repeat(repeat: int | None, until: Until | None) -> int:

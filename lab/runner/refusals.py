@@ -16,11 +16,9 @@ Numbers = str | int | Sequence[int]
 """What an option with several numbers takes: `1,4`, or in Python also 4 or [1, 4]."""
 
 KEEPS_NO_POSITIONS = {
-    shape.UNCOUNTED["llama4"],
-    shape.SINGLE["ssm.state_size"],
+    *shape.UNCOUNTED.values(),
+    *shape.STATES.values(),
     shape.SINGLE["wkv.head_size"],
-    shape.SINGLE["shortconv.l_cache"],
-    shape.SINGLE["kda.head_dim"],
 }
 """`Model.uncounted` of models that do not keep a key and a value of every position."""
 
@@ -61,7 +59,7 @@ def need_every_position(model: Model) -> None:
     if any(model.windows or ()):
         reason = "some of its layers use sliding-window attention"
     elif model.n_state:
-        reason = shape.SINGLE["ssm.state_size"]
+        reason = shape.RECURRENT
     elif model.uncounted in KEEPS_NO_POSITIONS:
         reason = model.uncounted
     if reason:

@@ -14,6 +14,8 @@ from lab.show.wording import digits, seconds, times
 if TYPE_CHECKING:
     import pandas as pd
 
+    from lab.core.record import Model
+
 WIDE_RANGES = 2.0
 """Do not state how prefill grows if the ranges (largest over smallest) of both lengths multiply to
 more than this."""
@@ -95,6 +97,18 @@ def findings(rows: pd.DataFrame) -> list[str]:
             f"No findings from the runs of {lengths} prompt tokens: they were disturbed."
         )
     return sentences
+
+
+def of_experts(model: Model) -> list[str]:
+    """What decode of a mixture of experts depends on, for a model that is one."""
+    if not model.n_expert or not model.n_expert_used:
+        return []
+    return [
+        f"A mixture of experts: each token reads {model.n_expert_used} of {model.n_expert}, and"
+        " which ones depends on the text. Newer llama.cpp keeps recent experts in a cache, so"
+        " decode depends on the text too. Compare kinds of text: lab measure --prompt code; lab"
+        " measure --prompt story; lab measure --prompt german"
+    ]
 
 
 def _prefill_growth(rows: pd.DataFrame) -> str:

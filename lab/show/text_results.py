@@ -25,7 +25,14 @@ from lab.show.section import (
     tabled,
 )
 from lab.show.text_doubts import doubts
-from lab.show.text_findings import answer, beyond_training, far_apart, findings, laws
+from lab.show.text_findings import (
+    answer,
+    beyond_training,
+    far_apart,
+    findings,
+    laws,
+    of_experts,
+)
 from lab.show.wording import digits, ends, labelled
 
 if TYPE_CHECKING:
@@ -150,6 +157,7 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
     if is_watched and not drift:
         sentences += far_apart(rows)
     sentences += beyond_training(beyond, n_ctx_train)
+    sentences += of_experts(records[0].model)
     fitted = laws(rows)
     return Section(
         label,

@@ -22,8 +22,15 @@ from lab.core import cost
 from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
 from lab.models import catalog, devices, synthetic
-from lab.roofline import datasheet
-from lab.roofline.datasheet import FACTORS, LONG, PARTS, DatasheetCase, LearnedRates
+from lab.roofline import conditioning, datasheet
+from lab.roofline.datasheet import (
+    FACTORS,
+    LONG,
+    LONG_ONES,
+    PARTS,
+    DatasheetCase,
+    LearnedRates,
+)
 
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
 PUBLISHED = OUT.with_name("published.csv")
@@ -82,9 +89,12 @@ ROUNDS = 12
 POOLED = 20
 """Rows of other runtimes that a runtime's range leans on."""
 
-OUTSIDE = {(PREFILL, True): 0.01}
-"""At each end of a range, else 0.03: 94 % inside, because 90 % are promised for rows that were not
-seen. Long prompts, which few devices have, lie further out. """
+OUTSIDE = 0.03
+"""At each end of a range: 94 % of the rows that it comes from are inside, because 90 % are promised
+for rows of other devices and sources."""
+
+LEAST_SCORE = 0.5
+"""An end is at least so many standard deviations off."""
 
 
 class Row(NamedTuple):
@@ -110,7 +120,20 @@ class Row(NamedTuple):
     n_ubatch: int = 512
 
 
-Errors = list[tuple[Row, float]]
+class Error(NamedTuple):
+    """A row that was left out: the logarithm of its measured over its predicted time.
+
+    `score`: the same in standard deviations of the prediction, without what unpublished factors
+    explain. `groups`: the groups of rows that it belongs to, the narrowest first.
+    """
+
+    row: Row
+    off: float
+    score: float
+    groups: tuple[str, ...]
+
+
+Errors = list[Error]
 
 
 def row_of(line: dict[str, str]) -> Row:
@@ -271,7 +294,38 @@ def fit(rows: Sequence[Row], phase: str) -> LearnedRates:
             )
             if name == "device":
                 column_weights[columns] = (HEAVY + 1) / (HEAVY + levels_squared / spread[name])
-    return _learned(phase, rows, dict(zip(at, now, strict=True)), spread)
+    sd = _sd(cases, phase, at, covariance)
+    sd["noise"] = {"all": math.sqrt(noise)}
+    return replace(_learned(phase, rows, dict(zip(at, now, strict=True)), spread), sd=sd)
+
+
+def _sd(
+    cases: Sequence[DatasheetCase],
+    phase: str,
+    at: dict[tuple[str, str], int],
+    covariance: np.ndarray,
+) -> dict[str, dict[str, float]]:
+    """The standard deviations of the sums of the factors that describe a device, and less."""
+    main_part = "arithmetic" if phase == PREFILL else "weights"
+    sd: dict[str, dict[str, float]] = {"device": {}, "family": {}, "runtime": {}}
+    factors = {
+        "device": datasheet.SHARED,
+        "family": ("backend", "runtime", "architecture", "family"),
+        "runtime": ("backend", "runtime"),
+    }
+    for case in cases:
+        levels = case.levels
+        keys = {
+            "device": datasheet.device_on(levels),
+            "family": levels["family"],
+            "runtime": levels["runtime"],
+        }
+        for kind, key in keys.items():
+            if key not in sd[kind]:
+                columns = [at["", main_part]]
+                columns += [at[name, levels[name]] for name in factors[kind]]
+                sd[kind][key] = math.sqrt(float(covariance[np.ix_(columns, columns)].sum()))
+    return sd
 
 
 def _setup(row: Row) -> tuple[object, ...]:
@@ -302,52 +356,98 @@ def _learned(
     return LearnedRates(phase, figures, factors, sds, {})
 
 
-def error(learned: LearnedRates, row: Row) -> float:
+def error(learned: LearnedRates, row: Row, own: datasheet.Condition | None = None) -> float:
     """Logarithm of the measured over the predicted time."""
-    expected = learned.expected_s(case_of(row))
+    expected = learned.expected_s(case_of(row), own)
     assert expected is not None
     return math.log(seconds(row) / expected)
 
 
+def fits_without(
+    rows: Sequence[Row], phase: str, key: Callable[[Row], str]
+) -> dict[str, LearnedRates]:
+    """What the rows teach without the rows of each group."""
+    fits = {}
+    for group in sorted({key(row) for row in rows}):
+        fits[group] = fit([row for row in rows if key(row) != group], phase)
+    return fits
+
+
 def left_out(
-    rows: Sequence[Row],
-    phase: str,
-    key: Callable[[Row], str],
+    rows: Sequence[Row], fits: dict[str, LearnedRates], key: Callable[[Row], str]
 ) -> Errors:
     """The errors of all rows, each predicted without the rows that share its key."""
-    errors: Errors = []
-    for group in sorted({key(row) for row in rows}):
-        learned = fit([row for row in rows if key(row) != group], phase)
-        errors += [(row, error(learned, row)) for row in rows if key(row) == group]
+    errors = []
+    for row in rows:
+        learned = fits[key(row)]
+        errors.append(error_of(learned, row, learned.knowledge(case_of(row))))
     return errors
 
 
+def beside_own(rows: Sequence[Row], fits: dict[str, LearnedRates]) -> Errors:
+    """The errors of rows of left-out devices, predicted with one row of the device.
+
+    As if a user had measured it: of another model, with the same build. `fits` are without each
+    device.
+    """
+    errors = []
+    for row in rows:
+        learned = fits[row.device]
+        own = own_condition(rows, row, learned)
+        if own is not None:
+            errors.append(error_of(learned, row, datasheet.OWN_RATE, own))
+    return errors
+
+
+def own_condition(
+    rows: Sequence[Row], row: Row, learned: LearnedRates
+) -> datasheet.Condition | None:
+    """What the first row of the device says that is of another model; None without one."""
+    for candidate in rows:
+        is_same_device = candidate.device == row.device
+        is_same_build = (candidate.backend, candidate.source) == (row.backend, row.source)
+        if is_same_device and is_same_build and candidate.model != row.model:
+            return conditioning.condition(learned, [(case_of(candidate), seconds(candidate))])
+    return None
+
+
+def error_of(
+    learned: LearnedRates,
+    row: Row,
+    knowledge: str,
+    own: datasheet.Condition | None = None,
+) -> Error:
+    """The error of a row, in standard deviations without what unpublished factors explain."""
+    case = case_of(row)
+    off = error(learned, row, own)
+    unexplained = max(0.0, off**2 - learned.wide(case) ** 2)
+    score = math.copysign(math.sqrt(unexplained) / learned.deviation(case, own), off)
+    ending = LONG_ONES if case.n_prompt > LONG else ""
+    groups = [*datasheet.range_groups(case, knowledge), "all"]
+    return Error(row, off, score, tuple(f"{group}{ending}" for group in groups))
+
+
 def ranges(errors: Errors) -> dict[str, dict[str, float]]:
-    """By runtime and for all: the ratios at both ends. A runtime's errors lean on POOLED of the
-    others'."""
+    """By group of rows: the ratios at both ends. A group leans on POOLED rows of the group that it
+    is a part of."""
+    members: dict[str, list[float]] = {}
+    wider: dict[str, str | None] = {}
+    for e in errors:
+        for group, larger in zip(e.groups, [*e.groups[1:], None], strict=True):
+            members.setdefault(group, []).append(e.score)
+            wider[group] = larger
+    for group in ("all", f"all{LONG_ONES}"):
+        members.setdefault(group, [e.score for e in errors])
+        wider.setdefault(group, None)
     by_group = {}
-    for long in ("", LONG_ONES):
-        every = [off for row, off in errors if _group(row).endswith(LONG_ONES) == bool(long)]
-        every = every or [off for _, off in errors]
-        outside = OUTSIDE.get((errors[0][0].phase, bool(long)), 0.03)
-        by_group[f"all{long}"] = _range(every, np.ones(len(every)), outside)
-        for group in dict.fromkeys(_group(row) for row, _ in errors):
-            if group.endswith(LONG_ONES) == bool(long):
-                of_group = [off for row, off in errors if _group(row) == group]
-                weights = np.concatenate(
-                    [
-                        np.ones(len(of_group)),
-                        np.full(len(every), POOLED / len(every)),
-                    ]
-                )
-                by_group[group] = {
-                    **_range([*of_group, *every], weights, outside),
-                    "n_rows": len(of_group),
-                }
+    for group, scores in members.items():
+        larger = wider[group]
+        leaning = scores if larger is None else members[larger]
+        weights = np.concatenate(
+            [np.ones(len(scores)), np.full(len(leaning), POOLED / len(leaning))]
+        )
+        by_group[group] = _range([*scores, *leaning], weights)
     return by_group
-
-
-LONG_ONES = ", long"
 
 
 @cache
@@ -365,17 +465,15 @@ def _ranges_of(row: Row) -> tuple[str, str]:
 
 
 def _range(
-    errors: Sequence[float],
+    scores: Sequence[float],
     weights: np.ndarray,
-    outside: float,
 ) -> dict[str, float]:
-    order = np.argsort(errors)
+    order = np.argsort(scores)
     below = np.cumsum(weights[order]) / weights.sum()
-    low, high = np.asarray(errors)[order][np.searchsorted(below, [outside, 1 - outside])]
+    low, high = np.asarray(scores)[order][np.searchsorted(below, [OUTSIDE, 1 - OUTSIDE])]
     return {
-        "fast": math.exp(min(low, -0.02)),
-        "slow": math.exp(max(high, 0.02)),
-        "n_rows": len(errors),
+        "fast": math.exp(min(low, -LEAST_SCORE)),
+        "slow": math.exp(max(high, LEAST_SCORE)),
     }
 
 
@@ -383,9 +481,10 @@ def is_inside(
     learned: LearnedRates,
     row: Row,
     off: float,
+    own: datasheet.Condition | None = None,
 ) -> bool:
     case = case_of(row)
-    (low, high) = learned.range(case)
+    (low, high) = learned.range(case, own)
     least = case.least_s or 0.0
     expected = seconds(row) / math.exp(off)
     return (
@@ -394,24 +493,41 @@ def is_inside(
     )
 
 
-def learn(rows: Sequence[Row], phase: str) -> tuple[LearnedRates, Errors]:
-    """Factors and ranges of a phase, and the errors for left-out devices that the ranges come
-    from."""
+def by_device(row: Row) -> str:
+    return row.device
+
+
+def by_source(row: Row) -> str:
+    return row.source
+
+
+def learn(rows: Sequence[Row], phase: str) -> LearnedRates:
+    """Factors and ranges of a phase. The ranges come from rows left out by device and by source;
+    the figures of the evaluation from those left out by device.
+    """
     rows_of_phase = [row for row in clean(rows) if row.phase == phase]
-    errors = left_out(rows_of_phase, phase, lambda row: row.device)
+    fits = fits_without(rows_of_phase, phase, by_device)
+    of_devices = left_out(rows_of_phase, fits, by_device)
+    of_sources = left_out(
+        rows_of_phase, fits_without(rows_of_phase, phase, by_source), by_source
+    )
+    errors = [*of_devices, *of_sources, *beside_own(rows_of_phase, fits)]
     learned = replace(fit(rows_of_phase, phase), ranges=ranges(errors))
     inside = set()
-    for device in {row.device for row in rows_of_phase}:
-        elsewhere = [pair for pair in errors if pair[0].device != device]
-        of_other_devices = replace(learned, ranges=ranges(elsewhere))
-        for row, off in errors:
-            if row.device == device and is_inside(of_other_devices, row, off):
-                inside.add(row)
-    for name, values in learned.ranges.items():
+    for device, fitted in fits.items():
+        elsewhere = [e for e in errors if e.row.device != device]
+        of_other_devices = replace(fitted, ranges=ranges(elsewhere))
+        for e in of_devices:
+            if e.row.device == device and is_inside(of_other_devices, e.row, e.off):
+                inside.add(e.row)
+    names = dict.fromkeys(name for row in rows_of_phase for name in _ranges_of(row))
+    for name in names:
         rows_of_range = [row for row in rows_of_phase if name in _ranges_of(row)]
+        values = learned.evaluation.setdefault(name, {})
+        values["n_rows"] = len(rows_of_range)
         values["inside"] = sum(row in inside for row in rows_of_range)
         values["n_devices"] = len({row.device for row in rows_of_range})
-    return learned, errors
+    return learned
 
 
 def main() -> None:
@@ -420,14 +536,18 @@ def main() -> None:
         " lab/roofline/datasheet.py explains the figures.\n"
     )
     for phase in PHASES:
-        learned, _ = learn(published(), phase)
+        learned = learn(published(), phase)
         text += f"\n[{phase}]\n"
         text += _table(f"{phase}.parts", learned.parts)
         text += _table(f"{phase}.spread", learned.spread)
+        for name, values in learned.sd.items():
+            text += _table(f'{phase}.sd."{name}"', values)
         for name, values in learned.factors.items():
             text += _table(f'{phase}.factors."{name}"', values)
         for name, values in sorted(learned.ranges.items()):
             text += _table(f'{phase}.ranges."{name}"', values)
+        for name, values in sorted(learned.evaluation.items()):
+            text += _table(f'{phase}.evaluation."{name}"', values)
     OUT.write_text(text)
 
 

@@ -26,12 +26,16 @@ from tests.bench.learn_published import (
     PHASES,
     Errors,
     Row,
+    beside_own,
+    by_device,
+    by_source,
     case_of,
     clean,
     error,
-    fit,
+    fits_without,
     is_inside,
     left_out,
+    own_condition,
     published,
     ranges,
 )
@@ -47,20 +51,27 @@ STYLES = {
 """Colours of Okabe and Ito, which colour-blind people can tell apart; the shape says the same."""
 
 
-def tried(learned: LearnedRates, row: Row) -> dict[str, Any]:
+def tried(
+    learned: LearnedRates, row: Row, own: datasheet.Condition | None = None
+) -> dict[str, Any]:
     """A row with the logarithm of its measured over its predicted time, whether its range holds
     it, and the width."""
-    off = error(learned, row)
+    off = error(learned, row, own)
     case = case_of(row)
-    (low, high) = learned.range(case)
+    (low, high) = learned.range(case, own)
     length = length_of(case.n_prompt)
     outcome = {
         "off": off,
-        "inside": is_inside(learned, row, off),
+        "inside": is_inside(learned, row, off, own),
         "width": high / low,
         "length": length,
+        "knowledge": learned.knowledge(case),
     }
     return {**row._asdict(), **outcome, "runtime": f"{length}, {case.levels['runtime']}"}
+
+
+def by_model(row: Row) -> str:
+    return row.model
 
 
 def length_of(n_prompt: int) -> str:
@@ -71,19 +82,27 @@ def length_of(n_prompt: int) -> str:
 
 
 def without(
-    rows: Sequence[Row],
-    errors: Errors,
-    key: str,
-    phase: str,
+    rows: Sequence[Row], errors: Errors, fits: dict[str, LearnedRates], key: str
 ) -> Iterator[dict[str, Any]]:
     """Every row, predicted without the rows that share its key; their errors do not make its range
     either."""
-    for group in sorted({getattr(row, key) for row in rows}):
-        learned = fit([row for row in rows if getattr(row, key) != group], phase)
-        learned = replace(
-            learned, ranges=ranges([pair for pair in errors if getattr(pair[0], key) != group])
-        )
+    for group, fitted in fits.items():
+        elsewhere = [e for e in errors if getattr(e.row, key) != group]
+        learned = replace(fitted, ranges=ranges(elsewhere))
         yield from (tried(learned, row) for row in rows if getattr(row, key) == group)
+
+
+def with_one_row(
+    rows: Sequence[Row], errors: Errors, fits: dict[str, LearnedRates]
+) -> Iterator[dict[str, Any]]:
+    """The rows of devices with several models, predicted without the device's rows but for one."""
+    for device, fitted in fits.items():
+        elsewhere = [e for e in errors if e.row.device != device]
+        learned = replace(fitted, ranges=ranges(elsewhere))
+        for row in rows:
+            own = own_condition(rows, row, learned) if row.device == device else None
+            if own is not None:
+                yield tried(learned, row, own)
 
 
 def compare(name: str, t: pd.DataFrame, *by: str) -> None:
@@ -109,7 +128,7 @@ def main() -> None:
         "| left out | rows | median error | inside the 90 % range | width of the range (times) |"
     )
     print("| --- | --- | --- | --- | --- |")
-    by_device: dict[str, pd.DataFrame] = {}
+    frames: dict[str, pd.DataFrame] = {}
     for phase in PHASES:
         rows = [
             row
@@ -122,17 +141,29 @@ def main() -> None:
                 phase, pd.DataFrame(tried(learned, row) for row in rows), "length", "runtime"
             )
             continue
-        errors = left_out(rows, phase, lambda row: row.device)
+        fits = {
+            "device": fits_without(rows, phase, by_device),
+            "source": fits_without(rows, phase, by_source),
+            "model": fits_without(rows, phase, by_model),
+        }
+        errors = left_out(rows, fits["device"], by_device)
+        errors += left_out(rows, fits["source"], by_source)
+        errors += beside_own(rows, fits["device"])
         for key, by in (
-            ("device", ("length", "runtime")),
-            ("source", ("length", "runtime")),
+            ("device", ("length", "knowledge", "runtime")),
+            ("source", ("length", "knowledge", "runtime")),
             ("model", ("model",)),
         ):
-            t = pd.DataFrame(without(rows, errors, key, phase))
-            by_device.setdefault(phase, t)
+            t = pd.DataFrame(without(rows, errors, fits[key], key))
+            frames.setdefault(phase, t)
             compare(f"{phase}: {key}", t, *by)
+        own = pd.DataFrame(with_one_row(rows, errors, fits["device"]))
+        without_own = pd.DataFrame(without(rows, errors, fits["device"], "device"))
+        compare(f"{phase}: device, but for one row", own, "runtime")
+        same_rows = without_own[without_own.device.isin(own.device)]
+        compare(f"{phase}: the same devices without it", same_rows, "runtime")
     if asked.plot:
-        draw(by_device, asked.plot)
+        draw(frames, asked.plot)
 
 
 def draw(by_phase: dict[str, pd.DataFrame], path: Path) -> None:

@@ -203,14 +203,12 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
     """
     types = settings.type_k, settings.type_v
     step = step_kernels.step_cost(model, 1, 0, 1, *types)
-    per_head = memory.bytes_per_head(model, *types) or 0.0
-    head_width = (model.head_dim or 0) + (model.head_dim_v or model.head_dim or 0)
     layers = []
     for heads in shape.heads(model) or ():
         layers.append(
             {
-                "work": 2 * head_width * heads.n_layer * heads.n_head,
-                "kv": per_head * heads.n_layer * heads.n_head_kv,
+                "work": 2 * (heads.head_dim + heads.head_dim_v) * heads.n_layer * heads.n_head,
+                "kv": heads.n_layer * memory.bytes_per_position(heads, *types),
                 "window": heads.window,
             }
         )

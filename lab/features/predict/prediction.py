@@ -8,19 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.core.record import Record
+from lab.core.record import Model, Record
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
-from lab.models import catalog, devices
+from lab.models import catalog, devices, obtain
 from lab.models.devices import DeviceSheet
-from lab.roofline import learning, prediction
+from lab.process.worker import Worker
+from lab.roofline import conditioning, learning, prediction
 from lab.roofline.prediction import HERE, PhaseTime, Prediction, PredictionEvidence
 from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan import parse_lengths
 from lab.show import summaries, table
 
+LEAST_GBPS = 1
+MOST_GBPS = 100_000
 NEAR = 0.05
 """Runs whose prompt differs by at most this share of the length count as the same request."""
 
@@ -34,6 +37,8 @@ def predict(
     sequences: int = 1,
     slo: Slo | None = None,
     results: str | Path = "results",
+    measured: Sequence[str] = (),
+    gbps: float | None = None,
     **settings: Any,
 ) -> list[Prediction]:
     """Predicts the times of requests on devices: for each prompt length the fastest first.
@@ -44,19 +49,26 @@ def predict(
     Without `device` it ranks all devices of models/devices.toml, and this machine: by runs of such
     a request in the folder `results`, otherwise by its ceilings and runs there. `device` names some
     devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and
-    models with commas. The answers of `sequences` users are decoded together. LabError for an
-    unknown name, and if "here" lacks ceilings or runs.
+    models with commas. The answers of `sequences` users are decoded together. `measured` are rates
+    of your own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow its ranges. `gbps` is
+    its memory bandwidth, where it differs from the datasheet. LabError for an unknown name, and if
+    "here" lacks ceilings or runs.
     """
     lengths = parse_lengths(prompt_len)
     prediction.check(max(lengths), gen, sequences)
     names = names_in(device or f"all,{HERE}")
+    rates = [conditioning.parse_rate(text) for text in measured]
+    if rates or gbps is not None:
+        need_one_device(names, gbps)
     rows = list[Prediction]()
     for spec in names_in(model):
         plan = prediction.plan_for(spec, settings)
         for listed in devices_in(names):
+            sheet = listed if gbps is None else dataclasses.replace(listed, gbps=gbps)
+            compared = conditioning.compare(rates, model_called, plan.settings, sheet)
             for n in lengths:
                 row = prediction.on_device(
-                    plan.model, plan.settings, listed, n, gen, sequences
+                    plan.model, plan.settings, sheet, n, gen, sequences, compared
                 )
                 rows.append(row)
         if HERE in names:
@@ -66,6 +78,27 @@ def predict(
     if slo is not None:
         rows = [dataclasses.replace(row, chance=chance(row, slo)) for row in rows]
     return sorted(rows, key=lambda row: (lengths.index(row.n_prompt), *speed_order(row)))
+
+
+def need_one_device(names: Sequence[str], gbps: float | None) -> None:
+    """LabError unless one device of the datasheets is named, and its bandwidth is possible."""
+    is_one = len(names) == 1 and names[0] != HERE and not devices.names_of(names[0])
+    if not is_one:
+        raise LabError(
+            "--measured and --gbps describe one device, and several are asked for.",
+            "Name it: --device epyc-9654",
+        )
+    if gbps is not None and not LEAST_GBPS <= gbps <= MOST_GBPS:
+        raise LabError(
+            f"--gbps {gbps:g} is not possible.",
+            f"Give its memory bandwidth in GB/s, from {LEAST_GBPS} to {MOST_GBPS:,}.",
+        )
+
+
+def model_called(spec: str) -> Model:
+    """The model of a SPEC, from its file or its shape."""
+    with Worker() as worker:
+        return obtain.find(worker, spec)
 
 
 def names_in(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from lab.core.record import DECODE, PREFILL, Model
 from lab.models import catalog
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning
+from lab.roofline.conditioning import ComparedRate
 from lab.roofline.datasheet import PublishedRate
 from lab.roofline.learning import Learned
 from lab.roofline.prediction import TOO_FAST, Extrapolation, Prediction, Shortage
@@ -21,10 +22,28 @@ from lab.show.wording import digits
 def basis(row: Prediction) -> str:
     """What a prediction comes from, in sentences; "" for a measurement."""
     if row.device is not None:
-        return basis_of_device(row.device, row.model)
+        sentences = [basis_of_device(row.device, row.model)]
+        sentences += [narrowed_by(own_rate) for own_rate in row.own_rates]
+        return " ".join(sentences)
     if row.learned is None or row.ceilings is None:
         return ""
     return " ".join([basis_here(row.learned), *doubt_sentences(row.ceilings)])
+
+
+def narrowed_by(compared: ComparedRate) -> str:
+    """What a rate of the user's own says about the device."""
+    rate = compared.rate
+    ends = f"{digits(compared.low_tps)} to {digits(compared.high_tps)}"
+    sentence = (
+        f"Narrowed by your own rate: {compared.model.name} {compared.model.quantization},"
+        f" {rate.phase} {digits(rate.tps)} tokens/s (predicted without it: {ends})."
+    )
+    if compared.is_inside:
+        return sentence
+    return (
+        f"{sentence} It lies outside of that range: check the device, its bandwidth (--gbps) and"
+        " the model's quantization."
+    )
 
 
 def basis_of_device(device: DeviceSheet, model: Model) -> str:

@@ -1,0 +1,143 @@
+"""A rate of the user's own: how it is read, what it says about a device, and what the page says."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from lab.core.record import DECODE, PREFILL
+from lab.errors import LabError
+from lab.features.predict import wording
+from lab.features.predict.prediction import predict
+from lab.models import catalog, devices, synthetic
+from lab.roofline import conditioning, datasheet
+from lab.roofline.conditioning import OwnRate
+from lab.roofline.datasheet import Condition
+from tests.conftest import SETTINGS, run_lab
+
+CARD = devices.find_device("epyc-9654")
+MODEL = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("llama-3.1-8b:Q4_0=12.4", OwnRate("llama-3.1-8b:Q4_0", DECODE, 12.4)),
+        ("qwen3-8b = 30", OwnRate("qwen3-8b", DECODE, 30)),
+        ("phi-4=tg:9", OwnRate("phi-4", DECODE, 9)),
+        ("phi-4=pp:150.5", OwnRate("phi-4", PREFILL, 150.5)),
+    ],
+)
+def test_a_rate_of_the_users_own(text: str, rate: OwnRate) -> None:
+    assert conditioning.parse_rate(text) == rate
+
+
+@pytest.mark.parametrize(
+    "text", ["12.4", "phi-4=fast", "phi-4=0", "=3", "phi-4=1e3", "phi-4=-2"]
+)
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(LabError, match="is not MODEL=TOKENS_PER_SECOND") as problem:
+        conditioning.parse_rate(text)
+    assert "--measured llama-3.1-8b:Q4_0=12.4" in problem.value.hint
+
+
+def decode_case(model: str = "llama-3.1-8b") -> datasheet.DatasheetCase:
+    of_model = synthetic.model_of(catalog.find(model), "Q4_0")
+    return datasheet.case_for(of_model, SETTINGS, CARD, DECODE, 64)
+
+
+def test_a_device_that_is_twice_as_slow_is_found_by_one_rate() -> None:
+    learned = datasheet.learned()[DECODE]
+    case = decode_case()
+    expected_s = learned.expected_s(case) or math.nan
+    own = conditioning.condition(learned, [(case, 2 * expected_s)])
+    assert 1.7 < math.exp(own.shift) < 2
+    assert own.deviation < 0.6 * learned.uncertainty(case)
+    other = decode_case("qwen3-14b")
+    before = learned.range(other)
+    after = learned.range(other, own)
+    assert math.log(after[1] / after[0]) < 0.85 * math.log(before[1] / before[0])
+    moved = (learned.expected_s(other, own) or 0) / (learned.expected_s(other) or 1)
+    assert moved == pytest.approx(math.exp(own.shift))
+
+
+def test_more_rates_say_more_and_disagreeing_ones_their_mean() -> None:
+    learned = datasheet.learned()[DECODE]
+    case = decode_case()
+    expected_s = learned.expected_s(case) or math.nan
+    single = conditioning.condition(learned, [(case, expected_s)])
+    double = conditioning.condition(learned, [(case, 2 * expected_s), (case, expected_s / 2)])
+    assert single.shift == pytest.approx(0)
+    assert double.shift == pytest.approx(0)
+    assert double.deviation < single.deviation
+
+
+def test_what_is_known_of_a_device_makes_its_range_narrow() -> None:
+    learned = datasheet.learned()[DECODE]
+    settings = dataclasses.replace(SETTINGS, n_ubatch=512)
+
+    def case_on(device: devices.DeviceSheet) -> datasheet.DatasheetCase:
+        return datasheet.case_for(MODEL, settings, device, DECODE, 64)
+
+    with_rows = devices.find_device("rtx-4090")
+    of_family = dataclasses.replace(with_rows, name="rtx-4095")
+    unknown = dataclasses.replace(of_family, architecture="tomorrow")
+    deviations = [
+        learned.deviation(case_on(device)) for device in (with_rows, of_family, unknown)
+    ]
+    assert deviations == sorted(deviations)
+    assert deviations[0] < 0.9 * deviations[1] < 0.9 * deviations[2]
+
+
+def test_a_condition_does_not_hide_the_noise_of_rates() -> None:
+    learned = datasheet.learned()[DECODE]
+    certain = Condition(0.0, 0.0)
+    assert learned.deviation(decode_case(), certain) == pytest.approx(learned.noise)
+
+
+def test_the_page_says_what_narrowed_a_range() -> None:
+    rates = ("llama-3.1-8b:Q4_0=38",)
+    options = {"model": "qwen3-14b:Q4_0", "device": "epyc-9654"}
+    (before,) = predict("1000", 100, **options)
+    (after,) = predict("1000", 100, **options, measured=rates)
+    assert after.tpot_s[1] / after.tpot_s[0] < before.tpot_s[1] / before.tpot_s[0]
+    sentence = wording.basis(after)
+    assert "Narrowed by your own rate: llama-3.1-8b Q4_0, decode 38" in sentence
+    (strange,) = predict("1000", 100, **options, measured=("llama-3.1-8b:Q4_0=0.5",))
+    assert "It lies outside of that range" in wording.basis(strange)
+
+
+def test_the_bandwidth_of_fewer_channels_makes_a_device_slower() -> None:
+    options = {"model": "llama-3.1-8b:Q4_0", "device": "epyc-9654"}
+    (full,) = predict("1000", 100, **options)
+    (half,) = predict("1000", 100, **options, gbps=CARD.gbps / 2)
+    assert half.tpot_limit_s == pytest.approx(2 * full.tpot_limit_s)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--measured", "llama-3.1-8b:Q4_0=38"),
+        ("--device", "geforce", "--gbps", "300"),
+        ("--device", "rtx-4090,m4", "--gbps", "300"),
+    ],
+)
+def test_a_rate_without_its_device_is_refused(options: tuple[str, ...]) -> None:
+    code, _, err = run_lab("predict", "-m", "llama-3.1-8b:Q4_0", *options)
+    assert code == 1
+    assert "describe one device" in err
+
+
+def test_the_command_takes_a_rate_and_a_bandwidth() -> None:
+    device = ("-m", "qwen3-14b:Q4_0", "--device", "epyc-9654", "-p", "1000", "--json")
+    code, out, err = run_lab(
+        "predict", *device, "--gbps", "300", "--measured", "llama-3.1-8b:Q4_0=30"
+    )
+    assert code == 0, err
+    (row,) = json.loads(out)["rows"]
+    assert "memory 300 GB/s" in row["basis"]
+    assert "Narrowed by your own rate" in row["basis"]
+    code, _, err = run_lab("predict", *device, "--gbps", "0")
+    assert code == 1
+    assert "--gbps 0 is not possible" in err
