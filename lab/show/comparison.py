@@ -45,6 +45,7 @@ TOO_FEW = "too few runs"
 DISTURBED = "disturbed"
 """The verdicts on the second side of a comparison."""
 
+MOST_GROUPS = 100  # setups or sessions that are compared: each takes some 10 ms
 AT_LEAST = 0.01
 """Smaller differences count as none: memory layout, for example, changes the speed of a process by
 about as much."""
@@ -178,6 +179,12 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
         raise LabError(message, "Measure some: lab measure")
     rows = sessions_apart(table.measured(table.runs(records)))
     setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
+    n_groups = max(len(setups), rows.session.nunique() if len(setups) == 1 else 0)
+    if n_groups > MOST_GROUPS:
+        raise LabError(
+            f"{n_groups:,} setups or sessions are too many to compare: at most {MOST_GROUPS}.",
+            "Give fewer results files.",
+        )
     if len(setups) < 2:
         raise LabError(
             "There is nothing to compare: all runs are of one setup and one session.",
@@ -201,7 +208,8 @@ def _with_base_first(setups: Sequence[Group], base: str) -> list[Group]:
 
 def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
     """The same rows; if all are of one setup, each session becomes a variant to be compared."""
-    if rows.empty or rows.session.nunique() < 2 or len(table.setups(rows)) > 1:
+    n_sessions = rows.session.nunique()
+    if rows.empty or not 2 <= n_sessions <= MOST_GROUPS or len(table.setups(rows)) > 1:
         return rows
     return rows.assign(variant="session " + rows.session)
 

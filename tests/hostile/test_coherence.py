@@ -18,7 +18,8 @@ from lab.core.lines import parse_line, to_json
 from lab.core.record import Ceilings
 from lab.core.request import Events
 from lab.errors import LabError
-from tests.conftest import make_record, make_run
+from lab.show import comparison
+from tests.conftest import MACHINE, make_record, make_run
 from tests.hostile.test_results_files import changed
 from tests.test_explain import FAST
 from tests.test_request import make_request, make_request_record
@@ -104,6 +105,22 @@ def test_counts_of_tokens_do_not_fill_the_memory() -> None:
     request = dataclasses.replace(make_request(), events=events)
     assert request_times.itl_ns(request) is None
     assert request_times.chunk_gaps_ns(request) == [899_000_000]
+
+
+@pytest.mark.parametrize("changed_name", ["session", "cpu"])
+def test_very_many_setups_are_not_compared(
+    changed_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "MOST_GROUPS", 5)
+    records = []
+    for number in range(comparison.MOST_GROUPS + 1):
+        machine = MACHINE
+        if changed_name == "cpu":
+            machine = dataclasses.replace(MACHINE, cpu=f"CPU {number}")
+        records.append(make_record(make_run(20, 3), session=f"s{number}", machine=machine))
+    assert len(comparison.groups(records[:-1])) == comparison.MOST_GROUPS
+    with pytest.raises(LabError, match="6 setups or sessions are too many"):
+        comparison.groups(records)
 
 
 def page_of(text: bytes) -> bytes:
