@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_a_condition_does_not_hide_the_noise_of_rates() -> None:
 
 def test_the_page_says_what_narrowed_a_range() -> None:
     rates = ("llama-3.1-8b:Q4_0=38",)
-    options = {"model": "qwen3-14b:Q4_0", "device": "epyc-9654"}
+    options: Any = {"model": "qwen3-14b:Q4_0", "device": "epyc-9654"}
     (before,) = predict("1000", 100, **options)
     (after,) = predict("1000", 100, **options, measured=rates)
     assert after.tpot_s[1] / after.tpot_s[0] < before.tpot_s[1] / before.tpot_s[0]
@@ -109,7 +110,7 @@ def test_the_page_says_what_narrowed_a_range() -> None:
 
 
 def test_the_bandwidth_of_fewer_channels_makes_a_device_slower() -> None:
-    options = {"model": "llama-3.1-8b:Q4_0", "device": "epyc-9654"}
+    options: Any = {"model": "llama-3.1-8b:Q4_0", "device": "epyc-9654"}
     (full,) = predict("1000", 100, **options)
     (half,) = predict("1000", 100, **options, gbps=CARD.gbps / 2)
     assert half.tpot_limit_s == pytest.approx(2 * full.tpot_limit_s)

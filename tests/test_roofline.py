@@ -407,7 +407,7 @@ def test_attention_of_equal_heads_per_key_is_nearer_than_of_equal_width() -> Non
     )
     heads: Any = SimpleNamespace(n_head=4, n_head_kv=2, head_dim=TINY.head_dim)
     points = kernel_rates.attention_points(best, TINY, heads, "F16", 1, 2, True)
-    assert points == {1: {0: pytest.approx(7e-9)}}
+    assert points == {1: {1: pytest.approx(7e-9)}}
 
 
 def test_attention_is_interpolated_over_positions_and_queries() -> None:

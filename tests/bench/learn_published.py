@@ -294,9 +294,11 @@ def fit(rows: Sequence[Row], phase: str) -> LearnedRates:
             )
             if name == "device":
                 column_weights[columns] = (HEAVY + 1) / (HEAVY + levels_squared / spread[name])
-    sd = _sd(cases, phase, at, covariance)
-    sd["noise"] = {"all": math.sqrt(noise)}
-    return replace(_learned(phase, rows, dict(zip(at, now, strict=True)), spread), sd=sd)
+    deviations = _sd(cases, phase, at, covariance)
+    deviations["noise"] = {"all": math.sqrt(noise)}
+    return replace(
+        _learned(phase, rows, dict(zip(at, now, strict=True)), spread), sd=deviations
+    )
 
 
 def _sd(
