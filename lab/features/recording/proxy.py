@@ -39,6 +39,9 @@ CONNECT_S = 10.0
 GRACE_S = 1.0  # for requests in flight at the end
 SENT = "headers of the server"
 
+# A connection that is used again may have been closed by the server just then, and a POST on it is
+# lost: over plain HTTP, where a new one costs little, each request has a connection of its own.
+
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -100,7 +103,7 @@ class Proxy:
             auto_decompress=False,
             cookie_jar=DummyCookieJar(),
             timeout=ClientTimeout(total=None, sock_connect=CONNECT_S),
-            connector=TCPConnector(limit=0),
+            connector=TCPConnector(limit=0, force_close=self.root.startswith("http:")),
             skip_auto_headers=ADDED_BY_LIBRARY,
             max_line_size=MOST_HEADER,
             max_field_size=MOST_HEADER,
