@@ -290,26 +290,63 @@ def test_candidates_that_differ_by_chance_are_a_pair_that_cannot_be_told_apart()
     )
 
 
+def scoring_of(scores: dict[str, list[Divergence]], budget_s: float = 1e6) -> Any:
+    plans: Any = dict.fromkeys(["A", *scores])
+    plan = planning.QuantPlan(plans, {}, "", budget_s, 10, began=time.monotonic())
+    return measuring.Scoring(plan, SESSION, scores=scores)
+
+
 @pytest.mark.parametrize(
-    ("kl", "is_enough"),
+    ("kl", "jitter", "is_enough"),
     [
-        (0.1, True),
-        (0.02, True),
-        (0.0101, False),
+        pytest.param(0.1, 0.1, True, id="ten times"),
+        pytest.param(0.016, 0.6, True, id="1.6 times, with chunks that scatter"),
+        pytest.param(0.0101, 0.1, True, id="a difference that does not matter"),
+        pytest.param(0.0101, 0.6, False, id="perhaps a difference"),
     ],
 )
-def test_enough_chunks_are_those_that_tell_the_files_apart(kl: float, is_enough: bool) -> None:
+def test_enough_chunks_are_those_that_tell_the_files_apart(
+    kl: float, jitter: float, is_enough: bool
+) -> None:
     """Chunks differ by 4 times in difficulty, so that no interval is narrow."""
-    plans: Any = dict.fromkeys(["A", "B", "C"])
-    plan = planning.QuantPlan(plans, {}, "", 1e6, 10)
-    scoring = measuring.Scoring(plan, SESSION, time.monotonic())
+    scores: dict[str, list[Divergence]] = {"B": [], "C": []}
     for i in range(16):
         difficulty = 4 if i % 2 else 1
-        jitter = 1 + 0.1 * math.sin(i)
-        scoring.scores.setdefault("B", []).append(chunk(0.01 * difficulty))
-        scoring.scores.setdefault("C", []).append(chunk(kl * difficulty * jitter))
+        scores["B"].append(chunk(0.01 * difficulty))
+        scores["C"].append(chunk(kl * difficulty * (1 + jitter * math.sin(i))))
+    scoring = scoring_of(scores)
     assert scoring.is_enough(16) == is_enough
     assert not scoring.is_enough(15)
+
+
+def test_quality_leaves_time_for_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks of 6 s + 3 x 2 s, and 2 s for the next chunk, of a budget of 60 s."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    scoring = scoring_of({"B": [chunk(0.1)] * 2}, budget_s=60.0)
+    scoring.load_s = 6.0
+    scoring.chunk_s = 2.0
+    now = 100 + 60 - 24 - 2 - 0.1
+    assert not scoring.is_late()
+    now += 0.2
+    assert scoring.is_late()
+    assert scoring.is_enough(2)
+
+
+def test_an_estimate_comes_after_the_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    scoring = scoring_of({"B": []}, budget_s=600.0)
+    scoring.chunks = [texts.Chunk("prose", [1])] * 61
+    scoring.load_s = 4.0
+    scoring.chunk_s = 2.0
+    now = 106.0  # both
+    assert scoring.estimate() == (
+        "At most about 3 min 46 s in all: 2 s for each of at most 61 chunks, then about 10 s for "
+        "each of at most 10 blocks."
+    )
+    scoring.plan = dataclasses.replace(scoring.plan, budget_s=20.0)
+    assert scoring.estimate().startswith("The budget is too short for two chunks and 2 blocks")
 
 
 def test_few_chunks_do_not_say_that_files_are_equal() -> None:
@@ -555,5 +592,37 @@ def test_the_budget_covers_the_speed_too(
     spent = dataclasses.replace(plan, budget_s=0.0)
     monkeypatch.setattr(measuring, "FEWEST_BLOCKS", 1)
     monkeypatch.setattr(QualityLine, "__post_init__", lambda line: None)
-    lines = list(measuring.execute(spent, tmp_path / "a.jsonl", lambda status: None))
-    assert {record.run.block for record in figures.runs(lines)} <= {0, 1}
+    notes: list[str] = []
+    lines = list(
+        measuring.execute(
+            spent, tmp_path / "a.jsonl", lambda status: notes.append(status.note)
+        )
+    )
+    assert {record.run.block for record in figures.runs(lines)} == {0}
+    assert len(figures.runs(lines)) == 4
+    assert [note for note in notes if note] == [
+        note for note in notes if note.startswith("The budget is too short")
+    ]
+
+
+def test_the_budget_begins_with_the_plan(
+    embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = time.monotonic()
+    plan = plan_of_two_chunks(embedded, tmp_path, monkeypatch, budget="2min")
+    assert before <= plan.began < time.monotonic()
+    assert plan.end == plan.began + 120
+
+
+def test_a_dry_run_measures_nothing(embedded: Path, tmp_path: Path) -> None:
+    asked = ("quant", embedded, "--cache-type", "f16,q4_0", "--dry-run", "-o", tmp_path)
+    status, out, _ = run_lab(*asked)
+    assert status == 0
+    text = " ".join(out.split())
+    assert "Speed: at most 10 blocks. At most 10 min 0 s in all." in text
+    planned = json.loads(run_lab(*asked, "--json")[1])
+    assert list(planned["files"]) == [
+        "A: --cache-type-k f16 --cache-type-v f16",
+        "B: --cache-type-k q4_0 --cache-type-v q4_0",
+    ]
+    assert list(tmp_path.iterdir()) == []

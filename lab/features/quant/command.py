@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lab.app.help import Command
-from lab.app.options import DURATION, ENGINE, OUTPUT, SEED, TOKENS, with_options
+from lab.app.options import (
+    DRY_RUN,
+    DURATION,
+    ENGINE,
+    OUTPUT,
+    SEED,
+    TOKENS,
+    with_options,
+)
 from lab.app.output import Output
 from lab.app.running import collect, introduce
 from lab.core.lists import plural
@@ -83,9 +92,14 @@ YES = click.option(
 
 @click.command("quant", cls=Command, first=("cache-type", "text", "budget", "blocks"))
 @click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
-@with_options(*OPTIONS, CSV, YES, *ENGINE, SEED, *OUTPUT)
+@with_options(*OPTIONS, CSV, YES, *ENGINE, SEED, *OUTPUT, DRY_RUN)
 def command(
-    files: tuple[str, ...], cache_type: str, csv: str | None, yes: bool, **asked: Any
+    files: tuple[str, ...],
+    cache_type: str,
+    csv: str | None,
+    yes: bool,
+    dry_run: bool,
+    **asked: Any,
 ) -> None:
     """Show what quantizations cost in quality and gain in speed.
 
@@ -97,9 +111,10 @@ def command(
     The first file is the reference. All files predict the same text, in chunks of 512 tokens: the
     table shows how far each one's predictions are from the reference's (mean Kullback-Leibler
     divergence), and how often both find the same token most likely. The reference against itself
-    with other settings shows the noise floor. Chunks are added until the files can be told apart or
-    the divergences are known to 5 %, the text ends or 60 % of the --budget is spent. Then the
-    speeds are measured in blocks, as lab ab does, until the rest of it is spent.
+    with other settings shows the noise floor. Chunks are added until all files are told apart (or
+    differ by less than 10 %), the text ends or 60 % of the --budget is spent. Then the speeds are
+    measured in blocks, as lab ab does, as far as the rest of it goes. The --budget is for the whole
+    command; after the first chunk it says how long it will take.
 
     The output names the files that no other one beats in both. It does not say how well a model
     does a task. Files of other models, and files that do not fit into memory together, are refused.
@@ -109,13 +124,19 @@ def command(
 
     output = Output.taken_from(asked)
     err = console.console(stderr=True)
-    if not (yes or cache_type):
+    if not (yes or cache_type or dry_run):
         confirm_downloads(files)
+    if dry_run and not cache_type and planning.missing(files):
+        console.console().print(download_of(planning.missing(files)))
+        return
     with Worker() as worker, console.transfer(err) as show_transfer:
         plan = planning.plan(
             worker, *files, cache_type=cache_type, **asked, watch=show_transfer
         )
     introduce(list(plan.plans.values()), err, err)
+    if dry_run:
+        print_plan(plan, output.as_json)
+        return
     err.print(f"{plural(len(plan.plans), 'file')}: at most about {duration(plan.budget_s)}")
     path = new_results_file(plan.plans[plan.reference], output.folder)
     lines, problem = collect(
@@ -131,9 +152,32 @@ def confirm_downloads(files: tuple[str, ...]) -> None:
     sizes = planning.missing(files)
     if not sizes:
         return
+    click.confirm(f"{download_of(sizes)}?", abort=True, err=True)
+
+
+def download_of(sizes: dict[str, int]) -> str:
+    """What is to be downloaded, by its bytes."""
     names = [f"{spec} {n_bytes / 1e9:.1f} GB" for spec, n_bytes in sizes.items()]
     total = f"{plural(len(sizes), 'file')}, {sum(sizes.values()) / 1e9:.1f} GB"
-    click.confirm(f"Download {total}: {', '.join(names)}?", abort=True, err=True)
+    return f"Download {total}: {', '.join(names)}"
+
+
+def print_plan(plan: planning.QuantPlan, as_json: bool) -> None:
+    """What would be measured."""
+    from lab.show import console
+
+    files = {name: file.model.n_bytes for name, file in plan.plans.items()}
+    if as_json:
+        planned = {"files": files, "budget_s": plan.budget_s, "blocks": plan.blocks}
+        print(json.dumps(planned))
+        return
+    out = console.console()
+    for name, n_bytes in files.items():
+        out.print(f"{name}, {(n_bytes or 0) / 1e6:,.0f} MB")
+    out.print(
+        f"Quality: chunks of {measuring.N_CHUNK} tokens through each file, until all are told "
+        f"apart. Speed: at most {plan.blocks} blocks. At most {duration(plan.budget_s)} in all."
+    )
 
 
 def finished(line: Any) -> str:

@@ -32,6 +32,7 @@ PHASES = {"decode": "tpot_ms", "prefill": "prefill_s"}
 FEWEST_CHUNKS = 5  # for saying that two files differ or do not
 LARGEST_EXPONENT = 700.0  # a larger one would overflow
 LEAST_KL = 1e-12  # a divergence of zero has no logarithm
+SMALL_RATIO = 1.1  # of two divergences; a smaller one does not matter
 
 
 @dataclass(frozen=True)
@@ -283,8 +284,41 @@ def equal_pairs(scores: Mapping[str, Sequence[Divergence]]) -> list[tuple[str, s
 
     All pairs together are right with the confidence of an interval.
     """
-    pairs = list(itertools.combinations(scores, 2))
+    log_ratios = pair_log_ratios(scores)
+    if log_ratios is None:
+        return None
     equal = []
+    for pair, log_ratio in log_ratios.items():
+        if log_ratio.low <= 0 <= log_ratio.high:
+            equal.append(pair)
+    return equal
+
+
+def undecided_pairs(
+    scores: Mapping[str, Sequence[Divergence]],
+) -> list[tuple[str, str]] | None:
+    """The pairs that are not told apart, and may yet differ by more than SMALL_RATIO; None for too
+    few chunks.
+    """
+    log_ratios = pair_log_ratios(scores)
+    if log_ratios is None:
+        return None
+    undecided = []
+    small = math.log(SMALL_RATIO)
+    for pair, log_ratio in log_ratios.items():
+        is_apart = log_ratio.low > 0 or log_ratio.high < 0
+        is_small = log_ratio.low >= -small and log_ratio.high <= small
+        if not is_apart and not is_small:
+            undecided.append(pair)
+    return undecided
+
+
+def pair_log_ratios(
+    scores: Mapping[str, Sequence[Divergence]],
+) -> dict[tuple[str, str], Ratio] | None:
+    """The logarithm of the ratio of divergences of each pair, chunk by chunk, with its interval."""
+    pairs = list(itertools.combinations(scores, 2))
+    ratios: dict[tuple[str, str], Ratio] = {}
     for first, second in pairs:
         log_ratios = []
         for a, b in zip(scores[first], scores[second], strict=False):
@@ -292,9 +326,10 @@ def equal_pairs(scores: Mapping[str, Sequence[Divergence]]) -> list[tuple[str, s
         if len(log_ratios) < FEWEST_CHUNKS:
             return None
         confidence = 1 - (1 - stats.CONFIDENCE) / len(pairs)
-        if abs(mean(log_ratios)) <= stats.mean_half_width(log_ratios, confidence):
-            equal.append((first, second))
-    return equal
+        centre = mean(log_ratios)
+        half_width = stats.mean_half_width(log_ratios, confidence)
+        ratios[first, second] = Ratio(centre, centre - half_width, centre + half_width)
+    return ratios
 
 
 def on_front(rows: pd.DataFrame) -> list[bool | None]:

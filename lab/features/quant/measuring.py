@@ -5,6 +5,9 @@ of a chunk to a file, each candidate compares its own with them, and the next ch
 A chunk has 512 tokens, and its second half is scored, as llama-perplexity does. For some chunks the
 reference is compared with itself under other settings: below this noise floor nothing can be told
 apart. Speed: blocks with fresh engines that take turns, as in `lab ab`.
+
+The budget covers the whole command, from the planning on. Quality leaves time for FEWEST_BLOCKS of
+speed; how long they take is estimated from the first chunk.
 """
 
 from __future__ import annotations
@@ -19,25 +22,27 @@ from typing import Any
 
 from lab.app.asked import words_of_values
 from lab.core import asked_command, stats
+from lab.core.lists import plural
 from lab.core.record import Record, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
 from lab.features.quant import planning
-from lab.features.quant.figures import equal_pairs, mean, mean_kl
+from lab.features.quant.figures import mean, mean_kl, undecided_pairs
 from lab.features.quant.lines import Divergence, QualityLine
 from lab.features.quant.planning import QuantPlan
 from lab.features.quant.texts import Chunk, chunks
 from lab.process.worker import Worker
 from lab.runner import progress, trial
 from lab.runner.cases import utc_now
-from lab.runner.progress import ShowStatus, Status
+from lab.runner.progress import ShowStatus, Status, duration
 from lab.runner.session import new_results_file
 
 CHILD = "lab.features.quant.child"
 N_CHUNK = 512  # tokens
 FIRST_SCORED = 256
-MIN_CHUNKS = 16  # before narrow intervals may end the measurement
-NARROW = 0.05  # half width of an interval, as a share of its mean, that ends the measurement
+MIN_CHUNKS = 16  # before it may be enough: they part what differs 1.6 times
+NARROW = 0.1  # half width of an interval of a single candidate, as a share, that is enough
+CHUNKS_OF_BLOCK = 3  # a block computes about as much as these chunks
 N_FLOOR = 8  # chunks of the noise floor
 FLOOR = "noise floor"
 QUALITY_SHARE = 0.6  # of the budget; the rest is for speed
@@ -90,8 +95,7 @@ def execute(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Any]:
 
     After Ctrl-C the chunks that all candidates have scored are kept.
     """
-    began = time.monotonic()
-    scoring = Scoring(plan, path.stem, began)
+    scoring = Scoring(plan, path.stem)
     try:
         with unless_empty(path):
             scoring.run(watch)
@@ -102,22 +106,34 @@ def execute(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Any]:
     for line in scoring.lines():
         save(path, line)
         yield line
-    yield from speeds(plan, path, watch, began + plan.budget_s)
+    yield from speeds(plan, path, watch)
 
 
-def speeds(plan: QuantPlan, path: Path, watch: ShowStatus, end: float) -> Iterator[Record]:
-    """The runs of a trial, until the blocks are measured or the time is over."""
+def speeds(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
+    """The runs of a trial, until the blocks are measured or a further one would exceed the budget.
+
+    A run of the block that is not to be measured has not been made: the trial ends with the last
+    run of a block.
+    """
+    began = time.monotonic()
+    n_done = 0  # timed runs
+    n_runs_of_block = trial.N_TURNS * len(plan.plans)
 
     def show(status: Status) -> None:
-        left_s = max(0.0, end - time.monotonic())
+        left_s = max(0.0, plan.end - time.monotonic())
         if status.left_s is not None:
             left_s = min(left_s, status.left_s)
         watch(replace(status, left_s=left_s, announcement=""))
 
     for record in trial.execute(plan.plans, plan.blocks, path, show):
         yield record
-        block = record.run.block or 0
-        if block >= FEWEST_BLOCKS and time.monotonic() > end:
+        if record.run.is_timed:
+            n_done += 1
+        n_blocks, n_more = divmod(n_done, n_runs_of_block)
+        if n_more or n_blocks < FEWEST_BLOCKS:
+            continue
+        block_s = (time.monotonic() - began) / n_blocks
+        if time.monotonic() + block_s > plan.end:
             return
 
 
@@ -127,7 +143,8 @@ class Scoring:
 
     plan: QuantPlan
     session: str
-    began: float
+    load_s: float = 0.0  # to load all models
+    chunk_s: float = 0.0  # a chunk for all of them, the slowest so far
     started_at: str = field(default_factory=utc_now)
     scores: dict[str, list[Divergence]] = field(default_factory=dict)
     settings: dict[str, Settings] = field(default_factory=dict)
@@ -139,15 +156,21 @@ class Scoring:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mini-lab-"))
             watch(Status("loading the models"))
+            began = time.monotonic()
             workers = {}
             for name in self.plan.plans:
                 workers[name] = stack.enter_context(Worker())
                 self.load(name, workers[name])
+            self.load_s = time.monotonic() - began
             for number, chunk in enumerate(self.chunks):
                 if self.is_enough(number):
                     return
                 watch(Status(f"quality: chunk {number + 1} of at most {len(self.chunks)}"))
+                began = time.monotonic()
                 self.score(chunk, number, workers, Path(folder, "logits"))
+                self.chunk_s = max(self.chunk_s, time.monotonic() - began)
+                if number == 0:
+                    watch(Status("quality", note=self.estimate()))
 
     def load(self, name: str, worker: Worker) -> None:
         """Load a file, and cut the text, which must give the same tokens in each file."""
@@ -181,21 +204,47 @@ class Scoring:
             score = workers[name].call(Divergence, f"{CHILD}.diverge", **asked)
             self.scores[name].append(score)
 
-    def is_enough(self, n_scored: int) -> bool:
-        """Whether the time for quality is over, or the divergences are known well enough.
+    @property
+    def block_s(self) -> float:
+        """The estimated time of a block of speed: it loads all models anew."""
+        return self.load_s + CHUNKS_OF_BLOCK * self.chunk_s
 
-        They are if their intervals are narrow, or if all candidates can be told apart.
-        """
+    def estimate(self) -> str:
+        """How long the command will take, after the first chunk."""
+        n_chunks = len(self.chunks)
+        spent_s = time.monotonic() - self.plan.began
+        left_s = (n_chunks - 1) * self.chunk_s + self.plan.blocks * self.block_s
+        most_s = min(spent_s + left_s, self.plan.budget_s)
+        least_s = spent_s + self.chunk_s + FEWEST_BLOCKS * self.block_s
+        if least_s > self.plan.budget_s:
+            return (
+                f"The budget is too short for two chunks and {FEWEST_BLOCKS} blocks: they take "
+                f"about {duration(least_s)} in all."
+            )
+        return (
+            f"At most about {duration(most_s)} in all: {duration(self.chunk_s)} for each of at "
+            f"most {n_chunks} chunks, then about {duration(self.block_s)} for each of at most "
+            f"{plural(self.plan.blocks, 'block')}."
+        )
+
+    def is_enough(self, n_scored: int) -> bool:
+        """Whether the time for quality is over, or what must be told apart is."""
         if n_scored < 2:
             return False
-        if time.monotonic() - self.began > QUALITY_SHARE * self.plan.budget_s:
+        if self.is_late():
             return True
         if n_scored < MIN_CHUNKS:
             return False
         scores = {name: self.scores[name] for name in self.plan.candidates}
-        has_intervals = all(map(is_narrow, scores.values()))
-        has_order = len(scores) > 1 and equal_pairs(scores) == []
-        return has_intervals or has_order
+        if len(scores) > 1:
+            return undecided_pairs(scores) == []
+        return all(map(is_narrow, scores.values()))
+
+    def is_late(self) -> bool:
+        """Whether a further chunk would take time from speed."""
+        budget_s = self.plan.budget_s
+        reserved_s = max((1 - QUALITY_SHARE) * budget_s, FEWEST_BLOCKS * self.block_s)
+        return time.monotonic() + self.chunk_s > self.plan.end - reserved_s
 
     def lines(self) -> list[QualityLine]:
         return [self.line(name, scores) for name, scores in self.scores.items()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.app.options import seconds_of
@@ -31,8 +32,14 @@ class QuantPlan:
     plans: dict[str, Plan]
     texts: dict[str, str]
     text: str  # the option --text; "" for the lab's own texts
-    budget_s: float
+    budget_s: float  # of the whole command, from `began` on
     blocks: int
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def end(self) -> float:
+        """When the budget is spent, by time.monotonic()."""
+        return self.began + self.budget_s
 
     @property
     def reference(self) -> str:
@@ -58,6 +65,7 @@ def plan(
 
     LabError for files that are not of one model, or do not fit into memory together.
     """
+    began = time.monotonic()
     types = cache_types(cache_type)
     shared = {"prompt_len": [prompt_len], "gen": gen, **settings}
     variants: list[Mapping[str, Any]]
@@ -81,7 +89,7 @@ def plan(
         check_files(worker, plans)
     for name, plan_of_variant in plans.items():
         plans[name] = replace(plan_of_variant, part=PART)
-    return QuantPlan(plans, texts, text or "", budget_s, blocks)
+    return QuantPlan(plans, texts, text or "", budget_s, blocks, began)
 
 
 def cache_types(option: str | Sequence[str]) -> list[str]:
