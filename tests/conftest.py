@@ -464,6 +464,7 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else the machine does is not held against the runs, so that what they show is
     said."""
     monkeypatch.setattr(disturbances, "disturbances", lambda record: {})
+    monkeypatch.setattr(disturbances, "of_request", lambda record: {})
 
 
 def run_lab(*arguments: object) -> tuple[int, str, str]:

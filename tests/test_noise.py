@@ -171,7 +171,7 @@ def test_a_real_busy_neighbour_is_seen() -> None:
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         time.sleep(0.3)
-        watch = noise_watch.NoiseWatch(pid=1)
+        watch = noise_watch.NoiseWatch(1)
         for _ in range(12):
             time.sleep(0.1)
             watch.sample()

@@ -10,7 +10,7 @@ import pytest
 import lab
 from lab.app import kinds
 from lab.core import results
-from lab.core.record import FAILED, Record
+from lab.core.record import FAILED, Noise, NoiseReading, NoiseSamples, Record
 from lab.core.request import (
     REASONING,
     STALLED,
@@ -399,3 +399,24 @@ def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
     assert "Which is faster: tiny Q4_0, Test CPU, 4 cores or tiny, llama-server" in text
     assert "In process, TTFT is prefill plus sampling one token." in text
     assert text.count("<svg") == 2  # one picture of TTFT, one of decode
+
+
+def noise_of(others_ms: int) -> Noise:
+    """Two seconds in which other programs took this much of each half."""
+    at_ms = (500, 1000, 1500, 2000)
+    samples = NoiseSamples(at_ms, (others_ms,) * 4, (0,) * 4)
+    return Noise(NoiseReading(), NoiseReading(), samples)
+
+
+def test_a_request_on_a_busy_machine_is_marked() -> None:
+    quiet = dataclasses.replace(served(), noise=noise_of(10))
+    busy = dataclasses.replace(served(), noise=noise_of(400))
+    elsewhere = served()
+
+    rows = table.runs([quiet, busy, elsewhere])
+    warnings = text_requests.warnings([quiet, busy, elsewhere])
+
+    assert rows.disturbed.tolist() == [False, True, False]
+    assert "Other processes used 0.8 cores during 1 of 3 requests." in warnings
+    assert text_requests.finished(busy).endswith("(disturbed)")
+    assert not text_requests.finished(quiet).endswith("(disturbed)")

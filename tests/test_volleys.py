@@ -13,9 +13,11 @@ from lab.core import results
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.remote import session
+from lab.remote.access import access
 from lab.remote.examination import connect
 from lab.remote.servers import Server
 from lab.remote.session import ServerPlan, execute, make_plan
+from lab.remote.watching import RequestWatch, server_pids
 from lab.runner.batches import Batch
 from lab.runner.cases import Case
 from lab.show import canvas, volleys
@@ -194,3 +196,20 @@ def test_a_failed_request_of_a_volley_is_named(
     status, out, err = run_lab("show", tmp_path)
     assert status == 0, err
     assert "failed 1 of 10 requests (stalled)" in out
+
+
+def test_a_server_on_this_machine_is_watched_and_its_own_work_is_no_noise() -> None:
+    with null_server(NullSettings()) as started:
+        here = access(started.url)
+        pids = server_pids(here)
+        looks: list[int] = []
+        watch = RequestWatch(pids, lambda: looks.append(1))
+        watch.look()
+        noise = watch.finish()
+
+    assert pids[0] == started.pid
+    assert looks == [1]
+    assert noise is not None
+    assert noise.samples is not None
+    assert server_pids(access("http://192.0.2.1:8080/v1")) == []
+    assert RequestWatch([], lambda: None).finish() is None

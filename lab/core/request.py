@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from lab.core.record import OK, SCHEMA, Machine, Value
+from lab.core.record import OK, SCHEMA, Machine, Noise, Value
 
 ROLE = "role"  # the assistant's role, without content
 TEXT = "text"  # also token ids that do not form a complete letter yet
@@ -182,6 +182,8 @@ class RequestRecord:
     kind: str = "request"  # of a line
     # The words that asked for the session, without secrets
     command: tuple[str, ...] | None = None
+    # What disturbed this machine meanwhile; None: the server is elsewhere
+    noise: Noise | None = None
 
     @property
     def status(self) -> str:

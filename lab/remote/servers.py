@@ -25,7 +25,7 @@ from typing import Any
 
 from lab.core import asked_command, request as kinds, request_times as times, results
 from lab.core.lists import plural
-from lab.core.record import OK, Machine
+from lab.core.record import OK, Machine, Noise
 from lab.core.request import Asked, Endpoint, Request, RequestRecord, Usage, short_name
 from lab.errors import LabError
 from lab.remote import formats
@@ -156,7 +156,9 @@ class Server:
         usage = Usage(completion_tokens=n_tokens, counted_by=TOKENIZE)
         return dataclasses.replace(request, usage=usage)
 
-    def record(self, session: str, request: Request) -> RequestRecord:
+    def record(
+        self, session: str, request: Request, noise: Noise | None = None
+    ) -> RequestRecord:
         """A request as a line of a results file."""
         return RequestRecord(
             session=session,
@@ -165,6 +167,7 @@ class Server:
             model=short_name(self.model),
             request=request,
             command=asked_command.command(),
+            noise=noise,
         )
 
     def new_file(self, folder: Path) -> Path:

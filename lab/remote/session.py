@@ -29,6 +29,7 @@ from lab.remote.client import TimeIsOver, with_asked
 from lab.remote.examination import Reaching, connect
 from lab.remote.formats import MOST_AT_ONCE, Ask, Reply, SendPlan
 from lab.remote.servers import Server, needs_count, prompt_text
+from lab.remote.watching import RequestWatch, server_pids
 from lab.runner import progress
 from lab.runner.cases import Case, shuffled
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
@@ -169,6 +170,7 @@ class _Session:
         self._reporter = Reporter(
             watch, self._todo, lambda case: (case.n_prompt, n_at_once(case) * case.n_gen)
         )
+        self._server_pids = server_pids(server.client.access)
         self._lost: list[Request] = []  # in a row
 
     def _sized(self, case: Case) -> Ask:
@@ -197,16 +199,19 @@ class _Session:
             n_at_once=n,
             timeout_s=self._server.client.access.timeout_s,
         )
-        look = self._reporter.answer_watcher(case, repeat, is_warmup)
+        watch = RequestWatch(
+            self._server_pids, self._reporter.answer_watcher(case, repeat, is_warmup)
+        )
         replies: list[Reply] = []
         records: list[RequestRecord] = []
         try:
-            for reply in self._server.client.run(plan, look):
+            for reply in self._server.client.run(plan, watch.look):
                 replies.append(reply)
             replies = self._counted(replies, is_warmup)
         finally:
+            noise = watch.finish()
             records = [
-                self._server.record(self._path.stem, reply.request)
+                self._server.record(self._path.stem, reply.request, noise)
                 for reply in sorted(replies, key=lambda reply: reply.index)
             ]
             if records:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from lab.core import memory, stats
 from lab.core.lists import grouped, plural
 from lab.core.record import OK, Noise, NoiseReading, NoiseSamples, Record
+from lab.core.request import RequestRecord
 from lab.runner import machine
 
 MEAN_CORES = 0.15
@@ -132,6 +133,34 @@ def _readings(record: Record, noise: Noise, samples: NoiseSamples) -> Iterator[R
         yield Reading(HEAT, n_slowed, 0)
         for gpu in gpus:
             yield Reading(GPU_OTHERS, gpu.others_percent or 0, GPU_PERCENT)
+
+
+def of_request(request: RequestRecord) -> dict[str, float]:
+    """What disturbed a request to a server on this machine: each cause with its amount.
+
+    The server's threads are not known: it may need every core.
+    """
+    samples = _judged_samples(request.noise)
+    amounts: dict[str, float] = {}
+    if samples is None:
+        return amounts
+    for cause, column in ((OTHERS, samples.others_ms), (STEAL, samples.steal_ms)):
+        used = cores(samples, column)
+        if used.mean > MEAN_CORES or used.worst > WORST_CORES:
+            amounts[cause] = max(used)
+    return amounts
+
+
+def request_sentences(requests: Sequence[RequestRecord]) -> list[str]:
+    """What disturbed these requests."""
+    by_request = [of_request(request) for request in requests]
+    sentences_of_causes = []
+    for cause in (OTHERS, STEAL):
+        amounts = [causes[cause] for causes in by_request if cause in causes]
+        if amounts:
+            place = f"during {len(amounts)} of {plural(len(requests), 'request')}"
+            sentences_of_causes.append(f"{sentence(cause, max(amounts))} {place}.")
+    return [text[:1].upper() + text[1:] for text in sentences_of_causes]
 
 
 def _increase(before: NoiseReading, after: NoiseReading, name: str) -> float:

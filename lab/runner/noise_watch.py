@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 class NoiseWatch:
     """Call `sample` ten times a second during a run, then `finish`.
 
-    The lab's own processes are not noise.
+    The lab's own process and those of the engine, `pids`, are not noise.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, *pids: int) -> None:
         import psutil
 
         self._lab = [psutil.Process()]
-        with suppress(psutil.Error):
-            self._lab.append(psutil.Process(pid))
+        for pid in pids:
+            with suppress(psutil.Error):
+                self._lab.append(psutil.Process(pid))
         self._gpus = GpuWatch([process.pid for process in self._lab])
         self._before = read_noise(self._gpus)
         self._energy = EnergyWatch(self._gpus)
@@ -64,6 +65,28 @@ class NoiseWatch:
         return Noise(
             self._before, read_noise(self._gpus), samples, joules=self._energy.joules()
         )
+
+
+def pids_listening(port: int) -> list[int]:
+    """The processes that listen on a TCP port here, and their children; none if this user cannot
+    see them."""
+    import psutil
+
+    pids: list[int] = []
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return []
+    for connection in connections:
+        address: Any = connection.laddr
+        is_server = connection.status == psutil.CONN_LISTEN and address.port == port
+        if not is_server or connection.pid is None or connection.pid in pids:
+            continue
+        pids.append(connection.pid)
+        with suppress(psutil.Error):
+            children = psutil.Process(connection.pid).children(recursive=True)
+            pids += [child.pid for child in children if child.pid not in pids]
+    return pids
 
 
 def _differences(counts: Sequence[int | None]) -> tuple[int, ...] | None:

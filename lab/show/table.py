@@ -157,7 +157,7 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "block": None,
         "virtual": record.machine.virtual,
         "warmup": asked.warmup,
-        "disturbed": False,
+        "disturbed": bool(disturbances.of_request(record)),
         "status": record.status,
         "error": record.error,
         "started_at": record.started_at,

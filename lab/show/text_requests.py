@@ -15,6 +15,7 @@ from lab.core.record import OK
 from lab.core.request import REASONING, Endpoint, Request, RequestRecord, short_name
 from lab.core.request_times import RequestFigures, figures
 from lab.remote.servers import TOKENIZE
+from lab.runner import disturbances
 from lab.show import plot_runs, summaries, table, text_results
 from lab.show.section import (
     UNKNOWN,
@@ -51,7 +52,8 @@ CAPTIONS = {
 def finished(record: RequestRecord) -> str:
     """A line on a request that has ended."""
     times_of = figures(record.request)
-    return f"{_name(times_of)}: {_outcome(times_of)}"
+    line = f"{_name(times_of)}: {_outcome(times_of)}"
+    return f"{line} (disturbed)" if disturbances.of_request(record) else line
 
 
 def _outcome(request: RequestFigures) -> str:
@@ -154,7 +156,9 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
     setups = table.setups(table.runs(good))
     sentences = []
     for label, rows in setups:
-        for sentence in doubts([good[index].request for index in rows.run]):
+        of_setup = [good[index] for index in rows.run]
+        of_requests = doubts([record.request for record in of_setup])
+        for sentence in [*disturbances.request_sentences(of_setup), *of_requests]:
             sentences.append(f"{label}: {sentence}" if len(setups) > 1 else sentence)
     return sentences
 
