@@ -54,6 +54,20 @@ def test_secrets_and_folders_are_not_stored(tmp_path: Path) -> None:
     assert stored[stored.index("--prompt") + 1] == "letter.txt"
 
 
+def test_a_folder_inside_the_current_one_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the command finds the file again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sessions").mkdir()
+    (tmp_path / "sessions" / "agent.jsonl").write_text("{}")
+    (tmp_path.parent / "agent.jsonl").write_text("{}")
+    inside = words_of_command(context_of("turns", "--replay", "sessions/agent.jsonl"))
+    outside = words_of_command(context_of("turns", "--replay", "../agent.jsonl"))
+    assert inside == ["turns", "--replay", "sessions/agent.jsonl"]
+    assert outside == ["turns", "--replay", "agent.jsonl"]
+
+
 def test_a_call_of_a_function_is_stored_as_a_command() -> None:
     values = {
         "prompt_len": "10,20",

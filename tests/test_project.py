@@ -51,7 +51,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "pynvml": {"runner/noise_watch"},
     "scipy": {"core/stats", "roofline", "show", "features"},
     "msgspec": {"core/lines"},
-    "llama_cpp": {"engine/bindings"},
+    "llama_cpp": {"engine/bindings", "features/turns/child"},
     "numpy": {
         *("core/phases", "core/stats", "engine", "models/synthetic", "roofline", "show"),
         "features",
@@ -65,7 +65,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     },
     "matplotlib": {"show", "app", "features"},
     "IPython": {"runner/progress"},
-    "jinja2": {"show/page"},
+    "jinja2": {"show/page", "features/turns/child"},
     "rich": {"show", "app", "features"},
     "click": {"app", "features", "main"},
 }

@@ -20,7 +20,7 @@ from lab.core.record import FORGET, LOAD, PREFILL, SAVE, Ceilings, Rate, Record,
 from lab.core.request import TEXT, Asked, Events, RequestRecord, Usage
 from lab.core.script import Operation
 from lab.errors import LabError
-from lab.features.turns import planning, replay
+from lab.features.turns import planning
 from lab.features.turns.conversation import (
     CLOCK_AT,
     EVENTS,
@@ -275,6 +275,7 @@ def plan(worker: FakeWorker, **asked: Any) -> Plan:
         ({"breaks": "system@1"}, "'system@1' is not an event at a turn"),
         ({"breaks": "system@9"}, "'system@9' is not an event at a turn"),
         ({"turns": 70}, "was trained for 1,000"),
+        ({"breaks": "client@2"}, "'client@2' is not an event at a turn"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -393,13 +394,18 @@ def test_all_computed_tokens_are_in_the_figures(mini: Path, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("undisturbed")
 def test_turns_command(mini: Path, tmp_path: Path) -> None:
-    asked = "--prompt random --system 40 --turn 20+4 --turns 3 --break system@3 -r 1 -t 1 -o"
+    asked = "--prompt random --system 40 --turn 20+4 --turns 3"
+    asked += " --break system@3,second@3 -r 1 -t 1 -o"
 
     code, out, err = run_lab("turns", "-m", mini, *asked.split(), tmp_path)
 
     assert code == 0, err
     assert "3 turns take" in out
-    assert "Turn 3 (system): the prompt differs from token 17 on" in " ".join(out.split())
+    (again,) = kinds.commands(results.read([tmp_path]).all_lines)
+    assert "--break system@3,second@3" in again
+    assert "Turn 3 (system, second): the prompt differs from token 17 on" in " ".join(
+        out.split()
+    )
     assert len(list(tmp_path.glob("*-turns.png"))) == 1
     assert list(tmp_path.glob(".lab-states*")) == []
     table = json.loads(run_lab("show", tmp_path, "--json")[1])["rows"]
@@ -562,6 +568,22 @@ def test_all_turns_with_known_cached_tokens_teach_the_formula() -> None:
     assert 1e3 * (fifth.without_s - fifth.decode_s) < 2 * true_ms
 
 
+def test_a_formula_that_does_not_fit_is_flagged() -> None:
+    """A request without a cache took three times what the others say."""
+    case = case_of(Conversation(60, (40,) * 5, (11,) * 5, "", "memory"))
+    records = []
+    for number in range(1, 6):
+        n_prompt = 200 * number
+        records.append(turn(number, n_prompt, 20 + 2 * n_prompt, 0))
+    slow = turn(5, 1000, 3 * 2020, 0, is_cold=True)
+
+    fits = text_of_served([with_case(record, case) for record in records])
+    misses = text_of_served([with_case(record, case) for record in [*records, slow]])
+
+    assert "The formula for the TTFT is off" not in fits
+    assert "The formula for the TTFT is off by up to" in misses
+
+
 def with_case(record: RequestRecord, case: dict[str, Any]) -> RequestRecord:
     asked = dataclasses.replace(record.request.asked, case=case)
     return dataclasses.replace(
@@ -646,110 +668,6 @@ def test_a_place_for_the_cache_is_refused_with_a_server() -> None:
 
     assert code == 1
     assert "--keep is only for the lab's own engine, not for a server." in err
-
-
-MESSAGES: list[dict[str, Any]] = [
-    {"role": "system", "content": "s" * 30},
-    {
-        "role": "user",
-        "content": [{"type": "text", "text": "u" * 10}, {"type": "image_url"}],
-    },
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [],
-    },
-    {"role": "tool", "content": "t" * 5},
-    {
-        "role": "assistant",
-        "content": "a" * 7 + chr(27),
-    },
-    {"role": "user", "content": "v" * 6},
-]
-
-
-def test_a_conversation_is_replayed_with_the_lengths_of_its_messages(
-    fake_worker: FakeWorker, tmp_path: Path
-) -> None:
-    path = tmp_path / "session.jsonl"
-    path.write_text("\n".join(map(json.dumps, MESSAGES)))
-
-    texts, _ = replay.read_messages(path)
-    planned = plan(fake_worker, replay=str(path))
-
-    setup = planned.cases[0].setup
-    assert [len(text) for text in texts] == [30, 15, 8, 6, 0]
-    assert texts[2].endswith("?")  # a control character
-    assert setup.system == 30
-    assert setup.messages == (15, 6)
-    assert setup.answers == (8, 2)
-    assert setup.replay == "session.jsonl"
-    assert "the file's image_url parts are left out" in " ".join(planned.warnings)
-
-
-def test_each_call_of_the_model_is_a_turn_of_a_replay(tmp_path: Path) -> None:
-    """An agent calls two tools before it answers: three calls of the model, with its reasoning."""
-    path = tmp_path / "agent.jsonl"
-    call = {
-        "type": "function",
-        "function": {"name": "look", "arguments": "{}"},
-    }
-    messages = [
-        {"role": "user", "content": "Fix it."},
-        {
-            "role": "assistant",
-            "reasoning_content": "First look.",
-            "tool_calls": [call],
-        },
-        {"role": "tool", "content": "three files"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [call],
-        },
-        {"role": "tool", "content": "a line"},
-        {"role": "assistant", "content": "Done."},
-    ]
-    path.write_text("\n".join(map(json.dumps, messages)))
-
-    texts, left_out = replay.read_messages(path)
-
-    calls = json.dumps([call])
-    system, *turns = texts
-    assert system == ""
-    assert turns[:2] == ["Fix it.", f"First look.\n{calls}"]
-    assert turns[2:] == ["three files", calls, "a line", "Done."]
-    assert left_out == []
-
-
-TURN = b'{"role": "user", "content": "x"}\n{"role": "assistant", "content": "x"}\n'
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(b"", "has 0 turns", id="empty"),
-        pytest.param(b"\xff\xfe", "message 1, is not a message", id="no text"),
-        pytest.param(b'{"role": "user", "content": 5}', "message 1, is not", id="a number"),
-        pytest.param(b'{"role": "judge", "content": "x"}', "message 1, is not", id="role"),
-        pytest.param(b"[" * 100_000, "message 1, is not a message", id="deep"),
-        pytest.param(TURN * 201, "has 201 turns", id="many turns"),
-        pytest.param(b" " * (17 << 20), "has over 16,777,216 bytes", id="large"),
-    ],
-)
-def test_a_file_that_is_no_conversation_is_refused(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(content)
-
-    with pytest.raises(LabError, match=message):
-        replay.read_messages(path)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="cannot be read"):
-        replay.read_messages(tmp_path / "no.jsonl")
 
 
 def test_a_served_conversation_is_shown(tmp_path: Path) -> None:

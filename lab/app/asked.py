@@ -46,13 +46,16 @@ def _words_of_parameter(parameter: click.Parameter, value: Any) -> list[str]:
 
 
 def _public(word: str) -> str:
-    """A word without what may name a person or hold a key: folders of files, the user and password
-    of an address."""
+    """A word without what may name a person or hold a key: folders of files outside the current
+    one, the user and password of an address."""
     if "://" in word:
         address = urlsplit(word)
         host = address.netloc.rpartition("@")[2]
         return urlunsplit((address.scheme, host, address.path, "", ""))
     path = Path(word)
+    is_inside = not path.is_absolute() and ".." not in path.parts
+    if is_inside:
+        return word
     if path.name != word and len(word) < 4096 and path.exists():
         return path.name
     return word

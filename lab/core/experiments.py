@@ -97,11 +97,12 @@ def case_of(setup: Any) -> dict[str, Value]:
 
 
 def setup_of(cls: type[Setup], case: Case) -> Setup:
-    """The setup that a case was written from. ValueError for a missing, unknown or wrong value."""
+    """The setup that a case was written from; an absent value has its default. ValueError for a
+    missing, unknown or wrong value."""
     types = get_type_hints(cls)
-    for name in types:
-        if name not in case:
-            raise ValueError(f"its case has no {name}")
+    for each in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if each.name not in case and each.default is dataclasses.MISSING:
+            raise ValueError(f"its case has no {each.name}")
     values: dict[str, Any] = {}
     for name, value in case.items():
         if name not in types:

@@ -250,14 +250,14 @@ def quantize(source: Path, target: Path, quantization: str) -> None:
         raise LabError(what, "Try another quantization.")
 
 
-def tokenize(loaded: Loaded, text: str) -> list[int]:
-    """Token ids of `text`, without a leading BOS."""
+def tokenize(loaded: Loaded, text: str, is_prompt: bool = False) -> list[int]:
+    """Token ids of `text`; of a prompt with its special tokens and those that the model adds."""
     lib = llama_cpp()
     _check_vocabulary(loaded.vocab)
     raw = text.encode()
     n_ids = len(raw) + 8  # a token is at least one byte
     ids = (ctypes.c_int32 * n_ids)()
-    n = lib.llama_tokenize(loaded.vocab, raw, len(raw), ids, n_ids, False, False)
+    n = lib.llama_tokenize(loaded.vocab, raw, len(raw), ids, n_ids, is_prompt, is_prompt)
     if n < 0:
         what = f"llama.cpp could not tokenize a text of {len(raw)} bytes."
         raise LabError(what, "Try --prompt random.")

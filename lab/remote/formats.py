@@ -11,7 +11,7 @@ import json
 import random
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -168,7 +168,18 @@ def ask_for(
     """A streamed request with the options that the server accepts. `prompt`: as in
     `prompt_fields`.
     """
-    fields: dict[str, Any] = {"model": model, **prompt_fields(api, prompt)}
+    return ask_of_fields(model, prompt_fields(api, prompt), asked, options, nonce)
+
+
+def ask_of_fields(
+    model: str,
+    prompt: Mapping[str, Any],
+    asked: Asked,
+    options: tuple[str, ...],
+    nonce: str | None = None,
+) -> Ask:
+    """A streamed request; `prompt` has the fields of its body that the prompt depends on."""
+    fields: dict[str, Any] = {"model": model, **prompt}
     length = MAX_COMPLETION if MAX_COMPLETION in options else "max_tokens"
     fields |= {length: asked.n_gen, "temperature": asked.temperature, "seed": asked.seed}
     if IGNORE_EOS in options:

@@ -2,6 +2,7 @@
 
     python3 -m uv run python -m tests.bench.turns FOLDER [MODEL...]    # some minutes a model
     python3 -m uv run python -m tests.bench.turns served               # through llama-server
+    python3 -m uv run python -m tests.bench.turns replayed             # an agent's requests
 
 In a folder of its own inside FOLDER for each model: ceilings, plain runs that teach the law, then a
 grid of conversations. Prints the predicted and the measured TTFT of each turn, and the median
@@ -15,7 +16,9 @@ than 10 % of the prompt.
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -28,12 +31,17 @@ from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.features.turns import planning, through_server
 from lab.features.turns.figures import rows
+from lab.features.turns.replay import Call, read_recording
+from lab.features.turns.replaying import prepared
 from lab.features.turns.server_figures import served
 from lab.models import catalog
+from lab.process.worker import Worker
 from lab.remote.examination import connect
 from lab.roofline import probing, step_prediction
 from lab.runner import prompts
+from lab.runner.plan import make_plan
 from lab.show import text_prediction
+from tests.agent_transcript import requests
 from tests.servers import wheel_server
 
 GRID: tuple[dict[str, Any], ...] = (
@@ -56,6 +64,17 @@ GRID: tuple[dict[str, Any], ...] = (
     },
 )
 MOST_OFF = 0.1  # of the prompt
+TOOL_TEMPLATE = """\
+{%- if tools %}{{ '<|im_start|>system\\nTools:\\n' }}
+{%- for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content and loop.last %}{{ message.reasoning_content + '\\n' }}{% endif %}
+{%- if message.content %}{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>' + call.function.name }}
+{%- for name in call.function.arguments %}{{ ' ' + name + '=' }}
+{{- call.function.arguments[name] }}{% endfor %}{{ '</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
 def main(folder: str, *models: str) -> None:
@@ -136,6 +155,58 @@ def through_llama_server() -> bool:
     return bool(are_apart and off.abs().max() <= MOST_OFF)
 
 
+def replayed() -> bool:
+    """Whether all counts of an agent's prompts agree, with two templates."""
+    with tempfile.TemporaryDirectory() as folder:
+        with_tools = Path(folder, "tools.gguf")
+        script = "gguf.scripts.gguf_new_metadata"
+        options = [str(catalog.embedded_path()), str(with_tools)]
+        options += ["--chat-template", TOOL_TEMPLATE, "--force"]
+        subprocess.run(
+            [sys.executable, "-m", script, *options], check=True, capture_output=True
+        )
+        path = Path(folder, "agent.jsonl")
+        path.write_text("\n".join(map(json.dumps, requests(8))))
+        own = replay_agrees(catalog.embedded_path(), path, "own template")
+        return replay_agrees(with_tools, path, "template with tools") and own
+
+
+def replay_agrees(model: Path, path: Path, label: str) -> bool:
+    print(label)
+    recording = read_recording(path)
+    options = ["--threads", "1", "--parallel", "1", "--ctx-size", "4096"]
+    with wheel_server(model, *options) as started, connect(started.url) as server:
+        turns = prepared(recording, server)
+        results_path = server.new_file(path.parent)
+        records = list(through_server.replay(turns, server, results_path, lambda status: None))
+    calls = [
+        Call(body, call.answer)
+        for body, call in zip(turns.bodies, recording.calls, strict=True)
+    ]
+    with Worker() as worker:
+        plan = make_plan(worker, [16], 2, 1, str(model), threads=1)
+        worker.load(plan.file.path, plan.settings)
+        worker.new_context(plan.settings)
+        in_process, _ = planning.rendered_in(worker, recording._replace(calls=calls))
+    for note in turns.notes:
+        print(note)
+    agrees = True
+    for number in range(1, len(calls) + 1):
+        usage = records[number - 1].request.usage
+        assert usage is not None
+        counts = {
+            "rendered by the server": turns.n_prompt(number),
+            "in process": in_process.prompts[number - 1],
+            "counted": usage.prompt_tokens,
+        }
+        n_same = turns.conversation.same[number - 1]
+        row = ", ".join(f"{name} {n}" for name, n in counts.items())
+        print(f"call {number}: {row}; shared {n_same}, cached {usage.cached_tokens}")
+        has_cached = number == 1 or usage.cached_tokens == n_same
+        agrees = agrees and len(set(counts.values())) == 1 and has_cached
+    return agrees
+
+
 def without_counts(record: RequestRecord) -> RequestRecord:
     """The record as if the server did not report cached tokens."""
     request = record.request
@@ -150,4 +221,6 @@ def without_counts(record: RequestRecord) -> RequestRecord:
 if __name__ == "__main__":
     if sys.argv[1:] == ["served"]:
         sys.exit(0 if through_llama_server() else 1)
+    if sys.argv[1:] == ["replayed"]:
+        sys.exit(0 if replayed() else 1)
     main(*sys.argv[1:])

@@ -53,9 +53,9 @@ def turns(
         lab.turns(system=4000, turn="300+150", turns=12, breaks="system@6")
 
     `turn` is tokens of a message + tokens of an answer, each fixed or drawn
-    (core/random_lengths.py). With `replay`, a file of messages as JSON lines, the lengths are those
-    of its messages, and the text is the lab's own. States are saved in a folder on the disk of
-    `out`, and deleted again. LabError for impossible values.
+    (core/random_lengths.py). With `replay`, a file of recorded requests, the lengths are those of
+    their prompts, rendered by the model's own template, and the text is the lab's own. States are
+    saved in a folder on the disk of `out`, and deleted again. LabError for impossible values.
     """
     asked = {
         "system": system,
@@ -100,7 +100,7 @@ OPTIONS = (
     click.option(
         "--replay",
         metavar="FILE",
-        help="A conversation as JSON lines: role and content of each message.",
+        help="Recorded requests: a JSON body a line, or an array of them.",
     ),
     MODEL,
     PROMPT,
@@ -212,8 +212,12 @@ EXPERIMENT = Experiment(
     the system prompt), tools (two in another order), truncate (an old message shortened), second
     (another conversation used the cache), shift (the older half dropped), thinking (removed from
     the newest answer). With --keep slot a second conversation takes turns with the first, in a slot
-    of its own; disk uses a hidden folder in --out. A file to --replay gives the lengths of its
-    messages; through a server its messages are sent.
+    of its own; disk uses a hidden folder in --out.
+
+    --replay takes the bodies of requests (with tools, their calls and results, reasoning), or the
+    messages of a conversation. In process the model's own chat template renders them, which gives
+    the lengths of all prompts, and what each shares with the one before; through a server they are
+    sent, with the recorded answers.
     """,
     plan=plan,
     options=OPTIONS,

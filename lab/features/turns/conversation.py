@@ -32,6 +32,9 @@ LABELS = {
 
 SECOND = "second"
 EVENTS = ("system", "tools", "truncate", SECOND, "shift", "thinking")  # what breaks a cache
+CLIENT = "client"
+TEMPLATE = "template"
+RECORDED = (CLIENT, TEMPLATE)  # who changed what the cache has, in recorded requests
 CLOCK_AT = 16  # the token of the system prompt that a changed clock changes
 
 
@@ -47,7 +50,11 @@ class Conversation:
     whole: bool = False  # the model's cache cannot keep a part: it serves all or nothing
     asked: str = ""  # --turn, if its lengths were drawn
     only: tuple[int, ...] = ()  # the turns that were measured, from 1; empty: all
-    replay: str = ""  # the file with the messages that gave the lengths
+    replay: str = ""  # the file with the requests that gave the lengths
+    same: tuple[int, ...] = ()
+    """Of recorded requests: first tokens of each prompt that are those of the turn before and its
+    answer; `messages` are then the new tokens, and prompts have no other parts."""
+    again: tuple[int, ...] = ()  # tokens after those that the turn before had too
 
     def __post_init__(self) -> None:
         n_turns = len(self.messages)
@@ -55,8 +62,37 @@ class Conversation:
         has_all_turns = n_turns > 0 and len(self.answers) == n_turns
         can_break = set(broken) <= set(range(2, n_turns + 1))
         can_measure = set(self.only) <= set(range(1, n_turns + 1))
-        if not (has_all_turns and can_break and can_measure) or self.keep not in KEEPS:
+        is_possible = has_all_turns and can_break and can_measure and self._can_replay()
+        if not is_possible or self.keep not in KEEPS:
             raise ValueError("the turns of a conversation contradict each other")
+
+    def _can_replay(self) -> bool:
+        """Whether recorded prompts share no more tokens than there are."""
+        if not self.same and not self.again:
+            return True
+        if {len(self.same), len(self.again)} != {self.n_turns}:
+            return False
+        n_held = 0  # tokens of the turn before and its answer
+        for turn in range(self.n_turns):
+            if min(self.same[turn], self.again[turn], self.messages[turn]) < 0:
+                return False
+            n_known = self.same[turn] + self.again[turn]
+            if n_known > n_held or n_known + self.messages[turn] < 1:
+                return False
+            n_held = n_known + self.messages[turn] + self.answers[turn]
+        return True
+
+    @property
+    def prompts(self) -> list[int]:
+        """The tokens of each turn's prompt, where nothing planned breaks the cache."""
+        lengths: list[int] = []
+        n_held = self.system
+        for turn in range(self.n_turns):
+            if self.same:
+                n_held = self.same[turn] + self.again[turn]
+            lengths.append(n_held + self.messages[turn])
+            n_held = lengths[-1] + self.answers[turn]
+        return lengths
 
     @property
     def n_turns(self) -> int:
@@ -101,7 +137,9 @@ RUNS = ExperimentRuns(
 )
 
 
-def parse_breaks(text: str, n_turns: int) -> list[list[str]]:
+def parse_breaks(
+    text: str, n_turns: int, events: Sequence[str] = (*EVENTS, *RECORDED)
+) -> list[list[str]]:
     """The breaks of each turn, from `system@6,truncate@9,thinking@2+` (`+`: in every turn from
     there on)."""
     by_turn: list[list[str]] = [[] for _ in range(n_turns)]
@@ -109,7 +147,7 @@ def parse_breaks(text: str, n_turns: int) -> list[list[str]]:
         event = part.strip()
         if not event:
             continue
-        match = re.fullmatch(rf"({'|'.join(EVENTS)})@(\d{{1,6}})(\+?)", event)
+        match = re.fullmatch(rf"({'|'.join(events)})@(\d{{1,6}})(\+?)", event)
         if match is None or not 2 <= int(match[2]) <= n_turns:
             raise LabError(
                 f"--break {event[:40]!r} is not an event at a turn that can find a cache.",
@@ -118,8 +156,8 @@ def parse_breaks(text: str, n_turns: int) -> list[list[str]]:
             )
         first = int(match[2])
         last = n_turns if match[3] else first
-        for events in by_turn[first - 1 : last]:
-            events.append(match[1])
+        for events_of_turn in by_turn[first - 1 : last]:
+            events_of_turn.append(match[1])
     return by_turn
 
 
@@ -149,6 +187,7 @@ class Transcript(Generic[T]):
         self.conversation = conversation
         n_tokens = conversation.system + sum(conversation.messages) + sum(conversation.answers)
         n_spare = 2 * conversation.n_turns  # for clocks that change
+        n_tokens += sum(conversation.again)
         tokens = text(n_tokens + n_spare)
         self._tokens = iter(tokens)
         self._spare = iter(tokens[n_tokens:])
@@ -166,6 +205,8 @@ class Transcript(Generic[T]):
     def next_turn(self) -> TurnPrompt[T]:
         """Break the cache where that is planned, and add the message."""
         conversation = self.conversation
+        if conversation.same:
+            return self._recorded_turn()
         self._n_usable = len(self._cached)
         for event in self._breaks[self._number]:
             self._break(event)
@@ -173,6 +214,27 @@ class Transcript(Generic[T]):
         answer = self._take(conversation.answers[self._number])
         self._prompt = [*self._system, *itertools.chain(*self._parts)]
         return TurnPrompt(self._prompt, self._n_served(), answer, [self._system, *self._parts])
+
+    def _recorded_turn(self) -> TurnPrompt[T]:
+        """The prompt of a recorded request: what it shares with the turn before, then other
+        tokens. Without its break it shares what it repeats later too.
+        """
+        conversation = self.conversation
+        number = self._number
+        n_same = conversation.same[number]
+        n_new = conversation.messages[number]
+        if self._breaks[number]:
+            n_new += conversation.again[number]
+        else:
+            n_same += conversation.again[number]
+        before = [*self._prompt, *itertools.chain(*self._parts[-1:])]
+        message = self._take(n_new)
+        if message and before[n_same : n_same + 1] == message[:1]:
+            message = [self._other_than(message[0]), *message[1:]]
+        self._n_usable = len(self._cached)
+        self._prompt = [*before[:n_same], *message]
+        answer = self._take(conversation.answers[number])
+        return TurnPrompt(self._prompt, self._n_served(), answer, [self._prompt])
 
     def answered(self, answer: list[T]) -> None:
         """Add an answer: the planned one, or what a server said."""
@@ -217,12 +279,14 @@ class Transcript(Generic[T]):
     def _change_clock(self, at: int) -> None:
         """Put a different token in the place of a token of the system prompt."""
         system = self._system
-        changed = system[0]
-        for token in self._spare:
-            if token != system[at]:
-                changed = token
-                break
-        self._system = [*system[:at], changed, *system[at + 1 :]]
+        self._system = [*system[:at], self._other_than(system[at]), *system[at + 1 :]]
+
+    def _other_than(self, token: T) -> T:
+        """A spare token that differs from this one, if there is one."""
+        for spare in self._spare:
+            if spare != token:
+                return spare
+        return token
 
 
 def common_length(tokens: Sequence[T], reference: Sequence[T]) -> int:

@@ -34,7 +34,10 @@ COUNTS = (
     *("n_prompt", "n_cached", "n_computed", "n_again", "differs_at"),
     *("state_bytes", "slot_bytes"),
 )
-TIMES = ("without_s", "perfect_s", "expected_ttft_s", "expected_turn_s", "save_s", "load_s")
+TIMES = (
+    *("without_s", "perfect_s", "expected_ttft_s", "expected_turn_s", "save_s", "load_s"),
+    "formula_error",
+)
 """Columns that `finished` adds where they are missing."""
 
 STEP_ROUNDING = 32
@@ -58,7 +61,8 @@ def figures(steps: pd.DataFrame, conversation: Conversation) -> pd.DataFrame:
     if len(prompts) != len(numbers):
         return pd.DataFrame()
     n_answer = [conversation.answers[number - 1] for number in numbers]
-    n_new = [new_tokens(conversation, number) for number in numbers]
+    new_of_turn = new_tokens(conversation)
+    n_new = [new_of_turn[number - 1] for number in numbers]
     table = prompts.agg(n_cached=("n_past", "first"), n_computed=("n_tokens", "sum"))
     table["n_prompt"] = table.n_cached + table.n_computed
     table["n_again"] = (table.n_computed - n_new).clip(lower=0)
@@ -88,11 +92,23 @@ def turn_of_steps(steps: pd.DataFrame) -> pd.Series:
     return number.mask(prepares_cache, number + 1)
 
 
-def new_tokens(conversation: Conversation, turn: int) -> int:
-    """Tokens of a turn's prompt that no earlier turn computed: the message, and the last token of
-    the answer before it, or the system prompt."""
-    n_before = conversation.system if turn == 1 else 1
-    return conversation.messages[turn - 1] + n_before
+def new_tokens(conversation: Conversation) -> list[int]:
+    """Tokens of each turn's prompt that no earlier turn computed: the message, and the last token
+    of the answer before it, or the system prompt."""
+    n_new = []
+    n_held = 0  # tokens of the turn before and its answer
+    lengths = zip(
+        conversation.prompts, conversation.messages, conversation.answers, strict=True
+    )
+    for number, (n_prompt, n_message, n_answer) in enumerate(lengths, 1):
+        if number == 1:
+            n_new.append(n_message + conversation.system)
+        elif n_prompt - n_message == n_held:
+            n_new.append(n_message + 1)
+        else:
+            n_new.append(n_message)
+        n_held = n_prompt + n_answer
+    return n_new
 
 
 def predicted(prediction: StepPrediction, conversation: Conversation) -> pd.DataFrame:

@@ -9,6 +9,7 @@ the others. A conversation with breaks is also measured without them: the perfec
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,9 @@ from lab.core import random_lengths, script
 from lab.core.record import DECODE, FORGET, LOAD, SAVE, Settings
 from lab.core.script import Operation, Part
 from lab.errors import LabError
-from lab.features.turns import replay as replaying
 from lab.features.turns.conversation import (
     DISK,
+    EVENTS,
     KEEPS,
     MEMORY,
     NAME,
@@ -31,6 +32,14 @@ from lab.features.turns.conversation import (
     breaks_of_text,
     parse_breaks,
 )
+from lab.features.turns.prompts import (
+    added_tokens,
+    for_template,
+    left_out_by_template,
+    recorded_conversation,
+)
+from lab.features.turns.rendered import RenderedPrompt
+from lab.features.turns.replay import Body, Recording, read_recording
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner.cases import Case, Plan, Text
@@ -38,6 +47,8 @@ from lab.runner.plan import make_plan, with_cases
 from lab.runner.refusals import need_every_position
 
 MOST_TURNS = 200
+CHILD = "lab.features.turns.child"
+RENDER_S = 60.0  # limit for rendering one request: a template may never end
 
 
 def plan(
@@ -61,24 +72,24 @@ def plan(
     keeps = places(keep)
     notes: list[str] = []
     if replay:
-        recording = replaying.read_messages(Path(replay))
-        notes = recording.notes
+        check_replay(breaks)
+        recording = read_recording(Path(replay))
         small = make_plan(worker, [16], 2, 1, model, **settings)
         worker.load(small.file.path, small.settings)
-        first = replaying.conversation(
-            recording.texts, Path(replay).name, breaks, lambda text: len(worker.tokenize(text))
-        )
+        worker.new_context(small.settings)
+        first, notes = rendered_in(worker, recording)
     else:
         first = conversation(system, turn, turns, breaks, settings.get("seed") or 0)
-    longest = first.system + sum(first.messages) + sum(first.answers[:-1])
     n_last = first.answers[-1]
+    n_tokens = [sum(turn) for turn in zip(first.prompts, first.answers, strict=True)]
+    longest = max(n_tokens) - n_last
     plain = make_plan(worker, [longest], n_last, repeat, model, **settings)
     most = plain.model.n_ctx_train
     if most is not None and longest + n_last > most:
         raise LabError(
-            f"The last turn has {longest + n_last:,} tokens; "
+            f"The longest turn has {longest + n_last:,} tokens; "
             f"{plain.model.name} was trained for {most:,}.",
-            "Give fewer --turns, or a shorter --turn or --system.",
+            "Give fewer turns, or shorter ones.",
         )
     warnings = [*plain.warnings, *notes]
     try:
@@ -89,6 +100,33 @@ def plan(
     cases = [case(setup, longest, n_last) for setup in setups(first, keeps)]
     planned = with_cases(plain, cases, partial(write, folder=folder))
     return dataclasses.replace(planned, warnings=tuple(warnings))
+
+
+def check_replay(breaks: str) -> None:
+    """LabError for breaks beside those that the recorded requests have."""
+    if breaks:
+        raise LabError(
+            "--break and --replay do not go together: the recorded requests have their own breaks.",
+            "Leave one of them out.",
+        )
+
+
+def rendered_in(worker: Worker, recording: Recording) -> tuple[Conversation, list[str]]:
+    """The conversation of a recording by the loaded model's own template; and what it leaves
+    out, in sentences.
+    """
+
+    def render(body: Body) -> RenderedPrompt:
+        if "messages" in body:
+            body = for_template(body)
+        with worker.ended_after(RENDER_S):
+            return worker.call(RenderedPrompt, f"{CHILD}.render", body=json.dumps(body))
+
+    notes = left_out_by_template(recording.calls, render)
+    conversation_of_calls, _ = recorded_conversation(
+        recording, render, partial(added_tokens, render=render), has_answers=True
+    )
+    return conversation_of_calls, [*recording.notes, *notes]
 
 
 def places(keep: str | Sequence[str]) -> list[str]:
@@ -120,7 +158,7 @@ def conversation(system: int, turn: str, turns: int, breaks: str, seed: int) -> 
             f"--turn {turn}: an answer of 1 token has no decode.",
             "Give answers of 2 or more tokens.",
         )
-    parse_breaks(breaks, turns)
+    parse_breaks(breaks, turns, EVENTS)
     is_drawn = len(of_message.values) > 1 or len(of_answer.values) > 1
     return Conversation(
         system=system,

@@ -14,16 +14,18 @@ from lab.core import stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
 from lab.features.turns.conversation import (
+    CLIENT,
     DISK,
     MEMORY,
     NONE,
     SECOND,
     SLOT,
+    TEMPLATE,
     Conversation,
     breaks_of_text,
     conversation_of,
 )
-from lab.show.wording import digits, seconds
+from lab.show.wording import digits, percent, seconds
 
 SERVER = "server"  # where the cache is, beside the places of --keep
 PLACES = {
@@ -40,9 +42,13 @@ REMEDIES = {  # of what breaks a cache
     SECOND: "A slot of its own for the second conversation",
     "shift": "A context that does not fill up",
     "thinking": "Thinking that stays in earlier answers",
+    CLIENT: "A client that leaves earlier messages as they were",
+    TEMPLATE: "A template that renders earlier messages as before",
 }
 # Tokens that were read again without a planned break, from which they count
 LEAST_UNPLANNED = 16
+# Of the TTFT of a request; a larger error of the formula is said
+MOST_FORMULA_ERROR = 0.3
 LEAST_UNPLANNED_SHARE = 0.1  # of the prompt, where the server does not report cached tokens
 
 
@@ -70,6 +76,7 @@ def sentences(rows: Sequence[Any], n_slots: int | None = None) -> list[str]:
         if keep != NONE and all(turn.without_s is not None for turn in turns):
             without_s = total(turns, "without_s")
             every_sentence.append(f"Without a cache they take {seconds(without_s)}.")
+        every_sentence += doubt_of_formula(turns[0])
         every_sentence += states(turns)
         if are_estimated(turns):
             every_sentence.append(
@@ -157,6 +164,17 @@ def tokens_again(turns: Sequence[Any]) -> str:
 def total(turns: Sequence[Any], column: str) -> Any:
     """The sum of a column over turns."""
     return sum(map(attrgetter(column), turns))
+
+
+def doubt_of_formula(turn: Any) -> list[str]:
+    """A warning if the formula for the TTFT does not fit the requests that it comes from."""
+    if turn.formula_error is None or turn.formula_error <= MOST_FORMULA_ERROR:
+        return []
+    return [
+        "The formula for the TTFT is off by up to "
+        f"{percent(turn.formula_error)} for its own requests: the times without a cache and with "
+        "a perfect one are rough."
+    ]
 
 
 def are_estimated(turns: Sequence[Any]) -> bool:

@@ -45,6 +45,7 @@ class TtftFormula(NamedTuple):
     fixed_s: float = math.nan
     linear_s: float = math.nan
     square_s: float = math.nan
+    largest_error: float = math.nan  # of its own points, as a share of what was measured
 
     def of_prompt(self, n_tokens: pd.Series) -> pd.Series:
         """Seconds of prompts of n_tokens, without a cache and without the fixed time."""
@@ -69,6 +70,7 @@ def served(records: Sequence[RequestRecord]) -> pd.DataFrame:
     n_new = new_tokens(turns)
     formula = fitted(requests, turns, n_new)
     turns["is_known"] = turns.n_cached.notna()
+    turns["formula_error"] = formula.largest_error
     uncached_s = formula.fixed_s + formula.of_prompt(turns.n_prompt)
     # What the cached tokens would have taken
     saved_s = (uncached_s - turns.ttft_s).clip(lower=0)
@@ -92,7 +94,11 @@ def answered(records: Sequence[RequestRecord]) -> pd.DataFrame:
     for record in records:
         request = record.request
         times = figures_of_request(request)
-        if request.status != OK or times.ttft_ns is None or times.e2e_ns is None:
+        ttft_ns = times.ttft_ns
+        e2e_ns = times.e2e_ns
+        if times.n_events == 0:  # the answer ended with its first token
+            ttft_ns = e2e_ns = request.ended_ns
+        if request.status != OK or ttft_ns is None or e2e_ns is None:
             continue
         try:
             place = setup_of(TurnPlace, request.asked.place)
@@ -109,11 +115,12 @@ def answered(records: Sequence[RequestRecord]) -> pd.DataFrame:
                 "breaks": ", ".join(events[place.number - 1]),
                 "differs_at": place.differs_at,
                 "n_message": conversation.messages[place.number - 1],
+                "is_counted": bool(conversation.same),  # the message is all that is new
                 "n_prompt": times.n_prompt,
                 "n_cached": times.n_cached,
                 "n_gen": times.n_generated or None,
-                "ttft_s": times.ttft_ns / 1e9,
-                "decode_s": (times.e2e_ns - times.ttft_ns) / 1e9,
+                "ttft_s": ttft_ns / 1e9,
+                "decode_s": (e2e_ns - ttft_ns) / 1e9,
             }
         )
     table = pd.DataFrame(rows)
@@ -123,13 +130,14 @@ def answered(records: Sequence[RequestRecord]) -> pd.DataFrame:
 def new_tokens(turns: pd.DataFrame) -> pd.Series:
     """The tokens of each turn that the server cannot have cached.
 
-    By how much the prompt grew beyond the turn before, whose answer's last token is not cached; the
-    message where a break or a failed turn hides that.
+    By how much the prompt grew beyond the turn before and its answer (the last token of an answer
+    is not cached); the message where a break or a failed turn hides that, or where it was counted.
     """
     n_held = (turns.n_prompt + turns.n_gen - 1).shift(fill_value=0)
     n_grown = turns.n_prompt - n_held
     follows = turns.turn.diff().fillna(turns.turn).eq(1) & turns.breaks.eq("")
-    n_new = n_grown.where(follows & (n_grown > 0), turns.n_message)
+    is_grown = follows & (n_grown > 0) & ~turns.is_counted.astype(bool)
+    n_new = n_grown.where(is_grown, turns.n_message)
     return n_new.clip(upper=turns.n_prompt)
 
 
@@ -163,4 +171,7 @@ def formula_through(points: pd.DataFrame) -> TtftFormula:
     """The formula through these points; with one or two, terms are left out."""
     columns = [list(points.linear), list(points.square), [1.0] * len(points)]
     terms = [*stats.fit(columns[: len(points)], list(points.ttft_s)), 0.0, 0.0]
-    return TtftFormula(linear_s=terms[0], square_s=terms[1], fixed_s=terms[2])
+    linear_s, square_s, fixed_s = terms[:3]
+    fitted_s = fixed_s + linear_s * points.linear + square_s * points.square
+    errors = (fitted_s / points.ttft_s - 1).abs()
+    return TtftFormula(fixed_s, linear_s, square_s, errors.max())

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from lab.core import results
 from lab.core.experiments import case_of
+from lab.core.lists import plural
 from lab.core.record import OK
-from lab.core.request import Asked, RequestRecord
+from lab.core.request import CHAT, COMPLETIONS, Asked, RequestRecord
 from lab.errors import LabError
-from lab.features.turns import planning, replay
+from lab.features.turns import planning
 from lab.features.turns.conversation import (
     NAME,
     SECOND,
@@ -23,10 +25,11 @@ from lab.features.turns.conversation import (
     Transcript,
     parse_breaks,
 )
-from lab.features.turns.replay import Recording
+from lab.features.turns.replay import Body, Recording, read_recording
+from lab.features.turns.replaying import RecordedTurns, prepared
 from lab.features.turns.server_figures import TurnPlace
 from lab.remote import formats
-from lab.remote.servers import Server, prompt_text
+from lab.remote.servers import TOKENIZE, Server, prompt_text
 from lab.runner.progress import ShowStatus, Status
 
 TOKENS_PER_WORD = 1.3  # of a server that cannot count tokens
@@ -54,19 +57,30 @@ class Sender:
     def send(
         self, parts: Sequence[Words], n_gen: int, place: TurnPlace
     ) -> tuple[RequestRecord, str]:
-        """Send a prompt, and keep its record; returns the answer too."""
+        """Send a prompt; returns its record, which is not kept yet, and the answer."""
+        prompt = formats.prompt_fields(self.server.endpoint.api, list(map("".join, parts)))
+        return self.send_body(prompt, n_gen, place)
+
+    def send_body(
+        self, body: Body, n_gen: int, place: TurnPlace, n_counted: int | None = None
+    ) -> tuple[RequestRecord, str]:
+        """Send the body of a request; `n_counted` are the tokens of its prompt."""
+        limits = formats.limits(self.options)
+        if "tools" in body:  # a call of a tool ends where its grammar says
+            limits["ignore_eos"] = None
         asked = Asked(
             n_prompt=None,
+            n_prompt_counted=n_counted,
+            counted_by=None if n_counted is None else TOKENIZE,
             n_gen=n_gen,
             experiment=NAME,
             case=case_of(self.conversation),
             place=vars(place),
-            **formats.limits(self.options),
+            **limits,
         )
-        prompt = list(map("".join, parts))
-        api = self.server.endpoint.api
-        request = formats.ask_for(api, self.server.model, prompt, asked, self.options)
-        reply = self.server.send(request)
+        request = formats.ask_of_fields(self.server.model, body, asked, self.options)
+        api = CHAT if "messages" in body else COMPLETIONS
+        reply = self.server.client.send(request, api)
         return self.server.record(self.path.stem, reply.request), reply.text
 
     def keep(self, record: RequestRecord) -> RequestRecord:
@@ -75,25 +89,18 @@ class Sender:
 
 
 def execute(
-    conversation: Conversation,
-    server: Server,
-    text: str,
-    path: Path,
-    watch: ShowStatus,
-    messages: Sequence[str] = (),
+    conversation: Conversation, server: Server, text: str, path: Path, watch: ShowStatus
 ) -> Iterator[RequestRecord]:
     """Send a request per turn, append each to `path`, and yield its record. A failed request ends
     the conversation.
 
-    Messages are whole words of `text`, so their lengths in tokens are approximate; or the
-    `messages` of a file. The first words differ in each session, so that the first turn finds no
-    cache. A second conversation, which breaks the cache, is sent and not recorded.
+    Messages are whole words of `text`, so their lengths in tokens are approximate. The first words
+    differ in each session, so that the first turn finds no cache. A second conversation, which
+    breaks the cache, is sent and not recorded.
     """
     sender = Sender(conversation, server, path)
-    source: Words = []
-    for part in messages or [text]:
-        source += PART.findall(part)
-    lengths = lengths_in_words(conversation, server, source, messages)
+    source = PART.findall(text)
+    lengths = lengths_in_words(conversation, server, source)
     first_part = 0 if lengths[0] else 1  # the system prompt, or the first message
     nonces = [nonce_words() for _ in range(3)]
     lengths[first_part] += len(nonces[0])
@@ -130,6 +137,33 @@ def execute(
         yield sender.keep(record)
 
 
+def replay(
+    recorded: RecordedTurns, server: Server, path: Path, watch: ShowStatus
+) -> Iterator[RequestRecord]:
+    """Send recorded requests one after the other, append each to `path`, and yield its record. A
+    failed request ends the replay.
+
+    The recorded answers stay in later requests, whatever the server answers now.
+    """
+    conversation = recorded.conversation
+    sender = Sender(conversation, server, path)
+    middle = conversation.n_turns // 2 + 1
+    cold = {number for number in (middle, conversation.n_turns) if number > 1}
+    for number, n_gen in enumerate(conversation.answers, 1):
+        watch(Status(f"turn {number} of {conversation.n_turns}"))
+        place = TurnPlace(number, recorded.differs_at(number))
+        body = recorded.bodies[number - 1]
+        record, _ = sender.send_body(body, n_gen, place, recorded.n_prompt(number))
+        yield sender.keep(record)
+        if record.request.status != OK:
+            return
+    for number in sorted(cold):
+        watch(Status(f"turn {number} without a cache"))
+        body = recorded.cold_body(number)
+        record, _ = sender.send_body(body, N_COLD, TurnPlace(number, is_cold=True))
+        yield sender.keep(record)
+
+
 def at_least_one(lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(max(1, n) for n in lengths)
 
@@ -144,12 +178,8 @@ def repeated(nonce: Words, source: Words, n: int) -> Words:
     return [*nonce, *source * n_times][:n]
 
 
-def lengths_in_words(
-    conversation: Conversation, server: Server, source: Words, messages: Sequence[str]
-) -> list[int]:
+def lengths_in_words(conversation: Conversation, server: Server, source: Words) -> list[int]:
     """The lengths of the system prompt, and of all messages and answers, in words."""
-    if messages:
-        return [len(PART.findall(part)) for part in messages]
     sample = source[:N_COUNTED]
     tokens_per_word = TOKENS_PER_WORD
     if server.counter:
@@ -178,27 +208,24 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
             "--keep is only for the lab's own engine, not for a server.",
             "Leave it out: a server keeps its cache where its own settings say.",
         )
-    conversation, recording = asked_conversation(asked)
-    confirm(url, f"{conversation.n_turns + 2} requests", asked["yes"])
+    source = asked_turns(asked)
+    confirm(url, f"{source.n_turns + 2} requests", asked["yes"])
     output = Output.taken_from(asked)
     err = console.console(stderr=True)
-    for note in recording.notes:
-        err.print(f"Note: {note}", style="yellow")
     err.print("examining the server ...")
     model = None
     if "model" in options:
         model = asked["model"]
     with connect(url, model, err.print, **reaching_of(asked)) as server:
+        sending = sending_of(source, server, asked["prompt"])
+        for note in sending.notes:
+            err.print(f"Note: {note}", style="yellow")
         if asked["dry_run"]:
-            lengths = [conversation.system, *conversation.messages, *conversation.answers]
-            err.print(
-                f"{conversation.n_turns} turns, up to about {sum(lengths):,} tokens in the last"
-            )
+            err.print(extent(sending.conversation))
             return
         path = server.new_file(output.folder)
-        text = prompt_text(asked["prompt"])
         records, problem = collect(
-            lambda watch: execute(conversation, server, text, path, watch, recording.texts),
+            lambda watch: sending.send(path, watch),
             path,
             err,
             None,
@@ -208,21 +235,38 @@ def converse(context: click.Context, url: str, asked: dict[str, Any]) -> None:
         output.finish(records, path, problem, has_failed)
 
 
-def asked_conversation(asked: dict[str, Any]) -> tuple[Conversation, Recording]:
-    """The conversation of the command's options, and what a file to replay records."""
-    if not asked["replay"]:
-        conversation = planning.conversation(
-            asked["system"], asked["turn"], asked["turns"], asked["breaks"], asked["seed"]
-        )
-        return conversation, Recording([], [])
-    path = Path(asked["replay"])
-    recording = replay.read_messages(path)
-    conversation = replay.conversation(
-        recording.texts, path.name, asked["breaks"], n_tokens_of
+class Sending(NamedTuple):
+    """The turns of a command, ready to be sent."""
+
+    conversation: Conversation
+    notes: list[str]
+    send: Callable[[Path, ShowStatus], Iterator[RequestRecord]]
+
+
+def asked_turns(asked: dict[str, Any]) -> Conversation | Recording:
+    """The conversation of the command's options, or the recording to replay."""
+    if asked["replay"]:
+        planning.check_replay(asked["breaks"])
+        return read_recording(Path(asked["replay"]))
+    return planning.conversation(
+        asked["system"], asked["turn"], asked["turns"], asked["breaks"], asked["seed"]
     )
-    return conversation, recording
 
 
-def n_tokens_of(text: str) -> int:
-    """The approximate number of tokens, from its words."""
-    return round(TOKENS_PER_WORD * len(text.split()))
+def sending_of(source: Conversation | Recording, server: Server, prompt: str) -> Sending:
+    """How the turns are sent to a server; `prompt` is the option with the text of messages."""
+    if isinstance(source, Recording):
+        recorded = prepared(source, server)
+        return Sending(
+            recorded.conversation, recorded.notes, partial(replay, recorded, server)
+        )
+    text = prompt_text(prompt)
+    return Sending(source, [], partial(execute, source, server, text))
+
+
+def extent(conversation: Conversation) -> str:
+    """How many turns a conversation has, and how long their prompts are."""
+    shortest = min(conversation.prompts)
+    longest = max(conversation.prompts)
+    n_turns = plural(conversation.n_turns, "turn")
+    return f"{n_turns}, prompts of about {shortest:,} to {longest:,} tokens"
