@@ -7,6 +7,7 @@ groups and compares runs. Only the experiment's room knows what the values mean.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
