@@ -252,7 +252,7 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     where = {"metadata": {"path": str(workplace / "notebooks")}}
     NotebookClient(notebook, timeout=240, resources=where, coalesce_streams=True).execute()
     cells = code_cells(notebook)
-    busy = "UserWarning: While the ceilings were"  # other work on this machine is no mistake
+    busy = "UserWarning: While the ceilings"  # other work on this machine is no mistake
     assert [problem for problem in problems(cells) if busy not in problem] == []
     for cell in checks:
         assert printed(cell).startswith("No answer yet")

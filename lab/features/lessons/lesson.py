@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -193,6 +194,14 @@ def explore(
 
 
 # Figures
+
+
+def say(sentence: str) -> None:
+    """Print a sentence with measured figures, in lines that a page can hold.
+
+    No text cell has a measured figure: the cell that measured it says it.
+    """
+    print(textwrap.fill(sentence, 100))
 
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
