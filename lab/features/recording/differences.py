@@ -150,9 +150,13 @@ def n_aligned(earlier: Sequence[Block], blocks: Sequence[Block]) -> int:
 
 
 def kind_of_blocks(earlier: Sequence[Block], blocks: Sequence[Block]) -> tuple[str, Block]:
-    """How two lists differ that differ in their first block, and the block to name."""
+    """How two lists differ that differ in their first block, and the block to name.
+
+    The new tail does not count: an answer there may repeat the text of a block that was removed.
+    """
+    n_before_tail = max(1, n_aligned(earlier, blocks))
     n_old = Counter(block.identity for block in earlier)
-    n_new = Counter(block.identity for block in blocks)
+    n_new = Counter(block.identity for block in blocks[:n_before_tail])
     before = earlier[0]
     block = blocks[0]
     is_kept = n_new[before.identity] >= n_old[before.identity]
