@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lab.features.report.page import report as report
     from lab.features.speculate.command import speculate as speculate
     from lab.features.stall import stall as stall
+    from lab.features.start.measuring import start as start
     from lab.features.sweep import sweep as sweep
     from lab.features.trace.measuring import attention as attention, trace as trace
     from lab.features.tune.measuring import tune as tune
@@ -80,6 +81,7 @@ PUBLIC = {
     "show_tuned": "lab.features.tune.section",
     "speculate": "lab.features.speculate.command",
     "stall": "lab.features.stall",
+    "start": "lab.features.start.measuring",
     "steps": "lab.show.table",
     "summary": "lab.show.summaries",
     "sweep": "lab.features.sweep",

@@ -59,6 +59,14 @@ FEATURES: tuple[Feature, ...] = (
         command="lab.features.sweep:command",
     ),
     Feature(
+        name="start",
+        group=MEASURE,
+        help="Show what it takes until the first token can come, from the disk and from memory.",
+        command="lab.features.start.command:command",
+        results=("lab.features.start.command:KINDS",),
+        lines={"start": "lab.features.start.lines:StartLine"},
+    ),
+    Feature(
         name="ab",
         group=MEASURE,
         help="Compare settings or models, measured alternately.",

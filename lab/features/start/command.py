@@ -1,0 +1,86 @@
+"""The command `lab start`, and its kind of results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from lab.app.help import Command
+from lab.app.options import MODEL, OUTPUT, SEED, TOKENS, setting_option, with_options
+from lab.app.output import Output
+from lab.app.running import collect, introduce
+from lab.features.start import measuring
+from lab.features.start.lines import StartLine
+from lab.features.start.section import sections
+from lab.runner.session import new_results_file
+from lab.show.section import Kind
+from lab.show.wording import seconds
+
+KINDS = (
+    Kind("start", lambda line: isinstance(line, StartLine), lambda lines, _: sections(lines)),
+)
+
+PROMPT_LEN = click.option(
+    "--prompt-len",
+    "-p",
+    type=TOKENS,
+    default=128,
+    show_default=True,
+    help="Tokens of the prompt (random ones).",
+)
+MMAP = click.option(
+    "--mmap",
+    default="on,off",
+    show_default=True,
+    help="With the model file mapped into memory (on), read into memory (off), or both.",
+)
+REPEAT = click.option(
+    "--repeat", "-r", default=5, show_default=True, help="Starts of each kind."
+)
+SETTING_NAMES = ("threads", "n_gpu_layers", "device", "flash_attn", "repack")
+SETTINGS = [setting_option(name) for name in SETTING_NAMES]
+
+
+@click.command("start", cls=Command, first=("model", "mmap", "prompt-len", "repeat"))
+@with_options(MODEL, MMAP, PROMPT_LEN, REPEAT, *SETTINGS, SEED, *OUTPUT)
+def command(mmap: str, model: str, prompt_len: int, repeat: int, **asked: Any) -> None:
+    """Show what it takes until the first token can come, from the disk and from memory.
+
+    \b
+      lab start                             # from the disk and the page cache
+      lab start -m llama-3.2-3b --mmap on
+      lab start -m my-model.gguf --no-repack
+
+    Starts a fresh engine each time and stamps the stages: start the process, load the weights, make
+    the context, decode one token, prefill the prompt (up to the first token), and prefill it again.
+    Before a cold start the file's pages are dropped from the system's page cache, and the lab looks
+    whether they are gone; if they are not, it says nothing about cold starts. Before a warm start
+    the file is read.
+
+    Beside each cold start the whole file is read in order, which is the best that the disk can do.
+    The wait for the disk is the difference between the cold and the warm start of a round. Rounds
+    have every kind of start once, in random order. Python and the libraries are in memory already.
+    """
+    from lab.show import console
+
+    output = Output.taken_from(asked)
+    err = console.console(stderr=True)
+    mapped = measuring.mmap_values(mmap)
+    with console.transfer(err) as show_transfer:
+        plan = measuring.make_start_plan(model, prompt_len, repeat, show_transfer, asked)
+    introduce([plan], err, err)
+    path = new_results_file(plan, output.folder)
+    lines, problem = collect(
+        lambda watch: measuring.execute(plan, mapped, path, watch),
+        path,
+        err,
+        describe=finished,
+    )
+    output.finish(lines, path, problem)
+
+
+def finished(line: StartLine) -> str:
+    """A progress line for a start."""
+    mapping = "without mmap" if line.settings.mmap is False else "with mmap"
+    return f"{line.cache} start {mapping}: first token after {seconds(line.first_token_s)}"
