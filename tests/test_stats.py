@@ -12,7 +12,11 @@ from scipy import stats as reference
 
 from lab.core import stats
 from lab.core.stats import Interval, Ratio
-from lab.show.session_spread import between_sessions
+from lab.show.session_spread import Spread, between_sessions
+
+
+def planted(sd: float, df: float) -> Spread:
+    return Spread(sd, df, "planted")
 
 
 def draw_logs(
@@ -42,7 +46,7 @@ def logarithms(values: Sequence[float]) -> list[float]:
 
 # Between sessions
 
-NOTHING_KNOWN = (0.0, math.inf)
+NOTHING_KNOWN = planted(0.0, math.inf)
 
 
 def test_a_ratio_between_sessions_is_welchs_test_where_sessions_do_not_differ() -> None:
@@ -67,7 +71,7 @@ def test_sessions_that_share_a_spread_have_its_degrees_of_freedom_and_no_more(n:
     chance = random.Random(n)
     first = draw_logs(chance, n, 0.08)
     second = draw_logs(chance, n, 0.08)
-    spread = (
+    spread = planted(
         math.sqrt((reference.tvar(first) + reference.tvar(second)) / 2),
         2 * (n - 1),
     )
@@ -87,13 +91,13 @@ def test_different_spreads_are_different_estimates() -> None:
     b = [1.2, 1.201, 1.199]
     measured = between_sessions(
         ([a], [b]),
-        ((0.05, 4), (0.05, 8)),
+        (planted(0.05, 4), planted(0.05, 8)),
     )
     half = reference.t.ppf(0.975, 4 / (1 / 4 + 1 / 8)) * 0.05 * math.sqrt(2)
     assert math.log(measured.high / measured.estimate) == pytest.approx(half)
     certain = between_sessions(
         ([a], [b] * 4),
-        ((0.05, math.inf), (0.05, math.inf)),
+        (planted(0.05, math.inf), planted(0.05, math.inf)),
     )
     half = 1.959964 * 0.05 * math.sqrt(1 + 1 / 4)
     assert math.log(certain.high / certain.estimate) == pytest.approx(half)

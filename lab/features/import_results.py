@@ -10,6 +10,7 @@ import click
 from lab.app.help import Command
 from lab.app.options import out_option
 from lab.app.reading import note
+from lab.core import files
 from lab.errors import printable
 
 
@@ -39,7 +40,7 @@ def command(files: tuple[str, ...], device: str | None, out: str) -> None:
         records, skipped = llama_bench_import.read(name, device)
         for sentence in skipped:
             note(f"{name}: {sentence}")
-        stem = "pasted" if name == text.STDIN else Path(name).stem
+        stem = "pasted" if name == files.STDIN else Path(name).stem
         target = free_path(Path(out), f"imported-{stem}")
         lines = [
             to_json(dataclasses.replace(record, session=target.stem)) + "\n"

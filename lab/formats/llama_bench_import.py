@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lab.core import files
 from lab.core.lines import from_json, to_json
 from lab.core.record import (
     DECODE,
@@ -43,7 +44,7 @@ def read(name: str, device: str | None = None) -> tuple[list[Record], list[str]]
 
     LabError if nothing can be read.
     """
-    shown = "The pasted text" if name == text.STDIN else name
+    shown = "The pasted text" if name == files.STDIN else name
     content = text.read(name, READABLE)
     if not content.strip():
         raise LabError(f"{shown} is empty.", READABLE)

@@ -75,14 +75,15 @@ def false_share(
     centres = medians.mean(axis=-1)
     difference = centres[:, 1] - centres[:, 0]
     for trial in range(N_CHECKED):
-        spread = (float(np.sqrt(between_sessions[trial])), float(df))
+        sd = float(np.sqrt(between_sessions[trial]))
+        spread = session_spread.Spread(sd, float(df), "planted")
         check(logs[trial], spread, difference[trial], half[trial])
     return float(np.mean(np.abs(difference) > half))
 
 
 def check(
     logs: np.ndarray,
-    spread: tuple[float, float],
+    spread: session_spread.Spread,
     difference: float,
     half: float,
 ) -> None:

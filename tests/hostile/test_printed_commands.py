@@ -136,7 +136,7 @@ def hints() -> list[str]:
     )
     model = evil_record().model
     product = Matrix(FEED_FORWARD, EVIL, model.n_ff or 1, model.n_embd or 1, 1)
-    heads = Heads(1, 32, 8, 0)
+    heads = Heads(1, 32, 8, 0, 128, 128)
     calls = (
         lambda: kernel_rates.product_s_per_byte(FAST, model, product, 1, 2),
         lambda: kernel_rates.attention_points(FAST, model, heads, EVIL, 1, 2, True),

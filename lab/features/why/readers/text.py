@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.core import files
 from lab.errors import LabError, printable
 from lab.features.why.figure import Figure, is_possible
 from lab.features.why.readers import chats, llama_logs, objects, tables
@@ -49,7 +50,7 @@ def read(name: str) -> list[Figure]:
         if problem.what.startswith("stdin") or Path(name[:200]).exists():
             raise
         return parse_words(name)
-    return parse(content, "stdin" if name == texts.STDIN else name)
+    return parse(content, "stdin" if name == files.STDIN else name)
 
 
 def parse_words(typed: str) -> list[Figure]:
