@@ -10,7 +10,6 @@ import click
 from lab.app.help import Command
 from lab.app.options import out_option
 from lab.app.reading import note
-from lab.core import files
 from lab.errors import printable
 
 
@@ -32,15 +31,16 @@ def command(files: tuple[str, ...], device: str | None, out: str) -> None:
     whole tests, so a run has one step, and of Markdown tables only the mean is kept. What
     llama-bench does not report stays unknown.
     """
+    from lab.core.files import STDIN
     from lab.core.lines import to_json
     from lab.core.results import free_path, write_whole
-    from lab.formats import llama_bench_import, text
+    from lab.formats import llama_bench_import
 
     for name in files:
         records, skipped = llama_bench_import.read(name, device)
         for sentence in skipped:
             note(f"{name}: {sentence}")
-        stem = "pasted" if name == files.STDIN else Path(name).stem
+        stem = "pasted" if name == STDIN else Path(name).stem
         target = free_path(Path(out), f"imported-{stem}")
         lines = [
             to_json(dataclasses.replace(record, session=target.stem)) + "\n"
