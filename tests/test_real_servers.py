@@ -382,9 +382,7 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
         {"role": "tool", "content": "log: 0 ships"},
     ]
     file.write_text("\n".join(map(json.dumps, messages)))
-    status, out, err = run_lab(
-        "turns", *url, "--replay", file, "--break", "system@3", "--out", tmp_path, "--no-plot"
-    )
+    status, out, err = run_lab("turns", *url, "--replay", file, "--out", tmp_path, "--no-plot")
     assert status == 0, err
     assert "3 turns take" in out, err
     (path,) = tmp_path.glob("*-llama-server.jsonl")
@@ -402,16 +400,9 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     assert [row["n_cached"] for row in rows] == [
         request.usage.cached_tokens for request in sent[:3] if request.usage
     ]
-    assert rows[1]["n_again"] == 0
-    assert rows[2]["n_again"] > 40
+    assert [row["n_again"] for row in rows[1:]] == [0, 0]
     assert all(row["is_known"] for row in rows)
-    assert (
-        rows[2]["n_cached"]
-        < 40
-        < rows[1]["n_cached"]
-        < rows[1]["n_prompt"]
-        < rows[2]["n_prompt"]
-    )
+    assert rows[1]["n_cached"] < rows[2]["n_cached"] < rows[2]["n_prompt"]
 
 
 # The server of notebook 6
