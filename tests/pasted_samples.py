@@ -89,15 +89,19 @@ COMPARED = """\
 SAMPLES = (
     Sample(
         "ollama",
-        "total duration:       4.3363202s\nload duration:        67.7549ms\nprompt eval count:    32 token(s)\n"
+        "total duration:       4.3363202s\nload duration:        67.7549ms\n"
+        "prompt eval count:    32 token(s)\n"
         "prompt eval duration: 535.0053ms\nprompt eval rate:     59.81 tokens/s\n"
-        "eval count:           61 token(s)\neval duration:        3.7321777s\neval rate:            16.34 tokens/s\n",
+        "eval count:           61 token(s)\neval duration:        3.7321777s\n"
+        "eval rate:            16.34 tokens/s\n",
         (decode(16.34, MAYBE_FIRST), prefill(59.81)),
     ),
     Sample(
         "ollama in one line",
-        "total duration: 3m24.6020313s load duration: 15.0067ms prompt eval count: 7 token(s) prompt eval duration: "
-        "999ms prompt eval rate: 7.01 tokens/s eval count: 356 token(s) eval duration: 3m23.587s eval rate: 1.75 "
+        "total duration: 3m24.6020313s load duration: 15.0067ms prompt eval count: 7 "
+        "token(s) prompt eval duration: "
+        "999ms prompt eval rate: 7.01 tokens/s eval count: 356 token(s) eval duration: "
+        "3m23.587s eval rate: 1.75 "
         "tokens/s\n",
         (decode(1.75, MAYBE_FIRST), prefill(7.01)),
     ),
@@ -108,12 +112,14 @@ SAMPLES = (
     ),
     Sample(
         "ollama, the prompt cached",
-        "total duration: 4.1s\neval count: 61 token(s)\neval duration: 3.7321777s\neval rate: 16.34 tokens/s\n",
+        "total duration: 4.1s\neval count: 61 token(s)\neval duration: 3.7321777s\n"
+        "eval rate: 16.34 tokens/s\n",
         (decode(16.34, MAYBE_FIRST),),
     ),
     Sample(
         "ollama api",
-        '"total_duration":5043500667,"load_duration":5025959,"prompt_eval_count":26,"prompt_eval_duration":325953000,'
+        '"total_duration":5043500667,"load_duration":5025959,"prompt_eval_count":26,"pr'
+        'ompt_eval_duration":325953000,'
         '"eval_count":290,"eval_duration":4709213000\n',
         (decode(61.5814, MAYBE_FIRST), prefill(79.7662)),
     ),
@@ -136,18 +142,22 @@ SAMPLES = (
     ),
     Sample(
         "server's own api",
-        '{"content":"...","tokens_predicted":32,"tokens_evaluated":911,"tokens_cached":942,"timings":{"prompt_n":39,'
+        '{"content":"...","tokens_predicted":32,"tokens_evaluated":911,"tokens_cached":'
+        '942,"timings":{"prompt_n":39,'
         '"prompt_ms":19.041,"prompt_per_second":2048.21,"predicted_n":32,"predicted_ms":200.184,'
         '"predicted_per_second":154.8575}}',
         (decode(154.8575, STEPS, 911), prefill(2048.21, 872)),
     ),
     Sample(
         "server, new",
-        "1.00.958.295 I slot print_timing: id  0 | task 0 | prompt eval time =   13556.62 ms /  2342 tokens (    5.79 "
+        "1.00.958.295 I slot print_timing: id  0 | task 0 | prompt eval time =   "
+        "13556.62 ms /  2342 tokens (    5.79 "
         "ms per token,   172.76 tokens per second)\n"
-        "1.00.958.301 I slot print_timing: id  0 | task 0 |        eval time =   41133.71 ms /   861 tokens (   47.83 "
+        "1.00.958.301 I slot print_timing: id  0 | task 0 |        eval time =   "
+        "41133.71 ms /   861 tokens (   47.83 "
         "ms per token,    20.91 tokens per second)\n"
-        "1.00.958.302 I slot print_timing: id  0 | task 0 |       total time =   54690.33 ms /  3203 tokens\n",
+        "1.00.958.302 I slot print_timing: id  0 | task 0 |       total time =   "
+        "54690.33 ms /  3203 tokens\n",
         (prefill(172.757), decode(20.9074, STEPS)),
     ),
     Sample(
@@ -170,56 +180,74 @@ SAMPLES = (
     ),
     Sample(
         "ik_llama.cpp",
-        "INFO [           print_timings] prompt eval time     =  152804.51 ms / 35736 tokens (    4.28 ms per token,   "
-        '233.87 tokens per second) | tid="139666309812224" timestamp=1752894767 id_slot=0 id_task=0 '
+        "INFO [           print_timings] prompt eval time     =  152804.51 ms / 35736 "
+        "tokens (    4.28 ms per token,   "
+        '233.87 tokens per second) | tid="139666309812224" timestamp=1752894767 '
+        "id_slot=0 id_task=0 "
         "t_prompt_processing=152804.508 n_prompt_tokens_processed=35736 t_token=4.275926460711887\n"
-        "INFO [           print_timings] generation eval time =  189234.22 ms /   905 runs   (  209.10 ms per toke...\n",
+        "INFO [           print_timings] generation eval time =  189234.22 ms /   905 "
+        "runs   (  209.10 ms per toke...\n",
         (prefill(233.867), decode(4.78243, FIRST_FREE)),
     ),
     Sample(
         "timings, rates alone",
-        '"prompt_n": 9825,"prompt_per_second": 91.88938979076052,"predicted_n": 407,"predicted_per_second": '
+        '"prompt_n": 9825,"prompt_per_second": 91.88938979076052,"predicted_n": '
+        '407,"predicted_per_second": '
         "7.717271190351537\n",
         (decode(7.717271, MAYBE_FIRST), prefill(91.88939)),
     ),
     Sample(
         "timings, rates alone, cut off and with decimal commas",
-        '"prompt_n": 9825,"prompt_per_second": 91,88938979076052,"predicted_n": 407,"predicted_per_second": 7,71727119',
+        '"prompt_n": 9825,"prompt_per_second": 91,88938979076052,"predicted_n": '
+        '407,"predicted_per_second": 7,71727119',
         (decode(7.717271, MAYBE_FIRST), prefill(91.88939)),
     ),
     Sample(
         "timings, old",
-        '"cache_n":0,"prompt_n":34,"prompt_ms":110.645,"prompt_per_token_ms":3.254,"prompt_per_second":307.289,'
-        '"predicted_n":64,"predicted_ms":1302.927,"predicted_per_token_ms":20.358,"predicted_per_second":49.120}\n',
+        '"cache_n":0,"prompt_n":34,"prompt_ms":110.645,"prompt_per_token_ms":3.254,"pro'
+        'mpt_per_second":307.289,'
+        '"predicted_n":64,"predicted_ms":1302.927,"predicted_per_token_ms":20.358,"pred'
+        'icted_per_second":49.120}\n',
         (decode(49.12, FIRST_FREE, 34), prefill(307.289, 0)),
     ),
     Sample(
         "timings, new, cached",
-        '"cache_n":872,"prompt_n":39,"prompt_ms":19.041,"prompt_per_second":2048.21,"predicted_n":32,"predicted_ms":'
-        '200.184,"predicted_per_token_ms":6.457548387096774,"predicted_per_second":154.8575310714143}\n',
+        '"cache_n":872,"prompt_n":39,"prompt_ms":19.041,"prompt_per_second":2048.21,"pr'
+        'edicted_n":32,"predicted_ms":'
+        '200.184,"predicted_per_token_ms":6.457548387096774,"predicted_per_second":154.'
+        "8575310714143}\n",
         (decode(154.8575, STEPS, 911), prefill(2048.21, 872)),
     ),
     Sample(
         "timings, a stream",
-        'data: {"timings":{"cache_n":0,"prompt_n":39,"prompt_ms":19.041,"predicted_n":1,"predicted_ms":0.01}}\n'
-        'data: {"timings":{"cache_n":0,"prompt_n":39,"prompt_ms":19.041,"predicted_n":2,"predicted_ms":6.4}}\n'
-        'data: {"timings":{"cache_n":0,"prompt_n":39,"prompt_ms":19.041,"prompt_per_second":2048.21,"predicted_n":32,'
+        'data: {"timings":{"cache_n":0,"prompt_n":39,"prompt_ms":19.041,"predicted_n":1'
+        ',"predicted_ms":0.01}}\n'
+        'data: {"timings":{"cache_n":0,"prompt_n":39,"prompt_ms":19.041,"predicted_n":2'
+        ',"predicted_ms":6.4}}\n'
+        'data: {"timings":{"cache_n":0,"prompt_n":39,"prompt_ms":19.041,"prompt_per_sec'
+        'ond":2048.21,"predicted_n":32,'
         '"predicted_ms":200.184,"predicted_per_second":154.8575}}\n',
         (decode(154.8575, STEPS, 39), prefill(2048.21, 0)),
     ),
     Sample(
         "llama-cli without decode",
         "llama\\_perf\\_context\\_print:        load time =   63917.91 ms\n"
-        "llama_perf_context_print: prompt eval time =  735270.12 ms / 36352 tokens (   20.23 ms per token,    49.44 "
+        "llama_perf_context_print: prompt eval time =  735270.12 ms / 36352 tokens (   "
+        "20.23 ms per token,    49.44 "
         "tokens per second)\n"
-        "llama_perf_context_print:        eval time =       0.00 ms /     1 runs   (    0.00 ms per token,      inf "
-        "tokens per second)\nllama_perf_context_print:       total time =  736433.40 ms / 36353 tokens\n",
+        "llama_perf_context_print:        eval time =       0.00 ms /     1 runs   (   "
+        " 0.00 ms per token,      inf "
+        "tokens per second)\n"
+        "llama_perf_context_print:       total time =  736433.40 ms / 36353 tokens\n",
         (prefill(49.4403, 0, 1),),
     ),
     Sample(
         "llama-cli",
-        "llama_perf_context_print: prompt eval time =   81388.87 ms / 32163 tokens (    2.53 ms per token,   395.18 "
-        "tokens per second)\nllama_perf_context_print:        eval time =   24015.13 ms /   802 runs   (   29.94 ms per "
+        "llama_perf_context_print: prompt eval time =   81388.87 ms / 32163 tokens (   "
+        " 2.53 ms per token,   395.18 "
+        "tokens per second)\n"
+        "llama_perf_context_print:        eval time =   24015.13 ms /   802 runs   (   "
+        "29.94 ms per "
         "token,    33.40 tokens per second)\n",
         (prefill(395.177, 0, 1), decode(33.3956, STEPS, 32163, 1)),
     ),
@@ -233,19 +261,22 @@ SAMPLES = (
     ),
     Sample(
         "lm studio api",
-        '"usage":{"prompt_tokens":24,"completion_tokens":53,"total_tokens":77},"stats":{"tokens_per_second":'
-        '51.43709529007664,"time_to_first_token":0.111,"generation_time":0.954,"stop_reason":"eosFound"},"model_info":'
+        '"usage":{"prompt_tokens":24,"completion_tokens":53,"total_tokens":77},"stats":'
+        '{"tokens_per_second":'
+        '51.43709529007664,"time_to_first_token":0.111,"generation_time":0.954,"stop_re'
+        'ason":"eosFound"},"model_info":'
         '{"arch":"granite","quant":"Q4_K_M","format":"gguf","context_length":4096}\n',
         (decode(51.4371, MAYBE_FIRST, 24),),
     ),
     Sample(
         "lm studio",
-        "28.92 tok/sec\n\u2022\n877 tokens \u2022 0.06s to first token \u2022 Stop reason: EOS Token Found\n",
+        "28.92 tok/sec\n•\n877 tokens • 0.06s to first token • Stop reason: EOS Token Found\n",
         (decode(28.92, MAYBE_FIRST),),
     ),
     Sample(
         "koboldcpp",
-        "CtxLimit:48/8152, Amt:31/512, Init:0.00s, Process:0.23s (13.8ms/T = 72.65T/s), Generate:1.05s (33.9ms/T = "
+        "CtxLimit:48/8152, Amt:31/512, Init:0.00s, Process:0.23s (13.8ms/T = "
+        "72.65T/s), Generate:1.05s (33.9ms/T = "
         "29.47T/s), Total:1.29s (24.11T/s)\n",
         (
             decode(29.47, MAYBE_FIRST, 17),
@@ -255,7 +286,8 @@ SAMPLES = (
     ),
     Sample(
         "koboldcpp, cached",
-        "CtxLimit:2048/8152, Amt:31/512, Init:0.00s, Process:0.23s (72.65T/s), Generate:1.05s (29.47T/s), "
+        "CtxLimit:2048/8152, Amt:31/512, Init:0.00s, Process:0.23s (72.65T/s), "
+        "Generate:1.05s (29.47T/s), "
         "Total:1.29s (24.11T/s)\n",
         (
             decode(29.47, MAYBE_FIRST, 2017),
@@ -265,20 +297,23 @@ SAMPLES = (
     ),
     Sample(
         "vllm",
-        "INFO 08-01 07:18:24 [loggers.py:122] Engine 000: Avg prompt throughput: 22639.7 tokens/s, Avg generation "
+        "INFO 08-01 07:18:24 [loggers.py:122] Engine 000: Avg prompt throughput: "
+        "22639.7 tokens/s, Avg generation "
         "throughput: 34.2 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 67.5%\n",
         (decode(34.2, WINDOW),),
     ),
     Sample(
         "mlx_lm",
-        "Prompt: 15777 tokens, 69.450 tokens-per-sec\nGeneration: 480 tokens, 5.792 tokens-per-sec\n"
+        "Prompt: 15777 tokens, 69.450 tokens-per-sec\n"
+        "Generation: 480 tokens, 5.792 tokens-per-sec\n"
         "Peak memory: 464.764 GB\n",
         (decode(5.792, FIRST_FREE, 15777, 1), prefill(69.45, 0, 1)),
     ),
     Sample(
         "mlx_lm.benchmark",
         "Timing with prompt_tokens=512, generation_tokens=1000, batch_size=4.\n"
-        "Trial 1:  prompt_tps=1518.240, generation_tps=101.587, peak_memory=21.408, total_time=10.267\n",
+        "Trial 1:  prompt_tps=1518.240, generation_tps=101.587, peak_memory=21.408, "
+        "total_time=10.267\n",
         (
             decode(101.587, MAYBE_FIRST, 512, 4),
             prefill(1518.24, 0, 4),
@@ -286,15 +321,19 @@ SAMPLES = (
     ),
     Sample(
         "text-generation-webui",
-        "18:52:50-790912 INFO     Output generated in 51.24 seconds (6.67 tokens/s, 342 tokens, context 7323, seed "
+        "18:52:50-790912 INFO     Output generated in 51.24 seconds (6.67 tokens/s, "
+        "342 tokens, context 7323, seed "
         "1221920105)\n",
         (Truth(6.67, BOTH, WHOLE, 7323),),
     ),
     Sample(
         "llama-bench",
-        "| model                          |       size |     params | backend    | ngl | n_ubatch | fa | mmap | dio |"
-        "            test |                  t/s |\n| --- | ---: | ---: | --- | --: | --: | -: | -: | -: | --: | --: |\n"
-        "| gpt-oss 20B MXFP4 MoE          |  11.27 GiB |    20.91 B | CUDA       |  99 |     2048 |  1 |    0 |   1 | "
+        "| model                          |       size |     params | backend    | ngl "
+        "| n_ubatch | fa | mmap | dio |"
+        "            test |                  t/s |\n"
+        "| --- | ---: | ---: | --- | --: | --: | -: | -: | -: | --: | --: |\n"
+        "| gpt-oss 20B MXFP4 MoE          |  11.27 GiB |    20.91 B | CUDA       |  99 "
+        "|     2048 |  1 |    0 |   1 | "
         "pp2048 @ d32768 |      2689.42 \u00b1 18.89 |\nbuild: 11fb327bf (7941)\n",
         (prefill(2689.42, 32768, 1),),
     ),
@@ -303,7 +342,8 @@ SAMPLES = (
         BENCH_HEAD
         + "| llama 256M Q4_1 | 92.10 MiB | 134.52 M | CPU | 2 | pp512 | 400.00 \u00b1 1.00 |\n"
         + "| llama 256M Q4_1 | 92.10 MiB | 134.52 M | CPU | 2 | tg32 | 120.00 \u00b1 1.00 |\n"
-        + "| llama 256M Q4_1 | 92.10 MiB | 134.52 M | CPU | 2 | tg32 @ d872 | 100.00 \u00b1 1.00 |\n",
+        + "| llama 256M Q4_1 | 92.10 MiB | 134.52 M | CPU | 2 | tg32 @ d872 | 100.00 ± "
+        "1.00 |\n",
         (
             prefill(400, 0, 1),
             decode(120, STEPS, 0, 1),
@@ -317,29 +357,36 @@ SAMPLES = (
     ),
     Sample(
         "llama-bench in one line",
-        "| model | test | t/s | | --- | --- | --- | | llama 7B Q4_0 | pp512 | 2345.67 \u00b1 8.90 | | llama 7B Q4_0 | "
+        "| model | test | t/s | | --- | --- | --- | | llama 7B Q4_0 | pp512 | 2345.67 "
+        "± 8.90 | | llama 7B Q4_0 | "
         "tg128 | 78.90 \u00b1 0.12 |",
         (prefill(2345.67, 0, 1), decode(78.9, STEPS, 0, 1)),
     ),
     Sample(
         "llama-bench json",
-        '[{"model_type": "llama 1B Q4_0", "n_batch": 2048, "n_ubatch": 512, "n_threads": 8, "type_k": "f16", "type_v": '
-        '"f16", "n_gpu_layers": -1, "flash_attn": 0, "n_prompt": 0, "n_gen": 128, "n_depth": 0, "avg_ts": 289.1, '
+        '[{"model_type": "llama 1B Q4_0", "n_batch": 2048, "n_ubatch": 512, '
+        '"n_threads": 8, "type_k": "f16", "type_v": '
+        '"f16", "n_gpu_layers": -1, "flash_attn": 0, "n_prompt": 0, "n_gen": 128, '
+        '"n_depth": 0, "avg_ts": 289.1, '
         '"stddev_ts": 2.5}]\n',
         (decode(289.1, STEPS, 0, 1),),
     ),
     Sample(
         "llama-bench csv",
-        "build_commit,backends,model_type,n_threads,n_gpu_layers,n_prompt,n_gen,n_depth,avg_ts,stddev_ts\n"
+        "build_commit,backends,model_type,n_threads,n_gpu_layers,n_prompt,n_gen,n_depth"
+        ",avg_ts,stddev_ts\n"
         '"0c1e570","CPU","llama 1B Q4_0","8","-1","0","128","64","289.1","2.5"\n',
         (decode(289.1, STEPS, 64, 1),),
     ),
     Sample("two builds", COMPARED, (prefill(1216.05, 32768, 1), prefill(1301.22, 32768, 1))),
     Sample(
         "batched",
-        "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |\n"
-        "|  4096 |     32 |    1 |   4128 |    0.907 |  4513.91 |    0.407 |    78.54 |    1.315 |  3139.56 |\n"
-        "|   128 |     32 |    4 |    640 |    0.512 |  1000.00 |    0.623 |   205.46 |    1.135 |   563.88 |\n",
+        "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s "
+        "|      T s |    S t/s |\n"
+        "|  4096 |     32 |    1 |   4128 |    0.907 |  4513.91 |    0.407 |    78.54 "
+        "|    1.315 |  3139.56 |\n"
+        "|   128 |     32 |    4 |    640 |    0.512 |  1000.00 |    0.623 |   205.46 "
+        "|    1.135 |   563.88 |\n",
         (
             decode(78.54, STEPS, 4096, 1),
             prefill(4513.91, 0, 1),
