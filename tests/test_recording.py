@@ -19,20 +19,10 @@ from lab.app import kinds
 from lab.core import results
 from lab.core.lines import parse_line, to_json
 from lab.core.request import Endpoint
-from lab.features.recording import figures, sentences
+from lab.features.recording import breaks, figures, sentences
 from lab.features.recording.causes import ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Conversations, Prompt
-from lab.features.recording.differences import (
-    CHANGED,
-    CONTEXT_FULL,
-    EVICTED,
-    INSERTED,
-    OTHER_CONVERSATION,
-    REMOVED,
-    REORDERED,
-    SHORTENED,
-    difference,
-)
+from lab.features.recording.differences import difference
 from lab.features.recording.lines import Cause, RecordedCall
 from lab.features.recording.prompts import Blocks, blocks_of
 from lab.features.recording.proxy import HUNG_UP, PassedCall, Proxy
@@ -94,10 +84,10 @@ def inserted(before: Messages, index: int) -> None:
 @pytest.mark.parametrize(
     ("plant", "kind", "character"),
     [
-        (changed, CHANGED, 9),
-        (shortened, SHORTENED, 9),
-        (removed, REMOVED, 0),
-        (inserted, INSERTED, 0),
+        (changed, breaks.CHANGED, 9),
+        (shortened, breaks.SHORTENED, 9),
+        (removed, breaks.REMOVED, 0),
+        (inserted, breaks.INSERTED, 0),
     ],
 )
 def test_a_planted_difference_is_named(
@@ -112,6 +102,16 @@ def test_a_planted_difference_is_named(
     assert result.character == character
 
 
+def test_a_removed_answer_that_the_next_one_repeats_is_not_reordered() -> None:
+    answer = {"role": "assistant", "content": "It fails, as it should. Go on."}
+    last = {"role": "user", "content": TEXTS[5]}
+    newest = {"role": "user", "content": "What now?"}
+    before = [*messages()[:4], answer, last]
+    result = difference(chat(before), chat([*messages()[:4], last, answer, newest]))
+    assert result is not None
+    assert (result.kind, result.block.index) == (breaks.REMOVED, 4)
+
+
 def test_a_prompt_that_only_grows_differs_nowhere() -> None:
     assert difference(chat(messages()), chat(with_next(messages()))) is None
     assert difference(chat(messages()), chat(messages())) is None
@@ -122,7 +122,8 @@ def test_tools_in_another_order_are_named_by_the_first_that_moved() -> None:
         chat(messages()), chat(with_next(messages()), [TOOLS[0], TOOLS[2], TOOLS[1]])
     )
     assert result is not None
-    assert (result.kind, result.block.kind, result.block.index) == (REORDERED, "tool", 1)
+    assert result.kind == breaks.REORDERED
+    assert (result.block.kind, result.block.index) == ("tool", 1)
     assert result.character == json.dumps(TOOLS[1]).index("list_folder")
 
 
@@ -180,9 +181,9 @@ OTHER = Prompt(2, chat([{"role": "user", "content": "Something else."}]))
 @pytest.mark.parametrize(
     ("state", "kind"),
     [
-        (ServerState(), EVICTED),
-        (ServerState(latest_other=OTHER, other_number=2), OTHER_CONVERSATION),
-        (ServerState(n_ctx=110), CONTEXT_FULL),
+        (ServerState(), breaks.EVICTED),
+        (ServerState(latest_other=OTHER, other_number=2), breaks.OTHER_CONVERSATION),
+        (ServerState(n_ctx=110), breaks.CONTEXT_FULL),
     ],
 )
 def test_a_cache_that_the_server_lost_is_told_from_a_changed_prompt(
@@ -214,7 +215,7 @@ def test_what_the_template_leaves_out_is_not_the_clients_doing() -> None:
     n_cached = before.index("First I think")
     finding = find_cause(prompt, n_cached, history, ServerState(), len)
     assert finding.cause is not None
-    assert (finding.cause.by, finding.cause.kind) == ("template", REMOVED)
+    assert (finding.cause.by, finding.cause.kind) == ("template", breaks.REMOVED)
     assert (finding.cause.index, finding.cause.text_field) == (2, "reasoning")
 
 
@@ -244,7 +245,7 @@ def recorded(
 
 
 CLOCK = Cause(
-    kind=CHANGED,
+    kind=breaks.CHANGED,
     by="client",
     part="message",
     index=0,
@@ -312,10 +313,10 @@ def test_lines_are_read_back_and_wrong_ones_refused() -> None:
 
 
 def test_every_cause_has_a_sentence() -> None:
-    for kind in (CHANGED, INSERTED, REORDERED, SHORTENED, REMOVED, CONTEXT_FULL):
+    for kind in breaks.IN_PROMPT:
         call = recorded(2, 10, 0, 1.0, cause=dataclasses.replace(CLOCK, kind=kind))
         assert "message 1 (system)" in sentences.where([call]).lower()
-    for kind in (OTHER_CONVERSATION, CONTEXT_FULL, EVICTED):
+    for kind in breaks.IN_SERVER:
         cause = Cause(kind=kind, by="server", conversation=2)
         assert sentences.where([recorded(2, 10, 0, 1.0, cause=cause)]).endswith(".")
         assert sentences.label(cause)

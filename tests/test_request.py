@@ -9,7 +9,7 @@ import pytest
 
 from lab.core import request_times as times, results
 from lab.core.lines import parse_line, to_json
-from lab.core.record import OK
+from lab.core.record import OK, Noise, NoiseReading, NoiseSamples
 from lab.core.request import (
     CHAT,
     DONE,
@@ -76,6 +76,13 @@ def make_request_record(request: Request | None = None) -> RequestRecord:
         model="tiny",
         request=request or make_request(),
     )
+
+
+def noise_of(others_ms: int) -> Noise:
+    """Two seconds in which other programs took this much of each half."""
+    at_ms = (500, 1000, 1500, 2000)
+    samples = NoiseSamples(at_ms, (others_ms,) * 4, (0,) * 4)
+    return Noise(NoiseReading(), NoiseReading(), samples)
 
 
 def test_times_of_planted_events() -> None:

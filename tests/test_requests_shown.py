@@ -10,7 +10,7 @@ import pytest
 import lab
 from lab.app import kinds
 from lab.core import results
-from lab.core.record import FAILED, Noise, NoiseReading, NoiseSamples, Record
+from lab.core.record import FAILED, Record
 from lab.core.request import (
     REASONING,
     STALLED,
@@ -25,7 +25,7 @@ from lab.errors import LabError
 from lab.show import comparison, console, table, text_comparison, text_requests
 from lab.show.comparison import SLOWER
 from tests.conftest import make_record, make_run, run_lab
-from tests.test_request import make_request, make_request_record
+from tests.test_request import make_request, make_request_record, noise_of
 
 MS = 1_000_000
 
@@ -399,13 +399,6 @@ def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
     assert "Which is faster: tiny Q4_0, Test CPU, 4 cores or tiny, llama-server" in text
     assert "In process, TTFT is prefill plus sampling one token." in text
     assert text.count("<svg") == 2  # one picture of TTFT, one of decode
-
-
-def noise_of(others_ms: int) -> Noise:
-    """Two seconds in which other programs took this much of each half."""
-    at_ms = (500, 1000, 1500, 2000)
-    samples = NoiseSamples(at_ms, (others_ms,) * 4, (0,) * 4)
-    return Noise(NoiseReading(), NoiseReading(), samples)
 
 
 def test_a_request_on_a_busy_machine_is_marked() -> None:

@@ -51,7 +51,7 @@ from tests.conftest import (
     steps_of,
 )
 from tests.null_server import NullSettings, null_server
-from tests.test_request import make_request, make_request_record
+from tests.test_request import make_request, make_request_record, noise_of
 
 UNBROKEN = Conversation(
     20,
@@ -657,6 +657,7 @@ def test_a_conversation_is_sent_turn_by_turn_and_two_turns_again_without_a_cache
 
         records = list(send_turns(conversation, server, text, path, lambda status: None))
 
+    assert all(record.noise is not None for record in records)  # the server is on this machine
     assert list(map(number_of, records)) == [1, 2, 3, 4, 3, 4]
     assert list(map(is_cold, records)) == [False, False, False, False, True, True]
     assert list(results.read([path]).requests) == records
@@ -684,6 +685,25 @@ def test_a_served_conversation_is_shown(tmp_path: Path) -> None:
     assert [row["turn"] for row in table] == [1, 2, 3]
     assert page_code == 0, page_err
     assert "3 turns take" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("n_busy", "expected"),
+    [(1, "3 turns take"), (2, "No conclusions: 2 of 3 requests were disturbed.")],
+)
+def test_turns_on_a_busy_machine_are_marked(n_busy: int, expected: str) -> None:
+    records = []
+    for number, record in enumerate(SERVED[:3]):
+        others_ms = 400 if number < n_busy else 10
+        records.append(dataclasses.replace(record, noise=noise_of(others_ms)))
+
+    (chapter,) = kinds.sections(records)
+    (part,) = chapter.parts
+
+    assert part.title.endswith(f"(! {n_busy} of 3 requests disturbed)")
+    assert part.answer.startswith(expected)
+    (warning,) = part.warnings
+    assert warning == f"Other processes used 0.8 cores during {n_busy} of 3 requests."
 
 
 @pytest.mark.parametrize(

@@ -31,17 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lab.features.recording import figures
-from lab.features.recording.differences import (
-    CHANGED,
-    CONTEXT_FULL,
-    EVICTED,
-    INSERTED,
-    OTHER_CONVERSATION,
-    REMOVED,
-    REORDERED,
-    SHORTENED,
-)
+from lab.features.recording import breaks, figures
 from lab.features.recording.lines import RecordedCall
 from lab.features.recording.proxy import Proxy
 from lab.features.recording.recorder import CallRecorder, RecordingSetup
@@ -72,8 +62,7 @@ WORDS = (
     ),
     *("knife", "lathe", "mallet", "nail", "oil", "pliers", "quench", "rasp", "saw", "tongs"),
 )
-IN_MESSAGES = (CHANGED, INSERTED, REORDERED, SHORTENED, REMOVED, CONTEXT_FULL)
-IN_SERVER = (OTHER_CONVERSATION, EVICTED)
+MENDED_KINDS = (breaks.CHANGED, breaks.REORDERED, breaks.INSERTED)
 LEAST_NAMED = 0.99
 MOST_OFF = 0.1
 MOST_FIRST_MS = 1.0
@@ -160,17 +149,17 @@ def mutate(agent: Agent, kind: str, index: int) -> Truth:
     text = message["content"]
     n_kept = agent.draw.randrange(2, max(3, len(text) // 2))
     new_letter = "#" if text[n_kept : n_kept + 1] != "#" else "@"
-    if kind == CHANGED:
+    if kind == breaks.CHANGED:
         message["content"] = f"{text[:n_kept]}{new_letter}{text[n_kept + 1 :]}"
         return Truth(kind, index, n_kept)
-    if kind == SHORTENED:
+    if kind == breaks.SHORTENED:
         message["content"] = f"{text[:n_kept]}{new_letter}"
         return Truth(kind, index, n_kept)
-    if kind == INSERTED:
+    if kind == breaks.INSERTED:
         reminder = {"role": message["role"], "content": f"# Reminder: {agent.text(1)}"}
         agent.messages.insert(index, reminder)
         return Truth(kind, index, 0)
-    if kind == REORDERED:
+    if kind == breaks.REORDERED:
         first, second, *more = text.split("\n")
         message["content"] = "\n".join([second, first, *more])
         n_same = 0
@@ -190,33 +179,36 @@ def positions(agent: Agent, kind: str) -> list[int]:
             lines[0].startswith(lines[1]) or lines[1].startswith(lines[0])
         )
         is_long = len(message["content"]) > 40
-        if is_long and (can_reorder or kind != REORDERED):
+        if is_long and (can_reorder or kind != breaks.REORDERED):
             candidates.append(index)
     return candidates
 
 
 def plant(agent: Agent, kind: str, server: RealServer, n_planted: int) -> None:
     """Do something that breaks the cache of the agent's next call, and note what."""
-    if kind == EVICTED:
+    if kind == breaks.EVICTED:
         stranger = Agent(server.url, agent.draw)
         stranger.begin()
         stranger.call(server.url)  # past the recorder
         agent.truths[agent.n_calls + 1] = Truth(kind)
         return
-    if kind == OTHER_CONVERSATION:
+    if kind == breaks.OTHER_CONVERSATION:
         stranger = Agent(agent.url, agent.draw)
         stranger.begin()
         stranger.call()
         agent.n_calls += 1
         agent.truths[agent.n_calls + 1] = Truth(kind)
         return
-    if kind == CONTEXT_FULL:
+    if kind == breaks.CONTEXT_FULL:
         agent.messages.append({"role": "user", "content": agent.text(400)})
         agent.call()  # is refused
         agent.messages.pop()
     candidates = positions(agent, kind)
     index = candidates[n_planted % len(candidates)]
-    truth = mutate(agent, REMOVED if kind == CONTEXT_FULL else kind, index)
+    if kind == breaks.CONTEXT_FULL:
+        truth = mutate(agent, breaks.REMOVED, index)
+    else:
+        truth = mutate(agent, kind, index)
     agent.truths[agent.n_calls + 1] = Truth(kind, truth.index, truth.character)
 
 
@@ -318,7 +310,6 @@ def named() -> bool:
     n_all = 0
     n_alarms = 0
     by_kind: Counter[tuple[str, bool]] = Counter()
-    every_kind = (*IN_MESSAGES, *IN_SERVER)
     with real_server() as server:
         number = 0
         while n_all < N_PLANTED:
@@ -326,7 +317,9 @@ def named() -> bool:
             offset = number
 
             def kind_at(turn: int, offset: int = offset) -> str | None:
-                return every_kind[(turn + offset) % len(every_kind)] if turn > 2 else None
+                if turn <= 2:
+                    return None
+                return breaks.KINDS[(turn + offset) % len(breaks.KINDS)]
 
             calls, agent = session(server, kind_at, draw, number * N_TURNS)
             for call in calls:
@@ -342,7 +335,7 @@ def named() -> bool:
                     print(f"session {number}, call {call.call}: {truth} named {call.cause}")
             number += 1
             print(f"{n_right} of {n_all} after {number} sessions", file=sys.stderr, flush=True)
-    for kind in every_kind:
+    for kind in breaks.KINDS:
         n_of_kind = by_kind[kind, True] + by_kind[kind, False]
         print(f"{kind:20} {by_kind[kind, True]} of {n_of_kind}")
     print(f"named exactly: {n_right} of {n_all} in {number} sessions; {n_alarms} false alarms")
@@ -371,7 +364,7 @@ def mended() -> bool:
     errors = []
     with real_server() as server:
         for number in range(N_MENDED):
-            kind = (CHANGED, REORDERED, INSERTED)[number % 3]
+            kind = MENDED_KINDS[number % len(MENDED_KINDS)]
             every = 2 + number % 2
 
             def kind_at(turn: int, kind: str = kind, every: int = every) -> str | None:

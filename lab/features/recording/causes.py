@@ -12,14 +12,9 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lab.features.recording import breaks
 from lab.features.recording.conversations import CallHistory, Prompt
 from lab.features.recording.differences import (
-    CHANGED,
-    CONTEXT_FULL,
-    EVICTED,
-    OTHER_CONVERSATION,
-    REMOVED,
-    SHORTENED,
     Difference,
     common_prefix,
     difference,
@@ -118,8 +113,8 @@ def shared_tokens(best: Prompt, prompt: Prompt) -> int | None:
 
 def client_cause(differs: Difference, state: ServerState) -> Cause:
     """A difference that the client made, perhaps because the context was full."""
-    is_cut = differs.kind in (REMOVED, SHORTENED, CHANGED)
-    kind = CONTEXT_FULL if state.was_refused and is_cut else differs.kind
+    is_cut = differs.kind in (breaks.REMOVED, breaks.SHORTENED, breaks.CHANGED)
+    kind = breaks.CONTEXT_FULL if state.was_refused and is_cut else differs.kind
     cause = cause_at(differs.block, differs.character, kind, CLIENT)
     return dataclasses.replace(cause, what=differs.what, excerpt=differs.excerpt)
 
@@ -141,11 +136,13 @@ def lost_in_server(best: Prompt, history: CallHistory, state: ServerState) -> Ca
     n_held = (best.n_prompt or 0) + (best.n_gen or 0)
     is_full = state.n_ctx is not None and n_held + 1 >= state.n_ctx
     if is_full or state.was_refused:
-        return Cause(kind=CONTEXT_FULL, by=SERVER)
+        return Cause(kind=breaks.CONTEXT_FULL, by=SERVER)
     intruder = state.latest_other
     if intruder is not None and intruder.call > history.latest.call:
-        return Cause(kind=OTHER_CONVERSATION, by=SERVER, conversation=state.other_number)
-    return Cause(kind=EVICTED, by=SERVER)
+        return Cause(
+            kind=breaks.OTHER_CONVERSATION, by=SERVER, conversation=state.other_number
+        )
+    return Cause(kind=breaks.EVICTED, by=SERVER)
 
 
 def template_cause(best: Prompt, prompt: Prompt) -> Cause | None:
@@ -159,8 +156,9 @@ def template_cause(best: Prompt, prompt: Prompt) -> Cause | None:
         if end > position or (is_left_out and block.text.strip()[:PROBE] in before):
             start = end - len(block.text.strip())
             character = 0 if is_left_out else max(0, position - start)
-            return cause_at(block, character, REMOVED if is_left_out else CHANGED, TEMPLATE)
-    return Cause(kind=CHANGED, by=TEMPLATE)
+            kind = breaks.REMOVED if is_left_out else breaks.CHANGED
+            return cause_at(block, character, kind, TEMPLATE)
+    return Cause(kind=breaks.CHANGED, by=TEMPLATE)
 
 
 def end_of_block(rendered: str, blocks: Blocks, index: int) -> int:

@@ -9,27 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.features.recording.prompts import Block, Blocks
-
-CHANGED = "changed"
-INSERTED = "inserted before"
-REORDERED = "reordered"
-SHORTENED = "shortened"
-REMOVED = "removed"
-OTHER_CONVERSATION = "other conversation"
-CONTEXT_FULL = "context full"
-EVICTED = "evicted"
-KINDS = (
-    CHANGED,
-    INSERTED,
-    REORDERED,
-    SHORTENED,
-    REMOVED,
-    OTHER_CONVERSATION,
-    CONTEXT_FULL,
-    EVICTED,
-)
-"""What breaks a cache. The last three happen in the server, with a prompt that only grew."""
+from lab.features.recording import breaks
+from lab.features.recording.prompts import ASSISTANT, Block, Blocks
 
 LEAST_CUT = 8  # characters by which a shortened text is shorter
 AROUND = 12  # characters that are shown around a change
@@ -78,7 +59,7 @@ def common_suffix(first: str, second: str) -> int:
     return common_prefix(first[::-1], second[::-1])
 
 
-def n_same_blocks(earlier: Blocks, blocks: Blocks) -> int:
+def n_same_blocks(earlier: Sequence[Block], blocks: Sequence[Block]) -> int:
     """How many blocks two prompts share at their beginnings."""
     n_same = 0
     for before, block in zip(earlier, blocks, strict=False):
@@ -110,14 +91,14 @@ def difference(earlier: Blocks, blocks: Blocks) -> Difference | None:
     kind, shown_block = kind_of_blocks(earlier[n_same:], blocks[n_same:])
     is_same_part = block.corresponds_to(before)
     character = common_prefix(before.text, block.text) if is_same_part else 0
-    is_within = kind in (CHANGED, SHORTENED, REORDERED) and is_same_part
+    is_within = kind in (breaks.CHANGED, breaks.SHORTENED, breaks.REORDERED) and is_same_part
     return Difference(
         kind=kind,
         block=shown_block,
         character=character,
         n_same=n_same,
         n_aligned=n_same + n_aligned(earlier[n_same:], blocks[n_same:]),
-        what=what_changed(before.text, block.text) if kind == CHANGED else "",
+        what=what_changed(before.text, block.text) if kind == breaks.CHANGED else "",
         excerpt=excerpt(before.text, block.text) if is_within else start_of(shown_block.text),
     )
 
@@ -159,23 +140,43 @@ def kind_of_blocks(earlier: Sequence[Block], blocks: Sequence[Block]) -> tuple[s
     n_new = Counter(block.identity for block in blocks[:n_before_tail])
     before = earlier[0]
     block = blocks[0]
+    if is_cut_at_front(earlier, blocks):
+        return breaks.REMOVED, before
     is_kept = n_new[before.identity] >= n_old[before.identity]
     is_known = n_old[block.identity] >= n_new[block.identity]
     if is_kept and is_known:
-        return REORDERED, block
+        return breaks.REORDERED, block
     tag, start, end, new_start, new_end = next(
         code for code in matcher(earlier, blocks).get_opcodes() if code[0] != "equal"
     )
     if tag == "insert" or (is_kept and not is_known):
-        return INSERTED, block
+        return breaks.INSERTED, block
     if tag == "delete":
-        return REMOVED, before
+        return breaks.REMOVED, before
     is_one_for_one = end - start == new_end - new_start
     if block.corresponds_to(before) and (is_one_for_one or similar(before.text, block.text)):
         return kind_of_texts(before.text, block.text), block
     if is_known or end - start > new_end - new_start or not block.corresponds_to(before):
-        return REMOVED, before
-    return CHANGED, block
+        return breaks.REMOVED, before
+    return breaks.CHANGED, block
+
+
+def is_cut_at_front(earlier: Sequence[Block], blocks: Sequence[Block]) -> bool:
+    """Whether blocks were removed from the front of `earlier`, and an answer was appended.
+
+    The answer may repeat a text that was removed, which would look like another order.
+    """
+    for n_removed in range(1, len(earlier)):
+        n_left = len(earlier) - n_removed
+        if n_same_blocks(earlier[n_removed:], blocks) == n_left:
+            return is_answered(blocks[n_left:])
+    return False
+
+
+def is_answered(tail: Sequence[Block]) -> bool:
+    """Whether blocks begin with an answer of the model, and go on with something else."""
+    later = [block for block in tail if block.index != tail[0].index]
+    return bool(later) and tail[0].role == ASSISTANT and later[0].role != ASSISTANT
 
 
 def similar(first: str, second: str) -> bool:
@@ -188,11 +189,11 @@ def similar(first: str, second: str) -> bool:
 def kind_of_texts(before: str, text: str) -> str:
     """How two texts differ: the same parts in another order, a part cut out, or another change."""
     if in_order(before) == in_order(text):
-        return REORDERED
+        return breaks.REORDERED
     cut, put = changed_parts(before, text)
     if len(cut) - len(put) >= max(LEAST_CUT, len(cut) / 2):
-        return SHORTENED
-    return CHANGED
+        return breaks.SHORTENED
+    return breaks.CHANGED
 
 
 def in_order(text: str) -> list[str]:

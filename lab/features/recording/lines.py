@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from lab.core.lines import KEPT_AS_SENT
 from lab.core.record import SCHEMA, Machine
 from lab.core.request import Endpoint
-from lab.features.recording.differences import KINDS
+from lab.features.recording import breaks
 
 CLIENT = "client"
 TEMPLATE = "template"
@@ -34,7 +34,7 @@ class Cause:
     excerpt: str = ""  # kept only with the prompts
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.by not in CAUSED_BY:
+        if self.kind not in breaks.KINDS or self.by not in CAUSED_BY:
             raise ValueError("a recorded cause is of a kind that this version does not know")
 
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.core.lists import join_and, plural
-from lab.features.recording.differences import (
-    CHANGED,
-    CONTEXT_FULL,
-    EVICTED,
-    INSERTED,
-    OTHER_CONVERSATION,
-    REMOVED,
-    REORDERED,
-    SHORTENED,
-)
+from lab.features.recording import breaks
 from lab.features.recording.figures import Mend
 from lab.features.recording.lines import SERVER, TEMPLATE, Cause, RecordedCall
 from lab.features.recording.prompts import CONTENT, MESSAGE
@@ -22,28 +13,29 @@ from lab.show.wording import digits, seconds
 
 MOST_CALLS = 8  # that a sentence names
 MENDS = {
-    CHANGED: "Keep {place} as it was, and put what changes behind the last message",
-    INSERTED: "Append what is inserted before {place} behind the last message",
-    REORDERED: "Keep the order in which {place} was first sent",
-    SHORTENED: "Leave {place} whole",
-    REMOVED: "Keep {place}",
-    OTHER_CONVERSATION: "Give each conversation a slot of its own (llama-server --parallel)",
-    CONTEXT_FULL: "Use a longer context (llama-server --ctx-size)",
-    EVICTED: "Have the server keep its cache between calls (llama-server --cache-ram)",
+    breaks.CHANGED: "Keep {place} as it was, and put what changes behind the last message",
+    breaks.INSERTED: "Append what is inserted before {place} behind the last message",
+    breaks.REORDERED: "Keep the order in which {place} was first sent",
+    breaks.SHORTENED: "Leave {place} whole",
+    breaks.REMOVED: "Keep {place}",
+    breaks.OTHER_CONVERSATION: "Give each conversation a slot of its own "
+    "(llama-server --parallel)",
+    breaks.CONTEXT_FULL: "Use a longer context (llama-server --ctx-size)",
+    breaks.EVICTED: "Have the server keep its cache between calls (llama-server --cache-ram)",
 }
 TEMPLATE_MEND = "Use a chat template that writes earlier messages again as they were"
 LOST = {
-    OTHER_CONVERSATION: "conversation {conversation} used the slot",
-    CONTEXT_FULL: "the context was full",
-    EVICTED: "the same prompt, but the server had lost its cache",
+    breaks.OTHER_CONVERSATION: "conversation {conversation} used the slot",
+    breaks.CONTEXT_FULL: "the context was full",
+    breaks.EVICTED: "the same prompt, but the server had lost its cache",
 }
 HAPPENED = {
-    CHANGED: "{place} changed",
-    INSERTED: "something was inserted before {place}",
-    REORDERED: "{place} came in another order",
-    SHORTENED: "{place} was shortened",
-    REMOVED: "{place} was removed",
-    CONTEXT_FULL: "the context was full, and {place} was cut",
+    breaks.CHANGED: "{place} changed",
+    breaks.INSERTED: "something was inserted before {place}",
+    breaks.REORDERED: "{place} came in another order",
+    breaks.SHORTENED: "{place} was shortened",
+    breaks.REMOVED: "{place} was removed",
+    breaks.CONTEXT_FULL: "the context was full, and {place} was cut",
 }
 
 
@@ -68,7 +60,7 @@ def label(cause: Cause | None) -> str:
         return reason.format(conversation=cause.conversation)
     place = place_of(cause)
     by = " by the template" if cause.by == TEMPLATE else ""
-    if cause.kind == CHANGED and cause.excerpt and not by:
+    if cause.kind == breaks.CHANGED and cause.excerpt and not by:
         return f"{place}: {cause.excerpt}"
     what = f", {cause.what}" if cause.what else ""
     return f"{place}: {cause.kind}{by}{what}"
@@ -126,7 +118,7 @@ def where(affected: Sequence[RecordedCall]) -> str:
     characters = {item.character for item in causes}
     each = "Each time " if len(causes) > 1 else ""
     what = f": {cause.what}" if cause.what else ""
-    is_within = cause.kind in (CHANGED, REORDERED, SHORTENED)
+    is_within = cause.kind in (breaks.CHANGED, breaks.REORDERED, breaks.SHORTENED)
     if len(characters) > 1 or cause.character is None or not is_within:
         sentence = f"{each}{event}{what}."
     else:

@@ -18,9 +18,10 @@ from lab.app import experiment
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import cell
 from lab.app.options import MODEL, PROMPT, SAMPLING
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord, short_name
+from lab.core.shown import MARK
 from lab.features.turns.conversation import NAME
 from lab.features.turns.figures import finished, rows
 from lab.features.turns.picture import draw
@@ -29,6 +30,7 @@ from lab.features.turns.sentences import conclude, sentences
 from lab.features.turns.server_figures import served
 from lab.features.turns.through_server import converse
 from lab.models import catalog
+from lab.runner import disturbances
 from lab.runner.progress import ShowStatus
 from lab.show.section import Context, Kind, Section
 from lab.show.wording import UNKNOWN
@@ -168,27 +170,37 @@ def served_sections(records: Sequence[RequestRecord], context: Context) -> list[
     for session in grouped(records, lambda record: record.session).values():
         table = served(session)
         if not table.empty:
-            parts.append(served_section(session[0], finished(table), context))
+            parts.append(served_section(session, finished(table), context))
     if not parts:
         return []
     chapter = "Conversations through a server"
     return [Section(chapter, name=NAME, question=TABLE.question, parts=parts)]
 
 
-def served_section(record: RequestRecord, turns: Sequence[Any], context: Context) -> Section:
-    """The turns of a session; `record` is one of its requests."""
-    server = record.endpoint.server or "its server"
-    settings = record.endpoint.settings
-    n_slots = settings.n_slots if settings else None
+def served_section(
+    records: Sequence[RequestRecord], turns: Sequence[Any], context: Context
+) -> Section:
+    """The turns of a session, marked and without conclusions if its requests were disturbed."""
+    endpoint = records[0].endpoint
+    server = endpoint.server or "its server"
+    n_slots = endpoint.settings.n_slots if endpoint.settings else None
+    label = f"{short_name(records[0].model)} through {server}"
+    conclusions = [*sentences(turns, n_slots), FORMULA]
+    disturbed = list(filter(disturbances.of_request, records))
+    if disturbed:
+        share = f"{len(disturbed)} of {plural(len(records), 'request')}"
+        label = f"{label} ({MARK} {share} disturbed)"
+        if 2 * len(disturbed) >= len(records):
+            conclusions = [f"No conclusions: {share} were disturbed. Measure again."]
     kind = dataclasses.replace(
         TABLE,
         title=SERVED_TITLE,
         is_by_ceilings=False,
         rows=lambda records, prediction: turns,
-        conclude=lambda rows, records: [*sentences(rows, n_slots), FORMULA],
+        conclude=lambda rows, records: conclusions,
     )
-    label = f"{short_name(record.model)} through {server}"
-    return experiment.section(kind, label, (), None, context.is_page)
+    section = experiment.section(kind, label, (), None, context.is_page)
+    return dataclasses.replace(section, warnings=disturbances.request_sentences(records))
 
 
 def is_served(line: Any) -> bool:

@@ -30,6 +30,7 @@ from lab.features.turns.replaying import RecordedTurns, prepared
 from lab.features.turns.server_figures import TurnPlace
 from lab.remote import formats
 from lab.remote.servers import TOKENIZE, Server, prompt_text
+from lab.remote.watching import RequestWatch, server_pids
 from lab.runner.progress import ShowStatus, Status
 
 TOKENS_PER_WORD = 1.3  # of a server that cannot count tokens
@@ -47,6 +48,7 @@ class Sender:
     conversation: Conversation
     server: Server
     path: Path
+    pids: Sequence[int] = ()  # of the server, if it is on this machine
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -80,12 +82,19 @@ class Sender:
         )
         request = formats.ask_of_fields(self.server.model, body, asked, self.options)
         api = CHAT if "messages" in body else COMPLETIONS
-        reply = self.server.client.send(request, api)
-        return self.server.record(self.path.stem, reply.request), reply.text
+        watch = RequestWatch(self.pids, lambda: None)
+        reply = self.server.client.send(request, api, watch=watch.look)
+        record = self.server.record(self.path.stem, reply.request, watch.finish())
+        return record, reply.text
 
     def keep(self, record: RequestRecord) -> RequestRecord:
         results.save(self.path, record)
         return record
+
+
+def sender_of(conversation: Conversation, server: Server, path: Path) -> Sender:
+    """A sender that watches this machine during each request, if the server is on it."""
+    return Sender(conversation, server, path, server_pids(server.client.access))
 
 
 def execute(
@@ -98,19 +107,12 @@ def execute(
     differ in each session, so that the first turn finds no cache. A second conversation, which
     breaks the cache, is sent and not recorded.
     """
-    sender = Sender(conversation, server, path)
+    sender = sender_of(conversation, server, path)
     source = PART.findall(text)
-    lengths = lengths_in_words(conversation, server, source)
-    first_part = 0 if lengths[0] else 1  # the system prompt, or the first message
     nonces = [nonce_words() for _ in range(3)]
-    lengths[first_part] += len(nonces[0])
-    in_words = dataclasses.replace(
-        conversation,
-        system=lengths[0],
-        messages=at_least_one(lengths[1::2]),
-        answers=at_least_one(lengths[2::2]),
-    )
-    transcript = Transcript(in_words, lambda n: repeated(nonces[0], source, n))
+    first_part = first_text(conversation)
+    lengths = in_words(conversation, server, source, len(nonces[0]))
+    transcript = Transcript(lengths, lambda n: repeated(nonces[0], source, n))
     events = parse_breaks(conversation.breaks, conversation.n_turns)
     cold: list[tuple[int, list[Words]]] = []  # turns to send again without a cache
     for number, n_gen in enumerate(conversation.answers, 1):
@@ -146,7 +148,7 @@ def replay(
     The recorded answers stay in later requests, whatever the server answers now.
     """
     conversation = recorded.conversation
-    sender = Sender(conversation, server, path)
+    sender = sender_of(conversation, server, path)
     middle = conversation.n_turns // 2 + 1
     cold = {number for number in (middle, conversation.n_turns) if number > 1}
     for number, n_gen in enumerate(conversation.answers, 1):
@@ -176,6 +178,25 @@ def repeated(nonce: Words, source: Words, n: int) -> Words:
     """n words: the nonce, then `source` again and again."""
     n_times = 1 + n // len(source)
     return [*nonce, *source * n_times][:n]
+
+
+def first_text(conversation: Conversation) -> int:
+    """The part of a prompt that begins it: the system prompt, 0, or the first message, 1."""
+    return 0 if conversation.system else 1
+
+
+def in_words(
+    conversation: Conversation, server: Server, source: Words, n_nonce: int
+) -> Conversation:
+    """The conversation with lengths in words; `n_nonce` words begin its first text."""
+    lengths = lengths_in_words(conversation, server, source)
+    lengths[first_text(conversation)] += n_nonce
+    return dataclasses.replace(
+        conversation,
+        system=lengths[0],
+        messages=at_least_one(lengths[1::2]),
+        answers=at_least_one(lengths[2::2]),
+    )
 
 
 def lengths_in_words(conversation: Conversation, server: Server, source: Words) -> list[int]:
