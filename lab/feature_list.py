@@ -64,7 +64,10 @@ FEATURES: tuple[Feature, ...] = (
         help="Show what it takes until the first token can come, from the disk and from memory.",
         command="lab.features.start.command:command",
         results=("lab.features.start.command:KINDS",),
-        lines={"start": "lab.features.start.lines:StartLine"},
+        lines={
+            "start": "lab.features.start.lines:StartLine",
+            "memory": "lab.roofline.paging:MemoryLine",
+        },
     ),
     Feature(
         name="ab",

@@ -37,10 +37,12 @@ def start(
     stdout: IO[bytes] | int = subprocess.PIPE,
     stderr: IO[bytes] | int | None = subprocess.PIPE,
     env: Mapping[str, str] | None = None,
+    launcher: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """A new Python process that runs `code`, with a pipe for its stdin.
 
-    Every child of the lab starts here.
+    Every child of the lab starts here. `launcher` is a command that ends by executing the words
+    after it, such as one that enters a control group first.
     """
     # Without -P a file random.py in the current folder would replace the standard library's module.
     program = f"import sys; sys.path.append({_PACKAGE!r}); {code}"
@@ -49,7 +51,7 @@ def start(
     if os.name == "nt":
         group = {"creationflags": CREATE_NEW_PROCESS_GROUP}
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", program, *arguments],
+        [*launcher, sys.executable, "-P", "-c", program, *arguments],
         stdin=subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,

@@ -77,9 +77,13 @@ class WorkerDied(LabError):
 
 
 class Worker:
-    """The parent's end. Use it in a `with` block: leaving it ends the child."""
+    """The parent's end. Use it in a `with` block: leaving it ends the child.
 
-    def __init__(self) -> None:
+    `launcher` is a command that starts the child's Python, such as one that limits its memory.
+    """
+
+    def __init__(self, launcher: Sequence[str] = ()) -> None:
+        self.launcher = tuple(launcher)
         self.lib: str | None = None
         self.rpc: tuple[str, ...] = ()
         try:
@@ -122,6 +126,7 @@ class Worker:
                 *self.rpc,
                 stderr=stderr,
                 env=environment(self.lib),
+                launcher=self.launcher,
             )
         self._pid: int | None = None
         self._pids: queue.SimpleQueue[int] = queue.SimpleQueue()

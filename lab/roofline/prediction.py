@@ -108,6 +108,7 @@ class Prediction:
     shortage: Shortage | None = None  # then no times are shown
     needed_bytes: int = 0
     memory_bytes: float | None = None
+    room: float | None = None  # share of the file that fits; None: all, or not asked
     users: int = 1
     device: DeviceSheet | None = None
     own_rates: tuple[ComparedRate, ...] = ()  # what the user measured on the device

@@ -58,6 +58,11 @@ EXPLAINED_LENGTHS = "10,1000,10000"
         type=float,
         help="The device's memory bandwidth, such as fewer filled channels leave.",
     ),
+    click.option(
+        "--memory",
+        metavar="SIZE",
+        help="With less memory on this machine (--device here), such as 8GB.",
+    ),
     click.option("--slo", metavar="LIMITS", help="Limits to keep, such as ttft=2s,tpot=50ms."),
     *(option for option in SETTINGS if option is not DEVICE),
     click.option(
@@ -81,6 +86,7 @@ def predict(
     sequences: int,
     measured: tuple[str, ...],
     gbps: float | None,
+    memory: str | None,
     **asked: Any,
 ) -> None:
     """Predict a model's speed: which device suits it, and why.
@@ -101,6 +107,9 @@ def predict(
     device it is learned from what others published: narrow where the device or its family has
     rows, wide where nothing is known. A rate of your own narrows it: --measured
     llama-3.1-8b:Q4_0=38.
+
+    With --memory the model may be larger than this machine's memory: its file is mapped, and read
+    again for each token. How long that takes is what lab start --memory measured here.
     """
     from lab.features.predict import prediction, slo as slo_limits, tables
     from lab.roofline.prediction import HERE
@@ -122,6 +131,7 @@ def predict(
         results=results,
         measured=measured,
         gbps=gbps,
+        memory=memory,
         **asked,
     )
     if as_json:
@@ -169,6 +179,7 @@ def document(row: Prediction) -> dict[str, Any]:
         "misfit": wording.misfit(row.shortage),
         "needed_bytes": row.needed_bytes,
         "memory_bytes": row.memory_bytes,
+        "room": row.room,
         "users": row.users,
         "name": row.name,
         "about": row.about,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.core.byte_sizes import parse_size
 from lab.core.record import Model, Record
 from lab.errors import LabError
 from lab.features.predict import wording
@@ -16,6 +17,7 @@ from lab.models import catalog, devices, obtain
 from lab.models.devices import DeviceSheet
 from lab.process.worker import Worker
 from lab.roofline import conditioning, learning, prediction
+from lab.roofline.paged_prediction import limited_memory, with_limit
 from lab.roofline.prediction import HERE, PhaseTime, Prediction, PredictionEvidence
 from lab.runner import machine
 from lab.runner.cases import Plan
@@ -39,6 +41,7 @@ def predict(
     results: str | Path = "results",
     measured: Sequence[str] = (),
     gbps: float | None = None,
+    memory: str | None = None,
     **settings: Any,
 ) -> list[Prediction]:
     """Predicts the times of requests on devices: for each prompt length the fastest first.
@@ -51,12 +54,14 @@ def predict(
     devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and
     models with commas. The answers of `sequences` users are decoded together. `measured` are rates
     of your own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow its ranges. `gbps` is
-    its memory bandwidth, where it differs from the datasheet. LabError for an unknown name, and if
-    "here" lacks ceilings or runs.
+    its memory bandwidth, where it differs from the datasheet. `memory` limits that of this machine,
+    such as "8GB": the model may then not fit. LabError for an unknown name, and if "here" lacks
+    ceilings or runs.
     """
     lengths = parse_lengths(prompt_len)
     prediction.check(max(lengths), gen, sequences)
     names = names_in(device or f"all,{HERE}")
+    n_bytes = None if memory is None else limit_of(memory, names)
     rates = [conditioning.parse_rate(text) for text in measured]
     if rates or gbps is not None:
         need_one_device(names, gbps)
@@ -74,10 +79,30 @@ def predict(
         if HERE in names:
             evidence = prediction.evidence_in(Path(results))
             on_this = prediction.on_this_machine if device else ranked_here
-            rows += on_this(plan, lengths, gen, sequences, evidence)
+            rows_here = on_this(plan, lengths, gen, sequences, evidence)
+            if n_bytes is not None:
+                limit = limited_memory(n_bytes, plan, file_of(spec), Path(results))
+                rows_here = [with_limit(row, plan.settings, limit) for row in rows_here]
+            rows += rows_here
     if slo is not None:
         rows = [dataclasses.replace(row, chance=chance(row, slo)) for row in rows]
     return sorted(rows, key=lambda row: (lengths.index(row.n_prompt), *speed_order(row)))
+
+
+def limit_of(memory: str, names: Sequence[str]) -> int:
+    """The bytes that --memory allows. LabError unless it is asked for this machine alone."""
+    if list(names) != [HERE]:
+        raise LabError(
+            "--memory limits this machine, and other devices are asked for.",
+            "Add --device here.",
+        )
+    return parse_size(memory, "--memory")
+
+
+def file_of(spec: str) -> Path | None:
+    """The file of a SPEC; None if it is not on this machine."""
+    file = obtain.locate(catalog.parse(spec, or_shape=True))
+    return file.path if file else None
 
 
 def need_one_device(names: Sequence[str], gbps: float | None) -> None:

@@ -16,7 +16,7 @@ from lab.roofline.learning import Learned
 from lab.roofline.prediction import TOO_FAST, Extrapolation, Prediction, Shortage
 from lab.roofline.probes import used_types
 from lab.show.text_ceilings import doubt_sentences
-from lab.show.wording import digits
+from lab.show.wording import digits, percent
 
 
 def basis(row: Prediction) -> str:
@@ -28,6 +28,17 @@ def basis(row: Prediction) -> str:
     if row.learned is None or row.ceilings is None:
         return ""
     return " ".join([basis_here(row.learned), *doubt_sentences(row.ceilings)])
+
+
+def reads_again(row: Prediction) -> str:
+    """What the wait for the disk comes from, if the model's file does not fit."""
+    limit_gb = (row.memory_bytes or 0) / 1e9
+    return (
+        f"With {digits(limit_gb)} GB of memory {percent(row.room or 0)} of the file has room: each"
+        " token reads from the disk again, for as long as other files took here (lab start"
+        " --memory; the same kernel, and the same disk if the file is here). For prefill the wait"
+        " is assumed once for each ubatch, which was not measured."
+    )
 
 
 def narrowed_by(compared: ComparedRate) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lab.core.record import SCHEMA, Machine, Model, Settings
+from lab.roofline.paging import MOST_COLD
 
 PROCESS = "process"
 LOAD = "load"
@@ -18,9 +19,6 @@ STAGES = (PROCESS, LOAD, CONTEXT, WARM_UP, PREFILL)
 
 COLD = "cold"
 WARM = "warm"
-MOST_COLD = (
-    0.01  # share of the file's pages that may still be in the cache before a cold start
-)
 LEAST_WARM = 0.99
 
 

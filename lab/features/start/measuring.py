@@ -26,6 +26,7 @@ from lab.features.start.lines import COLD, STAGES, WARM, StartLine
 from lab.models import catalog, obtain
 from lab.process.wire import Progress
 from lab.process.worker import Worker
+from lab.roofline.paging import MemoryLine
 from lab.runner import prompts
 from lab.runner.cases import Plan, utc_now
 from lab.runner.plan import make_plan
@@ -48,7 +49,7 @@ def unseen_status(status: Status) -> None:
 class Engines:
     """How an engine is started and which clock stamps it; tests have their own."""
 
-    new_worker: Callable[[], Worker] = Worker
+    new_worker: Callable[..., Worker] = Worker
     clock_s: Callable[[], float] = time.perf_counter
 
 
@@ -66,18 +67,24 @@ def start(
     prompt_len: int = 128,
     mmap: str = "on,off",
     repeat: int = 5,
+    memory: str | None = None,
     *,
     out: str | Path = "results",
     watch: obtain.ShowTransfer = obtain.silently,
     **settings: Any,
-) -> list[StartLine]:
+) -> list[StartLine] | list[MemoryLine]:
     """Start a fresh engine from the disk and from the page cache, with and without mmap.
 
         lab.start("smollm2-135m")[0].stages
+        lab.start("llama-3.2-1b", memory="60%,80%,1GB")[0].token_s
 
-    Returns a line for each start, and writes a results file in `out`. LabError for impossible
-    values.
+    With `memory` each start has a limit, and decodes. Returns a line for each start, and writes a
+    results file in `out`. LabError for impossible values.
     """
+    if memory is not None:
+        from lab.features.start import limited
+
+        return limited.decode_limited(model, memory, repeat, mmap, Path(out), watch, settings)
     mapped = mmap_values(mmap)
     plan = make_start_plan(model, prompt_len, repeat, watch, settings)
     path = new_results_file(plan, Path(out))
@@ -99,13 +106,14 @@ def make_start_plan(
     watch: obtain.ShowTransfer,
     settings: dict[str, Any],
     engines: Engines | None = None,
+    n_gen: int = 1,
 ) -> Plan:
     """The plan of one prompt. Its engine has ended, so that nobody has the file mapped."""
     check_number("repeat", repeat, 1000)
     engines = engines or Engines()
     with engines.new_worker() as worker:
         asked = {**settings, "prompt": prompts.RANDOM}
-        plan = make_plan(worker, [prompt_len], 1, repeat, model, watch=watch, **asked)
+        plan = make_plan(worker, [prompt_len], n_gen, repeat, model, watch=watch, **asked)
     if plan.refused:
         hint = "Use a smaller model or a shorter prompt."
         raise LabError(" ".join(plan.refused.values()), hint)
