@@ -19,6 +19,7 @@ from lab.features.choose.figures import figures
 from lab.features.choose.sentences import sentences
 from lab.roofline import choosing
 from lab.roofline.choosing import Choosing
+from lab.runner import placing
 from lab.show import canvas
 from lab.show.section import Context
 from tests.conftest import MODEL, FakeWorker, make_record, make_run, run_lab
@@ -237,6 +238,8 @@ def test_the_plan_has_every_number_of_sequences(fake_worker: FakeWorker) -> None
     [
         (("1", ["--tmp 1"]), "is not understood"),
         (("1", ["--samplers foo"]), "no sampler 'foo'"),
+        (("1", ['--temp "0.8']), "is not understood"),
+        (("1", [" "]), "--chain is empty"),
         (("1", ["--top-k 0", "--top-k 0"]), "given twice"),
         (("99", []), "--sequences"),
     ],
@@ -246,6 +249,40 @@ def test_impossible_plans_are_refused(
 ) -> None:
     with pytest.raises(LabError, match=message):
         planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+
+
+def test_chains_that_do_not_fit_into_memory_are_refused(
+    fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("1,32", ["--top-k 0"], 64, 8)
+    planned = planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+    n_vocab = planned.model.n_vocab
+    assert n_vocab is not None
+    together = planned.cases[1]
+    # a list of candidates and a sorted copy, of three chains forth and back, and logits
+    kept = 32 * n_vocab * (2 * 3 * 2 * 12 + 4)
+    assert planning.chain_bytes(together.setup, n_vocab) == kept
+    fits = planned.memory(together).total_bytes + kept
+    monkeypatch.setattr(placing, "memory_for", lambda plan: fits)
+    planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+    monkeypatch.setattr(placing, "memory_for", lambda plan: fits - 1)
+    with pytest.raises(LabError, match="32 sequences, 3 chains and a vocabulary of"):
+        planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+
+
+def test_without_top_k_no_law_is_told() -> None:
+    named = [*PLAIN, NamedChain("no top-k", chain({"top_k": 0}, 1))]
+    sizes: list[Record] = []
+    for size in (32000, 262144):
+        name = f"{vocabularies.STEM}{size}"
+        sizes += [made_run(n_vocab=size, name=name, named=named, repeat=i) for i in range(2)]
+    measured = figures([made_run(named=named)], sizes)
+    assert measured is not None
+    laws = measured.chains.set_index("name").law_s
+    assert laws["no top-k"] is None or math.isnan(laws["no top-k"])
+    assert laws["default"] == pytest.approx(cost_ns("default", 49152) / 1e9, rel=0.1)
+    text = " ".join(sentences(measured))
+    assert "Without top-k a token takes 986 us to 986 us" in text
 
 
 def test_sizes_of_vocabularies() -> None:
@@ -262,6 +299,7 @@ def test_the_real_engine_measures_chains_and_vocabularies(tmp_path: Path) -> Non
         *("--gen", 4, "--repeat", 1, "--threads", 1, "--out", tmp_path, "--no-plot"),
     )
     assert code == 0, err
+    assert "1 model, 2 runs in all: about " in err
     assert "llama-server's default chain takes" in out
     assert "--top-k 0" in out
 

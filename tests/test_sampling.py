@@ -41,6 +41,7 @@ def test_nothing_asked_is_greedy_and_one_option_is_the_whole_chain() -> None:
     ("asked", "message"),
     [
         ({"samplers": "top_k;foo"}, "no sampler 'foo'"),
+        ({"samplers": ";"}, "names no sampler"),
         ({"temp": -0.1}, "--temp -0.1"),
         ({"top_p": 1.5}, "--top-p 1.5"),
         ({"top_k": 2.5}, "--top-k 2.5"),

@@ -190,10 +190,12 @@ def _range_in_words(option: SamplerOption) -> str:
 
 
 def sampler_names(asked: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The samplers of a list. LabError for a name that llama.cpp does not have."""
+    """The samplers of a list. LabError for none, and for a name that llama.cpp does not have."""
     names = asked
     if isinstance(asked, str):
-        names = tuple(asked.replace(",", ";").split(";"))
+        names = tuple(filter(str.strip, asked.replace(",", ";").split(";")))
+    if not names:
+        raise LabError("--samplers names no sampler.", f"Use some of {'; '.join(NAMES)}.")
     samplers: list[str] = []
     for text in names:
         name = text.strip().replace("-", "_")

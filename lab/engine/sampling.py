@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from lab.core.record import COPY, FORGET
@@ -96,7 +97,11 @@ class Chain:
     """The samplers of one answer, which llama.cpp keeps until `free`."""
 
     def __init__(
-        self, context: LlamaContext, sampling: Sampling, prompt: Sequence[int]
+        self,
+        context: LlamaContext,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        candidates: Candidates,
     ) -> None:
         began = time.perf_counter_ns()
         self._lib = llama_cpp()
@@ -112,9 +117,7 @@ class Chain:
                 raise LabError(f"llama.cpp does not accept the grammar: {reason}")
             if sampling.grammar_first:
                 self._put_grammar_first()
-        self._candidates = None
-        if self._grammar:
-            self._candidates = Candidates(context.loaded.n_vocab)
+        self._candidates = candidates
         self.built_ns = time.perf_counter_ns() - began
 
     def _put_grammar_first(self) -> None:
@@ -126,14 +129,13 @@ class Chain:
 
     def choose(self, row: int, logits: Logits) -> int:
         """The token that the chain chooses from a row of the last step's logits."""
-        if self._candidates is None:
+        if self._grammar is None:
             return int(self._lib.llama_sampler_sample(self.pointer, self._context, row))
         return self._choose_and_check(logits.row(row))
 
     def _choose_and_check(self, logits: Any) -> int:
         lib = self._lib
         candidates = self._candidates
-        assert candidates is not None
         candidates.fill(logits)
         token = candidates.chosen_by(self.pointer)
         if not self._fits(token):
@@ -161,7 +163,7 @@ class Chain:
 
 
 class Candidates:
-    """Every token with its logit, as samplers take them."""
+    """Every token with its logit, as samplers take them: one list for all chains of a run."""
 
     def __init__(self, n_vocab: int) -> None:
         import numpy as np
@@ -282,6 +284,10 @@ class Answers:
         self._latest: dict[int, Chain | None] = {}  # by sequence; None: greedy
         self._chains: list[Chain] = []
 
+    @cached_property
+    def _candidates(self) -> Candidates:
+        return Candidates(self._context.loaded.n_vocab)
+
     def follow(self, operation: Operation) -> list[Chain | None]:
         """The chain of each token that an operation chooses (None: greedy), one after the other.
 
@@ -310,7 +316,8 @@ class Answers:
             self._latest[sequence] = None
             return
         check(self._context.loaded, sampling)
-        chain = Chain(self._context, sampling, self._prompts[sequence])
+        prompt = self._prompts[sequence]
+        chain = Chain(self._context, sampling, prompt, self._candidates)
         self._latest[sequence] = chain
         self._chains.append(chain)
 

@@ -125,6 +125,8 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     if rows:
         out.print(_grid_of_places(rows, plan))
     settings = dataclasses.asdict(plan.settings)
+    if plan.settings.sampling is not None:
+        settings["sampling"] = plan.settings.sampling.label
     chosen = [f"{name} {value}" for name, value in settings.items() if value is not None]
     out.print(", ".join(chosen))
 

@@ -9,9 +9,10 @@
 `planted` adds a sampler to every chain that waits for a known time: the difference to the same
 chain without it is compared with that time. `law` measures models with random weights whose
 vocabularies and windows of penalties the law has not seen. `equal` counts how often two equal
-chains are called different. `server` sends the same token ids, seed and settings to the
-llama-server of the xllamacpp wheel. Each prints its figures; the exit status is 1 if one misses its
-aim.
+chains are called different. `server` sends the same token ids, seed and settings to
+llama-server: the one of the lab's llama.cpp if it is built (python -m tests.bench.llama_bench
+llama-server), else the one of the xllamacpp wheel. Each prints its figures; the exit status is 1
+if one misses its aim.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import lab
 from lab.core import script as scripts
-from lab.core.record import Record
+from lab.core.record import Record, Settings
 from lab.core.sampling import chain
 from lab.engine import sampling as engine_sampling
 from lab.engine.bindings import llama_cpp
-from lab.engine.llama import LlamaContext, Loaded
+from lab.engine.llama import LlamaContext, Loaded, Logits, decode
 from lab.features.choose import chains, planning
 from lab.features.choose.chains import NamedChain
 from lab.features.choose.command import execute
@@ -42,8 +43,9 @@ from lab.models import catalog
 from lab.process.worker import Worker
 from lab.roofline import choosing
 from lab.runner.session import new_results_file
+from tests.bench import llama_bench
 from tests.conftest import SETTINGS
-from tests.servers import wheel_server
+from tests.servers import llama_server, wheel_server
 
 DELAYS_US = (50, 200, 1000, 5000)
 AIM = 0.05
@@ -54,6 +56,9 @@ WINDOWS = (64, 256, 1024)
 HELD_OUT_WINDOWS = (32, 128, 512)
 N_PAIRS = 20
 N_TOKENS = 48
+SEED = 11
+LEAST_FOLLOWED = 0.95
+GREEDY_OPTIONS = {"temp": 0}
 SAMPLED = (
     {"temp": 0.8},
     {"temp": 1.2, "top_k": 0},
@@ -250,39 +255,155 @@ def equal() -> bool:
 
 
 def server() -> bool:
-    """Whether the tokens of seeded chains are llama-server's."""
+    """Whether seeded chains choose llama-server's tokens.
+
+    With the llama-server of the same llama.cpp the answers are compared. The one of the wheel is
+    another build, whose logits differ in their last digits: there the lab's chain follows the
+    server's answer, and chooses at each of its places with its own logits.
+    """
     path = catalog.embedded_path()
-    are_equal = []
+    is_same_build = llama_bench.is_built("llama-server")
+    start = llama_server if is_same_build else wheel_server
+    print(f"same build: {is_same_build}")
+    n_equal = 0
+    n_places = 0
+    n_followed = 0
+    n_of_wrong_seed = 0
     with Worker() as worker:
         worker.load(path, SETTINGS)
         prompt = worker.tokenize("The lighthouse keeper wrote a letter about the storm, and")
-        with wheel_server(path, "--threads", "1", "--ctx-size", "512") as real:
+        options = ("--threads", "1", "--ctx-size", "512", "--parallel", "1")
+        with start(path, *options) as real:
+            url = real.url.removesuffix("/v1")
+            print_logit_differences(worker, url, prompt)
             for asked in SAMPLED:
-                theirs = tokens_of_server(real.url.removesuffix("/v1"), prompt, asked)
+                theirs = tokens_of_server(url, prompt, asked)
                 ours = tokens_of_lab(worker, prompt, asked)
                 difference = first_difference(ours, theirs)
-                are_equal.append(difference is None)
-                print(f"{asked}: {in_words(difference, ours, theirs)}")
-    return all(are_equal)
+                n_equal += difference is None
+                followed = tokens_along(worker, prompt, theirs, asked, SEED)
+                wrong = tokens_along(worker, prompt, theirs, asked, SEED + 1)
+                n_places += len(theirs)
+                n_followed += n_common(followed, theirs)
+                n_of_wrong_seed += n_common(wrong, theirs)
+                print(
+                    f"{asked}: {in_words(difference, ours, theirs)}; along the server's answer "
+                    f"{n_common(followed, theirs)} of {len(theirs)} places equal, with another "
+                    f"seed {n_common(wrong, theirs)}"
+                )
+    share = n_followed / n_places
+    print(
+        f"equal answers: {n_equal} of {len(SAMPLED)}; along the server's answers "
+        f"{100 * share:.1f} % of {n_places} places equal, with another seed "
+        f"{100 * n_of_wrong_seed / n_places:.1f} %"
+    )
+    return n_equal == len(SAMPLED) if is_same_build else share >= LEAST_FOLLOWED
+
+
+def print_logit_differences(worker: Worker, url: str, prompt: list[int]) -> None:
+    """How far the logarithms of probabilities are apart, along the server's greedy answer."""
+    answer = answer_of_server(url, prompt, GREEDY_OPTIONS, n_probs=1)
+    theirs = [place["logprob"] for place in answer["completion_probabilities"]]
+    tokens = list(answer["tokens"])
+    place = first_difference(tokens_of_lab(worker, prompt, GREEDY_OPTIONS), tokens)
+    print(f"greedy: {'equal' if place is None else f'differ from token {place} on'}")
+    ours = worker.call(
+        list[float], "tests.bench.choose.log_probabilities", prompt=prompt, tokens=tokens
+    )
+    differences = [abs(a - b) for a, b in zip(ours, theirs, strict=False)]
+    print(
+        f"logarithms of probabilities differ by {statistics.median(differences):.4f} (median), "
+        f"{max(differences):.4f} at most, in {len(differences)} places"
+    )
+
+
+def tokens_along(
+    worker: Worker, prompt: list[int], answer: list[int], asked: dict[str, Any], seed: int
+) -> list[int]:
+    """The lab's choice at each place of an answer."""
+    worker.new_context(settings_of(asked, seed))
+    return worker.call(list[int], "tests.bench.choose.choices", prompt=prompt, tokens=answer)
+
+
+def choices(context: LlamaContext, prompt: list[int], tokens: list[int]) -> list[int]:
+    """In the child: the tokens that the context's chain chooses along an answer."""
+    lib = llama_cpp()
+    sampling = context.settings.sampling
+    assert sampling is not None
+    candidates = engine_sampling.Candidates(context.loaded.n_vocab)
+    samplers = engine_sampling.Chain(context, sampling, prompt, candidates)
+    chosen: list[int] = []
+    for logits, token in zip(logits_along(context, prompt, tokens), tokens, strict=True):
+        candidates.fill(logits)
+        chosen.append(candidates.chosen_by(samplers.pointer))
+        lib.llama_sampler_accept(samplers.pointer, token)
+    samplers.free()
+    return chosen
+
+
+def log_probabilities(
+    context: LlamaContext, prompt: list[int], tokens: list[int]
+) -> list[float]:
+    """In the child: the logarithm of each token's probability along an answer."""
+    import numpy as np
+
+    values: list[float] = []
+    for logits, token in zip(logits_along(context, prompt, tokens), tokens, strict=True):
+        exact = np.asarray(logits, dtype=np.float64)
+        total = np.log(np.exp(exact - exact.max()).sum()) + exact.max()
+        values.append(float(exact[token] - total))
+    return values
+
+
+def logits_along(context: LlamaContext, prompt: list[int], answer: list[int]) -> Iterator[Any]:
+    """The logits of the last token before each token of an answer."""
+    lib = llama_cpp()
+    lib.llama_memory_clear(lib.llama_get_memory(context.pointer), False)
+    logits = Logits(context, False)
+    new = prompt
+    for token in answer:
+        ids = (ctypes.c_int32 * len(new))(*new)
+        decode(context, lib.llama_batch_get_one(ids, len(new)))
+        yield logits.row(-1)
+        new = [token]
+
+
+def n_common(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    return sum(token == other for token, other in zip(ours, theirs, strict=False))
+
+
+def settings_of(asked: dict[str, Any], seed: int) -> Settings:
+    return dataclasses.replace(
+        SETTINGS,
+        n_ctx=512,
+        n_ubatch=512,
+        n_threads=1,
+        n_threads_batch=1,
+        sampling=chain(asked, seed),
+    )
 
 
 def tokens_of_lab(worker: Worker, prompt: list[int], asked: dict[str, Any]) -> list[int]:
-    settings = dataclasses.replace(
-        SETTINGS, n_ctx=512, n_threads=1, n_threads_batch=1, sampling=chain(asked, 11)
-    )
-    worker.new_context(settings)
+    worker.new_context(settings_of(asked, SEED))
     outcome = worker.run(scripts.run(prompt, N_TOKENS, 512), lambda progress: None)
     end = outcome.end_of_generation_at
     return list(outcome.token_ids if end is None else outcome.token_ids[:end])
 
 
 def tokens_of_server(url: str, prompt: list[int], asked: dict[str, Any]) -> list[int]:
+    return list(answer_of_server(url, prompt, asked)["tokens"])
+
+
+def answer_of_server(
+    url: str, prompt: list[int], asked: dict[str, Any], **others: Any
+) -> dict[str, Any]:
     request: dict[str, Any] = {
         "prompt": prompt,
         "n_predict": N_TOKENS,
-        "seed": 11,
+        "seed": SEED,
         "return_tokens": True,
         "cache_prompt": False,
+        **others,
     }
     for name, value in asked.items():
         request[REQUEST_NAMES.get(name, name)] = value
@@ -293,7 +414,8 @@ def tokens_of_server(url: str, prompt: list[int], asked: dict[str, Any]) -> list
     with urllib.request.urlopen(
         urllib.request.Request(f"{url}/completion", data, headers), timeout=120
     ) as answer:
-        return list(json.load(answer)["tokens"])
+        parsed: dict[str, Any] = json.load(answer)
+    return parsed
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:

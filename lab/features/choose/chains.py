@@ -39,6 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 N_FIELDS = 40
 FIELD_TYPES = ("string", "integer", "boolean", "number")
 
+EXAMPLE = 'Write it as options: --chain "--temp 0.8 --top-k 0"'
+
 GRAMMAR = r"""root ::= object
 object ::= "{" space (member ("," space member)*)? "}" space
 member ::= text ":" space value
@@ -108,8 +110,9 @@ def asked(worker: Worker, texts: Sequence[str], seed: int) -> list[NamedChain]:
     """The user's chains, written as options, beside greedy and the default."""
     chains = [NamedChain(name, chain(OPTIONS[name], seed)) for name in (GREEDY, DEFAULT)]
     for text in texts:
+        sampling = samplers.planned(worker, _parsed(text), seed)
         name = " ".join(shell.split(text)).replace("|", " ").replace(": ", " ")
-        chains.append(NamedChain(name, samplers.planned(worker, _parsed(text), seed)))
+        chains.append(NamedChain(name, sampling))
     names = [named.name for named in chains]
     if len(set(names)) < len(names):
         raise LabError("A --chain is given twice.", "Give each chain once.")
@@ -117,7 +120,9 @@ def asked(worker: Worker, texts: Sequence[str], seed: int) -> list[NamedChain]:
 
 
 def _parsed(text: str) -> dict[str, object]:
-    """The options of a chain. LabError if they are not understood."""
+    """The options of a chain. LabError if there are none, or if they are not understood."""
+    if not text.strip():
+        raise LabError("A --chain is empty.", EXAMPLE)
     command = click.Command("chain", add_help_option=False)
     for option in SAMPLING:
         option(command)
@@ -129,10 +134,10 @@ def _parsed(text: str) -> dict[str, object]:
             message = problem.format_message()
         raise LabError(
             f"The chain {text!r} is not understood: {message}",
-            'Write it as options: --chain "--temp 0.8 --top-k 0"',
+            EXAMPLE,
         ) from None
     options: dict[str, object] = {}
     for name, value in context.params.items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             options[name] = value
-    return options or dict(OPTIONS[DEFAULT])
+    return options

@@ -18,8 +18,10 @@ from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, setting_option,
 from lab.app.output import Output
 from lab.app.running import collect, introduce
 from lab.core.asked_command import asking
+from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.shown import MARK
+from lab.errors import LabError
 from lab.features.choose import planning
 from lab.features.choose.figures import figures, is_of_size
 from lab.features.choose.picture import draw
@@ -176,12 +178,24 @@ def command(**asked: Any) -> None:
         with console.transfer(err) as show_transfer:
             plans = plans_of(worker, Path(folder), **asked, watch=show_transfer)
         introduce(plans[:1], err, err)
+        err.print(announced(worker, plans))
         path = session.new_results_file(plans[0], output.folder)
         records, problem = collect(
             lambda watch: execute(plans, worker, path, watch), path, err
         )
     has_failed = any(record.run.error for record in records)
     output.finish(records, path, problem, has_failed)
+
+
+def announced(worker: Worker, plans: Sequence[Plan]) -> str:
+    """How much is measured, and how long it will take on this machine."""
+    n_runs = sum(plan.n_repeat * len(plan.cases) for plan in plans)
+    amount = f"{plural(len(plans), 'model')}, {plural(n_runs, 'run')} in all"
+    try:
+        expected_s = planning.expected_s(worker, plans)
+    except LabError:
+        return amount
+    return f"{amount}: about {progress.duration(expected_s)}"
 
 
 def sections(records: Sequence[Record], context: Context) -> list[Section]:

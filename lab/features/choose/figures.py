@@ -14,6 +14,10 @@ from lab.roofline.choosing import ChoosingLaw, chain_times, laws
 if TYPE_CHECKING:
     import pandas as pd
 
+NO_TOP_K = "no top-k"
+"""Its time depends on the logits more than on their number: llama.cpp sorts the whole vocabulary
+where its 256 most probable tokens together are less probable than top-p."""
+
 BY = ["n_seq", "number", "name"]
 
 
@@ -63,8 +67,12 @@ def figures(records: Sequence[Record], of_sizes: Sequence[Record]) -> ChoosingFi
     table["law_s"] = None
     n_vocab = times.n_vocab.iloc[0]
     if n_vocab == n_vocab and n_vocab:
-        table["law_s"] = [
-            laws_of_sizes[name].seconds(int(n_vocab)) if name in laws_of_sizes else None
-            for name in table.name
-        ]
+        table["law_s"] = [law_s(laws_of_sizes, name, int(n_vocab)) for name in table.name]
     return ChoosingFigures(table, sizes, laws_of_sizes)
+
+
+def law_s(laws_of_sizes: dict[str, ChoosingLaw], name: str, n_vocab: int) -> float | None:
+    """Seconds by a chain's law; None where none is known."""
+    if name == NO_TOP_K or name not in laws_of_sizes:
+        return None
+    return laws_of_sizes[name].seconds(n_vocab)

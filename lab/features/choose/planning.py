@@ -20,6 +20,7 @@ from lab.features.choose.chains import NamedChain
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.roofline.choosing import BETWEEN, NAME, Choosing
+from lab.runner import pace, placing
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
 from lab.runner.refusals import Numbers, need_every_position, whole_numbers
@@ -28,7 +29,16 @@ DEFAULT_SEQUENCES = "1,8,32"
 DEFAULT_VOCABULARIES = "32000,65536,128256,151936,262144"
 PROMPT_LEN = 1024  # so that the longest window of the penalties is full
 GEN = 12
-FEWEST_STEPS = 4
+LEAST_GEN = 4
+FEWEST_STEPS = 2  # with each chain, forth and back, of many sequences
+N_REPEAT = 3
+LIST_BYTES = 12  # of a token in a list of candidates: number, logit, probability
+N_LISTS = 2  # of a chain: that of its sampler, and a sorted copy
+LOGIT_BYTES = 4
+NS_PER_CANDIDATE = 80
+"""Nanoseconds that a chain takes for each token of the vocabulary, in the mean over the lab's
+chains: of 2 virtual cores of an AMD EPYC, for an announced time only."""
+
 MOST_SEQUENCES = 64
 MOST_VOCABULARY = 2**20
 LEAST_VOCABULARY = 1000
@@ -112,9 +122,10 @@ def plan(
     """The model's runs: every number of sequences with all chains. LabError if impossible."""
     n_seqs = whole_numbers("--sequences", sequences, MOST_SEQUENCES)
     check_number("prompt_len", prompt_len, 100_000, 2)
-    check_number("gen", gen, 1000, FEWEST_STEPS)
+    check_number("gen", gen, 1000, LEAST_GEN)
     settings = {"kv_unified": "on", **settings}
-    plain = make_plan(worker, [prompt_len], gen, repeat, model, **settings)
+    n_repeat = N_REPEAT if repeat is None else repeat
+    plain = make_plan(worker, [prompt_len], gen, n_repeat, model, **settings)
     need_every_position(plain.model)
     if plain.settings.n_batch < max(n_seqs):
         raise LabError(
@@ -138,7 +149,48 @@ def _with_chains(
     for n_seq in n_seqs:
         n_steps = max(FEWEST_STEPS, math.ceil(gen / n_seq))
         cases.append(case(plain.cases[0].n_prompt, n_seq, n_steps, chains))
-    return with_cases(plain, cases, partial(write, chains))
+    changed = with_cases(plain, cases, partial(write, chains))
+    check_memory(changed)
+    return changed
+
+
+def check_memory(plan: Plan) -> None:
+    """LabError if the chains of a case do not fit into memory beside the model."""
+    available = placing.memory_for(plan)
+    n_vocab = plan.model.n_vocab
+    if available is None or n_vocab is None:
+        return
+    for case in plan.cases:
+        choosing = case.setup
+        assert isinstance(choosing, Choosing)
+        needed = plan.memory(case).total_bytes + chain_bytes(choosing, n_vocab)
+        if needed > available:
+            raise LabError(
+                f"{label(choosing)} and a vocabulary of {n_vocab:,} tokens need about "
+                f"{needed / 1e9:,.1f} GB of memory; {available / 1e9:,.1f} GB are available.",
+                "Use fewer --sequences, or a few chains of your own (--chain).",
+            )
+
+
+def chain_bytes(choosing: Choosing, n_vocab: int) -> int:
+    """What the chains of a run keep beside the context: lists of candidates, until its end, and a
+    row of logits for each sequence."""
+    n_chains = len(choosing.order) * choosing.n_seq
+    n_bytes = n_chains * N_LISTS * LIST_BYTES + choosing.n_seq * LOGIT_BYTES
+    return n_bytes * n_vocab
+
+
+def expected_s(worker: Worker, plans: Sequence[Plan]) -> float:
+    """Seconds that all plans will take, of a short warm-up with the first plan's model."""
+    speed = pace.measured(worker, plans[0], lambda status: None)
+    worker.restart()
+    total_s = 0.0
+    for plan in plans:
+        total_s += speed.seconds([plan], plan.n_repeat)
+        for case in plan.cases:
+            n_candidates = plan.n_tokens(case)[1] * (plan.model.n_vocab or 0)
+            total_s += plan.n_repeat * n_candidates * NS_PER_CANDIDATE / 1e9
+    return total_s
 
 
 def sizes(vocabulary: Numbers | None) -> list[int]:
@@ -168,7 +220,8 @@ def plan_of_size(
     path = vocabularies.make(folder, n_vocab)
     random = {"prompt": "random", "kv_unified": "on"}
     settings = {**settings, **random, "seed": seed}
-    plain = make_plan(worker, [RANDOM_PROMPT], gen, repeat, str(path), **settings)
+    n_repeat = N_REPEAT if repeat is None else repeat
+    plain = make_plan(worker, [RANDOM_PROMPT], gen, n_repeat, str(path), **settings)
     return _with_chains(plain, chains or named_chains.without_texts(seed), [1], gen)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lab.core.lists import plural
 from lab.core.sampling import GREEDY
 from lab.features.choose.chains import FIRST, JSON, SCHEMA
-from lab.features.choose.figures import ChoosingFigures
+from lab.features.choose.figures import NO_TOP_K, ChoosingFigures
 from lab.roofline.choosing import DEFAULT
 from lab.show.wording import digits, percent, seconds, times
 
@@ -34,6 +34,7 @@ def sentences(figures: ChoosingFigures) -> list[str]:
             f"The most expensive chain is {slowest.name}: {seconds(slowest.choose_s)} a token, "
             f"{factor} the default's."
         )
+    lines += without_top_k(by_key.get((NO_TOP_K, n_seqs[0])))
     lines += one_after_the_other(rows)
     lines += growth(figures)
     return lines
@@ -66,6 +67,17 @@ def grammars(by_key: dict[tuple[str, int], Any], default: Any) -> list[str]:
             f"every choice. Building it takes {seconds(checked.built_s)}, once an answer."
         )
     return lines
+
+
+def without_top_k(row: Any) -> list[str]:
+    """Why this chain has no law."""
+    if row is None:
+        return []
+    return [
+        f"Without top-k a token takes {seconds(row.low_s)} to {seconds(row.high_s)} (5 to 95 % of "
+        "the tokens), by no law of the vocabulary: where the 256 most probable tokens do not reach "
+        "top-p together, llama.cpp sorts all."
+    ]
 
 
 def one_after_the_other(rows: Sequence[Any]) -> list[str]:
