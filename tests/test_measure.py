@@ -116,8 +116,8 @@ def die_at(fake_worker: FakeWorker, n_prompt: int | None, n_gen: int, n_deaths: 
 @pytest.mark.parametrize(
     ("n_repeat", "n_deaths", "of_600", "n_starts"),
     [
-        (3, 1, [CRASHED, OK, OK], 4),  # one a round, and one after the death
-        (4, 9, [CRASHED, CRASHED], 5),  # then the length is given up
+        (3, 1, [CRASHED, OK, OK], 3),  # the death ended its round: one start a round
+        (4, 9, [CRASHED, CRASHED], 4),  # then the length is given up
     ],
 )
 def test_a_death_costs_one_run_and_the_engine_starts_again(

@@ -120,26 +120,19 @@ def test_gpu_layers_without_a_gpu_are_told(fake_worker: FakeWorker, model_file: 
     assert "finds no GPU" in planned.warnings[0]
 
 
-def test_rounds_are_shuffled_by_the_seed(fake_worker: FakeWorker, model_file: Path) -> None:
-    planned = plan(
-        fake_worker,
-        model_file,
-        prompt_len="1,2,3,4,5,6",
-        repeat=2,
-    )
+def test_the_first_round_starts_short_and_later_rounds_are_shuffled(
+    fake_worker: FakeWorker, model_file: Path
+) -> None:
+    lengths = "6,2,3,4,5,1"
+    planned = plan(fake_worker, model_file, prompt_len=lengths, repeat=2)
     assert [repeat for repeat, _ in planned.order] == [0] * 6 + [1] * 6
-    assert sorted(case.n_prompt for _, case in planned.order[:6]) == [1, 2, 3, 4, 5, 6]
+    n_prompts = [case.n_prompt for _, case in planned.order]
+    assert n_prompts[:6] == [1, 2, 3, 4, 5, 6]
+    assert sorted(n_prompts[6:]) == [1, 2, 3, 4, 5, 6]
+    assert n_prompts[6:] != [1, 2, 3, 4, 5, 6]
     assert planned.order == planned.order
-    assert (
-        planned.order
-        != plan(
-            fake_worker,
-            model_file,
-            prompt_len="1,2,3,4,5,6",
-            repeat=2,
-            seed=2,
-        ).order
-    )
+    reseeded = plan(fake_worker, model_file, prompt_len=lengths, repeat=2, seed=2)
+    assert planned.order != reseeded.order
 
 
 def test_prompts_have_exactly_n_tokens_and_go_around_the_end() -> None:

@@ -160,8 +160,11 @@ class Plan:
         return self.settings.seed or 0
 
     def round(self, repeat: int, cases: Sequence[Case]) -> list[tuple[int, Case]]:
-        """(repeat, case) once for each of `cases`, shuffled by the seed."""
+        """(repeat, case) once for each of `cases`: first from the shortest prompt to the longest,
+        so that figures appear after seconds, later shuffled by the seed."""
         by_length = sorted(cases, key=lambda case: (case.n_prompt, self.cases.index(case)))
+        if repeat == 0:
+            return [(repeat, case) for case in by_length]
         return shuffled(by_length, self.seed, repeat)
 
     def n_tokens(self, case: Case) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The main loop: make all runs of a plan, and write each to disk as soon as it ends.
 
-Runs of different prompt lengths are interleaved in rounds and shuffled within each round, because
-machines drift. Every round starts a new engine: where a process's memory was allocated makes it
+Runs of different prompt lengths are interleaved in rounds, because machines drift: the first round
+goes from the shortest prompt to the longest, later rounds are shuffled. Every round starts a new engine: where a process's memory was allocated makes it
 some percent faster or slower until it ends, so only runs of different processes are independent.
 Each engine first makes warm-up runs, which do not count, because llama.cpp repacks weights and
 touches memory on first use.
