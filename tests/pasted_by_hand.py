@@ -256,6 +256,19 @@ BY_HAND = (
         (prefill(337.14), decode(12.33, MAYBE_FIRST, 1062)),
     ),
     Sample(
+        "koboldcpp's benchmark with a prompt of the user's",
+        "MaxCtx: 2048\nGenAmount: 100\n-----\nProcessingTime: 19.480s\n"
+        "ProcessingSpeed: 100.00T/s\nGenerationTime: 10.000s\nGenerationSpeed: 10.00T/s\n"
+        "TotalTime: 29.480s\nOutput: Once upon a time there was\n-----\n",
+        (prefill(100, None, 1), decode(10, MAYBE_FIRST, None, 1)),
+    ),
+    Sample(
+        "tabbyapi, longer than it can have been",
+        "Metrics (ID: 6d3f2c): 120 tokens generated in 1.1 seconds (Queue: 0.0 s, Process: "
+        "0 cached tokens and 1000 new tokens at 333.33 T/s, Generate: 12.0 T/s)\n",
+        (),
+    ),
+    Sample(
         "koboldcpp, two answers in one line",
         "CtxLimit:48/8152, Amt:31/512, Process:0.23s (72.65T/s), Generate:1.05s "
         "(29.47T/s), Total:1.29s (24.11T/s) "

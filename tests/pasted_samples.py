@@ -14,6 +14,7 @@ from lab.features.why.figure import (
     MIXED,
     PREFILL,
     PROMPT,
+    SERVED,
     SEVERAL_LENGTHS,
     STEPS,
     UNKNOWN,
@@ -301,6 +302,66 @@ SAMPLES = (
         "22639.7 tokens/s, Avg generation "
         "throughput: 34.2 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 67.5%\n",
         (decode(34.2, WINDOW),),
+    ),
+    Sample(  # the format of common/gen_logging.py of TabbyAPI
+        "tabbyapi",
+        "INFO:     Metrics (ID: 6d3f2c): 120 tokens generated in 13.1 seconds (Queue: 0.0 s, "
+        "Process: 256 cached tokens and 1000 new tokens at 333.33 T/s, Generate: 12.0 T/s, "
+        "Context: 1256 tokens)\n",
+        (prefill(333.33, 256), decode(12.0, MAYBE_FIRST, 1256)),
+    ),
+    Sample(  # the format of vllm/benchmarks/serve.py
+        "vllm bench serve",
+        "============ Serving Benchmark Result ============\n"
+        "Successful requests:                     32        \n"
+        "Maximum request concurrency:             8         \n"
+        "Benchmark duration (s):                  200.00    \n"
+        "Total input tokens:                      65536     \n"
+        "Total generated tokens:                  32000     \n"
+        "Output token throughput (tok/s):         160.00    \n"
+        "Peak output token throughput (tok/s):    220.00    \n"
+        "Total Token throughput (tok/s):          487.68    \n"
+        "---------------Time to First Token----------------\n"
+        "Mean TTFT (ms):                          800.00    \n"
+        "-----Time per Output Token (excl. 1st token)------\n"
+        "Mean TPOT (ms):                          40.00     \n"
+        "Median TPOT (ms):                        39.50     \n"
+        "==================================================\n",
+        (Truth(160.0, BOTH, SERVED), decode(25.0, STEPS)),
+    ),
+    Sample(  # the format of python/sglang/bench_serving.py
+        "sglang bench_serving, one at a time",
+        "============ Serving Benchmark Result ============\n"
+        "Backend:                                 sglang    \n"
+        "Traffic request rate:                    inf       \n"
+        "Max request concurrency:                 1         \n"
+        "Benchmark duration (s):                  100.00    \n"
+        "Total generated tokens:                  3000      \n"
+        "Total generated tokens (retokenized):    2990      \n"
+        "Output token throughput (tok/s):         30.00     \n"
+        "Concurrency:                             1.00      \n"
+        "---------------Inter-Token Latency----------------\n"
+        "Mean ITL (ms):                           25.00     \n"
+        "==================================================\n",
+        (Truth(30.0, BOTH, SERVED, None, 1),),
+    ),
+    Sample(  # what koboldcpp.py prints with --benchmark
+        "koboldcpp's benchmark",
+        "Benchmark Completed - v1.80 Results:\n======\nFlags: Threads=4\n"
+        "Backend: koboldcpp_default.so\nLayers: 0\nModel: a-model\nMaxCtx: 2048\n"
+        "GenAmount: 100\n-----\nProcessingTime: 19.480s\nProcessingSpeed: 100.00T/s\n"
+        "GenerationTime: 10.000s\nGenerationSpeed: 10.00T/s\nTotalTime: 29.480s\n"
+        "Output:  1 1 1 1\n-----\n",
+        (prefill(100.0, 0, 1), decode(10.0, MAYBE_FIRST, 1948, 1)),
+    ),
+    Sample(  # the format of llama-batched-bench --output-format jsonl
+        "llama-batched-bench, JSON lines",
+        '{"n_kv_max": 4096, "n_batch": 2048, "n_ubatch": 512, "flash_attn": 1, '
+        '"is_pp_shared": 0, "n_gpu_layers": -1, "n_threads": 2, "n_threads_batch": 2, '
+        '"pp": 128, "tg": 32, "pl": 4, "n_kv": 640, "t_pp": 2.000000, '
+        '"speed_pp": 256.000000, "t_tg": 4.000000, "speed_tg": 32.000000, '
+        '"t": 6.000000, "speed": 106.666667}\n',
+        (prefill(256.0, 0, 4), decode(32.0, STEPS, 128, 4)),
     ),
     Sample(
         "mlx_lm",

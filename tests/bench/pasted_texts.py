@@ -1,8 +1,9 @@
 """Pastes with their truth: what programs print, written from true values, and how people paste it.
 
 Nothing here is of the reader: a writer knows how its program counts (llama.cpp's server.cpp and
-common/perf, Ollama's api/types.go, KoboldCpp's log) and what its text says. A paste changes how a
-text looks, never what it says.
+common/perf and tools/batched-bench, Ollama's api/types.go, KoboldCpp's log and koboldcpp.py,
+TabbyAPI's common/gen_logging.py, vLLM's benchmarks/serve.py, SGLang's bench_serving.py) and what
+its text says. A paste changes how a text looks, never what it says.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lab.features.why.figure import (
     MIXED,
     PREFILL,
     PROMPT,
+    SERVED,
     STEPS,
     UNKNOWN,
     WHOLE,
@@ -27,7 +29,7 @@ from lab.features.why.figure import (
 )
 from tests.pasted_samples import SAMPLES, Truth
 
-N_PASTES = 200
+N_PASTES = 260
 PROSE = (
     "Is this normal for my card?",
     "I get this with the same prompt, build b1234, -fa 1 -ngl 99:",
@@ -422,6 +424,135 @@ def batched_bench(chance: random.Random) -> tuple[str, list[Truth]]:
     ]
 
 
+def batched_lines(chance: random.Random) -> tuple[str, list[Truth]]:
+    """llama-batched-bench as JSON lines; in some runs all sequences share their prompt."""
+    lines = list[str]()
+    truths = list[Truth]()
+    n_prompt = 2 ** chance.randint(5, 11)
+    n_gen = 2 ** chance.randint(4, 7)
+    is_shared = chance.random() < 0.3
+    for n_streams in (1, 4):
+        n_prompts = 1 if is_shared else n_streams
+        prefill_tps = chance.uniform(50, 4000)
+        decode_tps = chance.uniform(2, 300)
+        row = {
+            "n_kv_max": 65536,
+            "n_batch": 2048,
+            "n_ubatch": 512,
+            "flash_attn": 1,
+            "is_pp_shared": int(is_shared),
+            "n_gpu_layers": -1,
+            "n_threads": 8,
+            "n_threads_batch": 8,
+            "pp": n_prompt,
+            "tg": n_gen,
+            "pl": n_streams,
+            "n_kv": n_prompts * n_prompt + n_streams * n_gen,
+            "t_pp": round(n_prompts * n_prompt / prefill_tps, 6),
+            "speed_pp": round(prefill_tps, 6),
+            "t_tg": round(n_streams * n_gen / decode_tps, 6),
+            "speed_tg": round(decode_tps, 6),
+        }
+        lines.append(json.dumps(row))
+        truths.append(Truth(prefill_tps, PREFILL, PROMPT, 0, n_prompts))
+        truths.append(Truth(decode_tps, DECODE, STEPS, n_prompt, n_streams))
+    return "\n".join(lines) + "\n", truths
+
+
+def tabby(chance: random.Random) -> tuple[str, list[Truth]]:
+    """TabbyAPI's line, as wide as its terminal; perhaps with drafts, or with a prompt cut off."""
+    request = Request.drawn(chance)
+    prefill_tps = round(request.prefill_tps, 2)
+    decode_tps = round(request.decode_tps(FIRST_FREE), 2)
+    total_s = round((request.prompt_ms + request.gen_ms) / 1e3, 2)
+    is_cut = chance.random() < 0.2
+    has_drafts = chance.random() < 0.3
+    text = (
+        f"INFO:     Metrics (ID: {chance.getrandbits(64):016x}): {request.n_gen} tokens "
+        f"generated in {total_s} seconds (Queue: 0.0 s, Process: {request.n_cached} cached "
+        f"tokens and {request.n_prompt} new tokens at {prefill_tps} T/s, Generate: "
+        f"{decode_tps} T/s, Context: {request.n_context} tokens"
+    )
+    text += ", Draft: 10 / 20 tokens accepted (50.0%))" if has_drafts else ")"
+    text += " <-- Not accurate (truncated)" if is_cut else ""
+    if chance.random() < 0.3:
+        text = text.replace(" seconds (", " seconds\n(").replace(" new tokens", " new\ntokens")
+    truths = [Truth(prefill_tps, PREFILL, PROMPT, request.n_cached)]
+    depth = None if is_cut else request.n_context
+    truths.append(Truth(decode_tps, DECODE, MAYBE_FIRST, depth))
+    return text + "\n", truths
+
+
+def serving_benchmark(chance: random.Random) -> tuple[str, list[Truth]]:
+    """The block of vLLM's and of SGLang's benchmark of a server."""
+    n_gen = chance.randint(500, 90_000)
+    duration_s = round(chance.uniform(5, 900), 2)
+    served_tps = round(n_gen / duration_s, 2)
+    tpot_ms = round(chance.uniform(4, 200), 2)
+    most_at_once = chance.choice([None, 1, 1, 16])
+    is_sglang = chance.random() < 0.5
+    has_tpot = not is_sglang or chance.random() < 0.5
+    rows = list[tuple[str, object]]()
+    if is_sglang:
+        rows += [("Backend:", "sglang"), ("Traffic request rate:", "inf")]
+    if most_at_once is not None:
+        name = "Max request concurrency:" if is_sglang else "Maximum request concurrency:"
+        rows.append((name, most_at_once))
+    elif is_sglang:
+        rows.append(("Max request concurrency:", "not set"))
+    rows += [
+        ("Successful requests:", 100),
+        ("Benchmark duration (s):", f"{duration_s:.2f}"),
+        ("Total input tokens:", 12345),
+        ("Total generated tokens:", n_gen),
+    ]
+    if is_sglang:
+        rows.append(("Total generated tokens (retokenized):", n_gen - 7))
+    rows += [
+        ("Request throughput (req/s):", "1.50"),
+        ("Output token throughput (tok/s):", f"{served_tps:.2f}"),
+        ("Peak output token throughput (tok/s):", f"{2 * served_tps:.2f}"),
+        ("Total Token throughput (tok/s):", f"{5 * served_tps:.2f}"),
+        ("Mean TTFT (ms):", "321.00"),
+    ]
+    truths = [Truth(served_tps, BOTH, SERVED, None, 1 if most_at_once == 1 else None)]
+    if has_tpot:
+        rows += [
+            ("Mean TPOT (ms):", f"{tpot_ms:.2f}"),
+            ("Median TPOT (ms):", f"{tpot_ms:.2f}"),
+        ]
+        truths.append(
+            Truth(1000 / tpot_ms, DECODE, STEPS, None, 1 if most_at_once == 1 else None)
+        )
+    rows += [("Mean ITL (ms):", f"{tpot_ms + 1:.2f}"), ("P99 ITL (ms):", "99.00")]
+    lines = [" Serving Benchmark Result ".center(50, "=")]
+    for name, value in rows:
+        lines.append(f"{name:<40} {value!s:<10}")
+    return "\n".join([*lines, "=" * 50]) + "\n", truths
+
+
+def kobold_benchmark(chance: random.Random) -> tuple[str, list[Truth]]:
+    """KoboldCpp with --benchmark: the prompt fills the context but for the answer."""
+    n_context = 1024 * chance.randint(1, 16)
+    n_gen = chance.choice([50, 100, 200])
+    prompt_s = round((n_context - n_gen) / chance.uniform(30, 2000), 3)
+    gen_s = round(n_gen / chance.uniform(3, 100), 3)
+    prefill_tps = round((n_context - n_gen) / prompt_s, 2)
+    decode_tps = round(n_gen / gen_s, 2)
+    text = (
+        "Benchmark Completed - v1.80 Results:\n======\nFlags: NoAVX2=False Threads=7\n"
+        "Timestamp: 2025-01-02 03:04:05.678901+00:00\nBackend: koboldcpp_default.so\n"
+        f"Layers: 0\nModel: some-model.Q4_K_M\nMaxCtx: {n_context}\nGenAmount: {n_gen}\n"
+        f"-----\nProcessingTime: {prompt_s:.3f}s\nProcessingSpeed: {prefill_tps:.2f}T/s\n"
+        f"GenerationTime: {gen_s:.3f}s\nGenerationSpeed: {decode_tps:.2f}T/s\n"
+        f"TotalTime: {prompt_s + gen_s:.3f}s\nOutput:  1 1 1 1\n-----\n"
+    )
+    return text, [
+        Truth(prefill_tps, PREFILL, PROMPT, 0, 1),
+        Truth(decode_tps, DECODE, MAYBE_FIRST, n_context - n_gen, 1),
+    ]
+
+
 def bare(chance: random.Random) -> tuple[str, list[Truth]]:
     """A figure alone."""
     tps = round(chance.uniform(1, 99), 1)
@@ -443,6 +574,10 @@ WRITERS: dict[str, Writer] = {
     "text-generation-webui": webui,
     "llama-bench": llama_bench,
     "llama-batched-bench": batched_bench,
+    "llama-batched-bench, JSON lines": batched_lines,
+    "TabbyAPI": tabby,
+    "a benchmark of a server": serving_benchmark,
+    "KoboldCpp's benchmark": kobold_benchmark,
     "a bare figure": bare,
 }
 

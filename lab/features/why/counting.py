@@ -9,6 +9,7 @@ from lab.features.why.figure import (
     FIRST_FREE,
     MAYBE_FIRST,
     MIXED,
+    SERVED,
     SEVERAL_LENGTHS,
     STEPS,
     UNKNOWN,
@@ -37,6 +38,7 @@ UNKNOWN_COUNTS = {
     ),
     WINDOW: "is an average over a logging window, not the decode rate of a request",
     MIXED: "counts prompt and generated tokens together",
+    SERVED: "sums up all answers over the whole duration, with prefill and waiting",
     SEVERAL_LENGTHS: "is an average over several lengths",
 }
 

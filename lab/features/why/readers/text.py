@@ -7,24 +7,26 @@ from pathlib import Path
 from lab.core import files
 from lab.errors import LabError, printable
 from lab.features.why.figure import Figure, is_possible
-from lab.features.why.readers import chats, llama_logs, objects, tables
+from lab.features.why.readers import benchmarks, chats, llama_logs, objects, tables
 from lab.formats import text as texts
 
 MOST_BYTES = 4_000_000
 MOST_FIGURES = 1_000
 LONGEST_BARE = 60
 CONTRADICTION = "has figures that the lab cannot trust"
-READERS = (tables.read, llama_logs.read, objects.read, chats.read)
+READERS = (tables.read, llama_logs.read, objects.read, chats.read, benchmarks.read)
 FORMATS = (
     "llama-bench (Markdown, JSON, CSV)",
-    "llama-batched-bench and llama-sweep-bench",
+    "llama-batched-bench and llama-sweep-bench (tables and JSON lines)",
     "llama-server (log and timings)",
     "llama-cli",
     "ik_llama.cpp",
     "Ollama (--verbose and API)",
     "LM Studio",
-    "KoboldCpp",
-    "vLLM",
+    "KoboldCpp (log and benchmark)",
+    "vLLM (log and bench serve)",
+    "SGLang bench_serving",
+    "TabbyAPI",
     "mlx_lm",
     "text-generation-webui",
     "LocalScore",
