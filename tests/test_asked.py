@@ -24,7 +24,7 @@ def context_of(*words: str) -> click.Context:
         ("measure", "--prompt-len", "10,100", "--gen", "16", "--repeat", "3"),
         ("measure", "--threads", "1", "--no-mmap", "--flash-attn", "on", "--seed", "7"),
         ("sweep", "--max-len", "4096", "--every", "256"),
-        ("ab", "--threads 1", "--threads 2", "--blocks", "4"),
+        ("ab", "--threads 1", "--threads 2", "--repeat", "4"),
         ("batch", "--sequences", "1,4", "--kv-unified", "on"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_full_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPat
 def test_output_to_a_full_disk_is_an_error_and_no_traceback(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     results.save(path, make_record())
-    command = f"{sys.executable} -m lab export --format csv --table steps {path} > /dev/full"
+    command = f"{sys.executable} -m lab export --as csv --table steps {path} > /dev/full"
     ended = subprocess.run(
         ["sh", "-c", command],
         capture_output=True,
@@ -123,7 +123,7 @@ def test_output_to_a_full_disk_is_an_error_and_no_traceback(tmp_path: Path) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
 @pytest.mark.parametrize(
-    "command", ["report FILE -o OUT/page.html", "export FILE -o OUT/rows.json"]
+    "command", ["report FILE -f OUT/page.html", "export FILE -f OUT/rows.json"]
 )
 def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: str) -> None:
     path = tmp_path / "a.jsonl"
@@ -146,12 +146,12 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path: Path, command: 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("measure", "--max-minutes", "3"), "--max-minutes has an effect only with --until"),
+        (("measure", "--budget", "3min"), "--budget has an effect only with --until"),
         (
             ("export", "RESULTS", "--table", "steps"),
             "--table steps has no effect with --as json",
         ),
-        (("predict", "--results", "/nonexistent"), "There is no folder /nonexistent"),
+        (("predict", "--ceilings", "/nonexistent"), "There is no folder /nonexistent"),
     ],
 )
 def test_options_without_effect_are_errors(

@@ -311,7 +311,7 @@ def test_an_export_comes_back_as_what_it_was(
 def test_a_committed_sample_comes_back(tmp_path: Path) -> None:
     sample = "results/sample-smollm2-135m-amd-epyc.jsonl"
     bench = tmp_path / "bench.json"
-    assert run_lab("export", sample, "--as", "json", "-o", bench)[0] == 0
+    assert run_lab("export", sample, "--as", "json", "-f", bench)[0] == 0
     code, out, err = run_lab("import", bench, "-o", tmp_path / "in")
     assert code == 0, err
     assert "skipped" not in err
@@ -352,7 +352,7 @@ def test_the_export_command_writes_tables(records: list[Record], tmp_path: Path)
     assert code == 0
     assert len(pd.read_csv(io.StringIO(out))) == 4 * 7
     parquet = tmp_path / "new" / "runs.parquet"
-    assert run_lab("export", mine, "--as", "parquet", "-o", parquet)[0] == 0
+    assert run_lab("export", mine, "--as", "parquet", "-f", parquet)[0] == 0
     assert list(pd.read_parquet(parquet).tpot_ms)[1:3] == [11, 12]
     assert "Name a file" in run_lab("export", mine, "--as", "parquet")[2]
 
@@ -366,7 +366,7 @@ def test_an_export_writes_to_a_link_and_does_not_replace_it(
     target.touch()
     link = tmp_path / "link.csv"
     link.symlink_to(target)
-    assert run_lab("export", mine, "--as", "csv", "-o", link)[0] == 0
+    assert run_lab("export", mine, "--as", "csv", "-f", link)[0] == 0
     assert link.is_symlink()
     assert target.read_text().startswith("run,session,")
 

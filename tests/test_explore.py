@@ -328,7 +328,7 @@ def test_without_ceilings_a_page_has_no_script_and_with_them_it_allows_one_only(
     sample = tmp_path / "a.jsonl"
     out = tmp_path / "a.html"
     results.save(sample, *[item for item in records if item.run.is_timed][:2], best)
-    assert run_lab("report", sample, "--out", out, "--no-explore")[0] == 0
+    assert run_lab("report", sample, "--file", out, "--no-explore")[0] == 0
     assert "mini-lab-laws" in shown
     assert "mini-lab-laws" not in out.read_text()
 

@@ -424,7 +424,7 @@ def test_impossible_limits_of_repeats() -> None:
 
 
 def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
-    options = "--prompt random --blocks 2 -p 32 -n 4 -t 1 -o"
+    options = "--prompt random --repeat 2 -p 32 -n 4 -t 1 -o"
 
     code, out, err = run_lab(
         "ab", "--flash-attn on", "--flash-attn off", "-m", mini, *options.split(), tmp_path
@@ -433,7 +433,7 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
     assert code == 0, err
     assert "flash_attn: on | off" in out
     assert (
-        "2 blocks are too few for a verdict on 2 figures: it needs at least --blocks 7." in err
+        "2 blocks are too few for a verdict on 2 figures: it needs at least --repeat 7." in err
     )
     assert "Unclear: 2 blocks; an interval needs 7" in out
     (path,) = tmp_path.glob("*.jsonl")
@@ -445,7 +445,7 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
 
 
 def test_ab_of_two_models(tmp_path: Path) -> None:
-    options = "--blocks 1 -p 32 -n 4 -t 1 --json --no-plot -o"
+    options = "--repeat 1 -p 32 -n 4 -t 1 --json --no-plot -o"
     code, out, err = run_lab("ab", "", "-m smollm2-135m:Q8_0", *options.split(), tmp_path)
     assert code == 0, err
     names = [label.partition(":")[0] for label in json.loads(out)["groups"]]
@@ -461,7 +461,7 @@ def test_ab_of_two_models(tmp_path: Path) -> None:
         (["--threads 2", "--threads 0"], "--threads 0 is not possible"),
         (["--threads 2", "'"], "not understood"),
         (["--threads 2", "--repeat 2"], "--repeat"),
-        (["-t 1", "-t 2", "--blocks", "0"], "--blocks 0"),
+        (["-t 1", "-t 2", "--repeat", "0"], "--repeat 0"),
         (["-t 1", "-m nonsense"], "no model named"),
     ],
 )

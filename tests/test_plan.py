@@ -195,10 +195,10 @@ def test_a_measurement_from_python_may_be_a_sweep(
 
     measure.measure([40], 3, 1, model, every=20, threads=1)
     sweep.sweep(40, 20, 3, 1, model, threads=1)
-    measure.measure([40], 3, model=model, until=0.02, max_minutes=5)
+    measure.measure([40], 3, model=model, until=0.02, budget="5min")
 
     assert plans[0] == plans[1]
     assert plans[0].cases[0].every == 20
-    assert plans[2].until == Until(0.02, 30, 5)
-    with pytest.raises(LabError, match="--max-minutes has an effect only with --until"):
-        sweep.sweep(40, model=model, max_minutes=5)
+    assert plans[2].until == Until(0.02, 30, 300)
+    with pytest.raises(LabError, match="--budget has an effect only with --until"):
+        sweep.sweep(40, model=model, budget="5min")

@@ -256,12 +256,12 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
         settings=settings,
     )
     results.save(tmp_path / "runs.jsonl", record)
-    (row,) = lab.predict("512", 6, "big", "here", results=tmp_path)
+    (row,) = lab.predict("512", 6, "big", "here", ceilings=tmp_path)
     assert row.memory_bytes == 3 * 10**9
     assert "1 run of" in wording.basis(row)
     assert prediction.request_on("here", "big", 512, 6, tmp_path) == row
     with pytest.raises(LabError, match="not been measured"):
-        lab.predict("512", 6, "big", "here", results=tmp_path, n_gpu_layers=0)
+        lab.predict("512", 6, "big", "here", ceilings=tmp_path, n_gpu_layers=0)
 
 
 def test_a_folder_without_results_is_no_evidence(tmp_path: Path) -> None:
@@ -628,7 +628,7 @@ def test_the_function_and_the_command_predict_the_same() -> None:
 
 
 def test_the_page_counts_the_devices_that_are_ranked(tmp_path: Path) -> None:
-    rows = lab.predict("4000", 300, "llama-3.1-8b", results=tmp_path)
+    rows = lab.predict("4000", 300, "llama-3.1-8b", ceilings=tmp_path)
     n_known = sum(row.is_known for row in rows)
     sentence = f"It ranks {n_known} of the {len(rows)} devices that it knows"
     page = Path("docs/machines.md").read_text(encoding="utf-8")
@@ -642,20 +642,20 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
     assert row["prefill_limit_s"] is None
     assert row["tpot_limit_s"] > 0
     code, out, error = run_lab(
-        "predict", "-m", "llama-3.3-70b:Q4_K_M", "-d", "rtx-4090", "--results", tmp_path
+        "predict", "-m", "llama-3.3-70b:Q4_K_M", "-d", "rtx-4090", "--ceilings", tmp_path
     )
     assert code == 0, error
     assert "does not fit" in out
     assert "1,008 GB/s" in out
     _, out, _ = run_lab(
-        "predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--results", tmp_path
+        "predict", "-m", "llama-2-7b:Q4_0", "-d", "rtx-3060", "--ceilings", tmp_path
     )
     cited = "llama-2-7b: Q4_0 prefill of 512 tokens 2,137.5 to 2,407.7 tokens/s ("
     assert cited in " ".join(out.split())
 
 
 def test_this_machine_without_ceilings_and_too_many_tokens_are_refused(tmp_path: Path) -> None:
-    _, _, error = run_lab("predict", "-d", "here", "--results", tmp_path)
+    _, _, error = run_lab("predict", "-d", "here", "--ceilings", tmp_path)
     assert "not been measured" in error
     _, _, error = run_lab("predict", "-p", "999999999999", "-d", "m4")
     assert "are too many" in error

@@ -74,7 +74,7 @@ def test_a_command_is_found_without_the_prose_around_it() -> None:
         "Try: lab measure --no-such-option",
         "lab measure -r many",
         "next: lab explain",
-        "lab ab --blocks 4 --repeat 3 a b",
+        "lab ab --repeat 4 --blocks 3 a b",
     ],
 )
 def test_a_wrong_command_is_noticed(line: str) -> None:

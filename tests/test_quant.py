@@ -397,7 +397,7 @@ def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:
     assert rows[3]["kl"] == pytest.approx(0.05)
     assert run_lab("plot", path, "--out", tmp_path)[0] == 0
     assert (tmp_path / "a-quant.png").exists()
-    assert run_lab("report", path, "--out", tmp_path / "a.html")[0] == 0
+    assert run_lab("report", path, "--file", tmp_path / "a.html")[0] == 0
     assert "Quality and speed" in (tmp_path / "a.html").read_text()
     assert kinds.commands(results.read([path]).all_lines) == ["lab quant --budget 90s"]
 
@@ -486,10 +486,10 @@ def test_a_name_of_the_catalog_asks_before_it_downloads(
         (("smollm2-135m", "--cache-type", "q4_0,f16"), "Name the reference first"),
         (("smollm2-135m", "smollm2-135m"), "named twice"),
         (("a.gguf", "b.gguf", "--cache-type", "f16,q8_0"), "--cache-type compares one file"),
-        (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "empty.txt"), "is empty"),
-        (("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "random"), "Random tokens"),
+        (("smollm2-135m", "--cache-type", "f16,q8_0", "--prompt", "empty.txt"), "is empty"),
+        (("smollm2-135m", "--cache-type", "f16,q8_0", "--prompt", "random"), "Random tokens"),
         (
-            ("smollm2-135m", "--cache-type", "f16,q8_0", "--text", "short.txt", "-t", "1"),
+            ("smollm2-135m", "--cache-type", "f16,q8_0", "--prompt", "short.txt", "-t", "1"),
             "too few for two chunks",
         ),
     ],
@@ -553,7 +553,7 @@ def plan_of_two_chunks(
         "prompt_len": 16,
         "gen": 4,
         "threads": 1,
-        "blocks": 1,
+        "repeat": 1,
         **options,
     }
     with Worker() as worker:
@@ -588,7 +588,7 @@ def test_cache_types_of_the_embedded_model(
 def test_the_budget_covers_the_speed_too(
     embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of_two_chunks(embedded, tmp_path, monkeypatch, blocks=100)
+    plan = plan_of_two_chunks(embedded, tmp_path, monkeypatch, repeat=100)
     spent = dataclasses.replace(plan, budget_s=0.0)
     monkeypatch.setattr(measuring, "FEWEST_BLOCKS", 1)
     monkeypatch.setattr(QualityLine, "__post_init__", lambda line: None)

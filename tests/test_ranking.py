@@ -165,7 +165,7 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
     )
     monkeypatch.setattr(prediction, "plan_for", lambda model, settings: plan)
     shutil.copy(SAMPLE, tmp_path)
-    rows = lab.predict("1000", 200, results=tmp_path)
+    rows = lab.predict("1000", 200, ceilings=tmp_path)
     (measured,) = [row for row in rows if row.name == HERE]
     assert measured.is_measured
     assert len(rows) == len(devices.devices()) + 1
@@ -175,7 +175,7 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
         "1000",
         200,
         device="here",
-        results=tmp_path,
+        ceilings=tmp_path,
     )
     assert not explained.is_measured
     assert "are fitted to" in wording.basis(explained)
@@ -189,14 +189,14 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
 
 
 def test_without_ceilings_this_machine_is_not_ranked_and_not_explained(tmp_path: Path) -> None:
-    rows = lab.predict("1000", 4, results=tmp_path)
+    rows = lab.predict("1000", 4, ceilings=tmp_path)
     assert HERE not in [row.name for row in rows]
     with pytest.raises(LabError, match="not been measured"):
         lab.predict(
             "102",
             4,
             device="here",
-            results=tmp_path,
+            ceilings=tmp_path,
         )
 
 
@@ -342,7 +342,7 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("not_installed")
 def test_devices_are_ranked_without_llama_cpp(tmp_path: Path) -> None:
-    request = ("-m", LLAMA, "-p", "8000", "--results", tmp_path, "--no-plot")
+    request = ("-m", LLAMA, "-p", "8000", "--ceilings", tmp_path, "--no-plot")
     status, out, error = run_lab("predict", *request)
     assert status == 0, error
     assert "b200" in out

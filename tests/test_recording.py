@@ -660,7 +660,7 @@ def test_a_report_has_a_section_on_the_recording(
     recordings: dict[str, Any], tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    run_lab("report", str(recordings["plain"][1]), "--out", str(page))
+    run_lab("report", str(recordings["plain"][1]), "--file", str(page))
     text = page.read_text()
     assert "Conversations and caches" in text
     assert "message 1 (system)" in text

@@ -310,10 +310,10 @@ def test_a_report_needs_a_run_and_a_good_name(tmp_path: Path) -> None:
     results.save(tmp_path / "a.jsonl", make_record())
     refused: tuple[tuple[tuple[object, ...], str], ...] = (
         ((tmp_path / "failed.jsonl",), "nothing to report"),
-        ((tmp_path / "a.jsonl", "-o", tmp_path / "a.pdf"), "name must end in .html"),
+        ((tmp_path / "a.jsonl", "-f", tmp_path / "a.pdf"), "name must end in .html"),
         ((tmp_path / "none.jsonl",), "no results file"),
         ((tmp_path / "a.jsonl", "--ceilings", tmp_path / "none"), "no folder"),
-        ((tmp_path / "a.jsonl", "-o", "/dev/null/a.html"), "cannot be written"),
+        ((tmp_path / "a.jsonl", "-f", "/dev/null/a.html"), "cannot be written"),
     )
     for arguments, problem in refused:
         status, _, err = run_lab("report", *arguments)

@@ -678,7 +678,7 @@ def test_a_served_conversation_is_shown(tmp_path: Path) -> None:
 
     code, out, err = run_lab("show", path)
     table = json.loads(run_lab("show", path, "--json")[1])["rows"]
-    page_code, _, page_err = run_lab("report", path, "--out", page)
+    page_code, _, page_err = run_lab("report", path, "--file", page)
 
     assert code == 0, err
     assert "3 turns take" in out

@@ -139,7 +139,7 @@ def test_a_session_ends_at_its_deadline(tmp_path: Path) -> None:
     behaviour = Behaviour(usage=RUNNING, first_ms=20.0, gap_ms=4.0)
     with (
         null_server(NullSettings(models={"null": behaviour})) as started,
-        connect(started.url, max_minutes=6 / 60) as examined,
+        connect(started.url, budget_s=6) as examined,
     ):
         path = examined.new_file(tmp_path)
         requests = list(execute(plan_of(1, repeat=1000), examined, path, lambda status: None))

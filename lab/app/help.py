@@ -15,10 +15,7 @@ MOST_UNGROUPED = 7  # options that are listed without groups, where a command ha
 GROUPS = {
     "What to measure": (),  # and every option that is in no group
     "Filters": ("all", "at-least"),
-    "Number of runs": (
-        *("repeat", "until", "max-repeats", "max-minutes", "blocks", "rounds", "duration"),
-        *("sessions", "pause", "budget"),
-    ),
+    "Number of runs": (*("repeat", "until", "max-repeats", "budget"),),
     "Model": ("model", "served-model"),
     "Engine": (
         *(
@@ -74,7 +71,7 @@ GROUPS = {
             "dry-run",
             "base",
         ),
-        *("ceilings", "force", "format", "as", "table", "save", "help", "help-all"),
+        *("file", "csv", "ceilings", "as", "table", "save", "help", "help-all"),
     ),
 }
 """The groups of options, without their dashes; those of one command belong to the first."""

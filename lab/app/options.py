@@ -233,10 +233,10 @@ UNTIL = [
         help="With --until: maximum number of rounds.",
     ),
     click.option(
-        "--max-minutes",
-        type=float,
-        help="With --until: start no round after this many minutes. With --url: the limit of the "
-        "session.",
+        "--budget",
+        type=DURATION,
+        help="Time to spend, such as 10min: with --until no round starts after it; with --url the "
+        "session ends.",
     ),
 ]
 """How often to repeat, for `with_until`."""
@@ -245,16 +245,16 @@ UNTIL = [
 def with_until(
     until: float | None = None,
     max_repeats: int = 30,
-    max_minutes: float | None = None,
+    budget: str | float | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Keywords of `lab.measure` as `make_plan` takes them. LabError for impossible limits."""
     from lab.runner.cases import Until
     from lab.runner.plan import N_PILOT
 
-    if until is None and max_minutes is not None:
+    if until is None and budget is not None:
         raise LabError(
-            "--max-minutes has an effect only with --until.",
+            "--budget has an effect only with --until.",
             "Add --until 2%, or leave it out.",
         )
     if until is None:
@@ -268,7 +268,8 @@ def with_until(
             f"--max-repeats {max_repeats} is too few to see the spread.",
             f"Allow at least {N_PILOT}.",
         )
-    return settings | {"until": Until(until, max_repeats, max_minutes)}
+    budget_s = None if budget is None else seconds_of(budget)
+    return settings | {"until": Until(until, max_repeats, budget_s)}
 
 
 def with_options(

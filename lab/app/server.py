@@ -115,7 +115,7 @@ def carry_out(url: str, plan: ServerPlan, model: str | None, asked: dict[str, An
     confirm(url, plan.summary, asked["yes"])
     out = err if output.as_json else console.console()
     err.print("examining the server ...")
-    with connect(url, model, err.print, plan.max_minutes, **reaching_of(asked)) as server:
+    with connect(url, model, err.print, plan.budget_s, **reaching_of(asked)) as server:
         text_requests.print_endpoint(server.endpoint, server.model, server.models, out)
         session.check(plan, server)
         examined: dict[str, Any] = {

@@ -77,7 +77,7 @@ def notes_on_blocks(plans: Sequence[Plan], n_blocks: int) -> list[str]:
         return []
     return [
         f"{plural(n_blocks, 'block')} are too few for a verdict on {n_compared} figures: "
-        f"it needs at least --blocks {n_needed}."
+        f"it needs at least --repeat {n_needed}."
     ]
 
 
@@ -91,7 +91,7 @@ def _not_understood(text: str, message: str) -> LabError:
 @click.command(
     "ab",
     cls=WithVariants,
-    first=("prompt-len", "gen", "blocks", "sequences", "at-least", "report"),
+    first=("prompt-len", "gen", "repeat", "sequences", "at-least", "report"),
 )
 @click.argument("variants", nargs=-1, required=True, metavar="VARIANT VARIANT...")
 @with_options(
@@ -112,10 +112,12 @@ def _not_understood(text: str, message: str) -> LabError:
     ),
     click.option(
         "--sequences",
+        "-s",
         help="Sequences to decode together, as in lab batch.  [default: one sequence]",
     ),
     click.option(
-        "--blocks",
+        "--repeat",
+        "-r",
         default=10,
         show_default=True,
         help="Blocks; each runs every variant twice.",
@@ -128,7 +130,7 @@ def _not_understood(text: str, message: str) -> LabError:
 )
 def command(
     variants: tuple[str, ...],
-    blocks: int,
+    repeat: int,
     at_least: float,
     sequences: str | None,
     **asked: Any,
@@ -155,11 +157,11 @@ def command(
     if sequences is not None:
         make = partial(batches.plan, sequences=sequences)
     with Worker() as worker, console.transfer(err) as transferring:
-        plans = trial.plan(worker, labelled, blocks, make, **asked, watch=transferring)
-    introduce(list(plans.values()), err, err, notes_on_blocks(list(plans.values()), blocks))
+        plans = trial.plan(worker, labelled, repeat, make, **asked, watch=transferring)
+    introduce(list(plans.values()), err, err, notes_on_blocks(list(plans.values()), repeat))
     path = new_results_file(next(iter(plans.values())), output.folder)
     records, problem = collect(
-        lambda watch: trial.execute(plans, blocks, path, watch), path, err
+        lambda watch: trial.execute(plans, repeat, path, watch), path, err
     )
     if problem:
         raise problem

@@ -29,8 +29,6 @@ OF_TABLES = "Use --as csv or --as parquet."
 @click.argument("results", nargs=-1, required=True)
 @click.option(
     "--as",
-    "--format",
-    "-f",
     "form",
     type=click.Choice([JSON, CSV, PARQUET]),
     default=JSON,
@@ -42,29 +40,29 @@ OF_TABLES = "Use --as csv or --as parquet."
     type=click.Choice([RUNS, STEPS]),
     help="Which table, for csv and parquet.  [default: runs]",
 )
-@click.option("--out", "-o", metavar="FILE", help="Write into this file.  [default: stdout]")
-def command(results: tuple[str, ...], form: str, table: str | None, out: str | None) -> None:
+@click.option("--file", "-f", metavar="FILE", help="Write into this file.  [default: stdout]")
+def command(results: tuple[str, ...], form: str, table: str | None, file: str | None) -> None:
     """Export results as llama-bench's JSON, or as tables.
 
     \b
-      lab export results/FILE.jsonl --as csv --table steps -o steps.csv
+      lab export results/FILE.jsonl --as csv --table steps -f steps.csv
       lab export results/ > bench.json
     """
     from lab.formats import spreadsheet
 
     if form == JSON and table:
         raise LabError(f"--table {table} has no effect with --as json.", OF_TABLES)
-    if form == PARQUET and out is None:
-        raise LabError("Parquet is binary and cannot be printed.", "Name a file: --out FILE")
+    if form == PARQUET and file is None:
+        raise LabError("Parquet is binary and cannot be printed.", "Name a file: --file FILE")
     reading = read(results)
     if form == JSON:
-        write(llama_bench_json(reading.records), out)
+        write(llama_bench_json(reading.records), file)
         return
     rows = table_of(reading, table or RUNS)
     if form == CSV:
-        write(spreadsheet.without_formulas(rows).to_csv(index=False).encode(), out)
+        write(spreadsheet.without_formulas(rows).to_csv(index=False).encode(), file)
     else:
-        write(as_parquet(rows), out)
+        write(as_parquet(rows), file)
 
 
 def llama_bench_json(records: tuple[Record, ...]) -> bytes:

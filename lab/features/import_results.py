@@ -16,7 +16,7 @@ from lab.errors import printable
 @click.command("import", cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
-    "--device", metavar="NAME", help="The device, for a table that does not name it."
+    "--device", "-d", metavar="NAME", help="The device, for a table that does not name it."
 )
 @out_option("Folder for the results files.")
 def command(files: tuple[str, ...], device: str | None, out: str) -> None:

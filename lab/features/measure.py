@@ -52,8 +52,8 @@ def measure(
     length gets three runs, quick ones up to six. `watch` is called with a `Status` twice a second
     (with `stream` it holds the generated text); without one, a notebook shows a line. `settings`
     are the command's options, such as threads, device or flash_attn; `until` (0.02: 2 %) repeats
-    until medians are that accurate, at most `max_repeats` times and `max_minutes` long. Failed runs
-    are records too (`record.run.status`), with a warning.
+    until medians are that accurate, at most `max_repeats` times and `budget` ("10min") long. Failed
+    runs are records too (`record.run.status`), with a warning.
 
     With `url` the lab measures a server with OpenAI's API: `model` is the server's name for the
     model (None: its only one), and `settings` are prompt, seed, api, api_key_env, header (a list of
@@ -174,7 +174,7 @@ def _measure_server(url: str, given_options: Sequence[str], asked: dict[str, Any
         asked["repeat"],
         asked["prompt"],
         asked["seed"],
-        asked["max_minutes"],
+        asked["budget"],
     )
     model = asked["model"] if "model" in given_options else None
     server.carry_out(url, plan, model, asked)

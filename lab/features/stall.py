@@ -297,6 +297,7 @@ OPTIONS = (
     ),
     click.option(
         "--sequences",
+        "-s",
         default="1,4",
         show_default=True,
         help="Numbers of sequences that decode when the prompt comes: 1,4.",

@@ -51,9 +51,9 @@ class Client:
     flight.
     """
 
-    def __init__(self, access: Access, max_minutes: float | None = None) -> None:
+    def __init__(self, access: Access, budget_s: float | None = None) -> None:
         self.access = access
-        self._max_minutes = max_minutes  # of the whole session
+        self._budget_s = budget_s  # of the whole session
         self._began_s = time.monotonic()
         self.start_ns = 0  # of the last plan, by time.perf_counter_ns()
         self._arrivals = Arrivals()
@@ -71,8 +71,8 @@ class Client:
         watch()
         if self.left_s <= 0:
             raise TimeIsOver(
-                f"The time of the session is over ({self._max_minutes:g} minutes).",
-                "What has ended is kept. Allow more with --max-minutes.",
+                f"The time of the session is over ({self._budget_s:,.0f} s).",
+                "What has ended is kept. Allow more with --budget.",
             )
         plan = dataclasses.replace(plan, timeout_s=min(plan.timeout_s, self.left_s))
         replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
@@ -95,9 +95,9 @@ class Client:
     @property
     def left_s(self) -> float:
         """What is left of the session's time."""
-        if self._max_minutes is None:
+        if self._budget_s is None:
             return math.inf
-        return self._began_s + 60 * self._max_minutes - time.monotonic()
+        return self._began_s + self._budget_s - time.monotonic()
 
     def send(
         self,

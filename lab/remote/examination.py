@@ -95,12 +95,12 @@ def connect(
     url: str,
     model: str | None = None,
     say: Callable[[str], object] = lambda sentence: None,
-    max_minutes: float | None = None,
+    budget_s: float | None = None,
     **how: Unpack[Reaching],
 ) -> Iterator[Server]:
     """Examine the server at `url` and connect to it; the client ends with the block.
 
-    `model` is the server's name for it (None: its only one). `max_minutes` is the limit of all that
+    `model` is the server's name for it (None: its only one). `budget_s` is the limit of all that
     is asked within the block. Calls `say` with a sentence before the
     first answers. LabError if the server cannot be reached, the choice of the model is unclear, or
     it does not stream.
@@ -108,7 +108,7 @@ def connect(
     address = access(
         url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S)
     )
-    with Client(address, max_minutes) as client:
+    with Client(address, budget_s) as client:
         yield _examine(client, model, how.get("api"), say)
 
 

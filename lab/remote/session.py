@@ -51,7 +51,7 @@ class ServerPlan:
     n_repeat: int
     text: str
     seed: int
-    max_minutes: float | None = None  # no request is sent later, and none lasts longer
+    budget_s: float | None = None  # no request is sent later, and none lasts longer
 
     @property
     def n_requests(self) -> int:
@@ -77,7 +77,7 @@ def make_plan(
     repeat: int | None = None,
     prompt: str = TEXT,
     seed: int = 1,
-    max_minutes: float | None = None,
+    budget_s: float | None = None,
 ) -> ServerPlan:
     """The plan of a measurement, for any server. LabError for invalid arguments."""
     lengths = parse_lengths(DEFAULT_LENGTHS if prompt_len is None else prompt_len)
@@ -88,13 +88,8 @@ def make_plan(
                 f"--{name} {value:,} is not possible.",
                 f"Give a whole number from 1 to {most:,}.",
             )
-    if max_minutes is not None and not 0 < max_minutes < 100_000:
-        raise LabError(
-            f"--max-minutes {max_minutes:g} is not possible.",
-            "Give a number above 0, such as 10.",
-        )
     cases = tuple(Case(n_prompt, gen) for n_prompt in lengths)
-    return ServerPlan(cases, n_repeat, prompt_text(prompt), seed, max_minutes)
+    return ServerPlan(cases, n_repeat, prompt_text(prompt), seed, budget_s)
 
 
 def check(plan: ServerPlan, server: Server) -> None:
@@ -128,7 +123,7 @@ def carry_out(
         def say(sentence: str) -> None:
             show(Status(sentence))
 
-        with connect(url, model, say, plan.max_minutes, **how) as server:
+        with connect(url, model, say, plan.budget_s, **how) as server:
             check(plan, server)
             records = list(execute(plan, server, server.new_file(Path(out)), show))
     errors = [record.error for record in records if record.error and not record.is_warmup]

@@ -110,11 +110,11 @@ def utc_now() -> str:
 @dataclass(frozen=True)
 class Until:
     """When to stop: intervals within +- `share` of their medians, or the maximum of repeats or
-    minutes."""
+    seconds."""
 
     share: float
     max_repeats: int
-    max_minutes: float | None
+    budget_s: float | None
 
 
 class Draft(NamedTuple):

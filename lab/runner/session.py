@@ -142,9 +142,9 @@ class _Loop:
             yield self.engine.settings, run
 
     def _is_out_of_time(self) -> bool:
-        """Whether `--max-minutes` forbids a new round."""
-        minutes = self.plan.until.max_minutes if self.plan.until else None
-        return minutes is not None and time.monotonic() - self.started >= 60 * minutes
+        """Whether `--budget` forbids a new round."""
+        budget_s = self.plan.until.budget_s if self.plan.until else None
+        return budget_s is not None and time.monotonic() - self.started >= budget_s
 
     def _extend(self) -> bool:
         """Add the rounds after the planned ones to the list, once; whether there are any."""

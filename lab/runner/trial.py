@@ -41,24 +41,24 @@ def ab(
     variants: Sequence[Mapping[str, Any]],
     prompt_len: str = "256",
     gen: int = 32,
-    blocks: int = N_BLOCKS,
+    repeat: int = N_BLOCKS,
     model: str = catalog.DEFAULT,
     *,
     out: str | Path = "results",
     **shared: Any,
 ) -> list[Record]:
-    """Measure settings side by side, in blocks; the first variant is the base. Returns the records.
+    """Measure settings side by side in `repeat` blocks and return the records.
 
         lab.compare(lab.ab([{"threads": 1}, {"threads": 2}]))
 
-    A variant has its own settings (and model, if it differs), `shared` those of all. A notebook
-    shows a progress line.
+    The first variant is the base. A variant has its own settings (and model, if it differs),
+    `shared` those of all. A notebook shows a progress line.
     """
     with Worker() as worker:
         plans = plan(
             worker,
             named(variants),
-            blocks,
+            repeat,
             prompt_len=prompt_len,
             gen=gen,
             model=model,
@@ -66,7 +66,7 @@ def ab(
         )
     path = new_results_file(next(iter(plans.values())), Path(out))
     with progress.in_notebook() as watch:
-        return list(execute(plans, blocks, path, watch))
+        return list(execute(plans, repeat, path, watch))
 
 
 def named(variants: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -93,7 +93,7 @@ def plan(
     Names are kept in records, so they have only the end of a library folder's path. `make` makes
     each plan: of a plain measurement, or of an experiment.
     """
-    check_number("blocks", n_blocks, 1000)
+    check_number("repeat", n_blocks, 1000)
     if len(variants) > len(string.ascii_uppercase):
         raise LabError(
             f"{len(variants)} variants are too many.", "Compare at most 26 at once."

@@ -27,7 +27,7 @@ COMMANDS = {
     "stall": "stall -p 1024 -r 2",
     "turns": "turns",
     "speculate": "speculate --draft lookup --draft-len 2,4",
-    "ab": 'ab "--threads 1" "--threads 2" --blocks 4',
+    "ab": 'ab "--threads 1" "--threads 2" --repeat 4',
     "trace": "trace -p 1000 -n 32 -r 8",
     "quant": "quant --budget 3min",
     "tune": "tune -p 500 -n 100 --budget 2min",

@@ -183,7 +183,7 @@ def shown_of(
     texts["compare json"] = run_lab("compare", quiet, path, "--json", "--no-plot")[1]
     texts["export"] = run_lab("export", path, "--format", "csv")[1]
     page = folder / "page.html"
-    assert run_lab("report", path, "-o", page)[0] == 0
+    assert run_lab("report", path, "-f", page)[0] == 0
     text = page.read_text()
     texts["page"] = html.unescape(
         re.sub(r"<[^>]+>", " ", text[: text.index('id="mini-lab-records"')])

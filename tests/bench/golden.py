@@ -30,7 +30,7 @@ REFUSED = (
     "measure -p 10 -n 0",
     "measure -m no-such-model",
     "measure --repeat 0",
-    "measure --max-minutes 1",
+    "measure --budget 1min",
     "measure --url http://127.0.0.1:9 -p 10",
     "batch -s 0",
     "turns --turn 100",
@@ -42,7 +42,7 @@ REFUSED = (
     "predict -m llama-3.2-3b -d no-such-device",
     "plot /nonexistent",
     "claims --only 99",
-    "export results -f csv --as md",
+    "export results --as md",
 )
 
 
@@ -55,13 +55,13 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
     for path in map(str, [*SAMPLES, "results"]):
         yield ("show", path)
         yield ("show", "--json", path)
-        yield ("report", path, "-o", str(out / f"page-{Path(path).stem}.html"))
-        yield ("export", path, "-f", "csv", "--table", "runs")
-        yield ("export", path, "-f", "csv", "--table", "steps")
+        yield ("report", path, "-f", str(out / f"page-{Path(path).stem}.html"))
+        yield ("export", path, "--as", "csv", "--table", "runs")
+        yield ("export", path, "--as", "csv", "--table", "steps")
     for path in map(str, ENGINE):
         yield ("explain", path)
         yield ("explain", "--json", path)
-        yield ("predict", "--results", path, "-m", "llama-3.2-3b", "-d", "here")
+        yield ("predict", "--ceilings", path, "-m", "llama-3.2-3b", "-d", "here")
     for paths in ((EPYC, XEON), (EPYC, TO_COMPARE), (XEON, TO_COMPARE, EPYC), ("results",)):
         yield ("compare", "--no-plot", *paths)
         yield ("compare", "--no-plot", "--json", *paths)

@@ -90,7 +90,7 @@ def promised_changes(case: Case, folder: Path) -> list[dict[str, Any]]:
 def measured_gains(command: str, folder: Path) -> dict[tuple[str, int], str]:
     """The measured speed-up of each figure and length, with its interval, of a change's command."""
     _, *arguments = shlex.split(command)
-    run(*arguments, "--blocks", N_BLOCKS, "-o", folder)
+    run(*arguments, "--repeat", N_BLOCKS, "-o", folder)
     records = [record for record in results.read([folder]).records if not record.run.warmup]
     (compared,) = comparison.compare(records)
     speed_ups = {}

@@ -31,7 +31,7 @@ from tests.bench import llama_bench
 
 KINDS = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
 QUICK: dict[str, Any] = {
-    "blocks": 1,
+    "repeat": 1,
     "prompt_len": 16,
     "gen": 4,
 }
@@ -118,7 +118,7 @@ def perplexity() -> bool:
         files = map(str, paths.values())
         lines = lab.quant(
             *files,
-            text=str(TEXT),
+            prompt=str(TEXT),
             budget="20min",
             out=folder,
             threads=2,

@@ -30,7 +30,7 @@ def main(rounds: int = 7) -> None:
         lab("ceilings", "-o", folder)
         page = folder / "report.html"
         times = [
-            lab("report", results, "-o", page, "--ceilings", folder) for _ in range(rounds)
+            lab("report", results, "-f", page, "--ceilings", folder) for _ in range(rounds)
         ]
         page_mb = page.stat().st_size / 1e6
         results_mb = results.stat().st_size / 1e6

@@ -1,6 +1,6 @@
 """Is `lab why` right? Planted causes, equal setups, and pastes whose truth is known.
 
-    python -m tests.bench.why pasted               # 200 pastes; goal: no false statement
+    python -m tests.bench.why pasted               # 260 pastes; goal: no false statement
     python -m tests.bench.why planted              # 12 cases, about 20 minutes on two quiet cores
     python -m tests.bench.why equal                # 20 pairs of equal setups, about 5 minutes
     python -m tests.bench.why planted threads      # the planted cases whose name holds a word
@@ -177,7 +177,7 @@ def side_by_side(case: Case, folder: Path) -> tuple[list[Record], list[Record]]:
     for record in lab.ab(
         variants,
         gen=24,
-        blocks=BLOCKS,
+        repeat=BLOCKS,
         out=folder / "ab",
     ):
         if record.run.is_timed:

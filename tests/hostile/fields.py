@@ -35,15 +35,15 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "show": ("show", "FILE", "--details"),
     "json": ("show", "FILE", "--json"),
     "plot": ("plot", "FILE", "-o", "OUT"),
-    "report": ("report", "FILE", "-o", "OUT/page.html"),
+    "report": ("report", "FILE", "-f", "OUT/page.html"),
     "explain": ("explain", "FILE", "--details", "--no-plot"),
     "compare": ("compare", "FILE", "SAMPLE", "--no-plot"),
     "bench": ("export", "FILE"),
-    "runs": ("export", "FILE", "-f", "csv"),
-    "steps": ("export", "FILE", "-f", "csv", "--table", "steps"),
+    "runs": ("export", "FILE", "--as", "csv"),
+    "steps": ("export", "FILE", "--as", "csv", "--table", "steps"),
     "why": ("why", "SAMPLE", "FILE", "--budget", "0", "--no-plot", "-o", "OUT"),
     "why-prefill": ("why", "FILE", "SAMPLE", "--budget", "0", "--prefill", "-o", "OUT"),
-    "predict": ("predict", "-d", "here", "--results", "FOLDER"),
+    "predict": ("predict", "-d", "here", "--ceilings", "FOLDER"),
 }
 NO_NUMBER = re.compile(r"(?<![\w./-])(?:nan|-?inf)(?![\w.-])")
 

@@ -267,7 +267,7 @@ def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
         results.save(
             tmp_path / "a.jsonl", make_record(make_run(variant=session), session=session)
         )
-    code, out, _ = run_lab("export", tmp_path, "-f", "csv")
+    code, out, _ = run_lab("export", tmp_path, "--as", "csv")
     assert code == 0
     for row in csv.reader(io.StringIO(out)):
         for cell in row:

@@ -33,6 +33,7 @@ EXPLAINED_LENGTHS = "10,1000,10000"
     ),
     click.option(
         "--sequences",
+        "-s",
         default=1,
         show_default=True,
         help="Users whose answers are decoded together.",
@@ -66,10 +67,10 @@ EXPLAINED_LENGTHS = "10,1000,10000"
     click.option("--slo", metavar="LIMITS", help="Limits to keep, such as ttft=2s,tpot=50ms."),
     *(option for option in SETTINGS if option is not DEVICE),
     click.option(
-        "--results",
+        "--ceilings",
         default=RESULTS,
         show_default=True,
-        help="Folder with ceilings and runs to learn from.",
+        help="Folder with the ceilings, and with runs to learn from.",
     ),
     as_json_option(),
     click.option("--no-plot", is_flag=True, help="Draw no plots; this command draws none."),
@@ -80,7 +81,7 @@ def predict(
     prompt_len: str | None,
     shows_all: bool,
     slo: str | None,
-    results: str,
+    ceilings: str,
     as_json: bool,
     no_plot: bool,
     sequences: int,
@@ -116,7 +117,7 @@ def predict(
     from lab.show import console
     from lab.show.section import print_sections
 
-    check_folder(results)
+    check_folder(ceilings)
     model = asked.pop("model")
     is_ranking = prediction.ranks(device)
     lengths = prompt_len or (RANKED_LENGTHS if is_ranking else EXPLAINED_LENGTHS)
@@ -128,7 +129,7 @@ def predict(
         device,
         sequences=sequences,
         slo=limits,
-        results=results,
+        ceilings=ceilings,
         measured=measured,
         gbps=gbps,
         memory=memory,
@@ -141,15 +142,15 @@ def predict(
     all_sections = tables.sections(rows, limits, is_ranking, shows_all, specs)
     print_sections(all_sections, console.console())
     if device is None and not any(row.name == HERE for row in rows):
-        note(prediction.missing_here(specs[0], results, asked))
+        note(prediction.missing_here(specs[0], ceilings, asked))
 
 
-def check_folder(results: str) -> None:
+def check_folder(ceilings: str) -> None:
     """LabError for a named folder that does not exist."""
-    if results != RESULTS and not Path(results).is_dir():
+    if ceilings != RESULTS and not Path(ceilings).is_dir():
         raise LabError(
-            f"There is no folder {results}.",
-            "Name the one with your results: --results FOLDER",
+            f"There is no folder {ceilings}.",
+            "Name the one with your results: --ceilings FOLDER",
         )
 
 

@@ -38,7 +38,7 @@ def predict(
     *,
     sequences: int = 1,
     slo: Slo | None = None,
-    results: str | Path = "results",
+    ceilings: str | Path = "results",
     measured: Sequence[str] = (),
     gbps: float | None = None,
     memory: str | None = None,
@@ -50,8 +50,8 @@ def predict(
         lab.predict("8000", 300, "llama-3.1-8b:Q4_K_M")[:5]  # the fastest devices
 
     Without `device` it ranks all devices of models/devices.toml, and this machine: by runs of such
-    a request in the folder `results`, otherwise by its ceilings and runs there. `device` names some
-    devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and
+    a request in the folder `ceilings`, otherwise by its ceilings and runs there. `device` names
+    some devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and
     models with commas. The answers of `sequences` users are decoded together. `measured` are rates
     of your own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow its ranges. `gbps` is
     its memory bandwidth, where it differs from the datasheet. `memory` limits that of this machine,
@@ -77,7 +77,7 @@ def predict(
                 )
                 rows.append(row)
         if HERE in names:
-            evidence = prediction.evidence_in(Path(results))
+            evidence = prediction.evidence_in(Path(ceilings))
             on_this = prediction.on_this_machine if device else ranked_here
             rows_here = on_this(plan, lengths, gen, sequences, evidence)
             if n_bytes is not None:
@@ -188,11 +188,11 @@ def ranked_here(
     return rows
 
 
-def missing_here(spec: str, results: str | Path, settings: dict[str, Any]) -> str:
+def missing_here(spec: str, ceilings: str | Path, settings: dict[str, Any]) -> str:
     """Why this machine is not in a ranking of a model, and the commands that change it."""
     plan = prediction.plan_for(spec, settings)
     try:
-        prediction.on_this_machine(plan, [1000], 2, 1, prediction.evidence_in(Path(results)))
+        prediction.on_this_machine(plan, [1000], 2, 1, prediction.evidence_in(Path(ceilings)))
     except LabError as problem:
         return wording.missing_here(plan.model, problem.what)
     return wording.missing_here(plan.model, "")

@@ -45,8 +45,7 @@ OPTIONS = (
         "--cache-type", default="", help="Compare cache types of one file: f16,q8_0,q4_0."
     ),
     click.option(
-        "--text",
-        metavar="TEXT",
+        "--prompt",
         help="A text file, or the lab's own: code,dialogue.  [default: all]",
     ),
     click.option(
@@ -57,7 +56,8 @@ OPTIONS = (
         help="Time to spend, such as 2min or 1h.",
     ),
     click.option(
-        "--blocks",
+        "--repeat",
+        "-r",
         default=planning.BLOCKS,
         show_default=True,
         help="Blocks for speed; each runs every file twice.",
@@ -90,7 +90,7 @@ YES = click.option(
 )
 
 
-@click.command("quant", cls=Command, first=("cache-type", "text", "budget", "blocks"))
+@click.command("quant", cls=Command, first=("cache-type", "prompt", "budget", "repeat"))
 @click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
 @with_options(*OPTIONS, CSV, YES, *ENGINE, SEED, *OUTPUT, DRY_RUN)
 def command(
@@ -168,7 +168,7 @@ def print_plan(plan: planning.QuantPlan, as_json: bool) -> None:
 
     files = {name: file.model.n_bytes for name, file in plan.plans.items()}
     if as_json:
-        planned = {"files": files, "budget_s": plan.budget_s, "blocks": plan.blocks}
+        planned = {"files": files, "budget_s": plan.budget_s, "repeat": plan.repeat}
         print(json.dumps(planned))
         return
     out = console.console()
@@ -176,7 +176,7 @@ def print_plan(plan: planning.QuantPlan, as_json: bool) -> None:
         out.print(f"{name}, {(n_bytes or 0) / 1e6:,.0f} MB")
     out.print(
         f"Quality: chunks of {measuring.N_CHUNK} tokens through each file, until all are told "
-        f"apart. Speed: at most {plan.blocks} blocks. At most {duration(plan.budget_s)} in all."
+        f"apart. Speed: at most {plan.repeat} blocks. At most {duration(plan.budget_s)} in all."
     )
 
 

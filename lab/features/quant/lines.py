@@ -40,7 +40,7 @@ class QualityLine:
     started_at: str
     variant: str
     reference: str  # the variant that it was compared with
-    text: str  # the source of the text: the option --text, or "" for the lab's own
+    text: str  # the source of the text: the option --prompt, or "" for the lab's own
     texts: tuple[str, ...]  # the kind of text of each chunk
     chunks: tuple[Divergence, ...]
     is_floor: bool = False

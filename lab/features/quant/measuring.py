@@ -53,9 +53,9 @@ UNQUANTIZED = ("f16", "bf16", "f32")
 def quant(
     *files: str,
     cache_type: str = "",
-    text: str | None = None,
+    prompt: str | None = None,
     budget: str | float = planning.BUDGET,
-    blocks: int = planning.BLOCKS,
+    repeat: int = planning.BLOCKS,
     prompt_len: int = planning.PROMPT_LEN,
     gen: int = planning.GEN,
     out: str | Path = "results",
@@ -73,9 +73,9 @@ def quant(
     """
     asked = {
         "cache_type": cache_type,
-        "text": text,
+        "prompt": prompt,
         "budget": budget,
-        "blocks": blocks,
+        "repeat": repeat,
         "prompt_len": prompt_len,
         "gen": gen,
         **settings,
@@ -125,7 +125,7 @@ def speeds(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
             left_s = min(left_s, status.left_s)
         watch(replace(status, left_s=left_s, announcement=""))
 
-    for record in trial.execute(plan.plans, plan.blocks, path, show):
+    for record in trial.execute(plan.plans, plan.repeat, path, show):
         yield record
         if record.run.is_timed:
             n_done += 1
@@ -213,7 +213,7 @@ class Scoring:
         """How long the command will take, after the first chunk."""
         n_chunks = len(self.chunks)
         spent_s = time.monotonic() - self.plan.began
-        left_s = (n_chunks - 1) * self.chunk_s + self.plan.blocks * self.block_s
+        left_s = (n_chunks - 1) * self.chunk_s + self.plan.repeat * self.block_s
         most_s = min(spent_s + left_s, self.plan.budget_s)
         least_s = spent_s + self.chunk_s + FEWEST_BLOCKS * self.block_s
         if least_s > self.plan.budget_s:
@@ -224,7 +224,7 @@ class Scoring:
         return (
             f"At most about {duration(most_s)} in all: {duration(self.chunk_s)} for each of at "
             f"most {n_chunks} chunks, then about {duration(self.block_s)} for each of at most "
-            f"{plural(self.plan.blocks, 'block')}."
+            f"{plural(self.plan.repeat, 'block')}."
         )
 
     def is_enough(self, n_scored: int) -> bool:
@@ -272,7 +272,7 @@ class Scoring:
             started_at=self.started_at,
             variant=name,
             reference=self.plan.reference,
-            text=self.plan.text,
+            text=self.plan.prompt,
             texts=tuple(chunk.text for chunk in self.chunks[: len(scores)]),
             chunks=tuple(scores),
             is_floor=is_floor,

@@ -31,9 +31,9 @@ class QuantPlan:
 
     plans: dict[str, Plan]
     texts: dict[str, str]
-    text: str  # the option --text; "" for the lab's own texts
+    prompt: str  # the option --prompt; "" for the lab's own texts
     budget_s: float  # of the whole command, from `began` on
-    blocks: int
+    repeat: int
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -54,9 +54,9 @@ def plan(
     worker: Worker,
     *files: str,
     cache_type: str | Sequence[str] = "",
-    text: str | None = None,
+    prompt: str | None = None,
     budget: str | float = BUDGET,
-    blocks: int = BLOCKS,
+    repeat: int = BLOCKS,
     prompt_len: int = PROMPT_LEN,
     gen: int = GEN,
     **settings: Any,
@@ -81,15 +81,15 @@ def plan(
         specs = list(expanded(files))
         variants = [{"model": spec} for spec in specs]
         check_variants(specs, example_for(specs[0]))
-    check_number("blocks", blocks, 1000)
+    check_number("repeat", repeat, 1000)
     budget_s = seconds_of(budget)
-    texts = texts_of(text)
-    plans = trial.plan(worker, trial.named(variants), blocks, **shared)
+    texts = texts_of(prompt)
+    plans = trial.plan(worker, trial.named(variants), repeat, **shared)
     if not types:
         check_files(worker, plans)
     for name, plan_of_variant in plans.items():
         plans[name] = replace(plan_of_variant, part=PART)
-    return QuantPlan(plans, texts, text or "", budget_s, blocks, began)
+    return QuantPlan(plans, texts, prompt or "", budget_s, repeat, began)
 
 
 def cache_types(option: str | Sequence[str]) -> list[str]:

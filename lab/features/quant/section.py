@@ -222,7 +222,7 @@ def equality_sentences(summary: QuantFigures) -> list[str]:
     if summary.equal is None:
         return [
             f"{summary.n_chunks} chunks are too few to tell files apart: at least {FEWEST_CHUNKS} "
-            "are needed. Give a longer --text, or a larger --budget."
+            "are needed. Give a longer --prompt, or a larger --budget."
         ]
     if not summary.equal:
         return []

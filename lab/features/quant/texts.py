@@ -25,17 +25,17 @@ class Chunk(NamedTuple):
 
 
 def texts_of(option: str | None) -> dict[str, str]:
-    """The texts by kind: the lab's own, or what --text names. LabError for random tokens."""
+    """The texts by kind: the lab's own, or what --prompt names. LabError for random tokens."""
     if option is None:
         return {kind: prompts.own_text(names) for kind, names in TEXTS.items()}
     try:
         source = prompts.source(option)
     except LabError as problem:
         what = problem.what.replace("prompt file", "text")
-        raise LabError(what, "Give a UTF-8 text, or leave --text out.") from None
+        raise LabError(what, "Give a UTF-8 text, or leave --prompt out.") from None
     if source.text is None:
         raise LabError(
-            "Random tokens say nothing about quality.", "Give a text, or leave --text out."
+            "Random tokens say nothing about quality.", "Give a text, or leave --prompt out."
         )
     return {source.name: source.text}
 

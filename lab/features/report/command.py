@@ -15,8 +15,8 @@ from lab.errors import LabError, printable
 @click.command(cls=Command)
 @click.argument("results", nargs=-1, required=True)
 @click.option(
-    "--out",
-    "-o",
+    "--file",
+    "-f",
     metavar="FILE",
     help="The page.  [default: the first results file's name, with .html]",
 )
@@ -30,13 +30,17 @@ from lab.errors import LabError, printable
     help="Leave out the sliders that predict other requests and devices.",
 )
 def report(
-    results: tuple[str, ...], out: str | None, ceilings: str, at_least: float, no_explore: bool
+    results: tuple[str, ...],
+    file: str | None,
+    ceilings: str,
+    at_least: float,
+    no_explore: bool,
 ) -> None:
     """Write results as one HTML page with the raw data inside.
 
     \b
       lab report results/FILE.jsonl
-      lab report results/ --out report.html
+      lab report results/ --file report.html
 
     The page contains the data and needs no network, so you can mail it or put it on any server. lab
     show and lab compare read the records in it. If the ceilings of a machine are known (lab
@@ -46,7 +50,7 @@ def report(
     from lab.features.report import page
 
     contents = read(results, with_findings=True)
-    path = Path(out) if out else default_path(results)
+    path = Path(file) if file else default_path(results)
     check_path(path, results)
     written = page.report(
         path,
@@ -72,7 +76,7 @@ def check_path(path: Path, results: tuple[str, ...]) -> None:
     """LabError for another suffix, and for a page that would replace its results."""
     if path.suffix != ".html":
         message = f"A page's name must end in .html, and {path} does not."
-        raise LabError(message, "For example: --out report.html")
+        raise LabError(message, "For example: --file report.html")
     if path.resolve() in {Path(name).resolve() for name in results}:
-        message = f"--out {path} would overwrite the results."
-        raise LabError(message, "Choose another name: --out report.html")
+        message = f"--file {path} would overwrite the results."
+        raise LabError(message, "Choose another name: --file report.html")

@@ -49,7 +49,7 @@ MEMORY = click.option(
     metavar="LIMITS",
     help="Decode with limited memory instead: shares of the file or sizes, such as 60%,80%,1GB.",
 )
-SETTING_NAMES = ("threads", "n_gpu_layers", "device", "flash_attn", "repack")
+SETTING_NAMES = ("threads", "n_gpu_layers", "device", "flash_attn", "repack", "lib")
 SETTINGS = [setting_option(name) for name in SETTING_NAMES]
 
 

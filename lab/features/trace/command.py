@@ -23,7 +23,7 @@ OF_TIMES = {
     "gen": "--gen",
     "prompt_len": "--prompt-len",
     "repeat": "--repeat",
-    "results": "--ceilings",
+    "ceilings": "--ceilings",
 }
 """Options of a trace of times, which attention weights do not use."""
 
@@ -81,7 +81,6 @@ TEXT = click.option(
 )
 CEILINGS = click.option(
     "--ceilings",
-    "results",
     default=RESULTS,
     show_default=True,
     help="Folder with the ceilings.",

@@ -37,7 +37,7 @@ def trace(
     repeat: int = 5,
     model: str = catalog.DEFAULT,
     *,
-    results: str | Path = "results",
+    ceilings: str | Path = "results",
     out: str | Path = "results",
     watch: obtain.ShowTransfer = obtain.silently,
     say: Callable[[str], None] = lambda sentence: None,
@@ -47,8 +47,9 @@ def trace(
 
         lab.trace(200, threads=2).decode.parts
 
-    Rounds alternate with untraced ones. `results` is the folder with the ceilings. Writes a results
-    file in `out`. `say` is told how long it will take. LabError for what does not fit into memory.
+    Rounds alternate with untraced ones. The folder `ceilings` has the machine's ceilings. Writes
+    a results file in `out`. `say` is told how long it will take. LabError for what does not fit
+    into memory.
     """
     check_number("gen", gen, 1000)
     check_number("repeat", repeat, 1000)
@@ -68,7 +69,7 @@ def trace(
             Trace, f"{CHILD}.trace", tokens=tokens, n_gen=gen, n_rounds=repeat
         )
     where = probing.place_of(plan.machine, plan.model, chosen, placement)
-    ceilings = probing.known(probing.kept(Path(results), lambda sentence: None), where)
+    known_ceilings = probing.known(probing.kept(Path(ceilings), lambda sentence: None), where)
     devices = plan.machine.devices
     path = new_results_file(plan, Path(out))
     line = TraceLine(
@@ -77,9 +78,9 @@ def trace(
         model=plan.model,
         settings=chosen,
         started_at=utc_now(),
-        prefill=phase("prefill", traced.prefill, plan.model, chosen, ceilings, devices),
-        decode=phase("decode", traced.decode, plan.model, chosen, ceilings, devices),
-        ceilings_measured_at=ceilings.measured_at if ceilings else None,
+        prefill=phase("prefill", traced.prefill, plan.model, chosen, known_ceilings, devices),
+        decode=phase("decode", traced.decode, plan.model, chosen, known_ceilings, devices),
+        ceilings_measured_at=known_ceilings.measured_at if known_ceilings else None,
         placement=placement,
         command=asked_command.command(),
     )

@@ -55,6 +55,7 @@ OPTIONS = (
     ),
     click.option(
         "--sequences",
+        "-s",
         default=1,
         show_default=True,
         help="Requests that are answered together, as in lab batch.",

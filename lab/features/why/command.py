@@ -51,6 +51,7 @@ MOST_LETTERS = 60  # of a picture's name
     ),
     click.option(
         "--device",
+        "-d",
         help="The device of a figure without records, as in lab predict; of two with a comma.",
     ),
     click.option("--prefill", is_flag=True, help="Compare prefill instead of decode."),

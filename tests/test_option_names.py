@@ -1,0 +1,136 @@
+"""One name for one thing in the options of all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import click
+import pytest
+
+from lab.main import lab as cli
+
+REFUSED = {
+    "--repeat": ("--blocks", "--rounds", "--runs", "--repetitions"),
+    "--sequences": ("--users", "--streams", "--concurrency", "--parallel"),
+    "--ceilings": ("--results",),
+    "--budget": ("--max-minutes", "--duration", "--max-time"),
+    "--prompt": ("--text",),
+    "--as": ("--format",),
+    "--file": ("--output", "--page"),
+}
+"""The name of a thing, and the names that it does not have."""
+
+TWO_SHORT_NAMES = {"--device": {"-d", "-dev"}}
+"""A device of the datasheets; llama.cpp's name of a device."""
+
+MOST_COMMANDS = 0.9  # an option that so many commands of an engine have, all of them have
+NOT_HERE = {
+    "quant": {"--model"},  # its files are arguments
+    "start": {  # only settings that change what is loaded
+        *("--batch", "--ubatch", "--cache-type-k", "--cache-type-v", "--kv-offload"),
+        *("--main-gpu", "--n-cpu-moe", "--op-offload", "--override-tensor", "--prefill-wait"),
+        *(
+            "--rpc",
+            "--settings",
+            "--split-mode",
+            "--tensor-split",
+            "--threads-batch",
+            "--help-all",
+        ),
+    },
+}
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command and subcommand with its name."""
+    for name, command in cli.commands.items():
+        yield name, command
+        if isinstance(command, click.Group):
+            for subname, subcommand in command.commands.items():
+                yield f"{name} {subname}", subcommand
+
+
+COMMANDS = dict(all_commands())
+
+
+def options_of(command: click.Command) -> Mapping[str, click.Option]:
+    """The options of a command by their long names (that of a switch: without no-)."""
+    options = {}
+    for option in command.params:
+        if isinstance(option, click.Option):
+            options[max(option.opts, key=len)] = option
+    return options
+
+
+def short_names(option: click.Option) -> set[str]:
+    return {
+        name
+        for name in (*option.opts, *option.secondary_opts)
+        if name.startswith("-") and not name.startswith("--")
+    }
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_thing_has_one_name(name: str) -> None:
+    users = [command for command in COMMANDS.values() if name in options_of(command)]
+    assert users
+    for command_name, command in COMMANDS.items():
+        assert not set(REFUSED[name]) & set(options_of(command)), command_name
+
+
+def test_an_option_has_one_long_name() -> None:
+    for command_name, command in COMMANDS.items():
+        for option in options_of(command).values():
+            long_names = [name for name in option.opts if name.startswith("--")]
+            assert len(long_names) == 1, (command_name, option.opts)
+
+
+def test_an_option_has_the_same_short_name_in_all_commands() -> None:
+    short_by_name = dict[str, set[str]]()
+    long_by_short = dict[str, set[str]]()
+    for command in COMMANDS.values():
+        for name, option in options_of(command).items():
+            short_by_name.setdefault(name, set()).update(short_names(option) or {""})
+            for short in short_names(option):
+                long_by_short.setdefault(short, set()).add(name)
+    assert len(short_by_name) > 80
+    differing = {name: names for name, names in short_by_name.items() if len(names) > 1}
+    assert differing.pop("--mmap", {""}) == {""}
+    assert differing == TWO_SHORT_NAMES
+    for short, names in long_by_short.items():
+        assert len(names) == 1, short
+
+
+def test_out_is_a_folder_and_file_a_file() -> None:
+    for command_name, command in COMMANDS.items():
+        options = options_of(command)
+        if "--out" in options:
+            assert "older" in str(options["--out"].help), command_name
+        if "--file" in options:
+            assert options["--file"].metavar == "FILE", command_name
+
+
+def test_what_most_commands_of_an_engine_have_all_have() -> None:
+    engines = {
+        name: options_of(command)
+        for name, command in COMMANDS.items()
+        if "--threads" in options_of(command) and name != "rpc-server"
+    }
+    assert len(engines) > 12
+    counts = dict[str, int]()
+    for options in engines.values():
+        for option in options:
+            counts[option] = counts.get(option, 0) + 1
+    common = {name for name, n in counts.items() if n >= MOST_COMMANDS * len(engines)}
+    assert {"--json", "--threads", "--ubatch"} <= common
+    for name, options in engines.items():
+        assert common - set(options) == NOT_HERE.get(name, set()), name
+
+
+def test_who_writes_results_takes_the_options_of_output() -> None:
+    for name, command in COMMANDS.items():
+        options = set(options_of(command))
+        if "--report" in options:
+            assert {"--out", "--no-plot", "--json"} <= options, name
+        if "--out" in options and "--file" not in options and name != "import":
+            assert "--json" in options or name == "plot", name
