@@ -655,7 +655,9 @@ def test_predicting_elsewhere(tmp_path: Path) -> None:
 
 
 def test_this_machine_without_ceilings_and_too_many_tokens_are_refused(tmp_path: Path) -> None:
-    _, _, error = run_lab("predict", "-d", "here", "--ceilings", tmp_path)
+    request = ("-m", "llama-3.1-8b:Q4_K_M", "-d", "here")
+    _, _, error = run_lab("predict", *request, "--ceilings", tmp_path)
     assert "not been measured" in error
+    assert "Measure them: lab ceilings --types Q4_K,Q6_K" in error
     _, _, error = run_lab("predict", "-p", "999999999999", "-d", "m4")
     assert "are too many" in error

@@ -35,6 +35,7 @@ from lab.roofline import (
 )
 from lab.roofline.conditioning import ComparedRate
 from lab.roofline.learning import Coverage, Learned, LearnedCase, Step
+from lab.roofline.probes import used_types
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner.cases import Plan
 from lab.runner.placing import memory_for
@@ -382,7 +383,7 @@ def on_this_machine(
     model = plan.model
     settings = plan.settings
     place = probing.place_of(plan.machine, model, settings)
-    ceilings = probing.need(evidence.ceilings, place, HERE)
+    ceilings = probing.need(evidence.ceilings, place, HERE, used_types(model))
     offload = learning.offload_of(model, settings)
     learned = learning.learn(evidence.records, ceilings, offload)
     here = Here(model, settings, ceilings, learned)

@@ -322,9 +322,12 @@ def _is_needed(rate: Rate, needed: set[tuple[Kernel, int]] | None) -> bool:
     return (probes.kernel(rate), rate.n_threads) in needed
 
 
-def need(sessions: Sequence[Ceilings], where: Where, label: str) -> Ceilings:
-    """What is known of a place, or a LabError that says what there is instead. `label` says what it
-    is needed for.
+def need(
+    sessions: Sequence[Ceilings], where: Where, label: str, types: Sequence[str] = ()
+) -> Ceilings:
+    """What is known of a place, or a LabError that says what there is instead.
+
+    `label` says what it is needed for, `types` are those of the model's weights.
     """
     check_one_gpu(where)
     ceilings = known(sessions, where)
@@ -346,6 +349,8 @@ def need(sessions: Sequence[Ceilings], where: Where, label: str) -> Ceilings:
     hint = "Measure them on that machine, with the settings of the runs: lab ceilings"
     if label == HERE:
         hint = "Measure them: lab ceilings"
+        if types:
+            hint = f"{hint} --types {','.join(types)}"
     sessions = [session for session in sessions if session.on_gpu == (lacking is not None)]
     if not sessions:
         raise LabError(f"The ceilings of {subject} have not been measured.", hint)
