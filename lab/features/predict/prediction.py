@@ -81,7 +81,7 @@ def predict(
             on_this = prediction.on_this_machine if device else ranked_here
             rows_here = on_this(plan, lengths, gen, sequences, evidence)
             if n_bytes is not None:
-                limit = limited_memory(n_bytes, plan, file_of(spec), Path(results))
+                limit = limited_memory(n_bytes, plan, file_of(spec), Path(ceilings))
                 rows_here = [with_limit(row, plan.settings, limit) for row in rows_here]
             rows += rows_here
     if slo is not None:
