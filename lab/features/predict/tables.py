@@ -233,8 +233,9 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     for row in rows:
         for clause in wording.beyond(row.extrapolations):
             sentences.append(f"{row.n_prompt:,} tokens: {clause}.")
-    if first.room is not None:
-        sentences.append(wording.reads_again(first))
+    rows_without_room = [row for row in rows if row.room is not None]
+    if rows_without_room:
+        sentences.append(wording.reads_again(rows_without_room[0]))
     if slo is not None:
         sentences.append(f"keeps limits: the probability of {slo.label}.")
     sentences.append(wording.basis(first))

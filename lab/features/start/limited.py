@@ -185,7 +185,7 @@ def measured(
             raise
         raise LabError(
             f"With {limit / 1e6:,.0f} MB the engine did not get through: {death.what}",
-            "Its own memory comes before the file's pages. Give more: --memory 60%",
+            "Give more: its own memory (100 MB, and the KV cache) comes before the file's pages.",
         ) from None
     return MemoryLine(
         session=session,
