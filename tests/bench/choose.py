@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,11 @@ HELD_OUT_WINDOWS = (32, 128, 512)
 N_PAIRS = 20
 N_TOKENS = 48
 SEED = 11
-LEAST_FOLLOWED = 0.95
+N_PROBS = 400
+EXACT = (0, 3, 4)
+"""Chains of SAMPLED that need only the logits of the most probable tokens, up to a constant."""
 GREEDY_OPTIONS = {"temp": 0}
-SAMPLED = (
+SAMPLED: tuple[dict[str, Any], ...] = (
     {"temp": 0.8},
     {"temp": 1.2, "top_k": 0},
     {"temp": 0.9, "repeat_penalty": 1.2},
@@ -258,17 +261,14 @@ def server() -> bool:
     """Whether seeded chains choose llama-server's tokens.
 
     With the llama-server of the same llama.cpp the answers are compared. The one of the wheel is
-    another build, whose logits differ in their last digits: there the lab's chain follows the
-    server's answer, and chooses at each of its places with its own logits.
+    another build, whose logits differ: there the lab's chain follows the server's answer, and
+    chooses at each of its places, once with the lab's logits, once with those of the server.
     """
     path = catalog.embedded_path()
     is_same_build = llama_bench.is_built("llama-server")
     start = llama_server if is_same_build else wheel_server
     print(f"same build: {is_same_build}")
-    n_equal = 0
-    n_places = 0
-    n_followed = 0
-    n_of_wrong_seed = 0
+    counts: Counter[str] = Counter()
     with Worker() as worker:
         worker.load(path, SETTINGS)
         prompt = worker.tokenize("The lighthouse keeper wrote a letter about the storm, and")
@@ -276,28 +276,43 @@ def server() -> bool:
         with start(path, *options) as real:
             url = real.url.removesuffix("/v1")
             print_logit_differences(worker, url, prompt)
-            for asked in SAMPLED:
-                theirs = tokens_of_server(url, prompt, asked)
-                ours = tokens_of_lab(worker, prompt, asked)
-                difference = first_difference(ours, theirs)
-                n_equal += difference is None
-                followed = tokens_along(worker, prompt, theirs, asked, SEED)
-                wrong = tokens_along(worker, prompt, theirs, asked, SEED + 1)
-                n_places += len(theirs)
-                n_followed += n_common(followed, theirs)
-                n_of_wrong_seed += n_common(wrong, theirs)
-                print(
-                    f"{asked}: {in_words(difference, ours, theirs)}; along the server's answer "
-                    f"{n_common(followed, theirs)} of {len(theirs)} places equal, with another "
-                    f"seed {n_common(wrong, theirs)}"
-                )
-    share = n_followed / n_places
+            for number, asked in enumerate(SAMPLED):
+                counts += compared(worker, url, prompt, asked, number in EXACT)
     print(
-        f"equal answers: {n_equal} of {len(SAMPLED)}; along the server's answers "
-        f"{100 * share:.1f} % of {n_places} places equal, with another seed "
-        f"{100 * n_of_wrong_seed / n_places:.1f} %"
+        f"equal answers: {counts['answers']} of {len(SAMPLED)}; along the server's answers "
+        f"{counts['followed']} of {counts['places']} places equal, with another seed "
+        f"{counts['wrong seed']}; with the server's logits {counts['exact']} of "
+        f"{counts['exact places']}"
     )
-    return n_equal == len(SAMPLED) if is_same_build else share >= LEAST_FOLLOWED
+    if is_same_build and counts["answers"] < len(SAMPLED):
+        return False
+    return counts["exact"] == counts["exact places"]
+
+
+def compared(
+    worker: Worker, url: str, prompt: list[int], asked: dict[str, Any], is_exact: bool
+) -> Counter[str]:
+    """How many places of the server's answer the lab's chain chooses too."""
+    answer = answer_of_server(url, prompt, asked, n_probs=N_PROBS)
+    theirs = list(answer["tokens"])
+    ours = tokens_of_lab(worker, prompt, asked)
+    difference = first_difference(ours, theirs)
+    followed = tokens_along(worker, prompt, theirs, asked, SEED)
+    wrong = tokens_along(worker, prompt, theirs, asked, SEED + 1)
+    counts = Counter(
+        {
+            "answers": int(difference is None),
+            "places": len(theirs),
+            "followed": n_common(followed, theirs),
+            "wrong seed": n_common(wrong, theirs),
+        }
+    )
+    if is_exact:
+        exact = tokens_of_logits(worker, prompt, answer, asked)
+        counts["exact"] = n_common(exact, theirs)
+        counts["exact places"] = len(theirs)
+    print(f"{asked}: {in_words(difference, ours, theirs)}; {dict(counts)}")
+    return counts
 
 
 def print_logit_differences(worker: Worker, url: str, prompt: list[int]) -> None:
@@ -323,6 +338,51 @@ def tokens_along(
     """The lab's choice at each place of an answer."""
     worker.new_context(settings_of(asked, seed))
     return worker.call(list[int], "tests.bench.choose.choices", prompt=prompt, tokens=answer)
+
+
+def tokens_of_logits(
+    worker: Worker, prompt: list[int], answer: dict[str, Any], asked: dict[str, Any]
+) -> list[int]:
+    """The lab's choice at each place of an answer, with the server's logits."""
+    ids: list[list[int]] = []
+    logits: list[list[float]] = []
+    for place in answer["completion_probabilities"]:
+        ids.append([row["id"] for row in place["top_logprobs"]])
+        logits.append([row["logprob"] for row in place["top_logprobs"]])
+    worker.new_context(settings_of(asked, SEED))
+    return worker.call(
+        list[int],
+        "tests.bench.choose.choices_of_logits",
+        prompt=prompt,
+        tokens=list(answer["tokens"]),
+        ids=ids,
+        logits=logits,
+    )
+
+
+def choices_of_logits(
+    context: LlamaContext,
+    prompt: list[int],
+    tokens: list[int],
+    ids: list[list[int]],
+    logits: list[list[float]],
+) -> list[int]:
+    """In the child: as `choices`, with logits of the most probable tokens, all others far below."""
+    import numpy as np
+
+    sampling = context.settings.sampling
+    assert sampling is not None
+    candidates = engine_sampling.Candidates(context.loaded.n_vocab)
+    samplers = engine_sampling.Chain(context, sampling, prompt, candidates)
+    chosen: list[int] = []
+    for place, token in enumerate(tokens):
+        row = np.full(context.loaded.n_vocab, -1e9, dtype=np.float32)
+        row[ids[place]] = logits[place]
+        candidates.fill(row)
+        chosen.append(candidates.chosen_by(samplers.pointer))
+        llama_cpp().llama_sampler_accept(samplers.pointer, token)
+    samplers.free()
+    return chosen
 
 
 def choices(context: LlamaContext, prompt: list[int], tokens: list[int]) -> list[int]:
@@ -388,10 +448,6 @@ def tokens_of_lab(worker: Worker, prompt: list[int], asked: dict[str, Any]) -> l
     outcome = worker.run(scripts.run(prompt, N_TOKENS, 512), lambda progress: None)
     end = outcome.end_of_generation_at
     return list(outcome.token_ids if end is None else outcome.token_ids[:end])
-
-
-def tokens_of_server(url: str, prompt: list[int], asked: dict[str, Any]) -> list[int]:
-    return list(answer_of_server(url, prompt, asked)["tokens"])
 
 
 def answer_of_server(
