@@ -346,13 +346,13 @@ def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
         "a-decode.png",
         "a-decode.svg",
     ]
-    table_of_runs = run_lab("export", "--format", "csv", file)[1].splitlines()
+    table_of_runs = run_lab("export", "--as", "csv", file)[1].splitlines()
     assert len(table_of_runs) == 7
     assert "ttft_s" in table_of_runs[0]
     for wrong, message in (
         (("explain", file), "only requests to servers"),
         (("export", file), "no rows for requests to servers"),
-        (("export", "--format", "csv", "--table", "steps", file), "have no steps"),
+        (("export", "--as", "csv", "--table", "steps", file), "have no steps"),
         (("compare", file), "nothing to compare"),
     ):
         status, _, err = run_lab(*wrong)

@@ -91,7 +91,7 @@ def test_data_on_stdout_is_whole_whatever_its_encoding(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     results.save(file, make_record(model=dataclasses.replace(MODEL, name=name)))
     answers = []
-    export = ["export", str(file), "--format", "csv", "--table", "runs"]
+    export = ["export", str(file), "--as", "csv", "--table", "runs"]
     for command in (export, ["show", str(file), "--json"]):
         done = subprocess.run(
             [sys.executable, "-m", "lab", *command],

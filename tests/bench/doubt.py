@@ -181,7 +181,7 @@ def shown_of(
         "explain", path, "--json", "--no-plot", "--ceilings", folder
     )
     texts["compare json"] = run_lab("compare", quiet, path, "--json", "--no-plot")[1]
-    texts["export"] = run_lab("export", path, "--format", "csv")[1]
+    texts["export"] = run_lab("export", path, "--as", "csv")[1]
     page = folder / "page.html"
     assert run_lab("report", path, "-f", page)[0] == 0
     text = page.read_text()
