@@ -65,6 +65,16 @@ ANSWERS = {  # of each exercise: a right answer and a wrong one, in the notebook
         ('"c"', '"a"'),
     ],
     "06": [("2_000 / 100", "2_000 / 101"), ("2.7", "0.3")],
+    "07": [
+        ("10", "12"),
+        (
+            "2_000 * 2 * 2 * model.n_layer * model.n_head_kv * model.head_dim"
+            " / (prefill.seconds(2_000) / 10)",
+            "2_000 * 2 * model.n_layer * model.n_head_kv * model.head_dim"
+            " / (prefill.seconds(2_000) / 10)",
+        ),
+        ('"b"', '"a"'),
+    ],
 }
 
 
@@ -433,6 +443,23 @@ def test_what_a_notebook_cannot_show_is_named() -> None:
         lesson.kernels(FAST, MODEL, 2, ["Q5_0"])
     with pytest.raises(LabError, match="belong to no experiment"):
         lesson.rows([make_record(make_run())])
+
+
+def test_a_build_without_rpc_is_a_sentence_in_place_of_a_figure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert lesson.token_ms_in_processes(2, "tensor") is None
+    out = " ".join(capsys.readouterr().out.split())
+    assert "has no RPC" in out
+    assert "-DGGML_RPC=ON" in out
+
+
+def test_a_table_of_computed_figures_is_headed_by_its_first_column() -> None:
+    frame = lesson.rows_of(
+        {"way": "static", "steps": 6, "s": 1.23456}, {"way": "b", "steps": 5, "s": 2.0}
+    )
+    assert frame.index.name == "way"
+    assert frame.loc["static"].tolist() == [6, "1.23"]
 
 
 NAMES_AN_OUTPUT = re.compile(r"stored here|table above|last column")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
+import subprocess
 import time
 from collections.abc import Sequence
 
@@ -75,7 +76,8 @@ def command(
 
 
 class RpcServer:
-    """A running server. Use it in a `with` block: leaving it ends the server.
+    """A running server. Use it in a `with` block: leaving it ends the server. What it prints is
+    not shown if `is_silent`.
 
     LabError if it cannot start: no free port, no such device, a build without RPC.
     """
@@ -87,12 +89,14 @@ class RpcServer:
         device: Sequence[str] = (),
         threads: int = 1,
         lib: str | None = None,
+        is_silent: bool = False,
     ) -> None:
         _check_address(host, port)
         self.endpoint = f"{host}:{port}"
         asked = {"endpoint": self.endpoint, "device": list(device), "threads": threads}
         code = "from lab.engine.rpc_server import serve; serve()"
-        self._process = start(code, json.dumps(asked), stderr=None, env=environment(lib))
+        messages = subprocess.DEVNULL if is_silent else None
+        self._process = start(code, json.dumps(asked), stderr=messages, env=environment(lib))
         try:
             self.devices = self._lent()
             self._wait_for_answer()

@@ -4,15 +4,19 @@
 
 Prints how long each takes (with its measuring) and how large it then is. Run it after a change of
 the notebooks, of the records' schema, or of anything that the notebooks show; nothing else may run
-meanwhile.
+meanwhile. Notebook 7 measures llama.cpp's RPC with a library that is compiled here, if it can be.
 """
 
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+
+from tests import rpc_library
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 
@@ -35,9 +39,12 @@ def run(path: Path) -> None:
 
 
 def main(*names: str) -> None:
-    for path in sorted(FOLDER.glob("*.ipynb")):
-        if path.name.startswith(names or ("",)):
-            run(path)
+    with tempfile.TemporaryDirectory() as folder:
+        if rpc_library.source() is not None:
+            os.environ["LAB_RPC_LIB"] = str(rpc_library.build(Path(folder)))
+        for path in sorted(FOLDER.glob("*.ipynb")):
+            if path.name.startswith(names or ("",)):
+                run(path)
 
 
 if __name__ == "__main__":

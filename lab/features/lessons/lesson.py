@@ -3,9 +3,12 @@ the guesses and exercises of exercises.py."""
 
 from __future__ import annotations
 
+import contextlib
 import html
 import itertools
+import socket
 import textwrap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,8 +25,10 @@ from lab.errors import LabError
 from lab.features.explain import advice
 from lab.features.explain.section import explained
 from lab.features.lessons.exercises import ask, ask_again, check, guess
+from lab.features.measure import measure
 from lab.features.predict import tables
 from lab.features.report import page
+from lab.features.rpc_server import RpcServer
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.remote import own_server
@@ -274,6 +279,18 @@ def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
     return pd.DataFrame(cells, columns=["term", "meaning", "here"]).set_index("term")
 
 
+def rows_of(*rows: dict[str, Any]) -> pd.DataFrame:
+    """A table of figures that a notebook computed: a row for each dict, headed by its first
+    value."""
+    import pandas as pd
+
+    frame = pd.DataFrame(list(rows))
+    for name in frame.columns:
+        if pd.api.types.is_float_dtype(frame[name]):
+            frame[name] = frame[name].map(digits)
+    return frame.set_index(frame.columns[0])
+
+
 def kernels(
     ceilings: Ceilings, model: Model, n_threads: int, types: Sequence[str]
 ) -> pd.DataFrame:
@@ -371,6 +388,41 @@ def serve(n_threads: int | None = None) -> OwnServer:
     server = own_server.start_own(catalog.embedded_path(), catalog.DEFAULT, n_threads)
     _running.append(server)
     return server
+
+
+def token_ms_in_processes(n: int, split_mode: str, lib: str | None = None) -> float | None:
+    """The median milliseconds of a token with the model on `n` processes of one thread each, which
+    llama.cpp's RPC connects on this machine.
+
+    None, with a printed sentence, if this build of llama.cpp has no RPC or no such split. `lib`:
+    the folder of another build.
+    """
+    try:
+        with contextlib.ExitStack() as stack, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a failed run is one run less
+            addresses = []
+            for _ in range(n):
+                server = RpcServer("127.0.0.1", _free_port(), lib=lib, is_silent=True)
+                addresses.append(stack.enter_context(server).endpoint)
+            records = measure(
+                [64],
+                16,
+                2,
+                rpc=addresses,
+                lib=lib,
+                split_mode=split_mode,
+                threads=1,
+                out="../results",
+            )
+        return float(figures(records).tpot_ms.iloc[0])
+    except LabError as error:
+        say(str(error).replace("\n", " "))
+        return None
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 def events(record: RequestRecord) -> pd.DataFrame:
