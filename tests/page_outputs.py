@@ -1,22 +1,25 @@
 """What the pages show of commands: real outputs and the help. cog calls this module from comments
 in the pages.
 
-A command runs in the repository's folder, 100 columns wide, as a reader would run it.
+A command runs in the repository's folder, 100 columns wide, as a reader would run it; all in one
+process, so that Python, pandas and matplotlib start once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
+from unittest import mock
 
 import click
 import cog
 from click.testing import CliRunner
 
 from lab.main import lab
+from tests.conftest import run_lab
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 100
@@ -24,17 +27,14 @@ SHARED_GROUPS = ("Engine", "Devices")
 """Groups of options that many commands share: the reference has them once."""
 
 
-def output_of(command: str) -> list[str]:
-    """The lines that `lab COMMAND` prints on stdout."""
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", *shlex.split(command)],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": str(WIDTH)},
-    )
-    return [line.rstrip() for line in done.stdout.splitlines()]
+@functools.cache
+def output_of(command: str) -> tuple[str, ...]:
+    """The lines that `lab COMMAND` prints on stdout; pages may show the same command."""
+    width = mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)})
+    with contextlib.chdir(ROOT), width:
+        status, out, err = run_lab(*shlex.split(command))
+    assert status == 0, f"lab {command}\n{err}"
+    return tuple(line.rstrip() for line in out.splitlines())
 
 
 def show(command: str, after: str | None = None, before: str | None = None) -> None:
@@ -51,7 +51,7 @@ def show(command: str, after: str | None = None, before: str | None = None) -> N
     cog.outl(f"```text\n$ lab {command}\n{text}\n```")
 
 
-def line_that_begins(lines: list[str], start: str) -> int:
+def line_that_begins(lines: tuple[str, ...], start: str) -> int:
     """The number of the first line that begins with a text."""
     return next(number for number, line in enumerate(lines) if line.startswith(start))
 
