@@ -22,6 +22,7 @@ N_RUNNING = 15  # positions in a running median
 HEADROOM = 1.35
 """The upper end of the axis, relative to the 95th percentile of the gaps of the slowest line."""
 
+MOST_LENGTHS = 12  # prompt lengths that are drawn
 WIDE = 12  # lines that differ by more than this factor have a logarithmic axis
 
 TOKEN = "token"
@@ -60,7 +61,8 @@ def plot_decode(records: Records, ax: Axes | None = None) -> Axes:
     gaps are between events (inter-chunk latency). LabError if no run decoded a token.
     """
     timed, rows = selection.timed_rows(records)
-    gaps = _gaps(timed, rows)
+    lengths = _evenly_spaced(sorted(rows.n_prompt.dropna().unique()))
+    gaps = _gaps(timed, rows[rows.n_prompt.isin(lengths)])
     if gaps.empty:
         raise LabError(
             "There is nothing to draw: no run decoded a token.",
@@ -85,22 +87,38 @@ def plot_decode(records: Records, ax: Axes | None = None) -> Axes:
     return axes[0]
 
 
+def _evenly_spaced(lengths: Sequence[int]) -> list[int]:
+    """At most MOST_LENGTHS of the lengths, with the first and the last one."""
+    if len(lengths) <= MOST_LENGTHS:
+        return list(lengths)
+    last = len(lengths) - 1
+    return [lengths[number * last // (MOST_LENGTHS - 1)] for number in range(MOST_LENGTHS)]
+
+
 def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each gap of each answer: `place` 2 is the second token (or event), and so on."""
     import pandas as pd
 
-    answers = [pd.DataFrame()]
+    answers: list[dict[str, Any]] = []
+    n_gaps: list[int] = []
+    all_gaps_ns: list[float] = []
+    places: list[int] = []
     for setup, runs in table.setups(rows):
         for run in runs.itertuples():
             gaps_ns, kind = _gaps_of(timed[run.run])
-            answer = pd.DataFrame({"ms": gaps_ns}) / 1e6
-            answer["place"] = answer.index + 2
-            answer["setup"] = setup
-            answer["n_prompt"] = int(run.n_prompt)
-            answer["is_disturbed"] = bool(run.disturbed)
-            answer["kind"] = kind
+            answer = {
+                "setup": setup,
+                "n_prompt": int(run.n_prompt),
+                "is_disturbed": bool(run.disturbed),
+                "kind": kind,
+            }
             answers.append(answer)
-    return pd.concat(answers, ignore_index=True)
+            n_gaps.append(len(gaps_ns))
+            all_gaps_ns += gaps_ns
+            places += range(2, 2 + len(gaps_ns))
+    of_answers = pd.DataFrame(answers)
+    gaps = of_answers.loc[of_answers.index.repeat(n_gaps)].reset_index(drop=True)
+    return gaps.assign(ms=pd.Series(all_gaps_ns, dtype=float) / 1e6, place=places)
 
 
 def _gaps_of(record: Record | RequestRecord) -> tuple[Sequence[float], str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+MOST_PROGRESS = 100  # runs of a setup whose steps are drawn
 MOST_GROWTHS = 4  # lengths of a single setup up to which the picture says how the time grows
 
 
@@ -99,7 +100,8 @@ def _draw_progress(steps: pd.DataFrame, curves: Sequence[Curve], shares_axes: bo
         label = "progress within each run"
         if shares_axes and number > 0:
             label = "_"  # the first curve is in the legend
-        for _, run in steps[steps.run.isin(curve.runs.run)].groupby("run"):
+        newest_runs = curve.runs.run.unique()[-MOST_PROGRESS:]
+        for _, run in steps[steps.run.isin(newest_runs)].groupby("run"):
             if len(run) > 1:
                 ends = run.n_past + run.n_tokens
                 color = curve.style["color"]

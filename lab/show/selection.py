@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lab.core.lists import plural
@@ -14,6 +15,29 @@ from lab.show.text_setup import one_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_TABLES = 50  # of setups that are shown
+MOST_PANELS = 12  # of setups that a picture shows
+Groups = Sequence[tuple[str, "pd.DataFrame"]]  # the label and rows of a setup
+
+
+def newest(groups: Groups, most: int) -> Groups:
+    """The groups of rows that were measured last, at most so many, in the same order."""
+    if len(groups) <= most:
+        return groups
+    starts = [str(rows.started_at.fillna("").max()) for _, rows in groups]
+    by_start = sorted(range(len(groups)), key=starts.__getitem__)
+    return [groups[number] for number in sorted(by_start[-most:])]
+
+
+def left_out(n_shown: int, n_setups: int) -> list[str]:
+    """A sentence on setups that are not shown."""
+    if n_shown == n_setups:
+        return []
+    return [
+        f"{n_shown:,} of {n_setups:,} setups are shown, the newest. To see others, name fewer "
+        "results files."
+    ]
 
 
 def plain_runs(records: Records) -> list[Record]:
@@ -38,7 +62,12 @@ def timed_rows(records: Records) -> tuple[list[Record | RequestRecord], pd.DataF
         raise _nothing_to_draw(records)
     rows = table.runs(timed)
     measured = table.measured(rows)
-    return timed, rows if measured.empty else measured
+    rows = rows if measured.empty else measured
+    setups = table.setups(rows)
+    shown = newest(setups, MOST_PANELS)
+    if len(shown) < len(setups):
+        rows = rows[rows.run.isin([run for _, part in shown for run in part.run])]
+    return timed, rows
 
 
 def _nothing_to_draw(records: Records) -> LabError:
@@ -58,6 +87,10 @@ def subject(timed: Records, rows: pd.DataFrame) -> str:
     """Model, machine and number of repeats, for a title; for requests also server and client."""
     setup_and_length = [*text_setup.fields(rows), "n_prompt", "n_gen"]
     repeats = _repeats(rows.groupby(setup_and_length, dropna=False).size())
+    if len(table.setups(rows)) == MOST_PANELS:
+        n_setups = len(table.setups(table.runs(timed)))
+        if n_setups > MOST_PANELS:
+            repeats += f"; the newest {MOST_PANELS} of {n_setups:,} setups"
     if not table.alone(timed):
         return f"{text_setup.where(table.of_engine(timed))} ({repeats})"
     requests = rows[rows.server.notna()]

@@ -5,12 +5,13 @@ Rates are computed here from times. A sweep has one row per prompt length.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core import experiments, phases
 from lab.core.lists import first_known
-from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run
+from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run, Steps
 from lab.core.request import RequestRecord
 from lab.core.request_times import RequestFigures, figures
 from lab.runner import disturbances
@@ -200,46 +201,53 @@ def steps(records: Records) -> pd.DataFrame:
     """
     import pandas as pd
 
-    tables = []
+    of_runs: list[dict[str, Any]] = []
+    columns: dict[str, list[Any]] = {column.name: [] for column in dataclasses.fields(Steps)}
+    n_steps: list[int] = []
     for index, record in enumerate(records):
         if isinstance(record, Record) and record.run.steps.kind:
-            tables.append(_steps_of(record, index))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+            is_timed = phases.times_prefill_steps(record.settings)
+            of_runs.append(_common(record, index) | {"times_prefill_steps": is_timed})
+            n_steps.append(len(record.run.steps.kind))
+            for name, values in columns.items():
+                values += getattr(record.run.steps, name)
+    if not of_runs:
+        return pd.DataFrame()
+    runs_of_steps = pd.DataFrame(of_runs)
+    rows = runs_of_steps.loc[runs_of_steps.index.repeat(n_steps)].reset_index(drop=True)
+    return _with_figures(rows, pd.DataFrame(columns))
 
 
-def _steps_of(record: Record, index: int) -> pd.DataFrame:
-    import pandas as pd
-
-    rows = record.run.steps.frame()
-    is_decode = rows.kind == DECODE
+def _with_figures(rows: pd.DataFrame, measured_steps: pd.DataFrame) -> pd.DataFrame:
+    """What the steps of a run have in common (`rows`), and the columns and figures of each step."""
+    steps_of_runs = measured_steps.groupby(rows.run)
+    is_decode = measured_steps.kind == DECODE
     # The step before the first decode step
-    ends_prefill = is_decode.shift(-1, fill_value=True)
-    number_of_token = 1 + tokens_since_prefill(is_decode)
-    compute_ms = (rows.ready_ns - rows.start_ns) * 1e-6
-    if not phases.times_prefill_steps(record.settings):
-        compute_ms = compute_ms.mask(rows.kind == PREFILL)
-    itl_ms = (rows.end_ns - rows.end_ns.shift(fill_value=0)) * 1e-6
-    columns = {
-        **_common(record, index),
-        "kind": rows.kind,
-        "generated": number_of_token.where(is_decode | ends_prefill, 0),
-        "n_tokens": rows.n_tokens,
-        "n_past": rows.n_past,
-        "n_seq": rows.n_seq,
-        "n_outputs": rows.n_outputs,
-        "start_s": rows.start_ns * 1e-9,
-        "ready_s": rows.ready_ns * 1e-9,
-        "end_s": rows.end_ns * 1e-9,
-        "compute_ms": compute_ms,
-        "itl_ms": itl_ms.where(is_decode),
-    }
-    return pd.DataFrame(columns, index=rows.index)
+    ends_prefill = is_decode.groupby(rows.run).shift(-1, fill_value=True)
+    compute_ms = (measured_steps.ready_ns - measured_steps.start_ns) * 1e-6
+    is_submission = (measured_steps.kind == PREFILL) & ~rows.times_prefill_steps
+    itl_ms = (measured_steps.end_ns - steps_of_runs.end_ns.shift(fill_value=0)) * 1e-6
+    number_of_token = 1 + tokens_since_prefill(is_decode, rows.run)
+    return rows.drop(columns="times_prefill_steps").assign(
+        kind=measured_steps.kind,
+        generated=number_of_token.where(is_decode | ends_prefill, 0),
+        n_tokens=measured_steps.n_tokens,
+        n_past=measured_steps.n_past,
+        n_seq=measured_steps.n_seq,
+        n_outputs=measured_steps.n_outputs,
+        start_s=measured_steps.start_ns * 1e-9,
+        ready_s=measured_steps.ready_ns * 1e-9,
+        end_s=measured_steps.end_ns * 1e-9,
+        compute_ms=compute_ms.mask(is_submission),
+        itl_ms=itl_ms.where(is_decode),
+    )
 
 
-def tokens_since_prefill(is_decode: pd.Series) -> pd.Series:
-    """The decode steps since the last prefill step: [F, F, T, T, F, T] gives [0, 0, 1, 2, 0, 1]."""
+def tokens_since_prefill(is_decode: pd.Series, run: pd.Series) -> pd.Series:
+    """The decode steps since the last prefill step of a run: [F, F, T, T, F, T] gives
+    [0, 0, 1, 2, 0, 1]."""
     answer = (~is_decode).cumsum()  # one number for each answer's decode steps
-    return is_decode.astype(int).groupby(answer).cumsum()
+    return is_decode.astype(int).groupby([run, answer]).cumsum()
 
 
 def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from lab.core import experiments, phases, shown, stats
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
 from lab.runner import disturbances
-from lab.show import plot_runs, summaries, table
+from lab.show import plot_runs, selection, summaries, table
 from lab.show.comparison import figure_names
 from lab.show.section import (
     SMALL,
@@ -98,17 +98,21 @@ def chapters(records: Sequence[Record], context: Context) -> list[Section]:
 def _chapter(name: str, title: str, records: Sequence[Record], context: Context) -> Section:
     setups = table.setups(table.runs(records))
     has_several = len(setups) > 1
+    groups: list[tuple[str, pd.DataFrame]] = []
+    for label, rows in setups:
+        groups += [(label, of_length) for _, of_length in rows.groupby("n_gen")]
+    shown_groups = selection.newest(groups, selection.MOST_TABLES)
     parts = []
     answers = []
-    for label, rows in setups:
-        for _, of_length in rows.groupby("n_gen"):
-            of_part = [records[index] for index in dict.fromkeys(of_length.run)]
-            details = context.details or context.is_page
-            part = _part(label, summaries.summary(of_length), of_part, details)
-            answers.append(labelled(label, part.answer) if has_several else part.answer)
-            if context.is_page:  # which has the answers among the sentences
-                part = dataclasses.replace(part, answer="")
-            parts.append(part)
+    for label, of_length in shown_groups:
+        of_part = [records[index] for index in dict.fromkeys(of_length.run)]
+        details = context.details or context.is_page
+        part = _part(label, summaries.summary(of_length), of_part, details)
+        answers.append(labelled(label, part.answer) if has_several else part.answer)
+        if context.is_page:  # which has the answers among the sentences
+            part = dataclasses.replace(part, answer="")
+        parts.append(part)
+    parts += map(left_out, selection.left_out(len(shown_groups), len(groups)))
     return Section(
         title,
         plural(len(setups), "setup") if has_several else "",
@@ -120,6 +124,10 @@ def _chapter(name: str, title: str, records: Sequence[Record], context: Context)
         pictures=_pictures(records, context),
         data=partial(summary_rows, records),
     )
+
+
+def left_out(sentence: str) -> Section:
+    return Section(sentences=[sentence])
 
 
 def _pictures(records: Sequence[Record], context: Context) -> list[Picture]:

@@ -200,11 +200,11 @@ def in_order(text: str) -> list[str]:
     """The lines of a text, or the items of JSON, in an order of their own."""
     try:
         parsed = json.loads(text)
-    except ValueError:
+        items = parsed if isinstance(parsed, list) else [parsed]
+        return sorted(json.dumps(item, sort_keys=True) for item in items)
+    except (ValueError, RecursionError):  # of JSON that is nested too deeply
         lines = text.splitlines()
         return sorted(lines) if len(lines) > 1 else sorted(re.split(r"[\s,;]+", text))
-    items = parsed if isinstance(parsed, list) else [parsed]
-    return sorted(json.dumps(item, sort_keys=True) for item in items)
 
 
 def changed_parts(before: str, text: str) -> tuple[str, str]:

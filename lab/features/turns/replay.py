@@ -95,7 +95,7 @@ def read_recording(path: Path) -> Recording:
                 messages.append(with_text_only(body, left_out))
             else:
                 bodies.append(with_texts_only(body, left_out))
-        except (ValueError, AttributeError, TypeError, KeyError):
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
             raise LabError(
                 f"{path.name}, line {number}, is no request and no message.", HINT
             ) from None
