@@ -31,6 +31,7 @@ NAME = "a-model"
 START_S = 120
 END_S = 10
 POLL_S = 0.05
+PARENT_S = 2.0
 _ADDRESS = re.compile(r"(?:listening|running) on (http://127\.0\.0\.1:\d+)")
 _ANYWHERE = ("--host", "127.0.0.1", "--port", "0")
 
@@ -130,7 +131,7 @@ def _running(
 
 
 def _serve(arguments: Sequence[str]) -> None:
-    """Be the wheel's llama-server until the process is ended."""
+    """Be the wheel's llama-server until the process is ended, or the one that started it."""
     import xllamacpp
 
     parser = argparse.ArgumentParser(prog="wheel_server")
@@ -158,8 +159,9 @@ def _serve(arguments: Sequence[str]) -> None:
         parameters.cache_ram_mib = asked.cache_ram
     server = xllamacpp.Server(parameters)
     print(f"listening on {server.listening_address}", flush=True)
-    while True:
-        time.sleep(3600)
+    parent = os.getppid()
+    while os.getppid() == parent:  # a starter that was killed cannot end its server
+        time.sleep(PARENT_S)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from lab.core import results
 from lab.core.lines import parse_line, to_json
 from lab.core.request import Endpoint
 from lab.features.recording import breaks, figures, sentences
+from lab.features.recording.answers import read_answer
 from lab.features.recording.causes import ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Conversations, Prompt
 from lab.features.recording.differences import difference
@@ -112,6 +113,26 @@ def test_a_removed_answer_that_the_next_one_repeats_is_not_reordered() -> None:
     assert (result.kind, result.block.index) == (breaks.REMOVED, 4)
 
 
+def test_a_removed_message_has_no_character_though_the_next_begins_alike() -> None:
+    before = messages()
+    before[2] = {"role": "assistant", "content": "Only the hammer has a test."}
+    del before[3]
+    now = with_next(before)
+    del now[2]
+    result = difference(chat(before), chat(now))
+    assert result is not None
+    assert (result.kind, result.block.index, result.character) == (breaks.REMOVED, 2, 0)
+
+
+def test_lines_of_the_last_message_in_another_order_are_reordered() -> None:
+    before = [*messages(), {"role": "user", "content": "anvil, then bellows\nchisel\ndrill"}]
+    now = with_next(before)
+    now[6] = {"role": "user", "content": "chisel\nanvil, then bellows\ndrill"}
+    result = difference(chat(before), chat(now))
+    assert result is not None
+    assert (result.kind, result.block.index, result.character) == (breaks.REORDERED, 6, 0)
+
+
 def test_a_prompt_that_only_grows_differs_nowhere() -> None:
     assert difference(chat(messages()), chat(with_next(messages()))) is None
     assert difference(chat(messages()), chat(messages())) is None
@@ -151,6 +172,56 @@ def test_the_excerpt_shows_the_change_in_its_place() -> None:
     result = difference(earlier, later)
     assert result is not None
     assert result.excerpt == "It is 08:0[0:00 -> 3:27]Z now."
+
+
+def test_a_mark_for_a_cache_that_moves_on_is_no_difference() -> None:
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": "1", "content": "blunt"}
+    marked = {**result, "cache_control": {"type": "ephemeral"}}
+    earlier = blocks_of({"messages": [{"role": "user", "content": [marked]}]})
+    assert earlier == blocks_of({"messages": [{"role": "user", "content": [result]}]})
+
+
+STREAMS = {
+    "responses": [
+        {"type": "response.created", "response": {"model": "m"}},
+        {"type": "response.output_text.delta", "delta": "anvil"},
+        {
+            "type": "response.completed",
+            "response": {
+                "model": "m",
+                "usage": {
+                    "input_tokens": 30,
+                    "output_tokens": 4,
+                    "input_tokens_details": {"cached_tokens": 20},
+                },
+            },
+        },
+    ],
+    "messages": [
+        {
+            "type": "message_start",
+            "message": {
+                "model": "m",
+                "usage": {
+                    "input_tokens": 10,
+                    "cache_read_input_tokens": 20,
+                    "output_tokens": 0,
+                },
+            },
+        },
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "anvil"}},
+        {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 4}},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_of_another_interface_is_counted(name: str) -> None:
+    lines = [f"data: {json.dumps(event)}\n\n".encode() for event in STREAMS[name]]
+    answer = read_answer(b"".join(lines), "", "text/event-stream")
+    assert (answer.n_prompt, answer.n_cached, answer.n_gen) == (30, 20, 4)
+    assert answer.model == "m"
+    assert answer.first_byte == len(lines[0]) + len(lines[1]) - 1
 
 
 def test_conversations_are_told_apart_though_they_share_a_system_prompt() -> None:
@@ -467,6 +538,14 @@ def body_without_chunks(answer: bytes) -> bytes:
         whole += body[:n_bytes]
         body = body[n_bytes + 2 :]
     return whole
+
+
+def test_a_websocket_is_refused_with_a_reason(wire: Wire) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    answer = wire.send(b"GET /v1/realtime HTTP/1.1\r\nHost: here\r\n" + upgrade)
+    assert answer.startswith(b"HTTP/1.1 501 ")
+    assert b"lab record passes no WebSocket on: /v1/realtime" in answer
+    assert not wire.upstream.requests
 
 
 def test_a_chunked_body_passes_whole(wire: Wire) -> None:

@@ -90,8 +90,8 @@ def difference(earlier: Blocks, blocks: Blocks) -> Difference | None:
     block = blocks[n_same]
     kind, shown_block = kind_of_blocks(earlier[n_same:], blocks[n_same:])
     is_same_part = block.corresponds_to(before)
-    character = common_prefix(before.text, block.text) if is_same_part else 0
     is_within = kind in (breaks.CHANGED, breaks.SHORTENED, breaks.REORDERED) and is_same_part
+    character = common_prefix(before.text, block.text) if is_within else 0
     return Difference(
         kind=kind,
         block=shown_block,
@@ -180,7 +180,10 @@ def is_answered(tail: Sequence[Block]) -> bool:
 
 
 def similar(first: str, second: str) -> bool:
-    """Whether two texts share at least half of the shorter one, at their beginnings and ends."""
+    """Whether two texts share at least half of the shorter one, at their beginnings and ends, or
+    have the same parts in another order."""
+    if in_order(first) == in_order(second):
+        return True
     n_prefix = common_prefix(first, second)
     n_shared = n_prefix + common_suffix(first[n_prefix:], second[n_prefix:])
     return 2 * n_shared >= min(len(first), len(second))

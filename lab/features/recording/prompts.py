@@ -30,6 +30,7 @@ SYSTEM = "system"
 USER = "user"
 ASSISTANT = "assistant"
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+CACHE_MARK = "cache_control"
 OPTION_FIELDS = ("chat_template_kwargs", "reasoning_effort")
 PATHS = ("/chat/completions", "/completions", "/completion", "/responses", "/messages")
 """The ends of paths where a prompt is sent."""
@@ -121,7 +122,17 @@ def as_text(value: Any) -> str:
         return value
     if isinstance(value, list) and value and all(map(is_text_part, value)):
         return "\n".join(part["text"] for part in value)
+    if isinstance(value, list):
+        value = list(map(without_cache_mark, value))
     return json.dumps(value, ensure_ascii=False)
+
+
+def without_cache_mark(part: Any) -> Any:
+    """A part without the mark for a cache, which clients move on at each call and no template
+    writes."""
+    if not isinstance(part, dict):
+        return part
+    return {name: value for name, value in part.items() if name != CACHE_MARK}
 
 
 def is_text_part(part: Any) -> bool:

@@ -140,6 +140,8 @@ class Proxy:
 
     async def _handle(self, request: BaseRequest) -> StreamResponse:
         """Pass one request on, and its answer back."""
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            return no_websocket(request)
         exchange = exchange_of(request)
         try:
             return await self._pass_on(request, exchange)
@@ -256,13 +258,23 @@ async def without_added_headers(_: BaseRequest, response: StreamResponse) -> Non
 
 
 def no_answer(root: str, problem: BaseException | None) -> StreamResponse:
-    """What the client gets where the server cannot be reached, in the form of OpenAI's errors."""
+    """What the client gets where the server cannot be reached."""
+    reason = f" ({type(problem).__name__})" if problem else ""
+    return refusal(502, "upstream_unreachable", f"lab record: {root} does not answer{reason}.")
+
+
+def no_websocket(request: BaseRequest) -> StreamResponse:
+    """What the client gets that asks for a WebSocket: its frames are no requests to record."""
+    message = f"lab record passes no WebSocket on: {request.path}"
+    return refusal(501, "not_passed_on", message)
+
+
+def refusal(status: int, kind: str, message: str) -> StreamResponse:
+    """An error in the form of OpenAI's."""
     from aiohttp import web
 
-    reason = f" ({type(problem).__name__})" if problem else ""
-    message = f"lab record: {root} does not answer{reason}."
-    error = {"message": message, "type": "upstream_unreachable", "code": 502}
-    return web.json_response({"error": error}, status=502)
+    error = {"message": message, "type": kind, "code": status}
+    return web.json_response({"error": error}, status=status)
 
 
 def abort(request: BaseRequest) -> None:
