@@ -370,7 +370,7 @@ def test_a_question_is_asked_until_its_guess_is_good(
     capsys.readouterr()
     lesson.ask_again(...)
     assert asked_questions(capsys) == [
-        "No question to ask again: no guess was off by more than a factor of 1.5."
+        "No question to ask again: you entered no guess that was off by more than 1.5 times."
     ]
 
 

@@ -417,10 +417,16 @@ def draw_ideal(ax: Axes, request: Sequence[Any], rate: Rate) -> None:
 
 
 def draw_ridges(ax: Axes, requests: Sequence[Sequence[Any]]) -> None:
-    """Draw the ridge of each prompt length that lies among the numbers of sequences."""
+    """Draw the ridge of each prompt length that lies among the numbers of sequences.
+
+    Without a measured batch below it, the picture shows nothing of what ends there.
+    """
     for request in requests:
         last = request[-1]
-        if last.ridge is not None and 1 <= last.ridge <= last.n_seq:
+        if last.ridge is None:
+            continue
+        batches_below = [row for row in request if 1 < row.n_seq < last.ridge]
+        if batches_below and last.ridge <= last.n_seq:
             label = (
                 f"ridge, {prompt_label(last)}: "
                 f"arithmetic is the limit from {digits(last.ridge)} sequences"

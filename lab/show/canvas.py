@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import math
 import sys
 import textwrap
@@ -45,6 +46,10 @@ GRID = "#d9d9d9"
 PAPER = "#ffffff"
 """Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its
 own (page.py)."""
+
+PALEST = 0.25
+SHADES = 0.7
+"""White in the palest of several shades, and how much less, or rather black, is in the darkest."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"
@@ -171,7 +176,7 @@ def shades(n: int, colour: str) -> list[Style]:
     """Colour and marker of each of n series: shades of a colour (#rrggbb), from light to dark."""
     if n == 1:
         return _with_markers([colour])
-    return _with_markers([_mixed(colour, 0.45 - 0.85 * i / (n - 1)) for i in range(n)])
+    return _with_markers([_mixed(colour, PALEST - SHADES * i / (n - 1)) for i in range(n)])
 
 
 def _mixed(colour: str, share: float) -> str:
@@ -336,7 +341,8 @@ def plot_lines(
         ax.plot(x, y, ms=5, lw=1.8, label=name, **style)
     ax.set(xlabel=x_label, ylabel=y_label)
     if log:
-        ax.set(xscale="log", yscale="log")
+        ax.set_yscale("log")
+        over_lengths(ax, itertools.chain.from_iterable(x for x, _ in lines.values()))
     else:
         ax.set(xlim=(0, None), ylim=(0, None))
     finish([ax], title)

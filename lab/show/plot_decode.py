@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.core import phases, request_times
+from lab.core import cost, phases, request_times
 from lab.core.lists import plural
-from lab.core.record import Record
+from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
+from lab.roofline import kernel_rates
+from lab.roofline.kernel_rates import Roof
 from lab.show import canvas, selection, table
 from lab.show.canvas import OF_DECODE
 from lab.show.table import Records
+from lab.show.wording import digits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +52,9 @@ class DrawnLine(NamedTuple):
         return f"after {self.n_prompt:,} prompt tokens"
 
 
-def plot_decode(records: Records, ax: Axes | None = None) -> Axes:
+def plot_decode(
+    records: Records, ax: Axes | None = None, ceilings: Ceilings | None = None
+) -> Axes:
     """Draw decode time per token (ITL) against the token's position, one line per prompt length.
 
         lab.plot_decode(records)
@@ -58,7 +63,9 @@ def plot_decode(records: Records, ax: Axes | None = None) -> Axes:
     the per-token medians. Points above the axis are counted and marked at its upper edge. Setups of
     very different speed get a logarithmic axis. More than six lines of several setups get a panel
     for each setup. Where tokens of a server arrive together, or it does not say how many arrive,
-    gaps are between events (inter-chunk latency). LabError if no run decoded a token.
+    gaps are between events (inter-chunk latency). With `ceilings`, dotted lines are the bounds of
+    memory: the bytes of each step at the machine's highest rate of reading. Answers to prompts of
+    one length have a second axis, the position in the context. LabError if no run decoded a token.
     """
     timed, rows = selection.timed_rows(records)
     lengths = _evenly_spaced(sorted(rows.n_prompt.dropna().unique()))
@@ -75,7 +82,11 @@ def plot_decode(records: Records, ax: Axes | None = None) -> Axes:
     for line in lines:
         _draw_line(line, top_ms)
         _name_line(line, top_ms, has_panels, names_setup=gaps.setup.nunique() > 1)
+        if ceilings is not None:
+            _draw_bound(line, timed, kernel_rates.roof(ceilings))
     _set_scales(lines, top_ms)
+    if gaps.n_prompt.nunique() == 1 and not has_panels:
+        _add_positions(axes[0], lines[0].n_prompt)
     kind = _kind(gaps)
     x_label = f"generated {kind}"
     if not has_panels:
@@ -96,7 +107,10 @@ def _evenly_spaced(lengths: Sequence[int]) -> list[int]:
 
 
 def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each gap of each answer: `place` 2 is the second token (or event), and so on."""
+    """A row for each gap of each answer: `place` 2 is the second token (or event), and so on.
+
+    `run` is the place of the answer's record in `timed`.
+    """
     import pandas as pd
 
     answers: list[dict[str, Any]] = []
@@ -109,6 +123,7 @@ def _gaps(timed: Records, rows: pd.DataFrame) -> pd.DataFrame:
             answer = {
                 "setup": setup,
                 "n_prompt": int(run.n_prompt),
+                "run": run.run,
                 "is_disturbed": bool(run.disturbed),
                 "kind": kind,
             }
@@ -186,6 +201,41 @@ def _name_line(line: DrawnLine, top_ms: float, has_panels: bool, names_setup: bo
     elif names_setup:
         label = f"{line.name}, {line.setup}{note}"
     line.ax.plot([], [], lw=2, ms=4, **line.style, label=label)
+
+
+def _draw_bound(line: DrawnLine, timed: Records, roof: Roof) -> None:
+    """Draw the least time of each step if memory is the only limit; nothing for a server, or for a
+    model whose cost is unknown."""
+    record = timed[int(line.gaps.run.iloc[0])]
+    if not isinstance(record, Record):
+        return
+    places = range(2, int(line.gaps.place.max()) + 1)
+    settings = record.settings
+    bounds_ms: list[float] = []
+    for place in places:
+        n_past = line.n_prompt + place - 2
+        step = cost.step(record.model, 1, n_past, 1, settings.type_k, settings.type_v)
+        if step is None:
+            return
+        bounds_ms.append(step.n_bytes / roof.gbps / 1e6)
+    label = f"bound of memory, {digits(roof.gbps)} GB/s"
+    line.ax.plot(places, bounds_ms, ls=":", lw=1.6, color=line.style["color"], label=label)
+
+
+def _add_positions(ax: Axes, n_prompt: int) -> None:
+    """Add an axis above: how many tokens the context has before each generated token."""
+
+    def position(place: Any) -> Any:
+        return place + n_prompt - 1
+
+    def place(position: Any) -> Any:
+        return position - n_prompt + 1
+
+    above = ax.secondary_xaxis("top", functions=(position, place))
+    above.set_xlabel("position in the context (tokens before it)", fontsize=9)
+    above.tick_params(labelsize=8)
+    above.spines["top"].set_visible(False)
+    canvas.plain_ticks(above.xaxis)
 
 
 def _set_scales(lines: Sequence[DrawnLine], top_ms: float) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_PROGRESS = 100  # runs of a setup whose steps are drawn
+FEWEST_STEPS = 3  # of a run whose progress is a line
 MOST_GROWTHS = 4  # lengths of a single setup up to which the picture says how the time grows
 
 
@@ -50,8 +51,9 @@ def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
 
         lab.plot_prefill(records)
 
-    Points are runs (hollow: disturbed), the thick line is their median, thin lines are the steps of
-    single runs. The dashed grey line is proportional to the length, at the lowest measured time per
+    Points are runs (hollow: disturbed). The thick line is the progress of the longest prompt's
+    median run, thin lines that of other runs; where no run has three steps, the thick line connects
+    medians. The dashed grey line is proportional to the length, at the lowest measured time per
     token. For a single setup the picture says by how much the time grows. More than six setups
     have a panel each. LabError if no run has a prefill time.
     """
@@ -66,11 +68,14 @@ def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
     axes = canvas.panels(ax or canvas.new_axes(), [name for name, _ in setups])
     shares_axes = len(setups) > 1 and axes[0] is axes[-1]
     curves = _curves(setups, axes, shares_axes)
+    drawn_setups: set[str] = set()
     if figure is PREFILL_TIME:
-        _draw_progress(table.steps(timed), curves, shares_axes)
-    _draw_runs(
-        curves, figure.column, shares_axes, "run" if table.of_engine(timed) else "request"
-    )
+        drawn_setups = _draw_progress(table.steps(timed), curves, shares_axes)
+    replicate = "run" if table.of_engine(timed) else "request"
+    for curve in curves:
+        if curve.setup not in drawn_setups:
+            _draw_medians(curve, figure.column, shares_axes, replicate)
+        _draw_runs(curve, figure.column, shares_axes, replicate)
     if len(setups) == 1:
         _write_growth(axes[0], rows, figure.column)
     _draw_proportion(curves, rows, figure.column, shares_axes)
@@ -91,45 +96,68 @@ def _curves(
     ]
 
 
-def _draw_progress(steps: pd.DataFrame, curves: Sequence[Curve], shares_axes: bool) -> None:
-    """Draw when each prefill step of a run was done, for runs of several steps."""
+def _draw_progress(
+    steps: pd.DataFrame, curves: Sequence[Curve], shares_axes: bool
+) -> set[str]:
+    """Draw when each prefill step of a run was done, for runs of several steps: thick for the
+    longest prompt's median run.
+
+    Returns the setups with a thick line.
+    """
+    drawn_setups: set[str] = set()
     if steps.empty:  # imported runs have no steps
-        return
+        return drawn_setups
     steps = steps[(steps.kind == PREFILL) & steps.compute_ms.notna()]
-    for number, curve in enumerate(curves):
-        label = "progress within each run"
-        if shares_axes and number > 0:
-            label = "_"  # the first curve is in the legend
-        newest_runs = curve.runs.run.unique()[-MOST_PROGRESS:]
-        for _, run in steps[steps.run.isin(newest_runs)].groupby("run"):
-            if len(run) > 1:
-                ends = run.n_past + run.n_tokens
-                color = curve.style["color"]
+    label = "progress of other runs"
+    for curve in curves:
+        median_run = _median_run(curve.runs)
+        drawn_runs = [*curve.runs.run.unique()[-MOST_PROGRESS:], median_run]
+        for number, run in steps[steps.run.isin(drawn_runs)].groupby("run"):
+            ends = run.n_past + run.n_tokens
+            color = curve.style["color"]
+            if number == median_run and len(run) >= FEWEST_STEPS:
+                name = (
+                    "_"
+                    if shares_axes
+                    else f"progress of the median run of {ends.max():,} tokens"
+                )
+                curve.ax.plot(ends, run.ready_s, color=color, lw=2, label=name)
+                drawn_setups.add(curve.setup)
+            elif len(run) > 1:
                 curve.ax.plot(ends, run.ready_s, color=color, lw=0.7, alpha=0.5, label=label)
-                label = "_"
+                label = "_"  # it is in the legend
+    return drawn_setups
 
 
-def _draw_runs(
-    curves: Sequence[Curve], column: str, shares_axes: bool, replicate: str
-) -> None:
-    """Draw the runs of each setup as points, and their medians as a line."""
-    for setup, runs, ax, style in curves:
-        medians = runs.groupby("n_prompt")[column].median()
-        mark: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
-        label = "_" if shares_axes else f"median over {replicate}s"
-        ax.plot(medians, lw=2, color=style["color"], label=label, **mark)
-        if shares_axes:  # the legend shows the shape of the points
-            ax.plot([], [], lw=2, ms=6, **style, label=f"{setup}: median")
-        canvas.points(
-            ax,
-            runs.n_prompt,
-            runs[column],
-            runs.disturbed,
-            ms=6,
-            alpha=0.6,
-            **style,
-            label=None if shares_axes else f"{replicate}s",
-        )
+def _median_run(runs: pd.DataFrame) -> int:
+    """The number of the run in the middle of those with the longest prompt, by prefill time."""
+    longest = runs[runs.n_prompt == runs.n_prompt.max()].sort_values(PREFILL_TIME.column)
+    return int(longest.run.iloc[(len(longest) - 1) // 2])
+
+
+def _draw_medians(curve: Curve, column: str, shares_axes: bool, replicate: str) -> None:
+    """Draw the medians of the runs by length as a line."""
+    medians = curve.runs.groupby("n_prompt")[column].median()
+    mark: dict[str, Any] = {"marker": "_", "ms": 16} if len(medians) == 1 else {}
+    label = "_" if shares_axes else f"median over {replicate}s"
+    curve.ax.plot(medians, lw=2, color=curve.style["color"], label=label, **mark)
+
+
+def _draw_runs(curve: Curve, column: str, shares_axes: bool, replicate: str) -> None:
+    """Draw the runs of a setup as points."""
+    ax = curve.ax
+    if shares_axes:  # the legend shows the shape of the points
+        ax.plot([], [], lw=2, ms=6, **curve.style, label=curve.setup)
+    canvas.points(
+        ax,
+        curve.runs.n_prompt,
+        curve.runs[column],
+        curve.runs.disturbed,
+        ms=6,
+        alpha=0.6,
+        **curve.style,
+        label=None if shares_axes else f"{replicate}s",
+    )
 
 
 def _write_growth(ax: Axes, rows: pd.DataFrame, column: str) -> None:

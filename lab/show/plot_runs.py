@@ -28,7 +28,7 @@ Draw = Callable[["Figure"], Any]
 
 
 def drawings(records: Records) -> dict[str, Draw]:
-    """The functions that draw the pictures with data: trial, shares, prefill, decode, sweep.
+    """The functions that draw the pictures with data: trial, sweep, shares, prefill, decode.
 
     Several trials are trial-1, trial-2 and so on.
     """
@@ -37,6 +37,8 @@ def drawings(records: Records) -> dict[str, Draw]:
     requests = selection.answered(records)
     trials_of_runs = trials(timed)
     draw = _of_trials(trials_of_runs)
+    if len(runs) < len(timed):
+        draw["sweep"] = partial(plot_sweep, timed)
     in_trials = {id(record) for trial in trials_of_runs for record in trial}
     prefilled = []
     for record in runs:
@@ -51,8 +53,6 @@ def drawings(records: Records) -> dict[str, Draw]:
         request_times.chunk_gaps_ns(record.request) for record in requests
     ):
         draw["decode"] = _on_axes(plot_decode, [*runs, *requests])
-    if len(runs) < len(timed):
-        draw["sweep"] = partial(plot_sweep, timed)
     return draw
 
 

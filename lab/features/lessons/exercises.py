@@ -24,6 +24,8 @@ CLOSE = 1.1  # a guess within this factor is good
 WRONG = 1.5  # a guess outside this factor is asked again
 FILE = Path("guesses.json")  # in the folder of the notebooks, where their kernels run
 NO_ANSWER = "No answer yet: replace the dots in the cell above, and run both cells."
+NO_WRONG_GUESS = "No question to ask again: you entered no guess that was off by more than"
+NO_QUESTIONS = "There is nothing to answer."
 NO_GUESSES = "No guesses yet: replace the dots in the cell above, and run both cells."
 
 
@@ -101,9 +103,7 @@ def ask() -> None:
             f"you guessed {guessed} and measured {measured}.)"
         )
     if not questions:
-        print(
-            f"No question to ask again: no guess was off by more than a factor of {WRONG:g}."
-        )
+        print(f"{NO_WRONG_GUESS} {WRONG:g} times.")
 
 
 def ask_again(guesses: Any) -> None:
@@ -113,8 +113,7 @@ def ask_again(guesses: Any) -> None:
     """
     questions = read_questions()
     if guesses is ...:
-        if questions:
-            print(NO_GUESSES)
+        print(NO_GUESSES if questions else NO_QUESTIONS)
         return
     if not isinstance(guesses, dict):
         example = next(iter(questions), "1.1")

@@ -11,6 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["ask", "ask_again", "check", "guess"]
 
 PICTURE_SIZE = (10, 4.6)
+N_LAYERS = 6  # whose attention is drawn
 FIGURES = [
     "model",
     "n_threads",
@@ -81,11 +83,14 @@ threads = machine.default_threads
 
 
 def begin() -> None:
-    """Print the versions of the lab and of its records, and set up tables."""
+    """Print the versions of the lab and of its records, the machine and the time; set up tables."""
     import pandas as pd
 
     pd.set_option("display.max_colwidth", None)  # cells hold sentences
+    here = machine.describe()
+    now = datetime.now(UTC)
     print(f"mini-lab {metadata.version('mini-lab')}, results files in format {SCHEMA}")
+    print(f"{machine.label(here)}, {here.os}; begun {now:%Y-%m-%d %H:%M} UTC")
 
 
 # What the commands print and draw
@@ -121,12 +126,16 @@ def draw(
 
 
 def draw_attention(line: AttentionLine) -> None:
-    """Draw what `lab.attention` returns as `lab trace --attention` does: a matrix for each
-    layer."""
+    """Draw what `lab.attention` returns as `lab trace --attention` does: a matrix for each of
+    N_LAYERS layers, from the first to the last."""
     from lab.features.trace import attention_section
 
-    for picture in attention_section.section(line).pictures:
-        _draw(picture, picture.size)
+    n_layers = len(line.looks.decode)
+    n_shown = min(N_LAYERS, n_layers)
+    last = max(1, n_shown - 1)
+    layers = [round(number * (n_layers - 1) / last) for number in range(n_shown)]
+    picture = attention_section.picture(line, layers)
+    _draw(picture, picture.size)
 
 
 def compare(records: Sequence[Record]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,14 +25,7 @@ from lab.show.wording import percent
 def section(line: AttentionLine) -> Section:
     """What the last token attends to in each layer, and what K and V depend on."""
     layers = range(len(line.looks.decode))
-    n_rows = math.ceil(len(layers) / pictures.N_COLUMNS)
     model = text_setup.model_label(line)
-    picture = Picture(
-        "attention",
-        "Attention weights, means over heads",
-        partial(pictures.draw_attention, line=line, model=model),
-        (11, 1 + 1.9 * n_rows),
-    )
     last_token = line.tokens[-1]
     return Section(
         f"Attention of {last_token!r}, the last of {plural(line.n_tokens, 'token')} in {model}",
@@ -40,7 +34,19 @@ def section(line: AttentionLine) -> Section:
         question=f"What does each token of {line.text!r} attend to?",
         **tabled(columns(line), layers),
         sentences=[decode_sentence(line), changes_sentence(line)],
-        pictures=[picture],
+        pictures=[picture(line, layers)],
+    )
+
+
+def picture(line: AttentionLine, layers: Sequence[int]) -> Picture:
+    """A matrix of attention weights for each of these layers."""
+    n_rows = math.ceil(len(layers) / pictures.N_COLUMNS)
+    model = text_setup.model_label(line)
+    return Picture(
+        "attention",
+        "Attention weights, means over heads",
+        partial(pictures.draw_attention, line=line, model=model, layers=layers),
+        (11, 1 + 1.9 * n_rows),
     )
 
 

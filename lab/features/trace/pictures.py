@@ -121,14 +121,17 @@ def draw_layer(ax: Axes, start: float, end: float, number: int, label: str) -> N
     ax.text(middle, LAYERS_AT, label, ha="center", va="center", fontsize=7, color=ink)
 
 
-def draw_attention(figure: Figure, line: AttentionLine, model: str) -> None:
-    """Draw a matrix for each layer: the tokens that ask downwards, what they attend to across."""
-    triangles = line.looks.prefill
-    axes = grid(figure, len(triangles), N_COLUMNS, sharex=True, sharey=True)
+def draw_attention(
+    figure: Figure, line: AttentionLine, model: str, layers: Sequence[int]
+) -> None:
+    """Draw a matrix for each of these layers: the tokens that ask downwards, what they attend to
+    across."""
+    axes = grid(figure, len(layers), N_COLUMNS, sharex=True, sharey=True)
     texts = [text.replace("\n", "\\n") for text in line.tokens]
     middles = [i + 0.5 for i in range(len(texts))]
     size = 7 if len(texts) <= 10 else 4
-    for layer, (ax, rows) in enumerate(zip(axes, triangles, strict=True)):
+    for layer, ax in zip(layers, axes, strict=True):
+        rows = line.looks.prefill[layer]
         lower = [hide_later(row, asks) for asks, row in enumerate(rows)]
         # shapes: a page shows no embedded images
         image = ax.pcolormesh(lower, vmin=0, vmax=1, cmap="viridis")

@@ -131,8 +131,9 @@ TABLE = ExperimentTable(
     question="How much of a conversation's prompt is read again?",
     title="a conversation turn by turn, medians over runs; again: tokens of earlier turns that "
     "were computed again; differs: the first token that is not the cache's",
-    caption="Above: the tokens of each prompt. Below: the time of each turn, with that of a cache "
-    "that nothing breaks and that without a cache.",
+    caption="Above: the tokens of each prompt. Below: the time of each turn; lines are the times "
+    "without a cache and with one that nothing breaks, a perfect cache. These come from other "
+    "runs of the session, so the line of a perfect cache can lie a little above a bar.",
     rows=rows,
     conclude=conclude,
     draw=draw,

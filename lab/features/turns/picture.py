@@ -27,6 +27,7 @@ TITLES = {
 }
 AGAIN = "read again"
 NEW = "new tokens (prefill)"
+PERFECT = "with a perfect cache (other runs, or a formula)"
 
 
 def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
@@ -56,7 +57,8 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
                 "decode": (turns.turn_s - turns.ttft_s, canvas.OF_DECODE),
             },
         )
-        draw_line(times, turns, turns.perfect_s, "with a perfect cache", "-")
+        if not turns.perfect_s.equals(turns.turn_s):
+            draw_line(times, turns, turns.perfect_s, PERFECT, "-")
         draw_line(times, turns, turns.without_s, "without a cache", "--")
         draw_line(times, turns, turns.expected_turn_s, "predicted", ":")
         tokens.set_title(TITLES[keep], fontsize=10)
