@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,10 @@ def drawn_ridges(records: list[Record]) -> list[str]:
 
 
 def test_the_picture_has_a_ridge_for_each_prompt_length_unless_nothing_is_concluded() -> None:
-    records = [make_record(batch_run(64)), make_record(batch_run(64, n_prompt=40))]
+    records = [
+        make_record(batch_run(n_seq, n_prompt=n_prompt))
+        for n_seq, n_prompt in itertools.product((2, 64), (20, 40))
+    ]
 
     short, long = drawn_ridges(records)
     of_disturbed = drawn_ridges(list(map(doubt.neighbour, records)))
@@ -226,6 +230,7 @@ def test_the_picture_has_a_ridge_for_each_prompt_length_unless_nothing_is_conclu
     assert short.startswith("ridge, 20 prompt tokens: arithmetic is the limit from ")
     assert long.startswith("ridge, 40 prompt tokens: arithmetic is the limit from ")
     assert of_disturbed == []
+    assert drawn_ridges(records[2:]) == []  # no batch below it
 
 
 def test_at_the_ridge_arithmetic_takes_as_long_as_traffic() -> None:

@@ -73,9 +73,13 @@ def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
         drawn_setups = _draw_progress(table.steps(timed), curves, shares_axes)
     replicate = "run" if table.of_engine(timed) else "request"
     for curve in curves:
+        name = f"{curve.setup}: median run"
         if curve.setup not in drawn_setups:
+            name = f"{curve.setup}: median"
             _draw_medians(curve, figure.column, shares_axes, replicate)
-        _draw_runs(curve, figure.column, shares_axes, replicate)
+        if shares_axes:  # the legend shows the shape of the points
+            curve.ax.plot([], [], lw=2, ms=6, **curve.style, label=name)
+        _draw_runs(curve, figure.column, "" if shares_axes else f"{replicate}s")
     if len(setups) == 1:
         _write_growth(axes[0], rows, figure.column)
     _draw_proportion(curves, rows, figure.column, shares_axes)
@@ -143,20 +147,17 @@ def _draw_medians(curve: Curve, column: str, shares_axes: bool, replicate: str) 
     curve.ax.plot(medians, lw=2, color=curve.style["color"], label=label, **mark)
 
 
-def _draw_runs(curve: Curve, column: str, shares_axes: bool, replicate: str) -> None:
-    """Draw the runs of a setup as points."""
-    ax = curve.ax
-    if shares_axes:  # the legend shows the shape of the points
-        ax.plot([], [], lw=2, ms=6, **curve.style, label=curve.setup)
+def _draw_runs(curve: Curve, column: str, label: str) -> None:
+    """Draw the runs of a setup as points; without a label the legend does not have them."""
     canvas.points(
-        ax,
+        curve.ax,
         curve.runs.n_prompt,
         curve.runs[column],
         curve.runs.disturbed,
         ms=6,
         alpha=0.6,
         **curve.style,
-        label=None if shares_axes else f"{replicate}s",
+        label=label or None,
     )
 
 

@@ -9,11 +9,11 @@ import itertools
 import socket
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lab.app import kinds
 from lab.core import memory
@@ -34,7 +34,7 @@ from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.remote import own_server
 from lab.remote.own_server import OwnServer
-from lab.roofline import explanation, kernel_rates, probing, step_kernels
+from lab.roofline import choosing, explanation, kernel_rates, probing, step_kernels
 from lab.roofline.prediction import Prediction
 from lab.runner import machine
 from lab.show import (
@@ -184,6 +184,13 @@ def abilities(records: Sequence[RequestRecord]) -> None:
     text_requests.print_endpoint(records[0].endpoint, records[0].model, (), console.console())
 
 
+class VerdictsShown(Protocol):
+    """What `lab.claims` returns, as far as it is shown."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]: ...
+
+
 @dataclass(frozen=True, repr=False)
 class LessonShown:
     """A page that Jupyter shows below a cell."""
@@ -275,6 +282,51 @@ def requests(
         }
         rows_of_requests.append(row)
     return pd.DataFrame(rows_of_requests)
+
+
+def choosing_shares(records: Sequence[Record]) -> dict[int, float]:
+    """The part of a step that choosing takes with llama-server's default chain, in %, by the number
+    of sequences."""
+    from lab.features.choose.figures import figures as choosing_figures
+
+    measured = choosing_figures(_timed(records), [])
+    if measured is None:
+        raise LabError("No run chose a token.", "Measure again: lab.choose()")
+    shares: dict[int, float] = {}
+    for row in measured.rows():
+        if row.name == choosing.DEFAULT:
+            shares[row.n_seq] = 100 * row.share
+    return shares
+
+
+def verdicts(session: VerdictsShown, guesses: Mapping[int, Any]) -> pd.DataFrame:
+    """The verdicts of `lab.claims` beside the guesses, by the numbers of the claims."""
+    import pandas as pd
+
+    rows_of_claims = []
+    n_guessed = 0
+    n_right = 0
+    for row in session.rows:
+        guessed = guesses.get(row["number"], ...)
+        shown_guess = "no guess"
+        if guessed is not ...:
+            n_guessed += 1
+            shown_guess = str(guessed)
+            if str(guessed).strip().lower() == row["verdict"]:
+                n_right += 1
+        cells = {"claim": row["claim"], "your guess": shown_guess, "verdict": row["verdict"]}
+        rows_of_claims.append(cells)
+    print(
+        f"Right guesses: {n_right} of {n_guessed}." if n_guessed else "You entered no guess."
+    )
+    return pd.DataFrame(rows_of_claims)
+
+
+def reasons(session: VerdictsShown) -> None:
+    """Print why each claim got its verdict: its figures, and what they must be."""
+    for row in session.rows:
+        print(f"{row['number']}. {row['claim']}: {row['verdict']}")
+        say(row["words"])
 
 
 def terms(*rows: tuple[str, str, float, str]) -> pd.DataFrame:
