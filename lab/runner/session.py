@@ -1,10 +1,10 @@
 """The main loop: make all runs of a plan, and write each to disk as soon as it ends.
 
 Runs of different prompt lengths are interleaved in rounds, because machines drift: the first round
-goes from the shortest prompt to the longest, later rounds are shuffled. Every round starts a new engine: where a process's memory was allocated makes it
-some percent faster or slower until it ends, so only runs of different processes are independent.
-Each engine first makes warm-up runs, which do not count, because llama.cpp repacks weights and
-touches memory on first use.
+goes from the shortest prompt to the longest, later rounds are shuffled. Every round starts a new
+engine: where a process's memory was allocated makes it some percent faster or slower until it ends,
+so only runs of different processes are independent. Each engine first makes warm-up runs, which do
+not count, because llama.cpp repacks weights and touches memory on first use.
 
 With `--until` a fixed number of pilot rounds gives the spread, from which the lab computes once how
 many rounds each length needs (Stein, "A two-sample test for a linear hypothesis", 1945): to stop as
