@@ -22,7 +22,7 @@ Groups = Sequence[tuple[str, "pd.DataFrame"]]  # the label and rows of a setup
 
 
 def newest(groups: Groups, most: int) -> Groups:
-    """The groups of rows that were measured last, at most so many, in the same order."""
+    """The groups of rows that were measured last, `most` at most, in the same order."""
     if len(groups) <= most:
         return groups
     starts = [str(rows.started_at.fillna("").max()) for _, rows in groups]
