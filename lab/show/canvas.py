@@ -334,7 +334,8 @@ def plot_lines(
 
         lab.plot_lines({"read": ([1, 2, 4], [3, 5, 9])}, "tokens", "ms", "Steps")
 
-    For figures of the reader. Both axes begin at zero, or are logarithmic (`log`).
+    For figures of the reader. Both axes begin at zero, or are logarithmic (`log`). A logarithmic x
+    axis has its ticks at the values of x where all of them are whole numbers.
     """
     ax = ax or new_axes()
     for (name, (x, y)), style in zip(lines.items(), styles(len(lines)), strict=True):
@@ -342,7 +343,11 @@ def plot_lines(
     ax.set(xlabel=x_label, ylabel=y_label)
     if log:
         ax.set_yscale("log")
-        over_lengths(ax, itertools.chain.from_iterable(x for x, _ in lines.values()))
+        values = list(itertools.chain.from_iterable(x for x, _ in lines.values()))
+        if all(float(value).is_integer() for value in values):
+            over_lengths(ax, values)
+        else:
+            ax.set_xscale("log")
     else:
         ax.set(xlim=(0, None), ylim=(0, None))
     finish([ax], title)
