@@ -181,7 +181,7 @@ def test_a_mark_for_a_cache_that_moves_on_is_no_difference() -> None:
     assert earlier == blocks_of({"messages": [{"role": "user", "content": [result]}]})
 
 
-STREAMS = {
+STREAMS: dict[str, Messages] = {
     "responses": [
         {"type": "response.created", "response": {"model": "m"}},
         {"type": "response.output_text.delta", "delta": "anvil"},
