@@ -83,14 +83,22 @@ threads = machine.default_threads
 
 
 def begin() -> None:
-    """Print the versions of the lab and of its records, the machine and the time; set up tables."""
+    """Print the versions of the lab and of its records, the machine and the time.
+
+    Sets up tables, and warnings that are sentences without the place in the code.
+    """
     import pandas as pd
 
+    warnings.showwarning = _print_warning
     pd.set_option("display.max_colwidth", None)  # cells hold sentences
     here = machine.describe()
     now = datetime.now(UTC)
     print(f"mini-lab {metadata.version('mini-lab')}, results files in format {SCHEMA}")
     print(f"{machine.label(here)}, {here.os}; begun {now:%Y-%m-%d %H:%M} UTC")
+
+
+def _print_warning(message: Warning | str, *_place: object, **_more: object) -> None:
+    print(f"Note: {message}")
 
 
 # What the commands print and draw
