@@ -23,6 +23,9 @@ from tests.conftest import run_lab
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 100
+IS_THIS_MACHINE = "lab.features.why.machines.is_this_machine"
+"""Pages are the same on the machine that measured the samples and on any other."""
+
 SHARED_GROUPS = ("Engine", "Devices")
 """Groups of options that many commands share: the reference has them once."""
 
@@ -31,7 +34,8 @@ SHARED_GROUPS = ("Engine", "Devices")
 def output_of(command: str) -> tuple[str, ...]:
     """The lines that `lab COMMAND` prints on stdout; pages may show the same command."""
     width = mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)})
-    with contextlib.chdir(ROOT), width:
+    elsewhere = mock.patch(IS_THIS_MACHINE, return_value=False)
+    with contextlib.chdir(ROOT), width, elsewhere:
         status, out, err = run_lab(*shlex.split(command))
     assert status == 0, f"lab {command}\n{err}"
     return tuple(line.rstrip() for line in out.splitlines())
