@@ -277,6 +277,8 @@ class FakeWorker:
     """Stands in for worker.Worker: exact steps at once, and deaths or refusals where a test wants
     them."""
 
+    reads_files = True
+
     def __init__(self) -> None:
         self.lib: str | None = None
         self.build = Build("0.0", None, "", MACHINE.devices)

@@ -349,6 +349,21 @@ def test_devices_are_ranked_without_llama_cpp(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("not_installed")
+@pytest.mark.parametrize("model", [LLAMA, "smollm2-135m", "synthetic:smollm2-135m"])
+def test_a_file_in_the_cache_is_not_read_without_llama_cpp(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path))
+    for name in ("llama-3.1-8b--Q4_K_M", "smollm2-135m--Q4_0"):
+        (tmp_path / f"synthetic--{name}.gguf").write_bytes(b"GGUF")
+    request = ("-m", model, "-d", "m4", "--measured", f"{LLAMA}=20", "--no-plot")
+    status, out, error = run_lab("predict", *request)
+    assert status == 0, error
+    name = model.removeprefix("synthetic:").removesuffix(":Q4_K_M")
+    assert f"{name} Q4_" in out
+
+
+@pytest.mark.usefixtures("not_installed")
 def test_a_file_cannot_be_predicted_without_llama_cpp(tmp_path: Path) -> None:
     model = tmp_path / "mine.gguf"
     model.write_bytes(b"GGUF")

@@ -47,10 +47,12 @@ def silently(what: str, done: int, total: int | None) -> None:
 def find(worker: Worker, text: str) -> Model:
     """The model that `text` names.
 
-    From its file's header, also on the hub, or from its shape in the catalog.
+    From its file's header, also on the hub, or from its shape in the catalog. A `worker` that reads
+    no files takes the shape also where the file of a model of the catalog is on this machine.
     """
     spec = catalog.parse(text, or_shape=True)
-    file = locate(spec)
+    needs_file = worker.reads_files or spec.entry is None
+    file = locate(spec) if needs_file else None
     if file:
         return worker.read_model(file.path, file.name, file.source)
     if spec.entry:

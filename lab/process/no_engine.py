@@ -20,6 +20,7 @@ def is_installed() -> bool:
 class NoEngine:
     """Knows no device and reads no file."""
 
+    reads_files = False
     lib = None
     build = Build("", None, "", ())
 

@@ -82,6 +82,8 @@ class Worker:
     `launcher` is a command that starts the child's Python, such as one that limits its memory.
     """
 
+    reads_files = True
+
     def __init__(self, launcher: Sequence[str] = ()) -> None:
         self.launcher = tuple(launcher)
         self.lib: str | None = None

@@ -266,11 +266,12 @@ class _PlannedModel(NamedTuple):
 
 
 def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _PlannedModel:
-    """The model of a plan. Without `watch` a missing model is planned from its shape in the
-    catalog."""
+    """The model of a plan. Without `watch` a missing model, or one that the worker cannot read, is
+    planned from its shape in the catalog."""
     spec = catalog.parse(text) if watch else catalog.parse(text, or_shape=True)
     entry = spec.entry
-    if watch or entry is None or obtain.locate(spec):
+    is_readable = worker.reads_files and obtain.locate(spec) is not None
+    if watch or entry is None or is_readable:
         file = obtain.obtain(spec, worker, watch)
         return _PlannedModel(file, read_header(worker, file))
     quantization = spec.quantization or entry.quantization or synthetic.USUAL

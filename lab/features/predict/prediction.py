@@ -15,7 +15,6 @@ from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
 from lab.models import catalog, devices, obtain
 from lab.models.devices import DeviceSheet
-from lab.process.worker import Worker
 from lab.roofline import conditioning, learning, prediction
 from lab.roofline.paged_prediction import limited_memory, with_limit
 from lab.roofline.prediction import HERE, PhaseTime, Prediction, PredictionEvidence
@@ -122,8 +121,7 @@ def need_one_device(names: Sequence[str], gbps: float | None) -> None:
 
 def model_called(spec: str) -> Model:
     """The model of a SPEC, from its file or its shape."""
-    with Worker() as worker:
-        return obtain.find(worker, spec)
+    return prediction.plan_for(spec, {}).model
 
 
 def names_in(text: str) -> list[str]:
