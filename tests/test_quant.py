@@ -549,7 +549,7 @@ def plan_of_two_chunks(
     monkeypatch.setattr(measuring, "N_CHUNK", 64)
     monkeypatch.setattr(measuring, "FIRST_SCORED", 32)
     asked = {
-        "text": str(text),
+        "prompt": str(text),
         "prompt_len": 16,
         "gen": 4,
         "threads": 1,
