@@ -203,6 +203,24 @@ def test_without_ceilings_this_machine_is_not_ranked_and_not_explained(tmp_path:
 # What is shown
 
 
+def test_without_a_peak_the_answer_is_the_rate_of_decode() -> None:
+    unknown = row("unknown", prefill=UNKNOWN)
+    rate = "66.7 tokens/s (50.0 to 100). Prefill is not predicted: the peak is not known."
+    explained = tables.explanation([unknown])
+    assert explained.answer == f"After 1,000 tokens decode is {rate}"
+    full = row("full", shortage=Shortage(9 * 10**9, 8e9, 1))
+    ranked = tables.ranking([unknown, full])
+    assert ranked.words == [f"The fastest in decode is unknown: {rate}"]
+    assert tables.ranking([full]).words == ["No device here can run this."]
+
+
+def test_devices_without_a_peak_are_ranked_by_their_decode() -> None:
+    rows = [row for row in lab.predict("100", 200, LLAMA, "cpu") if not row.is_known]
+    tpots = [row.tpot_s[0] * row.tpot_s[1] for row in rows]
+    assert len(tpots) > 5
+    assert tpots == sorted(tpots)
+
+
 def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     rows = [
         row("sure", chance=0.99),

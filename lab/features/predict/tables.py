@@ -17,6 +17,7 @@ from lab.show.wording import digits, seconds
 
 CERTAIN = 0.95  # the chance from which limits are said to be kept
 MOST_ROWS = 15  # devices of a ranking that are shown, with this machine
+NO_PREFILL = "Prefill is not predicted: the peak is not known."
 
 
 def sections(
@@ -102,6 +103,17 @@ def request_time(row: Prediction) -> str:
     return f"{seconds(row.e2e_expected_s)} ({low} to {high})"
 
 
+def decode_rate(row: Prediction) -> str:
+    """The tokens per second of each user and their range in words."""
+    low = digits(row.tps[0])
+    high = digits(row.tps[1])
+    if low == high:
+        return f"{low} tokens/s"
+    if row.tps_expected is None:
+        return f"{low} to {high} tokens/s"
+    return f"{digits(row.tps_expected)} tokens/s ({low} to {high})"
+
+
 # A ranking
 
 
@@ -159,11 +171,13 @@ def ranking_note(row: Prediction) -> str:
 
 def fastest(rows: Sequence[Prediction], is_one_model: bool) -> str:
     """The answer of a ranking."""
-    for row in rows:
-        if row.is_known:
-            name = row.name if is_one_model else f"{row.name} with {row.label}"
-            return f"The fastest is {name}: {request_time(row)} for the whole request."
-    return "No device here can run this."
+    first = rows[0]
+    if first.shortage is not None:
+        return "No device here can run this."
+    name = first.name if is_one_model else f"{first.name} with {first.label}"
+    if not first.is_known:
+        return f"The fastest in decode is {name}: {decode_rate(first)}. {NO_PREFILL}"
+    return f"The fastest is {name}: {request_time(first)} for the whole request."
 
 
 def ranking_sentences(
@@ -272,12 +286,15 @@ EXPLANATION_COLUMNS: Columns = (
 
 
 def longest_request(row: Prediction) -> str:
-    """The answer for the longest prompt: its time, and how much of it is prefill."""
+    """The answer for the longest prompt: its time, and how much of it is prefill.
+
+    Without a known peak it is the rate of decode.
+    """
     request = f"A request of {row.n_prompt:,} tokens with {row.n_gen:,} back"
     if row.shortage is not None:
         return f"{request} does not fit: {wording.misfit(row.shortage)}."
     if not row.is_known:
-        return ""
+        return f"After {row.n_prompt:,} tokens decode is {decode_rate(row)}. {NO_PREFILL}"
     prefill_square = row.prefill_s[0] * row.prefill_s[1]
     share = math.sqrt(prefill_square / (row.e2e_s[0] * row.e2e_s[1]))
     return f"{request} takes {request_time(row)}: about {100 * share:.0f} % of it is prefill."
