@@ -251,7 +251,7 @@ class Wanted:
             verdicts.update(row["verdict"] for row in line["rows"])
         self.want(verdicts == {"disturbed"}, f"compare claims {verdicts}")
         self.want_hollow_points("prefill", "decode")
-        self.want("!!" in self.texts["planted-where"], "the picture of where has no mark")
+        self.want("!!" in self.texts["planted-shares"], "the picture of shares has no mark")
         self.want("disturbed" in self.texts["predict"], "the prediction has no doubt")
         self.export()
 

@@ -34,6 +34,7 @@ class Hole:
         self,
         tensor: synthetic.PlannedTensor,
         generator: Any,
+        sharpness: float,
     ) -> None:
         self.nbytes = tensor.n_bytes
 
