@@ -226,6 +226,13 @@ class Wanted:
             is_hollow = "disturbed runs (hollow)" in self.texts[f"planted-{picture}"]
             self.want(is_hollow, f"the picture of {picture} has no hollow points")
 
+    def want_marks(self, of_all: str, mark: str) -> None:
+        """The line above a table says that all rows are disturbed, or each row has a mark."""
+        for key in self.tables:
+            text = self.texts[key]
+            is_marked = of_all in text or text.count(mark) >= len(self.rows)
+            self.want(is_marked, f"a row of {key} has no mark")
+
     def want_in_rows(self, doubt: str) -> None:
         """Every row of the JSON has a doubt."""
         has_doubt = all(doubt in row["doubts"] for row in self.rows)
@@ -241,8 +248,7 @@ class Wanted:
             says_what_to_do = "easure" in self.texts[key]
             self.want(says_what_to_do or not is_prose, f"{key} does not say what to do")
         self.want_in_rows("disturbed")
-        is_marked = all(self.texts[key].count("!!") >= len(self.rows) for key in self.tables)
-        self.want(is_marked, "a row has no mark")
+        self.want_marks("half or more disturbed (!!)", "!!")
         (document,) = json.loads(self.texts["explain json"])
         promises = document["levers"] or document["experiments"]
         self.want(not promises, "JSON of explain promises something")
@@ -258,8 +264,7 @@ class Wanted:
     def one_of_six(self) -> None:
         """What is shown where another process was busy in one repeat."""
         self.want_in_rows("partly disturbed")
-        is_marked = all(f"{N_REPEATS}!" in self.texts[key] for key in self.tables)
-        self.want(is_marked, "a row has no mark")
+        self.want_marks("some disturbed (!)", f"{N_REPEATS}!")
         self.want_hollow_points("decode")
         self.export()
 
