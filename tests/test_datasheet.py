@@ -82,6 +82,7 @@ def test_bandwidth_by_arithmetic_is_that_of_the_bus_and_the_rate_in_its_source()
     assert n_by_arithmetic > 10
     assert devices.find_device("laptop-ddr5").gbps == 89.6
     assert devices.find_device("ryzen-ai-max-395").gbps == 256
+    assert devices.find_device("ryzen-ai-395").gbps == 256
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_names_and_aliases(
     ("text", "says"),
     [
         ("llama-3.2-3", "Did you mean llama-3.2-3b"),
-        ("synthetic:phi5-mini", "Did you mean phi-3-mini or phi-4-mini"),
+        ("synthetic:phi5-mini", "Did you mean phi-4-mini or phi-4[?]"),
         ("llama-3.3-70b", "has only the shape of"),
         ("hf:owner", "is not a model on the hub"),
         ("hf:owner/repo", "is not a model on the hub"),
@@ -377,13 +377,24 @@ def test_a_distillation_is_found_by_its_base(name: str, base: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("qwen3.8-27b", "qwen3.6-27b"), ("gemma-4-12b", "gemma-3-12b")],
+    [
+        ("qwen3.8-27b", "qwen3.6-27b"),
+        ("gemma-4-12b", "gemma-3-12b"),
+        ("llama4", "llama-4-scout or llama-4-maverick"),
+        ("llama-5", "llama-4-scout or llama-4-maverick"),
+        ("llama3.3", "llama-3.3-70b"),
+        ("phi4mini", "phi-4-mini"),
+        ("mistral-7", "mistral-7b or"),
+    ],
 )
-def test_a_near_miss_is_answered_with_the_same_size(name: str, nearest: str) -> None:
+def test_a_near_miss_is_answered_with_the_same_size_or_version(
+    name: str, nearest: str
+) -> None:
     with pytest.raises(LabError) as problem:
         catalog.find(name)
-    assert problem.value.hint.startswith(f"Did you mean {nearest}?")
-    assert "hf:OWNER/REPO/FILE" in problem.value.hint
+    hint = problem.value.hint
+    assert hint.startswith(f"Did you mean {nearest}")
+    assert "hf:OWNER/REPO/FILE" in hint
 
 
 PUBLISHED_SIZES = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -247,22 +248,41 @@ def _sizes(name: str) -> list[str]:
     return re.findall(r"(?<![a-z0-9.])a?\d+(?:\.\d+)?[bm]\b", name)
 
 
+VERSION = re.compile(r"([a-z]+)[- ]?(\d+(?:\.\d+)?)(?![\d.]*[bm]\b)")
+"""The family and the version at the start of a name, such as llama and 3.1; no size, such as 7b."""
+
+
+def _versions_apart(name: str, alias: str) -> float:
+    """How far apart the versions of a family are; inf if a name has none."""
+    first = VERSION.match(name)
+    second = VERSION.match(alias)
+    if first is None or second is None or first[1] != second[1]:
+        return math.inf
+    return abs(float(first[2]) - float(second[2]))
+
+
 def _nearest(name: str) -> list[str]:
-    """The names of entries that a name may stand for: of the same family and size, else alike."""
+    """The names of entries that a name may stand for, the most alike first.
+
+    They are of the same family and size, else of the family's nearest version, else alike.
+    """
     family = re.sub(r"[^a-z].*", "", name)
     sizes = _sizes(name)
-    scores: dict[str, tuple[bool, float]] = {}
+    scores: dict[str, tuple[bool, float, float]] = {}
     for alias, entry in _by_name().items():
         likeness = difflib.SequenceMatcher(None, name, alias).ratio()
         if likeness < LEAST_LIKE:
             continue
         has_size = bool(sizes) and _sizes(alias)[:1] == sizes[:1]
         is_close = bool(family) and alias.startswith(family) and has_size
-        score = (is_close, likeness)
+        score = (is_close, -_versions_apart(name, alias), likeness)
         scores[entry.name] = max(score, scores.get(entry.name, score))
     ranked = sorted(scores, key=lambda candidate: scores[candidate], reverse=True)
-    close = [candidate for candidate in ranked if scores[candidate][0]]
-    return (close or ranked)[:MOST_NEAREST]
+    nearest = []
+    for candidate in ranked[:MOST_NEAREST]:
+        if scores[candidate][:2] == scores[ranked[0]][:2]:
+            nearest.append(candidate)
+    return nearest
 
 
 def _by_name() -> dict[str, Entry]:
