@@ -202,7 +202,10 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     (picture,) = section.all_pictures
     drawn = canvas.drawn(picture.draw, picture.file_size)
     titles = [ax.get_title() for ax in drawn.axes]
-    assert titles == ["random weights, one sequence", "a step: its share of choosing above"]
+    assert titles == [
+        "random weights, one sequence",
+        "time of a step; above a bar: the share of choosing",
+    ]
 
 
 def test_equal_chains_do_not_differ_and_slower_ones_do() -> None:

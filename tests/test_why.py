@@ -26,6 +26,7 @@ from lab.features.why.parts import (
     COUNTED,
     EQUAL,
     NOT_KNOWN,
+    NOT_MEASURED,
     SAMPLING,
     SPECULATION,
     GapPart,
@@ -333,6 +334,29 @@ def test_a_planted_cause_is_named_with_its_factor(
     assert explained.causes[0].name in conclude(explained).sentence
 
 
+def test_a_difference_that_was_not_measured_is_not_called_unknown(tmp_path: Path) -> None:
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", n_threads=1)
+    asked = ("why", a, b)
+    explained = answered(a, b, tmp_path, budget_s=0, asked_again=asked[1:])
+    threads = part(explained, "threads")
+    assert threads.how == "not measured"
+    assert not threads.has_factor
+    assert not threads.is_cause
+    assert threads.reason.endswith("; not measured: --budget 0")
+    assert conclude(explained).command == f"lab why {a} {b}"
+
+
+def test_settings_that_one_side_does_not_give_are_named_with_the_side(tmp_path: Path) -> None:
+    mine = session(tmp_path, "a", n_threads=8)
+    bench = tmp_path / "bench.txt"
+    bench.write_text("| model | test | t/s |\n| smollm2 135m | tg24 @ d64 | 50 |")
+    more = part(answered(mine, str(bench), tmp_path, budget_s=0), "more settings")
+    assert more.how == NOT_KNOWN
+    assert more.reason.startswith("not given for B: threads, ")
+    assert "for A" not in more.reason
+
+
 def test_two_causes_are_told_apart_and_the_rest_is_one(tmp_path: Path) -> None:
     a = session(tmp_path, "a")
     b = session(tmp_path, "b", 488, n_threads=1)
@@ -383,7 +407,7 @@ def test_depth_comes_from_the_records_if_they_have_both_positions(tmp_path: Path
         for record in records
     ]
     of_another = answer(first, second, Question(records=another))
-    assert part(of_another, "depth").how == NOT_KNOWN
+    assert part(of_another, "depth").how == NOT_MEASURED
 
 
 def test_two_texts_without_a_machine_say_so_once() -> None:
@@ -458,12 +482,12 @@ def test_what_does_not_fit_into_the_budget_is_not_begun(
     explained = answer(first, second, asked)
     assert part(explained, "threads").factor == pytest.approx(2, rel=0.02)
     assert now[0] <= 41
-    assert part(explained, "depth").how == NOT_KNOWN
+    assert part(explained, "depth").how == NOT_MEASURED
     assert "not measured: needs about" in part(explained, "depth").reason
     now[0] = 0.0
     explained = answer(first, second, dataclasses.replace(asked, budget_s=0.5))
     assert explained.path is None
-    assert part(explained, "threads").how == NOT_KNOWN
+    assert part(explained, "threads").how == NOT_MEASURED
 
 
 def test_both_builds_are_measured_in_turns(
@@ -681,7 +705,7 @@ def test_the_command_prints_the_table_and_ends_with_a_sentence_and_a_command(
     b = session(tmp_path, "b", n_threads=1)
     code, out, err = run_lab("why", a, b, "--budget", "0", "-o", tmp_path)
     assert code == 0, err
-    assert "B is 2x as slow as A" in out
+    assert "A is 2x as fast as B" in out
     assert "not explained" in out
     assert (tmp_path / "a-and-b-why.png").exists()
     run_lab("why", a, b, "--budget", "0", "-o", tmp_path)

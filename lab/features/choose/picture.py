@@ -108,4 +108,4 @@ def draw_steps(ax: Axes, rows: Sequence[Any]) -> None:
             )
     ax.set_xticks(range(len(n_seqs)), [f"{n_seq:,}" for n_seq in n_seqs])
     ax.set(xlabel="sequences in a step", ylabel="time of a step (ms)")
-    ax.set_title("a step: its share of choosing above", fontsize=10)
+    ax.set_title("time of a step; above a bar: the share of choosing", fontsize=10)

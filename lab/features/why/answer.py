@@ -133,8 +133,10 @@ def measure(
     cannot.
     """
     changes = [part for part in parts if part.changes]
-    if not changes or asked.budget_s <= 0:
+    if not changes:
         return trial.Measured()
+    if asked.budget_s <= 0:
+        return without(changes, trial.WITHOUT_BUDGET)
     spec = specs[0] or specs[1]
     try:
         if spec is None:
@@ -152,10 +154,12 @@ def measure(
             )
         )
     except LabError as problem:
-        reason = problem.what.rstrip(".")
-        return trial.Measured(
-            {part.name: trial.not_measured(part, reason) for part in changes}
-        )
+        return without(changes, problem.what.rstrip("."))
+
+
+def without(changes: Sequence[GapPart], reason: str) -> trial.Measured:
+    """The parts that a trial could measure, with the reason why none did."""
+    return trial.Measured({part.name: trial.not_measured(part, reason) for part in changes})
 
 
 def with_notes(explained: WhyAnswer, notes: Sequence[str]) -> WhyAnswer:

@@ -21,16 +21,15 @@ from lab.features.why.parts import (
     LEAST_ALONE,
     MACHINE,
     MODEL,
-    NOT_KNOWN,
     QUANTIZATION,
     STATE,
     GapPart,
 )
 from lab.features.why.setups import GROUPS
+from lab.features.why.trial import OVER_BUDGET, WITHOUT_BUDGET
 from lab.runner import as_options
 from lab.show.wording import digits, percent, times
 
-OVER_BUDGET = "(--budget)"
 LONGER_BUDGET = "10min"
 SHORTEST_SWEEP = 512
 
@@ -102,7 +101,7 @@ def of_no_difference(explained: WhyAnswer) -> Conclusion:
 
 def unknown_names(explained: WhyAnswer) -> list[str]:
     """The parts that are not known, in the order of the table: what is counted comes first."""
-    return [part.name for part in explained.parts if part.how == NOT_KNOWN]
+    return [part.name for part in explained.parts if not part.has_factor]
 
 
 def of_the_rest(explained: WhyAnswer) -> Conclusion:
@@ -115,6 +114,8 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
         sentence += f" The only difference without a known factor is {unknown[0]}."
     elif unknown:
         sentence += f" It may come from what is unknown: {', '.join(unknown)}."
+    if any(WITHOUT_BUDGET in part.reason for part in explained.parts):
+        return Conclusion(sentence, again(explained))
     if any(OVER_BUDGET in part.reason for part in explained.parts):
         return Conclusion(sentence, again(explained, "--budget", LONGER_BUDGET))
     if unknown == [BUILD]:

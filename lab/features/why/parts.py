@@ -20,6 +20,7 @@ FROM_RECORDS = "from the records"
 PREDICTED = "predicted"
 EQUAL = "equal"
 NOT_KNOWN = "unknown"
+NOT_MEASURED = "not measured"
 REST = "the rest"
 NO_RANGE = "range unknown"
 """How a factor is known."""
@@ -109,6 +110,11 @@ class GapPart:
         return math.exp(self.log)
 
     @property
+    def has_factor(self) -> bool:
+        """Whether the factor is known at all."""
+        return self.how not in (NOT_KNOWN, NOT_MEASURED)
+
+    @property
     def range(self) -> tuple[float, float] | None:
         if self.half is None:
             return None
@@ -127,7 +133,7 @@ class GapPart:
     @property
     def is_cause(self) -> bool:
         """Whether it changes the ratio for certain, by at least LEAST."""
-        if self.how in (REST, NOT_KNOWN) or self.is_doubtful:
+        if self.how == REST or not self.has_factor or self.is_doubtful:
             return False
         if self.half is None:
             return abs(self.log) > math.log1p(LEAST_ALONE)

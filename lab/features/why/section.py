@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.features.why.answer import WhyAnswer
 from lab.features.why.conclusion import conclude
-from lab.features.why.parts import NOT_EXPLAINED, NOT_KNOWN, GapPart
+from lab.features.why.parts import NOT_EXPLAINED, GapPart
 from lab.show import canvas
 from lab.show.section import WIDE, Picture, Section, tabled
 from lab.show.wording import UNKNOWN, digits, times
@@ -45,7 +45,7 @@ def section(explained: WhyAnswer) -> Section:
         lines.append(f"{letter}  {digits(figure.tps):>6} tokens/s   {figure.label}")
     lines += explained.notes
     if explained.ratio > NEARLY_EQUAL:
-        lines.append(f"{slow} is {times(explained.ratio)} as slow as {fast}. Of this:")
+        lines.append(f"{fast} is {times(explained.ratio)} as fast as {slow}. Of this:")
     else:
         lines.append("They are equal.")
     columns = (
@@ -74,7 +74,7 @@ def section(explained: WhyAnswer) -> Section:
 
 def factor_cell(part: GapPart) -> str:
     """The factor, with the mark of a trial whose runs were disturbed."""
-    if part.how == NOT_KNOWN:
+    if not part.has_factor:
         return UNKNOWN
     if part.is_doubtful:
         return f"{times(part.factor)} {NOT_TO_BE_TRUSTED}"
@@ -118,7 +118,7 @@ def draw(explained: WhyAnswer, drawing: Drawing) -> None:
     ax.set_xscale("log")
     ax.set_xlim(min(rates) / 1.15, max(rates) * 1.05)
     ax.set_xlabel("tokens/s")
-    canvas.finish([ax], f"Why {slow} is {times(explained.ratio)} as slow as {fast}")
+    canvas.finish([ax], f"Why {fast} is {times(explained.ratio)} as fast as {slow}")
 
 
 def draw_part(ax: Axes, place: int, part: GapPart, rate: float) -> list[float]:
@@ -172,7 +172,7 @@ def part_document(part: GapPart) -> dict[str, Any]:
     low, high = part.range or (None, None)
     return {
         "part": part.name,
-        "factor": None if part.how == NOT_KNOWN else part.factor,
+        "factor": part.factor if part.has_factor else None,
         "low": low,
         "high": high,
         "how": part.how,

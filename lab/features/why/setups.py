@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.core import memory
@@ -147,26 +147,43 @@ def of_settings(pair: Pair) -> list[GapPart]:
     for name in table():
         group_of.setdefault(name, OTHER_SETTINGS)
     changes = dict[str, dict[str, Any]]()
-    lacking = list[str]()
+    lacking = dict[str, str]()
     for name, group in group_of.items():
         ends = fast.get(name, MISSING), slow.get(name, MISSING)
         if name in NOT_COMPARED or ends[0] == ends[1]:
             continue
         if MISSING in ends or AUTO in ends:
-            lacking.append(group)
+            lacking.setdefault(group, lack_in_words(pair, ends))
         else:
             changes.setdefault(group, {})[name] = slow[name]
+    lacking = {group: lack for group, lack in lacking.items() if group not in changes}
     if "flash attention" in changes and "cache type" in changes:  # one may need the other
         together = changes.pop("flash attention") | changes.pop("cache type")
         changes["flash attention and cache type"] = together
     parts = list[GapPart]()
     for group, values in changes.items():
         parts.append(unknown(group, values_in_words(pair, list(values)), changes=values))
-    lacking_groups = [group for group in dict.fromkeys(lacking) if group not in changes]
-    if lacking_groups:
-        groups = ", ".join(lacking_groups)
-        parts.append(unknown(MORE_SETTINGS, f"not given for both: {groups}"))
-    return parts
+    return parts + of_lacking_settings(lacking)
+
+
+def of_lacking_settings(lacking: Mapping[str, str]) -> list[GapPart]:
+    """The part of the groups of settings that cannot be compared, by what is lacking."""
+    groups_of_lack = dict[str, list[str]]()
+    for group, lack in lacking.items():
+        groups_of_lack.setdefault(lack, []).append(group)
+    if not groups_of_lack:
+        return []
+    reasons = [f"{lack}: {', '.join(groups)}" for lack, groups in groups_of_lack.items()]
+    return [unknown(MORE_SETTINGS, "; ".join(reasons))]
+
+
+def lack_in_words(pair: Pair, ends: tuple[object, object]) -> str:
+    """Which side does not give a setting, or leaves it to llama.cpp."""
+    for letter, value in zip(pair.letters, ends, strict=True):
+        if value == MISSING:
+            return f"not given for {letter}"
+    of_auto = pair.letters[0] if ends[0] == AUTO else pair.letters[1]
+    return f"{AUTO} in {of_auto}"
 
 
 def of_sampling(pair: Pair) -> list[GapPart]:

@@ -25,7 +25,7 @@ from lab.core.record import Record
 from lab.core.stats import mean_half_width
 from lab.features.why.depth import GEN, prompt_length
 from lab.features.why.machines import ns_per_token
-from lab.features.why.parts import FEWEST, MEASURED, GapPart, Pair
+from lab.features.why.parts import FEWEST, MEASURED, NOT_MEASURED, GapPart, Pair
 from lab.process.worker import Worker
 from lab.runner import as_options, disturbances, session, trial
 from lab.runner.cases import Plan
@@ -35,6 +35,8 @@ from lab.show.wording import seconds, times
 MOST_BLOCKS = 30
 PLANNED_BLOCKS = FEWEST + 1  # for which the changes must fit into the budget
 MOST_CHANGES = 6
+OVER_BUDGET = "(--budget)"
+WITHOUT_BUDGET = "--budget 0"
 SURE = 0.005  # a trial ends when half of each range, in logarithms, is below this
 
 Way = Mapping[frozenset[int], str]
@@ -115,10 +117,10 @@ def run(asked: PathTrial) -> Measured:
         if trial_s <= left_s:
             fitting.append(part)
         elif math.isfinite(trial_s):
-            reason = f"needs about {seconds(spent_s + trial_s)} (--budget)"
+            reason = f"needs about {seconds(spent_s + trial_s)} {OVER_BUDGET}"
             parts[part.name] = not_measured(part, reason)
         else:
-            parts[part.name] = not_measured(part, "no run fits (--budget)")
+            parts[part.name] = not_measured(part, f"no run fits {OVER_BUDGET}")
     if not fitting:
         return Measured(parts)
     start = dict(asked.start)
@@ -139,7 +141,7 @@ def is_depth(part: GapPart) -> bool:
 
 def not_measured(part: GapPart, reason: str) -> GapPart:
     """The part, with the reason why it has no factor."""
-    return replace(part, reason=f"{part.reason}; not measured: {reason}")
+    return replace(part, how=NOT_MEASURED, reason=f"{part.reason}; not measured: {reason}")
 
 
 def needed_seconds(asked: PathTrial, lengths: Sequence[int]) -> list[float]:
