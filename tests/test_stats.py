@@ -221,6 +221,16 @@ def test_the_half_width_of_a_mean_is_students() -> None:
 # Trends and fits
 
 
+def test_the_half_width_for_a_further_value_holds_the_share_that_is_asked_for() -> None:
+    draw = random.Random(3)
+    n_inside = 0
+    for _ in range(2000):
+        *values, further = (draw.gauss(5, 2) for _ in range(7))
+        half = stats.further_half_width(values, 0.9)
+        n_inside += abs(further - statistics.fmean(values)) <= half
+    assert n_inside / 2000 == pytest.approx(0.9, abs=0.02)
+
+
 def surplus(order: Sequence[int]) -> float:
     """By how many pairs more rise than fall, or the reverse."""
     pairs = itertools.combinations(order, 2)

@@ -62,6 +62,11 @@ def mean_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     return quantile * statistics.stdev(values) / math.sqrt(n)
 
 
+def further_half_width(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
+    """Half the interval around the mean that holds a further value, by Student's t."""
+    return mean_half_width(values, confidence) * math.sqrt(len(values) + 1)
+
+
 def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """The interval of the geometric mean of positive values; None for fewer than 3.
 

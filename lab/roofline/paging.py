@@ -5,9 +5,9 @@ evicted. What it must read lies between two bounds: the part of the file that ha
 kernel kept the rest; and the whole file, if it always evicted what was used longest ago. Measured,
 it changes from start to start: few bytes in small pieces, or the whole file quickly. The wait for
 them changes less. So the law has one number for a machine, its kernel and a disk: the seconds of
-wait for each byte of the file, as long as the file does not fit. The range is that of the starts
-measured, a little wider. Where the file nearly fits, the wait may be anything from none to that of
-the whole file.
+wait for each byte of the file, as long as the file does not fit. Its range is for a further start:
+by Student's t on logarithms, and at least that of the starts measured, a little wider. Where the
+file nearly fits, the wait may be anything from none to that of the whole file.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from lab.core.lists import grouped
 from lab.core.record import SCHEMA, Machine, Model, Settings
+from lab.core.stats import further_half_width
 
 MOST_COLD = 0.01
 """The share of a file's pages that may be in the page cache before the file counts as dropped."""
@@ -31,7 +32,10 @@ FITS = 1.02
 """From these shares of the file that have room on, it nearly fits, and fits."""
 
 WIDER = 1.1
-"""A range is wider than what was measured by this factor at each end."""
+"""A range is at least this factor wider at each end than what was measured."""
+
+CONFIDENCE = 0.9
+"""The share of further starts that a range shall hold."""
 
 LEAST_STARTS = 4
 
@@ -140,9 +144,12 @@ def learn(lines: Sequence[MemoryLine]) -> PagingLaw | None:
             waits += waits_of(lines_of_file, math.sqrt(compute_s[0] * compute_s[1]))
     if len(waits) < LEAST_STARTS:
         return None
-    return PagingLaw(
-        statistics.median(waits), min(waits) / WIDER, max(waits) * WIDER, len(waits)
-    )
+    logs = list(map(math.log, waits))
+    middle = statistics.fmean(logs)
+    half = further_half_width(logs, CONFIDENCE)
+    low_s = min(min(waits) / WIDER, math.exp(middle - half))
+    high_s = max(max(waits) * WIDER, math.exp(middle + half))
+    return PagingLaw(statistics.median(waits), low_s, high_s, len(waits))
 
 
 def file_of(line: MemoryLine) -> tuple[str, str | None, int, int]:
