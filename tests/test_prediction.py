@@ -630,7 +630,7 @@ def test_the_function_and_the_command_predict_the_same() -> None:
 def test_the_page_counts_the_devices_that_are_ranked(tmp_path: Path) -> None:
     rows = lab.predict("4000", 300, "llama-3.1-8b", ceilings=tmp_path)
     n_known = sum(row.is_known for row in rows)
-    sentence = f"It ranks {n_known} of the {len(rows)} devices that it knows"
+    sentence = f"The ranking has {n_known} of the {len(rows)} devices that the lab knows"
     page = Path("docs/machines.md").read_text(encoding="utf-8")
     assert sentence in " ".join(page.split())
 
