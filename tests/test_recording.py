@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import gzip
 import json
+import math
 import socket
 import sys
 import threading
@@ -356,6 +357,13 @@ def test_cached_tokens_that_nobody_counted_come_from_the_time_and_are_marked() -
     table = figures.bill(session_with_a_clock(says_cached=False))
     assert list(table.cached_by.unique()) == ["time"]
     assert list(table.n_cached) == pytest.approx([0, 1100, 0, 1300, 0, 1500], abs=2)
+
+
+def test_an_answer_of_one_token_has_no_decode_time() -> None:
+    call = recorded(1, 1000, 0, 2.0, n_gen=1, decode_ns=1000)
+    table = figures.bill([call, recorded(2, 1100, 1000, 0.2)])
+    assert math.isnan(table.decode_s[0])
+    assert table.decode_s[1] == pytest.approx(1)
 
 
 def test_the_bill_in_sentences() -> None:

@@ -123,6 +123,9 @@ def prefill_s(call: RecordedCall) -> float:
 
 
 def decode_s(call: RecordedCall) -> float:
+    """The time of the tokens after the first; unknown if there are none."""
+    if call.n_gen is not None and call.n_gen < 2:
+        return math.nan
     if call.decode_ns is not None:
         return call.decode_ns / 1e9
     if call.ttft_ns is not None:
