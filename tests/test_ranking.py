@@ -96,17 +96,29 @@ def test_what_fits_comes_first_by_its_time() -> None:
     rows = lab.predict("1000", 200, LLAMA, "geforce")
     names = [row.name for row in rows]
     fitting = [row for row in rows if row.is_known]
-    middles = [row.e2e_s[0] * row.e2e_s[1] for row in fitting]
+    shown = [row.e2e_shown_s for row in fitting]
     assert set(names) == set(devices.names_of("geforce"))
     assert rows[: len(fitting)] == fitting
-    assert middles == sorted(middles)
+    assert shown == sorted(shown)
     assert names.index("rtx-5090") < names.index("rtx-3060")
+
+
+def test_order_and_bars_are_those_of_the_times_in_the_table() -> None:
+    rows = lab.predict("500", 300, "llama-3.2-3b:Q4_K_M", "m4-max,rtx-3060")
+    expected = [row.e2e_expected_s or math.nan for row in rows]
+    assert expected == sorted(expected)
+    bars: list[Any] = list(lab.plot_requests(rows).patches)
+    of_prefill = [bar.get_width() for bar in bars[:2]]
+    ends = [bar.get_x() + bar.get_width() for bar in bars[2:]]
+    assert of_prefill[::-1] == pytest.approx([row.prefill_expected_s for row in rows])
+    assert ends[::-1] == pytest.approx(expected)
 
 
 def test_unknown_times_come_last_but_before_what_does_not_fit() -> None:
     full = row("full", shortage=Shortage(9, 8, 1))
     unknown = row("unknown", prefill=UNKNOWN)
-    ordered = sorted([full, unknown, row("slow", (9.0, 9.0)), row()], key=room.speed_order)
+    slow = dataclasses.replace(row("slow"), prefill_expected_s=9.0)
+    ordered = sorted([full, unknown, slow, row()], key=room.speed_order)
     assert [row.name for row in ordered] == ["a", "slow", "unknown", "full"]
 
 

@@ -147,6 +147,16 @@ class Prediction:
         return self.prefill_expected_s + (self.n_gen - 1) * self.tpot_expected_s
 
     @property
+    def prefill_shown_s(self) -> float:
+        """The seconds of prefill that tables and pictures show; NaN without a range."""
+        return expected_or_middle(self.prefill_expected_s, self.prefill_s)
+
+    @property
+    def e2e_shown_s(self) -> float:
+        """The same of the whole request."""
+        return expected_or_middle(self.e2e_expected_s, self.e2e_s)
+
+    @property
     def tps_expected(self) -> float | None:
         """Expected tokens per second of each user."""
         return None if self.tpot_expected_s is None else 1 / self.tpot_expected_s
@@ -160,6 +170,13 @@ class Prediction:
     def is_known(self) -> bool:
         """Whether it fits and has times of both phases."""
         return self.shortage is None and not math.isnan(self.e2e_s[0])
+
+
+def expected_or_middle(expected: float | None, ends: Span) -> float:
+    """The expected value, or the geometric mean of a range's ends; NaN without a range."""
+    if expected is None or math.isnan(ends[0]):
+        return math.sqrt(ends[0] * ends[1])
+    return expected
 
 
 def check(n_prompt: int, n_gen: int, users: int) -> None:

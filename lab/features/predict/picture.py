@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lab.roofline.prediction import Prediction, Span
+from lab.roofline.prediction import Prediction
 from lab.show import canvas
 from lab.show.canvas import COLOURS, INK
 
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     """Stacked bars of prefill and decode over devices, fastest first, with the range of the whole.
+
+    The bars have the times of the table: the expected ones.
 
     lab.plot_requests(lab.predict("8000", 300, "llama-3.1-8b", "geforce")[:5])
     """
@@ -32,8 +33,8 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
             names.append(f"{row.name}, {row.label}")
         else:
             names.append(row.name)
-        prefill_s.append(middle(row.prefill_s))
-        decode_s.append((row.n_gen - 1) * middle(row.tpot_s))
+        prefill_s.append(row.prefill_shown_s)
+        decode_s.append(row.e2e_shown_s - row.prefill_shown_s)
     ax.barh(names, prefill_s, color=COLOURS[0], label="prefill")
     ax.barh(
         names,
@@ -54,8 +55,3 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     figure.set_figheight(max(figure.get_figheight(), 1.6 + 0.28 * len(rows)))
     canvas.finish([ax], f"{first.label}: {first.n_prompt:,} tokens in, {first.n_gen:,} out")
     return ax
-
-
-def middle(span: Span) -> float:
-    """The geometric mean of a range's ends."""
-    return math.sqrt(span[0] * span[1])

@@ -157,10 +157,10 @@ def ranks(device: str | None) -> bool:
 
 def speed_order(row: Prediction) -> tuple[bool, float, float]:
     """What fits comes first, the fastest at the top; unknown times come last, by their decode."""
-    middle_s = math.sqrt(row.e2e_s[0] * row.e2e_s[1])
-    if math.isnan(middle_s):
-        middle_s = math.inf
-    return row.shortage is not None, middle_s, row.tpot_s[0] * row.tpot_s[1]
+    request_s = row.e2e_shown_s
+    if math.isnan(request_s):
+        request_s = math.inf
+    return row.shortage is not None, request_s, row.tpot_s[0] * row.tpot_s[1]
 
 
 def ranked_here(

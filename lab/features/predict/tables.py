@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from statistics import geometric_mean
 
 from lab.core import shown
 from lab.core.lists import grouped
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo
-from lab.roofline.prediction import HERE, Prediction, Span
+from lab.roofline.prediction import HERE, Prediction, Span, expected_or_middle
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits, seconds
 
@@ -59,11 +58,9 @@ def range_cell(
     """The expected figure with a mark of doubt, and its range below it."""
     if row.shortage is not None or math.isnan(ends[0]):
         return UNKNOWN
-    if expected is None:
-        expected = geometric_mean(ends)
     low = digits(ends[0])
     high = digits(ends[1])
-    figure = f"{digits(expected)}{shown.mark(doubts)}"
+    figure = f"{digits(expected_or_middle(expected, ends))}{shown.mark(doubts)}"
     if low == high:
         return figure
     return f"{figure}\n{low}-{high}"
