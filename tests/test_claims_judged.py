@@ -18,7 +18,7 @@ from lab.core.script import OPEN_ENDED, Shape
 from lab.engine import loop
 from lab.features.claims import figures, session
 from lab.features.claims.evidence import Evidence
-from lab.features.claims.figures import Figures, figure
+from lab.features.claims.figures import ClaimFigure, Figures, figure
 from lab.features.claims.judging import (
     CLAIMS,
     HOLDS,
@@ -26,6 +26,7 @@ from lab.features.claims.judging import (
     UNSURE,
     UNTESTABLE,
     Claim,
+    JudgedFigure,
     judge,
 )
 from lab.process.wire import ATTENTION, MUL_MAT
@@ -446,6 +447,23 @@ def test_an_interval_is_made_of_what_there_is(
     assert computed is not None
     assert computed.n == n
     assert [computed.low, computed.high] == pytest.approx([low, high], 0.01)
+
+
+@pytest.mark.parametrize(
+    ("low", "verdict", "shown"),
+    [
+        (1.0042, HOLDS_NOT, "1.03x (1.004-1.07)"),
+        (0.99961, UNSURE, "1.03x (0.9996-1.07)"),
+        (1.0, UNSURE, "1.03x (1.00-1.07)"),
+        (1.02, HOLDS_NOT, "1.03x (1.02-1.07)"),
+    ],
+)
+def test_the_end_of_an_interval_shows_on_which_side_of_its_threshold_it_is(
+    low: float, verdict: str, shown: str
+) -> None:
+    judged = JudgedFigure(ClaimFigure("a", 1.03, low, 1.07, "x", 6), {"most": 1.0})
+    assert judged.verdict == verdict
+    assert judged.sentence == f"a: {shown}, must be at most 1"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])

@@ -47,6 +47,7 @@ ONE_BY_ONE = ("lengths", "context")
 """Parts whose runs are compared with nothing beside them, so that a disturbance counts fully."""
 
 MOST_SHOWN = 3  # figures in a cell
+THRESHOLDS = "least", "most"  # of a condition; one of them can be missing
 
 Claim = dict[str, Any]
 """A claim of claims.toml: `number`, `words`, `parts`, `conditions`, and `note` and `source` where
@@ -133,7 +134,8 @@ class JudgedFigure:
     @property
     def sentence(self) -> str:
         """The figure with its interval, and what it must be."""
-        text = f"{self.figure.name}: {value_text(self.figure)}"
+        thresholds = [self.condition[name] for name in THRESHOLDS if name in self.condition]
+        text = f"{self.figure.name}: {value_text(self.figure, thresholds)}"
         if self.figure.n < 3:
             text += f", interval assumed for {plural(self.figure.n, 'value')}"
         return f"{text}, must be {bounds(self.condition)}"
@@ -161,15 +163,25 @@ def bounds(condition: Mapping[str, Any]) -> str:
     return f"{text} {condition['unit']}" if "unit" in condition else text
 
 
-def value_text(figure: ClaimFigure) -> str:
+def value_text(figure: ClaimFigure, thresholds: Sequence[float]) -> str:
     """A figure with its unit and its interval."""
     unit = figure.unit if figure.unit == "x" else f" {figure.unit}"
-    low = digits(figure.low)
+    low = digits_beside(figure.low, thresholds)
     if figure.value is None or figure.high is None:
         return f"at least {low}{unit}"
+    value = digits_beside(figure.value, thresholds)
     if figure.low == figure.high:
-        return f"{digits(figure.value)}{unit}"
-    return f"{digits(figure.value)}{unit} ({low}-{digits(figure.high)})"
+        return f"{value}{unit}"
+    return f"{value}{unit} ({low}-{digits_beside(figure.high, thresholds)})"
+
+
+def digits_beside(value: float, thresholds: Sequence[float]) -> str:
+    """A number with enough digits to show on which side of each threshold it lies."""
+    for threshold in thresholds:
+        if value != threshold and digits(value) == digits(threshold):
+            n_decimals = math.ceil(-math.log10(abs(value - threshold)))
+            return f"{value:,.{max(1, n_decimals)}f}"
+    return digits(value)
 
 
 def criterion(claim: Claim) -> str:
