@@ -143,7 +143,9 @@ def draw_attention(
     bar = figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
     if bar.solids is not None:
         bar.solids.set_rasterized(False)
-    title = f"What each token attends to in {model} (the last row is decode's)"
+    figure.supxlabel("token that answers (key)", fontsize=8)
+    figure.supylabel("token that asks (query)", fontsize=8)
+    title = f"What each token attends to in {model} (decode computes the last row only)"
     figure.suptitle(title, fontsize=11)
 
 
