@@ -40,9 +40,8 @@ def of_one_user() -> Iterator[tuple[str, str]]:
         "That laptop reaches 70 % of this limit. What do twice as many cores change, for "
         "decode and "
         "for prefill?",
-        "Decode hardly changes: the cores share one memory. Prefill takes about half of "
-        "the time, "
-        "because its limit is arithmetic.",
+        f"Decode becomes at most 1 / 0.7 = {digits(1 / 0.7)} times as fast: the cores share "
+        "one memory. Prefill takes about half of the time if its limit is arithmetic.",
     )
     card = devices.find_device("rtx-3060")
     assert card.tflops is not None
