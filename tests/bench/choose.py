@@ -6,8 +6,8 @@
     python3 -m uv run python -m tests.bench.choose server     # the tokens of llama-server
     python3 -m uv run python -m tests.bench.choose budget     # the parts of a token's time
 
-`planted` adds a sampler to every chain that waits for a known time: the difference to the same
-chain without it is compared with that time. `law` measures models with random weights whose
+`planted` adds a sampler to every chain that waits for a known time: the difference to a sampler
+that does not wait is compared with that time. `law` measures models with random weights whose
 vocabularies and windows of penalties the law has not seen. `equal` counts how often two equal
 chains are called different. `server` sends the same token ids, seed and settings to
 llama-server: the one of the lab's llama.cpp if it is built (python -m tests.bench.llama_bench
@@ -123,8 +123,7 @@ class PlantedWorker(Worker):
 
     def _spawn(self) -> None:
         super()._spawn()
-        if self.delay_us:
-            self.call(bool, "tests.bench.choose.plant", delay_us=self.delay_us)
+        self.call(bool, "tests.bench.choose.plant", delay_us=self.delay_us)
 
 
 def planted() -> bool:

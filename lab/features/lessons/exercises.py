@@ -2,7 +2,7 @@
 
 A missing guess or answer is Python's `...`; it prints a sentence instead of raising an error. A
 wrong guess of a pop question is kept in a file beside the notebooks, with the same question for
-other numbers. The last notebook asks it.
+other numbers. Notebooks 6 and 7 ask it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def keep_or_forget(name: str, question: PopQuestion) -> None:
     """Keep the question if its guess was wrong and its answer is known."""
     if factor(question.guess, question.measured) > WRONG and math.isfinite(question.answer):
         write_questions(read_questions() | {name: question})
-        print(f"The last notebook asks this again, with other numbers (pop question {name}).")
+        print(f"Notebook 6 or 7 asks this again, with other numbers (pop question {name}).")
     else:
         forget(name)
 
