@@ -34,7 +34,7 @@ def body_of(number: int, body: dict[str, Any]) -> dict[str, Any]:
         tools[1:] = reversed(tools[1:])
     if number >= CUT_AT:
         messages[CUT_MESSAGE]["content"] = messages[CUT_MESSAGE]["content"][:N_LEFT]
-    limits = {"max_tokens": N_GEN, "temperature": 0, "stream": True}
+    limits = {"max_tokens": N_GEN, "temperature": 0, "stream": True, "ignore_eos": True}
     return {**body, "messages": messages, "tools": tools, **limits}
 
 
