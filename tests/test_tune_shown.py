@@ -24,12 +24,14 @@ DEFAULT = "default"
 OFF = "--flash-attn off"
 ONE = "--threads 1"
 LOSSY = "--cache-type-k q8_0"
+BOTH = "--flash-attn off --no-repack"
 CHOICES: dict[str, dict[str, Any]] = {
     DEFAULT: {},
     OFF: {"flash_attn": "off", "flash_attn_resolved": "off"},
     ONE: {"n_threads": 1},
     "--no-repack": {"repack": False},
     LOSSY: {"type_k": "q8_0"},
+    BOTH: {"flash_attn": "off", "flash_attn_resolved": "off", "repack": False},
 }
 SESSION = "20260101T000000Z-tune"
 N_PROMPT = 20
@@ -168,6 +170,19 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
         "tiny Q4_0 on Test CPU, 4 cores: 20 + 301 tokens; goal: time of the whole request"
     )
     assert shown.warnings == ["Runs failed with --no-mmap (llama.cpp is out of memory)."]
+
+
+def test_a_winner_that_the_search_did_not_measure_is_in_the_table_and_in_the_picture() -> None:
+    lines = session({DEFAULT: 9.0, OFF: 4.5, "--no-repack": 8.0}, confirming(BOTH))
+    shown = section_of(lines)
+    assert [line[0] for line in shown.cells[:3]] == [DEFAULT, BOTH, OFF]
+    winner = shown.cells[1]
+    of_off = shown.cells[2]
+    assert winner[1] == "0"
+    assert winner[-1] == "recommended"
+    assert float(winner[3].split("\n")[0]) > float(of_off[3].split("\n")[0])
+    (ax,) = canvas.drawn(shown.pictures[0].draw, WIDE).axes
+    assert ax.get_yticklabels()[1].get_text().replace("\n", " ") == BOTH
 
 
 def test_the_table_and_the_sentences_have_one_direction() -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import phases, stats
 from lab.core.asked_settings import table
@@ -49,8 +49,9 @@ class Tuned:
     `winner` is a record of the confirmation; None: the default won, or nothing was confirmed.
     `gain` is the default's time over the winner's in the `n_confirmed` blocks; None for too few.
     `runs` has a row for each run, with its seconds until the first token (prefill) and per further
-    one (decode). `tried` has a row for each choice of the search: the default, the winner, then the
-    fastest first; its figures are NaN if it failed. `medians` has the seconds of the default and
+    one (decode). `tried` has a row for each choice of the search, and for a winner that it did not
+    measure itself: the default, the winner, then the fastest first; its figures are NaN if it
+    failed. `medians` has the seconds of the default and
     the winner in the confirmation by phase.
     """
 
@@ -104,6 +105,13 @@ class Tuned:
         if self.n_users == 1:
             return aim
         return f"{aim} for each of {plural(self.n_users, 'user')}"
+
+
+class Winner(NamedTuple):
+    """The choice that was confirmed, and its settings as options."""
+
+    settings: str
+    choice: Choice
 
 
 def is_clear_gain(gain: Ratio | None) -> bool:
@@ -177,7 +185,10 @@ def tuned(lines: Sequence[Any]) -> Tuned | None:
         if record.run.part == CONFIRM and record.run.is_timed and not is_default(record):
             winners.append(record)
     gain = gain_of(totals)
-    won = winners[0].run.variant if winners else None
+    winner = None
+    if winners:
+        settings = winners[0].run.variant or ""
+        winner = Winner(settings, choice_of(winners[0], default))
     return Tuned(
         asked=goal,
         default=default,
@@ -185,7 +196,7 @@ def tuned(lines: Sequence[Any]) -> Tuned | None:
         gain=gain,
         n_confirmed=len(totals),
         runs=runs,
-        tried=tried_choices(searched, search, won, is_clear_gain(gain)),
+        tried=tried_choices(searched, search, winner, is_clear_gain(gain)),
         medians=medians_of(times, totals),
     )
 
@@ -268,9 +279,10 @@ def medians_of(times: dict[str, pd.DataFrame], totals: pd.DataFrame) -> pd.DataF
 
 
 def tried_choices(
-    runs: pd.DataFrame, search: Search, won: str | None, is_recommended: bool
+    runs: pd.DataFrame, search: Search, winner: Winner | None, is_recommended: bool
 ) -> pd.DataFrame:
-    """A row for each choice of the search: time, how many times as fast as the default, verdict."""
+    """A row for each choice of the search and the winner: time, how many times as fast as the
+    default, verdict."""
     import numpy as np
     import pandas as pd
 
@@ -278,8 +290,13 @@ def tried_choices(
         choice=("choice", "last"), n_runs=("block", "count"), error=("error", "max")
     )
     tried = tried.rename_axis("settings").reset_index()
+    won = winner.settings if winner else None
+    if winner is not None and won not in set(tried.settings):
+        unmeasured = {"settings": won, "choice": winner.choice, "n_runs": 0, "error": ""}
+        tried = pd.concat([tried, pd.DataFrame([unmeasured])], ignore_index=True)
     log_ratio, deviation = search.expected(list(tried.choice))
-    log_time = pd.Series(log_ratio).where(tried.n_runs > 0)
+    is_known = (tried.n_runs > 0) | (tried.settings == won)
+    log_time = pd.Series(log_ratio).where(is_known)
     half_width = NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * deviation
     tried["time_s"] = np.exp(log_time) * sum(search.default_s().values())
     tried["speed"] = np.exp(-log_time)

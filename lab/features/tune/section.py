@@ -41,9 +41,10 @@ from lab.show.wording import digits, percent, seconds
 MOST_ROWS = 12  # on a terminal
 OF_TUNE = (
     "A search measured choices of settings in blocks with fresh engines. The table has the time "
-    "that it expects of each, and how many times as fast as the default that is, with a 95 % "
-    "interval below. The search chose the fastest, so its figures flatter the winner. The gain in "
-    "the sentences comes from new blocks."
+    "that all its runs together let expect of each, and how many times as fast as the default "
+    "that is, with a 95 % interval below. A winner with 0 runs is a combination that the search "
+    "did not measure: its figures follow from those of its settings. The search chose the "
+    "fastest, so its figures flatter the winner. The gain in the sentences comes from new blocks."
 )
 CAPTION = (
     "What was tried: how many times as fast as the default each choice of settings is; right of 1 "
