@@ -227,8 +227,9 @@ def test_the_picture_has_a_ridge_for_each_prompt_length_unless_nothing_is_conclu
     short, long = drawn_ridges(records)
     of_disturbed = drawn_ridges(list(map(doubt.neighbour, records)))
 
-    assert short.startswith("ridge, 20 prompt tokens: arithmetic is the limit from ")
-    assert long.startswith("ridge, 40 prompt tokens: arithmetic is the limit from ")
+    for label, n_prompt in ((short, 20), (long, 40)):
+        assert label.startswith(f"ridge, {n_prompt} prompt tokens: ")
+        assert label.endswith(" sequences at the machine's best rates")
     assert of_disturbed == []
     assert drawn_ridges(records[2:]) == []  # no batch below it
 

@@ -335,8 +335,8 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
             sentences.append(gain(request))
         if largest.ridge is not None:
             sentences.append(
-                f"Above about {digits(largest.ridge)} sequences arithmetic is the limit, "
-                "say the ceilings."
+                f"Above about {digits(largest.ridge)} sequences arithmetic is the limit, if the "
+                "kernels reach the machine's best rates."
             )
         errors = [(row.expected_s, row.step_s) for row in request]
         sentences += prediction_errors(errors, "step times")
@@ -428,8 +428,8 @@ def draw_ridges(ax: Axes, requests: Sequence[Sequence[Any]]) -> None:
         batches_below = [row for row in request if 1 < row.n_seq < last.ridge]
         if batches_below and last.ridge <= last.n_seq:
             label = (
-                f"ridge, {prompt_label(last)}: "
-                f"arithmetic is the limit from {digits(last.ridge)} sequences"
+                f"ridge, {prompt_label(last)}: {digits(last.ridge)} sequences "
+                "at the machine's best rates"
             )
             ax.axvline(last.ridge, color=canvas.GUIDE, ls="-.", lw=1, label=label)
 
