@@ -21,7 +21,7 @@ from lab.runner import samplers
 
 JSON = "JSON grammar"
 SCHEMA = "JSON schema"
-FIRST = "first"  # after the name of a chain: its grammar is applied before the samplers
+MASKED = "masked"  # after a name: its grammar masks the vocabulary before each choice
 
 OPTIONS: dict[str, dict[str, Any]] = {
     GREEDY: {},
@@ -91,8 +91,8 @@ def of_texts(worker: Worker, seed: int) -> list[NamedChain]:
     for name, text in ((JSON, GRAMMAR), (SCHEMA, schema_text())):
         lines = tuple(worker.grammar(text, is_schema=name == SCHEMA))
         checked = dataclasses.replace(base, grammar=lines, grammar_file=name)
-        first = dataclasses.replace(checked, grammar_first=True)
-        chains += [NamedChain(name, checked), NamedChain(f"{name} {FIRST}", first)]
+        masked = dataclasses.replace(checked, grammar_first=True)
+        chains += [NamedChain(name, checked), NamedChain(f"{name} {MASKED}", masked)]
     dry = NamedChain("DRY", chain(OPTIONS["DRY"], seed))
     return [*chains, dry]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.core.lists import plural
 from lab.core.sampling import GREEDY
-from lab.features.choose.chains import FIRST, JSON, SCHEMA
+from lab.features.choose.chains import JSON, MASKED, SCHEMA
 from lab.features.choose.figures import NO_TOP_K, ChoosingFigures
 from lab.roofline.choosing import DEFAULT
 from lab.show.wording import digits, percent, seconds, times
@@ -31,8 +31,8 @@ def sentences(figures: ChoosingFigures) -> list[str]:
     if default is not None and slowest.name != DEFAULT:
         factor = times(slowest.choose_s / default.choose_s)
         lines.append(
-            f"The most expensive chain is {slowest.name}: {seconds(slowest.choose_s)} a token, "
-            f"{factor} the default's."
+            f"The most expensive chain with {plural(n_seqs[0], 'sequence')} is {slowest.name}: "
+            f"{seconds(slowest.choose_s)} a token, {factor} the default's."
         )
     lines += without_top_k(by_key.get((NO_TOP_K, n_seqs[0])))
     lines += one_after_the_other(rows)
@@ -56,14 +56,14 @@ def grammars(by_key: dict[tuple[str, int], Any], default: Any) -> list[str]:
     lines: list[str] = []
     for name in (JSON, SCHEMA):
         checked = by_key.get((name, default.n_seq))
-        first = by_key.get((f"{name} {FIRST}", default.n_seq))
-        if checked is None or first is None:
+        masked = by_key.get((f"{name} {MASKED}", default.n_seq))
+        if checked is None or masked is None:
             continue
         added_s = max(0.0, checked.choose_s - default.choose_s)
         lines.append(
-            f"A {name} adds {seconds(added_s)} a token if the choice is checked first "
+            f"A {name} adds {seconds(added_s)} a token if it checks each choice "
             f"(5 to 95 % of the tokens: {seconds(checked.low_s)} to {seconds(checked.high_s)}), "
-            f"{seconds(first.choose_s - default.choose_s)} if it masks the vocabulary before "
+            f"{seconds(masked.choose_s - default.choose_s)} if it masks the vocabulary before "
             f"every choice. Building it takes {seconds(checked.built_s)}, once an answer."
         )
     return lines
