@@ -119,8 +119,8 @@ def test_the_sentences_say_the_gain_and_the_command() -> None:
     assert "x as fast (saves " in turns
     assert "). Try: lab turns " in turns
     assert sentences["speculate"].startswith(
-        "Predicted for speculative decoding that guesses 1 token at a time: faster if more than "
-        "50 % of the guesses are right; at 80 %, 1.20x as fast (without the time to draft). Try: "
+        "Predicted for speculative decoding that guesses 1 token at a time: faster if each is "
+        "right with a chance above 50 %; at 80 %, 1.20x as fast (without the time to draft). Try: "
         "lab speculate --draft lookup --draft-len 1 "
     )
 

@@ -117,7 +117,7 @@ def _of_cached_prompt(cached: CachedPrompt, record: Record) -> Advice:
 def _of_guessing(guessing: Guessing, record: Record) -> Advice:
     change = (
         f"speculative decoding that guesses {plural(guessing.n_draft, 'token')} at a time: faster "
-        f"if more than {100 * guessing.least_acceptance:.0f} % of the guesses are right; at "
+        f"if each is right with a chance above {100 * guessing.least_acceptance:.0f} %; at "
         f"{100 * ACCEPTANCE:.0f} %, {digits(guessing.gain)}x as fast (without the time to draft)"
     )
     sizes = {

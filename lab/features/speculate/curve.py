@@ -69,7 +69,7 @@ def expected_v(
 
 
 def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
-    """What verifying costs, and the acceptance at which it pays."""
+    """What verifying costs, and the chance of a right draft at which it pays."""
     several = [row for row in rows if row.n_positions > 1]
     sentences = []
     for curve in grouped(several, lambda row: (row.n_prompt, row.draft)).values():
@@ -83,18 +83,19 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
 
 
 def what_pays(curve: Sequence[Any]) -> str:
-    """The draft length that needs the least acceptance to pay."""
+    """The draft length that needs the least chance of a right draft to pay."""
     possible = []
     for row in curve:
         n_draft = row.n_positions - 1
-        acceptance = guesses.break_even(row.v, row.c or 0.0, n_draft)
-        if acceptance is not None:
-            possible.append((acceptance, n_draft))
+        chance = guesses.break_even(row.v, row.c or 0.0, n_draft)
+        if chance is not None:
+            possible.append((chance, n_draft))
     if not possible:
         return "no draft length pays, even with every token accepted"
-    acceptance, n_draft = min(possible)
+    chance, n_draft = min(possible)
     return (
-        f"drafts of {plural(n_draft, 'token')} pay above {100 * acceptance:.0f} % acceptance"
+        f"drafts of {plural(n_draft, 'token')} pay if each drafted token is right with a chance "
+        f"above {100 * chance:.0f} %"
     )
 
 
