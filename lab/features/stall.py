@@ -463,7 +463,10 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
         if len(lengths) > 1:
             title = f"prompt of {n_prompt:,} tokens {title}"
         ax.set_title(title, fontsize=10)
-    first_token = {"color": canvas.GUIDE, "ls": ":", "lw": 1.2}
+    colour = canvas.GUIDE
+    if len(streams) == 1:
+        colour = styles[streams[0]]["color"]
+    first_token = {"color": colour, "ls": ":", "lw": 1.2}
     axes[-1, -1].plot([], [], **first_token, label="first token of the new request")
     prompt = f"a prompt of {lengths[0]:,} tokens" if len(lengths) == 1 else "long prompts"
     repeats = plural(1 + max(record.run.repeat for record in records), "repeat")
