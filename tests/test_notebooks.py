@@ -119,6 +119,7 @@ ANSWERS = {  # of each exercise: a right answer and a wrong one, in the notebook
         ),
         ('"b"', '"a"'),
     ],
+    "08": [],
 }
 
 
