@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +129,20 @@ def test_the_share_at_which_it_pays(
     break_even = guesses.break_even(v, c, n_draft)
 
     assert break_even == (share if share is None else pytest.approx(share, abs=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("v", "sentence"),
+    [
+        (
+            1.75,
+            "drafts of 2 tokens pay if each drafted token is right with a chance above 50 %",
+        ),
+        (3.0, "no draft length pays, even with every token accepted"),
+    ],
+)
+def test_drafts_pay_above_a_chance_of_each_token(v: float, sentence: str) -> None:
+    assert curve.what_pays([SimpleNamespace(n_positions=3, v=v, c=None)]) == sentence
 
 
 def test_the_expected_length_of_the_textbook() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from lab.process.worker import Worker
 from lab.roofline import learning, step_kernels
 from lab.roofline.step_prediction import StepPrediction, pieces
 from lab.runner.cases import Plan
+from lab.show import canvas, section
 from tests.conftest import (
     SETTINGS,
     FakeWorker,
@@ -92,6 +94,25 @@ def test_a_prompt_all_at_once_is_prefilled_while_the_streams_wait() -> None:
     of_newcomer = [part.n_tokens for part in prefill if part.sequence == 0]
     assert of_newcomer == [512, 512, 176]
     assert MIXED not in {operation.kind for operation in script}
+
+
+@pytest.mark.parametrize(
+    ("streams", "is_of_the_stream"),
+    [((1,), True), ((1, 2), False)],
+)
+def test_the_legend_has_the_colour_of_the_line_of_one_stream_and_is_grey_for_more(
+    streams: Sequence[int], is_of_the_stream: bool
+) -> None:
+    records = [stall_record(100, 40, n_streams) for n_streams in streams]
+    draw = functools.partial(room.draw, room.rows(records), records, "subject")
+    (ax,) = canvas.drawn(draw, section.WIDE).axes
+    handles, labels = ax.get_legend_handles_labels()
+    of_label: dict[str, Any] = dict(zip(labels, handles, strict=True))
+    entry = of_label["first token of the new request"]
+    stream = of_label["1 stream"]
+    assert entry.get_linestyle() == ":"
+    assert (entry.get_color() == stream.get_color()) == is_of_the_stream
+    assert is_of_the_stream or entry.get_color() == canvas.GUIDE
 
 
 @pytest.mark.parametrize("chunk", [7, 100, None])
