@@ -89,7 +89,9 @@ def test_names_and_aliases(
     [
         ("llama-3.2-3", "Did you mean llama-3.2-3b"),
         ("synthetic:phi5-mini", "Did you mean phi-4-mini or phi-4[?]"),
-        ("llama-3.3-70b", "has only the shape of"),
+        ("llama-3.1-405b", "has only the shape of llama-3.1-405b"),
+        ("deepseek-r1-distill-llama-8b", "has only the shape of deepseek-r1-distill-llama-8b"),
+        ("qwen3-8b-thinking-2507", "has only the shape of qwen3-8b-thinking-2507"),
         ("hf:owner", "is not a model on the hub"),
         ("hf:owner/repo", "is not a model on the hub"),
         ("no/such/file.gguf", "no model file"),
@@ -395,6 +397,24 @@ def test_a_near_miss_is_answered_with_the_same_size_or_version(
     hint = problem.value.hint
     assert hint.startswith(f"Did you mean {nearest}")
     assert "hf:OWNER/REPO/FILE" in hint
+
+
+@pytest.mark.parametrize("name", ["gemma-3-4b-it", "Phi3", "phi-3-mini-4k-instruct"])
+def test_a_spelling_of_a_name_has_the_file(name: str) -> None:
+    assert catalog.parse(name).source == "hub"
+
+
+def test_the_size_of_a_file_is_that_of_its_shape() -> None:
+    """A header takes up to 15 MB, and mixtures of types vary."""
+    n_files = 0
+    for entry in catalog.entries().values():
+        if entry.repo:
+            assert entry.file
+            assert entry.quantization
+            planned = synthetic.model_of(entry, entry.quantization).n_bytes
+            assert entry.n_bytes == pytest.approx(planned, rel=0.02, abs=15e6), entry.name
+            n_files += 1
+    assert n_files > 40
 
 
 PUBLISHED_SIZES = {

@@ -7,6 +7,7 @@ obtain.py gets or makes the file.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 import math
@@ -76,6 +77,7 @@ class Entry:
     shape: Dimensions
     shape_source: str
     aliases: tuple[str, ...] = ()
+    same_shape: tuple[str, ...] = ()  # other models, for which the file does not stand
     embedded: bool = False
     repo: str | None = None
     file: str | None = None
@@ -138,7 +140,10 @@ def entries() -> dict[str, Entry]:
         for name, table in tables.items():
             shape = Dimensions(**table.pop("shape"))
             aliases = tuple(table.pop("aliases", ()))
-            catalog[name] = Entry(name, shape=shape, aliases=aliases, **table)
+            others = tuple(table.pop("same_shape", ()))
+            catalog[name] = Entry(
+                name, shape=shape, aliases=aliases, same_shape=others, **table
+            )
         return catalog
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as problem:
         what = f"The catalog {path} cannot be read: {problem}."
@@ -161,7 +166,7 @@ def parse(text: str, or_shape: bool = False) -> Spec:
     if not entry.embedded and entry.repo is None:
         if or_shape:
             return parse(f"synthetic:{text}")
-        what = f"The catalog has only the shape of {entry.name}, no file to download."
+        what = f"The catalog has only the shape of {name}, no file to download."
         hint = (
             f"Measure it with random weights (--model synthetic:{entry.name}), "
             "or give the path of a .gguf file."
@@ -199,38 +204,61 @@ def _parse_hub(text: str) -> Spec:
 
 
 def find(name: str) -> Entry:
-    """The entry with this name or alias, or the base of a distillation or of a tuned variant.
+    """The entry with this name or alias.
 
-    LabError for an unknown name says why, or offers the nearest ones.
+    For another model of the same shape, a distillation or a tuned variant it has no file. LabError
+    for an unknown name says why, or offers the nearest ones.
     """
     lower_name = name.lower().strip()
-    entry = _by_name().get(lower_name) or _base_of(lower_name)
-    if entry:
+    entry = _base_of(lower_name)
+    if entry is None:
+        raise _unknown(name, lower_name)
+    if SAME_FILE.sub("", lower_name) in (entry.name, *entry.aliases):
         return entry
+    if lower_name in entry.aliases:
+        return entry
+    return dataclasses.replace(
+        entry,
+        embedded=False,
+        repo=None,
+        file=None,
+        sha256=None,
+        n_bytes=None,
+        quantizations={},
+    )
+
+
+def _unknown(name: str, lower_name: str) -> LabError:
+    """Why a name is unknown, or the nearest names."""
     reasons = tomllib.loads(data_file("not_counted.toml").read_text(encoding="utf-8"))
     for start, reason in reasons.items():
         if lower_name.startswith(start):
             what = f"{name} is not in the list: {reason}, which the lab does not count."
             hint = "Name a file, to measure it: hf:OWNER/REPO:Q4_K_M, or the path of a .gguf file."
-            raise LabError(what, hint)
+            return LabError(what, hint)
     offer = f"Known: {', '.join(entries())}."
     nearest = _nearest(lower_name)
     if nearest:
         offer = f"Did you mean {' or '.join(nearest)}?"
     what = f"There is no model named {name!r}."
-    raise LabError(what, f"{offer} Or give the path of a .gguf file, or hf:OWNER/REPO/FILE.")
+    return LabError(what, f"{offer} Or give the path of a .gguf file, or hf:OWNER/REPO/FILE.")
 
 
 TUNED = re.compile(r"-(instruct|it|chat|base|thinking|reasoning|qat|hf|gguf|\d{4})")
 """Endings of names that do not change a model's shape."""
+SAME_FILE = re.compile(r"-(instruct|it|chat|hf|gguf)")
+"""Endings that do not name another model either: the files of the list are those for a chat."""
 
 
 def _base_of(name: str) -> Entry | None:
-    """The entry of the model that a name's endings or its end name: its shape is the same.
+    """The entry with this name, or of the model that its endings or its end name.
 
-    Such as deepseek-r1-0528-qwen3-8b (a distillation into qwen3-8b), or gemma-3-4b-it.
+    Their shape is the same, such as of deepseek-r1-0528-qwen3-8b (a distillation into qwen3-8b), or
+    of gemma-3-4b-it.
     """
     names = _by_name()
+    if name in names:
+        return names[name]
     stripped = TUNED.sub("", name)
     if stripped in names:
         return names[stripped]
@@ -286,10 +314,10 @@ def _nearest(name: str) -> list[str]:
 
 
 def _by_name() -> dict[str, Entry]:
-    """The entries by each of their names and aliases."""
+    """The entries by each of their names and aliases, and by names of the same shape."""
     names = {}
     for entry in entries().values():
-        for name in (entry.name, *entry.aliases):
+        for name in (entry.name, *entry.aliases, *entry.same_shape):
             names[name] = entry
     return names
 

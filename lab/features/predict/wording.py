@@ -133,9 +133,14 @@ def chosen_quantizations(rows: Sequence[Prediction], specs: Sequence[str]) -> li
     sentences = []
     for model in models.values():
         if model.name in specs and model.source == "shape":
+            is_of_file = model.quantization == catalog.find(model.name).quantization
+            reason = "the smallest of the common types"
+            if is_of_file:
+                reason = "the type of its file (lab models)"
+            other = "Q4_0" if model.quantization == "Q8_0" else "Q8_0"
             sentences.append(
-                f"{model.name} is predicted in {model.quantization}, the smallest of the common"
-                f" types, because none was named. Another: -m {model.name}:Q8_0"
+                f"{model.name} is predicted in {model.quantization}, {reason}, because none was"
+                f" named. Another: -m {model.name}:{other}"
             )
     return sentences
 
