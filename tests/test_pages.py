@@ -44,7 +44,7 @@ LONGEST = {
     "README.md": 850,
     "results/README.md": 1_900,
     "lab/README.md": 1_600,
-    "CONTRIBUTING.md": 1_200,
+    "CONTRIBUTING.md": 1_250,
     "INSTALL.md": 850,
     "notebooks/README.md": 600,
     "SECURITY.md": 600,
