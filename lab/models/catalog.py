@@ -253,8 +253,8 @@ SAME_FILE = re.compile(r"-(instruct|it|chat|hf|gguf)")
 def _base_of(name: str) -> Entry | None:
     """The entry with this name, or of the model that its endings or its end name.
 
-    Their shape is the same, for example that of deepseek-r1-0528-qwen3-8b (a distillation into qwen3-8b), or
-    of gemma-3-4b-it.
+    Their shape is the same, for example that of gemma-3-4b-it, or of deepseek-r1-0528-qwen3-8b (a
+    distillation into qwen3-8b).
     """
     names = _by_name()
     if name in names:
