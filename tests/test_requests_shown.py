@@ -376,7 +376,7 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
     text = path.read_text()
     assert "<h1>How fast does tiny answer through llama-server?</h1>" in text
     assert (
-        "The first token of 100 prompt tokens arrives after 151 ms, "
+        "After a prompt of 100 tokens the first token arrives after 151 ms, "
         "each further token takes 10.0 ms" in text
     )
     assert "what the server can do" in text

@@ -393,7 +393,7 @@ def test_the_sentences_say_what_a_chunk_costs() -> None:
         "(usual gap 11.0 ms)."
     )
     assert in_chunks.startswith("The longest gap is 103 ms in chunks of 100 (")
-    assert in_chunks.endswith("x the TTFT of the new request, 9 % higher throughput).")
+    assert in_chunks.endswith("x that at once, throughput 9 % higher).")
     assert errors.startswith("Prediction error of the longest gap: median")
 
 

@@ -766,7 +766,10 @@ def test_other_rows_are_named(tmp_path: Path) -> None:
     code, out, _ = run_lab("why", bench, log, "--budget", "0", "--no-plot")
     assert code == 0
     assert "32 tokens after 872" in out
-    assert "not compared of A: 120 (32 tokens after 0, line 4)" in " ".join(out.split())
+    assert (
+        "other figures of A, not compared: 120 tokens/s (32 tokens after 0, line 4)"
+        in " ".join(out.split())
+    )
 
 
 def test_one_file_with_two_setups_is_enough(tmp_path: Path) -> None:

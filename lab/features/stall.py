@@ -426,12 +426,14 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
 def cost_of_chunk(row: Any, at_once: Any) -> str:
     """The longest gap of a chunk, and what it costs the new request and the throughput."""
     gap = f"{seconds(row.longest_gap_s)} {in_chunks(row.chunk)}"
-    ttft = f"{digits(row.newcomer_s / at_once.newcomer_s)}x the TTFT of the new request"
+    ttft = (
+        f"TTFT of the new request {digits(row.newcomer_s / at_once.newcomer_s)}x that at once"
+    )
     lost_percent = round(100 * row.lost)
     if lost_percent > 0:
-        return f"{gap} ({ttft}, {lost_percent} % lower throughput)"
+        return f"{gap} ({ttft}, throughput {lost_percent} % lower)"
     if lost_percent < 0:
-        return f"{gap} ({ttft}, {-lost_percent} % higher throughput)"
+        return f"{gap} ({ttft}, throughput {-lost_percent} % higher)"
     return f"{gap} ({ttft})"
 
 

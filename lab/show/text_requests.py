@@ -357,7 +357,9 @@ def _sentence(rows: pd.DataFrame) -> str:
     """A sentence on the longest prompt of a setup."""
     row = rows.iloc[-1]
     ttft = seconds(row.ttft_s)
-    first = f"The first token of {length(row.n_prompt)} prompt tokens arrives after {ttft}"
+    first = (
+        f"After a prompt of {length(row.n_prompt)} tokens the first token arrives after {ttft}"
+    )
     if not row.tpot_low_ms > 0:
         return f"{first}."
     if row.n_bounds:

@@ -30,7 +30,8 @@ def draw_memory(
         if limit.expected_s is not None:
             ends = [1 / limit.expected_s[1], 1 / limit.expected_s[0]]
             label = "predicted from the other limits" if is_first else None
-            ax.plot([size_gb] * 2, ends, "-", color=COLOURS[1], lw=8, alpha=0.4, label=label)
+            (bar,) = ax.plot([size_gb] * 2, ends, "-", lw=8, alpha=0.4, label=label)
+            bar.set(color=COLOURS[1], solid_capstyle="butt")
     for limit in limits:
         if limit.limit_bytes is None:
             ax.axhline(1 / limit.token_s, color=INK, ls="--", lw=1, label="without a limit")

@@ -137,16 +137,17 @@ def sentences(lines: Sequence[MemoryLine], limits: Sequence[MemoryLimit]) -> lis
     reads = [limit.read_share for limit in short if not math.isnan(limit.read_share)]
     if reads:
         result.append(
-            f"Where the file does not fit, each token reads {share_cell(min(reads))} to "
-            f"{share_cell(max(reads))} of it from the disk (medians), at least the part without "
-            "room."
+            f"With room for less than {percent(paging.NEARLY)} of the file, each token reads "
+            f"{share_cell(min(reads))} to {share_cell(max(reads))} of it from the disk (medians), "
+            "at least the part without room."
         )
     law = paging.learn(lines)
     if law is not None:
         result.append(
-            f"Law of this machine, kernel and disk: a token waits {digits(1e9 * law.wait_s)} s for "
-            f"each GB of a file that does not fit (range {digits(1e9 * law.low_s)} to "
-            f"{digits(1e9 * law.high_s)} s, {plural(law.n_starts, 'start')})."
+            "Law of this machine, kernel and disk below this room: a token waits "
+            f"{digits(1e9 * law.wait_s)} s for each GB of the whole file (range "
+            f"{digits(1e9 * law.low_s)} to {digits(1e9 * law.high_s)} s, "
+            f"{plural(law.n_starts, 'start')})."
         )
     predicted = [limit for limit in limits if limit.expected_s is not None]
     if predicted:

@@ -33,8 +33,8 @@ NOT_COLD = (
     "nothing is said about starts from the disk."
 )
 VIRTUAL = (
-    "This machine is virtual: its host may still have the file in memory, so that a start after "
-    "the host's own can take longer."
+    "This machine is virtual: its host may still have the file in memory. A start right after a "
+    "restart of the host can take longer."
 )
 
 
@@ -134,8 +134,8 @@ def answer(line: StartLine, table: pd.DataFrame) -> str:
     if not wait.is_clear:
         return (
             f"From cold the first token comes after {cold}, from the page cache after {warm}: the "
-            "rounds do not agree that reading the file makes a difference (in order the disk reads "
-            f"its {digits(wait.n_bytes / 1e6)} MB in {seconds(wait.disk_s)})."
+            "rounds do not agree that reading the file makes a difference (from beginning to end "
+            f"the disk reads its {digits(wait.n_bytes / 1e6)} MB in {seconds(wait.disk_s)})."
         )
     return (
         f"From cold the first token comes after {cold}: {seconds(wait.seconds)} of it waiting for "

@@ -254,7 +254,7 @@ def same_answers(records: Sequence[Record]) -> list[str]:
         return [f"In {compared} the cached turns chose the tokens of the uncached ones."]
     turn, token = min(differences)
     return [
-        f"In {len(differences)} of {compared} a cached turn chose another token than the uncached "
-        f"one, first token {token} of answer {turn}: kernels for steps of other sizes round "
+        f"In {len(differences)} of {compared} with a cache (all repeats) another token was chosen "
+        f"than without, first token {token} of turn {turn}: kernels for steps of other sizes round "
         "differently."
     ]

@@ -117,7 +117,7 @@ def others_in_words(
         n_more = len(left_out) - len(labels)
         if n_more:
             labels.append(f"and {n_more} more")
-        sentences.append(f"not compared of {letter}: {'; '.join(labels)}")
+        sentences.append(f"other figures of {letter}, not compared: {'; '.join(labels)}")
     if chosen[0].is_prefill and not prefill:
         sentences.append("prefill is compared, since no decode rate is of both sides")
     return sentences
@@ -126,5 +126,5 @@ def others_in_words(
 def in_words(figure: Figure) -> str:
     """A figure that is not compared."""
     if figure.line is None:
-        return f"{figure.tps:.4g} ({figure.timed})"
-    return f"{figure.tps:.4g} ({figure.timed}, line {figure.line})"
+        return f"{figure.tps:.4g} tokens/s ({figure.timed})"
+    return f"{figure.tps:.4g} tokens/s ({figure.timed}, line {figure.line})"
