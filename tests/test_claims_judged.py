@@ -16,7 +16,7 @@ from lab.core import script as scripts
 from lab.core.record import DECODE, FAILED, OK, Ceilings, Rate, Record, Run, Settings, Steps
 from lab.core.script import OPEN_ENDED, Shape
 from lab.engine import loop
-from lab.features.claims import figures, session
+from lab.features.claims import figures, judging, session
 from lab.features.claims.evidence import Evidence
 from lab.features.claims.figures import ClaimFigure, Figures, figure
 from lab.features.claims.judging import (
@@ -490,3 +490,16 @@ def test_at_its_very_threshold_a_condition_is_rarely_decided(
     }
     verdicts = [judge(claim, Evidence([]))["verdict"] for _ in range(400)]
     assert verdicts.count(UNSURE) >= 0.92 * 400
+
+
+def test_the_summary_counts_verdicts() -> None:
+    verdicts = [
+        judging.HOLDS,
+        judging.HOLDS,
+        judging.HOLDS_NOT,
+        judging.UNSURE,
+        judging.UNSURE,
+    ]
+    rows = [{"verdict": verdict} for verdict in verdicts]
+    summary = judging.Verdicts("a-session", rows, ()).summary
+    assert summary == "5 claims: 2 hold here, 1 does not hold here and 2 cannot be told."

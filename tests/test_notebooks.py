@@ -46,8 +46,8 @@ UNIT = re.compile(
 )
 ALLOWED = {
     "02-what-limits-each": {
-        "about 2 GB on disk": "the size of a file, computed from the shape of the model",
-        "20 times as many bytes": "a ratio of two such sizes",
+        "about 2.5 GB on disk": "the size of a file, computed from the shape of the model",
+        "25 times as many bytes": "a ratio of two such sizes",
         "An A100 with 80 GB": "a name",
         "312e12 FLOP/s": "a datasheet's figure, which the reader computes with",
         "2,039e9 bytes/s": "the same",

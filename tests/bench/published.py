@@ -114,7 +114,7 @@ def compare(name: str, t: pd.DataFrame, *by: str) -> None:
         median = 100 * math.expm1(rows.off.abs().median())
         inside = 100 * rows.inside.mean()
         width = rows.width.median()
-        print(f"| {group} | {len(rows)} | {median:.0f} % | {inside:.0f} % | {width:.1f} |")
+        print(f"| {group} | {len(rows)} | {median:.0f} % | {inside:.0f} % | {width:.2f} |")
 
 
 def main() -> None:
@@ -149,14 +149,18 @@ def main() -> None:
         errors = left_out(rows, fits["device"], by_device)
         errors += left_out(rows, fits["source"], by_source)
         errors += beside_own(rows, fits["device"])
+        tables = {}
         for key, by in (
             ("device", ("length", "knowledge", "runtime")),
             ("source", ("length", "knowledge", "runtime")),
             ("model", ("model",)),
         ):
-            t = pd.DataFrame(without(rows, errors, fits[key], key))
-            frames.setdefault(phase, t)
-            compare(f"{phase}: {key}", t, *by)
+            tables[key] = pd.DataFrame(without(rows, errors, fits[key], key))
+            compare(f"{phase}: {key}", tables[key], *by)
+        frames[phase] = tables["device"]
+        both = pd.concat([tables["device"], tables["source"]])
+        known = both[both.knowledge != datasheet.NOTHING_KNOWN]
+        compare(f"{phase}: device or source, its family known", known)
         own = pd.DataFrame(with_one_row(rows, errors, fits["device"]))
         without_own = pd.DataFrame(without(rows, errors, fits["device"], "device"))
         compare(f"{phase}: device, but for one row", own, "runtime")

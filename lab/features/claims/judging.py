@@ -32,6 +32,9 @@ HOLDS_NOT = "does not hold here"
 UNSURE = "cannot be told"
 UNTESTABLE = "not testable here"
 VERDICTS = (HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE)
+OF_SEVERAL = {HOLDS: "hold here", HOLDS_NOT: "do not hold here"}
+"""Verdicts as several claims have them, where that is said in another way."""
+
 
 REASONS = {
     HOLDS_NOT: "Fails: {}.",
@@ -78,7 +81,13 @@ class Verdicts:
     def summary(self) -> str:
         """The number of claims with each verdict, in a sentence."""
         verdicts = [row["verdict"] for row in self.rows]
-        counts = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts]
+        counts = []
+        for name in VERDICTS:
+            n_claims = verdicts.count(name)
+            if n_claims == 1:
+                counts.append(f"1 {name}")
+            elif n_claims:
+                counts.append(f"{n_claims} {OF_SEVERAL.get(name, name)}")
         return f"{plural(len(verdicts), 'claim')}: {join_and(counts) or 'none is left'}."
 
 
