@@ -248,14 +248,15 @@ class PenaltyLaw:
         return math.exp(_on_line(points, math.log(at)))
 
     def range(self, n_vocab: int, window: int) -> tuple[float, float]:
-        middle = self.seconds(n_vocab, window)
+        """From the cost with the next smaller window to that with the next larger one, each with
+        its range: between two windows the cost can jump.
+        """
+        windows = [size for size, _ in self.by_window]
+        smaller = max((size for size in windows if size <= window), default=windows[0])
+        larger = min((size for size in windows if size >= window), default=windows[-1])
+        ends_s = sorted((self.seconds(n_vocab, smaller), self.seconds(n_vocab, larger)))
         half = max(of_window.half for _, of_window in self.by_window)
-        growth = math.log(
-            self.seconds(n_vocab, self.by_window[-1][0])
-            / self.seconds(n_vocab, self.by_window[0][0])
-        )
-        half = math.hypot(half, abs(growth) / 4)
-        return middle * math.exp(-half), middle * math.exp(half)
+        return ends_s[0] * math.exp(-half), ends_s[1] * math.exp(half)
 
 
 def penalty_law(times: pd.DataFrame) -> PenaltyLaw | None:
