@@ -311,7 +311,9 @@ def test_committed_samples_are_readable_and_small() -> None:
         reading = results.read([sample])
         assert reading.all_lines
         assert not reading.skipped
-        assert sample.stat().st_size < 220_000
+        # A whole lab quant has 240 runs, and the divergence of each position.
+        most_bytes = 1_600_000 if "quant" in sample.name else 220_000
+        assert sample.stat().st_size < most_bytes
 
 
 def test_no_registry_host_and_no_lock_file_is_committed() -> None:
