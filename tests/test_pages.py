@@ -42,7 +42,7 @@ PAGES = [
 GENERATED = [page for page in PAGES if "[[[cog" in (ROOT / page).read_text()]
 LONGEST = {
     "README.md": 850,
-    "results/README.md": 2_300,
+    "results/README.md": 2_400,
     "lab/README.md": 1_600,
     "CONTRIBUTING.md": 1_250,
     "INSTALL.md": 850,
