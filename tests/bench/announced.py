@@ -56,8 +56,10 @@ def seconds_in(text: str) -> float:
 def run(command: str, folder: Path) -> Announced | None:
     """Run a command, and time it from its first announcement; None if it announced nothing."""
     began = time.monotonic()
+    keeps_results = command != "doctor"
+    options = f"--out {folder}" if keeps_results else ""
     process = subprocess.Popen(
-        f"{sys.executable} -m lab {command} --out {folder}",
+        f"{sys.executable} -m lab {command} {options}",
         shell=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -72,6 +74,8 @@ def run(command: str, folder: Path) -> Announced | None:
             print(f"  {line.rstrip()}", flush=True)
     process.wait()
     ended = time.monotonic()
+    if process.returncode:
+        print(f"  exit status {process.returncode}", flush=True)
     if announced is None:
         print(f"  nothing announced in {ended - began:.0f} s", flush=True)
         return None
