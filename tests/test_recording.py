@@ -582,6 +582,34 @@ def test_a_server_that_dies_in_the_middle_is_seen_by_the_client(wire: Wire) -> N
     assert wire.exchanges[0].failure == "connection lost"
 
 
+def test_a_server_that_dies_before_it_answers_is_seen_by_the_client(wire: Wire) -> None:
+    wire.upstream.reply = b""
+    wire.upstream.closes = True
+    assert wire.send(REQUEST) == wire.send(REQUEST, wire.upstream.port) == b""
+    assert wire.exchanges[0].failure == "connection lost"
+
+
+async def sent_without_a_server(exchanges: list[PassedCall]) -> tuple[int, str]:
+    """What a client gets for a request that no server listens for."""
+    from aiohttp import ClientSession
+
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        root = f"http://127.0.0.1:{unheard.getsockname()[1]}"
+        async with Proxy(root, "127.0.0.1", 0, exchanges.append) as proxy:
+            address = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
+            async with ClientSession() as client, client.post(address, data=BODY) as answer:
+                return answer.status, await answer.text()
+
+
+def test_a_server_that_cannot_be_reached_is_named() -> None:
+    exchanges: list[PassedCall] = []
+    status, text = asyncio.run(sent_without_a_server(exchanges))
+    assert status == 502
+    assert "does not answer" in text
+    assert exchanges[0].failure == "connection refused"
+
+
 def test_a_client_that_hangs_up_hangs_up_on_the_server_too(wire: Wire) -> None:
     wire.upstream.reply = b""
     with socket.create_connection(("127.0.0.1", wire.port)) as line:

@@ -154,7 +154,7 @@ class Proxy:
                 self._keep(exchange)
 
     async def _pass_on(self, request: BaseRequest, exchange: PassedCall) -> StreamResponse:
-        from aiohttp import ClientError
+        from aiohttp import ClientConnectorError, ClientError, ServerTimeoutError
         from yarl import URL
 
         assert self._session is not None
@@ -178,10 +178,10 @@ class Proxy:
                 await response.write_eof()
         except ConnectionResetError:  # by the client
             exchange.failure = HUNG_UP
-        except (ClientError, TimeoutError, OSError) as problem:
-            if response is None:
-                exchange.failure = REFUSED
-                return no_answer(self.root, problem)
+        except (ClientConnectorError, ServerTimeoutError) as problem:  # while connecting
+            exchange.failure = REFUSED
+            return no_answer(self.root, problem)
+        except (ClientError, OSError):
             exchange.failure = LOST
             abort(request)  # so that the client sees what it would see without the proxy
         return response or no_answer(self.root, None)
