@@ -23,7 +23,32 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from lab.models.candidates import ListedFile
+
 CHUNK = 32 * 1024
+
+VISION_REPO = (
+    ListedFile(".gitattributes", 2_500),
+    ListedFile("BF16/Pixie-VL-30B-A3B-BF16-00001-of-00002.gguf", 1_200_000),
+    ListedFile("BF16/Pixie-VL-30B-A3B-BF16-00002-of-00002.gguf", 800_000),
+    ListedFile("Pixie-VL-30B-A3B-Q4_K_L.gguf", 620_000),
+    ListedFile("Pixie-VL-30B-A3B-Q4_K_M.gguf", 600_000),
+    ListedFile("Pixie-VL-30B-A3B-Q8_0.gguf", 1_000_000),
+    ListedFile("Pixie-VL-30B-A3B-UD-IQ1_M.gguf", 250_000),
+    ListedFile("Pixie-VL-30B-A3B-UD-Q4_K_M.gguf", 610_000),
+    ListedFile("Pixie-VL-30B-A3B-lora-F16.gguf", 9_000),
+    ListedFile("README.md", 9_000),
+    ListedFile("UD-Q4_K_XL/x-00001-of-00003.gguf", 300_000),
+    ListedFile("UD-Q4_K_XL/x-00002-of-00003.gguf", 300_000),
+    ListedFile("UD-Q4_K_XL/x-00003-of-00003.gguf", 50_000),
+    ListedFile("config.json", 1_000),
+    ListedFile("imatrix-Q4_K_M.gguf", 5_000),
+    ListedFile("imatrix_unsloth.dat", 5_000),
+    ListedFile("mmproj-BF16.gguf", 80_000),
+    ListedFile("mmproj-F16.gguf", 80_000),
+    ListedFile("mtp-Pixie-VL-30B-A3B-Q8_0.gguf", 40_000),
+)
+"""The listing of a model that sees pictures, in the manner of repos of 2026; small sizes."""
 
 
 @dataclass
