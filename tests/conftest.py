@@ -61,6 +61,7 @@ os.environ.pop(
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """The processes of `-n auto`: two for the whole suite; none for a part of it, which starts
     sooner alone."""
