@@ -1,6 +1,7 @@
 """The engine's process as its parent sees it."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -73,3 +74,69 @@ def test_a_child_that_never_starts_has_a_process_id_all_the_same(
         assert worker.pid == worker._process.pid
         with pytest.raises(WorkerDied, match="exit status 3"):
             worker.quantizations()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs sessions")
+def test_the_engine_stays_in_the_session_but_not_in_the_process_group() -> None:
+    """A terminal's Ctrl-C does not reach it, and Linux counts its time with the terminal's."""
+    with Worker() as worker:
+        assert os.getsid(worker.pid) == os.getsid(0)
+        assert os.getpgid(worker.pid) == worker.pid
+        assert os.getpgid(worker.pid) != os.getpgid(0)
+
+
+CHILD = """
+import sys
+from lab.process import spawning
+
+def answer(request):
+    print("written to the terminal", file=sys.stderr)
+    return {"value": "1"}
+
+spawning.serve(lambda: answer)
+"""
+PARENT = """
+import sys, time
+from pathlib import Path
+from lab.process import spawning
+
+child_code, pid_file, answer_file, _ = sys.argv[1:]
+child = spawning.start(child_code, stderr=None)
+Path(pid_file).write_text(child.stdout.readline().decode())
+child.stdin.write(b"{}\\n")
+child.stdin.flush()
+Path(answer_file).write_bytes(child.stdout.readline())
+time.sleep(60)
+"""
+TERMINAL = """
+import os, pty, signal, sys, time
+from pathlib import Path
+
+parent_code, *arguments = sys.argv[1:]
+_, _, answer_file, how = arguments
+pid, terminal = pty.fork()
+if pid == 0:
+    os.system("stty tostop")
+    os.execv(sys.executable, [sys.executable, "-c", parent_code, *arguments])
+while not Path(answer_file).exists():
+    time.sleep(0.05)
+if how == "stop":
+    os.kill(pid, signal.SIGSTOP)  # no shell that Ctrl-Z returns to
+    os.waitpid(pid, os.WUNTRACED)
+    os.kill(pid, signal.SIGKILL)
+elif how == "interrupt":
+    os.write(terminal, b"\\x03")
+os.close(terminal)
+os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a terminal of Unix")
+@pytest.mark.parametrize("how", ["stop", "interrupt", "close"])
+def test_a_child_of_a_terminal_leaves_nothing_behind(how: str, tmp_path: Path) -> None:
+    """Also with `stty tostop`, which stops background processes that write to the terminal."""
+    paths = [str(tmp_path / "pid"), str(tmp_path / "answer")]
+    command = [sys.executable, "-c", TERMINAL, PARENT, CHILD, *paths, how]
+    subprocess.run(command, check=True, timeout=20)
+    pid = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(pid) or has_ended(psutil.Process(pid))

@@ -46,8 +46,10 @@ def start(
     """
     # Without -P a file random.py in the current folder would replace the standard library's module.
     program = f"import sys; sys.path.append({_PACKAGE!r}); {code}"
-    # In a group of its own, Ctrl-C does not reach the child.
-    group: dict[str, Any] = {"start_new_session": True}
+    # In a process group of its own, Ctrl-C does not reach the child. It stays in the session: Linux
+    # shares processor time among sessions, and divides a session's share among its threads. Beside
+    # a busy program of another session two spinning threads then take turns on one core.
+    group: dict[str, Any] = {"process_group": 0}
     if os.name == "nt":
         group = {"creationflags": CREATE_NEW_PROCESS_GROUP}
     return subprocess.Popen(
@@ -184,6 +186,8 @@ def end_with_parent(
     clean_up: Callable[[], object] = lambda: None,
 ) -> None:
     """In a thread: take each line of stdin, and end this process when the parent closes it."""
+    if hasattr(signal, "SIGTTOU"):  # `stty tostop` stops a background process that writes
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 
     def read() -> None:
         for line in sys.stdin.buffer:
