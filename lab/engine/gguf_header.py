@@ -11,15 +11,16 @@ import ctypes
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.core import parts
 from lab.core.memory import Tensor
 from lab.core.record import Model
 from lab.core.shape import group, n_layers_run, read_layers
-from lab.engine import devices, llama
+from lab.engine import devices, llama, refusals
 from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
 from lab.errors import LabError, printable
 
@@ -135,18 +136,17 @@ class _Header:
 
 
 def read_model(path: Path, name: str, source: str) -> Model:
-    """The model in a GGUF file.
+    """The model in a GGUF file, or in all parts of a split one.
 
-    LabError if the file is not GGUF, is truncated, or holds no weights.
+    LabError if a file is not GGUF, is truncated, or holds no weights.
     """
     with _opened(path) as header:
         arch = header.text("general.architecture")
+        files = _files(header, path)
         _check(header, arch, path)
-        tensors = header.tensors()
-        n_bytes = path.stat().st_size
-        _check_length(tensors, n_bytes, path)
         dimensions = _dimensions(header, arch)
         quantization = _quantization(header)
+        tensors = _table(header, files)
 
     n_params = sum(math.prod(weights.sizes) for weights in tensors.values())
     n_layer = dimensions["n_layer"]
@@ -160,7 +160,7 @@ def read_model(path: Path, name: str, source: str) -> Model:
         name=name,
         source=source,
         file=printable(path.name),
-        n_bytes=n_bytes,
+        n_bytes=sum(file.stat().st_size for file in files),
         quantization=quantization,
         arch=arch,
         **dimensions,
@@ -183,7 +183,7 @@ def read_tensors(path: Path) -> tuple[Tensor, ...]:
     """The tensors in a GGUF file. LabError as in `read_model`."""
     with _opened(path) as header:
         n_layer = n_layers_run(header, header.text("general.architecture"))
-        table = _tensors_run(header.tensors(), n_layer)
+        table = _tensors_run(_table(header, _files(header, path)), n_layer)
     return tuple(Tensor(name, weights.n_bytes) for name, weights in table.items())
 
 
@@ -243,40 +243,92 @@ def _quantization(header: _Header) -> str | None:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[_Header]:
     """The header of a file. LabError if it is not GGUF."""
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as problem:
-        what = f"The model file {path} cannot be read: {problem.strerror}."
-        raise LabError(what, "Check its permissions.") from None
-    if not magic:
-        raise LabError(f"{path.name} is empty.", "Get the file again.")
-    if magic != b"GGUF":
-        what = f"{path.name} is not a GGUF file (it begins with {magic!r})."
-        raise LabError(what, "Give a model in llama.cpp's format, GGUF.")
+    head = _head(path)
+    if not head.startswith(b"GGUF"):
+        raise refusals.of_start(path, head)
     devices.clear_log()
     gguf = ggml().gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True, ctx=None))
     if not gguf:
-        what = f"{path.name} is a broken GGUF file: {devices.last_warnings()}"
-        raise LabError(what, "Get the file again.")
+        raise refusals.of_header(path, head, devices.last_warnings())
     try:
         yield _Header(gguf)
     finally:
         ggml().gguf_free(gguf)
 
 
-def _check(header: _Header, arch: str | None, path: Path) -> None:
-    """LabError for a part of a model, and for impossible values, which llama.cpp would accept."""
+def _head(path: Path) -> bytes:
+    """The first bytes of a file. LabError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(refusals.HEAD_BYTES)
+    except FileNotFoundError:
+        what = f"The model file {path} is not there."
+        raise LabError(what, "Check the path, or get the file again.") from None
+    except OSError as problem:
+        what = f"The model file {path} cannot be read: {problem.strerror}."
+        raise LabError(what, "Check its permissions.") from None
+
+
+def _files(header: _Header, path: Path) -> tuple[Path, ...]:
+    """The files of the model that begins with `path`. LabError if they are not all there."""
     n_files = header.number("split.count") or 1
-    if n_files > 1:
-        what = f"{path.name} is one part of a model split into {n_files} files."
-        hint = (
-            "Join them with llama.cpp's llama-gguf-split --merge, and measure the merged file."
-        )
+    number = header.number("split.no") or 0
+    files = parts.paths_of(path) if n_files > 1 else (path,)
+    if n_files != len(files) or files[0] != path or number != 0:
+        what = f"{path.name} is part {number + 1} of {n_files} by its header, not by its name."
+        hint = f"Name the parts NAME-00001-of-{n_files:05}.gguf and so on, as they were published."
         raise LabError(what, hint)
+    return files
+
+
+def _table(first: _Header, files: tuple[Path, ...]) -> dict[str, _Weights]:
+    """The tensors in all files of a model. LabError if they do not belong together."""
+    tensors = _complete(first, files[0])
+    for number, path in enumerate(files[1:], start=1):
+        with _opened(path) as header:
+            place = header.number("split.no"), header.number("split.count")
+            table = _complete(header, path)
+        if place != (number, len(files)) or tensors.keys() & table.keys():
+            raise _mixed(path, files[0])
+        tensors |= table
+    if not tensors:
+        what = f"{files[0].name} holds only a vocabulary, no weights."
+        raise LabError(what, "Give the file that holds the weights.")
+    n_tensors = first.number("split.tensors.count")
+    if len(files) > 1 and n_tensors not in (None, len(tensors)):
+        raise _mixed(files[-1], files[0])
+    return tensors
+
+
+def _mixed(path: Path, first: Path) -> LabError:
+    what = f"{path.name} and {first.name} are not parts of one model: their headers differ."
+    return LabError(what, "Get all parts from one place.")
+
+
+def _complete(header: _Header, path: Path) -> dict[str, _Weights]:
+    """The tensors in a file. LabError if it ends before the last of them."""
+    tensors = header.tensors()
+    n_bytes = path.stat().st_size
+    end = max((weights.end for weights in tensors.values()), default=0)
+    if end > n_bytes:
+        what = f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes."
+        is_piece = refusals.PIECE.search(path.name)
+        raise LabError(what, refusals.JOIN if is_piece else "Get the complete file again.")
+    return tensors
+
+
+def _check(header: _Header, arch: str | None, path: Path) -> None:
+    """LabError for a file without a model, and for impossible values, which llama.cpp accepts."""
     damage = _damage(header, arch)
     if damage:
         raise LabError(f"{path.name} {damage}", "Get the file again, or from another source.")
+    other = refusals.of_kind(path, header.text("general.type"), arch, header.tensors())
+    if other:
+        raise other
+    if header.n_tensors() and header.number(f"{arch}.block_count") is None:
+        key = f"{arch}.block_count" if arch else "general.architecture"
+        what = f"{path.name} does not describe a model: its header lacks {key}."
+        raise LabError(what, "Get a file of the model by another maker.")
 
 
 def _damage(header: _Header, arch: str | None) -> str:
@@ -293,14 +345,3 @@ def _damage(header: _Header, arch: str | None) -> str:
         if value is not None and not least <= value <= most:
             return f"is damaged: its header says {key} = {value:,}."
     return ""
-
-
-def _check_length(tensors: Mapping[str, _Weights], n_bytes: int, path: Path) -> None:
-    """LabError for a file without weights, or without all of them."""
-    if not tensors:
-        what = f"{path.name} holds only a vocabulary, no weights."
-        raise LabError(what, "Give the file that holds the weights.")
-    end = max(weights.end for weights in tensors.values())
-    if end > n_bytes:
-        what = f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes."
-        raise LabError(what, "Get the complete file again.")

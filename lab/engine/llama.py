@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core.record import Placement, Settings
-from lab.engine import devices, placement
+from lab.engine import devices, placement, refusals
 from lab.engine.bindings import llama_cpp, loaded as loaded_library
 from lab.errors import LabError
 
@@ -74,14 +74,7 @@ def _from_file(path: Path, params: Any) -> Any:
     devices.clear_log()
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        hint = "The file may be incomplete: get it again, or try another one."
-        reason = devices.last_warnings()
-        if "allocate" in reason:
-            hint = (
-                "The memory is too small: keep layers on the CPU (--n-gpu-layers N), or use a "
-                "smaller model."
-            )
-        raise LabError(f"llama.cpp cannot load {path.name}: {reason}", hint)
+        raise refusals.of_reason(path, devices.last_warnings())
     if (
         _is_embedding_model(model)
         or lib.llama_model_is_diffusion(model)

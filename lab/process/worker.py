@@ -162,8 +162,8 @@ class Worker:
         try:
             return from_json(Model, text)
         except ValueError as problem:
-            what = f"{path.name} is a broken GGUF file: {problem}."
-            raise LabError(what, "Download it again.") from None
+            what = f"The header of {path.name} has values that no model has: {problem}."
+            raise LabError(what, "Get a file of the model by another maker.") from None
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
         return tuple(
