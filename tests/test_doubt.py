@@ -274,6 +274,8 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
     (change, *_) = advice.changes(rows, record, ceilings)
     without_flash = dataclasses.replace(WIDE, flash_attn_resolved="off")
     changed = step_kernels.total(BIG, without_flash, ceilings, 1, 22, 1)
+    planned = dataclasses.replace(WIDE, flash_attn="off", flash_attn_resolved=None)
+    planned_step = step_kernels.total(BIG, planned, ceilings, 1, 22, 1)
 
     assert kernels.attention_s > 0.7 * kernels.total_s
     assert rows.limit.iloc[-1] == explanation.ATTENTION
@@ -286,6 +288,7 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
     assert changed.attention_s == pytest.approx(
         kernels.attention_s / 2
     )  # the best pass counts
+    assert planned_step == changed
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
     assert "prefill extrapolates to another model: range" in beyond(other_model)[0]
     other_type = here(records, dataclasses.replace(BIG, quantization="Q5_0")).request(1024, 6)
     assert "another quantization (Q5_0)" in beyond(other_type)[0]
-    off = dataclasses.replace(WIDE, flash_attn="off")
+    off = dataclasses.replace(WIDE, flash_attn="off", flash_attn_resolved=None)
     assert "other settings (threads" in beyond(here(records, settings=off).request(1024, 6))[0]
 
 

@@ -231,6 +231,10 @@ def test_types_with_a_hundredth_of_the_bytes_are_used() -> None:
     assert used(2) == ["F32", "Q8_0"]
 
 
+OFF = {"flash_attn": "off", "flash_attn_resolved": None}
+"""A plan without flash attention, which no engine has resolved yet."""
+
+
 def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     def at(changes: dict[str, Any], **of_model: Any) -> list[tuple[str, int, int, int, int]]:
         model = dataclasses.replace(TINY, **of_model)
@@ -254,22 +258,22 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     assert at({}, head_dim=4097) == flash[:4]
     assert at({}, head_dim=2**20) == flash[:2]
     plain = [(PLAIN_ATTENTION, *size) for _, *size in flash]
-    assert at({"flash_attn": "off"}) == plain
+    assert at(OFF) == plain
     assert (
         at(
             {
-                "flash_attn": "off",
+                **OFF,
                 "type_k": "q8_0",
                 "type_v": "q8_0",
             }
         )
         == flash
     )
-    assert at({"flash_attn": "off", "type_v": "f32"}) == flash
+    assert at({**OFF, "type_v": "f32"}) == flash
     # 8 bytes x 4 heads x n x 4,096 positions are 2 GiB with 16,384 tokens
-    many = at({"flash_attn": "off", "n_ubatch": 16_384})
+    many = at({**OFF, "n_ubatch": 16_384})
     assert (PLAIN_ATTENTION, 16_384, 4096, 2, 1) in many
-    more = at({"flash_attn": "off", "n_ubatch": 16_385})
+    more = at({**OFF, "n_ubatch": 16_385})
     assert (PLAIN_ATTENTION, 16_385, 4096, 2, 1) not in more
     assert (PLAIN_ATTENTION, 16_385, 512, 2, 1) in more
     (first, *_) = [

@@ -293,7 +293,7 @@ def _widths(model: Model, settings: Settings) -> _Widths | None:
         hidden = n_used * (model.n_ff_expert or model.n_ff or 0)
     if not layers or not model.n_vocab or not model.n_embd or not hidden:
         return None
-    is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
+    is_flash = settings.uses_flash
     windows = {heads.window for heads in layers}
     mask: float = sum(n_cells(window, settings) for window in windows)
     if is_flash:

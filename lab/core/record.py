@@ -166,6 +166,17 @@ class Settings:
     # How tokens are chosen. None: greedy
     sampling: Sampling | None = None
 
+    @property
+    def flash_attention(self) -> str:
+        """What llama.cpp used, on or off; before it has decided, what was requested."""
+        return self.flash_attn_resolved or self.flash_attn
+
+    @property
+    def uses_flash(self) -> bool:
+        """Whether attention is flash attention. With auto llama.cpp uses it where the device
+        can."""
+        return self.flash_attention != "off"
+
 
 @dataclass(frozen=True)
 class Buffer:

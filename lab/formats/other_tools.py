@@ -54,7 +54,7 @@ def llama_server(
 def chosen_values(settings: Settings, n_users: int) -> dict[str, Any]:
     """The values of OPTIONS; None where llama.cpp chooses."""
     values = {name: getattr(settings, name) for name in OPTIONS}
-    values["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
+    values["flash_attn"] = settings.flash_attention
     if n_users == 1:
         values["kv_unified"] = None
     if settings.n_threads < 1:

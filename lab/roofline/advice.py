@@ -182,8 +182,8 @@ def _alternatives(record: Record, ceilings: Ceilings) -> Iterator[Alternative]:
     cache_type = settings.type_k.upper()
     on_cache = {rate.op for rate in ceilings.rates if rate.type == cache_type}
     if {ATTENTION, PLAIN_ATTENTION} <= on_cache:
-        before = "off" if settings.flash_attn_resolved == "off" else "on"
-        after = "on" if before == "off" else "off"
+        before = "on" if settings.uses_flash else "off"
+        after = "off" if settings.uses_flash else "on"
         yield Alternative(
             f"flash attention {after} instead of {before}",
             model,

@@ -247,7 +247,7 @@ def case_for(
         runtime="llama.cpp",
         model=model.name,
         quantization=model.quantization or "",
-        flash_attn=settings.flash_attn != "off",  # "auto" is on wherever the device can
+        flash_attn=settings.uses_flash,
         n_prompt=n + n_past,
         has_experts=bool(model.n_expert),
         parts=parts_of(model, device, phase, n, settings.n_ubatch, types, n_past),

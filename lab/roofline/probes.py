@@ -336,7 +336,7 @@ def _attention_probes(
     kind = settings.type_k.upper()
     block_weights, block_bytes = BLOCKS.get(kind, (1, 4))
     has_one_unpacked_type = kind in UNPACKED and settings.type_k == settings.type_v
-    is_plain = settings.flash_attn == "off" and has_one_unpacked_type
+    is_plain = has_one_unpacked_type and not settings.uses_flash
     attention_probes = []
     for n_positions in DECODE_LENGTHS:
         n_weights = n_positions * 2 * heads.n_head_kv * head_dim

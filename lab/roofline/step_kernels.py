@@ -227,7 +227,7 @@ class _StepOnDevices:
     def attention_s(self, caches: Layers) -> Seconds:
         """Seconds of attention on the device of each layer's cache."""
         seconds: Seconds = defaultdict(float)
-        is_flash = self.settings.flash_attn_resolved != "off"
+        is_flash = self.settings.uses_flash
         for name, n_layers in Counter(caches).items():
             share = n_layers / len(caches)
             skips_masked = name is None and is_flash  # the CPU's flash attention does

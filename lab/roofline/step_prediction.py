@@ -118,8 +118,8 @@ class StepPrediction:
         over all of their cells.
         """
         settings = self.settings
-        is_flash = (settings.flash_attn_resolved or settings.flash_attn) != "off"
-        is_tiled = settings.kv_unified and settings.n_gpu_layers == 0 and is_flash
+        is_on_cpu = settings.n_gpu_layers == 0
+        is_tiled = settings.kv_unified and is_on_cpu and settings.uses_flash
         if not is_tiled or not other_spans or n_tokens + len(other_spans) < TILE:
             return 0.0
         n_cells = sum(n_past for _, n_past in other_spans)

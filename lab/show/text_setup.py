@@ -196,7 +196,7 @@ def of_run(record: Record) -> dict[str, Any]:
         "llama_cpp_commit": here.llama_cpp_commit,
         "system_info": here.system_info,
         **_settings(settings),
-        "flash_attn": settings.flash_attn_resolved or settings.flash_attn,
+        "flash_attn": settings.flash_attention,
         "prefill_wait": settings.prefill_wait or "step",
         "sampling": settings.sampling.label if settings.sampling else GREEDY,
         "sweep_every": record.run.every,

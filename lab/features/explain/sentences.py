@@ -69,7 +69,7 @@ def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
         sentences.append(
             LIMITS[str(limit)].format(
                 phases=" and ".join(phases),
-                flash=settings.flash_attn_resolved or settings.flash_attn,
+                flash=settings.flash_attention,
                 k=settings.type_k,
                 v=settings.type_v,
             )

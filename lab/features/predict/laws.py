@@ -405,7 +405,7 @@ def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[A
                 settings.type_k.upper(),
                 max(1, settings.n_ubatch),
                 n_threads,
-                settings.flash_attn_resolved != "off",
+                settings.uses_flash,
             )
             by_phase.append([[n, sorted(points[n].items())] for n in sorted(points)])
         layers.append(by_phase)

@@ -291,8 +291,7 @@ def other_settings(settings: Settings) -> Settings:
     """Settings that should not change predictions: half the ubatch, flash attention on or off."""
     flash_attn = settings.flash_attn
     if settings.type_v in UNQUANTIZED:  # llama.cpp: a quantized V needs flash attention
-        is_on = (settings.flash_attn_resolved or settings.flash_attn) == "on"
-        flash_attn = "off" if is_on else "on"
+        flash_attn = "off" if settings.uses_flash else "on"
     n_ubatch = max(1, min(settings.n_ubatch, N_CHUNK) // 2)
     return replace(
         settings, n_ubatch=n_ubatch, flash_attn=flash_attn, flash_attn_resolved=None

@@ -170,7 +170,7 @@ def space(default: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
     has_layers_on_cpu = not devices or settings.n_gpu_layers <= n_layer
     values: dict[str, list[Any]] = {
         "ubatch": ubatches(default),
-        "flash_attn": ["on"] if settings.flash_attn == "off" else ["off"],
+        "flash_attn": ["off"] if settings.uses_flash else ["on"],
         "mmap": [False],
     }
     if has_layers_on_cpu:

@@ -227,7 +227,7 @@ def settings_of(record: Record) -> dict[str, Any]:
         value = getattr(settings, setting.record_name or name)
         if value is not None and name not in ("prompt", "seed"):
             values[name] = value
-    values["flash_attn"] = settings.flash_attn_resolved or settings.flash_attn
+    values["flash_attn"] = settings.flash_attention
     values["kv_unified"] = "on" if settings.kv_unified else "off"
     if UNKNOWN_THREADS in (settings.n_threads, settings.n_threads_batch):
         values.pop("threads")
