@@ -2,13 +2,15 @@
 
 A decode step reads all weights to make one token; with B sequences it reads them once for B tokens.
 Above some B arithmetic is the limit (the ridge of the roofline). Attention is never shared: every
-sequence reads its own cache. T(B) is the mean time of a decode step, throughput B / T(B) in total,
-efficiency B x T(1) / T(B): B is ideal.
+sequence reads its own cache. T(B) is the mean compute of a decode step. Each sequence gets a token
+per TPOT, which is T(B) and the choice of B tokens: throughput is B / TPOT in total, efficiency
+B x TPOT of 1 / TPOT, at best B.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from lab.app import server
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable, is_doubtful
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
 from lab.app.options import MODEL, PROMPT, SAMPLING, TOKENS, setting_option
-from lab.core import cost, memory
+from lab.core import cost, memory, phases
 from lab.core.experiments import ExperimentRuns, setup_of
 from lab.core.lists import grouped
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
@@ -52,11 +54,11 @@ REQUEST = ["n_prompt", "n_gen", "is_shared"]
 
 CASE = [*REQUEST, "n_seq"]
 
-Rate = Callable[[float, float], float]  # of n_seq and step_s
+Rate = Callable[[float, float], float]  # of n_seq and the seconds of a token of each
 
 
 def figures(run: Run) -> dict[str, float]:
-    """`prefill_s` of all prompts; `tpot_ms`, a decode step, which gives each sequence one token.
+    """`prefill_s` of all prompts, and `tpot_ms`: a step gives each sequence one token.
 
     Empty for a failed run, and for one with steps that do not fit its case.
     """
@@ -66,13 +68,18 @@ def figures(run: Run) -> dict[str, float]:
     steps = run.steps.frame()
     prefill = steps[steps.kind == PREFILL]
     decode = steps[steps.kind == DECODE]
-    if prefill.empty or set(decode.n_tokens) != {batch.n_seq}:
+    tpot_ns = phases.tpot_ns(run)
+    if prefill.empty or not tpot_ns or set(decode.n_tokens) != {batch.n_seq}:
         return {}
     prefill_s = float(prefill.ready_ns.iloc[-1]) / 1e9
-    tpot_ms = float((decode.ready_ns - decode.start_ns).mean()) / 1e6
-    if prefill_s <= 0 or tpot_ms <= 0:
+    if prefill_s <= 0 or tpot_ns <= 0:
         return {}
-    return {"prefill_s": prefill_s, "tpot_ms": tpot_ms}
+    return {"prefill_s": prefill_s, "tpot_ms": tpot_ns / 1e6}
+
+
+def step_s(run: Run) -> float:
+    """Mean compute of the decode steps, without the choice of the tokens."""
+    return statistics.fmean(phases.decode_compute_ns(run)) / 1e9
 
 
 RUNS = ExperimentRuns(
@@ -213,8 +220,8 @@ OPTIONS = (
 
 
 def runs_table(records: Sequence[Record]) -> pd.DataFrame:
-    """A row per successful run: CASE, `step_s` (T(B)), `prefill_s`, `kv_bytes` of the caches at the
-    end, `record`.
+    """A row per successful run: CASE, `step_s` (T(B)), `tpot_s`, `prefill_s`, `kv_bytes` of the
+    caches at the end, `record`.
     """
     import pandas as pd
 
@@ -231,7 +238,8 @@ def runs_table(records: Sequence[Record]) -> pd.DataFrame:
                 "n_gen": run.n_gen,
                 "is_shared": batch.is_shared,
                 "n_seq": batch.n_seq,
-                "step_s": measured["tpot_ms"] / 1e3,
+                "step_s": step_s(run),
+                "tpot_s": measured["tpot_ms"] / 1e3,
                 "prefill_s": measured["prefill_s"],
                 "kv_bytes": kv_bytes(record, batch),
                 "record": record,
@@ -262,6 +270,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     by_case = runs.groupby(CASE)
     table = by_case.agg(
         step_s=("step_s", "median"),
+        tpot_s=("tpot_s", "median"),
         prefill_s=("prefill_s", "median"),
         kv_bytes=("kv_bytes", "median"),
         n_runs=("step_s", "size"),
@@ -269,11 +278,11 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
         step_max_s=("step_s", "max"),
     ).reset_index()
     alone = table[table.n_seq == 1].set_index(REQUEST)
-    alone_s = table[REQUEST].join(alone.step_s, on=REQUEST).step_s
+    alone_s = table[REQUEST].join(alone.tpot_s, on=REQUEST).tpot_s
     table = table.assign(
-        total_tps=table.n_seq / table.step_s,
-        user_tps=1 / table.step_s,
-        efficiency=table.n_seq * alone_s / table.step_s,
+        total_tps=table.n_seq / table.tpot_s,
+        user_tps=1 / table.tpot_s,
+        efficiency=table.n_seq * alone_s / table.tpot_s,
         kv_bytes=table.kv_bytes.round().astype("Int64"),
         expected_s=None,
         ridge=None,
@@ -372,14 +381,14 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     canvas.finish(figure.axes, f"Sequences decoded together\n{subject}")
 
 
-def total_rate(n_seq: float, step_s: float) -> float:
+def total_rate(n_seq: float, tpot_s: float) -> float:
     """Tokens per second of all sequences."""
-    return n_seq / step_s
+    return n_seq / tpot_s
 
 
-def user_rate(n_seq: float, step_s: float) -> float:
+def user_rate(n_seq: float, tpot_s: float) -> float:
     """Tokens per second of each sequence."""
-    return 1 / step_s
+    return 1 / tpot_s
 
 
 def draw_rates(ax: Axes, rows: Sequence[Any], records: Sequence[Record], rate: Rate) -> None:
@@ -393,8 +402,8 @@ def draw_rates(ax: Axes, rows: Sequence[Any], records: Sequence[Record], rate: R
         measured = []
         of_request = runs.get_group((first.n_prompt, first.n_gen, first.is_shared))
         for run in of_request.itertuples():
-            measured.append((run.n_seq, rate(run.n_seq, run.step_s), [run.record]))
-        medians = [(row.n_seq, rate(row.n_seq, row.step_s)) for row in request]
+            measured.append((run.n_seq, rate(run.n_seq, run.tpot_s), [run.record]))
+        medians = [(row.n_seq, rate(row.n_seq, row.tpot_s)) for row in request]
         predicted = [
             (row.n_seq, rate(row.n_seq, row.expected_s)) for row in request if row.expected_s
         ]
@@ -411,7 +420,7 @@ def draw_ideal(ax: Axes, request: Sequence[Any], rate: Rate) -> None:
     first = request[0]
     if first.n_seq == 1:
         n_seqs = [row.n_seq for row in request]
-        ideal = [rate(n_seq, first.step_s) for n_seq in n_seqs]
+        ideal = [rate(n_seq, first.tpot_s) for n_seq in n_seqs]
         label = "if sharing a step cost nothing"
         ax.plot(n_seqs, ideal, color=canvas.GUIDE, ls=":", lw=1.2, label=label)
 

@@ -54,9 +54,10 @@ def lab_round(
         case = batches.case(Batch(n_seq, is_shared=False), N_PROMPT, N_GEN + 1, settings)
         outcome = worker.run(batches.write(case, text, settings), lambda progress: None)
         run = make_run(**named(case))
-        figures = room.figures(dataclasses.replace(run, steps=outcome.steps))
+        timed = dataclasses.replace(run, steps=outcome.steps)
+        figures = room.figures(timed)
         rates[n_seq, "prefill"] = n_seq * N_PROMPT / figures["prefill_s"]
-        rates[n_seq, "decode"] = 1e3 * n_seq / figures["tpot_ms"]
+        rates[n_seq, "decode"] = n_seq / room.step_s(timed)
     return rates
 
 

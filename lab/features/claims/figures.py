@@ -286,18 +286,22 @@ def bend(evidence: Evidence) -> Figures:
 
 
 def largest_batch(evidence: Evidence) -> Figures:
-    """The time of the largest step over the time of a step with one sequence."""
+    """TPOT of the largest batch over TPOT of one sequence."""
     runs = evidence.of("batch")
     alone = runs[runs.n_seq == 1]
     n_most = runs.n_seq.max()
     if n_most == 1:
         return []
     largest = runs[runs.n_seq == n_most]
-    return [figure(f"a step of {n_most:g} over one of 1", ratios(alone, largest, "tpot_ms"))]
+    return [
+        figure(
+            f"TPOT of {n_most:g} sequences over that of 1", ratios(alone, largest, "tpot_ms")
+        )
+    ]
 
 
 def batched_tokens(evidence: Evidence) -> Figures:
-    """The time of a token of every step over the time of a step with one sequence."""
+    """The time of each token of a batch over TPOT of one sequence."""
     runs = evidence.of("batch")
     alone = runs[runs.n_seq == 1]
     figures: Figures = []
