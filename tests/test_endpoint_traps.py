@@ -28,7 +28,7 @@ from lab.errors import LabError
 from lab.remote import formats as options
 from lab.remote.access import Access, access, name_or_none
 from lab.remote.client import Client
-from lab.remote.examination import MOST_PROBES, choose_model, connect
+from lab.remote.examination import MOST_PROBES, choose_model, connect, named_models
 from lab.remote.formats import Ask, SendPlan, ask_for
 from tests.null_server import (
     ACCEPT,
@@ -445,9 +445,82 @@ def test_what_is_no_address_is_refused(url: str) -> None:
     [
         ("/home/someone/models/tiny.Q4_0.gguf", "tiny.Q4_0.gguf"),
         ("C:\\models\\tiny.gguf", "tiny.gguf"),
+        ("~/models/tiny.gguf", "tiny.gguf"),
+        ("../models/tiny.gguf", "tiny.gguf"),
+        ("\\\\nas\\share\\tiny model (1).gguf", "tiny model (1).gguf"),
+        ("/srv/models/Llama-3.2-3B/", "Llama-3.2-3B"),
+        (
+            f"/root/.cache/hub/models--Qwen--Qwen3-8B/snapshots/{'0123456789' * 4}",
+            "Qwen/Qwen3-8B",
+        ),
         ("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B"),
     ],
 )
 def test_a_models_path_is_nobodys_business(model: str, name: str) -> None:
+    models = named_models([model, "another"], access("http://h/v1"))
     assert short_name(model) == name
-    assert choose_model((model, "another"), name) == choose_model((model,), None) == model
+    assert choose_model(models, name) == choose_model(models[:1], None) == (model, name)
+
+
+ORDINARY_IDS = """
+/models/x.gguf|/srv/llm/Qwen3-8B-Q4_K_M.gguf|~/models/x.gguf|./x.gguf|../x.gguf|/x.gguf
+C:\\models\\x.gguf|d:/LLM/x.gguf|\\\\nas\\llm\\x.gguf|C:\\Jörg Groß\\x y.gguf|/c/模型/x.gguf
+/models/Llama 3 (8B) [Q4].gguf|/models/a+b=c.gguf|/data/x-00001-of-00002.gguf|/opt/m/x.GGUF|/a/b
+模型-8B|通义千问-7B|ルミ-13b|saiga-мини-7b|modèle-été|größe-3b|نموذج-7b|한국어-모델
+ไทย-llm|🦙-8b
+gpt-4o|gpt-4o-mini-2024-07-18|o4-mini|ft:gpt-4o-mini-2024-07-18:org:name:id|chatgpt-4o-latest
+llama3.2|llama3.2:latest|llama3.2:3b-instruct-q4_K_M|qwen3:0.6b|hf.co/unsloth/Qwen3-8B-GGUF:Q4_K_M
+meta-llama/Llama-3.2-3B-Instruct|Qwen/Qwen3-8B-AWQ|google/gemma-3-4b-it|mistralai/Mistral-7B-v0.1
+@cf/meta/llama-3-8b-instruct|@hf/thebloke/x-awq|accounts/fireworks/models/llama-v3p1-8b-instruct
+anthropic/claude-3.5-sonnet|openai/gpt-4o:online|deepseek/deepseek-r1:free|x-ai/grok-2-vision-1212
+models/gemini-2.0-flash|projects/p/locations/l/models/m|arn:aws:bedrock:us-east-1::model/x-v1:0
+anthropic.claude-3-5-sonnet-20240620-v1:0|us.meta.llama3-2-1b-instruct-v1:0|azure/my deployment
+bedrock/converse/x|vertex_ai/gemini-pro|ollama/llama3|together_ai/x|huggingface/org/x|openrouter/auto
+lmstudio-community/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf|qwen3-8b@q4_k_m|text-embedding-nomic-embed
+koboldcpp/x.gguf|koboldcpp|tabby-model|model.safetensors|x.llamafile|LLaMA_CPP|default|model|_|0|7B
+mlx-community/Qwen3-8B-4bit|mlx-community/x 4-bit (DWQ)|local-model|any|null|gpt-3.5-turbo#1|a&b
+Model's best|"quoted"|a;b|a|x=1|50%|{name}|$MODEL|`x`|a*b|what?|wow!|x^2|~x|-dash|.hidden|a,b|[x]
+mistral.rs|TheBloke/x-GPTQ:gptq-4bit-32g-actorder_True|x/y/z/w|v1.0.0-rc.1+build.5|CamelCase_Name-9
+file:///models/x.gguf|s3://bucket/x|hf://org/x|/root/.cache/hub/models--a--b/snapshots/x/y.gguf
+"""
+
+
+def test_a_hundred_ordinary_ids_are_shown_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_TEST_KEY", SECRET)
+    server = access("http://h/v1", "LAB_TEST_KEY")
+    ids = [one for line in ORDINARY_IDS.split("\n") for one in line.split("|") if one]
+    assert len(ids) >= 100
+    for model_id in ids:
+        (listed,) = named_models([model_id], server)
+        assert listed == (model_id, short_name(model_id).strip())
+        assert choose_model([listed], listed.name).id == model_id
+        assert choose_model([listed], model_id).id == model_id
+
+
+def test_an_entry_that_may_not_be_shown_is_still_an_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LAB_TEST_KEY", SECRET)
+    server = access("http://h/v1", "LAB_TEST_KEY")
+    ids = [f"m-{SECRET}", "x" * 300, "<b>", f"/home/{SECRET}/tiny.gguf", "\x1b[2J", "", "../"]
+    models = named_models(ids, server)
+    shown = ["model-1", "model-2", "model-3", "tiny.gguf", "?[2J", "model-6", "model-7"]
+    assert [model.name for model in models] == shown
+    for model in models:
+        assert choose_model(models, model.name) == model
+
+
+def test_paths_with_one_file_name_are_told_apart() -> None:
+    ids = ["/models/q4/model.gguf", "/models/q8/model.gguf", "/models/q8/tiny.gguf"]
+    models = named_models(ids, access("http://h/v1"))
+    assert [model.name for model in models] == ["q4/model.gguf", "q8/model.gguf", "tiny.gguf"]
+    with pytest.raises(LabError, match="lists 3 models") as problem:
+        choose_model(models, None)
+    assert "--model q4/model.gguf, q8/model.gguf, tiny.gguf" in str(problem.value)
+    with pytest.raises(LabError, match=r"no model model\.gguf"):
+        choose_model(models, "model.gguf")
+
+
+def test_a_tag_that_every_user_leaves_out_is_found() -> None:
+    models = named_models(["llama3.2:latest", "llama3.2:1b"], access("http://h/v1"))
+    assert choose_model(models, "llama3.2").id == "llama3.2:latest"

@@ -106,7 +106,7 @@ def test_no_secret_of_a_server_is_printed_or_kept(
             json.dumps({"error": {"message": f"no {KEY.upper()}"}}).encode(), 400
         )
     with odd_server(answers, model=f"m-{KEY}.gguf" if place == "model" else "odd") as server:
-        lengths = ("-p", 20, "-n", 14, "-r", 1, "--timeout", 20, "-m", "odd")
+        lengths = ("-p", 20, "-n", 14, "-r", 1, "--timeout", 20)
         options = (*lengths, "--api-key-env", "THE_KEY", "--no-plot", "--out")
         status, out, err = run_lab("measure", "--url", server.url, *options, tmp_path)
     assert status == (1 if place == "error" else 0), err

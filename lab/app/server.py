@@ -116,11 +116,11 @@ def carry_out(url: str, plan: ServerPlan, model: str | None, asked: dict[str, An
     out = err if output.as_json else console.console()
     err.print("examining the server ...")
     with connect(url, model, err.print, plan.budget_s, **reaching_of(asked)) as server:
-        text_requests.print_endpoint(server.endpoint, server.model, server.models, out)
+        text_requests.print_endpoint(server.endpoint, server.name, server.models, out)
         session.check(plan, server)
         examined: dict[str, Any] = {
             "endpoint": dataclasses.asdict(server.endpoint),
-            "model": server.model,
+            "model": server.name,
             "models": server.models,
         }
         if asked["dry_run"]:

@@ -51,6 +51,11 @@ TOO_EARLY = "answer before the request"
 """Classes of failure of a request."""
 
 
+_PATH = re.compile(r"/|\\|[A-Za-z]:[/\\]|~[^/\\]*[/\\]|\.{1,2}[/\\]|file:")
+_REPOSITORY = "models--"
+_REVISION = re.compile(r"[0-9a-f]{40}")
+
+
 @dataclass(frozen=True)
 class Capability:
     name: str
@@ -223,8 +228,14 @@ class RequestRecord:
         return short_name(self.model)
 
 
-def short_name(model: str) -> str:
-    """A model's name for records: only the file name of a path, because a folder may identify a
-    person."""
-    is_path = re.match(r"/|\\|[A-Za-z]:[/\\]", model)
-    return re.split(r"[/\\]", model)[-1] if is_path else model
+def short_name(model: str, n_parts: int = 1) -> str:
+    """A model's name for records: only the last `n_parts` of a path, because its folders may
+    identify a person. A folder of a hub's cache has the name of its repository.
+    """
+    if not _PATH.match(model):
+        return model
+    parts = [part for part in re.split(r"[/\\]", model) if part]
+    repositories = [part for part in parts if part.startswith(_REPOSITORY)]
+    if parts and repositories and _REVISION.fullmatch(parts[-1]):
+        return repositories[-1].removeprefix(_REPOSITORY).replace("--", "/")
+    return "/".join(parts[-n_parts:]) or model

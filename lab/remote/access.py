@@ -2,7 +2,7 @@
 
 The key comes from an environment variable; other headers and a password in the address may be
 secret too. The repr of an Access contains none of them. A server may quote them, so of its texts
-only those are shown or kept that look like a name, and contain no secret.
+only those are shown or kept that may be a name, and contain no secret.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import ipaddress
 import os
 import re
+import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ secret in another code, such as base64."""
 
 LEAST_SECRET = 4  # letters
 
-_NAME = re.compile(r"[\w\[(][\w .:/\\@+()\[\],-]{0,199}", re.ASCII)
+_NAME = re.compile(r"(?=.*\w)[^<>]{1,200}")
 _HEADER = re.compile(r"\s*([A-Za-z0-9_-]+)\s*:\s*([ -~]*?)\s*")
 _NO_SECRETS = {"bearer", "basic", "token", "application/json"}
 
@@ -153,7 +154,7 @@ def all_headers(server: Access) -> list[tuple[str, str]]:
 def name_or_none(text: object, server: Access) -> str | None:
     """A text from the server if it may be shown: a name, an id or a version, without a secret. None
     otherwise."""
-    if not isinstance(text, str) or not _NAME.fullmatch(text):
+    if not isinstance(text, str) or not text.isprintable() or not _NAME.fullmatch(text):
         return None
     letters = _squeezed(text)
     for secret in _secrets(server):
@@ -166,8 +167,8 @@ def name_or_none(text: object, server: Access) -> str | None:
 
 
 def _squeezed(text: str) -> str:
-    """The letters and digits of a text, without what may be put between them."""
-    return re.sub(r"[\W_]", "", text.lower())
+    """The letters and digits of a text, without accents and what may be put between them."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKD", text).lower())
 
 
 def _has_piece(text: str, secret: str, n_letters: int) -> bool:

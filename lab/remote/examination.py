@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from lab.core import request as kinds, request_times as times, shell
 from lab.core.lists import plural
@@ -28,7 +29,7 @@ from lab.core.request import (
     ServerSettings,
     short_name,
 )
-from lab.errors import LabError
+from lab.errors import LabError, printable
 from lab.remote import formats
 from lab.remote.access import TIMEOUT_S, Access, access, name_or_none
 from lab.remote.client import Client
@@ -39,6 +40,8 @@ from lab.runner import machine
 # Maximum number of requests that generate tokens, besides one for counting prompts
 MOST_PROBES = 9
 MOST_NAMES = 8  # models that a message lists
+MOST_PARTS = 4  # of a path that a name has
+DEFAULT_TAG = ":latest"  # which Ollama's users leave out
 SHORT = "Say yes."
 N_SHORT = 4
 LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
@@ -117,16 +120,14 @@ def _examine(
 ) -> Server:
     address = client.access
     entries = _listed_models(client, model)
-    names = [name_or_none(entry.get("id"), address) for entry in entries]
-    models = tuple(dict.fromkeys(name for name in names if name is not None))
+    models = named_models(list(entries), address)
     chosen = choose_model(models, model)
-    entry = entries[names.index(chosen)] if chosen in names else {}
-    program, version, settings = _describe(client, entry)
+    program, version, settings = _describe(client, entries.get(chosen.id, {}))
     say(
         f"waiting for the first answers, at most {address.timeout_s:g} s for each (--timeout) ..."
     )
     probes = _probe(client, chosen, api)
-    counter = _counter(client, chosen, probes)
+    counter = _counter(client, chosen.id, probes)
     endpoint = Endpoint(
         url=address.url,
         api=probes.api,
@@ -136,66 +137,106 @@ def _examine(
         accepted=probes.working,
         settings=settings,
     )
-    return Server(endpoint, chosen, models, counter, client, machine.describe())
+    names = tuple(listed.name for listed in models)
+    return Server(endpoint, chosen.id, chosen.name, names, counter, client, machine.describe())
 
 
-def _listed_models(client: Client, model: str | None) -> list[dict[str, Any]]:
-    """The server's list of models. LabError if it has none and the user named none."""
+def _listed_models(client: Client, model: str | None) -> dict[str, dict[str, Any]]:
+    """The entries of the server's list of models by their ids. LabError if it has none and the
+    user named none."""
     address = client.access
     answer = client.ask(f"{address.url}/models")
     if answer.status is None:
         raise LabError(
             f"No server answers at {address.url}: {answer.error}.", _hint(address, None)
         )
-    entries = as_dict(answer.parsed).get("data")
+    listing = as_dict(answer.parsed)
+    entries = listing.get("data", listing.get("models"))
     if answer.status in _REJECTED or (model is None and not isinstance(entries, list)):
         raise LabError(
             f"{address.url}/models lists no models. Its answer: {_error_of(answer)}",
             _hint(address, answer.status),
         )
-    if not isinstance(entries, list):
-        return []
-    return [as_dict(entry) for entry in entries]
+    by_id: dict[str, dict[str, Any]] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        fields = as_dict(entry)
+        ids = [fields.get(field) for field in ("id", "model", "name")]
+        for model_id in (*ids, entry):  # an entry may be its id
+            if isinstance(model_id, str):
+                by_id.setdefault(model_id, fields)
+                break
+    return by_id
+
+
+class ListedModel(NamedTuple):
+    """A model of a server: the id that is sent, and the name that is shown and kept."""
+
+    id: str
+    name: str
+
+
+def named_models(ids: Sequence[str], address: Access) -> list[ListedModel]:
+    """The models with these ids. Of a path the end is shown that no other path has; an id that may
+    not be shown is called by its place in the list."""
+    n_alike = Counter(map(short_name, ids))
+    models = []
+    for number, model_id in enumerate(ids, 1):
+        name = short_name(model_id)
+        n_parts = 1
+        while n_alike[name] > 1 and n_parts < MOST_PARTS:
+            n_parts += 1
+            name = short_name(model_id, n_parts)
+            n_alike[name] = [short_name(other, n_parts) for other in ids].count(name)
+        shown = name_or_none(printable(name).strip(), address)
+        models.append(ListedModel(model_id, shown or f"model-{number}"))
+    return models
 
 
 def _error_of(answer: JsonReply) -> str:
     return answer.error or "200, JSON without `data`"
 
 
-def choose_model(models: Sequence[str], requested: str | None) -> str:
+def choose_model(models: Sequence[ListedModel], requested: str | None) -> ListedModel:
     """The model to measure. LabError if the server has several and none was named, or lacks the
     named one."""
-    if requested is not None and (not models or requested in models):
-        return requested
-    of_that_file = [model for model in models if short_name(model) == requested]
-    if len(of_that_file) == 1:
-        return of_that_file[0]
-    names = ", ".join(map(shell.join, models[:MOST_NAMES]))
+    if requested is None and len(models) == 1:
+        return models[0]
+    if requested is not None:
+        for is_meant in (
+            lambda model: model.id == requested,
+            lambda model: model.name == requested,
+            lambda model: short_name(model.id) == requested,
+            lambda model: model.id == f"{requested}{DEFAULT_TAG}",
+        ):
+            meant = list(filter(is_meant, models))
+            if len(meant) == 1:
+                return meant[0]
+        if not models:
+            return ListedModel(requested, short_name(requested))
+    names = ", ".join(shell.join(model.name) for model in models[:MOST_NAMES])
     if len(models) > MOST_NAMES:
         names = f"{names} and {len(models) - MOST_NAMES} more"
     if requested is not None:
         raise LabError(f"The server has no model {requested}.", f"It has {names}.")
-    if len(models) != 1:
-        raise LabError(
-            f"The server lists {len(models) or 'no'} models.",
-            f"Name one: --model {names or 'NAME'}",
-        )
-    return models[0]
+    raise LabError(
+        f"The server lists {len(models) or 'no'} models.",
+        f"Name one: --model {names or 'NAME'}",
+    )
 
 
-def _probe(client: Client, model: str, api: str | None) -> Probes:
+def _probe(client: Client, model: ListedModel, api: str | None) -> Probes:
     """The first answers that the server streams. LabError if it streams none."""
     failed: list[Request] = []
     apis = (api,) if api else (kinds.CHAT, kinds.COMPLETIONS)
     for tried, options in itertools.product(apis, _LADDER):
-        short = _generate(client, model, tried, SHORT, N_SHORT, options)
+        short = _generate(client, model.id, tried, SHORT, N_SHORT, options)
         if short.status == OK:
-            long = _generate(client, model, tried, LONG, N_LONG, options)
+            long = _generate(client, model.id, tried, LONG, N_LONG, options)
             return Probes(tried, options, short, long)
         failed.append(short)
         if short.failure in _FINAL or short.http_status in _REJECTED:
             break
-    raise _streams_nothing(client.access, model, failed)
+    raise _streams_nothing(client.access, model.name, failed)
 
 
 def _generate(

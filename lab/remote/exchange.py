@@ -376,12 +376,15 @@ class Exchange(asyncio.Protocol):
         return b"".join(data for _, data in self.pieces)
 
     def json_reply(self) -> JsonReply:
-        """The JSON object of the answer, or why there is none."""
+        """The JSON object of the answer, or why there is none. An array is the `data` of one:
+        some servers list their models so."""
         status = self.http_status or 0
         try:
             parsed = json.loads(self.body())
         except (ValueError, RecursionError):
             parsed = None
+        if isinstance(parsed, list):
+            parsed = {"data": parsed}
         if isinstance(parsed, dict):
             error = error_in(parsed)
         else:

@@ -26,7 +26,7 @@ from typing import Any
 from lab.core import asked_command, request as kinds, request_times as times, results
 from lab.core.lists import plural
 from lab.core.record import OK, Machine, Noise
-from lab.core.request import Asked, Endpoint, Request, RequestRecord, Usage, short_name
+from lab.core.request import Asked, Endpoint, Request, RequestRecord, Usage
 from lab.errors import LabError
 from lab.remote import formats
 from lab.remote.client import Client
@@ -62,8 +62,9 @@ class Server:
     """An examined server with one of its models, and the client for it."""
 
     endpoint: Endpoint
-    model: str  # the server's name for it
-    models: tuple[str, ...]  # all that it lists
+    model: str  # its id, which requests name
+    name: str  # which is shown and kept
+    models: tuple[str, ...]  # the names of all that it lists
     counter: TokenCounter | None  # None: the tokens of a prompt cannot be counted
     client: Client
     machine: Machine  # of the client
@@ -164,7 +165,7 @@ class Server:
             session=session,
             machine=self.machine,
             endpoint=self.endpoint,
-            model=short_name(self.model),
+            model=self.name,
             request=request,
             command=asked_command.command(),
             noise=noise,
@@ -172,7 +173,7 @@ class Server:
 
     def new_file(self, folder: Path) -> Path:
         """A new results file."""
-        model = machine.slug(short_name(self.model))
+        model = machine.slug(self.name)
         program = machine.slug(self.endpoint.server or "server")
         return results.new_file(folder, f"{model}-{program}")
 

@@ -189,7 +189,8 @@ def test_other_programs(empty: Path) -> None:
 
 def test_names_that_a_server_lists(empty: Path) -> None:
     with pytest.raises(LabError) as problem:
-        examination.choose_model((EVIL, "other"), None)
+        models = [examination.ListedModel(name, name) for name in (EVIL, "other")]
+        examination.choose_model(models, None)
     listed = problem.value.hint.removeprefix("Name one: ").removesuffix(", other")
     check([f"lab {listed}"], empty)
 
