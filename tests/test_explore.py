@@ -257,7 +257,7 @@ def test_the_cost_of_steps_is_that_of_the_model(
             [step.weight_bytes, step.n_bytes, step.flops], rel=1e-6
         )
     need = browser.execute_script(
-        "return [1, 300, 9000].map(n => memoryOf(data.shapes[0], n, 1).total)"
+        "return [1, 300, 9000].map(n => memoryOf({}, data.shapes[0], n, 1).total)"
     )
     assert need == [prediction.memory_bytes(model, SETTINGS, n) for n in (1, 300, 9000)]
 

@@ -220,7 +220,9 @@ def real_and_planned(
     here = dataclasses.replace(MACHINE, devices=engine.build.devices)
     names = [device.name for device in machine.used(here, settings)]
     shares = memory.shares(engine.free_memory(), names)
-    planned = memory.places(model, settings, engine.tensors(path), names, shares)
+    tensors = engine.tensors(path)
+    system_info = engine.build.system_info
+    planned = memory.places(model, settings, tensors, names, shares, system_info)
     assert planned is not None
     engine.load(path, settings)
     engine.new_context(settings)

@@ -4,7 +4,8 @@ Sizes follow llama.cpp's allocation: layers with a sliding window keep only the 
 ubatch (llama-kv-cache-iswa.cpp, with swa_full off). Placement follows llama_model::load_tensors
 (src/llama-model.cpp) and llama_context (src/llama-context.cpp): with n layers offloaded, the last n
 layers (the output counts) go to the devices, in proportion to their shares. The embedding table
-stays on the CPU; with tied embeddings the output has a copy.
+stays on the CPU; with tied embeddings the output has a copy. `system_info` is what llama.cpp says
+about the CPU: some of its layouts take more memory (lab/core/layouts.py).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core import shape
+from lab.core import layouts, shape
 from lab.core.record import Device, Model, Settings
-from lab.core.shape import BLOCKS
+from lab.core.shape import BLOCKS, EMBEDDING
 
 CPU = "CPU"
 # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
@@ -80,8 +81,12 @@ def _sum(a: int | None, b: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Tensor:
+    """A tensor of a file; `sizes`: the inner dimension first."""
+
     name: str
     n_bytes: int
+    type: str = ""
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,21 +135,35 @@ def _bytes_per_number(kind: str) -> float:
     return n_bytes / n_numbers
 
 
-def of_context(model: Model, settings: Settings) -> Memory:
+def of_context(model: Model, settings: Settings, system_info: str | None = None) -> Memory:
     """The memory of a context of `settings.n_ctx` positions."""
+    weights_bytes = model.n_bytes or 0
+    if settings.n_gpu_layers == 0:
+        weights_bytes += _layout_bytes(model, layouts.features(settings, system_info))
     cache_bytes = None
     by_layer = _kv_bytes_by_layer(model, settings)
     if by_layer is not None:
         cache_bytes = round(sum(by_layer))
-    return Memory(model.n_bytes or 0, cache_bytes, compute_bytes(model, settings))
+    return Memory(weights_bytes, cache_bytes, compute_bytes(model, settings))
 
 
-def of_length(model: Model, n_ctx: int) -> Memory:
+def _layout_bytes(model: Model, cpu: layouts.CpuFeatures) -> int:
+    """Bytes that the weights take on the CPU beyond those in the file."""
+    matrices = [matrix for matrix in model.matrices or () if matrix.type in BLOCKS]
+    n_bytes = layouts.added_bytes(matrices, cpu)
+    if model.tied_embeddings:
+        for matrix in matrices:
+            if matrix.part == EMBEDDING:
+                n_bytes += layouts.copy_bytes(matrix, cpu)
+    return n_bytes
+
+
+def of_length(model: Model, n_ctx: int, system_info: str | None = None) -> Memory:
     """The memory of a context with the lab's default settings (which are llama-bench's)."""
-    return of_context(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx))
+    return of_context(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx), system_info)
 
 
-def longest(model: Model, available: int) -> int | None:
+def longest(model: Model, available: int, system_info: str | None = None) -> int | None:
     """The longest context that fits into `available` bytes; None if unknown.
 
     A multiple of 256, at most 2^31.
@@ -154,7 +173,9 @@ def longest(model: Model, available: int) -> int | None:
 
     lengths = range(PADDING, 2**31, PADDING)
     n_fitting = bisect.bisect_right(
-        lengths, available, key=lambda n_ctx: of_length(model, n_ctx).total_bytes
+        lengths,
+        available,
+        key=lambda n_ctx: of_length(model, n_ctx, system_info).total_bytes,
     )
     return n_fitting * PADDING
 
@@ -394,6 +415,7 @@ def places(
     tensors: Sequence[Tensor],
     names: Sequence[str],
     shares: Sequence[float],
+    system_info: str | None = None,
 ) -> tuple[DevicePlace, ...] | None:
     """What each device (in llama.cpp's order) and the CPU hold.
 
@@ -405,8 +427,9 @@ def places(
     layer_devices = []
     for index in indices:
         layer_devices.append(CPU if index is None else names[index])
+    cpu = layouts.features(settings, system_info, names)
     weights, experts = _place_tensors(
-        tensors or _equal_layers(model), layer_devices, _overrides(settings)
+        tensors or _equal_layers(model), layer_devices, _overrides(settings), cpu
     )
     cache_devices = layer_devices[:-1]
     if settings.kv_offload is False:
@@ -465,7 +488,10 @@ def override_of(text: str) -> tuple[str, str]:
 
 
 def _place_tensors(
-    tensors: Sequence[Tensor], layer_devices: Sequence[str], overrides: Overrides
+    tensors: Sequence[Tensor],
+    layer_devices: Sequence[str],
+    overrides: Overrides,
+    cpu: layouts.CpuFeatures,
 ) -> tuple[dict[str, int], dict[str, set[int]]]:
     """By device: the bytes of its weights, and the layers whose experts it holds."""
     weights: dict[str, int] = {}
@@ -473,18 +499,33 @@ def _place_tensors(
     is_tied = all(tensor.name != "output.weight" for tensor in tensors)
     for tensor in tensors:
         devices = [_home(tensor.name, layer_devices)]
-        if is_tied and tensor.name == "token_embd.weight" and layer_devices[-1] != CPU:
+        is_output = is_tied and tensor.name == "token_embd.weight"
+        if is_output and layer_devices[-1] != CPU:
             devices.append(layer_devices[-1])  # a copy of the table, as the output matrix
         for pattern, device in overrides:
             if pattern.search(tensor.name):
                 devices = [device]
                 break
+        if CPU in devices:
+            has_copy = is_output and len(devices) == 1
+            more_bytes = _tensor_layout_bytes(tensor, cpu, has_copy)
+            weights[CPU] = weights.get(CPU, 0) + more_bytes
         layer = _LAYER.match(tensor.name)
         for device in devices:
             weights[device] = weights.get(device, 0) + tensor.n_bytes
             if layer and _EXPERTS.search(tensor.name):
                 experts.setdefault(device, set()).add(int(layer[1]))
     return weights, experts
+
+
+def _tensor_layout_bytes(tensor: Tensor, cpu: layouts.CpuFeatures, is_output: bool) -> int:
+    """Bytes that a tensor takes on the CPU beyond those in the file."""
+    matrix = layouts.matrix_of(tensor.name, tensor.type, tensor.sizes)
+    if matrix is None:
+        return 0
+    if is_output:
+        return layouts.copy_bytes(matrix, cpu)
+    return layouts.added_bytes([matrix], cpu)
 
 
 def _home(tensor: str, layer_devices: Sequence[str]) -> str:

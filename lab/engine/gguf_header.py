@@ -184,7 +184,10 @@ def read_tensors(path: Path) -> tuple[Tensor, ...]:
     with _opened(path) as header:
         n_layer = n_layers_run(header, header.text("general.architecture"))
         table = _tensors_run(_table(header, _files(header, path)), n_layer)
-    return tuple(Tensor(name, weights.n_bytes) for name, weights in table.items())
+    return tuple(
+        Tensor(name, weights.n_bytes, weights.type, weights.sizes)
+        for name, weights in table.items()
+    )
 
 
 def _tensors_run(tensors: dict[str, _Weights], n_layer: int | None) -> dict[str, _Weights]:

@@ -166,9 +166,10 @@ class Worker:
             raise LabError(what, "Get a file of the model by another maker.") from None
 
     def tensors(self, path: Path) -> tuple[Tensor, ...]:
-        return tuple(
-            Tensor(**tensor) for tensor in json.loads(self._ask("tensors", path=path))
-        )
+        tensors = []
+        for tensor in json.loads(self._ask("tensors", path=path)):
+            tensors.append(Tensor(**{**tensor, "sizes": tuple(tensor["sizes"])}))
+        return tuple(tensors)
 
     def free_memory(self) -> dict[str, int]:
         """Free bytes of each device that reports them, by name."""

@@ -406,7 +406,8 @@ def on_this_machine(
     here = Here(model, settings, ceilings, learned)
     rows = [here.request(n_prompt, n_gen, users) for n_prompt in lengths]
     available = memory_for(plan)
-    return [with_memory(row, settings, available) for row in rows]
+    system_info = plan.machine.system_info
+    return [with_memory(row, settings, available, system_info) for row in rows]
 
 
 def plan_for(model: str, settings: dict[str, Any]) -> Plan:
@@ -446,17 +447,28 @@ def request_on(device: str, model: str, n_prompt: int, n_gen: int, folder: Path)
 # Memory
 
 
-def memory_bytes(model: Model, settings: Settings, n_ctx: int, users: int = 1) -> int:
+def memory_bytes(
+    model: Model,
+    settings: Settings,
+    n_ctx: int,
+    users: int = 1,
+    system_info: str | None = None,
+) -> int:
     """About how many bytes a context of n_ctx tokens for each user needs, weights included."""
     n_cells = users * memory.padded(n_ctx)
     shared = dataclasses.replace(settings, n_ctx=n_cells, n_seq_max=users)
-    return memory.of_context(model, shared).total_bytes
+    return memory.of_context(model, shared, system_info).total_bytes
 
 
-def with_memory(row: Prediction, settings: Settings, available: float | None) -> Prediction:
+def with_memory(
+    row: Prediction,
+    settings: Settings,
+    available: float | None,
+    system_info: str | None = None,
+) -> Prediction:
     """The prediction with the bytes it needs and has, and the shortage if they do not suffice."""
     n_ctx = row.n_prompt + row.n_gen
-    needed = memory_bytes(row.model, settings, n_ctx, row.users)
+    needed = memory_bytes(row.model, settings, n_ctx, row.users, system_info)
     row = dataclasses.replace(row, needed_bytes=needed, memory_bytes=available)
     if available is None or needed <= available:
         return row
@@ -464,14 +476,20 @@ def with_memory(row: Prediction, settings: Settings, available: float | None) ->
     if row.users == 1:
         shortage = dataclasses.replace(
             shortage,
-            quantization=quantization_that_fits(row.model, settings, n_ctx, available),
-            longest=memory.longest(row.model, round(available)),
+            quantization=quantization_that_fits(
+                row.model, settings, n_ctx, available, system_info
+            ),
+            longest=memory.longest(row.model, round(available), system_info),
         )
     return dataclasses.replace(row, shortage=shortage)
 
 
 def quantization_that_fits(
-    model: Model, settings: Settings, n_ctx: int, available: float
+    model: Model,
+    settings: Settings,
+    n_ctx: int,
+    available: float,
+    system_info: str | None = None,
 ) -> str | None:
     """The largest quantization of the catalog with which a context of n_ctx tokens fits."""
     entry = catalog.entries().get(model.name)
@@ -479,7 +497,7 @@ def quantization_that_fits(
         return None
     sizes = {}
     for name, packed in synthetic.by_quantization(entry).items():
-        size = memory_bytes(packed, settings, n_ctx)
+        size = memory_bytes(packed, settings, n_ctx, system_info=system_info)
         if size <= available:
             sizes[name] = size
     return max(sizes, key=lambda name: sizes[name], default=None)

@@ -178,10 +178,11 @@ class Plan:
         """Estimated memory of a context for this case alone; a draft model has one of the same
         length."""
         settings = with_room(self.settings, [case])
-        memory = of_context(self.model, settings)
+        system_info = self.machine.system_info
+        memory = of_context(self.model, settings, system_info)
         if self.draft is None:
             return memory
-        return memory.beside(of_context(self.draft.model, settings))
+        return memory.beside(of_context(self.draft.model, settings, system_info))
 
 
 def shuffled(cases: Sequence[Case], seed: int, repeat: int) -> list[tuple[int, Case]]:

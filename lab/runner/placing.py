@@ -151,10 +151,11 @@ def places(plan: Plan, case: Case) -> tuple[DevicePlace, ...] | None:
     names = machine.names(machine.used(plan.machine, plan.settings))
     split = room.tensor_split if len(names) > 1 else None
     shares = sizes.shares(free(plan), names, split)
-    placed = sizes.places(plan.model, room, plan.tensors or (), names, shares)
+    system_info = plan.machine.system_info
+    placed = sizes.places(plan.model, room, plan.tensors or (), names, shares, system_info)
     if plan.draft is None or placed is None:
         return placed
-    of_draft = sizes.places(plan.draft.model, room, (), names, shares)
+    of_draft = sizes.places(plan.draft.model, room, (), names, shares, system_info)
     if of_draft is None:
         return None
     together = []

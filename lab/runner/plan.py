@@ -278,7 +278,7 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
     name = synthetic.quantization_name(quantization)
     tensors = []
     for tensor in synthetic.tensors(entry.shape, name):
-        tensors.append(Tensor(tensor.name, tensor.n_bytes))
+        tensors.append(Tensor(tensor.name, tensor.n_bytes, tensor.type, tensor.dimensions))
     note = (
         f"{spec.text} is not on this machine: planned from its shape ({entry.shape_source}) "
         f"in {quantization}."

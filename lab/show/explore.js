@@ -234,7 +234,7 @@ function decodeAt(law, shape, position, users) {
 }
 
 // Bytes of a context of so many tokens for each user, from the points of lab/core/memory.py.
-function memoryOf(shape, tokens, users) {
+function memoryOf(law, shape, tokens, users) {
   const points = shape.context;
   const padded = Math.ceil(tokens / 256) * 256;
   const above = Math.max(1, points.findIndex(point => point[0] >= padded));
@@ -245,14 +245,15 @@ function memoryOf(shape, tokens, users) {
   const rows = Math.min(shape.rows, users * padded) / Math.min(shape.rows, padded);
   const cache = users * Math.round(between(1));
   const compute = Math.round(rows * between(2));
-  return {weights: shape.file, cache, compute, total: shape.file + cache + compute};
+  const weights = law.resident || shape.file;
+  return {weights, cache, compute, total: weights + cache + compute};
 }
 
 function request({device, model, prompt, gen, users, cached}) {
   const law = data.laws[device][model];
   const shape = data.shapes[law.shape];
   const middle = prompt + Math.floor(Math.max(0, gen - 2) / 2);
-  const memory = memoryOf(shape, prompt + gen, users);
+  const memory = memoryOf(law, shape, prompt + gen, users);
   let prefill = null;
   let decode = null;
   if (!law.why) {

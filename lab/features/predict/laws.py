@@ -335,7 +335,12 @@ def law_of_runs(
         place = probing.place_of(record.machine, model, settings)
         best = probing.need(ceilings, place, "these runs")
         learned = learning.learn(runs, best, learning.offload_of(model, settings))
-        return of_place(model, settings, best, learned)
+        system_info = record.machine.system_info
+        weights_bytes = memory.of_context(model, settings, system_info).weights_bytes
+        return {
+            **of_place(model, settings, best, learned),
+            "resident": weights_bytes,  # the CPU's layouts may take more than the file
+        }
 
     return law
 

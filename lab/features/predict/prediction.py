@@ -227,7 +227,7 @@ def measured_row(runs: Sequence[Record], plan: Plan, n_prompt: int, n_gen: int) 
         doubts=best["doubts"],
         is_measured=True,
     )
-    return prediction.with_memory(row, plan.settings, None)
+    return prediction.with_memory(row, plan.settings, None, runs[0].machine.system_info)
 
 
 def measured_time(summary: dict[str, Any], figure: str, scale: float) -> PhaseTime:
