@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +16,8 @@ from lab.errors import LabError
 
 STDIN = "-"
 MOST_BYTES = 64_000_000
+GET_AGAIN = "Get the file again."
+"""The hint for a file that is damaged or incomplete."""
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -30,6 +33,13 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # such as one of 5,000 letters
         return False
+
+
+def expanded(text: str) -> Path:
+    """A path with the user's home in place of ~; unchanged where no home is known."""
+    with suppress(RuntimeError):
+        return Path(text).expanduser()
+    return Path(text)
 
 
 def read(name: str | Path, what: str, hint: str, most_bytes: int = MOST_BYTES) -> bytes:

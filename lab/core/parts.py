@@ -37,7 +37,8 @@ def is_later(name: str) -> bool:
 def stem(name: str) -> str:
     """A file's name without its folder and its suffix, and without the number of its part."""
     match = _NAME.fullmatch(name)
-    return PurePosixPath(match[1] if match else name).name.removesuffix(".gguf")
+    whole = PurePosixPath(match[1] if match else name).name
+    return whole[:-5] if whole.lower().endswith(".gguf") else whole
 
 
 def paths_of(path: Path) -> tuple[Path, ...]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core import parts
+from lab.core.files import GET_AGAIN
 from lab.core.memory import Tensor
 from lab.core.record import Model
 from lab.core.shape import group, n_layers_run, read_layers
@@ -316,7 +317,7 @@ def _complete(header: _Header, path: Path) -> dict[str, _Weights]:
     if end > n_bytes:
         what = f"{path.name} is truncated: it has {n_bytes:,} of {end:,} bytes."
         is_piece = refusals.PIECE.search(path.name)
-        raise LabError(what, refusals.JOIN if is_piece else "Get the complete file again.")
+        raise LabError(what, refusals.JOIN if is_piece else GET_AGAIN)
     return tensors
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import operator
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,6 +240,14 @@ def quantize(source: Path, target: Path, quantization: str) -> None:
         os.fsencode(source), os.fsencode(target), ctypes.byref(params)
     ):
         reason = devices.last_warnings()
+        if "iostream error" in reason or "No space left" in reason:
+            free_bytes = shutil.disk_usage(target.parent).free
+            what = (
+                f"{target.name} could not be written to {target.parent}, "
+                f"which has {free_bytes / 1e6:,.0f} MB free."
+            )
+            hint = "Free some space, or set MINI_LAB_CACHE to a folder on another disk."
+            raise LabError(what, hint)
         what = f"llama.cpp cannot quantize {source.name} to {quantization}: {reason}"
         raise LabError(what, "Try another quantization.")
 

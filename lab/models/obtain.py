@@ -16,14 +16,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lab.core import shell
+from lab.core import files, parts, shell
+from lab.core.files import GET_AGAIN
 from lab.core.record import Model
 from lab.errors import LabError
 from lab.models import catalog, hub, synthetic
+from lab.models.candidates import tag_in
 from lab.models.catalog import (
     EMBEDDED,
     FILE,
     HUB,
+    OLLAMA,
     REQUANTIZED,
     SYNTHETIC,
     Entry,
@@ -54,22 +57,35 @@ def find(worker: Worker, text: str) -> Model:
     needs_file = worker.reads_files or spec.entry is None
     file = locate(spec) if needs_file else None
     if file:
-        return worker.read_model(file.path, file.name, file.source)
+        return read(worker, spec, file)
     if spec.entry:
         kind = spec.quantization or spec.entry.quantization or synthetic.USUAL
         return synthetic.model_of(spec.entry, kind)
-    if not spec.repo or not spec.file:
+    remote = _remote(spec, hub.files)
+    if remote is None:
         raise _not_here(spec)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / Path(spec.file).name
-        hub.header(Remote(spec.repo, spec.file, spec.revision), path)
-        return worker.read_model(path, path.stem, HUB)
+        path = hub.header(remote, Path(folder))
+        return worker.read_model(path, spec.name, HUB)
+
+
+def read(worker: Worker, spec: Spec, file: ModelFile) -> Model:
+    """The model in the file of `spec`. LabError for a damaged one says how to get it again."""
+    try:
+        model = worker.read_model(file.path, file.name, file.source)
+    except LabError as problem:
+        if file.source == HUB and problem.hint == GET_AGAIN:
+            raise LabError(problem.what, f"Pull it again: {how_to_get(spec)}") from None
+        raise
+    return dataclasses.replace(
+        model, repo=file.repo, revision=file.revision, sha256=file.sha256
+    )
 
 
 def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` if it is on this machine; does not fetch or make it."""
     if spec.path:
-        return ModelFile(spec.name, FILE, spec.path)
+        return ModelFile(spec.name, spec.source, parts.first_of(spec.path))
     remote = _remote(spec, hub.cached_names)
     pulled = hub.cached(remote) if remote else None
     if pulled:
@@ -102,8 +118,36 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
         names = hub.files(spec.repo or "", spec.revision)[:12]
         what = f"{spec.repo} has no file with quantization {spec.quantization}."
         raise LabError(what, f"It has: {', '.join(names) or 'no .gguf file'}.")
-    watch(f"downloading {remote.file}", 0, spec.entry.n_bytes if spec.entry else None)
+    n_bytes = spec.entry.n_bytes if spec.entry else None
+    what = f"downloading {remote.file}"
+    if len(remote.parts) > 1:
+        sizes = hub.missing_bytes(remote)
+        n_bytes = sum(sizes)
+        megabytes = " + ".join(f"{size / 1e6:,.0f}" for size in sizes)
+        what = f"downloading {len(sizes)} of {len(remote.parts)} parts ({megabytes} MB)"
+    watch(what, 0, n_bytes)
     return dataclasses.replace(hub.pull(remote), name=spec.name)
+
+
+def drop_damaged(spec: Spec, worker: Worker, watch: ShowTransfer) -> None:
+    """Delete the pulled file of `spec` from the hub's cache if it is not what the hub announced.
+
+    Where the cache does not tell the sum, a file that is shorter than its header says.
+    """
+    file = locate(spec)
+    remote = _remote(spec, hub.cached_names)
+    if file is None or remote is None or file.source != HUB:
+        return
+    watch(f"checking {file.path.name}", 0, file.n_bytes)
+    n_dropped = hub.drop_damaged(remote)
+    if not n_dropped and file.sha256 is None:
+        try:
+            worker.read_model(file.path, file.name, file.source)
+        except LabError as problem:
+            if problem.hint == GET_AGAIN:
+                n_dropped = hub.remove(remote)
+    if n_dropped:
+        watch(f"{file.path.name} is damaged: the lab deleted it, and pulls it again", 0, None)
 
 
 def how_to_get(spec: Spec) -> str:
@@ -128,7 +172,7 @@ def remove(spec: Spec) -> int:
     if file is None or file.source == HUB:
         remote = _remote(spec, hub.cached_names)
         return hub.remove(remote) if remote else 0
-    if file.source in (FILE, EMBEDDED):
+    if file.source in (FILE, OLLAMA, EMBEDDED):
         what = f"The lab did not create {spec.text}, so it does not delete it."
         raise LabError(what, "Delete it yourself.")
     n_bytes = file.path.stat().st_size
@@ -140,32 +184,54 @@ def remove(spec: Spec) -> int:
 
 
 def listing() -> list[dict[str, Any]]:
-    """The catalog, and the files in the cache folder of made models.
+    """The catalog, the files in the cache folder of made models, and those in the hub's cache.
 
     `n_bytes`: of the file, or of the download.
     """
-    rows = [_row_of_entry(entry) for entry in catalog.entries().values()]
+    rows = []
+    paths = set()
+    for entry in catalog.entries().values():
+        file = _file_of_entry(entry)
+        rows.append(_row_of_entry(entry, file))
+        if file:
+            paths.add(file.path)
     for path in sorted(cache_folder().glob("*.gguf")):
         row = _row_of_made(path)
         if row:
             rows.append(row)
-    return rows
+    return rows + [row_of_pulled(file) for file in hub.pulled() if file.path not in paths]
 
 
-def _row_of_entry(entry: Entry) -> dict[str, Any]:
+def row_of_pulled(file: ModelFile) -> dict[str, Any]:
+    """The row of a file in the hub's cache, whose name is its SPEC."""
+    return {
+        "spec": file.name,
+        "quantization": tag_in(file.name.partition("@")[0]),
+        "n_bytes": file.n_bytes,
+        "on_disk": True,
+        "source": HUB,
+        "about": "in the hub's cache",
+    }
+
+
+def _file_of_entry(entry: Entry) -> ModelFile | None:
+    if not entry.embedded and not entry.repo:
+        return None
+    with suppress(LabError):  # the embedded model's package is not installed
+        return locate(catalog.parse(entry.name))
+    return None
+
+
+def _row_of_entry(entry: Entry, file: ModelFile | None) -> dict[str, Any]:
     source = "shape only"
     if entry.embedded:
         source = EMBEDDED
     elif entry.repo:
         source = HUB
-    file = None
-    if source != "shape only":
-        with suppress(LabError):  # the embedded model's package is not installed
-            file = locate(catalog.parse(entry.name))
     return {
         "spec": entry.name,
         "quantization": entry.quantization,
-        "n_bytes": file.path.stat().st_size if file else entry.n_bytes,
+        "n_bytes": file.n_bytes if file else entry.n_bytes,
         "on_disk": file is not None,
         "source": source,
         "about": entry.about,
@@ -203,7 +269,7 @@ def cache_folder() -> Path:
 
     chosen = os.environ.get("MINI_LAB_CACHE")
     if chosen:
-        return Path(chosen)
+        return files.expanded(chosen)
     return platformdirs.user_cache_path("mini-lab", appauthor=False) / "models"
 
 
@@ -244,7 +310,7 @@ def _requantize(
     assert spec.entry is not None and spec.quantization is not None
     _check_quantization(worker, spec.quantization)
     target = _target(spec)
-    with _in_cache_folder(target, 4 * original.path.stat().st_size):
+    with _in_cache_folder(target, 4 * original.n_bytes):
         _quantize(original.path, target, spec.quantization, worker, watch)
     name = spec.entry.name
     return ModelFile(name, REQUANTIZED, target, original.repo, original.revision)

@@ -273,7 +273,7 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
     is_readable = worker.reads_files and obtain.locate(spec) is not None
     if watch or entry is None or is_readable:
         file = obtain.obtain(spec, worker, watch)
-        return _PlannedModel(file, read_header(worker, file))
+        return _PlannedModel(file, obtain.read(worker, spec, file))
     quantization = spec.quantization or entry.quantization or synthetic.USUAL
     name = synthetic.quantization_name(quantization)
     tensors = []
@@ -291,14 +291,6 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
 def _tensors(worker: Worker, planned: _PlannedModel) -> tuple[Tensor, ...]:
     """The tensors of a model; of a file those in its header."""
     return planned.tensors or worker.tensors(planned.file.path)
-
-
-def read_header(worker: Worker, file: catalog.ModelFile) -> Model:
-    """The model in a file, with its source."""
-    model = worker.read_model(file.path, file.name, file.source)
-    return dataclasses.replace(
-        model, repo=file.repo, revision=file.revision, sha256=file.sha256
-    )
 
 
 def with_cases(plan: Plan, cases: Sequence[Case], write: Write) -> Plan:

@@ -19,10 +19,9 @@ from lab.core.asked_settings import END
 from lab.core.record import Noise, Record, Run, Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.models import catalog
 from lab.process.wire import Outcome, Progress
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import noise_watch, prompts
+from lab.runner import checksums, noise_watch, prompts
 from lab.runner.cases import Case, Plan, measured_run, named, utc_now, with_room
 from lab.runner.diagnosis import DIAGNOSIS_S, Diagnosed, diagnose
 from lab.runner.forecast import DECODE_KINDS
@@ -78,8 +77,8 @@ class WarmEngine:
         plan = self.plan
         if self.model.sha256 is None:
             self.reporter.report_status("checking the model file")
-            checksum = catalog.sha256(plan.file.path)
-            self.model = dataclasses.replace(self.model, sha256=checksum)
+        checksum = checksums.checked(plan.file.paths, self.model.sha256)
+        self.model = dataclasses.replace(self.model, sha256=checksum)
         self.worker.use(plan.lib, plan.settings.rpc or ())
         self.reporter.report_status("loading the model")
         draft_path = plan.draft.file.path if plan.draft else None

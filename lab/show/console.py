@@ -65,9 +65,9 @@ GIVES_WAY = (
 Those of IMPLIED_BY stay as long as the others where no column implies them.
 """
 
-LAST_HIDDEN = ("E2E\ns", "E2E s")
-"""Headings of columns that are hidden last: the time of the whole request is what people want to
-know."""
+LAST_HIDDEN = ("E2E\ns", "E2E s", "size\nMB")
+"""Headings of columns that are hidden last: the time of the whole request, or the size of a model,
+is what people want to know."""
 
 NARROWEST_TEXT = 12  # smallest width of a column of text that may wrap
 UNBOUNDED = 10_000  # a width that no table has

@@ -17,7 +17,7 @@ from lab.models import catalog, obtain
 from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.cases import Case, Draft, Plan, Text
-from lab.runner.plan import make_plan, parse_lengths, read_header, with_cases
+from lab.runner.plan import make_plan, parse_lengths, with_cases
 from lab.runner.refusals import Numbers, need_every_position, whole_numbers
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
@@ -62,8 +62,9 @@ def plan(
     drafted_by = None if is_random else LOOKUP
     if draft not in (None, LOOKUP):
         watch = settings.get("watch", obtain.silently)
-        file = obtain.obtain(catalog.parse(str(draft)), worker, watch)
-        drafting = Draft(file, read_header(worker, file))
+        spec = catalog.parse(str(draft))
+        file = obtain.obtain(spec, worker, watch)
+        drafting = Draft(file, obtain.read(worker, spec, file))
         check_draft(drafting, planned, worker)
         planned = dataclasses.replace(planned, draft=drafting)
         drafted_by = label_of(drafting.model)

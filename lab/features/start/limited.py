@@ -72,7 +72,7 @@ def make_limited_starts(
     memory_limits(asked_limits, 1 << 62, None)
     groups = find_groups()
     plan = make_memory_plan(model, repeat, mmap, watch, settings)
-    file_bytes = plan.file.path.stat().st_size
+    file_bytes = plan.file.n_bytes
     limits = memory_limits(asked_limits, file_bytes, plan.machine.ram_bytes)
     return LimitedStarts(plan, tuple(limits), groups)
 
@@ -165,10 +165,10 @@ def measured(
 ) -> MemoryLine:
     """Drop the file's pages, start an engine with a limit, and decode."""
     plan = planned.plan
-    model_path = plan.file.path
-    disk_s = measuring.seconds_of_disk(model_path)
-    pages.drop(model_path)
-    resident = pages.resident_share(model_path)
+    files = plan.file.paths
+    disk_s = measuring.seconds_of_disk(*files)
+    pages.drop(*files)
+    resident = pages.resident_share(*files)
     started_at = utc_now()
     entrance: AbstractContextManager[tuple[str, ...]] = nullcontext(())
     if limit is not None:
@@ -193,9 +193,9 @@ def measured(
         model=plan.model,
         started_at=started_at,
         kernel=platform.release(),
-        disk=paging.disk_of(model_path),
+        disk=paging.disk_of(plan.file.path),
         round=number,
-        file_bytes=model_path.stat().st_size,
+        file_bytes=plan.file.n_bytes,
         limit_bytes=limit,
         resident=resident,
         n_tokens=N_TOKENS,

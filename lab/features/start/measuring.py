@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -121,11 +120,6 @@ def make_start_plan(
         raise LabError(
             f"{plan.model.name} does not say how many tokens it has.", "Use another file."
         )
-    if re.search(r"-\d{5}-of-\d{5}\.gguf$", plan.file.path.name):
-        raise LabError(
-            f"{plan.file.path.name} is one of several files, and only one would leave the cache.",
-            "Merge them: llama-gguf-split --merge",
-        )
     return plan
 
 
@@ -162,14 +156,14 @@ def execute(
 
 def measured(plan: Plan, planned: Start, session: str, engines: Engines) -> StartLine:
     """Bring the page cache into the state of a start, look at it, and start."""
-    model_path = plan.file.path
+    files = plan.file.paths
     disk_s = None
     if planned.cache == COLD:
-        disk_s = seconds_of_disk(model_path)
-        pages.drop(model_path)
+        disk_s = seconds_of_disk(*files)
+        pages.drop(*files)
     else:
-        pages.read_seconds(model_path)
-    resident = pages.resident_share(model_path)
+        pages.read_seconds(*files)
+    resident = pages.resident_share(*files)
     started_at = utc_now()
     timed = timed_start(plan, planned.settings, engines)
     return StartLine(
@@ -191,13 +185,13 @@ def measured(plan: Plan, planned: Start, session: str, engines: Engines) -> Star
     )
 
 
-def seconds_of_disk(path: Path) -> float | None:
+def seconds_of_disk(*paths: Path) -> float | None:
     """The time of a read in order from the disk; None if the pages did not leave the cache."""
-    pages.drop(path)
-    resident = pages.resident_share(path)
+    pages.drop(*paths)
+    resident = pages.resident_share(*paths)
     if resident is None or resident > 0:
         return None
-    return pages.read_seconds(path)
+    return pages.read_seconds(*paths)
 
 
 @dataclass(frozen=True)
