@@ -219,10 +219,11 @@ STREAMS: dict[str, Messages] = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_of_another_interface_is_counted(name: str) -> None:
     lines = [f"data: {json.dumps(event)}\n\n".encode() for event in STREAMS[name]]
-    answer = read_answer(b"".join(lines), "", "text/event-stream")
+    pieces = list(enumerate(lines))
+    answer = read_answer(pieces, "", "text/event-stream")
     assert (answer.n_prompt, answer.n_cached, answer.n_gen) == (30, 20, 4)
     assert answer.model == "m"
-    assert answer.first_byte == len(lines[0]) + len(lines[1]) - 1
+    assert answer.first_ns == 1
 
 
 def test_conversations_are_told_apart_though_they_share_a_system_prompt() -> None:
@@ -292,7 +293,7 @@ def test_what_the_template_leaves_out_is_not_the_clients_doing() -> None:
 
 
 def recorded(
-    call: int, n_prompt: int, n_cached: int | None, prefill_s: float, **more: Any
+    call: int, n_prompt: int | None, n_cached: int | None, prefill_s: float, **more: Any
 ) -> RecordedCall:
     fields: dict[str, Any] = {
         "session": "a-session",
@@ -349,6 +350,10 @@ def test_a_mend_saves_what_was_read_again() -> None:
     assert mend.calls == (3, 5)
     assert mend.n_again == 1200 + 1400
     assert mend.saved_s == pytest.approx(0.002 * 2600)
+    assert mend.saved_s is not None
+    assert mend.low_s is not None
+    assert mend.high_s is not None
+    assert mend.mended_s is not None
     assert mend.low_s <= mend.saved_s <= mend.high_s
     assert mend.session_s - mend.mended_s == pytest.approx(mend.saved_s)
 
@@ -371,7 +376,8 @@ def test_the_bill_in_sentences() -> None:
     (chapter,) = kinds.sections(calls)
     (part,) = chapter.parts
     assert part.answer == (
-        "2 of 6 calls broke the cache: 2,600 of 4,200 computed tokens were read before."
+        "2 of 6 calls broke the cache: 2,600 of 4,200 computed tokens were read before "
+        "(3,900 of 8,100 prompt tokens were cached)."
     )
     cost, saving = part.sentences
     assert cost.startswith("Calls 3 and 5 read 2,600 tokens again: 5.20 s of 14.4 s.")
@@ -561,6 +567,35 @@ def test_a_chunked_body_passes_whole(wire: Wire) -> None:
     wire.send(head + b"3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n")
     (arrived,) = wire.upstream.requests
     assert body_without_chunks(arrived) == b"abcdefg"
+
+
+def test_a_client_that_waits_for_100_continue_gets_it(wire: Wire) -> None:
+    """The server is not asked for it: some never send it."""
+    head = REQUEST.partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", wire.port), timeout=10) as line:
+        line.sendall(head)
+        assert line.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        line.sendall(BODY)
+        assert line.recv(1000).startswith(b"HTTP/1.1 200 OK")
+    (arrived,) = wire.upstream.requests
+    assert b"expect" not in arrived.lower()
+    assert arrived.endswith(BODY)
+
+
+@pytest.mark.parametrize(
+    ("path", "passed_on"),
+    [
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/v1/messages/count_tokens?beta=true", "/v1/messages/count_tokens?beta=true"),
+        ("/v1/models", "/v1/models"),
+        ("/v1/v1x", "/v1/v1x"),
+        ("/v1beta/v1/models", "/v1beta/v1/models"),
+    ],
+)
+def test_a_doubled_version_is_passed_on_once(wire: Wire, path: str, passed_on: str) -> None:
+    wire.send(f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+    (arrived,) = wire.upstream.requests
+    assert arrived.startswith(f"GET {passed_on} HTTP/1.1".encode())
 
 
 def test_a_large_body_passes_whole(wire: Wire) -> None:

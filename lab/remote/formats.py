@@ -235,6 +235,10 @@ def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def as_count(value: Any, most: int = MOST_TOKENS) -> int | None:
     """A number of tokens; None for anything else, and for impossible numbers."""
     if type(value) is int and 0 <= value <= most:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.errors import LabError
+from lab.remote.chat_bodies import as_chat
 from lab.remote.client import Client
 from lab.remote.formats import JsonReply, as_count
 
@@ -25,15 +26,16 @@ NOT_ASKED = ("stream", "stream_options")
 
 
 def apply_template(client: Client, body: Mapping[str, Any]) -> str | None:
-    """The prompt that the server renders from a chat request's body, with all that its template
-    adds; None if the server cannot say.
+    """The prompt that the server renders from a request's body, with all that its template adds;
+    None if the server cannot say.
 
     The prompt of a body without messages is its `prompt`. LabError if the server refuses the body.
     """
-    if "messages" not in body:
+    chat = as_chat(body)
+    if "messages" not in chat:
         prompt = body.get("prompt")
         return prompt if isinstance(prompt, str) else None
-    question = {name: value for name, value in body.items() if name not in NOT_ASKED}
+    question = {name: value for name, value in chat.items() if name not in NOT_ASKED}
     answer = _answer(client, "/apply-template", question)
     if answer is None:
         return None

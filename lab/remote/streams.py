@@ -99,7 +99,7 @@ class StreamReader:
 
     def read(self) -> Iterator[None]:
         """Read all events; yields after each."""
-        for event in _events(self._pieces):
+        for event in sent_events(self._pieces):
             if not event.is_whole:
                 self._fail(
                     kinds.HALF_LINE,
@@ -288,7 +288,7 @@ def _tokens_by(source: str, rows: Sequence[EventRow]) -> list[int]:
     return column
 
 
-def _events(pieces: Pieces) -> Iterator[SentEvent]:
+def sent_events(pieces: Pieces) -> Iterator[SentEvent]:
     """The events of a stream; the last one is not whole if the stream ends within a line of it."""
     name = ""
     data: list[str] = []

@@ -372,7 +372,7 @@ def mended() -> bool:
 
             calls, _ = session(server, kind_at, random.Random(number))
             session_s = sum(call.ended_ns for call in calls) / 1e9
-            saved_s = sum(mend.saved_s for mend in figures.mends(calls))
+            saved_s = sum(mend.saved_s or 0.0 for mend in figures.mends(calls))
             clean_calls, _ = session(server, lambda turn: None, random.Random(number))
             measured_s = sum(call.ended_ns for call in clean_calls) / 1e9
             error = (session_s - saved_s) / measured_s - 1

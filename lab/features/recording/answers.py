@@ -6,9 +6,7 @@ llama-server itself. Only counts and times are taken, no text.
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,11 +14,18 @@ from typing import Any
 
 from lab.core.lists import first_known
 from lab.core.request import ServerTimings
-from lab.remote.formats import as_count, as_dict, error_in
-from lab.remote.streams import timings_of
+from lab.features.recording.compression import READABLE, Pieces, decompressed
+from lab.remote.formats import as_count, as_dict, as_list, error_in, error_words
+from lab.remote.streams import sent_events, timings_of
 
 FULL = ("context size", "context length", "context window", "exceed_context_size")
 """Words of servers that refuse a prompt that does not fit."""
+
+NO_CONTENT = ("message_start", "message_delta", "message_stop", "ping")
+"""Events of the Messages API without anything generated."""
+
+NOT_GENERATED = ("role", "type", "index", "id", "name")
+"""Fields of a delta that say what it is."""
 
 
 @dataclass
@@ -31,50 +36,39 @@ class Answer:
     n_cached: int | None = None
     n_gen: int | None = None
     timings: ServerTimings | None = None
-    first_byte: int | None = None  # of the answer's first generated content: where it ends
+    first_ns: int | None = None  # when the first generated content came; None: no stream
     model: str | None = None
-    error: str | None = None
+    error: str | None = None  # in the lab's words
     is_context_full: bool = False
+    is_readable: bool = True  # whether its compression is known
     usage: dict[str, Any] = field(default_factory=dict)
 
 
-def read_answer(data: bytes, encoding: str, content_type: str) -> Answer:
-    """Read an answer: a stream of events, or a JSON object. An empty Answer of anything else."""
-    text = decompressed(data, encoding)
-    answer = Answer()
-    if "event-stream" in content_type:
-        for end, fields in events(text):
-            add_fields(answer, fields)
-            if answer.first_byte is None and has_content(fields):
-                answer.first_byte = end if not encoding else len(data)
-    else:
+def read_answer(pieces: Pieces, encoding: str, content_type: str) -> Answer:
+    """Read an answer that came in these pieces: a stream of events, or a JSON object. An empty
+    Answer of anything else."""
+    answer = Answer(is_readable=encoding in READABLE)
+    plain = [(ns, data) for ns, data in decompressed(pieces, encoding) if data]
+    text = b"".join(data for _, data in plain)
+    if "event-stream" not in content_type:
         with suppress(ValueError, RecursionError):
             add_fields(answer, as_dict(json.loads(text)))
+            return answer
+    for ns, fields in events(plain):
+        add_fields(answer, fields)
+        if answer.first_ns is None and has_content(fields):
+            answer.first_ns = ns
     return answer
 
 
-def decompressed(data: bytes, encoding: str) -> bytes:
-    """The bytes without their compression; empty for a damaged or another one."""
-    if encoding in ("", "identity"):
-        return data
-    with suppress(OSError, EOFError, zlib.error):
-        if encoding == "gzip":
-            return gzip.decompress(data)
-        if encoding == "deflate":
-            return zlib.decompress(data)
-    return b""
-
-
-def events(text: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects of a stream, each with the position after its line."""
-    position = 0
-    for line in text.split(b"\n"):
-        position += len(line) + 1
-        if line.startswith(b"data:"):
-            with suppress(ValueError, RecursionError):
-                fields = json.loads(line[5:])
-                if isinstance(fields, dict):
-                    yield position, fields
+def events(pieces: Pieces) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects of a stream, and when each was complete."""
+    for event in sent_events(pieces):
+        with suppress(ValueError, RecursionError):
+            fields = json.loads(event.data)
+            if isinstance(fields, dict):
+                is_error = event.name == "error" and "error" not in fields
+                yield event.ns, {"error": fields} if is_error else fields
 
 
 def add_fields(answer: Answer, fields: dict[str, Any]) -> None:
@@ -91,9 +85,11 @@ def add_fields(answer: Answer, fields: dict[str, Any]) -> None:
     model = inner.get("model")
     if isinstance(model, str):
         answer.model = model
-    error = error_in(fields)
+    error = error_in(fields) or error_in(inner)
+    if error is None and fields.get("type") in ("error", "response.failed"):
+        error = error_words(fields.get("message"))
     if error is not None:
-        answer.error = error
+        answer.error = answer.error or error
         message = json.dumps(fields).lower()
         answer.is_context_full = any(phrase in message for phrase in FULL)
 
@@ -114,7 +110,7 @@ def add_usage(answer: Answer) -> None:
     n_prompt = first_known(
         [as_count(usage.get("prompt_tokens")), as_count(usage.get("input_tokens"))]
     )
-    if n_prompt and reused is not None:
+    if n_prompt is not None and reused is not None:
         created = as_count(usage.get("cache_creation_input_tokens")) or 0
         n_prompt += reused + created
     answer.n_prompt = n_prompt or answer.n_prompt
@@ -136,10 +132,17 @@ def add_timings(answer: Answer) -> None:
 
 def has_content(fields: dict[str, Any]) -> bool:
     """Whether an event of a stream carries something generated."""
-    choices = fields.get("choices")
-    if isinstance(choices, list) and choices:
+    choices = as_list(fields.get("choices"))
+    if choices:
         choice = as_dict(choices[0])
-        delta = as_dict(choice.get("delta"))
-        names = ("content", "reasoning_content", "reasoning", "thinking", "tool_calls")
-        return bool(choice.get("text")) or any(delta.get(name) for name in names)
-    return bool(fields.get("delta") or fields.get("content"))
+        return bool(choice.get("text")) or is_generated(choice.get("delta"))
+    if fields.get("type") in NO_CONTENT:
+        return False
+    return is_generated(fields.get("delta")) or bool(fields.get("content"))
+
+
+def is_generated(delta: Any) -> bool:
+    """Whether a delta has anything besides what it is."""
+    if isinstance(delta, dict):
+        return any(value for name, value in delta.items() if name not in NOT_GENERATED)
+    return bool(delta)

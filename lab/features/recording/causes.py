@@ -9,6 +9,7 @@ apart exactly; without them, tokens are estimated by characters.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,7 +22,8 @@ from lab.features.recording.differences import (
     shared_characters,
 )
 from lab.features.recording.lines import CLIENT, SERVER, TEMPLATE, Cause
-from lab.features.recording.prompts import ASSISTANT, Block, Blocks, length
+from lab.features.recording.prompts import Block, Blocks, length
+from lab.remote.chat_bodies import ASSISTANT
 
 EXACT_SLACK = 16
 SLACK = 160
@@ -29,6 +31,7 @@ SLACK_SHARE = 0.1
 """Tokens that a whole cache may lack: servers compute the last ones again, and keep blocks of up to
 128. Without exact tokens also a share of the prompt."""
 
+MOST_LEFT_OUT = 3  # an answer that is sent back in fewer than its tokens / 3 is not whole
 PROBE = 200  # characters by which a block is found in a rendered prompt
 
 Count = Callable[[str], int | None]
@@ -65,6 +68,9 @@ def find_cause(
     best = history.best_for(prompt.blocks)
     is_exact = bool(best.tokens and prompt.tokens)
     differs = difference(best.blocks, prompt.blocks)
+    finding = Finding(None, best.call, new_tokens(best, prompt, differs, count), is_exact)
+    if was_served_whole(prompt, n_cached, finding.n_new):
+        return finding
     n_shared = shared_tokens(best, prompt)
     slack = slack_of(prompt, is_exact)
     cause = None
@@ -74,14 +80,22 @@ def find_cause(
         n_latest = shared_tokens(history.latest, prompt)
         if latest and n_latest is not None and abs(n_cached - n_latest) <= slack:
             cause = client_cause(latest, state)
-            differs = latest
+            n_new = new_tokens(history.latest, prompt, latest, count)
+            finding = dataclasses.replace(finding, n_new=n_new)
     elif differs:
         if not (is_exact and goes_on(best, prompt)):
             cause = client_cause(differs, state)
     elif is_exact and n_shared is not None and n_shared + slack < len(best.tokens):
         cause = template_cause(best, prompt)
-    n_new = new_tokens(best, prompt, differs, count)
-    return Finding(cause, best.call, n_new, is_exact)
+    return dataclasses.replace(finding, cause=cause)
+
+
+def was_served_whole(prompt: Prompt, n_cached: int | None, n_new: int | None) -> bool:
+    """Whether nothing was read again: then nothing broke, whatever differs."""
+    if prompt.n_prompt is None or n_cached is None:
+        return False
+    n_computed = prompt.n_prompt - n_cached
+    return n_computed <= 1 or (n_new is not None and n_computed <= n_new)
 
 
 def goes_on(best: Prompt, prompt: Prompt) -> bool:
@@ -105,10 +119,10 @@ def shared_tokens(best: Prompt, prompt: Prompt) -> int | None:
                 break
             n_shared += 1
         return n_shared
-    if prompt.n_prompt is None:
+    if best.n_prompt is None or prompt.n_prompt is None:
         return None
     shared = shared_characters(best.blocks, prompt.blocks)
-    return int(prompt.n_prompt * shared / max(1, length(prompt.blocks)))
+    return min(prompt.n_prompt, int(best.n_prompt * share_of_length(shared, best.blocks)))
 
 
 def client_cause(differs: Difference, state: ServerState) -> Cause:
@@ -176,28 +190,72 @@ def end_of_block(rendered: str, blocks: Blocks, index: int) -> int:
 def new_tokens(
     best: Prompt, prompt: Prompt, differs: Difference | None, count: Count
 ) -> int | None:
-    """Tokens of a prompt that no cache could have had: what follows the earlier prompt and its
-    answer."""
+    """Tokens of a prompt that no cache could have had: what follows the last block that the earlier
+    prompt has too, and the answer to it."""
     if prompt.n_prompt is None:
         return None
     n_aligned = differs.n_aligned if differs else min(len(best.blocks), len(prompt.blocks))
+    n_answered = n_aligned
     tail = prompt.blocks[n_aligned:]
-    n_answer = 0
-    if tail and tail[0].role == ASSISTANT and tail[0].index > 0:
-        n_answer = best.n_gen or 0
-    if differs is None and best.n_prompt is not None:
-        n_before = best.n_prompt
-    else:
-        n_before = tokens_before(prompt, n_aligned, count)
-    return max(1, prompt.n_prompt - n_before - n_answer)
+    if tail and tail[0].index > 0:
+        n_answered += len(list(itertools.takewhile(is_of_answer, tail)))
+    n_before = tokens_before(best, prompt, n_aligned, count)
+    if n_answered > n_aligned:
+        n_answer = tokens_before(best, prompt, n_answered, count) - n_before
+        n_before += tokens_of_answer(n_answer, best.n_gen)
+    return max(1, prompt.n_prompt - n_before)
 
 
-def tokens_before(prompt: Prompt, n_blocks: int, count: Count) -> int:
-    """Tokens of the first blocks of a prompt."""
-    if prompt.rendered is not None:
+def tokens_of_answer(n_sent: int, n_gen: int | None) -> int:
+    """Tokens of an answer that a client sends back: all that were generated, unless much fewer are
+    in the prompt (without its reasoning)."""
+    if n_gen is None or n_sent * MOST_LEFT_OUT < n_gen:
+        return n_sent
+    return n_gen
+
+
+def is_of_answer(block: Block) -> bool:
+    return block.role == ASSISTANT
+
+
+def tokens_before(best: Prompt, prompt: Prompt, n_blocks: int, count: Count) -> int:
+    """Tokens of the first blocks of a prompt; without its tokens by the earlier prompt's share of
+    tokens in its characters."""
+    if prompt.rendered is not None and prompt.tokens:
         end = end_of_block(prompt.rendered, prompt.blocks, n_blocks - 1)
+        end += same_after(best, prompt.rendered[end:])
+        later = prompt.blocks[n_blocks:]
+        if n_blocks and later and not is_in(prompt.rendered, prompt.blocks[n_blocks - 1]):
+            end = max(end, begin_of_block(prompt.rendered, later[0], end))
         n_tokens = count(prompt.rendered[:end])
         if n_tokens is not None:
             return n_tokens
-    share = length(prompt.blocks[:n_blocks]) / max(1, length(prompt.blocks))
-    return int((prompt.n_prompt or 0) * share)
+    n_prompt = prompt.n_prompt or 0
+    known = best if best.n_prompt is not None else prompt
+    n_characters = length(prompt.blocks[:n_blocks])
+    n_tokens = int((known.n_prompt or 0) * share_of_length(n_characters, known.blocks))
+    return min(n_prompt, n_tokens)
+
+
+def same_after(best: Prompt, rest: str) -> int:
+    """Characters that a template writes alike behind the last block of the earlier prompt."""
+    before = best.rendered or ""
+    end = end_of_block(before, best.blocks, len(best.blocks) - 1)
+    return common_prefix(before[end:], rest)
+
+
+def share_of_length(n_characters: int, blocks: Blocks) -> float:
+    return n_characters / max(1, length(blocks))
+
+
+def is_in(rendered: str, block: Block) -> bool:
+    """Whether a template writes a block as it is."""
+    text = block.text.strip()[:PROBE]
+    return bool(text) and text in rendered
+
+
+def begin_of_block(rendered: str, block: Block, position: int) -> int:
+    """Where a block begins after a position; the position if it is not found."""
+    text = block.text.strip()[:PROBE]
+    found_at = rendered.find(text, position) if text else -1
+    return max(position, found_at)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from lab.features.recording.differences import (
     common_prefix,
     common_suffix,
+    n_same_blocks,
     shared_characters,
 )
-from lab.features.recording.prompts import SYSTEM, TOOL, Block, Blocks, length
+from lab.features.recording.prompts import MESSAGE, TOOL, Block, Blocks, length
+from lab.remote.chat_bodies import ASSISTANT, SYSTEM, USER
 
 MOST_PROMPTS = 8  # of a conversation that are remembered
 MOST_CHARACTERS = 100_000_000  # of all prompts that are remembered
@@ -80,6 +82,8 @@ class Conversations:
         best = None
         most_shared = LEAST_SHARED
         for conversation in by_latest:
+            if is_other_beginning(conversation.latest.blocks, blocks):
+                continue
             shared = share_of(conversation.latest.blocks, blocks)
             if shared > most_shared or (best is None and shared >= most_shared):
                 best = conversation
@@ -115,6 +119,22 @@ def share_of(earlier: Blocks, blocks: Blocks) -> float:
     if min(len(old_messages), len(messages)) < N_FIRST and differ_in_system(earlier, blocks):
         return 0.0
     return share
+
+
+def is_other_beginning(earlier: Blocks, blocks: Blocks) -> bool:
+    """Whether a prompt asks something else than the earlier one did, and has no answer yet: it
+    begins a conversation, though both may share a system prompt and what else a client sends in
+    front of a question."""
+    messages = [block for block in blocks if block.kind == MESSAGE]
+    if not messages or any(block.role == ASSISTANT for block in messages):
+        return False
+    if n_same_blocks(earlier, blocks) == len(earlier):
+        return False
+    questions = [block.text for block in messages if block.role == USER]
+    before = [block.text for block in earlier if block.role == USER]
+    if not questions or not before:
+        return False
+    return before[-1] not in questions and questions[-1] not in before
 
 
 def differ_in_system(earlier: Blocks, blocks: Blocks) -> bool:

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.features.recording import breaks
-from lab.features.recording.prompts import ASSISTANT, Block, Blocks
+from lab.features.recording.prompts import Block, Blocks
+from lab.remote.chat_bodies import ASSISTANT
 
 LEAST_CUT = 8  # characters by which a shortened text is shorter
+KEYS = "its keys"
+LINES = "its lines"
+WORDS = "its words"
 AROUND = 12  # characters that are shown around a change
 MOST_SHOWN = 40
 
@@ -98,9 +102,28 @@ def difference(earlier: Blocks, blocks: Blocks) -> Difference | None:
         character=character,
         n_same=n_same,
         n_aligned=n_same + n_aligned(earlier[n_same:], blocks[n_same:]),
-        what=what_changed(before.text, block.text) if kind == breaks.CHANGED else "",
+        what=what_differs(before, block, kind),
         excerpt=excerpt(before.text, block.text) if is_within else start_of(shown_block.text),
     )
+
+
+def what_differs(before: Block, block: Block, kind: str) -> str:
+    """What kind of text changed, or which parts of a block came in another order."""
+    if kind == breaks.CHANGED:
+        return what_changed(before.text, block.text)
+    is_within = before.text != block.text and in_order(before.text) == in_order(block.text)
+    if kind != breaks.REORDERED or not is_within:
+        return ""
+    if is_json(block.text):
+        return KEYS
+    return LINES if len(block.text.splitlines()) > 1 else WORDS
+
+
+def is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except (ValueError, RecursionError):  # of JSON that is nested too deeply
+        return False
 
 
 def matcher(

@@ -7,6 +7,7 @@ the same formula, from the calls that began a conversation, says it from the tim
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ from lab.features.recording.lines import CLIENT, RecordedCall
 if TYPE_CHECKING:
     import pandas as pd
 
-LEAST_POINTS = 3
+MOST_TERMS = 3
+LEAST_SPAN = 2.0  # times as many tokens: below, a fixed time and a time per token look alike
+FEW_POINTS = 10  # whose errors are taken whole: quantiles of fewer say little
+LEAST_ERROR = 0.01  # no prefill repeats more exactly
+WORSE = 1.5  # as large as the least errors: of formulas that the points do not tell apart
 MOST_POINTS = 400  # of the formula that are left out in turn
 LOW = 0.1
 HIGH = 0.9
@@ -30,14 +35,16 @@ FROM_TIME = "time"
 
 @dataclass(frozen=True)
 class PrefillFormula:
-    """The prefill time of one server, with the range of measured over predicted times."""
+    """The prefill time of one server, with the range of measured over predicted times; None: too
+    few calls to know it."""
 
     linear_s: float
     square_s: float
     fixed_s: float
-    low: float = 1.0
-    high: float = 1.0
-    n_points: int = 0
+    low: float | None = None
+    high: float | None = None
+    others: tuple[PrefillFormula, ...] = ()
+    """Formulas with fewer terms that fit the calls as well."""
 
     def seconds(self, n_tokens: Any, n_past: Any) -> Any:
         """Seconds of n_tokens after n_past; numbers or columns."""
@@ -59,17 +66,17 @@ class PrefillFormula:
 
 @dataclass(frozen=True)
 class Mend:
-    """What a session would save without one cause. Seconds."""
+    """What a session would save without one cause. Seconds; None: not known."""
 
     cause: tuple[Any, ...]
     calls: tuple[int, ...]
-    n_again: int
-    again_s: float
-    saved_s: float
-    low_s: float
-    high_s: float
+    n_again: int | None
+    again_s: float | None
+    saved_s: float | None
+    low_s: float | None
+    high_s: float | None
     session_s: float  # with the cause
-    mended_s: float
+    mended_s: float | None
 
 
 def bill(calls: Sequence[RecordedCall]) -> pd.DataFrame:
@@ -105,7 +112,7 @@ def bill(calls: Sequence[RecordedCall]) -> pd.DataFrame:
     table["cached_by"] = KNOWN
     table = with_cached_from_time(table, formula)
     table["n_computed"] = table.n_prompt - table.n_cached
-    n_again = (table.n_computed - table.n_new.fillna(table.n_computed)).clip(lower=0)
+    n_again = (table.n_computed - table.n_new).clip(lower=0)
     table["n_again"] = n_again.where(table.is_broken, 0.0)
     table["again_s"] = again_s(table, formula)
     return table
@@ -116,8 +123,9 @@ def seconds(ns: int | None) -> float:
 
 
 def prefill_s(call: RecordedCall) -> float:
-    """The prefill time by the server; otherwise the TTFT, or the whole time of a short answer."""
-    if call.prefill_ns is not None:
+    """The prefill time by the server; otherwise the TTFT. Unknown for an answer that was not
+    streamed."""
+    if call.prefill_ns is not None and not call.has_impossible_times:
         return call.prefill_ns / 1e9
     return seconds(call.ttft_ns)
 
@@ -126,7 +134,7 @@ def decode_s(call: RecordedCall) -> float:
     """The time of the tokens after the first; unknown if there are none."""
     if call.n_gen is not None and call.n_gen < 2:
         return math.nan
-    if call.decode_ns is not None:
+    if call.decode_ns is not None and not call.has_impossible_times:
         return call.decode_ns / 1e9
     if call.ttft_ns is not None:
         return (call.ended_ns - call.ttft_ns) / 1e9
@@ -146,44 +154,72 @@ def fitted(table: pd.DataFrame) -> PrefillFormula | None:
     points = points[points.n_tokens > 0]
     if points.empty:
         return None
-    formula = formula_through(points)
-    errors = errors_left_out(points)
-    if not errors:
+    n_most = most_terms(points)
+    formula = formula_through(points, n_most)
+    errors = errors_left_out(points, n_most)
+    if not errors or not have_lengths(points):
         return formula
-    import pandas as pd
-
-    ratios = pd.Series(errors)
-    return PrefillFormula(
-        formula.linear_s,
-        formula.square_s,
-        formula.fixed_s,
-        float(ratios.quantile(LOW)),
-        float(ratios.quantile(HIGH)),
-        len(points),
-    )
+    others = []
+    for n_terms in range(1, n_most):
+        if spread(errors_left_out(points, n_terms)) <= WORSE * max(
+            LEAST_ERROR, spread(errors)
+        ):
+            others.append(formula_through(points, n_terms))
+    low, high = range_of(errors)
+    return dataclasses.replace(formula, low=low, high=high, others=tuple(others))
 
 
-def formula_through(points: pd.DataFrame) -> PrefillFormula:
-    """The formula through these points; with one or two, terms are left out."""
+def most_terms(points: pd.DataFrame) -> int:
+    """How many terms these points can tell apart: fewer than there are points, and a fixed time
+    only if their lengths differ."""
+    return max(1, min(MOST_TERMS, len(points) - 1)) if have_lengths(points) else 1
+
+
+def have_lengths(points: pd.DataFrame) -> bool:
+    """Whether calls computed such different numbers of tokens that a formula says what few take."""
+    return bool(points.n_tokens.max() >= LEAST_SPAN * points.n_tokens.min())
+
+
+def formula_through(points: pd.DataFrame, n_terms: int) -> PrefillFormula:
+    """The formula with this many terms through these points: tokens, a fixed time, and tokens times
+    positions."""
     squares = points.n_tokens * (points.n_cached + points.n_tokens / 2)
     columns = [list(points.n_tokens), [1.0] * len(points), list(squares)]
-    terms = [*stats.fit(columns[: len(points)], list(points.prefill_s)), 0.0, 0.0]
-    return PrefillFormula(terms[0], terms[2], terms[1], n_points=len(points))
+    terms = [*stats.fit(columns[:n_terms], list(points.prefill_s)), 0.0, 0.0]
+    return PrefillFormula(terms[0], terms[2], terms[1])
 
 
-def errors_left_out(points: pd.DataFrame) -> list[float]:
-    """Measured over predicted time of each point, predicted without it."""
-    if len(points) <= LEAST_POINTS:
+def errors_left_out(points: pd.DataFrame, n_terms: int) -> list[float]:
+    """Measured over predicted time of each point, predicted without it; none if the others would
+    not be more than the terms."""
+    if len(points) - 1 <= n_terms:
         return []
     step = math.ceil(len(points) / MOST_POINTS)
     ratios: list[float] = []
     for index in points.index[::step]:
-        formula = formula_through(points.drop(index))
+        formula = formula_through(points.drop(index), n_terms)
         point = points.loc[index]
         expected = formula.seconds(point.n_tokens, point.n_cached)
         if expected > 0:
             ratios.append(point.prefill_s / expected)
     return ratios
+
+
+def spread(ratios: Sequence[float]) -> float:
+    """The median distance of ratios from 1, as logarithms."""
+    distances = sorted(abs(math.log(ratio)) for ratio in ratios if ratio > 0)
+    return distances[len(distances) // 2] if distances else math.inf
+
+
+def range_of(ratios: Sequence[float]) -> tuple[float, float]:
+    """The range of measured over predicted times: all of a few, 80 % of many."""
+    import pandas as pd
+
+    column = pd.Series(ratios)
+    is_few = len(ratios) < FEW_POINTS
+    low = float(column.min() if is_few else column.quantile(LOW))
+    high = float(column.max() if is_few else column.quantile(HIGH))
+    return min(low, 1 - LEAST_ERROR), max(high, 1 + LEAST_ERROR)
 
 
 def with_cached_from_time(table: pd.DataFrame, formula: PrefillFormula | None) -> pd.DataFrame:
@@ -199,13 +235,12 @@ def with_cached_from_time(table: pd.DataFrame, formula: PrefillFormula | None) -
 
 
 def again_s(table: pd.DataFrame, formula: PrefillFormula | None) -> pd.Series:
-    """Seconds of each call that a whole cache would have saved."""
-    if formula is None:
-        return 0 * table.n_again
-    n_new = table.n_new.fillna(table.n_computed)
-    mended = formula.seconds(n_new, table.n_prompt - n_new)
-    saved = (table.prefill_s - mended).clip(lower=0)
-    return saved.where(table.n_again > 0, 0.0).fillna(0.0)
+    """Seconds of each call that a whole cache would have saved; unknown where tokens are."""
+    seconds = math.nan * table.n_again
+    if formula is not None:
+        mended = formula.seconds(table.n_new, table.n_prompt - table.n_new)
+        seconds = (table.prefill_s - mended).clip(lower=0)
+    return seconds.where(table.n_again != 0, 0.0)
 
 
 def cause_key(call: RecordedCall) -> tuple[Any, ...]:
@@ -228,27 +263,53 @@ def mends(calls: Sequence[RecordedCall]) -> list[Mend]:
     table = bill(calls)
     formula = fitted(table)
     table["key"] = list(map(cause_key, calls))
-    session_s = float(table.total_s.sum())
-    results: list[Mend] = []
+    results = []
     for key, rows in table[table.is_broken].groupby("key", sort=False):
-        saved_s = float(rows.again_s.sum())
-        low_s = saved_s
-        high_s = saved_s
-        if formula is not None:
-            rest_s = float((rows.prefill_s - rows.again_s).sum())
-            low_s = max(0.0, saved_s - (formula.high - 1) * rest_s)
-            high_s = saved_s + (1 - formula.low) * rest_s
-        results.append(
-            Mend(
-                cause=key,
-                calls=tuple(rows.call),
-                n_again=int(rows.n_again.sum()),
-                again_s=saved_s,
-                saved_s=saved_s,
-                low_s=min(low_s, saved_s),
-                high_s=max(high_s, saved_s),
-                session_s=session_s,
-                mended_s=session_s - saved_s,
-            )
-        )
-    return sorted(results, key=lambda mend: -mend.saved_s)
+        results.append(mend(key, rows, formula, float(table.total_s.sum())))
+    return sorted(results, key=lambda mend: -(mend.saved_s or 0))
+
+
+def mend(
+    key: tuple[Any, ...], rows: pd.DataFrame, formula: PrefillFormula | None, session_s: float
+) -> Mend:
+    """What the session would save without the cause of these calls."""
+    saved_s = known_sum(rows.again_s)
+    low_s, high_s = saved_range(rows, formula)
+    n_again = known_sum(rows.n_again)
+    return Mend(
+        cause=key,
+        calls=tuple(rows.call),
+        n_again=None if n_again is None else int(n_again),
+        again_s=saved_s,
+        saved_s=saved_s,
+        low_s=low_s,
+        high_s=high_s,
+        session_s=session_s,
+        mended_s=None if saved_s is None else session_s - saved_s,
+    )
+
+
+def known_sum(column: pd.Series) -> float | None:
+    """The sum of the known values; None if none is known."""
+    return None if column.isna().all() else float(column.sum())
+
+
+def saved_range(
+    rows: pd.DataFrame, formula: PrefillFormula | None
+) -> tuple[float | None, float | None]:
+    """The least and the most seconds that the calls would save: by the formula's errors, and by
+    other formulas that fit the calls as well."""
+    known = rows[rows.again_s > 0]
+    if formula is None or formula.low is None or formula.high is None or known.empty:
+        return None, None
+    n_past = known.n_prompt - known.n_new
+    rests = []
+    for candidate in (formula, *formula.others):
+        rests.append(candidate.seconds(known.n_new, n_past).clip(upper=known.prefill_s))
+    rest_s = [float(rest.sum()) for rest in rests]
+    prefill_s = float(known.prefill_s.sum())
+    low_s = prefill_s - formula.high * max(rest_s)
+    high_s = prefill_s - formula.low * min(rest_s)
+    saved_s = float(known.again_s.sum())
+    low_s = max(0.0, min(low_s, (1 - LEAST_ERROR) * saved_s))
+    return low_s, min(prefill_s, max(high_s, (1 + LEAST_ERROR) * saved_s))

@@ -16,6 +16,9 @@ CLIENT = "client"
 TEMPLATE = "template"
 SERVER = "server"
 CAUSED_BY = (CLIENT, TEMPLATE, SERVER)
+SPARE = 1.05
+SPARE_NS = 5_000_000
+"""By how much a server's time may exceed the client's: clocks and buffers differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class RecordedCall:
     turn: int  # from 1
     http_status: int | None = None
     failure: str | None = None
+    unread: str | None = None  # the compression of an answer that could not be read
     begin_ns: int  # since the recording began
     ttft_ns: int | None = None  # None: the answer was not streamed
     ended_ns: int  # since the request came
@@ -85,6 +89,15 @@ class RecordedCall:
     @property
     def is_good(self) -> bool:
         return self.failure is None
+
+    @property
+    def has_impossible_times(self) -> bool:
+        """Whether the server's times are longer than what they are a part of."""
+        prefill_ns = self.prefill_ns or 0
+        decode_ns = self.decode_ns or 0
+        is_longer = prefill_ns + decode_ns > SPARE * self.ended_ns + SPARE_NS
+        is_later = self.ttft_ns is not None and prefill_ns > SPARE * self.ttft_ns + SPARE_NS
+        return is_longer or is_later
 
     @property
     def model_name(self) -> str:

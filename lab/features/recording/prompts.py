@@ -8,12 +8,15 @@ block wherever it stands.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lab.remote.formats import as_dict
+from lab.remote.chat_bodies import messages_of
+from lab.remote.formats import as_list
 
 OPTION = "option"
 TOOL = "tool"
@@ -26,12 +29,14 @@ REASONING = "reasoning"
 TOOL_CALLS = "tool calls"
 """Fields of messages."""
 
-SYSTEM = "system"
-USER = "user"
-ASSISTANT = "assistant"
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 CACHE_MARK = "cache_control"
 OPTION_FIELDS = ("chat_template_kwargs", "reasoning_effort")
+LEAST_BASE64 = 256
+DATA_URL = re.compile(r"data:[\w.+/;=-]{0,100}base64,[A-Za-z0-9+/_=-]*")
+BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{LEAST_BASE64},}}={{0,2}}\s*")
+"""Files as letters: in an address, and alone."""
+
 PATHS = ("/chat/completions", "/completions", "/completion", "/responses", "/messages")
 """The ends of paths where a prompt is sent."""
 
@@ -72,44 +77,23 @@ def blocks_of(body: dict[str, Any]) -> Blocks:
             blocks.append(Block(OPTION, len(blocks), f"{name}: {as_text(body[name])}"))
     for index, tool in enumerate(as_list(body.get("tools"))):
         blocks.append(Block(TOOL, index, as_text(tool)))
-    messages = [*instructions(body), *as_list(body.get("messages")), *inputs(body)]
-    for index, message in enumerate(messages):
-        blocks += blocks_of_message(index, as_dict(message))
+    for index, message in messages_of(body):
+        blocks += blocks_of_message(index, message)
     prompt = body.get("prompt")
     if prompt is not None:
         blocks.append(Block(PROMPT, 0, as_text(prompt)))
     return tuple(blocks)
 
 
-def instructions(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The system prompt where an interface has a field for it."""
-    for name in ("instructions", "system"):
-        if body.get(name):
-            return [{"role": SYSTEM, "content": body[name]}]
-    return []
-
-
-def inputs(body: dict[str, Any]) -> list[Any]:
-    """The messages of the interface `responses`."""
-    items = body.get("input")
-    if isinstance(items, str):
-        return [{"role": USER, "content": items}]
-    return as_list(items)
-
-
 def blocks_of_message(index: int, message: dict[str, Any]) -> Iterator[Block]:
     """The blocks of a message: its reasoning and its tool calls stand apart from its content."""
-    role = str(message.get("role") or message.get("type") or "")[:40]
+    role = str(message.get("role") or "")[:40]
     for name in REASONING_FIELDS:
         if message.get(name):
             yield Block(MESSAGE, index, as_text(message[name]), role, REASONING)
     content = message.get("content")
-    if content is None:
-        content = message.get("output", "")
     calls = message.get("tool_calls")
-    if message.get("arguments") is not None:  # a call in the interface `responses`
-        calls = [message.get("name"), message["arguments"]]
-    text = as_text(content)
+    text = "" if content is None else as_text(content)
     if text or not calls:
         yield Block(MESSAGE, index, text, role)
     if calls:
@@ -117,14 +101,46 @@ def blocks_of_message(index: int, message: dict[str, Any]) -> Iterator[Block]:
 
 
 def as_text(value: Any) -> str:
-    """A text, the joined texts of a list of parts, or JSON of anything else."""
+    """A text, the joined texts of a list of parts, or JSON of anything else; of an image or another
+    file only a mark."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(map(is_text_part, value)):
-        return "\n".join(part["text"] for part in value)
     if isinstance(value, list):
-        value = list(map(without_cache_mark, value))
+        return "\n".join(map(text_of_part, value))
     return json.dumps(value, ensure_ascii=False)
+
+
+def text_of_part(part: Any) -> str:
+    """The text of a part of a message, or JSON of a part without a text."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return json.dumps(with_marks(without_cache_mark(part)), ensure_ascii=False)
+
+
+def with_marks(value: Any) -> Any:
+    """A value of JSON with a mark for each file that it holds as letters: a model reads no letter
+    of a file."""
+    if isinstance(value, str):
+        if "base64," in value:
+            return DATA_URL.sub(mark_of_match, value)
+        return mark_of(value) if BASE64.fullmatch(value) else value
+    if isinstance(value, dict):
+        return {name: with_marks(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return list(map(with_marks, value))
+    return value
+
+
+def mark_of_match(match: re.Match[str]) -> str:
+    return mark_of(match[0])
+
+
+def mark_of(data: str) -> str:
+    """A short text by which two files differ."""
+    digest = hashlib.blake2b(data.encode(errors="replace"), digest_size=4).hexdigest()
+    return f"[file {digest}]"
 
 
 def without_cache_mark(part: Any) -> Any:
@@ -133,14 +149,6 @@ def without_cache_mark(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     return {name: value for name, value in part.items() if name != CACHE_MARK}
-
-
-def is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("text"), str)
-
-
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def length(blocks: Blocks) -> int:

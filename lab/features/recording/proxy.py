@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 HUNG_UP = "client hung up"
 HOP_BY_HOP = {
     *("connection", "keep-alive", "proxy-connection", "te", "trailer", "upgrade"),
-    *("transfer-encoding", "host"),
+    *("transfer-encoding", "host", "expect"),
 }
-"""Headers of a connection, which are not passed on."""
+"""Headers of a connection, which are not passed on. What a client expects before it sends its body
+(100 Continue) the proxy answers itself."""
 
 ADDED_BY_LIBRARY = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 MOST_HEADER = 1 << 20
@@ -38,6 +39,7 @@ MOST_KEPT = 64 << 20  # bytes of a body that are copied
 CONNECT_S = 10.0
 GRACE_S = 1.0  # for requests in flight at the end
 SENT = "headers of the server"
+VERSION = "/v1"
 
 # A connection that is used again may have been closed by the server just then, and a POST on it is
 # lost: over plain HTTP, where a new one costs little, each request has a connection of its own.
@@ -74,6 +76,15 @@ class PassedCall:
         if len(self.answer) < MOST_KEPT:
             self.answer += data
         self.arrivals.append((now, len(self.answer)))
+
+    def pieces(self) -> list[tuple[int, bytes]]:
+        """The bytes of the answer as they came."""
+        pieces = []
+        begin = 0
+        for now, end in self.arrivals:
+            pieces.append((now, bytes(self.answer[begin:end])))
+            begin = end
+        return pieces
 
 
 Keep = Callable[[PassedCall], None]
@@ -158,7 +169,7 @@ class Proxy:
         from yarl import URL
 
         assert self._session is not None
-        address = URL(self.root + request.raw_path, encoded=True)
+        address = URL(self.root + path_of(request), encoded=True)
         body: Any = None
         if request.body_exists:
             body = await whole_or_stream(request, exchange)
@@ -187,11 +198,19 @@ class Proxy:
         return response or no_answer(self.root, None)
 
 
+def path_of(request: BaseRequest) -> str:
+    """The path of a request for the server: a client that adds /v1 to an address with one doubles
+    it."""
+    path = request.raw_path
+    return path.removeprefix(VERSION) if path.startswith(f"{VERSION}{VERSION}/") else path
+
+
 def exchange_of(request: BaseRequest) -> PassedCall:
     """The beginning of the record of a request."""
+    path = path_of(request)
     return PassedCall(
-        path=request.raw_path,
-        has_prompt=has_prompt(request.method, request.raw_path),
+        path=path,
+        has_prompt=has_prompt(request.method, path),
         started_at=datetime.now(UTC).strftime(DATE),
         received_ns=time.perf_counter_ns(),
         authorization=request.headers.get("Authorization"),

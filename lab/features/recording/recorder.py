@@ -20,7 +20,7 @@ from typing import Any
 
 from lab.core import results
 from lab.core.record import Machine
-from lab.core.request import Endpoint, ServerSettings, short_name
+from lab.core.request import ERROR_INSIDE, Endpoint, ServerSettings, short_name
 from lab.errors import LabError, printable
 from lab.features.recording.answers import Answer, read_answer
 from lab.features.recording.causes import Finding, ServerState, find_cause
@@ -35,6 +35,8 @@ from lab.remote.formats import as_count, as_dict
 
 N_HASHED = 16  # hexadecimal digits of a hash
 LLAMA_SERVER = "llama-server"
+NOT_FOUND = 404
+MOST_OF_PATH = 80  # characters of an unknown path that are shown
 
 Show = Callable[[RecordedCall], None]
 
@@ -93,12 +95,12 @@ class CallRecorder:
         blocks = blocks_of(body)
         if not blocks:
             return
-        answer = read_answer(bytes(exchange.answer), exchange.encoding, exchange.content_type)
+        answer = read_answer(exchange.pieces(), exchange.encoding, exchange.content_type)
         self._server.look_at(exchange, answer)
         conversation = self._conversations.of(blocks)
         prompt = self._prompt(exchange, body, blocks, answer)
         finding = Finding()
-        if conversation.prompts and exchange.status == 200:
+        if conversation.prompts and exchange.status == 200 and answer.error is None:
             state = self._state(conversation)
             count = self._server.count
             finding = find_cause(prompt, answer.n_cached, conversation, state, count)
@@ -123,6 +125,8 @@ class CallRecorder:
         if rendered is None:
             return prompt
         tokens = self._server.tokens(rendered)
+        if answer.n_prompt is not None and len(tokens) != answer.n_prompt:
+            return prompt  # the server made something else of this request
         return replace(prompt, rendered=rendered, tokens=tokens)
 
     def _state(self, conversation: CallHistory) -> ServerState:
@@ -151,7 +155,7 @@ class CallRecorder:
     ) -> None:
         """Remember a prompt that the server has read; of a refused one, that it was refused."""
         conversation.was_refused = answer.is_context_full
-        if exchange.status == 200:
+        if was_read(exchange, answer):
             conversation.add(prompt)
             self._conversations.forget_oldest()
 
@@ -175,7 +179,8 @@ class CallRecorder:
             conversation=conversation.number,
             turn=conversation.n_turns,
             http_status=exchange.status,
-            failure=failure_of(exchange),
+            failure=failure_of(exchange, answer),
+            unread=None if answer.is_readable else exchange.encoding[:20],
             begin_ns=max(0, exchange.received_ns - self._began_ns),
             ttft_ns=ttft_of(exchange, answer),
             ended_ns=exchange.ended_ns - exchange.received_ns,
@@ -229,22 +234,29 @@ def body_of(exchange: PassedCall) -> dict[str, Any]:
     return {}
 
 
-def failure_of(exchange: PassedCall) -> str | None:
+def was_read(exchange: PassedCall, answer: Answer) -> bool:
+    """Whether the server has read the prompt of a call, as far as its answer shows."""
+    has_begun = answer.first_ns is not None or answer.n_prompt is not None
+    return exchange.status == 200 and (answer.error is None or has_begun)
+
+
+def failure_of(exchange: PassedCall, answer: Answer) -> str | None:
     if exchange.failure is not None:
         return exchange.failure
+    if exchange.status == NOT_FOUND:
+        path = printable(exchange.path.partition("?")[0])[:MOST_OF_PATH]
+        return f"HTTP 404: the server has no {path}"
     if exchange.status != 200:
-        return f"HTTP {exchange.status}"
+        reason = f": {answer.error}" if answer.error else ""
+        return f"HTTP {exchange.status}{reason}"
+    if answer.error is not None:
+        return f"{ERROR_INSIDE}: {answer.error}"
     return None
 
 
 def ttft_of(exchange: PassedCall, answer: Answer) -> int | None:
     """When the first generated content came; None for an answer that was not streamed."""
-    if answer.first_byte is None:
-        return None
-    for arrived_ns, n_bytes in exchange.arrivals:
-        if n_bytes >= answer.first_byte - 1:
-            return arrived_ns - exchange.received_ns
-    return None
+    return None if answer.first_ns is None else answer.first_ns - exchange.received_ns
 
 
 def nanoseconds(ms: float | None) -> int | None:

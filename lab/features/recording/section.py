@@ -59,7 +59,6 @@ def section(calls: Sequence[RecordedCall]) -> Section:
     """The bill of one recording."""
     table = figures.bill(calls)
     mends = figures.mends(calls)
-    n_again = float(table.n_again.sum())
     has_several = table.conversation.nunique() > 1
     rows = []
     for call, row in zip(calls, table.itertuples(), strict=True):
@@ -74,10 +73,10 @@ def section(calls: Sequence[RecordedCall]) -> Section:
         ABOUT,
         name="record",
         question=QUESTION,
-        answer=sentences.answer(calls, float(table.n_computed.sum()), n_again),
+        answer=sentences.answer(calls, table),
         **tabled(COLUMNS, rows),
         most_rows=MOST_ROWS,
-        notes=notes(table),
+        notes=notes(calls, table),
         warnings=failures(calls),
         sentences=statements,
         pictures=[Picture("record", CAPTION, draw, WIDE)],
@@ -92,13 +91,31 @@ def subject(calls: Sequence[RecordedCall]) -> str:
     return f"{call.model} through {server} at {call.endpoint.url}"
 
 
-def notes(table: pd.DataFrame) -> list[str]:
-    """How figures were estimated."""
+def notes(calls: Sequence[RecordedCall], table: pd.DataFrame) -> list[str]:
+    """How figures were estimated, and which of the server's were not used."""
     lines = []
-    if (table.cached_by == figures.FROM_TIME).any():
+    if (table.cached_by == figures.FROM_TIME).any() and table.n_cached.notna().any():
         lines.append(FROM_TIME)
-    if not table[table.is_broken].is_exact.all():
+    if not table[table.is_broken & table.n_again.notna()].is_exact.all():
         lines.append(BY_CHARACTERS)
+    impossible = [call.call for call in calls if call.has_impossible_times]
+    if impossible:
+        lines.append(
+            f"{sentences.which_calls(impossible)}: the server's times exceed the call's own, "
+            "so the client's are shown."
+        )
+    counted = table[table.failure.isna() & table.n_prompt.isna()]
+    if 0 < len(counted) < len(table):
+        lines.append(
+            f"{sentences.which_calls(list(counted.call))}: the server counted no tokens."
+        )
+    for encoding, unread in grouped(calls, lambda call: call.unread).items():
+        if encoding is not None:
+            numbers = sentences.which_calls([call.call for call in unread])
+            lines.append(
+                f"{numbers}: the answer is compressed ({encoding}) in a way that "
+                "lab record cannot read."
+            )
     return lines
 
 
@@ -121,7 +138,7 @@ def count(row: CallRow, name: str) -> str:
 
 
 def again(row: CallRow) -> str:
-    return count(row, "n_again") if row.figures.n_again else ""
+    return count(row, "n_again") if row.call.cause is not None else ""
 
 
 def time(row: CallRow, name: str) -> str:

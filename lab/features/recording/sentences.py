@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from lab.core.lists import join_and, plural
 from lab.features.recording import breaks
-from lab.features.recording.figures import Mend
+from lab.features.recording.differences import KEYS, LINES, WORDS
+from lab.features.recording.figures import FROM_TIME, Mend
 from lab.features.recording.lines import SERVER, TEMPLATE, Cause, RecordedCall
 from lab.features.recording.prompts import CONTENT, MESSAGE
 from lab.show.wording import digits, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_CALLS = 8  # that a sentence names
 MENDS = {
@@ -39,6 +44,9 @@ HAPPENED = {
 }
 
 
+PARTS = {KEYS: "the keys", LINES: "the lines", WORDS: "the words"}
+
+
 def place_of(cause: Cause) -> str:
     """Where a prompt differs: message 1 (system), tool 3."""
     if cause.part is None or cause.index is None:
@@ -66,33 +74,76 @@ def label(cause: Cause | None) -> str:
     return f"{place}: {cause.kind}{by}{what}"
 
 
-def answer(calls: Sequence[RecordedCall], n_computed: float, n_again: float) -> str:
-    """How many calls broke the cache, and what they read again."""
-    n_broken = len([call for call in calls if call.cause is not None])
-    if not n_broken:
-        return f"None of {plural(len(calls), 'call')} broke the cache."
+def answer(calls: Sequence[RecordedCall], table: pd.DataFrame) -> str:
+    """How many calls broke the cache, what they read again, and how much was cached."""
+    good = [call for call in calls if call.is_good]
+    if not good:
+        return f"{all_of(len(calls))} failed: nothing is known about the cache."
+    counted = table[table.n_cached.notna()]
+    if counted.empty:
+        return (
+            "What the cache served is unknown: the server counted no tokens of "
+            f"{plural(len(good), 'call')}. {ask_for_counts(good)}"
+        )
+    n_prompt = counted.n_prompt.sum()
+    about = "about " if (counted.cached_by == FROM_TIME).any() else ""
+    served = f"{counted.n_cached.sum():,.0f} of {n_prompt:,.0f} prompt tokens were cached"
+    served = f"{about}{served}"
+    broken = table[table.is_broken]
+    if broken.empty:
+        if len(good) == 1:
+            but_failed = " that did not fail" if len(calls) > 1 else ""
+            return f"The only call{but_failed} broke no cache: {served}."
+        return f"None of {len(good)} calls broke the cache: {served}."
+    n_again = broken.n_again.sum()
+    n_computed = counted.n_computed.sum()
     return (
-        f"{n_broken} of {plural(len(calls), 'call')} broke the cache: {n_again:,.0f} of "
-        f"{n_computed:,.0f} computed tokens were read before."
+        f"{len(broken)} of {plural(len(good), 'call')} broke the cache: {n_again:,.0f} of "
+        f"{n_computed:,.0f} computed tokens were read before ({served})."
     )
+
+
+def all_of(n_calls: int) -> str:
+    return "The only call" if n_calls == 1 else f"All {n_calls} calls"
+
+
+def ask_for_counts(calls: Sequence[RecordedCall]) -> str:
+    """The field of a request that makes a server count its tokens."""
+    if any(call.endpoint.api in ("completions", "completion") for call in calls):
+        return (
+            'Have the client send "stream_options": {"include_usage": true}, '
+            "or ask for answers that are not streamed."
+        )
+    return "The interface has counts in its usage field; this server leaves it out."
 
 
 def cause_sentences(calls: Sequence[RecordedCall], mend: Mend) -> list[str]:
     """What a cause cost, where it is, and what mending it saves."""
     by_number = {call.call: call for call in calls}
     affected = [by_number[number] for number in mend.calls]
-    cost = (
-        f"{which_calls(mend.calls)} read {mend.n_again:,} tokens again: "
-        f"{seconds(mend.again_s)} of {seconds(mend.session_s)}. {where(affected)}"
-    )
     cause = affected[0].cause
     assert cause is not None
-    saving = (
-        f"{remedy(cause)}: saves {digits(mend.saved_s)} s "
-        f"({digits(mend.low_s)} to {digits(mend.high_s)} s); the session would have taken "
-        f"{seconds(mend.mended_s)}."
+    if mend.n_again is None:
+        n_tokens = "an unknown number of tokens"
+    else:
+        n_tokens = plural(mend.n_again, "token")
+    cost = f"{which_calls(mend.calls)} read {n_tokens} again"
+    if mend.again_s is not None:
+        cost += f": {seconds(mend.again_s)} of {seconds(mend.session_s)}"
+    return [f"{cost}. {where(affected)}", f"{remedy(cause)}{saving(mend)}."]
+
+
+def saving(mend: Mend) -> str:
+    """What a mend saves, with its range."""
+    if mend.saved_s is None or mend.mended_s is None:
+        return ""
+    spread = "range unknown: too few calls"
+    if mend.low_s is not None and mend.high_s is not None:
+        spread = f"{digits(mend.low_s)} to {digits(mend.high_s)} s"
+    return (
+        f": saves {digits(mend.saved_s)} s ({spread}); the session would have taken "
+        f"{seconds(mend.mended_s)}"
     )
-    return [cost, saving]
 
 
 def which_calls(numbers: Sequence[int]) -> str:
@@ -113,11 +164,13 @@ def where(affected: Sequence[RecordedCall]) -> str:
         reason = LOST[cause.kind].format(conversation=cause.conversation)
         return f"{reason[0].upper()}{reason[1:]}."
     event = HAPPENED[cause.kind].format(place=place_of(cause))
+    if cause.kind == breaks.REORDERED and cause.what in PARTS:
+        event = f"{PARTS[cause.what]} of {place_of(cause)} came in another order"
     if cause.by == TEMPLATE:
         return f"The template did this: {event}."
     characters = {item.character for item in causes}
     each = "Each time " if len(causes) > 1 else ""
-    what = f": {cause.what}" if cause.what else ""
+    what = f": {cause.what}" if cause.what and cause.what not in PARTS else ""
     is_within = cause.kind in (breaks.CHANGED, breaks.REORDERED, breaks.SHORTENED)
     if len(characters) > 1 or cause.character is None or not is_within:
         sentence = f"{each}{event}{what}."
