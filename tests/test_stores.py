@@ -291,7 +291,7 @@ def test_folders_with_loops_and_incomplete_models(home: Home, mini: Path) -> Non
     parts[1].unlink()
     models = {model.spec: model for model in stores.found()}
     incomplete = models[str(parts[0])]
-    assert "Missing beside it: x-00002-of-00003.gguf" in (incomplete.problem or "")
+    assert "Missing: x-00002-of-00003.gguf" in (incomplete.problem or "")
     assert models[str(folder / "nowhere.gguf")].path is None
     assert run_lab("models", "--found")[0] == 0
 

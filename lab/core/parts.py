@@ -50,12 +50,19 @@ def paths_of(path: Path) -> tuple[Path, ...]:
     named = ", ".join(missing[:MOST_NAMED])
     if len(missing) > MOST_NAMED:
         named += f" and {len(missing) - MOST_NAMED} more"
-    what = f"{path.name} is one of {len(paths)} parts of a model. Missing beside it: {named}."
+    what = f"{path.name} is one of {len(paths)} parts of a model. Missing: {named}."
     hint = (
         f"Put all parts into {path.parent}. "
         "For a model on the hub, lab models pull gets them all."
     )
     raise LabError(what, hint)
+
+
+def check_beside(path: Path) -> None:
+    """LabError for a missing part whose other parts are there."""
+    names = names_of(path.name)
+    if any(files.is_file(path.with_name(name)) for name in names if len(names) > 1):
+        paths_of(path)
 
 
 def first_of(path: Path) -> Path:

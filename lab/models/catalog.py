@@ -430,6 +430,10 @@ def _existing_file(text: str) -> Path | None:
         raise LabError(f"{text} is a folder, not a model file.", hint)
     if exists and not path.is_dir():
         raise LabError(f"{text} is not a file.", "Give the path of a .gguf file.")
+    if path.is_symlink():
+        what = f"{text} is a link to {path.readlink()}, which is not there."
+        raise LabError(what, "Get the file again, or give its new path.")
+    parts.check_beside(path)
     if path.suffix == ".gguf" or has_folders:
         what = f"There is no model file {text}."
         raise LabError(what, "Check the path, or list the models: lab models")

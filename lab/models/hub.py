@@ -108,9 +108,12 @@ def missing_bytes(remote: Remote) -> list[int]:
 
     LabError also if the disk has no room for all of them.
     """
-    missing = [part for part in remote.parts if _cached_file(part) is None]
-    with _errors_explained(remote), _guarded():
-        sizes = [_announced(part)[1].size for part in missing]
+    sizes = []
+    for part in remote.parts:
+        if _cached_file(part) is None:
+            with _errors_explained(part), _guarded():
+                sizes.append(_announced(part)[1].size)
+    with _errors_explained(remote):
         _need_room(sum(sizes))
     return sizes
 
