@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -228,6 +229,22 @@ def test_a_default_that_cannot_run_ends_the_session(tiny: str) -> None:
 
     with pytest.raises(LabError, match="The default cannot be measured"):
         session(tiny, no_flash, workers=Dead)
+
+
+def test_a_full_disk_ends_the_session(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_saved = 0
+
+    def fill(file: int) -> None:
+        nonlocal n_saved
+        n_saved += 1
+        if n_saved > 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fill)
+    with pytest.raises(LabError, match="cannot be written any more: No space left") as problem:
+        session(tiny, no_flash)
+    assert "It contains the earlier runs" in problem.value.hint
+    assert len(results.read([Path(tiny).parent / "1.jsonl"]).all_lines) == 4
 
 
 def test_given_settings_stay_fixed(tiny: str) -> None:

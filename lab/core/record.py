@@ -224,7 +224,9 @@ class Steps:
         """A row per operation: the columns, and `start_s` and `end_s`."""
         import pandas as pd
 
-        steps = pd.DataFrame(vars(self))
+        steps = pd.DataFrame(
+            {column.name: getattr(self, column.name) for column in fields(self)}
+        )
         return steps.assign(start_s=steps.start_ns / 1e9, end_s=steps.end_ns / 1e9)
 
 
@@ -338,8 +340,7 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run succeeded, is not a warm-up and was not traced, so that its times
-        count."""
+        """Whether the run succeeded and is not a warm-up, so that its times count."""
         return self.status == OK and not self.warmup
 
 

@@ -139,7 +139,9 @@ def info(spec: str, as_json: bool) -> None:
         "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
         "kv_bytes_per_position": memory.kv_bytes_per_position(model),
         "kv_bytes": {n: memory.of_length(model, n).kv_cache_bytes for n in CACHE_LENGTHS},
-        "n_ctx_that_fits": memory.longest(model, machine.memory_available(), system_info),
+        "n_ctx_that_fits": memory.longest(
+            model, machine.memory_available(), system_info=system_info
+        ),
     }
     if as_json:
         console.print_json({"model": dataclasses.asdict(model), "path": path, **figures})

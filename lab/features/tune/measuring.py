@@ -18,7 +18,7 @@ from typing import Any
 from lab.app.asked import words_of_values
 from lab.core import asked_command, shell
 from lab.core.record import Model, Record
-from lab.core.results import save
+from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.features.tune import figures, planning
 from lab.features.tune.choices import DECODE, Choice, Timing
@@ -188,6 +188,8 @@ class TuneSession:
                     self.search.drop(choice, record.run.error)
                 timing = figures.timing(record, choice) or timing
                 yield record
+        except NotSaved:
+            raise
         except LabError as problem:  # the plan is impossible
             self.search.drop(choice, str(problem))
         if () in self.search.dropped:
