@@ -260,6 +260,9 @@ def test_a_pull_gets_all_parts_and_announces_them(
     assert f"{n_bytes / 1e6:,.0f} MB  {file.path}" in out
     status, _, err = run_lab("measure", "-m", spec, *QUICK, "-o", tmp_path / "out")
     assert status == 0, err
+    model = results.read([tmp_path / "out"]).records[-1].model
+    assert model.file == f"Q4_0/{in_parts[0].name}"
+    assert obtain.locate(catalog.parse(catalog.spec_of(model))) is not None
     file.paths[2].unlink()
     assert obtain.locate(catalog.parse(spec)) is None
     status, _, err = run_lab("models", "pull", spec)

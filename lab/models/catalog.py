@@ -100,7 +100,7 @@ class Spec:
     """A parsed SPEC. At least one of entry, path and repo names the model."""
 
     text: str
-    source: str  # embedded, hub, file, synthetic
+    source: str  # embedded, hub, file, ollama, synthetic
     entry: Entry | None = None
     path: Path | None = None
     repo: str | None = None
@@ -130,11 +130,12 @@ class ModelFile:
     """A file on this machine, ready to load, and its source."""
 
     name: str
-    source: str  # embedded, hub, file, synthetic, requantized
+    source: str  # embedded, hub, file, ollama, synthetic, requantized
     path: Path
     repo: str | None = None
     revision: str | None = None
     sha256: str | None = None
+    file: str | None = None  # its name in the repo, with folders
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -65,7 +65,7 @@ class Remote:
     def at(self, path: Path, sha256: str | None) -> ModelFile:
         """This file at its path in the cache, SNAPSHOT/FILE."""
         snapshot = path.parents[self.file.count("/")].name
-        return ModelFile(path.stem, HUB, path, self.repo, snapshot, sha256)
+        return ModelFile(path.stem, HUB, path, self.repo, snapshot, sha256, self.file)
 
 
 def cached(remote: Remote) -> ModelFile | None:

@@ -19,7 +19,7 @@ from typing import Any
 from lab.core import files, parts, shell
 from lab.core.files import GET_AGAIN
 from lab.core.record import Model
-from lab.errors import LabError
+from lab.errors import LabError, printable
 from lab.models import catalog, hub, synthetic
 from lab.models.candidates import tag_in
 from lab.models.catalog import (
@@ -78,7 +78,11 @@ def read(worker: Worker, spec: Spec, file: ModelFile) -> Model:
             raise LabError(problem.what, f"Pull it again: {how_to_get(spec)}") from None
         raise
     return dataclasses.replace(
-        model, repo=file.repo, revision=file.revision, sha256=file.sha256
+        model,
+        file=printable(file.file) if file.file else model.file,
+        repo=file.repo,
+        revision=file.revision,
+        sha256=file.sha256,
     )
 
 
