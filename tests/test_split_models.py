@@ -189,6 +189,17 @@ def test_a_folder_of_several_models_names_each_once(
     assert "Name one of its files: mini-00001-of-00003.gguf, mini.gguf" in err
 
 
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(LabError, match="cannot be read: Permission denied"):
+        catalog.parse(str(tmp_path))
+
+
 def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
     link = tmp_path / "model.gguf"
     link.symlink_to("gone.gguf")
