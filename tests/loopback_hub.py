@@ -235,7 +235,9 @@ class _HubHandler(_Handler):
         if "/resolve/" in path:
             name, _, revision_and_file = path.lstrip("/").partition("/resolve/")
             file = unquote(revision_and_file.partition("/")[2])
-            self.answer(200, {}, self.state.repos[name].files[file])
+            data = self.state.repos[name].files[file]
+            last = (self.headers.get("Range") or "").partition("-")[2]
+            self.answer(206 if last else 200, {}, data[: int(last) + 1] if last else data)
         elif not self.is_answered("api"):
             self.list_files(path)
 

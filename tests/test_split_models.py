@@ -12,7 +12,7 @@ import pytest
 from lab.core import parts, results
 from lab.errors import LabError
 from lab.features.start import pages
-from lab.models import catalog, obtain
+from lab.models import catalog, hub, obtain
 from lab.process.worker import Worker
 from lab.runner.warm_engine import WarmEngine
 from tests import loopback_hub
@@ -280,6 +280,22 @@ def test_a_pull_gets_all_parts_and_announces_them(
     assert "downloading 1 of 3 parts" in err
     assert f"{n_bytes / 1e6:,.0f} MB freed" in run_lab("models", "remove", spec)[1]
     assert not list((tmp_path / "hf" / "hub").glob("models--*/blobs/*"))
+
+
+def test_of_later_parts_only_the_table_of_tensors_is_read(
+    hub_with_parts: LoopbackHub,
+    in_parts: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hub, "LATER_HEADER_BYTES", 4_000)
+    name = f"Q4_0/{in_parts[0].name}"
+    assert "3 layers" in run_lab("models", "info", f"hf:owner/big/{name}")[1]
+    first = hub.header(hub.Remote("owner/big", name), tmp_path)
+    assert first.read_bytes() == in_parts[0].read_bytes()
+    later = (tmp_path / in_parts[1].name).read_bytes()
+    assert later.rstrip(b"\0") == in_parts[1].read_bytes()[:4_000].rstrip(b"\0")
+    assert len(later) == in_parts[1].stat().st_size
 
 
 def test_a_part_that_the_repo_lacks_is_named(

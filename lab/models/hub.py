@@ -30,6 +30,8 @@ from lab.models.catalog import HUB, ModelFile
 HOME = "https://huggingface.co"
 # More than any model's header: a vocabulary of 262,144 tokens takes 16 MB
 HEADER_BYTES = 32 << 20
+# More than the table of tensors in a later part, which has no vocabulary
+LATER_HEADER_BYTES = 2 << 20
 MOST_ANSWER_BYTES = 32 << 20  # of an answer that is no file: a list of 10,000 files takes 1 MB
 STALL_S = 60.0
 LEAST_BYTES = 64 << 10
@@ -153,17 +155,18 @@ def _pull_file(remote: Remote) -> ModelFile:
 
 
 def header(remote: Remote, folder: Path) -> Path:
-    """Write the first HEADER_BYTES of each file of a model into a folder.
+    """Write the first bytes of each file of a model, with its header, into a folder.
 
     Each gets its whole length, with a hole for the rest. Returns the first. Raises LabError.
     """
     paths = [folder / Path(part.file).name for part in remote.parts]
     for part, path in zip(remote.parts, paths, strict=True):
-        _write_header(part, path)
+        n_bytes = LATER_HEADER_BYTES if parts.is_later(part.file) else HEADER_BYTES
+        _write_header(part, path, n_bytes)
     return paths[0]
 
 
-def _write_header(remote: Remote, path: Path) -> None:
+def _write_header(remote: Remote, path: Path, n_bytes: int) -> None:
     _folder(remote)
     with _errors_explained(remote), _guarded() as guard:
         from huggingface_hub import get_session
@@ -171,13 +174,13 @@ def _write_header(remote: Remote, path: Path) -> None:
 
         url, announced = _announced(remote)
         guard.most_bytes = announced.size
-        headers = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
+        headers = {**build_hf_headers(), "Range": f"bytes=0-{n_bytes - 1}"}
         request = get_session().stream("GET", url, headers=headers, follow_redirects=True)
         with request as answer, path.open("wb") as file:
             hf_raise_for_status(answer)
             for chunk in answer.iter_bytes():
                 file.write(chunk)
-                if file.tell() >= HEADER_BYTES:
+                if file.tell() >= n_bytes:
                     break
             file.truncate(announced.size)
 
@@ -336,7 +339,7 @@ def _check_announced(remote: Remote, sha256: str | None, n_bytes: int) -> None:
 
 
 def _need_room(n_bytes: int) -> None:
-    """OSError if the cache's disk has not so much room."""
+    """OSError if the cache's disk has less room."""
     _root().mkdir(parents=True, exist_ok=True)
     if n_bytes > shutil.disk_usage(_root()).free:
         raise OSError(errno.ENOSPC, "")
