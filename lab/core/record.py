@@ -123,6 +123,8 @@ class Machine:
     power: str | None = None  # mains, battery
     # CPU time that a container allows, in cores; n_cores_usable is rounded
     cpu_quota: float | None = None
+    # Logical cores that it may run on, where the quota allows less
+    n_cores_affinity: int | None = None
     lib: str | None = None  # libraries used instead of the installed ones, as in Settings
 
 

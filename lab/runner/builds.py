@@ -24,7 +24,7 @@ from lab.errors import LabError
 from lab.process.spawning import LIB_VARIABLE
 from lab.process.wire import Build, Libraries
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine
+from lab.runner.system_files import system_text
 
 INSTRUCTION_SETS = {
     "SSE3": "pni",
@@ -68,7 +68,7 @@ def mismatch(system_info: str) -> tuple[frozenset[str], frozenset[str]] | None:
     is_arm = platform.machine().lower() in ("arm64", "aarch64")
     # Under emulation of another architecture /proc/cpuinfo has the host's lines, with its name.
     heading = "Features" if is_arm else "flags"
-    cpuinfo = machine.system_text("/proc/cpuinfo")
+    cpuinfo = system_text("/proc/cpuinfo")
     lines = re.findall(rf"^{heading}\s*:(.*)$", cpuinfo, re.MULTILINE)
     if not lines:
         return None

@@ -60,13 +60,7 @@ def sentence(cause: str, amount: float) -> str:
     """The cause with its amount: a percentage of a GPU, otherwise cores."""
     if cause == GPU_OTHERS:
         return cause.format(f"{amount:.0f} %")
-    return cause.format(_cores(amount))
-
-
-def _cores(amount: float) -> str:
-    if f"{amount:.2g}" == "1":
-        return "1 core"
-    return f"{amount:.2g} cores"
+    return cause.format(machine.cores_in_words(amount))
 
 
 def _judged_samples(noise: Noise | None) -> NoiseSamples | None:
@@ -198,9 +192,14 @@ def n_threads(record: Record) -> int:
 
 
 def n_cores(record: Record) -> float | None:
-    """Logical cores whose CPU time was watched. With a container's quota these are the host's."""
+    """Logical cores whose CPU time was watched: those that the process may run on.
+
+    With a CPU quota, records of older versions tell only the machine's physical cores.
+    """
     here = record.machine
-    return machine.cores(here) if here.cpu_quota is None else here.n_cores_physical
+    if here.cpu_quota is None:
+        return here.n_cores_usable
+    return here.n_cores_affinity or here.n_cores_physical
 
 
 def during(noise: Noise, n_free: float) -> str:
@@ -254,7 +253,8 @@ def _missing_cores(records: Sequence[Record], causes: set[str]) -> list[str]:
     if not short:
         return []
     n_free, threads = min(short)
-    clause = f"only {_cores(max(0.0, n_free))} were free for {plural(threads, 'thread')}"
+    free = machine.cores_in_words(max(0.0, n_free))
+    clause = f"only {free} were free for {plural(threads, 'thread')}"
     clause += f" {_in_runs(len(short), len(records))}"
     may_be_programs = OTHERS in causes or STEAL not in causes
     fewer = math.floor(n_free)

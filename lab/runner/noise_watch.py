@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core.record import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
-from lab.runner.machine import ROOT, own_cores, system_number, system_text, throttled_s
+from lab.runner.cgroups import throttled_s
+from lab.runner.machine import own_cores
+from lab.runner.system_files import ROOT, system_number, system_text
 
 if TYPE_CHECKING:
     from psutil import Process

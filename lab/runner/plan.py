@@ -240,7 +240,13 @@ def _warnings(
 ) -> list[str]:
     warnings = list(placing.warnings(asked, here.devices, model))
     n_threads = max(asked.threads or 1, asked.threads_batch or 1)
-    if here.n_cores_usable and n_threads > here.n_cores_usable:
+    if here.cpu_quota is not None and n_threads > here.cpu_quota:
+        quota = machine.cores_in_words(here.cpu_quota)
+        warnings.append(
+            f"The container's CPU quota is {quota}: {n_threads} threads use it up early, and then "
+            "all wait for the next period (0.1 s by default)."
+        )
+    elif here.n_cores_usable and n_threads > here.n_cores_usable:
         warnings.append(
             f"This machine has {here.n_cores_usable} cores: with more threads the threads wait for "
             "each other, and every step becomes many times slower."

@@ -23,6 +23,7 @@ from lab.runner import builds, machine, noise_watch, prompts
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
+from lab.runner.system_files import ROOT
 
 WORK_S = 0.2  # one core is timed for so long, three times
 
@@ -50,7 +51,7 @@ class EngineExam:
     checks: list[Check] = field(default_factory=list)
 
 
-def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.ROOT) -> Checkup:
+def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = ROOT) -> Checkup:
     """Check build, engine, threads and machine, in half a minute."""
     start_s = time.monotonic()
     best = machine.default_threads(root)
