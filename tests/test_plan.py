@@ -186,7 +186,9 @@ def test_more_threads_than_cores_are_warned_of(
             "--flash-attn yes is not possible.\nChoose one of on, off, auto.",
         ),
         ({"cache_type_k": "q9_0"}, "--cache-type-k q9_0"),
-        ({"n_gpu_layers": "all"}, "Give a number of layers (0: CPU only)"),
+        ({"n_gpu_layers": "all"}, "Give a whole number from 0 to 10,000, or auto."),
+        ({"wait": "300 spins"}, "--wait 300 spins is not possible."),
+        ({"wait": -1}, "Give a whole number from 0 to 1,000,000,000, or default, or sleep."),
         ({"kv_unified": "maybe"}, "--kv-unified maybe"),
     ],
 )

@@ -165,6 +165,12 @@ class Settings:
     lib: str | None = None
     # How to wait in prefill: step (for each step, as None) or end (once)
     prefill_wait: str | None = None
+    # How threads wait for each other: spins, sleep, default. None: as the environment says
+    wait: int | str | None = None
+    # As the runtime took it; of libomp such as "200 ms", and active for spinning without end
+    wait_resolved: int | str | None = None
+    openmp: str | None = None  # libgomp, libomp, vcomp; none: ggml's own barrier, which spins
+    openmp_variables: tuple[str, ...] | None = None  # NAME=VALUE of the engine's environment
     # How tokens are chosen. None: greedy
     sampling: Sampling | None = None
 
@@ -178,6 +184,12 @@ class Settings:
         """Whether attention is flash attention. With auto llama.cpp uses it where the device
         can."""
         return self.flash_attention != "off"
+
+    @property
+    def thread_wait(self) -> int | str | None:
+        """How threads waited, or shall wait; None: by default, or it is not known."""
+        wait = self.wait if self.wait_resolved is None else self.wait_resolved
+        return None if wait == "default" else wait
 
 
 @dataclass(frozen=True)

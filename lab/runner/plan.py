@@ -17,8 +17,9 @@ from lab.core.memory import Tensor
 from lab.core.record import Machine, Model, Settings
 from lab.errors import LabError
 from lab.models import catalog, obtain, synthetic
+from lab.process.setup import ProcessSetup
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import builds, machine, placing, prompts, samplers
+from lab.runner import builds, machine, placing, prompts, samplers, waiting
 from lab.runner.cases import Case, Plan, Until, Write, with_room
 
 RANDOM_EXPERTS = (
@@ -125,7 +126,8 @@ def make_plan(
     """
     of_chain, settings = sampling.split(settings)
     asked = AskedSettings(**settings)
-    worker.use(builds.folder_of(asked.lib), placing.rpc_servers(asked))
+    setup = ProcessSetup(builds.folder_of(asked.lib), placing.rpc_servers(asked), asked.wait)
+    worker.use(setup)
     build = builds.of_worker(worker)  # before the child computes anything
     cases = _cases(parse_lengths(prompt_len), gen, every)
     n_repeat = _n_repeat(repeat, until)
@@ -153,10 +155,11 @@ def make_plan(
             *planned.notes,
             *_on_experts(planned, source),
             *_warnings(asked, cases, here, planned.model),
+            *waiting.warnings(asked.wait, build.openmp),
         ),
         until=until,
         is_more_if_cheap=repeat is None and until is None and every is None,
-        lib=worker.lib,
+        setup=setup,
         tensors=_tensors(worker, planned) if has_devices else planned.tensors,
         free=worker.free_memory() if has_devices else {},
         auto=asked if asked.n_gpu_layers == AUTO else None,
@@ -231,6 +234,7 @@ def _settings(
         prompt_sha256=source.sha256,
         seed=asked.seed,
         kv_unified=asked.is_unified,
+        wait=asked.wait,
         **placing.settings(asked, n_offloaded, here.devices, model),
     )
 

@@ -79,7 +79,7 @@ class WarmEngine:
             self.reporter.report_status("checking the model file")
         checksum = checksums.checked(plan.file.paths, self.model.sha256)
         self.model = dataclasses.replace(self.model, sha256=checksum)
-        self.worker.use(plan.lib, plan.settings.rpc or ())
+        self.worker.use(plan.setup)
         self.reporter.report_status("loading the model")
         draft_path = plan.draft.file.path if plan.draft else None
         with self._explained(N_WARMUP_PROMPT):

@@ -17,6 +17,7 @@ from lab.core.record import Machine, Model, Record, Settings
 from lab.errors import LabError
 from lab.features.doctor import checks, system, threads
 from lab.features.doctor.checks import BROKEN, FINE, LOOK, Check
+from lab.process.setup import ProcessSetup
 from lab.process.wire import Build
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, machine, noise_watch, prompts
@@ -90,12 +91,12 @@ def examine_engine(settings: Mapping[str, Any], best: int, watch: ShowStatus) ->
     exam = EngineExam()
     lib = builds.folder_of(settings.get("lib"))
     with Worker() as worker:
-        worker.use(lib)
+        worker.use(ProcessSetup(lib=lib))
         try:
             exam.build = builds.of_worker(worker)
             exam.checks.append(checks.build(exam.build.system_info))
             exam.plan = make_plan(worker, [threads.LENGTHS[0]], threads.N_GEN, 1, **settings)
-            worker.use(exam.plan.lib, exam.plan.settings.rpc or ())
+            worker.use(exam.plan.setup)
             exam.runs, of_threads = threads.examine(
                 worker, exam.plan, settings, best, watch, Worker
             )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.core import memory
-from lab.core.asked_settings import AUTO, table
+from lab.core.asked_settings import AUTO, DEFAULT, table
 from lab.core.record import UNKNOWN_THREADS, Record
 from lab.core.sampling import GREEDY, keywords
 from lab.errors import printable
@@ -30,6 +30,7 @@ GROUPS = {
     "ubatch": ("batch", "ubatch"),
     "flash attention": ("flash_attn",),
     "cache type": ("cache_type_k", "cache_type_v"),
+    "how threads wait": ("wait",),
 }
 """Settings that change together; any others are one group. The cheapest come first."""
 
@@ -229,6 +230,8 @@ def settings_of(record: Record) -> dict[str, Any]:
             values[name] = value
     values["flash_attn"] = settings.flash_attention
     values["kv_unified"] = "on" if settings.kv_unified else "off"
+    if settings.wait_resolved is not None:
+        values["wait"] = settings.thread_wait or DEFAULT
     if UNKNOWN_THREADS in (settings.n_threads, settings.n_threads_batch):
         values.pop("threads")
         values.pop("threads_batch")
