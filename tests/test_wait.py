@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lab.core import results
 from lab.core.asked_settings import AskedSettings
-from lab.core.record import OK, Record
+from lab.core.record import OK, Noise, NoiseReading, NoiseSamples, Record, Threads
 from lab.engine import openmp
 from lab.process import setup
 from lab.process.setup import LIBGOMP, LIBOMP, NO_OPENMP, VCOMP, ProcessSetup
-from lab.runner import as_options, waiting
+from lab.runner import as_options, disturbances, neighbours, thread_watch, waiting
 from lab.show import text_setup
 from tests.conftest import SETTINGS, make_record, run_lab
 
@@ -215,10 +217,159 @@ def test_ab_compares_two_ways_to_wait(tmp_path: Path, monkeypatch: pytest.Monkey
         record.run.variant: record.settings.wait_resolved
         for record in results.read([tmp_path]).records
     }
-    assert sorted(resolved) == ["A: --wait default", "B: --wait 300"]
+    assert sorted(map(str, resolved)) == ["A: --wait default", "B: --wait 300"]
     if openmp_of(tmp_path) == LIBGOMP:
         assert list(resolved.values()) == ["default", 300]
 
 
 def openmp_of(folder: Path) -> str | None:
     return results.read([folder]).records[0].settings.openmp
+
+
+def looked_at(n_looks: int, n_shared: int, **settings: Any) -> Record:
+    """A run of three seconds whose threads shared a processor in some looks."""
+    threads = Threads(2, n_looks, n_looks, n_shared)
+    samples = NoiseSamples((1000, 2000, 3000), (0, 0, 0), (0, 0, 0))
+    noise = Noise(NoiseReading(), NoiseReading(), samples, threads=threads)
+    record = with_wait(None, "default")
+    changed = dataclasses.replace(record.settings, **{"openmp": LIBGOMP, **settings})
+    run = dataclasses.replace(record.run, noise=noise)
+    return dataclasses.replace(record, settings=changed, run=run)
+
+
+def is_piled(record: Record) -> bool:
+    return disturbances.PILE_UP in disturbances.disturbances(record)
+
+
+def test_threads_that_took_turns_on_one_core_are_said_with_the_cure() -> None:
+    record = looked_at(300, 295)
+    assert is_piled(record)
+    (clause, *_) = disturbances.sentences([record])
+    assert "took turns on one core beside another program in the only run" in clause
+    assert "--wait 300 (GOMP_SPINCOUNT=300 for llama-server) avoids it" in clause
+
+
+def test_the_cost_is_the_mean_step_by_the_fastest() -> None:
+    record = looked_at(300, 295)
+    steps = record.run.steps
+    slow = [
+        start + (10**9 if i == len(steps.kind) - 1 else 10**6)
+        for i, start in enumerate(steps.start_ns)
+    ]
+    run = dataclasses.replace(
+        record.run, steps=dataclasses.replace(steps, ready_ns=tuple(slow))
+    )
+    (clause, *_) = disturbances.sentences([dataclasses.replace(record, run=run)])
+    n_decode = steps.kind.count("decode")
+    times = (1000 + n_decode - 1) / n_decode
+    assert f"at least {times:.0f} times slower than its fastest step" in clause
+
+
+@pytest.mark.parametrize(("n_looks", "n_shared"), [(300, 134), (300, 200), (19, 19), (0, 0)])
+def test_an_ordinary_neighbour_and_a_short_run_are_no_pile_up(
+    n_looks: int, n_shared: int
+) -> None:
+    assert not is_piled(looked_at(n_looks, n_shared))
+
+
+def test_a_hundred_ordinary_runs_are_no_pile_up() -> None:
+    for n_shared in range(100):
+        assert not is_piled(looked_at(200, n_shared))
+
+
+@pytest.mark.parametrize("wait", ["sleep", 300, 1000])
+def test_threads_that_sleep_wake_each_other_on_one_core_without_harm(wait: Any) -> None:
+    assert not is_piled(looked_at(300, 295, wait=wait, wait_resolved=wait))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cure"),
+    [
+        (LIBOMP, "KMP_BLOCKTIME=0"),
+        (NO_OPENMP, "--threads 1 avoids it"),
+        (VCOMP, "--threads 1"),
+    ],
+)
+def test_the_cure_is_that_of_the_runtime(runtime: str, cure: str) -> None:
+    (clause, *_) = disturbances.sentences([looked_at(300, 295, openmp=runtime)])
+    assert cure in clause
+
+
+def task(folder: Path, tid: int, state: str, processor: int) -> None:
+    """A thread as Linux shows it."""
+    thread = folder / str(tid)
+    thread.mkdir(parents=True, exist_ok=True)
+    columns = [state, *["0"] * 35, str(processor), "0", "0"]
+    (thread / "stat").write_text(f"{tid} (a name) with) {' '.join(columns)}\n")
+    (thread / "status").write_text("Name:\tx\nnonvoluntary_ctxt_switches:\t7\n")
+    (thread / "schedstat").write_text("1000 200 3\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
+@pytest.mark.parametrize(
+    ("threads", "together", "shared"),
+    [
+        ([("R", 0), ("R", 0)], 1, 1),
+        ([("R", 0), ("R", 1)], 1, 0),
+        ([("R", 0), ("S", 0)], 0, 0),
+        ([("R", 0), ("S", 0), ("R", 0)], 1, 1),
+        ([("R", 0), ("R", 1), ("R", 0), ("R", 1)], 0, 0),  # more threads than processors
+        ([("S", 1), ("S", 1)], 0, 0),
+    ],
+)
+def test_a_look_counts_threads_on_one_processor(
+    threads: list[tuple[str, int]],
+    together: int,
+    shared: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    for tid, (state, processor) in enumerate(threads, 100):
+        task(tmp_path / "7/task", tid, state, processor)
+    watch = thread_watch.ThreadWatch(7, tmp_path)
+    watch.look()
+    assert watch.finish() == Threads(2, 1, together, shared, 0, 0, 0)
+
+
+def test_a_process_that_has_ended_shows_nothing(tmp_path: Path) -> None:
+    watch = thread_watch.ThreadWatch(os.getpid(), tmp_path)
+    watch.look()
+    assert watch.finish() is None
+
+
+@pytest.mark.parametrize(
+    ("used", "n_busy", "changes", "says"),
+    [
+        (1.0, 2, {}, "Other programs use 1 of 2 cores. 2 threads"),
+        (0.4, 2, {}, ""),
+        (1.0, 1, {}, ""),
+        (1.0, 2, {"wait_resolved": 300}, ""),
+        (1.0, 2, {"wait_resolved": "sleep"}, ""),
+        (2.0, 2, {"openmp": NO_OPENMP}, "--threads 1 avoids it."),
+    ],
+)
+def test_the_look_before_the_first_run(
+    used: float, n_busy: int, changes: dict[str, Any], says: str
+) -> None:
+    settings = looked_at(0, 0, **changes).settings
+    sentence = waiting.before_first_run(None, settings, n_busy, 2, used)
+    assert says in sentence
+    assert bool(sentence) == bool(says)
+
+
+def test_threads_seen_on_one_core_before_the_first_run() -> None:
+    settings = looked_at(0, 0).settings
+    piled = waiting.before_first_run(Threads(2, 50, 50, 49), settings, 2, 2, 1.0)
+    assert piled.startswith("Two of llama.cpp's threads take turns on one core")
+    assert "--wait 300" in piled
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs sessions")
+@pytest.mark.parametrize("place", [neighbours.SESSION, neighbours.OTHER_SESSION])
+def test_a_planted_neighbour_is_where_it_shall_be_and_goes(place: str) -> None:
+    with neighbours.planted(1, place):
+        busy = psutil.Process().children(recursive=True)[-1]
+        is_here = os.getsid(busy.pid) == os.getsid(0)
+        assert is_here == (place == neighbours.SESSION)
+    assert not busy.is_running() or busy.status() == psutil.STATUS_ZOMBIE

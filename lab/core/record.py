@@ -284,6 +284,19 @@ class NoiseSamples:
 
 
 @dataclass(frozen=True)
+class Threads:
+    """The engine's threads in looks during a run, ten times a second, and their counters."""
+
+    n_processors: int  # that they may run on
+    n_looks: int
+    n_together: int  # looks at two or more threads that could run, not more than processors
+    n_shared: int  # of these: two of them were on one processor
+    n_switches: int | None = None  # involuntary
+    run_ns: int | None = None
+    wait_ns: int | None = None  # they could run, and waited for a processor
+
+
+@dataclass(frozen=True)
 class Noise:
     """Readings around a run. A sentinel is the same short decode before and after it: the median of
     its steps."""
@@ -295,6 +308,7 @@ class Noise:
     sentinel_after_ns: int | None = None
     # Of the run, by what they cover, with everything that ran on it
     joules: dict[str, float] | None = None
+    threads: Threads | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

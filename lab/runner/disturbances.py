@@ -14,9 +14,18 @@ from typing import NamedTuple
 
 from lab.core import memory, stats
 from lab.core.lists import grouped, plural
-from lab.core.record import OK, Noise, NoiseReading, NoiseSamples, Record
+from lab.core.record import (
+    OK,
+    Machine,
+    Model,
+    Noise,
+    NoiseReading,
+    NoiseSamples,
+    Record,
+    Settings,
+)
 from lab.core.request import RequestRecord
-from lab.runner import machine
+from lab.runner import machine, waiting
 
 MEAN_CORES = 0.15
 WORST_CORES = 0.5
@@ -38,7 +47,8 @@ MEMORY = "memory was short"
 HEAT = "heat or a power limit slowed the CPU or GPU"
 QUOTA = "the container used up its quota of CPU time"
 GPU_OTHERS = "other processes used {} of the GPU"
-CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)  # in the order of reports
+PILE_UP = "two of llama.cpp's threads took turns on one core beside another program"
+CAUSES = (PILE_UP, OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)  # in the order of reports
 
 
 class CoresUsed(NamedTuple):
@@ -110,6 +120,7 @@ def _readings(record: Record, noise: Noise, samples: NoiseSamples) -> Iterator[R
     """All that was read of a run, with the limits."""
     used = cores(samples, samples.others_ms)
     steal = cores(samples, samples.steal_ms)
+    yield Reading(PILE_UP, waiting.pile_up_share(record), waiting.PILE_UP_SHARE)
     yield Reading(OTHERS, used.mean, _limit_of_others(record, MEAN_CORES))
     yield Reading(OTHERS, used.worst, _limit_of_others(record, WORST_CORES))
     yield Reading(STEAL, steal.mean, MEAN_CORES)
@@ -184,11 +195,26 @@ def _limit_of_others(record: Record, cores_used: float) -> float:
 
 
 def n_threads(record: Record) -> int:
-    """Busy threads of a run. With all layers on a GPU only one thread is busy: it feeds the GPU."""
-    settings = record.settings
-    if memory.has_all_layers(settings.n_gpu_layers, record.model):
+    """Busy threads of a run."""
+    return busy_threads(record.settings, record.model)
+
+
+def busy_threads(settings: Settings, model: Model) -> int:
+    """With all layers on a GPU only one thread is busy: it feeds the GPU."""
+    if memory.has_all_layers(settings.n_gpu_layers, model):
         return 1
     return max(settings.n_threads, settings.n_threads_batch)
+
+
+def seen_before(noise: Noise, here: Machine, model: Model, settings: Settings) -> str:
+    """What other programs will do to a session, seen before its first run; "" if nothing."""
+    samples = _judged_samples(noise)
+    usable = machine.cores(here)
+    if samples is None or usable is None:
+        return ""
+    used = cores(samples, samples.others_ms).mean
+    n_busy = busy_threads(settings, model)
+    return waiting.before_first_run(noise.threads, settings, n_busy, usable, used)
 
 
 def n_cores(record: Record) -> float | None:
@@ -228,7 +254,8 @@ def sentences(records: Sequence[Record]) -> list[str]:
         amounts = [run[cause] for run in by_run if cause in run]
         if amounts:
             place = _in_runs(len(amounts), len(records))
-            clauses.append(f"{sentence(cause, max(amounts))} {place}")
+            cost = waiting.cost_and_cure(records) if cause == PILE_UP else ""
+            clauses.append(f"{sentence(cause, max(amounts))} {place}{cost}")
     causes = set().union(*by_run)
     clauses += _missing_cores(records, causes)
     return clauses

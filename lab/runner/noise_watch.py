@@ -28,6 +28,7 @@ from lab.core.record import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseS
 from lab.runner.cgroups import throttled_s
 from lab.runner.machine import own_cores
 from lab.runner.system_files import ROOT, system_number, system_text
+from lab.runner.thread_watch import ThreadWatch
 
 if TYPE_CHECKING:
     from psutil import Process
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 class NoiseWatch:
     """Call `sample` ten times a second during a run, then `finish`.
 
-    The lab's own process and those of the engine, `pids`, are not noise.
+    The lab's own process and those of the engine, `pids`, are not noise. The first one's threads
+    are watched.
     """
 
     def __init__(self, *pids: int) -> None:
@@ -46,6 +48,7 @@ class NoiseWatch:
         for pid in pids:
             with suppress(psutil.Error):
                 self._lab.append(psutil.Process(pid))
+        self._threads = ThreadWatch(pids[0]) if pids else None
         self._gpus = GpuWatch([process.pid for process in self._lab])
         self._before = read_noise(self._gpus)
         self._energy = EnergyWatch(self._gpus)
@@ -58,6 +61,8 @@ class NoiseWatch:
         self._energy.sample()
         self._rows.append((at_ms, *_cpu_ms(self._lab)))
         self._gpus.sample()
+        if self._threads:
+            self._threads.look()
 
     def finish(self) -> Noise:
         """All readings and samples since the beginning."""
@@ -65,7 +70,11 @@ class NoiseWatch:
         at_ms, others_ms, steal_ms = zip(*self._rows, strict=True)
         samples = NoiseSamples(at_ms[1:], _differences(others_ms), _differences(steal_ms))
         return Noise(
-            self._before, read_noise(self._gpus), samples, joules=self._energy.joules()
+            self._before,
+            read_noise(self._gpus),
+            samples,
+            joules=self._energy.joules(),
+            threads=self._threads.finish() if self._threads else None,
         )
 
 
