@@ -40,11 +40,15 @@ while True:
 """
 
 
+class NoPlace(LabError):
+    """The system has no such place, or this user may not make it."""
+
+
 @contextmanager
 def planted(n: int, place: str = OTHER_SESSION) -> Iterator[None]:
-    """Keep `n` cores busy by programs in a place. LabError where the system has no such place."""
+    """Keep `n` cores busy by programs in a place. NoPlace where that is not possible."""
     if place != SESSION and not hasattr(os, "fork"):
-        raise LabError("A neighbour in another session needs Linux or macOS.", "Leave it out.")
+        raise NoPlace("A neighbour in another session needs Linux or macOS.", "Leave it out.")
     with ExitStack() as stack:
         for number in range(n):
             folder = stack.enter_context(_group(number)) if place == GROUP else None
@@ -61,7 +65,7 @@ def _program(group: Path | None, is_apart: bool) -> Iterator[None]:
     )
     try:
         if not process.stdout or not process.stdout.readline():
-            raise LabError(
+            raise NoPlace(
                 "A program that keeps a core busy did not start.",
                 "A control group needs root on Linux.",
             )
@@ -79,13 +83,13 @@ def _group(number: int) -> Iterator[Path]:
         if (root / "cpu.shares").exists() or (root / "cgroup.controllers").exists():
             break
     else:
-        raise LabError("This system has no control groups.", "Leave this place out.")
+        raise NoPlace("This system has no control groups.", "Leave this place out.")
     folder = root / GROUP_NAME.format(pid=os.getpid(), number=number)
     try:
         folder.mkdir()
     except OSError as problem:
         what = f"No control group can be made in {root}: {problem.strerror}."
-        raise LabError(what, "Run as root, or leave this place out.") from None
+        raise NoPlace(what, "Run as root, or leave this place out.") from None
     try:
         yield folder
     finally:

@@ -19,7 +19,10 @@ from typing import NamedTuple
 from lab.core.record import Threads
 
 PROC = Path("/proc")
-STATE, PROCESSOR = 0, 36  # columns of /proc/PID/task/TID/stat after the name in parentheses
+STATE = 0
+PROCESSOR = 36
+"""Columns of /proc/PID/task/TID/stat after the name in parentheses."""
+
 RUNNABLE = "R"
 
 

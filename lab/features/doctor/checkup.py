@@ -15,8 +15,8 @@ from typing import Any
 from lab.core import phases
 from lab.core.record import Machine, Model, Record, Settings
 from lab.errors import LabError
-from lab.features.doctor import checks, system, threads
-from lab.features.doctor.checks import BROKEN, FINE, LOOK, Check
+from lab.features.doctor import beside, checks, system, threads
+from lab.features.doctor.checks import BROKEN, FINE, LOOK, UNKNOWN, Check
 from lab.process.setup import ProcessSetup
 from lab.process.wire import Build
 from lab.process.worker import Worker, WorkerDied
@@ -52,8 +52,13 @@ class EngineExam:
     checks: list[Check] = field(default_factory=list)
 
 
-def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = ROOT) -> Checkup:
-    """Check build, engine, threads and machine, in half a minute."""
+def examine(
+    asked: Mapping[str, Any],
+    watch: ShowStatus,
+    root: Path = ROOT,
+    plants_neighbour: bool = False,
+) -> Checkup:
+    """Check build, engine, threads and machine, in half a minute; and what a busy program does."""
     start_s = time.monotonic()
     best = machine.default_threads(root)
     settings: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM}
@@ -70,13 +75,19 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = ROOT) -> C
     else:
         here = machine.describe(exam.build, builds.name_of(settings.get("lib")))
     readings = checks.read(here, plan, exam.runs, slowdown, root)
+    beside_others = list[Check]()
+    if plants_neighbour and plan and exam.runs and not plan.refused:
+        try:
+            beside_others = beside.examine(plan, watch)
+        except LabError as problem:
+            beside_others = [Check(beside.NAME, None, UNKNOWN, problem.what)]
     counters = noise_watch.energy_counters(noise_watch.GpuWatch([]))
     return Checkup(
         machine=here,
         energy=noise_watch.describe_energy(counters),
         model=plan.model if plan else None,
         settings=plan.settings if plan else None,
-        checks=(*exam.checks, *checks.checks_of(readings)),
+        checks=(*exam.checks, *checks.checks_of(readings), *beside_others),
         seconds=time.monotonic() - start_s,
     )
 
