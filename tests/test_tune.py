@@ -23,6 +23,7 @@ from lab.features.tune.lines import CONFIRM, REQUEST, SEARCH
 from lab.features.tune.search import Search
 from lab.process.wire import Outcome, Progress
 from lab.runner import machine
+from lab.runner.plan import make_plan
 from tests.bench.tune import all_choices
 from tests.conftest import FakeWorker, died, steps_of_shapes
 
@@ -351,3 +352,9 @@ def test_the_budget_is_kept_where_the_winner_takes_longer_than_the_default(tiny:
 def test_impossible_budgets(budget: str) -> None:
     with pytest.raises(LabError, match="--budget"):
         seconds_of(budget)
+
+
+def test_beside_a_busy_program_how_threads_wait_is_tried_too(fake_worker: FakeWorker) -> None:
+    default = make_plan(fake_worker, [20], 4, 1)  # type: ignore[arg-type]
+    assert "wait" not in planning.space(default, False)
+    assert planning.space(default, False, 1)["wait"] == [300, "sleep"]

@@ -17,7 +17,14 @@ from lab.core.record import OK, Noise, NoiseReading, NoiseSamples, Record, Threa
 from lab.engine import openmp
 from lab.process import setup
 from lab.process.setup import LIBGOMP, LIBOMP, NO_OPENMP, VCOMP, ProcessSetup
-from lab.runner import as_options, disturbances, neighbours, thread_watch, waiting
+from lab.runner import (
+    as_options,
+    disturbances,
+    neighbours,
+    noise_watch,
+    thread_watch,
+    waiting,
+)
 from lab.show import text_setup
 from tests.conftest import SETTINGS, make_record, run_lab
 
@@ -373,3 +380,12 @@ def test_a_planted_neighbour_is_where_it_shall_be_and_goes(place: str) -> None:
         is_here = os.getsid(busy.pid) == os.getsid(0)
         assert is_here == (place == neighbours.SESSION)
     assert not busy.is_running() or busy.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs sessions")
+def test_a_planted_neighbour_is_no_noise() -> None:
+    with neighbours.planted(1):
+        watch = noise_watch.NoiseWatch(os.getpid())
+        assert set(neighbours.pids) <= {process.pid for process in watch._lab}
+        assert watch.finish().threads is None
+    assert neighbours.pids == []

@@ -18,6 +18,10 @@ GROUP = "control group"  # a container
 CPU_GROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 GROUP_NAME = "minilab-beside-{pid}-{number}"
 REMOVE_S = 5
+
+pids: list[int] = []
+"""The planted programs: part of what is measured beside them, and no noise."""
+
 PAUSE_S = 0.05
 
 _SPIN = """
@@ -34,7 +38,7 @@ if is_apart:
         os._exit(0)
     os.setsid()
 end_with_parent()
-print("busy", flush=True)
+print(os.getpid(), flush=True)
 while True:
     pass
 """
@@ -64,13 +68,16 @@ def _program(group: Path | None, is_apart: bool) -> Iterator[None]:
         _SPIN, path, "apart" if is_apart else "", stderr=subprocess.DEVNULL
     )
     try:
-        if not process.stdout or not process.stdout.readline():
+        pid = process.stdout.readline() if process.stdout else b""
+        if not pid:
             raise NoPlace(
                 "A program that keeps a core busy did not start.",
                 "A control group needs root on Linux.",
             )
+        pids.append(int(pid))
         yield
     finally:
+        pids.clear()
         if process.stdin:
             process.stdin.close()
         spawning.wait_for_end(process)

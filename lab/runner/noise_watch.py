@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core.record import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
+from lab.runner import neighbours
 from lab.runner.cgroups import throttled_s
 from lab.runner.machine import own_cores
 from lab.runner.system_files import ROOT, system_number, system_text
@@ -37,18 +38,22 @@ if TYPE_CHECKING:
 class NoiseWatch:
     """Call `sample` ten times a second during a run, then `finish`.
 
-    The lab's own process and those of the engine, `pids`, are not noise. The first one's threads
-    are watched.
+    The lab's own process and those of the engine, `pids`, are not noise, nor are planted
+    neighbours. The threads of the first of `pids` are watched.
     """
 
     def __init__(self, *pids: int) -> None:
         import psutil
 
         self._lab = [psutil.Process()]
-        for pid in pids:
+        for pid in (*pids, *neighbours.pids):
             with suppress(psutil.Error):
                 self._lab.append(psutil.Process(pid))
-        self._threads = ThreadWatch(pids[0]) if pids else None
+        self._threads = None
+        if (
+            pids and not neighbours.pids
+        ):  # beside planted ones, taking turns is what is measured
+            self._threads = ThreadWatch(pids[0])
         self._gpus = GpuWatch([process.pid for process in self._lab])
         self._before = read_noise(self._gpus)
         self._energy = EnergyWatch(self._gpus)
