@@ -254,7 +254,9 @@ class _HubHandler(_Handler):
             self.wfile.write(b'{"id": "owner/name", "siblings": [')
             self.send_endlessly(b'{"rfilename": "a.gguf"},' * 1000)
             return
-        siblings = [{"rfilename": file} for file in repo.files]
+        siblings = [
+            {"rfilename": file, "size": len(data)} for file, data in repo.files.items()
+        ]
         listed = {"id": f"{owner}/{name}", "siblings": siblings}
         self.answer(200, {"Content-Type": "application/json"}, json.dumps(listed).encode())
 

@@ -282,7 +282,7 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
     entry = spec.entry
     is_readable = worker.reads_files and obtain.locate(spec) is not None
     if watch or entry is None or is_readable:
-        file = obtain.obtain(spec, worker, watch)
+        file = obtain.obtain(spec, worker, watch, machine.memory_available())
         return _PlannedModel(file, obtain.read(worker, spec, file))
     quantization = spec.quantization or entry.quantization or synthetic.USUAL
     name = synthetic.quantization_name(quantization)
