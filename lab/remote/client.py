@@ -217,6 +217,7 @@ class _Sending:
             tokens_by=answer.tokens_by,
             usage=answer.usage,
             timings=answer.timings,
+            wrong_counts=answer.wrong_counts,
         )
         problem = _problem(exchange, answer)
         if problem is None:

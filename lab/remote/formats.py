@@ -201,11 +201,16 @@ def ask_of_fields(
 def error_in(parsed: dict[str, Any]) -> str | None:
     """What is wrong, in the lab's words, if an answer is an error in a form that servers have;
     otherwise None."""
+    choices = parsed.get("choices")
     error = parsed.get("error")
-    if error is None and parsed.get("object") == "error":
+    if isinstance(choices, list) and choices and not error:
+        error = as_dict(choices[0]).get("error")
+    if not error and parsed.get("object") == "error":
         error = parsed
-    if error is None and "choices" not in parsed:
-        error = parsed.get("detail")
+    if not error and choices is None:
+        error = parsed.get("detail") or parsed.get("errors")
+        if "code" in parsed and "message" in parsed:
+            error = error or parsed
     if not error:
         return None
     if isinstance(error, dict):
@@ -214,7 +219,12 @@ def error_in(parsed: dict[str, Any]) -> str | None:
 
 
 def error_words(message: object) -> str:
-    """What a server's message means, without its own text."""
+    """What a server's message means, without its own text. A list has one for each problem."""
+    if isinstance(message, list):
+        parts = list(map(as_dict, message))
+        message = " ".join(
+            f"{part.get('message')} {part.get('msg')} {part.get('loc')}" for part in parts
+        )
     if isinstance(message, str):
         for pattern, meaning in _ERRORS:
             match = re.search(pattern, message[:2000], re.IGNORECASE)
@@ -240,16 +250,25 @@ def as_list(value: Any) -> list[Any]:
 
 
 def as_count(value: Any, most: int = MOST_TOKENS) -> int | None:
-    """A number of tokens; None for anything else, and for impossible numbers."""
+    """A number of tokens, also one written as 12.0; None for anything else, and for impossible
+    numbers."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
     if type(value) is int and 0 <= value <= most:
         return value
     return None
 
 
-def as_ms(value: Any) -> float | None:
-    if type(value) in (int, float) and 0 <= value <= MOST_MS:
+def as_number(value: Any) -> float | None:
+    """A number; None for anything else, such as true and NaN."""
+    if type(value) in (int, float) and abs(value) <= MOST_MS:
         return float(value)
     return None
+
+
+def as_ms(value: Any) -> float | None:
+    number = as_number(value)
+    return number if number is not None and number >= 0 else None
 
 
 def is_impossible(fields: dict[str, Any]) -> bool:
