@@ -35,7 +35,6 @@ NOT_HERE = {
             "--split-mode",
             "--tensor-split",
             "--threads-batch",
-            "--wait",
         ),
     },
 }

@@ -737,10 +737,83 @@ def test_the_openai_package_sees_no_difference(wire: Wire) -> None:
     assert chunks == streamed_to_openai(wire.upstream.port) == [CHUNK] * 6
 
 
+MESSAGE: dict[str, Any] = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [{"type": "text", "text": "Three."}],
+    "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "usage": {"input_tokens": 12, "output_tokens": 3},
+}
+MESSAGE_EVENTS: list[tuple[str, dict[str, Any]]] = [
+    ("message_start", {"message": {**MESSAGE, "content": [], "stop_reason": None}}),
+    ("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}),
+    ("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": "Three."}}),
+    ("content_block_stop", {"index": 0}),
+    ("message_delta", {"delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}}),
+    ("message_stop", {}),
+]
+
+
+def seen_by_anthropic(base: str) -> list[Any]:
+    """What the client of the `anthropic` package gets: a message."""
+    from anthropic import Anthropic
+
+    with Anthropic(base_url=base, api_key="k", max_retries=0) as client:
+        message = client.messages.create(
+            model="m",
+            max_tokens=9,
+            system="Be brief.",
+            messages=[{"role": "user", "content": "How many?"}],
+        )
+        return [message.to_dict()]
+
+
+def streamed_to_anthropic(base: str) -> list[Any]:
+    """The events that the `anthropic` package gets."""
+    from anthropic import Anthropic
+
+    with Anthropic(base_url=base, api_key="k", max_retries=0) as client:
+        stream = client.messages.create(
+            model="m",
+            max_tokens=9,
+            messages=[{"role": "user", "content": "How many?"}],
+            stream=True,
+        )
+        return [event.to_dict() for event in stream]
+
+
+@pytest.mark.parametrize("version", ["", "/v1"])
+@pytest.mark.skipif(
+    not find_spec("anthropic"), reason="the anthropic package is not installed"
+)
+def test_the_anthropic_package_sees_no_difference(wire: Wire, version: str) -> None:
+    """Also with the address for OpenAI's clients, to which it adds another /v1."""
+    direct = f"http://127.0.0.1:{wire.upstream.port}"
+    through = f"http://127.0.0.1:{wire.port}{version}"
+    wire.upstream.closes = True
+    wire.upstream.reply = reply_with("application/json", json.dumps(MESSAGE).encode())
+    answers = seen_by_anthropic(through)
+    assert answers == seen_by_anthropic(direct)
+    assert answers[0]["content"][0]["text"] == "Three."
+    lines = []
+    for name, fields in MESSAGE_EVENTS:
+        lines.append(f"event: {name}\ndata: {json.dumps({'type': name, **fields})}\n\n")
+    wire.upstream.reply = reply_with("text/event-stream", "".join(lines).encode())
+    events = streamed_to_anthropic(through)
+    assert events == streamed_to_anthropic(direct)
+    assert len(events) == len(MESSAGE_EVENTS)
+    assert [exchange.path for exchange in wire.exchanges] == ["/v1/messages"] * 2
+
+
 AGENT = """
 import json, os, sys, urllib.request
 url = sys.argv[1]
-assert url == os.environ["OPENAI_BASE_URL"]
+assert url == os.environ["OPENAI_BASE_URL"] == os.environ["OPENAI_API_BASE"]
+assert url == sys.argv[2] + "/v1"
+assert os.environ["ANTHROPIC_BASE_URL"] == sys.argv[2]
 texts = ["It is 08:00:00Z. " + "word " * 90, "first"]
 for turn in range(4):
     if turn == 2:
@@ -769,7 +842,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, A
         for name, options in (("plain", []), ("with text", ["--keep-text"])):
             out = folder / name
             command = ["record", "--url", server.url, "--port", "0", "--out", str(out)]
-            program = ["--", sys.executable, str(agent), "{url}"]
+            program = ["--", sys.executable, str(agent), "{url}", "{base}"]
             outcome = run_lab(*command, "--no-plot", *options, *program)
             (path,) = out.glob("*-record.jsonl")
             outcomes[name] = (outcome, path)

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import zlib
+from pathlib import Path
 from typing import Any
 
 import brotli
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lab.app import kinds
-from lab.features.recording import breaks, figures, sentences
+from lab.core.lines import to_json
+from lab.errors import LabError
+from lab.features.recording import breaks, figures, repeat, sentences
 from lab.features.recording.answers import read_answer
 from lab.features.recording.causes import ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Conversations, Prompt
@@ -572,3 +575,40 @@ def test_no_figure_is_negative_and_no_range_is_empty(rows: list[Any]) -> None:
             assert mend.low_s <= mend.saved_s <= mend.high_s
             assert mend.low_s < mend.high_s
     assert part_of(calls).answer
+
+
+# A session once more
+
+
+def test_a_repeated_session_goes_on_without_what_the_client_changed() -> None:
+    clock = {"role": "system", "content": "It is 08:00."}
+    later = {"role": "system", "content": "It is 08:03."}
+    question = {"role": "user", "content": "What is here?"}
+    answer = {"role": "assistant", "content": "Three files."}
+    more = {"role": "user", "content": "Open one."}
+    bodies: list[Body] = [
+        {"messages": [clock, question], "max_tokens": 50},
+        {"messages": [later, question, answer, more], "max_tokens": 50, "cache_prompt": False},
+    ]
+    calls = [recorded(number, 9, 0, 1.0, body=body) for number, body in enumerate(bodies, 1)]
+    first, second = repeat.mended(calls)
+    assert first["messages"][0]["content"].endswith(" It is 08:00.")
+    assert second["messages"] == [*first["messages"], answer, more]
+    assert second["max_tokens"] == 10  # as many as were generated
+    assert "cache_prompt" not in second
+    assert bodies[0]["messages"][0] == clock
+
+
+def test_a_prediction_is_compared_with_the_repeated_session() -> None:
+    calls = session_with_a_clock()
+    section = repeat.compared(calls, calls)
+    assert "too short" in section.answer
+    assert "outside its range" in section.answer
+    assert len(section.cells) == len(calls)
+
+
+def test_a_recording_without_prompts_cannot_be_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "a-record.jsonl"
+    path.write_text(f"{to_json(recorded(1, 10, 0, 1.0))}\n")
+    with pytest.raises(LabError, match="--keep-text"):
+        repeat.read_session(path)

@@ -8,11 +8,20 @@ REMOVED = "removed"
 OTHER_CONVERSATION = "other conversation"
 CONTEXT_FULL = "context full"
 EVICTED = "evicted"
+OTHER_SLOT = "other slot"
+NO_CHECKPOINT = "no checkpoint"
+CONTEXT_SHIFT = "context shift"
+CACHE_FULL = "cache memory full"
+RESTARTED = "restarted"
+NOT_ASKED = "cache_prompt off"
 
 IN_PROMPT = (CHANGED, INSERTED, REORDERED, SHORTENED, REMOVED, CONTEXT_FULL)
 """The prompt differs from the earlier one; with a full context, because the client cut it."""
 
-IN_SERVER = (OTHER_CONVERSATION, CONTEXT_FULL, EVICTED)
-"""The prompt only grew, and the server has lost the earlier one."""
+OF_ENGINE = (OTHER_SLOT, NO_CHECKPOINT, CONTEXT_SHIFT, CACHE_FULL, RESTARTED)
+"""Why a llama-server had lost a prompt, as its slots, its properties or its log show."""
 
-KINDS = (*IN_PROMPT, OTHER_CONVERSATION, EVICTED)
+IN_SERVER = (OTHER_CONVERSATION, CONTEXT_FULL, EVICTED, *OF_ENGINE)
+"""The server has lost the beginning that both prompts share."""
+
+KINDS = (*IN_PROMPT, OTHER_CONVERSATION, EVICTED, *OF_ENGINE, NOT_ASKED)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from lab.features.recording import breaks
 from lab.features.recording.conversations import CallHistory, Prompt
@@ -32,6 +32,7 @@ SLACK_SHARE = 0.1
 128. Without exact tokens also a share of the prompt."""
 
 MOST_LEFT_OUT = 3  # an answer that is sent back in fewer than its tokens / 3 is not whole
+STRANGER = "by a request that did not come through lab record"
 PROBE = 200  # characters by which a block is found in a rendered prompt
 
 Count = Callable[[str], int | None]
@@ -55,6 +56,9 @@ class ServerState:
     latest_other: Prompt | None = None  # the latest prompt of another conversation
     other_number: int | None = None
     was_refused: bool = False  # the call of this conversation before: it did not fit
+    held: Mapping[int, int] = field(default_factory=dict)  # the latest task of each slot
+    busy: Collection[int] = ()  # slots that served something else when the call came
+    changed: str = ""  # what is different since the server was started anew
 
 
 def find_cause(
@@ -75,7 +79,9 @@ def find_cause(
     slack = slack_of(prompt, is_exact)
     cause = None
     if n_cached is not None and n_shared is not None and n_cached + slack < n_shared:
-        cause = lost_in_server(best, history, state)
+        cause = lost_in_server(best, prompt, n_cached, history, state)
+        if cause.kind in (*breaks.OF_ENGINE, breaks.NOT_ASKED):
+            return dataclasses.replace(finding, cause=cause)
         latest = difference(history.latest.blocks, prompt.blocks)
         n_latest = shared_tokens(history.latest, prompt)
         if latest and n_latest is not None and abs(n_cached - n_latest) <= slack:
@@ -145,18 +151,65 @@ def cause_at(block: Block, character: int, kind: str, by: str) -> Cause:
     )
 
 
-def lost_in_server(best: Prompt, history: CallHistory, state: ServerState) -> Cause:
-    """Why a server has lost a prompt that it had read."""
+def lost_in_server(
+    best: Prompt, prompt: Prompt, n_cached: int, history: CallHistory, state: ServerState
+) -> Cause:
+    """Why a server did not use what it had read."""
+    if not prompt.asks_for_cache:
+        return Cause(kind=breaks.NOT_ASKED, by=CLIENT)
+    by_engine = engine_cause(best, prompt, n_cached, state)
+    if by_engine is not None and by_engine.kind != breaks.CACHE_FULL:
+        return by_engine
     n_held = (best.n_prompt or 0) + (best.n_gen or 0)
-    is_full = state.n_ctx is not None and n_held + 1 >= state.n_ctx
-    if is_full or state.was_refused:
+    if state.was_refused or (state.n_ctx is not None and n_held + 1 >= state.n_ctx):
         return Cause(kind=breaks.CONTEXT_FULL, by=SERVER)
+    if by_engine is not None:
+        return by_engine
     intruder = state.latest_other
     if intruder is not None and intruder.call > history.latest.call:
         return Cause(
             kind=breaks.OTHER_CONVERSATION, by=SERVER, conversation=state.other_number
         )
-    return Cause(kind=breaks.EVICTED, by=SERVER)
+    return Cause(kind=breaks.EVICTED, by=SERVER, what=stranger(best, prompt))
+
+
+def stranger(best: Prompt, prompt: Prompt) -> str:
+    """Who else used the server since the earlier prompt, if its log shows somebody."""
+    if best.served is None or prompt.served is None or not best.served.n_begun:
+        return ""
+    n_begun = prompt.served.n_begun - best.served.n_begun
+    return STRANGER if n_begun > prompt.call - best.call else ""
+
+
+def engine_cause(
+    best: Prompt, prompt: Prompt, n_cached: int, state: ServerState
+) -> Cause | None:
+    """What a llama-server's slots or log show that it did with the earlier prompt."""
+    before = best.served
+    now = prompt.served
+    if before is None or now is None:
+        return None
+    if now.start != before.start:
+        return Cause(kind=breaks.RESTARTED, by=SERVER, what=state.changed)
+    n_held = (best.n_prompt or 0) + (best.n_gen or 0)
+    if before.is_shifted or (state.n_ctx is not None and n_held > state.n_ctx):
+        return Cause(kind=breaks.CONTEXT_SHIFT, by=SERVER)
+    n_shared = shared_tokens(best, prompt) or 0
+    if now.slot != before.slot and state.held.get(before.slot) == before.task:
+        return Cause(
+            kind=breaks.OTHER_SLOT,
+            by=SERVER,
+            slot=now.slot,
+            held_by=before.slot,
+            similarity=n_shared / max(1, prompt.n_prompt or 0),
+            what="busy" if before.slot in state.busy else "",
+        )
+    n_similar = (now.similarity or 0.0) * (prompt.n_prompt or 0)
+    if now.is_forced or n_similar > n_cached + SLACK:
+        return Cause(kind=breaks.NO_CHECKPOINT, by=SERVER, slot=now.slot)
+    if now.n_dropped > before.n_dropped:
+        return Cause(kind=breaks.CACHE_FULL, by=SERVER)
+    return None
 
 
 def template_cause(best: Prompt, prompt: Prompt) -> Cause | None:

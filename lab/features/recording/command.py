@@ -19,18 +19,24 @@ from lab.app.options import OUTPUT, with_options
 from lab.app.output import Output
 from lab.core import asked_command, results
 from lab.errors import LabError
-from lab.features.recording import sentences
+from lab.features.recording import repeat, sentences
 from lab.features.recording.lines import RecordedCall
 from lab.features.recording.proxy import Proxy
 from lab.features.recording.recorder import CallRecorder, RecordingSetup, without_text
-from lab.remote.access import access
+from lab.remote.access import Access, access
 from lab.runner import machine
 
 if TYPE_CHECKING:
     from lab.show.console import Terminal
 
-PLACEHOLDER = "{url}"
-NAME_IN_ENVIRONMENT = "OPENAI_BASE_URL"
+URL = "{url}"
+BASE = "{base}"
+"""What stands in an agent's command for the address to use, with /v1 and without."""
+
+OF_OPENAI = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+OF_ANTHROPIC = "ANTHROPIC_BASE_URL"
+"""Variables by which clients are pointed at a server; Anthropic's add /v1 themselves."""
+
 LOOPBACK = "127.0.0.1"
 SWITCH_S = 0.0005  # after which the thread that compares prompts lets streams go on
 
@@ -42,6 +48,7 @@ class Listening:
     host: str
     port: int
     agent: tuple[str, ...]
+    repeated: tuple[RecordedCall, ...] = ()  # a session to send again
 
 
 OPTIONS = (
@@ -65,6 +72,19 @@ OPTIONS = (
         help="Address to listen on. Any other one lets other machines use the server.",
     ),
     click.option(
+        "--log",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="The log that llama-server writes: its slots and cache, call by call.",
+    ),
+    click.option(
+        "--check",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Repeat a recorded session without what its client changed, and compare the times "
+        "with the predicted ones.",
+    ),
+    click.option(
         "--keep-text",
         is_flag=True,
         help="Store the requests' prompts too (for lab turns --replay).",
@@ -72,11 +92,20 @@ OPTIONS = (
 )
 
 
-@click.command("record", cls=Command, first=("url", "port", "host", "keep-text"))
+@click.command(
+    "record", cls=Command, first=("url", "port", "host", "log", "keep-text", "check")
+)
 @click.argument("agent", nargs=-1, metavar="[-- AGENT...]", type=click.UNPROCESSED)
 @with_options(*OPTIONS, *OUTPUT)
 def command(
-    agent: tuple[str, ...], url: str, port: int, host: str, keep_text: bool, **asked: Any
+    agent: tuple[str, ...],
+    url: str,
+    port: int,
+    host: str,
+    log: Path | None,
+    check: Path | None,
+    keep_text: bool,
+    **asked: Any,
 ) -> None:
     """Record an agent's requests, and name what breaks its server's cache.
 
@@ -84,16 +113,18 @@ def command(
       lab record --url http://127.0.0.1:8080    # prints the address to use
       lab record --url http://127.0.0.1:8080 -- my-agent --base-url {url}
       lab show results/...-record.jsonl           # the bill again
+      lab record --url ... --check results/...-record.jsonl   # recorded with --keep-text
 
     Passes every request on unchanged, and its answer back as it comes. Prints a line for each
     request with a prompt: its tokens, those cached, those read again, and what broke the cache: the
-    first message and character that differ from the best earlier prompt. At the end the bill, and
-    what each mend would save. Ctrl-C, or the end of the AGENT, ends the recording; {url} and the
-    variable OPENAI_BASE_URL of the AGENT are the address to use.
+    first message and character that differ from the best earlier prompt, or what the server did
+    with its slots. At the end the bill, and what each mend would save. Ctrl-C, or the end of the
+    AGENT, ends the recording. {url} in its command is the address to use, {base} the same without
+    /v1; OPENAI_BASE_URL, OPENAI_API_BASE and ANTHROPIC_BASE_URL are set for it.
 
     Sends nothing to anywhere but --url. A llama-server is also asked to render and tokenize the
-    prompts, after each answer. The results hold lengths, hashes and times; no keys, and no text
-    without --keep-text.
+    prompts and to show its slots, after each answer. The results hold lengths, hashes and times; no
+    keys, and no text without --keep-text.
     """
     from lab.show import console
 
@@ -108,12 +139,14 @@ def command(
         keeps_text=keep_text,
         show=shown_by(err, bool(agent)),
         command=asked_command.command(),
+        log=log,
     )
-    listening = Listening(host, port, agent)
+    repeated = tuple(repeat.read_session(check)) if check else ()
+    listening = Listening(host, port, agent, repeated)
     sys.setswitchinterval(SWITCH_S)
     with results.unless_empty(path), CallRecorder(recording) as recorder:
-        status = asyncio.run(record(recorder, server.root, listening, err))
-    finish(recorder, output, path, keep_text)
+        status = asyncio.run(record(recorder, server, listening, err))
+    finish(recorder, output, path, keep_text, repeated)
     if status:
         sys.exit(status)
 
@@ -155,12 +188,21 @@ def in_digits(count: int | None) -> str:
 
 
 async def record(
-    recorder: CallRecorder, root: str, listening: Listening, err: Terminal
+    recorder: CallRecorder, server: Access, listening: Listening, err: Terminal
 ) -> int | None:
-    """Listen until Ctrl-C, or until the agent ends; returns the agent's exit status."""
+    """Listen until Ctrl-C, or until the agent or the repeated session ends; returns the agent's
+    exit status."""
+    root = server.root
     async with Proxy(root, listening.host, listening.port, recorder.keep) as proxy:
-        address = f"http://{proxy.host}:{proxy.port}/v1"
-        err.print(f"Recording {root}. Point the client at {address}", highlight=False)
+        address = f"http://{proxy.host}:{proxy.port}"
+        if listening.repeated:
+            await repeat.send_again(listening.repeated, server, address)
+            return None
+        err.print(
+            f"Recording {root}. Point the client at {address}/v1 (Anthropic's clients: {address})",
+            highlight=False,
+            soft_wrap=True,
+        )
         if listening.agent:
             return await run_agent(listening.agent, address)
         err.print("Ctrl-C ends the recording.")
@@ -179,8 +221,9 @@ async def until_interrupted() -> None:
 
 async def run_agent(agent: Sequence[str], address: str) -> int:
     """Run the agent until it ends. Ctrl-C goes to the agent, which shares the terminal."""
-    arguments = [word.replace(PLACEHOLDER, address) for word in agent]
-    environment = {**os.environ, NAME_IN_ENVIRONMENT: address}
+    url = f"{address}/v1"
+    arguments = [word.replace(URL, url).replace(BASE, address) for word in agent]
+    environment = {**os.environ, **dict.fromkeys(OF_OPENAI, url), OF_ANTHROPIC: address}
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
     try:
         process = await asyncio.create_subprocess_exec(*arguments, env=environment)
@@ -196,7 +239,13 @@ async def run_agent(agent: Sequence[str], address: str) -> int:
             process.terminate()
 
 
-def finish(recorder: CallRecorder, output: Output, path: Path, keeps_text: bool) -> None:
+def finish(
+    recorder: CallRecorder,
+    output: Output,
+    path: Path,
+    keeps_text: bool,
+    repeated: Sequence[RecordedCall] = (),
+) -> None:
     """Print the bill. Excerpts of changed texts appear on the terminal, and nowhere else without
     --keep-text."""
     saved = list(recorder.calls)
@@ -208,4 +257,6 @@ def finish(recorder: CallRecorder, output: Output, path: Path, keeps_text: bool)
             "Point the client at the address that lab record prints.",
         )
     shown = kinds.sections(saved if output.as_json else recorder.calls)
+    if repeated and len(saved) == len(repeated):
+        shown = [*shown, repeat.compared(repeated, saved)]
     output.finish(saved, path, recorder.problem, shown=shown)

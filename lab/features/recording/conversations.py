@@ -17,6 +17,7 @@ from lab.features.recording.differences import (
     shared_characters,
 )
 from lab.features.recording.prompts import MESSAGE, TOOL, Block, Blocks, length
+from lab.features.recording.server_log import Served
 from lab.remote.chat_bodies import ASSISTANT, SYSTEM, USER
 
 MOST_PROMPTS = 8  # of a conversation that are remembered
@@ -36,6 +37,8 @@ class Prompt:
     n_gen: int | None = None
     rendered: str | None = None  # by the server's template
     tokens: tuple[int, ...] = ()  # of the rendered prompt
+    served: Served | None = None  # by a llama-server
+    asks_for_cache: bool = True
 
 
 @dataclass

@@ -34,6 +34,9 @@ class Cause:
     character: int | None = None  # of that text, from 0
     what: str = ""  # such as "a time of day"
     conversation: int | None = None  # that used the cache in between
+    slot: int | None = None  # of the server, that served the call
+    held_by: int | None = None  # the slot with the earlier prompt
+    similarity: float | None = None  # of both prompts, as a share of the new one
     excerpt: str = ""  # kept only with the prompts
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class RecordedCall:
     follows: int | None = None  # the call that this prompt goes on from
     n_new: int | None = None  # tokens that no cache could have had
     is_exact: bool = False  # compared as tokens
+    slot: int | None = None  # of a llama-server
     cause: Cause | None = None
     blocks: BlockColumns = BlockColumns()
     body: Any = field(default=None, metadata={KEPT_AS_SENT: True})

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,21 +20,20 @@ from typing import Any
 
 from lab.core import results
 from lab.core.record import Machine
-from lab.core.request import ERROR_INSIDE, Endpoint, ServerSettings, short_name
+from lab.core.request import ERROR_INSIDE, short_name
 from lab.errors import LabError, printable
 from lab.features.recording.answers import Answer, read_answer
 from lab.features.recording.causes import Finding, ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Conversations, Prompt
 from lab.features.recording.lines import BlockColumns, RecordedCall
 from lab.features.recording.prompts import Blocks, blocks_of
-from lab.features.recording.proxy import HUNG_UP, PassedCall
-from lab.remote import rendering
+from lab.features.recording.proxy import PassedCall
+from lab.features.recording.server_side import ServerQuestions, Slot
 from lab.remote.access import Access
-from lab.remote.client import Client
-from lab.remote.formats import as_count, as_dict
+from lab.remote.formats import as_dict
 
 N_HASHED = 16  # hexadecimal digits of a hash
-LLAMA_SERVER = "llama-server"
+OK = 200
 NOT_FOUND = 404
 MOST_OF_PATH = 80  # characters of an unknown path that are shown
 
@@ -51,6 +50,15 @@ class RecordingSetup:
     keeps_text: bool
     show: Show
     command: tuple[str, ...] | None = None
+    log: Path | None = None  # of the server
+
+
+@dataclass(frozen=True)
+class SeenCall:
+    """A call, and the server's slots when it had ended."""
+
+    exchange: PassedCall
+    slots: Sequence[Slot]
 
 
 class CallRecorder:
@@ -64,33 +72,47 @@ class CallRecorder:
         self._conversations = Conversations()
         self._began_ns = time.perf_counter_ns()
         self._secret = secrets.token_bytes(32)
-        self._server = ServerQuestions(recording.access)
-        self._queue: queue.SimpleQueue[PassedCall | None] = queue.SimpleQueue()
+        self._ends: dict[int, int] = {}  # of each slot's latest call
+        self._server = ServerQuestions(recording.access, recording.log)
+        self._ended: queue.SimpleQueue[PassedCall | None] = queue.SimpleQueue()
+        self._seen: queue.SimpleQueue[SeenCall | None] = queue.SimpleQueue()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> CallRecorder:
+        self._watching.start()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._queue.put(None)
+        self._ended.put(None)
+        self._watching.join()
         self._thread.join()
         self._server.close()
 
     def keep(self, exchange: PassedCall) -> None:
         """Record an exchange soon; returns at once."""
-        self._queue.put(exchange)
+        self._ended.put(exchange)
+
+    def _watch(self) -> None:
+        """Look at the server's slots as soon as a call has ended: the next call may change them
+        before this one is recorded."""
+        exchange = self._ended.get()
+        while exchange is not None:
+            self._seen.put(SeenCall(exchange, self._server.slots()))
+            exchange = self._ended.get()
+        self._seen.put(None)
 
     def _run(self) -> None:
-        exchange = self._queue.get()
-        while exchange is not None:
+        seen = self._seen.get()
+        while seen is not None:
             try:
-                self._record(exchange)
+                self._record(seen.exchange, seen.slots)
             except LabError as problem:
                 self.problem = problem
-            exchange = self._queue.get()
+            seen = self._seen.get()
 
-    def _record(self, exchange: PassedCall) -> None:
+    def _record(self, exchange: PassedCall, slots: Sequence[Slot]) -> None:
         body = body_of(exchange)
         blocks = blocks_of(body)
         if not blocks:
@@ -98,10 +120,10 @@ class CallRecorder:
         answer = read_answer(exchange.pieces(), exchange.encoding, exchange.content_type)
         self._server.look_at(exchange, answer)
         conversation = self._conversations.of(blocks)
-        prompt = self._prompt(exchange, body, blocks, answer)
+        prompt = self._prompt(exchange, body, blocks, answer, slots)
         finding = Finding()
-        if conversation.prompts and exchange.status == 200 and answer.error is None:
-            state = self._state(conversation)
+        if conversation.prompts and exchange.status == OK and answer.error is None:
+            state = self._state(conversation, exchange)
             count = self._server.count
             finding = find_cause(prompt, answer.n_cached, conversation, state, count)
         call = self._line(exchange, body, prompt, answer, conversation, finding)
@@ -111,15 +133,22 @@ class CallRecorder:
         self.recording.show(call)
 
     def _prompt(
-        self, exchange: PassedCall, body: dict[str, Any], blocks: Blocks, answer: Answer
+        self,
+        exchange: PassedCall,
+        body: dict[str, Any],
+        blocks: Blocks,
+        answer: Answer,
+        slots: Sequence[Slot],
     ) -> Prompt:
         prompt = Prompt(
             call=len(self.calls) + 1,
             blocks=blocks,
             n_prompt=answer.n_prompt,
             n_gen=answer.n_gen,
+            served=self._server.served(answer, slots) if exchange.status == OK else None,
+            asks_for_cache=body.get("cache_prompt") is not False,
         )
-        if exchange.status != 200:
+        if exchange.status != OK:
             return prompt
         rendered = self._server.rendered(body)
         if rendered is None:
@@ -129,21 +158,27 @@ class CallRecorder:
             return prompt  # the server made something else of this request
         return replace(prompt, rendered=rendered, tokens=tokens)
 
-    def _state(self, conversation: CallHistory) -> ServerState:
+    def _state(self, conversation: CallHistory, exchange: PassedCall) -> ServerState:
         """What the server has been asked since the conversation's latest call."""
         latest: Prompt | None = None
         number = None
         for candidate in self._conversations.conversations:
             if candidate is conversation or not candidate.prompts:
                 continue
+            if not may_share_slot(candidate.latest, conversation.latest):
+                continue
             if latest is None or candidate.latest.call > latest.call:
                 latest = candidate.latest
                 number = candidate.number
+        busy = {slot for slot, ended in self._ends.items() if ended > exchange.received_ns}
         return ServerState(
             n_ctx=self._server.n_ctx,
             latest_other=latest,
             other_number=number,
             was_refused=conversation.was_refused,
+            held=self._server.held,
+            busy=busy,
+            changed=self._server.changed,
         )
 
     def _remember(
@@ -155,6 +190,8 @@ class CallRecorder:
     ) -> None:
         """Remember a prompt that the server has read; of a refused one, that it was refused."""
         conversation.was_refused = answer.is_context_full
+        if prompt.served is not None:
+            self._ends[prompt.served.slot] = exchange.ended_ns
         if was_read(exchange, answer):
             conversation.add(prompt)
             self._conversations.forget_oldest()
@@ -192,6 +229,7 @@ class CallRecorder:
             follows=finding.follows,
             n_new=finding.n_new,
             is_exact=finding.is_exact,
+            slot=prompt.served.slot if prompt.served else None,
             cause=finding.cause,
             blocks=self._columns(prompt.blocks),
             body=body if self.recording.keeps_text else None,
@@ -217,6 +255,13 @@ class CallRecorder:
         )
 
 
+def may_share_slot(first: Prompt, second: Prompt) -> bool:
+    """Whether a server may have served both in one slot."""
+    if first.served is None or second.served is None:
+        return True
+    return first.served.slot == second.served.slot
+
+
 def without_text(call: RecordedCall) -> RecordedCall:
     """A call without the excerpt of a changed text."""
     if call.cause is None:
@@ -237,7 +282,7 @@ def body_of(exchange: PassedCall) -> dict[str, Any]:
 def was_read(exchange: PassedCall, answer: Answer) -> bool:
     """Whether the server has read the prompt of a call, as far as its answer shows."""
     has_begun = answer.first_ns is not None or answer.n_prompt is not None
-    return exchange.status == 200 and (answer.error is None or has_begun)
+    return exchange.status == OK and (answer.error is None or has_begun)
 
 
 def failure_of(exchange: PassedCall, answer: Answer) -> str | None:
@@ -246,7 +291,7 @@ def failure_of(exchange: PassedCall, answer: Answer) -> str | None:
     if exchange.status == NOT_FOUND:
         path = printable(exchange.path.partition("?")[0])[:MOST_OF_PATH]
         return f"HTTP 404: the server has no {path}"
-    if exchange.status != 200:
+    if exchange.status != OK:
         reason = f": {answer.error}" if answer.error else ""
         return f"HTTP {exchange.status}{reason}"
     if answer.error is not None:
@@ -261,71 +306,3 @@ def ttft_of(exchange: PassedCall, answer: Answer) -> int | None:
 
 def nanoseconds(ms: float | None) -> int | None:
     return None if ms is None else round(ms * 1e6)
-
-
-class ServerQuestions:
-    """What a llama-server is asked after a call: its template's prompt, tokens, and its context.
-
-    No other server is asked anything.
-    """
-
-    def __init__(self, access: Access) -> None:
-        self.n_ctx: int | None = None
-        self._access = access
-        self._client: Client | None = None
-        self._settings: ServerSettings | None = None
-        self._can_render = False
-        self._has_looked = False
-
-    def look_at(self, exchange: PassedCall, answer: Answer) -> None:
-        """Find out from the first good answer whether the server is a llama-server."""
-        if self._has_looked or exchange.status != 200 or exchange.failure == HUNG_UP:
-            return
-        self._has_looked = True
-        if answer.timings is None and exchange.server != "llama.cpp":
-            return
-        headers = self._access.headers
-        if exchange.authorization:
-            headers = (*headers, ("Authorization", exchange.authorization))
-        self._client = Client(replace(self._access, headers=headers))
-        self._can_render = True
-        properties = self._client.object_at("/props")
-        defaults = as_dict(properties.get("default_generation_settings"))
-        self.n_ctx = as_count(defaults.get("n_ctx"))
-        self._settings = ServerSettings(
-            n_slots=as_count(properties.get("total_slots")), n_ctx=self.n_ctx
-        )
-
-    def endpoint(self, exchange: PassedCall) -> Endpoint:
-        is_llama = self._settings is not None
-        return Endpoint(
-            url=self._access.url,
-            api=printable(exchange.path.partition("?")[0].rpartition("/")[2])[:40],
-            server=LLAMA_SERVER if is_llama else None,
-            settings=self._settings,
-        )
-
-    def rendered(self, body: dict[str, Any]) -> str | None:
-        """The prompt as text; None if the server cannot say."""
-        if self._client is None or not self._can_render:
-            return None
-        try:
-            return rendering.apply_template(self._client, body)
-        except LabError:
-            return None
-
-    def tokens(self, text: str) -> tuple[int, ...]:
-        if self._client is None:
-            return ()
-        try:
-            return rendering.tokenize(self._client, text) or ()
-        except LabError:
-            return ()
-
-    def count(self, text: str) -> int | None:
-        """Tokens of a text; None if the server cannot say."""
-        return len(self.tokens(text)) or None
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.__exit__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from lab.core.lists import join_and, plural
 from lab.features.recording import breaks
 from lab.features.recording.differences import KEYS, LINES, WORDS
 from lab.features.recording.figures import FROM_TIME, Mend
-from lab.features.recording.lines import SERVER, TEMPLATE, Cause, RecordedCall
+from lab.features.recording.lines import TEMPLATE, Cause, RecordedCall
 from lab.features.recording.prompts import CONTENT, MESSAGE
 from lab.show.wording import digits, seconds
 
@@ -27,12 +28,31 @@ MENDS = {
     "(llama-server --parallel)",
     breaks.CONTEXT_FULL: "Use a longer context (llama-server --ctx-size)",
     breaks.EVICTED: "Have the server keep its cache between calls (llama-server --cache-ram)",
+    breaks.OTHER_SLOT: "Lower the similarity from which a slot is used again "
+    "(llama-server --slot-prompt-similarity), or send id_slot",
+    breaks.NO_CHECKPOINT: "Have the server keep more states of this model "
+    "(llama-server --ctx-checkpoints, or --swa-full for a sliding window)",
+    breaks.CONTEXT_SHIFT: "Use a longer context (llama-server --ctx-size), or shorten the "
+    "conversation before it is full",
+    breaks.CACHE_FULL: "Give the server's cache of prompts more memory "
+    "(llama-server --cache-ram)",
+    breaks.RESTARTED: "Keep the server running between calls",
+    breaks.NOT_ASKED: "Leave cache_prompt on",
 }
+BUSY_MEND = (
+    "Give each of the calls at the same time a slot of its own (llama-server --parallel)"
+)
 TEMPLATE_MEND = "Use a chat template that writes earlier messages again as they were"
 LOST = {
     breaks.OTHER_CONVERSATION: "conversation {conversation} used the slot",
     breaks.CONTEXT_FULL: "the context was full",
     breaks.EVICTED: "the same prompt, but the server had lost its cache",
+    breaks.OTHER_SLOT: "slot {slot} took the call, but slot {held_by} holds the conversation",
+    breaks.NO_CHECKPOINT: "the model's cache cannot be cut, and no saved state was early enough",
+    breaks.CONTEXT_SHIFT: "the context was full, and the server had dropped its beginning",
+    breaks.CACHE_FULL: "the server had dropped the conversation: its cache memory was full",
+    breaks.RESTARTED: "the server was started anew",
+    breaks.NOT_ASKED: "the request switched the cache off (cache_prompt)",
 }
 HAPPENED = {
     breaks.CHANGED: "{place} changed",
@@ -59,13 +79,22 @@ def place_of(cause: Cause) -> str:
     return f"{place} ({cause.role})"
 
 
+def lost(cause: Cause) -> str:
+    """What happened to a prompt that was not changed."""
+    reason = LOST.get(cause.kind, cause.kind).format(**dataclasses.asdict(cause))
+    if cause.kind == breaks.OTHER_SLOT and cause.similarity is not None:
+        reason += f" ({cause.similarity:.0%} alike{', but busy' if cause.what else ''})"
+    elif cause.what:
+        reason += f" ({cause.what})"
+    return reason
+
+
 def label(cause: Cause | None) -> str:
     """The cell of a cause: message 1 (system): 08:0[0:00 -> 3:27]Z."""
     if cause is None:
         return ""
     if cause.part is None:
-        reason = LOST.get(cause.kind, cause.kind)
-        return reason.format(conversation=cause.conversation)
+        return lost(cause)
     place = place_of(cause)
     by = " by the template" if cause.by == TEMPLATE else ""
     if cause.kind == breaks.CHANGED and cause.excerpt and not by:
@@ -160,8 +189,8 @@ def where(affected: Sequence[RecordedCall]) -> str:
     """The first place that differs in calls with the same cause."""
     causes = [call.cause for call in affected if call.cause is not None]
     cause = causes[0]
-    if cause.by == SERVER:
-        reason = LOST[cause.kind].format(conversation=cause.conversation)
+    if cause.part is None:
+        reason = lost(cause)
         return f"{reason[0].upper()}{reason[1:]}."
     event = HAPPENED[cause.kind].format(place=place_of(cause))
     if cause.kind == breaks.REORDERED and cause.what in PARTS:
@@ -182,4 +211,6 @@ def where(affected: Sequence[RecordedCall]) -> str:
 def remedy(cause: Cause) -> str:
     if cause.by == TEMPLATE:
         return TEMPLATE_MEND
+    if cause.kind == breaks.OTHER_SLOT and cause.what:
+        return BUSY_MEND
     return MENDS[cause.kind].format(place=place_of(cause))

@@ -1,0 +1,286 @@
+"""lab record with a llama-server: what its slots, its properties and its log show of a lost cache,
+on planted logs and on a real server."""
+
+import dataclasses
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.features.recording import breaks, sentences
+from lab.features.recording.causes import Finding, ServerState, find_cause
+from lab.features.recording.conversations import CallHistory, Prompt
+from lab.features.recording.lines import CLIENT, SERVER, Cause, RecordedCall
+from lab.features.recording.prompts import blocks_of
+from lab.features.recording.recorder import CallRecorder
+from lab.features.recording.server_log import OLDEST, SIMILAR, Served, ServerLog
+from tests.bench.record import recorded as recorder_before
+from tests.servers import NAME, RealServer
+from tests.test_real_servers import a_llama_server
+from tests.test_recording import messages, recorded, with_next
+
+# The log
+
+
+NEW = """\
+0.01.145.997 I srv    load_model: loading model '/models/a.gguf'
+0.01.300.998 I slot get_availabl: id  1 | task -1 | selected slot by LRU, t_last = -1
+0.01.301.226 I slot launch_slot_: id  1 | task 0 | processing task, is_child = 0
+0.02.168.500 I slot print_timing: id  1 | task 0 | prompt eval time =     806.67 ms /    57 tokens \
+(   14.15 ms per token,    70.66 tokens per second)
+0.02.168.533 I slot      release: id  1 | task 0 | stop processing: n_tokens = 60, truncated = 0
+0.02.172.666 I slot get_availabl: id  1 | task -1 | selected slot by LCP similarity, \
+f_sim_best = 0.911 (> 0.100 thold), f_keep = 0.950
+0.02.175.932 I slot launch_slot_: id  1 | task 6 | processing task, is_child = 0
+0.02.280.318 I slot print_timing: id  1 | task 6 | prompt eval time =      27.84 ms /    11 tokens \
+(   27.84 ms per token,    35.92 tokens per second)
+"""
+OLD = """\
+srv    load_model: loading model '/models/a.gguf'
+slot get_availabl: id  0 | task 12 | selected slot by lcs similarity, lcs_len = 3, similarity = 0.1
+slot get_availabl: id  0 | task -1 | selected slot by LCP similarity, sim_best = 0.800 (> 0.100 \
+thold), f_keep = 0.900
+slot launch_slot_: id  0 | task 17 | processing task
+slot update_slots: id  0 | task 17 | forcing full prompt re-processing due to lack of cache data
+slot print_timing: id  0 | task 17 | prompt eval time =     100.00 ms /   100 tokens
+slot update_slots: id  0 | task 17 | slot context shift, n_keep = 0, n_left = 9, n_discard = 4
+slot get_availabl: id  0 | task -1 | selected slot by LRU, t_last = 5
+srv        update:  - cache size limit reached, removing oldest entry (size = 12.500 MiB)
+slot launch_slot_: id  0 | task 31 | processing task
+slot print_timing: id  0 | task 31 | prompt eval time =      70.00 ms /    70 tokens
+"""
+
+
+def log_of(tmp_path: Path, text: str) -> ServerLog:
+    path = tmp_path / "server.log"
+    path.write_text(text)
+    return ServerLog(path)
+
+
+def test_a_log_says_which_slot_served_a_request_and_why(tmp_path: Path) -> None:
+    log = log_of(tmp_path, NEW)
+    first = log.find(57, 806.671)
+    second = log.find(11, None)
+    assert first is not None
+    assert second is not None
+    assert (first.slot, first.task, first.chosen_by) == (1, 0, OLDEST)
+    assert (second.slot, second.task, second.chosen_by) == (1, 6, SIMILAR)
+    assert second.similarity == 0.911
+    assert second.n_begun - first.n_begun == 1
+    assert log.find(11, 99.0) is None
+
+
+def test_an_older_log_says_it_too(tmp_path: Path) -> None:
+    log = log_of(tmp_path, OLD)
+    forced = log.find(100, 100.0)
+    later = log.find(70, 70.0)
+    assert forced is not None
+    assert later is not None
+    assert forced.is_forced
+    assert forced.similarity == 0.8
+    assert (forced.n_dropped, later.n_dropped) == (0, 1)
+
+
+def test_a_log_that_begins_anew_or_goes_on_shows_a_new_start(tmp_path: Path) -> None:
+    log = log_of(tmp_path, NEW)
+    first = log.find(57, 806.67)
+    (tmp_path / "server.log").write_text(NEW + NEW)
+    again = log.find(57, 806.67)
+    (tmp_path / "server.log").write_text(OLD)  # shorter: another file
+    other = log.find(100, 100.0)
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert first.start < again.start < other.start
+
+
+def test_a_log_of_something_else_says_nothing(tmp_path: Path) -> None:
+    lines = ["INFO: 127.0.0.1 POST /v1/chat 200", "slot", "slot x: id", "", "\x00", "task 3"]
+    log = log_of(tmp_path, "\n".join(lines * 20))
+    log.read()
+    assert not log.served
+
+
+# The causes
+
+
+def prompts(before: Served | None, now: Served | None, **more: Any) -> tuple[Prompt, Prompt]:
+    """Two prompts of a conversation that only grows, 400 and 460 tokens long."""
+    first = Prompt(
+        1, blocks_of({"messages": messages()}), 400, 10, "", tuple(range(400)), before
+    )
+    second = Prompt(
+        3, blocks_of({"messages": with_next(messages())}), 460, 10, "", tuple(range(460)), now
+    )
+    return first, dataclasses.replace(second, **more)
+
+
+def found(first: Prompt, second: Prompt, state: ServerState, n_cached: int = 3) -> Finding:
+    history = CallHistory(1)
+    history.add(first)
+    return find_cause(second, n_cached, history, state, lambda text: None)
+
+
+SLOT_0 = Served(0, 5)
+ENGINE: dict[str, tuple[Served, Served, ServerState]] = {
+    breaks.OTHER_SLOT: (SLOT_0, Served(1, 9), ServerState(held={0: 5, 1: 9})),
+    breaks.NO_CHECKPOINT: (
+        SLOT_0,
+        Served(0, 9, chosen_by=SIMILAR, similarity=0.87),
+        ServerState(),
+    ),
+    breaks.CONTEXT_SHIFT: (Served(0, 5, is_shifted=True), Served(0, 9), ServerState()),
+    breaks.CACHE_FULL: (SLOT_0, Served(0, 9, n_dropped=2), ServerState()),
+    breaks.RESTARTED: (SLOT_0, Served(0, 1, start=1), ServerState()),
+    breaks.EVICTED: (SLOT_0, Served(0, 9), ServerState()),
+}
+
+
+@pytest.mark.parametrize("kind", ENGINE)
+def test_what_the_engine_did_is_named(kind: str) -> None:
+    before, now, state = ENGINE[kind]
+    finding = found(*prompts(before, now), state)
+    assert finding.cause is not None
+    assert (finding.cause.kind, finding.cause.by) == (kind, SERVER)
+    assert found(*prompts(before, now), state, n_cached=399).cause is None
+
+
+def test_more_tokens_than_a_context_holds_were_shifted() -> None:
+    first, second = prompts(SLOT_0, Served(0, 9))
+    cause = found(first, second, ServerState(n_ctx=405)).cause
+    assert cause is not None
+    assert cause.kind == breaks.CONTEXT_SHIFT
+
+
+def test_a_request_that_switches_the_cache_off_is_the_clients_doing() -> None:
+    first, second = prompts(SLOT_0, Served(0, 9), asks_for_cache=False)
+    cause = found(first, second, ServerState()).cause
+    assert cause is not None
+    assert (cause.kind, cause.by) == (breaks.NOT_ASKED, CLIENT)
+
+
+def test_a_conversation_in_another_slot_is_no_intruder() -> None:
+    first, second = prompts(Served(0, 5, n_begun=1), Served(0, 9, n_begun=4))
+    cause = found(first, second, ServerState()).cause
+    assert cause is not None
+    assert cause.kind == breaks.EVICTED
+    assert "did not come through lab record" in cause.what
+
+
+@pytest.mark.parametrize("kind", [*breaks.OF_ENGINE, breaks.NOT_ASKED])
+@pytest.mark.parametrize("what", ["", "the chat template changed", "busy"])
+def test_each_cause_of_the_engine_has_its_sentences(kind: str, what: str) -> None:
+    cause = Cause(kind=kind, by=SERVER, slot=1, held_by=0, similarity=0.25, what=what)
+    call = recorded(2, 10, 0, 1.0, cause=cause)
+    text = f"{sentences.where([call])} {sentences.remedy(cause)} {sentences.label(cause)}"
+    assert "None" not in text
+    assert "{" not in text
+
+
+# A real server
+
+
+SIZES = ("--threads", "1", "--ctx-size", "4096", "--parallel", "2", "--cache-ram", "0")
+
+
+@pytest.fixture(scope="module")
+def server(embedded: Path) -> Iterator[RealServer]:
+    with a_llama_server(embedded, SIZES) as started:
+        yield started
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> None:
+    data = json.dumps({"model": NAME, "temperature": 0, **body}).encode()
+    headers = {"Content-Type": "application/json"}
+    address = url.removesuffix("/v1") + path
+    with urllib.request.urlopen(urllib.request.Request(address, data, headers)) as answer:
+        answer.read()
+
+
+RULES = " ".join(f"Keep rule {number} of this house." for number in range(20))
+GROWING = [
+    {"role": "user", "content": "What is here?"},
+    {"role": "assistant", "content": "Three files."},
+    {"role": "user", "content": "Open the first of them."},
+]
+
+
+def bodies(path: str, clock: str, n_messages: int) -> dict[str, Any]:
+    """A call of an interface whose system prompt has a clock."""
+    system = f"It is {clock}. {RULES}"
+    grown = GROWING[:n_messages]
+    if path == "/v1/messages":
+        parts = [{**message, "content": text_part(message)} for message in grown]
+        return {"system": system, "messages": parts, "max_tokens": 3}
+    if path == "/v1/responses":
+        items = [{"type": "message", **message} for message in grown]
+        return {"instructions": system, "input": items, "max_output_tokens": 3}
+    return {"messages": [{"role": "system", "content": system}, *grown], "max_tokens": 3}
+
+
+def text_part(message: dict[str, str]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": message["content"]}]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_clock_in_the_system_prompt_is_found_exactly(
+    server: RealServer, tmp_path: Path, path: str
+) -> None:
+    with recorder_before(server.url, str(tmp_path)) as (url, recorder):
+        post(url, path, bodies(path, f"08:00 at {path}", 1))
+        post(url, path, bodies(path, f"08:01 at {path}", 3))
+    first, second = recorder.calls
+    assert second.is_exact
+    assert second.cause is not None
+    assert (second.cause.kind, second.cause.by) == (breaks.CHANGED, CLIENT)
+    assert second.cause.character == len("It is 08:0")
+    assert again(second) > (first.n_prompt or 0) - 30
+
+
+def again(call: RecordedCall) -> int:
+    return (call.n_prompt or 0) - (call.n_cached or 0) - (call.n_new or 0)
+
+
+def wait_for(recorder: CallRecorder, n_calls: int) -> None:
+    """Wait until calls are recorded, as an agent that works between its calls does."""
+    deadline = time.monotonic() + 60
+    while len(recorder.calls) < n_calls and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_a_slot_that_is_not_similar_enough_is_named(
+    server: RealServer, tmp_path: Path
+) -> None:
+    """The prompt grows to more than ten times its length, so the server takes the other slot."""
+    with recorder_before(server.url, str(tmp_path)) as (url, recorder):
+        short = [{"role": "system", "content": RULES[:150]}, GROWING[0]]
+        for n_calls in (1, 2):
+            post(url, "/v1/chat/completions", {"messages": short, "max_tokens": 2})
+            wait_for(recorder, n_calls)
+        long = " ".join(f"word {number}" for number in range(300))
+        grown = [*short, GROWING[1], {"role": "user", "content": long}]
+        post(url, "/v1/chat/completions", {"messages": grown, "max_tokens": 2})
+    third = recorder.calls[2]
+    assert third.cause is not None
+    assert third.cause.kind == breaks.OTHER_SLOT
+    assert third.cause.similarity is not None
+    assert third.cause.similarity < 0.1
+    assert recorder.calls[1].cause is None
+    assert third.slot != recorder.calls[1].slot
+
+
+def test_a_request_without_a_cache_is_named_on_a_real_server(
+    server: RealServer, tmp_path: Path
+) -> None:
+    with recorder_before(server.url, str(tmp_path)) as (url, recorder):
+        chat = bodies("", "noon", 1)
+        post(url, "/v1/chat/completions", chat)
+        grown = bodies("", "noon", 3)
+        post(url, "/v1/chat/completions", {**grown, "cache_prompt": False})
+    cause = recorder.calls[1].cause
+    assert cause is not None
+    assert (cause.kind, cause.by) == (breaks.NOT_ASKED, CLIENT)
