@@ -130,7 +130,7 @@ def _ollama_models() -> Iterator[StoredModel]:
 
 
 def _tree(folder: Path, depth: int) -> Iterator[tuple[str, ...]]:
-    """The names of the files exactly so many folders deep."""
+    """The names of the files that lie exactly `depth` folders deep."""
     for name in _names_in(folder):
         if depth == 1:
             if not name.startswith("."):
@@ -228,7 +228,7 @@ def _of_path(tool: str, path: Path) -> StoredModel:
 
 
 def _gguf_files(folder: Path, depth: int) -> Iterator[Path]:
-    """The .gguf files in a folder and so many levels below; of a split model one part."""
+    """The .gguf files in a folder and `depth` levels below; of a split model one part."""
     split = set()
     for name in _names_in(folder):
         path = folder / name

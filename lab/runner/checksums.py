@@ -27,7 +27,9 @@ def checked(paths: tuple[Path, ...], expected: str | None) -> str:
             f"{paths[0].name} was replaced during the measurement: its sha256 began with "
             f"{expected[:8]}, and now with {checksum[:8]}."
         )
-        raise LabError(what, "The runs so far are saved. Measure the new file by itself.")
+        raise LabError(
+            what, "The runs so far are saved. Measure the new file in a session of its own."
+        )
     return checksum
 
 
