@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from lab.core.script import OPEN_ENDED, Script, Shape
 from lab.core.shape import Matrix
 from lab.engine import loop
 from lab.models import catalog, synthetic
+from lab.process.setup import ProcessSetup
 from lab.process.wire import Build, Outcome, Progress, Vocabulary
 from lab.process.worker import WorkerDied
 from lab.runner import disturbances, noise_watch
@@ -281,7 +282,7 @@ class FakeWorker:
     reads_files = True
 
     def __init__(self) -> None:
-        self.lib: str | None = None
+        self.setup = ProcessSetup()
         self.build = Build("0.0", None, "", MACHINE.devices)
         self.model = MODEL
         self.tensors_of_file: tuple[Tensor, ...] = ()
@@ -307,12 +308,8 @@ class FakeWorker:
     def restart(self) -> None:
         self.starts += 1
 
-    def use(
-        self,
-        lib: str | None,
-        rpc_servers: Sequence[str] = (),
-    ) -> None:
-        self.lib = lib
+    def use(self, setup: ProcessSetup) -> None:
+        self.setup = setup
 
     @contextmanager
     def ended_after(self, seconds: float) -> Iterator[None]:

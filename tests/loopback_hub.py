@@ -235,7 +235,9 @@ class _HubHandler(_Handler):
         if "/resolve/" in path:
             name, _, revision_and_file = path.lstrip("/").partition("/resolve/")
             file = unquote(revision_and_file.partition("/")[2])
-            self.answer(200, {}, self.state.repos[name].files[file])
+            data = self.state.repos[name].files[file]
+            last = (self.headers.get("Range") or "").partition("-")[2]
+            self.answer(206 if last else 200, {}, data[: int(last) + 1] if last else data)
         elif not self.is_answered("api"):
             self.list_files(path)
 
@@ -252,7 +254,9 @@ class _HubHandler(_Handler):
             self.wfile.write(b'{"id": "owner/name", "siblings": [')
             self.send_endlessly(b'{"rfilename": "a.gguf"},' * 1000)
             return
-        siblings = [{"rfilename": file} for file in repo.files]
+        siblings = [
+            {"rfilename": file, "size": len(data)} for file, data in repo.files.items()
+        ]
         listed = {"id": f"{owner}/{name}", "siblings": siblings}
         self.answer(200, {"Content-Type": "application/json"}, json.dumps(listed).encode())
 

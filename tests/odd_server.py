@@ -36,6 +36,8 @@ class OddServer:
 
     url: str
     answers: dict[str, Canned]
+    deciding: Callable[[dict[str, Any]], Canned] | None = None  # how a chat is answered
+    has_tokenizer: bool = True
     n_asked: dict[str, int] = field(default_factory=dict)
 
 
@@ -108,6 +110,11 @@ class _Handler(BaseHTTPRequestHandler):
         running = self.running
         running.n_asked[self.path] = running.n_asked.get(self.path, 0) + 1
         canned = running.answers.get(self.path, Canned(b'{"error": "not found"}', 404))
+        if self.path == CHAT_PATH and running.deciding is not None:
+            canned = running.deciding(asked)
+        if not running.has_tokenizer:
+            self._write(canned, asked)
+            return
         if self.path == "/tokenize" and "content" in asked:
             canned = as_json({"tokens": asked["content"].split()})
         if self.path == "/apply-template":
@@ -141,9 +148,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def odd_server(
-    answers: Mapping[str, Canned] | None = None, model: str = "odd"
+    answers: Mapping[str, Canned] | None = None,
+    model: str = "odd",
+    deciding: Callable[[dict[str, Any]], Canned] | None = None,
+    has_tokenizer: bool = True,
 ) -> Iterator[OddServer]:
-    """A server with one model, and a tokenizer for which a word is a token."""
+    """A server with one model, and a tokenizer for which a word is a token. `deciding` has the
+    answer of each chat."""
 
     class Handler(_Handler):
         """Of this server alone."""
@@ -158,6 +169,8 @@ def odd_server(
             **models,
             **(answers or {}),
         },
+        deciding,
+        has_tokenizer,
     )
     Thread(
         target=http.serve_forever,

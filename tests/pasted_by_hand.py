@@ -45,7 +45,7 @@ BY_HAND = (
         "INFO 02-01 12:00:10 metrics.py:455] Avg prompt throughput: 0.0 tokens/s, Avg "
         "generation throughput: 63.7 tokens/s, Running: 2 reqs, Swapped: 0 reqs, "
         "Pending: 0 reqs, GPU KV cache usage: 0.5%, CPU KV cache usage: 0.0%.\n",
-        (decode(63.7, WINDOW),),
+        (decode(63.7, WINDOW, None, 2),),
     ),
     Sample(
         "lm studio, a German window",

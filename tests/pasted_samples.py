@@ -12,6 +12,7 @@ from lab.features.why.figure import (
     FIRST_FREE,
     MAYBE_FIRST,
     MIXED,
+    MIXED_WINDOW,
     PREFILL,
     PROMPT,
     SERVED,
@@ -19,7 +20,6 @@ from lab.features.why.figure import (
     STEPS,
     UNKNOWN,
     WHOLE,
-    WINDOW,
 )
 
 
@@ -301,7 +301,7 @@ SAMPLES = (
         "INFO 08-01 07:18:24 [loggers.py:122] Engine 000: Avg prompt throughput: "
         "22639.7 tokens/s, Avg generation "
         "throughput: 34.2 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 67.5%\n",
-        (decode(34.2, WINDOW),),
+        (decode(34.2, MIXED_WINDOW, None, 1),),
     ),
     Sample(  # the format of common/gen_logging.py of TabbyAPI
         "tabbyapi",

@@ -18,6 +18,7 @@ from lab.runner.plan import make_plan
 from lab.runner.session import execute as execute_session
 from lab.show import comparison, console, text_comparison
 from lab.show.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
+from tests.bench import doubt
 from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
 
 SECOND_MACHINE = dataclasses.replace(MACHINE, cpu="Other CPU")
@@ -208,12 +209,36 @@ def test_what_is_one_setup_is_compared_by_session() -> None:
 
 @pytest.mark.parametrize(
     "records",
-    [session(BASE), [make_record(make_run(status=FAILED))]],
-    ids=["one session", "failed only"],
+    [session(BASE), session([10.0])],
+    ids=["six runs", "one run"],
 )
 def test_one_session_is_not_compared(records: list[Record]) -> None:
-    with pytest.raises(LabError, match="nothing to compare"):
+    with pytest.raises(LabError, match="all runs are of one setup and one session"):
         comparison.groups(records)
+
+
+def test_failed_runs_are_not_called_one_setup() -> None:
+    failed = [make_record(make_run(status=FAILED)) for _ in range(2)]
+    with pytest.raises(LabError, match="nothing to compare: no run has a result"):
+        comparison.groups(failed)
+
+
+def test_a_session_of_too_few_runs_does_not_count_even_if_it_was_disturbed() -> None:
+    short = [doubt.neighbour(record) for record in session([30.0, 30.0], "short")]
+    row = tpot_row(session(BASE, "long") + short + slower_session(2))
+    assert row.n_base == len(BASE)
+    assert row.doubts == tpot_row(session(BASE, "long") + slower_session(2)).doubts
+
+
+def test_the_estimate_of_blocks_is_that_of_its_interval() -> None:
+    records = []
+    for number, (before, after) in enumerate([(10, 11), (10, 12), (10, 20), (10, 40)] * 2):
+        for variant, ms in (("A", before), ("B", after)):
+            run = make_run(20, 5, number, decode_ms=ms, block=number, variant=variant)
+            records.append(make_record(run))
+    row = tpot_row(records)
+    assert row.ratio is not None
+    assert row.estimate == row.ratio.estimate
 
 
 def test_imported_totals_are_compared_with_decode_compute() -> None:

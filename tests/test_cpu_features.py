@@ -5,7 +5,7 @@ import platform
 import pytest
 
 from lab.process.worker import Worker
-from lab.runner import builds, machine as runner_machine
+from lab.runner import builds
 
 NEHALEM = "flags\t\t: fpu sse2 ht pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm\n"
 HASWELL = "flags\t\t: fpu sse2 pni ssse3 fma avx f16c bmi1 avx2 bmi2\n"
@@ -62,7 +62,7 @@ def test_what_a_cpu_lacks_and_what_a_build_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(runner_machine, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
+    monkeypatch.setattr(builds, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
     assert builds.mismatch(build) == (frozenset(lacking), frozenset(unused))
 
 
@@ -74,7 +74,7 @@ def test_nothing_is_said_of_a_cpu_that_is_not_known(
     machine: str, cpuinfo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(runner_machine, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
+    monkeypatch.setattr(builds, "system_text", {"/proc/cpuinfo": cpuinfo}.get)
     assert builds.mismatch(BUILT_ON_GRAVITON_3) is None
 
 

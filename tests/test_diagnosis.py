@@ -14,6 +14,7 @@ import pytest
 from lab.core.record import CRASHED, OK, Rate, Record, Settings
 from lab.core.script import Script
 from lab.errors import LabError
+from lab.process.setup import ProcessSetup
 from lab.process.wire import Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, diagnosis, trial as side_by_side
@@ -225,7 +226,7 @@ def test_the_cause_of_a_planted_fault_is_named(
     tmp_path: Path,
     patience: None,
 ) -> None:
-    engine.use(str(faults.plant(fault, tmp_path)))
+    engine.use(ProcessSetup(lib=str(faults.plant(fault, tmp_path))))
     plan = make_plan(
         cast(Worker, FakeWorker()),
         "8",
@@ -248,7 +249,7 @@ def test_the_cause_of_a_planted_fault_is_named(
 def test_a_build_that_ends_while_it_starts_is_told_in_a_sentence(
     engine: Worker, tmp_path: Path
 ) -> None:
-    engine.use(str(faults.plant("start", tmp_path)))
+    engine.use(ProcessSetup(lib=str(faults.plant("start", tmp_path))))
     with pytest.raises(LabError, match=r"SIGILL.*llama.cpp crashed at its start") as problem:
         builds.of_worker(engine)
     assert not isinstance(problem.value, WorkerDied)

@@ -27,7 +27,7 @@ from lab.features.doctor.checks import (
     read,
 )
 from lab.process.wire import Outcome, Progress
-from lab.runner import builds, disturbances, machine, noise_watch
+from lab.runner import builds, cgroups, disturbances, machine, noise_watch
 from tests.conftest import MACHINE, FakeWorker, died, make_record, make_run, run_lab, steps_of
 
 BUSY = "another process used 0.9 of a core"
@@ -35,6 +35,7 @@ CARD = Device("CUDA0", "NVIDIA H200", "gpu", None)
 SOFTWARE = Device("CUDA0", "llvmpipe", "gpu", None)
 HEALTHY = Readings(
     quota=None,
+    limit_bytes=None,
     slowdown=None,
     power=None,
     power_savers=None,
@@ -158,7 +159,8 @@ def planted(
     monkeypatch.setattr(system, "gpus", lambda root: [])
     monkeypatch.setattr(machine, "default_threads", lambda root=None: 2)
     monkeypatch.setattr(machine, "memory_available", lambda root=None: 10**10)
-    monkeypatch.setattr(machine, "cpu_quota", lambda root=None: None)
+    monkeypatch.setattr(cgroups, "cpu_quota", lambda root=None: None)
+    monkeypatch.setattr(cgroups, "memory_limit", lambda root=None: None)
     monkeypatch.setattr(builds, "mismatch", lambda text: None)
     monkeypatch.setattr(machine, "describe", lambda *args: MACHINE)
     return chosen

@@ -1,13 +1,26 @@
 """HTTP as servers frame it: the events and their stamps are the same in each framing."""
 
+import gzip
 import itertools
 import json
+import time
+import zlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import pytest
 
 from lab.core.record import OK
-from lab.core.request import CHAT, LOST, TOO_EARLY, WRONG_JSON, Asked, Request
+from lab.core.request import (
+    CHAT,
+    LOST,
+    NO_STREAM,
+    STALLED,
+    TOO_EARLY,
+    WRONG_JSON,
+    Asked,
+    Request,
+)
 from lab.core.request_times import figures
 from lab.remote.access import access
 from lab.remote.client import Client
@@ -22,6 +35,7 @@ EVENTS = [
     b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n',
     b"data: [DONE]\n\n",
 ]
+BOMB = gzip.compress(bytes(64_000_000))
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
@@ -44,6 +58,17 @@ def answer(pieces: list[bytes]) -> Request:
     with scripted(pieces) as url, Client(access(url)) as client:
         (reply,) = client.run(SendPlan(asks=(asked,), api=CHAT, timeout_s=30))
     return reply.request
+
+
+def compressed(bits: int, name: bytes) -> list[bytes]:
+    """The events, each flushed by itself, though nobody asked for a compression."""
+    deflate = zlib.compressobj(9, zlib.DEFLATED, bits)
+    pieces = [
+        deflate.compress(event) + deflate.flush(zlib.Z_SYNC_FLUSH) for event in EVENTS[:-1]
+    ]
+    pieces.append(deflate.compress(EVENTS[-1]) + deflate.flush())
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Encoding: " + name + b"\r\n\r\n")
+    return [head, *map(chunk, pieces), b"0\r\n\r\n"]
 
 
 half = len(EVENTS[1]) // 2
@@ -85,13 +110,87 @@ FRAMINGS = {
         b"0\r\n\r\n",
     ],
     "a length": [PLAIN + b"Content-Length: %d\r\n\r\n" % len(b"".join(EVENTS)), *EVENTS],
+    "JSON by its type": [
+        CHUNKED.replace(b"text/event-stream", b"application/json"),
+        *map(chunk, EVENTS),
+        b"0\r\n\r\n",
+    ],
+    "gzip": compressed(zlib.MAX_WBITS | 16, b"gzip"),
+    "zlib": compressed(zlib.MAX_WBITS, b"deflate"),
+    "deflate": compressed(-zlib.MAX_WBITS, b"Deflate"),
     "until it hangs up": [PLAIN.replace(b"1.1", b"1.0") + b"\r\n", *EVENTS],
 }
 
 
-@pytest.mark.parametrize("framing", FRAMINGS)
-def test_events_and_stamps_are_the_same(framing: str) -> None:
-    request = answer(FRAMINGS[framing])
+@pytest.mark.parametrize(
+    ("encoding", "data"), [(b"gzip", b"no gzip"), (b"zstd", EVENTS[0]), (b"gzip", BOMB)]
+)
+def test_what_cannot_be_decompressed_says_so(encoding: bytes, data: bytes) -> None:
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Encoding: " + encoding + b"\r\n\r\n")
+    request = answer([head, chunk(data), b"0\r\n\r\n"])
+    assert request.failure == NO_STREAM
+    assert "compressed" in (request.error or "") or "no valid gzip" in (request.error or "")
+
+
+@pytest.mark.parametrize("last", [b"data: [DONE]\n\n", b"data:[DONE]\n", b'data: "[DONE]"'])
+def test_done_ends_an_answer_whose_connection_stays_open(last: bytes) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield CHUNKED
+        yield from map(chunk, [*EVENTS[:-1], last])
+        time.sleep(20)
+
+    asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
+    began = time.monotonic()
+    with raw_server([pieces()]) as url, Client(access(url)) as client:
+        (reply,) = client.run(SendPlan(asks=(asked,), api=CHAT, timeout_s=15))
+    assert reply.request.status == OK
+    assert reply.request.events.kind == ("text", "text", "other", "done")
+    assert time.monotonic() - began < 10
+
+
+def test_done_within_a_text_ends_nothing() -> None:
+    text = json.dumps({"choices": [{"delta": {"content": "data: [DONE]"}}]})
+    events = [f"data: {text}\n\n".encode(), *EVENTS[1:]]
+    request = answer([CHUNKED, chunk(events[0]), b"", *map(chunk, events[1:]), b"0\r\n\r\n"])
+    assert request.events.kind == ("text", "text", "other", "done")
+
+
+def silent(before: bytes, pause_s: float) -> Request:
+    """The answer of a server that sends this, nothing for a while, and then the rest."""
+
+    def pieces() -> Iterator[bytes]:
+        yield CHUNKED + chunk(before)
+        time.sleep(pause_s)
+        yield b"".join(map(chunk, EVENTS)) + b"0\r\n\r\n"
+
+    asked = Ask(asked=Asked(n_prompt=None, n_gen=2), body=json.dumps({"stream": True}))
+    with raw_server([pieces()]) as url, Client(access(url)) as client:
+        plan = SendPlan(asks=(asked,), api=CHAT, timeout_s=30, stall_s=0.3)
+        (reply,) = client.run(plan)
+    return reply.request
+
+
+ROLE_EVENT = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
+
+
+@pytest.mark.parametrize("before", [ROLE_EVENT, b": ping\n\n", b'data: {"choices": []}\n\n'])
+def test_a_long_prefill_is_no_stall(before: bytes) -> None:
+    assert silent(before, 2.0).status == OK
+
+
+def test_silence_after_the_first_token_is_a_stall() -> None:
+    assert silent(EVENTS[0], 5.0).failure == STALLED
+
+
+def test_the_longest_silence_follows_the_time_limit() -> None:
+    for timeout_s, longest_s in ((10.0, 60.0), (600.0, 60.0), (3600.0, 360.0)):
+        plan = SendPlan(asks=(), api=CHAT, timeout_s=timeout_s)
+        assert plan.longest_stall_s == longest_s
+
+
+@pytest.mark.parametrize("name", FRAMINGS)
+def test_events_and_stamps_are_the_same(name: str) -> None:
+    request = answer(FRAMINGS[name])
     assert request.status == OK
     assert request.error is None
     assert request.events.kind == ("text", "text", "other", "done")

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
 
 from lab.errors import LabError
-from lab.models import hub, obtain, synthetic
+from lab.models import catalog, hub, obtain, synthetic
 from lab.models.hub import Remote
 from lab.process.worker import Worker
 from tests import loopback_hub, miniature, odd_server
@@ -413,6 +413,95 @@ def test_ctrl_c_or_a_kill_and_again(server: LoopbackHub, how: signal.Signals) ->
     assert hub.cached(REMOTE) is None
     server.chunk_s = 0
     assert hub.pull(REMOTE).sha256 == SHA256
+
+
+VISION = "org/Pixie-VL-GGUF"
+STEM = "Pixie-VL-30B-A3B"
+
+
+@pytest.fixture
+def vision(server: LoopbackHub) -> LoopbackHub:
+    """The hub with a model that sees pictures, and all that lies beside it."""
+    files = {file.name: b"GGUF" + file.name.encode() for file in loopback_hub.VISION_REPO}
+    server.repos[VISION] = Repo(files)
+    return server
+
+
+def pulled(text: str) -> str | None:
+    """The name of the file that is pulled for a SPEC."""
+    file = obtain.obtain(catalog.parse(text), cast(Worker, None), memory_bytes=60)
+    assert file.path.read_bytes()[4:].decode().endswith(file.path.name)
+    return file.path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (f"hf:{VISION}:Q4_K_M", f"{STEM}-Q4_K_M.gguf"),
+        (f"{VISION}", f"{STEM}-Q4_K_M.gguf"),
+        (f"-hf {VISION}:q8_0", f"{STEM}-Q8_0.gguf"),
+        (f"hf.co/{VISION}:UD-Q4_K_M", f"{STEM}-UD-Q4_K_M.gguf"),
+        (f"{VISION}@ud-iq1_m", f"{STEM}-UD-IQ1_M.gguf"),
+        (f"https://huggingface.co/{VISION}/blob/main/mmproj-F16.gguf", "mmproj-F16.gguf"),
+        (f"hf:{VISION}/{STEM}-Q4_K_L.gguf", f"{STEM}-Q4_K_L.gguf"),
+    ],
+)
+def test_the_right_file_of_a_realistic_repo(vision: LoopbackHub, text: str, name: str) -> None:
+    assert pulled(text) == name
+    n_requests = len(vision.log)
+    assert pulled(text) == name
+    assert len(vision.log) == n_requests  # the name means the same file offline
+
+
+def refused_name(text: str) -> str:
+    with pytest.raises(LabError) as caught:
+        pulled(text)
+    return str(caught.value)
+
+
+def test_a_repo_alone_lists_its_models(vision: LoopbackHub) -> None:
+    error = refused_name(f"hf:{VISION}")
+    assert f"{VISION} has 7 models" in error
+    assert f"hf:{VISION}:Q4_K_M, 0.00 GB: fits into the free memory" in error
+    assert f"hf:{VISION}:UD-Q4_K_XL, 3 parts, 0.00 GB: more than the free memory" in error
+    for name in ("mmproj", "imatrix", "mtp", "lora", "README"):
+        assert name not in error
+    assert f"{VISION} has no file with quantization F16" in refused_name(f"hf:{VISION}:F16")
+    pulled(f"hf:{VISION}:Q4_K_M")
+    assert f"{VISION} has 7 models" in refused_name(f"hf:{VISION}")
+
+
+def test_what_a_name_means_does_not_depend_on_the_cache(vision: LoopbackHub) -> None:
+    vision.repos["org/ud"] = Repo({"m-UD-Q4_K_M.gguf": b"GGUFm-UD-Q4_K_M.gguf"})
+    pulled("hf:org/ud:UD-Q4_K_M")
+    spec = catalog.parse("hf:org/ud:Q4_K_M")
+    assert obtain.locate(spec) is None
+    assert obtain.remove(spec) == 0
+    assert "no file with quantization Q4_K_M" in refused_name("hf:org/ud:Q4_K_M")
+    assert obtain.locate(catalog.parse("hf:org/ud:UD-Q4_K_M"))
+    two = {name: b"GGUF" + name.encode() for name in ("a-Q4_0.gguf", "b-Q4_0.gguf")}
+    vision.repos["org/two"] = Repo(two)
+    pulled("hf:org/two/a-Q4_0.gguf")
+    error = refused_name("hf:org/two:Q4_0")
+    assert "names 2 models" in error or "has 2 models" in error
+    assert "hf:org/two/a-Q4_0.gguf, 0.00 GB" in error
+    assert "hf:org/two/b-Q4_0.gguf, 0.00 GB" in error
+    with pytest.raises(LabError, match="2 models"):
+        obtain.remove(catalog.parse("hf:org/two:Q4_0"))
+    assert obtain.locate(catalog.parse("hf:org/two/a-Q4_0.gguf"))
+
+
+def test_a_repo_without_a_model_file(vision: LoopbackHub) -> None:
+    vision.repos["org/original"] = Repo({"model.safetensors": b"x"})
+    vision.repos["org/only"] = Repo({"mmproj-F16.gguf": b"x"})
+    assert "GGUF in its name" in refused_name("org/original")
+    assert "It has: mmproj-F16.gguf" in refused_name("hf:org/only:F16")
+
+
+def test_a_name_that_is_neither_a_path_nor_on_the_hub(server: LoopbackHub) -> None:
+    error = refused_name("no/such/file.gguf")
+    assert "There is no file no/such/file.gguf on this machine, nor on the hub" in error
+    assert "The hub has no repo no/such" in error
 
 
 def test_remove_frees_the_bytes_and_all_names(server: LoopbackHub) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import types
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,18 +181,23 @@ def test_runs_are_explained_and_predicted_once_their_ceilings_are_known(
 
 
 class Counting:
-    """Stands in for the engine: every probe is a little faster than the last."""
+    """Stands in for the engine: every probe is a little faster than the last; those of `unsteady`
+    columns are much faster."""
 
     pid = os.getpid()
 
-    def __init__(self, interrupted_at: int | None = None) -> None:
+    def __init__(
+        self, interrupted_at: int | None = None, unsteady: tuple[int, ...] = ()
+    ) -> None:
         self.asked: list[Probe] = []
         self.interrupted_at = interrupted_at
+        self.unsteady = unsteady
 
     def probe(self, probe: Probe) -> Rate:
         if len(self.asked) == self.interrupted_at:
             raise KeyboardInterrupt
         self.asked.append(probe)
+        faster_ns = 50 if probe.n_tokens in self.unsteady else 1
         return Rate(
             probe.op,
             probe.type,
@@ -202,7 +208,7 @@ class Counting:
             probe.n_threads,
             n_bytes=1000,
             flops=1000,
-            times_ns=(1000 - len(self.asked),),
+            times_ns=(1000 - faster_ns * len(self.asked),),
             n_head_kv=probe.n_head_kv,
             n_positions=probe.n_positions,
         )
@@ -220,7 +226,7 @@ class Counting:
 def test_rounds_go_on_while_the_machine_is_disturbed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n_disturbed: int, n_rounds: int
 ) -> None:
-    engine: Any = Counting()
+    engine: Any = Counting(unsteady=(1, 8, 64))
     todo = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
     n_disturbed_probes = n_disturbed * len(todo)
 
@@ -241,6 +247,66 @@ def test_rounds_go_on_while_the_machine_is_disturbed(
     assert bool(warnings) == (n_disturbed > n_rounds)
     n_passes = [len(probed.times_ns) for probed in ceilings.rates if probed.op == MUL_MAT]
     assert n_passes == [n_rounds] * 3
+
+
+@pytest.mark.parametrize(
+    ("n_disturbed_probes", "unsteady", "extra", "is_warned"),
+    [
+        (0, (1, 8, 64), [], False),
+        (6, (), [], True),  # all agree: a third round would tell the same
+        (99, (8,), [8], True),
+        (6, (8,), [8, 1, 64], False),  # it has become quiet: the others may be faster now
+        (99, (1, 64), [1, 64], True),
+    ],
+)
+def test_beside_other_work_only_unsteady_kernels_are_timed_again(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    n_disturbed_probes: int,
+    unsteady: tuple[int, ...],
+    extra: list[int],
+    is_warned: bool,
+) -> None:
+    engine: Any = Counting(unsteady=unsteady)
+    todo = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
+
+    def during(noise: object, n_free: float) -> str:
+        return NOISE if len(engine.asked) <= n_disturbed_probes else ""
+
+    monkeypatch.setattr(disturbances, "during", during)
+    read = rate(probes.READ, "I64", 1, 40, 1e9)
+    monkeypatch.setattr(measuring, "read_rate", lambda n_threads: read)
+    shown: list[Status] = []
+    warnings: list[str] = []
+    measuring.obtain(engine, Where(MACHINE), todo, shown.append, warnings.append, tmp_path)
+    assert [probe.n_tokens for probe in engine.asked] == [1, 8, 64] * 2 + extra
+    assert bool(warnings) == is_warned
+    assert all(status.left_s is not None and status.left_s >= 0 for status in shown)
+
+
+def test_a_late_machine_times_sure_kernels_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each kernel takes 5 s beside other work: those whose passes agreed are not timed again."""
+    engine: Any = Counting(unsteady=(8,))
+    clock = types.SimpleNamespace(monotonic=lambda: 5.0 * len(engine.asked))
+    monkeypatch.setattr(measuring, "time", clock)
+    once = engine.probe
+
+    def several(probe: Probe) -> Rate:
+        timed: Rate = once(probe)
+        times_ns = [timed.times_ns[0] + 500 * i * (probe.n_tokens == 8) for i in range(4)]
+        return dataclasses.replace(timed, times_ns=tuple(times_ns))
+
+    monkeypatch.setattr(engine, "probe", several)
+    monkeypatch.setattr(disturbances, "during", lambda noise, n_free: NOISE)
+    read = rate(probes.READ, "I64", 1, 40, 1e9)
+    monkeypatch.setattr(measuring, "read_rate", lambda n_threads: read)
+    todo = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
+    shown: list[Status] = []
+    measuring.obtain(engine, Where(MACHINE), todo, shown.append, lambda text: None, tmp_path)
+    assert [probe.n_tokens for probe in engine.asked] == [1, 8, 64, 8, 8]
+    assert "kernel 5 of 5" in shown[-1].doing
 
 
 def test_the_command_says_how_long_it_takes_and_what_ctrl_c_leaves(

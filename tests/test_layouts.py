@@ -188,8 +188,8 @@ def test_a_plan_is_refused_by_the_memory_of_the_layout(
     assert placing.checked(on[AVX2]).refused == {}
     [refusal] = placing.checked(on[AMX]).refused.values()
     assert "GB are available" in refusal
-    assert memory.longest(plan.model, middle, AVX2)
-    assert not memory.longest(plan.model, middle, AMX)
+    assert memory.longest(plan.model, middle, system_info=AVX2)
+    assert not memory.longest(plan.model, middle, system_info=AMX)
 
 
 def test_llama_cpp_keeps_a_copy_of_a_table_that_this_cpu_repacks(

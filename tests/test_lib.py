@@ -15,7 +15,7 @@ import pytest
 from lab.core.record import OK
 from lab.core.results import read
 from lab.errors import LabError
-from lab.process.spawning import LIB_VARIABLE
+from lab.process.setup import LIB_VARIABLE, ProcessSetup
 from lab.process.wire import Libraries
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, trial as side_by_side
@@ -71,7 +71,7 @@ def test_an_equal_build_fits_and_is_measured(build: Path, tmp_path: Path) -> Non
 def test_the_engine_runs_the_libraries_of_the_folder(build: Path) -> None:
     with Worker() as worker:
         installed = worker.libraries()
-        worker.use(str(build))
+        worker.use(ProcessSetup(lib=str(build)))
         copied = worker.libraries()
     assert installed.version == copied.version
     assert installed.layout == copied.layout
@@ -107,7 +107,7 @@ def test_libraries_that_crash(
 ) -> None:
     class Crashing(FakeWorker):
         def libraries(self) -> Libraries:
-            if self.lib is None:
+            if self.setup.lib is None:
                 return FITTING
             raise WorkerDied("The engine's process ended: SIGILL.")
 
@@ -166,5 +166,5 @@ def test_a_trial_of_two_builds(build: Path, fake_worker: FakeWorker) -> None:
     ]
     plans = side_by_side.plan(fake_worker, variants, 1, prompt_len=[20], gen=4)  # type: ignore[arg-type]
     assert list(plans) == ["A: as it is", "B: --lib build/bin -ngl 0"]
-    assert [plan.lib for plan in plans.values()] == [None, str(build.resolve())]
+    assert [plan.setup.lib for plan in plans.values()] == [None, str(build.resolve())]
     assert [plan.settings.lib for plan in plans.values()] == [None, builds.name_of(str(build))]

@@ -2,13 +2,14 @@
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from lab.runner import machine
+from lab.runner import cgroups, machine
 
 GB = 10**9
 
@@ -69,7 +70,7 @@ def test_the_limits_of_all_groups_above_count(tmp_path: Path, nearest: str) -> N
 def test_the_time_that_a_quota_halted(tmp_path: Path) -> None:
     stat = "nr_periods 9\nnr_throttled 5\nthrottled_usec 2500000"
     root = tree(tmp_path, "0::/a", {"a/cpu.stat": stat, "cpu.stat": "usage_usec 9"})
-    assert machine.throttled_s(root) == 2.5
+    assert cgroups.throttled_s(root) == 2.5
 
 
 PAIRS = "0-1 0-1 2-3 2-3 4-5 4-5 6-7 6-7"  # four physical cores of two threads
@@ -160,3 +161,21 @@ def test_threads_by_default(
         write(devices / "cpu_core/cpus", cores.performance)
         write(devices / "cpu_atom/cpus", "4-7")
     assert machine.default_threads(root) == cores.n_threads
+
+
+TREES = tomllib.loads((Path(__file__).parent / "control_groups.toml").read_text())
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_limits_of_containers_and_hosts(tmp_path: Path, name: str) -> None:
+    planted = TREES[name]
+    write(tmp_path / "proc/self/cgroup", planted["cgroup"].strip())
+    write(tmp_path / "proc/self/mountinfo", planted["mountinfo"].strip())
+    for path, text in planted["files"].items():
+        write(tmp_path / path, text)
+    assert cgroups.cpu_quota(tmp_path) == planted.get("quota")
+    assert cgroups.throttled_s(tmp_path) == planted.get("throttled")
+    assert cgroups.memory_limit(tmp_path) == planted.get("limit")
+    assert machine.memory_available(tmp_path) == planted.get("left", 500 * GB)
+    assert machine.n_cores_usable(tmp_path) == planted.get("quota", 64)
+    assert machine.default_threads(tmp_path) == max(1, int(planted.get("quota", 32)))

@@ -101,6 +101,23 @@ def test_a_context_that_fails_costs_only_its_length(
     assert "no memory" in error
 
 
+def test_progress_does_not_wait_for_runs_of_an_abandoned_length(
+    bench: Any, fake_worker: FakeWorker, seen: list[Status]
+) -> None:
+    def no_room(n_ctx: int) -> None:
+        if n_ctx > 100:
+            raise LabError("no memory", "")
+
+    fake_worker.on_context = no_room
+    bench(repeat=3)
+    decoding = [status for status in seen if status.doing == "decode"]
+    assert [(status.n_runs_done, status.n_runs) for status in decoding] == [
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
+
+
 def die_at(fake_worker: FakeWorker, n_prompt: int | None, n_gen: int, n_deaths: int) -> None:
     """The engine dies in the first runs of these lengths (None: in runs of any prompt)."""
     deaths = iter(range(n_deaths))

@@ -135,6 +135,36 @@ def test_threads_without_a_core_are_reported_as_what_was_measured() -> None:
     assert "--threads" not in disturbances.sentences([on(2, 2, 1, 1.9)])[1]
 
 
+@pytest.mark.parametrize(
+    ("n_affinity", "cores_used", "is_disturbed"),
+    [
+        (64, 30.0, False),
+        (64, 32.0, True),
+        (4, 2.0, False),
+        (4, 3.7, True),
+        (None, 30.0, False),
+    ],
+)
+def test_with_a_quota_others_may_use_the_cores_that_the_process_may_run_on(
+    n_affinity: int | None, cores_used: float, is_disturbed: bool
+) -> None:
+    """A container with a quota of one core: of 64 cores, or of four that a cpuset leaves.
+
+    None: a record of an older version, which knows only the machine's 32 physical cores.
+    """
+    here = dataclasses.replace(
+        MACHINE,
+        n_cores_physical=32,
+        n_cores_usable=1,
+        cpu_quota=1.0,
+        n_cores_affinity=n_affinity,
+    )
+    settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
+    run = watched([round(100 * cores_used)] * 20)
+    record = make_record(run, machine=here, settings=settings)
+    assert (disturbances.OTHERS in disturbances.disturbances(record)) == is_disturbed
+
+
 def test_a_used_up_quota_is_seen() -> None:
     noise = watched([0] * 20, quota_wait_s=0.5).noise
     assert noise is not None

@@ -226,7 +226,7 @@ def test_a_device_that_is_too_small_is_named_with_what_fits(
         "CUDA1": 3 * MB,
     }
     (problem,) = plan_of(worker, model_file).refused.values()
-    assert "CUDA0 (A GPU) needs 0.0 GB for 6 layers and has 0.0 GB: at most 4 fit" in problem
+    assert "CUDA0 (A GPU) needs 0.01 GB for 6 layers and has 0.01 GB: at most 4 fit" in problem
     assert problem.endswith("--n-gpu-layers 6")
     assert not plan_of(worker, model_file, n_gpu_layers=6).refused
 

@@ -35,6 +35,7 @@ NOT_HERE = {
             "--split-mode",
             "--tensor-split",
             "--threads-batch",
+            "--wait",
         ),
     },
 }

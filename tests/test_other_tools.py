@@ -40,7 +40,7 @@ needs_parser = pytest.mark.skipif(
 
 def test_every_setting_of_the_engine_is_in_the_table() -> None:
     names = {setting.record_name or name for name, setting in table().items()}
-    of_the_lab = {"prompt", "seed", "prefill_wait", "lib"}
+    of_the_lab = {"prompt", "seed", "prefill_wait", "wait", "lib"}
     assert OPTIONS.keys() == names - of_the_lab
 
 

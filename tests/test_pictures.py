@@ -15,6 +15,7 @@ from matplotlib.text import Text
 import lab
 from lab.app import kinds
 from lab.core.record import Record
+from lab.errors import LabError
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import explanation, kernel_rates
 from lab.show import canvas, comparison, plot_runs, plot_trial
@@ -284,3 +285,12 @@ def test_pictures_of_equal_name_get_different_names() -> None:
         pictures.append(Picture(name, "", lambda figure: None))
     names = [picture.name for picture in numbered(pictures)]
     assert names == ["a", "batch-1", "batch-2-1", "batch-3", "batch-2-2"]
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [([0, 1, 2], [1, 2, 3]), ([1, 2, 3], [1, 0, 3]), ([-1, 2], [1, 2])],
+)
+def test_a_logarithmic_axis_refuses_what_it_cannot_show(x: list[int], y: list[int]) -> None:
+    with pytest.raises(LabError, match="A logarithmic axis cannot show"):
+        canvas.plot_lines({"line": (x, y)}, "x", "y", "Title", log=True)

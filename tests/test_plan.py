@@ -11,7 +11,7 @@ from lab.core.asked_settings import AskedSettings
 from lab.errors import LabError
 from lab.features import measure, sweep
 from lab.process.worker import Worker
-from lab.runner import prompts
+from lab.runner import cgroups, machine, prompts
 from lab.runner.cases import Plan, Until
 from lab.runner.machine import n_cores_usable
 from lab.runner.plan import make_plan, parse_lengths
@@ -88,6 +88,20 @@ def test_bad_settings(
 ) -> None:
     with pytest.raises(LabError, match=says):
         plan(fake_worker, model_file, **asked)
+
+
+def test_more_threads_than_the_quota_is_a_warning(
+    fake_worker: FakeWorker, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "cpu_quota", lambda root=None: 1.0)
+    monkeypatch.setattr(machine, "n_cores_affinity", lambda: 4)
+    planned = plan(fake_worker, model_file)
+    assert planned.settings.n_threads == 1
+    assert planned.machine.cpu_quota == 1
+    assert planned.machine.n_cores_affinity == 4
+    assert not planned.warnings
+    [warning] = plan(fake_worker, model_file, threads=2).warnings
+    assert "CPU quota is 1 core: 2 threads use it up early" in warning
 
 
 def test_close_names_are_offered(fake_worker: FakeWorker) -> None:
@@ -172,7 +186,9 @@ def test_more_threads_than_cores_are_warned_of(
             "--flash-attn yes is not possible.\nChoose one of on, off, auto.",
         ),
         ({"cache_type_k": "q9_0"}, "--cache-type-k q9_0"),
-        ({"n_gpu_layers": "all"}, "Give a number of layers (0: CPU only)"),
+        ({"n_gpu_layers": "all"}, "Give a whole number from 0 to 10,000, or auto."),
+        ({"wait": "300 spins"}, "--wait 300 spins is not possible."),
+        ({"wait": -1}, "Give a whole number from 0 to 1,000,000,000, or default, or sleep."),
         ({"kv_unified": "maybe"}, "--kv-unified maybe"),
     ],
 )

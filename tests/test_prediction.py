@@ -6,12 +6,12 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 import lab
-from lab.core import cost, results, shown
+from lab.core import cost, memory, results, shown
 from lab.core.record import DECODE, PREFILL, Ceilings, Device as MachineDevice, Record
 from lab.errors import LabError
 from lab.features.predict import wording
@@ -661,3 +661,31 @@ def test_this_machine_without_ceilings_and_too_many_tokens_are_refused(tmp_path:
     assert "Measure them: lab ceilings --types Q4_K,Q6_K" in error
     _, _, error = run_lab("predict", "-p", "999999999999", "-d", "m4")
     assert "are too many" in error
+
+
+def test_without_a_cost_of_a_step_no_figure_of_several_users_is_invented() -> None:
+    alone = here([timed(512, 1.2, 1.3)]).request(1024, 6)
+    unknown = prediction.for_users(alone, 4, None, 0.1, limit_s=0.01)
+    assert unknown.tpot_expected_s is None
+    assert all(map(math.isnan, unknown.tpot_s))
+    assert unknown.tpot_limit_s == 0.01
+
+
+@pytest.mark.parametrize("layers", [{}, {"n_gpu_layers": "auto"}, {"n_gpu_layers": 0}])
+def test_a_prediction_needs_no_embedded_model(
+    monkeypatch: pytest.MonkeyPatch, layers: dict[str, Any]
+) -> None:
+    def not_installed() -> NoReturn:
+        raise LabError("The embedded model is not installed.")
+
+    monkeypatch.setattr(catalog, "embedded_path", not_installed)
+    plan = prediction.plan_for("llama-3.2-3b", layers)
+    assert plan.model.name == "llama-3.2-3b"
+
+
+def test_the_context_that_fits_counts_the_types_of_the_cache() -> None:
+    small = dataclasses.replace(WIDE, type_k="q4_0", type_v="q4_0")
+    of_f16 = memory.longest(BIG, (BIG.n_bytes or 0) + 10**9, WIDE)
+    of_q4 = memory.longest(BIG, (BIG.n_bytes or 0) + 10**9, small)
+    assert of_f16 and of_q4
+    assert 3 < of_q4 / of_f16 < 4

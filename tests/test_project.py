@@ -46,7 +46,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "httpx2": {"remote"},
     "h11": {"remote"},
     "aiohttp": {"features/recording"},
-    "brotli": {"features/recording/compression"},
+    "brotli": {"remote/compression"},
     "yarl": {"features/recording"},
     "psutil": {"features/doctor", "runner/machine", "runner/noise_watch"},
     "pynvml": {"runner/noise_watch"},

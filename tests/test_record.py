@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lab.core import results
@@ -249,3 +250,10 @@ def test_missing_results_are_an_error(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_whole_lines() -> None:
     with pytest.raises(LabError, match="cannot be written"):
         results.save(Path("/dev/full"), make_record())
+
+
+@pytest.mark.parametrize("steps", [{}, {"kind": []}], ids=["none", "one column"])
+def test_a_line_without_columns_of_steps_has_none(steps: dict[str, Any]) -> None:
+    frame = msgspec.convert(steps, Steps).frame()
+    assert frame.empty
+    assert {"kind", "start_ns", "start_s", "end_s"} <= set(frame.columns)

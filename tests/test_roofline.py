@@ -747,6 +747,9 @@ def test_other_types_threads_and_attention_are_changes_where_they_were_probed() 
     assert (
         changes["Q4_0 instead of Q8_0"].command is None
     )  # a file cannot be made in another type
+    of_ollama = dataclasses.replace(record, model=dataclasses.replace(TINY, source="ollama"))
+    for change in advice.changes(rows, of_ollama, best):
+        assert change.label != "Q4_0 instead of Q8_0" or change.command is None
     off = dataclasses.replace(SETTINGS, flash_attn_resolved="off")
     new = step_kernels.total(TINY, off, best, 1, 2000, 1).total_s
     assert changes["flash attention off instead of on"].best == pytest.approx(old / new)

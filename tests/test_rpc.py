@@ -21,6 +21,7 @@ from lab.core.results import read
 from lab.errors import LabError
 from lab.features.rpc_server import RpcServer
 from lab.process import rpc
+from lab.process.setup import ProcessSetup
 from lab.process.worker import Worker
 from lab.runner import machine, placing
 from lab.runner.progress import Status
@@ -116,7 +117,7 @@ def test_another_program_is_no_rpc_server(answer: bytes) -> None:
 def test_a_build_without_rpc_says_how_to_get_one() -> None:
     greeting = struct.pack("<Q", 28) + bytes(28)
     with program(greeting) as endpoint, Worker() as worker:
-        worker.use(None, (endpoint,))
+        worker.use(ProcessSetup(rpc=(endpoint,)))
         with pytest.raises(LabError, match="has no RPC") as problem:
             _ = worker.build
     assert "-DGGML_RPC=ON" in problem.value.hint

@@ -26,6 +26,7 @@ from lab.roofline import paged_prediction, paging
 from lab.roofline.paged_prediction import LimitedMemory
 from lab.roofline.paging import MemoryLine, PagingLaw
 from lab.roofline.prediction import Prediction
+from lab.runner import cgroups
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, run_lab
@@ -272,10 +273,10 @@ def test_the_group_of_this_process_is_found(
 ) -> None:
     (fake_root / "proc/self/cgroup").write_text(text)
     if folder is None:
-        assert groups.own_group(fake_root) is None
+        assert cgroups.own_group(cgroups.MEMORY, fake_root) is None
         return
     (fake_root / folder).mkdir(parents=True)
-    assert groups.own_group(fake_root) == fake_root / folder
+    assert cgroups.own_group(cgroups.MEMORY, fake_root) == fake_root / folder
 
 
 @pytest.mark.parametrize("name", groups.LIMIT_FILES)

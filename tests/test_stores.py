@@ -291,21 +291,29 @@ def test_folders_with_loops_and_incomplete_models(home: Home, mini: Path) -> Non
     parts[1].unlink()
     models = {model.spec: model for model in stores.found()}
     incomplete = models[str(parts[0])]
-    assert "Missing beside it: x-00002-of-00003.gguf" in (incomplete.problem or "")
+    assert "Missing: x-00002-of-00003.gguf" in (incomplete.problem or "")
     assert models[str(folder / "nowhere.gguf")].path is None
     assert run_lab("models", "--found")[0] == 0
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read(home: Home, mini: Path) -> None:
+@pytest.mark.parametrize("closed", [".ollama/models", ".ollama", ""])
+def test_a_folder_that_may_not_be_read(
+    closed: str, home: Home, mini: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything, so the refusal is simulated."""
     home.pulled("registry.ollama.ai/library/tiny/3b", mini.read_bytes())
-    home.ollama.chmod(0)
-    try:
-        status, _, err = run_lab("models", "--found")
-        assert status == 0
-        assert f"This user may not read {home.ollama}." in err
-        with pytest.raises(LabError) as refused:
-            catalog.parse("ollama:tiny:3b")
-        assert "may not be read" in refused.value.hint
-    finally:
-        home.ollama.chmod(0o755)
+    closed_folder = home.folder / closed
+    look = Path.iterdir
+
+    def refused(path: Path) -> Iterator[Path]:
+        if path == closed_folder or closed_folder in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    status, _, err = run_lab("models", "--found")
+    assert status == 0
+    assert err == f"This user may not read {closed_folder}.\n"
+    with pytest.raises(LabError) as unknown:
+        catalog.parse("ollama:tiny:3b")
+    assert f"The folder {closed_folder} may not be read" in unknown.value.hint

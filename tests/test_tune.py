@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from lab.features.tune.lines import CONFIRM, REQUEST, SEARCH
 from lab.features.tune.search import Search
 from lab.process.wire import Outcome, Progress
 from lab.runner import machine
+from lab.runner.plan import make_plan
 from tests.bench.tune import all_choices
 from tests.conftest import FakeWorker, died, steps_of_shapes
 
@@ -230,6 +232,22 @@ def test_a_default_that_cannot_run_ends_the_session(tiny: str) -> None:
         session(tiny, no_flash, workers=Dead)
 
 
+def test_a_full_disk_ends_the_session(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_saved = 0
+
+    def fill(file: int) -> None:
+        nonlocal n_saved
+        n_saved += 1
+        if n_saved > 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fill)
+    with pytest.raises(LabError, match="cannot be written any more: No space left") as problem:
+        session(tiny, no_flash)
+    assert "It contains the earlier runs" in problem.value.hint
+    assert len(results.read([Path(tiny).parent / "1.jsonl"]).all_lines) == 4
+
+
 def test_given_settings_stay_fixed(tiny: str) -> None:
     records = runs_of(session(tiny, no_flash, flash_attn="on", threads=1))
     assert {record.settings.flash_attn for record in records} == {"on"}
@@ -334,3 +352,9 @@ def test_the_budget_is_kept_where_the_winner_takes_longer_than_the_default(tiny:
 def test_impossible_budgets(budget: str) -> None:
     with pytest.raises(LabError, match="--budget"):
         seconds_of(budget)
+
+
+def test_beside_a_busy_program_how_threads_wait_is_tried_too(fake_worker: FakeWorker) -> None:
+    default = make_plan(fake_worker, [20], 4, 1)  # type: ignore[arg-type]
+    assert "wait" not in planning.space(default, False)
+    assert planning.space(default, False, 1)["wait"] == [300, "sleep"]

@@ -15,7 +15,15 @@ from lab.core.record import Record, Settings
 from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.why import asking, machines, measured_now, pairing, permission, setups
+from lab.features.why import (
+    asking,
+    facts,
+    machines,
+    measured_now,
+    pairing,
+    permission,
+    setups,
+)
 from lab.features.why.answer import Question, WhyAnswer, answer
 from lab.features.why.asking import why
 from lab.features.why.command import each_once
@@ -159,6 +167,12 @@ def with_records(figure: Figure, records: Sequence[Record]) -> Figure:
     return dataclasses.replace(figure, records=tuple(records))
 
 
+def with_facts(figure: Figure, **values: Any) -> Figure:
+    """The figure with these facts, or without those that are None."""
+    known = {name: fact for name, fact in figure.facts.items() if name not in values}
+    return dataclasses.replace(figure, facts=known | facts.stated(values))
+
+
 # What is counted
 
 
@@ -219,7 +233,8 @@ def test_a_batch_is_no_single_stream() -> None:
     assert part(explained, COUNTED).how == EQUAL
     concurrency = part(explained, CONCURRENCY)
     assert concurrency.how == NOT_KNOWN
-    assert concurrency.reason == "B sums up 4 answers, 51.4 tokens/s each"
+    assert concurrency.reason == "B sums up 4 answers, 51.4 tokens/s each (205 together)"
+    assert explained.ratio == pytest.approx(78.54 / 51.365)
     assert "concurrency" in conclude(explained).sentence
 
 
@@ -242,8 +257,13 @@ def test_the_sentence_names_the_side_that_explains_the_gap() -> None:
 
 def test_a_server_leaves_open_what_its_log_does_not_say() -> None:
     explained = answer(pasted("llama-cli"), pasted("server, speculative"))
-    assert part(explained, SAMPLING).reason.startswith("not given for B; what llama-server's")
-    assert part(explained, SPECULATION).reason == "B drafts tokens, 72 % were accepted"
+    assert part(explained, SAMPLING).reason.startswith(
+        "not given for A and B; what llama-server's"
+    )
+    speculation = part(explained, SPECULATION).reason
+    assert speculation.startswith(
+        "not given for A; B drafts tokens, 72 % of 3,320 were accepted"
+    )
     assert "B counts the first token" in part(explained, COUNTED).reason
     assert part(explained, CONCURRENCY).how == NOT_KNOWN
 
@@ -256,7 +276,7 @@ def test_depth_is_unknown_where_only_processed_tokens_are_named() -> None:
     depth = part(explained, "depth")
     assert depth.how == NOT_KNOWN
     assert not depth.changes  # so nothing is measured at a wrong depth
-    assert "B names 31,293 processed tokens, not those from the cache" in depth.reason
+    assert "B at least 31,293, the processed tokens, besides those from the" in depth.reason
 
 
 def test_a_model_is_the_same_by_its_file_or_its_parameters(tmp_path: Path) -> None:
@@ -268,11 +288,11 @@ def test_a_model_is_the_same_by_its_file_or_its_parameters(tmp_path: Path) -> No
         )
     )
     assert part(answer(recorded, bench), "model").how == NOT_KNOWN
-    same = dataclasses.replace(recorded, n_params=134_515_008, quantization="Q4_1")
+    same = with_facts(recorded, parameters=134_515_008, quantization="Q4_1")
     assert part(answer(same, bench), "model").how.startswith(
         "equal by quantization and number"
     )
-    named = dataclasses.replace(bench, model="Tiny", quantization="Q4_0", n_params=None)
+    named = with_facts(bench, model="Tiny", quantization="Q4_0", parameters=None)
     assert part(answer(recorded, named), "model").how == "equal by name"
 
 
@@ -292,11 +312,11 @@ def test_a_name_within_another_is_the_same_model_if_it_says_the_size(
     first: str, second: str, is_same: bool
 ) -> None:
     plain = Figure(source="a text", tps=1, phase=DECODE, counts=STEPS)
-    fast = dataclasses.replace(plain, model=first)
-    slow = dataclasses.replace(plain, model=second)
+    fast = with_facts(plain, model=first)
+    slow = with_facts(plain, model=second)
     assert bool(setups.sameness(fast, slow)) == is_same
-    different = dataclasses.replace(slow, n_params=8_000_000_000)
-    assert not setups.sameness(dataclasses.replace(fast, n_params=1_000_000_000), different)
+    different = with_facts(slow, parameters=8_000_000_000)
+    assert not setups.sameness(with_facts(fast, parameters=1_000_000_000), different)
 
 
 def test_settings_of_llama_bench_need_no_measurement_where_they_are_equal(
@@ -353,7 +373,7 @@ def test_settings_that_one_side_does_not_give_are_named_with_the_side(tmp_path: 
     bench.write_text("| model | test | t/s |\n| smollm2 135m | tg24 @ d64 | 50 |")
     more = part(answered(mine, str(bench), tmp_path, budget_s=0), "more settings")
     assert more.how == NOT_KNOWN
-    assert more.reason.startswith("not given for B: threads, ")
+    assert more.reason.startswith("threads: 8 in A, not given for B; ")
     assert "for A" not in more.reason
 
 
@@ -414,7 +434,7 @@ def test_two_texts_without_a_machine_say_so_once() -> None:
     explained = answer(pasted("ollama"), pasted("llama-cli"))
     machine = part(explained, "machine")
     assert machine.how == NOT_KNOWN
-    assert machine.reason == "not given for both (--device)"
+    assert machine.reason == "not given for A and B (--device)"
 
 
 # The trial
@@ -743,8 +763,7 @@ def test_a_deviation_gives_a_range() -> None:
 
 def test_an_automatic_setting_is_no_difference() -> None:
     quick, slow = (
-        dataclasses.replace(pasted("llama-bench json"), settings={"flash_attn": value})
-        for value in ("auto", "on")
+        with_facts(pasted("llama-bench json"), flash_attn=value) for value in ("auto", "on")
     )
     parts = answer(quick, slow).parts
     assert "flash attention" not in [each.name for each in parts]
@@ -818,7 +837,8 @@ def test_a_figure_alone_is_measured_here_on_the_real_engine(
 ) -> None:
     monkeypatch.setattr(measured_now, "REPEATS", 1)
     (bench,) = reader.parse("| test | t/s |\n| tg24 @ d16 | 900000000.0 |")
-    bench = dataclasses.replace(bench, settings={"prompt": "random"})  # the file has no words
+    monkeypatch.setattr(facts, "MEASURABLE", (*facts.MEASURABLE, "prompt"))
+    bench = with_facts(bench, prompt="random")  # the file has no words
     explained = why(
         bench,
         budget="60s",

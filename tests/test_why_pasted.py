@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.errors import LabError
+from lab.features.why.facts import STATED
 from lab.features.why.figure import DECODE, PREFILL, STEPS, Figure
 from lab.features.why.pairing import figures_of, nearest
 from lab.features.why.readers import text as reader
@@ -93,7 +94,8 @@ def test_drafted_tokens_of_lm_studio_are_speculative() -> None:
     )
     (figure,) = reader.parse(text)
     assert figure.is_speculative
-    assert figure.accepted == 0.75
+    assert (figure.accepted, figure.drafted) == (45, 60)
+    assert figure.tokens_per_step == pytest.approx(877 / 832)
 
 
 def test_tokens_and_steps_of_a_sample() -> None:
@@ -122,11 +124,13 @@ def test_the_settings_of_llama_bench_are_those_that_it_names() -> None:
     (table,) = figures("llama-bench")
     assert table.n_prompt == 2048
     assert table.quantization == "MXFP4"
-    assert table.settings == {
-        "ubatch": 2048,
-        "flash_attn": "on",
-        "n_gpu_layers": None,
-    }
+    stated = {name: fact.value for name, fact in table.facts.items() if fact.how == STATED}
+    assert stated["ubatch"] == 2048
+    assert stated["flash_attn"] == "on"
+    assert stated["n_gpu_layers"] is None
+    assert stated["mmap"] is False
+    assert "batch" not in stated  # a default of the program, which the table leaves out
+    assert table.facts["batch"].words == "2048 by default"
     assert table.spread == pytest.approx(18.89 / 2689.42)
     (rows,) = figures("llama-bench json")
     assert rows.settings["n_gpu_layers"] is None  # -1 means all layers
@@ -146,7 +150,7 @@ def test_a_label_names_the_quantization_once() -> None:
 def test_a_draft_model_is_named() -> None:
     figure = only("server, speculative", DECODE)
     assert figure.is_speculative
-    assert figure.accepted == pytest.approx(2390 / 3320)
+    assert (figure.accepted, figure.drafted) == (2390, 3320)
     assert figure.n_steps is None
 
 
@@ -156,19 +160,22 @@ PASTED_LOG = Path(__file__).parent.parent / "docs" / "pasted-llama-server.txt"
 def test_the_start_of_a_log_names_model_threads_and_slots() -> None:
     for figure in reader.read(str(PASTED_LOG)):
         assert figure.model == "SmolLM2-135M-Instruct.Q4_1"
-        assert figure.settings == {"threads": 1}
+        assert figure.settings["threads"] == 1
         assert figure.n_streams == 1
 
 
-def test_a_log_of_two_starts_does_not_say_which_one_holds() -> None:
+def test_what_a_start_says_holds_until_the_next_one() -> None:
     log = PASTED_LOG.read_text()
     other = log.replace("n_threads = 1", "n_threads = 2").replace(
         "SmolLM2-135M", "SmolLM2-360M"
     )
-    for figure in reader.parse(other.replace("n_slots = 1", "n_slots = 4") + log):
-        assert figure.model is None
-        assert figure.settings == {}
-        assert figure.n_streams is None
+    read = reader.parse(other.replace("n_slots = 1", "n_slots = 4") + log)
+    assert [figure.model for figure in read] == [
+        *2 * ["SmolLM2-360M-Instruct.Q4_1"],
+        *2 * ["SmolLM2-135M-Instruct.Q4_1"],
+    ]
+    assert [figure.settings["threads"] for figure in read] == [2, 2, 1, 1]
+    assert [figure.n_streams for figure in read] == [None, None, 1, 1]
 
 
 def test_a_cached_prefix_is_part_of_the_depth() -> None:

@@ -206,7 +206,7 @@ def section(
         pictures=pictures,
         data=lambda: {
             "rows": [
-                {"experiment": kind.name, "setup": title, **row._asdict()} for row in rows
+                {"experiment": kind.name, "setup": label, **row._asdict()} for row in rows
             ]
         },
     )

@@ -27,7 +27,7 @@ GROUPS = {
             "flash-attn",
             "cache-type-k",
         ),
-        *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "lib"),
+        *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "wait", "lib"),
     ),
     "Choosing tokens": (
         *("temp", "top-k", "top-p", "min-p", "typical", "repeat-penalty", "repeat-last-n"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from lab.core import sampling, shell
-from lab.core.asked_settings import AUTO, defaults, flag, in_digits, table, types
+from lab.core.asked_settings import defaults, flag, in_digits, table, types
 from lab.errors import LabError
 
 
@@ -40,16 +40,11 @@ def _share(text: str) -> float:
     return share
 
 
-def _layers(text: str) -> int | str:
-    return AUTO if text.lower() == AUTO else int(text)
-
-
 def _tokens(text: str) -> int:
     return int(in_digits(text))
 
 
 SHARE = Parsed("percent", _share, "a share. Write 2% or 0.02.")
-LAYERS = Parsed("n", _layers, "a number of layers. Write a whole number, or auto.")
 TOKENS = Parsed("tokens", _tokens, "a number of tokens. Write a whole number, or 8k.")
 
 DURATION_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
@@ -103,11 +98,20 @@ def setting_option(name: str, default: object = None) -> Callable[..., Any]:
     if setting.choices:
         more["type"] = click.Choice(setting.choices)
     elif int in types()[name] and not is_switch:
-        more["type"] = LAYERS if str in types()[name] else int
+        more["type"] = _number_or(setting.words) if setting.words else int
     names = [f"{flag(name)}/--no-{flag(name)[2:]}" if is_switch else flag(name)]
     if setting.short:
         names.append(f" /{setting.short}" if is_switch else setting.short)
     return click.option(*names, show_default=default is not None, **more)
+
+
+def _number_or(words: Sequence[str]) -> Parsed:
+    """The type of a setting that is a whole number or one of a few words."""
+
+    def parse(text: str) -> int | str:
+        return text.lower() if text.lower() in words else int(text)
+
+    return Parsed("n", parse, f"a whole number, or {' or '.join(words)}.")
 
 
 MODEL = click.option(

@@ -22,6 +22,8 @@ CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 STEP = "step"
 END = "end"
 AUTO = "auto"
+DEFAULT = "default"
+SLEEP = "sleep"
 
 HOW_TO_SPLIT = "Give a share for each device, such as 3,1."
 THOUSANDS = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,3})?)[kK]\b")
@@ -37,6 +39,7 @@ class Setting:
     short: str | None = None
     metavar: str | None = None
     choices: Sequence[str] = ()
+    words: Sequence[str] = ()
     most: int | None = None
     least: int = 1
     record_name: str | None = None
@@ -73,6 +76,7 @@ class AskedSettings:
     rpc: str | Sequence[str] | None = None
     lib: str | None = None
     prefill_wait: str | None = None
+    wait: int | str | None = None
     kv_unified: str | bool = "off"
 
     @property
@@ -106,13 +110,8 @@ class AskedSettings:
             value = getattr(self, name)
             if setting.choices and isinstance(value, str) and value not in setting.choices:
                 raise impossible(name, value, f"Choose one of {', '.join(setting.choices)}.")
-            if setting.most is not None and value is not None:
-                check_number(name, value, setting.most, setting.least)
-        layers = self.n_gpu_layers
-        is_number = isinstance(layers, int) and 0 <= layers <= 10_000
-        if not is_number and layers not in (None, AUTO):
-            hint = "Give a number of layers (0: CPU only), or auto."
-            raise impossible("n_gpu_layers", layers, hint)
+            if setting.most is not None and value is not None and value not in setting.words:
+                check_number(name, value, setting.most, setting.least, setting.words)
         if self.flash_attn == "off" and self.cache_type_v not in ("f16", "f32", "bf16"):
             what = f"A {self.cache_type_v} V cache needs flash attention, which is off."
             raise LabError(what, "Use --flash-attn on, or --cache-type-v f16.")
@@ -178,10 +177,19 @@ def in_digits(text: str) -> str:
     return THOUSANDS.sub(lambda match: f"{round(1000 * float(match[1]))}", text)
 
 
-def check_number(name: str, value: int, most: int, least: int = 1) -> None:
-    """LabError for an integer outside an option's range."""
-    if not least <= value <= most:
-        raise impossible(name, f"{value:,}", f"Give a whole number from {least} to {most:,}.")
+def check_number(
+    name: str, value: object, most: int, least: int = 1, words: Sequence[str] = ()
+) -> None:
+    """LabError for a value that is no integer of an option's range."""
+    shown = value
+    if isinstance(value, int):
+        if least <= value <= most:
+            return
+        shown = f"{value:,}"
+    alternatives = "".join(f", or {word}" for word in words)
+    raise impossible(
+        name, shown, f"Give a whole number from {least} to {most:,}{alternatives}."
+    )
 
 
 def impossible(name: str, value: object, hint: str) -> LabError:

@@ -37,9 +37,11 @@ def is_file(path: Path) -> bool:
 
 def expanded(text: str) -> Path:
     """A path with the user's home in place of ~; unchanged where no home is known."""
-    with suppress(RuntimeError):
-        return Path(text).expanduser()
-    return Path(text)
+    path = Path(text)
+    if text.startswith("~"):
+        with suppress(RuntimeError):
+            return path.expanduser()
+    return path
 
 
 def read(name: str | Path, what: str, hint: str, most_bytes: int = MOST_BYTES) -> bytes:

@@ -163,19 +163,25 @@ def of_length(model: Model, n_ctx: int, system_info: str | None = None) -> Memor
     return of_context(model, dataclasses.replace(_DEFAULTS, n_ctx=n_ctx), system_info)
 
 
-def longest(model: Model, available: int, system_info: str | None = None) -> int | None:
-    """The longest context that fits into `available` bytes; None if unknown.
+def longest(
+    model: Model,
+    available: int,
+    settings: Settings = _DEFAULTS,
+    system_info: str | None = None,
+) -> int | None:
+    """The longest context that fits into `available` bytes with `settings`; None if unknown.
 
     A multiple of 256, at most 2^31.
     """
-    if of_length(model, PADDING).kv_cache_bytes is None:
-        return None
 
+    def context(n_ctx: int) -> Memory:
+        return of_context(model, dataclasses.replace(settings, n_ctx=n_ctx), system_info)
+
+    if context(PADDING).kv_cache_bytes is None:
+        return None
     lengths = range(PADDING, 2**31, PADDING)
     n_fitting = bisect.bisect_right(
-        lengths,
-        available,
-        key=lambda n_ctx: of_length(model, n_ctx, system_info).total_bytes,
+        lengths, available, key=lambda n_ctx: context(n_ctx).total_bytes
     )
     return n_fitting * PADDING
 

@@ -50,12 +50,19 @@ def paths_of(path: Path) -> tuple[Path, ...]:
     named = ", ".join(missing[:MOST_NAMED])
     if len(missing) > MOST_NAMED:
         named += f" and {len(missing) - MOST_NAMED} more"
-    what = f"{path.name} is one of {len(paths)} parts of a model. Missing beside it: {named}."
+    what = f"{path.name} is one of {len(paths)} parts of a model. Missing: {named}."
     hint = (
         f"Put all parts into {path.parent}. "
         "For a model on the hub, lab models pull gets them all."
     )
     raise LabError(what, hint)
+
+
+def check_beside(path: Path) -> None:
+    """LabError for a missing part whose other parts are there."""
+    names = names_of(path.name)
+    if any(files.is_file(path.with_name(name)) for name in names if len(names) > 1):
+        paths_of(path)
 
 
 def first_of(path: Path) -> Path:
@@ -66,10 +73,15 @@ def first_of(path: Path) -> Path:
 def models_in(folder: Path) -> list[Path]:
     """The .gguf files in a folder, in the order of their names; of a split model its first part.
 
-    The first part that is there, if it has none. OSError if the folder cannot be read.
+    The first part that is there, if it has none. LabError if the folder cannot be read.
     """
     models: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as problem:
+        what = f"The folder {folder} cannot be read: {problem.strerror}."
+        raise LabError(what, "Check its permissions, or give the path of a file.") from None
+    for path in paths:
         if path.name.lower().endswith(".gguf"):
             models.setdefault(names_of(path.name)[0], path)
     return list(models.values())

@@ -123,6 +123,8 @@ class Machine:
     power: str | None = None  # mains, battery
     # CPU time that a container allows, in cores; n_cores_usable is rounded
     cpu_quota: float | None = None
+    # Logical cores that it may run on, where the quota allows less
+    n_cores_affinity: int | None = None
     lib: str | None = None  # libraries used instead of the installed ones, as in Settings
 
 
@@ -163,6 +165,12 @@ class Settings:
     lib: str | None = None
     # How to wait in prefill: step (for each step, as None) or end (once)
     prefill_wait: str | None = None
+    # How threads wait for each other: spins, sleep, default. None: as the environment says
+    wait: int | str | None = None
+    # As the runtime took it; of libomp such as "200 ms", and active for spinning without end
+    wait_resolved: int | str | None = None
+    openmp: str | None = None  # libgomp, libomp, vcomp; none: ggml's own barrier, which spins
+    openmp_variables: tuple[str, ...] | None = None  # NAME=VALUE of the engine's environment
     # How tokens are chosen. None: greedy
     sampling: Sampling | None = None
 
@@ -176,6 +184,12 @@ class Settings:
         """Whether attention is flash attention. With auto llama.cpp uses it where the device
         can."""
         return self.flash_attention != "off"
+
+    @property
+    def thread_wait(self) -> int | str | None:
+        """How threads waited, or shall wait; None: by default, or it is not known."""
+        wait = self.wait if self.wait_resolved is None else self.wait_resolved
+        return None if wait == "default" else wait
 
 
 @dataclass(frozen=True)
@@ -224,7 +238,9 @@ class Steps:
         """A row per operation: the columns, and `start_s` and `end_s`."""
         import pandas as pd
 
-        steps = pd.DataFrame(vars(self))
+        steps = pd.DataFrame(
+            {column.name: getattr(self, column.name) for column in fields(self)}
+        )
         return steps.assign(start_s=steps.start_ns / 1e9, end_s=steps.end_ns / 1e9)
 
 
@@ -268,6 +284,19 @@ class NoiseSamples:
 
 
 @dataclass(frozen=True)
+class Threads:
+    """The engine's threads in looks during a run, ten times a second, and their counters."""
+
+    n_processors: int  # that they may run on
+    n_looks: int
+    n_together: int  # looks at two or more threads that could run, not more than processors
+    n_shared: int  # of these: two of them were on one processor
+    n_switches: int | None = None  # involuntary
+    run_ns: int | None = None
+    wait_ns: int | None = None  # they could run, and waited for a processor
+
+
+@dataclass(frozen=True)
 class Noise:
     """Readings around a run. A sentinel is the same short decode before and after it: the median of
     its steps."""
@@ -279,6 +308,7 @@ class Noise:
     sentinel_after_ns: int | None = None
     # Of the run, by what they cover, with everything that ran on it
     joules: dict[str, float] | None = None
+    threads: Threads | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,8 +368,7 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run succeeded, is not a warm-up and was not traced, so that its times
-        count."""
+        """Whether the run succeeded and is not a warm-up, so that its times count."""
         return self.status == OK and not self.warmup
 
 

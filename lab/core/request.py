@@ -17,13 +17,15 @@ ROLE = "role"  # the assistant's role, without content
 TEXT = "text"  # also token ids that do not form a complete letter yet
 REASONING = "reasoning"
 TOOL = "tool"  # a call of a tool: its name, or a part of its arguments
+HIDDEN = "hidden"  # tokens that the server counts, and whose text does not come or comes later
 USAGE = "usage"  # counts of tokens, without content
 DONE = "done"
 PING = "ping"  # a comment, which keeps the connection open
 ERROR = "error"
 OTHER = "other"  # such as the finish reason
-GENERATED = (TEXT, REASONING, TOOL)
-"""Kinds of events, and those that carry generated content."""
+VISIBLE = (TEXT, REASONING, TOOL)
+GENERATED = (*VISIBLE, HIDDEN)
+"""Kinds of events, those that carry generated content, and those whose tokens were generated."""
 CHAT = "chat"
 COMPLETIONS = "completions"  # the two interfaces of an OpenAI-compatible server
 YES = "yes"
@@ -44,6 +46,7 @@ CUT_OFF = "cut off"
 WRONG_JSON = "wrong JSON"
 ERROR_INSIDE = "error inside a 200"
 NO_STREAM = "not a stream"
+NO_CONTENT = "no content"  # though the server counts generated tokens
 LONG_LINE = "line too long"
 TOO_LARGE = "answer too large"
 IMPOSSIBLE = "impossible numbers"
@@ -118,6 +121,7 @@ class Usage:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # of the prompt
+    reasoning_tokens: int | None = None  # of the completion, also where they did not come
     counted_by: str = "usage"  # usage: in the stream; tokenize: by the server's tokenizer
 
 
@@ -172,6 +176,8 @@ class Request:
     """The source of the events' n_tokens: token ids, usage, timings."""
     usage: Usage | None = None
     timings: ServerTimings | None = None
+    # What the server sent as counts of tokens and cannot be one, such as -3
+    wrong_counts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

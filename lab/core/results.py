@@ -62,10 +62,14 @@ class Contents:
         return [*self.records, *self.requests]
 
 
+class NotSaved(LabError):
+    """A results file that cannot be written: no setting of llama.cpp helps."""
+
+
 def save(path: Path, *lines: Line) -> None:
     """Append lines and sync them to the disk.
 
-    LabError if they cannot be written; the file is then as before.
+    NotSaved if they cannot be written; the file is then as before.
     """
     data = "".join(to_json(line) + "\n" for line in lines).encode()
     size = 0
@@ -87,12 +91,12 @@ def _write_and_sync(file: io.FileIO, data: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def _not_saved(path: Path, problem: OSError, has_earlier_runs: bool) -> LabError:
+def _not_saved(path: Path, problem: OSError, has_earlier_runs: bool) -> NotSaved:
     hint = "Free some space, or choose another folder: --out FOLDER"
     if has_earlier_runs:
         message = f"The results file {path} cannot be written any more: {problem.strerror}."
-        return LabError(message, f"It contains the earlier runs; this one is lost. {hint}")
-    return LabError(f"The results file {path} cannot be written: {problem.strerror}.", hint)
+        return NotSaved(message, f"It contains the earlier runs; this one is lost. {hint}")
+    return NotSaved(f"The results file {path} cannot be written: {problem.strerror}.", hint)
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:

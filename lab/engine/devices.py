@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from lab.core.record import Device
-from lab.engine import rpc
+from lab.engine import openmp, rpc
 from lab.engine.bindings import TEXT, P, ggml, llama_cpp, loaded
 from lab.errors import LabError
 from lab.process.wire import Build, Libraries
@@ -61,6 +61,7 @@ def start(endpoints: Sequence[str] = ()) -> Build:
         llama_cpp_commit=None if commit in ("", "unknown") else commit,
         system_info=lib.llama_print_system_info().decode().strip(),
         devices=describe_all(),
+        openmp=openmp.runtime(),
     )
 
 

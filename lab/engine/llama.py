@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core.record import Placement, Settings
-from lab.engine import devices, placement, refusals
+from lab.engine import devices, openmp, placement, refusals
 from lab.engine.bindings import llama_cpp, loaded as loaded_library
 from lab.errors import LabError
+from lab.process import setup
 
 NO_ROLLBACK = (
     "This run removes or copies parts of the cache, which this model (recurrent or sliding window) "
@@ -131,6 +132,9 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> LlamaCo
         asked,
         n_ctx=lib.llama_n_ctx(pointer),
         flash_attn_resolved=_flash_attn(asked.flash_attn),
+        openmp=openmp.runtime(),
+        wait_resolved=setup.resolved_wait(openmp.runtime(), os.environ),
+        openmp_variables=setup.user_variables(os.environ),
     )
     of_context = placement.read_log()
     of_both = dataclasses.replace(

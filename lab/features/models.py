@@ -35,7 +35,8 @@ def models(context: click.Context, as_json: bool, found: bool) -> None:
       smollm2-135m:Q8_0              in another quantization, made from the file on disk
       path/to/model.gguf             any file, or a part of a split one, or their folder
       hf:owner/repo/file.gguf[@rev]  a file on the hub
-      hf:owner/repo:Q4_K_M           the file of that quantization
+      hf:owner/repo:Q4_K_M           the file of that quantization; hf:owner/repo lists them
+      llama3.2:3b, owner/repo:Q4_0   as Ollama and llama.cpp write it
       ollama:llama3.2:3b             a model of Ollama on this machine, where it lies
       synthetic:llama-3.2-3b:Q4_0    the shape, with random weights: nothing to download
     """
@@ -139,7 +140,9 @@ def info(spec: str, as_json: bool) -> None:
         "weight_bytes_per_decode_step": cost.weight_bytes_per_step(model),
         "kv_bytes_per_position": memory.kv_bytes_per_position(model),
         "kv_bytes": {n: memory.of_length(model, n).kv_cache_bytes for n in CACHE_LENGTHS},
-        "n_ctx_that_fits": memory.longest(model, machine.memory_available(), system_info),
+        "n_ctx_that_fits": memory.longest(
+            model, machine.memory_available(), system_info=system_info
+        ),
     }
     if as_json:
         console.print_json({"model": dataclasses.asdict(model), "path": path, **figures})
@@ -311,6 +314,7 @@ def _obtain(specs: tuple[str, ...]) -> None:
     from lab.errors import printable
     from lab.models import catalog, obtain
     from lab.process.worker import Worker
+    from lab.runner.machine import memory_available
     from lab.show import console
 
     parsed = [catalog.parse(text) for text in specs]
@@ -318,6 +322,6 @@ def _obtain(specs: tuple[str, ...]) -> None:
         for spec in parsed:
             with console.transfer(console.console(stderr=True)) as watch:
                 obtain.drop_damaged(spec, worker, watch)
-                file = obtain.obtain(spec, worker, watch)
+                file = obtain.obtain(spec, worker, watch, memory_available())
             megabytes = file.n_bytes / 1e6
             click.echo(printable(f"{spec.text}  {megabytes:,.0f} MB  {file.path}"))

@@ -16,7 +16,8 @@ from lab.core import shell
 from lab.core.asked_settings import MAX_THREADS, check_number, parts
 from lab.errors import LabError
 from lab.process import rpc
-from lab.process.spawning import cause_of_death, environment, start, wait_for_end
+from lab.process.setup import ProcessSetup, environment
+from lab.process.spawning import cause_of_death, start, wait_for_end
 from lab.runner import builds, machine
 
 START_S = 60  # for the server to answer
@@ -96,7 +97,8 @@ class RpcServer:
         asked = {"endpoint": self.endpoint, "device": list(device), "threads": threads}
         code = "from lab.engine.rpc_server import serve; serve()"
         messages = subprocess.DEVNULL if is_silent else None
-        self._process = start(code, json.dumps(asked), stderr=messages, env=environment(lib))
+        variables = environment(ProcessSetup(lib=lib))
+        self._process = start(code, json.dumps(asked), stderr=messages, env=variables)
         try:
             self.devices = self._lent()
             self._wait_for_answer()

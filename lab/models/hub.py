@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,14 @@ from urllib.parse import urlsplit
 from lab.core import parts
 from lab.errors import LabError
 from lab.models import catalog
-from lab.models.candidates import NO_MODELS, helper_kind
+from lab.models.candidates import NO_MODELS, ListedFile, helper_kind
 from lab.models.catalog import HUB, ModelFile
 
 HOME = "https://huggingface.co"
 # More than any model's header: a vocabulary of 262,144 tokens takes 16 MB
 HEADER_BYTES = 32 << 20
+# More than the table of tensors in a later part, which has no vocabulary
+LATER_HEADER_BYTES = 2 << 20
 MOST_ANSWER_BYTES = 32 << 20  # of an answer that is no file: a list of 10,000 files takes 1 MB
 STALL_S = 60.0
 LEAST_BYTES = 64 << 10
@@ -45,10 +47,10 @@ OFFLINE_HINT = (
 
 @dataclass(frozen=True)
 class Remote:
-    """A file on the hub; `sha256` is the catalog's, None if it has none."""
+    """A repo on the hub, or a file in it; `sha256` is the catalog's, None if it has none."""
 
     repo: str
-    file: str
+    file: str = ""
     revision: str = "main"
     sha256: str | None = None
 
@@ -60,12 +62,12 @@ class Remote:
 
     @property
     def label(self) -> str:
-        return f"{self.file} of {self.repo}"
+        return f"{self.file} of {self.repo}" if self.file else self.repo
 
     def at(self, path: Path, sha256: str | None) -> ModelFile:
         """This file at its path in the cache, SNAPSHOT/FILE."""
         snapshot = path.parents[self.file.count("/")].name
-        return ModelFile(path.stem, HUB, path, self.repo, snapshot, sha256)
+        return ModelFile(path.stem, HUB, path, self.repo, snapshot, sha256, self.file)
 
 
 def cached(remote: Remote) -> ModelFile | None:
@@ -108,9 +110,12 @@ def missing_bytes(remote: Remote) -> list[int]:
 
     LabError also if the disk has no room for all of them.
     """
-    missing = [part for part in remote.parts if _cached_file(part) is None]
-    with _errors_explained(remote), _guarded():
-        sizes = [_announced(part)[1].size for part in missing]
+    sizes = []
+    for part in remote.parts:
+        if _cached_file(part) is None:
+            with _errors_explained(part), _guarded():
+                sizes.append(_announced(part)[1].size)
+    with _errors_explained(remote):
         _need_room(sum(sizes))
     return sizes
 
@@ -150,17 +155,18 @@ def _pull_file(remote: Remote) -> ModelFile:
 
 
 def header(remote: Remote, folder: Path) -> Path:
-    """Write the first HEADER_BYTES of each file of a model into a folder.
+    """Write the first bytes of each file of a model, with its header, into a folder.
 
     Each gets its whole length, with a hole for the rest. Returns the first. Raises LabError.
     """
     paths = [folder / Path(part.file).name for part in remote.parts]
     for part, path in zip(remote.parts, paths, strict=True):
-        _write_header(part, path)
+        n_bytes = LATER_HEADER_BYTES if parts.is_later(part.file) else HEADER_BYTES
+        _write_header(part, path, n_bytes)
     return paths[0]
 
 
-def _write_header(remote: Remote, path: Path) -> None:
+def _write_header(remote: Remote, path: Path, n_bytes: int) -> None:
     _folder(remote)
     with _errors_explained(remote), _guarded() as guard:
         from huggingface_hub import get_session
@@ -168,42 +174,68 @@ def _write_header(remote: Remote, path: Path) -> None:
 
         url, announced = _announced(remote)
         guard.most_bytes = announced.size
-        headers = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
+        headers = {**build_hf_headers(), "Range": f"bytes=0-{n_bytes - 1}"}
         request = get_session().stream("GET", url, headers=headers, follow_redirects=True)
         with request as answer, path.open("wb") as file:
             hf_raise_for_status(answer)
             for chunk in answer.iter_bytes():
                 file.write(chunk)
-                if file.tell() >= HEADER_BYTES:
+                if file.tell() >= n_bytes:
                     break
             file.truncate(announced.size)
 
 
-def files(repo: str, revision: str = "main") -> list[str]:
-    """The sorted .gguf files of a repo. Raises LabError."""
-    remote = Remote(repo, "any.gguf", revision)
+def files(repo: str, revision: str = "main") -> list[ListedFile]:
+    """The .gguf files of a repo, by name. Raises LabError."""
+    remote = Remote(repo, revision=revision)
     _folder(remote)
     with _errors_explained(remote), _guarded():
         from huggingface_hub import HfApi, errors
 
         try:
-            listed = HfApi(_endpoint()).model_info(repo, revision=revision).siblings or []
-            names = [file.rfilename for file in listed]
-            return sorted(name for name in names if name.lower().endswith(".gguf"))
+            listed = HfApi(_endpoint()).model_info(
+                repo, revision=revision, files_metadata=True
+            )
+            siblings = listed.siblings or []
+            names = [ListedFile(file.rfilename, file.size) for file in siblings]
+            return sorted(_of_models(names), key=lambda file: file.name)
         except errors.HFValidationError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError):  # JSON of another form
             raise _no_hub() from None
 
 
-def cached_names(repo: str, _: str) -> list[str]:
-    """The .gguf files of a repo in the cache, of any revision."""
-    snapshots = _folder(Remote(repo, "any.gguf")) / "snapshots"
+def _of_models(files: Iterable[ListedFile]) -> list[ListedFile]:
+    return [file for file in files if file.name.lower().endswith(".gguf")]
+
+
+def remember(remote: Remote) -> None:
+    """Write down which files the repo of a pulled file has: what a tag names does not depend on
+    what was pulled."""
+    path = _listing_path(remote.repo, remote.revision)
+    with suppress(LabError, OSError):
+        listing = files(remote.repo, remote.revision)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({file.name: file.n_bytes for file in listing}))
+
+
+def known_files(repo: str, revision: str) -> list[ListedFile]:
+    """The .gguf files of a repo as they were when one was pulled, else those in the cache."""
+    with suppress(OSError, ValueError, AttributeError):
+        listing = json.loads(_listing_path(repo, revision).read_text())
+        return [ListedFile(name, n_bytes) for name, n_bytes in listing.items()]
+    snapshots = _folder(Remote(repo)) / "snapshots"
     names = set()
     for path in snapshots.glob("*/**/*.gguf"):
         in_snapshot = path.relative_to(snapshots).parts[1:]
         names.add("/".join(in_snapshot))
-    return sorted(names)
+    return [ListedFile(name) for name in sorted(names)]
+
+
+def _listing_path(repo: str, revision: str) -> Path:
+    """Where `remember` writes, in the repo's folder of the cache."""
+    name = f"{revision.replace('/', '--')}.json"
+    return _folder(Remote(repo, revision=revision)) / "lab-listings" / name
 
 
 def remove(remote: Remote) -> int:
@@ -271,7 +303,9 @@ def _root() -> Path:
 
 def _folder(remote: Remote) -> Path:
     """A repo's folder in the cache. LabError for a name that would lead outside the cache."""
-    names = {"repo": remote.repo, "file": remote.file, "revision": remote.revision}
+    names = {"repo": remote.repo, "revision": remote.revision}
+    if remote.file:
+        names["file"] = remote.file
     for kind, name in names.items():
         leads_outside = {"", ".", ".."} & set(name.split("/"))
         if leads_outside or re.search(r"[\\:\x00-\x1f]", name):
@@ -333,7 +367,7 @@ def _check_announced(remote: Remote, sha256: str | None, n_bytes: int) -> None:
 
 
 def _need_room(n_bytes: int) -> None:
-    """OSError if the cache's disk has not so much room."""
+    """OSError if the cache's disk has less room."""
     _root().mkdir(parents=True, exist_ok=True)
     if n_bytes > shutil.disk_usage(_root()).free:
         raise OSError(errno.ENOSPC, "")

@@ -5,10 +5,10 @@ It is found, pulled into the standard hub cache, or made in the lab's own.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,9 +19,9 @@ from typing import Any
 from lab.core import files, parts, shell
 from lab.core.files import GET_AGAIN
 from lab.core.record import Model
-from lab.errors import LabError
+from lab.errors import LabError, printable
 from lab.models import catalog, hub, synthetic
-from lab.models.candidates import tag_in
+from lab.models.candidates import Candidate, candidates, tag_in, tagged, usual
 from lab.models.catalog import (
     EMBEDDED,
     FILE,
@@ -34,10 +34,13 @@ from lab.models.catalog import (
     Spec,
 )
 from lab.models.hub import Remote
+from lab.models.spellings import bare_hub_name
 from lab.process.worker import Worker
 
 ShowTransfer = Callable[[str, int, int | None], None]
 """Called with a description of the work, the bytes done and the total bytes (None: unknown)."""
+
+MOST_FILES = 40  # of a repo that a message names
 
 # Random weights from which llama.cpp's quantizer makes other types
 WRITTEN_FOR_OTHERS = "Q4_0"
@@ -61,11 +64,10 @@ def find(worker: Worker, text: str) -> Model:
     if spec.entry:
         kind = spec.quantization or spec.entry.quantization or synthetic.USUAL
         return synthetic.model_of(spec.entry, kind)
-    remote = _remote(spec, hub.files)
-    if remote is None:
+    if spec.repo is None:
         raise _not_here(spec)
-    with tempfile.TemporaryDirectory() as folder:
-        path = hub.header(remote, Path(folder))
+    with _as_a_path_too(spec), tempfile.TemporaryDirectory() as folder:
+        path = hub.header(_remote(spec), Path(folder))
         return worker.read_model(path, spec.name, HUB)
 
 
@@ -78,7 +80,11 @@ def read(worker: Worker, spec: Spec, file: ModelFile) -> Model:
             raise LabError(problem.what, f"Pull it again: {how_to_get(spec)}") from None
         raise
     return dataclasses.replace(
-        model, repo=file.repo, revision=file.revision, sha256=file.sha256
+        model,
+        file=printable(file.file) if file.file else model.file,
+        repo=file.repo,
+        revision=file.revision,
+        sha256=file.sha256,
     )
 
 
@@ -86,7 +92,7 @@ def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` if it is on this machine; does not fetch or make it."""
     if spec.path:
         return ModelFile(spec.name, spec.source, parts.first_of(spec.path))
-    remote = _remote(spec, hub.cached_names)
+    remote = _known_remote(spec)
     pulled = hub.cached(remote) if remote else None
     if pulled:
         return dataclasses.replace(pulled, name=spec.name)
@@ -98,10 +104,16 @@ def locate(spec: Spec) -> ModelFile | None:
     return None
 
 
-def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) -> ModelFile:
+def obtain(
+    spec: Spec,
+    worker: Worker,
+    watch: ShowTransfer | None = silently,
+    memory_bytes: int | None = None,
+) -> ModelFile:
     """The file of `spec`, pulled or made if necessary.
 
-    With None for `watch` a missing file is a LabError.
+    With None for `watch` a missing file is a LabError. For a repo without a file, the LabError says
+    which of its models fit into `memory_bytes`.
     """
     file = locate(spec)
     if file:
@@ -111,22 +123,22 @@ def obtain(spec: Spec, worker: Worker, watch: ShowTransfer | None = silently) ->
     if spec.source == SYNTHETIC:
         return _make_synthetic(spec, worker, watch)
     original = _original(spec)
-    if spec.is_requantized and original:
+    if original and _can_be_made(spec):
         return _requantize(spec, original, worker, watch)
-    remote = _remote(spec, hub.files)
-    if remote is None:
-        names = hub.files(spec.repo or "", spec.revision)[:12]
-        what = f"{spec.repo} has no file with quantization {spec.quantization}."
-        raise LabError(what, f"It has: {', '.join(names) or 'no .gguf file'}.")
-    n_bytes = spec.entry.n_bytes if spec.entry else None
-    what = f"downloading {remote.file}"
-    if len(remote.parts) > 1:
-        sizes = hub.missing_bytes(remote)
-        n_bytes = sum(sizes)
-        megabytes = " + ".join(f"{size / 1e6:,.0f}" for size in sizes)
-        what = f"downloading {len(sizes)} of {len(remote.parts)} parts ({megabytes} MB)"
-    watch(what, 0, n_bytes)
-    return dataclasses.replace(hub.pull(remote), name=spec.name)
+    watch(f"asking the hub for {spec.text}", 0, None)
+    with _as_a_path_too(spec):
+        remote = _remote(spec, memory_bytes)
+        n_bytes = spec.entry.n_bytes if spec.entry else None
+        what = f"downloading {remote.file}"
+        if len(remote.parts) > 1:
+            sizes = hub.missing_bytes(remote)
+            n_bytes = sum(sizes)
+            megabytes = " + ".join(f"{size / 1e6:,.0f}" for size in sizes)
+            what = f"downloading {len(sizes)} of {len(remote.parts)} parts ({megabytes} MB)"
+        watch(what, 0, n_bytes)
+        pulled = hub.pull(remote)
+    hub.remember(remote)
+    return dataclasses.replace(pulled, name=spec.name)
 
 
 def drop_damaged(spec: Spec, worker: Worker, watch: ShowTransfer) -> None:
@@ -135,7 +147,7 @@ def drop_damaged(spec: Spec, worker: Worker, watch: ShowTransfer) -> None:
     Where the cache does not tell the sum, a file that is shorter than its header says.
     """
     file = locate(spec)
-    remote = _remote(spec, hub.cached_names)
+    remote = _known_remote(spec)
     if file is None or remote is None or file.source != HUB:
         return
     watch(f"checking {file.path.name}", 0, file.n_bytes)
@@ -160,6 +172,23 @@ def is_made_here(spec: Spec) -> bool:
     return spec.source == SYNTHETIC or _original(spec) is not None
 
 
+def _can_be_made(spec: Spec) -> bool:
+    """Whether llama.cpp's quantizer makes the requested quantization of a model's file."""
+    return spec.is_requantized and "UD-" not in (spec.quantization or "")
+
+
+@contextmanager
+def _as_a_path_too(spec: Spec) -> Iterator[None]:
+    """Let a LabError about OWNER/REPO/FILE.gguf say that it is no path either."""
+    try:
+        yield
+    except LabError as problem:
+        if spec.entry or not bare_hub_name(spec.text):
+            raise
+        what = f"There is no file {spec.text} on this machine, nor on the hub: {problem.what}"
+        raise LabError(what, problem.hint) from None
+
+
 def _not_here(spec: Spec) -> LabError:
     return LabError(
         f"{spec.text} is not on this machine.", f"Get it first: {how_to_get(spec)}"
@@ -170,7 +199,7 @@ def remove(spec: Spec) -> int:
     """Delete the pulled or made file of `spec`. Returns the bytes freed, 0 if there was none."""
     file = locate(spec)
     if file is None or file.source == HUB:
-        remote = _remote(spec, hub.cached_names)
+        remote = _known_remote(spec, must_be_one=True)
         return hub.remove(remote) if remote else 0
     if file.source in (FILE, OLLAMA, EMBEDDED):
         what = f"The lab did not create {spec.text}, so it does not delete it."
@@ -378,22 +407,91 @@ def _delete(path: Path) -> None:
 # Where a file lies
 
 
-def _remote(spec: Spec, files: Callable[[str, str], list[str]]) -> Remote | None:
-    """The file on the hub that `spec` names, if any.
+def _known_remote(spec: Spec, must_be_one: bool = False) -> Remote | None:
+    """The file on the hub that `spec` names, as far as it is known here, without the network.
 
-    It is the entry's own, or the shortest of `files` with the quantization.
+    `must_be_one`: LabError for a name of several models.
     """
-    if spec.repo is None:
+    named = _named_file(spec)
+    if named or spec.repo is None:
+        return named
+    models = candidates(hub.known_files(spec.repo, spec.revision))
+    fitting = _fitting(spec, models)
+    if must_be_one and len(fitting) > 1:
+        raise _not_one(spec, models, fitting, None)
+    return Remote(spec.repo, fitting[0].name, spec.revision) if len(fitting) == 1 else None
+
+
+def _remote(spec: Spec, memory_bytes: int | None = None) -> Remote:
+    """The file on the hub that `spec` names, of a split model the first part.
+
+    LabError if it names no model of its repo, or several.
+    """
+    assert spec.repo is not None
+    named = _named_file(spec)
+    if named:
+        return named
+    listing = hub.files(spec.repo, spec.revision)
+    models = candidates(listing)
+    if not models:
+        what = f"{spec.repo} has no model in a .gguf file."
+        if listing:
+            what += f" It has: {', '.join(file.name for file in listing[:MOST_FILES])}."
+        raise LabError(what, "Look for a repo of this model with GGUF in its name.")
+    fitting = _fitting(spec, models)
+    if len(fitting) != 1:
+        raise _not_one(spec, models, fitting, memory_bytes)
+    return Remote(spec.repo, fitting[0].name, spec.revision)
+
+
+def _named_file(spec: Spec) -> Remote | None:
+    """The file that `spec` names itself, of a split model the first part."""
+    if spec.repo is None or spec.file is None or spec.is_requantized:
         return None
-    if spec.file and not spec.is_requantized:
-        sha256 = spec.entry.sha256 if spec.entry else None
-        return Remote(spec.repo, spec.file, spec.revision, sha256)
-    kind = re.escape(spec.quantization or "")
-    named_so = re.compile(rf"(?<![A-Z0-9]){kind}(?![A-Z0-9_])", re.IGNORECASE)
-    fitting = [name for name in files(spec.repo, spec.revision) if named_so.search(name)]
+    sha256 = spec.entry.sha256 if spec.entry else None
+    return Remote(spec.repo, parts.names_of(spec.file)[0], spec.revision, sha256)
+
+
+def _fitting(spec: Spec, models: list[Candidate]) -> list[Candidate]:
+    """The models of a repo that a SPEC names."""
+    if spec.quantization:
+        return tagged(models, spec.quantization)
+    return usual(models) if spec.takes_usual else models
+
+
+def _not_one(
+    spec: Spec, models: list[Candidate], fitting: list[Candidate], memory_bytes: int | None
+) -> LabError:
+    """The LabError for a SPEC that names none of a repo's models, or several."""
     if not fitting:
-        return None
-    return Remote(spec.repo, min(fitting, key=len), spec.revision)
+        what = f"{spec.repo} has no file with quantization {spec.quantization}."
+    elif fitting == models:
+        what = f"{spec.repo} has {len(models)} models."
+    else:
+        what = f"{spec.text} names {len(fitting)} models."
+    return LabError(what, _offer(spec, fitting or models, memory_bytes))
+
+
+def _offer(spec: Spec, models: list[Candidate], memory_bytes: int | None) -> str:
+    """The lines that name models of a repo, with their sizes and whether they fit."""
+    tags = collections.Counter(model.tag for model in models)
+    lines = ["Name one of these:"]
+    for model in models[:MOST_FILES]:
+        is_named_by_tag = model.tag and tags[model.tag] == 1
+        name = f":{model.tag}" if is_named_by_tag else f"/{model.name}"
+        line = f"  hf:{spec.repo}{name}"
+        if model.n_parts > 1:
+            line += f", {model.n_parts} parts"
+        if model.n_bytes is not None:
+            line += f", {model.n_bytes / 1e9:,.2f} GB"
+            if memory_bytes is not None and model.n_bytes > memory_bytes:
+                line += f": more than the free memory ({memory_bytes / 1e9:,.1f} GB)"
+            elif memory_bytes is not None:
+                line += ": fits into the free memory"
+        lines.append(line)
+    if len(models) > MOST_FILES:
+        lines.append(f"and {len(models) - MOST_FILES} more")
+    return "\n".join(lines)
 
 
 def _original(spec: Spec) -> ModelFile | None:

@@ -87,7 +87,7 @@ def find_ollama(name: str) -> StoredModel:
     else:
         places = ", ".join(str(folder) for folder in ollama_folders()[:3])
         hint = f"No model of Ollama is in {places}. Set OLLAMA_MODELS to its folder."
-    closed = [folder for folder in ollama_folders() if _is_unreadable(folder)]
+    closed = _closed(ollama_folders())
     if closed:
         hint = f"The folder {closed[0]} may not be read by this user. {hint}"
     raise LabError(f"Ollama has no model {name!r} on this machine.", hint)
@@ -254,9 +254,18 @@ def found() -> list[StoredModel]:
 
 
 def unreadable() -> list[Path]:
-    """The folders of other tools that are there but may not be read."""
-    folders = [*ollama_folders(), *lm_studio_folders(), *llama_cpp_folders()]
-    return [folder for folder in folders if _is_unreadable(folder)]
+    """The folders that may not be read, though other tools may have models in them."""
+    return _closed([*ollama_folders(), *lm_studio_folders(), *llama_cpp_folders()])
+
+
+def _closed(folders: list[Path]) -> list[Path]:
+    """The folders that may not be read, or the outermost folder around each that may not."""
+    closed: dict[Path, None] = {}
+    for folder in folders:
+        around = [path for path in (folder, *folder.parents) if _is_unreadable(path)]
+        if around and _is_unreadable(folder):
+            closed[around[-1]] = None
+    return list(closed)
 
 
 def _home() -> Path:

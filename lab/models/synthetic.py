@@ -21,6 +21,7 @@ from lab.core.shape import BLOCKS, DELTA_NETS, group, read_layers
 from lab.errors import LabError
 from lab.models import architectures
 from lab.models.architectures import Row
+from lab.models.candidates import quantization_of
 from lab.models.catalog import Dimensions, Entry, data_file
 
 QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
@@ -107,7 +108,7 @@ def quantizations(name: str) -> dict[str, str]:
 
 def quantization_name(quantization: str) -> str:
     """llama.cpp's name of a quantization. LabError for one that it does not make."""
-    name = quantizations("aliases").get(quantization.upper(), quantization.upper())
+    name = quantization_of(quantization)
     if name.startswith("UD-"):
         what = (
             f"llama.cpp makes no quantization {quantization}: "

@@ -4,11 +4,11 @@ run."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from lab.errors import LabError
+from lab.process.setup import ProcessSetup
 from lab.process.wire import Build
 
 
@@ -21,7 +21,7 @@ class NoEngine:
     """Knows no device and reads no file."""
 
     reads_files = False
-    lib = None
+    setup = ProcessSetup()
     build = Build("", None, "", ())
 
     def __enter__(self) -> NoEngine:
@@ -29,7 +29,7 @@ class NoEngine:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def use(self, lib: str | None, rpc_servers: Sequence[str] = ()) -> None: ...
+    def use(self, setup: ProcessSetup) -> None: ...
 
     def read_model(self, path: Path, *_: object) -> NoReturn:
         """LabError: llama.cpp reads the files of models."""

@@ -20,7 +20,6 @@ from lab.errors import LabError
 
 END_S = 5  # for a killed child to end
 DIED = object()  # what follows a child's last reply
-LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"  # where llama-cpp-python finds its libraries' folder
 CREATE_NEW_PROCESS_GROUP = 0x200  # Windows
 CAUSES = {
     "SIGKILL": "killed from outside; the system does this when memory runs out",
@@ -70,19 +69,6 @@ def wait_for_end(process: subprocess.Popen[bytes], *listeners: threading.Thread)
     for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
         with suppress(OSError):
             pipe.close()
-
-
-def environment(lib: str | None = None) -> dict[str, str]:
-    """The environment of a child that loads the llama.cpp libraries in folder `lib`.
-
-    None: the installed libraries.
-    """
-    variables = dict(os.environ)
-    variables.pop(LIB_VARIABLE, None)
-    variables["GGML_NO_BACKTRACE"] = "1"
-    if lib is not None:
-        variables[LIB_VARIABLE] = lib
-    return variables
 
 
 def listen(

@@ -34,6 +34,7 @@ class Build:
     llama_cpp_commit: str | None
     system_info: str
     devices: tuple[Device, ...]
+    openmp: str | None = None  # the runtime of the CPU's threads, as in Settings
 
 
 @dataclass(frozen=True)

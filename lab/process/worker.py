@@ -26,11 +26,11 @@ from lab.core.record import Model, Placement, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
 from lab.process import rpc
+from lab.process.setup import ProcessSetup, environment
 from lab.process.spawning import (
     DIED,
     END_S,
     cause_of_death,
-    environment,
     kill,
     listen,
     start,
@@ -86,8 +86,7 @@ class Worker:
 
     def __init__(self, launcher: Sequence[str] = ()) -> None:
         self.launcher = tuple(launcher)
-        self.lib: str | None = None
-        self.rpc: tuple[str, ...] = ()
+        self.setup = ProcessSetup()
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="mini-lab-")
             self._progress_path = Path(self._folder.name) / "progress"
@@ -107,27 +106,23 @@ class Worker:
         self._end_child()
         self._spawn()
 
-    def use(self, lib: str | None, rpc_servers: Sequence[str] = ()) -> None:
-        """Use the libraries in a folder and the devices of RPC servers from now on.
-
-        `lib` None: the libraries of llama-cpp-python.
-        """
-        if (lib, tuple(rpc_servers)) != (self.lib, self.rpc):
+    def use(self, setup: ProcessSetup) -> None:
+        """Start children with this setup from now on."""
+        if setup != self.setup:
             self.__dict__.pop("build", None)
-            self.lib = lib
-            self.rpc = tuple(rpc_servers)
+            self.setup = setup
             self.restart()
 
     def _spawn(self) -> None:
-        for endpoint in self.rpc:
+        for endpoint in self.setup.rpc:
             rpc.check(endpoint)
         with self._stderr_path.open("wb") as stderr:
             self._process = start(
                 _CHILD,
                 str(self._progress_path),
-                *self.rpc,
+                *self.setup.rpc,
                 stderr=stderr,
-                env=environment(self.lib),
+                env=environment(self.setup),
                 launcher=self.launcher,
             )
         self._pid: int | None = None
@@ -307,7 +302,7 @@ class Worker:
     def _death(self) -> WorkerDied:
         """Why the child ended; if an RPC server went away, this is no crash of this build."""
         status = self._process.wait()
-        server_lost = rpc.lost(self.rpc)
+        server_lost = rpc.lost(self.setup.rpc)
         if server_lost:
             return WorkerDied(server_lost, "Start the server again: lab rpc-server")
         stderr = self._stderr_path.read_text(encoding="utf-8", errors="replace")

@@ -31,11 +31,14 @@ from lab.core.request import CHAT, Asked, Request
 from lab.errors import LabError
 from lab.remote.access import LONGEST_S, Access, all_headers
 from lab.remote.exchange import Arrivals, Exchange, Failure, Route, certificates
-from lab.remote.formats import Ask, JsonReply, Reply, SendPlan
+from lab.remote.formats import LOADING, Ask, JsonReply, Reply, SendPlan
 from lab.remote.streams import StreamedAnswer, StreamReader
 
 ANSWER_S = 30.0  # time limit for a request that generates nothing
 POLL_S = 0.1
+RATE_PAUSE_S = 1.0  # after a 429 that names no time
+MOST_PAUSE_S = 60.0  # that a 429 may name
+LOADING_PAUSE_S = 1.0
 PAUSE_S = 0.25  # after a failure, so that a server that rejects at once is not flooded
 READ_AFTER_S = 0.005
 """An ended answer is parsed later: the server (on the same cores) accepts the next request first.
@@ -51,8 +54,14 @@ class Client:
     flight.
     """
 
-    def __init__(self, access: Access, budget_s: float | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        budget_s: float | None = None,
+        say: Callable[[str], object] = lambda sentence: None,
+    ) -> None:
         self.access = access
+        self._say = say  # called with a sentence before it waits
         self._budget_s = budget_s  # of the whole session
         self._began_s = time.monotonic()
         self.start_ns = 0  # of the last plan, by time.perf_counter_ns()
@@ -107,10 +116,40 @@ class Client:
         watch: Callable[[], None] = lambda: None,
     ) -> Reply:
         """Send one request, and wait for its answer, at most `timeout_s` and the server's time
-        limit."""
+        limit.
+
+        A server that limits the rate of requests is asked once more, after the time that it names;
+        one that loads its model is asked until it has.
+        """
+        began_s = time.monotonic()
         timeout_s = min(timeout_s, self.access.timeout_s)
-        (reply,) = self.run(SendPlan(asks=(ask,), api=api, timeout_s=timeout_s), watch)
+        plan = SendPlan(asks=(ask,), api=api, timeout_s=timeout_s)
+        (reply,) = self.run(plan, watch)
+        if reply.request.http_status == 429:
+            pause_s = RATE_PAUSE_S if reply.retry_after_s is None else reply.retry_after_s
+            if pause_s <= min(MOST_PAUSE_S, self.access.timeout_s, self.left_s):
+                self._say(
+                    "the server limits the rate of requests (429): "
+                    f"the lab asks again in {pause_s:g} s ..."
+                )
+                self._pause(pause_s, watch)
+                (reply,) = self.run(plan, watch)
+        has_said = False
+        while is_loading(reply.request) and not has_waited(began_s, self.access.timeout_s):
+            if not has_said:
+                limit = f"at most {self.access.timeout_s:g} s (--timeout)"
+                self._say(f"the server is loading its model (503): waiting, {limit} ...")
+                has_said = True
+            self._pause(LOADING_PAUSE_S, watch)
+            (reply,) = self.run(plan, watch)
         return reply
+
+    def _pause(self, pause_s: float, watch: Callable[[], None]) -> None:
+        """Wait, and call `watch` meanwhile. TimeIsOver comes with the next request."""
+        ends_s = time.monotonic() + min(pause_s, self.left_s)
+        while (left_s := ends_s - time.monotonic()) > 0:
+            watch()
+            time.sleep(min(POLL_S, left_s))
 
     def ask(self, url: str, body: dict[str, Any] | None = None) -> JsonReply:
         """GET `url`, or POST `body` to it, and read a JSON object. A failure is in the reply."""
@@ -183,7 +222,8 @@ class _Sending:
             exchange.hang_up()
             exchange.release()
         request = self._request(exchange, answer)
-        self.replies.put(Reply(number, request, answer.text))
+        retry_after_s = float(exchange.retry_after) if exchange.retry_after else None
+        self.replies.put(Reply(number, request, answer.text, retry_after_s))
         exchange.over.set()
 
     async def _answer(self, exchange: Exchange) -> StreamedAnswer:
@@ -217,6 +257,7 @@ class _Sending:
             tokens_by=answer.tokens_by,
             usage=answer.usage,
             timings=answer.timings,
+            wrong_counts=answer.wrong_counts,
         )
         problem = _problem(exchange, answer)
         if problem is None:
@@ -228,6 +269,15 @@ class _Sending:
             error=problem.error,
             failed_ns=_since(exchange.sent_ns, time.perf_counter_ns()),
         )
+
+
+def is_loading(request: Request) -> bool:
+    """Whether the server says that it is loading its model."""
+    return request.http_status == 503 and LOADING in (request.error or "")
+
+
+def has_waited(began_s: float, limit_s: float) -> bool:
+    return time.monotonic() - began_s >= limit_s
 
 
 def _since(begin_ns: int | None, ns: int | None) -> int | None:
@@ -272,7 +322,7 @@ def _line(access: Access, plan: SendPlan, arrivals: Arrivals) -> Route:
         headers=[("Host", url.netloc), *headers.items()],
         arrivals=arrivals,
         timeout_s=plan.timeout_s,
-        stall_s=plan.stall_s,
+        stall_s=plan.longest_stall_s,
     )
 
 

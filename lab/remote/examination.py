@@ -10,7 +10,6 @@ docs/api.md (/api/version); lmstudio.ai/docs/developer/rest (/api/v0/models).
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from lab.remote.servers import TOKENIZE, USAGE, Server, TokenCounter, tokenizers
 from lab.runner import machine
 
 # Maximum number of requests that generate tokens, besides one for counting prompts
-MOST_PROBES = 9
+MOST_PROBES = 11
 MOST_NAMES = 8  # models that a message lists
 MOST_PARTS = 4  # of a path that a name has
 DEFAULT_TAG = ":latest"  # which Ollama's users leave out
@@ -47,13 +46,37 @@ N_SHORT = 4
 LONG = "Count from one to five in words, then stop. " + "Do not write anything else. " * 12
 N_LONG = 48
 
-_LADDER = (formats.OPTIONS, (formats.INCLUDE_USAGE,), formats.OPENAI_OPTIONS, ())
+_LADDER = (
+    formats.OPTIONS,
+    (formats.INCLUDE_USAGE, formats.SEED),
+    formats.OPENAI_OPTIONS,
+    (),
+)
 """Options that a request is tried with, until the server accepts it."""
 
 _FINAL = (kinds.REFUSED, kinds.TIMEOUT, kinds.STALLED, kinds.TOO_LARGE, kinds.RATE_LIMITED)
 """Failures after which no other request is tried."""
 
+OWNERS = {
+    "me": "llama_cpp.server",
+    "sglang": "SGLang",
+    "vllm": "vLLM",
+    "library": "Ollama",
+    "koboldcpp": "KoboldCpp",
+    "tabbyapi": "TabbyAPI",
+    "llama-swap": "llama-swap",
+}
+"""Programs by what they write as the owner of their models. Some of them answer at the addresses of
+other programs too."""
+
+LM_STUDIO_FIELDS = {"state", "compatibility_type"}
+
 _REJECTED = (401, 403)
+_UNAVAILABLE = (502, 503, 504, 529)
+"""Statuses of a server, or a proxy before it, that cannot answer now."""
+
+_TRANSIENT = (*_FINAL, kinds.SERVER_ERROR, kinds.LOST)
+"""Failures of a server that could do what was asked."""
 
 
 class Reaching(TypedDict, total=False):
@@ -84,11 +107,11 @@ class Probes:
     def working(self) -> tuple[str, ...]:
         """The accepted options that have an effect."""
         has_no_effect = {
-            formats.INCLUDE_USAGE: times.n_generated(self.short) is None,
+            formats.INCLUDE_USAGE: counted(self.short) is None,
             formats.CONTINUOUS_USAGE: self.short.tokens_by != "usage",
             formats.TOKEN_IDS: self.short.tokens_by != "token ids",
             formats.TIMINGS: self.short.timings is None,
-            formats.IGNORE_EOS: self.long.finish_reason != "length",
+            formats.IGNORE_EOS: self.long.status == OK and self.long.finish_reason != "length",
         }
         return tuple(option for option in self.accepted if not has_no_effect.get(option))
 
@@ -111,7 +134,7 @@ def connect(
     address = access(
         url, how.get("api_key_env"), how.get("header", ()), how.get("timeout", TIMEOUT_S)
     )
-    with Client(address, budget_s) as client:
+    with Client(address, budget_s, say) as client:
         yield _examine(client, model, how.get("api"), say)
 
 
@@ -227,22 +250,36 @@ def choose_model(models: Sequence[ListedModel], requested: str | None) -> Listed
 def _probe(client: Client, model: ListedModel, api: str | None) -> Probes:
     """The first answers that the server streams. LabError if it streams none."""
     failed: list[Request] = []
-    apis = (api,) if api else (kinds.CHAT, kinds.COMPLETIONS)
-    for tried, options in itertools.product(apis, _LADDER):
-        short = _generate(client, model.id, tried, SHORT, N_SHORT, options)
-        if short.status == OK:
-            long = _generate(client, model.id, tried, LONG, N_LONG, options)
-            return Probes(tried, options, short, long)
-        failed.append(short)
-        if short.failure in _FINAL or short.http_status in _REJECTED:
-            break
+    for tried in (api,) if api else (kinds.CHAT, kinds.COMPLETIONS):
+        for options in _options_to_try(failed):
+            short = _generate(client, model.id, tried, SHORT, N_SHORT, options)
+            if short.status == OK:
+                long = _generate(client, model.id, tried, LONG, N_LONG, options)
+                return Probes(tried, options, short, long)
+            failed.append(short)
+            if short.failure in _FINAL or short.http_status in (*_REJECTED, *_UNAVAILABLE):
+                raise _streams_nothing(client.access, model.name, failed)
+            if not formats.is_about_a_field(short):
+                break
     raise _streams_nothing(client.access, model.name, failed)
+
+
+def _options_to_try(failed: Sequence[Request]) -> Iterator[tuple[str, ...]]:
+    """All options; without those that the answer names; then fewer and fewer. `failed` are the
+    requests so far."""
+    refused: set[str] = set()
+    for step, options in enumerate((_LADDER[0], *_LADDER)):
+        if step == 1 and not refused:
+            continue
+        yield tuple(option for option in options if option not in refused)
+        refused |= formats.named_options(failed[-1].error)
 
 
 def _generate(
     client: Client, model: str, api: str, prompt: str, n_gen: int, options: tuple[str, ...]
 ) -> Request:
-    asked = Asked(n_prompt=None, n_gen=n_gen, **formats.limits(options))
+    seed = 1 if formats.SEED in options else None
+    asked = Asked(n_prompt=None, n_gen=n_gen, seed=seed, **formats.limits(options))
     ask = formats.ask_for(api, model, prompt, asked, options)
     return client.send(ask, api).request
 
@@ -274,8 +311,14 @@ def _counter(client: Client, model: str, probes: Probes) -> TokenCounter | None:
     """The first way in which the server counts the tokens of a prompt; None if there is none."""
 
     def by_usage(text: str) -> int | None:
-        usage = _generate(client, model, probes.api, text, 1, probes.working).usage
-        return usage.prompt_tokens if usage else None
+        request = _generate(client, model, probes.api, text, 1, probes.working)
+        if request.failure in _TRANSIENT:
+            raise LabError(
+                f"The server did not count the tokens of a prompt of {len(text):,} characters "
+                f"({request.failure}: {request.error}).",
+                _hint(client.access, request.http_status),
+            )
+        return request.usage.prompt_tokens if request.usage else None
 
     ways = [TokenCounter(TOKENIZE, count) for count in tokenizers(client, probes.api, model)]
     for way in (*ways, TokenCounter(USAGE, by_usage)):
@@ -299,6 +342,8 @@ def _hint(address: Access, status: int | None) -> str:
         return "The server limits the rate of requests. Wait, then try again."
     if 300 <= status < 400:
         return "The lab does not follow redirects. Give the target address."
+    if not address.url.endswith("/v1"):
+        return f"Check the address (use {scheme}): OpenAI's API is mostly at HOST:PORT/v1."
     return f"Check the address (use {scheme}), or name a model with --model."
 
 
@@ -312,20 +357,27 @@ def _describe(
     if "default_generation_settings" in props:
         settings = _llama_server_settings(props, address)
         return "llama-server", settings.build, settings
-    ollama = client.object_at("/api/version")
-    if "version" in ollama:
-        return "Ollama", name_or_none(ollama["version"], address), None
     n_ctx = as_count(entry.get("max_model_len"), MOST_CTX)
     settings_of_model = ServerSettings(n_ctx=n_ctx) if n_ctx else None
-    owner = str(entry.get("owned_by"))
+    owner = str(entry.get("owned_by")).lower()
+    program = OWNERS.get(owner)
     vllm = client.object_at("/version")
-    if "version" in vllm:
-        program = "vLLM" if owner == "vllm" else None
+    if "version" in vllm and program in (None, "vLLM"):
         return program, name_or_none(vllm["version"], address), settings_of_model
-    if "data" in client.object_at("/api/v0/models"):
+    if program is None and _is_lm_studio(client.object_at("/api/v0/models")):
         return "LM Studio", None, None
-    program = {"me": "llama_cpp.server", "sglang": "SGLang"}.get(owner)
+    ollama = client.object_at("/api/version")
+    if "version" in ollama and program in (None, "Ollama"):
+        return "Ollama", name_or_none(ollama["version"], address), None
     return program, None, settings_of_model
+
+
+def _is_lm_studio(listing: dict[str, Any]) -> bool:
+    """Whether a list of models has the fields of LM Studio's: other servers answer any path."""
+    entries = listing.get("data")
+    if not isinstance(entries, list):
+        return False
+    return any(as_dict(entry).keys() >= LM_STUDIO_FIELDS for entry in entries)
 
 
 def _llama_server_settings(props: dict[str, Any], address: Access) -> ServerSettings:
@@ -351,7 +403,7 @@ def _capabilities(
 
 def _of_streams(probes: Probes) -> Iterator[Capability]:
     """What the events of the answers say."""
-    usage = times.n_generated(probes.short)
+    usage = counted(probes.short)
     yield _capability(
         "usage in streams",
         usage is not None,
@@ -368,12 +420,7 @@ def _of_streams(probes: Probes) -> Iterator[Capability]:
         f"from {source}",
         "events do not say how many tokens they contain",
     )
-    yield _capability(
-        "ignore_eos",
-        formats.IGNORE_EOS in probes.working,
-        f"an answer had all {N_LONG} tokens with it",
-        "rejected, or an answer ended early despite it",
-    )
+    yield _ignoring_eos(probes)
     usages = [request.usage for request in (probes.short, probes.long) if request.usage]
     yield _capability(
         "cached tokens",
@@ -381,6 +428,27 @@ def _of_streams(probes: Probes) -> Iterator[Capability]:
         "answers count them",
         "answers do not count them",
     )
+
+
+def counted(request: Request) -> int | None:
+    """The tokens of an answer by the server's count, which may be wrong."""
+    return request.usage.completion_tokens if request.usage else None
+
+
+def _ignoring_eos(probes: Probes) -> Capability:
+    """Whether answers go on to their limit; unknown if the server has a lower one of its own."""
+    name = formats.IGNORE_EOS
+    n = counted(probes.long)
+    if probes.long.status != OK:
+        how = f"the request for an answer of {N_LONG} tokens failed: {probes.long.failure}"
+        return Capability(name, kinds.UNKNOWN, how)
+    if name not in probes.working:
+        how = "rejected, or an answer ended early despite it"
+        return Capability(name, kinds.NO, how)
+    if n is not None and n < N_LONG:
+        how = f"an answer of {N_LONG} tokens had {n}, and its finish reason is length"
+        return Capability(name, kinds.UNKNOWN, how)
+    return Capability(name, kinds.YES, f"an answer had all {N_LONG} tokens with it")
 
 
 def _of_server(

@@ -15,14 +15,17 @@ import selectors
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cache
 
 import h11
 
 from lab.core import request as kinds
+from lab.remote.compression import PLAIN, READABLE, decompressor
 from lab.remote.formats import (
     OTHER_ERROR,
     Ask,
@@ -31,6 +34,7 @@ from lab.remote.formats import (
     error_words,
     status_words,
 )
+from lab.remote.streams import StreamReader
 
 CONNECT_S = 10.0
 GRACE_S = 3.0  # additional time for reading the bytes that arrived before the timeout
@@ -53,9 +57,15 @@ SPARE_LINES = 2_000
 """Maximum ends of lines in a stream for each requested token, and the spare ones: for pings during
 a long prefill."""
 
+DONE_S = 0.1  # after [DONE] the answer is over, though the server may not end it
 DATE = "%Y-%m-%dT%H:%M:%S.%fZ"
 _END = b"\r\n0\r\n\r\n"  # of a chunked answer
+_DONE = re.compile(rb'(?:^|[\r\n])data: ?"?\[DONE\]"?\s*$')
+_DONE_LETTERS = b"[DONE]"
+_TAIL_BYTES = 64
+_STREAM_BEGINS = (b"data:", b"event:", b":")
 _TLS_ALERT = b"\x15\x03"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
 class Arrivals(selectors.SelectSelector):
@@ -131,6 +141,9 @@ class Exchange(asyncio.Protocol):
         self.content_type = ""
         self.retry_after = ""
         self.is_stream = False
+        self._may_be_stream = False  # whatever its type says
+        self._encoding = ""
+        self._decompress: Callable[[bytes], bytes] | None = None
         self.pieces: list[tuple[int, bytearray]] = []  # the body
         self.problem: Failure | None = None
         self.over = asyncio.Event()
@@ -144,6 +157,8 @@ class Exchange(asyncio.Protocol):
         self._is_over = False
         self._begin = b""  # of what arrived
         self._tail = b""
+        self._body_tail = b""
+        self._checked: tuple[int, bool] = (0, False)  # number of pieces, with content
         self._news = asyncio.Event()
 
     # The connection
@@ -167,7 +182,17 @@ class Exchange(asyncio.Protocol):
         except ConnectionRefusedError:
             self._end(Failure(kinds.REFUSED, "Connection refused"))
         except OSError as problem:  # also for certificates
-            self._end(Failure(kinds.REFUSED, problem.strerror or str(problem)))
+            self._end(Failure(kinds.REFUSED, self._why_refused(problem)))
+
+    def _why_refused(self, problem: OSError) -> str:
+        """Why no connection was made; the reason of an end within the handshake of TLS is empty."""
+        reason = problem.strerror or str(problem)
+        if not self.line.certificates:
+            return reason or "the connection was closed"
+        is_closed = isinstance(problem, ConnectionError) or not reason
+        if is_closed or any(sign in reason.upper() for sign in _NO_TLS):
+            return "the server does not use TLS, but the address begins with https://"
+        return reason
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -228,8 +253,9 @@ class Exchange(asyncio.Protocol):
             if not self._is_over:
                 self._check_time(now, left_s)
             if not self._is_over:
+                look_s = DONE_S if self._has_done() else LOOK_S
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(LOOK_S, left_s)):
+                    async with asyncio.timeout(min(look_s, left_s)):
                         await self._news.wait()
 
     def _as_http(self) -> bytes | None:
@@ -255,8 +281,29 @@ class Exchange(asyncio.Protocol):
         if left_s <= 0:
             what = "no complete answer" if self._begin else "no answer"
             self._end(Failure(kinds.TIMEOUT, f"{what} after {line.timeout_s:g} s (--timeout)"))
-        elif self.pieces and now - self.pieces[-1][0] > line.stall_s * 1e9:
+        elif not self.pieces:
+            return
+        elif self._has_done() and now - self.pieces[-1][0] > DONE_S * 1e9:
+            self._end()
+        elif now - self.pieces[-1][0] > line.stall_s * 1e9 and self._has_begun():
             self._end(Failure(kinds.STALLED, f"no byte arrived for {line.stall_s:g} s"))
+
+    def _has_done(self) -> bool:
+        """Whether the last line so far is [DONE]."""
+        return self.is_stream and _DONE.search(self._body_tail) is not None
+
+    def _has_begun(self) -> bool:
+        """Whether the answer has any content: before it the server may read a long prompt."""
+        if not self.is_stream:
+            return True
+        n_pieces = len(self.pieces)
+        if self._checked[0] != n_pieces:
+            reader = StreamReader(self.pieces, self.sent_ns or 0)
+            for _ in reader.read():
+                pass
+            has_content = bool({*kinds.GENERATED} & {*reader.answer().events.kind})
+            self._checked = (n_pieces, has_content)
+        return self._checked[1]
 
     # The answer
 
@@ -279,8 +326,12 @@ class Exchange(asyncio.Protocol):
             self._end(
                 Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
             )
-        elif not self._is_chunked or self._tail.endswith(_END) or self._n_waiting > MOST_HELD:
+        elif not self._is_chunked or self._n_waiting > MOST_HELD or self._may_have_ended(data):
             self._news.set()
+
+    def _may_have_ended(self, data: bytes) -> bool:
+        """Whether a chunked answer, or its stream, may have ended with these bytes."""
+        return self._tail.endswith(_END) or _DONE_LETTERS in data[-_TAIL_BYTES:]
 
     async def _parse(self) -> None:
         """Parse what has arrived; no bytes are the end of the connection."""
@@ -331,18 +382,24 @@ class Exchange(asyncio.Protocol):
         }
         self.content_type = headers.get("content-type", "").lower()
         retry_after = headers.get("retry-after", "")
-        is_seconds = re.fullmatch(r"[0-9]{1,6}", retry_after) is not None
-        self.retry_after = retry_after if is_seconds else ""
+        self.retry_after = seconds_until(retry_after)
+        self._encoding = headers.get("content-encoding", "").strip().lower()
+        is_lines = "ndjson" in self.content_type or "jsonl" in self.content_type
         is_document = "json" in self.content_type or "html" in self.content_type
-        is_encoded = headers.get("content-encoding", "").lower() not in ("", "identity")
         is_question = self.ask.path is not None
+        self._may_be_stream = self.http_status == 200 and not is_question
         # any other type may be a stream: some servers call it text
-        self.is_stream = self.http_status == 200 and not (
-            is_document or is_encoded or is_question
-        )
+        self.is_stream = self._may_be_stream and (is_lines or not is_document)
 
     def _keep(self, ns: int, data: bytes) -> None:
         """Keep a part of the body. Raises Failure for more than an answer may have."""
+        if self._encoding not in PLAIN:
+            data = self._decompressed(data)
+        if not data:
+            return
+        if not self.pieces and data.lstrip().startswith(_STREAM_BEGINS):
+            self.is_stream = self._may_be_stream
+        self._body_tail = (self._body_tail + data)[-_TAIL_BYTES:]
         if self.pieces and self.pieces[-1][0] == ns:  # one arrival, in several chunks
             self.pieces[-1][1].extend(data)
         else:
@@ -369,6 +426,26 @@ class Exchange(asyncio.Protocol):
                 f"more than {most_lines:,} lines arrived for at most {n_gen:,} requested tokens: "
                 "the server ignores that limit",
             )
+
+    def _decompressed(self, data: bytes) -> bytes:
+        """What bytes of a compressed body add to it; Failure if they cannot be read. A server may
+        compress though nobody asks it to."""
+        if self._encoding not in READABLE:
+            raise Failure(
+                kinds.NO_STREAM, "the answer is compressed in a way nobody asked for"
+            )
+        if self._decompress is None:
+            self._decompress = decompressor(self._encoding, data)
+        try:
+            plain = self._decompress(data)
+        except ValueError:
+            what = f"the answer is no valid {self._encoding}, or too large"
+            raise Failure(kinds.NO_STREAM, what) from None
+        self._n_kept += len(plain)
+        self.line.n_kept += len(plain)
+        if self.line.n_kept > MOST_ANSWER_BYTES:
+            raise Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
+        return plain
 
     # An answer that is not a stream
 
@@ -426,3 +503,17 @@ class Exchange(asyncio.Protocol):
         elif status >= 500:
             failure = kinds.SERVER_ERROR
         return Failure(failure, reply.error or status_words(status))
+
+
+def seconds_until(retry_after: str) -> str:
+    """The seconds of a header Retry-After, which may be a date; "" if it is neither."""
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", retry_after):
+        return retry_after
+    try:
+        date = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return ""
+    if date.tzinfo is None:
+        return ""
+    left_s = (date - datetime.now(UTC)).total_seconds()
+    return f"{min(max(0.0, left_s), 999_999):.0f}"

@@ -21,6 +21,7 @@ from lab.remote.access import TIMEOUT_S
 
 MOST_AT_ONCE = 256  # requests in flight
 STALL_S = 60.0
+STALL_SHARE = 0.1  # of the time limit, if that is longer
 MOST_TOKENS = 10**7
 MOST_CTX = 2**24
 MOST_MS = 10**9
@@ -34,11 +35,25 @@ TOKEN_IDS = "return_token_ids"
 TIMINGS = "timings_per_token"
 NO_CACHE = "cache_prompt"
 MAX_COMPLETION = "max_completion_tokens"
-OPTIONS = (INCLUDE_USAGE, CONTINUOUS_USAGE, IGNORE_EOS, TOKEN_IDS, TIMINGS, NO_CACHE)
+SEED = "seed"
+OPTIONS = (INCLUDE_USAGE, CONTINUOUS_USAGE, IGNORE_EOS, TOKEN_IDS, TIMINGS, NO_CACHE, SEED)
 """Options that only some servers have."""
+
+OPTION_LETTERS = ("stream_options", *(option.rpartition(".")[2] for option in OPTIONS))
 
 OPENAI_OPTIONS = (INCLUDE_USAGE, MAX_COMPLETION)
 """The options of OpenAI's server, which rejects a request with any other."""
+
+LOADING = "the model is being loaded"
+FIELD_ERROR = "it does not accept a field of the request"
+_NOT_TAKEN = (
+    "unsupported|unrecogni[sz]ed|unknown|unexpected|invalid|extra|additional|"
+    "not (permitted|allowed|supported|accepted|valid|recogni[sz]ed|available)|forbidden"
+)
+_FIELDS = (
+    "fields?|param(eter)?s?|arguments?|keywords?|propert(y|ies)|inputs?|options?|attributes?|"
+    "keys?|requests?|values?|body|" + "|".join(OPTION_LETTERS)
+)
 
 _ERRORS = (
     (
@@ -57,14 +72,19 @@ _ERRORS = (
     (r"https port", "it expects https://"),
     (r"api.?key|unauthori[sz]ed|credential", "a wrong key"),
     (r"template|jinja", "a problem with the chat template"),
-    (r"loading", "the model is being loaded"),
+    (r"loading", LOADING),
     (
-        r"unsupported|unrecognized|unknown|unexpected|not permitted|invalid|cannot read",
-        "it does not accept a field of the request",
+        r"unexpected (token|end|eof|character|byte|symbol)|pars(e|er|ing)\b",
+        "its parser failed",
+    ),
+    (
+        rf"({_NOT_TAKEN})\W.{{0,80}}({_FIELDS})|({_FIELDS})\b.{{0,80}}({_NOT_TAKEN})|cannot read",
+        FIELD_ERROR,
     ),
 )
 """Words of servers' errors, and what the lab says instead: a server's own text may quote a key."""
 
+_FIELD_STATUSES = (400, 422)
 OTHER_ERROR = "an error that its log may explain"
 
 
@@ -106,7 +126,14 @@ class SendPlan:
     api: str
     n_at_once: int = 1
     timeout_s: float = TIMEOUT_S  # for a whole request
-    stall_s: float = STALL_S  # without a byte after the first one
+    stall_s: float | None = None  # without a byte after the first content
+
+    @property
+    def longest_stall_s(self) -> float:
+        """The time without a byte after which an answer that has begun is given up."""
+        if self.stall_s is not None:
+            return self.stall_s
+        return max(STALL_S, STALL_SHARE * self.timeout_s)
 
 
 @dataclass(frozen=True)
@@ -116,6 +143,7 @@ class Reply:
     index: int
     request: Request
     text: str
+    retry_after_s: float | None = None  # which the server asks for
 
 
 @dataclass(frozen=True)
@@ -181,7 +209,9 @@ def ask_of_fields(
     """A streamed request; `prompt` has the fields of its body that the prompt depends on."""
     fields: dict[str, Any] = {"model": model, **prompt}
     length = MAX_COMPLETION if MAX_COMPLETION in options else "max_tokens"
-    fields |= {length: asked.n_gen, "temperature": asked.temperature, "seed": asked.seed}
+    fields |= {length: asked.n_gen, "temperature": asked.temperature}
+    if SEED in options:
+        fields[SEED] = asked.seed
     if IGNORE_EOS in options:
         fields["ignore_eos"] = asked.ignore_eos
     if NO_CACHE in options:
@@ -201,11 +231,16 @@ def ask_of_fields(
 def error_in(parsed: dict[str, Any]) -> str | None:
     """What is wrong, in the lab's words, if an answer is an error in a form that servers have;
     otherwise None."""
+    choices = parsed.get("choices")
     error = parsed.get("error")
-    if error is None and parsed.get("object") == "error":
+    if isinstance(choices, list) and choices and not error:
+        error = as_dict(choices[0]).get("error")
+    if not error and parsed.get("object") == "error":
         error = parsed
-    if error is None and "choices" not in parsed:
-        error = parsed.get("detail")
+    if not error and choices is None:
+        error = parsed.get("detail") or parsed.get("errors")
+        if "code" in parsed and "message" in parsed:
+            error = error or parsed
     if not error:
         return None
     if isinstance(error, dict):
@@ -214,13 +249,50 @@ def error_in(parsed: dict[str, Any]) -> str | None:
 
 
 def error_words(message: object) -> str:
-    """What a server's message means, without its own text."""
+    """What a server's message means, without its own text. A list has one for each problem."""
+    if isinstance(message, list):
+        parts = list(map(as_dict, message))
+        message = " ".join(
+            f"{part.get('message')} {part.get('msg')} {part.get('loc')}" for part in parts
+        )
     if isinstance(message, str):
         for pattern, meaning in _ERRORS:
             match = re.search(pattern, message[:2000], re.IGNORECASE)
+            if match and meaning == FIELD_ERROR:
+                return _with_names(message)
             if match:
                 return meaning.format(*match.groups())
     return OTHER_ERROR
+
+
+def _with_names(message: str) -> str:
+    """The error about a field, with those of the lab's options that the message names."""
+    words = set(re.findall(r"[a-z_]+", message))
+    named = [option for option in OPTIONS if option.rpartition(".")[2] in words]
+    if "stream_options" in words and not {INCLUDE_USAGE, CONTINUOUS_USAGE} & {*named}:
+        named += [INCLUDE_USAGE, CONTINUOUS_USAGE]
+    return f"{FIELD_ERROR} ({', '.join(named)})" if named else FIELD_ERROR
+
+
+def named_options(error: str | None) -> set[str]:
+    """The options that an error, in the lab's words, says the server does not accept."""
+    if error is None or FIELD_ERROR not in error:
+        return set()
+    return {option for option in OPTIONS if option in re.findall(r"[a-z_.]+", error)}
+
+
+def is_about_a_field(request: Request) -> bool:
+    """Whether a request failed because of a field of its body, as far as the server says.
+
+    A 400 for a reason that the lab does not know may be about one; an error within an answer says
+    so.
+    """
+    error = request.error or ""
+    if FIELD_ERROR in error:
+        return request.http_status in (200, *_FIELD_STATUSES)
+    has_other_cause = any(meaning in error for _, meaning in _ERRORS if "{" not in meaning)
+    is_too_long = "exceeds the available context" in error
+    return request.http_status in _FIELD_STATUSES and not (has_other_cause or is_too_long)
 
 
 def status_words(status: int) -> str:
@@ -240,16 +312,25 @@ def as_list(value: Any) -> list[Any]:
 
 
 def as_count(value: Any, most: int = MOST_TOKENS) -> int | None:
-    """A number of tokens; None for anything else, and for impossible numbers."""
+    """A number of tokens, also one written as 12.0; None for anything else, and for impossible
+    numbers."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
     if type(value) is int and 0 <= value <= most:
         return value
     return None
 
 
-def as_ms(value: Any) -> float | None:
-    if type(value) in (int, float) and 0 <= value <= MOST_MS:
+def as_number(value: Any) -> float | None:
+    """A number; None for anything else, such as true and NaN."""
+    if type(value) in (int, float) and abs(value) <= MOST_MS:
         return float(value)
     return None
+
+
+def as_ms(value: Any) -> float | None:
+    number = as_number(value)
+    return number if number is not None and number >= 0 else None
 
 
 def is_impossible(fields: dict[str, Any]) -> bool:

@@ -122,6 +122,8 @@ class Server:
         """
         prompt = _PromptSearch(self, n_prompt, text)
         best = prompt.search()
+        if formats.SEED not in self.endpoint.accepted:
+            more = {**more, "seed": None}
         asked = Asked(
             n_prompt=n_prompt,
             n_gen=n_gen,

@@ -1,31 +1,31 @@
-"""The events of a streamed answer, read from its bytes after it has ended; an event's time is that
-of its last byte.
+"""What a streamed answer says: its events, text, counts and end, read after it has ended.
 
-A stream follows WHATWG HTML, 9.2 Server-sent events; a line ends with LF or CR LF. An event with
-empty data counts as a ping: servers send it to keep the connection open.
+framing.py has its events as they were sent, deltas.py what a piece of an answer carries. An event
+with empty data counts as a ping: servers send it to keep the connection open.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lab.core import request as kinds
 from lab.core.lists import first_known
 from lab.core.request import Events, ServerTimings, Usage
+from lab.remote.deltas import content_of
 from lab.remote.formats import (
     as_count,
     as_dict,
     as_ms,
+    as_number,
     error_in,
     error_words,
     is_impossible,
     n_items,
 )
-
-Pieces = Sequence[tuple[int, bytes | bytearray]]  # bytes that arrived together, and when
+from lab.remote.framing import DONE_DATA, ERROR_EVENT, Pieces, SentEvent, sent_events
 
 TOKEN_IDS = "token ids"
 USAGE = "usage"
@@ -35,28 +35,13 @@ _RUNNING_TOTALS = (USAGE, TIMINGS)
 
 REASONS = {
     *("stop", "length", "eos", "eos_token", "stop_sequence", "max_tokens", "limit"),
-    *("tool_calls", "function_call", "tool_use", "content_filter", "end_turn"),
-    *("abort", "aborted", "cancelled", "error", "insufficient_system_resource"),
+    *("tool_calls", "function_call", "tool_use", "content_filter", "end_turn", "model_length"),
+    *("abort", "aborted", "cancelled", "error", "insufficient_system_resource", "safety"),
 }
-"""The finish reasons of servers. Any other word could be a part of a key."""
+"""The finish reasons of servers, in small letters. Any other word could be a part of a key."""
 OTHER_REASON = "other"
-
-
-class StreamLine(NamedTuple):
-    """A line of a stream with its end, and when it was complete."""
-
-    ns: int
-    text: bytes
-
-
-class SentEvent(NamedTuple):
-    """An event as it was sent."""
-
-    ns: int
-    n_bytes: int
-    name: str
-    data: str
-    is_whole: bool = True
+MOST_WITHOUT_TEXT = 4
+"""Tokens of an answer that may have no text: ends, marks of reasoning, a part of a letter."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +64,7 @@ class StreamedAnswer:
     usage: Usage | None = None
     timings: ServerTimings | None = None
     finish_reason: str | None = None
+    wrong_counts: dict[str, float] = field(default_factory=dict)
     failure: str | None = None
     error: str | None = None
 
@@ -93,6 +79,8 @@ class StreamReader:
         self._texts: list[str] = []
         self._usage: dict[str, Any] = {}
         self._timings: dict[str, Any] = {}
+        self._totals = dict.fromkeys(_RUNNING_TOTALS, 0)
+        self._is_whole_message = False
         self._reason: str | None = None
         self._is_done = False
         self._failure: tuple[str, str] | None = None
@@ -111,16 +99,17 @@ class StreamReader:
 
     def answer(self) -> StreamedAnswer:
         """What the events that were read say."""
-        self._check_end()
-        usage = usage_of(self._usage, self._timings)
+        rows = with_hidden_tokens(self._rows)
+        usage = usage_of(self._usage, self._timings, {row.kind for row in rows})
+        self._check_end(rows, usage)
         n_generated = None if usage is None else usage.completion_tokens
-        n_tokens, tokens_by = _tokens_of_events(self._rows, n_generated)
+        n_tokens, tokens_by = _tokens_of_events(rows, n_generated)
         failure, error = self._failure or (None, None)
         return StreamedAnswer(
             events=Events(
-                tuple(row.ns for row in self._rows),
-                tuple(row.n_bytes for row in self._rows),
-                tuple(row.kind for row in self._rows),
+                tuple(row.ns for row in rows),
+                tuple(row.n_bytes for row in rows),
+                tuple(row.kind for row in rows),
                 n_tokens,
             ),
             text="".join(self._texts),
@@ -128,6 +117,7 @@ class StreamReader:
             usage=usage,
             timings=timings_of(self._timings),
             finish_reason=self._reason,
+            wrong_counts=wrong_counts(self._usage),
             failure=failure,
             error=error,
         )
@@ -141,10 +131,10 @@ class StreamReader:
         kind = kinds.PING
         n_tokens: dict[str, int | None] = {}
         data = event.data.strip()
-        if data == "[DONE]":
+        if data.strip('"').upper() == DONE_DATA:
             kind = kinds.DONE
             self._is_done = True
-        elif event.name == "error" or (event.name != "ping" and data):
+        elif event.name == ERROR_EVENT or (event.name != "ping" and data):
             kind, n_tokens = self._parse(event)
         self._rows.append(EventRow(event.ns - self._sent_ns, event.n_bytes, kind, n_tokens))
 
@@ -154,12 +144,12 @@ class StreamReader:
             chunk = json.loads(event.data)
         except (ValueError, RecursionError):
             chunk = None
-        if not isinstance(chunk, dict):
+        error = error_in(as_dict(chunk))
+        if error is None and event.name == ERROR_EVENT:
+            error = error_words(as_dict(chunk).get("message", event.data))
+        if error is None and not isinstance(chunk, dict):
             self._fail(kinds.WRONG_JSON, "an event is not a JSON object")
             return kinds.ERROR, {}
-        error = error_in(chunk)
-        if error is None and event.name == "error":
-            error = error_words(chunk.get("message"))
         if error is not None:
             self._fail(kinds.ERROR_INSIDE, error)
             return kinds.ERROR, {}
@@ -170,81 +160,145 @@ class StreamReader:
             return kinds.ERROR, {}
         choices = chunk.get("choices")
         choice = as_dict(choices[0]) if isinstance(choices, list) and choices else {}
-        if as_count(usage.get("prompt_tokens")) or as_count(usage.get("completion_tokens")):
+        if any(as_number(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")):
             self._usage = usage  # Ollama sends zeros in each chunk of a completion
         self._timings = timings or self._timings
-        self._keep_reason(choice.get("finish_reason"))
+        is_last = self._keep_reason(choice.get("finish_reason"))
         n_tokens = {
             TOKEN_IDS: n_items(choice.get("token_ids")),
             USAGE: as_count(usage.get("completion_tokens")),
             TIMINGS: as_count(timings.get("predicted_n")),
         }
-        return self._keep_content(choice, bool(n_tokens[TOKEN_IDS]), bool(usage)), n_tokens
+        return self._kind_of(choice, n_tokens, is_last, bool(usage)), n_tokens
 
-    def _keep_reason(self, reason: object) -> None:
-        if isinstance(reason, str):
-            self._reason = reason if reason in REASONS else OTHER_REASON
-
-    def _keep_content(
-        self, choice: dict[str, Any], has_token_ids: bool, has_usage: bool
+    def _kind_of(
+        self,
+        choice: dict[str, Any],
+        n_tokens: dict[str, int | None],
+        is_last: bool,
+        has_usage: bool,
     ) -> str:
-        """Keep the text of a chunk with its reasoning; returns the kind of the event."""
-        delta = as_dict(choice.get("delta"))
-        text = _joined(choice.get("text"), delta.get("content"), delta.get("refusal"))
-        reasoning = _joined(
-            delta.get("reasoning_content"), delta.get("reasoning"), delta.get("thinking")
-        )
-        self._texts.append(reasoning + text)
-        is_last = choice.get("finish_reason") is not None
-        if text:
+        """The kind of a chunk; its text is kept."""
+        content = content_of(choice)
+        self._texts.append(content.text)
+        if "message" in choice and "delta" not in choice:
+            self._is_whole_message = True
+        has_grown = self._has_grown(n_tokens)
+        is_first = all(row.kind == kinds.PING for row in self._rows)
+        has_role = bool(as_dict(choice.get("delta")).get("role"))
+        if content.kind is not None:
+            return content.kind
+        if n_tokens[TOKEN_IDS] and not is_last:
             return kinds.TEXT
-        if delta.get("tool_calls"):
-            return kinds.TOOL
-        if reasoning:
-            return kinds.REASONING
-        if has_token_ids and not is_last:
-            return kinds.TEXT
-        if delta.get("role") and not is_last:
+        if has_role and not is_last and (is_first or not has_grown):
             return kinds.ROLE
+        if choice and has_grown and not is_last:
+            return kinds.HIDDEN
         return kinds.USAGE if has_usage else kinds.OTHER
 
-    def _check_end(self) -> None:
-        """Note a stream that ended before its answer did."""
-        has_content = any(row.kind in kinds.GENERATED for row in self._rows)
-        if self._reason is not None:
-            return
-        if not self._is_done:
+    def _has_grown(self, n_tokens: dict[str, int | None]) -> bool:
+        """Whether a running total counts more tokens than before."""
+        has_grown = False
+        for source in _RUNNING_TOTALS:
+            n = n_tokens[source]
+            if n is not None and n > self._totals[source]:
+                self._totals[source] = n
+                has_grown = True
+        return has_grown
+
+    def _keep_reason(self, reason: object) -> bool:
+        """Keep a reason of the end; returns whether there is one. Some servers send an empty one
+        with every event."""
+        if isinstance(reason, str) and reason:
+            word = reason.lower()
+            self._reason = word if word in REASONS else OTHER_REASON
+        return bool(reason)
+
+    def _check_end(self, rows: Sequence[EventRow], usage: Usage | None) -> None:
+        """Note a stream that ended before its answer did, or has none of its tokens."""
+        has_content = any(row.kind in kinds.GENERATED for row in rows)
+        n_generated = (usage.completion_tokens if usage else None) or 0
+        n_hidden = (usage.reasoning_tokens if usage else None) or 0
+        if not has_content and self._is_whole_message:
+            self._fail(kinds.NO_STREAM, "the answer is one whole message, not a stream")
+        elif self._reason is None and not self._is_done:
             self._fail(
                 kinds.CUT_OFF,
                 "the connection ended before the answer was complete: "
                 "it has no finish_reason and no [DONE]",
             )
-        elif not self._usage and has_content:
+        elif self._reason is None and not self._usage and has_content:
             self._fail(
                 kinds.CUT_OFF,
                 "[DONE] came before the answer was complete: "
                 "it has no finish_reason and no token count",
             )
+        elif not has_content and n_generated - n_hidden > MOST_WITHOUT_TEXT:
+            self._fail(
+                kinds.NO_CONTENT,
+                f"the server counts {n_generated:,} generated tokens, and none of them arrived",
+            )
 
 
-def _joined(*values: object) -> str:
-    return "".join(value for value in values if isinstance(value, str))
+def with_hidden_tokens(rows: Sequence[EventRow]) -> list[EventRow]:
+    """The events without tokens that the server counts after the last text: when they were
+    generated is not known."""
+    last = max((i for i, row in enumerate(rows) if row.kind in kinds.VISIBLE), default=-1)
+    kept = list(rows)
+    for index in range(last + 1, len(rows)):
+        if rows[index].kind == kinds.HIDDEN:
+            kept[index] = replace(rows[index], kind=kinds.OTHER)
+    return kept
 
 
-def usage_of(usage: dict[str, Any], timings: dict[str, Any]) -> Usage | None:
-    """The token counts of an answer, from the fields of different servers."""
-    details = as_dict(usage.get("prompt_tokens_details"))
-    cached = (
-        details.get("cached_tokens"),
-        usage.get("prompt_cache_hit_tokens"),
-        timings.get("cache_n"),
+def usage_of(
+    usage: dict[str, Any], timings: dict[str, Any], event_kinds: set[str]
+) -> Usage | None:
+    """The token counts of an answer, from the fields of different servers.
+
+    Reasoning that was streamed and not counted is added to the tokens of the answer.
+    """
+    counts = {name: as_count(value) for name, value in named_counts(usage).items()}
+    n_cached = first_known([counts["cached_tokens"], as_count(timings.get("cache_n"))])
+    n_prompt = counts["prompt_tokens"]
+    n_generated = counts["completion_tokens"]
+    n_reasoning = counts["reasoning_tokens"]
+    if n_generated is not None and n_reasoning and kinds.REASONING in event_kinds:
+        n_without = (n_prompt or 0) + n_generated
+        total = as_count(usage.get("total_tokens"))
+        if n_reasoning > n_generated or total == n_without + n_reasoning:
+            n_generated += n_reasoning
+    answer = Usage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_generated,
+        cached_tokens=n_cached,
+        reasoning_tokens=n_reasoning,
     )
-    counts = Usage(
-        prompt_tokens=as_count(usage.get("prompt_tokens")),
-        completion_tokens=as_count(usage.get("completion_tokens")),
-        cached_tokens=first_known(map(as_count, cached)),
-    )
-    return None if counts == Usage() else counts
+    return None if answer == Usage() else answer
+
+
+def named_counts(usage: dict[str, Any]) -> dict[str, Any]:
+    """The values of a server's usage by the names of Usage; None where there is none."""
+    of_prompt = as_dict(usage.get("prompt_tokens_details"))
+    of_answer = as_dict(usage.get("completion_tokens_details"))
+    cached = (of_prompt.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"))
+    reasoning = (of_answer.get("reasoning_tokens"), usage.get("reasoning_tokens"))
+    return {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "cached_tokens": first_known(cached),
+        "reasoning_tokens": first_known(reasoning),
+    }
+
+
+def wrong_counts(usage: dict[str, Any]) -> dict[str, float]:
+    """The numbers in a server's usage that count nothing: less than 0, or broken."""
+    wrong = {}
+    for name, value in named_counts(usage).items():
+        number = as_number(value)
+        if number is not None and as_count(value) is None:
+            wrong[name] = number
+    return wrong
 
 
 def timings_of(timings: dict[str, Any]) -> ServerTimings | None:
@@ -277,59 +331,21 @@ def _tokens_of_events(
 
 
 def _tokens_by(source: str, rows: Sequence[EventRow]) -> list[int]:
-    """Tokens per event by this source; 0 for an event without a count."""
-    column = []
+    """Tokens per event by this source. Those that were counted since the last event with content
+    came with the next one; after the last one they stay where they were counted."""
+    column = [0] * len(rows)
     total = 0
-    for row in rows:
+    since_content: list[int] = []
+    for index, row in enumerate(rows):
         n = row.n_tokens.get(source)
-        column.append(0 if n is None else n - total)
-        if n is not None and source in _RUNNING_TOTALS:
-            total = n
+        if n is not None:
+            column[index] = n - total
+            total = n if source in _RUNNING_TOTALS else 0
+        if row.kind in kinds.GENERATED:
+            column[index] += sum(column[earlier] for earlier in since_content)
+            for earlier in since_content:
+                column[earlier] = 0
+            since_content = []
+        else:
+            since_content.append(index)
     return column
-
-
-def sent_events(pieces: Pieces) -> Iterator[SentEvent]:
-    """The events of a stream; the last one is not whole if the stream ends within a line of it."""
-    name = ""
-    data: list[str] = []
-    n_bytes = 0
-    is_begun = False
-    for line in _lines(pieces):
-        n_bytes += len(line.text)
-        is_half = line.text and not line.text.endswith(b"\n")
-        if is_half and line.text.strip() not in (b"data: [DONE]", b""):
-            yield SentEvent(line.ns, len(line.text), name, "", is_whole=False)
-            return
-        text = line.text.decode(errors="replace").rstrip("\r\n")
-        field, _, value = text.partition(":")
-        value = value.removeprefix(" ")
-        if text.startswith(":"):
-            yield SentEvent(line.ns, n_bytes, "", "")
-            n_bytes = 0
-        elif text:
-            is_begun = True
-            if field == "event":
-                name = value
-            elif field == "data":
-                data.append(value)
-        elif is_begun:
-            yield SentEvent(line.ns, n_bytes, name, "\n".join(data))
-            name = ""
-            data = []
-            n_bytes = 0
-            is_begun = False
-
-
-def _lines(pieces: Pieces) -> Iterator[StreamLine]:
-    """The lines of a stream; last an empty one, which some servers omit."""
-    begun = bytearray()
-    ns = 0
-    for ns, data in pieces:
-        *ends, begin = data.split(b"\n")
-        for end in ends:
-            yield StreamLine(ns, bytes(begun) + end + b"\n")
-            begun.clear()
-        begun += begin
-    if begun:
-        yield StreamLine(ns, bytes(begun))
-    yield StreamLine(ns, b"")

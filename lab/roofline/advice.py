@@ -38,6 +38,7 @@ ACCEPTANCE = 0.8  # the acceptance for which a speed-up is predicted
 SHORTEST_CUT = 8  # tokens of a prompt: shorter ones have no part to cache
 MOST_NEW = 64  # tokens of a new message after the cached ones
 NEW_SHARE = 4  # a new message is at most a fourth of the prompt
+OF_USERS = (catalog.FILE, catalog.OLLAMA)  # models that the lab does not make in another type
 ANSWER = 2  # tokens of an answer: the fewest of a turn
 
 
@@ -214,7 +215,7 @@ def _other_types(
             types.add(rate.type)
     for kind in sorted((types - {main_type}) & BLOCKS.keys()):
         option = None
-        if kind in synthetic.QUANTIZATIONS and model.source != catalog.FILE:
+        if kind in synthetic.QUANTIZATIONS and model.source not in OF_USERS:
             option = Option("--model", catalog.spec_of(model), catalog.spec_of(model, kind))
         packed = _packed_as(kind, main_type, model, matrices)
         label = f"{kind} instead of {main_type}"

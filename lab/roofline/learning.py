@@ -372,6 +372,7 @@ def case_of(phase: str, length: float, model: Model, settings: Settings) -> Lear
         settings.kv_offload,
         settings.op_offload,
         settings.prefill_wait if phase == PREFILL else None,
+        settings.thread_wait,
     )
     return LearnedCase(phase, length, shape, model.quantization, chosen)
 

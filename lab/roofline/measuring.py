@@ -22,8 +22,12 @@ from lab.runner import disturbances, machine, noise_watch
 from lab.runner.cases import utc_now
 from lab.runner.progress import KERNEL, ShowStatus, Status
 
-ROUNDS = 2  # every probe is timed in each
-MOST_EXTRA_ROUNDS = 1  # while the machine is disturbed
+ROUNDS = 2  # every probe is timed in each, unless the machine is disturbed and its rate sure
+STEADY = 1.03  # the best passes of a steady probe's rounds differ by no more than this factor
+SURE_PASSES = 3  # so many passes of a round, as near to its best, make a probe's rate sure
+LATE = (
+    1.5  # a disturbed machine that is so many times slower than EACH_S times sure rates once
+)
 EACH_S = 0.5  # a probe takes, about
 SURE = 20  # the forecast trusts EACH_S as much as SURE measured probes
 LEAST_READ = 256 * 2**20  # bytes that a plain read goes through
@@ -79,9 +83,8 @@ def obtain(
             session.save(folder)
         if session.disturbed:
             warn(
-                f"While the ceilings of {name or CPU} were measured, {session.disturbed}, in each "
-                f"of {ROUNDS + MOST_EXTRA_ROUNDS} rounds. Some can be too low. Measure again: "
-                "--again"
+                f"While the ceilings of {name or CPU} were measured, {session.disturbed}, also in "
+                "the last round. Some can be too low. Measure again: --again"
             )
     ceilings = probing.known(probing.kept(folder, lambda sentence: None), where)
     assert ceilings is not None
@@ -97,6 +100,11 @@ class ProbeForecast:
         self.started = time.monotonic()
 
     @property
+    def is_late(self) -> bool:
+        elapsed_s = time.monotonic() - self.started
+        return elapsed_s > LATE * EACH_S * self.n_done
+
+    @property
     def left_s(self) -> float:
         elapsed_s = time.monotonic() - self.started
         mean_s = (elapsed_s + SURE * EACH_S) / (self.n_done + SURE)
@@ -106,9 +114,9 @@ class ProbeForecast:
 class ProbeSession:
     """The rates of a device's probes, round by round.
 
-    Every probe is timed once in each of ROUNDS rounds, so that a bad moment spoils none of them;
-    while a round was disturbed, another follows, at most MOST_EXTRA_ROUNDS. `disturbed` says what
-    disturbed the last round.
+    Every probe is timed once in each of ROUNDS rounds, so that a bad moment spoils none of them.
+    After a disturbed round another follows, of the probes that are not steady, and if it was quiet
+    also of the others. `disturbed` says what disturbed the last round.
     """
 
     def __init__(
@@ -125,16 +133,31 @@ class ProbeSession:
         self.n_free = max(0.0, n_cores - self.n_threads)
 
     def measure(self, forecast: ProbeForecast, watch: ShowStatus) -> None:
-        for number in range(ROUNDS + MOST_EXTRA_ROUNDS):
-            if number >= ROUNDS:
-                forecast.n_probes += len(self.todo)
-            self.measure_round(forecast, watch)
-            if number + 1 >= ROUNDS and not self.disturbed:
+        for _ in range(ROUNDS):
+            self.measure_round(self.todo, forecast, watch)
+        if not self.disturbed:
+            return
+        steady = [probe for probe in self.todo if is_steady(self.passes[key(probe)])]
+        others = [probe for probe in self.todo if probe not in steady]
+        for again in (others, steady):
+            if again:
+                forecast.n_probes += len(again)
+                self.measure_round(again, forecast, watch)
+            if self.disturbed:
                 break
 
-    def measure_round(self, forecast: ProbeForecast, watch: ShowStatus) -> None:
+    def measure_round(
+        self, todo: Sequence[Probe], forecast: ProbeForecast, watch: ShowStatus
+    ) -> None:
         noise = noise_watch.NoiseWatch(self.worker.pid)
-        for probe in self.todo:
+        for probe in todo:
+            if (
+                self.disturbed
+                and forecast.is_late
+                and is_sure(self.passes.get(key(probe), ()))
+            ):
+                forecast.n_probes -= 1
+                continue
             doing = (
                 f"{KERNEL} {forecast.n_done + 1} of {forecast.n_probes}: {description(probe)}"
             )
@@ -176,6 +199,24 @@ class ProbeSession:
             disturbed=self.disturbed or None,
         )
         probing.save(ceilings, folder)
+
+
+def is_steady(passes: Sequence[Rate]) -> bool:
+    """Whether the rounds of a probe agree, or one was enough."""
+    bests = [min(rate.times_ns) for rate in passes]
+    if len(bests) < ROUNDS:
+        return is_sure(passes)
+    return max(bests) <= STEADY * min(bests)
+
+
+def is_sure(passes: Sequence[Rate]) -> bool:
+    """Whether in a round several passes of a probe were about as fast as the best of all."""
+    best_ns = min((min(rate.times_ns) for rate in passes), default=0)
+    for rate in passes:
+        near = [ns for ns in rate.times_ns if ns <= STEADY * best_ns]
+        if len(near) >= SURE_PASSES:
+            return True
+    return False
 
 
 def description(probe: Probe) -> str:

@@ -271,19 +271,20 @@ def for_users(
     row: Prediction, users: int, one_s: float | None, all_s: float | None, limit_s: float
 ) -> Prediction:
     """A prediction for several users, whose step takes all_s where one user's step takes one_s."""
-    slower = math.nan
+    expected_s = None
+    range_s = UNKNOWN
     if one_s and all_s:
         slower = all_s / one_s
-    expected_s = row.tpot_expected_s
-    if expected_s is not None:
-        expected_s = max(limit_s, slower * expected_s)
-    fastest, slowest = row.tpot_s
+        if row.tpot_expected_s is not None:
+            expected_s = max(limit_s, slower * row.tpot_expected_s)
+        fastest, slowest = row.tpot_s
+        range_s = (max(limit_s, slower * fastest), slower * slowest)
     return dataclasses.replace(
         row,
         users=users,
         tpot_limit_s=limit_s,
         tpot_expected_s=expected_s,
-        tpot_s=(max(limit_s, slower * fastest), slower * slowest),
+        tpot_s=range_s,
     )
 
 
@@ -414,20 +415,16 @@ def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     """This machine and the settings, for a model (a SPEC); its file is not needed.
 
     Where llama.cpp is not installed yet, this machine has no devices, and the model must be of the
-    catalog.
+    catalog. With automatic placement all layers are on the devices.
     """
-    if no_engine.is_installed():
-        with Worker() as worker:
-            shape = obtain.find(worker, model)
-            plan = make_plan(worker, [1], 1, 1, **settings)
-    else:
-        stand_in = cast(Worker, NoEngine())
-        shape = obtain.find(stand_in, model)
-        shape_only = f"synthetic:{catalog.DEFAULT}"
-        plan = make_plan(stand_in, [1], 1, 1, shape_only, watch=None, **settings)
+    # The plan finds the machine and its settings: any shape serves, and no file is read.
+    any_shape = f"synthetic:{catalog.DEFAULT}"
+    with Worker() if no_engine.is_installed() else cast(Worker, NoEngine()) as worker:
+        shape = obtain.find(worker, model)
+        plan = make_plan(worker, [1], 1, 1, any_shape, watch=None, **settings)
     chosen = plan.settings
-    is_default = settings.get("n_gpu_layers") is None
-    if chosen.n_gpu_layers and is_default and shape.n_layer is not None:
+    is_automatic = not isinstance(settings.get("n_gpu_layers"), int)
+    if chosen.n_gpu_layers and is_automatic and shape.n_layer is not None:
         chosen = dataclasses.replace(chosen, n_gpu_layers=shape.n_layer + 1)
     return dataclasses.replace(plan, model=shape, settings=chosen)
 
@@ -479,7 +476,7 @@ def with_memory(
             quantization=quantization_that_fits(
                 row.model, settings, n_ctx, available, system_info
             ),
-            longest=memory.longest(row.model, round(available), system_info),
+            longest=memory.longest(row.model, round(available), settings, system_info),
         )
     return dataclasses.replace(row, shortage=shortage)
 

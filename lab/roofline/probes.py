@@ -35,7 +35,7 @@ from lab.process.wire import (
     UPLOAD,
     Probe,
 )
-from lab.runner.machine import system_text
+from lab.runner.system_files import system_text
 
 READ = "read"  # the operation of a plain read of memory
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import files, sampling, shell
-from lab.core.asked_settings import AskedSettings, defaults, flag, table
+from lab.core.asked_settings import SLEEP, AskedSettings, defaults, flag, table
 from lab.core.experiments import experiment_runs
 from lab.core.lines import from_json, to_json
 from lab.core.record import Record, Settings
@@ -40,6 +40,8 @@ def asked(settings: Settings) -> dict[str, Any]:
         keywords.pop("n_gpu_layers", None)
     if settings.lib:
         keywords["lib"], _, _ = settings.lib.rpartition(" ")  # without the checksum
+    if settings.thread_wait == SLEEP or isinstance(settings.thread_wait, int):
+        keywords["wait"] = settings.thread_wait  # also if the user's environment asked for it
     keywords.pop("kv_unified", None)
     if settings.kv_unified:
         keywords["kv_unified"] = "on"

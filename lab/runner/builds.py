@@ -21,10 +21,10 @@ from pathlib import Path
 
 from lab.core import shell
 from lab.errors import LabError
-from lab.process.spawning import LIB_VARIABLE
+from lab.process.setup import LIB_VARIABLE, ProcessSetup
 from lab.process.wire import Build, Libraries
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine
+from lab.runner.system_files import system_text
 
 INSTRUCTION_SETS = {
     "SSE3": "pni",
@@ -68,7 +68,7 @@ def mismatch(system_info: str) -> tuple[frozenset[str], frozenset[str]] | None:
     is_arm = platform.machine().lower() in ("arm64", "aarch64")
     # Under emulation of another architecture /proc/cpuinfo has the host's lines, with its name.
     heading = "Features" if is_arm else "flags"
-    cpuinfo = machine.system_text("/proc/cpuinfo")
+    cpuinfo = system_text("/proc/cpuinfo")
     lines = re.findall(rf"^{heading}\s*:(.*)$", cpuinfo, re.MULTILINE)
     if not lines:
         return None
@@ -83,7 +83,7 @@ def of_worker(worker: Worker) -> Build:
 
     LabError if it needs instructions that this CPU lacks, or crashes when it starts.
     """
-    hint = _BUILD if worker.lib else f"Build it here: {BUILD_HERE}"
+    hint = _BUILD if worker.setup.lib else f"Build it here: {BUILD_HERE}"
     try:
         build = worker.build
     except WorkerDied as death:
@@ -144,7 +144,7 @@ def _check(path: Path, checksum: str) -> None:
     """LabError if the libraries in a folder do not fit the bindings; asked once for a checksum."""
     with Worker() as worker:
         installed = worker.libraries()
-        worker.use(str(path))
+        worker.use(ProcessSetup(lib=str(path)))
         try:
             libraries = worker.libraries()
         except WorkerDied as death:

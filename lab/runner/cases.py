@@ -19,6 +19,7 @@ from lab.core.record import Machine, Model, Run, Settings, Steps, Value
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.models import catalog
+from lab.process.setup import ProcessSetup
 from lab.process.worker import WorkerDied
 from lab.runner import prompts
 
@@ -140,7 +141,7 @@ class Plan:
     is_more_if_cheap: bool = False  # quick cases get more rounds
     write: Write = measured_run
     draft: Draft | None = None
-    lib: str | None = None  # the folder of another build's libraries
+    setup: ProcessSetup = field(default_factory=ProcessSetup)  # of the engine's process
     tensors: tuple[Tensor, ...] = ()  # of the model's file, if layers go to devices
     free: Mapping[str, int] = field(default_factory=dict)  # free bytes of each device
     auto: AskedSettings | None = None  # set if as many layers as fit go to devices

@@ -14,9 +14,18 @@ from typing import NamedTuple
 
 from lab.core import memory, stats
 from lab.core.lists import grouped, plural
-from lab.core.record import OK, Noise, NoiseReading, NoiseSamples, Record
+from lab.core.record import (
+    OK,
+    Machine,
+    Model,
+    Noise,
+    NoiseReading,
+    NoiseSamples,
+    Record,
+    Settings,
+)
 from lab.core.request import RequestRecord
-from lab.runner import machine
+from lab.runner import machine, waiting
 
 MEAN_CORES = 0.15
 WORST_CORES = 0.5
@@ -38,7 +47,8 @@ MEMORY = "memory was short"
 HEAT = "heat or a power limit slowed the CPU or GPU"
 QUOTA = "the container used up its quota of CPU time"
 GPU_OTHERS = "other processes used {} of the GPU"
-CAUSES = (OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)  # in the order of reports
+PILE_UP = "two of llama.cpp's threads took turns on one core beside another program"
+CAUSES = (PILE_UP, OTHERS, STEAL, MEMORY, HEAT, QUOTA, GPU_OTHERS)  # in the order of reports
 
 
 class CoresUsed(NamedTuple):
@@ -60,13 +70,7 @@ def sentence(cause: str, amount: float) -> str:
     """The cause with its amount: a percentage of a GPU, otherwise cores."""
     if cause == GPU_OTHERS:
         return cause.format(f"{amount:.0f} %")
-    return cause.format(_cores(amount))
-
-
-def _cores(amount: float) -> str:
-    if f"{amount:.2g}" == "1":
-        return "1 core"
-    return f"{amount:.2g} cores"
+    return cause.format(machine.cores_in_words(amount))
 
 
 def _judged_samples(noise: Noise | None) -> NoiseSamples | None:
@@ -116,6 +120,7 @@ def _readings(record: Record, noise: Noise, samples: NoiseSamples) -> Iterator[R
     """All that was read of a run, with the limits."""
     used = cores(samples, samples.others_ms)
     steal = cores(samples, samples.steal_ms)
+    yield Reading(PILE_UP, waiting.pile_up_share(record), waiting.PILE_UP_SHARE)
     yield Reading(OTHERS, used.mean, _limit_of_others(record, MEAN_CORES))
     yield Reading(OTHERS, used.worst, _limit_of_others(record, WORST_CORES))
     yield Reading(STEAL, steal.mean, MEAN_CORES)
@@ -190,17 +195,37 @@ def _limit_of_others(record: Record, cores_used: float) -> float:
 
 
 def n_threads(record: Record) -> int:
-    """Busy threads of a run. With all layers on a GPU only one thread is busy: it feeds the GPU."""
-    settings = record.settings
-    if memory.has_all_layers(settings.n_gpu_layers, record.model):
+    """Busy threads of a run."""
+    return busy_threads(record.settings, record.model)
+
+
+def busy_threads(settings: Settings, model: Model) -> int:
+    """With all layers on a GPU only one thread is busy: it feeds the GPU."""
+    if memory.has_all_layers(settings.n_gpu_layers, model):
         return 1
     return max(settings.n_threads, settings.n_threads_batch)
 
 
+def seen_before(noise: Noise, here: Machine, model: Model, settings: Settings) -> str:
+    """What other programs will do to a session, seen before its first run; "" if nothing."""
+    samples = _judged_samples(noise)
+    usable = machine.cores(here)
+    if samples is None or usable is None:
+        return ""
+    used = cores(samples, samples.others_ms).mean
+    n_busy = busy_threads(settings, model)
+    return waiting.before_first_run(noise.threads, settings, n_busy, usable, used)
+
+
 def n_cores(record: Record) -> float | None:
-    """Logical cores whose CPU time was watched. With a container's quota these are the host's."""
+    """Logical cores whose CPU time was watched: those that the process may run on.
+
+    With a CPU quota, records of older versions tell only the machine's physical cores.
+    """
     here = record.machine
-    return machine.cores(here) if here.cpu_quota is None else here.n_cores_physical
+    if here.cpu_quota is None:
+        return here.n_cores_usable
+    return here.n_cores_affinity or here.n_cores_physical
 
 
 def during(noise: Noise, n_free: float) -> str:
@@ -229,7 +254,8 @@ def sentences(records: Sequence[Record]) -> list[str]:
         amounts = [run[cause] for run in by_run if cause in run]
         if amounts:
             place = _in_runs(len(amounts), len(records))
-            clauses.append(f"{sentence(cause, max(amounts))} {place}")
+            cost = waiting.cost_and_cure(records) if cause == PILE_UP else ""
+            clauses.append(f"{sentence(cause, max(amounts))} {place}{cost}")
     causes = set().union(*by_run)
     clauses += _missing_cores(records, causes)
     return clauses
@@ -254,7 +280,8 @@ def _missing_cores(records: Sequence[Record], causes: set[str]) -> list[str]:
     if not short:
         return []
     n_free, threads = min(short)
-    clause = f"only {_cores(max(0.0, n_free))} were free for {plural(threads, 'thread')}"
+    free = machine.cores_in_words(max(0.0, n_free))
+    clause = f"only {free} were free for {plural(threads, 'thread')}"
     clause += f" {_in_runs(len(short), len(records))}"
     may_be_programs = OTHERS in causes or STEAL not in causes
     fewer = math.floor(n_free)

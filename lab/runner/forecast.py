@@ -35,10 +35,15 @@ class Work:
 
 
 class Phases(NamedTuple):
-    """The work of a run's two phases."""
+    """The work of a run's two phases.
+
+    `linear` is the share of the prefill that grows with its tokens; the rest, of attention, grows
+    with their square.
+    """
 
     prefill: Work
     decode: Work
+    linear: float = 1.0
 
 
 class Sample(NamedTuple):
@@ -89,6 +94,13 @@ class Forecast:
         if not self.is_possible:
             return None
         return self.computed(self._work(case))
+
+    def was_run(self, case: Case) -> bool:
+        return case in self._measured
+
+    def linear(self, case: Case) -> float:
+        """The share of a case's prefill that grows with its tokens."""
+        return self._work(case).linear
 
     def computed(self, work: Phases) -> tuple[float, float]:
         """Seconds of prefill and of decode of some work, at the speed of the runs so far."""
@@ -145,9 +157,20 @@ def work_of_plan(plan: Plan) -> WorkOf:
         decode = work_of_shapes(plan, decodes)
         if prefill is None or decode is None:
             return by_tokens(case)
-        return Phases(prefill, decode)
+        return Phases(prefill, decode, _linear(plan, prefills, prefill))
 
     return work_of
+
+
+def _linear(plan: Plan, prefills: Sequence[Shape], whole: Work) -> float:
+    """The share of a prefill's work that grows with its tokens, from its first half."""
+    first_half = prefills[: len(prefills) // 2]
+    work = work_of_shapes(plan, first_half) if first_half else None
+    if work is None or not whole.flops:
+        return 1.0
+    x = sum(shape.n_tokens for shape in first_half) / sum(shape.n_tokens for shape in prefills)
+    linear = (work.flops / whole.flops - x * x) / (x - x * x)
+    return min(1.0, max(0.0, linear))
 
 
 def planned_shapes(plan: Plan, case: Case) -> list[Shape]:

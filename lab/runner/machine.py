@@ -1,8 +1,7 @@
 """Describe the machine for every record: each fact comes from the operating system, or is None.
 
-Also the cores and the memory that this process may use. Linux limits processes by control groups
-(version 2); the limits of all groups above a process's own apply too (docs.kernel.org,
-admin-guide/cgroup-v2). `root` replaces `/`.
+Also the cores and the memory that this process may use (limits of containers: cgroups.py). `root`
+replaces `/`.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from lab.core.asked_settings import MAX_THREADS
 from lab.core.record import Device, Machine, Settings
 from lab.models import catalog
 from lab.process.wire import Build
-
-ROOT = Path("/")
+from lab.runner import cgroups
+from lab.runner.system_files import ROOT, system_number, system_text
 
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "microsoft basic render")
 """Parts of the names of Vulkan devices in software: Mesa's, Google's, and that of Windows."""
@@ -35,10 +34,11 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
     import psutil
 
     usable = n_cores_usable()
-    quota = cpu_quota()
+    quota = cgroups.cpu_quota()
     whole_cores = None
     if usable is not None:
         whole_cores = max(1, math.floor(usable))
+    is_limited = quota is not None and quota == usable
     here = Machine(
         cpu=_cpu_name(),
         n_cores_physical=psutil.cpu_count(logical=False),
@@ -50,7 +50,8 @@ def describe(build: Build | None = None, lib: str | None = None) -> Machine:
         lib=lib,
         virtual=_is_virtual(),
         power=_power(),
-        cpu_quota=quota if quota == usable else None,
+        cpu_quota=quota if is_limited else None,
+        n_cores_affinity=n_cores_affinity() if is_limited else None,
     )
     if build is None:
         return here
@@ -182,8 +183,14 @@ def named(machine: Machine, devices: Sequence[Device]) -> str:
     name = machine.cpu or "unknown CPU"
     n_cores = cores(machine)
     if n_cores:
-        return f"{name}, {n_cores:g} cores"
+        return f"{name}, {cores_in_words(n_cores)}"
     return name
+
+
+def cores_in_words(n_cores: float) -> str:
+    """Such as `1 core`, `2.5 cores`."""
+    text = f"{n_cores:.2g}"
+    return f"{text} core" if text == "1" else f"{text} cores"
 
 
 def slug(text: str) -> str:
@@ -243,11 +250,16 @@ def own_cores() -> tuple[int, ...] | None:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
+def n_cores_affinity() -> int | None:
+    """Logical cores that this process may run on, whatever its CPU quota."""
+    cores = own_cores()
+    return os.cpu_count() if cores is None else len(cores)
+
+
 def n_cores_usable(root: Path = ROOT) -> float | None:
     """Logical cores that this process may use; a fraction if a container limits its CPU time."""
-    cores = own_cores()
-    n_cores = os.cpu_count() if cores is None else len(cores)
-    quota = cpu_quota(root)
+    n_cores = n_cores_affinity()
+    quota = cgroups.cpu_quota(root)
     if n_cores is None or quota is None:
         return n_cores
     return min(quota, n_cores)
@@ -270,58 +282,12 @@ def default_threads(root: Path = ROOT) -> int:
 
 
 def memory_available(root: Path = ROOT) -> int:
-    """Bytes that can be allocated without swapping; a group's inactive page cache does not count as
-    used."""
+    """Bytes that this process can allocate without swapping, within the limits of its groups."""
     import psutil
 
     available = int(psutil.virtual_memory().available)
-    for folder in _groups(root):
-        used = system_number(folder / "memory.current")
-        reclaimable = _count(folder / "memory.stat", "inactive_file") or 0
-        for name in ("memory.max", "memory.high"):
-            limit = system_number(folder / name)
-            if limit is not None and used is not None:
-                available = min(available, max(0, limit - used + reclaimable))
-    return available
-
-
-def cpu_quota(root: Path = ROOT) -> float | None:
-    """CPU time that the groups of this process allow, in cores; None without a limit."""
-    quotas = []
-    for folder in _groups(root):
-        quota, _, period = system_text(folder / "cpu.max").strip().partition(" ")
-        if quota.isdigit():
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
-
-
-def throttled_s(root: Path = ROOT) -> float | None:
-    """Seconds during which a group of this process was halted by its CPU quota.
-
-    None if no group counts them.
-    """
-    seconds = []
-    for folder in _groups(root):
-        count_us = _count(folder / "cpu.stat", "throttled_usec")
-        if count_us is not None:
-            seconds.append(count_us / 1e6)
-    return max(seconds, default=None)
-
-
-def _groups(root: Path) -> list[Path]:
-    """The folders of this process's groups, from the innermost to the outermost."""
-    match = re.search(r"^0::/(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE)
-    group = PurePosixPath()
-    if match and not match[1].startswith(".."):  # otherwise it is outside this namespace
-        group = PurePosixPath(match[1])
-    return [root / "sys/fs/cgroup" / folder for folder in (group, *group.parents)]
-
-
-def _count(path: Path, name: str) -> int | None:
-    match = re.search(rf"^{name} (\d+)$", system_text(path), re.MULTILINE)
-    if match is None:
-        return None
-    return int(match[1])
+    left = cgroups.memory_left(root)
+    return available if left is None else min(available, left)
 
 
 def _n_fast_cores(root: Path) -> int | None:
@@ -366,22 +332,6 @@ def _fast_by_speed(folders: Mapping[int, Path]) -> set[int]:
                 core for core, speed in zip(folders, speeds, strict=True) if speed >= least
             }
     return set()
-
-
-def system_text(path: str | Path) -> str:
-    """A system file's text; empty if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def system_number(path: Path) -> int | None:
-    """The non-negative integer in a system file, if any."""
-    text = system_text(path).strip()
-    if not text.isdecimal():
-        return None
-    return int(text)
 
 
 def sysctl(name: str) -> str | None:

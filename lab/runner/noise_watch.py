@@ -25,7 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core.record import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
-from lab.runner.machine import ROOT, own_cores, system_number, system_text, throttled_s
+from lab.runner import neighbours
+from lab.runner.cgroups import throttled_s
+from lab.runner.machine import own_cores
+from lab.runner.system_files import ROOT, system_number, system_text
+from lab.runner.thread_watch import ThreadWatch
 
 if TYPE_CHECKING:
     from psutil import Process
@@ -34,16 +38,22 @@ if TYPE_CHECKING:
 class NoiseWatch:
     """Call `sample` ten times a second during a run, then `finish`.
 
-    The lab's own process and those of the engine, `pids`, are not noise.
+    The lab's own process and those of the engine, `pids`, are not noise, nor are planted
+    neighbours. The threads of the first of `pids` are watched.
     """
 
     def __init__(self, *pids: int) -> None:
         import psutil
 
         self._lab = [psutil.Process()]
-        for pid in pids:
+        for pid in (*pids, *neighbours.pids):
             with suppress(psutil.Error):
                 self._lab.append(psutil.Process(pid))
+        self._threads = None
+        if (
+            pids and not neighbours.pids
+        ):  # beside planted ones, taking turns is what is measured
+            self._threads = ThreadWatch(pids[0])
         self._gpus = GpuWatch([process.pid for process in self._lab])
         self._before = read_noise(self._gpus)
         self._energy = EnergyWatch(self._gpus)
@@ -56,6 +66,8 @@ class NoiseWatch:
         self._energy.sample()
         self._rows.append((at_ms, *_cpu_ms(self._lab)))
         self._gpus.sample()
+        if self._threads:
+            self._threads.look()
 
     def finish(self) -> Noise:
         """All readings and samples since the beginning."""
@@ -63,7 +75,11 @@ class NoiseWatch:
         at_ms, others_ms, steal_ms = zip(*self._rows, strict=True)
         samples = NoiseSamples(at_ms[1:], _differences(others_ms), _differences(steal_ms))
         return Noise(
-            self._before, read_noise(self._gpus), samples, joules=self._energy.joules()
+            self._before,
+            read_noise(self._gpus),
+            samples,
+            joules=self._energy.joules(),
+            threads=self._threads.finish() if self._threads else None,
         )
 
 

@@ -253,9 +253,15 @@ def _problem(plan: Plan, case: Case) -> str | None:
 
 def _total(plan: Plan, case: Case, context: str) -> str:
     need = plan.memory(case)
-    cache_gb = (need.kv_cache_bytes or 0) / 1e9
-    total_gb = need.total_bytes / 1e9
-    return f"{context} needs about {total_gb:,.1f} GB of memory (KV cache: {cache_gb:,.1f} GB)"
+    cache = _gb(need.kv_cache_bytes or 0)
+    return f"{context} needs about {_gb(need.total_bytes)} of memory (KV cache: {cache})"
+
+
+def _gb(n_bytes: int) -> str:
+    """Such as `12.3 GB`; below 1 GB with two decimals."""
+    if n_bytes < 1e9:
+        return f"{n_bytes / 1e9:.2f} GB"
+    return f"{n_bytes / 1e9:,.1f} GB"
 
 
 def _problem_of_total(plan: Plan, case: Case, context: str, is_too_long: bool) -> str | None:
@@ -266,7 +272,7 @@ def _problem_of_total(plan: Plan, case: Case, context: str, is_too_long: bool) -
         return None
     if available is None:
         return f"{_total(plan, case, context)}."
-    return f"{_total(plan, case, context)}; {available / 1e9:,.1f} GB are available."
+    return f"{_total(plan, case, context)}; {_gb(available)} are available."
 
 
 def _lacking(plan: Plan, placed: Sequence[DevicePlace]) -> DevicePlace | None:
@@ -284,10 +290,10 @@ def _lacks(plan: Plan, place: DevicePlace) -> str:
     for device in plan.machine.devices:
         if device.name == place.device:
             name = f"{device.name} ({device.description})"
-    needs_gb = place.memory.total_bytes / 1e9
-    has_gb = free(plan)[place.device] / 1e9
+    needs = _gb(place.memory.total_bytes)
+    has = _gb(free(plan)[place.device])
     layers = plural(len(place.layers), "layer")
-    return f"{name} needs {needs_gb:,.1f} GB for {layers} and has {has_gb:,.1f} GB"
+    return f"{name} needs {needs} for {layers} and has {has}"
 
 
 def _advice(plan: Plan, case: Case, lacking: DevicePlace) -> str:

@@ -17,8 +17,9 @@ from lab.core.memory import Tensor
 from lab.core.record import Machine, Model, Settings
 from lab.errors import LabError
 from lab.models import catalog, obtain, synthetic
+from lab.process.setup import ProcessSetup
 from lab.process.worker import MAX_TOKENS, Worker
-from lab.runner import builds, machine, placing, prompts, samplers
+from lab.runner import builds, machine, placing, prompts, samplers, waiting
 from lab.runner.cases import Case, Plan, Until, Write, with_room
 
 RANDOM_EXPERTS = (
@@ -125,7 +126,8 @@ def make_plan(
     """
     of_chain, settings = sampling.split(settings)
     asked = AskedSettings(**settings)
-    worker.use(builds.folder_of(asked.lib), placing.rpc_servers(asked))
+    setup = ProcessSetup(builds.folder_of(asked.lib), placing.rpc_servers(asked), asked.wait)
+    worker.use(setup)
     build = builds.of_worker(worker)  # before the child computes anything
     cases = _cases(parse_lengths(prompt_len), gen, every)
     n_repeat = _n_repeat(repeat, until)
@@ -153,10 +155,11 @@ def make_plan(
             *planned.notes,
             *_on_experts(planned, source),
             *_warnings(asked, cases, here, planned.model),
+            *waiting.warnings(asked.wait, build.openmp),
         ),
         until=until,
         is_more_if_cheap=repeat is None and until is None and every is None,
-        lib=worker.lib,
+        setup=setup,
         tensors=_tensors(worker, planned) if has_devices else planned.tensors,
         free=worker.free_memory() if has_devices else {},
         auto=asked if asked.n_gpu_layers == AUTO else None,
@@ -231,6 +234,7 @@ def _settings(
         prompt_sha256=source.sha256,
         seed=asked.seed,
         kv_unified=asked.is_unified,
+        wait=asked.wait,
         **placing.settings(asked, n_offloaded, here.devices, model),
     )
 
@@ -240,7 +244,13 @@ def _warnings(
 ) -> list[str]:
     warnings = list(placing.warnings(asked, here.devices, model))
     n_threads = max(asked.threads or 1, asked.threads_batch or 1)
-    if here.n_cores_usable and n_threads > here.n_cores_usable:
+    if here.cpu_quota is not None and n_threads > here.cpu_quota:
+        quota = machine.cores_in_words(here.cpu_quota)
+        warnings.append(
+            f"The container's CPU quota is {quota}: {n_threads} threads use it up early, and then "
+            "all wait for the next period (0.1 s by default)."
+        )
+    elif here.n_cores_usable and n_threads > here.n_cores_usable:
         warnings.append(
             f"This machine has {here.n_cores_usable} cores: with more threads the threads wait for "
             "each other, and every step becomes many times slower."
@@ -272,7 +282,7 @@ def _model(worker: Worker, text: str, watch: obtain.ShowTransfer | None) -> _Pla
     entry = spec.entry
     is_readable = worker.reads_files and obtain.locate(spec) is not None
     if watch or entry is None or is_readable:
-        file = obtain.obtain(spec, worker, watch)
+        file = obtain.obtain(spec, worker, watch, machine.memory_available())
         return _PlannedModel(file, obtain.read(worker, spec, file))
     quantization = spec.quantization or entry.quantization or synthetic.USUAL
     name = synthetic.quantization_name(quantization)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core.lists import plural
 from lab.process.wire import Progress
 from lab.runner.forecast import Forecast, WorkOf, work_of_tokens
+from lab.runner.in_flight import RunInFlight
 
 if TYPE_CHECKING:
     from lab.runner.cases import Case
@@ -103,7 +104,8 @@ class Reporter:
         self._run_started: float | None = None  # the current one, if it is no warm-up
         self._n_learned = 0
         self._forecast_state = (-1, -1)  # the list and the knowledge that the forecast is of
-        self._forecast_s = 0.0
+        self._forecast_s = (0.0, 0.0)  # of cases that were run, and of the others
+        self._slowness = 1.0  # of the run in flight
         self._is_announced = False
 
     def begin_round(self, number: int) -> None:
@@ -122,6 +124,7 @@ class Reporter:
         """Use the times of a run for the forecast; its decode chose `n_chosen` tokens."""
         self._n_learned += 1
         self._run_started = None
+        self._slowness = 1.0
         if not is_warmup:
             self._runs_s += (prefill_ns + decode_ns) / 1e9
         n_planned = self._n_tokens(case)[1]
@@ -148,6 +151,10 @@ class Reporter:
         reports the text too."""
         n_prefill, n_gen = self._n_tokens(case)
         rates = _Rates(n_prefill)
+        seconds = self.forecast.seconds(case)
+        run = None
+        if seconds is not None:
+            run = RunInFlight(seconds, n_prefill, n_gen, self.forecast.linear(case))
         text_of = _Streamed(pieces if not warmup else (), n_gen)
         started = time.monotonic()
         self._run_started = None if warmup else started
@@ -155,27 +162,16 @@ class Reporter:
         def look(progress: Progress) -> None:
             rates.see(progress)
             doing = DECODE if rates.is_decoding else PREFILL
-            rest_s = self._rest_s(case, progress, time.monotonic() - started)
+            rest_s = None
+            if run is not None:
+                elapsed_s = time.monotonic() - started
+                rest_s = run.rest_s(progress, elapsed_s)
+                self._slowness = run.slowness(elapsed_s)
             text = text_of.new_text(progress)
             shown = WARMING_UP if warmup else doing
             self.report_status(shown, case, repeat, rates.rate_tps, rest_s, text)
 
         return look
-
-    def _rest_s(self, case: Case, progress: Progress, elapsed_s: float) -> float | None:
-        """The time left of a run: what was forecast, or more if the run is slower than that."""
-        seconds = self.forecast.seconds(case)
-        if seconds is None:
-            return None
-        prefill_s, decode_s = seconds
-        n_prefill, n_gen = self._n_tokens(case)
-        n_generated = min(n_gen, len(progress.token_ids))
-        left_s = prefill_s * (1 - progress.n_prefilled / max(1, n_prefill))
-        left_s += decode_s * (1 - n_generated / max(1, n_gen))
-        run_s = prefill_s + decode_s
-        done_s = run_s - left_s
-        slowness = elapsed_s / done_s if done_s > 0 else 1.0
-        return max(run_s - elapsed_s, left_s * slowness, 0.0)
 
     def answer_watcher(self, case: Case, repeat: int, warmup: bool) -> Callable[[], None]:
         """A function to call repeatedly while a server answers."""
@@ -217,23 +213,33 @@ class Reporter:
         self.watch(Status(doing, case, repeat, rate_tps, n_done, self.n_runs, left_s, text))
 
     def _forecast_of_list(self) -> float:
-        """The seconds of the expected runs, computed anew when a run was added, ended or
-        learned."""
+        """The seconds of the expected runs, computed anew when a run was added, ended or learned.
+
+        A case that was not run yet is as much slower than its forecast as the run in flight.
+        """
         state = (len(self._todo), self._n_learned)
         if state != self._forecast_state:
             self._forecast_state = state
             self._forecast_s = self._seconds_of(self.expected_runs())
-        return self._forecast_s
+        run_s, computed_s = self._forecast_s
+        return run_s + self._slowness * computed_s
 
-    def _seconds_of(self, runs: Sequence[tuple[int, Case]]) -> float:
-        """The seconds of runs, and of what a round takes beside its runs."""
-        total_s = 0.0
+    def _seconds_of(self, runs: Sequence[tuple[int, Case]]) -> tuple[float, float]:
+        """The seconds of cases that were run, and of what a round takes beside its runs; those of
+        the other cases."""
+        run_s = 0.0
+        computed_s = 0.0
         for _, case in runs:
-            total_s += sum(self.forecast.seconds(case) or (0.0,))
+            seconds = sum(self.forecast.seconds(case) or (0.0,))
+            if self.forecast.was_run(case):
+                run_s += seconds
+            else:
+                computed_s += seconds
         rounds_to_begin = {number for number, _ in runs} - {self._round}
         now = time.monotonic() if self._run_started is None else self._run_started
         beside_runs_s = now - self._started - self._runs_s
-        return total_s + len(rounds_to_begin) * beside_runs_s / max(1, self._n_rounds)
+        run_s += len(rounds_to_begin) * beside_runs_s / max(1, self._n_rounds)
+        return run_s, computed_s
 
 
 class _Rates:

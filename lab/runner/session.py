@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.core import phases, results, stats
+from lab.core.lists import plural
 from lab.core.record import Record, Run, Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
@@ -58,9 +59,11 @@ def carry_out(
         path = new_results_file(plan, Path(out))
         records = list(execute(plan, worker, path, watch or show_in_notebook, stream))
     messages = list(plan.warnings)
-    errors = [record.run.error for record in records if record.run.error]
+    failures = [record.run for record in records if record.run.error]
+    messages += dict.fromkeys(str(run.error) for run in failures if run.warmup)
+    errors = [run.error for run in failures if not run.warmup]
     if errors:
-        messages.append(f"{len(errors)} runs failed: {errors[0]}")
+        messages.append(f"{plural(len(errors), 'run')} failed: {errors[0]}")
     for message in messages:
         warnings.warn(message, stacklevel=3)
     return records
@@ -204,9 +207,13 @@ class _Loop:
         if case is None or not is_as_sure(case, self._runs_that_count()):
             return False
         n_before = len(self.todo)
-        self.todo[:] = without(self.todo, case, DEAR_REPEATS)
-        self.engine.reporter.n_runs -= n_before - len(self.todo)
+        self._keep(without(self.todo, case, DEAR_REPEATS))
         return len(self.todo) < n_before
+
+    def _keep(self, todo: list[tuple[int, Case]]) -> None:
+        """Drop the other runs of the list; the progress expects them no more."""
+        self.engine.reporter.n_runs -= len(self.todo) - len(todo)
+        self.todo[:] = todo
 
     def _runs_that_count(self) -> dict[Case, list[Run]]:
         """The runs of each case that was not abandoned."""
@@ -268,7 +275,7 @@ class _Loop:
         may_be_chance = isinstance(problem, WorkerDied) and self.n_crashes[case] < most_crashes
         if not may_be_chance:
             self.abandoned.add(case)
-            self.todo[:] = [(n, planned) for n, planned in self.todo if planned != case]
+            self._keep([(n, planned) for n, planned in self.todo if planned != case])
         return settings, failed_run(case, repeat, problem, warmup=is_warmup and may_be_chance)
 
 

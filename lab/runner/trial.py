@@ -21,7 +21,7 @@ from typing import Any
 from lab.core import shell
 from lab.core.asked_settings import check_number
 from lab.core.record import FAILED, OK, Record, Run
-from lab.core.results import save
+from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -227,6 +227,8 @@ class Trial:
                     run = engines[name].run(case, n_turns * number + turn)
                     record = self._save(engines[name], name, number, run)
                     yield record
+            except NotSaved:
+                raise
             except LabError as problem:
                 case = self.plans[name].cases[place]
                 run = failed_run(case, n_turns * number, problem)

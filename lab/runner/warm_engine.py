@@ -21,7 +21,7 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.process.wire import Outcome, Progress
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import checksums, noise_watch, prompts
+from lab.runner import checksums, disturbances, noise_watch, prompts
 from lab.runner.cases import Case, Plan, measured_run, named, utc_now, with_room
 from lab.runner.diagnosis import DIAGNOSIS_S, Diagnosed, diagnose
 from lab.runner.forecast import DECODE_KINDS
@@ -66,6 +66,10 @@ class WarmEngine:
         self.n_starts = n_starts
         self.diagnosed: Diagnosed | None = None  # the first crash of native code
         self._loaded = False
+        self._first_look: noise_watch.NoiseWatch | None = (
+            None  # until the first warm-up has ended
+        )
+        self._has_looked = False
         self._sentinel_ns: int | None = None  # of the last one, on this context
         self._text_ids: dict[str, list[int]] = {}  # token ids of every text, by name
         self._pieces: list[bytes] = []
@@ -79,9 +83,12 @@ class WarmEngine:
             self.reporter.report_status("checking the model file")
         checksum = checksums.checked(plan.file.paths, self.model.sha256)
         self.model = dataclasses.replace(self.model, sha256=checksum)
-        self.worker.use(plan.lib, plan.settings.rpc or ())
+        self.worker.use(plan.setup)
         self.reporter.report_status("loading the model")
         draft_path = plan.draft.file.path if plan.draft else None
+        if not self._has_looked:
+            self._has_looked = True
+            self._first_look = noise_watch.NoiseWatch(self.worker.pid)
         with self._explained(N_WARMUP_PROMPT):
             self._vocabulary = self.worker.load(plan.file.path, plan.settings, draft_path)
         self.model = dataclasses.replace(self.model, description=self._vocabulary.description)
@@ -128,6 +135,18 @@ class WarmEngine:
         else:
             yield from self._warm_up_cpu(max(prompt_lengths), n_gen)
         self.warm = True
+        self._tell_of_neighbours()
+
+    def _tell_of_neighbours(self) -> None:
+        """Before the first run: say if another program needs a core that the threads need."""
+        if self._first_look is None:
+            return
+        seen = disturbances.seen_before(
+            self._first_look.finish(), self.plan.machine, self.model, self.settings
+        )
+        self._first_look = None
+        if seen:
+            self.reporter.watch(Status(seen, note=seen))
 
     def _warm_up_devices(
         self, cases: Collection[Case], prompt_lengths: set[int], n_gen: int
@@ -204,7 +223,8 @@ class WarmEngine:
         sentinel_before_ns = self._sentinel_ns
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         watch = noise_watch.NoiseWatch(self.worker.pid)
-        outcome = self.worker.run(script, _sampling(watch, show))
+        watches = [watch, *([self._first_look] if self._first_look else [])]
+        outcome = self.worker.run(script, _sampling(watches, show))
         show(Progress(scripts.n_prefilled(script), outcome.token_ids))
         noise = watch.finish()
         if warmup:
@@ -291,7 +311,7 @@ class WarmEngine:
 
 
 def _sampling(
-    watch: noise_watch.NoiseWatch, show: Callable[[Progress], None]
+    watches: Sequence[noise_watch.NoiseWatch], show: Callable[[Progress], None]
 ) -> Callable[[Progress], None]:
     """A function to call with a run's progress: it samples the noise, and shows the progress now
     and then."""
@@ -299,7 +319,8 @@ def _sampling(
 
     def look(progress: Progress) -> None:
         nonlocal shown_at
-        watch.sample()
+        for watch in watches:
+            watch.sample()
         if time.monotonic() - shown_at >= STATUS_S:
             shown_at = time.monotonic()
             show(progress)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.core import results
+from lab.errors import LabError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -335,8 +336,11 @@ def plot_lines(
         lab.plot_lines({"read": ([1, 2, 4], [3, 5, 9])}, "tokens", "ms", "Steps")
 
     For figures of the reader. Both axes begin at zero, or are logarithmic (`log`). A logarithmic x
-    axis has its ticks at the values of x where all of them are whole numbers.
+    axis has its ticks at the values of x where all of them are whole numbers. LabError for a
+    logarithmic axis with a value that is not above zero.
     """
+    if log:
+        _check_positive(lines)
     ax = ax or new_axes()
     for (name, (x, y)), style in zip(lines.items(), styles(len(lines)), strict=True):
         ax.plot(x, y, ms=5, lw=1.8, label=name, **style)
@@ -352,6 +356,17 @@ def plot_lines(
         ax.set(xlim=(0, None), ylim=(0, None))
     finish([ax], title)
     return ax
+
+
+def _check_positive(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+    """LabError for the first value that a logarithmic axis cannot show."""
+    for name, (x, y) in lines.items():
+        for value in (*x, *y):
+            if value <= 0:
+                raise LabError(
+                    f"A logarithmic axis cannot show {value:g} (in {name!r}).",
+                    "Leave out the points at and below zero, or use log=False.",
+                )
 
 
 # Titles and legends

@@ -178,7 +178,10 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
         message = "There is nothing to compare: no records are given."
         raise LabError(message, "Measure some: lab measure")
     rows = sessions_apart(table.measured(table.runs(records)))
-    setups = [Group(label, part) for label, part in table.setups(rows)] if len(rows) else []
+    if rows.empty:
+        message = "There is nothing to compare: no run has a result."
+        raise LabError(message, "See the errors of the runs: lab show RESULTS")
+    setups = [Group(label, part) for label, part in table.setups(rows)]
     n_groups = max(len(setups), rows.session.nunique() if len(setups) == 1 else 0)
     if n_groups > MOST_GROUPS:
         raise LabError(
@@ -403,6 +406,11 @@ class _Side(NamedTuple):
         """The times of each session."""
         return [rows.value.tolist() for _, rows in self.times.groupby("session", sort=False)]
 
+    def of_enough_runs(self) -> _Side:
+        """The same without sessions that have too few runs for an interval."""
+        n_runs = self.times.groupby("session").value.transform("size")
+        return self._replace(times=self.times[n_runs >= FEWEST_RUNS])
+
     def blocks(self) -> pd.Series:
         """The mean time of each block; the order ABBA in a block cancels a steady drift."""
         return self.times.groupby(["session", "block"]).value.agg(statistics.geometric_mean)
@@ -423,7 +431,10 @@ def _row(
     key: Key, base: _Side, other: _Side, confidence: float, at_least: float
 ) -> ComparedFigure:
     """One figure of two sides: block by block if they were measured side by side."""
-    compared = _by_block(base, other, confidence) or _by_session(base, other, confidence)
+    compared = _by_block(base, other, confidence)
+    if compared is None:
+        base, other = _sides_that_count(base, other)
+        compared = _by_session(base, other, confidence)
     doubts = _doubts(base, other, compared)
     ratio = compared.ratio
     if shown.DISTURBED in doubts:
@@ -464,28 +475,35 @@ def _by_block(base: _Side, other: _Side, confidence: float) -> _Estimate | None:
         return None
     base_times = base_means[blocks].tolist()
     other_times = other_means[blocks].tolist()
-    logs = [math.log(y / x) for x, y in zip(base_times, other_times, strict=True)]
+    ratios = [y / x for x, y in zip(base_times, other_times, strict=True)]
     n_needed = stats.fewest_for_interval(confidence)
     return _Estimate(
         base_times,
         other_times,
         is_paired=True,
-        estimate=math.exp(statistics.median(logs)),
+        estimate=statistics.median(ratios),
         ratio=stats.paired_ratio(base_times, other_times, confidence),
         too_few=f"unclear, {plural(len(blocks), 'block')}; an interval needs {n_needed}",
     )
 
 
+def _sides_that_count(base: _Side, other: _Side) -> tuple[_Side, _Side]:
+    """The sessions with enough runs for an interval, or all if a side has none of them."""
+    of_base = base.of_enough_runs()
+    of_other = other.of_enough_runs()
+    if of_base.times.empty or of_other.times.empty:
+        return base, other
+    return of_base, of_other
+
+
 def _by_session(base: _Side, other: _Side, confidence: float) -> _Estimate:
-    """Compare the sessions of both sides; for an interval only sessions with enough runs count."""
+    """Compare the sessions of both sides."""
     base_sessions = base.sessions()
     other_sessions = other.sessions()
     n_base = max(map(len, base_sessions))
     n_other = max(map(len, other_sessions))
     ratio = None
     if min(n_base, n_other) >= FEWEST_RUNS:
-        base_sessions = _with_enough_runs(base_sessions)
-        other_sessions = _with_enough_runs(other_sessions)
         ratio = between_sessions(
             (base_sessions, other_sessions), (base.spread, other.spread), confidence
         )
@@ -498,10 +516,6 @@ def _by_session(base: _Side, other: _Side, confidence: float) -> _Estimate:
         ratio=ratio,
         too_few=f"unclear, {numbers}; an interval needs {FEWEST_RUNS} each",
     )
-
-
-def _with_enough_runs(sessions: Sequence[list[float]]) -> list[list[float]]:
-    return [session for session in sessions if len(session) >= FEWEST_RUNS]
 
 
 def _centre(sessions: Sequence[Sequence[float]]) -> float:

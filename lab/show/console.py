@@ -226,6 +226,8 @@ class _Transfers:
         if n_total is not None:
             line += f" of {n_total / 1e6:,.0f}"
         line += " MB"
+        if n_done == 0 and n_total is None:
+            line = f"{name} ..."
         if now > started_at and n_done > n_before:
             bytes_per_s = (n_done - n_before) / (now - started_at)
             line += f" at {bytes_per_s / 1e6:,.0f} MB/s"

@@ -13,7 +13,7 @@ from lab.core import experiments, phases
 from lab.core.lists import first_known
 from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run, Steps
 from lab.core.request import RequestRecord
-from lab.core.request_times import RequestFigures, figures
+from lab.core.request_times import RequestFigures, figures, server_timings
 from lab.runner import disturbances
 from lab.show import text_setup
 
@@ -39,6 +39,7 @@ REQUEST_FIGURES = (
     "tpot_low_ms",  # bounds of TPOT
     "tpot_high_ms",
     "n_answer",
+    "n_cached",
     "server_prompt_s",  # as llama-server reports it
     "server_decode_s",
 )
@@ -146,7 +147,7 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
     """The row of `lab.runs` for a request, without figures of an engine. Unknown times are NaN."""
     request = figures(record.request)
     asked = request.asked
-    timings = record.request.timings
+    timings = server_timings(record.request)
     tpot_low_ns, tpot_high_ns = request.tpot_bounds_ns or (None, None)
     return {
         "run": index,

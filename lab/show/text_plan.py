@@ -43,6 +43,8 @@ def facts(here: Machine, model: Model | None = None) -> dict[str, str]:
 
 def _machine_text(here: Machine) -> str:
     text = machine.label(here)
+    if here.cpu_quota is not None:
+        text += " (CPU quota)"
     if here.ram_bytes:
         text += f", {here.ram_bytes / 1e9:.0f} GB RAM"
     if here.virtual:

@@ -3,6 +3,9 @@ show, and pictures."""
 
 from __future__ import annotations
 
+import itertools
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,14 @@ from rich.console import Console
 from lab.core import request_times as times
 from lab.core.lists import grouped, plural
 from lab.core.record import OK
-from lab.core.request import REASONING, Endpoint, Request, RequestRecord, short_name
+from lab.core.request import (
+    HIDDEN,
+    REASONING,
+    Endpoint,
+    Request,
+    RequestRecord,
+    short_name,
+)
 from lab.core.request_times import RequestFigures, figures
 from lab.remote.servers import TOKENIZE
 from lab.runner import disturbances
@@ -32,6 +42,7 @@ from lab.show.wording import digits, labelled, seconds
 if TYPE_CHECKING:
     import pandas as pd
 
+LEAST_CLUMP = 1.5  # tokens per arrival, on average
 SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
 
 MEANINGS = (
@@ -64,16 +75,30 @@ def _outcome(request: RequestFigures) -> str:
         e2e = digits((request.e2e_ns or 0) / 1e9)
         return f"E2E {e2e} s; the answer arrived in one piece, so TTFT is unknown"
     if request.ttft_ns is None:
-        return "no token arrived"
+        return f"no token arrived{_counted(request)}"
     parts = [f"TTFT {digits(request.ttft_ns / 1e9)} s"]
     if request.tpot_bounds_ns:
         parts.append(f"TPOT {_tpot(request.tpot_bounds_ns)} ms")
+    if has_clumps(request):
+        parts.append(f"{request.tokens_per_arrival:.0f} tokens per arrival")
     outcome = ", ".join(parts)
     if request.is_warm:
         return f"{outcome} (warm)"
     if request.is_short:
         return f"{outcome} (short)"
     return outcome
+
+
+def _counted(request: RequestFigures) -> str:
+    """What the server counts of an answer without tokens."""
+    if request.n_generated is None:
+        return ""
+    return f", and the server counts {plural(request.n_generated, 'generated token')}"
+
+
+def has_clumps(request: RequestFigures) -> bool:
+    """Whether several tokens came together, most of the time."""
+    return (request.tokens_per_arrival or 1.0) >= LEAST_CLUMP
 
 
 def _tpot(bounds_ns: tuple[float, float]) -> str:
@@ -169,10 +194,21 @@ def doubts(requests: Sequence[Request]) -> list[str]:
     """
     figures_of = [figures(request) for request in requests]
     return [
+        *_contradictions(requests),
         *held_back(figures_of),
         *_cache_doubts(figures_of),
         *_length_doubts(figures_of),
         *_token_doubts(requests, figures_of),
+    ]
+
+
+def _contradictions(requests: Sequence[Request]) -> list[str]:
+    """A sentence on each number of the server that cannot be, with how often."""
+    found = Counter(itertools.chain.from_iterable(map(times.contradictions, requests)))
+    return [
+        f"In {n} of {plural(len(requests), 'request')} the server {contradiction}: "
+        "that cannot be, and is in no figure."
+        for contradiction, n in found.items()
     ]
 
 
@@ -194,7 +230,8 @@ def _cache_doubts(answers: Sequence[RequestFigures]) -> list[str]:
             f"{len(cached)} of {len(answers)} requests had {span(cached)} prompt tokens in the "
             "server's cache, and have separate rows."
         ]
-    if any(answer.is_warm is None for answer in answers):
+    usages = [answer.request.usage for answer in answers]
+    if any(usage is None or usage.cached_tokens is None for usage in usages):
         return [
             "The server does not report cached prompt tokens. "
             "Each prompt began with a different nonce."
@@ -219,7 +256,7 @@ def _length_doubts(answers: Sequence[RequestFigures]) -> list[str]:
 def _token_doubts(requests: Sequence[Request], answers: Sequence[RequestFigures]) -> list[str]:
     """Sentences on tokens that nobody counted as they came, and on reasoning."""
     n = len(requests)
-    sentences = []
+    sentences = _arrival_doubts(requests, answers)
     if any(request.usage and request.usage.counted_by == TOKENIZE for request in requests):
         sentences.append(
             "The stream did not count tokens. Its text was tokenized afterwards, "
@@ -248,6 +285,35 @@ def _token_doubts(requests: Sequence[Request], answers: Sequence[RequestFigures]
             f"{n_reasoned} of {n} answers began with reasoning, which counts as tokens."
         )
     return sentences
+
+
+def _arrival_doubts(
+    requests: Sequence[Request], answers: Sequence[RequestFigures]
+) -> list[str]:
+    """Sentences on tokens that came together, and on those that were counted before their text
+    came."""
+    n = len(requests)
+    sentences = []
+    clumps = [answer.tokens_per_arrival or 0 for answer in answers if has_clumps(answer)]
+    if clumps:
+        sentences.append(
+            f"{statistics.median(clumps):.0f} tokens per arrival in {len(clumps)} of {n} answers: "
+            "the server or a proxy sends them together. TTFT is when the first of them came, TPOT "
+            "the mean of those after the first arrival."
+        )
+    n_hidden = sum(is_hidden_first(request) for request in requests)
+    if n_hidden:
+        sentences.append(
+            f"{n_hidden} of {n} answers began with tokens that the server counts and whose text "
+            "did not come: TTFT is that of the first token, first output that of the first text."
+        )
+    return sentences
+
+
+def is_hidden_first(request: Request) -> bool:
+    """Whether an answer began with tokens whose text did not come with them."""
+    indices = times.generated(request)
+    return bool(indices) and request.events.kind[indices[0]] == HIDDEN
 
 
 def span(numbers: Sequence[int]) -> str:
@@ -356,10 +422,15 @@ SERVER_COLUMNS: Columns = (
 def _sentence(rows: pd.DataFrame) -> str:
     """A sentence on the longest prompt of a setup."""
     row = rows.iloc[-1]
-    ttft = seconds(row.ttft_s)
-    first = (
-        f"After a prompt of {length(row.n_prompt)} tokens the first token arrives after {ttft}"
-    )
+    prompt = f"a prompt of {length(row.n_prompt)} tokens"
+    if row.n_cached > 0:
+        prompt = f"{prompt} ({length(row.n_cached)} of them from the server's cache)"
+    if not row.ttft_s > 0:
+        if row.e2e_s > 0:
+            e2e = seconds(row.e2e_s)
+            return f"After {prompt} the whole answer arrives in one piece after {e2e}."
+        return f"After {prompt} no token arrived."
+    first = f"After {prompt} the first token arrives after {seconds(row.ttft_s)}"
     if not row.tpot_low_ms > 0:
         return f"{first}."
     if row.n_bounds:

@@ -15,6 +15,7 @@ from lab.core.lists import plural
 from lab.core.record import Machine, Model, Record, Settings
 from lab.core.request import RequestRecord, ServerSettings, short_name
 from lab.core.sampling import GREEDY
+from lab.process import setup
 from lab.runner import machine
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ SETUP = (
     *("model", "model_sha256", *SERVING, "machine", "devices", "power", "ram_gb", "os"),
     *("llama_cpp_python", "llama_cpp_commit", "system_info"),
     *("n_gpu_layers", "n_threads", "n_threads_batch", "n_batch", "n_ubatch", "flash_attn"),
-    *("type_k", "type_v", "kv_unified", *PLACING, "sampling", "prompt", "prompt_sha256"),
+    *("type_k", "type_v", "kv_unified", *PLACING, "openmp_variables"),
+    *("sampling", "prompt", "prompt_sha256"),
     *("sweep_every", "variant"),
 )
 """Runs are repeats of each other if these, n_prompt and n_gen are equal."""
@@ -165,7 +167,9 @@ def unset(name: str) -> str:
         return "in process"
     if name in PLACING:
         return "default"
-    return "none" if name in ("sweep_every", "variant", "api") else "unknown"
+    return (
+        "none" if name in ("sweep_every", "variant", "api", "openmp_variables") else "unknown"
+    )
 
 
 def model_label(record: HasSetup) -> str:
@@ -198,6 +202,8 @@ def of_run(record: Record) -> dict[str, Any]:
         **_settings(settings),
         "flash_attn": settings.flash_attention,
         "prefill_wait": settings.prefill_wait or "step",
+        "wait": settings.thread_wait,
+        "openmp_variables": _joined(setup.other_variables(settings.openmp_variables)) or None,
         "sampling": settings.sampling.label if settings.sampling else GREEDY,
         "sweep_every": record.run.every,
         "variant": record.run.variant,

@@ -249,7 +249,7 @@ def section(
         **tabled(COLUMNS, rows),
         sentences=lines,
         pictures=[Picture("choose", caption, drawing, WIDE)],
-        data=lambda: {"rows": [document(row, title) for row in rows]},
+        data=lambda: {"rows": [document(row, label) for row in rows]},
     )
 
 

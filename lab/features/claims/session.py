@@ -25,6 +25,7 @@ from lab.features.claims.judging import CEILINGS, CLAIMS, Claim, Verdicts
 from lab.features.speculate import planning as speculation
 from lab.features.turns import planning as turns
 from lab.models import catalog, obtain
+from lab.process.setup import ProcessSetup
 from lab.process.wire import Probe
 from lab.process.worker import Worker
 from lab.roofline import measuring, probing
@@ -228,7 +229,7 @@ class Measurement:
         if self.planned.probes:
             self.announce(f"{CEILINGS}: the best rate of each kernel")
             try:
-                self.worker.use(base.lib, base.settings.rpc or ())
+                self.worker.use(base.setup)
                 measuring.obtain(
                     self.worker, here, self.planned.probes, self.watch, self.announce, folder
                 )
@@ -246,7 +247,7 @@ class Measurement:
             self.watch(dataclasses.replace(status, part=label, announcement=""))
 
         try:
-            self.worker.use(None)
+            self.worker.use(ProcessSetup())
             self.worker.restart()  # frees its memory
             if len(plans) == 1:
                 runs = session.execute(

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.core.lists import plural
 from lab.core.record import Device, Machine, Record
 from lab.features.doctor import system
-from lab.runner import builds, disturbances, machine
+from lab.runner import builds, cgroups, disturbances, machine
 from lab.runner.cases import Plan
 from lab.show.wording import digits
 
@@ -53,6 +54,7 @@ class Readings:
     """What is read from the system and from the runs. None: unknown."""
 
     quota: float | None  # CPU time that a container allows, in cores
+    limit_bytes: int | None  # memory that a container allows
     slowdown: float | None  # the time of one core after load on all cores over that before
     power: str | None  # mains, battery
     power_savers: list[str] | None
@@ -78,7 +80,8 @@ def read(
     """Read the system whose files are below `root`."""
     causes = [disturbances.disturbances(record) for record in runs]
     return Readings(
-        quota=machine.cpu_quota(root),
+        quota=cgroups.cpu_quota(root),
+        limit_bytes=cgroups.memory_limit(root),
         slowdown=slowdown,
         power=here.power,
         power_savers=system.power_savers(root),
@@ -145,13 +148,16 @@ def build(system_info: str) -> Check:
 def throttling(readings: Readings) -> Check:
     quota = readings.quota
     slowdown = readings.slowdown
-    figure = "no CPU quota" if quota is None else f"{quota:g} cores"
+    figure = "no CPU quota"
+    if quota is not None:
+        figure = f"CPU quota of {machine.cores_in_words(quota)}"
     if slowdown:
         figure += f"; {digits(1 / slowdown)}x as fast after load"
     sentence = ""
     command = MORE_CPU
     if readings.n_halted:
-        sentence = f"The CPU quota was used up in {readings.n_halted} runs."
+        runs = plural(readings.n_halted, "run")
+        sentence = f"The CPU quota was used up in {runs}: the threads had to wait."
     elif quota is not None and quota < 1:
         sentence = "The CPU quota is below one core."
     elif slowdown and slowdown > SLOWED:
@@ -190,6 +196,8 @@ def memory(readings: Readings) -> Check:
     figure = f"{readings.free_bytes / 1e9:.1f} GB free"
     if needed_bytes:
         figure += f", {needed_bytes / 1e9:.1f} needed"
+    if readings.limit_bytes is not None:
+        figure += f"; limit {readings.limit_bytes / 1e9:.1f} GB"
     figure += f"; swap {readings.swap_bytes / 1e9:.1f} GB"
     if readings.free_bytes < ROOM * needed_bytes:
         sentence = "The model and its context hardly fit."

@@ -15,14 +15,16 @@ from typing import Any
 from lab.core import phases
 from lab.core.record import Machine, Model, Record, Settings
 from lab.errors import LabError
-from lab.features.doctor import checks, system, threads
-from lab.features.doctor.checks import BROKEN, FINE, LOOK, Check
+from lab.features.doctor import beside, checks, system, threads
+from lab.features.doctor.checks import BROKEN, FINE, LOOK, UNKNOWN, Check
+from lab.process.setup import ProcessSetup
 from lab.process.wire import Build
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, machine, noise_watch, prompts
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
+from lab.runner.system_files import ROOT
 
 WORK_S = 0.2  # one core is timed for so long, three times
 
@@ -50,8 +52,13 @@ class EngineExam:
     checks: list[Check] = field(default_factory=list)
 
 
-def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.ROOT) -> Checkup:
-    """Check build, engine, threads and machine, in half a minute."""
+def examine(
+    asked: Mapping[str, Any],
+    watch: ShowStatus,
+    root: Path = ROOT,
+    plants_neighbour: bool = False,
+) -> Checkup:
+    """Check build, engine, threads and machine, in half a minute; and what a busy program does."""
     start_s = time.monotonic()
     best = machine.default_threads(root)
     settings: dict[str, Any] = {"threads": best, "prompt": prompts.RANDOM}
@@ -68,13 +75,19 @@ def examine(asked: Mapping[str, Any], watch: ShowStatus, root: Path = machine.RO
     else:
         here = machine.describe(exam.build, builds.name_of(settings.get("lib")))
     readings = checks.read(here, plan, exam.runs, slowdown, root)
+    beside_others = list[Check]()
+    if plants_neighbour and plan and exam.runs and not plan.refused:
+        try:
+            beside_others = beside.examine(plan, watch)
+        except LabError as problem:
+            beside_others = [Check(beside.NAME, None, UNKNOWN, problem.what)]
     counters = noise_watch.energy_counters(noise_watch.GpuWatch([]))
     return Checkup(
         machine=here,
         energy=noise_watch.describe_energy(counters),
         model=plan.model if plan else None,
         settings=plan.settings if plan else None,
-        checks=(*exam.checks, *checks.checks_of(readings)),
+        checks=(*exam.checks, *checks.checks_of(readings), *beside_others),
         seconds=time.monotonic() - start_s,
     )
 
@@ -89,12 +102,12 @@ def examine_engine(settings: Mapping[str, Any], best: int, watch: ShowStatus) ->
     exam = EngineExam()
     lib = builds.folder_of(settings.get("lib"))
     with Worker() as worker:
-        worker.use(lib)
+        worker.use(ProcessSetup(lib=lib))
         try:
             exam.build = builds.of_worker(worker)
             exam.checks.append(checks.build(exam.build.system_info))
             exam.plan = make_plan(worker, [threads.LENGTHS[0]], threads.N_GEN, 1, **settings)
-            worker.use(exam.plan.lib, exam.plan.settings.rpc or ())
+            worker.use(exam.plan.setup)
             exam.runs, of_threads = threads.examine(
                 worker, exam.plan, settings, best, watch, Worker
             )

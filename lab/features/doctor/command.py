@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, first=("model", "threads", "n-gpu-layers", "flash-attn", "lib"))
 @with_options(MODEL, *ENGINE)
+@click.option(
+    "--beside/--no-beside",
+    default=None,
+    help="Keep a core busy for some seconds and see what that does to decode (Linux).  "
+    "[default: in a terminal]",
+)
 @as_json_option(help="One JSON document on stdout, for bug reports.")
-def doctor(as_json: bool, **asked: Any) -> None:
+def doctor(as_json: bool, beside: bool | None, **asked: Any) -> None:
     """Show this machine, and find out why the lab fails or is slow.
 
     \b
@@ -43,8 +50,9 @@ def doctor(as_json: bool, **asked: Any) -> None:
     """
     from lab.show import console
 
+    plants = sys.stdout.isatty() and "CI" not in os.environ if beside is None else beside
     with console.progress(console.console(stderr=True), None, str) as (watch, _):
-        checkup = examine(asked, watch)
+        checkup = examine(asked, watch, plants_neighbour=plants)
     if as_json:
         console.print_json(dataclasses.asdict(checkup))
     else:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from lab.runner.machine import system_text
+from lab.runner.system_files import system_text
 
 CHOOSE_THEIR_CLOCK = ("intel_pstate", "amd-pstate-epp")
 """Drivers whose usual governor is `powersave`: they choose the clock by the energy preference."""

@@ -36,7 +36,7 @@ def rows(requests: Sequence[RequestRecord]) -> pd.DataFrame:
     table: list[dict[str, Any]] = []
     for record in requests:
         figures = request_times.figures(record.request)
-        timings = record.request.timings
+        timings = request_times.server_timings(record.request)
         if timings is None or figures.tpot_ns is None or figures.ttft_ns is None:
             continue
         if not timings.prompt_ms or not timings.gen_ms or (timings.n_gen or 0) < 2:

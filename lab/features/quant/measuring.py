@@ -31,6 +31,7 @@ from lab.features.quant.figures import mean, mean_kl, undecided_pairs
 from lab.features.quant.lines import Divergence, QualityLine
 from lab.features.quant.planning import QuantPlan
 from lab.features.quant.texts import Chunk, chunks
+from lab.process.setup import bounded
 from lab.process.worker import Worker
 from lab.runner import progress, trial
 from lab.runner.cases import utc_now
@@ -178,7 +179,7 @@ class Scoring:
         wide = replace(
             plan.settings, n_ctx=N_CHUNK, n_batch=max(plan.settings.n_batch, N_CHUNK)
         )
-        worker.use(plan.lib, plan.settings.rpc or ())
+        worker.use(replace(plan.setup, wait=bounded(plan.setup.wait)))
         vocabulary = worker.load(plan.file.path, wide)
         pieces = chunks(self.plan.texts, worker.tokenize, vocabulary.bos, N_CHUNK)
         if self.chunks and pieces != self.chunks:

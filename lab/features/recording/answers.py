@@ -14,9 +14,10 @@ from typing import Any
 
 from lab.core.lists import first_known
 from lab.core.request import ServerTimings
-from lab.features.recording.compression import READABLE, Pieces, decompressed
+from lab.remote.compression import READABLE, Pieces, decompressed
 from lab.remote.formats import as_count, as_dict, as_list, error_in, error_words
-from lab.remote.streams import sent_events, timings_of
+from lab.remote.framing import sent_events
+from lab.remote.streams import timings_of
 
 FULL = ("context size", "context length", "context window", "exceed_context_size")
 """Words of servers that refuse a prompt that does not fit."""

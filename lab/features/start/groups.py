@@ -9,7 +9,6 @@ engine enters it, before its Python starts.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -20,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import LabError
+from lab.runner import cgroups
+from lab.runner.system_files import ROOT
 
-ROOT = Path("/")
 ENTER = 'echo 0 > "$0" && exec "$@"'
 """A shell enters the group that is its first word, and becomes the words after it."""
 
@@ -65,7 +65,7 @@ def find_groups(root: Path = ROOT) -> MemoryGroups:
     if sys.platform != "linux":
         raise LabError("--memory is not possible: only Linux limits page cache too.", HINT)
     reason = "this process has no memory group"
-    parent = own_group(root)
+    parent = cgroups.own_group(cgroups.MEMORY, root)
     if parent is not None:
         try:
             check(parent)
@@ -75,17 +75,6 @@ def find_groups(root: Path = ROOT) -> MemoryGroups:
     if has_scopes():
         return MemoryGroups(None)
     raise LabError(f"--memory is not possible: {reason}, and systemd makes none.", HINT)
-
-
-def own_group(root: Path) -> Path | None:
-    """The folder of this process's memory group; None if it is not seen."""
-    text = (root / "proc/self/cgroup").read_text()
-    mount = root / "sys/fs/cgroup"
-    for pattern, top in ((r"^\d+:memory:/(.*)$", mount / "memory"), (r"^0::/(.*)$", mount)):
-        match = re.search(pattern, text, re.MULTILINE)
-        if match and not match[1].startswith("..") and (top / match[1]).is_dir():
-            return top / match[1]
-    return None
 
 
 def check(parent: Path) -> None:

@@ -68,6 +68,14 @@ OPTIONS = (
         help="Time to spend, such as 2min, 90s or 1h.",
     ),
     click.option(
+        "--beside",
+        type=int,
+        metavar="N",
+        default=0,
+        help="Tune for a machine in use: N busy programs of another session run during all of it, "
+        "and how threads wait is tried, too.",
+    ),
+    click.option(
         "--allow-lossy",
         is_flag=True,
         help="Also try settings that change what the model writes: cache types and other "

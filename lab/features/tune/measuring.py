@@ -18,7 +18,7 @@ from typing import Any
 from lab.app.asked import words_of_values
 from lab.core import asked_command, shell
 from lab.core.record import Model, Record
-from lab.core.results import save
+from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.features.tune import figures, planning
 from lab.features.tune.choices import DECODE, Choice, Timing
@@ -28,7 +28,7 @@ from lab.features.tune.planning import TunePlan
 from lab.features.tune.search import Search
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import as_options, progress, trial
+from lab.runner import as_options, neighbours, progress, trial
 from lab.runner.cases import Plan, utc_now
 from lab.runner.progress import Reporter, ShowStatus
 from lab.runner.session import new_results_file
@@ -50,6 +50,7 @@ def tune(
     sequences: int = 1,
     budget: str | float = planning.BUDGET,
     allow_lossy: bool = False,
+    beside: int = 0,
     out: str | Path = "results",
     watch: ShowStatus | None = None,
     **settings: Any,
@@ -62,7 +63,8 @@ def tune(
 
     `goal`: the time of the whole request, until the first token (ttft), per further token (tpot),
     or the tokens per second of all `sequences` (throughput). Settings that are given stay fixed.
-    LabError if nothing is left to choose, or if the default cannot be measured.
+    `beside` busy programs of another session run during all of it: for a machine in use. LabError
+    if nothing is left to choose, or if the default cannot be measured.
     """
     from lab.features.tune.command import command
 
@@ -74,6 +76,7 @@ def tune(
         "sequences": sequences,
         "budget": budget,
         "allow_lossy": allow_lossy,
+        "beside": beside,
         **settings,
     }
     options = words_of_values(command, asked)
@@ -104,8 +107,9 @@ def execute(
     save(path, line)
     yield line
     session = TuneSession(plan, worker, path, watch, new_worker, clock)
-    yield from session.search_all()
-    yield from session.confirm()
+    with neighbours.planted(plan.n_beside):
+        yield from session.search_all()
+        yield from session.confirm()
 
 
 def first_line(plan: TunePlan, path: Path) -> TuningLine:
@@ -188,6 +192,8 @@ class TuneSession:
                     self.search.drop(choice, record.run.error)
                 timing = figures.timing(record, choice) or timing
                 yield record
+        except NotSaved:
+            raise
         except LabError as problem:  # the plan is impossible
             self.search.drop(choice, str(problem))
         if () in self.search.dropped:

@@ -11,12 +11,13 @@ from operator import itemgetter
 from typing import Any
 
 from lab.app.options import seconds_of
-from lab.core.asked_settings import check_number, defaults, table
+from lab.core.asked_settings import SLEEP, check_number, defaults, table
 from lab.errors import LabError
 from lab.features.tune.choices import LOSSY, Choice, TunedPhase, phases_of
 from lab.features.tune.lines import CONFIRM, GOALS, REQUEST, SEARCH, TPOT
 from lab.features.tune.search import Search
 from lab.models import catalog
+from lab.process.setup import BOUNDED_SPINS
 from lab.process.worker import Worker
 from lab.runner import batches, machine
 from lab.runner.cases import Plan
@@ -26,6 +27,7 @@ BUDGET = "10min"
 PROMPT_LEN = 1000
 GEN = 200
 MOST_CHOICES = 600
+MOST_BESIDE = 64
 N_SEARCH_GEN = 48
 """Tokens that a run of the search generates at most: its time per token stands for the rest."""
 UBATCHES = (64, 128, 256, 512, 1024, 2048)
@@ -67,6 +69,7 @@ class TunePlan:
     default: Plan  # of the whole request
     choices: tuple[Choice, ...]
     phases: tuple[TunedPhase, ...]
+    n_beside: int = 0  # busy programs that run during all of it
 
     def plan(self, worker: Worker, choice: Choice, part: str) -> Plan:
         """The plan of a choice. Threads of decode alone leave those of prefill as they are."""
@@ -86,6 +89,7 @@ def plan(
     sequences: int = 1,
     budget: str | float = BUDGET,
     allow_lossy: bool = False,
+    beside: int = 0,
     **settings: Any,
 ) -> TunePlan:
     """Find out what can be chosen. LabError if nothing is left, or if the default is impossible."""
@@ -97,14 +101,15 @@ def plan(
             "--goal tpot needs at least two generated tokens.", "Use --gen 2 or more."
         )
     check_number("sequences", sequences, batches.MOST_SEQUENCES)
+    check_number("beside", beside, MOST_BESIDE, 0)
     request = TuningRequest(goal, prompt_len, gen, sequences, {**settings, "model": model})
     default = request.plan(worker, {}, CONFIRM)
     if default.refused:
         reasons = " ".join(default.refused.values())
         raise LabError(reasons, "Use a shorter prompt or a smaller model.")
     phases = phases_of(goal, gen, sequences > 1)
-    tune_plan = TunePlan(budget_s, request, default, (), phases)
-    possible = possible_values(worker, tune_plan, space(default, allow_lossy))
+    tune_plan = TunePlan(budget_s, request, default, (), phases, beside)
+    possible = possible_values(worker, tune_plan, space(default, allow_lossy, beside))
     candidates = itertools.islice(combinations(possible), MOST_CHOICES)
     choices = Search(candidates, phases).choices[1:]
     if not choices:
@@ -162,7 +167,7 @@ def combinations(values: list[Choice]) -> Iterator[Choice]:
                     yield choice
 
 
-def space(default: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
+def space(default: Plan, allow_lossy: bool, n_beside: int = 0) -> dict[str, list[Any]]:
     """The values to try of each setting: what this machine and this model can have."""
     settings = default.settings
     n_layer = default.model.n_layer or 0
@@ -177,6 +182,8 @@ def space(default: Plan, allow_lossy: bool) -> dict[str, list[Any]]:
         values["threads"] = other_threads(settings.n_threads)
         values["threads_batch"] = other_threads(settings.n_threads_batch)
         values["repack"] = [False]
+        if n_beside:
+            values["wait"] = [BOUNDED_SPINS, SLEEP]
     if devices:
         values["n_gpu_layers"] = [0, n_layer // 2]
         values["kv_offload"] = [False]

@@ -48,6 +48,7 @@ class WhyAnswer:
     path: Path | None = None  # of the trial's records
     asked_again: Sequence[str] = ()  # the words of the command that asks the same
     notes: Sequence[str] = field(default_factory=tuple)  # on what is compared, and what is not
+    has_model: bool = False  # one that a trial may load
 
     @property
     def fast(self) -> Figure:
@@ -66,6 +67,16 @@ class WhyAnswer:
         """The parts that make the slower one slower, the largest first."""
         causes = [part for part in self.parts if part.is_cause and part.log > 0]
         return sorted(causes, key=lambda part: -part.log)
+
+    @property
+    def different(self) -> list[GapPart]:
+        """The parts in which the sides differ without a known factor."""
+        return [part for part in self.parts if part.differs and not part.has_factor]
+
+    @property
+    def not_given(self) -> list[GapPart]:
+        """The parts that a side does not give."""
+        return [part for part in self.parts if not part.differs and not part.has_factor]
 
     @property
     def rest(self) -> GapPart:
@@ -90,7 +101,9 @@ def answer(a: Figure, b: Figure, asked: Question | None = None) -> WhyAnswer:
     of_machine = machines.AskedMachine(specs[0] or specs[1], asked.folder)
     parts += machines.of_machine(pair, of_machine, with_build=not libs)
     parts.append(left_over(pair, parts))
-    return WhyAnswer(pair, tuple(parts), measured.path, asked.asked_again)
+    notes = [*counting.sums(pair), *counting.slow_samplers(pair)]
+    has_model = any(specs)
+    return WhyAnswer(pair, tuple(parts), measured.path, asked.asked_again, notes, has_model)
 
 
 def specs_of(pair: Pair, asked: Question) -> tuple[str | None, str | None]:
@@ -108,13 +121,14 @@ def known_parts(
 ) -> list[GapPart]:
     """The parts that follow from the figures, and those that a trial can measure."""
     parts = [counting.counted(pair)]
-    if not all(figure.records or figure.requests for _, figure in pair.sides):
+    if not pair.has_records:
         parts.append(counting.concurrency(pair))
-    parts += choosing.with_cost(counting.of_serving(pair), pair, asked.folder)
+        parts += choosing.with_cost(counting.of_serving(pair), pair, asked.folder)
     parts.append(depth(pair, asked.records))
     parts.append(setups.of_model(pair, specs))
     parts += setups.of_settings(pair)
     parts += setups.of_sampling(pair)
+    parts += setups.of_program(pair)
     if libs:
         fast, slow = pair.letters
         reason = f"{builds.short(libs[0])} in {fast}, {builds.short(libs[1])} in {slow}"
@@ -164,4 +178,4 @@ def without(changes: Sequence[GapPart], reason: str) -> trial.Measured:
 
 def with_notes(explained: WhyAnswer, notes: Sequence[str]) -> WhyAnswer:
     """The answer with sentences on what is compared."""
-    return replace(explained, notes=tuple(notes))
+    return replace(explained, notes=(*explained.notes, *notes))

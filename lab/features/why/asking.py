@@ -13,8 +13,9 @@ from lab.app.options import seconds_of
 from lab.core import sampling
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features.why import measured_now, pairing, recorded
+from lab.features.why import facts, measured_now, pairing, recorded
 from lab.features.why.answer import Question, WhyAnswer, answer, silently, with_notes
+from lab.features.why.facts import Fact
 from lab.features.why.figure import Figure
 from lab.features.why.machines import HERE
 from lab.features.why.pairing import Side
@@ -57,6 +58,9 @@ def why(
     """
     began = time.monotonic()
     budget_s = seconds_of(budget, least_s=0)
+    if b is not None and not url and is_url(b):
+        url = str(b)
+        b = None
     check(b, url, lib)
     specs = pair_of_words(model)
     of_chain, reaching = sampling.split(reaching)
@@ -89,6 +93,11 @@ def command_words(names: Sequence[object], model: str | None, url: str | None) -
     if model:
         line += ["--model", model]
     return line
+
+
+def is_url(name: object) -> bool:
+    """Whether a name is the address of a server."""
+    return isinstance(name, str) and name.startswith(("http://", "https://"))
 
 
 def check(b: object, url: str | None, lib: Sequence[str]) -> None:
@@ -203,10 +212,21 @@ def with_devices(
     named = list[Figure]()
     defaults = (None, device_of_b)
     for figure, default in zip(figures, defaults, strict=True):
-        if figure.records:
-            named.append(figure)
-        elif names:
-            named.append(replace(figure, device=names.pop(0)))
-        else:
-            named.append(replace(figure, device=figure.device or default))
+        name = figure.device or default or ""
+        if names and not figure.records:
+            name = names.pop(0)
+        figure_facts = dict(figure.facts)
+        if name and not figure.records and name != figure.device:
+            figure_facts[facts.HARDWARE] = Fact(name)
+        named.append(replace(figure, facts=figure_facts))
     return named
+
+
+def read_sides(
+    names: Sequence[str], prefill: bool
+) -> tuple[list[list[Figure]], tuple[Figure, ...]]:
+    """All figures of each side, and those that would be compared: of one side its last one."""
+    sides = [flat(side_of(name)) for name in names]
+    if len(sides) == 2:
+        return sides, pairing.nearest(sides[0], sides[1], prefill)
+    return sides, (last_of_phase(sides[0], prefill),)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from lab.core import results
 from lab.features.why.parts import SAMPLING, GapPart, Pair
+from lab.features.why.readers.commands import KOBOLD, LLAMA, OLLAMA
+from lab.features.why.readers.setup import program_of
 from lab.roofline.choosing import default_cost_s
 from lab.show.wording import percent, seconds
 
+WITH_CHAIN = (LLAMA, OLLAMA, KOBOLD)
 HOW_TO_MEASURE = "what llama-server's default chain costs here: lab choose"
 
 
@@ -18,12 +21,15 @@ def with_cost(parts: Sequence[GapPart], pair: Pair, folder: Path) -> list[GapPar
     """The parts; that of an unknown chain says what the default would cost on this machine.
 
     The cost comes from runs of `lab choose` in the folder, for the vocabulary of the side that has
-    records.
+    records. It is of llama-server's chain, which Ollama and KoboldCpp share.
     """
     completed: list[GapPart] = []
+    has_chain = any(
+        figure.is_of_server and program_of(figure) in WITH_CHAIN for _, figure in pair.sides
+    )
     for part in parts:
         reason = part.reason
-        if part.name == SAMPLING:
+        if part.name == SAMPLING and not part.has_factor and has_chain:
             reason = f"{reason}; {cost(pair, folder)}"
         completed.append(replace(part, reason=reason))
     return completed

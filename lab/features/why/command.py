@@ -12,6 +12,7 @@ import click
 
 from lab.app.help import Command
 from lab.app.options import (
+    DETAILS,
     NO_PLOT,
     SAMPLING,
     Duration,
@@ -55,21 +56,35 @@ MOST_LETTERS = 60  # of a picture's name
         help="The device of a figure without records, as in lab predict; of two with a comma.",
     ),
     click.option("--prefill", is_flag=True, help="Compare prefill instead of decode."),
+    click.option(
+        "--read",
+        "only_read",
+        is_flag=True,
+        help="Print only what is read of A, or of A and B.",
+    ),
     out_option("Folder for the measurements and the plot."),
+    DETAILS,
     NO_PLOT,
     as_json_option(),
     *REACHING,
     *SAMPLING,
 )
 def command(
-    figures: tuple[str, ...], out: str, no_plot: bool, as_json: bool, yes: bool, **asked: Any
+    figures: tuple[str, ...],
+    out: str,
+    no_plot: bool,
+    as_json: bool,
+    yes: bool,
+    details: bool,
+    only_read: bool,
+    **asked: Any,
 ) -> None:
     """Explain why two speeds differ, cause by cause.
 
     \b
       lab why results/mine.jsonl - --budget 5min    # paste B, then Ctrl-D
-      lab why results/mine.jsonl --url http://127.0.0.1:8080/v1
-      lab why old.jsonl new.jsonl --lib OLD --lib NEW
+      lab why results/mine.jsonl http://127.0.0.1:8080/v1
+      lab why pasted.txt --read                     # only what is read of it
 
     A and B are results files, texts that other programs printed (- for stdin), or figures such as
     "35 tokens/s". One file with two setups is enough; a figure of another program alone is
@@ -81,24 +96,32 @@ def command(
     not explained. A model that only a file names is never downloaded.
     """
     from lab.app import kinds
-    from lab.features.why.asking import EXAMPLE, why
+    from lab.features.why.asking import EXAMPLE, is_url, why
     from lab.features.why.section import document, section
     from lab.show import console
     from lab.show.section import print_sections
 
+    if len(figures) == 2 and is_url(figures[1]) and not asked["url"]:
+        asked["url"] = figures[1]
+        figures = figures[:1]
+    if not figures and asked["url"]:
+        raise LabError("--url gives B, and A is missing.", f"lab why A --url {asked['url']}")
     if not figures:
         raise LabError("lab why compares two figures.", EXAMPLE)
     if len(figures) > 2 or figures.count("-") > 1:
         raise LabError(
             f"{' '.join(figures)}: too many.", "Give at most two, one of them from stdin (-)."
         )
+    if only_read:
+        print_read(figures, asked["prefill"], as_json)
+        return
     if asked["url"]:
         confirm(asked["url"], "at most 20 requests", yes)
     err = console.console(stderr=True)
     with console.progress(err, None, str) as (watch, _):
         watch = watch if err.is_terminal else each_once(watch)
         explained = why(*figures, out=out, watch=watch, **asked)
-    made = [section(explained)]
+    made = [section(explained, details)]
     plots = list[Path]()
     if not no_plot:
         plots = kinds.draw(made, Path(out), free_stem(figures, Path(out)))
@@ -109,6 +132,23 @@ def command(
     print_sections(made, stdout)
     for plot in plots:
         stdout.print(f"plot     {plot}")
+
+
+def print_read(figures: Sequence[str], prefill: bool, as_json: bool) -> None:
+    """Print what is read of the sides, and measure nothing."""
+    from lab.features.why.asking import read_sides
+    from lab.features.why.section import figure_document, read_section
+    from lab.show import console
+    from lab.show.section import print_section
+
+    sides, chosen = read_sides(figures, prefill)
+    if as_json:
+        lists = dict[str, Any]()
+        for letter, side in zip("AB", sides, strict=False):
+            lists[letter] = [figure_document(figure) for figure in side]
+        console.print_json(lists)
+        return
+    print_section(read_section(sides, chosen), console.console())
 
 
 def each_once(watch: ShowStatus) -> ShowStatus:

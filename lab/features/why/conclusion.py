@@ -12,16 +12,23 @@ from lab.core import shell
 from lab.core.asked_settings import table
 from lab.features.why.answer import WhyAnswer
 from lab.features.why.counting import corrections
+from lab.features.why.figure import MIXED_WINDOW
 from lab.features.why.parts import (
     BUILD,
     CHOOSING,
+    CONCURRENCY,
     COUNTED,
     DEPTH,
     LEAST,
     LEAST_ALONE,
+    LENGTH,
     MACHINE,
     MODEL,
+    MORE_SETTINGS,
+    PROGRAM,
     QUANTIZATION,
+    SAMPLING,
+    SPECULATION,
     STATE,
     GapPart,
 )
@@ -44,6 +51,9 @@ class Conclusion:
 
 def conclude(explained: WhyAnswer) -> Conclusion:
     """What explains most of the gap, or what is not known."""
+    weak = of_weak_figure(explained)
+    if weak:
+        return weak
     unexplained = explained.rest
     least = LEAST if unexplained.range else LEAST_ALONE
     is_open = abs(unexplained.log) > max(unexplained.half or 0.0, math.log1p(least))
@@ -85,44 +95,97 @@ def of_doubtful_part(explained: WhyAnswer, part: GapPart) -> Conclusion:
 def of_no_difference(explained: WhyAnswer) -> Conclusion:
     """Nothing differs by more than chance, or nobody can tell."""
     fast, slow = explained.pair.letters
+    names = {part.name for part in explained.different + explained.not_given}
+    of_setup = [name for name in (MODEL, QUANTIZATION, MACHINE) if name in names]
+    if of_setup:
+        verb = "differ or are not given" if len(of_setup) > 1 else "differs or is not given"
+        return Conclusion(
+            f"They are nearly equal, but {' and '.join(of_setup)} {verb}: "
+            "effects may cancel each other."
+        )
     if explained.rest.range:
         return Conclusion(
             f"{slow} is not slower than {fast} for certain: "
             "two sessions of one machine differ as much."
         )
-    unknown = unknown_names(explained)
-    sentence = (
+    return Conclusion(
         f"No cause of over {percent(LEAST_ALONE)}; the figures do not say how much they vary."
     )
-    if unknown:
-        sentence += f" Not known: {', '.join(unknown)}."
-    return Conclusion(sentence)
 
 
-def unknown_names(explained: WhyAnswer) -> list[str]:
-    """The parts that are not known, in the order of the table: what is counted comes first."""
-    return [part.name for part in explained.parts if not part.has_factor]
+def of_weak_figure(explained: WhyAnswer) -> Conclusion | None:
+    """A figure that is no rate of decode gives no conclusion; None if both are."""
+    for letter, figure in explained.pair.in_order:
+        if figure.counts == MIXED_WINDOW:
+            return Conclusion(
+                f"No conclusion: {letter} is the average of a window with prefill. Give windows "
+                "in which no prompt was processed."
+            )
+    return None
 
 
 def of_the_rest(explained: WhyAnswer) -> Conclusion:
-    """Most of the gap is not explained: it may come from what is unknown."""
+    """Most of the gap is not explained: it may come from what differs, or from what is unknown."""
     unexplained = explained.rest
     factor = times(math.exp(abs(unexplained.log)))
     sentence = f"Most of it is not explained: {factor}{unsure_of(unexplained)}."
-    unknown = unknown_names(explained)
-    if len(unknown) == 1:
+    different = [part.name for part in explained.different]
+    lacking = [part.name for part in explained.not_given]
+    unknown = different + lacking
+    if len(unknown) == 1 and explained.pair.has_records:
         sentence += f" The only difference without a known factor is {unknown[0]}."
+    elif different:
+        sentence += f" It may come from what differs: {', '.join(different)}."
     elif unknown:
-        sentence += f" It may come from what is unknown: {', '.join(unknown)}."
+        sentence += f"{OF_UNKNOWN} {', '.join(unknown)}."
+    return Conclusion(sentence, next_step(explained, unknown))
+
+
+def next_step(explained: WhyAnswer, unknown: Sequence[str]) -> str:
+    """The command that measures what is unknown; "" if none can."""
+    model = () if explained.has_model else ("-m", "SPEC")
     if any(WITHOUT_BUDGET in part.reason for part in explained.parts):
-        return Conclusion(sentence, again(explained))
+        return again(explained, *model)
     if any(OVER_BUDGET in part.reason for part in explained.parts):
-        return Conclusion(sentence, again(explained, "--budget", LONGER_BUDGET))
+        return again(explained, "--budget", LONGER_BUDGET)
     if unknown == [BUILD]:
-        return Conclusion(sentence, again(explained, "--lib", "OLD", "--lib", "NEW"))
-    if COUNTED in unknown or MODEL in unknown:
-        return Conclusion(sentence)
-    return Conclusion(sentence, shell.lab("doctor"))
+        return again(explained, "--lib", "OLD", "--lib", "NEW")
+    are_records = all(figure.records for _, figure in explained.pair.sides)
+    if COUNTED in unknown or MODEL in unknown or not are_records:
+        return ""
+    return shell.lab("doctor")
+
+
+QUESTIONS = {
+    COUNTED: "What does the rate count: only generated tokens, over which time?",
+    MODEL: "Which model file, in which quantization?",
+    PROGRAM: "Which program, and which build (llama-server --version)?",
+    MACHINE: "Which device?",
+    MORE_SETTINGS: "Which command line (-ngl, -fa, -t, -ub, -ctk)?",
+    DEPTH: "How many tokens were in the context?",
+    LENGTH: "How many prompt tokens were processed, and after how many?",
+    SPECULATION: "Were tokens drafted, and how many accepted?",
+    CONCURRENCY: "One request at a time?",
+    SAMPLING: "Which samplers?",
+}
+"""What to ask for a part that is not given, in the order of what could matter."""
+
+OF_UNKNOWN = " It may come from what is unknown:"
+FEWEST_QUESTIONS = 2
+MOST_QUESTIONS = 4  # without --details
+
+
+def questions(explained: WhyAnswer, most: int | None = None) -> str:
+    """Questions to paste into the thread of a text, if most is unknown; "" otherwise."""
+    texts = list[str]()
+    for letter, figure in explained.pair.in_order:
+        if not figure.records and not figure.requests:
+            texts.append(letter)
+    lacking = {part.name for part in explained.not_given}
+    asked = [question for name, question in QUESTIONS.items() if name in lacking]
+    if not texts or len(asked) < FEWEST_QUESTIONS:
+        return ""
+    return f"Ask about {' and '.join(texts)}: {' '.join(asked[:most])}"
 
 
 def again(explained: WhyAnswer, *options: str) -> str:
@@ -148,6 +211,8 @@ def of_counting(explained: WhyAnswer) -> Conclusion:
         f"Most of it is how {letter} counts: {letter} {correction.reason}. "
         f"Its decode alone is {plain} tokens/s{unsure}{further(explained.causes[1:])}."
     )
+    if not (explained.pair.fast.records or explained.pair.slow.records):
+        return Conclusion(sentence)
     lengths = list[object]()
     if figure.depth and figure.n_gen:
         lengths = ["-p", figure.depth, "-n", figure.n_gen]
@@ -181,6 +246,8 @@ def further(causes: Sequence[GapPart]) -> str:
 def command_for(explained: WhyAnswer, cause: GapPart) -> str:
     """The command that shows or closes the gap of a cause; "" if there is none."""
     slow = explained.pair.slow
+    if not (explained.pair.fast.records or slow.records or slow.requests):
+        return ""
     if cause.name == DEPTH:
         return shell.lab("sweep", "--max-len", max(SHORTEST_SWEEP, round(slow.position or 0)))
     if cause.name == STATE:

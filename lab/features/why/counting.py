@@ -1,20 +1,21 @@
-"""What two rates count, and of how many answers: arithmetic on the figures, or unknown."""
+"""What two rates count, and of how many answers and tokens a step: arithmetic, or unknown."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from lab.features.why import facts
 from lab.features.why.figure import (
     FIRST_FREE,
     MAYBE_FIRST,
     MIXED,
+    MIXED_WINDOW,
     SERVED,
     SEVERAL_LENGTHS,
     STEPS,
     UNKNOWN,
     WHOLE,
-    WINDOW,
     Figure,
 )
 from lab.features.why.parts import (
@@ -36,11 +37,12 @@ UNKNOWN_COUNTS = {
     UNKNOWN: (
         "does not say what it counts: look up tokens, context, and whether prefill is included"
     ),
-    WINDOW: "is an average over a logging window, not the decode rate of a request",
+    MIXED_WINDOW: "is an average over a logging window with prefill, not the rate of decode",
     MIXED: "counts prompt and generated tokens together",
     SERVED: "sums up all answers over the whole duration, with prefill and waiting",
     SEVERAL_LENGTHS: "is an average over several lengths",
 }
+LARGE_SAMPLING = 0.1  # share of a token's time
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def correction_of(figure: Figure, opposite: Figure) -> Correction:
 def of_first_token(figure: Figure) -> Correction:
     """The first token comes out of the prompt's last step; a rate that counts it looks faster."""
     is_certain = figure.counts == FIRST_FREE
+    if figure.is_prefill:
+        return Correction()
     if figure.n_gen is None:
         reason = "does not say how many tokens it counts, nor whether the first is one of them"
         return Correction(None, None, reason)
@@ -159,51 +163,103 @@ def counted(pair: Pair) -> GapPart:
 
 
 def concurrency(pair: Pair) -> GapPart:
-    """The part of how many answers each rate sums up."""
+    """The part of how many answers were decoded at once; the rates of one are compared."""
     n_streams = {pair.fast.n_streams, pair.slow.n_streams}
     if len(n_streams) == 1 and None not in n_streams:
         return equal(CONCURRENCY)
+    sentences = sums(pair)
     lacking = [letter for letter, figure in pair.in_order if figure.n_streams is None]
-    sentences = list[str]()
-    for letter, figure in pair.in_order:
-        if figure.n_streams is not None and figure.n_streams > 1:
-            each = digits(figure.tps / figure.n_streams)
-            sentences.append(
-                f"{letter} sums up {figure.n_streams} answers, {each} tokens/s each"
-            )
     if lacking:
         names = " and ".join(lacking)
         sentences.append(f"{names} may have been one of several answers at once")
-    return unknown(CONCURRENCY, "; ".join(sentences))
+    return unknown(CONCURRENCY, "; ".join(sentences), differs=not lacking)
+
+
+def sums(pair: Pair) -> list[str]:
+    """Which sides are the sum of several answers."""
+    sentences = list[str]()
+    for letter, figure in pair.in_order:
+        if figure.n_streams is not None and figure.n_streams > 1:
+            sentences.append(
+                f"{letter} sums up {figure.n_streams} answers, {digits(figure.each_tps)} tokens/s "
+                f"each ({digits(figure.tps)} together)"
+            )
+    return sentences
 
 
 def of_serving(pair: Pair) -> list[GapPart]:
-    """The parts that only the output of servers leaves open: speculation, sampling and template."""
-    parts = list[GapPart]()
-    is_any_speculative = bool(pair.fast.is_speculative or pair.slow.is_speculative)
-    servers = [letter for letter, figure in pair.in_order if is_pasted_server(figure)]
-    if is_any_speculative:
-        parts.append(unknown(SPECULATION, "; ".join(speculation_reasons(pair))))
-    elif servers:
-        letters = [letter for letter, side in pair.in_order if side.is_speculative is None]
-        if letters:
-            parts.append(unknown(SPECULATION, f"not given for {' and '.join(letters)}"))
-    if servers:
-        parts.append(unknown(SAMPLING, f"not given for {' and '.join(servers)}"))
-    return parts
+    """The parts of decode that a command or a log may leave open: speculation and sampling."""
+    if pair.fast.is_prefill:
+        return []
+    return [speculation(pair), *sampling(pair)]
 
 
-def is_pasted_server(figure: Figure) -> bool:
-    """Whether a figure is of a server's output, without requests of the lab."""
-    return figure.is_of_server and not figure.requests
-
-
-def speculation_reasons(pair: Pair) -> list[str]:
-    """What each side says of drafted tokens."""
+def speculation(pair: Pair) -> GapPart:
+    """The part of drafted tokens: tokens of a step on both sides, where they are known."""
+    if not (pair.fast.is_speculative or pair.slow.is_speculative):
+        comparison = facts.compare(pair.facts_in_order, facts.SPECULATION)
+        if not comparison.lacking:
+            return equal(SPECULATION, reason="" if comparison.is_equal else comparison.words)
+        return unknown(SPECULATION, comparison.words)
     reasons = list[str]()
     for letter, figure in pair.in_order:
-        if figure.is_speculative and figure.accepted is not None:
-            reasons.append(f"{letter} drafts tokens, {percent(figure.accepted)} were accepted")
-        elif figure.is_speculative:
-            reasons.append(f"{letter} drafts tokens")
-    return reasons
+        reasons.append(drafts_in_words(letter, figure))
+    fast = tokens_of_step(pair.fast)
+    slow = tokens_of_step(pair.slow)
+    if not fast or not slow:
+        differs = None not in (pair.fast.is_speculative, pair.slow.is_speculative)
+        return unknown(SPECULATION, "; ".join(reasons), differs=differs)
+    return GapPart(SPECULATION, math.log(fast / slow), 0.0, ARITHMETIC, "; ".join(reasons))
+
+
+def tokens_of_step(figure: Figure) -> float | None:
+    """Tokens that a step brings: 1 without drafts; None if it is not known."""
+    if figure.is_speculative is False:
+        return 1.0
+    return figure.tokens_per_step
+
+
+def drafts_in_words(letter: str, figure: Figure) -> str:
+    """What a side says of drafted tokens, and how long a step takes."""
+    if figure.is_speculative is None:
+        return f"not given for {letter}"
+    text = f"{letter} drafts tokens" if figure.is_speculative else f"{letter} drafts none"
+    if figure.drafted and figure.accepted is not None:
+        share = percent(figure.accepted / figure.drafted)
+        text += f", {share} of {figure.drafted:,} were accepted"
+    each = tokens_of_step(figure)
+    if each:
+        step_s = each / figure.each_tps
+        tokens = "1 token" if each == 1 else f"{each:.3g} tokens"
+        text += f", {tokens} a step of {seconds(step_s)}"
+    return text
+
+
+def sampling(pair: Pair) -> list[GapPart]:
+    """The part of how tokens are chosen; two records have one of their own."""
+    if pair.has_records:
+        return []
+    comparison = facts.compare(pair.facts_in_order, facts.SAMPLING)
+    reason = comparison.words
+    times = [
+        f"{seconds(figure.sampling_s)} a token in {letter}, beside the rate"
+        for letter, figure in pair.in_order
+        if figure.sampling_s is not None
+    ]
+    reason = "; ".join([reason, *times])
+    if comparison.is_same:
+        return [equal(SAMPLING, reason=reason if times else "")]
+    return [unknown(SAMPLING, reason, differs=comparison.is_different)]
+
+
+def slow_samplers(pair: Pair) -> list[str]:
+    """Sentences on sides whose answers took longer than their rates say."""
+    sentences = list[str]()
+    for letter, figure in pair.in_order:
+        if figure.sampling_s and figure.sampling_s * figure.tps > LARGE_SAMPLING:
+            whole_tps = 1 / (1 / figure.tps + figure.sampling_s)
+            sentences.append(
+                f"{letter} spent {seconds(figure.sampling_s)} more on choosing each token, which "
+                f"its rate leaves out: its reader saw {digits(whole_tps)} tokens/s"
+            )
+    return sentences

@@ -46,47 +46,67 @@ def prompt_length(figure: Figure) -> int:
 
 def depth(pair: Pair, records: Sequence[Record]) -> GapPart:
     """The part of depth: from records that have both positions, otherwise to be measured."""
-    name = LENGTH if pair.fast.is_prefill else DEPTH
+    if pair.fast.is_prefill:
+        return length(pair)
+    name = DEPTH
     lacking = [letter for letter, figure in pair.in_order if figure.position is None]
     if lacking:
         return unknown(name, unknown_reason(pair, lacking))
     positions = [figure.position or 0.0 for _, figure in pair.sides]
-    if abs(positions[0] - positions[1]) <= max(EQUAL_TOKENS, EQUAL_SHARE * max(positions)):
+    if are_near(positions):
         return equal(name)
     places = [f"{letter} at {figure.position or 0:,.0f}" for letter, figure in pair.sides]
     reason = f"{', '.join(places)} (mean position)"
-    if pair.fast.is_prefill:
-        return unknown(
-            name,
-            f"{', '.join(places)} tokens",
-            changes={"prompt_len": prompt_length(pair.slow)},
-        )
     law = from_records(pair, positions, records)
     if law is None:
-        return unknown(name, reason, changes={"prompt_len": prompt_length(pair.slow)})
+        changes = {"prompt_len": prompt_length(pair.slow)}
+        return unknown(name, reason, differs=True, changes=changes)
     log, half, n_sessions = law
     return GapPart(name, log, half, f"{FROM_RECORDS}, {plural(n_sessions, 'session')}", reason)
 
 
+def length(pair: Pair) -> GapPart:
+    """The part of the size of a prefill, and of the tokens before it."""
+    sizes = [figure.n_prompt for _, figure in pair.in_order]
+    starts = [figure.depth for _, figure in pair.in_order]
+    pieces = list[str]()
+    for letter, figure in pair.in_order:
+        size = "an unknown number of" if figure.n_prompt is None else f"{figure.n_prompt:,}"
+        start = "an unknown number" if figure.depth is None else f"{figure.depth:,}"
+        pieces.append(f"{letter} {size} new tokens after {start}")
+    reason = ", ".join(pieces)
+    if None in sizes or None in starts:
+        return unknown(LENGTH, reason)
+    if are_near(sizes) and are_near(starts):
+        return equal(LENGTH)
+    changes = {}
+    if starts == [0, 0]:
+        changes = {"prompt_len": prompt_length(pair.slow)}
+    return unknown(LENGTH, reason, differs=True, changes=changes)
+
+
+def are_near(positions: Sequence[float | None]) -> bool:
+    """Whether two known positions count as equal."""
+    first, second = (position or 0.0 for position in positions)
+    return abs(first - second) <= max(EQUAL_TOKENS, EQUAL_SHARE * max(first, second))
+
+
 def unknown_reason(pair: Pair, lacking: Sequence[str]) -> str:
-    """Why a position is not known: the text has only the tokens that were processed, or none."""
+    """What is known of the contexts: a text may have only the tokens that were processed."""
     reasons = list[str]()
     for letter, figure in pair.in_order:
         if letter not in lacking:
-            continue
-        if figure.is_prefill and figure.depth:
-            reasons.append(f"{letter} began after {figure.depth:,} tokens")
-        elif figure.source == llama_logs.SERVER:
-            reasons.append(
-                f"{letter} names {figure.n_prompt or 0:,} processed tokens, not those from the "
-                "cache (the log's line with `stop processing` has all)"
-            )
-        elif figure.n_prompt is not None:
-            reasons.append(
-                f"{letter} names {figure.n_prompt:,} processed tokens, not those from the cache"
-            )
-        else:
+            reasons.append(f"{letter} at {figure.position or 0:,.0f}")
+        elif figure.n_prompt is None:
             reasons.append(f"{letter} does not name the length of its context")
+        else:
+            where = ""
+            if figure.source == llama_logs.SERVER:
+                where = " (the log's line with `stop processing` has all)"
+            reasons.append(
+                f"{letter} at least {figure.n_prompt:,}, the processed tokens, besides those from "
+                f"the cache{where}"
+            )
     return "; ".join(reasons)
 
 

@@ -1,6 +1,7 @@
 """A figure: a rate in tokens per second, and what is known of how it came about.
 
-What a text does not say is None, or one of the words for unknown: nothing is guessed.
+What a text does not say is None, a missing fact, or one of the words for unknown: nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
+from lab.features.why import facts
+from lab.features.why.facts import Fact
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -25,7 +28,8 @@ STEPS = "tokens over the time of their decode steps"
 FIRST_FREE = "the first token too, but not its time"
 MAYBE_FIRST = "tokens over the time of decode; it does not say whether the first token counts"
 WHOLE = "tokens over the time of prefill and decode"
-WINDOW = "an average over a logging window"
+WINDOW = "an average over logging windows of decode alone"
+MIXED_WINDOW = "an average over a logging window"
 SERVED = "all answers of a benchmark over its whole duration"
 SEVERAL_LENGTHS = "an average over several lengths"
 MIXED = "prompt and generated tokens together"
@@ -34,6 +38,10 @@ MIXED = "prompt and generated tokens together"
 MOST_TPS = 1e9
 SIZES_OF_BLOCKS = {" - Small": "_S", " - Medium": "_M", " - Large": "_L"}
 """What llama-bench writes for the end of a quantization's name."""
+
+FEWEST_TOKENS = 20  # of an answer whose rate is that of many steps
+SMALL_PIECE = 64  # tokens of a prefill that is mostly latency, below
+CACHED_TIMES = 3  # a prefill this many times as fast as its request allows was cached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +66,64 @@ class Figure:
     prefill_s: float | None = None
     decode_s: float | None = None
     total_s: float | None = None
-    is_speculative: bool | None = None
-    accepted: float | None = None  # share of the draft tokens
-    model: str | None = None
-    quantization: str | None = None
-    n_params: int | None = None
-    device: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # keywords of AskedSettings
+    sampling_s: float | None = None  # of a token, beside the rate
+    drafted: int | None = None  # tokens
+    accepted: int | None = None  # of the drafted tokens
+    tokens_per_step: float | None = None  # of a draft's verification
+    facts: Mapping[str, Fact] = field(default_factory=dict)
     spread: float | None = None  # the standard deviation of the figure's logarithm
     between: float | None = None  # the same between sessions
     compute_tps: float | None = None  # of decode steps without sampling
     line: int | None = None  # of the text
     about: str = ""
     is_of_server: bool = False
+    was_cached: bool = False  # the prompt, so that its rate is none
     records: tuple[Record, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
 
     @property
     def is_prefill(self) -> bool:
         return self.phase == PREFILL
+
+    @property
+    def model(self) -> str | None:
+        name: str | None = facts.value_of(self.facts, facts.MODEL)
+        return name
+
+    @property
+    def quantization(self) -> str | None:
+        name: str | None = facts.value_of(self.facts, facts.QUANTIZATION)
+        return name
+
+    @property
+    def n_params(self) -> int | None:
+        number: int | None = facts.value_of(self.facts, facts.PARAMETERS)
+        return number
+
+    @property
+    def device(self) -> str | None:
+        name: str | None = facts.value_of(self.facts, facts.HARDWARE)
+        return name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that a trial can measure."""
+        return facts.settings_of(self.facts)
+
+    @property
+    def is_speculative(self) -> bool | None:
+        """Whether it drafts tokens; None: unknown."""
+        if self.drafted or self.tokens_per_step:
+            return True
+        said = facts.value_of(self.facts, facts.SPECULATION)
+        return None if said is None else said != facts.NO_DRAFTS
+
+    @property
+    def each_tps(self) -> float:
+        """The rate of one answer: a rate of several answers at once is their sum."""
+        if self.n_streams and not self.is_prefill:
+            return self.tps / self.n_streams
+        return self.tps
 
     @property
     def model_label(self) -> str:
@@ -98,13 +145,37 @@ class Figure:
         return self.depth + (self.n_gen or 0) / 2
 
     @property
+    def is_rate(self) -> bool:
+        """Whether it can be compared: a single token and a cached prompt have no rate."""
+        return not self.was_cached and (self.is_prefill or self.n_gen != 1)
+
+    @property
+    def weakness(self) -> str:
+        """Why it says little, as words of its row; "" if it does not."""
+        if self.was_cached:
+            return "the prompt was cached: no rate"
+        if self.is_prefill:
+            is_small = self.n_prompt is not None and self.n_prompt < SMALL_PIECE
+            return "a small piece, mostly latency" if is_small else ""
+        if self.n_gen == 1:
+            return "a single token: no decode rate"
+        if self.counts == MIXED_WINDOW:
+            return "a window with prefill"
+        if self.counts == WHOLE:
+            return "whole answer"
+        if self.n_gen is not None and self.n_gen < FEWEST_TOKENS:
+            return "few tokens"
+        return ""
+
+    @property
     def label(self) -> str:
         """The figure in words: the program, the model, what was timed, and where."""
-        parts = [self.source, self.model_label, self.device or "", self.about, self.timed]
+        parts = [self.source, self.model_label, self.device or "", self.timed]
         if self.n_streams is not None and self.n_streams > 1:
             parts.append(f"{self.n_streams} at once")
         if self.is_speculative:
             parts.append("speculative decoding")
+        parts += [self.about, self.weakness]
         if self.line is not None:
             parts.append(f"line {self.line}")
         return printable(", ".join(part for part in parts if part))
@@ -114,15 +185,14 @@ class Figure:
         """What was timed, in words."""
         if self.is_prefill:
             return self._timed_prefill()
-        tokens = "tokens" if self.n_gen is None else f"{self.n_gen:,} tokens"
-        after = " after an unknown context"
+        tokens = "tokens"
+        if self.n_gen is not None:
+            tokens = "1 token" if self.n_gen == 1 else f"{self.n_gen:,} tokens"
         if self.depth is not None:
-            after = f" after {self.depth:,}"
-        if self.counts == WHOLE:
-            return f"whole answer: {tokens}{after}"
-        if self.counts == WINDOW:
-            return f"average over a window: {tokens}{after}"
-        return f"{tokens}{after}"
+            return f"{tokens} after {self.depth:,}"
+        if self.n_prompt:
+            return f"{tokens} after at least {self.n_prompt:,}"
+        return f"{tokens} after an unknown context"
 
     def _timed_prefill(self) -> str:
         size = "prefill" if self.n_prompt is None else f"prefill of {self.n_prompt:,} tokens"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import phases
 from lab.core.record import Machine, Record, Run
 from lab.core.stats import mean_half_width
-from lab.errors import LabError, printable
+from lab.errors import LabError
+from lab.features.why import facts
+from lab.features.why.facts import Facts
 from lab.features.why.figure import Figure
 from lab.features.why.parts import (
     BUILD,
+    EQUAL,
     FEWEST,
     FROM_RECORDS,
     MACHINE,
@@ -25,6 +29,7 @@ from lab.features.why.parts import (
     equal,
     unknown,
 )
+from lab.formats.llama_bench_rows import UNKNOWN_DEVICE
 from lab.models import devices
 from lab.roofline import prediction, probing
 from lab.runner import disturbances, machine
@@ -37,6 +42,13 @@ FIELDS = {
     SYSTEM: ("os", "cpu_quota"),
     BUILD: ("llama_cpp_python", "llama_cpp_commit", "lib", "system_info"),
 }
+NEEDED = {
+    MACHINE: ("cpu",),
+    SYSTEM: ("os",),
+    BUILD: ("llama_cpp_commit", "llama_cpp_python"),
+}
+"""Of these a machine of a record must say one, so that two of them can be called equal."""
+
 MOST_LETTERS = 200  # of a sentence on what differs
 
 
@@ -59,12 +71,16 @@ def of_machine(pair: Pair, asked: AskedMachine, with_build: bool) -> list[GapPar
         if name == BUILD and not with_build:
             continue
         differences = differing(pair, fields)
-        if not differences:
+        lacking = not_given(pair, NEEDED[name])
+        if lacking and not (name == MACHINE and names_any_machine(pair)):
+            parts.append(unknown(name, f"not given for {' and '.join(lacking)}"))
+        elif not differences:
             parts.append(equal(name))
         elif name == MACHINE:
             parts.append(predicted(pair, asked))
         else:
-            parts.append(unknown(name, "; ".join(differences)[:MOST_LETTERS]))
+            text = "; ".join(differences)[:MOST_LETTERS]
+            parts.append(unknown(name, text, differs=True))
     return [*parts, of_state(pair)]
 
 
@@ -80,28 +96,50 @@ def differing(pair: Pair, fields: tuple[str, ...]) -> list[str]:
     return differences
 
 
+def not_given(pair: Pair, fields: Sequence[str]) -> list[str]:
+    """The letters of the sides whose record has none of some fields of the machine."""
+    lacking = list[str]()
+    for letter, figure in pair.in_order:
+        if all(getattr(figure.records[0].machine, field) is None for field in fields):
+            lacking.append(letter)
+    return lacking
+
+
+def place_of(figure: Figure) -> str | None:
+    """The machine of a figure in words; None if it is not given."""
+    if not figure.records:
+        return device_name(figure) or figure.device
+    machine = figure.records[0].machine
+    named = device_name(figure) or machine.cpu
+    names = [device.description for device in machine.devices]
+    return named or ", ".join(name for name in names if name != UNKNOWN_DEVICE) or None
+
+
 def names_any_machine(pair: Pair) -> bool:
     """Whether a side has a device, or records, which name their machine."""
-    return any(figure.device or figure.records for _, figure in pair.sides)
+    return any(place_of(figure) for _, figure in pair.sides)
 
 
 def predicted(pair: Pair, asked: AskedMachine) -> GapPart:
     """The part of two machines by predictions of the same request on both."""
     fast_name = device_name(pair.fast)
     slow_name = device_name(pair.slow)
-    if not names_any_machine(pair):
-        return unknown(MACHINE, "not given for both (--device)")
-    places = list[str]()
-    for (letter, figure), name in zip(pair.sides, (fast_name, slow_name), strict=True):
-        cpu = figure.records[0].machine.cpu if figure.records else None
-        places.append(f"{name or cpu or figure.device or 'unknown (--device)'} in {letter}")
-    reason = printable(", ".join(places))
+    places = list[tuple[str, Facts]]()
+    for letter, figure in pair.in_order:
+        places.append((letter, facts.stated({MACHINE: place_of(figure)})))
+    compared = facts.compare(places, MACHINE)
+    reason = compared.words
+    if compared.lacking:
+        return unknown(MACHINE, f"{reason} (--device)")
     if fast_name is None or slow_name is None:
-        return unknown(MACHINE, reason)
+        if compared.is_same:
+            return equal(MACHINE, f"{EQUAL} by name")
+        return unknown(MACHINE, reason, differs=True)
     if fast_name == slow_name:
         return equal(MACHINE, reason=reason)
     if asked.spec is None:
-        return unknown(MACHINE, f"{reason}: not predicted, since no model is named (--model)")
+        why = f"{reason}: not predicted, since no model is named (--model)"
+        return unknown(MACHINE, why, differs=True)
     n_prompt = max(1, pair.fast.depth or pair.fast.n_prompt or 1)
     n_gen = max(2, pair.fast.n_gen or 2)
     try:
@@ -110,7 +148,7 @@ def predicted(pair: Pair, asked: AskedMachine) -> GapPart:
             for name in (fast_name, slow_name)
         ]
     except LabError as problem:
-        return unknown(MACHINE, f"{reason}: not predicted, {problem.what}")
+        return unknown(MACHINE, f"{reason}: not predicted, {problem.what}", differs=True)
     return ratio_of_requests(requests, pair.fast.is_prefill, reason)
 
 
@@ -124,7 +162,7 @@ def ratio_of_requests(
         low, high = request.prefill_s if is_prefill else request.tpot_s
         if not 0 < low <= high:  # also for NaN
             why = "it does not fit or has no known peak"
-            return unknown(MACHINE, f"{reason}: not predicted, {why}")
+            return unknown(MACHINE, f"{reason}: not predicted, {why}", differs=True)
         middles.append(math.log(low * high) / 2)
         halves.append(math.log(high / low) / 2)
     how = f"{PREDICTED}, {100 * prediction.WITHIN:.0f} % ranges"
@@ -165,6 +203,9 @@ def of_state(pair: Pair) -> GapPart:
 
     The range is that of the median if all runs were quiet: the quiet ones are a sample of them.
     """
+    imported = [letter for letter, figure in pair.in_order if is_imported(figure)]
+    if imported:
+        return unknown(STATE, f"not given for {' and '.join(imported)}")
     reasons = list[str]()
     logs = list[float]()
     squares = 0.0
@@ -191,6 +232,11 @@ def of_state(pair: Pair) -> GapPart:
     return GapPart(
         STATE, log, math.sqrt(squares), f"{FROM_RECORDS}, quiet runs against all", reason
     )
+
+
+def is_imported(figure: Figure) -> bool:
+    """Whether another tool measured the runs, which nothing watched."""
+    return figure.records[0].run.imported_from is not None
 
 
 def is_on_battery(figure: Figure) -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lab.core import files
 from lab.errors import LabError
 from lab.features.why import recorded
-from lab.features.why.figure import PREFILL, Figure
+from lab.features.why.figure import PREFILL, UNKNOWN, Figure
 from lab.features.why.readers import text
 
 LONGEST_PATH = 4_000
 FAR = 10.0  # the distance of two figures if a depth is not known
+WEAK = 0.2  # added for a figure that says little
 MOST_LISTED = 4
 BEGIN_OF_RESULTS = (b'"session":', b'"machine":')
 
@@ -33,8 +35,10 @@ def figures_of(name: str) -> Side:
 
 def setup_of(figure: Figure) -> tuple[object, ...]:
     """What keeps the figures of a text apart: figures that differ in it are of two setups."""
-    settings = tuple(sorted((name, str(value)) for name, value in figure.settings.items()))
-    return figure.source, figure.model_label, figure.device, figure.about, settings
+    facts_of_figure = tuple(
+        sorted((name, str(fact.value)) for name, fact in figure.facts.items())
+    )
+    return figure.source, facts_of_figure
 
 
 def is_of_lab(name: str) -> bool:
@@ -57,46 +61,71 @@ def nearest(
 ) -> tuple[Figure, Figure]:
     """The two figures of one phase whose depths are nearest; of equally near ones the deepest.
 
-    Decode comes before prefill, unless `prefill` is asked for. LabError if no phase is of both
-    sides.
+    Decode comes before prefill, unless `prefill` is asked for: then a figure of an unknown phase
+    counts as prefill. LabError if no phase is of both sides.
     """
+    if prefill:
+        first = list(map(as_prefill, first))
+        second = list(map(as_prefill, second))
     for is_prefill in (True,) if prefill else (False, True):
         pairs = list[tuple[Figure, Figure]]()
         for figure in first:
             for opposite in second:
                 are_of_phase = figure.is_prefill == opposite.is_prefill == is_prefill
-                if are_of_phase and figure is not opposite:
+                are_rates = figure.is_rate and opposite.is_rate
+                if are_of_phase and are_rates and figure is not opposite:
                     pairs.append((figure, opposite))
         if pairs:
             return min(pairs, key=distance)
+    left_out = list[str]()
+    for letter, figures in (("A", first), ("B", second)):
+        for figure in figures:
+            if not figure.is_rate:
+                place = f"line {figure.line} of {letter}" if figure.line else letter
+                left_out.append(f" In {place}: {figure.weakness}.")
     raise LabError(
         f"There is no phase that both sides have: A has {phases_of(first)}, B has "
-        f"{phases_of(second)}.",
+        f"{phases_of(second)}.{''.join(left_out[:MOST_LISTED])}",
         "Give two figures of the same phase; --prefill compares prefill.",
     )
 
 
+def as_prefill(figure: Figure) -> Figure:
+    """The figure, of prefill if it does not say of what it is."""
+    if figure.phase != UNKNOWN:
+        return figure
+    return replace(figure, phase=PREFILL)
+
+
 def phases_of(figures: Sequence[Figure]) -> str:
     """The phases of figures in words."""
-    return " and ".join(dict.fromkeys(figure.phase for figure in figures))
+    phases = [figure.phase for figure in figures if figure.is_rate]
+    return " and ".join(dict.fromkeys(phases)) or "no rate"
 
 
 def distance(pair: tuple[Figure, Figure]) -> tuple[float, float]:
     """How far apart two figures are; smaller is better. Plain rates come before whole answers."""
     first, second = pair
-    different_count = 0.0 if first.phase == second.phase else 0.5
+    doubt = 0.0 if first.phase == second.phase else 0.5
+    doubt += sum(WEAK for figure in pair if figure.weakness)
+    if first.n_streams != second.n_streams and None not in (first.n_streams, second.n_streams):
+        doubt += WEAK
     first_place = place(first)
     second_place = place(second)
     if first_place is None or second_place is None:
-        return FAR + different_count, 0.0
+        return FAR + doubt, 0.0
     apart = abs(math.log((first_place + 1) / (second_place + 1)))
-    return round(apart, 3) + different_count, -first_place
+    return round(apart, 3) + doubt, -first_place
 
 
 def place(figure: Figure) -> float | None:
-    """The position of a figure; of a prefill after some tokens its end."""
-    if figure.phase == PREFILL and figure.depth is not None and figure.n_prompt is not None:
-        return figure.depth + figure.n_prompt
+    """The position of a figure, or the least that it can be; of a prefill after some tokens its
+    end.
+    """
+    if figure.is_prefill:
+        return None if figure.n_prompt is None else (figure.depth or 0) + figure.n_prompt
+    if figure.depth is None and figure.n_prompt:
+        return figure.n_prompt + (figure.n_gen or 0) / 2
     return figure.position
 
 
@@ -108,7 +137,7 @@ def others_in_words(
     for letter, figures in zip("AB", sides, strict=True):
         left_out = list[str]()
         for figure in figures:
-            is_compared = figure is chosen[0] or figure is chosen[1]
+            is_compared = is_same_rate(figure, chosen[0]) or is_same_rate(figure, chosen[1])
             if figure.is_prefill == chosen[0].is_prefill and not is_compared:
                 left_out.append(in_words(figure))
         if not left_out:
@@ -121,6 +150,15 @@ def others_in_words(
     if chosen[0].is_prefill and not prefill:
         sentences.append("prefill is compared, since no decode rate is of both sides")
     return sentences
+
+
+def is_same_rate(figure: Figure, chosen: Figure) -> bool:
+    """Whether two figures are of one place of a text, or of the same runs."""
+    return (figure.line, figure.tps, figure.records) == (
+        chosen.line,
+        chosen.tps,
+        chosen.records,
+    )
 
 
 def in_words(figure: Figure) -> str:

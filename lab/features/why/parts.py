@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lab.features.why.facts import Facts
 from lab.features.why.figure import Figure
 from lab.show import session_spread
 
@@ -28,7 +29,7 @@ NO_RANGE = "range unknown"
 COUNTED = "what is counted"
 CONCURRENCY = "concurrency"
 SPECULATION = "speculation"
-SAMPLING = "sampling and template"
+SAMPLING = "sampling"
 CHOOSING = "choosing tokens"
 DEPTH = "depth"
 LENGTH = "length"
@@ -37,7 +38,9 @@ QUANTIZATION = "quantization"
 MACHINE = "machine"
 SYSTEM = "system and driver"
 BUILD = "build"
+PROGRAM = "program and build"
 STATE = "machine state"
+OTHER_SETTINGS = "other settings"
 MORE_SETTINGS = "more settings"
 NOT_EXPLAINED = "not explained"
 """Names of parts."""
@@ -67,7 +70,7 @@ class Pair:
     @classmethod
     def of(cls, a: Figure, b: Figure) -> Pair:
         """The figures of A and B."""
-        if a.tps >= b.tps:
+        if a.each_tps >= b.each_tps:
             return cls(a, b, ("A", "B"))
         return cls(b, a, ("B", "A"))
 
@@ -82,8 +85,18 @@ class Pair:
         return sorted(self.sides, key=lambda side: side[0])
 
     @property
+    def has_records(self) -> bool:
+        """Whether both are measurements of the lab."""
+        return all(figure.records or figure.requests for _, figure in self.sides)
+
+    @property
+    def facts_in_order(self) -> list[tuple[str, Facts]]:
+        """Letters and facts, A first."""
+        return [(letter, figure.facts) for letter, figure in self.in_order]
+
+    @property
     def ratio(self) -> float:
-        return self.fast.tps / self.slow.tps
+        return self.fast.each_tps / self.slow.each_tps
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,7 @@ class GapPart:
     reason: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     orders: tuple[float, float] | None = None
+    differs: bool = False  # both sides give it, and give different values
     n_runs: int = 0  # of a trial
     n_disturbed: int = 0
 

@@ -11,8 +11,9 @@ from lab.app.reading import read
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import LabError
+from lab.features.why import facts
 from lab.features.why.figure import DECODE, PREFILL, PROMPT, STEPS, Figure
-from lab.features.why.setups import settings_of
+from lab.features.why.setups import facts_of
 from lab.show import comparison, session_spread, table
 
 COLUMNS = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
@@ -88,6 +89,12 @@ def figure_of(
         return []
     first = repeats.iloc[0]
     n_prompt = int(first.n_prompt)
+    n_gen = int(first.n_gen)
+    depth = 0 if phase == PREFILL else n_prompt
+    imported = first_imported(records)
+    if imported and phase == DECODE:  # a test of llama-bench, which has no prompt
+        n_gen -= 1
+        depth = imported.run.steps.n_past[0]
     unit = n_prompt if phase == PREFILL else 1e3
     logs = [math.log(value) for value in values]
     between = spreads.get((session_spread.machine_of(repeats), main))
@@ -106,8 +113,8 @@ def figure_of(
             phase=phase,
             counts=COUNTS[phase],
             n_prompt=n_prompt,
-            n_gen=int(first.n_gen),
-            depth=0 if phase == PREFILL else n_prompt,
+            n_gen=n_gen,
+            depth=depth,
             n_streams=1,
             prefill_s=prefill_s,
             spread=deviation_of_median(logs),
@@ -123,22 +130,31 @@ def setup_of(records: Sequence[Measured], model: str) -> dict[str, Any]:
     """What was measured, as fields of a figure: runs of the engine, or requests to a server."""
     runs = tuple(record for record in records if isinstance(record, Record))
     if runs:
-        return {
-            "source": "lab",
-            "model": model,
-            "quantization": runs[0].model.quantization,
-            "n_params": runs[0].model.n_params,
-            "settings": settings_of(runs[0]),
-            "is_speculative": False,
-            "records": runs,
-        }
+        setup_facts = facts_of(runs[0], model)
+        source = runs[0].run.imported_from or "lab"
+        return {"source": source, "facts": setup_facts, "records": runs}
     requests = tuple(record for record in records if isinstance(record, RequestRecord))
-    fields: dict[str, Any] = {"source": "server", "model": model, "is_of_server": True}
     reported = requests[0].endpoint.settings
+    setup_facts = facts.stated({facts.MODEL: model})
     if reported:
-        fields["model"] = reported.model_file or model
-        fields["quantization"] = reported.quantization
-    return {**fields, "requests": requests}
+        file = reported.model_file or model
+        setup_facts = facts.stated(
+            {facts.MODEL: file, facts.QUANTIZATION: reported.quantization}
+        )
+    return {
+        "source": "server",
+        "facts": setup_facts,
+        "is_of_server": True,
+        "requests": requests,
+    }
+
+
+def first_imported(records: Sequence[Measured]) -> Record | None:
+    """The first record if another tool measured it."""
+    first = records[0]
+    if isinstance(first, Record) and first.run.imported_from:
+        return first
+    return None
 
 
 def positive(rows: Any, column: str) -> list[float]:

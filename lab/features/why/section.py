@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
+from lab.errors import printable
+from lab.features.why import facts
 from lab.features.why.answer import WhyAnswer
-from lab.features.why.conclusion import conclude
-from lab.features.why.parts import NOT_EXPLAINED, GapPart
+from lab.features.why.conclusion import MOST_QUESTIONS, OF_UNKNOWN, conclude, questions
+from lab.features.why.counting import sums
+from lab.features.why.facts import Fact
+from lab.features.why.figure import Figure
+from lab.features.why.parts import CONCURRENCY, NOT_EXPLAINED, GapPart
 from lab.show import canvas
 from lab.show.section import WIDE, Picture, Section, tabled
 from lab.show.wording import UNKNOWN, digits, times
@@ -22,32 +28,30 @@ ABOUT = (
     "The factors multiply to the ratio. Their ranges are 95 % intervals, predicted ones 90 %. "
     "The range of the rest combines those of the parts and of both figures."
 )
+DETAILS = "--details: why."
 NEARLY_EQUAL = 1.005
+MOST_FIGURES = 20  # in the table of what was read
+LONGEST_REASON = 90  # letters of what differs, in a sentence
 FIELDS = (
-    "tps",
-    "phase",
-    "counts",
-    "source",
-    "label",
-    "n_prompt",
-    "n_gen",
-    "depth",
-    "n_streams",
+    *("tps", "phase", "counts", "source", "label", "n_prompt", "n_gen", "depth", "n_streams"),
+    *("model", "quantization", "device", "line", "weakness"),
 )
 """Fields of a figure in JSON."""
 
+ORDER = (
+    *(facts.BUILD, facts.MODEL, facts.QUANTIZATION, facts.PARAMETERS, facts.FILE_ID),
+    *(facts.HARDWARE, facts.BACKEND, facts.PLACEMENT, facts.SPECULATION, facts.SAMPLING),
+    *facts.MEASURABLE[:7],
+)
+"""Facts that the table of what was read always has, in its order; other ones follow."""
 
-def section(explained: WhyAnswer) -> Section:
-    """The answer as it is printed, and drawn on a page."""
-    fast, slow = explained.pair.letters
+
+def section(explained: WhyAnswer, details: bool = False) -> Section:
+    """The answer as it is printed, and drawn on a page; `details`: with every part and reason."""
     lines = []
     for letter, figure in explained.pair.in_order:
         lines.append(f"{letter}  {digits(figure.tps):>6} tokens/s   {figure.label}")
-    lines += explained.notes
-    if explained.ratio > NEARLY_EQUAL:
-        lines.append(f"{fast} is {times(explained.ratio)} as fast as {slow}. Of this:")
-    else:
-        lines.append("They are equal.")
+    lines += explained.notes if details else explained.notes[:2]
     columns = (
         ("part", lambda part: part.name),
         ("factor", factor_cell),
@@ -55,20 +59,147 @@ def section(explained: WhyAnswer) -> Section:
         ("by order", orders_cell),
         ("how known", lambda part: part.how),
     )
-    notes = [f"{part.name}: {part.reason}" for part in explained.parts if part.reason]
-    conclusion = conclude(explained)
-    sentences = [conclusion.sentence]
-    if conclusion.command:
-        sentences.append(f"Try: {conclusion.command}")
+    rows = list(explained.parts)
+    if not details:
+        rows = [part for part in rows if is_shown(part)]
+        if rows == [explained.rest]:  # a sentence says so
+            rows = []
+    lines.append(headline(explained, "Of this:" if rows else ""))
+    notes = list[str]()
+    if details:
+        notes = [f"{part.name}: {part.reason}" for part in explained.parts if part.reason]
+        notes.append(ABOUT)
     caption = "The way from one rate to the other, part by part."
     return Section(
         name="why",
         question="Why do these two figures differ?",
         words=lines,
-        **tabled(columns, explained.parts),
-        notes=[*notes, ABOUT],
-        sentences=sentences,
+        **tabled(columns, rows),
+        notes=notes,
+        sentences=sentences(explained, details),
         pictures=[Picture("why", caption, partial(draw, explained), WIDE)],
+    )
+
+
+def headline(explained: WhyAnswer, end: str) -> str:
+    """The ratio in words, with the weakness of a figure that is no plain rate."""
+    pair = explained.pair
+    fast, slow = pair.letters
+    if explained.ratio <= NEARLY_EQUAL:
+        return "They are equal."
+    weak = list[str]()
+    for letter, figure in pair.in_order:
+        if figure.weakness:
+            weak.append(f"{letter}: {figure.weakness}")
+    ratio = times(explained.ratio)
+    sentence = f"{fast} is {ratio} as fast as {slow}"
+    if sums(pair):
+        of_sum = pair.fast.tps / pair.slow.tps
+        quicker = fast if of_sum >= 1 else slow
+        together = times(max(of_sum, 1 / of_sum))
+        sentence = (
+            f"One answer of {fast} is {ratio} as fast as one of {slow} (in sum {quicker} is "
+            f"{together} as fast)"
+        )
+    doubt = f" ({'; '.join(weak)})" if weak else ""
+    return f"{sentence}{doubt}. {end}".strip()
+
+
+def is_shown(part: GapPart) -> bool:
+    """Whether a part has a row without --details: it changes the ratio, or was tried."""
+    return part.name == NOT_EXPLAINED or bool(part.log or part.half) or part.n_runs > 0
+
+
+def sentences(explained: WhyAnswer, details: bool) -> list[str]:
+    """The conclusion, what differs or is not given, and what to do next."""
+    conclusion = conclude(explained)
+    lines = [conclusion.sentence]
+    different = list[str]()
+    for part in explained.different:
+        if part.name == CONCURRENCY:  # the headline has it
+            continue
+        reason = part.reason.partition("; not measured")[0]
+        if len(reason) > LONGEST_REASON:
+            reason = f"{reason[:LONGEST_REASON]}..."
+        different.append(f"{part.name} ({reason})")
+    if different and not details:
+        lines.append(f"Different, effect not known: {'; '.join(different)}.")
+    lacking = [part.name for part in explained.not_given]
+    if lacking and not details and OF_UNKNOWN not in conclusion.sentence:
+        lines.append(f"Not known for a side: {', '.join(lacking)}. {DETAILS}")
+    if conclusion.command:
+        lines.append(f"Try: {conclusion.command}")
+    asked = questions(explained, None if details else MOST_QUESTIONS)
+    if asked and not explained.causes:
+        lines.append(asked)
+    return lines
+
+
+def read_section(sides: Sequence[Sequence[Figure]], chosen: Sequence[Figure]) -> Section:
+    """What was read: all figures of each side, and the facts of those that are compared."""
+    figures = list[tuple[str, Figure]]()
+    for letter, side in zip("AB", sides, strict=False):
+        figures += [(letter, figure) for figure in side[:MOST_FIGURES]]
+    columns = (
+        ("side", lambda row: row[0]),
+        ("tokens/s", lambda row: digits(row[1].tps)),
+        ("figure", lambda row: row[1].label),
+    )
+    table_of_facts = list[tuple[str, ...]]()
+    lacking = list[str]()
+    for name, cells in rows_of_facts(chosen):
+        if set(cells) == {UNKNOWN}:
+            lacking.append(name)
+        else:
+            table_of_facts.append((name, *cells))
+    of_facts = [("fact", lambda row: row[0])]
+    for place, (letter, figure) in enumerate(zip("AB", chosen, strict=False), 1):
+        where = f", line {figure.line}" if figure.line else ""
+        of_facts.append((f"{letter}{where}", partial(cell_of, place)))
+    return Section(
+        title="What was read",
+        name="why-read",
+        **tabled(columns, figures, keep_all=True),
+        parts=[
+            Section(
+                **tabled(of_facts, table_of_facts, keep_all=True),
+                sentences=[f"Not found: {', '.join(lacking)}."] if lacking else [],
+            )
+        ],
+    )
+
+
+def cell_of(place: int, row: Sequence[str]) -> str:
+    """A cell of the table of facts."""
+    return row[place]
+
+
+def rows_of_facts(chosen: Sequence[Figure]) -> list[tuple[str, list[str]]]:
+    """The facts of the figures by name, each with its line or how it is known."""
+    rows = [
+        ("program", [figure.source for figure in chosen]),
+        ("answers at once", [shown_or_unknown(figure.n_streams) for figure in chosen]),
+        ("tokens a step", [shown_or_unknown(figure.tokens_per_step) for figure in chosen]),
+    ]
+    names = dict.fromkeys(ORDER)
+    for figure in chosen:
+        names |= dict.fromkeys(figure.facts)
+    for name in names:
+        cells = [fact_cell(figure.facts.get(name)) for figure in chosen]
+        rows.append((name, cells))
+    return rows
+
+
+def shown_or_unknown(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3g}"
+
+
+def fact_cell(fact: Fact | None) -> str:
+    """A fact with the line that states it; a dash for an unknown one."""
+    if fact is None:
+        return UNKNOWN
+    return (
+        f"{printable(fact.words)} (line {fact.line})" if fact.line else printable(fact.words)
     )
 
 
@@ -152,8 +283,7 @@ def document(explained: WhyAnswer) -> dict[str, Any]:
     conclusion = conclude(explained)
     sides = dict[str, Any]()
     for letter, figure in explained.pair.sides:
-        fields = {name: getattr(figure, name) for name in FIELDS}
-        sides[letter] = {**fields, "settings": dict(figure.settings)}
+        sides[letter] = figure_document(figure)
     return {
         **sides,
         "slower": explained.pair.letters[1],
@@ -162,8 +292,27 @@ def document(explained: WhyAnswer) -> dict[str, Any]:
         "causes": [part.name for part in explained.causes],
         "notes": list(explained.notes),
         "sentence": conclusion.sentence,
+        "questions": questions(explained) or None,
         "command": conclusion.command or None,
         "results": str(explained.path) if explained.path else None,
+    }
+
+
+def figure_document(figure: Figure) -> dict[str, Any]:
+    """A figure as JSON: its fields, and its facts with their lines."""
+    fields = {name: getattr(figure, name) for name in FIELDS}
+    facts_by_name = dict[str, Any]()
+    for name, fact in figure.facts.items():
+        facts_by_name[name] = {"value": fact.value, "line": fact.line, "how": fact.how}
+    return {
+        **fields,
+        "program": figure.source,
+        "build": facts.value_of(figure.facts, facts.BUILD),
+        "concurrency": figure.n_streams,
+        "speculation": figure.is_speculative,
+        "tokens_per_step": figure.tokens_per_step,
+        "settings": figure.settings,
+        "facts": facts_by_name,
     }
 
 
@@ -176,6 +325,7 @@ def part_document(part: GapPart) -> dict[str, Any]:
         "low": low,
         "high": high,
         "how": part.how,
+        "differs": part.differs,
         "why": part.reason,
         "runs": part.n_runs,
         "disturbed": part.n_disturbed,

@@ -76,15 +76,16 @@ def http(figure: Figure, letter: str, sign: int) -> GapPart:
 def of_prefill(request: Request) -> tuple[float, float] | None:
     """Seconds to the first token at the client, and of the prompt by the server's own times."""
     ttft_ns = request_times.figures(request).ttft_ns
-    if not ttft_ns or request.timings is None or not request.timings.prompt_ms:
+    timings = request_times.server_timings(request)
+    if not ttft_ns or timings is None or not timings.prompt_ms:
         return None
-    return ttft_ns / 1e9, request.timings.prompt_ms / 1e3
+    return ttft_ns / 1e9, timings.prompt_ms / 1e3
 
 
 def of_decode(request: Request) -> tuple[float, float] | None:
     """Seconds per token after the first at the client, and by the server's own times."""
     tpot_ns = request_times.figures(request).tpot_ns
-    timings = request.timings
+    timings = request_times.server_timings(request)
     if not tpot_ns or timings is None or not timings.gen_ms or (timings.n_gen or 0) < 2:
         return None
     return tpot_ns / 1e9, timings.gen_ms / 1e3 / ((timings.n_gen or 0) - 1)
@@ -115,13 +116,13 @@ def cache(figure: Figure, letter: str, sign: int) -> GapPart:
         return equal(CACHE)
     counts = list[int]()
     for record in figure.requests:
-        usage = record.request.usage
-        if usage is None or usage.cached_tokens is None:
+        n_cached = request_times.n_cached(record.request)
+        if n_cached is None:
             return unknown(CACHE, f"{letter} does not report cached tokens")
-        counts.append(usage.cached_tokens)
+        counts.append(n_cached)
     if not figure.n_prompt:
         return unknown(CACHE, f"{letter} does not report prompt tokens")
-    n_cached = statistics.fmean(counts)
-    log = math.log1p(-min(n_cached / figure.n_prompt, MOST_CACHED))
-    reason = f"{n_cached:,.0f} of {figure.n_prompt:,} tokens in {letter}"
+    mean_cached = statistics.fmean(counts)
+    log = math.log1p(-min(mean_cached / figure.n_prompt, MOST_CACHED))
+    reason = f"{mean_cached:,.0f} of {figure.n_prompt:,} tokens in {letter}"
     return GapPart(CACHE, sign * log, 0.0, ARITHMETIC, reason)

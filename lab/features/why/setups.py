@@ -1,41 +1,57 @@
-"""The parts of model and settings: equal, different, or not given."""
+"""The parts of model, program and settings: equal, different, or not given."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lab.core import memory
-from lab.core.asked_settings import AUTO, table
+from lab.core.asked_settings import DEFAULT, table
 from lab.core.record import UNKNOWN_THREADS, Record
 from lab.core.sampling import GREEDY, keywords
 from lab.errors import printable
+from lab.features.why import facts
+from lab.features.why.facts import Fact, FactOfBoth, compare
 from lab.features.why.figure import Figure
 from lab.features.why.parts import (
     CHOOSING,
     EQUAL,
     MODEL,
     MORE_SETTINGS,
+    OTHER_SETTINGS,
+    PROGRAM,
     QUANTIZATION,
     GapPart,
     Pair,
     equal,
     unknown,
 )
+from lab.features.why.readers.commands import MLX, SGLANG, TABBY, VLLM
+from lab.features.why.readers.setup import program_of
 from lab.models import catalog
 
 GROUPS = {
     "threads": ("threads", "threads_batch"),
     "ubatch": ("batch", "ubatch"),
+    "GPU layers": ("n_gpu_layers", "n_cpu_moe"),
     "flash attention": ("flash_attn",),
     "cache type": ("cache_type_k", "cache_type_v"),
+    "how threads wait": ("wait",),
 }
 """Settings that change together; any others are one group. The cheapest come first."""
 
-OTHER_SETTINGS = "other settings"
-NOT_COMPARED = ("prompt", "seed", "lib")
-MISSING = "missing"
+ASKED_FOR = ("threads", "ubatch", "n_gpu_layers", "flash_attn", "cache_type_k")
+"""Settings of llama.cpp that matter for speed: who does not give them is asked."""
+
+NOT_OF_LLAMA = (VLLM, SGLANG, MLX, TABBY)
+IDENTITY = (
+    *(facts.MODEL, facts.QUANTIZATION, facts.PARAMETERS, facts.FILE_ID, facts.HARDWARE),
+    *(facts.BUILD, facts.SPECULATION, facts.SAMPLING, facts.COMMAND),
+)
+"""Facts with parts of their own."""
+
+NOT_COMPARED = ("prompt", "seed", "lib", *IDENTITY)
 SIZE = r"(?:\d{1,3}x)?\d{1,4}(?:\.\d{1,3})?[bm]"
 """The word of a model's name that says how many parameters it has, such as 1.5b or 8x7b."""
 
@@ -47,14 +63,22 @@ def of_model(pair: Pair, specs: tuple[str | None, str | None]) -> GapPart:
 
     `specs`: what a trial may load of each.
     """
-    if pair.fast.records and pair.slow.records:
+    if has_spec(pair.fast) and has_spec(pair.slow):
         return of_recorded_models(pair, specs)
-    if not (pair.fast.model and pair.slow.model):
-        return unknown(MODEL, "not given for both")
-    same = sameness(pair.fast, pair.slow)
-    if same:
-        return equal(MODEL, f"{EQUAL} by {same}")
-    return unknown(MODEL, models_in_words(pair))
+    by_id = compare(pair.facts_in_order, facts.FILE_ID)
+    if by_id.is_equal:
+        return equal(MODEL, f"{EQUAL} by ID")
+    if pair.fast.model and pair.slow.model:
+        same = sameness(pair.fast, pair.slow)
+        if same:
+            return equal(MODEL, f"{EQUAL} by {same}")
+    named = models(pair)
+    return unknown(MODEL, named.words, differs=not named.lacking)
+
+
+def has_spec(figure: Figure) -> bool:
+    """Whether the records of a figure name a file, and not only a model."""
+    return bool(figure.records and catalog.spec_of(figure.records[0].model))
 
 
 def of_recorded_models(pair: Pair, specs: tuple[str | None, str | None]) -> GapPart:
@@ -65,17 +89,20 @@ def of_recorded_models(pair: Pair, specs: tuple[str | None, str | None]) -> GapP
         sums = [model.sha256[:8] for model in (fast, slow) if model.sha256]
         if len(set(sums)) < 2:
             return equal(MODEL)
-        return unknown(MODEL, f"the files differ: SHA-256 {' and '.join(sums)}")
+        return unknown(MODEL, f"the files differ: SHA-256 {' and '.join(sums)}", differs=True)
     name = QUANTIZATION if fast.name == slow.name else MODEL
+    text = models(pair).words
     if None in specs or specs[0] == specs[1]:
-        return unknown(name, models_in_words(pair))
-    return unknown(name, models_in_words(pair), changes={"model": specs[1]})
+        return unknown(name, text, differs=True)
+    return unknown(name, text, differs=True, changes={"model": specs[1]})
 
 
-def models_in_words(pair: Pair) -> str:
-    """Both models with their letters."""
-    names = [f"{figure.model_label} in {letter}" for letter, figure in pair.sides]
-    return printable(", ".join(names))
+def models(pair: Pair) -> FactOfBoth:
+    """Both models by their names and quantizations."""
+    labels = list[tuple[str, Mapping[str, Fact]]]()
+    for letter, figure in pair.in_order:
+        labels.append((letter, facts.stated({MODEL: figure.model_label})))
+    return compare(labels, MODEL)
 
 
 def sameness(fast: Figure, slow: Figure) -> str:
@@ -125,65 +152,100 @@ def is_part_of(shorter: Sequence[str], longer: Sequence[str]) -> bool:
     return any(longer[place : place + n_words] == shorter for place in places)
 
 
-def plain_name(name: str) -> str:
-    """A name in small letters and digits, without the ending of a file."""
-    return re.sub(r"[^a-z0-9]", "", name.lower().removesuffix(".gguf"))
-
-
 def quantization_of(figure: Figure) -> str | None:
     """The quantization without its marks: q4km of Q4_K_M and of `Q4_K - Medium`."""
     if figure.quantization is None:
         return None
-    return plain_name(figure.quantization)
+    plain = re.sub(r"[^a-z0-9]", "", figure.quantization.lower())
+    return {"fp16": "f16", "udq": "q"}.get(plain, plain.removeprefix("ud"))
+
+
+def of_program(pair: Pair) -> list[GapPart]:
+    """The part of the programs and their builds; none for two records, which have one of their
+    own.
+    """
+    if pair.fast.records and pair.slow.records:
+        return []
+    if pair.fast.requests and pair.slow.requests:
+        return []
+    builds = compare(pair.facts_in_order, facts.BUILD)
+    is_one_program = program_of(pair.fast) == program_of(pair.slow) != ""
+    if is_one_program and builds.is_equal:
+        return [equal(PROGRAM)]
+    text = builds.words
+    if not is_one_program:
+        sources = [f"{figure.source} in {letter}" for letter, figure in pair.in_order]
+        text = f"{', '.join(sources)}; build {text}"
+    differs = builds.is_different or (
+        not is_one_program and "" not in map(program_of, (pair.fast, pair.slow))
+    )
+    return [unknown(PROGRAM, printable(text), differs=differs)]
+
+
+def comparisons_of(pair: Pair) -> Iterable[FactOfBoth]:
+    """The settings that a side gives, or that are asked for."""
+    names = dict.fromkeys([*table(), *pair.fast.facts, *pair.slow.facts])
+    are_of_llama = all(program_of(figure) not in NOT_OF_LLAMA for _, figure in pair.sides)
+    for name in names:
+        if name in NOT_COMPARED:
+            continue
+        comparison = compare(pair.facts_in_order, name)
+        is_given = len(comparison.lacking) < len(pair.sides)
+        if is_given or (are_of_llama and name in ASKED_FOR):
+            yield comparison
+
+
+GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def of_settings(pair: Pair) -> list[GapPart]:
-    """The parts of the groups of settings that differ, and one for settings of one side only."""
-    fast = pair.fast.settings
-    slow = pair.slow.settings
-    group_of = dict[str, str]()
-    for group, names in GROUPS.items():
-        group_of |= dict.fromkeys(names, group)
-    for name in table():
-        group_of.setdefault(name, OTHER_SETTINGS)
-    changes = dict[str, dict[str, Any]]()
-    lacking = dict[str, str]()
-    for name, group in group_of.items():
-        ends = fast.get(name, MISSING), slow.get(name, MISSING)
-        if name in NOT_COMPARED or ends[0] == ends[1]:
-            continue
-        if MISSING in ends or AUTO in ends:
-            lacking.setdefault(group, lack_in_words(pair, ends))
-        else:
-            changes.setdefault(group, {})[name] = slow[name]
-    lacking = {group: lack for group, lack in lacking.items() if group not in changes}
-    if "flash attention" in changes and "cache type" in changes:  # one may need the other
-        together = changes.pop("flash attention") | changes.pop("cache type")
-        changes["flash attention and cache type"] = together
+    """The parts of settings: of groups that a trial can measure, of others, of those not given."""
+    can_change = set(pair.fast.settings) & set(pair.slow.settings)
+    changed = dict[str, list[FactOfBoth]]()
+    different = list[str]()
+    lacking = dict[str, list[str]]()
+    for comparison in comparisons_of(pair):
+        name = comparison.name
+        group = GROUP_OF.get(name, OTHER_SETTINGS)
+        label = GROUP_OF.get(name, name)
+        if comparison.is_different and name in can_change:
+            changed.setdefault(group, []).append(comparison)
+        elif comparison.is_different or comparison.is_in_one_command:
+            different.append(f"{label} {comparison.words}")
+        elif comparison.lacking or comparison.is_open:
+            lacking.setdefault(comparison.words, []).append(label)
+    parts = of_changes(pair, changed)
+    if different:
+        parts.append(unknown(OTHER_SETTINGS, "; ".join(different), differs=True))
+    return parts + of_lacking(lacking, changed)
+
+
+def of_changes(pair: Pair, changed: dict[str, list[FactOfBoth]]) -> list[GapPart]:
+    """The parts of the groups of settings that a trial can change."""
+    if "flash attention" in changed and "cache type" in changed:  # one may need the other
+        together = changed.pop("flash attention") + changed.pop("cache type")
+        changed["flash attention and cache type"] = together
     parts = list[GapPart]()
-    for group, values in changes.items():
-        parts.append(unknown(group, values_in_words(pair, list(values)), changes=values))
-    return parts + of_lacking_settings(lacking)
+    slow = pair.slow.settings
+    for group, comparisons in changed.items():
+        reason = "; ".join(f"{each.name} {each.words}" for each in comparisons)
+        values = {each.name: slow[each.name] for each in comparisons}
+        parts.append(unknown(group, reason, differs=True, changes=values))
+    return parts
 
 
-def of_lacking_settings(lacking: Mapping[str, str]) -> list[GapPart]:
-    """The part of the groups of settings that cannot be compared, by what is lacking."""
-    groups_of_lack = dict[str, list[str]]()
-    for group, lack in lacking.items():
-        groups_of_lack.setdefault(lack, []).append(group)
-    if not groups_of_lack:
+def of_lacking(
+    lacking: Mapping[str, Sequence[str]], changed: Mapping[str, object]
+) -> list[GapPart]:
+    """The part of the settings that a side does not give."""
+    reasons = list[str]()
+    for text, labels in lacking.items():
+        left = [label for label in dict.fromkeys(labels) if label not in changed]
+        if left:
+            reasons.append(f"{', '.join(left)}: {text}")
+    if not reasons:
         return []
-    reasons = [f"{lack}: {', '.join(groups)}" for lack, groups in groups_of_lack.items()]
     return [unknown(MORE_SETTINGS, "; ".join(reasons))]
-
-
-def lack_in_words(pair: Pair, ends: tuple[object, object]) -> str:
-    """Which side does not give a setting, or leaves it to llama.cpp."""
-    for letter, value in zip(pair.letters, ends, strict=True):
-        if value == MISSING:
-            return f"not given for {letter}"
-    of_auto = pair.letters[0] if ends[0] == AUTO else pair.letters[1]
-    return f"{AUTO} in {of_auto}"
 
 
 def of_sampling(pair: Pair) -> list[GapPart]:
@@ -198,22 +260,25 @@ def of_sampling(pair: Pair) -> list[GapPart]:
     letters = pair.letters
     reason = printable(f"{names[0]} in {letters[0]}; {names[1]} in {letters[1]}")
     changes: dict[str, Any] = dict.fromkeys(keywords(fast))
-    return [unknown(CHOOSING, reason, changes=changes | keywords(slow))]
+    return [unknown(CHOOSING, reason, differs=True, changes=changes | keywords(slow))]
 
 
-def values_in_words(pair: Pair, names: list[str]) -> str:
-    """The values of settings on both sides."""
-    sides = list[str]()
-    for letter, figure in pair.sides:
-        values = [f"{name} {in_words(figure.settings[name])}" for name in names]
-        sides.append(f"{', '.join(values)} in {letter}")
-    return printable("; ".join(sides))
-
-
-def in_words(value: object) -> str:
-    if value is None:
-        return "all"
-    return str(value)
+def facts_of(record: Record, model: str) -> dict[str, Fact]:
+    """What a record says of its setup; what is unknown is left out."""
+    record_facts = facts.stated(settings_of(record))
+    for name, value in settings_of(record).items():
+        record_facts.setdefault(name, Fact(value))  # None stands for all layers
+    sampling = record.settings.sampling
+    return record_facts | facts.stated(
+        {
+            facts.MODEL: model,
+            facts.QUANTIZATION: record.model.quantization,
+            facts.PARAMETERS: record.model.n_params,
+            facts.BUILD: record.machine.llama_cpp_commit,
+            facts.SPECULATION: facts.NO_DRAFTS,
+            facts.SAMPLING: sampling.label if sampling else facts.GREEDY,
+        }
+    )
 
 
 def settings_of(record: Record) -> dict[str, Any]:
@@ -228,7 +293,11 @@ def settings_of(record: Record) -> dict[str, Any]:
         if value is not None and name not in ("prompt", "seed"):
             values[name] = value
     values["flash_attn"] = settings.flash_attention
+    if values["flash_attn"] == "unknown":
+        values.pop("flash_attn")
     values["kv_unified"] = "on" if settings.kv_unified else "off"
+    if settings.wait_resolved is not None:
+        values["wait"] = settings.thread_wait or DEFAULT
     if UNKNOWN_THREADS in (settings.n_threads, settings.n_threads_batch):
         values.pop("threads")
         values.pop("threads_batch")

@@ -15,20 +15,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.features.why.figure import (
+    DECODE,
     FIRST_FREE,
     MAYBE_FIRST,
+    PREFILL,
     PROMPT,
     STEPS,
     Figure,
 )
-from lab.features.why.readers import log_start
-from lab.features.why.readers.fields import (
+from lab.features.why.readers.values import (
     check_rate,
     counts_first_token,
     matched,
-    phases,
     rounding_of,
-    share,
 )
 from lab.formats.numbers import NUMBER, count, number
 
@@ -39,23 +38,45 @@ TIMING = re.compile(
     rf"(?: {{0,9}}\( {{0,9}}({NUMBER}|inf|nan) ms per token, {{0,9}}"
     rf"({NUMBER}|inf|nan) tokens per second)?"
 )
-RELEASE = re.compile(
-    r"\bstop processing: n_(?:past|tokens) = (\d{1,12})(?!\d|, truncated = 1)"
+NOTES: Mapping[str, re.Pattern[str]] = {
+    "n_end": re.compile(
+        r"\bstop processing: n_(?:past|tokens) = (\d{1,12})(?!\d|, truncated = 1)"
+    ),
+    "n_whole": re.compile(
+        r"\bnew prompt, [^\n]{0,90}\b(?:task\.n_tokens|n_prompt_tokens) = (\d{1,12})"
+    ),
+    "shifted": re.compile(r"(\btruncated = 1\b|\binput truncated\b|\bcontext shift\b)"),
+    "n_decoded": re.compile(
+        rf"\bn_(?:decoded|gen) {{0,9}}= {{0,9}}(\d{{1,12}}), tg = {{0,9}}{NUMBER}"
+    ),
+    "tg": re.compile(rf"\btg {{0,9}}= {{0,9}}({NUMBER}) t/s"),
+    "tg_3s": re.compile(rf"\btg_3s {{0,9}}= {{0,9}}({NUMBER}) t/s"),
+    "n_processed": re.compile(
+        rf"\bprompt processing, n_tokens = {{1,12}}(\d{{1,12}}), progress = {{1,5}}[\d.]{{1,9}}, "
+        rf"t = {{1,9}}{NUMBER} s / {{1,12}}{NUMBER} tokens per second"
+    ),
+    "pp": re.compile(
+        rf"\bprompt processing, [^\n]{{1,90}} s / {{1,12}}({NUMBER}) tokens per second"
+    ),
+    "accepted": re.compile(r"draft acceptance[^\n(]{0,40}\( {0,9}(\d{1,12}) accepted"),
+    "drafted": re.compile(
+        r"draft acceptance[^\n(]{0,40}\([^\n/)]{1,40}/ {0,9}(\d{1,12}) generated"
+    ),
+    "mean_len": re.compile(rf"\bmean len {{0,5}}= {{0,9}}({NUMBER})"),
+}
+"""What lines of a slot say besides its timings; of a note that comes again the last one counts."""
+
+OF_SLOTS = ("n_end", "n_whole", "shifted")  # only in lines that name their slot
+SAMPLING = re.compile(
+    rf"\bsampl(?:e|ing) time {{0,9}}= {{0,12}}({NUMBER}) ms"
+    r"(?: {0,9}/ {0,9}(\d{1,9}) (?:runs|tokens))?"
 )
-NEW_PROMPT = re.compile(
-    r"\bnew prompt, [^\n]{0,90}\b(?:task\.n_tokens|n_prompt_tokens) = (\d{1,12})"
-)
-SHIFTED = re.compile(r"\btruncated = 1\b|\binput truncated\b|\bcontext shift\b")
 PREFIX_HIT = re.compile(r"\bLlama\.generate: (\d{1,12}) prefix-match hit")
 SEVERAL_EVALUATIONS = re.compile(
     r"interactive mode|\bperplexity\b|session file|prompt cache|available commands", re.I
 )
 """Words of programs whose timings sum up several prompts, or leave a part of one out."""
 
-ACCEPTANCE = re.compile(
-    r"draft acceptance(?: rate)? {0,9}= {0,9}[\d.]{1,12} {0,9}"
-    r"\( {0,9}(\d{1,12}) accepted / {0,9}(\d{1,12}) generated"
-)
 FOOTER = re.compile(
     rf"\[ {{0,9}}Prompt: {{0,9}}({NUMBER}) t/s {{0,9}}\| {{0,9}}Generation: {{0,9}}({NUMBER}) t/s"
 )
@@ -68,20 +89,30 @@ PROMPT_EVAL = "prompt eval"
 COUNTING_STEPS = (CLI, LIBRARY, SEVERAL)
 """Programs whose `runs` are decode steps: the first token comes out of the prompt."""
 
+SPEED_CHANGED = 0.1
+
 Slot = tuple[str, str] | None
 
 
 @dataclass
 class LoggedRequest:
-    """What a log says of a request."""
+    """What a log says of a request: timings and notes, each with its line."""
 
-    # With their lines
     timings: dict[str, tuple[int, re.Match[str]]] = field(default_factory=dict)
-    n_context: int | None = None  # tokens in the slot when it was released
-    n_whole_prompt: int | None = None  # with its cached part
-    n_cached: int | None = None  # of llama-cpp-python
-    is_shifted: bool = False  # a part of the context was dropped
-    acceptance: tuple[int, int] | None = None  # accepted and drafted tokens
+    notes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    sampling_s: float | None = None  # of a token
+    is_listed: bool = False
+
+    @property
+    def has_figure(self) -> bool:
+        return bool(self.timings) or not self.notes.keys().isdisjoint(("tg", "pp"))
+
+    def count(self, note: str) -> int | None:
+        """A note as a number of tokens."""
+        return count(self.notes[note][1]) if note in self.notes else None
+
+    def number(self, note: str) -> float | None:
+        return number(self.notes[note][1]) if note in self.notes else None
 
 
 def read(text: str) -> list[Figure]:
@@ -90,9 +121,15 @@ def read(text: str) -> list[Figure]:
     figures = list[Figure]()
     for request in requests_of(text):
         figures += figures_of(request, has_several)
-    figures += footers(text)
-    setup = log_start.fields_of(text)
-    return [replace(figure, **setup) for figure in figures]
+    for line, match in matched(text, FOOTER):
+        shared: dict[str, Any] = {"source": CLI, "n_streams": 1, "line": line}
+        prefill_tps = number(match[1])
+        decode_tps = number(match[2])
+        if prefill_tps:
+            figures.append(Figure(tps=prefill_tps, phase=PREFILL, counts=PROMPT, **shared))
+        if decode_tps:
+            figures.append(Figure(tps=decode_tps, phase=DECODE, counts=MAYBE_FIRST, **shared))
+    return figures
 
 
 def requests_of(text: str) -> list[LoggedRequest]:
@@ -103,44 +140,53 @@ def requests_of(text: str) -> list[LoggedRequest]:
     requests = list[LoggedRequest]()
     of_slot = dict[Slot, LoggedRequest]()
     slot: Slot = None
-    for number_of_line, line in enumerate(text.split("\n"), 1):
+    sampling_s: float | None = None
+    for line_number, line in enumerate(text.split("\n"), 1):
         match = SLOT.search(line[:400])
         if match:
             slot = (match[1], match[2])
+            of_slot.setdefault(slot, LoggedRequest())
+        sampling_s = sampling_of(line) or sampling_s
         for timing in TIMING.finditer(line):
             request = of_slot.get(slot)
             if request is None or is_of_next_request(timing[1], request):
                 request = LoggedRequest()
                 of_slot[slot] = request
             if not request.timings:
-                requests.append(request)
-            request.timings[timing[1]] = (number_of_line, timing)
+                request.sampling_s = sampling_s
+                sampling_s = None
+            request.timings[timing[1]] = (line_number, timing)
         hit = PREFIX_HIT.search(line[:400])
         if hit:
-            of_slot[slot] = LoggedRequest(n_cached=int(hit[1]))
-        if match:
-            look_at_context(line[:1000], of_slot.setdefault(slot, LoggedRequest()))
-        acceptance = ACCEPTANCE.search(line[:1000])
-        if acceptance and slot in of_slot:
-            of_slot[slot].acceptance = (int(acceptance[1]), int(acceptance[2]))
+            of_slot[slot] = LoggedRequest(notes={"n_cached": (line_number, hit[1])})
+        current = of_slot.get(slot)
+        if current:
+            take_notes(current, line[:1000], line_number, has_slot=match is not None)
+        if current and current.has_figure and not current.is_listed:
+            current.is_listed = True
+            requests.append(current)
     return requests
+
+
+def sampling_of(line: str) -> float | None:
+    """Seconds of a token's choice, if the line has them."""
+    sampling = SAMPLING.search(line[:400])
+    if not sampling or not sampling[2]:
+        return None
+    return number(sampling[1]) / 1e3 / max(1, int(sampling[2]))
+
+
+def take_notes(request: LoggedRequest, line: str, line_number: int, has_slot: bool) -> None:
+    """Note what a line says besides timings; of some notes only where it names its slot."""
+    for name, pattern in NOTES.items():
+        note = pattern.search(line)
+        if note and (has_slot or name not in OF_SLOTS):
+            request.notes[name] = (line_number, note[1])
 
 
 def is_of_next_request(label: str, request: LoggedRequest) -> bool:
     """Whether a timing is no longer of this request: the prompt's timing comes first."""
     return label in request.timings or (label == PROMPT_EVAL and bool(request.timings))
-
-
-def look_at_context(line: str, request: LoggedRequest) -> None:
-    """Note what a line of a slot tells about its context."""
-    release = RELEASE.search(line)
-    if release:
-        request.n_context = int(release[1])
-    new_prompt = NEW_PROMPT.search(line)
-    if new_prompt:
-        request.n_whole_prompt = int(new_prompt[1])
-    if SHIFTED.search(line):
-        request.is_shifted = True
 
 
 def source_of(request: LoggedRequest) -> str:
@@ -149,7 +195,7 @@ def source_of(request: LoggedRequest) -> str:
         return IK
     timing = request.timings.get("eval")
     if timing and timing[1][4].startswith("run"):
-        return CLI if request.n_cached is None else LIBRARY
+        return LIBRARY if "n_cached" in request.notes else CLI
     return SERVER
 
 
@@ -160,31 +206,31 @@ def figures_of(request: LoggedRequest, has_several: bool) -> list[Figure]:
     """
     source = source_of(request)
     n_prompt, prefill_s = size_and_time(request.timings.get(PROMPT_EVAL))
-    prefill_tps = None
-    if n_prompt and prefill_s:
-        check_rates(request.timings[PROMPT_EVAL][1], n_prompt, prefill_s)
-        prefill_tps = n_prompt / prefill_s
     shared: dict[str, Any] = {"source": source, "n_prompt": n_prompt, "prefill_s": prefill_s}
     n_context = None
     if source not in COUNTING_STEPS:
-        n_context = context_before_answer(request)
+        n_context = context_before_answer(request, n_prompt)
         shared["is_of_server"] = True
     elif has_several:
         shared["source"] = SEVERAL
     elif n_prompt is not None:
-        n_context = (request.n_cached or 0) + n_prompt
+        n_context = (request.count("n_cached") or 0) + n_prompt
         shared["n_streams"] = 1
     n_cached = None
     if n_context is not None and n_prompt is not None:
         n_cached = n_context - n_prompt
     figures = list[Figure]()
-    if prefill_tps:
-        line = request.timings[PROMPT_EVAL][0]
-        figures += phases(prefill_tps, None, PROMPT, (n_cached, None), line=line, **shared)
+    if n_prompt and prefill_s:
+        line, timing = request.timings[PROMPT_EVAL]
+        check_rates(timing, n_prompt, prefill_s)
+        prefill = Figure(tps=n_prompt / prefill_s, phase=PREFILL, counts=PROMPT, **shared)
+        figures.append(replace(prefill, depth=n_cached, line=line))
     decode = request.timings.get("generation eval") or request.timings.get("eval")
     n_counted, decode_s = size_and_time(decode)
     if decode and n_counted and decode_s:
-        figures += decode_of(request, decode, n_counted, decode_s, n_context, shared)
+        figures.append(decode_of(request, decode, n_counted, decode_s, n_context, shared))
+    elif decode is None:
+        figures += unfinished(request, n_context, shared)
     return figures
 
 
@@ -195,22 +241,71 @@ def decode_of(
     decode_s: float,
     n_context: int | None,
     shared: Mapping[str, Any],
-) -> list[Figure]:
+) -> Figure:
     """Decode of a request. llama-cli counts steps, the others tokens."""
     line, timing = decode
-    counts = what_is_counted(shared["source"], timing, n_counted, decode_s)
+    source = str(shared["source"])
+    counts = what_is_counted(source, timing, n_counted, decode_s)
     n_gen = n_counted
-    if shared["source"] in COUNTING_STEPS:
+    if source in COUNTING_STEPS:
         n_gen = n_counted + 1
     n_rated = n_gen
     if counts == STEPS:
         n_rated = n_gen - 1
-    fields: dict[str, Any] = {"n_gen": n_gen, "decode_s": decode_s, "line": line, **shared}
-    if request.acceptance:
-        fields |= {"is_speculative": True, "accepted": share(*request.acceptance)}
-    else:
-        fields["n_steps"] = n_gen - 1 or None
-    return phases(None, n_rated / decode_s, counts, (None, n_context), **fields)
+    drafts = drafts_of(request, n_gen)
+    return Figure(
+        tps=max(1, n_rated) / decode_s,
+        phase=DECODE,
+        counts=counts,
+        n_gen=n_gen,
+        depth=n_context,
+        decode_s=decode_s,
+        n_steps=None if drafts else n_gen - 1 or None,
+        sampling_s=request.sampling_s,
+        line=line,
+        **drafts,
+        **shared,
+    )
+
+
+def drafts_of(request: LoggedRequest, n_gen: int) -> dict[str, Any]:
+    """Drafted and accepted tokens of a request, and the tokens that a step brings with them."""
+    accepted = request.count("accepted")
+    drafted = request.count("drafted")
+    if not drafted:
+        return {}
+    each = request.number("mean_len")
+    if not each and accepted is not None and n_gen > accepted:
+        each = n_gen / (n_gen - accepted)
+    return {"accepted": accepted, "drafted": drafted, "tokens_per_step": each}
+
+
+def unfinished(
+    request: LoggedRequest, n_context: int | None, shared: Mapping[str, Any]
+) -> list[Figure]:
+    """The figures of a request whose last lines are missing, from its lines of progress."""
+    figures = list[Figure]()
+    tps = request.number("pp")
+    n_processed = request.count("n_processed")
+    fields: dict[str, Any] = dict(shared)
+    if tps and PROMPT_EVAL not in request.timings:
+        line = request.notes["pp"][0]
+        fields = {**shared, "n_prompt": n_processed}
+        prefill = Figure(tps=tps, phase=PREFILL, counts=PROMPT, **fields)
+        figures.append(replace(prefill, line=line, about="still running"))
+    decode_tps = request.number("tg")
+    if not decode_tps:
+        return figures
+    line = request.notes["tg"][0]
+    about = "still running"
+    recent_tps = request.number("tg_3s")
+    if recent_tps is not None and abs(recent_tps / decode_tps - 1) > SPEED_CHANGED:
+        about = f"still running, {recent_tps:g} tokens/s in its last 3 s"
+    depth = n_context if n_context is not None else request.count("n_whole")
+    decode = Figure(tps=decode_tps, phase=DECODE, counts=MAYBE_FIRST, **fields)
+    n_gen = request.count("n_decoded")
+    figures.append(replace(decode, n_gen=n_gen, depth=depth, line=line, about=about))
+    return figures
 
 
 def size_and_time(
@@ -223,18 +318,18 @@ def size_and_time(
     return count(timing[3]) or None, number(timing[2]) / 1e3 or None
 
 
-def context_before_answer(request: LoggedRequest) -> int | None:
+def context_before_answer(request: LoggedRequest, n_prompt: int | None) -> int | None:
     """Tokens in the context before the first generated one, if the log has the whole context.
 
     The newest token is not in the context yet when a slot is released.
     """
-    if request.is_shifted:
+    if "shifted" in request.notes:
         return None
-    n_prompt, _ = size_and_time(request.timings.get(PROMPT_EVAL))
-    before = request.n_whole_prompt
+    before = request.count("n_whole")
+    n_end = request.count("n_end")
     timing = request.timings.get("generation eval") or request.timings.get("eval")
-    if request.n_context is not None and timing is not None:
-        before = request.n_context - max(0, count(timing[1][3]) - 1)
+    if n_end is not None and timing is not None:
+        before = n_end - max(0, count(timing[1][3]) - 1)
     if before is None or before < (n_prompt or 1):
         return None
     return before
@@ -279,14 +374,3 @@ def check_rates(timing: re.Match[str], n: int, seconds: float) -> None:
     """ValueError if the printed rates contradict tokens and time."""
     if is_number(timing[6]):
         check_rate(number(timing[6]), n, seconds)
-
-
-def footers(text: str) -> list[Figure]:
-    """llama-cli's last line, such as [ Prompt: 19.5 t/s | Generation: 11.8 t/s ]."""
-    figures = list[Figure]()
-    for line, match in matched(text, FOOTER):
-        rates = number(match[1]), number(match[2])
-        figures += phases(
-            *rates, MAYBE_FIRST, (None, None), source=CLI, n_streams=1, line=line
-        )
-    return figures

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from lab.core import files
 from lab.errors import LabError, printable
 from lab.features.why.figure import Figure, is_possible
-from lab.features.why.readers import benchmarks, chats, llama_logs, objects, tables
-from lab.formats import text as texts
+from lab.features.why.readers import llama_logs, programs, setup, tables, windows
+from lab.formats import markdown, text as texts
 
 MOST_BYTES = 4_000_000
 MOST_FIGURES = 1_000
 LONGEST_BARE = 60
 CONTRADICTION = "has figures that the lab cannot trust"
-READERS = (tables.read, llama_logs.read, objects.read, chats.read, benchmarks.read)
+READERS = (tables.read, llama_logs.read, programs.read, windows.read)
 FORMATS = (
     "llama-bench (Markdown, JSON, CSV)",
     "llama-batched-bench and llama-sweep-bench (tables and JSON lines)",
+    "llama-benchy",
     "llama-server (log and timings)",
+    "llama-swap",
     "llama-cli",
     "ik_llama.cpp",
     "Ollama (--verbose and API)",
     "LM Studio",
     "KoboldCpp (log and benchmark)",
     "vLLM (log and bench serve)",
-    "SGLang bench_serving",
+    "SGLang (log and bench_serving)",
     "TabbyAPI",
     "mlx_lm",
     "text-generation-webui",
@@ -33,6 +36,15 @@ FORMATS = (
     "a bare figure such as 35 tokens/s",
 )
 KNOWN = f"Known formats: {', '.join(FORMATS)}."
+IN_WORDS = 'Or give one figure in words: lab why "32.4 t/s" B'
+LIKE_A_RATE = re.compile(
+    r"\d[\d.,]{0,12}\s{0,3}(?:tokens?|toks?|t|tk)\s{0,3}(?:/|per|p)\s{0,3}s"
+    r"|\bt/s\b|\btokens? per sec|\btps\b"
+    r"|\b(?:eval|prompt) (?:rate|time|duration)\b|tokens-per-sec",
+    re.I,
+)
+MOST_QUOTED = 3
+LONGEST_QUOTE = 80
 
 
 def read(name: str) -> list[Figure]:
@@ -43,7 +55,7 @@ def read(name: str) -> list[Figure]:
     if "\n" in name:
         return parse(name)
     if len(name) <= LONGEST_BARE:
-        bare = chats.read_bare(texts.cleaned(name))
+        bare = programs.read_bare(texts.cleaned(name))
         if bare and not Path(name).exists():
             return bare
     try:
@@ -56,10 +68,7 @@ def read(name: str) -> list[Figure]:
 
 
 def parse_words(typed: str) -> list[Figure]:
-    """The figures of typed given on the command line.
-
-    LabError if they are no figure, and no file.
-    """
+    """The figures of words on the command line. LabError if they are no figure, and no file."""
     try:
         return parse(typed)
     except LabError as problem:
@@ -84,12 +93,29 @@ def parse(text: str, name: str = "The text") -> list[Figure]:
     try:
         for reader in READERS:
             figures += reader(text)
-        figures = figures or chats.read_bare(text)
+        figures = figures or programs.read_bare(text)
     except (ArithmeticError, KeyError, ValueError) as problem:
         what = f"{name} {CONTRADICTION}: {printable(str(problem))}."
-        raise LabError(what, KNOWN) from None
+        raise LabError(what, f"{KNOWN} {IN_WORDS}") from None
     possible = [figure for figure in figures if is_possible(figure.tps)]
     if not possible:
-        raise LabError(f"{name} has no figure that the lab can read.", KNOWN)
+        raise LabError(
+            f"{name} has no figure that the lab can read.{nearly_read(text)}",
+            f"{IN_WORDS}. {KNOWN}",
+        )
     possible.sort(key=lambda figure: figure.line or 0)
-    return possible[:MOST_FIGURES]
+    return setup.with_setups(possible[:MOST_FIGURES], text)
+
+
+def nearly_read(text: str) -> str:
+    """Sentences on the lines that look like a rate, and why they are none."""
+    sentences = list[str]()
+    for row in markdown.rows(text, tables.has_test_and_rate):
+        if row.problem and "columns" in row.problem:
+            sentences.append(f"Line {row.line} is cut: {row.problem}")
+    for number, line in enumerate(text.split("\n"), 1):
+        is_head = tables.has_test_and_rate(markdown.cells_of(line))
+        if LIKE_A_RATE.search(line[:400]) and not is_head and len(sentences) < MOST_QUOTED:
+            quote = " ".join(line[:400].split())[:LONGEST_QUOTE]
+            sentences.append(f"Line {number} is not in a known layout, or is cut: {quote!r}")
+    return "".join(f" {sentence}." for sentence in sentences[:MOST_QUOTED])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 Piece = tuple[int, bytes]  # when bytes arrived, and the bytes
 Pieces = Sequence[Piece]
 
+MOST_AT_ONCE = 16_000_000  # bytes that an arrival may become
 ANY_WITH_HEADER = zlib.MAX_WBITS | 32
 WITHOUT_HEADER = -zlib.MAX_WBITS
 PLAIN = ("", "identity")
@@ -27,7 +28,7 @@ def decompressed(pieces: Pieces, encoding: str) -> Iterator[Piece]:
     for ns, data in pieces:
         try:
             yield ns, decompress(data)
-        except (zlib.error, ValueError):  # damaged, or not compressed as announced
+        except ValueError:  # damaged, or not compressed as announced
             return
 
 
@@ -39,7 +40,30 @@ def decompressor(encoding: str, begin: bytes) -> Callable[[bytes], bytes]:
         len(begin) > 1 and begin[0] & 0x0F == 8 and int.from_bytes(begin[:2]) % 31 == 0
     )
     is_raw = encoding == "deflate" and not has_header
-    return zlib.decompressobj(WITHOUT_HEADER if is_raw else ANY_WITH_HEADER).decompress
+    return inflating(WITHOUT_HEADER if is_raw else ANY_WITH_HEADER)
+
+
+def inflating(bits: int) -> Callable[[bytes], bytes]:
+    """What decompresses deflated bytes, also of several streams one after the other. ValueError for
+    damaged ones, and for more than MOST_AT_ONCE."""
+    stream = zlib.decompressobj(bits)
+
+    def decompress(data: bytes) -> bytes:
+        nonlocal stream
+        plain = bytearray()
+        try:
+            while data:
+                plain += stream.decompress(data, MOST_AT_ONCE)
+                if stream.unconsumed_tail or len(plain) > MOST_AT_ONCE:
+                    raise ValueError("too large")
+                data = stream.unused_data
+                if data:
+                    stream = zlib.decompressobj(bits)
+        except zlib.error as problem:
+            raise ValueError(str(problem)) from None
+        return bytes(plain)
+
+    return decompress
 
 
 def brotli_decompressor() -> Callable[[bytes], bytes]:

@@ -1,0 +1,391 @@
+"""Command lines in a text: the program that they start, its model and its settings.
+
+A command may be indented, quoted, behind a shell's prompt, in a compose file, or over several
+lines. Variables of the environment that stand for options are read like them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lab.core import shell
+from lab.core.asked_settings import AUTO, table
+from lab.features.why import facts
+from lab.features.why.facts import Fact
+from lab.formats.other_tools import OPTIONS as LLAMA_OPTIONS
+
+LLAMA = "llama.cpp"
+BENCH = "llama-bench"
+OLLAMA = "Ollama"
+VLLM = "vLLM"
+SGLANG = "SGLang"
+KOBOLD = "KoboldCpp"
+MLX = "mlx_lm"
+TABBY = "TabbyAPI"
+
+STARTS = (
+    (r"llama-bench", BENCH),
+    (r"(?:ik_)?llama[-_.](?!bench)(?:server|cli|run|simple|completion|mtmd-cli)", LLAMA),
+    (r"llama-(?:batched|sweep)-bench|llamafile", LLAMA),
+    (r"(?:\./|bin[/\\])(?:main|server)", LLAMA),
+    (r"llama(?:\.cpp|cpp):?[\w.-]{0,40}(?:server|light|full)[\w.-]{0,40}", LLAMA),
+    (r"ollama run(?:ner)?", OLLAMA),
+    (r"vllm serve|vllm\.entrypoints\.[\w.]{1,40}|vllm/vllm-openai[\w:.-]{0,60}", VLLM),
+    (r"sglang serve|sglang\.launch_server|lmsysorg/sglang[\w:.-]{0,60}", SGLANG),
+    (r"koboldcpp[\w.-]{0,40}", KOBOLD),
+    (r"mlx_lm[. ](?:generate|server|benchmark|chat)", MLX),
+)
+NAMES = "|".join(f"(?P<p{number}>{pattern})" for number, (pattern, _) in enumerate(STARTS))
+START = re.compile(
+    rf"(?:^|[\s'\"/\\=:>(\[])(?:{NAMES})(?:\.exe|\.py)?['\"]?(?=[\s,\]]|$)", re.I
+)
+LIST_START = re.compile(
+    r"^\W{0,20}(?:command|args|cmd|entrypoint|extra_?args)['\"]?\s{0,3}[:=]", re.I
+)
+IMAGE = re.compile(r"^\W{0,20}image['\"]?\s{0,3}[:=]", re.I)
+OPTION = re.compile(r"-{1,2}[A-Za-z][\w-]{0,40}(?:=.{0,300})?$", re.S)
+BEFORE = re.compile(r"^(?:\s{0,40}(?:>|[\w.-]{1,40}\s{1,9}\||[-*\u2022](?=\s)))*\s{0,40}")
+"""Marks of quotes, a prefix of docker, and bullets, before a line's own words."""
+
+ENVIRONMENT = re.compile(
+    r"\b(LLAMA_ARG_[A-Z_]{1,40}|OLLAMA_(?:FLASH_ATTENTION|KV_CACHE_TYPE|NUM_PARALLEL"
+    r"|CONTEXT_LENGTH))[\"']?\s{0,3}[=:]\s{0,3}[\"']?([\w./:-]{1,200})"
+)
+LLAMA_ARG = "LLAMA_ARG_"
+VARIABLES = {
+    "OLLAMA_FLASH_ATTENTION": "--flash-attn",
+    "OLLAMA_KV_CACHE_TYPE": "--kv-cache-type",
+    "OLLAMA_NUM_PARALLEL": "--parallel",
+    "OLLAMA_CONTEXT_LENGTH": "--ctx-size",
+}
+ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "<<")
+MOST_LINES = 80
+MOST_LETTERS = 10_000
+
+CACHE_TYPES = ("cache_type_k", "cache_type_v")
+THREADS = ("threads", "threads_batch")
+NAMES_OF_FLAGS: dict[str, tuple[str, ...]] = {
+    "-m": (facts.MODEL,),
+    "--model": (facts.MODEL,),
+    "--model-path": (facts.MODEL,),
+    "-hf": (facts.MODEL,),
+    "-hfr": (facts.MODEL,),
+    "--hf-repo": (facts.MODEL,),
+    "-c": (facts.CONTEXT,),
+    "--ctx-size": (facts.CONTEXT,),
+    "--contextsize": (facts.CONTEXT,),
+    "--max-model-len": (facts.CONTEXT,),
+    "--context-length": (facts.CONTEXT,),
+    "-np": ("parallel",),
+    "--parallel": ("parallel",),
+    "--max-num-seqs": ("parallel",),
+    "-ub": ("ubatch",),
+    "--ubatch": ("ubatch",),
+    "--batch": ("batch",),
+    "-tb": ("threads_batch",),
+    "--gpu-layers": ("n_gpu_layers",),
+    "--gpulayers": ("n_gpu_layers",),
+    "--flashattention": ("flash_attn",),
+    "--cpu-moe": ("cpu_moe",),
+    "-cmoe": ("cpu_moe",),
+    "--moecpu": ("n_cpu_moe",),
+    "--kv-cache-type": CACHE_TYPES,
+    "--no-mmap": ("mmap",),
+    "-tp": ("tensor-parallel-size",),
+    "--tp": ("tensor-parallel-size",),
+    "--tp-size": ("tensor-parallel-size",),
+}
+for _name, _setting in table().items():
+    if _setting.short:
+        NAMES_OF_FLAGS.setdefault(_setting.short, (_name,))
+    _long = LLAMA_OPTIONS.get(_setting.record_name or _name)
+    if _long and _name != "mmap":
+        NAMES_OF_FLAGS.setdefault(_long, (_name,))
+del NAMES_OF_FLAGS["-u"]  # the lab's own short option
+
+SAMPLERS = re.compile(
+    r"-{1,2}(temp|temperature|top-?[kpn]|min-?p|typical|samplers|sampling-seq|mirostat.*|dry-.*|xtc-.*"
+    r"|(?:repeat|repetition|presence|frequency)-penalty|rep_?pen.*|dynatemp.*)$"
+)
+DRAFTS = re.compile(
+    r"(?:-md|-hfd|-hfrd|-ngld|-cd|-devd|-mtp|--model-draft|--hf-repo-draft|--draft.*|--spec-.*"
+    r"|--speculative-.*|--num-speculative-tokens|--lookup.*|--gpu-layers-draft)$"
+)
+NOT_OF_SPEED = re.compile(
+    r"(?:-[a-z]|-hff|-ld|-mu|-mm|-lv|-pg|-cnv|-no-cnv|-sp|-oe?|-f[a-z]?|--(?:host|port|alias|jinja|chat-template.*|api-key.*"
+    r"|log-.*|no-log.*|verbos.*|prompt.*|file|n-predict|predict|seed|metrics|props|slots|no-webui|webui.*"
+    r"|served-model-name|trust-remote-code|mmproj.*|hf-file|hf-token|timeout|path|color|conversation"
+    r"|reasoning.*|tool-call.*|enable-auto-tool-choice|special|ignore-eos|no-warmup|simple-io|max-tokens"
+    r"|rm|name|gpus|runtime|ipc|restart|volume|publish|env|network|download-dir|skiplauncher|quiet"
+    r"|repetitions|output.*|progress|delay|tokens|help|version|list-devices|help|system-prompt.*|tokenizer.*"
+    r"|ollama-engine|usecublas|usevulkan|usecuda|numa|prio.*|n-prompt|n-gen|n-depth|endpoint.*|single-turn))$"
+)
+"""Options that do not change the speed of a step, or say only what was asked."""
+
+DEFAULTS_OF_LLAMA = {
+    "batch": 2048,
+    "ubatch": 512,
+    "cache_type_k": "f16",
+    "cache_type_v": "f16",
+}
+ON = ("on", "1", "true", "enabled", "yes")
+OFF = ("off", "0", "false", "disabled", "no")
+BOOLEANS = ("mmap", "kv_offload", "op_offload", "repack")
+QUANTIZED_CACHES = {"0": "f16", "1": "q8_0", "2": "q4_0"}
+ALL_LAYERS = 99  # more layers than most models have: how people write `all`
+FILE = re.compile(r"(?:-\d{5}-of-\d{5})?\.(?:gguf|bin|safetensors)$", re.I)
+QUANTIZATION = re.compile(
+    r"(?<![a-z0-9])((?:UD-)?I?Q[1-8]_[A-Z0-9_]{1,12}|I?Q[1-8]|TQ[12]_0|BF16|F16|FP16|F32|FP8|FP4"
+    r"|MXFP4(?:_MOE)?|NVFP4|AWQ|GPTQ|INT[48]|W4A16|[2-8]-?bit|\d\.\d{1,2}bpw)(?![a-z0-9])",
+    re.I,
+)
+
+
+@dataclass(frozen=True)
+class StartedProgram:
+    """What a command says: the line where it begins, the program ("": unknown), the facts."""
+
+    line: int
+    program: str
+    facts: Mapping[str, Fact]
+
+
+def name_of_model(written: str) -> dict[str, str | None]:
+    """The name of a model and its quantization, from a path, a repository or a tag."""
+    last = re.split(r"[/\\]", written.strip().rstrip("/\\"))[-1]
+    name = FILE.sub("", last)
+    head, _, tag = name.partition(":")
+    matches = list(QUANTIZATION.finditer(tag or head))
+    quantization = matches[-1][1] if matches else None
+    if tag and quantization and quantization.lower() == tag.lower():
+        name = head
+    if name.startswith("sha256"):  # a blob of Ollama
+        return {}
+    return {facts.MODEL: name or None, facts.QUANTIZATION: quantization}
+
+
+def commands(text: str) -> Iterator[StartedProgram]:
+    """The commands of a text in order, and lines of options alone."""
+    lines = text.split("\n")
+    program_of_image = ""
+    number = 0
+    while number < len(lines):
+        line = lines[number][:MOST_LETTERS]
+        start = START.search(line)
+        if IMAGE.search(line) and start:
+            program_of_image = program_of(start)
+            number += 1
+            continue
+        block = ""
+        program = ""
+        n_lines = 1
+        if start:
+            block, n_lines = block_from(lines, number, line[start.end() :].lstrip("'\","))
+            program = program_of(start)
+        elif LIST_START.search(line):
+            _, _, rest = re.sub(LIST_START, "\0", line, count=1).partition("\0")
+            block, n_lines = block_from(lines, number, rest)
+            inner = START.search(block)
+            program = program_of(inner) if inner else program_of_image
+            block = block[inner.end() :] if inner else block
+        elif is_of_options(line):
+            block, n_lines = block_from(lines, number, own_words(line))
+        read = facts_of(words_of(block), program, number + 1) if block else {}
+        if read:
+            yield StartedProgram(number + 1, program, read)
+            number += n_lines
+        else:
+            number += 1
+    yield from variables(lines)
+
+
+def variables(lines: list[str]) -> Iterator[StartedProgram]:
+    """Variables of the environment that stand for options."""
+    for number, line in enumerate(lines, 1):
+        tokens = list[str]()
+        program = LLAMA
+        for match in ENVIRONMENT.finditer(line[:MOST_LETTERS]):
+            flag = VARIABLES.get(match[1])
+            if flag:
+                program = OLLAMA
+            else:
+                flag = "--" + match[1].removeprefix(LLAMA_ARG).lower().replace("_", "-")
+            tokens += [flag, match[2]]
+        if tokens:
+            read = facts_of(tokens, "", number)
+            yield StartedProgram(number, f"{program}, environment", read)
+
+
+def program_of(start: re.Match[str]) -> str:
+    """The program that a command starts."""
+    for number, (_, program) in enumerate(STARTS):
+        if start[f"p{number}"] is not None:
+            return program
+    return ""
+
+
+def own_words(line: str) -> str:
+    """A line without marks of quotes, bullets and prefixes."""
+    return line[:MOST_LETTERS][BEFORE.match(line).end() :] if line else ""  # type: ignore[union-attr]
+
+
+def is_of_options(line: str) -> bool:
+    """Whether a line has two options of llama.cpp or more, as people name them in a sentence."""
+    tokens = line[:400].replace("`", " ").replace(",", " ").split()
+    return sum(word.partition("=")[0] in NAMES_OF_FLAGS for word in tokens) >= 2
+
+
+def block_from(lines: list[str], number: int, first: str) -> tuple[str, int]:
+    """The words of a command that may go on below, and how many lines it has."""
+    parts = [first]
+    previous = first.rstrip()
+    is_list = not first.strip(" |>-[")
+    n_lines = 1
+    for line in lines[number + 1 : number + MOST_LINES]:
+        line_text = own_words(line)
+        tokens = line_text.strip(" \t\"',[]")
+        goes_on = previous.endswith(("\\", "^")) or OPTION.match(tokens.partition(" ")[0])
+        is_item = is_list and bool(re.match(r"\s{0,40}(?:- |[\"'])", line))
+        if not line_text.strip() or START.search(line) or not (goes_on or is_item):
+            break
+        parts.append(line_text)
+        previous = line_text.rstrip()
+        n_lines += 1
+    return " ".join(part.rstrip().rstrip("\\^") for part in parts), n_lines
+
+
+def words_of(block: str) -> list[str]:
+    """The words of a command, up to the end of its part of a pipe."""
+    text = re.sub(r"([\"'])\s{0,9},", r"\1 ", block)
+    if not re.search(r"[\"']\s{0,3}[\[{]", text):
+        text = text.replace("[", " ").replace("]", " ")
+    try:
+        tokens = shell.split(text.replace("\\", "/"))  # a path of Windows
+    except ValueError:
+        tokens = text.replace('"', " ").replace("'", " ").split()
+    remaining = list[str]()
+    for word in tokens:
+        if word in ENDS:
+            break
+        head, semicolon, _ = word.partition(";")
+        if semicolon and "=" not in word and "{" not in word:
+            remaining.append(head)
+            break
+        remaining.append(word.rstrip(",:\"'") or word)
+    return remaining
+
+
+def pairs_of(tokens: list[str]) -> Iterator[tuple[str, str | None]]:
+    """The options of a command with their values; None for an option without one."""
+    place = 0
+    while place < len(tokens):
+        word = tokens[place]
+        place += 1
+        if not OPTION.match(word):
+            continue
+        flag, sign, value = word.partition("=")
+        if sign:
+            yield normal(flag), value
+        elif place < len(tokens) and not OPTION.match(tokens[place]):
+            yield normal(flag), tokens[place]
+            place += 1
+        else:
+            yield normal(flag), None
+
+
+def normal(flag: str) -> str:
+    """An option as llama.cpp writes it."""
+    return flag.lower().replace("_", "-") if flag.startswith("--") else flag
+
+
+def facts_of(tokens: list[str], program: str, line: int) -> dict[str, Fact]:
+    """The facts of a command's words; none if it has no option and no model."""
+    read = dict[str, Fact]()
+    texts: dict[str, list[str]] = {facts.SAMPLING: [], facts.SPECULATION: []}
+    if program in (OLLAMA, VLLM) and tokens and not tokens[0].startswith("-"):
+        read |= facts.stated(name_of_model(tokens[0]), line)
+    for flag, value in pairs_of(tokens):
+        if program == BENCH and value and "," in value:
+            continue  # a list of tests
+        kind = kind_of_option(flag)
+        if kind:
+            texts[kind].append(f"{flag.lstrip('-')} {value or ''}".strip())
+        else:
+            read |= facts_of_option(flag, value, program, line)
+    if texts[facts.SAMPLING]:
+        read[facts.SAMPLING] = Fact(", ".join(texts[facts.SAMPLING]), line)
+    drafts = ", ".join(texts[facts.SPECULATION])
+    if drafts and not drafts.endswith(" none"):
+        read[facts.SPECULATION] = Fact("drafts", line, shown=f"drafts ({drafts})")
+    if read and program:
+        read = {**implied(program), **read, facts.COMMAND: Fact(program, line)}
+    if program == OLLAMA and "batch" in read:
+        read["ubatch"] = read["batch"]
+    return read
+
+
+def kind_of_option(flag: str) -> str:
+    """The fact that several options make together; "" for any other option."""
+    if SAMPLERS.match(flag):
+        return facts.SAMPLING
+    return facts.SPECULATION if DRAFTS.match(flag) else ""
+
+
+def facts_of_option(flag: str, value: str | None, program: str, line: int) -> dict[str, Fact]:
+    """The facts of one option; none for one that does not change the speed."""
+    read = dict[str, Fact]()
+    for name in NAMES_OF_FLAGS.get(flag, ()):
+        read |= fact_of(name, flag, value, line)
+    if flag == "--quantkv" and value in QUANTIZED_CACHES:
+        return facts.stated(dict.fromkeys(CACHE_TYPES, QUANTIZED_CACHES[value]), line)
+    if flag not in NAMES_OF_FLAGS and program and not NOT_OF_SPEED.match(flag):
+        read[flag.lstrip("-")] = Fact(value or "on", line)
+    return read
+
+
+def implied(program: str) -> dict[str, Fact]:
+    """What the documented defaults of a program say where its command does not."""
+    if program in (LLAMA, BENCH):
+        values = dict[str, Any](DEFAULTS_OF_LLAMA)
+        if program == LLAMA:
+            values[facts.SPECULATION] = facts.NO_DRAFTS
+        return facts.defaults(values)
+    if program in (VLLM, SGLANG, MLX):
+        return facts.defaults({facts.SPECULATION: facts.NO_DRAFTS})
+    return {}
+
+
+def fact_of(name: str, flag: str, value: str | None, line: int) -> dict[str, Fact]:
+    """The fact that an option states; none for a value that means the default."""
+    if name == facts.MODEL:
+        return facts.stated(name_of_model(value or ""), line)
+    if flag.startswith("--no-") or flag in ("-nkvo", "-nopo", "-nr"):
+        return {name: Fact(False, line, shown="off")}
+    return fact_of_setting(name, value, line)
+
+
+def fact_of_setting(name: str, value: str | None, line: int | None) -> dict[str, Fact]:
+    """The fact of a setting by its written value."""
+    text = (value or "").strip("\"'").lower()
+    if name == "flash_attn":
+        if text in ON or not text:
+            return {name: Fact("on", line)}
+        return {name: Fact("off" if text in OFF else AUTO, line)}
+    if name == "n_gpu_layers":
+        if text == "all":
+            return {name: Fact(None, line)}
+        if text in (AUTO, "-1") or not re.fullmatch(r"\d{1,9}", text):
+            return {name: Fact(AUTO, line)}
+        layers = int(text)
+        return {name: Fact(None if layers >= ALL_LAYERS else layers, line, shown=text)}
+    if name in BOOLEANS and text in (*ON, *OFF):
+        return {name: Fact(text in ON, line)}
+    if re.fullmatch(r"\d{1,9}", text):
+        return {name: Fact(int(text), line)}
+    if name in THREADS or text.startswith("-"):
+        return {}  # -1 stands for the default
+    as_written = (value or "on").strip("\"'")
+    return {name: Fact(text if name in CACHE_TYPES else as_written, line)}
