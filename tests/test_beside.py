@@ -27,3 +27,10 @@ def test_a_neighbour_that_takes_its_share_does_no_harm(rate: float) -> None:
     check = beside.check(Rates(242, rate, 236, rate))
     assert check.verdict == FINE
     assert not check.words
+
+
+def test_a_machine_that_is_busy_already_is_not_called_fine() -> None:
+    check = beside.check(Rates(0.48, 0.46, 31.1, 19.2))
+    assert check.verdict == LOOK
+    assert "Other programs slow decode now: 0.480 tokens/s" in check.words
+    assert "with GOMP_SPINCOUNT=300 31.1" in check.words

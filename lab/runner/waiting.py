@@ -103,8 +103,8 @@ def cost_and_cure(records: Sequence[Record]) -> str:
     if decode_ns:
         times = sum(decode_ns) / len(decode_ns) / max(1, min(decode_ns))
         if times >= LEAST_COST:
-            cost = f", at least {times:.0f} times slower than its fastest step"
-    return f"{cost} ({cure(records[0].settings)})"
+            cost = f": at least {times:.0f} times slower than its fastest step"
+    return f"{cost}; {cure(records[0].settings)}"
 
 
 def cure(settings: Settings) -> str:

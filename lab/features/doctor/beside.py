@@ -104,6 +104,13 @@ def decode_tps(plan: Plan, wait: int | str) -> float:
 def check(rates: Rates) -> Check:
     """The verdict: the harm of a neighbour, and what few spins save and cost."""
     figure = f"decode {digits(rates.quiet)}, beside one busy program {digits(rates.beside)}"
+    command = f"GOMP_SPINCOUNT={BOUNDED_SPINS} llama-server ...    (--wait {BOUNDED_SPINS})"
+    if rates.quiet * HARM < rates.quiet_bounded:
+        sentence = (
+            f"Other programs slow decode now: {digits(rates.quiet)} tokens/s; with "
+            f"GOMP_SPINCOUNT={BOUNDED_SPINS} {digits(rates.quiet_bounded)}."
+        )
+        return Check(NAME, f"{figure} tokens/s", LOOK, sentence, command)
     if rates.beside * HARM >= rates.quiet:
         return Check(NAME, f"{figure} tokens/s", FINE)
     cost = 1 - rates.quiet_bounded / rates.quiet
@@ -115,5 +122,4 @@ def check(rates: Rates) -> Check:
         f"{digits(rates.quiet)} to {digits(rates.beside)} tokens/s; with "
         f"GOMP_SPINCOUNT={BOUNDED_SPINS} to {digits(rates.beside_bounded)} ({price})."
     )
-    command = f"GOMP_SPINCOUNT={BOUNDED_SPINS} llama-server ...    (--wait {BOUNDED_SPINS})"
     return Check(NAME, f"{figure} tokens/s", LOOK, sentence, command)
