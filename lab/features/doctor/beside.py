@@ -46,20 +46,24 @@ def examine(plan: Plan, watch: ShowStatus) -> list[Check]:
     n_busy = disturbances.busy_threads(plan.settings, plan.model)
     if sys.platform != "linux" or n_busy < 2:
         return []
+    return [check(rates(plan, watch))]
+
+
+def rates(plan: Plan, watch: ShowStatus, most_s: float = MOST_S) -> Rates:
+    """The rates with the default and with few spins, each measured for up to `most_s`."""
     tps: dict[tuple[int, int | str], float] = {}
     for n_programs in (0, 1):
         with _apart(n_programs):
             for wait in (DEFAULT, BOUNDED_SPINS):
                 name = "one busy program" if n_programs else "nothing"
                 watch(Status(f"decode beside {name}, --wait {wait}"))
-                tps[n_programs, wait] = decode_tps(plan, wait)
-    return [
-        check(
-            Rates(
-                tps[0, DEFAULT], tps[1, DEFAULT], tps[0, BOUNDED_SPINS], tps[1, BOUNDED_SPINS]
-            )
-        )
-    ]
+                tps[n_programs, wait] = decode_tps(plan, wait, most_s)
+    return Rates(
+        quiet=tps[0, DEFAULT],
+        beside=tps[1, DEFAULT],
+        quiet_bounded=tps[0, BOUNDED_SPINS],
+        beside_bounded=tps[1, BOUNDED_SPINS],
+    )
 
 
 @contextmanager
@@ -73,8 +77,8 @@ def _apart(n: int) -> Iterator[None]:
             yield
 
 
-def decode_tps(plan: Plan, wait: int | str) -> float:
-    """Tokens per second of up to MOST_S of decode, in a process of its own."""
+def decode_tps(plan: Plan, wait: int | str, most_s: float) -> float:
+    """Tokens per second of up to `most_s` of decode, in a process of its own."""
     seen: list[tuple[float, int]] = []  # when how many tokens were chosen
 
     def look(progress: Progress) -> None:
@@ -87,7 +91,7 @@ def decode_tps(plan: Plan, wait: int | str) -> float:
         worker.new_context(dataclasses.replace(plan.settings, n_ctx=N_GEN + 1))
         script = scripts.run([vocabulary.bos or 0], N_GEN, 1)
         began = time.monotonic()
-        with suppress(WorkerDied), worker.ended_after(MOST_S):
+        with suppress(WorkerDied), worker.ended_after(most_s):
             steps = worker.run(script, look).steps
             times_ns = [
                 end - start

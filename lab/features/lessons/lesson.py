@@ -23,6 +23,8 @@ from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
 from lab.errors import LabError
+from lab.features.doctor import beside
+from lab.features.doctor.beside import Rates
 from lab.features.explain import advice
 from lab.features.explain.section import explained
 from lab.features.lessons.exercises import ask, ask_again, check, guess
@@ -32,11 +34,13 @@ from lab.features.report import page
 from lab.features.rpc_server import RpcServer
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
+from lab.process.worker import Worker
 from lab.remote import own_server
 from lab.remote.own_server import OwnServer
 from lab.roofline import choosing, explanation, kernel_rates, probing, step_kernels
 from lab.roofline.prediction import Prediction
 from lab.runner import machine
+from lab.runner.plan import make_plan
 from lab.show import (
     comparison,
     console,
@@ -457,6 +461,14 @@ def serve(n_threads: int | None = None) -> OwnServer:
     server = own_server.start_own(catalog.embedded_path(), catalog.DEFAULT, n_threads)
     _running.append(server)
     return server
+
+
+def beside_a_program(seconds: float = beside.MOST_S) -> Rates:
+    """Tokens per second of decode, alone and beside a busy program of another terminal or group,
+    which is ended afterwards; each of four rates is measured for up to so many seconds."""
+    with Worker() as worker:
+        plan = make_plan(worker, [1], 1, 1)
+    return beside.rates(plan, lambda status: None, seconds)
 
 
 def token_ms_in_processes(n: int, split_mode: str, lib: str | None = None) -> float | None:
