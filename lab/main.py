@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections import UserDict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -101,12 +100,28 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
+def _replace_closed_streams() -> None:
+    """Make the null device of the streams that the shell closed, as with `2>&-`.
+
+    Otherwise the next file that is opened gets the number of a closed stream: messages of the
+    engine would be written into results.
+    """
+    for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
+        try:
+            os.fstat(number)
+        except OSError:
+            number_of_null = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.set_inheritable(number_of_null, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
 def _prepare_streams() -> None:
     for name in ("COLUMNS", "LINES"):  # rich would fail at a superscript digit
         if not os.environ.get(name, "0").isdecimal():
             del os.environ[name]
-    if sys.stdout is None:  # closed by the shell (>&-)
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    os.environ.pop("MPLBACKEND", None)  # no window is opened, and an unknown one is an error
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that lacks a letter shall not end a session.

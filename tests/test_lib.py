@@ -149,7 +149,7 @@ def test_the_variable_of_llama_cpp_python_is_the_option(
     monkeypatch.setenv(LIB_VARIABLE, "/nowhere")
     with Worker() as worker:
         assert worker.build.devices  # of the installed libraries
-    with pytest.raises(LabError, match="--lib /nowhere"):
+    with pytest.raises(LabError, match=f"{LIB_VARIABLE}=/nowhere: no such folder"):
         builds.folder_of(None)
 
 

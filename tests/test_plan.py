@@ -77,7 +77,7 @@ def test_what_is_not_a_length_is_said(text: str) -> None:
         ({"threads": 10**12}, "from 1 to 512"),
         ({"n_gpu_layers": -5}, "--n-gpu-layers -5"),
         ({"prompt": "~nobody-of-that-name/text"}, "cannot be read"),
-        ({"model": "x" * 5000}, "is not a valid path"),
+        ({"model": "x" * 5000}, "cannot be read"),
         ({"prompt_len": "9" * 5000}, "not a prompt length"),
         ({"prompt": "/no/such/text"}, "cannot be read"),
         ({"model": "smolm2-135"}, "no model named"),

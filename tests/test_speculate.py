@@ -470,7 +470,7 @@ def test_it_is_shown_drawn_and_written(
     print_sections(sections, console())
     out = capsys.readouterr().out
     pictures = [*sections[0].pictures, *sections[1].pictures]
-    paths = canvas.write(pictures[0].draw, tmp_path, "a")
+    paths = list(canvas.write(pictures[0].draw, tmp_path, "a"))
     text = page.report(tmp_path / "report.html", real).read_text()
     rows = json.loads(json.dumps(sections[0].document()["rows"]))
 

@@ -168,7 +168,8 @@ def test_plots_show_every_point_with_title_units_and_legend(plot: Any, n_points:
 
 
 def test_pictures_are_written_as_png_and_svg(tmp_path: Path) -> None:
-    paths = kinds.draw(kinds.sections(session() + session(session="other")), tmp_path, "x")
+    sections = kinds.sections(session() + session(session="other"))
+    paths = list(kinds.draw(sections, tmp_path, "x"))
 
     assert [path.name for path in paths] == [
         *("x-shares.png", "x-shares.svg"),

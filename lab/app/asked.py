@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from lab import feature_list
 from lab.core import shell
+from lab.core.files import exists
 
 ASKED_FOR = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 NOT_STORED = {
@@ -56,7 +57,7 @@ def _public(word: str) -> str:
     is_inside = not path.is_absolute() and ".." not in path.parts
     if is_inside:
         return word
-    if path.name != word and len(word) < 4096 and path.exists():
+    if path.name != word and exists(path):
         return path.name
     return word
 

@@ -21,6 +21,7 @@ from lab.app.running import carry_out
 from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side, given
 from lab.core.asked_command import asking
 from lab.core.experiments import run_name
+from lab.core.files import is_dir
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.shown import MARK
@@ -156,8 +157,8 @@ def folder_for_states(out: Path) -> Iterator[str]:
     """A hidden folder on the disk of `out`, which is deleted at the end; elsewhere if that is not
     possible.
     """
-    parents = [path for path in (out.absolute(), *out.absolute().parents) if path.is_dir()]
     try:
+        parents = [path for path in (out.absolute(), *out.absolute().parents) if is_dir(path)]
         str(parents[0]).encode()  # the engine gets the path in UTF-8
         states = tempfile.TemporaryDirectory(prefix=".lab-states-", dir=parents[0])
     except (OSError, UnicodeError):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab import feature_list
 from lab.app import asked
+from lab.app.reading import note
 from lab.core.lists import grouped
+from lab.errors import LabError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,18 +143,32 @@ def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str,
     return document
 
 
-def draw(shown: Sequence[Section], folder: Path, stem: str) -> list[Path]:
-    """Write the pictures of sections; returns their paths: `<stem>-prefill.png` ..."""
+def draw(shown: Sequence[Section], folder: Path, stem: str) -> Iterator[Path]:
+    """Write the pictures of sections, and yield the path of each: `<stem>-prefill.png` ...
+
+    LabError if one cannot be written.
+    """
     from lab.show import canvas
     from lab.show.section import numbered
 
     pictures = []
     for section in shown:
         pictures += section.all_pictures
-    paths: list[Path] = []
     for picture in numbered(pictures):
         name = f"{stem}-{picture.name}"
-        paths += canvas.write(picture.draw, folder, name, picture.file_size)
+        yield from canvas.write(picture.draw, folder, name, picture.file_size)
+
+
+def draw_what_can_be(shown: Sequence[Section], folder: Path, stem: str) -> list[Path]:
+    """Write the pictures that go with an answer; returns the paths of those that were written.
+
+    That one cannot be written is a note: the answer is there without it.
+    """
+    paths: list[Path] = []
+    try:
+        paths.extend(draw(shown, folder, stem))
+    except LabError as problem:
+        note(f"{problem.what} The answer is complete without it. {problem.hint}")
     return paths
 
 

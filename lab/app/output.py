@@ -14,12 +14,12 @@ from lab.app import asked, kinds
 from lab.app.help import EXIT_FAILED
 from lab.app.reading import RESULTS, any_good, context, hint, nearby, note
 from lab.core import shell
+from lab.errors import LabError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lab.core.record import Record
-    from lab.errors import LabError
     from lab.show.section import Section
 
 
@@ -90,11 +90,10 @@ class Output:
             tables(out)
         else:
             kinds.print_results(records, out, shown, sentences)
-        plots = self._draw(path, shown)
-        page = self._write_page(records, path, at_least)
         out.print(f"\nresults  {path}")
-        for plot in plots:
+        for plot in self._draw(path, shown):
             out.print(f"plot     {plot}")
+        page = self._write_page(records, path, at_least)
         if page:
             out.print(f"report   {page}")
         for line in self._next_steps(records, path):
@@ -121,7 +120,9 @@ class Output:
         console.print_json({**files, **content})
 
     def _draw(self, path: Path, shown: Sequence[Section]) -> list[Path]:
-        return kinds.draw(shown, path.parent, path.stem) if self.plots else []
+        if not self.plots:
+            return []
+        return kinds.draw_what_can_be(shown, path.parent, path.stem)
 
     def _write_page(
         self, records: Sequence[Any], path: Path, at_least: float | None
@@ -137,7 +138,11 @@ class Output:
         write_page = feature_list.load(feature_list.page_target())
         ceilings = probing.kept(path.parent, note)
         others = nearby((str(path),), table.of_engine(records)).records
-        write_page(page, records, ceilings, at_least or AT_LEAST, others)
+        try:
+            write_page(page, records, ceilings, at_least or AT_LEAST, others)
+        except LabError as problem:
+            note(f"{problem.what} {problem.hint}")
+            return None
         return page
 
     def _next_steps(self, records: Sequence[Any], path: Path) -> list[str]:

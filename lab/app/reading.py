@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.core import shell
+from lab.core.files import is_dir
 from lab.errors import LabError, printable
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def is_sample(name: str) -> bool:
 def folder_of(name: str) -> Path:
     """A folder of results, or the folder of a file."""
     path = Path(name)
-    return path if path.is_dir() else path.parent
+    return path if is_dir(path) else path.parent
 
 
 def draws(results: Sequence[str], out: str | None, no_plot: bool) -> bool:
@@ -143,7 +144,7 @@ def ceilings_of(contents: Contents, folder: str) -> list[Ceilings]:
     """The ceilings that came with results, and those in `folder`. LabError for a missing folder."""
     from lab.roofline import probing
 
-    if folder != RESULTS and not Path(folder).is_dir():
+    if folder != RESULTS and not is_dir(folder):
         message = f"There is no folder {folder} with ceilings."
         raise LabError(message, "Name the one that lab ceilings wrote to.")
     return [*contents.ceilings, *probing.kept(Path(folder), note)]

@@ -1,6 +1,8 @@
-"""Files that somebody names: regular ones alone are read, and no more of them than a limit.
+"""Files and folders that somebody names, or that may lie where the user may not look.
 
-A pipe would wait for its writer, and a device or an endless text fill the memory.
+Regular files alone are read, and no more of them than a limit: a pipe would wait for its writer,
+and a device or an endless text fill the memory. Whether a path is there is asked here, and nowhere
+else: `Path.exists` fails in a folder that may not be entered, such as root's home.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import errno
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -27,18 +30,69 @@ def opened(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def is_file(path: Path) -> bool:
-    """Whether a path is of a regular file; not for a path that no system can have."""
+def exists(path: str | Path) -> bool:
+    """Whether something is seen at a path."""
+    return _mode(path) != 0
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a regular file is seen at a path."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_dir(path: str | Path) -> bool:
+    """Whether a folder is seen at a path."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def _mode(path: str | Path) -> int:
+    """What kind of thing is seen at a path, as `stat` says it; 0 if none is."""
     try:
-        return path.is_file()
-    except OSError:  # such as one of 5,000 letters
-        return False
+        return Path(path).stat().st_mode
+    except (OSError, ValueError):  # such as a path of 5,000 letters, or with a null character
+        return 0
 
 
-def expanded(text: str) -> Path:
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """The sorted paths in a folder that match a pattern; none of a folder that is not seen."""
+    try:
+        return sorted(folder.iterdir() if pattern == "*" else folder.glob(pattern))
+    except OSError:
+        return []
+
+
+def obstacle(path: str | Path) -> str | None:
+    """Why it cannot be said whether something is at a path, such as "Permission denied"."""
+    try:
+        if stat.S_ISDIR(Path(path).stat().st_mode):
+            next(Path(path).iterdir(), None)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as problem:
+        return problem.strerror
+    except ValueError as problem:  # a null character
+        return str(problem)
+    return None
+
+
+def user_folder(find: Callable[[], Path], variable: str) -> Path:
+    """What `find` says is the user's folder. LabError for a user without a home folder."""
+    try:
+        folder = find()
+        if folder.parts[:1] != ("~",):
+            return folder
+    except RuntimeError:  # of platformdirs
+        pass
+    raise LabError(
+        "This user has no home folder: HOME is not set, and the system's list has no entry.",
+        f"Set {variable} to a folder, or HOME.",
+    )
+
+
+def expanded(text: str | Path) -> Path:
     """A path with the user's home in place of ~; unchanged where no home is known."""
     path = Path(text)
-    if text.startswith("~"):
+    if str(text).startswith("~"):
         with suppress(RuntimeError):
             return path.expanduser()
     return path
@@ -56,9 +110,9 @@ def read(name: str | Path, what: str, hint: str, most_bytes: int = MOST_BYTES) -
             shown = "stdin"
             content = sys.stdin.buffer.read(most_bytes + 1)
         else:
-            with opened(Path(name).expanduser()) as file:
+            with opened(expanded(name)) as file:
                 content = file.read(most_bytes + 1)
-    except (OSError, RuntimeError, ValueError) as problem:
+    except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise LabError(f"{shown} cannot be read: {reason}.", hint) from None
     if len(content) > most_bytes:

@@ -73,15 +73,10 @@ def first_of(path: Path) -> Path:
 def models_in(folder: Path) -> list[Path]:
     """The .gguf files in a folder, in the order of their names; of a split model its first part.
 
-    The first part that is there, if it has none. LabError if the folder cannot be read.
+    The first part that is there, if it has none; none of a folder that cannot be read.
     """
     models: dict[str, Path] = {}
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError as problem:
-        what = f"The folder {folder} cannot be read: {problem.strerror}."
-        raise LabError(what, "Check its permissions, or give the path of a file.") from None
-    for path in paths:
+    for path in files.listed(folder):
         if path.name.lower().endswith(".gguf"):
             models.setdefault(names_of(path.name)[0], path)
     return list(models.values())

@@ -107,7 +107,7 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink() or (path.exists() and not path.is_file()):
+        if path.is_symlink() or (files.exists(path) and not files.is_file(path)):
             path.write_bytes(data)
             return
         with part.open("xb") as file:
@@ -119,7 +119,10 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         message = f"{what} {path} cannot be written: {problem.strerror}."
-        raise LabError(message, "Free some space, or choose another path: --out") from None
+        hint = "Choose another path, or check the permissions of this one."
+        if problem.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+            hint = "Free some space, or choose another path."
+        raise LabError(message, hint) from None
 
 
 def new_file(folder: Path, name: str) -> Path:
@@ -140,7 +143,7 @@ def free_path(folder: Path, stem: str) -> Path:
     """`<stem>.jsonl` in `folder`, with a number if that exists already."""
     path = folder / f"{stem}.jsonl"
     for number in itertools.count(2):
-        if not path.exists():
+        if not files.exists(path):
             break
         path = folder / f"{stem}-{number}.jsonl"
     return path
@@ -152,7 +155,7 @@ def unless_empty(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if path.exists() and path.stat().st_size == 0:
+        if files.exists(path) and path.stat().st_size == 0:
             path.unlink()
 
 
@@ -166,7 +169,7 @@ def nearby(
     sessions = {record.session for record in measured}
     paths: list[Path] = []
     for folder in folders:
-        paths += [path for path in folder.glob("*.jsonl") if path.is_file()]
+        paths += [path for path in files.listed(folder, "*.jsonl") if files.is_file(path)]
     lines = _Lines()
     n_bytes = 0
     for path in sorted(paths, key=lambda path: path.name, reverse=True):  # names are times
@@ -383,22 +386,25 @@ def _unpack(path: Path) -> bytes:
 def _files(paths: Iterable[str | Path]) -> list[Path]:
     """The results files. In folders, what is no file (pipes, devices, dangling links) is passed
     over."""
-    files: list[Path] = []
+    named: list[Path] = []
     for path in map(Path, paths):
-        if path.is_file():
-            files.append(path)
+        if files.is_file(path):
+            named.append(path)
             continue
-        files_of_folder = [file for file in sorted(path.glob("*.jsonl")) if file.is_file()]
-        if not files_of_folder:
+        of_folder = [file for file in files.listed(path, "*.jsonl") if files.is_file(file)]
+        if not of_folder:
             raise _no_results(path)
-        files += files_of_folder
-    return files
+        named += of_folder
+    return named
 
 
 def _no_results(path: Path) -> LabError:
-    if path.is_dir():
+    reason = files.obstacle(path)
+    if reason:
+        return LabError(f"{path} cannot be read: {reason}.", "Check its permissions.")
+    if files.is_dir(path):
         message = f"The folder {path} has no results file (*.jsonl)."
-    elif path.exists():
+    elif files.exists(path):
         message = f"{path} is not a file."
     else:
         message = f"There is no results file {path}."

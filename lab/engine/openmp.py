@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from lab.core.files import exists
 from lab.engine.bindings import llama_cpp
 from lab.process.setup import LIBGOMP, LIBOMP, NO_OPENMP, VCOMP
 
@@ -55,6 +56,6 @@ def loaded_files() -> list[str]:
         images = range(system._dyld_image_count())
         return [system._dyld_get_image_name(index).decode() for index in images]
     maps = Path("/proc/self/maps")
-    if not maps.exists():
+    if not exists(maps):
         return []
     return [line.split()[-1] for line in maps.read_text().splitlines() if "/" in line]

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lab.core.files import exists
 from lab.engine.bindings import P, ggml, llama_cpp
 from lab.errors import LabError
 
@@ -45,6 +46,6 @@ def _load() -> Any:
     """Load the RPC library that lies beside llama.cpp's; None if there is none."""
     folder = Path(llama_cpp()._lib._name).parent
     for name in FILE_NAMES:
-        if (folder / name).exists():
+        if exists(folder / name):
             return ggml().ggml_backend_load(os.fsencode(folder / name))
     return None

@@ -63,16 +63,17 @@ def compare(
         sessions += others.requests
     spreads = session_spread.known_spreads(sessions)
     comparisons = comparison.compare_groups(groups, at_least, spreads)
-    plots = draw(contents, results, out) if draws(results, out, no_plot) else []
+    is_drawn = draws(results, out, no_plot)
     if as_json:
         document = text_comparison.as_json(groups, comparisons)
+        plots = draw(contents, results, out) if is_drawn else []
         console.print_json({**document, "plots": [str(plot) for plot in plots]})
         return
     stdout = console.console(details=hint(details))
     warnings = text_doubts.warnings(contents.records)
     warnings += text_requests.warnings(contents.requests)
     text_comparison.print_comparisons(groups, comparisons, at_least, stdout, warnings)
-    for plot in plots:
+    for plot in draw(contents, results, out) if is_drawn else []:
         stdout.print(f"plot     {plot}")
     stdout.print(f"next     a page to share: {shell.lab('report', *results)}")
 
@@ -87,4 +88,4 @@ def draw(contents: Contents, results: tuple[str, ...], out: str | None) -> list[
     )
     sections = kinds.sections(records, Context(), ("runs", "requests"))
     stem = f"{Path(results[0]).stem}-compared"
-    return kinds.draw(sections, plot_folder(results, out), stem)
+    return kinds.draw_what_can_be(sections, plot_folder(results, out), stem)

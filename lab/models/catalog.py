@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import parts
+from lab.core.files import exists, expanded, is_dir, is_file, listed, obstacle
 from lab.core.record import Model
 from lab.errors import LabError, printable
 from lab.models import stores
@@ -39,6 +40,7 @@ REQUANTIZED = "requantized"
 DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
 LEAST_LIKE = 0.5  # of names that are offered for an unknown one
 MOST_NEAREST = 3
+LONGEST_NAME = 255  # letters of a name, of which no system has a longer one
 
 
 @dataclass(frozen=True)
@@ -465,7 +467,7 @@ def embedded_path() -> Path:
     with suppress(metadata.PackageNotFoundError):
         for file in metadata.files(EMBEDDED_PACKAGE) or []:
             path = Path(str(file.locate()))
-            if path.suffix == ".gguf" and path.is_file():
+            if path.suffix == ".gguf" and is_file(path):
                 return path
     what = f"The embedded model {DEFAULT} is not installed (package {EMBEDDED_PACKAGE})."
     hint = (
@@ -497,18 +499,18 @@ def _existing_file(text: str) -> Path | None:
 
     LabError for a path without a file.
     """
-    try:
-        path = Path(text).expanduser()
-        exists = path.exists()
-        gguf_names = sorted(file.name for file in path.glob("*.gguf"))
-    except (OSError, RuntimeError, ValueError) as problem:
-        what = f"{text[:80]!r} is not a valid path: {problem}."
-        raise LabError(what, "Give a name, or a file's path.") from None
-    if path.is_file():
+    path = expanded(text)
+    if is_file(path):
         return parts.paths_of(path)[0]
     has_folders = len(path.parts) != 1 or text == ".."
+    looks_like_path = has_folders or path.suffix == ".gguf"
+    reason = obstacle(path)
+    if reason and (looks_like_path or len(text) > LONGEST_NAME):
+        what = f"The path {text[:80]!r} cannot be read: {reason}."
+        raise LabError(what, "Check its permissions, or give another path or a name.")
+    gguf_names = [file.name for file in listed(path, "*.gguf")]
     is_no_name = has_folders or gguf_names or _base_of(text.lower()) is None
-    if path.is_dir() and is_no_name:
+    if is_dir(path) and is_no_name:
         hint = "Give the path of a .gguf file."
         models = [model for model in parts.models_in(path) if not helper_kind(model.name)]
         if len(models) == 1:
@@ -517,13 +519,13 @@ def _existing_file(text: str) -> Path | None:
             gguf_names = [model.name for model in models] or gguf_names
             hint = f"Name one of its files: {', '.join(gguf_names[:5])}."
         raise LabError(f"{text} is a folder, not a model file.", hint)
-    if exists and not path.is_dir():
+    if exists(path) and not is_dir(path):
         raise LabError(f"{text} is not a file.", "Give the path of a .gguf file.")
-    if path.is_symlink():
-        what = f"{text} is a link to {path.readlink()}, which is not there."
-        raise LabError(what, "Get the file again, or give its new path.")
-    parts.check_beside(path)
-    if path.suffix == ".gguf" or has_folders:
+    if looks_like_path:
+        if path.is_symlink():
+            what = f"{text} is a link to {path.readlink()}, which is not there."
+            raise LabError(what, "Get the file again, or give its new path.")
+        parts.check_beside(path)
         hint = "Check the path, or list the models: lab models"
         if bare_hub_name(text):
             hint = f"Check the path. A model on the hub is written hf:{text}"
@@ -535,5 +537,5 @@ def data_file(name: str, folder: str = "models") -> Path:
     """A file of `models/` or `prompts/`, in the checkout or in an installed wheel."""
     package = Path(__file__).parents[1]
     in_wheel = package / "data"
-    root = in_wheel if in_wheel.is_dir() else package.parent
+    root = in_wheel if is_dir(in_wheel) else package.parent
     return root / folder / name

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lab.core import parts
+from lab.core.files import exists, listed, user_folder
 from lab.errors import LabError
 from lab.models import catalog
 from lab.models.candidates import NO_MODELS, ListedFile, helper_kind
@@ -89,7 +90,7 @@ def _of_many(first: ModelFile) -> ModelFile:
 
 
 def _cached_file(remote: Remote) -> ModelFile | None:
-    if not (_folder(remote) / "snapshots").exists():
+    if not exists(_folder(remote) / "snapshots"):
         return None  # importing the library would take 0.3 s
     with _errors_explained(remote):
         from huggingface_hub import try_to_load_from_cache
@@ -132,8 +133,9 @@ def pull(remote: Remote) -> ModelFile:
 def _pull_file(remote: Remote) -> ModelFile:
     folder = _folder(remote)
     with _errors_explained(remote), _guarded() as guard:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import constants, hf_hub_download
 
+        user_folder(lambda: Path(constants.HF_HUB_CACHE), "HF_HOME")
         _, announced = _announced(remote)
         guard.most_bytes = announced.size
         expected = announced.etag if re.fullmatch(SHA256, announced.etag) else None
@@ -226,7 +228,7 @@ def known_files(repo: str, revision: str) -> list[ListedFile]:
         return [ListedFile(name, n_bytes) for name, n_bytes in listing.items()]
     snapshots = _folder(Remote(repo)) / "snapshots"
     names = set()
-    for path in snapshots.glob("*/**/*.gguf"):
+    for path in listed(snapshots, "*/**/*.gguf"):
         in_snapshot = path.relative_to(snapshots).parts[1:]
         names.add("/".join(in_snapshot))
     return [ListedFile(name) for name in sorted(names)]
@@ -271,7 +273,7 @@ def pulled() -> list[ModelFile]:
     """
     models = {}
     root = _root()
-    for path in sorted(root.glob("models--*/snapshots/*/**/*")):
+    for path in listed(root, "models--*/snapshots/*/**/*"):
         if path.suffix.lower() != ".gguf" or helper_kind(path.name) in NO_MODELS:
             continue
         folder, _, commit, *names = path.relative_to(root).parts
@@ -329,7 +331,7 @@ def _drop(path: Path, folder: Path) -> int:
     """
     n_bytes = path.stat().st_size
     blob = _blob(path)
-    for name in (folder / "snapshots").rglob("*"):
+    for name in listed(folder / "snapshots", "**/*"):
         if _blob(name) == blob:
             name.unlink()
     blob.unlink(missing_ok=True)

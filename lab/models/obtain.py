@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import functools
 import os
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import files, parts, shell
-from lab.core.files import GET_AGAIN
+from lab.core.files import GET_AGAIN, exists, listed, user_folder
 from lab.core.record import Model
 from lab.errors import LabError, printable
 from lab.models import catalog, hub, synthetic
@@ -97,7 +98,7 @@ def locate(spec: Spec) -> ModelFile | None:
     if pulled:
         return dataclasses.replace(pulled, name=spec.name)
     path = _made_path(spec)
-    if path and path.exists():
+    if path and exists(path):
         return ModelFile(spec.name, _source_when_made(spec), path)
     if spec.source == EMBEDDED and not spec.is_requantized:
         return ModelFile(spec.name, EMBEDDED, catalog.embedded_path())
@@ -224,7 +225,7 @@ def listing() -> list[dict[str, Any]]:
         rows.append(_row_of_entry(entry, file))
         if file:
             paths.add(file.path)
-    for path in sorted(cache_folder().glob("*.gguf")):
+    for path in _made_files():
         row = _row_of_made(path)
         if row:
             rows.append(row)
@@ -267,6 +268,12 @@ def _row_of_entry(entry: Entry, file: ModelFile | None) -> dict[str, Any]:
     }
 
 
+def _made_files() -> list[Path]:
+    with suppress(LabError):  # without a home folder there are none
+        return listed(cache_folder(), "*.gguf")
+    return []
+
+
 def _row_of_made(path: Path) -> dict[str, Any] | None:
     """The row of a file SOURCE--NAME--QUANTIZATION.gguf; None if the lab did not make it."""
     source, _, name_and_kind = path.stem.partition("--")
@@ -299,7 +306,8 @@ def cache_folder() -> Path:
     chosen = os.environ.get("MINI_LAB_CACHE")
     if chosen:
         return files.expanded(chosen)
-    return platformdirs.user_cache_path("mini-lab", appauthor=False) / "models"
+    find = functools.partial(platformdirs.user_cache_path, "mini-lab", appauthor=False)
+    return user_folder(find, "MINI_LAB_CACHE") / "models"
 
 
 # Making a file
@@ -511,7 +519,9 @@ def _made_path(spec: Spec) -> Path | None:
         return None
     if spec.source != SYNTHETIC and not spec.is_requantized:
         return None
-    return _target(spec)
+    with suppress(LabError):  # without a home folder none is made
+        return _target(spec)
+    return None
 
 
 def _target(spec: Spec) -> Path:

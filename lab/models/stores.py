@@ -262,8 +262,8 @@ def _closed(folders: list[Path]) -> list[Path]:
     """The folders that may not be read, or the outermost folder around each that may not."""
     closed: dict[Path, None] = {}
     for folder in folders:
-        around = [path for path in (folder, *folder.parents) if _is_unreadable(path)]
-        if around and _is_unreadable(folder):
+        around = [path for path in (folder, *folder.parents) if files.obstacle(path)]
+        if around and files.obstacle(folder):
             closed[around[-1]] = None
     return list(closed)
 
@@ -274,20 +274,7 @@ def _home() -> Path:
 
 def _names_in(folder: Path) -> list[str]:
     """The sorted names in a folder; none for a file, and for a folder that may not be read."""
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []
-
-
-def _is_unreadable(folder: Path) -> bool:
-    try:
-        next(folder.iterdir(), None)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return False
+    return [path.name for path in files.listed(folder)]
 
 
 def _text_of(path: Path) -> str:

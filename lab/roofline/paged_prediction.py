@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import memory, results
+from lab.core.files import listed
 from lab.core.record import Settings
 from lab.errors import LabError
 from lab.roofline import paging
@@ -62,7 +63,7 @@ def limited_memory(n_bytes: int, plan: Plan, file: Path | None, folder: Path) ->
 
 def memory_lines(folder: Path) -> list[MemoryLine]:
     """The starts with limited memory in a folder; none if it is missing."""
-    if not folder.is_dir() or not any(folder.glob("*.jsonl")):
+    if not listed(folder, "*.jsonl"):
         return []
     findings = results.read([folder]).findings
     return [line for line in findings if isinstance(line, MemoryLine)]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from lab.core import cost, memory, results, shown
+from lab.core.files import listed
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, devices, obtain, synthetic
@@ -37,6 +38,7 @@ from lab.roofline.conditioning import ComparedRate
 from lab.roofline.learning import Coverage, Learned, LearnedCase, Step
 from lab.roofline.probes import used_types
 from lab.roofline.step_prediction import StepPrediction
+from lab.runner import builds
 from lab.runner.cases import Plan
 from lab.runner.placing import memory_for
 from lab.runner.plan import make_plan
@@ -387,7 +389,7 @@ class PredictionEvidence(NamedTuple):
 
 def evidence_in(folder: Path) -> PredictionEvidence:
     """The runs and ceilings of a folder; none if it is missing."""
-    if not folder.is_dir() or not any(folder.glob("*.jsonl")):
+    if not listed(folder, "*.jsonl"):
         return PredictionEvidence()
     contents = results.read([folder])
     ceilings = dict.fromkeys([*contents.ceilings, *probing.kept(folder)])
@@ -415,8 +417,11 @@ def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     """This machine and the settings, for a model (a SPEC); its file is not needed.
 
     Where llama.cpp is not installed yet, this machine has no devices, and the model must be of the
-    catalog. With automatic placement all layers are on the devices.
+    catalog. With automatic placement all layers are on the devices. Libraries that
+    LLAMA_CPP_LIB_PATH names, and that cannot be used, are no problem: nothing runs.
     """
+    if settings.get("lib") is None and builds.problem_of_variable():
+        settings = settings | {"lib": builds.INSTALLED}
     # The plan finds the machine and its settings: any shape serves, and no file is read.
     any_shape = f"synthetic:{catalog.DEFAULT}"
     with Worker() if no_engine.is_installed() else cast(Worker, NoEngine()) as worker:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.core import cost, shape
+from lab.core.files import listed
 from lab.core.record import Model, Rate, Settings
 from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, UNMULTIPLIED, Matrix
 from lab.errors import LabError
@@ -196,7 +197,7 @@ def last_level_cache() -> int:
     not tell.
     """
     sizes: dict[int, dict[str, int]] = {}  # by level and by the cores that share the cache
-    for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
+    for index in listed(Path("/sys/devices/system/cpu"), "cpu[0-9]*/cache/index*"):
         level = system_text(index / "level").strip()
         size = system_text(index / "size").strip()
         shared_by = system_text(index / "shared_cpu_list").strip()

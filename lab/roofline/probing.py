@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import results, shell, shown
+from lab.core.files import is_file, listed
 from lab.core.memory import layers as offloaded_layers, shares
 from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Record, Settings
 from lab.errors import LabError
@@ -202,9 +203,7 @@ def kept(folder: Path, warn: Say = warnings.warn) -> list[Ceilings]:
     """All ceilings that are kept in a folder; `warn` is called with a sentence for each line that
     cannot be read.
     """
-    if not folder.is_dir():
-        return []
-    paths = sorted(filter(Path.is_file, folder.glob("ceilings-*.jsonl")))
+    paths = [path for path in listed(folder, "ceilings-*.jsonl") if is_file(path)]
     if not paths:
         return []
     contents = results.read(paths)

@@ -3,6 +3,7 @@ NAME` found."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -126,11 +127,11 @@ def folder() -> Path:
     """Where the files are: $LAB_SETTINGS, or a folder in the user's configuration folder."""
     import platformdirs
 
-    if FOLDER in os.environ:
-        return Path(os.environ[FOLDER])
-    return (
-        platformdirs.user_config_path("mini-lab", appauthor=False, roaming=True) / "settings"
-    )
+    chosen = os.environ.get(FOLDER)
+    if chosen:
+        return files.expanded(chosen)
+    find = functools.partial(platformdirs.user_config_path, "mini-lab", False, roaming=True)
+    return files.user_folder(find, FOLDER) / "settings"
 
 
 def save(name: str, settings: Mapping[str, Any]) -> Path:
@@ -155,9 +156,9 @@ def settings(name: str) -> dict[str, Any]:
     lab.measure(**lab.settings("fast"))
     """
     path = path_of(name)
-    if not path.exists():
+    if not files.exists(path):
         hint = "None are saved yet: lab tune --save NAME saves some."
-        names = sorted(path.stem for path in folder().glob("*.json"))
+        names = [path.stem for path in files.listed(folder(), "*.json")]
         if names:
             hint = f"Saved are: {', '.join(names)}."
         raise LabError(f"There are no settings named {name}.", hint)

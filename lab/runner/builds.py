@@ -20,6 +20,7 @@ import re
 from pathlib import Path
 
 from lab.core import shell
+from lab.core.files import exists, expanded, is_dir, is_file, listed, obstacle
 from lab.errors import LabError
 from lab.process.setup import LIB_VARIABLE, ProcessSetup
 from lab.process.wire import Build, Libraries
@@ -102,41 +103,73 @@ def of_worker(worker: Worker) -> Build:
     return build
 
 
+INSTALLED = ""
+"""Asked for, it is the installed libraries, whatever LLAMA_CPP_LIB_PATH says."""
+
+
 def folder_of(asked: str | None) -> str | None:
     """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH; None: the installed ones.
 
     LabError if they do not fit.
     """
-    lib = asked or os.environ.get(LIB_VARIABLE)
+    lib = _named(asked)
     if not lib:
         return None
-    path = _path(lib)
-    if not path.is_dir():
-        hint = "Give the folder that contains libllama, such as build/bin."
-        raise LabError(f"--lib {lib}: no such folder.", hint)
-    if not _has_libllama(path):
-        hint = _BUILD
-        for name in _FOLDERS_BELOW:
-            if _has_libllama(path / name):
-                hint = f"Use {shell.join('--lib', Path(lib) / name)}"
-                break
-        raise LabError(f"--lib {lib}: this folder contains no libllama.", hint)
-    _check(path, _sum(_files(path)))
+    path = expanded(lib).resolve()
+    try:
+        _check_folder(path, lib)
+        _check(path, _sum(_files(path)))
+    except LabError as problem:
+        if asked:
+            raise LabError(f"--lib {lib}: {problem.what}", problem.hint) from None
+        cure = f"Correct {LIB_VARIABLE}, or unset it to use the installed libraries."
+        what = f"{LIB_VARIABLE}={lib}: {problem.what}"
+        raise LabError(what, f"{problem.hint}\n{cure}") from None
     return str(path)
+
+
+def problem_of_variable() -> LabError | None:
+    """Why the libraries that LLAMA_CPP_LIB_PATH names cannot be used; None if they can."""
+    try:
+        folder_of(None)
+    except LabError as problem:
+        return problem
+    return None
+
+
+def _named(asked: str | None) -> str | None:
+    """The folder that is asked for, by an option or by the variable."""
+    return os.environ.get(LIB_VARIABLE) if asked is None else asked
+
+
+def _check_folder(path: Path, lib: str) -> None:
+    """LabError unless libllama is in the folder; `lib` is how the user wrote its path."""
+    reason = obstacle(path)
+    if reason or not is_dir(path):
+        hint = "Give the folder that contains libllama, such as build/bin."
+        raise LabError(f"{reason or 'no such folder'}.", hint)
+    if _has_libllama(path):
+        return
+    hint = _BUILD
+    for name in _FOLDERS_BELOW:
+        if _has_libllama(path / name):
+            hint = f"Use {shell.join('--lib', Path(lib) / name)}"
+            break
+    raise LabError("this folder contains no libllama.", hint)
 
 
 def name_of(asked: str | None) -> str | None:
     """The name in records: the last two parts of the folder's path, and 8 digits of a checksum."""
-    lib = asked or os.environ.get(LIB_VARIABLE)
+    lib = _named(asked)
     if not lib:
         return None
-    path = _path(lib)
+    path = expanded(lib).resolve()
     return f"{short(str(path))} {_sum(_files(path))[:8]}"
 
 
 def short(lib: str) -> str:
     """The last two parts of a folder's path; the others may be private."""
-    return "/".join(_path(lib).parts[1:][-2:])
+    return "/".join(expanded(lib).resolve().parts[1:][-2:])
 
 
 @functools.cache
@@ -148,18 +181,15 @@ def _check(path: Path, checksum: str) -> None:
         try:
             libraries = worker.libraries()
         except WorkerDied as death:
-            hint = f"These libraries do not run here. {_BUILD}"
-            raise LabError(f"--lib {path}: {death.what}", hint) from None
-        except LabError as problem:
-            raise LabError(f"--lib {path}: {problem.what}", problem.hint) from None
+            raise LabError(death.what, f"These libraries do not run here. {_BUILD}") from None
     compare(installed, libraries, path)
 
 
 def compare(installed: Libraries, libraries: Libraries, path: Path) -> None:
     """LabError if the libraries in a folder differ from those that the bindings need."""
     for file in map(Path, libraries.paths):
-        if file.parent.resolve() != path and (path / file.name).exists():
-            what = f"--lib {path}: its libllama does not load its own {file.name}, but {file}."
+        if file.parent.resolve() != path and exists(path / file.name):
+            what = f"its libllama does not load its own {file.name}, but {file}."
             hint = (
                 "Unset LD_LIBRARY_PATH. If the folder was moved or copied, give the folder where "
                 "it was built."
@@ -172,8 +202,8 @@ def compare(installed: Libraries, libraries: Libraries, path: Path) -> None:
         there = provided.get(name, "unknown")
         if here != there:
             what = (
-                f"--lib {path}: these libraries do not fit the installed llama-cpp-python: {name} "
-                f"is {there}, but {here} in the installed libraries."
+                f"these libraries do not fit the installed llama-cpp-python: {name} is {there}, "
+                f"but {here} in the installed libraries."
             )
             raise LabError(what, _BUILD)
 
@@ -184,21 +214,17 @@ def _interface(libraries: Libraries) -> dict[str, str]:
     return {"ggml's version": f"{major}.{minor}", **libraries.layout}
 
 
-def _path(lib: str) -> Path:
-    return Path(lib).expanduser().resolve()
-
-
 def _has_libllama(path: Path) -> bool:
-    return any((path / name).exists() for name in _LIBLLAMA)
+    return any(exists(path / name) for name in _LIBLLAMA)
 
 
 def _files(path: Path) -> tuple[tuple[Path, int, int], ...]:
     """llama.cpp's libraries in a folder, each with size and modification time."""
-    listed = []
-    for file in sorted(path.iterdir()):
-        if _LIBRARY.fullmatch(file.name) and file.is_file():
-            listed.append((file, file.stat().st_size, file.stat().st_mtime_ns))
-    return tuple(listed)
+    libraries = []
+    for file in listed(path):
+        if _LIBRARY.fullmatch(file.name) and is_file(file):
+            libraries.append((file, file.stat().st_size, file.stat().st_mtime_ns))
+    return tuple(libraries)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from lab.core.files import is_dir
 from lab.runner.system_files import ROOT, system_number, system_text
 
 CPU = "cpu"
@@ -135,7 +136,7 @@ def own_group(controller: str, root: Path = ROOT) -> Path | None:
         for mount in _mounts(root):
             if path is not None and mount.hierarchy == hierarchy:
                 folder = _folder(mount, path)
-                if folder is not None and folder.is_dir():
+                if folder is not None and is_dir(folder):
                     return folder
     return None
 
@@ -147,7 +148,7 @@ def _chain(mount: Mount, path: PurePosixPath) -> list[Path]:
     while folder != mount.point:
         chain.append(folder)
         folder = folder.parent
-    return [folder for folder in (*chain, mount.point) if folder.is_dir()]
+    return [folder for folder in (*chain, mount.point) if is_dir(folder)]
 
 
 def _folder(mount: Mount, path: PurePosixPath) -> Path | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from lab.core.files import exists, is_dir
 from lab.errors import LabError
 from lab.process import spawning
 
@@ -87,7 +88,7 @@ def _program(group: Path | None, is_apart: bool) -> Iterator[None]:
 def _group(number: int) -> Iterator[Path]:
     """A control group with a share of its own, which is removed at the end."""
     for root in CPU_GROUPS:
-        if (root / "cpu.shares").exists() or (root / "cgroup.controllers").exists():
+        if exists(root / "cpu.shares") or exists(root / "cgroup.controllers"):
             break
     else:
         raise NoPlace("This system has no control groups.", "Leave this place out.")
@@ -101,7 +102,7 @@ def _group(number: int) -> Iterator[Path]:
         yield folder
     finally:
         deadline = time.monotonic() + REMOVE_S
-        while folder.is_dir() and time.monotonic() < deadline:
+        while is_dir(folder) and time.monotonic() < deadline:
             with suppress(OSError):
                 folder.rmdir()
             time.sleep(PAUSE_S)

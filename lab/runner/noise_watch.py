@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.core.files import listed
 from lab.core.record import DRAM, GPU, PACKAGE, Gpu, Noise, NoiseReading, NoiseSamples
 from lab.runner import neighbours
 from lab.runner.cgroups import throttled_s
@@ -124,7 +125,7 @@ def read_noise(gpus: GpuWatch) -> NoiseReading:
     if waited:
         waited_s = int(waited[1]) / 1e6
     n_throttled = None
-    for file in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/*_count"):
+    for file in listed(Path("/sys/devices/system/cpu"), "cpu*/thermal_throttle/*_count"):
         n_throttled = (n_throttled or 0) + int(system_text(file))
     return NoiseReading(waited_s, n_throttled, gpus.read(), throttled_s())
 
@@ -283,7 +284,7 @@ class EnergyCounter:
 def energy_counters(gpus: GpuWatch, root: Path = ROOT) -> list[EnergyCounter]:
     """The counters of this machine, also those that this user cannot read. `root` replaces `/`."""
     counters = []
-    for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
+    for zone in listed(root / "sys/class/powercap", "intel-rapl:*"):
         name = system_text(zone / "name").strip()
         if name == "dram" or re.fullmatch(r"package-\d+(-die-\d+)?", name):
             covers = DRAM if name == "dram" else PACKAGE

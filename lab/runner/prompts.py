@@ -50,7 +50,7 @@ def source(asked: str) -> Source:
 
 def own_texts() -> list[str]:
     """The names of the lab's own texts, such as `code`."""
-    return sorted(path.stem for path in data_file("", "prompts").glob("*.txt"))
+    return [path.stem for path in files.listed(data_file("", "prompts"), "*.txt")]
 
 
 def own_text(names: Sequence[str]) -> str:

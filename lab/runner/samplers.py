@@ -29,7 +29,7 @@ def planned(worker: Worker, asked: Mapping[str, Any], seed: int) -> Sampling | N
     name = sampling.json_schema_file or sampling.grammar_file
     if name is None:
         return sampling
-    path = Path(name).expanduser()
+    path = files.expanded(name)
     is_schema = sampling.json_schema_file is not None
     lines = worker.grammar(text_of(path), is_schema)
     return dataclasses.replace(

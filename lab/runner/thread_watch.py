@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.core.files import listed
 from lab.core.record import Threads
 
 PROC = Path("/proc")
@@ -80,7 +81,7 @@ def n_processors(pid: int) -> int | None:
 
 def processors(folder: Path) -> Iterator[int]:
     """The processor of each thread that runs or could run."""
-    for task in _tasks(folder):
+    for task in listed(folder):
         columns = _text(task / "stat").rpartition(")")[2].split()
         if len(columns) > PROCESSOR and columns[STATE] == RUNNABLE:
             yield int(columns[PROCESSOR])
@@ -90,7 +91,7 @@ def counters(folder: Path) -> Counters:
     """The sums over all threads."""
     n_switches = None
     times: list[list[int]] = []
-    for task in _tasks(folder):
+    for task in listed(folder):
         for line in _text(task / "status").splitlines():
             name, _, value = line.partition(":")
             if name == "nonvoluntary_ctxt_switches":
@@ -100,13 +101,6 @@ def counters(folder: Path) -> Counters:
         return Counters(n_switches, None, None)
     run_ns, wait_ns = map(sum, zip(*times, strict=True))
     return Counters(n_switches, run_ns, wait_ns)
-
-
-def _tasks(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _text(path: Path) -> str:

@@ -10,7 +10,9 @@ import contextlib
 import importlib.util
 import io
 import itertools
+import logging
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -87,9 +89,23 @@ def own_matplotlib() -> Any:
     if "matplotlib" not in sys.modules:
         package = importlib.util.find_spec("matplotlib")
         assert package is not None and package.origin is not None
-        with contextlib.chdir(Path(package.origin).parent / "mpl-data"):
+        own_folder = Path(package.origin).parent / "mpl-data"
+        with contextlib.chdir(own_folder) if _can_return() else contextlib.nullcontext():
             importlib.import_module("matplotlib")
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # not a word about its cache
     return sys.modules["matplotlib"]
+
+
+def _can_return() -> bool:
+    """Whether the current folder can be left and entered again.
+
+    Otherwise it was deleted or may not be entered, and no file in it can be read.
+    """
+    try:
+        os.chdir(Path.cwd())
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -121,16 +137,18 @@ def drawn(
 
 def write(
     draw: Callable[[Figure], Any], folder: Path, stem: str, size: tuple[float, float] = (8, 5)
-) -> list[Path]:
-    """Draw a figure and write it as `<stem>.png` and `.svg`. LabError if they cannot be written."""
+) -> Iterator[Path]:
+    """Draw a figure and write it as `<stem>.png` and `.svg`; yields the path of each as soon as it
+    is written. LabError if one cannot be written.
+    """
     figure = drawn(draw, size)
-    paths = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
-    for path in paths:
+    for kind in ("png", "svg"):
+        path = folder / f"{stem}.{kind}"
         image = io.BytesIO()
         with own_style():
-            figure.savefig(image, format=path.suffix[1:], dpi=150)
+            figure.savefig(image, format=kind, dpi=150)
         results.write_whole(path, image.getvalue(), "The plot")
-    return paths
+        yield path
 
 
 def new_figure(size: tuple[float, float] = (8, 5)) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from lab.core.files import exists
 from lab.models import catalog, synthetic
 from lab.models.catalog import Dimensions
 
@@ -38,7 +39,7 @@ def shape(n_vocab: int) -> Dimensions:
 def make(folder: Path, n_vocab: int) -> Path:
     """The model's file, written in about a second."""
     path = folder / f"{STEM}{n_vocab}.gguf"
-    if not path.exists():
+    if not exists(path):
         synthetic.write(shape(n_vocab), "Q8_0", path, sharpness=SHARPNESS)
     return path
 

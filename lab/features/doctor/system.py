@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from lab.core.files import listed
 from lab.runner.system_files import system_text
 
 CHOOSE_THEIR_CLOCK = ("intel_pstate", "amd-pstate-epp")
@@ -29,7 +30,7 @@ def swap_used() -> int:
 def power_savers(root: Path) -> list[str] | None:
     """The power-saving settings that lower the CPU's clock, in words; None if Linux has no files
     about them."""
-    folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    folders = listed(root / "sys/devices/system/cpu", "cpu[0-9]*/cpufreq")
     if not folders:
         return None
     savers: dict[str, None] = {}
@@ -49,7 +50,7 @@ def gpus(root: Path) -> list[str]:
     if sys.platform == "darwin":
         return ["Apple GPU"] if platform.machine() == "arm64" else []
     names: list[str] = []
-    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+    for folder in listed(root / "sys/bus/pci/devices"):
         pci_class = system_text(folder / "class").strip()
         vendor = system_text(folder / "vendor").strip()
         number = system_text(folder / "device").strip()

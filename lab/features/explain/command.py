@@ -74,7 +74,12 @@ def explain(
         stem = Path(results[0]).stem
         if len(setups) > 1:
             stem = f"{stem}-{number}"
-        plots = [] if folder_of_plots is None else kinds.draw([section], folder_of_plots, stem)
+        if not as_json:
+            print_sections([section], stdout)
+            print_marked(warnings, [], stdout)
+        plots: list[Path] = []
+        if folder_of_plots is not None:
+            plots = kinds.draw_what_can_be([section], folder_of_plots, stem)
         documents.append(
             {
                 **section.data(),
@@ -83,8 +88,6 @@ def explain(
             }
         )
         if not as_json:
-            print_sections([section], stdout)
-            print_marked(warnings, [], stdout)
             for plot in plots:
                 stdout.print(f"plot     {plot}")
     if as_json:

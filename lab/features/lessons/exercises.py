@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import results
+from lab.core.files import exists
 from lab.core.lists import join_and
 from lab.errors import LabError
 from lab.show.wording import digits
@@ -156,7 +157,7 @@ def read_questions() -> dict[str, PopQuestion]:
     """The questions to ask again, by their numbers. LabError if FILE is not such a file."""
     questions: dict[str, PopQuestion] = {}
     try:
-        if FILE.exists():
+        if exists(FILE):
             for number, values in json.loads(FILE.read_text(encoding="utf-8")).items():
                 questions[number] = question_of(values)
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from lab.app.help import Command
 from lab.app.options import DEVICE, SETTINGS, TOKENS, as_json_option, with_options
 from lab.app.reading import RESULTS, note
+from lab.core.files import is_dir
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -114,10 +114,14 @@ def predict(
     """
     from lab.features.predict import prediction, slo as slo_limits, tables
     from lab.roofline.prediction import HERE
+    from lab.runner import builds
     from lab.show import console
     from lab.show.section import print_sections
 
     check_folder(ceilings)
+    unusable = builds.problem_of_variable()
+    if unusable and asked["lib"] is None:
+        note(f"{unusable.what} The installed libraries are used.")
     model = asked.pop("model")
     is_ranking = prediction.ranks(device)
     lengths = prompt_len or (RANKED_LENGTHS if is_ranking else EXPLAINED_LENGTHS)
@@ -147,7 +151,7 @@ def predict(
 
 def check_folder(ceilings: str) -> None:
     """LabError for a named folder that does not exist."""
-    if ceilings != RESULTS and not Path(ceilings).is_dir():
+    if ceilings != RESULTS and not is_dir(ceilings):
         raise LabError(
             f"There is no folder {ceilings}.",
             "Name the one with your results: --ceilings FOLDER",

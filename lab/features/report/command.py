@@ -9,6 +9,7 @@ import click
 from lab.app.help import Command
 from lab.app.options import AT_LEAST
 from lab.app.reading import RESULTS, ceilings_of, nearby, read
+from lab.core.files import is_dir
 from lab.errors import LabError, printable
 
 
@@ -66,7 +67,7 @@ def report(
 def default_path(results: tuple[str, ...]) -> Path:
     """The page's path where none is given; not beside the samples of this repository."""
     first = Path(results[0])
-    if first.is_dir():
+    if is_dir(first):
         return first / "report.html"
     path = first.with_suffix(".html")
     return Path(path.name) if first.name.startswith("sample-") else path

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.core.files import exists, is_dir
 from lab.errors import LabError
 from lab.runner import cgroups
 from lab.runner.system_files import ROOT
@@ -89,19 +90,19 @@ def check(parent: Path) -> None:
 
 def set_limit(folder: Path, n_bytes: int) -> None:
     """OSError if the group has no limit of memory."""
-    names = [name for name in LIMIT_FILES if (folder / name).exists()]
+    names = [name for name in LIMIT_FILES if exists(folder / name)]
     if not names:
         raise FileNotFoundError(0, "the group has no limit of memory")
     (folder / names[0]).write_text(str(n_bytes))
     for name, value in NO_SWAP.items():
-        if (folder / name).exists():
+        if exists(folder / name):
             (folder / name).write_text(value)
 
 
 def remove(folder: Path) -> None:
     """Remove a group; its ended process may take a moment to leave."""
     ends_at = time.monotonic() + REMOVE_S
-    while folder.is_dir() and time.monotonic() < ends_at:
+    while is_dir(folder) and time.monotonic() < ends_at:
         with suppress(OSError):
             folder.rmdir()
             return

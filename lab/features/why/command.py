@@ -21,6 +21,7 @@ from lab.app.options import (
     with_options,
 )
 from lab.app.server import REACHING, confirm
+from lab.core.files import exists, is_file
 from lab.errors import LabError
 from lab.runner.progress import ShowStatus, Status
 
@@ -122,14 +123,14 @@ def command(
         watch = watch if err.is_terminal else each_once(watch)
         explained = why(*figures, out=out, watch=watch, **asked)
     made = [section(explained, details)]
-    plots = list[Path]()
-    if not no_plot:
-        plots = kinds.draw(made, Path(out), free_stem(figures, Path(out)))
+    stdout = console.console()
+    if not as_json:
+        print_sections(made, stdout)
+    stem = free_stem(figures, Path(out))
+    plots = [] if no_plot else kinds.draw_what_can_be(made, Path(out), stem)
     if as_json:
         console.print_json({**document(explained), "plots": [str(plot) for plot in plots]})
         return
-    stdout = console.console()
-    print_sections(made, stdout)
     for plot in plots:
         stdout.print(f"plot     {plot}")
 
@@ -165,11 +166,11 @@ def each_once(watch: ShowStatus) -> ShowStatus:
 
 def free_stem(figures: Sequence[str], folder: Path) -> str:
     """A name for pictures, from the names of the files, that no earlier picture has."""
-    stems = [Path(name).stem for name in figures if Path(name[:200]).is_file()]
+    stems = [Path(name).stem for name in figures if is_file(name)]
     stem = "-and-".join(stems)[:MOST_LETTERS] or "why"
     free = stem
     number = 1
-    while (folder / f"{free}-why.png").exists():
+    while exists(folder / f"{free}-why.png"):
         number += 1
         free = f"{stem}-{number}"
     return free

@@ -47,7 +47,7 @@ def is_of_lab(name: str) -> bool:
         return False
     path = Path(name)
     try:
-        if path.is_dir() or (path.suffix == ".html" and path.is_file()):
+        if files.is_dir(path) or (path.suffix == ".html" and files.is_file(path)):
             return True
         with files.opened(path) as file:
             begin = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip()

@@ -20,6 +20,7 @@ from typing import Any
 
 from lab.core import results, sampling, shell
 from lab.core.asked_settings import defaults
+from lab.core.files import exists
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.stats import mean_half_width
@@ -203,7 +204,7 @@ def measure_way(asked: PathTrial) -> Measured:
             parts = factors(asked.changes, way, blocks, records)
             if len(blocks) >= PLANNED_BLOCKS and are_sure(parts):
                 break
-    return Measured(parts, path if path.exists() else None)
+    return Measured(parts, path if exists(path) else None)
 
 
 def are_sure(parts: Mapping[str, GapPart]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from lab.core import files
 from lab.errors import LabError, printable
@@ -56,12 +55,13 @@ def read(name: str) -> list[Figure]:
         return parse(name)
     if len(name) <= LONGEST_BARE:
         bare = programs.read_bare(texts.cleaned(name))
-        if bare and not Path(name).exists():
+        if bare and not files.exists(name):
             return bare
     try:
         content = texts.read(name, KNOWN, MOST_BYTES)
     except LabError as problem:
-        if problem.what.startswith("stdin") or Path(name[:200]).exists():
+        is_hidden = name.startswith(("/", "~")) and files.obstacle(files.expanded(name))
+        if problem.what.startswith("stdin") or files.exists(name) or is_hidden:
             raise
         return parse_words(name)
     return parse(content, "stdin" if name == files.STDIN else name)
