@@ -144,16 +144,22 @@ def _serve(arguments: Sequence[str]) -> None:
     parser.add_argument("--ctx-size", type=int, default=2048)
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--cache-ram", type=int)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--slot-prompt-similarity", type=float)
+    parser.add_argument("--context-shift", action="store_true")
     asked = parser.parse_args(arguments)
     parameters = xllamacpp.CommonParams()
     parameters.model.path = asked.model
     parameters.model_alias = {NAME}
     parameters.hostnames = ["127.0.0.1"]
-    parameters.port = 0
+    parameters.port = asked.port
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = asked.threads
     parameters.n_ctx = asked.ctx_size
     parameters.n_parallel = asked.parallel
-    parameters.kv_unified = parameters.ctx_shift = parameters.warmup = False
+    parameters.kv_unified = parameters.warmup = False
+    parameters.ctx_shift = asked.context_shift
+    if asked.slot_prompt_similarity is not None:
+        parameters.slot_prompt_similarity = asked.slot_prompt_similarity
     parameters.endpoint_slots = True
     if asked.cache_ram is not None:
         parameters.cache_ram_mib = asked.cache_ram

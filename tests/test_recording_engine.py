@@ -3,7 +3,6 @@ on planted logs and on a real server."""
 
 import dataclasses
 import json
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,8 @@ from lab.features.recording.causes import Finding, ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Prompt
 from lab.features.recording.lines import CLIENT, SERVER, Cause, RecordedCall
 from lab.features.recording.prompts import blocks_of
-from lab.features.recording.recorder import CallRecorder
 from lab.features.recording.server_log import OLDEST, SIMILAR, Served, ServerLog
-from tests.bench.record import recorded as recorder_before
+from tests.bench.record import recorded as recorder_before, wait_for
 from tests.servers import NAME, RealServer
 from tests.test_real_servers import a_llama_server
 from tests.test_recording import messages, recorded, with_next
@@ -243,13 +241,6 @@ def test_a_clock_in_the_system_prompt_is_found_exactly(
 
 def again(call: RecordedCall) -> int:
     return (call.n_prompt or 0) - (call.n_cached or 0) - (call.n_new or 0)
-
-
-def wait_for(recorder: CallRecorder, n_calls: int) -> None:
-    """Wait until calls are recorded, as an agent that works between its calls does."""
-    deadline = time.monotonic() + 60
-    while len(recorder.calls) < n_calls and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def test_a_slot_that_is_not_similar_enough_is_named(

@@ -1,6 +1,7 @@
 """Whether lab record names what broke a cache, predicts what a mend saves, and adds little time.
 
     python3 -m uv run python -m tests.bench.record named       # 200 planted mutations, 4 minutes
+    python3 -m uv run python -m tests.bench.record engine      # 40 planted in the server, 8 minutes
     python3 -m uv run python -m tests.bench.record clean       # 100 clean sessions, 5 minutes
     python3 -m uv run python -m tests.bench.record mended      # 12 sessions, twice each
     python3 -m uv run python -m tests.bench.record latency     # against a direct connection
@@ -44,6 +45,31 @@ from tests.servers import NAME, RealServer, wheel_server
 N_TURNS = 12
 N_PLANTED = 200
 N_CLEAN = 100
+N_ENGINE = 40
+N_SHIFTED = 400  # tokens of an answer that does not fit into a context of 512
+ENGINE = {
+    breaks.OTHER_SLOT: (
+        "--parallel",
+        "2",
+        "--slot-prompt-similarity",
+        "0.5",
+        "--cache-ram",
+        "0",
+    ),
+    breaks.CACHE_FULL: ("--parallel", "1", "--cache-ram", "1"),
+    breaks.RESTARTED: ("--parallel", "1", "--cache-ram", "0"),
+    breaks.NOT_ASKED: ("--parallel", "1", "--cache-ram", "0"),
+    breaks.CONTEXT_SHIFT: (
+        "--parallel",
+        "1",
+        "--cache-ram",
+        "0",
+        "--context-shift",
+        "--ctx-size",
+        "512",
+    ),
+}
+"""What the server does to a cache, and the options with which it does."""
 N_MENDED = 12
 N_GEN = 12
 CONTEXT = 2048
@@ -104,10 +130,10 @@ class Agent:
             {"role": "user", "content": f"User: {self.text()}"},
         ]
 
-    def call(self, url: str | None = None) -> float:
+    def call(self, url: str | None = None, **fields: Any) -> float:
         """Send the messages and append the answer; returns the seconds."""
         began = time.perf_counter()
-        status, text = post(url or self.url, self.messages)
+        status, text = post(url or self.url, self.messages, **fields)
         took = time.perf_counter() - began
         if url is None:
             self.n_calls += 1
@@ -119,7 +145,7 @@ class Agent:
         self.messages.append({"role": "user", "content": f"User: {self.text()}"})
 
 
-def post(url: str, messages: Messages) -> tuple[int, str]:
+def post(url: str, messages: Messages, **fields: Any) -> tuple[int, str]:
     """Send a chat as a stream; returns the status and the answer's text."""
     body = {
         "model": NAME,
@@ -128,6 +154,7 @@ def post(url: str, messages: Messages) -> tuple[int, str]:
         "max_tokens": N_GEN,
         "temperature": 0,
         "ignore_eos": True,
+        **fields,
     }
     line = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
     headers = {"Content-Type": "application/json"}
@@ -213,7 +240,9 @@ def plant(agent: Agent, kind: str, server: RealServer, n_planted: int) -> None:
 
 
 @contextlib.contextmanager
-def recorded(url: str, folder: str) -> Iterator[tuple[str, CallRecorder]]:
+def recorded(
+    url: str, folder: str, log: Path | None = None
+) -> Iterator[tuple[str, CallRecorder]]:
     """A recorder before a server, in a thread: its address, and what it recorded."""
     recording = RecordingSetup(
         path=Path(folder) / "recording.jsonl",
@@ -221,6 +250,7 @@ def recorded(url: str, folder: str) -> Iterator[tuple[str, CallRecorder]]:
         access=access(url),
         keeps_text=False,
         show=lambda call: None,
+        log=log,
     )
     loop = asyncio.new_event_loop()
     ready = threading.Event()
@@ -342,6 +372,77 @@ def named() -> bool:
     return n_right >= LEAST_NAMED * n_all
 
 
+def engine() -> bool:
+    """Plant what a server does to its cache; how many are named, and what else is?"""
+    n_right = 0
+    n_alarms = 0
+    for number in range(N_ENGINE):
+        kind = list(ENGINE)[number % len(ENGINE)]
+        calls, planted = engine_session(kind, random.Random(number), with_log=number % 2 == 0)
+        for call in calls:
+            name = call.cause.kind if call.cause else None
+            if call.call == planted:
+                n_right += name == kind
+            else:
+                n_alarms += name is not None
+            if name != (kind if call.call == planted else None):
+                print(f"session {number}, call {call.call}: {kind}, named {call.cause}")
+        print(f"{n_right} of {number + 1}", file=sys.stderr, flush=True)
+    print(f"named: {n_right} of {N_ENGINE} of the server's; {n_alarms} false alarms")
+    return n_right >= LEAST_NAMED * N_ENGINE and n_alarms == 0
+
+
+def engine_session(
+    kind: str, draw: random.Random, with_log: bool
+) -> tuple[list[RecordedCall], int]:
+    """Five calls before whose fourth the server does something; its number as recorded."""
+    options = ("--ctx-size", str(CONTEXT), "--threads", "1", *ENGINE[kind])
+    # only the log shows what the server's cache memory dropped
+    needs_log = with_log or kind == breaks.CACHE_FULL
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        first = stack.enter_context(contextlib.ExitStack())
+        server = first.enter_context(wheel_server(catalog.embedded_path(), *options))
+        log = Path(folder) / "server.log"
+        log.symlink_to(server.log)
+        url, recorder = stack.enter_context(
+            recorded(server.url, folder, log if needs_log else None)
+        )
+        agent = Agent(url, draw)
+        agent.begin()
+        for turn in range(1, 6):
+            fields: dict[str, Any] = {}
+            if turn == 3 and kind == breaks.CONTEXT_SHIFT:
+                fields["max_tokens"] = N_SHIFTED
+            if turn == 4 and kind == breaks.CONTEXT_SHIFT:
+                agent.messages[-2]["content"] = agent.messages[-2]["content"][:200]
+            if turn == 4 and kind == breaks.OTHER_SLOT:
+                agent.messages[-1]["content"] = agent.text(24)
+            if turn == 4 and kind == breaks.CACHE_FULL:
+                plant(agent, breaks.OTHER_CONVERSATION, server, 0)
+            if turn == 4 and kind == breaks.NOT_ASKED:
+                fields["cache_prompt"] = False
+            if turn == 4 and kind == breaks.RESTARTED:
+                first.close()
+                port = str(urlsplit(server.url).port)
+                again = wheel_server(catalog.embedded_path(), *options, "--port", port)
+                log.unlink()
+                log.symlink_to(stack.enter_context(again).log)
+            if turn == 4:
+                planted = agent.n_calls + 1
+            agent.call(**fields)
+            agent.next_message()
+            wait_for(recorder, agent.n_calls)
+    return recorder.calls, planted
+
+
+def wait_for(recorder: CallRecorder, n_calls: int) -> None:
+    """Wait until calls are recorded, as an agent that works between its calls does."""
+    deadline = time.monotonic() + 60
+    while len(recorder.calls) < n_calls and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def clean() -> bool:
     """Clean sessions: nothing may be named."""
     n_alarms = 0
@@ -431,7 +532,13 @@ def timed_stream(line: http.client.HTTPConnection) -> tuple[int, list[int]]:
     return sent_ns, arrived_ns
 
 
-PARTS = {"named": named, "clean": clean, "mended": mended, "latency": latency}
+PARTS = {
+    "named": named,
+    "engine": engine,
+    "clean": clean,
+    "mended": mended,
+    "latency": latency,
+}
 
 if __name__ == "__main__":
     asked = sys.argv[1:] or list(PARTS)
