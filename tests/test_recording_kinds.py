@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from lab.app import kinds
 from lab.core.lines import to_json
 from lab.errors import LabError
-from lab.features.recording import breaks, figures, repeat, sentences
+from lab.features.recording import breaks, figures, picture, repeat, sentences
 from lab.features.recording.answers import read_answer
 from lab.features.recording.causes import ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Conversations, Prompt
@@ -612,3 +612,14 @@ def test_a_recording_without_prompts_cannot_be_repeated(tmp_path: Path) -> None:
     path.write_text(f"{to_json(recorded(1, 10, 0, 1.0))}\n")
     with pytest.raises(LabError, match="--keep-text"):
         repeat.read_session(path)
+
+
+def test_the_picture_shows_the_time_of_calls_whose_tokens_nobody_counted() -> None:
+    """A bar per call and part: the time is all prefill where nothing else is known."""
+    from matplotlib.figure import Figure
+
+    calls = [recorded(1, None, None, 0.3), recorded(2, None, None, 0.3, cause=CLOCK)]
+    figure = Figure()
+    picture.draw(calls, figures.bill(calls), "a server", figure)
+    heights = [bar.get_height() for bar in figure.axes[1].patches]
+    assert heights.count(0.3) == 2

@@ -35,7 +35,10 @@ def draw(
         {
             "cached": (table.n_cached, canvas.GRID),
             "read again": (table.n_again, AGAIN),
-            "new tokens (prefill)": (table.n_computed - table.n_again, canvas.OF_PREFILL),
+            "new tokens (prefill)": (
+                table.n_computed - table.n_again.fillna(0),
+                canvas.OF_PREFILL,
+            ),
         },
     )
     stack_bars(
@@ -43,7 +46,10 @@ def draw(
         table,
         {
             "read again": (table.again_s, AGAIN),
-            "new tokens (prefill)": (table.prefill_s - table.again_s, canvas.OF_PREFILL),
+            "new tokens (prefill)": (
+                table.prefill_s - table.again_s.fillna(0),
+                canvas.OF_PREFILL,
+            ),
             "decode": (table.decode_s, canvas.OF_DECODE),
         },
     )
