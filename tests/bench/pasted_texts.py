@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from lab.features.why.figure import (
     BOTH,
@@ -19,6 +19,7 @@ from lab.features.why.figure import (
     FIRST_FREE,
     MAYBE_FIRST,
     MIXED,
+    MIXED_WINDOW,
     PREFILL,
     PROMPT,
     SERVED,
@@ -40,11 +41,12 @@ PROSE = (
 
 @dataclass(frozen=True)
 class Paste:
-    """A text as somebody pastes it, and the truth of its figures."""
+    """A text as somebody pastes it, the truth of its figures, and what a command says of them."""
 
     name: str
     text: str
     truths: tuple[Truth, ...]
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -286,18 +288,84 @@ def kobold(chance: random.Random) -> tuple[str, list[Truth]]:
 
 
 def vllm(chance: random.Random) -> tuple[str, list[Truth]]:
-    """vLLM's log: averages over windows."""
+    """vLLM's log: averages over windows, of decode alone or with prefill in them."""
     lines = list[str]()
-    truths = list[Truth]()
+    rates = list[float]()
+    is_pure = chance.random() < 0.6
+    n_running = chance.choice([1, 1, 2, 7])
     for second in range(chance.randint(1, 3)):
         tps = round(chance.uniform(3, 900), 1)
         lines.append(
             f"INFO 08-01 07:18:{second}4 [loggers.py:122] Engine 000: Avg prompt throughput: "
-            f"{chance.randint(0, 9000)}.0 tokens/s, Avg generation throughput: {tps} tokens/s, "
-            "Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 67.5%"
+            f"{0 if is_pure else 300}.0 tokens/s, Avg generation throughput: {tps} tokens/s, "
+            f"Running: {n_running} reqs, Waiting: 0 reqs, GPU KV cache usage: 67.5%"
         )
-        truths.append(Truth(tps, DECODE, WINDOW))
-    return "\n".join(lines) + "\n", truths
+        rates.append(tps)
+    counts = WINDOW if is_pure else MIXED_WINDOW
+    mean_tps = sum(rates) / len(rates)
+    return "\n".join(lines) + "\n", [Truth(mean_tps, DECODE, counts, None, n_running)]
+
+
+def sglang(chance: random.Random) -> tuple[str, list[Truth]]:
+    """SGLang's batches of decode, of equally many requests."""
+    n_running = chance.choice([1, 2, 8])
+    tokens = n_running * chance.randint(20, 9000)
+    tps = round(chance.uniform(10, 900), 2)
+    line = (
+        f"[2026-02-01 10:00:00 TP0] Decode batch, #running-req: {n_running}, #token: {tokens}, "
+        "token usage: 0.05, cuda graph: True, "
+        f"gen throughput (token/s): {tps:.2f}, #queue-req: 0, "
+    )
+    truth = Truth(tps, DECODE, WINDOW, tokens // n_running, n_running)
+    return f"{line}\n{line}\n", [truth]
+
+
+def progress(chance: random.Random) -> tuple[str, list[Truth]]:
+    """llama-server's lines of progress of an answer that goes on."""
+    tps = round(chance.uniform(2, 90), 2)
+    lines = list[str]()
+    for n_decoded in (40, 100, 160):
+        lines.append(
+            f"0.20.000.001 I slot print_timing: id  0 | task 77 | n_decoded = {n_decoded:6d}, "
+            f"tg = {tps:6.2f} t/s, tg_3s = {tps:6.2f} t/s"
+        )
+    return "\n".join(lines) + "\n", [Truth(tps, DECODE, MAYBE_FIRST)]
+
+
+def kobold_of_2026(chance: random.Random) -> tuple[str, list[Truth]]:
+    """KoboldCpp's newer line, which counts the processed tokens."""
+    request = Request.drawn(chance)
+    prompt_s = request.prompt_ms / 1e3
+    gen_s = request.gen_ms / 1e3
+    prefill_tps = round(request.prefill_tps, 2)
+    decode_tps = round(request.decode_tps(FIRST_FREE), 2)
+    text = (
+        f"CtxLimit:{request.n_context + request.n_gen}/16384, Init:0.00s, "
+        f"Processed:{request.n_prompt} in {prompt_s:.2f}s ({prefill_tps:.2f}T/s), "
+        f"Generated:{request.n_gen}/512 in {gen_s:.2f}s ({decode_tps:.2f}T/s), "
+        f"Total:{prompt_s + gen_s:.2f}s\n"
+    )
+    return text, [
+        Truth(prefill_tps, PREFILL, PROMPT, request.n_cached),
+        Truth(decode_tps, DECODE, MAYBE_FIRST, request.n_context),
+    ]
+
+
+def llama_swap(chance: random.Random) -> tuple[str, list[Truth]]:
+    """llama-swap's table of activity."""
+    request = Request.drawn(chance)
+    prefill_tps = round(request.prefill_tps, 2)
+    decode_tps = round(request.decode_tps(FIRST_FREE), 2)
+    text = (
+        "Time | Cached | Prompt | Generated | Prompt Speed | Gen Speed | Duration\n"
+        "-- | -- | -- | -- | -- | -- | --\n"
+        f"now | {request.n_cached:,} | {request.n_prompt:,} | {request.n_gen} | "
+        f"{prefill_tps:.2f} t/s | {decode_tps:.2f} t/s | 9.00s |\n"
+    )
+    return text, [
+        Truth(prefill_tps, PREFILL, PROMPT, request.n_cached),
+        Truth(decode_tps, DECODE, MAYBE_FIRST, request.n_context),
+    ]
 
 
 def mlx(chance: random.Random) -> tuple[str, list[Truth]]:
@@ -577,9 +645,53 @@ WRITERS: dict[str, Writer] = {
     "llama-batched-bench, JSON lines": batched_lines,
     "TabbyAPI": tabby,
     "a benchmark of a server": serving_benchmark,
+    "SGLang": sglang,
+    "llama-server's progress": progress,
+    "KoboldCpp of 2026": kobold_of_2026,
+    "llama-swap": llama_swap,
     "KoboldCpp's benchmark": kobold_benchmark,
     "a bare figure": bare,
 }
+
+
+def command(chance: random.Random) -> tuple[str, dict[str, object]]:
+    """A command of llama.cpp as people write it, and what it states."""
+    name = f"some-{chance.choice(['1B', '8B', '30B-A3B'])}-{chance.choice(['Q4_0', 'Q8_0'])}"
+    options = {
+        "n_gpu_layers": ("-ngl", "--n-gpu-layers"),
+        "threads": ("-t", "--threads"),
+        "ubatch": ("-ub", "--ubatch-size"),
+        "n_cpu_moe": ("-ncmoe", "--n-cpu-moe"),
+    }
+    tokens = [chance.choice(["-m", "--model"]), f"/models/{name}.gguf"]
+    stated: dict[str, object] = {"model": name, "quantization": name.rpartition("-")[2]}
+    for setting in chance.sample(list(options), chance.randint(0, 4)):
+        value = chance.randint(1, 60)
+        tokens += [chance.choice(options[setting]), str(value)]
+        stated[setting] = value
+    if chance.random() < 0.5:
+        value_of_fa = chance.choice(["on", "off"])
+        tokens += ["-fa", value_of_fa]
+        stated["flash_attn"] = value_of_fa
+    begin = chance.choice(
+        ["./", "$ ", "user@box:~/llama.cpp$ ./build/bin/", "    ", "CUDA=0 "]
+    )
+    kind = chance.choice(["line", "line", "lines", "list", "folded"])
+    if kind == "list":
+        items = "\n".join(f'      - "{token}"' for token in tokens)
+        return f"    image: ghcr.io/x/llama.cpp:server\n    command:\n{items}\n", stated
+    if kind == "folded":
+        pairs = "\n".join(
+            f"      {' '.join(tokens[place : place + 2])}"
+            for place in range(0, len(tokens), 2)
+        )
+        return f"    image: ghcr.io/x/llama.cpp:server\n    command: >\n{pairs}\n", stated
+    separator = " \\\n  " if kind == "lines" else " "
+    pieces = [" ".join(tokens[place : place + 2]) for place in range(0, len(tokens), 2)]
+    return f"{begin}llama-server {separator.join(pieces)}\n", stated
+
+
+OF_LLAMA = ("llama-server log", "llama-server's progress", "timings")
 
 
 def as_pasted(
@@ -620,6 +732,10 @@ def pastes(seed: int = 1) -> Iterator[Paste]:
     for number in range(N_PASTES - len(SAMPLES)):
         name = list(WRITERS)[number % len(WRITERS)]
         text, truths = WRITERS[name](chance)
+        stated: dict[str, object] = {}
+        if name in OF_LLAMA and chance.random() < 0.7:
+            line, stated = command(chance)
+            text = f"{line}\n{text}"
         text = as_pasted(text, name, chance)
         if name != "a bare figure" and chance.random() < 0.3:  # two programs in one post
             second = chance.choice(list(WRITERS))
@@ -628,4 +744,4 @@ def pastes(seed: int = 1) -> Iterator[Paste]:
                 text = f"{text}\n\nand the other one:\n{more}"
                 truths = [*truths, *more_truths]
                 name = f"{name} and {second}"
-        yield Paste(name, text, tuple(truths))
+        yield Paste(name, text, tuple(truths), stated)

@@ -10,6 +10,7 @@ sessions, and compares the causes with what was planted. A sleep in the loop is 
 of the steps: it must stay in the part that is not explained. Throttling is added to most of B's
 runs, with the readings that a throttled CPU leaves. In pastes a statement is false if it differs
 from the truth; "unknown" is never false, but counts where the text says it (goal: at most 5 %).
+What a command in the text states must be read: a stated fact that is called unknown is false.
 """
 
 from __future__ import annotations
@@ -318,9 +319,23 @@ def judge(paste: Paste, score: Score) -> None:
             continue
         left.remove(figure)
         judge_figure(paste.name, truth, figure, score)
+        if figure.source.startswith("llama-server"):
+            judge_facts(paste, figure, score)
     for figure in left:
         score.n_statements += 1
         score.false.append(f"{paste.name}: invented {figure.label} {figure.tps:g}")
+
+
+def judge_facts(paste: Paste, figure: Figure, score: Score) -> None:
+    """Compare the facts of a command with what it states: a stated fact is never unknown."""
+    for name, true in paste.facts.items():
+        score.n_statements += 1
+        fact = figure.facts.get(name)
+        line = f"{paste.name}: {name} is {true}, read {fact}"
+        if fact is None:
+            score.false.append(f"{line} (called not given)")
+        elif fact.value != true:
+            score.false.append(line)
 
 
 def best_match(truth: Truth, figures: Sequence[Figure]) -> Figure | None:

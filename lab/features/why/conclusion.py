@@ -32,7 +32,8 @@ from lab.features.why.parts import (
     STATE,
     GapPart,
 )
-from lab.features.why.setups import GROUPS
+from lab.features.why.readers.setup import program_of
+from lab.features.why.setups import GROUPS, NOT_OF_LLAMA
 from lab.features.why.trial import OVER_BUDGET, WITHOUT_BUDGET
 from lab.runner import as_options
 from lab.show.wording import digits, percent, times
@@ -134,6 +135,8 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
     unknown = different + lacking
     if len(unknown) == 1 and explained.pair.has_records:
         sentence += f" The only difference without a known factor is {unknown[0]}."
+    elif len(different) == 1:
+        sentence += f" The only difference that is known is {different[0]}."
     elif different:
         sentence += f" It may come from what differs: {', '.join(different)}."
     elif unknown:
@@ -144,6 +147,9 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
 def next_step(explained: WhyAnswer, unknown: Sequence[str]) -> str:
     """The command that measures what is unknown; "" if none can."""
     model = () if explained.has_model else ("-m", "SPEC")
+    sources = {program_of(figure) for _, figure in explained.pair.sides}
+    if not sources.isdisjoint(NOT_OF_LLAMA):  # nothing here is like them
+        return ""
     if any(WITHOUT_BUDGET in part.reason for part in explained.parts):
         return again(explained, *model)
     if any(OVER_BUDGET in part.reason for part in explained.parts):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
@@ -160,7 +161,7 @@ class Figure:
         if self.n_gen == 1:
             return "a single token: no decode rate"
         if self.counts == MIXED_WINDOW:
-            return "a window with prefill"
+            return "with prefill in it"
         if self.counts == WHOLE:
             return "whole answer"
         if self.n_gen is not None and self.n_gen < FEWEST_TOKENS:
@@ -195,7 +196,11 @@ class Figure:
         return f"{tokens} after an unknown context"
 
     def _timed_prefill(self) -> str:
-        size = "prefill" if self.n_prompt is None else f"prefill of {self.n_prompt:,} tokens"
+        size = (
+            "prefill"
+            if self.n_prompt is None
+            else f"prefill of {plural(self.n_prompt, 'token')}"
+        )
         if self.depth is None:
             return f"{size} after an unknown context"
         if self.depth:

@@ -31,6 +31,7 @@ ABOUT = (
 DETAILS = "--details: why."
 NEARLY_EQUAL = 1.005
 MOST_FIGURES = 20  # in the table of what was read
+LONGEST_CELL = 34  # letters of a fact in the table of what was read
 LONGEST_REASON = 90  # letters of what differs, in a sentence
 FIELDS = (
     *("tps", "phase", "counts", "source", "label", "n_prompt", "n_gen", "depth", "n_streams"),
@@ -137,14 +138,10 @@ def sentences(explained: WhyAnswer, details: bool) -> list[str]:
 
 def read_section(sides: Sequence[Sequence[Figure]], chosen: Sequence[Figure]) -> Section:
     """What was read: all figures of each side, and the facts of those that are compared."""
-    figures = list[tuple[str, Figure]]()
+    lines = list[str]()
     for letter, side in zip("AB", sides, strict=False):
-        figures += [(letter, figure) for figure in side[:MOST_FIGURES]]
-    columns = (
-        ("side", lambda row: row[0]),
-        ("tokens/s", lambda row: digits(row[1].tps)),
-        ("figure", lambda row: row[1].label),
-    )
+        for figure in side[:MOST_FIGURES]:
+            lines.append(f"{letter}  {digits(figure.tps):>6} tokens/s   {figure.label}")
     table_of_facts = list[tuple[str, ...]]()
     lacking = list[str]()
     for name, cells in rows_of_facts(chosen):
@@ -157,15 +154,10 @@ def read_section(sides: Sequence[Sequence[Figure]], chosen: Sequence[Figure]) ->
         where = f", line {figure.line}" if figure.line else ""
         of_facts.append((f"{letter}{where}", partial(cell_of, place)))
     return Section(
-        title="What was read",
         name="why-read",
-        **tabled(columns, figures, keep_all=True),
-        parts=[
-            Section(
-                **tabled(of_facts, table_of_facts, keep_all=True),
-                sentences=[f"Not found: {', '.join(lacking)}."] if lacking else [],
-            )
-        ],
+        words=lines,
+        **tabled(of_facts, table_of_facts, keep_all=True),
+        sentences=[f"Not found: {', '.join(lacking)}."] if lacking else [],
     )
 
 
@@ -185,7 +177,8 @@ def rows_of_facts(chosen: Sequence[Figure]) -> list[tuple[str, list[str]]]:
     for figure in chosen:
         names |= dict.fromkeys(figure.facts)
     for name in names:
-        cells = [fact_cell(figure.facts.get(name)) for figure in chosen]
+        most = LONGEST_CELL // len(chosen)
+        cells = [fact_cell(figure.facts.get(name), most) for figure in chosen]
         rows.append((name, cells))
     return rows
 
@@ -194,13 +187,14 @@ def shown_or_unknown(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3g}"
 
 
-def fact_cell(fact: Fact | None) -> str:
+def fact_cell(fact: Fact | None, most: int) -> str:
     """A fact with the line that states it; a dash for an unknown one."""
     if fact is None:
         return UNKNOWN
-    return (
-        f"{printable(fact.words)} (line {fact.line})" if fact.line else printable(fact.words)
-    )
+    text = printable(fact.words)
+    if len(text) > most:
+        text = f"{text[:most]}..."
+    return f"{text} (line {fact.line})" if fact.line else text
 
 
 def factor_cell(part: GapPart) -> str:

@@ -202,7 +202,7 @@ def of_settings(pair: Pair) -> list[GapPart]:
     """The parts of settings: of groups that a trial can measure, of others, of those not given."""
     can_change = set(pair.fast.settings) & set(pair.slow.settings)
     changed = dict[str, list[FactOfBoth]]()
-    different = list[str]()
+    different = dict[str, list[str]]()
     lacking = dict[str, list[str]]()
     for comparison in comparisons_of(pair):
         name = comparison.name
@@ -211,13 +211,15 @@ def of_settings(pair: Pair) -> list[GapPart]:
         if comparison.is_different and name in can_change:
             changed.setdefault(group, []).append(comparison)
         elif comparison.is_different or comparison.is_in_one_command:
-            different.append(f"{label} {comparison.words}")
+            different.setdefault(group, []).append(f"{name} {comparison.words}")
         elif comparison.lacking or comparison.is_open:
             lacking.setdefault(comparison.words, []).append(label)
     parts = of_changes(pair, changed)
-    if different:
-        parts.append(unknown(OTHER_SETTINGS, "; ".join(different), differs=True))
-    return parts + of_lacking(lacking, changed)
+    names = {part.name for part in parts}
+    for group, reasons in different.items():
+        name = OTHER_SETTINGS if group in names else group
+        parts.append(unknown(name, "; ".join(reasons), differs=True))
+    return parts + of_lacking(lacking, {part.name for part in parts})
 
 
 def of_changes(pair: Pair, changed: dict[str, list[FactOfBoth]]) -> list[GapPart]:
@@ -234,13 +236,11 @@ def of_changes(pair: Pair, changed: dict[str, list[FactOfBoth]]) -> list[GapPart
     return parts
 
 
-def of_lacking(
-    lacking: Mapping[str, Sequence[str]], changed: Mapping[str, object]
-) -> list[GapPart]:
-    """The part of the settings that a side does not give."""
+def of_lacking(lacking: Mapping[str, Sequence[str]], shown: set[str]) -> list[GapPart]:
+    """The part of the settings that a side does not give, without groups that are shown."""
     reasons = list[str]()
     for text, labels in lacking.items():
-        left = [label for label in dict.fromkeys(labels) if label not in changed]
+        left = [label for label in dict.fromkeys(labels) if label not in shown]
         if left:
             reasons.append(f"{', '.join(left)}: {text}")
     if not reasons:

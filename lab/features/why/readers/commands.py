@@ -136,6 +136,9 @@ OFF = ("off", "0", "false", "disabled", "no")
 BOOLEANS = ("mmap", "kv_offload", "op_offload", "repack")
 QUANTIZED_CACHES = {"0": "f16", "1": "q8_0", "2": "q4_0"}
 ALL_LAYERS = 99  # more layers than most models have: how people write `all`
+LIKE_A_MODEL = re.compile(r"(?!-)\S{0,200}[\d:/]")
+"""A word that can be a model's name, and is not the next one of a sentence."""
+
 FILE = re.compile(r"(?:-\d{5}-of-\d{5})?\.(?:gguf|bin|safetensors)$", re.I)
 QUANTIZATION = re.compile(
     r"(?<![a-z0-9])((?:UD-)?I?Q[1-8]_[A-Z0-9_]{1,12}|I?Q[1-8]|TQ[12]_0|BF16|F16|FP16|F32|FP8|FP4"
@@ -240,15 +243,15 @@ def is_of_options(line: str) -> bool:
 
 def block_from(lines: list[str], number: int, first: str) -> tuple[str, int]:
     """The words of a command that may go on below, and how many lines it has."""
-    parts = [first]
     previous = first.rstrip()
     is_list = not first.strip(" |>-[")
+    parts = [] if is_list else [first]
     n_lines = 1
     for line in lines[number + 1 : number + MOST_LINES]:
         line_text = own_words(line)
         tokens = line_text.strip(" \t\"',[]")
         goes_on = previous.endswith(("\\", "^")) or OPTION.match(tokens.partition(" ")[0])
-        is_item = is_list and bool(re.match(r"\s{0,40}(?:- |[\"'])", line))
+        is_item = is_list and bool(re.match(r"[\s>]{0,40}(?:- |[\"'])", line))
         if not line_text.strip() or START.search(line) or not (goes_on or is_item):
             break
         parts.append(line_text)
@@ -305,7 +308,7 @@ def facts_of(tokens: list[str], program: str, line: int) -> dict[str, Fact]:
     """The facts of a command's words; none if it has no option and no model."""
     read = dict[str, Fact]()
     texts: dict[str, list[str]] = {facts.SAMPLING: [], facts.SPECULATION: []}
-    if program in (OLLAMA, VLLM) and tokens and not tokens[0].startswith("-"):
+    if program in (OLLAMA, VLLM) and tokens and LIKE_A_MODEL.match(tokens[0]):
         read |= facts.stated(name_of_model(tokens[0]), line)
     for flag, value in pairs_of(tokens):
         if program == BENCH and value and "," in value:
@@ -342,7 +345,7 @@ def facts_of_option(flag: str, value: str | None, program: str, line: int) -> di
     if flag == "--quantkv" and value in QUANTIZED_CACHES:
         return facts.stated(dict.fromkeys(CACHE_TYPES, QUANTIZED_CACHES[value]), line)
     if flag not in NAMES_OF_FLAGS and program and not NOT_OF_SPEED.match(flag):
-        read[flag.lstrip("-")] = Fact(value or "on", line)
+        read |= fact_of_setting(flag.lstrip("-"), value, line)
     return read
 
 

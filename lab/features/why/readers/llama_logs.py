@@ -77,6 +77,8 @@ SEVERAL_EVALUATIONS = re.compile(
 )
 """Words of programs whose timings sum up several prompts, or leave a part of one out."""
 
+OF_LIBRARY = re.compile(r"\bllama_cpp\b|llama-cpp-python|\bLlama\.generate\b")
+OLD_SERVER = re.compile(r"\bPrintTimings\b")
 FOOTER = re.compile(
     rf"\[ {{0,9}}Prompt: {{0,9}}({NUMBER}) t/s {{0,9}}\| {{0,9}}Generation: {{0,9}}({NUMBER}) t/s"
 )
@@ -92,6 +94,14 @@ COUNTING_STEPS = (CLI, LIBRARY, SEVERAL)
 SPEED_CHANGED = 0.1
 
 Slot = tuple[str, str] | None
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What words anywhere in a text say of the program that printed its timings."""
+
+    has_several: bool  # prompts in one sum
+    is_of_library: bool
 
 
 @dataclass
@@ -117,10 +127,13 @@ class LoggedRequest:
 
 def read(text: str) -> list[Figure]:
     """The figures of a log, of each request prefill and decode. ValueError for contradictions."""
-    has_several = SEVERAL_EVALUATIONS.search(text) is not None
+    programs = Signs(
+        has_several=SEVERAL_EVALUATIONS.search(text) is not None,
+        is_of_library=OF_LIBRARY.search(text) is not None,
+    )
     figures = list[Figure]()
     for request in requests_of(text):
-        figures += figures_of(request, has_several)
+        figures += figures_of(request, programs)
     for line, match in matched(text, FOOTER):
         shared: dict[str, Any] = {"source": CLI, "n_streams": 1, "line": line}
         prefill_tps = number(match[1])
@@ -189,29 +202,31 @@ def is_of_next_request(label: str, request: LoggedRequest) -> bool:
     return label in request.timings or (label == PROMPT_EVAL and bool(request.timings))
 
 
-def source_of(request: LoggedRequest) -> str:
+def source_of(request: LoggedRequest, is_of_library: bool) -> str:
     """The program, by its words."""
-    if "generation eval" in request.timings:
-        return IK
     timing = request.timings.get("eval")
+    if "generation eval" in request.timings or (
+        timing and OLD_SERVER.search(timing[1].string)
+    ):
+        return IK
     if timing and timing[1][4].startswith("run"):
-        return LIBRARY if "n_cached" in request.notes else CLI
+        return LIBRARY if is_of_library or "n_cached" in request.notes else CLI
     return SERVER
 
 
-def figures_of(request: LoggedRequest, has_several: bool) -> list[Figure]:
+def figures_of(request: LoggedRequest, programs: Signs) -> list[Figure]:
     """Prefill and decode of a request, as far as their times and tokens are there.
 
-    `has_several`: the timings sum up several prompts, if they are not a server's.
+    Timings of several evaluations sum up several prompts, if they are not a server's.
     """
-    source = source_of(request)
+    source = source_of(request, programs.is_of_library)
     n_prompt, prefill_s = size_and_time(request.timings.get(PROMPT_EVAL))
     shared: dict[str, Any] = {"source": source, "n_prompt": n_prompt, "prefill_s": prefill_s}
     n_context = None
     if source not in COUNTING_STEPS:
         n_context = context_before_answer(request, n_prompt)
         shared["is_of_server"] = True
-    elif has_several:
+    elif programs.has_several:
         shared["source"] = SEVERAL
     elif n_prompt is not None:
         n_context = (request.count("n_cached") or 0) + n_prompt

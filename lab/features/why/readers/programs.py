@@ -26,7 +26,7 @@ from lab.formats.numbers import GO_DURATION, NUMBER, number
 GAP = r"\s{0,20}:\s{0,20}"
 GO = rf"(?:{GO_DURATION}(?![\w.])|{NUMBER})"
 N = r"\d[\d,]{0,12}"
-SPACE = r"\s{1,40}"  # a terminal may break a line at any space
+SPACE = r"[\s>]{1,40}"  # a terminal may break a line at any space, and a quote mark it
 
 
 def patterns(*texts: str) -> tuple[re.Pattern[str], ...]:

@@ -59,7 +59,10 @@ LOGS: tuple[tuple[tuple[str, ...], str], ...] = (
         r"\b(?:loading model|loaded meta data with [^\n]{1,80} from) "
         r"'?(?P<model>[^'\n]{1,400}?\.gguf)\b",
     ),
-    (OF_LLAMA, r"\b(?:threadpool init, |system_info: |, )n_threads = (?P<threads>\d{1,4})\b"),
+    (
+        OF_LLAMA,
+        r"\b(?:threadpool init, |system[_ ]info: |, )n_threads = (?P<threads>\d{1,4})\b",
+    ),
     (OF_LLAMA, r"\bn_threads_batch = (?P<threads_batch>\d{1,4})\b"),
     (OF_LLAMA, r"\bn_batch {0,8}= (?P<batch>\d{1,6})\b"),
     (OF_LLAMA, r"\bn_ubatch {0,8}= (?P<ubatch>\d{1,6})\b"),
@@ -132,7 +135,7 @@ ENDS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         (),
-        r"\b(?:using device|- ) ?(?:CUDA|ROCm|Vulkan|SYCL|MTL|Metal)(?P<device_id>\d{1,3}) "
+        r"(?:using device|- ) ?(?:CUDA|ROCm|Vulkan|SYCL|MTL|Metal)(?P<device_id>\d{1,3}) "
         r"\((?P<hardware>[^\n()]{1,80}(?:\([^\n()]{1,20}\)[^\n()]{0,40})?)\)",
     ),
     (
@@ -155,6 +158,8 @@ ENDS: tuple[tuple[tuple[str, ...], str], ...] = (
 """The same of what may stand above the figures or below them; (): of any program."""
 
 TRIMMED = re.compile(r"[\s*|]+$|, driver.*$", re.I)
+OF_SERVER = ("parallel", facts.SAMPLING)  # also below the start of a draft model
+OF_MODEL = (facts.FILE_ID, facts.PLACEMENT)
 KEPT = (facts.HARDWARE, facts.BUILD)
 """What a new start does not change by itself."""
 
@@ -185,6 +190,13 @@ class Known:
     def begin(self, command: StartedProgram) -> None:
         """A command starts a program: what earlier ones said no longer holds."""
         unchanged = {name: fact for name, fact in self.facts.items() if name in KEPT}
+        model = facts.value_of(command.facts, facts.MODEL)
+        if model and model == facts.value_of(self.facts, facts.MODEL):
+            of_model = {name: self.facts.get(name) for name in OF_MODEL}
+            unchanged |= {name: fact for name, fact in of_model.items() if fact}
+        if command.program == OLLAMA:  # a client: the settings of its server stay
+            names = set(self.facts) - {facts.MODEL, facts.QUANTIZATION, *OF_MODEL}
+            unchanged |= {name: self.facts[name] for name in names}
         self.facts = {**unchanged, **command.facts}
         self.has_command = True
         self.is_of_draft = False
@@ -194,6 +206,7 @@ class Known:
         """Take the facts of a line, unless they are of a draft model."""
         if statement.draft:
             self.drafts.add(statement.draft)
+            self.is_of_draft = True
             self.facts.setdefault(facts.SPECULATION, Fact("drafts", statement.line))
         new = dict(statement.facts)
         model = new.get(facts.MODEL)
@@ -209,8 +222,11 @@ class Known:
                 self.devices = {}
             self.devices.setdefault(statement.device_id or "", fact)
             self.facts[facts.HARDWARE] = hardware_of(self.devices)
-        if not self.is_of_draft:
-            self.facts |= new
+        if not model and facts.QUANTIZATION in self.facts:  # the file's name is more exact
+            new.pop(facts.QUANTIZATION, None)
+        if self.is_of_draft:
+            new = {name: fact for name, fact in new.items() if name in OF_SERVER}
+        self.facts |= new
 
 
 def hardware_of(devices: Mapping[str, Fact]) -> Fact:

@@ -121,6 +121,8 @@ def of_csv(text: str) -> list[Figure]:
     figures = list[Figure]()
     reader = csv.DictReader(io.StringIO(f"{quote}{head}{rows}"))
     for line, row in enumerate(reader, first_line):
+        if not (row.get("n_prompt") or "").isdecimal():
+            break  # what follows is another text
         figures += of_columns(row, line)
     return figures
 
@@ -395,7 +397,9 @@ def of_llama_swap(text: str) -> list[Figure]:
         names = [cell.lower() for cell in cells]
         if "gen speed" in names:
             heads = names
-        elif heads and len(cells) == len(heads):
+        elif len(cells) != len(heads):
+            heads = []
+        elif heads:
             read = dict(zip(heads, cells, strict=True))
             answer = PastedAnswer(line_number)
             for head, name in SWAP_HEADS.items():

@@ -37,7 +37,7 @@ FORMATS = (
 KNOWN = f"Known formats: {', '.join(FORMATS)}."
 IN_WORDS = 'Or give one figure in words: lab why "32.4 t/s" B'
 LIKE_A_RATE = re.compile(
-    r"\d[\d.,]{0,12}\s{0,3}(?:tokens?|toks?|t|tk)\s{0,3}(?:/|per|p)\s{0,3}s"
+    r"\d[\d.,]{0,12}\s{0,3}(?:tokens?|toks?|tks?|t)\s{0,3}(?:/|per|p)?\s{0,3}s(?:ec\w{0,4})?\b"
     r"|\bt/s\b|\btokens? per sec|\btps\b"
     r"|\b(?:eval|prompt) (?:rate|time|duration)\b|tokens-per-sec",
     re.I,

@@ -36,6 +36,7 @@ VLLM = Program(
 SGLANG = Program(
     source="SGLang log",
     patterns=(
+        re.compile(r"(?P<prompt>Prefill batch)"),
         re.compile(
             r"Decode batch[.,] [^\n]{0,40}?#running-req: (?P<running>\d{1,6}), "
             r"#(?:full )?token: (?P<tokens>\d{1,9}), "
@@ -44,7 +45,6 @@ SGLANG = Program(
             rf"gen throughput \(token/s\): (?P<decode_tps>{NUMBER})"
         ),
     ),
-    anywhere=(re.compile(r"(?P<prompt>Prefill batch)"),),
 )
 
 SERVING_BEGIN = re.compile(r"={3,60} Serving Benchmark Result ={3,60}")
@@ -115,7 +115,6 @@ def vllm_windows(text: str) -> Iterator[Window]:
 
 def sglang_windows(text: str) -> Iterator[Window]:
     """The batches of decode in SGLang's log; one after a prefill has a part of it in its time."""
-    was_prefill = False
     for answer in collected(text, SGLANG):
         n_running = answer.count("running")
         tps = answer.number("decode_tps")
@@ -125,13 +124,11 @@ def sglang_windows(text: str) -> Iterator[Window]:
                 answer.lines["decode_tps"],
                 tps,
                 n_running,
-                is_pure=not was_prefill,
+                is_pure="prompt" not in answer.values,
                 depth=tokens / n_running,
                 tokens_per_step=answer.number("tokens_per_step"),
                 cuda_graph=answer.values.get("cuda_graph"),
             )
-            was_prefill = False
-        was_prefill = was_prefill or "prompt" in answer.values
 
 
 def of_windows(windows: Sequence[Window], source: str) -> list[Figure]:
@@ -171,7 +168,7 @@ def of_group(group: Sequence[Window], source: str) -> Figure:
         accepted=sum(window.accepted or 0 for window in group) or None,
         facts=group_facts,
         line=first.line,
-        about=f"{n_windows} windows" if n_windows > 1 else "a window",
+        about=f"{n_windows} windows" if n_windows > 1 else "one window",
         is_of_server=True,
     )
 

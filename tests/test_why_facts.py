@@ -1,0 +1,360 @@
+"""What a text says of a setup is read, and what it does not say is neither equal nor invented."""
+# ruff: noqa: E501 (samples are as programs print them)
+
+from typing import Any
+
+import pytest
+
+from lab.errors import LabError
+from lab.features.why import pairing
+from lab.features.why.answer import WhyAnswer, answer
+from lab.features.why.conclusion import conclude, questions
+from lab.features.why.figure import DECODE, PREFILL, Figure
+from lab.features.why.parts import EQUAL, NOT_KNOWN, GapPart
+from lab.features.why.readers import commands, text as reader
+from lab.features.why.section import sentences
+from tests.conftest import run_lab
+
+CLI = """\
+llama_perf_context_print: prompt eval time =    2000.00 ms /  4000 tokens (    0.50 ms per token,  2000.00 tokens per second)
+llama_perf_context_print:        eval time =    9950.00 ms /   199 runs   (   50.00 ms per token,    20.00 tokens per second)
+"""
+SLOWER = """\
+llama_perf_context_print: prompt eval time =    4000.00 ms /  4000 tokens (    1.00 ms per token,  1000.00 tokens per second)
+llama_perf_context_print:        eval time =   19900.00 ms /   199 runs   (  100.00 ms per token,    10.00 tokens per second)
+"""
+WINDOW = "INFO 05-05 05:05:{} [loggers.py:9] Engine 000: Avg prompt throughput: {} tokens/s, Avg generation throughput: {} tokens/s, Running: {} reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%\n"
+BENCH = "| model | size | params | backend | ngl | {} | test | t/s |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n| tiny 2B Q4_0 | 1.10 GiB | 2.00 B | CUDA | 99 | {} | tg64 | {} \u00b1 0.10 |\n\nbuild: {} ({})\n"
+
+
+def decode_of(text: str) -> Figure:
+    """The first decode figure of a text."""
+    return next(figure for figure in reader.parse(text) if figure.phase == DECODE)
+
+
+def values(figure: Figure) -> dict[str, Any]:
+    return {name: fact.value for name, fact in figure.facts.items()}
+
+
+def why_of(a: str, b: str, prefill: bool = False) -> WhyAnswer:
+    """The answer on two texts."""
+    return answer(*pairing.nearest(reader.parse(a), reader.parse(b), prefill))
+
+
+def part(explained: WhyAnswer, name: str) -> GapPart:
+    return next(each for each in explained.parts if each.name == name)
+
+
+COMMAND_LINES = [
+    (
+        "./llama-cli -m /m/tiny-2B-Q4_0.gguf -ngl 12 -t 6 -fa",
+        {"model": "tiny-2B-Q4_0", "n_gpu_layers": 12, "threads": 6, "flash_attn": "on"},
+    ),
+    (
+        "$ llama-server -hf someone/Tiny-2B-GGUF:Q8_0 -ctk q8_0 -ub 256",
+        {
+            "model": "Tiny-2B-GGUF",
+            "quantization": "Q8_0",
+            "cache_type_k": "q8_0",
+            "cache_type_v": "f16",
+            "ubatch": 256,
+        },
+    ),
+    (
+        "> > user@host:~$ llama-server --model x-7B-Q5_K_M.gguf --n-gpu-layers=20 \\\n> >   --flash-attn off --no-mmap",
+        {"model": "x-7B-Q5_K_M", "n_gpu_layers": 20, "flash_attn": "off", "mmap": False},
+    ),
+    (
+        "PS C:\\ai> .\\llama-bench.exe -m C:\\models\\x-7B-Q5_K_M.gguf -t 4 -p 64,128",
+        {"model": "x-7B-Q5_K_M", "threads": 4},
+    ),
+    (
+        'services:\n  llm:\n    image: ghcr.io/ggml-org/llama.cpp:server-cuda\n    command:\n      - "-m"\n      - "/models/x-7B-Q5_K_M.gguf"\n      - "-ngl"\n      - "7"\n      - --flash-attn\n      - "on"\n',
+        {"model": "x-7B-Q5_K_M", "n_gpu_layers": 7, "flash_attn": "on"},
+    ),
+    (
+        '    command: ["--model", "/models/x-7B.gguf", "-t", "3"]',
+        {"model": "x-7B", "threads": 3},
+    ),
+    (
+        "    command: >\n      --model /models/x-7B.gguf\n      -t 3",
+        {"model": "x-7B", "threads": 3},
+    ),
+    (
+        "docker run --gpus all -v /m:/m ghcr.io/ggml-org/llama.cpp:server-cuda -m /m/x-7B.gguf -ngl 8",
+        {"model": "x-7B", "n_gpu_layers": 8},
+    ),
+    ("I run it with -ngl 30 -fa off here:", {"n_gpu_layers": 30, "flash_attn": "off"}),
+    (
+        "ExecStart=/opt/llama.cpp/llama-server -m /m/x-7B.gguf -c 4096 -np 2",
+        {"model": "x-7B", "n_ctx": 4096, "parallel": 2},
+    ),
+    (
+        "vllm serve org/X-7B-AWQ --tensor-parallel-size 2 --max-model-len 4096",
+        {"model": "X-7B-AWQ", "quantization": "AWQ", "tensor-parallel-size": 2, "n_ctx": 4096},
+    ),
+    (
+        "python3 -m sglang.launch_server --model-path org/X-7B --tp 2",
+        {"model": "X-7B", "tensor-parallel-size": 2},
+    ),
+    (
+        "ollama run llama9:7b-q4_0 --verbose",
+        {"model": "llama9:7b-q4_0", "quantization": "q4_0"},
+    ),
+    (
+        "python koboldcpp.py --model x-7B.gguf --gpulayers 9 --flashattention --quantkv 1",
+        {"model": "x-7B", "n_gpu_layers": 9, "flash_attn": "on", "cache_type_k": "q8_0"},
+    ),
+    (
+        "mlx_lm.generate --model org/X-7B-4bit --temp 0.5",
+        {"model": "X-7B-4bit", "sampling": "temp 0.5"},
+    ),
+    (
+        "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0 ollama serve",
+        {"flash_attn": "on", "cache_type_k": "q8_0"},
+    ),
+    ("      - LLAMA_ARG_N_GPU_LAYERS=5", {"n_gpu_layers": 5}),
+    (
+        "llama-server -m x-7B.gguf -md y-1B.gguf --draft-max 8",
+        {"model": "x-7B", "speculation": "drafts"},
+    ),
+    (
+        'llama-server -m x-7B.gguf -ot "exps=CPU" --n-cpu-moe 3',
+        {"override_tensor": "exps=CPU", "n_cpu_moe": 3},
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), COMMAND_LINES)
+def test_a_command_gives_model_and_settings(text: str, expected: dict[str, Any]) -> None:
+    read: dict[str, Any] = {}
+    for command in commands.commands(text):
+        read |= {name: fact.value for name, fact in command.facts.items()}
+    assert {name: read.get(name) for name in expected} == expected
+
+
+ORDINARY = [
+    "Is this normal for my card?", "the llama-server log is below", "- prompt: 512 tokens", "I use ollama run daily",
+    "| model | size | params |", "--- snip ---", "slot print_timing: id  0 | task 0 |", "koboldcpp is slow",
+    "https://github.com/ggml-org/llama.cpp/issues/1", "vllm serve is what I use", "temperature 0.7, top_k 40",
+    "-- ", "* one", "- two", "2 - 3 = -1", "INFO:     127.0.0.1 - \"POST /v1/chat/completions HTTP/1.1\" 200 OK",
+    "GPU: RTX 3090", "Thanks!", "> quoted", "command not found", "args: none", "image: a cat",
+    "srv  update_slots: all slots are idle", "eval time = 100 ms", "model: qwen", "main: server is listening",
+]  # fmt: skip
+
+
+def test_a_hundred_ordinary_lines_are_no_commands() -> None:
+    lines = [
+        f"{before}{line}" for line in ORDINARY for before in ("", "  ", "> ", "llm-1  | ")
+    ]
+    assert len(lines) >= 100
+    for line in lines:
+        assert list(commands.commands(line)) == [], line
+
+
+def test_the_nearest_command_before_a_figure_is_its_command() -> None:
+    text = f"./llama-cli -m a-7B.gguf -ngl 5\n{CLI}\n./llama-cli -m b-7B.gguf -ngl 6\n{SLOWER}"
+    decodes = [figure for figure in reader.parse(text) if figure.phase == DECODE]
+    assert [figure.model for figure in decodes] == ["a-7B", "b-7B"]
+    below = decode_of(f"{CLI}\nthe command: ./llama-cli -m c-7B.gguf -ngl 7")
+    assert below.model == "c-7B"
+
+
+def test_settings_of_two_commands_are_compared() -> None:
+    a = f"./llama-cli -m x-7B.gguf -ngl 99 -t 4\n{CLI}"
+    b = f"./llama-cli -m x-7B.gguf -ngl 20 -ctk q8_0 -fa -t 4\n{SLOWER}"
+    explained = why_of(a, b)
+    assert part(explained, "model").how.startswith(EQUAL)
+    assert part(explained, "GPU layers").reason.startswith("n_gpu_layers 99 in A, 20 in B")
+    cache = part(explained, "cache type").reason
+    assert cache.startswith("cache_type_k f16 by default in A, q8_0 in B")
+    flash = part(explained, "flash attention").reason
+    assert flash == "flash_attn on in B, not named in A's command"
+    assert all("threads" not in each.reason for each in explained.parts)
+    assert "It may come from what differs: GPU layers, cache type, flash attention." in (
+        conclude(explained).sentence
+    )
+
+
+def test_unknown_on_both_sides_is_not_equal() -> None:
+    explained = why_of(CLI, SLOWER)
+    for name in ("model", "machine", "program and build", "speculation", "more settings"):
+        assert part(explained, name).how == NOT_KNOWN
+        assert "not given for A and B" in part(explained, name).reason
+    asked = questions(explained)
+    assert asked.startswith("Ask about A and B: Which model file")
+
+
+def test_one_side_that_gives_a_fact_is_named() -> None:
+    explained = why_of("30 t/s", BENCH.format("fa", "1", "90.00", "abcdef01", "7000"))
+    assert part(explained, "model").reason == "tiny 2B Q4_0 in B, not given for A"
+    lines = " ".join(sentences(explained, details=False))
+    assert "not given for both" not in lines
+
+
+def test_columns_and_builds_of_llama_bench_are_differences() -> None:
+    a = BENCH.format("dev", "CUDA0", "90.00", "abcdef01", "7000")
+    b = BENCH.format("dev", "CUDA0/CUDA1", "30.00", "abcdef02", "7100")
+    explained = why_of(a, b)
+    assert part(explained, "other settings").reason == "device CUDA0 in A, CUDA0/CUDA1 in B"
+    assert part(explained, "program and build").reason == "7000 in A, 7100 in B"
+    assert conclude(explained).command == ""
+    for head, name in (
+        ("ts", "tensor_split"),
+        ("ncmoe", "n_cpu_moe"),
+        ("ot", "override_tensor"),
+    ):
+        assert name in values(decode_of(BENCH.format(head, "1", "9.00", "abcdef01", "1")))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("  Device 0: NVIDIA GeForce RTX 3080, compute capability 8.6, VMM: yes\n", {"hardware": "NVIDIA GeForce RTX 3080"}),
+        ("using device CUDA0 (NVIDIA GeForce RTX 3080) (0000:01:00.0) - 9000 MiB free\n", {"hardware": "NVIDIA GeForce RTX 3080"}),
+        ("print: |   - CUDA0 (RTX 3080)   | 10000 = 1 |\n", {"hardware": "RTX 3080"}),
+        ("  - CUDA0   : NVIDIA GeForce RTX 3080 (10239 MiB, 9000 MiB free)\n", {"hardware": "NVIDIA GeForce RTX 3080"}),
+        ("GPU: RTX 3080\n", {"hardware": "RTX 3080"}),
+        ("build: 4321 (abcdef01) with gcc\n", {"build": "4321"}),
+        ("version: 4321 (abcdef01)\n", {"build": "4321"}),
+        ("build_info: b4321-abcdef01\n", {"build": "4321"}),
+        ("load_tensors: offloaded 10/33 layers to GPU\n", {"n_gpu_layers": 10}),
+        ("llama_context: flash_attn    = disabled\n", {"flash_attn": "off"}),
+    ],
+)  # fmt: skip
+def test_a_log_gives_device_build_and_settings(line: str, expected: dict[str, Any]) -> None:
+    assert expected.items() <= values(decode_of(line + CLI)).items()
+
+
+def test_devices_of_one_name_are_counted() -> None:
+    line = "  Device {}: Some GPU 9, compute capability 8.6, VMM: yes\n"
+    figure = decode_of(line.format(0) + line.format(1) + CLI)
+    assert figure.device == "2x Some GPU 9"
+
+
+def test_ollama_ps_gives_model_id_and_placement() -> None:
+    rate = "eval count: 200 token(s)\neval duration: {}s\neval rate: {} tokens/s\n"
+    row = "NAME  ID  SIZE  PROCESSOR  UNTIL\nsome:7b    0123456789ab    9.9 GB   {}    4 minutes from now\n"
+    a = rate.format(10, "20.00") + row.format("30%/70% CPU/GPU")
+    b = rate.format(4, "50.00") + row.format("100% GPU")
+    explained = why_of(a, b)
+    assert part(explained, "model").how == "equal by ID"
+    assert "placement 30%/70% CPU/GPU in A, 100% GPU in B" in (
+        part(explained, "other settings").reason
+    )
+
+
+def test_windows_of_decode_alone_count_as_their_mean() -> None:
+    log = "".join(
+        WINDOW.format(second, *rest)
+        for second, rest in (
+            (10, ("300.0", "7.0", 1)),
+            (20, ("0.0", "50.0", 1)),
+            (30, ("0.0", "52.0", 1)),
+            (40, ("0.0", "11.0", 0)),
+        )
+    )
+    (figure,) = reader.parse(log)
+    assert figure.tps == 51
+    assert (figure.about, figure.n_streams, figure.weakness) == ("2 windows", 1, "")
+    (mixed,) = reader.parse(WINDOW.format(10, "300.0", "7.0", 1))
+    assert mixed.weakness == "with prefill in it"
+    explained = answer(figure, mixed)
+    assert conclude(explained).sentence.startswith("No conclusion: B is the average")
+
+
+def test_a_sum_is_compared_by_the_answer() -> None:
+    explained = why_of(
+        WINDOW.format(10, "0.0", "120.0", 4), WINDOW.format(10, "0.0", "40.0", 1)
+    )
+    assert explained.pair.letters == ("B", "A")
+    assert explained.ratio == pytest.approx(40 / 30)
+    assert explained.notes[0] == "A sums up 4 answers, 30.0 tokens/s each (120 together)"
+
+
+def test_tokens_of_a_step_are_a_factor() -> None:
+    log = (
+        "slot print_timing: id  0 | task 1 | eval time =   {}.00 ms /   100 tokens (   {} ms per token,    {} tokens per second)\n"
+        "slot print_timing: id  0 | task 1 | draft acceptance = 0.5 ( {} accepted / 100 generated), mean len = {}\n"
+    )
+    a = log.format(1980, "20.00", "50.00", 60, "2.50")
+    b = log.format(3960, "40.00", "25.00", 20, "1.25")
+    explained = why_of(a, b)
+    assert part(explained, "speculation").factor == pytest.approx(2)
+    assert explained.rest.factor == pytest.approx(1, abs=0.01)
+    assert explained.causes[0].name == "speculation"
+    spec = "INFO 05-05 05:05:10 [metrics.py:9] SpecDecoding metrics: Mean acceptance length: 2.40, Accepted throughput: 35.00 tokens/s, Drafted throughput: 50.00 tokens/s, Accepted: 350 tokens, Drafted: 500 tokens, Avg Draft acceptance rate: 70.0%\n"
+    (figure,) = reader.parse(WINDOW.format(10, "0.0", "60.0", 1) + spec)
+    assert (figure.tokens_per_step, figure.accepted, figure.drafted) == (2.4, 350, 500)
+
+
+def test_prefill_has_sizes_and_no_drafts() -> None:
+    line = "slot print_timing: id  0 | task 1 | prompt eval time =   {}.00 ms /   {} tokens (   1.00 ms per token,    {} tokens per second)\n"
+    end = "slot      release: id  0 | task 1 | stop processing: n_tokens = {}, truncated = 0\n"
+    a = line.format(3000, 300, "100.00") + end.format(9000)
+    b = line.format(3000, 3000, "1000.00") + end.format(9000)
+    explained = why_of(a, b, prefill=True)
+    names = [each.name for each in explained.parts]
+    assert "speculation" not in names
+    assert "sampling" not in names
+    assert "A 300 new tokens" in part(explained, "length").reason
+    assert "B 3,000 new tokens" in part(explained, "length").reason
+
+
+FORMATS: list[tuple[str, list[tuple[str, float, int | None, int | None]]]] = [
+    ("slot print_timing: id  0 | task 7 | n_decoded =    100, tg =  20.00 t/s, tg_3s =  20.00 t/s\nslot print_timing: id  0 | task 7 | n_decoded =    160, tg =  17.00 t/s, tg_3s =  9.00 t/s\n", [(DECODE, 17, 160, None)]),
+    ("CtxLimit:500/4096, Init:0.10s, Processed:300 in 1.00s (300.00T/s), Generated:200/512 in 8.00s (25.00T/s), Total:9.10s\n", [(PREFILL, 300, 200, 0), (DECODE, 25, 200, 300)]),
+    ("INFO:  Metrics: 100 tokens generated in 6.0 seconds (Queue: 0.0 s, Process: 500.0 T/s, Generate: 25.0 T/s, Context: 1000 tokens)\n", [(PREFILL, 500, 100, 0), (DECODE, 25, 100, 1000)]),
+    ("[2026-02-01 10:00:00] Decode batch, #running-req: 2, #token: 3000, token usage: 0.05, cuda graph: True, gen throughput (token/s): 90.00, #queue-req: 0, \n", [(DECODE, 90, None, 1500)]),
+    ("Time | Cached | Prompt | Generated | Prompt Speed | Gen Speed | Duration\n-- | -- | -- | -- | -- | -- | --\nnow | 2,000 | 500 | 80 | 250.00 t/s | 16.00 t/s | 7.00s |\n", [(PREFILL, 250, 80, 2000), (DECODE, 16, 80, 2500)]),
+    ("| model | test | t/s | peak t/s | ttfr (ms) | est_ppt (ms) | e2e_ttft (ms) |\n|:--|--:|--:|--:|--:|--:|--:|\n| m | pp400 @ d600 | 500.00 ± 5.00 | | 2010.00 ± 2.00 | 2000.00 ± 2.00 | 2010.00 ± 2.00 |\n| m | tg32 @ d600 | 33.00 ± 1.00 | 34.00 ± 1.00 | | | |\n", [(PREFILL, 500, None, 0), (DECODE, 33, 32, 1000)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), FORMATS)
+def test_newer_formats(
+    text: str, expected: list[tuple[str, float, int | None, int | None]]
+) -> None:
+    read = [(each.phase, each.tps, each.n_gen, each.depth) for each in reader.parse(text)]
+    assert read == expected
+
+
+def test_a_cached_prompt_and_a_single_token_have_no_rate() -> None:
+    cached, decode = reader.parse(
+        "Metrics: 200 tokens generated in 8.01 seconds (Queue: 0.0 s, Process: 90000.0 T/s, Generate: 25.0 T/s, Context: 1000 tokens)\n"
+    )
+    assert not cached.is_rate
+    assert decode.is_rate
+    one = "Metrics (ID: 0a): 1 tokens generated in 2.05 seconds (Queue: 0.0 s, Process: 0 cached tokens and 1000 new tokens at 500.0 T/s, Generate: 20.0 T/s)\n"
+    with pytest.raises(LabError, match="a single token: no decode rate"):
+        why_of("22 t/s", one)
+    explained = why_of("400 t/s", one, prefill=True)
+    assert explained.pair.fast.n_prompt == 1000
+
+
+def test_a_depth_that_is_only_a_bound_chooses_the_row() -> None:
+    log = "prompt eval time = 1000.00 ms / 2000 tokens ( 0.50 ms per token, 2000.00 tokens per second)\neval time = 9950.00 ms / 200 tokens ( 49.75 ms per token, 20.10 tokens per second)\n"
+    table = "| PP | TG | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s |\n|--|--|--|--|--|--|--|\n| 1024 | 256 | 0 | 1.000 | 1024.00 | 5.120 | 50.00 |\n| 1024 | 256 | 2048 | 1.100 | 930.91 | 12.800 | 20.00 |\n"
+    assert why_of(log, table).pair.slow.depth == 2048
+
+
+def test_slow_samplers_are_told_beside_the_rate() -> None:
+    sampled = "llama_print_timings:      sample time =    2000.00 ms /   200 runs   (   10.00 ms per token,   100.00 tokens per second)\n"
+    (note,) = why_of(CLI, sampled + CLI).notes
+    assert note.startswith("B spent 10.0 ms more on choosing each token")
+
+
+def test_a_refusal_quotes_what_looks_like_a_rate() -> None:
+    cut = "| model | size | test | t/s |\n| --- | --- | --- | --- |\n| tiny | 1 GiB\n"
+    with pytest.raises(LabError, match="Line 3 is cut: it has 3 columns"):
+        reader.parse(cut)
+    with pytest.raises(LabError, match=r"Line 2 is not in a known layout.*150-160 tok/sec"):
+        reader.parse("I get\nabout 150-160 tok/sec here\n")
+
+
+def test_what_was_read_is_printed_without_a_second_side() -> None:
+    code, out, err = run_lab("why", "docs/pasted-llama-server.txt", "--read")
+    assert code == 0, err
+    assert "SmolLM2-135M-Instruct.Q4_1 (line 1)" in " ".join(out.split())
+    code, _, err = run_lab("why", "--url", "http://127.0.0.1:9")
+    assert "--url gives B, and A is missing" in err
