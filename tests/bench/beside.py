@@ -6,11 +6,11 @@
 
 speed: rates of prefill of 128 tokens and decode of 16, quiet and beside one program of the same
 session, of another one, and (as root) of another control group; threads that wait by default, with
-300 spins, asleep, and one thread less. A phase that takes longer than MOST_S is stopped, and its
-rate is that of the tokens until then. bench: the lab and llama-bench, quiet and beside a program
-of their session; goals: at most 4 times slower, and equal within 1.3. named: a pile-up is named in
-every session that has one, and in none that has none. A session has one if its tokens take 20
-times as long as when quiet.
+300 spins, asleep, and one thread less. A phase that takes longer than MOST_S is stopped: the rate
+of decode is then that of the tokens so far, that of prefill is 0. bench: the lab and llama-bench,
+quiet and beside a program of their session; goals: at most 4 times slower, and equal within 1.3.
+named: a pile-up is named in every session that has one, and in none that has none. A session has
+one if its tokens take 20 times as long as when quiet.
 """
 
 from __future__ import annotations
