@@ -71,7 +71,8 @@ class Repo:
 class LoopbackHub:
     """The hub's state, which may be changed while it runs.
 
-    `statuses`: an error for every request of a kind: api, head, cdn. `page`: sent instead of every
+    `statuses`: an error for every request of a kind: api, head, cdn; `bare_statuses`: without the
+    hub's headers. `ignores_ranges`: the CDN sends whole files. `page`: sent instead of every
     answer of the hub. `cut_at`: bytes after which the CDN closes the connection, once. `chunk`
     bytes are sent at once, after a pause of `chunk_s`. `is_endless`: neither the list of files nor
     a file ends. `log`: kind and Authorization of every request. `n_bytes`: sent by the CDN.
@@ -80,6 +81,8 @@ class LoopbackHub:
     repos: dict[str, Repo] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)
     statuses: dict[str, int] = field(default_factory=dict)
+    bare_statuses: dict[str, int] = field(default_factory=dict)
+    ignores_ranges: bool = False
     page: bytes = b""
     wrong_bytes: bool = False
     cut_at: int = 0
@@ -188,6 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
         if status:
             self.error(status)
             return True
+        if kind in self.state.bare_statuses:
+            self.answer(self.state.bare_statuses[kind], {})
+            return True
         if self.state.page and kind != "cdn":
             self.answer(200, {}, self.state.page)
             return True
@@ -233,11 +239,7 @@ class _HubHandler(_Handler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if "/resolve/" in path:
-            name, _, revision_and_file = path.lstrip("/").partition("/resolve/")
-            file = unquote(revision_and_file.partition("/")[2])
-            data = self.state.repos[name].files[file]
-            last = (self.headers.get("Range") or "").partition("-")[2]
-            self.answer(206 if last else 200, {}, data[: int(last) + 1] if last else data)
+            self.do_HEAD()
         elif not self.is_answered("api"):
             self.list_files(path)
 
@@ -302,6 +304,8 @@ class _CdnHandler(_Handler):
     def send_range(self, data: bytes) -> None:
         """Answer with the range that is asked for, cut off and slowed down as programmed."""
         asked = (self.headers.get("Range") or "").removeprefix("bytes=")
+        if self.state.ignores_ranges:
+            asked = ""
         first, _, last = asked.partition("-")
         start = int(first or 0)
         stop = int(last) + 1 if last else len(data)

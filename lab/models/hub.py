@@ -1,8 +1,7 @@
-"""Files of the hub: huggingface_hub downloads them into its cache, and the lab checks them.
+"""Files of the hub, in the cache of huggingface_hub, which other tools share.
 
-`hf_hub_download` continues after a break of the connection, and starts again in a new process. It
-does not compare the bytes with the announced sha256, takes the announced names as paths, and reads
-whatever a server sends; so the lab does the first, refuses the second and limits the third.
+The library asks the hub and names the files of the cache. The lab downloads them itself: the
+library begins a file again in every process, and does not compare it with the announced sha256.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,10 +33,10 @@ HOME = "https://huggingface.co"
 HEADER_BYTES = 32 << 20
 # More than the table of tensors in a later part, which has no vocabulary
 LATER_HEADER_BYTES = 2 << 20
-MOST_ANSWER_BYTES = 32 << 20  # of an answer that is no file: a list of 10,000 files takes 1 MB
-STALL_S = 60.0
-LEAST_BYTES = 64 << 10
-"""A transfer ends if it brings fewer than LEAST_BYTES in STALL_S seconds."""
+ANSWER_S = 10.0  # for the list of a repo's files, and for what a file is
+MOST_BREAKS = 4  # of a download, one after the other, that brought no bytes
+ABANDONED_S = 3_600.0
+"""A download of the library is written to until it ends; after such a pause nobody continues it."""
 
 # The name of a large file's blob; files in git itself have shorter ones
 SHA256 = "[0-9a-f]{64}"
@@ -44,6 +44,17 @@ OFFLINE_HINT = (
     "Without a network, measure the embedded model (smollm2-135m), "
     "a synthetic one (synthetic:NAME:QUANT) or a file on disk (--model PATH.gguf)."
 )
+
+
+PULL_LATER = "Pull again later."
+BUSY = (408, 429, 500, 502, 503, 504)  # statuses
+
+ShowTransfer = Callable[[str, int, int | None], None]
+"""Called with a description of the work, the bytes done and the total bytes (None: unknown)."""
+
+
+def silently(what: str, done: int, total: int | None) -> None:
+    """Shows nothing of a transfer."""
 
 
 @dataclass(frozen=True)
@@ -114,46 +125,140 @@ def missing_bytes(remote: Remote) -> list[int]:
     sizes = []
     for part in remote.parts:
         if _cached_file(part) is None:
-            with _errors_explained(part), _guarded():
+            with _errors_explained(part), _with_client():
                 sizes.append(_announced(part)[1].size)
     with _errors_explained(remote):
         _need_room(sum(sizes))
     return sizes
 
 
-def pull(remote: Remote) -> ModelFile:
-    """Download a model into the hub's cache, with a progress bar on stderr, and check its sha256.
+def pull(remote: Remote, watch: ShowTransfer = silently) -> ModelFile:
+    """Download a model into the hub's cache, and check its sha256.
 
     Of a split model all parts. Raises LabError.
     """
-    pulled = [_pull_file(part) for part in remote.parts]
+    pulled = [_pull_file(part, watch) for part in remote.parts]
     return pulled[0] if len(pulled) == 1 else _of_many(pulled[0])
 
 
-def _pull_file(remote: Remote) -> ModelFile:
-    folder = _folder(remote)
-    with _errors_explained(remote), _guarded() as guard:
+def _pull_file(remote: Remote, watch: ShowTransfer) -> ModelFile:
+    with _errors_explained(remote), _with_client():
         from huggingface_hub import constants, hf_hub_download
 
         user_folder(lambda: Path(constants.HF_HUB_CACHE), "HF_HOME")
-        _, announced = _announced(remote)
-        guard.most_bytes = announced.size
+        _folder(remote)
+        url, announced = _announced(remote)
         expected = announced.etag if re.fullmatch(SHA256, announced.etag) else None
         _check_announced(remote, expected, announced.size)
-        where: dict[str, Any] = {
-            "revision": remote.revision,
-            "cache_dir": _root(),
-            "endpoint": _endpoint(),
-        }
-        path = Path(hf_hub_download(remote.repo, remote.file, **where))
-        sha256 = catalog.sha256(path)
-        expected = expected or remote.sha256
-        if expected and sha256 != expected.lower():
-            _drop(path, folder)
-            what = f"{remote.label} arrived damaged: its sha256 is {sha256} instead of {expected}."
+        _download(remote, url, announced, expected or remote.sha256, watch)
+        # The bytes are there: this gives them their names
+        path = hf_hub_download(
+            remote.repo,
+            remote.file,
+            revision=remote.revision,
+            cache_dir=_root(),
+            endpoint=_endpoint(),
+        )
+    sha256 = expected or catalog.sha256(Path(path))
+    return remote.at(Path(path), sha256)
+
+
+def _download(
+    remote: Remote, url: str, announced: Any, sha256: str | None, watch: ShowTransfer
+) -> None:
+    """Put the bytes of a file into the cache, under the name that the library gives them.
+
+    Continues where an earlier process stopped. LabError for bytes with another sum.
+    """
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    blob = _folder(remote) / "blobs" / announced.etag
+    lock = _root() / ".locks" / _folder(remote).name / f"{announced.etag}.lock"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        _delete_abandoned(blob.parent)
+        part = blob.with_name(f"{blob.name}.incomplete")
+        if not blob.exists():
+            _fetch(remote, url, part, announced.size, watch)
+        written = blob if blob.exists() else part
+        watch(f"checking {remote.file}", 0, None)
+        found = catalog.sha256(written)
+        if sha256 and found != sha256.lower():
+            _drop(written, _folder(remote))
+            what = (
+                f"{remote.label} arrived damaged: its sha256 is {found} instead of {sha256}."
+            )
             hint = "Pull it again. If this repeats, a proxy or mirror changes the file."
             raise LabError(f"{what} The lab deleted it.", hint)
-        return remote.at(path, sha256)
+        written.replace(blob)
+
+
+def _fetch(remote: Remote, url: str, part: Path, n_bytes: int, watch: ShowTransfer) -> None:
+    """Complete a file of `n_bytes`. Tries again after breaks, unless they bring no bytes."""
+    from huggingface_hub import errors
+
+    library: Any = errors
+    part.touch()
+    n_breaks = 0
+    while part.stat().st_size != n_bytes:
+        n_before = part.stat().st_size
+        try:
+            _append(remote, url, part, n_bytes, watch)
+        except errors.HfHubHTTPError:
+            raise
+        except library.HTTPError:
+            if n_breaks == MOST_BREAKS:
+                raise
+        n_breaks = 0 if part.stat().st_size > n_before else n_breaks + 1
+        if n_breaks > MOST_BREAKS:
+            what = f"{remote.label} ended after {n_before:,} of {n_bytes:,} bytes."
+            raise LabError(what, "Pull it again later: the lab continues from there.")
+
+
+def _append(remote: Remote, url: str, part: Path, n_bytes: int, watch: ShowTransfer) -> None:
+    """Append the bytes that a file lacks. LabError for more bytes than announced."""
+    n_done = part.stat().st_size
+    if n_done > n_bytes:
+        n_done = 0
+    what = f"downloading {remote.file}"
+    with _stream(url, f"bytes={n_done}-") as answer:
+        is_rest = answer.status_code == HTTPStatus.PARTIAL_CONTENT
+        if not is_rest:
+            n_done = 0
+        with part.open("ab" if is_rest and n_done else "wb") as file:
+            for chunk in answer.iter_bytes():
+                n_done += len(chunk)
+                if n_done > n_bytes:
+                    much = f"The hub sent more than the {n_bytes:,} bytes that it announced"
+                    file.truncate(0)
+                    raise LabError(f"{much} for {remote.label}.", "Pull it again.")
+                file.write(chunk)
+                watch(what, n_done, n_bytes)
+
+
+@contextmanager
+def _stream(url: str, byte_range: str) -> Iterator[Any]:
+    """An answer with a range of a file's bytes."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+    headers = {**build_hf_headers(), "Range": byte_range}
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    request = get_session().stream(
+        "GET", url, headers=headers, follow_redirects=True, timeout=timeout
+    )
+    with request as answer:
+        hf_raise_for_status(answer)
+        yield answer
+
+
+def _delete_abandoned(folder: Path) -> None:
+    """Delete what killed downloads of the library left: no process continues it."""
+    for path in folder.glob("*.????????.incomplete"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                path.unlink()
 
 
 def header(remote: Remote, folder: Path) -> Path:
@@ -170,16 +275,9 @@ def header(remote: Remote, folder: Path) -> Path:
 
 def _write_header(remote: Remote, path: Path, n_bytes: int) -> None:
     _folder(remote)
-    with _errors_explained(remote), _guarded() as guard:
-        from huggingface_hub import get_session
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
-
+    with _errors_explained(remote), _with_client():
         url, announced = _announced(remote)
-        guard.most_bytes = announced.size
-        headers = {**build_hf_headers(), "Range": f"bytes=0-{n_bytes - 1}"}
-        request = get_session().stream("GET", url, headers=headers, follow_redirects=True)
-        with request as answer, path.open("wb") as file:
-            hf_raise_for_status(answer)
+        with _stream(url, f"bytes=0-{n_bytes - 1}") as answer, path.open("wb") as file:
             for chunk in answer.iter_bytes():
                 file.write(chunk)
                 if file.tell() >= n_bytes:
@@ -191,12 +289,12 @@ def files(repo: str, revision: str = "main") -> list[ListedFile]:
     """The .gguf files of a repo, by name. Raises LabError."""
     remote = Remote(repo, revision=revision)
     _folder(remote)
-    with _errors_explained(remote), _guarded():
+    with _errors_explained(remote), _with_client():
         from huggingface_hub import HfApi, errors
 
         try:
             listed = HfApi(_endpoint()).model_info(
-                repo, revision=revision, files_metadata=True
+                repo, revision=revision, files_metadata=True, timeout=ANSWER_S
             )
             siblings = listed.siblings or []
             names = [ListedFile(file.rfilename, file.size) for file in siblings]
@@ -298,9 +396,27 @@ def _commit_of_main(folder: Path) -> str:
 
 
 def _root() -> Path:
-    from huggingface_hub import constants
-
+    try:
+        from huggingface_hub import constants
+    except ValueError:
+        raise _bad_variable() from None
     return Path(constants.HF_HUB_CACHE).resolve()
+
+
+def _bad_variable() -> LabError:
+    """The LabError for a setting in the environment with which the library is not imported."""
+    names = ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT")
+    values = [
+        f"{name}={os.environ[name]}"
+        for name in names
+        if not os.environ.get(name, "0").strip().isdigit()
+    ]
+    if not values:
+        return _bad_endpoint(os.environ.get("HF_ENDPOINT", ""))
+    what = (
+        f"The environment has {' and '.join(values)}, which is not a whole number of seconds."
+    )
+    return LabError(what, "Unset it, or set it to 10.")
 
 
 def _folder(remote: Remote) -> Path:
@@ -346,9 +462,10 @@ def _announced(remote: Remote) -> tuple[str, Any]:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(remote.repo, remote.file, revision=remote.revision, endpoint=_endpoint())
-    metadata = get_hf_file_metadata(url, timeout=10, endpoint=_endpoint())
-    if not metadata.commit_hash or not metadata.etag:
-        raise _no_hub()
+    metadata = get_hf_file_metadata(url, timeout=ANSWER_S, endpoint=_endpoint())
+    for name in (metadata.commit_hash, metadata.etag):  # they become names in the cache
+        if not re.fullmatch(r"\w[\w.-]*", name or ""):
+            raise _no_hub()
     if metadata.size is None or metadata.size < 0:
         raise _no_hub()
     return url, metadata
@@ -375,157 +492,90 @@ def _need_room(n_bytes: int) -> None:
         raise OSError(errno.ENOSPC, "")
 
 
-# What a server may do
-
-
-@dataclass
-class _Guard:
-    """Limits what the library sends and accepts: hooks of its HTTP client.
-
-    `most_bytes`: of the body of any answer; for a file, its announced size.
-    """
-
-    most_bytes: int = MOST_ANSWER_BYTES
-
-    def check_request(self, request: Any) -> None:
-        """LabError for a request that would carry the token to another server than the hub."""
-        if "Authorization" in request.headers and _origin(str(request.url)) != _origin(
-            _endpoint()
-        ):
-            raise _no_hub()
-        # So that announced bytes are bytes on disk
-        request.headers["Accept-Encoding"] = "identity"
-
-    def check_answer(self, response: Any) -> None:
-        """LabError for an answer of no hub; the body of the others gets its limits."""
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise _no_hub()
-        if response.request.method == "HEAD":
-            _refuse_paths(response)
-        elif response.is_redirect or response.is_error:
-            _limit_body(response, MOST_ANSWER_BYTES)
-        else:
-            _limit_body(response, self.most_bytes)
+# The client
 
 
 @contextmanager
-def _guarded() -> Iterator[_Guard]:
-    """A guard of all that the library does in a `with` block, also after it has reconnected.
+def _with_client() -> Iterator[None]:
+    """Let the library use a client of the lab's in a `with` block, also after it has reconnected.
 
-    Not with Xet: its program sends the token, and writes, where no hook sees it.
+    Its requests carry the token to the hub only, and announced bytes are bytes on disk. Without
+    Xet, whose program sends the token and writes where no hook sees it.
     """
     from huggingface_hub import constants, set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
-    guard = _Guard()
-
     def new_client() -> Any:
-        client: Any = default_client_factory()
-        client.event_hooks["request"].append(guard.check_request)
-        client.event_hooks["response"].append(guard.check_answer)
-        for transport in (client._transport, *client._mounts.values()):
-            if transport is not None:
-                transport._pool._network_backend = _Network(transport._pool._network_backend)
+        try:
+            client: Any = default_client_factory()
+        except (ImportError, ValueError) as problem:
+            if _proxy():
+                raise _bad_proxy(problem) from None
+            with _proxies_unset():
+                client = default_client_factory()
+        client.event_hooks["request"].append(_check_request)
         return client
 
+    _check_token()
     set_client_factory(new_client)
     has_disabled_xet = constants.HF_HUB_DISABLE_XET
     constants.HF_HUB_DISABLE_XET = True
     try:
-        yield guard
+        yield
     finally:
         constants.HF_HUB_DISABLE_XET = has_disabled_xet
         set_client_factory(default_client_factory)
 
 
-def _refuse_paths(response: Any) -> None:
-    """LabError for an announced commit or sum that would lead out of the cache.
-
-    On every answer: the library asks again what `pull` has asked.
-    """
-    for name in ("X-Repo-Commit", "X-Linked-Etag", "ETag"):
-        value = response.headers.get(name) or "absent"
-        if not re.fullmatch(r'(W/)?"?\w[\w.-]*"?', value):
-            raise _no_hub()
+def _check_request(request: Any) -> None:
+    """LabError for a request that would carry the token to another server than the hub."""
+    if "Authorization" in request.headers and _origin(str(request.url)) != _origin(
+        _endpoint()
+    ):
+        raise _no_hub()
+    request.headers["Accept-Encoding"] = "identity"
 
 
-class _Network:
-    """The client's network, with connections that are not waited for without end."""
+def _proxy() -> tuple[str, str] | None:
+    """The variable that names the proxy to the hub, and its address; None without one."""
+    from urllib.request import getproxies, proxy_bypass
 
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
-
-    def connect_tcp(self, *arguments: Any, **options: Any) -> _Connection:
-        return _Connection(self._network.connect_tcp(*arguments, **options))
-
-
-class _Connection:
-    """A connection that ends with a LabError if an answer, its head included, drips or stays out.
-
-    Only what the client waits for counts: time in which it writes to the disk does not.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._n_bytes = 0
-        self._waited_s = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def start_tls(self, *arguments: Any, **options: Any) -> _Connection:
-        return _Connection(self._stream.start_tls(*arguments, **options))
-
-    def write(self, data: bytes, timeout: float | None = None) -> None:
-        self._n_bytes = 0
-        self._waited_s = 0.0
-        self._stream.write(data, timeout)
-
-    def read(self, most_bytes: int, timeout: float | None = None) -> bytes:
-        began = time.monotonic()
-        data: bytes = self._stream.read(most_bytes, min(timeout or STALL_S, STALL_S))
-        self._waited_s += time.monotonic() - began
-        self._n_bytes += len(data)
-        if self._waited_s > STALL_S:
-            if self._n_bytes < LEAST_BYTES:
-                what = f"The hub sent {self._n_bytes:,} bytes in {STALL_S:g} s."
-                raise LabError(f"{what} The lab stopped waiting.", "Pull it again later.")
-            self._n_bytes = 0
-            self._waited_s = 0.0
-        return data
+    parts = urlsplit(_endpoint())
+    if proxy_bypass(parts.netloc):
+        return None
+    proxies = getproxies()
+    for kind in (parts.scheme, "all"):
+        if kind in proxies:
+            return f"{kind.upper()}_PROXY", proxies[kind]
+    return None
 
 
-def _limit_body(response: Any, most_bytes: int) -> None:
-    """Let the body of an answer end with a LabError if it is too long."""
-    stream = response.stream
-    stream_class: Any = type(stream)  # the client accepts nothing else
-
-    class LimitedStream(stream_class):  # type: ignore[misc]
-        def __init__(self) -> None: ...
-
-        def __iter__(self) -> Iterator[bytes]:
-            return _limited(stream, most_bytes)
-
-        def close(self) -> None:
-            stream.close()
-
-    response.stream = LimitedStream()
+@contextmanager
+def _proxies_unset() -> Iterator[None]:
+    """Take the proxies out of the environment, from which the client is made."""
+    taken = {}
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            taken[name] = os.environ.pop(name)
+    try:
+        yield
+    finally:
+        os.environ.update(taken)
 
 
-def _limited(chunks: Any, most_bytes: int) -> Iterator[bytes]:
-    """The same chunks. LabError for more than `most_bytes`."""
-    n_bytes = 0
-    for chunk in chunks:
-        n_bytes += len(chunk)
-        if n_bytes > most_bytes:
-            what = f"The hub sent more than the {most_bytes:,} bytes that it may."
-            raise LabError(
-                f"{what} The lab stopped reading.", "Pull it again, from another hub."
-            )
-        yield chunk
+def _bad_proxy(problem: Exception) -> LabError:
+    """The LabError for proxies of the environment that the client does not take."""
+    from urllib.request import getproxies
+
+    for kind, address in getproxies().items():
+        name = f"{kind.upper()}_PROXY"
+        shown = _without_password(address)
+        if address.startswith("socks") and isinstance(problem, ImportError):
+            what = f"{name} names a SOCKS proxy, {shown}, which needs the package socksio."
+            hint = f"Install it (pip install socksio), or unset {name}, or name an HTTP proxy."
+            return LabError(what, hint)
+    what = f"A proxy of the environment cannot be used: {_without_password(str(problem))}."
+    return LabError(what, "Check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.")
 
 
 # Errors
@@ -540,15 +590,18 @@ def _endpoint() -> str:
         parts = urlsplit(endpoint)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return endpoint
+    raise _bad_endpoint(endpoint)
+
+
+def _bad_endpoint(endpoint: str) -> LabError:
     what = f"HF_ENDPOINT is not a valid address: {_without_password(endpoint)!r}."
-    raise LabError(what, f"Unset it, or set it to {HOME}")
+    return LabError(what, f"Unset it, or set it to {HOME}")
 
 
-def _origin(url: str) -> tuple[str, str | None, int | None]:
+def _origin(url: str) -> tuple[str, str | None, int]:
     """The scheme, host and port of an address."""
     parts = urlsplit(url)
-    usual = 443 if parts.scheme == "https" else 80
-    return parts.scheme, parts.hostname, parts.port or usual
+    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _without_password(text: str) -> str:
@@ -569,6 +622,8 @@ def _rejected(problem: Any, remote: Remote) -> LabError:
     """
     from huggingface_hub import errors
 
+    if _origin(str(problem.response.url)) != _origin(_endpoint()):
+        return _bytes_refused(problem, remote)
     status = problem.response.status_code
     repo = remote.repo
     page = f"{HOME}/{repo}"
@@ -576,7 +631,7 @@ def _rejected(problem: Any, remote: Remote) -> LabError:
         f"accept the licence on {page}, create a token of that account on {HOME}/settings/tokens, "
         "set HF_TOKEN to it, and pull again."
     )
-    if isinstance(problem, errors.GatedRepoError) or status == 403:
+    if isinstance(problem, errors.GatedRepoError):
         what = f"{repo} is gated: downloading it requires a licence ({status})."
         return LabError(what, f"To get it, {licence}")
     if isinstance(problem, errors.RevisionNotFoundError):
@@ -585,16 +640,71 @@ def _rejected(problem: Any, remote: Remote) -> LabError:
         what = f"{repo} has no file {remote.file!r} at revision {remote.revision!r}."
         return LabError(what, f"See {page}/tree/main")
     if "invalid credentials" in (problem.server_message or "").lower():
-        what = f"The hub rejects the token in HF_TOKEN ({status})."
-        return LabError(what, f"Unset it. For {repo}, {licence}")
-    if status in (401, 404):
+        what = f"The hub rejects the token in {_token_place()} ({status})."
+        return LabError(what, f"Remove it or set another one. For {repo}, {licence}")
+    if status == HTTPStatus.FORBIDDEN:
+        return _forbidden(problem, remote)
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_FOUND):
         what = f"The hub has no repo {repo}, or it is private ({status})."
         return LabError(what, f"Check the name. If it is private or gated, {licence}")
-    if status in (408, 429, 500, 502, 503, 504):
-        what = f"The hub is too busy to send {remote.label} ({status})."
-        return LabError(what, "Pull again later.")
+    if status in BUSY:
+        return LabError(f"The hub is too busy to send {remote.label} ({status}).", PULL_LATER)
     what = f"The hub rejected the request for {remote.label} (status {status})."
     return LabError(what, f"See {page}")
+
+
+def _bytes_refused(problem: Any, remote: Remote) -> LabError:
+    """The LabError for an error answer of the server to which the hub redirects a download."""
+    status = problem.response.status_code
+    server = f"The server {problem.response.url.host}, which has the bytes for the hub,"
+    if status in BUSY:
+        return LabError(f"{server} is too busy to send {remote.label} ({status}).", PULL_LATER)
+    what = f"{server} refuses to send {remote.label} ({status})."
+    if status == HTTPStatus.NOT_FOUND:
+        what = f"{server} does not have {remote.label} ({status})."
+    return LabError(what, f"{PULL_LATER} If this repeats, see {HOME}/{remote.repo}")
+
+
+def _forbidden(problem: Any, remote: Remote) -> LabError:
+    """The LabError for an answer 403 of a repo that is not gated."""
+    headers = problem.response.headers
+    reason = headers.get("X-Error-Message")
+    if reason:
+        what = f"The hub refuses access to {remote.label} (403): {reason}"
+        hint = f"See {HOME}/{remote.repo}"
+        if "Authorization" in problem.response.request.headers:
+            hint = (
+                f"Check the rights of the token in {_token_place()} on {HOME}/settings/tokens"
+            )
+        return LabError(_without_password(what), hint)
+    what = f"Access to {remote.label} was refused (403), without a reason of the hub."
+    proxy = _proxy()
+    between = f"the proxy {_without_password(proxy[1])} or " if proxy else ""
+    hint = f"Ask whoever runs {between}the firewall of this network, or set HF_ENDPOINT."
+    return LabError(what, hint)
+
+
+def _check_token() -> None:
+    """LabError for a token that a request cannot carry."""
+    from huggingface_hub import get_token
+
+    try:
+        is_ascii = (get_token() or "").isascii()
+    except UnicodeDecodeError:
+        is_ascii = False
+    if not is_ascii:
+        what = f"The token in {_token_place()} has characters that are not ASCII."
+        raise LabError(what, "Set it again, or remove it.")
+
+
+def _token_place() -> str:
+    """Where the library takes the token from."""
+    from huggingface_hub import constants
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if os.environ.get(name, "").strip():
+            return name
+    return f"the file {constants.HF_TOKEN_PATH}"
 
 
 def _disk_error(problem: OSError, remote: Remote) -> LabError:
@@ -613,11 +723,26 @@ def _disk_error(problem: OSError, remote: Remote) -> LabError:
     return LabError(what, "Check its permissions, or set HF_HOME to another folder.")
 
 
+def _unreachable(problem: Exception) -> LabError:
+    """The LabError for a hub that does not answer, or stops in the middle."""
+    reason = f"{type(problem).__name__}: {problem}".rstrip(": .")
+    through = ""
+    hint = OFFLINE_HINT
+    proxy = _proxy()
+    if proxy:
+        name, address = proxy
+        through = f" through the proxy {address} ({name})"
+        hint = f"Check the proxy, or unset {name}. {hint}"
+    what = f"The hub ({_endpoint()}) cannot be reached{through}, or broke off: {reason}."
+    return LabError(_without_password(what), hint)
+
+
 @contextmanager
 def _errors_explained(remote: Remote) -> Iterator[None]:
     """Turn exceptions of the hub, the network and the disk into LabError."""
     from huggingface_hub import errors
 
+    _endpoint()  # with an invalid one the library cannot be imported
     # It imports HTTPError from the HTTP client in use (httpx, or httpx2 since 2.0).
     library: Any = errors
     try:
@@ -627,9 +752,6 @@ def _errors_explained(remote: Remote) -> Iterator[None]:
     except errors.HFValidationError:
         what = f"{remote.repo!r} is not the name of a repo on the hub."
         raise LabError(what, "Write it as OWNER/REPO.") from None
-    except UnicodeEncodeError:
-        what = "HF_TOKEN contains characters that are not ASCII."
-        raise LabError(what, "Set it again, or unset it.") from None
     except json.JSONDecodeError:
         raise _no_hub() from None
     except errors.OfflineModeIsEnabled:
@@ -641,8 +763,6 @@ def _errors_explained(remote: Remote) -> Iterator[None]:
         errors.LocalEntryNotFoundError,
         RuntimeError,  # Xet's
     ) as problem:
-        reason = f"{type(problem).__name__}: {problem}".rstrip(": .")
-        what = f"The hub ({_endpoint()}) cannot be reached, or broke off: {reason}."
-        raise LabError(_without_password(what), OFFLINE_HINT) from None
+        raise _unreachable(problem) from None
     except OSError as problem:
         raise _disk_error(problem, remote) from None

@@ -12,7 +12,7 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,17 +38,13 @@ from lab.models.hub import Remote
 from lab.models.spellings import bare_hub_name
 from lab.process.worker import Worker
 
-ShowTransfer = Callable[[str, int, int | None], None]
-"""Called with a description of the work, the bytes done and the total bytes (None: unknown)."""
+ShowTransfer = hub.ShowTransfer
+silently = hub.silently
 
 MOST_FILES = 40  # of a repo that a message names
 
 # Random weights from which llama.cpp's quantizer makes other types
 WRITTEN_FOR_OTHERS = "Q4_0"
-
-
-def silently(what: str, done: int, total: int | None) -> None:
-    """Shows nothing of a transfer."""
 
 
 def find(worker: Worker, text: str) -> Model:
@@ -137,7 +133,7 @@ def obtain(
             megabytes = " + ".join(f"{size / 1e6:,.0f}" for size in sizes)
             what = f"downloading {len(sizes)} of {len(remote.parts)} parts ({megabytes} MB)"
         watch(what, 0, n_bytes)
-        pulled = hub.pull(remote)
+        pulled = hub.pull(remote, watch)
     hub.remember(remote)
     return dataclasses.replace(pulled, name=spec.name)
 
@@ -180,7 +176,7 @@ def _can_be_made(spec: Spec) -> bool:
 
 @contextmanager
 def _as_a_path_too(spec: Spec) -> Iterator[None]:
-    """Let a LabError about OWNER/REPO/FILE.gguf say that it is no path either."""
+    """Let a LabError about OWNER/REPO/FILE.gguf say that there is no such file here."""
     try:
         yield
     except LabError as problem:

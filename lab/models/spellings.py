@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 from lab.errors import LabError
 from lab.models.candidates import is_tag
@@ -86,8 +86,8 @@ def _hub_address(text: str) -> str | None:
     scheme = re.match(r"https?://", text, re.IGNORECASE)
     host, slash, path = text[scheme.end() if scheme else 0 :].partition("/")
     host = host.lower()
-    own_host = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc.lower()
-    if slash and (host in HUB_HOSTS or (scheme and host == own_host)):
+    own_hub = os.environ.get("HF_ENDPOINT", "").lower().partition("://")[2].partition("/")[0]
+    if slash and (host in HUB_HOSTS or (scheme and host == own_hub)):
         return path
     if scheme and host not in OLLAMA_HOSTS:
         what = f"{text} is not an address of the hub."
