@@ -303,3 +303,23 @@ def test_the_real_engine_is_checked(mini: Path, monkeypatch: pytest.MonkeyPatch)
     assert examined.settings.n_threads == 1
     names = {"build", "threads", "throttling", "power", "other programs", "memory", "GPU"}
     assert names <= checks.keys()
+
+
+def test_progress_names_the_checks_and_says_first_how_long_they_take(
+    planted: type[Planted], mini: Path
+) -> None:
+    """Twelve runs in fresh engines load the model as often, which no line says."""
+    status, out, err = run_lab("doctor", "-m", mini)
+    assert status == 0
+    first, *lines = err.splitlines()
+    assert "about half a minute" in first
+    names = [line.removesuffix(" ...") for line in lines]
+    assert len(names) == len(set(names))
+    assert names[:3] == [
+        "checking one core",
+        "checking the build",
+        "checking the engine",
+    ]
+    assert names[3].startswith("checking 2 against 1 thread")
+    assert "loading" not in err
+    assert "about half a minute" not in out

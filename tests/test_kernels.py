@@ -294,7 +294,7 @@ def test_a_late_machine_times_sure_kernels_once(
     once = engine.probe
 
     def several(probe: Probe) -> Rate:
-        timed = once(probe)
+        timed: Rate = once(probe)
         times_ns = [timed.times_ns[0] + 500 * i * (probe.n_tokens == 8) for i in range(4)]
         return dataclasses.replace(timed, times_ns=tuple(times_ns))
 

@@ -5,10 +5,12 @@ runner/warm_engine.py diagnoses crashes.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def examine(
     for name, value in asked.items():
         if value is not None:
             settings[name] = value
-    watch(Status("working on one core"))
+    named(watch, "one core")(Status("working"))
     work_s = least_work_s()
     exam = examine_engine(settings, best, watch)
     slowdown = least_work_s() / work_s if exam.runs else None
@@ -92,6 +94,22 @@ def examine(
     )
 
 
+def named(watch: ShowStatus, subject: str) -> ShowStatus:
+    """Tells of all statuses only the check that they belong to, and once known how long it takes.
+
+    A check loads a model many times, which says nothing.
+    """
+    doing = f"checking {subject}"
+
+    def show(status: Status) -> None:
+        nonlocal doing
+        if status.announcement:
+            doing = f"checking {subject}: {status.announcement}"
+        watch(dataclasses.replace(status, doing=doing, announcement=""))
+
+    return show
+
+
 def least_work_s() -> float:
     """Seconds of a unit of work on one core, the least of three."""
     return min(system.work_s(WORK_S) for _ in range(3))
@@ -104,12 +122,13 @@ def examine_engine(settings: Mapping[str, Any], best: int, watch: ShowStatus) ->
     with Worker() as worker:
         worker.use(ProcessSetup(lib=lib))
         try:
+            named(watch, "the build")(Status("starting"))
             exam.build = builds.of_worker(worker)
             exam.checks.append(checks.build(exam.build.system_info))
             exam.plan = make_plan(worker, [threads.LENGTHS[0]], threads.N_GEN, 1, **settings)
             worker.use(exam.plan.setup)
             exam.runs, of_threads = threads.examine(
-                worker, exam.plan, settings, best, watch, Worker
+                worker, exam.plan, settings, best, partial(named, watch), Worker
             )
             exam.checks = [engine_check(exam.runs), *exam.checks, of_threads]
         except LabError as problem:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+BEFORE = (
+    "Checks the build, the engine, the number of threads and the machine: about half a minute, "
+    "longer beside other programs."
+)
+
+
 @click.command(cls=Command, first=("model", "threads", "n-gpu-layers", "flash-attn", "lib"))
 @with_options(MODEL, *ENGINE)
 @click.option(
@@ -51,7 +57,11 @@ def doctor(as_json: bool, beside: bool | None, **asked: Any) -> None:
     from lab.show import console
 
     plants = sys.stdout.isatty() and "CI" not in os.environ if beside is None else beside
-    with console.progress(console.console(stderr=True), None, str) as (watch, _):
+    err = console.console(stderr=True)
+    err.print(BEFORE)
+    if plants:
+        err.print("Then decode beside a program that keeps a core busy: some seconds more.")
+    with console.progress(err, None, str) as (watch, _):
         checkup = examine(asked, watch, plants_neighbour=plants)
     if as_json:
         console.print_json(dataclasses.asdict(checkup))

@@ -8,12 +8,13 @@ block.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.core import phases, stats
+from lab.core.lists import plural
 from lab.core.record import Record, Run
 from lab.core.stats import Ratio
 from lab.errors import LabError
@@ -72,19 +73,20 @@ def examine(
     plan: Plan,
     asked: Mapping[str, Any],
     best: int,
-    watch: ShowStatus,
+    named: Callable[[str], ShowStatus],
     new_worker: type[Worker],
 ) -> tuple[list[Record], Check]:
     """Run the plan, and beside it another number of threads. Returns the runs as asked, and the
     check.
 
-    `best` is the default number of threads. LabError if the engine fails.
+    `best` is the default number of threads; `named` shows the progress of a check with its name.
+    LabError if the engine fails.
     """
     if plan.refused:
         raise LabError(
             " ".join(plan.refused.values()), "Take a smaller model, or end other programs."
         )
-    first = first_run(worker, plan, watch)
+    first = first_run(worker, plan, named("the engine"))
     case = case_of_trial(first.run)
     has_room = 2 * plan.memory(plan.cases[0]).total_bytes < machine.memory_available()
     worker.restart()  # without the model
@@ -103,6 +105,7 @@ def examine(
     for name, settings in sides.items():
         n_runs = N_BLOCKS * N_TURNS
         plans[name] = make_plan(worker, [case.n_prompt], case.n_gen, n_runs, **settings)
+    watch = named(f"{n} against {plural(candidate, 'thread')}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "doctor.jsonl"
         records = list(trial.execute(plans, N_BLOCKS, path, watch, new_worker))
