@@ -287,9 +287,9 @@ def test_beside_other_work_only_unsteady_kernels_are_timed_again(
 def test_a_late_machine_times_sure_kernels_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each kernel takes 5 s beside other work: those whose passes agreed are not timed again."""
+    """Each kernel takes 1 s beside other work: those whose passes agreed are not timed again."""
     engine: Any = Counting(unsteady=(8,))
-    clock = types.SimpleNamespace(monotonic=lambda: 5.0 * len(engine.asked))
+    clock = types.SimpleNamespace(monotonic=lambda: 1.0 * len(engine.asked))
     monkeypatch.setattr(measuring, "time", clock)
     once = engine.probe
 
@@ -307,6 +307,24 @@ def test_a_late_machine_times_sure_kernels_once(
     measuring.obtain(engine, Where(MACHINE), todo, shown.append, lambda text: None, tmp_path)
     assert [probe.n_tokens for probe in engine.asked] == [1, 8, 64, 8, 8]
     assert "kernel 5 of 5" in shown[-1].doing
+
+
+def test_no_third_round_after_more_than_twice_the_announced_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine: Any = Counting(unsteady=(1, 8, 64))
+    clock = types.SimpleNamespace(monotonic=lambda: 1.4 * len(engine.asked))
+    monkeypatch.setattr(measuring, "time", clock)
+    monkeypatch.setattr(disturbances, "during", lambda noise, n_free: NOISE)
+    read = rate(probes.READ, "I64", 1, 40, 1e9)
+    monkeypatch.setattr(measuring, "read_rate", lambda n_threads: read)
+    todo = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
+    warnings: list[str] = []
+    measuring.obtain(
+        engine, Where(MACHINE), todo, lambda status: None, warnings.append, tmp_path
+    )
+    assert [probe.n_tokens for probe in engine.asked] == [1, 8, 64] * 2  # 8.4 s; 3 announced
+    assert len(warnings) == 1
 
 
 def test_the_command_says_how_long_it_takes_and_what_ctrl_c_leaves(

@@ -25,9 +25,8 @@ from lab.runner.progress import KERNEL, ShowStatus, Status
 ROUNDS = 2  # every probe is timed in each, unless the machine is disturbed and its rate sure
 STEADY = 1.03  # the best passes of a steady probe's rounds differ by no more than this factor
 SURE_PASSES = 3  # so many passes of a round, as near to its best, make a probe's rate sure
-LATE = (
-    1.5  # a disturbed machine that is so many times slower than EACH_S times sure rates once
-)
+LATE = 1.5  # a disturbed machine that is so many times slower times sure rates only once
+SPENT = 2.5  # after so many times the announced time no kernel is timed a third time
 EACH_S = 0.5  # a probe takes, about
 SURE = 20  # the forecast trusts EACH_S as much as SURE measured probes
 LEAST_READ = 256 * 2**20  # bytes that a plain read goes through
@@ -96,6 +95,7 @@ class ProbeForecast:
 
     def __init__(self, n_probes: int) -> None:
         self.n_probes = n_probes
+        self.announced_s = EACH_S * n_probes
         self.n_done = 0
         self.started = time.monotonic()
 
@@ -103,6 +103,10 @@ class ProbeForecast:
     def is_late(self) -> bool:
         elapsed_s = time.monotonic() - self.started
         return elapsed_s > LATE * EACH_S * self.n_done
+
+    @property
+    def is_spent(self) -> bool:
+        return time.monotonic() - self.started > SPENT * self.announced_s
 
     @property
     def left_s(self) -> float:
@@ -151,11 +155,7 @@ class ProbeSession:
     ) -> None:
         noise = noise_watch.NoiseWatch(self.worker.pid)
         for probe in todo:
-            if (
-                self.disturbed
-                and forecast.is_late
-                and is_sure(self.passes.get(key(probe), ()))
-            ):
+            if self.has_enough(self.passes.get(key(probe), ()), forecast):
                 forecast.n_probes -= 1
                 continue
             doing = (
@@ -171,6 +171,14 @@ class ProbeSession:
         if self.device is None:
             rate = read_rate(self.n_threads)
             self.passes[key(rate)].append(rate)
+
+    def has_enough(self, passes: Sequence[Rate], forecast: ProbeForecast) -> bool:
+        """Whether a probe is not timed again: beside other work, where that would take long."""
+        if not self.disturbed:
+            return False
+        if len(passes) >= ROUNDS and forecast.is_spent:
+            return True
+        return forecast.is_late and is_sure(passes)
 
     def save(self, folder: Path) -> None:
         """Keep the kernels that were timed at all their sizes: nothing lies between the sizes of
