@@ -45,16 +45,17 @@ class RealServer:
     log: Path  # all that it prints
 
 
-def llama_server(model: Path, *options: str) -> AbstractContextManager[RealServer]:
+def llama_server(
+    model: Path, *options: str, alias: str | None = NAME
+) -> AbstractContextManager[RealServer]:
     """llama-server on the shared libraries of the installed llama-cpp-python, with these options of
-    its own."""
+    its own; without `alias` it calls the model by its path."""
     program = str(llama_bench.program("llama-server"))
     command = [
         program,
         "--model",
         str(model),
-        "--alias",
-        NAME,
+        *(("--alias", alias) if alias else ()),
         *_ANYWHERE,
         "--offline",
         *options,
@@ -62,9 +63,15 @@ def llama_server(model: Path, *options: str) -> AbstractContextManager[RealServe
     return _running(command, "/health", llama_bench.environment())
 
 
-def wheel_server(model: Path, *options: str) -> AbstractContextManager[RealServer]:
-    """llama-server as the xllamacpp wheel has it, with those of its options that `_serve` knows."""
-    return _running([sys.executable, "-m", "tests.servers", str(model), *options], "/health")
+def wheel_server(
+    model: Path, *options: str, alias: str | None = NAME
+) -> AbstractContextManager[RealServer]:
+    """llama-server as the xllamacpp wheel has it, with those of its options that `_serve` knows;
+    without `alias` it calls the model by its path."""
+    command = [sys.executable, "-m", "tests.servers", str(model), *options]
+    if alias:
+        command += ["--alias", alias]
+    return _running(command, "/health")
 
 
 def llama_cpp_server(model: Path, *options: str) -> AbstractContextManager[RealServer]:
@@ -147,10 +154,14 @@ def _serve(arguments: Sequence[str]) -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--slot-prompt-similarity", type=float)
     parser.add_argument("--context-shift", action="store_true")
+    parser.add_argument("--alias")
+    parser.add_argument("--jinja", action="store_true")  # it always is
+    parser.add_argument("--chat-template-file", type=Path)
     asked = parser.parse_args(arguments)
     parameters = xllamacpp.CommonParams()
     parameters.model.path = asked.model
-    parameters.model_alias = {NAME}
+    if asked.alias:
+        parameters.model_alias = {asked.alias}
     parameters.hostnames = ["127.0.0.1"]
     parameters.port = asked.port
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = asked.threads
@@ -161,6 +172,8 @@ def _serve(arguments: Sequence[str]) -> None:
     if asked.slot_prompt_similarity is not None:
         parameters.slot_prompt_similarity = asked.slot_prompt_similarity
     parameters.endpoint_slots = True
+    if asked.chat_template_file is not None:
+        parameters.chat_template = asked.chat_template_file.read_text()
     if asked.cache_ram is not None:
         parameters.cache_ram_mib = asked.cache_ram
     server = xllamacpp.Server(parameters)

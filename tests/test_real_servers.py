@@ -49,7 +49,7 @@ from lab.remote.formats import Ask
 from lab.remote.servers import Server
 from tests.bench import llama_bench
 from tests.conftest import run_lab
-from tests.servers import RealServer, llama_cpp_server, llama_server, wheel_server
+from tests.servers import NAME, RealServer, llama_cpp_server, llama_server, wheel_server
 
 WORDS = (
     "The keeper of the lighthouse counted ships and wrote their names "
@@ -62,14 +62,15 @@ PYTHON = "llama_cpp.server"
 
 
 def a_llama_server(
-    model: Path, options: Sequence[str] = ONE_THREAD
+    model: Path, options: Sequence[str] = ONE_THREAD, alias: str | None = NAME
 ) -> AbstractContextManager[RealServer]:
     """A llama-server, with two slots unless the options say otherwise."""
     if not find_spec("xllamacpp") and not llama_bench.is_built("llama-server"):
         pytest.skip(
             "no llama-server here: neither the xllamacpp wheel nor one that a benchmark built"
         )
-    return (wheel_server if find_spec("xllamacpp") else llama_server)(model, *options)
+    start = wheel_server if find_spec("xllamacpp") else llama_server
+    return start(model, *options, alias=alias)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,7 @@ def test_what_llama_server_can_do(reached: Reached, api: str) -> None:
         formats.IGNORE_EOS,
         formats.TIMINGS,
         formats.NO_CACHE,
+        formats.SEED,
     }
 
 
@@ -403,6 +405,84 @@ def test_a_conversation_from_a_file_is_replayed_through_a_server(
     assert [row["n_again"] for row in rows[1:]] == [0, 0]
     assert all(row["is_known"] for row in rows)
     assert rows[1]["n_cached"] < rows[2]["n_cached"] < rows[2]["n_prompt"]
+
+
+# A server as most people start it: without --alias, with a template that knows tools
+
+
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif -%}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}
+"""
+
+
+def tool(*keys: str) -> dict[str, object]:
+    """A tool whose schema has its keys in this order."""
+    path = {"type": "string"}
+    values = {"type": "object", "properties": {"path": path}, "required": ["path"]}
+    parameters = {key: values[key] for key in keys}
+    words = "Reads a page of the long grey book."
+    function = {"name": "read_page", "description": words, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def test_a_server_without_an_alias_is_measured(embedded: Path, tmp_path: Path) -> None:
+    """Its model's id is a path, which may identify a person."""
+    with a_llama_server(embedded, alias=None) as started:
+        short = ("-p", 40, "-n", 3, "-r", 1, "--no-plot", "--out", tmp_path)
+        status, out, err = run_lab("measure", "--url", started.url, *short)
+    assert status == 0, err
+    assert f"model    {embedded.name}" in out
+    assert str(embedded.parent) not in out + err
+
+
+@pytest.mark.parametrize("n_slots", [1, 2])
+def test_turns_that_must_be_cold_are_cold_also_in_a_second_session(
+    embedded: Path, tmp_path: Path, n_slots: int
+) -> None:
+    """The template writes the tools first, and the client sends the keys of the last schema in
+    another order."""
+    template = tmp_path / "tools.jinja"
+    template.write_text(TEMPLATE)
+    said = [
+        {"role": "user", "content": "How many ships came?"},
+        {"role": "assistant", "content": "Seven."},
+        {"role": "user", "content": "And in spring?"},
+        {"role": "assistant", "content": "None."},
+        {"role": "user", "content": "Why?"},
+    ]
+    usual = tool("type", "properties", "required")
+    other = tool("required", "properties", "type")
+    bodies = [
+        {"messages": said[:n], "tools": [first]}
+        for n, first in ((1, usual), (3, usual), (5, other))
+    ]
+    file = tmp_path / "session.jsonl"
+    file.write_text("\n".join(map(json.dumps, bodies)))
+    slots = ("--threads", "1", "--ctx-size", f"{1024 * n_slots}", "--parallel", f"{n_slots}")
+    options = (*slots, "--jinja", "--chat-template-file", str(template))
+    with a_llama_server(embedded, options, alias=None) as started:
+        url = ("--url", started.url)
+        for session in ("first", "second"):
+            folder = tmp_path / session
+            more = ("--replay", file, "--no-plot", "--out", folder)
+            status, _, err = run_lab("turns", *url, *more)
+            assert status == 0, err
+            (path,) = folder.glob("*.jsonl")
+            requests = [record.request for record in results.read([path]).requests]
+            assert len(requests) == 5
+            cached = [figures(request).n_cached for request in requests]
+            n_prompt = figures(requests[0]).n_prompt or 0
+            assert cached[0] == cached[3] == cached[4] == 0
+            assert (cached[1] or 0) >= n_prompt - 1
+            assert requests[0].asked.case["breaks"] == "client@3"
 
 
 # The server of notebook 6

@@ -4,6 +4,7 @@ process and through servers."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +23,9 @@ from lab.features.turns.figures import figures, rows
 from lab.features.turns.prompts import n_repeated, recorded_conversation
 from lab.features.turns.rendered import RenderedPrompt
 from lab.features.turns.replay import Call, Recording, read_recording
-from lab.features.turns.replaying import prepared
+from lab.features.turns.replaying import prepared, with_nonce
 from lab.features.turns.sentences import sentences
-from lab.features.turns.server_figures import served
+from lab.features.turns.server_figures import answered, not_cold, served, was_cached
 from lab.features.turns.through_server import replay as send_recorded
 from lab.process.worker import Worker
 from lab.remote.examination import connect
@@ -231,6 +232,116 @@ def test_thinking_that_the_template_strips_is_the_templates_break() -> None:
 
     assert conversation.breaks == "template@2"
     assert conversation.again[1] >= len("It is read in the lexer, at line 12.")
+
+
+def schema(*keys: str) -> dict[str, Any]:
+    """A tool whose parameters have their keys in this order."""
+    values = {
+        "type": "object",
+        "properties": {"path": {"type": "string"}},
+        "required": ["path"],
+    }
+    parameters = {key: values[key] for key in keys}
+    return {"type": "function", "function": {"name": "read", "parameters": parameters}}
+
+
+def calls_with(**changes: tuple[Any, Any]) -> tuple[Call, Call]:
+    """Two calls, the second of which repeats the first, with these values of fields."""
+    user = {"role": "user", "content": "What is here?"}
+    answer = {"role": "assistant", "content": "Three files."}
+    before: dict[str, Any] = {"messages": [user]}
+    after: dict[str, Any] = {"messages": [user, answer, {"role": "user", "content": "Why?"}]}
+    for name, (first, second) in changes.items():
+        before[name] = first
+        after[name] = second
+    return Call(before, answer), Call(after, None)
+
+
+CLIENTS_CHANGES: dict[str, tuple[Any, Any]] = {
+    "tools": (
+        [schema("type", "properties", "required")],
+        [schema("required", "properties", "type")],
+    ),
+    "tool_choice": ("auto", "none"),
+    "chat_template_kwargs": ({"enable_thinking": True}, {"enable_thinking": False}),
+    "reasoning_effort": ("low", "high"),
+    "parallel_tool_calls": (True, False),
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS_CHANGES)
+def test_what_is_sent_in_another_order_or_with_another_option_is_the_clients(
+    name: str,
+) -> None:
+    first, second = CLIENTS_CHANGES[name]
+    assert not replay.appends_only(*calls_with(**{name: (first, second)}))
+    assert replay.appends_only(*calls_with(**{name: (first, copy.deepcopy(first))}))
+
+
+def test_arguments_in_another_order_are_the_clients() -> None:
+    def called(arguments: dict[str, int]) -> dict[str, Any]:
+        function = {"name": "read", "arguments": arguments}
+        return {"role": "assistant", "tool_calls": [{"function": function}]}
+
+    before, call = calls_with()
+    early = called({"a": 1, "b": 2})
+    late = called({"b": 2, "a": 1})
+    before.body["messages"].insert(0, early)
+    call.body["messages"].insert(0, copy.deepcopy(early))
+    assert replay.appends_only(before, call)
+    call.body["messages"][0] = late
+    assert not replay.appends_only(before, call)
+
+
+def test_keys_of_a_message_may_have_another_order() -> None:
+    """Templates pick the fields of a message by name."""
+    before, call = calls_with()
+    first = call.body["messages"][0]
+    call.body["messages"][0] = dict(reversed(first.items()))
+    assert replay.appends_only(before, call)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "read", "description": "Reads.", "x": 1}},
+        {"type": "function", "function": {"name": "read"}},
+        {"name": "read", "description": "Reads.", "input_schema": {}},
+    ],
+)
+def test_letters_that_keep_a_cache_away_stand_before_tools_too(tool: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool, tool]}
+    changed = with_nonce(body, "q w e")
+    first, second = changed["tools"]
+    described = first.get("function", first)
+    assert described["description"].startswith("q w e")
+    assert list(described)[:2] == ["name", "description"]
+    assert changed["messages"][0]["content"] == "q w e x"
+    assert second == tool
+    assert body["tools"][0] == tool
+
+
+def test_a_cold_request_that_was_served_by_a_cache_is_no_cold_one(tmp_path: Path) -> None:
+    recording = read_recording(written(tmp_path, requests(3)))
+    with null_server(NullSettings()) as started, connect(started.url) as server:
+        path = server.new_file(tmp_path)
+        turns = prepared(recording, server)
+        records = list(send_recorded(turns, server, path, lambda status: None))
+    assert not_cold(records) == []
+    warm = []
+    for record in records:
+        usage = record.request.usage
+        place = record.request.asked.place
+        assert usage is not None
+        if place["is_cold"]:
+            n_cached = round(0.9 * (usage.prompt_tokens or 0))
+            usage = dataclasses.replace(usage, cached_tokens=n_cached)
+        request = dataclasses.replace(record.request, usage=usage)
+        warm.append(dataclasses.replace(record, request=request))
+    (sentence,) = not_cold(warm)
+    assert sentence.startswith("2 of 3 requests that no cache may serve were served by it: ")
+    assert "Their times are not used." in sentence
+    assert was_cached(answered(warm)).sum() == 2
 
 
 def test_rows_of_eight_tokens_that_were_read_before_are_found() -> None:

@@ -27,7 +27,7 @@ from lab.features.turns.figures import finished, rows
 from lab.features.turns.picture import draw
 from lab.features.turns.planning import plan
 from lab.features.turns.sentences import conclude, sentences
-from lab.features.turns.server_figures import served
+from lab.features.turns.server_figures import not_cold, served
 from lab.features.turns.through_server import converse
 from lab.models import catalog
 from lab.runner import disturbances
@@ -201,7 +201,8 @@ def served_section(
         conclude=lambda rows, records: conclusions,
     )
     section = experiment.section(kind, label, (), None, context.is_page)
-    return dataclasses.replace(section, warnings=disturbances.request_sentences(records))
+    warnings = [*not_cold(records), *disturbances.request_sentences(records)]
+    return dataclasses.replace(section, warnings=warnings)
 
 
 def is_served(line: Any) -> bool:

@@ -232,12 +232,24 @@ def answer_in(body: Body, later: Iterable[Body]) -> Message | None:
 
 
 def appends_only(before: Call, call: Call) -> bool:
-    """Whether a call repeats all of the call before it, and adds messages."""
-    if before.body.get("tools") != call.body.get("tools"):
+    """Whether a call repeats all of the call before it, and adds messages. Values are compared as
+    they are sent: templates write the keys of a tool's schema in their order."""
+    if as_sent(options_of(before.body)) != as_sent(options_of(call.body)):
         return False
     if "messages" not in call.body:
         return str(call.body["prompt"]).startswith(str(before.body.get("prompt", "\0")))
     expected = before.messages
     if before.answer is not None:
         expected = [*expected, before.answer]
-    return call.messages[: len(expected)] == expected
+    repeated = call.messages[: len(expected)]
+    return list(map(as_sent, repeated)) == list(map(as_sent, expected))
+
+
+def options_of(body: Body) -> Body:
+    """The fields of a body besides its texts."""
+    return {name: value for name, value in body.items() if name not in ("messages", "prompt")}
+
+
+def as_sent(fields: Message) -> dict[str, str]:
+    """The values of these fields as JSON, with their keys in the order in which they were sent."""
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in fields.items()}

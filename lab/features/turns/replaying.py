@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lab.features.turns.conversation import MEMORY, Conversation, common_length
 from lab.features.turns.prompts import (
@@ -117,7 +118,8 @@ def n_tokens_of(text: str) -> int:
 
 
 def with_nonce(body: Body, nonce: str) -> Body:
-    """The body with these letters before the first text of its prompt."""
+    """The body with these letters before the first text of its prompt. Templates begin with the
+    tools or with the messages, so that both have them."""
     if "messages" not in body:
         return {**body, "prompt": f"{nonce} {body['prompt']}"}
     messages = list(body["messages"])
@@ -131,4 +133,20 @@ def with_nonce(body: Body, nonce: str) -> Body:
         if isinstance(content, str):
             messages[position] = {**message, "content": f"{nonce} {content}"}
             break
-    return {**body, "messages": messages}
+    if not body.get("tools"):
+        return {**body, "messages": messages}
+    first, *others = body["tools"]
+    return {**body, "messages": messages, "tools": [tool_with_nonce(first, nonce), *others]}
+
+
+def tool_with_nonce(tool: Any, nonce: str) -> Any:
+    """A tool with these letters before its description; as it is if it is no function."""
+    if not isinstance(tool, dict):
+        return tool
+    if isinstance(tool.get("function"), dict):
+        return {**tool, "function": tool_with_nonce(tool["function"], nonce)}
+    first = {
+        "name": tool.get("name"),
+        "description": f"{nonce} {tool.get('description') or ''}",
+    }
+    return {**first, **{name: tool[name] for name in tool if name not in first}}

@@ -25,6 +25,10 @@ from lab.features.turns.sentences import SERVER
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_COLD = 0.2
+"""A request that must be cold is not if the server had more than this share of its prompt in the
+cache; templates begin alike, so that some tokens are always there."""
+
 COUNTS = ("n_prompt", "n_cached", "n_gen", "differs_at")
 
 
@@ -37,6 +41,11 @@ class TurnPlace:
     """Letters of the prompt before the first that differs from the turn before; None: first turn.
     """
     is_cold: bool = False  # the same prompt with other first words, so that no cache served it
+
+    @property
+    def must_be_cold(self) -> bool:
+        """Whether nothing of the prompt may come from a cache."""
+        return self.is_cold or self.number == 1
 
 
 class TtftFormula(NamedTuple):
@@ -145,8 +154,9 @@ def fitted(requests: pd.DataFrame, turns: pd.DataFrame, n_new: pd.Series) -> Ttf
     """The formula for the TTFT, from all requests with a known number of computed tokens."""
     import pandas as pd
 
-    begins_cold = requests.is_cold | (requests.turn == 1)
-    points = requests[begins_cold | requests.n_cached.notna()]
+    must_be_cold = requests.is_cold | (requests.turn == 1)
+    is_used = (must_be_cold | requests.n_cached.notna()) & ~was_cached(requests)
+    points = requests[is_used]
     points = computed_points(points, points.n_cached.fillna(0)).dropna(subset=["linear"])
     if points.empty:
         return TtftFormula()
@@ -158,6 +168,29 @@ def fitted(requests: pd.DataFrame, turns: pd.DataFrame, n_new: pd.Series) -> Ttf
     is_too_fast = turns.n_cached.isna() & (turns.ttft_s < least_s)
     fast = least[is_too_fast].dropna(subset=["linear"])
     return formula_through(pd.concat([points, fast]))
+
+
+def was_cached(requests: pd.DataFrame) -> pd.Series:
+    """Whether each request had to be cold, and was not by the server's own count."""
+    must_be_cold = requests.is_cold | (requests.turn == 1)
+    return must_be_cold & (requests.n_cached > MOST_COLD * requests.n_prompt)
+
+
+def not_cold(records: Sequence[RequestRecord]) -> list[str]:
+    """A sentence on the requests that had to be cold and were not, if there are any."""
+    requests = answered(records)
+    if requests.empty:
+        return []
+    cached = requests[was_cached(requests)]
+    if cached.empty:
+        return []
+    n_cold = int((requests.is_cold | (requests.turn == 1)).sum())
+    worst = cached.loc[cached.n_cached.idxmax()]
+    return [
+        f"{len(cached)} of {n_cold} requests that no cache may serve were served by it: "
+        f"{worst.n_cached:,.0f} of {worst.n_prompt:,.0f} prompt tokens, by the server's count. "
+        "Their times are not used."
+    ]
 
 
 def computed_points(requests: pd.DataFrame, n_cached: pd.Series) -> pd.DataFrame:

@@ -50,10 +50,12 @@ class Sender:
     path: Path
     pids: Sequence[int] = ()  # of the server, if it is on this machine
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The server's options, but the one that turns its cache off."""
+    def options(self, place: TurnPlace) -> tuple[str, ...]:
+        """The server's options; the one that turns its cache off only where nothing may come from
+        it: what an earlier session left there is no part of the first turn."""
         accepted = self.server.endpoint.accepted
+        if place.must_be_cold:
+            return accepted
         return tuple(option for option in accepted if option != formats.NO_CACHE)
 
     def send(
@@ -67,7 +69,8 @@ class Sender:
         self, body: Body, n_gen: int, place: TurnPlace, n_counted: int | None = None
     ) -> tuple[RequestRecord, str]:
         """Send the body of a request; `n_counted` are the tokens of its prompt."""
-        limits = formats.limits(self.options)
+        options = self.options(place)
+        limits = formats.limits(options)
         if "tools" in body:  # a call of a tool ends where its grammar says
             limits["ignore_eos"] = None
         asked = Asked(
@@ -80,7 +83,7 @@ class Sender:
             place=vars(place),
             **limits,
         )
-        request = formats.ask_of_fields(self.server.model, body, asked, self.options)
+        request = formats.ask_of_fields(self.server.model, body, asked, options)
         api = CHAT if "messages" in body else COMPLETIONS
         watch = RequestWatch(self.pids, lambda: None)
         reply = self.server.client.send(request, api, watch=watch.look)
