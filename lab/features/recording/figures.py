@@ -126,7 +126,7 @@ def prefill_s(call: RecordedCall) -> float:
     """The prefill time by the server; otherwise the TTFT. Unknown for an answer that was not
     streamed."""
     if call.prefill_ns is not None and not call.has_impossible_times:
-        return call.prefill_ns / 1e9
+        return min(call.prefill_ns, call.ended_ns) / 1e9
     return seconds(call.ttft_ns)
 
 
