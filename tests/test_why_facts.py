@@ -226,6 +226,20 @@ def test_a_log_gives_device_build_and_settings(line: str, expected: dict[str, An
     assert expected.items() <= values(decode_of(line + CLI)).items()
 
 
+def test_a_build_below_a_table_is_of_that_table() -> None:
+    first = BENCH.format("fa", "1", "90.00", "abcdef01", "7000")
+    second = BENCH.format("fa", "1", "30.00", "abcdef02", "7100")
+    read = reader.parse(f"{first}\n{second}")
+    assert [values(figure)["build"] for figure in read] == ["7000", "7100"]
+
+
+def test_an_answer_in_json_names_its_model() -> None:
+    figure = decode_of(
+        '{"model":"x-7B-Q4_0.gguf","timings":{"predicted_n":9,"predicted_ms":80.0}}'
+    )
+    assert figure.model == "x-7B-Q4_0"
+
+
 def test_devices_of_one_name_are_counted() -> None:
     line = "  Device {}: Some GPU 9, compute capability 8.6, VMM: yes\n"
     figure = decode_of(line.format(0) + line.format(1) + CLI)

@@ -25,6 +25,7 @@ from lab.features.why.parts import (
     MACHINE,
     MODEL,
     MORE_SETTINGS,
+    OTHER_SETTINGS,
     PROGRAM,
     QUANTIZATION,
     SAMPLING,
@@ -39,6 +40,7 @@ from lab.runner import as_options
 from lab.show.wording import digits, percent, times
 
 LONGER_BUDGET = "10min"
+LONGEST_NAME = 60  # letters of a difference that stands for its part
 SHORTEST_SWEEP = 512
 
 
@@ -130,7 +132,7 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
     unexplained = explained.rest
     factor = times(math.exp(abs(unexplained.log)))
     sentence = f"Most of it is not explained: {factor}{unsure_of(unexplained)}."
-    different = [part.name for part in explained.different]
+    different = [short_name(part) for part in explained.different]
     lacking = [part.name for part in explained.not_given]
     unknown = different + lacking
     if len(unknown) == 1 and explained.pair.has_records:
@@ -142,6 +144,12 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
     elif unknown:
         sentence += f"{OF_UNKNOWN} {', '.join(unknown)}."
     return Conclusion(sentence, next_step(explained, unknown))
+
+
+def short_name(part: GapPart) -> str:
+    """The name of a part; a single other setting stands for itself."""
+    is_short = len(part.reason) <= LONGEST_NAME
+    return part.reason if part.name == OTHER_SETTINGS and is_short else part.name
 
 
 def next_step(explained: WhyAnswer, unknown: Sequence[str]) -> str:

@@ -46,7 +46,9 @@ OF_SOURCE = (
 OF_LLAMA = (LLAMA, BENCH, OLLAMA, KOBOLD, ANY)
 """Programs that print the log of llama.cpp."""
 
-NUMBER = r"(\d{1,9})"
+ONLY_BELOW = (BENCH,)
+"""llama-bench prints its build below the table: it is not of the next one."""
+
 DEVICE_ID = "device_id"
 DRAFT = "draft"
 LOGS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -107,7 +109,11 @@ LOGS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 ENDS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((LLAMA, BENCH, ANY), r"\bbuild: {0,9}(?P<build>\d{2,6}) \([0-9a-f]{6,40}\)"),
-    ((LLAMA, BENCH, ANY), r"\bbuild: {0,9}[0-9a-f]{6,40} \((?P<build>\d{1,6})\)"),
+    (ONLY_BELOW, r"\bbuild: {0,9}[0-9a-f]{6,40} \((?P<build>\d{1,6})\)"),
+    (
+        (LLAMA, OLLAMA, VLLM, SGLANG),
+        r"[\"']model[\"'] {0,3}: {0,3}[\"'](?P<tag>[^\"'\n]{2,200})[\"']",
+    ),
     ((LLAMA, BENCH, ANY), r"\bversion: (?P<build>\d{3,6}) \([0-9a-f]{6,40}\)"),
     ((LLAMA, ANY), r"\bb(?P<build>\d{4,6})-[0-9a-f]{7,10}\b"),
     ((LLAMA, BENCH, ANY), r"\bbuild b(?P<build>\d{4,6})\b"),
@@ -153,7 +159,10 @@ ENDS: tuple[tuple[tuple[str, ...], str], ...] = (
         r"\| {1,4}(?P<device_id>\d{1,2}) {2,4}"
         r"(?P<hardware>(?:NVIDIA|Tesla|Quadro) [^\n|]{1,60}?) {1,20}O(?:n|ff) ",
     ),
-    ((), r"^\W{0,9}GPUs?\W{0,4}: {0,9}\W{0,4}(?P<hardware>[^\n]{3,80})"),
+    (
+        (),
+        r"^\W{0,9}(?:GPUs?|Hardware|Graphics card)\W{0,4}: {0,9}\W{0,4}(?P<hardware>[^\n]{3,80})",
+    ),
 )
 """The same of what may stand above the figures or below them; (): of any program."""
 
@@ -222,6 +231,9 @@ class Known:
                 self.devices = {}
             self.devices.setdefault(statement.device_id or "", fact)
             self.facts[facts.HARDWARE] = hardware_of(self.devices)
+        if statement.is_end and self.has_command:  # a name that a server gives to its file
+            model = new.pop(facts.MODEL, None)
+            new.pop(facts.QUANTIZATION, None)
         if not model and facts.QUANTIZATION in self.facts:  # the file's name is more exact
             new.pop(facts.QUANTIZATION, None)
         if self.is_of_draft:
@@ -268,6 +280,8 @@ def with_setups(figures: Sequence[Figure], text: str) -> list[Figure]:
             continue
         for program, now in states.items():
             if isinstance(event, Statement):
+                if event.programs == ONLY_BELOW:
+                    continue
                 if not event.programs or program in event.programs:
                     now.learn(event)
             elif event.program == program or (not program and event.program):
