@@ -105,7 +105,7 @@ def test_the_variants_of_settings_differ_as_the_claims_say(
     worker: Any, tmp_path: Path
 ) -> None:
     variants = planned(worker, tmp_path, "16").plans["settings"]
-    changes: dict[str, tuple[str, str]] = {}
+    changes: dict[str, tuple[str | None, str | None]] = {}
     for name, plan in variants.items():
         changes[name] = (plan.settings.flash_attn, plan.settings.type_k)
     assert changes == {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 import pytest
 
+from lab.features.ab import parse_variant
 from lab.main import lab as cli
 
 REFUSED = {
@@ -20,8 +22,8 @@ REFUSED = {
 }
 """The name of a thing, and the names that it does not have."""
 
-TWO_SHORT_NAMES = {"--device": {"-d", "-dev"}}
-"""A device of the datasheets; llama.cpp's name of a device."""
+TWO_SHORT_NAMES = {"--device": {"-d", "-dev"}, "--ubatch": {"-u", "-ub"}}
+"""A device of the datasheets, and llama.cpp's name of a device; llama.cpp's own spelling of -u."""
 
 MOST_COMMANDS = 0.9  # an option that so many commands of an engine have, all of them have
 NOT_HERE = {
@@ -135,3 +137,58 @@ def test_who_writes_results_takes_the_options_of_output() -> None:
             assert {"--out", "--no-plot", "--json"} <= options, name
         if "--out" in options and "--file" not in options and name != "import":
             assert "--json" in options or name == "plot", name
+
+
+OF_LLAMA_CPP: dict[str, dict[str, Any]] = {
+    "-t 2": {"threads": 2},
+    "-tb 2": {"threads_batch": 2},
+    "-b 512": {"batch": 512},
+    "-ub 1": {"ubatch": 1},
+    "-ub 512": {"ubatch": 512},
+    "-u 64": {"ubatch": 64},
+    "-ngl 99": {"n_gpu_layers": 99},
+    "-ngl 0": {"n_gpu_layers": 0},
+    "-ngl auto": {"n_gpu_layers": "auto"},
+    "-fa on": {"flash_attn": "on"},
+    "-fa off": {"flash_attn": "off"},
+    "-fa auto": {"flash_attn": "auto"},
+    "-fa 1": {"flash_attn": "on"},
+    "-fa 0": {"flash_attn": "off"},
+    "-fa ON": {"flash_attn": "on"},
+    "-fa enabled": {"flash_attn": "on"},
+    "-fa false": {"flash_attn": "off"},
+    "-ctk q8_0": {"cache_type_k": "q8_0"},
+    "-ctk Q8_0": {"cache_type_k": "q8_0"},
+    "-ctv f16": {"cache_type_v": "f16"},
+    "-ctk q4_0 -ctv q4_0": {"cache_type_k": "q4_0", "cache_type_v": "q4_0"},
+    "-dev CUDA0,CUDA1": {"device": "CUDA0,CUDA1"},
+    "-dev none": {"device": "none"},
+    "-sm none": {"split_mode": "none"},
+    "-sm row": {"split_mode": "row"},
+    "-mg 1": {"main_gpu": 1},
+    "-ts 3,1": {"tensor_split": "3,1"},
+    "-ts 3/1": {"tensor_split": "3/1"},
+    "-ncmoe 12": {"n_cpu_moe": 12},
+    "-ot ffn_.*_exps=CPU": {"override_tensor": "ffn_.*_exps=CPU"},
+    "-nkvo": {"kv_offload": False},
+    "-nopo": {"op_offload": False},
+    "-nr": {"repack": False},
+    "--no-mmap": {"mmap": False},
+    "--no-repack": {"repack": False},
+    "--no-kv-offload": {"kv_offload": False},
+    "--flash-attn on": {"flash_attn": "on"},
+    "--rpc 127.0.0.1:50052": {"rpc": "127.0.0.1:50052"},
+}
+"""What people write for llama-server and llama-bench, as the settings that it means."""
+
+
+@pytest.mark.parametrize("text", OF_LLAMA_CPP)
+def test_the_options_of_llama_cpp_are_taken(text: str) -> None:
+    assert parse_variant(text) == OF_LLAMA_CPP[text]
+    measure = COMMANDS["measure"]
+    asked = measure.make_context("measure", text.split()).params
+    for name, value in OF_LLAMA_CPP[text].items():
+        assert asked[name] == value
+    if " " in text:  # a word alone is an option of lab ab itself
+        variants = COMMANDS["ab"].make_context("ab", [text, "-t 1"]).params["variants"]
+        assert text in [variant.strip() for variant in variants]

@@ -96,13 +96,36 @@ def setting_option(name: str, default: object = None) -> Callable[..., Any]:
     }
     is_switch = bool in types()[name] and not setting.choices
     if setting.choices:
-        more["type"] = click.Choice(setting.choices)
+        more["type"] = Words(setting.choices)
     elif int in types()[name] and not is_switch:
         more["type"] = _number_or(setting.words) if setting.words else int
     names = [f"{flag(name)}/--no-{flag(name)[2:]}" if is_switch else flag(name)]
     if setting.short:
         names.append(f" /{setting.short}" if is_switch else setting.short)
+    names += setting.also
     return click.option(*names, show_default=default is not None, **more)
+
+
+class Words(click.Choice[str]):
+    """One of some words, also as llama.cpp and llama-bench spell them: `-fa 1`, `-ctk Q8_0`."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        word = str(value).strip().lower()
+        return super().convert(SPELLINGS.get(word, word), param, ctx)
+
+
+SPELLINGS = {
+    "1": "on",
+    "true": "on",
+    "enabled": "on",
+    "0": "off",
+    "false": "off",
+    "disabled": "off",
+    "-1": "auto",
+}
+"""llama.cpp's other words for on, off and auto."""
 
 
 def _number_or(words: Sequence[str]) -> Parsed:

@@ -181,6 +181,7 @@ def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[st
         command = asked.line(session)
         if command:
             lines.append(f"next     measure again: {command}{into_folder}")
-    if not lines and any_good(plain_runs(records)):
+    own = [record for record in plain_runs(records) if record.run.imported_from is None]
+    if not lines and any_good(own):
         lines.append(f"next     what limited each phase: {explain}")
     return lines

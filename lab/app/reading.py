@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.core import shell
-from lab.core.files import is_dir
+from lab.core.files import is_dir, is_file, opened
 from lab.errors import LabError, printable
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lab.core.results import Contents
     from lab.show.section import Context
 
+MOST_OF_BEGIN = 20_000  # bytes by which a file of another tool is recognized
 RESULTS = "results"  # the default folder of results
 
 
@@ -33,6 +34,8 @@ def read(
     from lab.core import results as files
 
     contents = files.read(results)
+    if not contents.all_lines and not contents.ceilings:
+        _refuse_foreign(results)
     for sentence in contents.skipped:
         note(sentence)
     names = " ".join(results)
@@ -49,6 +52,23 @@ def read(
             "To see the requests: lab show RESULTS",
         )
     return contents
+
+
+def _refuse_foreign(results: Sequence[str]) -> None:
+    """LabError for the output of llama-bench, which must be imported."""
+    from lab.formats import llama_bench_rows
+
+    for name in filter(is_file, results):
+        try:
+            with opened(Path(name)) as file:
+                begin = file.read(MOST_OF_BEGIN).decode(errors="replace")
+        except OSError:
+            continue
+        if llama_bench_rows.is_of_llama_bench(begin):
+            raise LabError(
+                f"{name} is output of llama-bench, not a results file of the lab.",
+                f"Import it first: {shell.lab('import', name)}",
+            )
 
 
 def without_parts(contents: Contents) -> Contents:

@@ -37,6 +37,7 @@ class Setting:
 
     help: str
     short: str | None = None
+    also: Sequence[str] = ()
     metavar: str | None = None
     choices: Sequence[str] = ()
     words: Sequence[str] = ()

@@ -230,8 +230,8 @@ def step(
     n_tokens: int,
     n_past: int,
     n_outputs: int,
-    type_k: str = "f16",
-    type_v: str = "f16",
+    type_k: str | None = "f16",
+    type_v: str | None = "f16",
     beside: Sequence[Span] = (),
     is_unified: bool = False,
 ) -> StepCost | None:
@@ -295,7 +295,7 @@ def _attended_by_spans(
 
 
 def move(
-    model: Model, n_positions: int, type_k: str = "f16", type_v: str = "f16"
+    model: Model, n_positions: int, type_k: str | None = "f16", type_v: str | None = "f16"
 ) -> StepCost | None:
     """The cost of a copy, save or load of n_positions: the cache is read and written once.
 

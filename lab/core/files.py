@@ -8,8 +8,10 @@ else: `Path.exists` fails in a folder that may not be entered, such as root's ho
 from __future__ import annotations
 
 import errno
+import io
 import stat
 import sys
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,21 @@ from lab.errors import LabError
 
 STDIN = "-"
 MOST_BYTES = 64_000_000
+GZIP = b"\x1f\x8b"
+FOREIGN = {
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"\xfd7zXZ\0": "packed with xz: unpack it first",
+    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it first",
+    b"BZh": "packed with bzip2: unpack it first",
+    b"7z\xbc\xaf": "a 7z archive: unpack it first",
+    b"GGUF": "a model, not a text: lab models info PATH",
+    b"SQLite f": "an SQLite database: export a text of it first",
+    b"\x89PNG": "a picture, not a text",
+    b"\xff\xd8\xff": "a picture, not a text",
+    b"%PDF": "a PDF, not a text",
+}
+"""How files begin that people give by mistake, and what they are."""
+
 GET_AGAIN = "Get the file again."
 """The hint for a file that is damaged or incomplete."""
 
@@ -27,7 +44,38 @@ def opened(path: Path) -> IO[bytes]:
     """A regular file, open for reading. OSError for any other, without waiting for it."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
-    return path.open("rb")
+    file = path.open("rb")
+    begin = file.read(8)
+    file.seek(0)
+    try:
+        for magic, kind in FOREIGN.items():
+            if begin.startswith(magic):
+                raise OSError(errno.EINVAL, f"it is {kind}")
+        if not begin.startswith(GZIP):
+            return file
+        content = unpacked(file.read(MOST_BYTES))
+    except OSError:
+        file.close()
+        raise
+    file.close()
+    return io.BytesIO(content)
+
+
+def unpacked(data: bytes, most_bytes: int = MOST_BYTES) -> bytes:
+    """The content of gzipped data, of all its members. OSError if it is damaged or too long."""
+    content = b""
+    while data:
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            content += unpacker.decompress(data, most_bytes + 1 - len(content))
+        except zlib.error:
+            raise OSError(errno.EINVAL, "its gzip data is damaged") from None
+        if len(content) > most_bytes:
+            raise OSError(errno.EFBIG, f"it has over {most_bytes:,} bytes when unpacked")
+        if not unpacker.eof:
+            raise OSError(errno.EINVAL, "its gzip data is truncated")
+        data = unpacker.unused_data.lstrip(b"\0")
+    return content
 
 
 def exists(path: str | Path) -> bool:
@@ -109,6 +157,8 @@ def read(name: str | Path, what: str, hint: str, most_bytes: int = MOST_BYTES) -
         if name == STDIN:
             shown = "stdin"
             content = sys.stdin.buffer.read(most_bytes + 1)
+            if content.startswith(GZIP):
+                content = unpacked(content, most_bytes)
         else:
             with opened(expanded(name)) as file:
                 content = file.read(most_bytes + 1)

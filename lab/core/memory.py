@@ -104,7 +104,7 @@ class DevicePlace:
 
 
 def kv_bytes_per_position(
-    model: Model, type_k: str = "f16", type_v: str = "f16"
+    model: Model, type_k: str | None = "f16", type_v: str | None = "f16"
 ) -> float | None:
     """Bytes of one token in the KV cache, over all layers; those with a window count in full."""
     layers = shape.heads(model)
@@ -117,12 +117,12 @@ def kv_bytes_per_position(
     return n_bytes
 
 
-def has_types(type_k: str, type_v: str) -> bool:
+def has_types(type_k: str | None, type_v: str | None) -> bool:
     """Whether the sizes of both types of a cache are known."""
-    return {type_k.upper(), type_v.upper()} <= BLOCKS.keys()
+    return {(type_k or "").upper(), (type_v or "").upper()} <= BLOCKS.keys()
 
 
-def bytes_per_position(heads: shape.Heads, type_k: str, type_v: str) -> float:
+def bytes_per_position(heads: shape.Heads, type_k: str | None, type_v: str | None) -> float:
     """Bytes of one token in the cache of a layer, or in the cache that it reads."""
     n_bytes = heads.n_head_kv * heads.head_dim * _bytes_per_number(type_k)
     if not heads.values_in_keys:
@@ -130,8 +130,8 @@ def bytes_per_position(heads: shape.Heads, type_k: str, type_v: str) -> float:
     return n_bytes
 
 
-def _bytes_per_number(kind: str) -> float:
-    n_numbers, n_bytes = BLOCKS[kind.upper()]
+def _bytes_per_number(kind: str | None) -> float:
+    n_numbers, n_bytes = BLOCKS[(kind or "").upper()]
     return n_bytes / n_numbers
 
 

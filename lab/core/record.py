@@ -138,10 +138,10 @@ class Settings:
     n_threads: int  # UNKNOWN_THREADS in imported results
     n_threads_batch: int
     n_gpu_layers: int
-    flash_attn: str  # requested: on, off, auto
+    flash_attn: str | None  # requested: on, off, auto; None: unknown, in imported results
     flash_attn_resolved: str | None = None  # used by llama.cpp: on, off
-    type_k: str
-    type_v: str
+    type_k: str | None  # None: unknown, in imported results
+    type_v: str | None
     prompt: str  # text, random, or a file's name
     prompt_sha256: str | None = None
     seed: int | None = None
@@ -175,9 +175,15 @@ class Settings:
     sampling: Sampling | None = None
 
     @property
-    def flash_attention(self) -> str:
-        """What llama.cpp used, on or off; before it has decided, what was requested."""
+    def flash_attention(self) -> str | None:
+        """What llama.cpp used, on or off; before it has decided, what was requested. None:
+        unknown."""
         return self.flash_attn_resolved or self.flash_attn
+
+    @property
+    def cache_types(self) -> tuple[str, str]:
+        """The types of the K and V cache; llama.cpp's default where they are unknown."""
+        return self.type_k or "f16", self.type_v or "f16"
 
     @property
     def uses_flash(self) -> bool:

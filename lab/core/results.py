@@ -268,7 +268,10 @@ class _Lines:
                     break
         except OSError as problem:
             message = f"The results file {path} cannot be read: {problem.strerror}."
-            raise LabError(message, "Check its permissions.") from None
+            hint = "Give a results file (.jsonl), or a page of lab report."
+            if isinstance(problem, PermissionError):
+                hint = "Check its permissions."
+            raise LabError(message, hint) from None
         self.skipped += skipped.sentences()
 
     def _add(self, line: bytes) -> None:

@@ -131,7 +131,7 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> LlamaCo
     settings = dataclasses.replace(
         asked,
         n_ctx=lib.llama_n_ctx(pointer),
-        flash_attn_resolved=_flash_attn(asked.flash_attn),
+        flash_attn_resolved=_flash_attn(asked.flash_attn or "auto"),
         openmp=openmp.runtime(),
         wait_resolved=setup.resolved_wait(openmp.runtime(), os.environ),
         openmp_variables=setup.user_variables(os.environ),
@@ -170,9 +170,10 @@ def context_params(asked: Settings) -> Any:
     params.n_ubatch = asked.n_ubatch
     params.n_threads = asked.n_threads
     params.n_threads_batch = asked.n_threads_batch
-    params.flash_attn_type = FLASH_ATTN[asked.flash_attn]
-    params.type_k = getattr(lib, f"GGML_TYPE_{asked.type_k.upper()}")
-    params.type_v = getattr(lib, f"GGML_TYPE_{asked.type_v.upper()}")
+    params.flash_attn_type = FLASH_ATTN[asked.flash_attn or "auto"]
+    type_k, type_v = asked.cache_types
+    params.type_k = getattr(lib, f"GGML_TYPE_{type_k.upper()}")
+    params.type_v = getattr(lib, f"GGML_TYPE_{type_v.upper()}")
     params.op_offload = asked.n_gpu_layers != 0
     if asked.op_offload is not None:
         params.op_offload = asked.op_offload

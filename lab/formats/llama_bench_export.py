@@ -119,7 +119,7 @@ def setup_of(record: Record) -> dict[str, Any]:
         "model_n_params": model.n_params,
         "type_k": settings.type_k,
         "type_v": settings.type_v,
-        "flash_attn": FLASH_ATTN.get(settings.flash_attn),
+        "flash_attn": FLASH_ATTN.get(settings.flash_attn or ""),
         "repack": settings.repack is not False,
         "no_op_offload": int(settings.n_gpu_layers == 0 and bool(gpus)),
     }

@@ -27,15 +27,8 @@ from lab.formats.llama_bench_rows import FLASH_ATTN, READABLE, BenchRow
 
 MOST_REASONS = 5
 NUMBERS = ("n_batch", "n_ubatch", "n_threads", "n_gpu_layers")
-REQUIRED = (
-    "model_filename",
-    "test_time",
-    "type_k",
-    "type_v",
-    "n_batch",
-    "n_ubatch",
-    "n_gpu_layers",
-)
+REQUIRED = ("model_filename", "test_time", "n_batch")
+"""What every build of llama-bench writes."""
 TABLE_OF_THE_LAB = re.compile(r'"?run"?,"?session"?,"?model"?,')
 
 
@@ -51,7 +44,7 @@ def read(name: str, device: str | None = None) -> tuple[list[Record], list[str]]
     refuse_own_formats(content, shown)
     rows, skipped = llama_bench_rows.parse(content, shown, device)
     records: list[Record] = []
-    for row in rows:
+    for row in llama_bench_rows.kept_apart(rows):
         try:
             samples = records_of(row, Path(name).stem)
             records += [from_json(Record, to_json(record)) for record in samples]
@@ -194,12 +187,13 @@ def settings_of(row: BenchRow, n_ctx: int) -> Settings:
     """The settings of a row. llama-bench uses its threads for both phases."""
     columns = row.columns
     numbers: dict[str, Any] = dict.fromkeys(NUMBERS, UNKNOWN_THREADS)
+    numbers["n_ubatch"] = columns.get("n_batch")  # of builds without ubatches
     for name in NUMBERS:
         if columns.get(name) is not None:
             numbers[name] = int(columns[name])
     if not columns.get("gpu_info"):
         numbers["n_gpu_layers"] = 0
-    flash_attn = "unknown"
+    flash_attn = None
     if columns.get("flash_attn") is not None:
         names = {value: name for name, value in FLASH_ATTN.items()}
         flash_attn = names.get(int(columns["flash_attn"]), "auto")
@@ -209,8 +203,8 @@ def settings_of(row: BenchRow, n_ctx: int) -> Settings:
         n_threads_batch=numbers["n_threads"],
         **numbers,
         flash_attn=flash_attn,
-        type_k=str(columns["type_k"]),
-        type_v=str(columns["type_v"]),
+        type_k=columns.get("type_k") or None,
+        type_v=columns.get("type_v") or None,
         prompt="random",
         repack=None if is_repacked else False,
     )

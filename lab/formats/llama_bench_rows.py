@@ -7,6 +7,7 @@ Lines of llama.cpp's log before a Markdown table name the device, a line after i
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -67,6 +68,7 @@ DEVICES = (
         r"(?P<name>(?!MTL\d).{1,100})"
     ),
 )
+HEAD = re.compile(r"\|\s*test\s*\|\s*t/s\s*\|")
 BUILD = re.compile(r"\bbuild: *([0-9a-f]{6,40})\b")
 
 
@@ -78,6 +80,51 @@ class BenchRow:
     columns: Mapping[str, Any]
     is_of_table: bool = False
     other_settings: str | None = None  # of a table: those that the lab has no name for
+
+
+RECORDED = (
+    *("model_filename", "model_type", "model_size", "model_n_params", "quantization"),
+    *("n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "n_gpu_layers", "flash_attn"),
+    *("repack", "build_commit", "build_number", "cpu_info", "gpu_info"),
+    *("n_prompt", "n_gen", "n_depth"),
+)
+"""Columns that a record has a field for."""
+
+MEASURED = (
+    "test_time",
+    "samples_ns",
+    "samples_ts",
+    "avg_ns",
+    "avg_ts",
+    "stddev_ns",
+    "stddev_ts",
+)
+
+
+def kept_apart(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The rows, each with what makes it another setup than the rows before.
+
+    Settings that a record has no field for are named where they differ, such as `no_kv_offload
+    True`. Rows that differ in nothing are tests of two processes: the second has its place.
+    """
+    names = dict.fromkeys(name for row in rows for name in row.columns)
+    further = []
+    for name in names:
+        values = {str(row.columns.get(name)) for row in rows}
+        if name not in (*RECORDED, *MEASURED) and len(values) > 1:
+            further.append(name)
+    seen = set[tuple[str, ...]]()
+    kept = []
+    for row in rows:
+        settings = [row.other_settings] if row.other_settings else []
+        if not row.is_of_table:
+            settings += [f"{name} {row.columns.get(name)}" for name in further]
+        identity = (*(str(row.columns.get(name)) for name in RECORDED), *settings)
+        if identity in seen:
+            settings.append(row.place)
+        seen.add(identity)
+        kept.append(dataclasses.replace(row, other_settings=", ".join(settings) or None))
+    return kept
 
 
 @dataclass
@@ -108,6 +155,13 @@ def parse(text: str, name: str, device: str | None) -> tuple[list[BenchRow], lis
         ) from None
     table = of_tables(text, device)
     return table.rows, table.skipped
+
+
+def is_of_llama_bench(text: str) -> bool:
+    """Whether a text, or its beginning, looks like llama-bench's output."""
+    begin = text.lstrip()
+    is_json = begin.startswith(("[", "{")) and '"build_commit"' in begin
+    return is_json or is_csv(text) or bool(HEAD.search(text))
 
 
 def is_csv(text: str) -> bool:

@@ -180,7 +180,7 @@ def _alternatives(record: Record, ceilings: Ceilings) -> Iterator[Alternative]:
                 dataclasses.replace(settings, n_threads=n, n_threads_batch=n),
                 Option("--threads", settings.n_threads, n),
             )
-    cache_type = settings.type_k.upper()
+    cache_type = settings.cache_types[0].upper()
     on_cache = {rate.op for rate in ceilings.rates if rate.type == cache_type}
     if {ATTENTION, PLAIN_ATTENTION} <= on_cache:
         before = "on" if settings.uses_flash else "off"

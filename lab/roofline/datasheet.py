@@ -239,7 +239,7 @@ def case_for(
     model: Model, settings: Settings, device: DeviceSheet, phase: str, n: int, n_past: int = 0
 ) -> DatasheetCase:
     """The case of a prediction: a prompt of n tokens, or a token after n."""
-    types = settings.type_k, settings.type_v
+    types = settings.cache_types
     return DatasheetCase(
         phase,
         device,

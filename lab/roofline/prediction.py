@@ -245,7 +245,7 @@ def on_device(
     own_rates = tuple(of_rate for of_rate, _ in compared)
     row = of_phases(model, n_prompt, n_gen, prefill, token, device=device, own_rates=own_rates)
     if users > 1:
-        types = settings.type_k, settings.type_v
+        types = settings.cache_types
         cases = []
         for n_users in (1, users):
             parts = datasheet.parts_of_users(model, device, middle, types, n_users)
@@ -311,7 +311,7 @@ class Here:
     def limit_s(self, step: Step, other_spans: Sequence[cost.Span] = ()) -> float:
         """The least seconds of a step, by the machine's best rates."""
         settings = self.settings
-        types = settings.type_k, settings.type_v
+        types = settings.cache_types
         work = step_kernels.step_cost(self.model, *step, *types, other_spans)
         return max(work.n_bytes / self.roof.gbps, work.flops / self.roof.gflops) / 1e9
 

@@ -334,7 +334,7 @@ def _attention_probes(
     layers.
     """
     head_dim = heads.head_dim
-    kind = settings.type_k.upper()
+    kind = settings.cache_types[0].upper()
     block_weights, block_bytes = BLOCKS.get(kind, (1, 4))
     has_one_unpacked_type = kind in UNPACKED and settings.type_k == settings.type_v
     is_plain = has_one_unpacked_type and not settings.uses_flash

@@ -259,7 +259,7 @@ class _StepOnDevices:
                 self.ceilings[device],
                 self.model,
                 heads,
-                self.settings.type_k.upper(),
+                self.settings.cache_types[0].upper(),
                 n_tokens,
                 self.n_threads,
                 part.n_positions,

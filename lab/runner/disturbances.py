@@ -9,6 +9,7 @@ one goes into CAUSES and `_readings`.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,14 @@ DRIFT = 0.03
 DRIFT_CHANCE = 0.01
 """Drift is reported if the sentinel changed by more than DRIFT and chance alone does that less
 often than DRIFT_CHANCE."""
+FEWEST_UNWATCHED = 3
+SLOW_FIRST = 1.1
+UNWATCHED_CHANCE = 0.05
+"""Of repeats that nobody watched: a first one is slow if it took so much longer than every other,
+and a change is named if chance alone makes it less often. Five repeats in order have 1.7 %."""
+APART = 1.1
+MUCH_WIDER = 3
+"""Repeats are of two kinds if a gap of APART lies between them that is MUCH_WIDER than both."""
 MIN_MS = 200  # shorter runs cannot be judged: the system counts CPU time in ticks of 10 ms
 WINDOW_MS = 1000  # the worst second
 
@@ -326,6 +335,48 @@ def drift(records: Sequence[Record]) -> list[str]:
         if abs(change - 1) > DRIFT and chance < DRIFT_CHANCE:
             lines.append(_drift_sentence(variant, change, len(times_ns)))
     return lines
+
+
+def of_unwatched(times: Sequence[float]) -> list[str]:
+    """What the times of repeats show that nobody watched, in their order: a slow first one, a
+    change over the repeats, two kinds of repeats."""
+    sentences_of_times = []
+    rest = list(times)
+    if len(times) >= FEWEST_UNWATCHED and times[0] > SLOW_FIRST * max(times[1:]):
+        factor = times[0] / statistics.median(times[1:])
+        sentences_of_times.append(
+            f"the first run took {factor:.3g}x as long as the others: it was not warmed up"
+        )
+        rest = rest[1:]
+    change, chance = stats.trend(rest)
+    if abs(change - 1) > DRIFT and chance < UNWATCHED_CHANCE:
+        direction = "slower" if change > 1 else "faster"
+        sentences_of_times.append(
+            f"the runs became {direction}: they took {change:.3g}x as long at the end"
+        )
+        return sentences_of_times
+    low, high = _two_groups(rest)
+    if low and high:
+        factor = statistics.median(high) / statistics.median(low)
+        sentences_of_times.append(
+            f"the runs are of two kinds, {len(low)} fast and {len(high)} slow, which took "
+            f"{factor:.3g}x as long: their median describes neither"
+        )
+    return sentences_of_times
+
+
+def _two_groups(times: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The times below and above a gap that is much wider than both groups; two empty lists where
+    there is none."""
+    ordered = sorted(times)
+    for n in range(2, len(ordered) - 1):
+        low = ordered[:n]
+        high = ordered[n:]
+        widest = max(low[-1] / low[0], high[-1] / high[0])
+        gap = high[0] / low[-1]
+        if gap > APART and gap - 1 > MUCH_WIDER * (widest - 1):
+            return low, high
+    return [], []
 
 
 def _drift_sentence(variant: str | None, change: float, n_runs: int) -> str:

@@ -52,9 +52,37 @@ def imported(records: Sequence[Record]) -> list[str]:
     if n_imported == 0:
         return []
     if n_imported == len(records):
-        return [f"All results were {IMPORTED}"]
-    verb = "was" if n_imported == 1 else "were"
-    return [f"{plural(n_imported, 'result')} {verb} {IMPORTED}"]
+        sentence = f"All results were {IMPORTED}"
+    elif n_imported == 1:
+        sentence = f"1 result was {IMPORTED}"
+    else:
+        sentence = f"{plural(n_imported, 'result')} were {IMPORTED}"
+    return [sentence, *_of_samples(records)]
+
+
+def _of_samples(records: Sequence[Record]) -> list[str]:
+    """What the samples of each imported test show."""
+    samples = [
+        record for record in records if record.run.imported_from and record.run.is_timed
+    ]
+    tests = grouped(
+        samples,
+        lambda record: (
+            record.session,
+            record.model.name,
+            record.settings,
+            record.machine,
+            record.run.variant,
+            experiments.run_name(record.run),
+        ),
+    )
+    sentences = []
+    for (_, model, _, _, variant, name), repeats in tests.items():
+        times = [record.run.steps.end_ns[-1] / 1e9 for record in repeats]
+        for sentence in disturbances.of_unwatched(times):
+            label = ", ".join(filter(None, (model, name, variant)))
+            sentences.append(f"{label}: {sentence}.")
+    return sentences
 
 
 def unreliable(records: Sequence[Record]) -> list[list[Record]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lab.core import shown
-from lab.core.lists import join_and
+from lab.core.lists import join_and, plural
 from lab.runner.plan import join
 from lab.show import summaries, sweep_laws
 from lab.show.wording import digits, seconds, times
@@ -34,7 +34,7 @@ def answer(rows: pd.DataFrame, beyond: Sequence[int] = ()) -> str:
     if not token_ms > 0:
         token_ms = row.decode_ms  # of imported results
     decodes = token_ms > 0
-    prompt = f"{row.n_prompt:,} tokens"
+    prompt = plural(row.n_prompt, "token")
     reliability = _reliability(row.doubts)
     is_request = row.prefill_share > 0 and not row.sweep_every > 0
     if is_request and decodes:

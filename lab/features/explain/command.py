@@ -105,9 +105,16 @@ def print_server(section: Section, as_json: bool) -> None:
 def _of_good_runs(records: Sequence[Record]) -> list[Record]:
     """The records of runs that succeeded, without warm-ups. LabError where there is none."""
     good = [record for record in records if record.run.status == OK and not record.run.warmup]
-    if not good:
+    own = [record for record in good if record.run.imported_from is None]
+    if good and not own:
+        raise LabError(
+            f"These results were imported from {good[0].run.imported_from}, which tells only times "
+            "of whole tests: what limited them is unknown.",
+            "Compare them: lab compare, or lab why. What limits this machine: lab measure",
+        )
+    if not own:
         raise LabError(
             "No run succeeded, so there is nothing to explain.",
             "Look at the errors: lab show RESULTS",
         )
-    return good
+    return own

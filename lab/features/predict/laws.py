@@ -407,7 +407,7 @@ def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[A
                 ceilings,
                 model,
                 heads,
-                settings.type_k.upper(),
+                settings.cache_types[0].upper(),
                 max(1, settings.n_ubatch),
                 n_threads,
                 settings.uses_flash,

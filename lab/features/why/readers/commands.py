@@ -82,10 +82,8 @@ NAMES_OF_FLAGS: dict[str, tuple[str, ...]] = {
     "-np": ("parallel",),
     "--parallel": ("parallel",),
     "--max-num-seqs": ("parallel",),
-    "-ub": ("ubatch",),
     "--ubatch": ("ubatch",),
     "--batch": ("batch",),
-    "-tb": ("threads_batch",),
     "--gpu-layers": ("n_gpu_layers",),
     "--gpulayers": ("n_gpu_layers",),
     "--flashattention": ("flash_attn",),
@@ -104,7 +102,6 @@ for _name, _setting in table().items():
     _long = LLAMA_OPTIONS.get(_setting.record_name or _name)
     if _long and _name != "mmap":
         NAMES_OF_FLAGS.setdefault(_long, (_name,))
-del NAMES_OF_FLAGS["-u"]  # the lab's own short option
 
 SAMPLERS = re.compile(
     r"-{1,2}(temp|temperature|top-?[kpn]|min-?p|typical|samplers|sampling-seq|mirostat.*|dry-.*|xtc-.*"
