@@ -139,7 +139,7 @@ class FactOfBoth:
 
     @property
     def words(self) -> str:
-        """What each side says of it: `99 in A, 20 in B`, or `8 in B, not given for A`."""
+        """The fact on each side: `99 in A, 20 in B`, or `8 in B, not given for A`."""
         parts = list[str]()
         for letter, fact in self.sides.items():
             if fact is not None:

@@ -264,7 +264,7 @@ def of_sampling(pair: Pair) -> list[GapPart]:
 
 
 def facts_of(record: Record, model: str) -> dict[str, Fact]:
-    """What a record says of its setup; what is unknown is left out."""
+    """The setup of a record; what is unknown is left out."""
     record_facts = facts.stated(settings_of(record))
     for name, value in settings_of(record).items():
         record_facts.setdefault(name, Fact(value))  # None stands for all layers

@@ -170,7 +170,7 @@ TRIMMED = re.compile(r"[\s*|]+$|, driver.*$", re.I)
 OF_SERVER = ("parallel", facts.SAMPLING)  # also below the start of a draft model
 OF_MODEL = (facts.FILE_ID, facts.PLACEMENT)
 KEPT = (facts.HARDWARE, facts.BUILD)
-"""What a new start does not change by itself."""
+"""What a new start leaves as it was."""
 
 
 @dataclass(frozen=True)
