@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import hashlib
 import math
-import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -189,7 +188,7 @@ def parse(text: str, or_shape: bool = False) -> Spec:
     if of_ollama:
         return _of_entry(text, *_read_name(of_ollama), or_shape)
     name = hub_name(text)
-    if name is None and not os.path.lexists(text.partition("/")[0]):
+    if name is None and not exists(text.partition("/")[0]):
         name = bare_hub_name(text)
     if name:
         return _of_maker(text, name, or_shape) or _of_hub(text, name)

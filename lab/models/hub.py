@@ -179,9 +179,9 @@ def _download(
     with WeakFileLock(lock):
         _delete_abandoned(blob.parent)
         part = blob.with_name(f"{blob.name}.incomplete")
-        if not blob.exists():
+        if not exists(blob):
             _fetch(remote, url, part, announced.size, watch)
-        written = blob if blob.exists() else part
+        written = blob if exists(blob) else part
         watch(f"checking {remote.file}", 0, None)
         found = catalog.sha256(written)
         if sha256 and found != sha256.lower():
@@ -255,7 +255,7 @@ def _stream(url: str, byte_range: str) -> Iterator[Any]:
 
 def _delete_abandoned(folder: Path) -> None:
     """Delete what killed downloads of the library left: no process continues it."""
-    for path in folder.glob("*.????????.incomplete"):
+    for path in listed(folder, "*.????????.incomplete"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > ABANDONED_S:
                 path.unlink()
