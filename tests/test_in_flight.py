@@ -107,7 +107,8 @@ def test_attention_that_was_forecast_is_no_slowness() -> None:
     run = RunInFlight((FORECAST_S, 3.2), 10_000, 64, linear=0.5)
 
     def step_s(n_past: int) -> float:
-        first, last = n_past / 10_000, min(10_000, n_past + 512) / 10_000
+        first = n_past / 10_000
+        last = min(10_000, n_past + 512) / 10_000
         return FORECAST_S * (0.5 * (last - first) + 0.5 * (last**2 - first**2))
 
     told = left_by_time(run, step_s)

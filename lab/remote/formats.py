@@ -130,7 +130,7 @@ class SendPlan:
 
     @property
     def longest_stall_s(self) -> float:
-        """The time without a byte after which an answer that has begun is given up."""
+        """The time without a byte after which an answer that has begun is abandoned."""
         if self.stall_s is not None:
             return self.stall_s
         return max(STALL_S, STALL_SHARE * self.timeout_s)

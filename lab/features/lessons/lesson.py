@@ -465,7 +465,7 @@ def serve(n_threads: int | None = None) -> OwnServer:
 
 def beside_a_program(seconds: float = beside.MOST_S) -> Rates:
     """Tokens per second of decode, alone and beside a busy program of another terminal or group,
-    which is ended afterwards; each of four rates is measured for up to so many seconds."""
+    which is ended afterwards; each of four rates is measured for at most this time."""
     with Worker() as worker:
         plan = make_plan(worker, [1], 1, 1)
     return beside.rates(plan, lambda status: None, seconds)

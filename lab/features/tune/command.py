@@ -72,7 +72,7 @@ OPTIONS = (
         type=int,
         metavar="N",
         default=0,
-        help="Tune for a machine in use: N busy programs of another session run during all of it, "
+        help="Tune for a machine in use: N busy programs of another session run all the time, "
         "and how threads wait is tried, too.",
     ),
     click.option(

@@ -63,7 +63,7 @@ def tune(
 
     `goal`: the time of the whole request, until the first token (ttft), per further token (tpot),
     or the tokens per second of all `sequences` (throughput). Settings that are given stay fixed.
-    `beside` busy programs of another session run during all of it: for a machine in use. LabError
+    `beside` busy programs of another session run all the time: for a machine in use. LabError
     if nothing is left to choose, or if the default cannot be measured.
     """
     from lab.features.tune.command import command
