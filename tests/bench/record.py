@@ -5,6 +5,7 @@
     python3 -m uv run python -m tests.bench.record clean       # 100 clean sessions, 5 minutes
     python3 -m uv run python -m tests.bench.record mended      # 12 sessions, twice each
     python3 -m uv run python -m tests.bench.record latency     # against a direct connection
+    python3 -m uv run python -m tests.bench.record engine 100 clean 10     # with sizes of their own
 
 `named`, `clean` and `mended`: a scripted agent of 12 turns against the llama-server of the
 xllamacpp wheel. The agent plants the mutations and writes down where: the truth is built from what
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,8 @@ from tests.null_server import Behaviour, NullSettings, null_server
 from tests.servers import NAME, RealServer, wheel_server
 
 N_TURNS = 12
-N_PLANTED = 200
-N_CLEAN = 100
-N_ENGINE = 40
+PLANTED = (*breaks.IN_PROMPT, breaks.OTHER_CONVERSATION, breaks.EVICTED)
+"""What `named` plants: what a client does, and what needs no server of its own."""
 N_SHIFTED = 400  # tokens of an answer that does not fit into a context of 512
 ENGINE = {
     breaks.OTHER_SLOT: (
@@ -70,7 +70,6 @@ ENGINE = {
     ),
 }
 """What the server does to a cache, and the options with which it does."""
-N_MENDED = 12
 N_GEN = 12
 CONTEXT = 2048
 WORDS = (
@@ -334,7 +333,7 @@ def is_right(call: RecordedCall, truth: Truth | None) -> bool:
     return named == (truth.kind, truth.index, truth.character)
 
 
-def named() -> bool:
+def named(n_planted: int) -> bool:
     """Plant mutations of all kinds at every position; how many are named exactly?"""
     n_right = 0
     n_all = 0
@@ -342,14 +341,14 @@ def named() -> bool:
     by_kind: Counter[tuple[str, bool]] = Counter()
     with real_server() as server:
         number = 0
-        while n_all < N_PLANTED:
+        while n_all < n_planted:
             draw = random.Random(number)
             offset = number
 
             def kind_at(turn: int, offset: int = offset) -> str | None:
                 if turn <= 2:
                     return None
-                return breaks.KINDS[(turn + offset) % len(breaks.KINDS)]
+                return PLANTED[(turn + offset) % len(PLANTED)]
 
             calls, agent = session(server, kind_at, draw, number * N_TURNS)
             for call in calls:
@@ -365,18 +364,18 @@ def named() -> bool:
                     print(f"session {number}, call {call.call}: {truth} named {call.cause}")
             number += 1
             print(f"{n_right} of {n_all} after {number} sessions", file=sys.stderr, flush=True)
-    for kind in breaks.KINDS:
+    for kind in PLANTED:
         n_of_kind = by_kind[kind, True] + by_kind[kind, False]
         print(f"{kind:20} {by_kind[kind, True]} of {n_of_kind}")
     print(f"named exactly: {n_right} of {n_all} in {number} sessions; {n_alarms} false alarms")
     return n_right >= LEAST_NAMED * n_all
 
 
-def engine() -> bool:
+def engine(n_sessions: int) -> bool:
     """Plant what a server does to its cache; how many are named, and what else is?"""
     n_right = 0
     n_alarms = 0
-    for number in range(N_ENGINE):
+    for number in range(n_sessions):
         kind = list(ENGINE)[number % len(ENGINE)]
         calls, planted = engine_session(kind, random.Random(number), with_log=number % 2 == 0)
         for call in calls:
@@ -388,8 +387,8 @@ def engine() -> bool:
             if name != (kind if call.call == planted else None):
                 print(f"session {number}, call {call.call}: {kind}, named {call.cause}")
         print(f"{n_right} of {number + 1}", file=sys.stderr, flush=True)
-    print(f"named: {n_right} of {N_ENGINE} of the server's; {n_alarms} false alarms")
-    return n_right >= LEAST_NAMED * N_ENGINE and n_alarms == 0
+    print(f"named: {n_right} of {n_sessions} of the server's; {n_alarms} false alarms")
+    return n_right >= LEAST_NAMED * n_sessions and n_alarms == 0
 
 
 def engine_session(
@@ -443,12 +442,12 @@ def wait_for(recorder: CallRecorder, n_calls: int) -> None:
         time.sleep(0.02)
 
 
-def clean() -> bool:
+def clean(n_sessions: int) -> bool:
     """Clean sessions: nothing may be named."""
     n_alarms = 0
     n_calls = 0
     with real_server() as server:
-        for number in range(N_CLEAN):
+        for number in range(n_sessions):
             print(f"clean session {number}", file=sys.stderr, flush=True)
             calls, _ = session(server, lambda turn: None, random.Random(1000 + number))
             n_calls += len(calls)
@@ -456,15 +455,15 @@ def clean() -> bool:
                 if call.cause is not None:
                     n_alarms += 1
                     print(f"session {number}, call {call.call}: named {call.cause}")
-    print(f"{n_alarms} false alarms in {N_CLEAN} clean sessions of {n_calls} calls")
+    print(f"{n_alarms} false alarms in {n_sessions} clean sessions of {n_calls} calls")
     return n_alarms == 0
 
 
-def mended() -> bool:
+def mended(n_sessions: int) -> bool:
     """Predict the time of each session without its causes, and measure it."""
     errors = []
     with real_server() as server:
-        for number in range(N_MENDED):
+        for number in range(n_sessions):
             kind = MENDED_KINDS[number % len(MENDED_KINDS)]
             every = 2 + number % 2
 
@@ -486,7 +485,7 @@ def mended() -> bool:
     return statistics.median(errors) <= MOST_OFF
 
 
-def latency() -> bool:
+def latency(n_pairs: int) -> bool:
     """The time to the first byte, and how late events are, through the proxy and without it."""
     how = Behaviour(first_ms=GAP_MS, gap_ms=GAP_MS)
     firsts: dict[str, list[float]] = {"direct": [], "through": []}
@@ -500,7 +499,7 @@ def latency() -> bool:
             "direct": http.client.HTTPConnection(urlsplit(server.url).netloc),
             "through": http.client.HTTPConnection(urlsplit(url).netloc),
         }
-        for _ in range(100):
+        for _ in range(n_pairs):
             for name, line in lines.items():
                 sent_ns, arrived_ns = timed_stream(line)
                 log = server.sent()["streams"][-1]
@@ -533,16 +532,32 @@ def timed_stream(line: http.client.HTTPConnection) -> tuple[int, list[int]]:
 
 
 PARTS = {
-    "named": named,
-    "engine": engine,
-    "clean": clean,
-    "mended": mended,
-    "latency": latency,
+    "named": (named, 200),
+    "engine": (engine, 40),
+    "clean": (clean, 100),
+    "mended": (mended, 12),
+    "latency": (latency, 100),
 }
+"""The parts, each with its usual size."""
+
+
+def asked_sizes(words: Sequence[str]) -> dict[str, int]:
+    """The parts that were asked for, with their sizes: all without words."""
+    sizes: dict[str, int] = {}
+    name = ""
+    for word in words or list(PARTS):
+        if word in PARTS:
+            name = word
+            sizes[name] = PARTS[name][1]
+        elif name and word.isdecimal() and int(word) > 0:
+            sizes[name] = int(word)
+        else:
+            sys.exit(f"{word} is neither a part ({', '.join(PARTS)}) nor its size.")
+    return sizes
+
 
 if __name__ == "__main__":
-    asked = sys.argv[1:] or list(PARTS)
     has_missed = False
-    for name in asked:
-        has_missed = not PARTS[name]() or has_missed
+    for part, size in asked_sizes(sys.argv[1:]).items():
+        has_missed = not PARTS[part][0](size) or has_missed
     sys.exit(int(has_missed))

@@ -112,8 +112,7 @@ def command(
     \b
       lab record --url http://127.0.0.1:8080    # prints the address to use
       lab record --url http://127.0.0.1:8080 -- my-agent --base-url {url}
-      lab show results/...-record.jsonl           # the bill again
-      lab record --url ... --check results/...-record.jsonl   # recorded with --keep-text
+      lab record --url ... --check results/...-record.jsonl    # once more
 
     Passes every request on unchanged, and its answer back as it comes. Prints a line for each
     request with a prompt: its tokens, those cached, those read again, and what broke the cache: the
