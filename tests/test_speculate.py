@@ -375,7 +375,7 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
     assert drafted.draft_model == MODEL
     assert plain.run.steps.kind.count(DRAFT) == 0
     assert drafted.run.steps.kind[:4] == (DRAFT, PREFILL, DRAFT, DRAFT)
-    assert asked.line(records) == "lab speculate --draft draft.gguf"
+    assert asked.line(records) == "lab speculate --draft FOLDER/draft.gguf"
     assert row.draft == "tiny Q4_0"
     assert one_position.c == pytest.approx(2 / 11)  # 1 ms to compute, 1 ms to choose
 

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from lab import feature_list
 from lab.core import shell
 from lab.core.files import exists
+from lab.models import catalog
 
 ASKED_FOR = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 NOT_STORED = {
@@ -50,7 +51,10 @@ def _public(word: str) -> str:
     """A word without what may name a person or hold a key: folders of files outside the current
     one, the user and password of an address."""
     if "://" in word:
-        address = urlsplit(word)
+        try:
+            address = urlsplit(word)
+        except ValueError:  # what it is no address of may hold a password
+            return f"{word.partition('://')[0]}://"
         host = address.netloc.rpartition("@")[2]
         return urlunsplit((address.scheme, host, address.path, "", ""))
     path = Path(word)
@@ -60,6 +64,12 @@ def _public(word: str) -> str:
     if path.name != word and exists(path):
         return path.name
     return word
+
+
+def _findable(word: str) -> str:
+    """A stored word; the name of a model's file that is not here needs its folder."""
+    is_name = word.endswith(".gguf") and "/" not in word and ":" not in word
+    return catalog.elsewhere(word) if is_name else word
 
 
 def words_of_values(command: click.Command, values: Mapping[str, Any]) -> list[str]:
@@ -83,5 +93,5 @@ def line(records: Sequence[Any]) -> str | None:
     for record in records:
         command = record.command
         if command and command[0] in feature_list.by_name():
-            return shell.lab(*command)
+            return shell.lab(*map(_findable, command))
     return None

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.core.lists import plural
 from lab.core.record import Placement, Settings
 from lab.engine import devices, openmp, placement, refusals
 from lab.engine.bindings import llama_cpp, loaded as loaded_library
@@ -124,7 +125,7 @@ def new_context(loaded: Loaded, asked: Settings, on_node: Any = None) -> LlamaCo
     pointer = lib.llama_init_from_model(loaded.model, params)
     if not pointer:
         reason = devices.last_warnings()
-        what = f"llama.cpp cannot create a context of {asked.n_ctx:,} tokens: {reason}"
+        what = f"llama.cpp cannot create a context of {plural(asked.n_ctx, 'token')}: {reason}"
         raise LabError(
             what, "Try shorter prompts, a smaller --cache-type-k/-v or a smaller model."
         )
@@ -293,7 +294,7 @@ def vocabularies_differ(path: Path, other: Path) -> str | None:
         return f"one has {len(first.texts):,} tokens, the other {len(second.texts):,}"
     n_different = sum(map(operator.ne, first.texts, second.texts))
     if n_different:
-        return f"{n_different:,} tokens differ"
+        return f"{plural(n_different, 'token')} differ"
     if first != second:
         return "they split texts into tokens, or end them, in different ways"
     return None

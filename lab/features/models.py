@@ -11,6 +11,7 @@ import click
 from lab.app.help import CommandGroup
 from lab.app.options import as_json_option
 from lab.core import shell
+from lab.core.lists import plural
 
 if TYPE_CHECKING:
     from lab.core.record import Model
@@ -225,7 +226,7 @@ def counted(value: int | None) -> str:
 
 def _what_fits(model: Model, n_ctx: int | None) -> str:
     if n_ctx is not None:
-        return f"a context of about {n_ctx:,} tokens"
+        return f"a context of about {plural(n_ctx, 'token')}"
     if model.uncounted:
         return f"unknown ({model.uncounted})"
     return "unknown"

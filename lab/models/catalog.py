@@ -436,8 +436,8 @@ def spec_of(model: Model, quantization: str | None = None) -> str:
         quantization = _quantization_in_spec(model)
     if model.source == SYNTHETIC:
         name = f"synthetic:{model.name}"
-    elif model.source == FILE:
-        name = model.file
+    elif model.source == FILE or (model.source == HUB and not model.repo):
+        name = elsewhere(model.file or model.name)
     elif model.source == OLLAMA:
         name = f"{stores.PREFIX}{model.name}"
     elif model.source != HUB or model.name in entries():
@@ -445,8 +445,14 @@ def spec_of(model: Model, quantization: str | None = None) -> str:
     elif quantization:
         name = f"hf:{model.repo}"
     else:
-        name = f"hf:{model.repo}/{model.file}@{model.revision}"
+        revision = f"@{model.revision}" if model.revision else ""
+        name = f"hf:{model.repo}/{model.file}{revision}"
     return f"{name}:{quantization}" if quantization else name
+
+
+def elsewhere(file: str) -> str:
+    """The name of a file that a record holds without its folder, as a command takes it."""
+    return file if exists(file) else f"FOLDER/{file}"
 
 
 def _quantization_in_spec(model: Model) -> str | None:

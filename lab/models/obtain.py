@@ -64,8 +64,12 @@ def find(worker: Worker, text: str) -> Model:
     if spec.repo is None:
         raise _not_here(spec)
     with _as_a_path_too(spec), tempfile.TemporaryDirectory() as folder:
-        path = hub.header(_remote(spec), Path(folder))
-        return worker.read_model(path, spec.name, HUB)
+        remote = _remote(spec)
+        path = hub.header(remote, Path(folder))
+        model = worker.read_model(path, spec.name, HUB)
+    return dataclasses.replace(
+        model, repo=remote.repo, file=remote.file, revision=remote.revision
+    )
 
 
 def read(worker: Worker, spec: Spec, file: ModelFile) -> Model:

@@ -108,7 +108,7 @@ class Server:
             return None
         return LabError(
             f"{n_prompt:,} prompt tokens and {n_gen:,} more do not fit into the server's context "
-            f"of {n_ctx:,} tokens (of one request).",
+            f"of {plural(n_ctx, 'token')} (of one request).",
             "Use fewer tokens, or start the server with a longer context.",
         )
 

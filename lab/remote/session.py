@@ -63,7 +63,7 @@ class ServerPlan:
         """The maximum of what a server will be sent, with warm-ups."""
         longest = max(case.n_prompt + case.n_gen for case in self.cases)
         requests = plural(self.n_requests, "request")
-        return f"{requests} for up to {longest:,} tokens each, and small ones to examine it"
+        return f"{requests} for up to {plural(longest, 'token')} each, and small ones to examine it"
 
 
 def n_at_once(case: Case) -> int:

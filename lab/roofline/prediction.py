@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from lab.core import cost, memory, results, shown
 from lab.core.files import listed
+from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, devices, obtain, synthetic
@@ -185,7 +186,9 @@ def check(n_prompt: int, n_gen: int, users: int) -> None:
     """LabError for a request that cannot be predicted."""
     n_ctx = n_prompt + n_gen
     if n_ctx > MOST_TOKENS:
-        raise LabError(f"{n_ctx:,} tokens are too many.", f"Give at most {MOST_TOKENS:,}.")
+        raise LabError(
+            f"{plural(n_ctx, 'token')} are too many.", f"Give at most {MOST_TOKENS:,}."
+        )
     if n_gen < 2:
         raise LabError(f"--gen {n_gen} leaves nothing to decode.", "Give at least --gen 2.")
     if users < 1:

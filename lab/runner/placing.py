@@ -238,9 +238,9 @@ def _problem(plan: Plan, case: Case) -> str | None:
     None if it fits, or if this is unknown.
     """
     room = with_room(plan.settings, [case])
-    context = f"A context of {room.n_ctx:,} tokens"
+    context = f"A context of {plural(room.n_ctx, 'token')}"
     if room.n_seq_max > 1:
-        context = f"{context} for {room.n_seq_max:,} sequences"
+        context = f"{context} for {plural(room.n_seq_max, 'sequence')}"
     is_too_long = room.n_ctx >= MOST_TOKENS
     placed = places(plan, case) if machine.used(plan.machine, plan.settings) else None
     if placed is None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lab.core import sampling
 from lab.core.asked_settings import AUTO, AskedSettings, check_number, in_digits
-from lab.core.lists import join_and
+from lab.core.lists import join_and, plural
 from lab.core.memory import Tensor
 from lab.core.record import Machine, Model, Settings
 from lab.errors import LabError
@@ -175,7 +175,7 @@ def _cases(lengths: Sequence[int], gen: int, every: int | None) -> tuple[Case, .
     most = max(case.n_generated for case in cases)
     if most > MAX_TOKENS:
         hint = f"At most {MAX_TOKENS:,}: increase --every."
-        raise LabError(f"The sweep would generate {most:,} tokens.", hint)
+        raise LabError(f"The sweep would generate {plural(most, 'token')}.", hint)
     return cases
 
 
@@ -315,7 +315,7 @@ def with_cases(plan: Plan, cases: Sequence[Case], write: Write) -> Plan:
         n_chosen = changed.n_tokens(case)[1]
         if n_chosen > MAX_TOKENS:
             hint = f"The maximum is {MAX_TOKENS:,}."
-            raise LabError(f"{case.name} would generate {n_chosen:,} tokens.", hint)
+            raise LabError(f"{case.name} would generate {plural(n_chosen, 'token')}.", hint)
     return changed
 
 

@@ -65,6 +65,7 @@ class WarmEngine:
         self.round = -1  # the repeat for which the engine was started
         self.n_starts = n_starts
         self.diagnosed: Diagnosed | None = None  # the first crash of native code
+        self.added: tuple[str, ...] = ()  # the options that the session added to the command
         self._loaded = False
         self._first_look: noise_watch.NoiseWatch | None = (
             None  # until the first warm-up has ended
@@ -249,8 +250,13 @@ class WarmEngine:
             settings or self.settings,
             run,
             draft_model=plan.draft.model if plan.draft else None,
-            command=asked_command.command(),
+            command=self._command(),
         )
+
+    def _command(self) -> tuple[str, ...] | None:
+        """The command that asked for the session, with what a crash made it add."""
+        command = asked_command.command()
+        return None if command is None else (*command, *self.added)
 
     @contextlib.contextmanager
     def _explained(self, n_prompt: int) -> Iterator[None]:
@@ -280,6 +286,7 @@ class WarmEngine:
         )
         self.settings = self.plan.settings
         option = problem.change.option
+        self.added = tuple(option.split())
         message = (
             f"{problem.what} The session continues with {option}, which you did not ask for."
         )

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from lab.core import shown
+from lab.core.lists import plural
 from lab.errors import LabError
 from lab.show import canvas, selection, summaries, table
 from lab.show.canvas import OF_DECODE, OF_PREFILL
@@ -52,7 +53,7 @@ def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
 
 
 def _bar_name(row: pd.Series) -> str:
-    lengths = f"{row.n_prompt:,} tokens in, {row.n_gen:,} out"
+    lengths = f"{plural(row.n_prompt, 'token')} in, {row.n_gen:,} out"
     mark = shown.mark(row.doubts)
     return f"{lengths}\n{seconds(row.e2e_s)} {mark}".rstrip()
 

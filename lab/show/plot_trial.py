@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.show import canvas, comparison
 from lab.show.canvas import COLOURS, GUIDE
@@ -74,7 +74,7 @@ def _draw_variant(ax: Axes, compared: Comparison, base: Group, other: Group) -> 
         _draw_blocks(ax, place, row, of_base, of_other)
         _draw_median(ax, place, row)
         case = f"\n{row.case}" if row.case else ""
-        names.append(f"{figure_names()[row.figure]}, {row.n_prompt:,} tokens{case}")
+        names.append(f"{figure_names()[row.figure]}, {plural(row.n_prompt, 'token')}{case}")
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)

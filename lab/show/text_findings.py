@@ -119,7 +119,7 @@ def _prefill_growth(rows: pd.DataFrame) -> str:
     tokens = long.n_prompt / short.n_prompt
     time = long.prefill_s / short.prefill_s
     return (
-        f"Prefill of {long.n_prompt:,} tokens took {times(time)} as long as for "
+        f"Prefill of {plural(long.n_prompt, 'token')} took {times(time)} as long as for "
         f"{short.n_prompt:,} ({times(tokens)} the tokens): {_growth(short, long, time / tokens)}."
     )
 

@@ -78,7 +78,7 @@ def _model_text(model: Model) -> str:
     if model.n_layer:
         parts.append(f"{model.n_layer} layers")
     if model.n_ctx_train:
-        parts.append(f"context of {model.n_ctx_train:,} tokens")
+        parts.append(f"context of {plural(model.n_ctx_train, 'token')}")
     return f"{', '.join(parts)} ({model.source})"
 
 

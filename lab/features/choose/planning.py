@@ -166,7 +166,7 @@ def check_memory(plan: Plan) -> None:
         needed = plan.memory(case).total_bytes + chain_bytes(choosing, n_vocab)
         if needed > available:
             raise LabError(
-                f"{label(choosing)} and a vocabulary of {n_vocab:,} tokens need about "
+                f"{label(choosing)} and a vocabulary of {plural(n_vocab, 'token')} need about "
                 f"{needed / 1e9:,.1f} GB of memory; {available / 1e9:,.1f} GB are available.",
                 "Use fewer --sequences, or a few chains of your own (--chain).",
             )

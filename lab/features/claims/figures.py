@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import cost, phases, stats
+from lab.core.lists import plural
 from lab.core.record import PREFILL, Record
 from lab.errors import LabError
 from lab.features.claims.evidence import Evidence
@@ -131,7 +132,7 @@ def prefill_of_best(evidence: Evidence) -> Figures:
     longest = runs[runs.n_prompt == LONGEST]
     row = explained_phase(evidence, longest, "prefill")
     shares = 100 * 1e9 * row.least_s / longest.prefill
-    return [figure(f"share of the best (kernels) at {LONGEST:,} tokens", shares, "%")]
+    return [figure(f"share of the best (kernels) at {plural(LONGEST, 'token')}", shares, "%")]
 
 
 def decode_of_best(evidence: Evidence) -> Figures:
@@ -143,7 +144,7 @@ def decode_of_best(evidence: Evidence) -> Figures:
     row = explained_phase(evidence, shortest, "decode")
     least_ns = row.n_bytes / kernel_rates.roof(evidence.need_ceilings()).gbps
     shares = 100 * least_ns / shortest.compute
-    return [figure(f"share of the best (reading) at {n_prompt:,} tokens", shares, "%")]
+    return [figure(f"share of the best (reading) at {plural(n_prompt, 'token')}", shares, "%")]
 
 
 def explained_phase(evidence: Evidence, runs: pd.DataFrame, phase: str) -> Any:
@@ -191,7 +192,7 @@ def of_limit(evidence: Evidence) -> Figures:
                 f"The cost of a step of {first.model.name} cannot be derived from its header."
             )
         shares = 100 * step.n_bytes / gbps / runs.decode
-        figures.append(figure(f"{kind} after {n_prompt:,} tokens", shares, "%"))
+        figures.append(figure(f"{kind} after {plural(n_prompt, 'token')}", shares, "%"))
     return figures
 
 
@@ -203,7 +204,9 @@ def rate_ratio(evidence: Evidence) -> Figures:
     runs = evidence.of("lengths")
     longest = runs[runs.n_prompt == LONGEST]
     rate_ratios = LONGEST * longest.decode / longest.prefill
-    return [figure(f"prefill rate over decode rate at {LONGEST:,} tokens", rate_ratios)]
+    return [
+        figure(f"prefill rate over decode rate at {plural(LONGEST, 'token')}", rate_ratios)
+    ]
 
 
 def growth_over_200(evidence: Evidence) -> Figures:
@@ -211,7 +214,7 @@ def growth_over_200(evidence: Evidence) -> Figures:
     figures: Figures = []
     for n_prompt, runs in evidence.of("lengths").groupby("n_prompt"):
         growths = [growth_of_run(record) for record in runs.record]
-        figures.append(figure(f"after {n_prompt:,} tokens", growths))
+        figures.append(figure(f"after {plural(n_prompt, 'token')}", growths))
     return figures
 
 

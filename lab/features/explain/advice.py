@@ -90,7 +90,7 @@ def _of_batching(batching: Batching, record: Record) -> Advice:
     change = (
         f"{batching.n_seq} sequences decoded together: {digits(batching.total_gain)}x the tokens/s "
         f"in total, {digits(batching.user_share)}x per user, after prompts of "
-        f"{batching.n_prompt:,} tokens"
+        f"{plural(batching.n_prompt, 'token')}"
     )
     sizes = {
         "--sequences": f"1,{batching.n_seq}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lab.core.lists import plural
 from lab.core.record import DECODE, Record
 from lab.core.sampling import GREEDY
 from lab.show.section import Columns, Section, tabled
@@ -43,7 +44,7 @@ def sentence(row: Any, record: Record) -> str:
     chain = record.settings.sampling
     label = GREEDY if chain is None else chain.label
     return (
-        f"After {row.n_prompt:,} tokens a token takes {seconds(row.tpot_s)}: "
+        f"After {plural(row.n_prompt, 'token')} a token takes {seconds(row.tpot_s)}: "
         f"{seconds(row.measured_s)} to compute, {seconds(row.choosing_s)} "
         f"({percent(row.choosing_s / row.tpot_s)}) to choose it ({label}), "
         f"{seconds(row.harness_s)} between steps."

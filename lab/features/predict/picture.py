@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lab.core.lists import plural
 from lab.roofline.prediction import Prediction
 from lab.show import canvas
 from lab.show.canvas import COLOURS, INK
@@ -53,5 +54,7 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
         ax.plot([], [], color=INK, ls="-", label="range, measured")
     ax.set_xlabel("time of the request (s)")
     figure.set_figheight(max(figure.get_figheight(), 1.6 + 0.28 * len(rows)))
-    canvas.finish([ax], f"{first.label}: {first.n_prompt:,} tokens in, {first.n_gen:,} out")
+    canvas.finish(
+        [ax], f"{first.label}: {plural(first.n_prompt, 'token')} in, {first.n_gen:,} out"
+    )
     return ax

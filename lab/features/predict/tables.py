@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from lab.core import shown
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo
 from lab.roofline.prediction import HERE, Prediction, Span, expected_or_middle
@@ -130,7 +130,7 @@ def ranking(
             hidden.append(row)
     return Section(
         labels[0] if is_one_model else "Several models",
-        f"{first.n_prompt:,} tokens in, {first.n_gen:,} out{at_once(first)}",
+        f"{plural(first.n_prompt, 'token')} in, {first.n_gen:,} out{at_once(first)}",
         words=[fastest(rows, is_one_model)],
         **tabled(ranking_columns(is_one_model), visible),
         sentences=ranking_sentences(rows, hidden, slo),
@@ -243,7 +243,7 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
     sentences = []
     for row in rows:
         for clause in wording.beyond(row.extrapolations):
-            sentences.append(f"{row.n_prompt:,} tokens: {clause}.")
+            sentences.append(f"{plural(row.n_prompt, 'token')}: {clause}.")
     rows_without_room = [row for row in rows if row.room is not None]
     if rows_without_room:
         sentences.append(wording.reads_again(rows_without_room[0]))
@@ -287,11 +287,13 @@ def longest_request(row: Prediction) -> str:
 
     Without a known peak it is the rate of decode.
     """
-    request = f"A request of {row.n_prompt:,} tokens with {row.n_gen:,} back"
+    request = f"A request of {plural(row.n_prompt, 'token')} with {row.n_gen:,} back"
     if row.shortage is not None:
         return f"{request} does not fit: {wording.misfit(row.shortage)}."
     if not row.is_known:
-        return f"After {row.n_prompt:,} tokens decode is {decode_rate(row)}. {NO_PREFILL}"
+        return (
+            f"After {plural(row.n_prompt, 'token')} decode is {decode_rate(row)}. {NO_PREFILL}"
+        )
     prefill_square = row.prefill_s[0] * row.prefill_s[1]
     share = math.sqrt(prefill_square / (row.e2e_s[0] * row.e2e_s[1]))
     return f"{request} takes {request_time(row)}: about {100 * share:.0f} % of it is prefill."

@@ -122,7 +122,7 @@ def what_and_source(rate: PublishedRate) -> tuple[str, str]:
     elif rate.n_prompt is None:
         what = f"{rate.phase} of unknown length"
     else:
-        what = f"{rate.phase} of {rate.n_prompt:,} tokens"
+        what = f"{rate.phase} of {plural(rate.n_prompt, 'token')}"
     backend = f"{rate.backend} in {rate.runtime}"
     return what, ", ".join(filter(None, [rate.source, backend, rate.collected]))
 
@@ -226,5 +226,5 @@ def misfit(shortage: Shortage | None) -> str | None:
     if shortage.quantization:
         return f"{need}: {shortage.quantization} would fit"
     if shortage.longest:
-        return f"{need}: up to {shortage.longest:,} tokens would fit"
+        return f"{need}: up to {plural(shortage.longest, 'token')} would fit"
     return f"{need}: a smaller model would fit"

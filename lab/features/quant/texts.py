@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import NamedTuple
 
+from lab.core.lists import plural
 from lab.errors import LabError
 from lab.runner import prompts
 
@@ -67,7 +68,7 @@ def chunks(
             placed.append((place, Chunk(kind, tokens)))
     if len(placed) < 2:
         raise LabError(
-            f"The text has {n_tokens:,} tokens, too few for two chunks of {n_chunk}.",
+            f"The text has {plural(n_tokens, 'token')}, too few for two chunks of {n_chunk}.",
             f"Give a longer one: 16 chunks ({16 * n_chunk:,} tokens) show differences of more than "
             "10 %.",
         )

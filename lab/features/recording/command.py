@@ -18,6 +18,7 @@ from lab.app.help import Command
 from lab.app.options import OUTPUT, with_options
 from lab.app.output import Output
 from lab.core import asked_command, results
+from lab.core.lists import plural
 from lab.errors import LabError
 from lab.features.recording import repeat, sentences
 from lab.features.recording.lines import RecordedCall
@@ -179,7 +180,7 @@ def again(call: RecordedCall) -> str:
     if call.n_prompt is None or call.n_cached is None or call.n_new is None:
         return ""
     n_again = max(0, call.n_prompt - call.n_cached - call.n_new)
-    return f"{n_again:,} tokens read again: "
+    return f"{plural(n_again, 'token')} read again: "
 
 
 def in_digits(count: int | None) -> str:

@@ -78,7 +78,7 @@ def why(timed: Sequence[Record], ceilings: Sequence[Ceilings]) -> list[Section]:
     for label, rows in table.setups(table.runs(plain)):
         of_setup = [plain[index] for index in rows.run.unique()]
         for n_gen, records in grouped(of_setup, lambda record: record.run.n_gen).items():
-            name = f"{label}, {n_gen:,} tokens generated"
+            name = f"{label}, {plural(n_gen, 'token')} generated"
             try:
                 place = probing.place_of_record(records[0])
                 part = explained(name, records, probing.need(ceilings, place, label))
@@ -90,6 +90,14 @@ def why(timed: Sequence[Record], ceilings: Sequence[Ceilings]) -> list[Section]:
             f"The limits of {len(problems)} other setups are unknown without ceilings: "
             f"{problems[0]}"
         ]
+    own = [record for record in plain if record.run.imported_from is None]
+    if own and not parts:
+        measure = " && ".join(probing.commands(own))
+        problems.append(
+            "Without ceilings this page does not say what limits the speed, and has no sliders "
+            "that predict other requests. On the machine that measured them, run "
+            f"`{measure}`, then write the page again with lab report."
+        )
     return [Section("What limits the speed?", name="why", words=problems, parts=parts)]
 
 
@@ -149,7 +157,7 @@ def facts_of_server(record: Any) -> dict[str, str]:
     settings = endpoint.settings
     if settings:
         slots = f"{settings.n_slots} slots" if settings.n_slots else ""
-        context = f"a context of {settings.n_ctx:,} tokens" if settings.n_ctx else ""
+        context = f"a context of {plural(settings.n_ctx, 'token')}" if settings.n_ctx else ""
         parts = [slots, context, settings.model_file, settings.quantization]
         facts["settings"] = ", ".join(filter(None, parts)) or UNKNOWN
     facts["client"] = text_plan.facts(record.machine)["machine"]

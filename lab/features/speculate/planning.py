@@ -9,6 +9,7 @@ from typing import Any
 
 from lab.core import script, stats
 from lab.core.guesses import LOOKUP
+from lab.core.lists import plural
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Settings
 from lab.core.script import OPEN_ENDED, Operation, Part
 from lab.errors import LabError
@@ -101,12 +102,12 @@ def check_longest(n_draft: int, n_gen: int, settings: Settings) -> None:
     if n_draft >= n_step:
         raise LabError(
             f"{n_draft:,} drafted tokens and the token before them do not fit into one step of "
-            f"{n_step:,} tokens.",
+            f"{plural(n_step, 'token')}.",
             f"Use a --draft-len of at most {n_step - 1:,}, or a larger --ubatch.",
         )
     if n_draft > n_gen - 2:
         raise LabError(
-            f"--gen {n_gen:,} is too short for drafts of {n_draft:,} tokens.",
+            f"--gen {n_gen:,} is too short for drafts of {plural(n_draft, 'token')}.",
             f"Use --gen {n_draft + 2:,} or more; at least 64 gives useful results.",
         )
 

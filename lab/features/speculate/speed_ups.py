@@ -231,7 +231,7 @@ def same_text(rows: Sequence[Any]) -> str:
     if n_parted == 0 and n_pairs == 1:
         return "In 1 run the tokens match plain decoding."
     if n_parted == 0:
-        return f"In all {n_pairs:,} runs the tokens match plain decoding."
+        return f"In all {plural(n_pairs, 'run')} the tokens match plain decoding."
     first = 1 + int(min(row.parted_at for row in rows if row.n_parted))
     return (
         f"In {n_parted} of {n_pairs} runs the text differs from plain decoding, from token {first} "
@@ -257,7 +257,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
         ax.set_xticks(sorted({row.n_draft for row in rows}))
         ax.margins(x=0.1)
         text, n_prompt, n_gen = prompt
-        ax.set_title(f"{text}, {n_prompt:,} + {n_gen:,} tokens", fontsize=10)
+        ax.set_title(f"{text}, {n_prompt:,} + {plural(n_gen, 'token')}", fontsize=10)
         ax.set_xlabel("drafted tokens per step")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("speed-up over plain decoding")

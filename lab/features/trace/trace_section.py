@@ -72,7 +72,7 @@ def phase_section(line: TraceLine, phase: TracedPhase) -> Section:
         )
     about = f"medians of {plural(phase.n_steps, 'step')}"
     if phase.n_past:
-        about = f"{about} after {phase.n_past:,} tokens"
+        about = f"{about} after {plural(phase.n_past, 'token')}"
     tokens = plural(phase.n_tokens, "token")
     rows = summed(phase.parts, lambda part: (part.operation, part.device))
     return Section(
@@ -130,7 +130,7 @@ def sum_sentence(phase: TracedPhase) -> str:
     direction = "more" if phase.off >= 0 else "less"
     difference = f"{percent(abs(phase.off))} {direction} than a step without stops"
     total = f"add up to {seconds(phase.sum_s)}, {difference} ({seconds(phase.untraced_s)})"
-    operations = f"{phase.n_stops:,} operations"
+    operations = f"{plural(phase.n_stops, 'operation')}"
     if not phase.stops_s:
         return f"{name}: {operations}, {total}"
     costs = []

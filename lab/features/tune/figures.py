@@ -97,7 +97,7 @@ class Tuned:
     def aim(self) -> str:
         """What is faster: `2,000 + 300 tokens`, or the tokens that the goal is about."""
         n_prompt = f"{self.default.run.n_prompt:,}"
-        aim = f"{n_prompt} + {self.asked.n_gen:,} tokens"
+        aim = f"{n_prompt} + {plural(self.asked.n_gen, 'token')}"
         if self.asked.goal == TTFT:
             aim = f"the first token after {n_prompt} prompt tokens"
         elif self.asked.goal == TPOT:

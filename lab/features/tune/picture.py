@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from lab.core.lists import plural
 from lab.core.stats import Ratio
 from lab.features.tune.choices import is_lossy
 from lab.features.tune.figures import DEFAULT, Tuned
@@ -52,7 +53,7 @@ def draw(result: Tuned, figure: Figure) -> Figure:
 
 
 def title_of(result: Tuned, n_rows: int) -> str:
-    lengths = f"{result.default.run.n_prompt:,} + {result.asked.n_gen:,} tokens"
+    lengths = f"{result.default.run.n_prompt:,} + {plural(result.asked.n_gen, 'token')}"
     where = text_setup.where([result.default])
     if n_rows == MOST_DRAWN:
         return f"What was tried for {lengths} (the {n_rows} fastest)\n{where}"

@@ -293,4 +293,4 @@ def extent(conversation: Conversation) -> str:
     shortest = min(conversation.prompts)
     longest = max(conversation.prompts)
     n_turns = plural(conversation.n_turns, "turn")
-    return f"{n_turns}, prompts of about {shortest:,} to {longest:,} tokens"
+    return f"{n_turns}, prompts of about {shortest:,} to {plural(longest, 'token')}"

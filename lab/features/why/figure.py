@@ -188,7 +188,7 @@ class Figure:
             return self._timed_prefill()
         tokens = "tokens"
         if self.n_gen is not None:
-            tokens = "1 token" if self.n_gen == 1 else f"{self.n_gen:,} tokens"
+            tokens = "1 token" if self.n_gen == 1 else f"{plural(self.n_gen, 'token')}"
         if self.depth is not None:
             return f"{tokens} after {self.depth:,}"
         if self.n_prompt:

@@ -124,5 +124,5 @@ def cache(figure: Figure, letter: str, sign: int) -> GapPart:
         return unknown(CACHE, f"{letter} does not report prompt tokens")
     mean_cached = statistics.fmean(counts)
     log = math.log1p(-min(mean_cached / figure.n_prompt, MOST_CACHED))
-    reason = f"{mean_cached:,.0f} of {figure.n_prompt:,} tokens in {letter}"
+    reason = f"{mean_cached:,.0f} of {plural(figure.n_prompt, 'token')} in {letter}"
     return GapPart(CACHE, sign * log, 0.0, ARITHMETIC, reason)
