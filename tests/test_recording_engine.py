@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from lab.features.recording import breaks, sentences
+from lab.features.recording.answers import Answer
 from lab.features.recording.causes import Finding, ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Prompt
 from lab.features.recording.lines import CLIENT, SERVER, Cause, RecordedCall
 from lab.features.recording.prompts import blocks_of
 from lab.features.recording.server_log import OLDEST, SIMILAR, Served, ServerLog
+from lab.features.recording.server_side import ServerQuestions, Slot
+from lab.remote.access import access
+from lab.remote.client import Client
 from tests.bench.record import recorded as recorder_before, wait_for
 from tests.servers import NAME, RealServer
 from tests.test_real_servers import a_llama_server
@@ -169,7 +173,90 @@ def test_a_conversation_in_another_slot_is_no_intruder() -> None:
     assert "did not come through lab record" in cause.what
 
 
-@pytest.mark.parametrize("kind", [*breaks.OF_ENGINE, breaks.NOT_ASKED])
+UNSEEN: dict[str, tuple[Served, Served, ServerState]] = {
+    "the earlier one": (Served(None, None), Served(1, 9), ServerState(held={0: 7, 1: 9})),
+    "this one": (SLOT_0, Served(None, None), ServerState(held={0: 12, 1: 11})),
+    "its task": (Served(0, None), Served(1, 9), ServerState(held={0: 12, 1: 9})),
+    "used again since": (SLOT_0, Served(1, 9), ServerState(held={0: 12, 1: 9})),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_slot_that_was_not_seen_is_not_guessed(name: str) -> None:
+    before, now, state = UNSEEN[name]
+    first, second = prompts(before, now)
+    other = dataclasses.replace(first, call=2)
+    several = dataclasses.replace(state, n_slots=2, latest_other=other, other_number=2)
+    cause = found(first, second, several).cause
+    assert cause is not None
+    assert (cause.kind, cause.by) == (breaks.UNSEEN_SLOT, SERVER)
+    single = found(first, second, dataclasses.replace(state, n_slots=1)).cause
+    assert single is not None
+    assert single.kind == breaks.EVICTED
+
+
+def test_a_slot_that_something_else_used_before_had_lost_the_prompt() -> None:
+    state = ServerState(held={0: 7, 1: 9}, n_slots=2)
+    cause = found(*prompts(SLOT_0, Served(1, 9)), state).cause
+    assert cause is not None
+    assert cause.kind == breaks.EVICTED
+
+
+def test_a_prompt_that_is_still_in_its_slot_was_not_taken_from_there() -> None:
+    cause = found(
+        *prompts(SLOT_0, Served(None, None)), ServerState(held={0: 5}, n_slots=2)
+    ).cause
+    assert cause is not None
+    assert cause.kind == breaks.OTHER_SLOT
+    assert sentences.label(cause).startswith("another slot took the call, but slot 0 holds")
+
+
+# The slots
+
+
+def seen(*calls: tuple[int, list[Slot]]) -> list[tuple[int | None, int | None]]:
+    """The slot and the task of calls, each with its tokens and the slots as they were seen."""
+    questions = ServerQuestions(access("http://127.0.0.1:9/v1"))
+    questions._client = Client(access("http://127.0.0.1:9/v1"))
+    places = []
+    for n_held, slots in calls:
+        served = questions.served(Answer(n_prompt=n_held - 10, n_gen=10), slots)
+        assert served is not None
+        places.append((served.slot, served.task))
+    return places
+
+
+def test_calls_that_follow_each_other_at_once_are_told_apart_by_their_tokens() -> None:
+    both = [Slot(0, 5, 99), Slot(1, 9, 299)]
+    assert seen((100, both), (300, both)) == [(0, 5), (1, 9)]
+    assert seen((300, both), (100, both)) == [(1, 9), (0, 5)]
+    alike = [Slot(0, 5, 99), Slot(1, 9, 99)]
+    assert seen((100, alike)) == [(None, None)]
+
+
+def test_a_slot_that_serves_the_next_call_already_says_where_but_not_which_task() -> None:
+    begun = Slot(0, 9, 99, is_busy=True)
+    assert seen((100, [begun, Slot(1, None, None)])) == [(0, None)]
+    assert seen((100, [begun, Slot(1, 2, 50)])) == [(None, None)]
+    ended = [Slot(0, 9, 149), Slot(1, None, None)]
+    assert seen((100, [begun, Slot(1, None, None)]), (150, ended)) == [(0, None), (0, 9)]
+
+
+@pytest.mark.parametrize("n_calls", range(1, 101))
+def test_calls_that_are_seen_in_time_have_their_slots(n_calls: int) -> None:
+    slots = [Slot(0, None, None), Slot(1, None, None)]
+    calls = []
+    expected = []
+    for number in range(n_calls):
+        n_held = 40 + 10 * number
+        slots = list(slots)
+        slots[number % 2] = Slot(number % 2, 3 * number, n_held - number % 3)
+        calls.append((n_held, slots))
+        expected.append((number % 2, 3 * number))
+    assert seen(*calls) == expected
+
+
+@pytest.mark.parametrize("kind", [*breaks.OF_ENGINE, breaks.UNSEEN_SLOT, breaks.NOT_ASKED])
 @pytest.mark.parametrize("what", ["", "the chat template changed", "busy"])
 def test_each_cause_of_the_engine_has_its_sentences(kind: str, what: str) -> None:
     cause = Cause(kind=kind, by=SERVER, slot=1, held_by=0, similarity=0.25, what=what)

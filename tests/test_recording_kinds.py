@@ -18,7 +18,7 @@ from lab.core.lines import to_json
 from lab.errors import LabError
 from lab.features.recording import breaks, figures, picture, repeat, sentences
 from lab.features.recording.answers import read_answer
-from lab.features.recording.causes import ServerState, find_cause
+from lab.features.recording.causes import Finding, ServerState, find_cause
 from lab.features.recording.conversations import CallHistory, Conversations, Prompt
 from lab.features.recording.differences import difference
 from lab.features.recording.lines import RecordedCall
@@ -284,6 +284,45 @@ def test_thoughts_that_a_template_drops_are_not_read_again() -> None:
     assert finding.cause.by == "template"
     n_read_again = len(now) - n_cached - (finding.n_new or 0)
     assert n_read_again == len("Three.<tool>a.py b.py c.py<")
+
+
+def with_answer(text: str, n_gen: int) -> tuple[Finding, int]:
+    """What is found of a call that sends this answer back after the system prompt changed, and its
+    tokens behind the question."""
+    first = [
+        {"role": "system", "content": "It is 08:00."},
+        {"role": "user", "content": "How?"},
+    ]
+    later = [
+        {"role": "system", "content": "It is 08:01."},
+        first[1],
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "And then?"},
+    ]
+    before = "<system>It is 08:00.<user>How?<assistant>"
+    now = f"<system>It is 08:01.<user>How?<assistant>{text}<user>And then?<assistant>"
+    history = CallHistory(1)
+    history.add(rendered_prompt(1, {"messages": first}, before, n_gen))
+    prompt = rendered_prompt(2, {"messages": later}, now, 5)
+    finding = find_cause(prompt, 18, history, ServerState(), len)
+    return finding, len(now) - len(before)
+
+
+@pytest.mark.parametrize(("text", "n_gen"), [("Three.", 4), ("Three.", 60), ("So " * 40, 7)])
+def test_another_answer_than_the_generated_one_is_new(text: str, n_gen: int) -> None:
+    """A replaced answer, and one without its reasoning: no cache holds its tokens there."""
+    finding, n_behind = with_answer(text, n_gen)
+    assert finding.cause is not None
+    assert finding.n_new == n_behind
+
+
+@pytest.mark.parametrize("n_words", range(1, 101))
+@pytest.mark.parametrize("n_ending", [0, 1])
+def test_the_generated_answer_is_not_new(n_words: int, n_ending: int) -> None:
+    text = "word " * n_words + "end"
+    n_gen = len(text) + n_ending
+    finding, n_behind = with_answer(text, n_gen)
+    assert finding.n_new == n_behind - n_gen
 
 
 @pytest.mark.parametrize("n_cached", [236, 237, 200])
@@ -617,9 +656,12 @@ def test_a_recording_without_prompts_cannot_be_repeated(tmp_path: Path) -> None:
 def test_the_picture_shows_the_time_of_calls_whose_tokens_nobody_counted() -> None:
     """A bar per call and part: the time is all prefill where nothing else is known."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     calls = [recorded(1, None, None, 0.3), recorded(2, None, None, 0.3, cause=CLOCK)]
     figure = Figure()
     picture.draw(calls, figures.bill(calls), "a server", figure)
-    heights = [bar.get_height() for bar in figure.axes[1].patches]
+    heights = [
+        bar.get_bbox().height for bar in figure.axes[1].patches if isinstance(bar, Rectangle)
+    ]
     assert heights.count(0.3) == 2

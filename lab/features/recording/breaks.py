@@ -9,6 +9,7 @@ OTHER_CONVERSATION = "other conversation"
 CONTEXT_FULL = "context full"
 EVICTED = "evicted"
 OTHER_SLOT = "other slot"
+UNSEEN_SLOT = "slot not seen"
 NO_CHECKPOINT = "no checkpoint"
 CONTEXT_SHIFT = "context shift"
 CACHE_FULL = "cache memory full"
@@ -21,7 +22,7 @@ IN_PROMPT = (CHANGED, INSERTED, REORDERED, SHORTENED, REMOVED, CONTEXT_FULL)
 OF_ENGINE = (OTHER_SLOT, NO_CHECKPOINT, CONTEXT_SHIFT, CACHE_FULL, RESTARTED)
 """Why a llama-server had lost a prompt, as its slots, its properties or its log show."""
 
-IN_SERVER = (OTHER_CONVERSATION, CONTEXT_FULL, EVICTED, *OF_ENGINE)
+IN_SERVER = (OTHER_CONVERSATION, CONTEXT_FULL, EVICTED, UNSEEN_SLOT, *OF_ENGINE)
 """The server has lost the beginning that both prompts share."""
 
-KINDS = (*IN_PROMPT, OTHER_CONVERSATION, EVICTED, *OF_ENGINE, NOT_ASKED)
+KINDS = (*IN_PROMPT, OTHER_CONVERSATION, EVICTED, UNSEEN_SLOT, *OF_ENGINE, NOT_ASKED)

@@ -23,6 +23,7 @@ from lab.features.recording.differences import (
 )
 from lab.features.recording.lines import CLIENT, SERVER, TEMPLATE, Cause
 from lab.features.recording.prompts import Block, Blocks, length
+from lab.features.recording.server_log import Served
 from lab.remote.chat_bodies import ASSISTANT
 
 EXACT_SLACK = 16
@@ -32,6 +33,8 @@ SLACK_SHARE = 0.1
 128. Without exact tokens also a share of the prompt."""
 
 MOST_LEFT_OUT = 3  # an answer that is sent back in fewer than its tokens / 3 is not whole
+END = 1  # token that ends an answer, and is not in its text
+REWRITTEN = 0.125  # share of an answer's tokens that may differ when its text is tokenized
 STRANGER = "by a request that did not come through lab record"
 PROBE = 200  # characters by which a block is found in a rendered prompt
 
@@ -53,6 +56,7 @@ class ServerState:
     """What is known about the server when a call is examined."""
 
     n_ctx: int | None = None
+    n_slots: int | None = None
     latest_other: Prompt | None = None  # the latest prompt of another conversation
     other_number: int | None = None
     was_refused: bool = False  # the call of this conversation before: it did not fit
@@ -165,6 +169,8 @@ def lost_in_server(
         return Cause(kind=breaks.CONTEXT_FULL, by=SERVER)
     if by_engine is not None:
         return by_engine
+    if is_slot_unseen(best, prompt, state):
+        return Cause(kind=breaks.UNSEEN_SLOT, by=SERVER)
     intruder = state.latest_other
     if intruder is not None and intruder.call > history.latest.call:
         return Cause(
@@ -195,7 +201,7 @@ def engine_cause(
     if before.is_shifted or (state.n_ctx is not None and n_held > state.n_ctx):
         return Cause(kind=breaks.CONTEXT_SHIFT, by=SERVER)
     n_shared = shared_tokens(best, prompt) or 0
-    if now.slot != before.slot and state.held.get(before.slot) == before.task:
+    if now.slot != before.slot and still_holds(before, state):
         return Cause(
             kind=breaks.OTHER_SLOT,
             by=SERVER,
@@ -210,6 +216,29 @@ def engine_cause(
     if now.n_dropped > before.n_dropped:
         return Cause(kind=breaks.CACHE_FULL, by=SERVER)
     return None
+
+
+def still_holds(before: Served, state: ServerState) -> bool:
+    """Whether a slot still holds an earlier prompt, as far as was seen."""
+    if before.slot is None or before.task is None:
+        return False
+    return state.held.get(before.slot) == before.task
+
+
+def is_slot_unseen(best: Prompt, prompt: Prompt, state: ServerState) -> bool:
+    """Whether another slot may have taken a call, while the earlier prompt was still in its own:
+    calls that follow each other at once are in the slots before they were looked at."""
+    before = best.served
+    now = prompt.served
+    if before is None or now is None or (state.n_slots or 1) < 2:
+        return False
+    if before.slot is None or now.slot is None:
+        return True
+    if before.slot == now.slot:
+        return False
+    if before.task is None or now.task is None:
+        return True
+    return state.held.get(before.slot, before.task) > now.task
 
 
 def template_cause(best: Prompt, prompt: Prompt) -> Cause | None:
@@ -254,9 +283,31 @@ def new_tokens(
         n_answered += len(list(itertools.takewhile(is_of_answer, tail)))
     n_before = tokens_before(best, prompt, n_aligned, count)
     if n_answered > n_aligned:
+        n_written = tokens_written(prompt, n_answered, count)
+        if n_written is not None and is_other_answer(n_written - n_before, best.n_gen):
+            return max(1, prompt.n_prompt - n_before)
         n_answer = tokens_before(best, prompt, n_answered, count) - n_before
         n_before += tokens_of_answer(n_answer, best.n_gen)
     return max(1, prompt.n_prompt - n_before)
+
+
+def tokens_written(prompt: Prompt, n_blocks: int, count: Count) -> int | None:
+    """Tokens of a rendered prompt up to the end of a block that the template writes as it is; None
+    if it does not, or the prompt is not known as tokens."""
+    rendered = prompt.rendered
+    if (
+        rendered is None
+        or not prompt.tokens
+        or not is_in(rendered, prompt.blocks[n_blocks - 1])
+    ):
+        return None
+    return count(rendered[: end_of_block(rendered, prompt.blocks, n_blocks - 1)])
+
+
+def is_other_answer(n_sent: int, n_gen: int | None) -> bool:
+    """Whether an answer that a client sends has another number of tokens than what the server
+    generated: it was replaced, or its reasoning left out."""
+    return n_gen is not None and abs(n_sent - n_gen) > max(END, n_gen * REWRITTEN)
 
 
 def tokens_of_answer(n_sent: int, n_gen: int | None) -> int:

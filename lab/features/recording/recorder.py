@@ -173,6 +173,7 @@ class CallRecorder:
         busy = {slot for slot, ended in self._ends.items() if ended > exchange.received_ns}
         return ServerState(
             n_ctx=self._server.n_ctx,
+            n_slots=self._server.n_slots,
             latest_other=latest,
             other_number=number,
             was_refused=conversation.was_refused,
@@ -190,7 +191,7 @@ class CallRecorder:
     ) -> None:
         """Remember a prompt that the server has read; of a refused one, that it was refused."""
         conversation.was_refused = answer.is_context_full
-        if prompt.served is not None:
+        if prompt.served is not None and prompt.served.slot is not None:
             self._ends[prompt.served.slot] = exchange.ended_ns
         if was_read(exchange, answer):
             conversation.add(prompt)
@@ -259,7 +260,10 @@ def may_share_slot(first: Prompt, second: Prompt) -> bool:
     """Whether a server may have served both in one slot."""
     if first.served is None or second.served is None:
         return True
-    return first.served.slot == second.served.slot
+    return first.served.slot == second.served.slot or None in (
+        first.served.slot,
+        second.served.slot,
+    )
 
 
 def without_text(call: RecordedCall) -> RecordedCall:

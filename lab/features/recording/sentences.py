@@ -30,6 +30,8 @@ MENDS = {
     breaks.EVICTED: "Have the server keep its cache between calls (llama-server --cache-ram)",
     breaks.OTHER_SLOT: "Lower the similarity from which a slot is used again "
     "(llama-server --slot-prompt-similarity), or send id_slot",
+    breaks.UNSEEN_SLOT: "Record again with --log (llama-server --log-file), which names the slot "
+    "of each call",
     breaks.NO_CHECKPOINT: "Have the server keep more states of this model "
     "(llama-server --ctx-checkpoints, or --swa-full for a sliding window)",
     breaks.CONTEXT_SHIFT: "Use a longer context (llama-server --ctx-size), or shorten the "
@@ -47,7 +49,9 @@ LOST = {
     breaks.OTHER_CONVERSATION: "conversation {conversation} used the slot",
     breaks.CONTEXT_FULL: "the context was full",
     breaks.EVICTED: "the same prompt, but the server had lost its cache",
-    breaks.OTHER_SLOT: "slot {slot} took the call, but slot {held_by} holds the conversation",
+    breaks.OTHER_SLOT: "{slot} took the call, but slot {held_by} holds the conversation",
+    breaks.UNSEEN_SLOT: "another slot took the call, or the server had lost its cache: "
+    "the next call came before the slots could be looked at",
     breaks.NO_CHECKPOINT: "the model's cache cannot be cut, and no saved state was early enough",
     breaks.CONTEXT_SHIFT: "the context was full, and the server had dropped its beginning",
     breaks.CACHE_FULL: "the server had dropped the conversation: its cache memory was full",
@@ -81,7 +85,9 @@ def place_of(cause: Cause) -> str:
 
 def lost(cause: Cause) -> str:
     """What happened to a prompt that was not changed."""
-    reason = LOST.get(cause.kind, cause.kind).format(**dataclasses.asdict(cause))
+    slot = "another slot" if cause.slot is None else f"slot {cause.slot}"
+    fields = {**dataclasses.asdict(cause), "slot": slot}
+    reason = LOST.get(cause.kind, cause.kind).format(**fields)
     if cause.kind == breaks.OTHER_SLOT and cause.similarity is not None:
         reason += f" ({cause.similarity:.0%} alike{', but busy' if cause.what else ''})"
     elif cause.what:

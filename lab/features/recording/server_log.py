@@ -41,8 +41,8 @@ SHIFTED = "slot context shift"
 class Served:
     """A request as the server served it."""
 
-    slot: int
-    task: int
+    slot: int | None  # None: not seen
+    task: int | None
     start: int = 0  # of the server, counted
     n_dropped: int = 0  # prompts that the server's cache had dropped by then
     chosen_by: str | None = None
@@ -92,6 +92,8 @@ class ServerLog:
         """The latest task of each slot after a request."""
         held: dict[int, int] = {}
         for other in sorted(self.served, key=lambda other: other.n_begun):
+            if other.slot is None or other.task is None:
+                continue
             if other.start == served.start and other.n_begun <= served.n_begun:
                 held[other.slot] = other.task
         return held

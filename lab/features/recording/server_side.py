@@ -41,6 +41,14 @@ class Slot:
     number: int
     task: int | None  # its latest
     n_tokens: int | None  # that it holds
+    is_busy: bool = False
+
+    def may_hold(self, n_tokens: int) -> bool:
+        """Whether it may hold the prompt and the answer of a call that has ended, with this number
+        of tokens."""
+        if self.is_busy:
+            return False
+        return self.n_tokens is None or n_tokens - SPARE <= self.n_tokens <= n_tokens
 
 
 class ServerQuestions:
@@ -52,6 +60,7 @@ class ServerQuestions:
     def __init__(self, access: Access, log: Path | None = None) -> None:
         self.n_ctx: int | None = None
         self.held: dict[int, int] = {}  # the latest task of each slot
+        self.n_slots: int | None = None
         self.changed = ""  # since the server was started anew
         self._access = access
         self._client: Client | None = None
@@ -63,6 +72,9 @@ class ServerQuestions:
         self._has_slots = True
         self._n_starts = 0
         self._latest_task = -1
+        self._known: dict[
+            int, int
+        ] = {}  # of each slot, its latest task that is a recorded call
         self._properties: dict[str, str] = {}
 
     def look_at(self, exchange: PassedCall, answer: Answer) -> None:
@@ -85,46 +97,50 @@ class ServerQuestions:
         defaults = as_dict(properties.get("default_generation_settings"))
         self.n_ctx = as_count(defaults.get("n_ctx"))
         self._properties = compared(properties)
-        self._settings = ServerSettings(
-            n_slots=as_count(properties.get("total_slots")), n_ctx=self.n_ctx
-        )
+        self.n_slots = as_count(properties.get("total_slots"))
+        self._settings = ServerSettings(n_slots=self.n_slots, n_ctx=self.n_ctx)
 
     def served(self, answer: Answer, slots: Sequence[Slot]) -> Served | None:
         """How the server served a call, by its slots and its log; None if it does not say."""
         if self._client is None:
             return None
-        slot = self._slot(self._client, answer, slots or self.slots())
+        served = self._seen_at(self._client, answer, slots or self.slots())
         if self._log is not None and answer.n_prompt is not None:
             prefill_ms = answer.timings.prompt_ms if answer.timings else None
             n_computed = answer.n_prompt - (answer.n_cached or 0)
-            served = self._log.find(n_computed, prefill_ms)
-            if served is not None:
-                self.held = self._log.held_after(served)
-                return served
-        if slot is None or slot.task is None:
-            return None
-        return Served(slot.number, slot.task, start=self._n_starts)
+            logged = self._log.find(n_computed, prefill_ms)
+            if logged is not None:
+                self.held = self._log.held_after(logged)
+                return logged
+        return served
 
-    def _slot(self, client: Client, answer: Answer, slots: Sequence[Slot]) -> Slot | None:
-        """The slot that holds a call, among those that have served one since."""
-        newest = max((slot.task for slot in slots if slot.task is not None), default=None)
-        if newest is None:
+    def _seen_at(self, client: Client, answer: Answer, slots: Sequence[Slot]) -> Served | None:
+        """Where the slots show a call: without its slot if several may have served it, without its
+        task if its slot has served another call since. None if the server shows no slots."""
+        self.held = {slot.number: slot.task for slot in slots if slot.task is not None}
+        if not self.held:
             return None
+        newest = max(self.held.values())
         if newest < self._latest_task:
             self._n_starts += 1
+            self._known = {}
             before = self._properties
             self._look_at_properties(client)
             self.changed = differences(before, self._properties)
-            self.held = {}
-        candidates = [slot for slot in slots if slot.task != self.held.get(slot.number)]
         self._latest_task = newest
-        self.held = {slot.number: slot.task for slot in slots if slot.task is not None}
         n_held = (answer.n_prompt or 0) + (answer.n_gen or 0)
-        matching = []
-        for slot in candidates:
-            if slot.n_tokens is None or n_held - SPARE <= slot.n_tokens <= n_held:
-                matching.append(slot)
-        return max(matching or candidates, key=lambda slot: slot.task or -1, default=None)
+        changed = [
+            slot
+            for slot in slots
+            if self.held.get(slot.number) != self._known.get(slot.number)
+        ]
+        holding = [slot for slot in changed if slot.may_hold(n_held)]
+        if len(holding) == 1:
+            slot = holding[0]
+            self._known[slot.number] = self.held[slot.number]
+            return Served(slot.number, slot.task, start=self._n_starts)
+        number = changed[0].number if len(changed) == 1 else None
+        return Served(number, None, start=self._n_starts)
 
     def slots(self) -> list[Slot]:
         """The server's slots; none if it does not show them, or is not known yet."""
@@ -138,7 +154,8 @@ class ServerQuestions:
             if number is not None:
                 task = as_count(fields.get("id_task"))
                 n_tokens = as_count(fields.get("n_prompt_tokens"))
-                slots.append(Slot(number, task, n_tokens))
+                is_busy = fields.get("is_processing") is True
+                slots.append(Slot(number, task, n_tokens, is_busy))
         return slots
 
     def endpoint(self, exchange: PassedCall) -> Endpoint:
