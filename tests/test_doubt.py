@@ -75,7 +75,7 @@ def test_few_disturbed_runs_are_marked_and_their_findings_stay(
     rows = summaries.summary(table.runs(records))
 
     answer = text_findings.answer(rows)
-    findings = " ".join(text_findings.findings(rows))
+    findings = " ".join(text_findings.findings(rows, records))
     (next_step,) = output.next_steps(records, Path("kept"), "lab explain")
 
     assert rows.doubts.map(shown.mark).tolist() == ["", mark]
@@ -94,7 +94,7 @@ def test_nothing_is_concluded_from_rows_with_half_of_their_runs_disturbed() -> N
     rows = summaries.summary(table.runs(records))
 
     answer = text_findings.answer(rows)
-    findings = " ".join(text_findings.findings(rows))
+    findings = " ".join(text_findings.findings(rows, records))
     (next_step,) = output.next_steps(records, Path("kept"), "lab explain")
 
     assert rows.doubts.map(shown.mark).tolist() == ["", "!!"]

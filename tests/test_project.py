@@ -54,8 +54,8 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "msgspec": {"core/lines"},
     "llama_cpp": {"engine/bindings", "features/turns/child"},
     "numpy": {
-        *("core/phases", "core/stats", "engine", "models/synthetic", "roofline", "show"),
-        "features",
+        *("core/breaks", "core/phases", "core/stats", "engine", "models/synthetic"),
+        *("roofline", "show", "features"),
     },
     "gguf": {"models/synthetic"},
     "huggingface_hub": {"models/hub"},

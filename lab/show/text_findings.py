@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING
 
 from lab.core import shown
 from lab.core.lists import join_and, plural
+from lab.core.record import DECODE, PREFILL
 from lab.runner.plan import join
-from lab.show import summaries, sweep_laws
+from lab.show import summaries, sweep_laws, text_growth
 from lab.show.wording import digits, seconds, times
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lab.core.record import Model
+    from lab.core.record import Model, Record
 
 WIDE_RANGES = 2.0
 """Do not state how prefill grows if the ranges (largest over smallest) of both lengths multiply to
 more than this."""
 
 WIDE_RUNS = 1.25  # the slowest run of a length over the fastest, above which that is said
+LEAST_EXPLAINED = 0.5  # share of a difference, from which on a cause is told
 MOST_LENGTHS = 5  # that a sentence names one by one
 
 
@@ -74,20 +76,23 @@ def laws(rows: pd.DataFrame) -> list[str]:
     return [str(law) for law in fitted if law]
 
 
-def findings(rows: pd.DataFrame) -> list[str]:
-    """Sentences on how times grow, in a summary of one setup and n_gen.
+def findings(rows: pd.DataFrame, records: Sequence[Record]) -> list[str]:
+    """Sentences on how times grow, in a summary of one setup and n_gen, and on why.
 
-    Unreliable rows are left out, and the last sentence says so.
+    Unreliable rows are left out, and the last sentence says so. Causes are concluded from the steps
+    of `records`, the runs of the summary.
     """
     firm = summaries.firm(rows)
+    steady = text_growth.steady(records)
     sentences = []
     requests = firm[firm.prefill_share.notna()]
     if len(requests) > 1:
-        sentences.append(_prefill_growth(requests))
+        sentences.append(_prefill_growth(requests, steady))
         short = requests.iloc[0]
         long = requests.iloc[-1]
         if short.tpot_ms > 0 and long.tpot_ms > 0:  # not NaN: there was decoding
-            sentences.append(_decode_growth(short, long))
+            sentences.append(_decode_growth(short, long, steady))
+    sentences += text_growth.sentences(steady)
     disturbed = sorted(set(rows.n_prompt) - set(firm.n_prompt))
     if disturbed:
         lengths = f"{len(disturbed)} lengths up to {disturbed[-1]:,}"
@@ -111,26 +116,29 @@ def of_experts(model: Model) -> list[str]:
     ]
 
 
-def _prefill_growth(rows: pd.DataFrame) -> str:
+def _prefill_growth(rows: pd.DataFrame, records: Sequence[Record]) -> str:
     """How prefill grew from a length of at most half (or the one before) to the longest."""
     long = rows.iloc[-1]
     halves = rows[rows.n_prompt <= long.n_prompt / 2]  # a step of a few percent shows nothing
     short = rows.iloc[-2] if halves.empty else halves.iloc[-1]
     tokens = long.n_prompt / short.n_prompt
     time = long.prefill_s / short.prefill_s
+    growth = _growth(short, long, time / tokens, records)
     return (
         f"Prefill of {plural(long.n_prompt, 'token')} took {times(time)} as long as for "
-        f"{short.n_prompt:,} ({times(tokens)} the tokens): {_growth(short, long, time / tokens)}."
+        f"{short.n_prompt:,} ({times(tokens)} the tokens): {growth}."
     )
 
 
-def _growth(short: pd.Series, long: pd.Series, per_token: float) -> str:
+def _growth(
+    short: pd.Series, long: pd.Series, per_token: float, records: Sequence[Record]
+) -> str:
     """How the time per prompt token (a factor) grew, and why; not stated if runs vary too much."""
     is_clear = _are_apart(short, long, "prefill_tps") and not 0.9 <= per_token <= 1.1
     if is_clear and per_token > 1:
-        return f"{times(per_token)} per token, because each token attends to more earlier ones"
+        return f"{times(per_token)} per token{text_growth.because(records, PREFILL)}"
     if is_clear:
-        return f"{times(per_token)} per token, because short prompts underuse the hardware"
+        return f"{times(per_token)} per token{_reading_of_weights(short, long)}"
     range_of_short = short.prefill_s_max / short.prefill_s_min
     range_of_long = long.prefill_s_max / long.prefill_s_min
     if range_of_short * range_of_long > WIDE_RANGES:
@@ -138,12 +146,27 @@ def _growth(short: pd.Series, long: pd.Series, per_token: float) -> str:
     return "about in proportion"
 
 
-def _decode_growth(short: pd.Series, long: pd.Series) -> str:
+def _reading_of_weights(short: pd.Series, long: pd.Series) -> str:
+    """Why a short prompt takes longer per token, if that is as long as a step reads weights.
+
+    A decode step after the short prompt shows how long that takes.
+    """
+    saved_ms = 1e3 * (short.prefill_s / short.n_prompt - long.prefill_s / long.n_prompt)
+    read_ms = short.tpot_ms / min(short.n_prompt, short.n_ubatch)
+    if not read_ms >= LEAST_EXPLAINED * saved_ms:
+        return ""
+    return (
+        ", because a step reads all weights, however few tokens it has: "
+        f"{seconds(read_ms / 1e3)} per token with {short.n_prompt:,} tokens"
+    )
+
+
+def _decode_growth(short: pd.Series, long: pd.Series, records: Sequence[Record]) -> str:
     slower = long.tpot_ms / short.tpot_ms
     reason = ""
     if _are_apart(short, long, "tpot_ms"):
         if slower > 1.1:
-            reason = ", because attention works through the whole KV cache"
+            reason = text_growth.because(records, DECODE)
     elif short.repeats > 1 and long.repeats > 1:
         reason = "; their ranges overlap, so it may be chance"
     return (

@@ -160,7 +160,7 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
     if n_ctx_train is not None:
         beyond = [length for length in rows.n_prompt if length + n_gen > n_ctx_train]
     drift = disturbances.drift(records)
-    sentences = findings(rows)
+    sentences = findings(rows, records)
     is_watched = not any(record.run.imported_from for record in records)
     if is_watched and not drift:
         sentences += far_apart(rows)

@@ -1,0 +1,155 @@
+"""Why steps become slower through the context, in sentences: `lab.core.growth` in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.core import growth, shape, shell
+from lab.core.growth import KERNEL, SLOPE, Cliff, Growth
+from lab.core.record import DECODE, PREFILL, Record
+from lab.runner import disturbances
+from lab.runner.as_options import options
+from lab.show.wording import digits, seconds, times
+
+SPLIT_AT = 512  # positions from which on llama.cpp splits the cache among a CPU's threads
+NEAR = 0.1  # relative, by which the place of a named cause may be missed
+TRIED_AT = (
+    2000  # prompt tokens at which flash attention is compared, unless fewer were measured
+)
+
+
+def steady(records: Sequence[Record]) -> list[Record]:
+    """The runs that causes may be concluded from: timed by the lab, and not disturbed."""
+    return [
+        record
+        for record in records
+        if record.run.is_timed and not disturbances.disturbances(record)
+    ]
+
+
+def because(records: Sequence[Record], phase: str) -> str:
+    """The clause on why long contexts are slower, after what was measured; "" if not countable.
+
+    `records` are the steady runs of one setup.
+    """
+    if not records or growth.cliff(records, phase) is not None:
+        return ""  # the cliff has a sentence of its own
+    law = growth.growth(records, phase)
+    if law is None:
+        return ""
+    if law.verdict == SLOPE:
+        return f", because {_law(law)}"
+    if law.verdict == KERNEL:
+        return f", and {_slow_kernel(law, records[0])}"
+    return f"; the lab cannot tell why: {law.why}"
+
+
+def sentences(records: Sequence[Record]) -> list[str]:
+    """A sentence on each cliff, and a comparison to try where a kernel is slow."""
+    lines = []
+    is_slow = False
+    for phase in (PREFILL, DECODE):
+        cliff = growth.cliff(records, phase) if records else None
+        law = growth.growth(records, phase) if records else None
+        if cliff is not None:
+            lines.append(_cliff(cliff, records[0]))
+        is_slow = is_slow or cliff is not None or (law is not None and law.verdict == KERNEL)
+    if is_slow:
+        lines.append(f"Try the other kind of attention: {_comparison(records)}")
+    return lines
+
+
+def _law(law: Growth) -> str:
+    cost = seconds(law.seconds_per_1000)
+    if law.phase == PREFILL:
+        return (
+            f"each token attends to all before it: 1,000 positions cost {cost} per token "
+            f"({_rate(law.rate, PREFILL)} of attention; the weights are multiplied at "
+            f"{_rate(law.weight_rate, PREFILL)})"
+        )
+    return (
+        f"each step reads the whole KV cache: 1,000 positions cost {cost} "
+        f"({_rate(law.rate, DECODE)}; the weights are read at "
+        f"{_rate(law.weight_rate, DECODE)})"
+    )
+
+
+def _slow_kernel(law: Growth, record: Record) -> str:
+    cost = seconds(law.seconds_per_1000)
+    rate = _rate(law.rate, law.phase)
+    weight_rate = _rate(law.weight_rate, law.phase)
+    attention = "attention with" if record.settings.uses_flash else "attention without"
+    kernel = f"llama.cpp's kernel for {attention} --flash-attn is slow here{_heads(record)}"
+    if law.phase == PREFILL:
+        return (
+            f"arithmetic is not the limit: 1,000 positions cost {cost} per token, attention "
+            f"computes at {rate}, and the weights are multiplied at {weight_rate}. {kernel}"
+        )
+    return (
+        f"memory is not the limit: 1,000 positions cost {cost}, so the cache is read at {rate}, "
+        f"and the weights at {weight_rate}. {kernel}"
+    )
+
+
+def _heads(record: Record) -> str:
+    widths = sorted({heads.head_dim for heads in shape.heads(record.model) or ()})
+    return f" for heads of {widths[0]}" if len(widths) == 1 else ""
+
+
+def _rate(per_s: float, phase: str) -> str:
+    unit = "GFLOP/s" if phase == PREFILL else "GB/s"
+    return f"{digits(per_s / 1e9)} {unit}"
+
+
+def _cliff(cliff: Cliff, record: Record) -> str:
+    is_sharp = cliff.high - cliff.low <= NEAR * cliff.n_past
+    place = f"about {round(cliff.n_past, -1):,.0f} positions"
+    if not is_sharp:
+        place = f"a place between {cliff.low:,.0f} and {cliff.high:,.0f} positions"
+    steps = "a step of prefill" if cliff.phase == PREFILL else "a step of decode"
+    if cliff.is_jump:
+        what = f"{steps} takes {times(cliff.factor)} as long"
+    else:
+        what = f"each position costs {steps} {times(cliff.factor)} as much"
+        if cliff.rate_before is not None and cliff.rate_after is not None:
+            before = _rate(cliff.rate_before, cliff.phase)
+            what += f" ({before} of attention before, {_rate(cliff.rate_after, cliff.phase)} after)"
+    return f"Cliff: from {place} on {what}. Noise does not explain it{_name(cliff, record)}."
+
+
+def _name(cliff: Cliff, record: Record) -> str:
+    """What llama.cpp or the model is known to change there."""
+    settings = record.settings
+    is_on_cpu = not settings.n_gpu_layers
+    if cliff.phase == DECODE and is_on_cpu and settings.uses_flash and _is_at(cliff, SPLIT_AT):
+        return f"; llama.cpp splits the cache among threads from {SPLIT_AT} positions on"
+    for heads in shape.heads(record.model) or ():
+        if heads.window and _is_at(cliff, heads.window):
+            return f"; the window of {heads.window:,} positions of some layers ends there"
+    if cliff.phase == PREFILL and _is_at(cliff, settings.n_ubatch):
+        return f"; the first ubatch of {settings.n_ubatch:,} tokens ends there"
+    return ""
+
+
+def _is_at(cliff: Cliff, n_past: int) -> bool:
+    return (1 - NEAR) * n_past <= cliff.high and cliff.low <= (1 + NEAR) * n_past
+
+
+def _comparison(records: Sequence[Record]) -> str:
+    """The command that compares flash attention with plain attention, with these settings."""
+    record = records[0]
+    shared: list[str] = []
+    for arguments in options(record):
+        if arguments[0] != "--flash-attn":
+            shared += arguments
+    longest = max(record.run.n_prompt for record in records)
+    used = "on" if record.settings.uses_flash else "off"
+    other = "off" if record.settings.uses_flash else "on"
+    return shell.lab(
+        "ab",
+        ["--flash-attn", used],
+        ["--flash-attn", other],
+        "--prompt-len",
+        str(min(longest, TRIED_AT)),
+        *shared,
+    )
