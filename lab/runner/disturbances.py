@@ -43,7 +43,8 @@ FEWEST_UNWATCHED = 3
 SLOW_FIRST = 1.1
 UNWATCHED_CHANCE = 0.05
 """Of repeats that nobody watched: a first one is slow if it took SLOW_FIRST times as long as any
-other, and a change is named if chance alone makes it less often. Five repeats in order have 1.7 %."""
+other, and a change is named if chance alone makes it less often. Five repeats in order have
+1.7 %."""
 APART = 1.1
 MUCH_WIDER = 3
 """Repeats are of two kinds if a gap of APART lies between them that is MUCH_WIDER than both."""
