@@ -11,7 +11,7 @@ from lab.core import growth, results
 from lab.core.growth import BETWEEN, FEW, KERNEL, OVERLAP, SLOPE, UNKNOWN
 from lab.core.record import DECODE, PREFILL, Record
 from lab.models import catalog, synthetic
-from lab.show import text_growth
+from lab.show import plot_sweep, text_growth
 from tests.bench import doubt, slope
 from tests.bench.slope import Plant, Rates
 
@@ -118,6 +118,9 @@ def test_a_cliff_has_a_place_and_a_factor(is_whole: bool) -> None:
     assert "Noise does not explain it" in sentence
     assert "--flash-attn off" in comparison
     assert text_growth.because(records, DECODE) == ""
+    _, decode_panel = plot_sweep.plot_sweep(records).axes[:2]
+    labels = decode_panel.get_legend_handles_labels()[1]
+    assert [label for label in labels if label.startswith("cliff at about ")]
 
 
 def test_the_cliff_of_split_caches_is_named() -> None:

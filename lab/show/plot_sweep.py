@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lab.core.record import Record
+from lab.core import growth
+from lab.core.record import DECODE as DECODE_STEPS, Record
 from lab.errors import LabError
-from lab.show import canvas, selection, summaries, sweep_laws, table
+from lab.show import canvas, selection, summaries, sweep_laws, table, text_growth
 from lab.show.canvas import OF_DECODE, OF_PREFILL
 from lab.show.sweep_laws import Law
 from lab.show.wording import seconds
@@ -78,6 +79,8 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
         decode_law = sweep_laws.decode_law(summary)
         _draw_phase(left, PREFILL, runs, prefill_law, styles_of_prefill[number], name)
         _draw_phase(right, DECODE, runs, decode_law, styles_of_decode[number], name)
+        of_setup = [sweeps[index] for index in dict.fromkeys(runs.run)]
+        _mark_cliff(right, of_setup, styles_of_decode[number])
     _finish_panel(left, "Prefill", PREFILL)
     _finish_panel(right, "Decode", DECODE)
     title = "Prefill and decode in one pass through the context"
@@ -111,6 +114,15 @@ def _draw_phase(
         lengths = [x.max() * i / (N_CURVE - 1) for i in range(N_CURVE)]
         curve = [phase.per_s * law.seconds(length) for length in lengths]
         ax.plot(lengths, curve, ls="--", lw=1.8, color=color, label=label)
+
+
+def _mark_cliff(ax: Axes, records: Sequence[Record], style: canvas.Style) -> None:
+    """A line where decode follows another slope, if a sentence says so."""
+    steady = text_growth.steady(records)
+    cliff = growth.cliff(steady, DECODE_STEPS) if steady else None
+    if cliff is not None:
+        label = f"cliff at about {round(cliff.n_past, -1):,.0f}"
+        ax.axvline(cliff.n_past, ls=":", lw=1.5, color=style["color"], label=label)
 
 
 def _formula(law: Law) -> str:

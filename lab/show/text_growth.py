@@ -78,8 +78,8 @@ def _slow_kernel(law: Growth, record: Record) -> str:
     cost = seconds(law.seconds_per_1000)
     rate = _rate(law.rate, law.phase)
     weight_rate = _rate(law.weight_rate, law.phase)
-    attention = "attention with" if record.settings.uses_flash else "attention without"
-    kernel = f"llama.cpp's kernel for {attention} --flash-attn is slow here{_heads(record)}"
+    used = "on" if record.settings.uses_flash else "off"
+    kernel = f"llama.cpp's attention (--flash-attn {used}) is slow here{_heads(record)}"
     if law.phase == PREFILL:
         return (
             f"arithmetic is not the limit: 1,000 positions cost {cost} per token, attention "

@@ -27,7 +27,7 @@ from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Model, Record, Steps
 from lab.core.script import Script, Shape
 from lab.models import catalog, synthetic
-from lab.show import text_growth
+from lab.show import summaries, table, text_findings, text_growth
 from tests.conftest import MODEL, SETTINGS, make_record, make_run
 
 SAMPLES = Path(__file__).parents[2] / "results"
@@ -223,6 +223,15 @@ def is_right(plant: Plant, records: Sequence[Record]) -> bool:
         return told(records, other)[0] not in (KERNEL, CLIFF)
     is_near = abs(cliff.n_past / plant.place - 1) <= PLACE_ERROR
     return is_near and abs(cliff.factor / plant.factor - 1) <= FACTOR_ERROR
+
+
+def findings(plant: Plant, form: str) -> str:
+    """What the lab says of a planted session of SmolLM2; a page shows it."""
+    model = synthetic.model_of(catalog.find("smollm2-135m"), "Q4_1")
+    rates = Rates(15e9, 1e11, 0.6, 0.9, 0.005)
+    records = session(model, form, rates, plant, random.Random(1))
+    rows = summaries.summary(table.runs(records))
+    return "\n".join(text_findings.findings(rows, records))
 
 
 def main() -> None:
