@@ -184,7 +184,7 @@ def rows_of_facts(chosen: Sequence[Figure]) -> list[tuple[str, list[str]]]:
 
 
 def shown_or_unknown(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3g}"
+    return UNKNOWN if value is None else f"{value:.4g}"
 
 
 def fact_cell(fact: Fact | None, most: int) -> str:

@@ -33,11 +33,17 @@ STARTS = (
     (r"(?:\./|bin[/\\])(?:main|server)", LLAMA),
     (r"llama(?:\.cpp|cpp):?[\w.-]{0,40}(?:server|light|full)[\w.-]{0,40}", LLAMA),
     (r"ollama run(?:ner)?", OLLAMA),
-    (r"vllm serve|vllm\.entrypoints\.[\w.]{1,40}|vllm/vllm-openai[\w:.-]{0,60}", VLLM),
+    (
+        r"[\w-]{1,20}_vllm|vllm serve|vllm\.entrypoints\.[\w.]{1,40}|vllm/vllm-openai[\w:.-]{0,60}",
+        VLLM,
+    ),
     (r"sglang serve|sglang\.launch_server|lmsysorg/sglang[\w:.-]{0,60}", SGLANG),
     (r"koboldcpp[\w.-]{0,40}", KOBOLD),
     (r"mlx_lm[. ](?:generate|server|benchmark|chat)", MLX),
 )
+NO_SHORT_OPTIONS = (VLLM, SGLANG, MLX, OLLAMA, TABBY)
+"""Programs whose options with one dash are not those of llama.cpp: -m is no model."""
+
 NAMES = "|".join(f"(?P<p{number}>{pattern})" for number, (pattern, _) in enumerate(STARTS))
 START = re.compile(
     rf"(?:^|[\s'\"/\\=:>(\[])(?:{NAMES})(?:\.exe|\.py)?['\"]?(?=[\s,\]]|$)", re.I
@@ -61,6 +67,7 @@ VARIABLES = {
     "OLLAMA_NUM_PARALLEL": "--parallel",
     "OLLAMA_CONTEXT_LENGTH": "--ctx-size",
 }
+SWITCHES_OF_OLLAMA = ("--verbose", "--nowordwrap", "--insecure", "--hidethinking")
 ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "<<")
 MOST_LINES = 80
 MOST_LETTERS = 10_000
@@ -305,8 +312,7 @@ def facts_of(tokens: list[str], program: str, line: int) -> dict[str, Fact]:
     """The facts of a command's words; none if it has no option and no model."""
     read = dict[str, Fact]()
     texts: dict[str, list[str]] = {facts.SAMPLING: [], facts.SPECULATION: []}
-    if program in (OLLAMA, VLLM) and tokens and LIKE_A_MODEL.match(tokens[0]):
-        read |= facts.stated(name_of_model(tokens[0]), line)
+    read |= facts.stated(name_of_model(argument_of(tokens, program)), line)
     for flag, value in pairs_of(tokens):
         if program == BENCH and value and "," in value:
             continue  # a list of tests
@@ -327,6 +333,14 @@ def facts_of(tokens: list[str], program: str, line: int) -> dict[str, Fact]:
     return read
 
 
+def argument_of(tokens: list[str], program: str) -> str:
+    """The model that a command names without an option; "" if it names none so."""
+    own = [word for word in tokens if word not in SWITCHES_OF_OLLAMA]
+    if program in (OLLAMA, VLLM) and own and LIKE_A_MODEL.match(own[0]):
+        return own[0]
+    return own[-1] if program == KOBOLD and own and FILE.search(own[-1]) else ""
+
+
 def kind_of_option(flag: str) -> str:
     """The fact that several options make together; "" for any other option."""
     if SAMPLERS.match(flag):
@@ -337,6 +351,9 @@ def kind_of_option(flag: str) -> str:
 def facts_of_option(flag: str, value: str | None, program: str, line: int) -> dict[str, Fact]:
     """The facts of one option; none for one that does not change the speed."""
     read = dict[str, Fact]()
+    is_short = not flag.startswith("--") and flag != "-tp"
+    if is_short and program in NO_SHORT_OPTIONS:
+        return read
     for name in NAMES_OF_FLAGS.get(flag, ()):
         read |= fact_of(name, flag, value, line)
     if flag == "--quantkv" and value in QUANTIZED_CACHES:
@@ -365,6 +382,17 @@ def fact_of(name: str, flag: str, value: str | None, line: int) -> dict[str, Fac
     if flag.startswith("--no-") or flag in ("-nkvo", "-nopo", "-nr"):
         return {name: Fact(False, line, shown="off")}
     return fact_of_setting(name, value, line)
+
+
+def fact_of_printed(name: str, written: str, line: int) -> dict[str, Fact]:
+    """The fact of a value that a program prints under a name of its own."""
+    if name == facts.MODEL:
+        return facts.stated(name_of_model(written), line)
+    if name == "quantkv":
+        return facts.stated(dict.fromkeys(CACHE_TYPES, QUANTIZED_CACHES[written]), line)
+    if name == facts.BUILD:
+        return facts.stated({name: written}, line)
+    return fact_of_setting(name, written, line)
 
 
 def fact_of_setting(name: str, value: str | None, line: int | None) -> dict[str, Fact]:

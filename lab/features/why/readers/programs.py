@@ -7,8 +7,10 @@ figures. Open `text.py` first.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
+from lab.features.why.facts import Fact
 from lab.features.why.figure import (
     DECODE,
     FIRST_FREE,
@@ -19,7 +21,7 @@ from lab.features.why.figure import (
     UNKNOWN,
     Figure,
 )
-from lab.features.why.readers import values
+from lab.features.why.readers import commands, values
 from lab.features.why.readers.values import COUNTED_BY_NUMBERS, Program, collected
 from lab.formats.numbers import GO_DURATION, NUMBER, number
 
@@ -145,6 +147,31 @@ KOBOLD_BENCHMARK = Program(
     n_streams=1,
     rounds_s=0.006,
 )
+KOBOLD_OLDEST = Program(
+    source="KoboldCpp",
+    patterns=patterns(
+        r"\bProcessing Prompt[^(\n]{0,20}\((?P<n_prompt>\d{1,9}) / \d{1,9} tokens\)",
+        r"\bGenerating \((?P<n_gen>\d{1,9}) / \d{1,9} tokens\)",
+        rf"\bTime Taken - Processing:\s?(?P<prefill_s>{NUMBER})s \([^)\n]{{1,40}}\), "
+        rf"Generation:\s?(?P<decode_s>{NUMBER})s \([^)\n]{{1,40}}\), "
+        rf"Total:\s?(?P<total_s>{NUMBER})s",
+    ),
+    sign=re.compile(r"\bTime Taken - Processing:"),
+    rounds_s=0.06,
+)
+KOBOLD_SETUP = (
+    r"\bBenchmark Completed - v(?P<build>\d[\w.]{0,20})",
+    r"\bThreads=(?P<threads>\d{1,4})\b",
+    r"\bBlasBatchSize=(?P<batch>\d{1,6})\b",
+    r"\bFlashAttention=(?P<flash_attn>True|False)\b",
+    r"\bKvCache=(?P<quantkv>[0-2])\b",
+    r"^\W{0,9}Layers: (?P<n_gpu_layers>-?\d{1,4})\s*$",
+    r"^\W{0,9}Model: (?P<model>\S[^\n]{0,200}?)\s*$",
+    r"^\W{0,9}MaxCtx: (?P<n_ctx>\d{1,9})\s*$",
+)
+"""What KoboldCpp's benchmark says of its setup, in the lines around its figures."""
+
+KOBOLD_LINES = 14  # from the figures of a benchmark up to the line of its answer
 NO_RATE = "Indeterminate"
 TABBY_BEGIN = (
     r"Metrics(?: \(ID: [^)\n]{1,80}\))?: (?P<n_gen>\d{1,9}) tokens generated in "
@@ -213,7 +240,7 @@ MLX_BENCHMARK = Program(
     patterns=patterns(
         r"prompt_tokens=(?P<n_prompt>\d{1,12})(?:,| and) generation_tokens=(?P<n_gen>\d{1,12})"
         r"(?:, batch_size=(?P<n_streams>\d{1,6}))?",
-        rf"Trial \d{{1,4}}: {{1,9}}prompt_tps=(?P<prefill_tps>{NUMBER}), "
+        rf"(?:Trial \d{{1,4}}|Averages): {{1,9}}prompt_tps=(?P<prefill_tps>{NUMBER}), "
         rf"generation_tps=(?P<decode_tps>{NUMBER})",
     ),
     is_of_server=False,
@@ -233,6 +260,17 @@ BARE = re.compile(
     re.I,
 )
 
+LONGEST_SENTENCE = 200
+BEFORE_RATE = re.compile(
+    r"(?:[:=,~]|\b(?:at|get|gets|gives|is|are|runs|does|about|around))\s*$"
+)
+OF_PROMPT = re.compile(r"\b(?:prompt|prefill|pp\d*)\b", re.I)
+NOT_MEASURED = re.compile(
+    r"\b(?:expect\w*|should|would|could|target|goal|instead|supposed|used to|want|hope|need"
+    r"|than|not|no|was|were|accepted|drafted|peak|max|total|per user|up to|at least|at most|if)\b",
+    re.I,
+)
+
 
 def read(text: str) -> list[Figure]:
     """The figures of all these programs. ValueError for contradictions."""
@@ -243,7 +281,8 @@ def read(text: str) -> list[Figure]:
     figures += of_timings(text)
     figures += of_kobold(text)
     figures += of_tabby(text)
-    for answer in collected(text, MLX_BENCHMARK):
+    trials = re.sub(r"\bAverages: ", "", text) if re.search(r"\bTrial \d", text) else text
+    for answer in collected(trials, MLX_BENCHMARK):
         is_single = answer.count("n_streams") == 1
         counts = FIRST_FREE if is_single else MAYBE_FIRST
         figures += values.figures_of(answer, replace(MLX_BENCHMARK, counts=counts))
@@ -296,6 +335,9 @@ def of_kobold(text: str) -> list[Figure]:
         if "n_prompt" not in answer.values and tps and error < 0.5:
             answer.values["n_prompt"] = str(round(prefill_s * tps))
         figures += values.figures_of(answer, KOBOLD)
+    for answer in collected(text, KOBOLD_OLDEST):
+        figures += values.figures_of(answer, KOBOLD_OLDEST)
+    lines = text.split("\n")
     for answer in collected(text, KOBOLD_BENCHMARK):
         n_context = answer.count("n_end")
         n_gen = answer.count("n_gen")
@@ -310,8 +352,28 @@ def of_kobold(text: str) -> list[Figure]:
                 replace(figure, n_prompt=None, depth=None, prefill_s=None, decode_s=None)
                 for figure in figures_of_answer
             ]
-        figures += figures_of_answer
+        first = max(0, answer.line - KOBOLD_LINES)
+        setup = facts_of_benchmark(lines[first : answer.line], first + 1)
+        for place, figure in enumerate(figures):
+            if figure.source == KOBOLD.source and first < (figure.line or 0) <= answer.line:
+                figures[place] = replace(figure, facts={**setup, **figure.facts})
+        figures += [
+            replace(figure, facts={**setup, **figure.facts}) for figure in figures_of_answer
+        ]
     return figures
+
+
+def facts_of_benchmark(lines: Sequence[str], first: int) -> dict[str, Fact]:
+    """What the lines of KoboldCpp's last benchmark say of its setup."""
+    setup = dict[str, Fact]()
+    for number_of_line, line in enumerate(lines, first):
+        if "Benchmark Completed" in line:
+            setup = {}
+        for pattern in KOBOLD_SETUP:
+            match = re.search(pattern, line[:1000])
+            for name, written in match.groupdict().items() if match else ():
+                setup |= commands.fact_of_printed(name, written, number_of_line)
+    return setup
 
 
 def of_tabby(text: str) -> list[Figure]:
@@ -378,9 +440,20 @@ def read_bare(text: str) -> list[Figure]:
     about = ABOUT.match(bare)
     if about:
         bare = bare[about.end() :]
-    match = BARE.fullmatch(bare)
+    match = BARE.fullmatch(bare) or only_rate(bare)
     if not match:
         return []
-    return [
-        Figure(source="a bare figure", tps=number(match[1]), phase=UNKNOWN, counts=UNKNOWN)
-    ]
+    phase = PREFILL if OF_PROMPT.search(bare[: match.start()]) else UNKNOWN
+    return [Figure(source="a bare figure", tps=number(match[1]), phase=phase, counts=UNKNOWN)]
+
+
+def only_rate(sentence: str) -> re.Match[str] | None:
+    """The only rate of a short line, if the line does not speak of what ought to be."""
+    matches = list(BARE.finditer(sentence))
+    is_short = len(sentence) <= LONGEST_SENTENCE and "\n" not in sentence
+    if len(matches) != 1 or not is_short or NOT_MEASURED.search(sentence):
+        return None
+    before = sentence[: matches[0].start()]
+    after = sentence[matches[0].end() :]
+    is_told = BEFORE_RATE.search(before) and re.search(r"[A-Za-z]{2}", before)
+    return matches[0] if is_told and not after.strip(" .!") else None

@@ -26,7 +26,7 @@ from lab.features.why.readers import commands, values
 from lab.features.why.readers.values import PastedAnswer, Program, check_rate
 from lab.formats import llama_bench_rows, markdown
 from lab.formats.llama_bench_rows import HEADS, NO_SETTINGS, TEST, rate_of
-from lab.formats.numbers import count, number
+from lab.formats.numbers import NUMBER, count, number
 
 LLAMA_BENCH = "llama-bench"
 NAMES = {
@@ -89,6 +89,29 @@ SWAP_HEADS = {
 }
 AGREE = 0.02
 
+UNIT = r"(?:t|toks?|tokens?) ?(?:/|per) ?s(?:ec\w{0,4})?|tps"
+HEAD_OF_PREFILL = re.compile(r"\b(?:pp *\d*|prompt|prefill)\b", re.I)
+HEAD_OF_DECODE = re.compile(r"\b(?:tg *\d*|gen|generation|generated|decode)\b", re.I)
+HEAD_OF_UNIT = re.compile(rf"\b(?:{UNIT})(?!\w)", re.I)
+NO_RATE = re.compile(
+    r"speed-?up|diff|change|delta|gain|\bratio|%|\b(?:ms|time|latency|count|peak|max|p\d\d)\b",
+    re.I,
+)
+CELL_OF_RATE = re.compile(
+    rf"~?(?P<tps>{NUMBER})(?: ?(?:\u00b1|\+/-) ?{NUMBER})?(?P<unit> ?(?:{UNIT}))?", re.I
+)
+NAMES_OF_LABELS = {
+    "build": facts.BUILD,
+    "version": facts.BUILD,
+    "gpu": facts.HARDWARE,
+    "device": facts.HARDWARE,
+    "hardware": facts.HARDWARE,
+    "card": facts.HARDWARE,
+    "backend": facts.BACKEND,
+    "quant": facts.QUANTIZATION,
+    "quantization": facts.QUANTIZATION,
+}
+
 Columns = Mapping[str, str | None]
 
 
@@ -107,6 +130,8 @@ def read(text: str) -> list[Figure]:
             if not row.problem:
                 figures += of_batch(row.cells, {}, row.line)
     figures += of_batch_lines(text)
+    if "|" in text:
+        figures += of_rate_columns(text)
     if re.search(r"\bGen Speed\b", text):
         figures += of_llama_swap(text)
     return figures
@@ -408,3 +433,127 @@ def of_llama_swap(text: str) -> list[Figure]:
                     answer.values[name] = value
             figures += values.figures_of(answer, SWAP)
     return figures
+
+
+def of_rate_columns(text: str) -> list[Figure]:
+    """Tables that people write: a row for each setup, columns of rates whose heads say of what."""
+    figures = list[Figure]()
+    heads = list[str]()
+    for line_number, line in enumerate(text.split("\n"), 1):
+        cells = markdown.cells_of(line)
+        if not cells:
+            if line.count("|") < 1:
+                heads = []
+        elif is_head_of_rates(cells):
+            heads = cells
+        elif len(cells) == len(heads):
+            figures += of_row_of_rates(heads, cells, line_number)
+    return figures
+
+
+def is_head_of_rates(cells: Sequence[str]) -> bool:
+    """Whether a head has columns of prefill or decode, and is of no known program."""
+    names = [cell.lower() for cell in cells]
+    is_known = has_test_and_rate(cells) or "gen speed" in names or "S_TG t/s" in cells
+    has_numbers = any(map(CELL_OF_RATE.fullmatch, cells))
+    if is_known or OF_CLIENT.search(" ".join(names)) or has_numbers:
+        return False
+    return any(map(sizes_of_head, cells)) or ("test" in names and has_unit(cells))
+
+
+def has_unit(cells: Sequence[str]) -> bool:
+    """Whether a head has columns of rates."""
+    return any(HEAD_OF_UNIT.search(cell) for cell in cells)
+
+
+def sizes_of_head(head: str) -> tuple[int, int, int] | None:
+    """Tokens of the prompt, generated tokens and depth of a head; None for no column of one phase.
+
+    A head without sizes has -1 for those of its phase, as its context is unknown.
+    """
+    if NO_RATE.search(head):
+        return None
+    plain = re.sub(rf"[(\[]?(?:{UNIT})[)\]]?", "", head, flags=re.I).strip()
+    match = TEST.fullmatch(plain)
+    if match and bool(match[1]) != bool(match[2]):
+        n_prompt, n_gen, depth = (int(size or 0) for size in match.groups())
+        return n_prompt, n_gen, depth
+    is_prefill = bool(HEAD_OF_PREFILL.search(plain))
+    is_decode = bool(HEAD_OF_DECODE.search(plain))
+    if is_prefill == is_decode:
+        return None
+    return (-1, 0, -1) if is_prefill else (0, -1, -1)
+
+
+def of_row_of_rates(heads: Sequence[str], cells: Sequence[str], line: int) -> list[Figure]:
+    """The rates of a row; its other columns are labels, or facts by the names of their heads."""
+    row = dict(zip(heads, cells, strict=True))
+    test = next((cell for head, cell in row.items() if head.lower() == "test"), "")
+    has_points = any(re.match(r"\d+\.\d", cell) for cell in cells)
+    row_facts = dict[str, Fact]()
+    labels = list[str]()
+    figures = list[Figure]()
+    for head, cell in row.items():
+        if not cell or head.lower() == "test" or NO_RATE.search(head):
+            continue
+        sizes = sizes_of_head(test if test and HEAD_OF_UNIT.search(head) else head)
+        if sizes is None:
+            labels += [cell[:40]] if not figures else []
+            row_facts |= facts_of_label(head.lower(), cell, line)
+            continue
+        tps = rate_of_cell(
+            cell, bool(HEAD_OF_UNIT.search(head)) or -1 not in sizes, has_points
+        )
+        if tps:
+            figures.append(rate_of_table(head, sizes, tps, is_of_test=bool(test)))
+    completed = list[Figure]()
+    for figure in figures:
+        about = ", ".join(filter(None, (*labels, figure.about)))
+        completed.append(replace(figure, about=about, facts=row_facts, line=line))
+    return completed
+
+
+def rate_of_cell(cell: str, has_unit: bool, has_points: bool) -> float | None:
+    """The rate of a cell; None for another cell, or if its comma has two meanings.
+
+    Where another number of the row has a decimal point, a comma marks thousands.
+    """
+    match = CELL_OF_RATE.fullmatch(cell)
+    if not match or not (match["unit"] or has_unit):
+        return None
+    written = match["tps"].replace(",", "") if has_points else match["tps"]
+    try:
+        return number(written)
+    except ValueError:
+        return None
+
+
+def rate_of_table(
+    head: str, sizes: tuple[int, int, int], tps: float, is_of_test: bool
+) -> Figure:
+    """A rate under its head."""
+    n_prompt, n_gen, depth = sizes
+    phase = PREFILL if n_prompt else DECODE
+    is_sized = -1 not in sizes
+    about = "" if is_sized and not is_of_test else head
+    return Figure(
+        source="a table",
+        tps=tps,
+        phase=phase,
+        counts=PROMPT if n_prompt else MAYBE_FIRST,
+        n_prompt=n_prompt if is_sized and n_prompt else None,
+        n_gen=n_gen if is_sized and n_gen else None,
+        depth=depth if is_sized else None,
+        about=about,
+    )
+
+
+def facts_of_label(head: str, cell: str, line: int) -> dict[str, Fact]:
+    """The fact of a column that is no rate; none if its head does not name one."""
+    if head == facts.MODEL:
+        return facts.stated(commands.name_of_model(cell), line)
+    name = NAMES_OF_LABELS.get(head)
+    if name:
+        return facts.stated({name: cell}, line)
+    known = NAMES.get(HEADS.get(head, head), commands.NAMES_OF_FLAGS.get(f"-{head}", ()))
+    return setting(known, head, cell, line)

@@ -7,7 +7,7 @@ import re
 from lab.core import files
 from lab.errors import LabError, printable
 from lab.features.why.figure import Figure, is_possible
-from lab.features.why.readers import llama_logs, programs, setup, tables, windows
+from lab.features.why.readers import llama_logs, programs, prose, setup, tables, windows
 from lab.formats import markdown, text as texts
 
 MOST_BYTES = 4_000_000
@@ -56,7 +56,7 @@ def read(name: str) -> list[Figure]:
     if len(name) <= LONGEST_BARE:
         bare = programs.read_bare(texts.cleaned(name))
         if bare and not files.exists(name):
-            return bare
+            return prose.with_prose(bare, texts.cleaned(name))
     try:
         content = texts.read(name, KNOWN, MOST_BYTES)
     except LabError as problem:
@@ -104,7 +104,8 @@ def parse(text: str, name: str = "The text") -> list[Figure]:
             f"{IN_WORDS}. {KNOWN}",
         )
     possible.sort(key=lambda figure: figure.line or 0)
-    return setup.with_setups(possible[:MOST_FIGURES], text)
+    figures = setup.with_setups(possible[:MOST_FIGURES], text)
+    return prose.with_prose(figures, text)
 
 
 def nearly_read(text: str) -> str:

@@ -78,6 +78,7 @@ class Window:
     drafted: int | None = None
     accepted: int | None = None
     cuda_graph: str | None = None
+    is_steady: bool = True  # as many requests ran in the window before
 
 
 def read(text: str) -> list[Figure]:
@@ -115,6 +116,7 @@ def vllm_windows(text: str) -> Iterator[Window]:
 
 def sglang_windows(text: str) -> Iterator[Window]:
     """The batches of decode in SGLang's log; one after a prefill has a part of it in its time."""
+    n_before: int | None = None
     for answer in collected(text, SGLANG):
         n_running = answer.count("running")
         tps = answer.number("decode_tps")
@@ -128,7 +130,9 @@ def sglang_windows(text: str) -> Iterator[Window]:
                 depth=tokens / n_running,
                 tokens_per_step=answer.number("tokens_per_step"),
                 cuda_graph=answer.values.get("cuda_graph"),
+                is_steady=n_before in (None, n_running),
             )
+            n_before = n_running
 
 
 def of_windows(windows: Sequence[Window], source: str) -> list[Figure]:
@@ -140,7 +144,11 @@ def of_windows(windows: Sequence[Window], source: str) -> list[Figure]:
     groups = dict[tuple[object, ...], list[Window]]()
     for window in pure or windows:
         groups.setdefault((window.n_running, window.cuda_graph), []).append(window)
-    return [of_group(group, source) for group in groups.values()]
+    figures = list[Figure]()
+    for group in groups.values():
+        steady = [window for window in group if window.is_steady]
+        figures.append(of_group(steady or group, source))
+    return figures
 
 
 def of_group(group: Sequence[Window], source: str) -> Figure:

@@ -1,0 +1,187 @@
+"""Names in words, tables that people write, and the odd lines of programs."""
+# ruff: noqa: E501 (samples are as programs print them)
+
+import pytest
+
+from lab.errors import LabError
+from lab.features.why import facts
+from lab.features.why.figure import DECODE, PREFILL, UNKNOWN, Figure
+from lab.features.why.readers import text as reader
+
+LOG = "eval time =    9950.00 ms /   200 tokens (   49.75 ms per token,    20.10 tokens per second)\n"
+
+
+def decode_of(text: str) -> Figure:
+    """The last decode figure of a text."""
+    return [figure for figure in reader.parse(text) if figure.phase in (DECODE, UNKNOWN)][-1]
+
+
+NAMED = [
+    ("### RTX 3060 12GB\n", None, None, "RTX 3060 12GB"),
+    ("Tiny-Qwen3-4B Q5_K_M on a 4090:\n", "Tiny-Qwen3-4B", "Q5_K_M", "RTX 4090"),
+    ("I run `acme/granite-9.1-3b` here. Nothing else.\n", "granite-9.1-3b", None, None),
+    ("My machine has 2x RTX 3090 and much memory.\n", None, None, "2x RTX 3090"),
+    ("GPT-OSS 20B on the M4 Max\n", "GPT-OSS 20B", None, "M4 Max"),
+    ("Gemma 9 26B (Q8_0), Radeon RX 7900 XTX\n", "Gemma 9 26B", "Q8_0", "Radeon RX 7900 XTX"),
+    ("**Llama-99-8B-IQ4_XS** with a Tesla P40\n", "Llama-99-8B-IQ4_XS", "IQ4_XS", "Tesla P40"),
+]
+
+
+@pytest.mark.parametrize(("prose", "model", "quantization", "device"), NAMED)
+def test_names_in_words_are_read(
+    prose: str, model: str | None, quantization: str | None, device: str | None
+) -> None:
+    for text in (prose + "\n" + LOG, LOG + "\n" + prose):
+        figure = decode_of(text)
+        assert (figure.model, figure.quantization, figure.device) == (
+            model,
+            quantization,
+            device,
+        )
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "The RTX 4090 of a friend is faster.",
+        "I should buy an RTX 5090.",
+        "RTX 3060 or RTX 4090?",
+        "It took 4090 tokens and 3090 MiB, at 2080 MHz.",
+        "I waited 30 minutes; port 5090 was free.",
+        "Build 4070 is from May.",
+        "My i7-8700K has 6 cores and 64 GB.",
+        "The context is 4096 on a 32 GB machine.",
+    ],
+)
+def test_what_is_not_of_the_figure_is_no_device(prose: str) -> None:
+    figure = decode_of(f"{prose}\n\n{LOG}")
+    assert (figure.model, figure.device) == (None, None)
+
+
+def test_each_figure_has_the_heading_above_it() -> None:
+    text = f"## RTX 3060\n{LOG}\nSome words.\n\n## RTX 4090\n{LOG}"
+    assert [figure.device for figure in reader.parse(text)] == ["RTX 3060", "RTX 4090"]
+
+
+def test_a_command_says_more_than_words() -> None:
+    text = f"Llama-99-8B is slow!\n./llama-server -m /m/tiny-2B-Q4_0.gguf\n{LOG}"
+    assert decode_of(text).model == "tiny-2B-Q4_0"
+
+
+def test_a_figure_in_a_sentence_names_its_setup() -> None:
+    figure = decode_of("Tiny-Qwen3-4B Q5_K_M on a 4090: 77 t/s")
+    assert (figure.tps, figure.model, figure.device) == (77.0, "Tiny-Qwen3-4B", "RTX 4090")
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "I expected it to run at 80 t/s",
+        "30-35 tokens/s",
+        "35 tok/sec 500 tokens",
+        "20 t/s here: 30 t/s",
+        "it should do: 50 t/s",
+        "between 20 and 30 t/s",
+        "Accepted throughput: 50 tokens/s",
+    ],
+)
+def test_other_rates_in_a_sentence_are_no_figure(sentence: str) -> None:
+    with pytest.raises(LabError):
+        reader.read(sentence)
+
+
+def rates(text: str) -> list[tuple[float, str, int | None]]:
+    return [(figure.tps, figure.phase, figure.n_gen) for figure in reader.parse(text)]
+
+
+def test_a_table_that_a_person_wrote_is_read_by_its_heads() -> None:
+    text = (
+        "| Build | PP512 (t/s) | TG128 (t/s) |\n|---|---|---|\n| b7001 | 1,200 | 61.5 |\n"
+        "| b7002 | 900 \u00b1 3 | 60.5 |\n| diff | -25% | -1.6% |\n"
+    )
+    figures = reader.parse(text)
+    assert [figure.tps for figure in figures] == [1200.0, 61.5, 900.0, 60.5]
+    assert facts.value_of(figures[2].facts, facts.BUILD) == "b7002"
+    assert (figures[0].n_prompt, figures[1].n_gen, figures[1].depth) == (512, 128, 0)
+
+
+def test_other_tables_that_people_write() -> None:
+    assert rates(
+        "| Backend | pp512 | tg128 |\n| --- | --- | --- |\n| ROCm | 1900.72 \u00b1 3 t/s | 58.38 t/s |\n"
+    ) == [(1900.72, PREFILL, None), (58.38, DECODE, 128)]
+    assert rates(
+        "| Test | Before (t/s) | After (t/s) | Diff |\n|---|--:|--:|--:|\n| tg64 | 51.5 | 53.5 | +4% |\n"
+    ) == [(51.5, DECODE, 64), (53.5, DECODE, 64)]
+    assert rates(
+        "| Engine | 30K prompt processing | 30K token generation |\n|---|---|---|\n| MLX | 82.5s | 25 t/s |\n"
+    ) == [(25.0, DECODE, None)]
+    assert rates(
+        "Context | prompt tok/s | gen tok/s | memory GB\n--- | --- | --- | ---\n4096 | 199.5 | 13.5 | 40\n"
+    ) == [(199.5, PREFILL, None), (13.5, DECODE, None)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| Model | Size | Date |\n|---|---|---|\n| a | 20 | 2026 |\n",
+        "| GPU | tg speedup | pp time |\n|---|---|---|\n| a | 2.0 | 30 |\n",
+        "| Engine | TTFT (ms) | generation time (s) |\n|---|---|---|\n| a | 20 | 30 |\n",
+        "| Prompt | Generation |\n|---|---|\n| 20 | 30 |\n",
+    ],
+)
+def test_other_columns_are_no_rates(text: str) -> None:
+    with pytest.raises(LabError):
+        reader.parse(text)
+
+
+def test_a_short_option_of_another_program_is_no_model() -> None:
+    text = (
+        "mlx_lm.generate --model someone/Tiny-3B-4bit --prompt - -m 256 < a.txt\n"
+        "Prompt: 100 tokens, 500.000 tokens-per-sec\nGeneration: 256 tokens, 50.000 tokens-per-sec\n"
+    )
+    assert decode_of(text).model == "Tiny-3B-4bit"
+
+
+def test_switches_of_ollama_stand_before_the_model() -> None:
+    text = "$ ollama run --verbose tiny:3b hi\neval count:  40 token(s)\neval duration:  2s\neval rate:  20.00 tokens/s\n"
+    assert decode_of(text).model == "tiny:3b"
+
+
+def test_the_benchmark_of_koboldcpp_states_its_setup() -> None:
+    text = (
+        "Benchmark Completed - v9.78 Results:\nFlags: NoAVX2=False Threads=7 FlashAttention=True KvCache=1\n"
+        "Backend: koboldcpp_cublas.dll\nLayers: 33\nModel: tiny-3B.i1-IQ4_XS\nMaxCtx: 2048\nGenAmount: 100\n-----\n"
+        "ProcessingTime: 2.000s\nProcessingSpeed: 974.00T/s\nGenerationTime: 5.000s\nGenerationSpeed: 20.00T/s\n"
+        "TotalTime: 7.000s\nOutput:  1 1 1 1\n-----\n"
+    )
+    figure = decode_of(text)
+    expected = {"threads": 7, "flash_attn": "on", "n_gpu_layers": 33, "cache_type_k": "q8_0"}
+    assert {name: facts.value_of(figure.facts, name) for name in expected} == expected
+    assert (figure.model, facts.value_of(figure.facts, facts.BUILD)) == (
+        "tiny-3B.i1-IQ4_XS",
+        "9.78",
+    )
+
+
+def test_the_oldest_line_of_koboldcpp_counts_its_tokens() -> None:
+    text = (
+        "koboldcpp.exe --threads 4 tiny-3B.q4_K_M.bin\nProcessing Prompt [BLAS] (90 / 90 tokens)\n"
+        "Generating (120 / 200 tokens)\nTime Taken - Processing:9.0s (100ms/T), Generation:30.0s (250ms/T), Total:39.0s (3.1T/s)\n"
+    )
+    figure = decode_of(text)
+    assert figure.tps == pytest.approx(4.0)
+    assert figure.model == "tiny-3B.q4_K_M"
+
+
+def test_averages_of_mlx_count_where_no_trial_stands() -> None:
+    average = "Averages: prompt_tps=400.000, generation_tps=80.000, peak_memory=1.000\n"
+    trial = "Trial 1:  prompt_tps=401.000, generation_tps=81.000, peak_memory=1.000, total_time=1.000\n"
+    assert [each.tps for each in reader.parse(f"Pre: {average}")] == [400.0, 80.0]
+    assert [each.tps for each in reader.parse(trial + average)] == [401.0, 81.0]
+
+
+def test_a_window_in_which_a_request_ended_is_left_out() -> None:
+    line = "[{}] Decode batch. #running-req: {}, #token: {}, token usage: 0.01, gen throughput (token/s): {}, #queue-req: 0\n"
+    windows = [(2, 800, 300), (2, 880, 302), (1, 450, 250), (1, 490, 180), (1, 530, 182)]
+    text = "".join(line.format(n, *window) for n, window in enumerate(windows))
+    assert [figure.tps for figure in reader.parse(text)] == [301.0, 181.0]
