@@ -362,3 +362,28 @@ def test_a_request_without_a_cache_is_named_on_a_real_server(
     cause = recorder.calls[1].cause
     assert cause is not None
     assert (cause.kind, cause.by) == (breaks.NOT_ASKED, CLIENT)
+
+
+def test_a_server_without_an_alias_is_recorded_by_its_files_name(
+    embedded: Path, tmp_path: Path
+) -> None:
+    """The server calls its model by a path; a client that names none, or the path, is passed on."""
+    with (
+        a_llama_server(embedded, SIZES, alias=None) as started,
+        recorder_before(started.url, str(tmp_path)) as (url, recorder),
+    ):
+        with urllib.request.urlopen(f"{url}/models") as answer:
+            name = json.load(answer)["data"][0]["id"]
+        for number, (clock, n_messages) in enumerate([("08:00", 1), ("08:01", 3)], 1):
+            body = bodies("", clock, n_messages)
+            post(url, "/v1/chat/completions", {**body, "model": name} if number > 1 else body)
+            wait_for(recorder, number)
+    second = recorder.calls[1]
+    assert name != NAME
+    assert second.model == embedded.name
+    assert second.endpoint.server == "llama-server"
+    assert second.is_exact
+    assert second.cause is not None
+    assert (second.cause.kind, second.cause.by) == (breaks.CHANGED, CLIENT)
+    assert again(second) > 100
+    assert str(embedded.parent) not in recorder.recording.path.read_text()

@@ -646,6 +646,26 @@ def test_a_prediction_is_compared_with_the_repeated_session() -> None:
     assert len(section.cells) == len(calls)
 
 
+def test_a_slower_machine_is_told_from_a_wrong_prediction() -> None:
+    calls = session_with_a_clock()
+    slower = [dataclasses.replace(call, ended_ns=call.ended_ns * 5 // 4) for call in calls]
+    answer = repeat.compared(calls, slower).answer
+    assert answer.endswith("took 25.0% more time than when they were recorded.")
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.3, 1.0])
+def test_the_formula_lies_in_the_middle_of_times_that_scatter(scatter: float) -> None:
+    calls = []
+    for call in range(1, 41):
+        factor = 1 + scatter * (call % 2)
+        calls.append(recorded(call, 100 + 40 * call, 0, factor * (0.1 + 0.04 * call)))
+    table = figures.bill(calls)
+    formula = figures.fitted(table)
+    assert formula is not None
+    ratios = table.prefill_s / formula.seconds(table.n_prompt, 0)
+    assert ratios.mean() == pytest.approx(1, abs=1e-6)
+
+
 def test_a_recording_without_prompts_cannot_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "a-record.jsonl"
     path.write_text(f"{to_json(recorded(1, 10, 0, 1.0))}\n")

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lab.features.recording import breaks, figures
+from lab.features.recording import breaks, figures, repeat
 from lab.features.recording.lines import RecordedCall
 from lab.features.recording.proxy import Proxy
 from lab.features.recording.recorder import CallRecorder, RecordingSetup
@@ -240,14 +240,14 @@ def plant(agent: Agent, kind: str, server: RealServer, n_planted: int) -> None:
 
 @contextlib.contextmanager
 def recorded(
-    url: str, folder: str, log: Path | None = None
+    url: str, folder: str, log: Path | None = None, keeps_text: bool = False
 ) -> Iterator[tuple[str, CallRecorder]]:
     """A recorder before a server, in a thread: its address, and what it recorded."""
     recording = RecordingSetup(
         path=Path(folder) / "recording.jsonl",
         machine=machine.describe(),
         access=access(url),
-        keeps_text=False,
+        keeps_text=keeps_text,
         show=lambda call: None,
         log=log,
     )
@@ -310,10 +310,14 @@ def session(
     kinds: Callable[[int], str | None],
     draw: random.Random,
     n_planted: int = 0,
+    is_timed: bool = False,
 ) -> tuple[list[RecordedCall], Agent]:
-    """A session of 12 turns; `kinds` says what to plant before each turn."""
+    """A session of 12 turns; `kinds` says what to plant before each turn. If it is timed, a call
+    waits for what the recorder asks about the one before, and nothing is cached at its begin."""
     with tempfile.TemporaryDirectory() as folder:
-        with recorded(server.url, folder) as (url, recorder):
+        with recorded(server.url, folder, keeps_text=is_timed) as (url, recorder):
+            if is_timed:
+                plant(Agent(url, draw), breaks.EVICTED, server, 0)
             agent = Agent(url, draw)
             agent.begin()
             for turn in range(1, N_TURNS + 1):
@@ -322,7 +326,18 @@ def session(
                     plant(agent, kind, server, n_planted + turn)
                 agent.call()
                 agent.next_message()
+                if is_timed:
+                    wait_for(recorder, agent.n_calls)
         return recorder.calls, agent
+
+
+def repeated(server: RealServer, calls: list[RecordedCall]) -> list[RecordedCall]:
+    """A session once more without its causes, as `lab record --check` sends it."""
+    with tempfile.TemporaryDirectory() as folder:
+        with recorded(server.url, folder) as (url, recorder):
+            root = url.removesuffix("/v1")
+            asyncio.run(repeat.send_again(calls, access(url), root, recorder.calls))
+        return recorder.calls
 
 
 def is_right(call: RecordedCall, truth: Truth | None) -> bool:
@@ -470,11 +485,10 @@ def mended(n_sessions: int) -> bool:
             def kind_at(turn: int, kind: str = kind, every: int = every) -> str | None:
                 return kind if turn > 2 and turn % every == 0 else None
 
-            calls, _ = session(server, kind_at, random.Random(number))
+            calls, _ = session(server, kind_at, random.Random(number), is_timed=True)
             session_s = sum(call.ended_ns for call in calls) / 1e9
             saved_s = sum(mend.saved_s or 0.0 for mend in figures.mends(calls))
-            clean_calls, _ = session(server, lambda turn: None, random.Random(number))
-            measured_s = sum(call.ended_ns for call in clean_calls) / 1e9
+            measured_s = sum(call.ended_ns for call in repeated(server, calls)) / 1e9
             error = (session_s - saved_s) / measured_s - 1
             errors.append(abs(error))
             print(

@@ -196,7 +196,7 @@ async def record(
     async with Proxy(root, listening.host, listening.port, recorder.keep) as proxy:
         address = f"http://{proxy.host}:{proxy.port}"
         if listening.repeated:
-            await repeat.send_again(listening.repeated, server, address)
+            await repeat.send_again(listening.repeated, server, address, recorder.calls)
             return None
         err.print(
             f"Recording {root}. Point the client at {address}/v1 (Anthropic's clients: {address})",

@@ -182,11 +182,16 @@ def have_lengths(points: pd.DataFrame) -> bool:
 
 def formula_through(points: pd.DataFrame, n_terms: int) -> PrefillFormula:
     """The formula with this many terms through these points: tokens, a fixed time, and tokens times
-    positions."""
+    positions. A fit of shares lies below times that scatter, so its mean error is taken out."""
     squares = points.n_tokens * (points.n_cached + points.n_tokens / 2)
     columns = [list(points.n_tokens), [1.0] * len(points), list(squares)]
     terms = [*stats.fit(columns[:n_terms], list(points.prefill_s)), 0.0, 0.0]
-    return PrefillFormula(terms[0], terms[2], terms[1])
+    formula = PrefillFormula(terms[0], terms[2], terms[1])
+    expected = formula.seconds(points.n_tokens, points.n_cached)
+    if not (expected > 0).all():
+        return formula
+    level = float((points.prefill_s / expected).mean())
+    return PrefillFormula(level * terms[0], level * terms[2], level * terms[1])
 
 
 def errors_left_out(points: pd.DataFrame, n_terms: int) -> list[float]:

@@ -11,7 +11,9 @@ recorded ones.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from lab.show.section import Section, tabled
 from lab.show.wording import digits, seconds
 
 LLAMA_SERVER = "llama-server"
+MOST_WAIT_S = 60.0
+LOOK_S = 0.01
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 Body = dict[str, Any]
 
@@ -123,12 +127,16 @@ def path_of(call: RecordedCall) -> str:
     return "/v1/chat/completions" if "messages" in call.body else "/v1/completions"
 
 
-async def send_again(calls: Sequence[RecordedCall], server: Access, address: str) -> None:
-    """Send the session without its causes, one call after the other. LabError if one fails."""
+async def send_again(
+    calls: Sequence[RecordedCall], server: Access, address: str, again: Sequence[RecordedCall]
+) -> None:
+    """Send the session without its causes, each call once those before are recorded in `again`:
+    what the server is asked about a call takes no time of the next one. LabError if one fails."""
     from aiohttp import ClientSession
 
     async with ClientSession(headers=dict(all_headers(server))) as client:
-        for call, body in zip(calls, mended(calls), strict=True):
+        for n_sent, (call, body) in enumerate(zip(calls, mended(calls), strict=True)):
+            await until_recorded(again, n_sent)
             async with client.post(f"{address}{path_of(call)}", json=body) as answer:
                 await answer.read()
                 if answer.status >= 400:
@@ -136,6 +144,13 @@ async def send_again(calls: Sequence[RecordedCall], server: Access, address: str
                         f"The server answered call {call.call} with HTTP {answer.status}.",
                         "Start it as it was for the recording (model, context, template).",
                     )
+
+
+async def until_recorded(again: Sequence[RecordedCall], n_calls: int) -> None:
+    """Wait until calls are recorded, for a while: a call without a prompt never is."""
+    deadline = time.monotonic() + MOST_WAIT_S
+    while len(again) < n_calls and time.monotonic() < deadline:
+        await asyncio.sleep(LOOK_S)
 
 
 def compared(calls: Sequence[RecordedCall], again: Sequence[RecordedCall]) -> Section:
@@ -156,8 +171,23 @@ def compared(calls: Sequence[RecordedCall], again: Sequence[RecordedCall]) -> Se
         ("measured\ns", lambda row: digits(row[3])),
     )
     answer = verdict(calls, sum(row[2] for row in rows), sum(row[3] for row in rows))
+    answer += others_of(calls, again)
     title = "The session without what its client changed"
     return Section(title, name="check", answer=answer, **tabled(columns, rows))
+
+
+def others_of(calls: Sequence[RecordedCall], again: Sequence[RecordedCall]) -> str:
+    """How much longer the calls without a cause took than when they were recorded: the prediction
+    takes them as recorded, so this part of its error is the machine's."""
+    pairs = [pair for pair in zip(calls, again, strict=True) if pair[0].cause is None]
+    recorded_ns = sum(call.ended_ns for call, _ in pairs)
+    if recorded_ns == 0:
+        return ""
+    more = sum(repeated.ended_ns for _, repeated in pairs) / recorded_ns - 1
+    return (
+        f" Calls without a cause took {abs(more):.1%} {'more' if more > 0 else 'less'} time "
+        "than when they were recorded."
+    )
 
 
 def verdict(calls: Sequence[RecordedCall], predicted_s: float, measured_s: float) -> str:
