@@ -264,6 +264,11 @@ def test_only_allow_lossy_tries_settings_that_change_what_the_model_writes(tiny:
     assert {is_lossy(choice) for choice in choices_of(tiny, allow_lossy=True)} == {False, True}
 
 
+def test_attention_of_the_other_kind_is_tried_first(tiny: str) -> None:
+    assert choices_of(tiny, allow_lossy=False)[0] == (("flash_attn", "off"),)
+    assert choices_of(tiny, allow_lossy=True)[0] == (("flash_attn", "off"),)
+
+
 def test_packed_values_are_tried_only_with_flash_attention(tiny: str) -> None:
     choices = map(dict, choices_of(tiny, allow_lossy=True))
     packed = [choice for choice in choices if "cache_type_v" in choice]
