@@ -171,7 +171,7 @@ def test_settings_of_two_commands_are_compared() -> None:
     flash = part(explained, "flash attention").reason
     assert flash == "flash_attn on in B, not named in A's command"
     assert all("threads" not in each.reason for each in explained.parts)
-    assert "It may come from what differs: GPU layers, cache type, flash attention." in (
+    assert "The likely causes are GPU layers, cache type, flash attention: not measured." in (
         conclude(explained).sentence
     )
 

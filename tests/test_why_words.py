@@ -4,9 +4,11 @@
 import pytest
 
 from lab.errors import LabError
-from lab.features.why import facts
+from lab.features.why import facts, pairing
+from lab.features.why.answer import answer
 from lab.features.why.figure import DECODE, PREFILL, UNKNOWN, Figure
 from lab.features.why.readers import text as reader
+from lab.features.why.section import sentences
 
 LOG = "eval time =    9950.00 ms /   200 tokens (   49.75 ms per token,    20.10 tokens per second)\n"
 
@@ -185,3 +187,44 @@ def test_a_window_in_which_a_request_ended_is_left_out() -> None:
     windows = [(2, 800, 300), (2, 880, 302), (1, 450, 250), (1, 490, 180), (1, 530, 182)]
     text = "".join(line.format(n, *window) for n, window in enumerate(windows))
     assert [figure.tps for figure in reader.parse(text)] == [301.0, 181.0]
+
+
+def told(a: str, b: str, details: bool = False) -> str:
+    """The sentences on two texts."""
+    sides = pairing.nearest(reader.read(a), reader.read(b), False)
+    return " ".join(sentences(answer(*sides), details=details))
+
+
+WINDOW = "INFO 05-05 05:05:05 [loggers.py:9] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 55.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs\n"
+DRAFTS = "INFO 05-05 05:05:05 [metrics.py:9] SpecDecoding metrics: Mean acceptance length: 1.80, Accepted throughput: 20.00 tokens/s, Drafted throughput: 40.00 tokens/s, Accepted: 200 tokens, Drafted: 400 tokens\n"
+
+
+def test_what_one_side_says_is_not_called_unknown_of_both() -> None:
+    text = told("30 tokens/s", WINDOW + DRAFTS)
+    assert "B drafts (1.8 tokens a step); A does not say." in text
+    assert "model, program and build, machine (of A and B)" in text
+    assert "concurrency" in text.partition("(of A)")[0].rpartition("(of A and B)")[2]
+
+
+def test_a_side_is_asked_only_for_what_it_lacks() -> None:
+    fast = LOG.replace("9950", "4975").replace("20.10", "40.20").replace("49.75", "24.88")
+    text = told(f"### RTX 3060 12GB\n{LOG}", fast, details=True)
+    asked = text[text.index("Ask about") :]
+    assert "Ask about B: Which device?" in asked
+    assert asked.count("Which device?") == 1
+
+
+def test_who_gives_a_command_is_not_asked_for_it() -> None:
+    slow = f"./llama-cli -m /m/tiny-2B-Q4_0.gguf -ngl 12\n{LOG}"
+    fast = LOG.replace("9950", "4975").replace("20.10", "40.20").replace("49.75", "24.88")
+    text = told(slow, f"./llama-cli -m /m/tiny-2B-Q4_0.gguf -ngl 20\n{fast}", details=True)
+    assert "Which command line" not in text
+    assert "Ask about A and B: Which program" in text
+
+
+def test_the_only_lever_that_differs_is_the_likely_cause() -> None:
+    slow = f"./llama-cli -m /m/tiny-2B-Q4_0.gguf -c 8000 -t 6\n{LOG}"
+    fast = "./llama-cli -m /m/tiny-2B-Q4_0.gguf -c 8000 -t 6 -fa\neval time =    2487.50 ms /   200 tokens (   12.44 ms per token,    80.40 tokens per second)\n"
+    text = told(slow, fast)
+    assert "The likely cause is flash attention: not measured." in text
+    assert "flash_attn on in B, not named in A's command" in text

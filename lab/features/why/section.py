@@ -11,7 +11,13 @@ from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.errors import printable
 from lab.features.why import facts
 from lab.features.why.answer import WhyAnswer
-from lab.features.why.conclusion import MOST_QUESTIONS, OF_UNKNOWN, conclude, questions
+from lab.features.why.conclusion import (
+    MOST_QUESTIONS,
+    OF_UNKNOWN,
+    conclude,
+    of_sides,
+    questions,
+)
 from lab.features.why.counting import sums
 from lab.features.why.facts import Fact
 from lab.features.why.figure import Figure
@@ -117,7 +123,7 @@ def sentences(explained: WhyAnswer, details: bool) -> list[str]:
     lines = [conclusion.sentence]
     different = list[str]()
     for part in explained.different:
-        if part.name == CONCURRENCY:  # the headline has it
+        if part.name == CONCURRENCY or part.reason in conclusion.sentence:  # told already
             continue
         reason = part.reason.partition("; not measured")[0]
         if len(reason) > LONGEST_REASON:
@@ -125,9 +131,8 @@ def sentences(explained: WhyAnswer, details: bool) -> list[str]:
         different.append(f"{part.name} ({reason})")
     if different and not details:
         lines.append(f"Different, effect not known: {'; '.join(different)}.")
-    lacking = [part.name for part in explained.not_given]
-    if lacking and not details and OF_UNKNOWN not in conclusion.sentence:
-        lines.append(f"Not known for a side: {', '.join(lacking)}. {DETAILS}")
+    if explained.not_given and not details and OF_UNKNOWN not in conclusion.sentence:
+        lines.append(f"Not known: {of_sides(explained)}. {DETAILS}")
     if conclusion.command:
         lines.append(f"Try: {conclusion.command}")
     asked = questions(explained, None if details else MOST_QUESTIONS)
