@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx2
@@ -26,6 +27,7 @@ from lab.models import catalog, hub, obtain, synthetic
 from lab.models.hub import Remote
 from lab.process.worker import Worker
 from tests import loopback_hub, miniature
+from tests.conftest import run_lab
 from tests.loopback_hub import LoopbackHub, Repo
 
 REPO = "owner/Tiny-GGUF"
@@ -363,17 +365,31 @@ def test_a_hub_that_swallows_packets_is_given_up(
 ) -> None:
     monkeypatch.setattr(hub, "ANSWER_S", 0.5)
     shown = []
+
+    def watch(what: str, done: int, total: int | None) -> None:
+        shown.append(what)
+
+    spec = "hf:owner/x:Q4_0"
+    worker = cast(Worker, SimpleNamespace(reads_files=True))
     with swallowing() as address:
         loopback_hub.set_endpoint(monkeypatch, address)
         started = time.monotonic()
         with pytest.raises(LabError, match="cannot be reached"):
-            obtain.obtain(
-                catalog.parse("hf:owner/x:Q4_0"),
-                cast(Worker, None),
-                lambda what, done, total: shown.append(what),
-            )
-        assert time.monotonic() - started < 5
-    assert shown == ["asking the hub for hf:owner/x:Q4_0"]
+            obtain.obtain(catalog.parse(spec), worker, watch)
+        with pytest.raises(LabError, match="cannot be reached"):
+            obtain.find(worker, spec, watch)
+        assert time.monotonic() - started < 10
+    assert shown == ["asking the hub for hf:owner/x:Q4_0"] * 2
+
+
+@pytest.mark.parametrize("command", [["predict", "-m"], ["models", "info"]])
+def test_who_only_asks_for_a_model_sees_that_the_hub_is_asked(
+    server: LoopbackHub, command: list[str]
+) -> None:
+    server.statuses["api"] = 500
+    status, _, err = run_lab(*command, "hf:owner/x:Q4_0")
+    assert status == 1
+    assert err.startswith("asking the hub for hf:owner/x:Q4_0 ...\nError: ")
 
 
 def test_a_new_process_continues_a_download(server: LoopbackHub) -> None:

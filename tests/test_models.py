@@ -103,7 +103,7 @@ def test_names_and_aliases(
         (".", ". is a folder"),
         ("..", ".. is a folder"),
         ("llama-3.2-3b:nonsense", "no size or quantization 'nonsense'"),
-        ("llama3.2-vision:11b", "llama3.2-vision:11b is a name of Ollama's library"),
+        ("llama3.2-vision:11b", "llama3.2-vision:11b reads like a name of Ollama's library"),
         ("smollm2:latest", "no model named 'smollm2-1.7b'"),
         ("no-such-model-at-all", "lab models"),
         ("https://example.com/x.gguf", "is not an address of the hub"),

@@ -22,8 +22,13 @@ REFUSED = {
 }
 """The name of a thing, and the names that it does not have."""
 
-TWO_SHORT_NAMES = {"--device": {"-d", "-dev"}, "--ubatch": {"-u", "-ub"}}
-"""A device of the datasheets, and llama.cpp's name of a device; llama.cpp's own spelling of -u."""
+TWO_SHORT_NAMES = {
+    "--device": {"-d", "-dev"},
+    "--model": {"-m", "-hf"},
+    "--ubatch": {"-u", "-ub"},
+}
+"""A device of the datasheets, and llama.cpp's name of a device; llama.cpp's name of a model on the
+hub; llama.cpp's own spelling of -u."""
 
 MOST_COMMANDS = 0.9  # an option that so many commands of an engine have, all of them have
 NOT_HERE = {
@@ -192,3 +197,9 @@ def test_the_options_of_llama_cpp_are_taken(text: str) -> None:
     if " " in text:  # a word alone is an option of lab ab itself
         variants = COMMANDS["ab"].make_context("ab", [text, "-t 1"]).params["variants"]
         assert text in [variant.strip() for variant in variants]
+
+
+@pytest.mark.parametrize("command", ["measure", "predict", "tune", "ceilings", "batch"])
+def test_a_model_of_the_hub_is_named_as_for_llama_cpp(command: str) -> None:
+    context = COMMANDS[command].make_context(command, ["-hf", "owner/repo:Q4_K_M"])
+    assert context.params["model"] == "owner/repo:Q4_K_M"

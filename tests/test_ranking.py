@@ -175,7 +175,7 @@ def test_this_machine_stands_there_with_what_it_measured_or_is_predicted(
         model=first.model,
         settings=first.settings,
     )
-    monkeypatch.setattr(prediction, "plan_for", lambda model, settings: plan)
+    monkeypatch.setattr(prediction, "plan_for", lambda model, settings, watch=None: plan)
     shutil.copy(SAMPLE, tmp_path)
     rows = lab.predict("1000", 200, ceilings=tmp_path)
     (measured,) = [row for row in rows if row.name == HERE]

@@ -140,6 +140,7 @@ def _number_or(words: Sequence[str]) -> Parsed:
 MODEL = click.option(
     "--model",
     "-m",
+    "-hf",  # llama.cpp's: OWNER/REPO:Q4_K_M
     default="smollm2-135m",
     show_default=True,
     help="A model: a name, a .gguf file, or another form (see lab models --help).",

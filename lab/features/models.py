@@ -133,8 +133,9 @@ def info(spec: str, as_json: bool) -> None:
 
     parsed = catalog.parse(spec, or_shape=True)
     file = obtain.locate(parsed)
-    with Worker() as worker:
-        model = obtain.find(worker, spec)
+    err = console.console(stderr=True)
+    with Worker() as worker, console.transfer(err) as watch:
+        model = obtain.find(worker, spec, watch, machine.memory_available())
         system_info = worker.build.system_info
     path = printable(str(file.path)) if file else None
     figures = {

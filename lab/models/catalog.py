@@ -298,7 +298,7 @@ def _unknown_variant(text: str, family: str, variant: str) -> LabError:
     if _base_of(family):
         what = f"{family} has no size or quantization {variant!r}."
         return LabError(what, f"A quantization is written {family}:Q8_0. {hint}")
-    what = f"{text} is a name of Ollama's library, and the catalog does not have this model."
+    what = f"{text} reads like a name of Ollama's library, and the catalog has no such model."
     nearest = _nearest(f"{family}-{variant}")
     if nearest:
         hint = f"Did you mean {' or '.join(nearest)}? {hint}"

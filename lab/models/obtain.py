@@ -47,11 +47,17 @@ MOST_FILES = 40  # of a repo that a message names
 WRITTEN_FOR_OTHERS = "Q4_0"
 
 
-def find(worker: Worker, text: str) -> Model:
+def find(
+    worker: Worker,
+    text: str,
+    watch: ShowTransfer = silently,
+    memory_bytes: int | None = None,
+) -> Model:
     """The model that `text` names.
 
     From its file's header, also on the hub, or from its shape in the catalog. A `worker` that reads
     no files takes the shape also where the file of a model of the catalog is on this machine.
+    For a repo without a file, the LabError says which of its models fit into `memory_bytes`.
     """
     spec = catalog.parse(text, or_shape=True)
     needs_file = worker.reads_files or spec.entry is None
@@ -63,8 +69,9 @@ def find(worker: Worker, text: str) -> Model:
         return synthetic.model_of(spec.entry, kind)
     if spec.repo is None:
         raise _not_here(spec)
+    _show_asking(spec, watch)
     with _as_a_path_too(spec), tempfile.TemporaryDirectory() as folder:
-        remote = _remote(spec)
+        remote = _remote(spec, memory_bytes)
         path = hub.header(remote, Path(folder))
         model = worker.read_model(path, spec.name, HUB)
     return dataclasses.replace(
@@ -126,7 +133,7 @@ def obtain(
     original = _original(spec)
     if original and _can_be_made(spec):
         return _requantize(spec, original, worker, watch)
-    watch(f"asking the hub for {spec.text}", 0, None)
+    _show_asking(spec, watch)
     with _as_a_path_too(spec):
         remote = _remote(spec, memory_bytes)
         n_bytes = spec.entry.n_bytes if spec.entry else None
@@ -140,6 +147,11 @@ def obtain(
         pulled = hub.pull(remote, watch)
     hub.remember(remote)
     return dataclasses.replace(pulled, name=spec.name)
+
+
+def _show_asking(spec: Spec, watch: ShowTransfer) -> None:
+    """Say what is waited for: a hub that cannot be reached answers nothing for some seconds."""
+    watch(f"asking the hub for {spec.text}", 0, None)
 
 
 def drop_damaged(spec: Spec, worker: Worker, watch: ShowTransfer) -> None:

@@ -416,7 +416,11 @@ def on_this_machine(
     return [with_memory(row, settings, available, system_info) for row in rows]
 
 
-def plan_for(model: str, settings: dict[str, Any]) -> Plan:
+def plan_for(
+    model: str,
+    settings: dict[str, Any],
+    watch: obtain.ShowTransfer = obtain.silently,
+) -> Plan:
     """This machine and the settings, for a model (a SPEC); its file is not needed.
 
     Where llama.cpp is not installed yet, this machine has no devices, and the model must be of the
@@ -428,7 +432,7 @@ def plan_for(model: str, settings: dict[str, Any]) -> Plan:
     # The plan finds the machine and its settings: any shape serves, and no file is read.
     any_shape = f"synthetic:{catalog.DEFAULT}"
     with Worker() if no_engine.is_installed() else cast(Worker, NoEngine()) as worker:
-        shape = obtain.find(worker, model)
+        shape = obtain.find(worker, model, watch)
         plan = make_plan(worker, [1], 1, 1, any_shape, watch=None, **settings)
     chosen = plan.settings
     is_automatic = not isinstance(settings.get("n_gpu_layers"), int)

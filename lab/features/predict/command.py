@@ -126,19 +126,21 @@ def predict(
     is_ranking = prediction.ranks(device)
     lengths = prompt_len or (RANKED_LENGTHS if is_ranking else EXPLAINED_LENGTHS)
     limits = slo_limits.parse_slo(slo) if slo else None
-    rows = prediction.predict(
-        lengths,
-        gen,
-        model,
-        device,
-        sequences=sequences,
-        slo=limits,
-        ceilings=ceilings,
-        measured=measured,
-        gbps=gbps,
-        memory=memory,
-        **asked,
-    )
+    with console.transfer(console.console(stderr=True)) as watch:
+        rows = prediction.predict(
+            lengths,
+            gen,
+            model,
+            device,
+            sequences=sequences,
+            slo=limits,
+            ceilings=ceilings,
+            measured=measured,
+            gbps=gbps,
+            memory=memory,
+            watch=watch,
+            **asked,
+        )
     if as_json:
         console.print_json({"rows": [document(row) for row in rows]})
         return

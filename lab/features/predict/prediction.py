@@ -41,6 +41,7 @@ def predict(
     measured: Sequence[str] = (),
     gbps: float | None = None,
     memory: str | None = None,
+    watch: obtain.ShowTransfer = obtain.silently,
     **settings: Any,
 ) -> list[Prediction]:
     """Predicts the times of requests on devices: for each prompt length the fastest first.
@@ -66,7 +67,7 @@ def predict(
         need_one_device(names, gbps)
     rows = list[Prediction]()
     for spec in names_in(model):
-        plan = prediction.plan_for(spec, settings)
+        plan = prediction.plan_for(spec, settings, watch)
         for listed in devices_in(names):
             sheet = listed if gbps is None else dataclasses.replace(listed, gbps=gbps)
             compared = conditioning.compare(rates, model_called, plan.settings, sheet)
