@@ -228,3 +228,13 @@ def test_the_only_lever_that_differs_is_the_likely_cause() -> None:
     text = told(slow, fast)
     assert "The likely cause is flash attention: not measured." in text
     assert "flash_attn on in B, not named in A's command" in text
+
+
+def test_an_option_of_one_program_is_no_difference_from_another() -> None:
+    mlx = (
+        "mlx_lm.generate --model acme/Tiny-3B-4bit --prompt hi\n"
+        "Prompt: 100 tokens, 500.000 tokens-per-sec\nGeneration: 256 tokens, 50.000 tokens-per-sec\n"
+    )
+    text = told(mlx, f"./llama-cli -m /m/Tiny-3B-Q4_0.gguf -c 8000\n{LOG}")
+    assert "not named in" not in text
+    assert "ubatch" not in text

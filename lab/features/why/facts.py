@@ -34,6 +34,9 @@ MEASURABLE = (
 )
 """Settings that a trial may take from a text; others could name a stranger's host or files."""
 
+ONE_FAMILY = {"llama-bench": "llama.cpp"}
+"""Programs of a command that have the options of another one."""
+
 STATED = "stated"
 DEFAULT = "default"
 LONGEST_VALUE = 60  # letters of a value in a sentence
@@ -166,10 +169,14 @@ def compare(
     """A fact of both sides, A first."""
     by_letter = dict[str, Fact | None]()
     with_commands = list[str]()
+    programs = set[str]()
     for letter, facts in sides:
         by_letter[letter] = facts.get(name)
         if COMMAND in facts:
             with_commands.append(letter)
+            programs.add(ONE_FAMILY.get(facts[COMMAND].value, facts[COMMAND].value))
+    if len(programs) > 1:  # a program does not have the other's options
+        with_commands = []
     first, second = by_letter.values()
     is_same = bool(first and second and are_same(first.value, second.value))
     return FactOfBoth(name, by_letter, is_same, tuple(with_commands))
