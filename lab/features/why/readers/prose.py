@@ -18,6 +18,7 @@ from lab.features.why.readers import commands
 HEADING = re.compile(r"\s{0,9}(?:#{1,6}\s|\S.{0,120}:\s{0,9}$)")
 NEAR_LINES = 2  # above a figure: a caption
 LONGEST_LINE = 400
+MOST_LINES = 1_000  # of prose: more is another text
 OF_LOG = re.compile(
     r"\||\b(?:INFO|WARN|DEBUG|ERROR|slot|srv)\b|\bms\b|[\w.]{2,} {0,9}= |T/s\)|\[\d|: {4}|\w\(\)"
 )
@@ -112,11 +113,15 @@ def of_name(named: Named, name: str) -> dict[str, Fact]:
 def named_in(text: str, of_figures: set[int | None]) -> list[Named]:
     """The sentences that name a model or a device."""
     named = list[Named]()
+    n_lines = 0
     for number, line in enumerate(text.split("\n"), 1):
         is_prose = len(line) <= LONGEST_LINE and not OF_LOG.search(line)
         is_command = commands.START.search(line) and OF_MODEL_IN_COMMAND.search(line)
         if number in of_figures or not is_prose or is_command:
             continue
+        n_lines += bool(line.strip())
+        if n_lines > MOST_LINES:
+            break
         is_heading = bool(HEADING.match(line))
         for sentence in SENTENCE.split(line):
             models = models_of(sentence, number)
