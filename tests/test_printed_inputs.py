@@ -76,6 +76,28 @@ def test_a_file_that_is_here_is_named_as_it_is(
     assert catalog.spec_of(of_file.model) == "model-Q4_0.gguf"
 
 
+@pytest.mark.parametrize(
+    ("source", "option"),
+    [
+        ("file", " --model FOLDER/model-Q4_0.gguf"),
+        ("embedded", ""),
+    ],
+)
+def test_missing_ceilings_are_those_of_the_measured_model(
+    source: str, option: str, tmp_path: Path
+) -> None:
+    records = results.read([SAMPLE]).records
+    if source != "embedded":
+        records = [changed(record, source) for record in records]
+    path = tmp_path / "a.jsonl"
+    results.save(path, *records)
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    status, _, err = run_lab("explain", path, "--ceilings", nothing)
+    assert status == 1
+    assert err.splitlines()[1].endswith(f"settings of the runs: lab ceilings{option}")
+
+
 def test_a_page_without_ceilings_says_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     results.save(path, *results.read([SAMPLE]).records)  # the sample has ceilings beside runs

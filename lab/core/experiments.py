@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
 from lab import feature_list
+from lab.core.lists import plural
 from lab.core.record import Run, Value
 
 Case = Mapping[str, Value]
@@ -63,8 +64,8 @@ def run_label(n_prompt: int, experiment: str | None, case: Case) -> str:
     """What a run does, for tables, progress lines and errors."""
     label = case_label(experiment, case)
     if label is None:
-        return f"{n_prompt:,} prompt tokens"
-    return f"{n_prompt:,} prompt tokens, {label}"
+        return plural(n_prompt, "prompt token")
+    return f"{plural(n_prompt, 'prompt token')}, {label}"
 
 
 def run_name(run: Run) -> str:

@@ -24,7 +24,7 @@ from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_err
 from lab.app.options import MODEL, PROMPT, SAMPLING, TOKENS, setting_option
 from lab.core import cost, memory, phases
 from lab.core.experiments import ExperimentRuns, setup_of
-from lab.core.lists import grouped
+from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
 from lab.errors import LabError
@@ -444,7 +444,7 @@ def draw_ridges(ax: Axes, requests: Sequence[Sequence[Any]]) -> None:
 
 
 def prompt_label(row: Any) -> str:
-    label = f"{row.n_prompt:,} prompt tokens"
+    label = plural(row.n_prompt, "prompt token")
     return f"{label}, shared" if row.is_shared else label
 
 

@@ -20,7 +20,6 @@ from lab.core.files import is_file, listed
 from lab.core.memory import layers as offloaded_layers, shares
 from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Record, Settings
 from lab.errors import LabError
-from lab.models import catalog
 from lab.roofline import probes
 from lab.roofline.probes import READ, Kernel, ProbeKey, key
 from lab.runner import as_options, machine
@@ -225,9 +224,7 @@ def commands(records: Sequence[Record]) -> list[str]:
     for record in records:
         arguments: list[str] = []
         for name, *values in as_options.options(record):
-            if name == "--model" and record.model.source == catalog.FILE:
-                arguments += [name, "FILE"]
-            elif name == "--lib":
+            if name == "--lib":
                 arguments += [name, "FOLDER"]
             elif (
                 name == "--threads" and record.settings.n_threads == machine.default_threads()
@@ -321,12 +318,20 @@ def _is_needed(rate: Rate, needed: set[tuple[Kernel, int]] | None) -> bool:
     return (probes.kernel(rate), rate.n_threads) in needed
 
 
+MEASURE_THERE = "Measure them on that machine, with the settings of the runs"
+
+
 def need(
-    sessions: Sequence[Ceilings], where: Where, label: str, types: Sequence[str] = ()
+    sessions: Sequence[Ceilings],
+    where: Where,
+    label: str,
+    types: Sequence[str] = (),
+    command: str | None = None,
 ) -> Ceilings:
     """What is known of a place, or a LabError that says what there is instead.
 
-    `label` says what it is needed for, `types` are those of the model's weights.
+    `label` says what it is needed for, `types` are those of the model's weights,
+    `command` measures what is needed.
     """
     check_one_gpu(where)
     ceilings = known(sessions, where)
@@ -340,19 +345,19 @@ def need(
     subject = label
     if len(where.devices) > 1:
         subject = f"{lacking or CPU} ({device_label(where.machine, lacking)}), for {label}"
-    if lacking is None and where.repack is False:
-        raise LabError(
-            f"The ceilings of {subject} without repacking have not been measured.",
-            "Measure them on that machine, with the settings of the runs: lab ceilings --no-repack",
-        )
-    hint = "Measure them on that machine, with the settings of the runs: lab ceilings"
-    if label == HERE:
-        hint = "Measure them: lab ceilings"
-        if types:
-            hint = f"{hint} --types {','.join(types)}"
+    is_without_repack = lacking is None and where.repack is False
+    what = f"The ceilings of {subject}"
+    arguments = []
+    if is_without_repack:
+        what += " without repacking"
+        arguments.append("--no-repack")
+    if types:
+        arguments += ["--types", ",".join(types)]
+    start = "Measure them" if label == HERE else MEASURE_THERE
+    hint = f"{start}: {command or shell.lab('ceilings', *arguments)}"
     sessions = [session for session in sessions if session.on_gpu == (lacking is not None)]
-    if not sessions:
-        raise LabError(f"The ceilings of {subject} have not been measured.", hint)
+    if is_without_repack or not sessions:
+        raise LabError(f"{what} have not been measured.", hint)
     last = sessions[-1]
     last_label = device_label(last.machine, last.device)
     names = differences(last.machine, where.machine)

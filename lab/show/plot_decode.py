@@ -49,7 +49,7 @@ class DrawnLine(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"after {self.n_prompt:,} prompt tokens"
+        return f"after {plural(self.n_prompt, 'prompt token')}"
 
 
 def plot_decode(

@@ -221,7 +221,7 @@ def _draw_rate(
     groups = list(rows.groupby(["n_prompt", "n_gen"]))
     styles = canvas.styles(len(groups), canvas.OF_DECODE)
     for ((n_prompt, n_gen), medians), style in zip(groups, styles, strict=True):
-        label = f"{n_prompt:,} prompt tokens"
+        label = plural(n_prompt, "prompt token")
         is_alike = (measured.n_prompt == n_prompt) & (measured.n_gen == n_gen)
         points = measured[is_alike]
         ax.plot(points[SIZE], points[name], ls="", ms=5, alpha=0.6, **style)

@@ -68,7 +68,12 @@ def explain(
     setups = table.setups(table.runs(records))
     for number, (label, rows) in enumerate(setups, start=1):
         of_setup = [records[i] for i in dict.fromkeys(rows.run)]
-        ceilings = probing.need(sessions, probing.place_of_record(of_setup[0]), label)
+        ceilings = probing.need(
+            sessions,
+            probing.place_of_record(of_setup[0]),
+            label,
+            command=probing.commands(of_setup)[0],
+        )
         section = explained(label, of_setup, ceilings)
         warnings = text_doubts.warnings(of_setup)
         stem = Path(results[0]).stem

@@ -81,7 +81,9 @@ def why(timed: Sequence[Record], ceilings: Sequence[Ceilings]) -> list[Section]:
             name = f"{label}, {plural(n_gen, 'token')} generated"
             try:
                 place = probing.place_of_record(records[0])
-                part = explained(name, records, probing.need(ceilings, place, label))
+                command = probing.commands(records)[0]
+                best = probing.need(ceilings, place, label, command=command)
+                part = explained(name, records, best)
                 parts.append(dataclasses.replace(part, words=[part.answer]))
             except LabError as problem:
                 problems.append(f"{problem.what} {problem.hint}")
