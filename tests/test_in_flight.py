@@ -41,14 +41,14 @@ def left_by_time(
     for n in range(1, n_gen + 1):
         now += token_s
         ends.append((now, Progress(n_prefill, tuple(range(n)))))
-    told = []
+    estimates = []
     progress = Progress(0, ())
     for i in range(int(now / TICK_S)):
         at_s = i * TICK_S
         while ends and ends[0][0] <= at_s:
             _, progress = ends.pop(0)
-        told.append((at_s, run.rest_s(progress, at_s)))
-    return [*told, (now, run.rest_s(Progress(n_prefill, tuple(range(n_gen))), now))]
+        estimates.append((at_s, run.rest_s(progress, at_s)))
+    return [*estimates, (now, run.rest_s(Progress(n_prefill, tuple(range(n_gen))), now))]
 
 
 FORECAST_S = 60.0
@@ -70,29 +70,29 @@ MACHINES: dict[str, Callable[[int], float]] = {
 def test_the_time_left_comes_down_steadily(name: str) -> None:
     """After three tenths it falls in every further tenth of the run, and is near the truth."""
     run = RunInFlight((FORECAST_S, 3.2), 10_000, 64)
-    told = left_by_time(run, MACHINES[name])
-    end_s, last_s = told[-1]
+    estimates = left_by_time(run, MACHINES[name])
+    end_s, last_s = estimates[-1]
     assert last_s == 0
     changes_late = name.startswith("quiet, then")
-    marks = [left_s for at_s, left_s in told if at_s >= 0.3 * end_s][
+    marks = [left_s for at_s, left_s in estimates if at_s >= 0.3 * end_s][
         :: int(0.1 * end_s / TICK_S)
     ]
     if not changes_late:
         for before_s, after_s in itertools.pairwise(marks):
             assert after_s < before_s - 0.01 * end_s, marks
-    for at_s, left_s in told:
+    for at_s, left_s in estimates:
         if at_s >= (0.7 if changes_late else 0.3) * end_s:
             assert left_s == pytest.approx(end_s - at_s, rel=0.5, abs=0.06 * end_s), (
                 at_s,
-                told,
+                estimates,
             )
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_it_never_stands_still(name: str) -> None:
     """Whole seconds are shown; no value stays for more than three seconds."""
-    told = left_by_time(RunInFlight((FORECAST_S, 3.2), 10_000, 64), MACHINES[name])
-    shown = [round(left_s) for _, left_s in told]
+    estimates = left_by_time(RunInFlight((FORECAST_S, 3.2), 10_000, 64), MACHINES[name])
+    shown = [round(left_s) for _, left_s in estimates]
     longest = 0
     n_equal = 0
     for before, after in itertools.pairwise(shown):
@@ -111,9 +111,9 @@ def test_attention_that_was_forecast_is_no_slowness() -> None:
         last = min(10_000, n_past + 512) / 10_000
         return FORECAST_S * (0.5 * (last - first) + 0.5 * (last**2 - first**2))
 
-    told = left_by_time(run, step_s)
-    end_s = told[-1][0]
-    for at_s, left_s in told:
+    estimates = left_by_time(run, step_s)
+    end_s = estimates[-1][0]
+    for at_s, left_s in estimates:
         assert left_s == pytest.approx(end_s - at_s, abs=3)
 
 
@@ -149,7 +149,7 @@ class TickingMachine:
         slowness_of: Callable[[int], float],
     ) -> None:
         self.now = 0.0
-        self.told: list[tuple[float, Status]] = []
+        self.estimates: list[tuple[float, Status]] = []
         clock = types.SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr("lab.runner.progress.time", clock)
         monkeypatch.setattr("lab.runner.session.time", clock)
@@ -184,7 +184,7 @@ class TickingMachine:
         monkeypatch.setattr(worker, "run", slow_run)
 
     def watch(self, status: Status) -> None:
-        self.told.append((self.now, status))
+        self.estimates.append((self.now, status))
 
 
 def test_a_session_on_a_machine_that_is_three_times_slower_than_its_warm_up(
@@ -197,15 +197,15 @@ def test_a_session_on_a_machine_that_is_three_times_slower_than_its_warm_up(
     worker = cast(Worker, fake_worker)
     plan = make_plan(worker, "10,10000,20000", 50, 2, str(model))
     list(execute(plan, worker, tmp_path / "runs.jsonl", machine.watch))
-    told = []
-    for at_s, status in machine.told:
+    estimates = []
+    for at_s, status in machine.estimates:
         if status.doing in (PREFILL, DECODE) and status.left_s is not None:
-            told.append((at_s, status.left_s))
-    began_s = told[0][0]
+            estimates.append((at_s, status.left_s))
+    began_s = estimates[0][0]
     end_s = machine.now
     length_s = end_s - began_s
     assert length_s > 60
-    late = [(at_s, left_s) for at_s, left_s in told if at_s > began_s + 0.1 * length_s]
+    late = [(at_s, left_s) for at_s, left_s in estimates if at_s > began_s + 0.1 * length_s]
     for at_s, left_s in late:
         assert left_s == pytest.approx(end_s - at_s, rel=0.35, abs=0.05 * length_s)
     # It falls in every twentieth of the session

@@ -86,7 +86,7 @@ def test_a_file_that_is_here_is_named_as_it_is(
 def test_missing_ceilings_are_those_of_the_measured_model(
     source: str, option: str, tmp_path: Path
 ) -> None:
-    records = results.read([SAMPLE]).records
+    records = list(results.read([SAMPLE]).records)
     if source != "embedded":
         records = [changed(record, source) for record in records]
     path = tmp_path / "a.jsonl"

@@ -93,11 +93,11 @@ def test_a_log_that_begins_anew_or_goes_on_shows_a_new_start(tmp_path: Path) -> 
     (tmp_path / "server.log").write_text(NEW + NEW)
     again = log.find(57, 806.67)
     (tmp_path / "server.log").write_text(OLD)  # shorter: another file
-    other = log.find(100, 100.0)
+    following = log.find(100, 100.0)
     assert first is not None
     assert again is not None
-    assert other is not None
-    assert first.start < again.start < other.start
+    assert following is not None
+    assert first.start < again.start < following.start
 
 
 def test_a_log_of_something_else_says_nothing(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ UNSEEN: dict[str, tuple[Served, Served, ServerState]] = {
 def test_a_slot_that_was_not_seen_is_not_guessed(name: str) -> None:
     before, now, state = UNSEEN[name]
     first, second = prompts(before, now)
-    other = dataclasses.replace(first, call=2)
-    several = dataclasses.replace(state, n_slots=2, latest_other=other, other_number=2)
+    following = dataclasses.replace(first, call=2)
+    several = dataclasses.replace(state, n_slots=2, latest_other=following, other_number=2)
     cause = found(first, second, several).cause
     assert cause is not None
     assert (cause.kind, cause.by) == (breaks.UNSEEN_SLOT, SERVER)

@@ -91,11 +91,11 @@ class ServerLog:
     def held_after(self, served: Served) -> dict[int, int]:
         """The latest task of each slot after a request."""
         held: dict[int, int] = {}
-        for other in sorted(self.served, key=lambda other: other.n_begun):
-            if other.slot is None or other.task is None:
+        for request in sorted(self.served, key=lambda request: request.n_begun):
+            if request.slot is None or request.task is None:
                 continue
-            if other.start == served.start and other.n_begun <= served.n_begun:
-                held[other.slot] = other.task
+            if request.start == served.start and request.n_begun <= served.n_begun:
+                held[request.slot] = request.task
         return held
 
     def read(self) -> None:
