@@ -235,7 +235,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
     gpu = MachineDevice("CUDA0", "Test GPU", "gpu", 3 * 10**9)
     fake_worker.build = dataclasses.replace(fake_worker.build, devices=(gpu,))
     monkeypatch.setattr(prediction, "Worker", lambda: fake_worker)
-    monkeypatch.setattr(obtain, "find", lambda worker, text: BIG)
+    monkeypatch.setattr(obtain, "find", lambda worker, text, watch: BIG)
     plan = prediction.plan_for("big", {})
     assert plan.settings.n_gpu_layers == (BIG.n_layer or 0) + 1
     n = plan.settings.n_threads

@@ -230,7 +230,7 @@ def _known(value: object) -> object:
         return {
             key: _known(part)
             for key, part in value.items()
-            if part is not None and key not in FORMER
+            if part not in (None, {}) and key not in FORMER
         }
     return [_known(part) for part in value] if isinstance(value, list) else value
 

@@ -357,7 +357,7 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(
         "Decode of 1 token by ",
         "last matrix",
         "<svg",
-        "lab trace --prompt-len 6 --gen 2 --repeat 1 --model mini.gguf",
+        "lab trace --prompt-len 6 --gen 2 --repeat 1 --model FOLDER/mini.gguf",
     ):
         assert phrase in page.read_text(), phrase
     (line,) = results.read([path]).findings

@@ -288,7 +288,7 @@ def test_the_command_ends_with_what_was_found(
     assert code == 0
     assert "--flash-attn off is 1.81 times as fast" in out
     assert "llama-server" not in out
-    options_of_winner = "--prompt-len 20 --gen 301 --model tiny.gguf --flash-attn off"
+    options_of_winner = "--prompt-len 20 --gen 301 --model FOLDER/tiny.gguf --flash-attn off"
     assert f"\nWith these settings: lab measure {options_of_winner}\n" in out
     document = json.loads(run_lab(*options, "--json")[1])
     assert document["tunings"][0]["recommended"] == OFF

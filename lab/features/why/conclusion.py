@@ -218,7 +218,7 @@ def lacking_by_sides(explained: WhyAnswer) -> dict[str, list[str]]:
 
 
 def of_sides(explained: WhyAnswer) -> str:
-    """What is not given, by side; what a side says of its drafts is told."""
+    """What is not given, by side; what a side says about its drafts is told."""
     pieces = list[str]()
     told = ""
     for sides, names in lacking_by_sides(explained).items():

@@ -169,7 +169,7 @@ KOBOLD_SETUP = (
     r"^\W{0,9}Model: (?P<model>\S[^\n]{0,200}?)\s*$",
     r"^\W{0,9}MaxCtx: (?P<n_ctx>\d{1,9})\s*$",
 )
-"""What KoboldCpp's benchmark says of its setup, in the lines around its figures."""
+"""What KoboldCpp's benchmark says about its setup, in the lines around its figures."""
 
 KOBOLD_LINES = 14  # from the figures of a benchmark up to the line of its answer
 NO_RATE = "Indeterminate"
@@ -364,7 +364,7 @@ def of_kobold(text: str) -> list[Figure]:
 
 
 def facts_of_benchmark(lines: Sequence[str], first: int) -> dict[str, Fact]:
-    """What the lines of KoboldCpp's last benchmark say of its setup."""
+    """What the lines of KoboldCpp's last benchmark say about its setup."""
     setup = dict[str, Fact]()
     for number_of_line, line in enumerate(lines, first):
         if "Benchmark Completed" in line:
