@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_BARS = 10
-NAMED_FROM = 12  # percent from which a part of a bar has room for its name and number
+NAMED_FROM = 15  # percent from which a part of a bar has room for its name and number
 NUMBERED_FROM = 4  # percent from which it has room for its number
 
 
