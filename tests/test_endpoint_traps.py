@@ -451,7 +451,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         ("\\\\nas\\share\\tiny model (1).gguf", "tiny model (1).gguf"),
         ("/srv/models/Llama-3.2-3B/", "Llama-3.2-3B"),
         (
-            f"/root/.cache/hub/models--Qwen--Qwen3-8B/snapshots/{'0123456789' * 4}",
+            f"/home/user/.cache/hub/models--Qwen--Qwen3-8B/snapshots/{'0123456789' * 4}",
             "Qwen/Qwen3-8B",
         ),
         ("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B"),
@@ -482,7 +482,7 @@ koboldcpp/x.gguf|koboldcpp|tabby-model|model.safetensors|x.llamafile|LLaMA_CPP|d
 mlx-community/Qwen3-8B-4bit|mlx-community/x 4-bit (DWQ)|local-model|any|null|gpt-3.5-turbo#1|a&b
 Model's best|"quoted"|a;b|a|x=1|50%|{name}|$MODEL|`x`|a*b|what?|wow!|x^2|~x|-dash|.hidden|a,b|[x]
 mistral.rs|TheBloke/x-GPTQ:gptq-4bit-32g-actorder_True|x/y/z/w|v1.0.0-rc.1+build.5|CamelCase_Name-9
-file:///models/x.gguf|s3://bucket/x|hf://org/x|/root/.cache/hub/models--a--b/snapshots/x/y.gguf
+file:///models/x.gguf|s3://bucket/x|hf://org/x|/home/user/.cache/hub/models--a--b/snapshots/x/y.gguf
 """
 
 
