@@ -19,7 +19,7 @@ import cog
 from click.testing import CliRunner
 
 from lab.main import lab
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 100

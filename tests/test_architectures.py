@@ -9,8 +9,8 @@ import pytest
 from lab.core import cost, memory, script as scripts
 from lab.models import catalog, synthetic
 from lab.process.worker import Worker
-from tests import counted, miniature
-from tests.conftest import SETTINGS
+from tests.support import counted, miniature
+from tests.support.records import SETTINGS
 
 SMALL = dataclasses.replace(
     SETTINGS, n_ctx=1024, n_batch=64, n_ubatch=64, n_threads=1, n_threads_batch=1

@@ -9,7 +9,7 @@ import pytest
 
 from lab.app.asked import line, words_of_command, words_of_values
 from lab.main import lab as cli
-from tests.conftest import make_record
+from tests.support.records import make_record
 
 
 def context_of(*words: str) -> click.Context:

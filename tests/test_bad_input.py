@@ -19,7 +19,8 @@ from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner.progress import Status
 from lab.show import console
-from tests.conftest import make_record, run_lab, start_lab
+from tests.support.command import run_lab, start_lab
+from tests.support.records import make_record
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 

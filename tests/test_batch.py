@@ -14,53 +14,31 @@ import pytest
 from lab.app import kinds
 from lab.core import cost, experiments, memory, results, script as scripts
 from lab.core.experiments import case_of
-from lab.core.record import COPY, DECODE, PREFILL, Ceilings, Rate, Record, Run, Settings
+from lab.core.record import COPY, DECODE, PREFILL, Record, Run, Settings
 from lab.core.script import Operation
 from lab.errors import LabError
 from lab.features import batch as room
-from lab.process.wire import ATTENTION, MUL_MAT
 from lab.process.worker import Worker
 from lab.roofline import kernel_rates, learning
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import batches
 from lab.runner.batches import Batch
-from lab.runner.cases import Case, Plan
+from lab.runner.cases import Plan
 from lab.runner.session import execute, new_results_file
 from lab.show import canvas, comparison
 from lab.show.section import WIDE
-from tests import miniature
 from tests.bench import doubt
-from tests.conftest import (
+from tests.support import miniature
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import (
     MACHINE,
     MODEL,
     SETTINGS,
-    FakeWorker,
     column,
     make_record,
-    make_run,
-    run_lab,
-    steps_of,
 )
-
-
-def text(sequence: int, n: int) -> list[int]:
-    return [100 * sequence + i for i in range(n)]
-
-
-def case(
-    n_seq: int,
-    n_prompt: int = 20,
-    n_gen: int = 5,
-    is_shared: bool = False,
-) -> Case:
-    return batches.case(Batch(n_seq, is_shared), n_prompt, n_gen, SETTINGS)
-
-
-def batch_run(n_seq: int, repeat: int = 0, decode_ms: float = 10, n_prompt: int = 20) -> Run:
-    script = batches.write(case(n_seq, n_prompt), text, SETTINGS)
-    steps = steps_of(script, decode_ms=decode_ms)
-    setup = Batch(n_seq, is_shared=False)
-    return make_run(n_prompt, 5, repeat, steps=steps, experiment="batch", setup=setup)
+from tests.support.sessions import KERNELS, batch_run, case, text
 
 
 def plan(worker: FakeWorker, **asked: Any) -> Plan:
@@ -177,22 +155,6 @@ def test_the_sentence_says_what_the_most_sequences_gain_and_where_throughput_is_
     )
 
 
-def products(n: int) -> Rate:
-    """Weights of 1 MB, read in 1 ms; 16 tokens take twice as long as none."""
-    times_ns = (round(10**6 * (1 + n / 16)),)
-    return Rate(MUL_MAT, "Q4_0", "CPU", 128, 64, n, 2, 10**6, 2 * n * 10**6, times_ns)
-
-
-def attention(n: int) -> Rate:
-    return Rate(ATTENTION, "F16", "CPU", 4, 16, n, 2, 10**4, 10**4, (10**4,), 2, 512)
-
-
-RATES = (
-    *map(products, (1, 2, 4, 8, 32, 128, 512)),
-    attention(1),
-    attention(512),
-)
-KERNELS = Ceilings("2026-01-01T00:00:00Z", MACHINE, False, RATES)
 PREDICTION = StepPrediction(
     dataclasses.replace(MODEL, n_params=None), SETTINGS, KERNELS, learning.fit([]), 0
 )

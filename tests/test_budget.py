@@ -9,7 +9,7 @@ from lab.core.results import read
 from lab.features.explain import budget, server_budget
 from lab.roofline import probing
 from lab.roofline.explanation import explain
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 RESULTS = Path(__file__).parent.parent / "results"
 ENGINE = RESULTS / "sample-smollm2-135m-amd-epyc.jsonl"

@@ -11,7 +11,7 @@ from lab.models.candidates import (
     tagged,
     usual,
 )
-from tests.loopback_hub import VISION_REPO
+from tests.support.loopback_hub import VISION_REPO
 
 TAGS = {
     "Llama-3.2-3B-Instruct-Q4_K_M.gguf": "Q4_K_M",

@@ -22,7 +22,9 @@ from lab.roofline.choosing import Choosing
 from lab.runner import placing
 from lab.show import canvas
 from lab.show.section import Context
-from tests.conftest import MODEL, FakeWorker, make_record, make_run, run_lab
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import MODEL, make_record, make_run
 
 N_STEPS = 4
 COMPUTE_NS = 10_000_000

@@ -18,9 +18,11 @@ from lab.features.claims.session import PARTS, ClaimsSession, Measurement
 from lab.features.report import page
 from lab.show import console
 from lab.show.section import Context, print_sections
-from tests.conftest import MODEL, FakeWorker, died, make_record, make_run, run_lab
-from tests.test_claims_judged import Planted
-from tests.test_report import Page
+from tests.support.browser import Page
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker, died
+from tests.support.planted import Planted
+from tests.support.records import MODEL, make_record, make_run
 
 FIGURE_FIELDS = {"name", "value", "low", "high", "unit", "n", "least", "most", "verdict"}
 ROW_FIELDS = {"session", "claim", "verdict", "figures", "criterion", "number", "words"}

@@ -19,7 +19,8 @@ from lab.runner.session import execute as execute_session
 from lab.show import comparison, console, text_comparison
 from lab.show.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
 from tests.bench import doubt
-from tests.conftest import MACHINE, SETTINGS, FakeWorker, died, make_record, make_run
+from tests.support.fake_worker import FakeWorker, died
+from tests.support.records import MACHINE, SETTINGS, make_record, make_run
 
 SECOND_MACHINE = dataclasses.replace(MACHINE, cpu="Other CPU")
 ONE_THREAD = dataclasses.replace(SETTINGS, n_threads=1)

@@ -15,7 +15,8 @@ from lab.models import catalog, devices, synthetic
 from lab.roofline import conditioning, datasheet
 from lab.roofline.conditioning import OwnRate
 from lab.roofline.datasheet import Condition
-from tests.conftest import SETTINGS, run_lab
+from tests.support.command import run_lab
+from tests.support.records import SETTINGS
 
 CARD = devices.find_device("epyc-9654")
 MODEL = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0")

@@ -9,15 +9,10 @@ from lab.core import cost, memory, shape
 from lab.core.cost import StepCost
 from lab.core.record import Model
 from lab.core.shape import ATTENTION, EMBEDDING, EXPERTS, FEED_FORWARD, Matrix
-from lab.models import catalog, synthetic
-from tests.conftest import MODEL, SETTINGS
+from tests.support.rates import of_catalog
+from tests.support.records import MODEL, SETTINGS
 
 GB = 10**9
-
-
-def of_catalog(name: str, quantization: str = "F16") -> Model:
-    """A model of the catalog as its header would describe it."""
-    return synthetic.model_of(catalog.entries()[name], quantization)
 
 
 def cost_of(model: Model, *size: Any, **options: Any) -> StepCost:

@@ -24,8 +24,8 @@ from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file
 from lab.runner.trial import plan as plan_trial
-from tests import faults
-from tests.conftest import FakeWorker
+from tests.support import faults
+from tests.support.fake_worker import FakeWorker
 
 CRASH = "The engine's process ended: SIGSEGV."
 

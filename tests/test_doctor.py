@@ -28,7 +28,9 @@ from lab.features.doctor.checks import (
 )
 from lab.process.wire import Outcome, Progress
 from lab.runner import builds, cgroups, disturbances, machine, noise_watch
-from tests.conftest import MACHINE, FakeWorker, died, make_record, make_run, run_lab, steps_of
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker, died
+from tests.support.records import MACHINE, make_record, make_run, steps_of
 
 BUSY = "another process used 0.9 of a core"
 CARD = Device("CUDA0", "NVIDIA H200", "gpu", None)

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,28 +19,16 @@ from lab.roofline.probing import Where
 from lab.show import comparison, summaries, table, text_comparison, text_doubts, text_findings
 from lab.show.text_ceilings import doubt_sentences
 from tests.bench import doubt
-from tests.conftest import MACHINE, exact_steps, make_record, make_run
-from tests.test_explain import BIG, FAST, WIDE, rate, timed
+from tests.support.rates import BIG, FAST, WIDE, rate, timed
+from tests.support.records import MACHINE, exact_steps, make_record, make_run
+from tests.support.sessions import repeats
 
-COMMAND = ("measure", "--prompt-len", "20,40")
 SAMPLE_OF_A_BUSY_HOST = (
     Path(__file__).parents[1] / "results/sample-smollm2-135m-intel-xeon.jsonl"
 )
 LOAD = "another process used 1.9 cores"
 LOADED = dataclasses.replace(FAST, disturbed=LOAD)
 MEASURED_AGAIN = dataclasses.replace(FAST, measured_at="2027-01-01T00:00:00Z")
-
-
-def repeats(n_disturbed: int, n: int = 6, **changes: Any) -> list[Record]:
-    """Quiet and disturbed runs of two lengths; only the longer ones are disturbed."""
-    records = []
-    for repeat in range(n):
-        short = make_run(20, 5, repeat, **changes)
-        long = make_run(40, 5, repeat, prefill_ms=2, decode_ms=20, **changes)
-        records.append(make_record(short, command=COMMAND))
-        record = make_record(long, command=COMMAND)
-        records.append(doubt.neighbour(record) if repeat < n_disturbed else record)
-    return records
 
 
 # Runs

@@ -4,7 +4,6 @@ Each stream is written here from the named source; none was recorded. A piece is
 the server holds.
 """
 
-import json
 from typing import Any
 
 import pytest
@@ -30,42 +29,7 @@ from lab.core.request import (
 )
 from lab.core.request_times import figures
 from lab.remote.streams import StreamedAnswer, StreamReader
-
-
-def sse(*chunks: dict[str, Any] | str, end: str = "\n\n") -> bytes:
-    return "".join(
-        f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}{end}"
-        for chunk in chunks
-    ).encode()
-
-
-def delta(
-    content: dict[str, Any],
-    finish: str | None = None,
-    choice: dict[str, Any] | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    """A chunk of a chat with one choice."""
-    choice = {
-        "index": 0,
-        "delta": content,
-        "finish_reason": finish,
-    } | (choice or {})
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion.chunk",
-        "choices": [choice],
-        **more,
-    }
-
-
-def usage(n_prompt: int, n: int, **more: Any) -> dict[str, Any]:
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n,
-        "total_tokens": n_prompt + n,
-        **more,
-    }
+from tests.support.streams import delta, sse, usage
 
 
 def read(*pieces: bytes) -> StreamedAnswer:

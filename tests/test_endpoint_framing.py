@@ -26,7 +26,7 @@ from lab.remote.access import access
 from lab.remote.client import Client
 from lab.remote.exchange import Arrivals, Exchange, Route
 from lab.remote.formats import Ask, SendPlan
-from tests.odd_server import paced, raw_server
+from tests.support.odd_server import paced, raw_server
 
 PAUSE_S = 0.03
 EVENTS = [

@@ -30,7 +30,7 @@ from lab.remote.access import Access, access, name_or_none
 from lab.remote.client import Client
 from lab.remote.examination import MOST_PROBES, choose_model, connect, named_models
 from lab.remote.formats import Ask, SendPlan, ask_for
-from tests.null_server import (
+from tests.support.null_server import (
     ACCEPT,
     ALWAYS,
     NEVER,

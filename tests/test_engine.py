@@ -7,7 +7,7 @@ from lab.core import phases, script as scripts
 from lab.core.record import COPY, DECODE, FORGET, LOAD, MIXED, PREFILL, SAVE
 from lab.core.script import Operation, Part
 from lab.engine import loop
-from tests.conftest import MS, exact_steps, make_run
+from tests.support.records import MS, exact_steps, make_run
 
 
 def test_steps_of_a_prompt_in_three_chunks_and_four_tokens() -> None:

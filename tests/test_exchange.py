@@ -16,7 +16,8 @@ from lab.core.record import FAILED, UNKNOWN_THREADS, Record
 from lab.errors import LabError
 from lab.formats import llama_bench_export, llama_bench_import
 from lab.show import comparison, table
-from tests.conftest import MS, make_record, make_run, run_lab, run_process
+from tests.support.command import run_lab, run_process
+from tests.support.records import MS, make_record, make_run
 
 LLAMA_BENCH = {  # a row as llama-bench b-0c1e570 printed it, shortened to what is read
     "build_commit": "0c1e570",

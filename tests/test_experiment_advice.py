@@ -15,8 +15,9 @@ from lab.features.explain import advice
 from lab.features.explain.advice import Advice
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.roofline import explanation, step_kernels
-from tests.conftest import MACHINE, run_lab
-from tests.test_explain import BIG, FAST, WIDE, rate, timed
+from tests.support.command import run_lab
+from tests.support.rates import BIG, FAST, WIDE, rate, timed
+from tests.support.records import MACHINE
 
 SAMPLE = "results/sample-smollm2-135m-amd-epyc.jsonl"
 SIZES = "--prompt-len 20 --gen 5"

@@ -8,60 +8,13 @@ from pathlib import Path
 import pytest
 
 from lab.core import results
-from lab.core.record import Ceilings, Rate, Record
+from lab.core.record import Ceilings
 from lab.features.explain import advice, section, sentences
-from lab.process.wire import ATTENTION, MUL_MAT
-from lab.roofline import explanation, probes, probing, step_kernels
+from lab.roofline import explanation, probes, probing
 from lab.show import table
-from tests.conftest import MACHINE, SETTINGS, exact_steps, make_record, make_run, run_lab
-from tests.test_cost import of_catalog
-
-BIG = dataclasses.replace(of_catalog("llama-3.2-1b", "Q8_0"), name="big")
-WIDE = dataclasses.replace(SETTINGS, n_ubatch=512)
-
-
-def rate(
-    op: str,
-    kind: str,
-    n_tokens: int,
-    gbps: float,
-    gflops: float,
-    n_threads: int = 2,
-) -> Rate:
-    """A kernel that reads at gbps, or computes at gflops, whichever is slower."""
-    n_bytes = 34 * 10**6
-    flops = 2 * 32 * 10**6 * n_tokens
-    best_ns = round(max(n_bytes / gbps, flops / gflops))
-    times_ns = (2 * best_ns, best_ns)
-    return Rate(op, kind, "CPU", 1, 1, n_tokens, n_threads, n_bytes, flops, times_ns)
-
-
-FAST = Ceilings(
-    "2026-01-01T00:00:00Z",
-    MACHINE,
-    on_gpu=False,
-    rates=(
-        rate(MUL_MAT, "Q8_0", 1, 20, 400),
-        rate(MUL_MAT, "Q8_0", 8, 20, 400),
-        rate(MUL_MAT, "Q8_0", 512, 20, 400),
-        rate(ATTENTION, "F16", 1, 20, 400),
-        rate(ATTENTION, "F16", 512, 20, 100),
-        rate(probes.READ, "I64", 1, 40, 1e9),
-    ),
-)
-
-
-def timed(decode_factor: float) -> list[Record]:
-    """A run on BIG whose decode steps take decode_factor times their kernels' least time."""
-    decode = step_kernels.total(BIG, WIDE, FAST, 1, 22, 1)
-    prefill = step_kernels.total(BIG, WIDE, FAST, 8, 8, 1)
-    run = make_run(
-        20,
-        5,
-        decode_ms=1e3 * decode_factor * decode.total_s,
-        prefill_ms=1e3 * prefill.total_s / 6,
-    )
-    return [make_record(run, model=BIG, settings=WIDE)]
+from tests.support.command import run_lab
+from tests.support.rates import BIG, FAST, WIDE, timed
+from tests.support.records import MACHINE, exact_steps, make_record, make_run
 
 
 def slower(ceilings: Ceilings, factor: int) -> Ceilings:

@@ -21,10 +21,11 @@ from lab.models import catalog, devices, synthetic
 from lab.roofline import kernel_rates, learning, prediction, probing
 from lab.roofline.prediction import Here
 from lab.roofline.step_prediction import StepPrediction
-from tests.conftest import SETTINGS, run_lab
-from tests.test_explain import FAST
-from tests.test_prediction import epyc
-from tests.test_report import Page, browser, contrast, evil, look, session
+from tests.support.browser import Page, browser, contrast, evil, look, session
+from tests.support.ceilings import epyc
+from tests.support.command import run_lab
+from tests.support.rates import FAST
+from tests.support.records import SETTINGS
 
 __all__ = ["browser"]  # a fixture
 

@@ -21,7 +21,8 @@ from lab.runner.progress import Status
 from lab.runner.session import dear_case, execute, is_as_sure
 from lab.show import console
 from lab.show.so_far import SoFar
-from tests.conftest import FakeWorker, make_record, make_run
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import make_record, make_run
 
 ROOT = Path(__file__).parent.parent
 LOAD_S = 2.0  # an engine of the simulated machine starts

@@ -26,9 +26,9 @@ from lab.errors import LabError
 from lab.models import catalog, hub, obtain, synthetic
 from lab.models.hub import Remote
 from lab.process.worker import Worker
-from tests import loopback_hub, miniature
-from tests.conftest import run_lab
-from tests.loopback_hub import LoopbackHub, Repo
+from tests.support import loopback_hub, miniature
+from tests.support.command import run_lab
+from tests.support.loopback_hub import LoopbackHub, Repo
 
 REPO = "owner/Tiny-GGUF"
 FILE = "Tiny-Q4_0.gguf"

@@ -15,7 +15,7 @@ from lab.core import files, results
 from lab.errors import LabError
 from lab.formats import llama_bench_import
 from lab.runner import disturbances
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 ROW: dict[str, Any] = {
     "build_commit": "1a2b3c4d",

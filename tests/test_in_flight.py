@@ -16,7 +16,7 @@ from lab.runner.in_flight import RunInFlight
 from lab.runner.plan import make_plan
 from lab.runner.progress import DECODE, PREFILL, Status
 from lab.runner.session import execute
-from tests.conftest import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 TICK_S = 0.1
 

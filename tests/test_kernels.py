@@ -22,8 +22,9 @@ from lab.roofline.probing import Where
 from lab.runner import disturbances
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
-from tests.conftest import MACHINE, run_lab
-from tests.test_explain import rate
+from tests.support.command import run_lab
+from tests.support.rates import rate
+from tests.support.records import MACHINE
 
 SAMPLES = Path("results")
 NOISE = "another process used 1 of a core"

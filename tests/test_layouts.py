@@ -13,8 +13,9 @@ from lab.models import catalog, synthetic
 from lab.process.worker import Worker
 from lab.runner import machine, placing
 from lab.runner.plan import make_plan
-from tests import miniature
-from tests.conftest import SETTINGS, FakeWorker
+from tests.support import miniature
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import SETTINGS
 
 AVX2 = "CPU : SSE3 = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | OPENMP = 1 | REPACK = 1 |"
 AVX512 = f"{AVX2} AVX512 = 1 | AVX512_VBMI = 1 | AVX512_VNNI = 1 |"

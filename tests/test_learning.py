@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import pytest
 
 from lab.core import cost
-from lab.core.record import DECODE, PREFILL, Record, Settings, Steps
+from lab.core.record import DECODE, PREFILL, Settings, Steps
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.roofline import learning, step_kernels
 from lab.roofline.learning import Costs, Coverage, Fit, Learned, LearnedCase, Point, Step
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import disturbances
-from tests.conftest import exact_steps, make_record, make_run
-from tests.test_explain import BIG, FAST, WIDE
+from tests.support.rates import BIG, FAST, WIDE, timed_run
+from tests.support.records import make_record, make_run
 
 
 def case(
@@ -41,27 +41,6 @@ def point(
 
 def learned_from(*points: Point) -> Learned:
     return Learned(learning.fit(points), points, (), 1)
-
-
-def timed(
-    n_prompt: int,
-    prefill_factor: float,
-    decode_factor: float,
-    session: str = "a",
-) -> Record:
-    """A run on BIG that takes so many times its kernels' least time."""
-    prompt = [Step(512, first, 0) for first in range(0, n_prompt, 512)]
-    prefill = learning.costs_of(BIG, WIDE, FAST, prompt)
-    token = learning.costs_of(BIG, WIDE, FAST, [Step(1, n_prompt + 2, 1)])
-    prefill_ms = 1e3 * prefill_factor * prefill.kernels_s / n_prompt
-    decode_ms = 1e3 * decode_factor * token.kernels_s
-    run = make_run(n_prompt, 6, steps=exact_steps(n_prompt, 6, 512, prefill_ms, decode_ms))
-    return make_record(
-        run,
-        model=BIG,
-        settings=WIDE,
-        session=session,
-    )
 
 
 # The steps and costs of a run
@@ -245,7 +224,7 @@ def test_a_setup_is_corrected_by_its_mean_deviation_and_a_ratio_of_one() -> None
 
 @pytest.mark.parametrize("factor", [0.3, 0.7, 1.0, 3.0])
 def test_no_coefficient_is_below_its_least(factor: float) -> None:
-    fitted = learning.learn([timed(n, factor, factor) for n in (512, 2048)], FAST).fit
+    fitted = learning.learn([timed_run(n, factor, factor) for n in (512, 2048)], FAST).fit
     assert min(fitted.prefill_factor, fitted.decode_factor) >= 1
     assert min(fitted.per_layer_step_s, fitted.per_layer_value_s) >= 0
 
@@ -254,8 +233,8 @@ def test_no_coefficient_is_below_its_least(factor: float) -> None:
 
 
 def test_repeats_of_one_length_are_one_piece_of_information() -> None:
-    once = [timed(512, 1.2, 1.3), timed(1024, 1.4, 1.3)]
-    often = [timed(512, 1.2, 1.3)] * 9 + [timed(1024, 1.4, 1.3)]
+    once = [timed_run(512, 1.2, 1.3), timed_run(1024, 1.4, 1.3)]
+    often = [timed_run(512, 1.2, 1.3)] * 9 + [timed_run(1024, 1.4, 1.3)]
     points = learning.learn(often, FAST).points
     assert points == learning.learn(once, FAST).points
     assert len(points) == 4
@@ -286,9 +265,9 @@ def test_each_session_counts_the_same_however_many_runs_it_has() -> None:
 
 def test_it_says_how_many_runs_and_models_it_learned_from() -> None:
     records = [
-        timed(512, 1.2, 1.3),
-        timed(512, 1.2, 1.3, "b"),
-        timed(1024, 1.4, 1.3),
+        timed_run(512, 1.2, 1.3),
+        timed_run(512, 1.2, 1.3, "b"),
+        timed_run(1024, 1.4, 1.3),
     ]
     learned = learning.learn([*records, dataclasses.replace(records[0], model=BIG)], FAST)
     assert learned.n_runs == 4
@@ -315,8 +294,8 @@ def test_disturbed_runs_count_only_where_there_are_no_others(
         "disturbances",
         lambda record: {"others": 1.0} if record.run.repeat == 1 else {},
     )
-    quiet = timed(512, 1.2, 1.3)
-    disturbed = timed(512, 3, 3)
+    quiet = timed_run(512, 1.2, 1.3)
+    disturbed = timed_run(512, 3, 3)
     disturbed = dataclasses.replace(
         disturbed, run=dataclasses.replace(disturbed.run, repeat=1)
     )
@@ -329,7 +308,7 @@ def test_disturbed_runs_count_only_where_there_are_no_others(
 
 
 def test_records_with_absurd_steps_teach_nothing() -> None:
-    record = timed(512, 1.2, 1.3)
+    record = timed_run(512, 1.2, 1.3)
     steps = record.run.steps
     n_steps = len(steps.n_past)
     absurd = (
@@ -359,7 +338,7 @@ def test_runs_on_a_gpu_teach_nothing_about_the_cpu() -> None:
         (2048, 3),
     ):
         settings = dataclasses.replace(WIDE, n_gpu_layers=n_gpu_layers)
-        records.append(dataclasses.replace(timed(n_prompt, 1.2, 1.3), settings=settings))
+        records.append(dataclasses.replace(timed_run(n_prompt, 1.2, 1.3), settings=settings))
     for offload, n_prompt in (
         ("none", 512),
         ("all", 1024),
@@ -373,8 +352,8 @@ def test_a_run_whose_kernels_were_not_probed_teaches_nothing() -> None:
     without_attention = dataclasses.replace(
         FAST, rates=tuple(rate for rate in FAST.rates if rate.type != "F16")
     )
-    assert learning.points_of_record(timed(512, 1.2, 1.3), FAST)
-    assert learning.points_of_record(timed(512, 1.2, 1.3), without_attention) == []
+    assert learning.points_of_record(timed_run(512, 1.2, 1.3), FAST)
+    assert learning.points_of_record(timed_run(512, 1.2, 1.3), without_attention) == []
 
 
 # Extrapolation

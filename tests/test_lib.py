@@ -19,7 +19,8 @@ from lab.process.setup import LIB_VARIABLE, ProcessSetup
 from lab.process.wire import Libraries
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, trial as side_by_side
-from tests.conftest import FakeWorker, run_lab
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
 
 LIBLLAMA = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, "libllama.so")
 FIELD = "the default of llama_context_params.n_batch"

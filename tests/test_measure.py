@@ -22,8 +22,9 @@ from lab.runner.plan import N_PILOT, make_plan
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file, wide_figures
 from lab.show import summaries, table
-from tests.conftest import MS, FakeWorker, died, make_run, run_lab, run_process
-from tests.test_real import REAL
+from tests.support.command import run_lab, run_process
+from tests.support.fake_worker import FakeWorker, died
+from tests.support.records import MS, SETTINGS, make_run
 
 
 @pytest.fixture
@@ -381,8 +382,9 @@ def worker() -> object:
 def test_a_sweep_computes_what_independent_runs_compute(
     worker: Worker, embedded: Path
 ) -> None:
-    vocabulary = worker.load(embedded, REAL)
-    worker.new_context(dataclasses.replace(REAL, n_ctx=256, n_ubatch=32))
+    vocabulary = worker.load(embedded, SETTINGS)
+    settings = dataclasses.replace(SETTINGS, n_ctx=256, n_ubatch=32, n_threads=1)
+    worker.new_context(dataclasses.replace(settings, n_threads_batch=1))
     prompt = prompts.random_ids(150, vocabulary.n_vocab, None, 1, 0)
     seen: list[Progress] = []
     swept = worker.run(scripts.sweep(prompt, 5, 32, 64), seen.append)

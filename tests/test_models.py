@@ -16,8 +16,8 @@ from lab.models import catalog, obtain, synthetic
 from lab.models.catalog import Dimensions
 from lab.models.synthetic import quantizations
 from lab.process.worker import Worker
-from tests import loopback_hub
-from tests.conftest import run_lab, run_process, start_lab
+from tests.support import loopback_hub
+from tests.support.command import run_lab, run_process, start_lab
 
 TINY = Dimensions("llama", 2, 256, 4, 2, 64, 512, 1000, 2048, True, 10000.0)
 SHAPES = {

@@ -24,24 +24,15 @@ from lab.core.record import (
     NoiseReading,
     NoiseSamples,
     Record,
-    Run,
 )
 from lab.runner import disturbances, noise_watch
 from lab.runner.noise_watch import EnergyCounter, EnergyWatch, GpuWatch, describe_energy
 from lab.show import table
 from lab.show.section import Section
-from tests.conftest import MACHINE, SETTINGS, make_record, make_run
+from tests.support.records import MACHINE, READING, SETTINGS, make_record, make_run, watched
 
-READING = NoiseReading()
 TWO_CORES = dataclasses.replace(MACHINE, n_cores_physical=2, n_cores_usable=2)
 ON_GPU = dataclasses.replace(SETTINGS, n_gpu_layers=99)
-
-
-def watched(others_ms: list[int], every_ms: int = 100, **changes: Any) -> Run:
-    """A run during which others took so much CPU time in each interval."""
-    at_ms = tuple(every_ms * (i + 1) for i in range(len(others_ms)))
-    samples = NoiseSamples(at_ms, tuple(others_ms))
-    return make_run(noise=Noise(READING, dataclasses.replace(READING, **changes), samples))
 
 
 def on_two_cores(others_ms: list[int], **changes: Any) -> Record:

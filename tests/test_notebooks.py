@@ -19,8 +19,8 @@ from lab.core.record import SCHEMA
 from lab.errors import LabError
 from lab.features.lessons import lesson
 from tests.bench import notebooks as bench
-from tests.conftest import MODEL, make_record, make_run
-from tests.test_explain import FAST
+from tests.support.rates import FAST
+from tests.support.records import MODEL, make_record, make_run
 
 ROOT = Path(__file__).parent.parent
 NAMES = (

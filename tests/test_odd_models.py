@@ -13,8 +13,9 @@ from lab.errors import LabError
 from lab.features.trace.nodes import Trace
 from lab.models import synthetic
 from lab.process.worker import Worker
-from tests import miniature, odd_models
-from tests.conftest import SETTINGS, run_lab
+from tests.support import miniature, odd_models
+from tests.support.command import run_lab
+from tests.support.records import SETTINGS
 
 QUICK = ("--prompt", "random", "-t", "1", "--no-plot")
 

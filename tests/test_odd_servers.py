@@ -22,8 +22,8 @@ from lab.remote import formats, session
 from lab.remote.access import access
 from lab.remote.client import Client
 from lab.remote.formats import SendPlan
-from tests.conftest import run_lab
-from tests.odd_server import (
+from tests.support.command import run_lab
+from tests.support.odd_server import (
     CHAT_PATH,
     STREAM,
     Canned,

@@ -17,8 +17,9 @@ from lab.runner.as_options import options
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.show import text_plan
-from tests import miniature
-from tests.conftest import MODEL, SETTINGS, FakeWorker, make_record
+from tests.support import miniature
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import MODEL, SETTINGS, make_record
 
 MB = 10**6
 GB = 10**9

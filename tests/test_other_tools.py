@@ -10,8 +10,8 @@ import pytest
 
 from lab.core.asked_settings import table
 from lab.formats.other_tools import OPTIONS, llama_server
-from tests import llama_args
-from tests.conftest import SETTINGS
+from tests.support import llama_args
+from tests.support.records import SETTINGS
 
 MODEL = "/models/a model.gguf"
 CHOSEN: dict[str, Any] = {

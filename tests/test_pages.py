@@ -24,7 +24,7 @@ from lab.core.record import Record
 from lab.roofline import probing
 from lab.show import sweep_laws
 from tests.bench import pictures
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))

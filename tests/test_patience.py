@@ -19,8 +19,16 @@ from lab.remote import client as client_module, formats
 from lab.remote.examination import connect
 from lab.remote.exchange import seconds_until
 from lab.remote.formats import FIELD_ERROR, error_words
-from tests.conftest import run_lab
-from tests.odd_server import CHAT_PATH, STREAM, Canned, as_json, odd_server, paced, stream
+from tests.support.command import run_lab
+from tests.support.odd_server import (
+    CHAT_PATH,
+    STREAM,
+    Canned,
+    as_json,
+    odd_server,
+    paced,
+    stream,
+)
 
 LIMITED = Canned(b'{"error": {"message": "Rate limit reached"}}', 429)
 LOADING = Canned(b'{"error": {"message": "Loading model", "code": 503}}', 503)

@@ -7,7 +7,7 @@ import pytest
 
 from lab.core import phases
 from lab.core.record import DECODE, FAILED, FORGET, PREFILL, Run, Steps
-from tests.conftest import SETTINGS, make_run
+from tests.support.records import SETTINGS, make_run
 
 # Two prefill steps and three decode steps
 STEPS = Steps(

@@ -21,14 +21,12 @@ from lab.roofline import explanation, kernel_rates
 from lab.show import canvas, comparison, plot_runs, plot_trial
 from lab.show.section import Picture, numbered
 from tests.bench import doubt
-from tests.conftest import MODEL, SETTINGS, make_record, make_run
-from tests.test_batch import KERNELS, batch_run
-from tests.test_doubt import repeats
-from tests.test_explain import FAST, timed
-from tests.test_requests_shown import session as requests
-from tests.test_stall import stall_record
-from tests.test_table_and_plots import session
-from tests.test_tune_shown import full_session, section_of
+from tests.support.rates import FAST, timed
+from tests.support.records import MODEL, SETTINGS, make_record, make_run, session
+from tests.support.requests import request_session
+from tests.support.sessions import KERNELS, batch_run, repeats
+from tests.support.stalls import stall_record
+from tests.support.tuning import full_session, section_of
 
 Draw = Callable[[Figure], Any]
 
@@ -104,7 +102,7 @@ PICTURES: dict[str, tuple[Callable[[], Draw], tuple[float, float]]] = {
     "on a page": (lambda: drawing("decode", setups(2)), (5, 3.9)),
     "many setups": (lambda: drawing("prefill", setups(7)), SMALL),
     "many lines": (lambda: drawing("decode", setups(8)), SMALL),
-    "ttft": (lambda: drawing("prefill", requests()), SMALL),
+    "ttft": (lambda: drawing("prefill", request_session()), SMALL),
     "sweep": (lambda: drawing("sweep", sweep()), WIDE),
     "trial": (lambda: drawing("trial", trial()), WIDE),
     "tune": (lambda: section_of(full_session()).pictures[0].draw, (10, 4.6)),

@@ -13,8 +13,8 @@ from lab.core.record import Device, Model, Placement, Settings
 from lab.models import synthetic
 from lab.process.worker import Worker
 from lab.runner import machine
-from tests import miniature
-from tests.conftest import MACHINE, MODEL, SETTINGS
+from tests.support import miniature
+from tests.support.records import MACHINE, MODEL, SETTINGS
 
 
 def offloaded(**changes: Any) -> Settings:

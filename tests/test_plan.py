@@ -15,7 +15,7 @@ from lab.runner import cgroups, machine, prompts
 from lab.runner.cases import Plan, Until
 from lab.runner.machine import n_cores_usable
 from lab.runner.plan import make_plan, parse_lengths
-from tests.conftest import FakeWorker
+from tests.support.fake_worker import FakeWorker
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 import lab
 from lab.core import cost, memory, results, shown
-from lab.core.record import DECODE, PREFILL, Ceilings, Device as MachineDevice, Record
+from lab.core.record import DECODE, PREFILL, Device as MachineDevice, Record
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.models import catalog, devices, obtain, synthetic
@@ -20,14 +20,12 @@ from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning, prediction, probing
 from lab.roofline.learning import Step
 from lab.roofline.prediction import Here, Prediction, on_device
-from lab.roofline.probing import Where
 from lab.roofline.step_prediction import StepPrediction
-from tests.conftest import MODEL, SETTINGS, FakeWorker, run_lab
-from tests.test_cost import of_catalog
-from tests.test_explain import BIG, FAST, WIDE
-from tests.test_learning import timed
-
-SAMPLES = Path("results")
+from tests.support.ceilings import epyc
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.rates import BIG, FAST, WIDE, of_catalog, timed_run
+from tests.support.records import MODEL, SETTINGS
 
 
 def here(
@@ -46,11 +44,11 @@ def beyond(row: Prediction) -> list[str]:
 
 
 def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
-    row = here([timed(n, 1.5, 2) for n in (512, 1024, 2048)]).request(1024, 6)
+    row = here([timed_run(n, 1.5, 2) for n in (512, 1024, 2048)]).request(1024, 6)
     assert row.prefill_limit_s
     assert row.prefill_expected_s
     assert row.tpot_expected_s
-    measured = timed(1024, 1.5, 2).run.steps
+    measured = timed_run(1024, 1.5, 2).run.steps
     token_s = (measured.ready_ns[3] - measured.start_ns[3]) / 1e9
     assert row.prefill_expected_s == pytest.approx(measured.ready_ns[1] / 1e9, rel=0.1)
     assert row.tpot_expected_s == pytest.approx(token_s, rel=0.1)
@@ -61,7 +59,7 @@ def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
 
 
 def test_a_phase_is_expected_by_the_fit_within_the_factor_of_its_errors() -> None:
-    machine = here([timed(n, 1.5, 2) for n in (512, 1024)])
+    machine = here([timed_run(n, 1.5, 2) for n in (512, 1024)])
     row = machine.request(1024, 7)
     assert row.prefill_limit_s == sum(
         machine.limit_s(Step(512, n_past, n_outputs))
@@ -76,7 +74,7 @@ def test_a_phase_is_expected_by_the_fit_within_the_factor_of_its_errors() -> Non
 
 
 def test_the_limit_is_the_slower_of_traffic_and_arithmetic_at_the_best_rates() -> None:
-    machine = here([timed(512, 1.2, 1.3)])
+    machine = here([timed_run(512, 1.2, 1.3)])
     token = cost.step(BIG, 1, 100, 1)
     prompt = cost.step(BIG, 512, 0, 1)
     assert token
@@ -87,7 +85,7 @@ def test_the_limit_is_the_slower_of_traffic_and_arithmetic_at_the_best_rates() -
 
 @pytest.mark.parametrize("factor", [0.3, 0.7, 1.0, 3.0])
 def test_nothing_is_expected_below_its_limit(factor: float) -> None:
-    machine = here([timed(n, factor, factor) for n in (512, 2048)])
+    machine = here([timed_run(n, factor, factor) for n in (512, 2048)])
     for n_prompt in (1, 100, 512, 10_000):
         row = machine.request(n_prompt, 6)
         assert row.prefill_limit_s
@@ -103,7 +101,7 @@ def test_nothing_is_expected_below_its_limit(factor: float) -> None:
 
 
 def test_several_users_take_as_much_longer_as_their_step() -> None:
-    machine = here([timed(n, 1.5, 2) for n in (512, 1024)])
+    machine = here([timed_run(n, 1.5, 2) for n in (512, 1024)])
     single = machine.request(1000, 200)
     many = machine.request(1000, 200, users=4)
     assert machine.request(1000, 200, users=1) == single
@@ -149,7 +147,7 @@ def test_users_are_no_faster_than_their_limit_and_unknown_steps_stay_unknown() -
 
 
 def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
-    records = [timed(n, 1.2, 1.3) for n in (512, 1024)]
+    records = [timed_run(n, 1.2, 1.3) for n in (512, 1024)]
     inside = here(records).request(1024, 6)
     longer = here(records).request(16 * 1024, 6)
     width_inside = inside.prefill_s[1] / inside.prefill_s[0]
@@ -170,17 +168,17 @@ def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
 
 
 def test_a_prediction_has_the_doubts_of_its_runs_and_ceilings() -> None:
-    records = [timed(512, 1.2, 1.3)]
+    records = [timed_run(512, 1.2, 1.3)]
     assert here(records).request(512, 6).doubts == ()
     assert here(records).request(5120, 6).doubts == (shown.EXTRAPOLATED,)
-    too_fast = here([timed(512, 1.2, 0.9)])
+    too_fast = here([timed_run(512, 1.2, 0.9)])
     assert too_fast.request(512, 6).doubts == (shown.ABOVE,)
-    assert here([timed(512, 1.2, 0.92)]).request(512, 6).doubts == ()
+    assert here([timed_run(512, 1.2, 0.92)]).request(512, 6).doubts == ()
 
 
 def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
     for factor, is_said in ((0.6, True), (1.0, False)):
-        machine = here([timed(512, 1, factor)])
+        machine = here([timed_run(512, 1, factor)])
         (decode,) = machine.learned.points_of(DECODE)
         row = machine.request(512, 6)
         assert ("ceilings are too low" in wording.basis_here(machine.learned)) == is_said
@@ -189,22 +187,6 @@ def test_ceilings_that_are_too_low_are_said_to_be_and_lower_the_range() -> None:
 
 # What a first version got wrong in the samples of an EPYC: it promised 46.6 to 49.3 s for a prompt
 # of 10,000 tokens from runs of 10 and 512, and 7.0 to 7.2 ms a token at 8,192 from runs of 512.
-
-
-def epyc(*lengths: int) -> tuple[list[Record], Ceilings]:
-    """The samples' runs of some prompt lengths, and the ceilings of their machine."""
-    contents = results.read(sorted(SAMPLES.glob("sample-*.jsonl")))
-    machine = (
-        results.read([SAMPLES / "sample-smollm2-135m-amd-epyc.jsonl"]).ceilings[0].machine
-    )
-    ceilings = probing.known(contents.ceilings, Where(machine))
-    assert ceilings
-    records = []
-    for record in contents.records:
-        is_plain = record.model.quantization == "Q4_1" and record.run.every is None
-        if is_plain and record.run.n_prompt in lengths:
-            records.append(record)
-    return records, ceilings
 
 
 @pytest.mark.parametrize(
@@ -251,7 +233,7 @@ def test_memory_is_that_of_the_device_that_has_the_layers(
         n_threads_batch=n,
     )
     record = dataclasses.replace(
-        timed(512, 1.2, 1.3),
+        timed_run(512, 1.2, 1.3),
         machine=plan.machine,
         settings=settings,
     )
@@ -664,7 +646,7 @@ def test_this_machine_without_ceilings_and_too_many_tokens_are_refused(tmp_path:
 
 
 def test_without_a_cost_of_a_step_no_figure_of_several_users_is_invented() -> None:
-    alone = here([timed(512, 1.2, 1.3)]).request(1024, 6)
+    alone = here([timed_run(512, 1.2, 1.3)]).request(1024, 6)
     unknown = prediction.for_users(alone, 4, None, 0.1, limit_s=0.01)
     assert unknown.tpot_expected_s is None
     assert all(map(math.isnan, unknown.tpot_s))

@@ -13,8 +13,8 @@ import pytest
 
 from lab.feature_list import FEATURES
 from tests.bench.golden import EPYC, REFUSED, TO_COMPARE, XEON
-from tests.conftest import run_lab
-from tests.printed import (
+from tests.support.command import run_lab
+from tests.support.printed import (
     PrintedCommand,
     can_be_planned,
     commands_in,

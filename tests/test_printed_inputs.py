@@ -14,8 +14,8 @@ from lab.core import results
 from lab.core.record import Record
 from lab.models import catalog
 from lab.runner import as_options
-from tests.conftest import run_lab
-from tests.printed import commands_in, problem_of
+from tests.support.command import run_lab
+from tests.support.printed import commands_in, problem_of
 
 SAMPLE = Path("results/sample-smollm2-135m-amd-epyc.jsonl")
 

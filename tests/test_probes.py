@@ -24,8 +24,7 @@ from lab.process.wire import (
 from lab.roofline import measuring, probes, probing, step_kernels
 from lab.roofline.probing import Where
 from lab.show import console, section
-from tests.conftest import MACHINE, SETTINGS, make_record, make_run
-from tests.test_roofline import (
+from tests.support.ceilings import (
     GPU,
     ON_CPU,
     ON_GPU,
@@ -35,6 +34,7 @@ from tests.test_roofline import (
     ceilings,
     product,
 )
+from tests.support.records import MACHINE, SETTINGS, make_record, make_run
 
 SPLIT_THREADS = dataclasses.replace(
     SETTINGS,

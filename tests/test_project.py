@@ -19,7 +19,7 @@ import lab
 from lab import feature_list, main
 from lab.app import help
 from lab.core.record import Run
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lab"
@@ -347,6 +347,19 @@ def test_no_command_has_two_options_of_one_name() -> None:
             if flag.strip()
         ]
         assert len(flags) == len(set(flags)), name
+
+
+def test_test_modules_are_no_libraries() -> None:
+    """What several tests share is in tests/support/ (or a benchmark that they try)."""
+    importers = []
+    for file, tree in syntax_trees("tests").items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                *folders, name = node.module.split(".")
+                is_test = name == "conftest" or name.startswith("test_")
+                if folders[:1] == ["tests"] and is_test:
+                    importers.append(f"{file}:{node.lineno}")
+    assert importers == []
 
 
 # Clear code

@@ -16,7 +16,7 @@ from lab.roofline.datasheet import DatasheetCase
 from lab.roofline.prediction import on_device
 from tests.bench import clean_published, learn_published
 from tests.bench.learn_published import Row, published
-from tests.conftest import SETTINGS
+from tests.support.records import SETTINGS
 
 RAW = {
     "source": "localscore",

@@ -25,8 +25,9 @@ from lab.features.quant.lines import Divergence, QualityLine
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import machine, prompts
-from tests import loopback_hub, odd_models
-from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
+from tests.support import loopback_hub, odd_models
+from tests.support.command import run_lab
+from tests.support.records import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 SESSION = "a-session"
 COMMAND = ("quant", "--budget", "90s")

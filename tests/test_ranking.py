@@ -18,8 +18,9 @@ from lab.models import devices
 from lab.models.devices import DeviceSheet
 from lab.roofline import prediction
 from lab.roofline.prediction import HERE, Prediction, Shortage
-from tests.conftest import MODEL, SETTINGS, run_lab
-from tests.test_cost import of_catalog
+from tests.support.command import run_lab
+from tests.support.rates import of_catalog
+from tests.support.records import MODEL, SETTINGS
 
 SAMPLE = Path("results/sample-smollm2-135m-amd-epyc.jsonl")
 LLAMA = "llama-3.1-8b:Q4_K_M"

@@ -19,7 +19,8 @@ from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter
 from lab.runner.warm_engine import WarmEngine
 from tests.bench.warm_up import page_faults
-from tests.conftest import SETTINGS, run_lab, run_process
+from tests.support.command import run_lab, run_process
+from tests.support.records import SETTINGS
 
 REAL = dataclasses.replace(
     SETTINGS,

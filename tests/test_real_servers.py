@@ -17,9 +17,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from importlib.util import find_spec
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -47,30 +46,20 @@ from lab.remote.client import Client
 from lab.remote.examination import connect
 from lab.remote.formats import Ask
 from lab.remote.servers import Server
-from tests.bench import llama_bench
-from tests.conftest import run_lab
-from tests.servers import NAME, RealServer, llama_cpp_server, llama_server, wheel_server
+from tests.support.command import run_lab
+from tests.support.servers import (
+    RealServer,
+    a_llama_server,
+    llama_cpp_server,
+)
 
 WORDS = (
     "The keeper of the lighthouse counted ships and wrote their names "
     "into a long grey book every evening. "
 ) * 20
-ONE_THREAD = ("--threads", "1", "--ctx-size", "2048", "--parallel", "2")
 ONE_THREAD_OF_PYTHON = ("--n_threads", "1", "--n_threads_batch", "1", "--n_ctx", "1024")
 LLAMA = "llama-server"
 PYTHON = "llama_cpp.server"
-
-
-def a_llama_server(
-    model: Path, options: Sequence[str] = ONE_THREAD, alias: str | None = NAME
-) -> AbstractContextManager[RealServer]:
-    """A llama-server, with two slots unless the options say otherwise."""
-    if not find_spec("xllamacpp") and not llama_bench.is_built("llama-server"):
-        pytest.skip(
-            "no llama-server here: neither the xllamacpp wheel nor one that a benchmark built"
-        )
-    start = wheel_server if find_spec("xllamacpp") else llama_server
-    return start(model, *options, alias=alias)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from lab.core import results
 from lab.core.lines import parse_line, to_json
 from lab.core.record import Noise, NoiseReading, Steps
 from lab.errors import LabError
-from tests.conftest import make_record, make_run
+from tests.support.records import make_record, make_run
 
 SAMPLES = sorted((Path(__file__).parent.parent / "results").glob("*.jsonl"))
 

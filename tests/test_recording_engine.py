@@ -21,9 +21,8 @@ from lab.features.recording.server_side import ServerQuestions, Slot
 from lab.remote.access import access
 from lab.remote.client import Client
 from tests.bench.record import recorded as recorder_before, wait_for
-from tests.servers import NAME, RealServer
-from tests.test_real_servers import a_llama_server
-from tests.test_recording import messages, recorded, with_next
+from tests.support.recordings import messages, recorded, with_next
+from tests.support.servers import NAME, RealServer, a_llama_server
 
 # The log
 

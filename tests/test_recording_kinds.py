@@ -24,7 +24,7 @@ from lab.features.recording.differences import difference
 from lab.features.recording.lines import RecordedCall
 from lab.features.recording.prompts import blocks_of, length
 from lab.remote.chat_bodies import as_chat
-from tests.test_recording import CLOCK, recorded, session_with_a_clock
+from tests.support.recordings import CLOCK, recorded, session_with_a_clock
 
 IMAGE = "iVBORw0KGgoAAAANSUhEUg" * 4000
 LONG = "Keep to the rules of this house. " * 30

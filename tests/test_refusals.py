@@ -13,7 +13,7 @@ from lab.engine import refusals
 from lab.errors import LabError
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 VERSION = b"GGUF" + struct.pack("<I", 3)
 TABLE = b"token_embd.weight"

@@ -11,9 +11,9 @@ from lab.errors import LabError
 from lab.remote.access import access
 from lab.remote.client import Client
 from lab.remote.rendering import apply_template, tokenize
-from tests.agent_transcript import requests
-from tests.null_server import TEMPLATE_TOKENS, NullSettings, null_server
-from tests.servers import wheel_server
+from tests.support.agent_transcript import requests
+from tests.support.null_server import TEMPLATE_TOKENS, NullSettings, null_server
+from tests.support.servers import wheel_server
 
 BODY: dict[str, Any] = {
     "model": "null",

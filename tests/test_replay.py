@@ -30,10 +30,11 @@ from lab.features.turns.through_server import replay as send_recorded
 from lab.process.worker import Worker
 from lab.remote.examination import connect
 from lab.runner.cases import Case, Plan
-from tests.agent_transcript import messages, requests
-from tests.conftest import SETTINGS, column, make_record, make_run, run_lab, steps_of
-from tests.null_server import NullSettings, null_server
-from tests.servers import wheel_server
+from tests.support.agent_transcript import messages, requests
+from tests.support.command import run_lab
+from tests.support.null_server import NullSettings, null_server
+from tests.support.records import SETTINGS, column, make_record, make_run, steps_of
+from tests.support.servers import wheel_server
 
 
 def written(folder: Path, values: list[Any], name: str = "agent.jsonl") -> Path:

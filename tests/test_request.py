@@ -9,80 +9,31 @@ import pytest
 
 from lab.core import request_times as times, results
 from lab.core.lines import parse_line, to_json
-from lab.core.record import OK, Noise, NoiseReading, NoiseSamples
 from lab.core.request import (
-    CHAT,
     DONE,
     OTHER,
     REASONING,
     ROLE,
-    TEXT,
     TOOL,
     USAGE,
-    YES,
-    Asked,
-    Capability,
-    Endpoint,
     Events,
     Request,
     RequestRecord,
-    ServerSettings,
     ServerTimings,
     Usage,
 )
 from lab.core.request_times import figures
-from tests.conftest import MACHINE, make_record
-
-KINDS = (ROLE, TEXT, TEXT, TEXT, OTHER, USAGE, DONE)
-ARRIVE_NS = (5, 100, 130, 190, 191, 191, 192)
-
-
-def make_request(**changes: Any) -> Request:
-    """A role at 5 ns, text at 100 (2 tokens), 130 (1), 190 (3), and the end."""
-    request = Request(
-        asked=Asked(n_prompt=10, n_gen=6),
-        started_at="2026-01-01T00:00:00Z",
-        sent_ns=1000,
-        status=OK,
-        events=Events(ARRIVE_NS, (9,) * 7, KINDS, (0, 2, 1, 3, 0, 0, 0)),
-        usage=Usage(
-            prompt_tokens=10,
-            completion_tokens=6,
-            cached_tokens=0,
-        ),
-    )
-    return dataclasses.replace(request, **changes)
+from tests.support.records import make_record
+from tests.support.requests import (
+    make_request,
+    make_request_record,
+)
 
 
 def without_tokens(**changes: Any) -> Request:
     """The same, from a server that does not say how many tokens are in an event."""
     events = dataclasses.replace(make_request().events, n_tokens=None)
     return make_request(events=events, **changes)
-
-
-def make_request_record(request: Request | None = None) -> RequestRecord:
-    endpoint = Endpoint(
-        url="http://127.0.0.1:1/v1",
-        api=CHAT,
-        server="llama-server",
-        capabilities=(Capability("streaming", YES, "seen"),),
-        accepted=("ignore_eos",),
-        settings=ServerSettings(n_slots=4, n_ctx=4096),
-    )
-    return RequestRecord(
-        session="s",
-        machine=MACHINE,
-        endpoint=endpoint,
-        model="tiny",
-        request=request or make_request(),
-    )
-
-
-def noise_of(others_ms: int) -> Noise:
-    """Two seconds in which other programs took this much of each half."""
-    at_ms = (500, 1000, 1500, 2000)
-    samples = NoiseSamples(at_ms, (others_ms,) * 4, (0,) * 4)
-    return Noise(NoiseReading(), NoiseReading(), samples)
 
 
 def test_times_of_planted_events() -> None:

@@ -15,69 +15,19 @@ from lab.core.request import (
     REASONING,
     STALLED,
     TEXT,
-    USAGE,
-    Asked,
-    Events,
     RequestRecord,
     Usage,
 )
 from lab.errors import LabError
 from lab.show import comparison, console, table, text_comparison, text_requests
 from lab.show.comparison import SLOWER
-from tests.conftest import make_record, make_run, run_lab
-from tests.test_request import make_request, make_request_record, noise_of
-
-MS = 1_000_000
-
-
-def served(
-    n_prompt: int = 100,
-    repeat: int = 0,
-    first_ms: float = 50,
-    gap_ms: float = 10,
-    n_gen: int = 5,
-    n_tokens: tuple[int, ...] | None = (1, 1, 1, 1, 1),
-    session: str = "s",
-    cached: int | None = 0,
-    kinds: tuple[str, ...] = (TEXT,) * 5,
-    **changes: Any,
-) -> RequestRecord:
-    """A request whose five events come at first_ms and then after every gap_ms, and its counts at
-    the end."""
-    arrive = [round((first_ms + i * gap_ms) * MS) for i in range(5)]
-    counted = None if n_tokens is None else (*n_tokens, 0)
-    request = make_request(
-        asked=Asked(
-            n_prompt=n_prompt,
-            n_prompt_counted=n_prompt,
-            n_gen=n_gen,
-            repeat=repeat,
-        ),
-        events=Events(
-            (*arrive, arrive[-1]),
-            (9,) * 6,
-            (*kinds, USAGE),
-            counted,
-        ),
-        usage=Usage(
-            prompt_tokens=n_prompt,
-            completion_tokens=n_gen,
-            cached_tokens=cached,
-        ),
-    )
-    request = dataclasses.replace(request, **changes)
-    return dataclasses.replace(make_request_record(request), session=session)
-
-
-def session(
-    first_ms: float = 50, gap_ms: float = 10, name: str = "s", n: int = 3
-) -> list[RequestRecord]:
-    """Requests of 10 and 100 tokens; TTFT is 10 ms more for each 10 tokens."""
-    return [
-        served(n_prompt, repeat, first_ms + n_prompt + repeat, gap_ms, session=name)
-        for repeat in range(n)
-        for n_prompt in (10, 100)
-    ]
+from tests.support.command import run_lab
+from tests.support.records import make_record, make_run
+from tests.support.requests import (
+    noise_of,
+    request_session,
+    served,
+)
 
 
 def shown(records: list[RequestRecord], capsys: pytest.CaptureFixture[str]) -> str:
@@ -125,7 +75,7 @@ def test_warm_and_short_ones_are_no_repeats_of_cold_ones() -> None:
 def test_the_table_has_medians_ranges_and_what_they_show(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = shown(session(), capsys)
+    out = shown(request_session(), capsys)
     assert "TTFT" in out
     assert "prefill alone is not visible" in out
     assert "prefill\n" not in out
@@ -209,7 +159,7 @@ def y_of(line: Any) -> list[float]:
 
 
 def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> None:
-    ax = lab.plot_prefill(session())
+    ax = lab.plot_prefill(request_session())
     assert ax.get_ylabel() == "TTFT (s)"
     assert ax.get_xscale() == "log"
     assert ax.get_yscale() == "log"
@@ -231,7 +181,7 @@ def test_the_picture_of_ttft_has_points_medians_and_a_guide_in_proportion() -> N
 def test_an_engine_and_a_server_share_pictures_of_ttft_and_decode() -> None:
     both: list[Record | RequestRecord] = [
         make_record(make_run(20, 5, decode_ms=10)),
-        *session(),
+        *request_session(),
     ]
     ax = lab.plot_prefill(both)
     assert labels_of(ax)[:2] == [
@@ -265,8 +215,8 @@ def other_server(records: list[RequestRecord], **changes: Any) -> list[RequestRe
 
 def test_servers_are_compared_by_ttft_and_tpot() -> None:
     rows = compared(
-        session(),
-        other_server(session(first_ms=50, gap_ms=30)),
+        request_session(),
+        other_server(request_session(first_ms=50, gap_ms=30)),
     ).rows
     assert [(row.n_prompt, row.figure) for row in rows] == [
         *(
@@ -287,7 +237,7 @@ def test_warm_and_short_requests_are_not_compared() -> None:
         served(first_ms=1, cached=50),
         served(first_ms=1, usage=Usage(completion_tokens=2, cached_tokens=0)),
     ]
-    rows = compared([*session(), *apart], other_server(session())).rows
+    rows = compared([*request_session(), *apart], other_server(request_session())).rows
     assert {row.n_base for row in rows} == {3}
     assert rows[2].estimate == pytest.approx(1)
     with pytest.raises(LabError, match="nothing to compare"):
@@ -298,7 +248,7 @@ def test_an_engine_and_a_server_are_compared_ttft_with_ttft(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     engine = [make_record(make_run(100, 5, i, decode_ms=10)) for i in range(3)]
-    groups = comparison.groups([*engine, *session(first_ms=2)])
+    groups = comparison.groups([*engine, *request_session(first_ms=2)])
     comparisons = comparison.compare_groups(groups)
     assert [(row.n_prompt, row.figure) for row in comparisons[0].rows] == [
         (100, "ttft_s"),
@@ -333,7 +283,7 @@ def numbered(records: list[RequestRecord]) -> list[RequestRecord]:
 
 
 def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", numbered(session()))
+    file = write(tmp_path / "a.jsonl", numbered(request_session()))
     status, out, _ = run_lab("show", file)
     assert status == 0
     assert "prefill alone is not visible" in out
@@ -370,7 +320,7 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
     command = ("measure", "--url", "http://127.0.0.1:1/v1", "--prompt-len", "10,100")
     records = [
         dataclasses.replace(record, command=command)
-        for record in numbered([*session(), failed])
+        for record in numbered([*request_session(), failed])
     ]
     path = lab.report(tmp_path / "page.html", records)
     text = path.read_text()
@@ -392,7 +342,7 @@ def test_a_page_of_requests_says_who_answered_and_gives_them_back(tmp_path: Path
 
 def test_a_page_has_runs_and_requests_and_compares_them(tmp_path: Path) -> None:
     text = lab.report(
-        tmp_path / "page.html", [make_record(make_run(100)), *numbered(session())]
+        tmp_path / "page.html", [make_record(make_run(100)), *numbered(request_session())]
     ).read_text()
     assert "<h2>Runs</h2>" in text
     assert "<h2>Through a server</h2>" in text

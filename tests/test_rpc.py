@@ -25,8 +25,9 @@ from lab.process.setup import ProcessSetup
 from lab.process.worker import Worker
 from lab.runner import machine, placing
 from lab.runner.progress import Status
-from tests import rpc_library
-from tests.conftest import MODEL, run_lab, start_lab
+from tests.support import rpc_library
+from tests.support.command import run_lab, start_lab
+from tests.support.records import MODEL
 
 REMOTE = Device("RPC0", "192.0.2.1:50052", "gpu", 10**9)
 LOCAL = Device("CUDA0", "A GPU", "gpu", 10**9)

@@ -19,7 +19,9 @@ from lab.process.worker import Worker
 from lab.runner import as_options, samplers
 from lab.runner.plan import make_plan
 from lab.show import table
-from tests.conftest import SETTINGS, FakeWorker, make_record, run_lab
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import SETTINGS, make_record
 
 LETTERS = 'root ::= "{" [a-z ]+ "}"\n'
 SCHEMA = {

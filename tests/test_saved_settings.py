@@ -12,7 +12,7 @@ from lab.errors import LabError
 from lab.features.ab import parse_variant
 from lab.main import lab as main
 from lab.runner.as_options import save, settings as load
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 FAST = {
     "threads": 1,

@@ -22,7 +22,7 @@ from lab.core.shape import (
     Layers,
     Matrix,
 )
-from tests.conftest import MODEL
+from tests.support.records import MODEL
 
 
 class Header:

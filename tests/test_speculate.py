@@ -30,8 +30,10 @@ from lab.runner.session import execute, new_results_file
 from lab.show import canvas
 from lab.show.console import console
 from lab.show.section import print_sections
-from tests import miniature
-from tests.conftest import MODEL, FakeWorker, column, run_lab
+from tests.support import miniature
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import MODEL, column
 
 LOOKUPS: dict[str, tuple[list[int], int, list[int]]] = {
     "what followed the same pair": (

@@ -13,8 +13,8 @@ from lab.errors import LabError
 from lab.features.explain import sentences
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD
 from lab.roofline import explanation, learning, probes, probing, step_kernels, step_prediction
-from tests.conftest import MACHINE, exact_steps, make_record, make_run
-from tests.test_explain import BIG, WIDE, rate
+from tests.support.rates import BIG, WIDE, rate
+from tests.support.records import MACHINE, exact_steps, make_record, make_run
 
 GPU = Device("CUDA0", "Test GPU", "gpu", 8 * 10**9)
 SMALL = Device("CUDA1", "Small GPU", "gpu", 4 * 10**9)

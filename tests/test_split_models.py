@@ -15,10 +15,10 @@ from lab.features.start import pages
 from lab.models import catalog, hub, obtain
 from lab.process.worker import Worker
 from lab.runner.warm_engine import WarmEngine
-from tests import loopback_hub
-from tests.conftest import run_lab
-from tests.loopback_hub import LoopbackHub
-from tests.split_models import split
+from tests.support import loopback_hub
+from tests.support.command import run_lab
+from tests.support.loopback_hub import LoopbackHub
+from tests.support.split_models import split
 
 WHOLE_NAMES = (
     "model.gguf",

@@ -14,7 +14,7 @@ import pytest
 
 from lab.core import experiments, results, script as scripts
 from lab.core.experiments import case_of
-from lab.core.record import DECODE, FORGET, MIXED, PREFILL, Record
+from lab.core.record import DECODE, FORGET, MIXED, PREFILL
 from lab.core.script import Operation, Part
 from lab.errors import LabError
 from lab.features import stall as room
@@ -24,40 +24,13 @@ from lab.roofline import learning, step_kernels
 from lab.roofline.step_prediction import StepPrediction, pieces
 from lab.runner.cases import Plan
 from lab.show import canvas, section
-from tests.conftest import (
-    SETTINGS,
-    FakeWorker,
-    column,
-    make_record,
-    make_run,
-    run_lab,
-    steps_of,
-)
-from tests.test_explain import BIG, FAST, WIDE
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.rates import BIG, FAST, WIDE
+from tests.support.records import column
+from tests.support.stalls import ONE_CACHE, stall_record, text
 
-ONE_CACHE = dataclasses.replace(SETTINGS, kv_unified=True, n_ubatch=512)
 ON_GPU = dataclasses.replace(ONE_CACHE, n_gpu_layers=1)
-
-
-def text(sequence: int, n: int) -> list[int]:
-    return [(7 * sequence + i) % 100 for i in range(n)]
-
-
-def stall_record(
-    n_prompt: int, chunk: int | None, n_streams: int = 1, decode_ms: float = 10
-) -> Record:
-    """A run of the fake engine: a prompt's token takes 1 ms, choosing a token 1 ms."""
-    case = room.case(n_prompt, n_streams, chunk)
-    script = room.write(case, text, ONE_CACHE)
-    run = make_run(
-        n_prompt,
-        case.n_gen,
-        steps=steps_of(script, decode_ms=decode_ms),
-        experiment="stall",
-        setup=case.setup,
-        token_ids=tuple(range(scripts.n_chosen(script))),
-    )
-    return make_record(run, settings=ONE_CACHE)
 
 
 def plan(

@@ -21,7 +21,9 @@ from lab.features.start.lines import COLD, LOAD, STAGES, WARM, StartLine
 from lab.features.start.measuring import Engines
 from lab.features.start.section import NOT_COLD, section
 from lab.process.wire import Outcome, Progress, Vocabulary
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, run_lab
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import MACHINE, MODEL, SETTINGS
 
 N_BYTES = 10**6  # of the model
 STAGE_S = {"process": 0.5, "load": 0.2, "context": 0.05, "warm-up": 0.02, "first prefill": 0.1}

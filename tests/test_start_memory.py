@@ -29,7 +29,9 @@ from lab.roofline.prediction import Prediction
 from lab.runner import cgroups
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from tests.conftest import MACHINE, MODEL, SETTINGS, FakeWorker, run_lab
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import MACHINE, MODEL, SETTINGS
 
 FILE_BYTES = 10**9
 OWN_BYTES = 10**8

@@ -15,9 +15,9 @@ from lab.core import results
 from lab.errors import LabError
 from lab.models import catalog, obtain, stores
 from lab.process.worker import Worker
-from tests import loopback_hub
-from tests.conftest import run_lab
-from tests.split_models import split
+from tests.support import loopback_hub
+from tests.support.command import run_lab
+from tests.support.split_models import split
 
 IMAGE = "application/vnd.ollama.image."
 QUICK = ("-p", "8", "-n", "3", "-r", "1", "-t", "1", "--no-plot", "--prompt", "random")

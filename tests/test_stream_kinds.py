@@ -34,8 +34,8 @@ from lab.core.request_times import contradictions, figures
 from lab.remote.deltas import content_of
 from lab.remote.streams import StreamedAnswer, StreamReader
 from lab.show.text_requests import doubts, finished
-from tests.test_endpoint_formats import delta, sse, usage
-from tests.test_request import make_request, make_request_record
+from tests.support.requests import make_request, make_request_record
+from tests.support.streams import delta, sse, usage
 
 MS = 1_000_000
 GAP_NS = 40 * MS

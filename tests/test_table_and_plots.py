@@ -12,26 +12,11 @@ import lab
 from lab.app import kinds
 from lab.core.record import Device, Record
 from lab.show import console, summaries, table, text_findings
-from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run
+from tests.support.records import MACHINE, MODEL, SETTINGS, make_record, make_run, session
 
 GPU = Device("GPU0", "a GPU", "gpu")
 SECOND_GPU = Device("GPU1", "a GPU", "gpu")
 DIFFERENT_GPU = Device("GPU1", "another", "gpu")
-
-
-def session(decode_ms: float = 10, **changes: object) -> list[Record]:
-    """A warm-up, and two repeats of three prompt lengths: 1,000 tokens are slower per token."""
-    records = [make_record(make_run(10, 2, warmup=True))]
-    for n_prompt, prefill_ms in (
-        (10, 1),
-        (100, 1),
-        (1000, 2),
-    ):
-        for repeat in range(2):
-            token_ms = decode_ms * (1 + n_prompt / 1000)
-            run = make_run(n_prompt, 5, repeat, prefill_ms=prefill_ms, decode_ms=token_ms)
-            records.append(make_record(run, **changes))
-    return records
 
 
 def labels_of(records: list[Record]) -> list[str]:

@@ -22,8 +22,8 @@ from lab.remote.examination import connect
 from lab.remote.servers import Server
 from lab.remote.session import WARMUP_GEN, check, execute, make_plan
 from lab.runner.progress import Status
-from tests.conftest import run_lab
-from tests.null_server import (
+from tests.support.command import run_lab
+from tests.support.null_server import (
     NEVER,
     RUNNING,
     TEMPLATE_TOKENS,

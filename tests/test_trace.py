@@ -18,7 +18,8 @@ from lab.features.trace.nodes import Node, Operand, StepTrace, Trace
 from lab.process.wire import Probe
 from lab.process.worker import Worker
 from lab.show.section import Context, Section
-from tests.conftest import MACHINE, MODEL, SETTINGS, run_lab
+from tests.support.command import run_lab
+from tests.support.records import MACHINE, MODEL, SETTINGS
 
 
 def operand(name: str, *ne: int, kind: str = "F32", n_bytes: int | None = None) -> Operand:

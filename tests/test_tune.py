@@ -25,7 +25,8 @@ from lab.process.wire import Outcome, Progress
 from lab.runner import machine
 from lab.runner.plan import make_plan
 from tests.bench.tune import all_choices
-from tests.conftest import FakeWorker, died, steps_of_shapes
+from tests.support.fake_worker import FakeWorker, died
+from tests.support.records import steps_of_shapes
 
 SPACE: dict[str, list[Any]] = {
     "flash_attn": ["off"],

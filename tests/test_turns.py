@@ -39,19 +39,19 @@ from lab.roofline import learning
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner.cases import Case, Plan
 from lab.runner.session import execute, new_results_file
-from tests.conftest import (
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.null_server import NullSettings, null_server
+from tests.support.records import (
     MACHINE,
     MODEL,
     SETTINGS,
-    FakeWorker,
     column,
     make_record,
     make_run,
-    run_lab,
     steps_of,
 )
-from tests.null_server import NullSettings, null_server
-from tests.test_request import make_request, make_request_record, noise_of
+from tests.support.requests import make_request, make_request_record, noise_of
 
 UNBROKEN = Conversation(
     20,

@@ -22,8 +22,9 @@ from lab.runner.batches import Batch
 from lab.runner.cases import Case
 from lab.show import canvas, volleys
 from lab.show.section import Context
-from tests.conftest import make_record, make_run, run_lab
-from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
+from tests.support.command import run_lab
+from tests.support.null_server import RUNNING, Behaviour, NullSettings, null_server
+from tests.support.records import make_record, make_run
 
 N_PROMPT = 30
 N_GEN = 6

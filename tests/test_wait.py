@@ -26,7 +26,8 @@ from lab.runner import (
     waiting,
 )
 from lab.show import text_setup
-from tests.conftest import SETTINGS, make_record, run_lab
+from tests.support.command import run_lab
+from tests.support.records import SETTINGS, make_record
 
 # One thread waits for nobody: quick on a busy machine, too.
 QUICK = ("-t", "1", "-p", "10", "-n", "4", "-r", "1", "--no-plot", "--json")

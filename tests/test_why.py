@@ -45,9 +45,11 @@ from lab.features.why.section import factor_cell, orders_cell
 from lab.process.wire import Outcome
 from lab.runner import builds, disturbances
 from lab.runner.progress import Status
-from tests.conftest import SETTINGS, FakeWorker, make_record, make_run, run_lab, steps_of
-from tests.pasted_samples import SAMPLES
-from tests.test_request import make_request, make_request_record
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.pasted_samples import SAMPLES
+from tests.support.records import SETTINGS, make_record, make_run, steps_of
+from tests.support.requests import make_request, make_request_record
 
 pytestmark = pytest.mark.usefixtures("simulated", "undisturbed")
 

@@ -13,7 +13,7 @@ from lab.features.why.figure import DECODE, PREFILL, Figure
 from lab.features.why.parts import EQUAL, NOT_KNOWN, GapPart
 from lab.features.why.readers import commands, text as reader
 from lab.features.why.section import sentences
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 CLI = """\
 llama_perf_context_print: prompt eval time =    2000.00 ms /  4000 tokens (    0.50 ms per token,  2000.00 tokens per second)

@@ -13,8 +13,8 @@ from lab.features.why.facts import STATED
 from lab.features.why.figure import DECODE, PREFILL, STEPS, Figure
 from lab.features.why.pairing import figures_of, nearest
 from lab.features.why.readers import text as reader
-from tests.pasted_by_hand import BY_HAND
-from tests.pasted_samples import SAMPLES, SERVER_LOG, Sample, Truth
+from tests.support.pasted_by_hand import BY_HAND
+from tests.support.pasted_samples import SAMPLES, SERVER_LOG, Sample, Truth
 
 BY_NAME = {sample.name: sample for sample in (*SAMPLES, *BY_HAND)}
 CORRUPTIBLE = {

@@ -11,7 +11,7 @@ import lab
 from lab.app import kinds
 from lab.show.console import Grid, console
 from lab.show.section import MOST_LINES, Context, Section, print_section
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 RESULTS = Path(__file__).parents[1] / "results"
 SAMPLES = sorted(RESULTS.glob("sample-*.jsonl"))

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 from lab.core import results
-from tests.conftest import MODEL, make_record
-from tests.test_project import ROOT
+from tests.support.records import MODEL, make_record
+
+ROOT = Path(__file__).parent.parent
 
 SAMPLE = ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl"
 

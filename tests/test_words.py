@@ -13,7 +13,7 @@ from lab.app import kinds
 from lab.errors import LabError
 from lab.show import console, wording
 from lab.show.section import Context
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 SAMPLES = sorted(map(str, Path("results").glob("sample-*.jsonl")))
 SAMPLE = "results/sample-smollm2-135m-amd-epyc.jsonl"

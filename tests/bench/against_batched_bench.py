@@ -24,7 +24,7 @@ from lab.runner.batches import Batch
 from lab.runner.cases import named
 from lab.runner.plan import make_plan
 from tests.bench import llama_bench
-from tests.conftest import make_run
+from tests.support.records import make_run
 
 SEQUENCES = (1, 4, 16)
 N_PROMPT = 256

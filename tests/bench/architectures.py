@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lab.errors import LabError
 from lab.process.worker import Worker
-from tests import counted, miniature
+from tests.support import counted, miniature
 
 
 def main() -> None:

@@ -45,8 +45,8 @@ from lab.process.worker import Worker
 from lab.roofline import choosing
 from lab.runner.session import new_results_file
 from tests.bench import llama_bench
-from tests.conftest import SETTINGS
-from tests.servers import llama_server, wheel_server
+from tests.support.records import SETTINGS
+from tests.support.servers import llama_server, wheel_server
 
 DELAYS_US = (50, 200, 1000, 5000)
 AIM = 0.05

@@ -16,7 +16,7 @@ from lab.core.request import CHAT, Asked
 from lab.remote.access import access
 from lab.remote.client import Client
 from lab.remote.formats import CONTINUOUS_USAGE, INCLUDE_USAGE, Ask, Reply, SendPlan, ask_for
-from tests.null_server import RUNNING, Behaviour, NullSettings, null_server
+from tests.support.null_server import RUNNING, Behaviour, NullSettings, null_server
 
 N_TOKENS = 200
 GAP_MS = 20.0

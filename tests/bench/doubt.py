@@ -34,7 +34,7 @@ from lab.roofline import learning
 from lab.roofline.prediction import Here
 from lab.show import console
 from lab.show.section import print_section
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 SAMPLE = Path("results/sample-smollm2-135m-amd-epyc.jsonl")
 N_REPEATS = 6

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lab.main import lab as cli
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 SAMPLES = sorted(Path("results").glob("sample-*.jsonl"))
 EPYC = "results/sample-smollm2-135m-amd-epyc.jsonl"

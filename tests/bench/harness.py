@@ -21,7 +21,7 @@ from lab.core.record import Run
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.runner.session import execute, new_results_file
-from tests.conftest import start_lab
+from tests.support.command import start_lab
 
 MB = 1_000_000
 WORK = ("-p", 10, "-n", 20, "-r", 20, "--no-plot")  # long enough to see the parent's memory

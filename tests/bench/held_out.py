@@ -30,7 +30,7 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Machine, Record
 from lab.roofline import learning, probing
 from lab.roofline.learning import LearnedCase, Point
 from lab.roofline.prediction import Here
-from tests.conftest import run_process
+from tests.support.command import run_process
 
 SETUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("smollm2-135m", "64,256,1024,4096", ()),

@@ -23,7 +23,7 @@ from lab.roofline import measuring, probes
 from lab.roofline.probing import Where
 from lab.runner.plan import make_plan
 from lab.show import comparison
-from tests.conftest import run_process
+from tests.support.command import run_process
 
 N_BLOCKS = 8
 TIMEOUT_S = 1800

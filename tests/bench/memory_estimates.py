@@ -20,8 +20,8 @@ from unittest import mock
 
 from lab.core import memory
 from lab.models import catalog, synthetic
-from tests import miniature
-from tests.conftest import SETTINGS
+from tests.support import miniature
+from tests.support.records import SETTINGS
 
 LENGTHS = (512, 4096, 32768)
 WITHIN = 0.05  # of the compute buffer

@@ -22,8 +22,8 @@ from lab.process.worker import Worker
 from lab.roofline import explanation, measuring, probes, probing
 from lab.roofline.probing import Where
 from lab.runner.plan import make_plan
-from tests import miniature
-from tests.conftest import run_process
+from tests.support import miniature
+from tests.support.command import run_process
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-from tests import rpc_library
+from tests.support import rpc_library
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"

@@ -28,7 +28,7 @@ from lab.features.why.figure import (
     WHOLE,
     WINDOW,
 )
-from tests.pasted_samples import SAMPLES, Truth
+from tests.support.pasted_samples import SAMPLES, Truth
 
 N_PASTES = 260
 PROSE = (

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 RESULTS = Path(__file__).parents[2] / "results"
 BY_EXPLAIN = ("roofline",)

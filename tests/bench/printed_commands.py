@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.printed import (
+from tests.support.printed import (
     PrintedCommand,
     can_be_planned,
     commands_in,

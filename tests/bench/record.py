@@ -40,8 +40,8 @@ from lab.features.recording.recorder import CallRecorder, RecordingSetup
 from lab.models import catalog
 from lab.remote.access import access
 from lab.runner import machine
-from tests.null_server import Behaviour, NullSettings, null_server
-from tests.servers import NAME, RealServer, wheel_server
+from tests.support.null_server import Behaviour, NullSettings, null_server
+from tests.support.servers import NAME, RealServer, wheel_server
 
 N_TURNS = 12
 PLANTED = (*breaks.IN_PROMPT, breaks.OTHER_CONVERSATION, breaks.EVICTED)

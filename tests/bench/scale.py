@@ -19,7 +19,7 @@ from pathlib import Path
 from lab.core import script as scripts
 from lab.core.lines import to_json
 from lab.core.record import Record, Steps
-from tests.conftest import MACHINE, make_record, make_run
+from tests.support.records import MACHINE, make_record, make_run
 
 N_FILES = 20
 N_RUNS = 100

@@ -28,7 +28,7 @@ from lab.core.record import DECODE, PREFILL, Model, Record, Steps
 from lab.core.script import Script, Shape
 from lab.models import catalog, synthetic
 from lab.show import summaries, table, text_findings, text_growth
-from tests.conftest import MODEL, SETTINGS, make_record, make_run
+from tests.support.records import MODEL, SETTINGS, make_record, make_run
 
 SAMPLES = Path(__file__).parents[2] / "results"
 CLIFF = "cliff"

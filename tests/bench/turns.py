@@ -41,8 +41,8 @@ from lab.roofline import probing, step_prediction
 from lab.runner import prompts
 from lab.runner.plan import make_plan
 from lab.show import text_prediction
-from tests.agent_transcript import requests
-from tests.servers import wheel_server
+from tests.support.agent_transcript import requests
+from tests.support.servers import wheel_server
 
 GRID: tuple[dict[str, Any], ...] = (
     {

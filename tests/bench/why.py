@@ -35,7 +35,7 @@ from lab.features.why.answer import WhyAnswer
 from lab.features.why.figure import MAYBE_FIRST, UNKNOWN, Figure
 from lab.features.why.readers import text as reader
 from tests.bench.pasted_texts import Paste, pastes
-from tests.pasted_samples import Truth
+from tests.support.pasted_samples import Truth
 
 DEEP = "450"
 LONG = "1500"  # after a short prompt flash attention and cache types change nothing

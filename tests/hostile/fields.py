@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.lines import RANGES, parse_line
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 RESULTS = Path("results")
 START_S = 12.0  # of CPU time that a command may take for the smallest file, on a busy machine

@@ -11,8 +11,8 @@ from typing import Any
 
 from lab.core.lines import to_json
 from lab.core.request import TEXT, Events, Usage
-from tests.conftest import MACHINE, MODEL, make_record, make_run
-from tests.test_request import make_request, make_request_record
+from tests.support.records import MACHINE, MODEL, make_record, make_run
+from tests.support.requests import make_request, make_request_record
 
 N_LAYERS = 2_000  # as many as a line may have
 N_EVENTS = 1_000

@@ -19,10 +19,10 @@ from lab.core.record import Ceilings
 from lab.core.request import Events
 from lab.errors import LabError
 from lab.show import comparison
-from tests.conftest import MACHINE, make_record, make_run
-from tests.hostile.test_results_files import changed
-from tests.test_explain import FAST
-from tests.test_request import make_request, make_request_record
+from tests.hostile.evil import changed
+from tests.support.rates import FAST
+from tests.support.records import MACHINE, make_record, make_run
+from tests.support.requests import make_request, make_request_record
 
 N_STEPS = len(make_run(20, 5).steps.kind)
 ORDER = "not in the order of their times"

@@ -14,7 +14,7 @@ from lab.errors import LabError
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import prompts
 from lab.runner.plan import make_plan
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 
 @pytest.fixture(scope="module")

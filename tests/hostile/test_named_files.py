@@ -22,7 +22,7 @@ from lab.features.why import pairing
 from lab.formats import llama_bench_import
 from lab.runner import as_options, prompts
 from lab.show import canvas
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="has no pipes in folders")
 SPARSE_BYTES = 10**10

@@ -18,8 +18,8 @@ from lab.process.worker import Worker
 from lab.remote.access import access
 from lab.remote.client import Client
 from lab.runner import as_options
-from tests.conftest import run_lab
-from tests.odd_server import raw_server
+from tests.support.command import run_lab
+from tests.support.odd_server import raw_server
 
 DEPTHS = [985, 10_000, 100_000]
 

@@ -11,7 +11,7 @@ import pytest
 
 from lab.core import results
 from lab.errors import LabError
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 SAMPLES = Path("results").absolute()
 EPYC = "sample-smollm2-135m-amd-epyc.jsonl"

@@ -19,7 +19,7 @@ from lab.errors import LabError
 from lab.models import catalog, obtain
 from lab.process.setup import LIB_VARIABLE
 from lab.runner import as_options, builds
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 SAMPLE = str(Path("results/sample-smollm2-135m-amd-epyc.jsonl").absolute())
 ROOT = Path(__file__).parents[2]
@@ -186,7 +186,7 @@ REFUSED = {
 
 IN_ONE_PROCESS = """
 import json, shlex, sys
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 print(json.dumps([run_lab(*shlex.split(line)[1:]) for line in json.loads(sys.argv[1])]))
 """
 

@@ -18,7 +18,7 @@ import pytest
 
 from lab.app import kinds
 from lab.core import results, shell
-from lab.core.record import Ceilings, Record
+from lab.core.record import Ceilings
 from lab.core.shape import FEED_FORWARD, Heads, Matrix
 from lab.errors import LabError
 from lab.features.explain import advice
@@ -27,73 +27,13 @@ from lab.models import obtain
 from lab.models.catalog import HUB, Spec
 from lab.remote import examination
 from lab.roofline import explanation, kernel_rates
-from tests.conftest import SETTINGS, run_lab
-from tests.test_explain import FAST, timed
-from tests.test_request import make_request_record
-
-EVIL = "x'\"`touch PWNED`$(touch PWNED);touch PWNED;#&&touch PWNED|touch PWNED\ttouch PWNED"
-KEPT = (
-    *(
-        "status",
-        "kind",
-        "type",
-        "type_k",
-        "type_v",
-        "op",
-        "flash_attn_resolved",
-        "source",
-        "tensor_bytes",
-        "arch",
-    ),
-    *(
-        "embedding_type",
-        "output_type",
-        "uncounted",
-        "matrices",
-        "part",
-        "started_at",
-        "measured_at",
-        "quantization",
-    ),
-)
-"""Fields whose words decide what is computed."""
+from tests.hostile.evil import EVIL, evil_record
+from tests.support.command import run_lab
+from tests.support.rates import FAST, timed
+from tests.support.records import SETTINGS
+from tests.support.requests import make_request_record
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-
-
-def poisoned(value: Any) -> Any:
-    """`value` with EVIL instead of every string, but in the fields KEPT."""
-    if isinstance(value, str):
-        return EVIL
-    if isinstance(value, tuple):
-        return tuple(map(poisoned, value))
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    changes = {}
-    for field in dataclasses.fields(value):
-        if field.name not in KEPT:
-            changes[field.name] = poisoned(getattr(value, field.name))
-    return dataclasses.replace(value, **changes)
-
-
-def evil_record(source: str = HUB) -> Record:
-    record: Record = poisoned(timed(1.1)[0])
-    model = dataclasses.replace(
-        record.model,
-        source=source,
-        repo=EVIL,
-        file=EVIL,
-        revision=EVIL,
-    )
-    lists: dict[str, Any] = {"devices": (EVIL, EVIL)}
-    settings = dataclasses.replace(record.settings, lib=f"{EVIL} 12345678", **lists)
-    command = ("measure", "--model", EVIL)
-    return dataclasses.replace(
-        record,
-        model=model,
-        settings=settings,
-        command=command,
-    )
 
 
 TOOLS = ("lab", "llama-server", "llama-cli", "llama-bench")

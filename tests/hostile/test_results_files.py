@@ -19,15 +19,15 @@ from hypothesis import given, strategies as st
 from lab.app import kinds
 from lab.core import cost, memory, results
 from lab.core.lines import MOST_LETTERS, parse_line, to_json
-from lab.core.record import Record
 from lab.errors import LabError, printable
 from lab.formats import llama_bench_export, llama_bench_import, spreadsheet
 from lab.models import catalog, synthetic
 from lab.show import comparison, summaries, table
-from tests.conftest import make_record, make_run, run_lab
-from tests.hostile.test_printed_commands import EVIL, evil_record, poisoned
-from tests.test_explain import FAST
-from tests.test_request import make_request, make_request_record
+from tests.hostile.evil import EVIL, changed, evil_record, poisoned
+from tests.support.command import run_lab
+from tests.support.rates import FAST
+from tests.support.records import make_record, make_run
+from tests.support.requests import make_request, make_request_record
 
 UNPRINTABLE = "evil\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x00\x85\n\r\u202e\u2066\u2028\ufeff"
 BOM = b"\xef\xbb\xbf"
@@ -50,21 +50,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("run.token_ids", [1, -(10**12)], "record.run.token_ids is -1,000,000,000,000"),
     ("machine.os", [[[]]] * 9, "record.machine.os is a list, not text"),
 ]
-
-
-def changed(
-    record: Record,
-    field: str,
-    value: Any,
-) -> bytes:
-    """A line of a results file with another value in a field such as run.n_prompt."""
-    line = json.loads(to_json(record))
-    *folders, name = field.split(".")
-    place = line
-    for folder in folders:
-        place = place[folder]
-    place[name] = value
-    return json.dumps(line).encode() + b"\n"
 
 
 @pytest.mark.parametrize(

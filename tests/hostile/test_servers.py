@@ -21,8 +21,8 @@ from lab.remote.access import access, name_or_none
 from lab.remote.client import Client
 from lab.remote.formats import SendPlan
 from lab.remote.streams import StreamReader
-from tests.odd_server import raw_server
-from tests.test_request import make_request, make_request_record
+from tests.support.odd_server import raw_server
+from tests.support.requests import make_request, make_request_record
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENT = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'

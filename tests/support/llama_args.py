@@ -78,7 +78,7 @@ def slots(*arguments: str) -> list[dict[str, Any]]:
 
 
 def _child(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.llama_args", program, *arguments]
+    command = [sys.executable, "-m", "tests.support.llama_args", program, *arguments]
     return subprocess.run(
         command,
         capture_output=True,

@@ -15,8 +15,8 @@ from lab.features.trace.nodes import Node, StepTrace, Trace
 from lab.models import synthetic
 from lab.models.catalog import Entry
 from lab.process.worker import Worker
-from tests import miniature
-from tests.conftest import SETTINGS
+from tests.support import miniature
+from tests.support.records import SETTINGS
 
 N_PAST = 255
 """Tokens before the decoded one: with it they fill the 256 cells that llama.cpp computes."""

@@ -11,7 +11,7 @@ import click
 
 from lab.errors import LabError
 from lab.main import lab as cli
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 COMMAND = re.compile(
     r"(?<![\w/.-])lab ([a-z][a-z-]{1,20})(?=[\s.,;:)]|$)((?:(?! lab [a-z]).)*)"

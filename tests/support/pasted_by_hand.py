@@ -16,7 +16,7 @@ from lab.features.why.figure import (
     WHOLE,
     WINDOW,
 )
-from tests.pasted_samples import Sample, Truth, decode, prefill
+from tests.support.pasted_samples import Sample, Truth, decode, prefill
 
 OLLAMA_CACHED = """\
 total duration:       4.1s

@@ -1,8 +1,8 @@
 """An agent that says what it is told to, and breaks its server's cache three times.
 
-    lab record --url http://127.0.0.1:8080 -- python3 -m tests.scripted_agent {url}
+    lab record --url http://127.0.0.1:8080 -- python3 -m tests.support.scripted_agent {url}
 
-Its requests are those of tests/agent_transcript.py. From the third on the clock in the system
+Its requests are those of agent_transcript.py. From the third on the clock in the system
 prompt shows another time, from the fifth on two tools come in another order, and from the seventh
 on an old result of a tool is cut.
 """
@@ -14,7 +14,7 @@ import sys
 import urllib.request
 from typing import Any
 
-from tests.agent_transcript import requests
+from tests.support.agent_transcript import requests
 
 N_GEN = 24
 CLOCK_AT = 3

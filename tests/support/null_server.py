@@ -58,7 +58,7 @@ OPENAI = {
 OPENAI |= {"temperature", "seed"}
 """Options that a strict model takes."""
 
-_CHILD = "from tests.null_server import serve; serve()"
+_CHILD = "from tests.support.null_server import serve; serve()"
 _STATUSES = {
     "429": "Too Many Requests",
     "500": "Internal Server Error",

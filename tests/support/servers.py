@@ -21,7 +21,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from tests.bench import llama_bench
 
@@ -68,7 +71,7 @@ def wheel_server(
 ) -> AbstractContextManager[RealServer]:
     """llama-server as the xllamacpp wheel has it, with those of its options that `_serve` knows;
     without `alias` it calls the model by its path."""
-    command = [sys.executable, "-m", "tests.servers", str(model), *options]
+    command = [sys.executable, "-m", "tests.support.servers", str(model), *options]
     if alias:
         command += ["--alias", alias]
     return _running(command, "/health")
@@ -185,3 +188,18 @@ def _serve(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     _serve(sys.argv[1:])
+
+
+ONE_THREAD = ("--threads", "1", "--ctx-size", "2048", "--parallel", "2")
+
+
+def a_llama_server(
+    model: Path, options: Sequence[str] = ONE_THREAD, alias: str | None = NAME
+) -> AbstractContextManager[RealServer]:
+    """A llama-server, with two slots unless the options say otherwise."""
+    if not find_spec("xllamacpp") and not llama_bench.is_built("llama-server"):
+        pytest.skip(
+            "no llama-server here: neither the xllamacpp wheel nor one that a benchmark built"
+        )
+    start = wheel_server if find_spec("xllamacpp") else llama_server
+    return start(model, *options, alias=alias)
