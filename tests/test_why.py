@@ -47,7 +47,7 @@ from lab.runner import builds, disturbances
 from lab.runner.progress import Status
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker
-from tests.support.pasted_samples import SAMPLES
+from tests.support.pasted import PRINTED
 from tests.support.records import SETTINGS, make_record, make_run, steps_of
 from tests.support.requests import make_request, make_request_record
 
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.usefixtures("simulated", "undisturbed")
 
 PER_POSITION = 0.01
 MODEL = "smollm2-135m"
-TEXTS = {sample.name: sample.text for sample in SAMPLES}
+TEXTS = {sample.name: sample.text for sample in PRINTED}
 SAMPLE = "results/sample-smollm2-135m-amd-epyc.jsonl"
 
 

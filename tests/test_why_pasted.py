@@ -3,20 +3,19 @@
 import dataclasses
 import random
 import re
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from lab.errors import LabError
 from lab.features.why.facts import STATED
-from lab.features.why.figure import DECODE, PREFILL, STEPS, Figure
+from lab.features.why.figure import DECODE, MAYBE_FIRST, PREFILL, STEPS, UNKNOWN, Figure
 from lab.features.why.pairing import figures_of, nearest
 from lab.features.why.readers import text as reader
-from tests.support.pasted_by_hand import BY_HAND
-from tests.support.pasted_samples import SAMPLES, SERVER_LOG, Sample, Truth
+from tests.support.pasted import BY_HAND, PRINTED, Sample, Truth, pastes
 
-BY_NAME = {sample.name: sample for sample in (*SAMPLES, *BY_HAND)}
+BY_NAME = {sample.name: sample for sample in (*PRINTED, *BY_HAND)}
 CORRUPTIBLE = {
     "ollama": "16.34",
     "server, old": "6.87 ",
@@ -40,7 +39,7 @@ def only(name: str, phase: str) -> Figure:
     return next(figure for figure in figures(name) if figure.phase == phase)
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+@pytest.mark.parametrize("sample", PRINTED, ids=lambda sample: sample.name)
 def test_a_sample_has_its_figures_and_their_meaning(sample: Sample) -> None:
     texts = [sample.text]
     if "\n" in sample.text[:-1]:
@@ -224,7 +223,9 @@ def test_a_comma_that_could_be_of_thousands_is_settled_by_time_or_refused() -> N
 
 def test_every_answer_of_a_log_is_kept() -> None:
     answers = "".join(
-        SERVER_LOG.replace("task 0", f"task {task}").replace("615", str(600 + task))
+        BY_NAME["server, old"]
+        .text.replace("task 0", f"task {task}")
+        .replace("615", str(600 + task))
         for task in (10, 12, 14)
     )
     read = [figure for figure in reader.parse(answers) if figure.phase == DECODE]
@@ -261,7 +262,7 @@ def without_a_piece(sample: Sample, chance: random.Random) -> str:
     return text.replace(word, word[::-1])
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+@pytest.mark.parametrize("sample", PRINTED, ids=lambda sample: sample.name)
 def test_a_mutilated_sample_is_refused_or_right(sample: Sample) -> None:
     chance = random.Random(sample.name)
     true_rates = [truth.tps for truth in sample.truths]
@@ -320,11 +321,10 @@ def test_another_text_is_refused(text: str) -> None:
     ],
 )
 def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    """Else this takes longer than any test may (`timeout` in pyproject.toml)."""
     text = piece * (400_000 // len(piece))
-    began = time.process_time()
     with pytest.raises(LabError):
         reader.parse(text)
-    assert time.process_time() - began < 3
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
@@ -336,3 +336,90 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(LabError):
             reader.read(name)
+
+
+@dataclasses.dataclass
+class Score:
+    """Statements on pastes: how many there are, which are false, and which unknown though given."""
+
+    n_statements: int = 0
+    false: list[str] = dataclasses.field(default_factory=list)
+    unknown: list[str] = dataclasses.field(default_factory=list)
+
+
+def judge(sample: Sample, score: Score) -> None:
+    """Compare what the reader says of a text with the truth."""
+    try:
+        figures = reader.parse(sample.text)
+    except LabError as problem:
+        figures = []
+        score.unknown.append(f"{sample.name}: refused: {problem.what[:120]}")
+    left = list(figures)
+    for truth in sample.truths:
+        figure = best_match(truth, left)
+        if figure is None:
+            score.n_statements += 1
+            score.unknown.append(f"{sample.name}: no figure {truth}")
+            continue
+        left.remove(figure)
+        judge_figure(sample.name, truth, figure, score)
+        if figure.source.startswith("llama-server"):
+            judge_facts(sample, figure, score)
+    for figure in left:
+        score.n_statements += 1
+        score.false.append(f"{sample.name}: invented {figure.label} {figure.tps:g}")
+
+
+def judge_facts(sample: Sample, figure: Figure, score: Score) -> None:
+    """Compare the facts of a command with what it states: a stated fact is never unknown."""
+    for name, true in sample.facts.items():
+        score.n_statements += 1
+        fact = figure.facts.get(name)
+        line = f"{sample.name}: {name} is {true}, read {fact}"
+        if fact is None:
+            score.false.append(f"{line} (called not given)")
+        elif fact.value != true:
+            score.false.append(line)
+
+
+def best_match(truth: Truth, figures: Sequence[Figure]) -> Figure | None:
+    """The figure with the truth's rate, if there is one; of equal rates that of its phase."""
+    near = [figure for figure in figures if abs(figure.tps / truth.tps - 1) < 0.002]
+    if not near:
+        return None
+    return min(near, key=lambda figure: figure.phase != truth.phase)
+
+
+def judge_figure(
+    name: str,
+    truth: Truth,
+    figure: Figure,
+    score: Score,
+) -> None:
+    """Compare phase, what is counted, depth and concurrency."""
+    fields = [
+        ("phase", truth.phase, figure.phase, UNKNOWN),
+        ("counts", truth.counts, figure.counts, UNKNOWN),
+        ("depth", truth.depth, figure.depth, None),
+        ("concurrency", truth.n_streams, figure.n_streams, None),
+    ]
+    for label, true, read, unknown in fields:
+        score.n_statements += 1
+        if read == true:
+            continue
+        line = f"{name}: {label} of {truth.tps:.5g} is {true}, read {read}"
+        is_unknown = read == unknown or (label == "counts" and read == MAYBE_FIRST)
+        if is_unknown:
+            score.unknown.append(line)
+        else:
+            score.false.append(line)
+
+
+def test_nothing_false_is_said_of_pastes_and_at_most_one_percent_is_missed() -> None:
+    """ "Unknown" is not false, but missed where the text says it."""
+    score = Score()
+    for sample in pastes():
+        judge(sample, score)
+    assert score.n_statements > 3000
+    assert score.false == []
+    assert len(score.unknown) <= 0.01 * score.n_statements, score.unknown

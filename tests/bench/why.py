@@ -1,6 +1,5 @@
-"""Is `lab why` right? Planted causes, equal setups, and pastes whose truth is known.
+"""Is `lab why` right? Planted causes and equal setups (pasted texts: tests/test_why_pasted.py).
 
-    python -m tests.bench.why pasted               # 260 pastes; goal: no false statement
     python -m tests.bench.why planted              # 12 cases, about 20 minutes on two quiet cores
     python -m tests.bench.why equal                # 20 pairs of equal setups, about 5 minutes
     python -m tests.bench.why planted threads      # the planted cases whose name holds a word
@@ -8,9 +7,7 @@
 A planted case measures two setups side by side (`lab ab`), gives them to `lab why` as two
 sessions, and compares the causes with what was planted. A sleep in the loop is added to the times
 of the steps: it must stay in the part that is not explained. Throttling is added to most of B's
-runs, with the readings that a throttled CPU leaves. In pastes a statement is false if it differs
-from the truth; "unknown" is never false, but counts where the text says it (goal: at most 5 %).
-What a command in the text states must be read: a stated fact that is called unknown is false.
+runs, with the readings that a throttled CPU leaves.
 """
 
 from __future__ import annotations
@@ -30,12 +27,7 @@ from typing import Any
 import lab
 from lab.core import phases, results
 from lab.core.record import DECODE, Record
-from lab.errors import LabError
 from lab.features.why.answer import WhyAnswer
-from lab.features.why.figure import MAYBE_FIRST, UNKNOWN, Figure
-from lab.features.why.readers import text as reader
-from tests.bench.pasted_texts import Paste, pastes
-from tests.support.pasted_samples import Truth
 
 DEEP = "450"
 LONG = "1500"  # after a short prompt flash attention and cache types change nothing
@@ -45,7 +37,6 @@ BLOCKS = 3
 QUIET = 4
 DISTURBED = 6
 SLEEP_MS = 10
-MOST_SHOWN = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,100 +285,6 @@ def equal(number: int, folder: Path) -> bool:
     return not is_wrong
 
 
-@dataclasses.dataclass
-class Score:
-    """Statements on pastes: how many there are, which are false, and which unknown though given."""
-
-    n_statements: int = 0
-    false: list[str] = dataclasses.field(default_factory=list)
-    unknown: list[str] = dataclasses.field(default_factory=list)
-
-
-def judge(paste: Paste, score: Score) -> None:
-    """Compare what the reader says of a paste with the truth."""
-    try:
-        figures = reader.parse(paste.text)
-    except LabError as problem:
-        figures = []
-        score.unknown.append(f"{paste.name}: refused: {problem.what[:120]}")
-    left = list(figures)
-    for truth in paste.truths:
-        figure = best_match(truth, left)
-        if figure is None:
-            score.n_statements += 1
-            score.unknown.append(f"{paste.name}: no figure {truth}")
-            continue
-        left.remove(figure)
-        judge_figure(paste.name, truth, figure, score)
-        if figure.source.startswith("llama-server"):
-            judge_facts(paste, figure, score)
-    for figure in left:
-        score.n_statements += 1
-        score.false.append(f"{paste.name}: invented {figure.label} {figure.tps:g}")
-
-
-def judge_facts(paste: Paste, figure: Figure, score: Score) -> None:
-    """Compare the facts of a command with what it states: a stated fact is never unknown."""
-    for name, true in paste.facts.items():
-        score.n_statements += 1
-        fact = figure.facts.get(name)
-        line = f"{paste.name}: {name} is {true}, read {fact}"
-        if fact is None:
-            score.false.append(f"{line} (called not given)")
-        elif fact.value != true:
-            score.false.append(line)
-
-
-def best_match(truth: Truth, figures: Sequence[Figure]) -> Figure | None:
-    """The figure with the truth's rate, if there is one; of equal rates that of its phase."""
-    near = [figure for figure in figures if abs(figure.tps / truth.tps - 1) < 0.002]
-    if not near:
-        return None
-    return min(near, key=lambda figure: figure.phase != truth.phase)
-
-
-def judge_figure(
-    name: str,
-    truth: Truth,
-    figure: Figure,
-    score: Score,
-) -> None:
-    """Compare phase, what is counted, depth and concurrency."""
-    fields = [
-        ("phase", truth.phase, figure.phase, UNKNOWN),
-        ("counts", truth.counts, figure.counts, UNKNOWN),
-        ("depth", truth.depth, figure.depth, None),
-        ("concurrency", truth.n_streams, figure.n_streams, None),
-    ]
-    for label, true, read, unknown in fields:
-        score.n_statements += 1
-        if read == true:
-            continue
-        line = f"{name}: {label} of {truth.tps:.5g} is {true}, read {read}"
-        is_unknown = read == unknown or (label == "counts" and read == MAYBE_FIRST)
-        if is_unknown:
-            score.unknown.append(line)
-        else:
-            score.false.append(line)
-
-
-def judge_pastes(seed: int) -> None:
-    """Print how many statements on pastes are false, and how many unknown though given."""
-    score = Score()
-    n_pastes = 0
-    for paste in pastes(seed):
-        judge(paste, score)
-        n_pastes += 1
-    for line in [*score.false, *score.unknown][:MOST_SHOWN]:
-        print(line)
-    n = score.n_statements
-    share = 100 * len(score.unknown) / n
-    print(
-        f"{n_pastes} pastes, {n} statements: {len(score.false)} false (goal 0), "
-        f"{len(score.unknown)} unknown though given ({share:.1f} %, goal at most 5 %)"
-    )
-
-
 def run_cases(mode: str, name_part: str) -> None:
     """Run the planted cases whose name holds a word, or pairs of equal setups."""
     began = time.monotonic()
@@ -411,10 +308,7 @@ def run_cases(mode: str, name_part: str) -> None:
 
 
 def main(mode: str = "equal", argument: str = "") -> None:
-    if mode == "pasted":
-        judge_pastes(int(argument or 1))
-    else:
-        run_cases(mode, argument)
+    run_cases(mode, argument)
 
 
 if __name__ == "__main__":
