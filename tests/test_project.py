@@ -7,9 +7,6 @@ import functools
 import itertools
 import subprocess
 import sys
-import tokenize
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -195,10 +192,8 @@ def test_commands_are_quoted_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_is_small_and_begins_with_its_idea(file: str) -> None:
-    text = (PACKAGE / f"{file}.py").read_text()
-    assert ast.get_docstring(ast.parse(text))
-    assert text.count("\n") <= 1100  # until the last rooms are rewritten
+def test_a_file_begins_with_its_idea(file: str) -> None:
+    assert ast.get_docstring(ast.parse((PACKAGE / f"{file}.py").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -362,32 +357,6 @@ def test_test_modules_are_no_libraries() -> None:
     assert importers == []
 
 
-# Clear code
-
-
-PRONOUNS = {
-    *("one", "own", "other", "others", "made", "known", "found", "kept", "said", "told"),
-    *("alike", "whole", "rest", "given", "wanted", "words"),
-}
-"""Names that do not say what they hold."""
-
-MOST_PRONOUNS = 6.0
-"""Pronouns as names in 1,000 lines of code."""
-
-MOST_REPEATED_CLASSES = 0
-"""Names that several classes of the lab share."""
-
-CODE_FOLDERS = ["lab", "tests"]
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-
-
 @functools.cache
 def syntax_trees(folder: str) -> dict[str, ast.Module]:
     """The parsed files of a folder by their path from the root."""
@@ -397,76 +366,6 @@ def syntax_trees(folder: str) -> dict[str, ast.Module]:
     return trees
 
 
-def places(folder: str, is_refused: Callable[[ast.AST], bool]) -> list[str]:
-    """The file and line of each refused node."""
-    lines = []
-    for file, tree in syntax_trees(folder).items():
-        for node in ast.walk(tree):
-            if is_refused(node):
-                lines.append(f"{file}:{getattr(node, 'lineno', 0)}")
-    return lines
-
-
-def is_parallel_assignment(node: ast.AST) -> bool:
-    """Whether it is `a, b = x, y`; swapping two names counts too."""
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
-        return False
-    return any(isinstance(target, ast.Tuple) for target in node.targets)
-
-
-def is_nested_conditional(node: ast.AST) -> bool:
-    """Whether an `x if y else z` holds a second one."""
-    if not isinstance(node, ast.IfExp):
-        return False
-    return sum(isinstance(inner, ast.IfExp) for inner in ast.walk(node)) > 1
-
-
-def is_pronoun(node: ast.AST) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id in PRONOUNS
-    return isinstance(node, ast.arg) and node.arg in PRONOUNS
-
-
-def docstring_lines(tree: ast.Module) -> set[int]:
-    lines: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return lines
-
-
-def n_lines_of_code(folder: str) -> int:
-    """Lines with a token that is neither a comment nor a docstring."""
-    n_lines = 0
-    for file, tree in syntax_trees(folder).items():
-        lines: set[int] = set()
-        with (ROOT / file).open("rb") as source:
-            for token in tokenize.tokenize(source.readline):
-                if token.type not in NO_CODE and token.type != tokenize.ENCODING:
-                    lines |= set(range(token.start[0], token.end[0] + 1))
-        n_lines += len(lines - docstring_lines(tree))
-    return n_lines
-
-
-@pytest.mark.parametrize("folder", CODE_FOLDERS)
-def test_no_statement_assigns_several_things_at_once(folder: str) -> None:
-    assert places(folder, is_parallel_assignment) == []
-
-
-@pytest.mark.parametrize("folder", CODE_FOLDERS)
-def test_no_conditional_expression_holds_another(folder: str) -> None:
-    assert places(folder, is_nested_conditional) == []
-
-
-@pytest.mark.parametrize("folder", CODE_FOLDERS)
-def test_names_are_no_pronouns(folder: str) -> None:
-    pronouns = places(folder, is_pronoun)
-    by_file = Counter(place.rpartition(":")[0] for place in pronouns)
-    assert 1000 * len(pronouns) <= MOST_PRONOUNS * n_lines_of_code(folder), (
-        by_file.most_common()
-    )
-
-
 def test_a_class_name_stands_for_one_thing() -> None:
     files_of: dict[str, set[str]] = {}
     for file, tree in syntax_trees("lab").items():
@@ -474,4 +373,4 @@ def test_a_class_name_stands_for_one_thing() -> None:
             if isinstance(node, ast.ClassDef):
                 files_of.setdefault(node.name, set()).add(file)
     repeated = {name: sorted(files) for name, files in files_of.items() if len(files) > 1}
-    assert len(repeated) <= MOST_REPEATED_CLASSES, repeated
+    assert repeated == {}
