@@ -373,12 +373,10 @@ def test_a_hub_that_swallows_packets_is_given_up(
     worker = cast(Worker, SimpleNamespace(reads_files=True))
     with swallowing() as address:
         loopback_hub.set_endpoint(monkeypatch, address)
-        started = time.monotonic()
         with pytest.raises(LabError, match="cannot be reached"):
             obtain.obtain(catalog.parse(spec), worker, watch)
         with pytest.raises(LabError, match="cannot be reached"):
             obtain.find(worker, spec, watch)
-        assert time.monotonic() - started < 10
     assert shown == ["asking the hub for hf:owner/x:Q4_0"] * 2
 
 
@@ -526,9 +524,7 @@ def test_without_a_network_it_is_said_what_can_be_measured(
         _, port = unused.getsockname()
         endpoint = f"http://127.0.0.1:{port}"
         loopback_hub.set_endpoint(monkeypatch, endpoint)
-        started = time.monotonic()
         error = refused()
-        assert time.monotonic() - started < 5
         for text in (endpoint, "embedded", "synthetic", ".gguf"):
             assert text in error
         with pytest.raises(LabError, match="cannot be reached"):

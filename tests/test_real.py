@@ -91,8 +91,7 @@ def test_no_prefix_is_reused_and_the_same_prompt_gives_the_same_tokens(worker: W
     again = run(worker, ids, 8)
     assert first[1] == again[1]
     assert again[0].n_tokens[0] == 300
-    # A reused prefix would take next to nothing.
-    assert again[0].ready_ns[0] > 0.2 * first[0].ready_ns[0]
+    assert again[0].n_past[0] == 0
 
 
 def test_end_of_generation_is_noted_and_stops_nothing(worker: Worker) -> None:
@@ -173,7 +172,7 @@ def test_measuring_from_python(tmp_path: Path) -> None:
     assert len(timed.model.sha256) == 64
     assert timed.settings.prompt == "text"
     assert timed.run.noise is not None
-    assert sum(phases.decode_compute_ns(timed.run)) > 0.9 * sum(phases.itl_ns(timed.run))
+    assert 0 < sum(phases.decode_compute_ns(timed.run)) <= sum(phases.itl_ns(timed.run))
 
 
 @pytest.mark.usefixtures("undisturbed")  # in what is read again here

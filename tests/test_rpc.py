@@ -7,7 +7,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,13 +90,11 @@ def test_devices_of_servers_come_first_and_are_waited_for_at_the_end() -> None:
 # What is asked before llama.cpp connects
 
 
-def test_a_dead_server_is_refused_in_seconds_with_its_address(tmp_path: Path) -> None:
+def test_a_dead_server_is_refused_with_its_address(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    started = time.monotonic()
     status, _, err = run_lab("measure", "--rpc", endpoint, "-o", tmp_path)
     assert status == 1
     assert f"The RPC server at {endpoint} cannot be used: nothing listens there." in err
-    assert time.monotonic() - started < 30
 
 
 def test_a_busy_server_is_called_busy() -> None:

