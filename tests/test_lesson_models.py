@@ -10,7 +10,6 @@ import nbformat
 import pytest
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "07-from-one-machine-to-many.ipynb"
-MOST_LINES = 20  # that a reader reads as one model
 
 
 def functions() -> list[ast.FunctionDef]:
@@ -46,12 +45,6 @@ def flat(n: int) -> float:
 PREFILL = SimpleNamespace(seconds=lambda n: 1 + 2 * n + 3 * n**2)
 DECODE = SimpleNamespace(a=5.0, b=0.5, seconds=lambda position: 5 + 0.5 * position)
 KV = SimpleNamespace(kv_bytes=lambda model: 10)
-
-
-def test_every_model_is_short_enough_to_read() -> None:
-    for definition in functions():
-        assert definition.end_lineno is not None
-        assert definition.end_lineno - definition.lineno < MOST_LINES, definition.name
 
 
 @pytest.mark.parametrize(
