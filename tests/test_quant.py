@@ -412,7 +412,7 @@ def test_csv_has_the_table(
         yield from planted()
 
     monkeypatch.setattr(measuring, "execute", execute)
-    asked = "quant", embedded, "--cache-type", "f16,q4_0", "-o", tmp_path, "--csv"
+    asked = "quant", embedded, "--cache", "f16,q4_0", "-o", tmp_path, "--csv"
     assert run_lab(*asked, tmp_path / "a.csv")[0] == 0
     with (tmp_path / "a.csv").open() as file:
         labels = [row["label"] for row in csv.DictReader(file)]
@@ -483,14 +483,13 @@ def test_a_name_of_the_catalog_asks_before_it_downloads(
     [
         (("smollm2-135m:Q8_0",), "lab quant smollm2-135m:F16 smollm2-135m:Q8_0"),
         (("model.gguf",), "lab quant REFERENCE.gguf model.gguf"),
-        (("smollm2-135m", "--cache-type", "f16,q9"), "'q9' is not a cache type"),
-        (("smollm2-135m", "--cache-type", "q4_0,f16"), "Name the reference first"),
+        (("smollm2-135m", "--cache", "f16,q9"), "'q9' is not a cache type"),
+        (("smollm2-135m", "--cache", "q4_0,f16"), "Name the reference first"),
         (("smollm2-135m", "smollm2-135m"), "named twice"),
-        (("a.gguf", "b.gguf", "--cache-type", "f16,q8_0"), "--cache-type compares one file"),
-        (("smollm2-135m", "--cache-type", "f16,q8_0", "--prompt", "empty.txt"), "is empty"),
-        (("smollm2-135m", "--cache-type", "f16,q8_0", "--prompt", "random"), "Random tokens"),
+        (("smollm2-135m", "--cache", "f16,q8_0", "--prompt", "empty.txt"), "is empty"),
+        (("smollm2-135m", "--cache", "f16,q8_0", "--prompt", "random"), "Random tokens"),
         (
-            ("smollm2-135m", "--cache-type", "f16,q8_0", "--prompt", "short.txt", "-t", "1"),
+            ("smollm2-135m", "--cache", "f16,q8_0", "--prompt", "short.txt", "-t", "1"),
             "too few for two chunks",
         ),
     ],
@@ -525,7 +524,7 @@ def test_files_that_do_not_fit_into_memory_together_are_refused_with_what_they_n
         planning.plan(
             worker,
             str(embedded),
-            cache_type="f16,q4_0",
+            cache="f16,q4_0",
             threads=1,
         )
 
@@ -533,7 +532,8 @@ def test_files_that_do_not_fit_into_memory_together_are_refused_with_what_they_n
 def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
     path = odd_models.write("llama", tmp_path / "llama.gguf")
     out = tmp_path / "out"
-    status, _, err = run_lab("quant", path, "--cache-type", "f16,q8_0", "-t", "1", "-o", out)
+    asked = ("quant", path, "--cache", "f16,q8_0", "-p", "256", "-t", "1", "-o", out)
+    status, _, err = run_lab(*asked)
     assert status == 1
     assert "token by token" in err
     assert not list(out.glob("*.jsonl"))
@@ -547,11 +547,10 @@ def plan_of_two_chunks(
 ) -> planning.QuantPlan:
     text = folder / "short.txt"
     text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
-    monkeypatch.setattr(measuring, "N_CHUNK", 64)
-    monkeypatch.setattr(measuring, "FIRST_SCORED", 32)
+    monkeypatch.setattr(texts, "EDGES", (32,))
     asked = {
         "prompt": str(text),
-        "prompt_len": 16,
+        "prompt_len": 64,
         "gen": 4,
         "threads": 1,
         "repeat": 1,
@@ -561,26 +560,30 @@ def plan_of_two_chunks(
         return planning.plan(
             worker,
             str(embedded),
-            cache_type="f16,q4_0",
+            cache="f16,q4_0",
             **asked,
         )
 
 
-def test_cache_types_of_the_embedded_model(
+def test_files_of_the_embedded_model(
     embedded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of_two_chunks(embedded, tmp_path, monkeypatch)
-    path = tmp_path / "a.jsonl"
-    lines = list(measuring.execute(plan, path, lambda status: None))
+    text = tmp_path / "short.txt"
+    text.write_text("The cat sat on the mat, and the dog looked at it for a long time. " * 9)
+    monkeypatch.setattr(measuring, "N_CHUNK", 64)
+    monkeypatch.setattr(measuring, "FIRST_SCORED", 32)
+    files = (str(embedded), "smollm2-135m:Q4_0")
+    asked: dict[str, Any] = {"prompt": str(text), "prompt_len": 16, "gen": 4, "threads": 1}
+    with Worker() as worker:
+        plan = planning.plan(worker, *files, repeat=1, **asked)
+    lines = list(measuring.execute(plan, tmp_path / "a.jsonl", lambda status: None))
     summary = found_in(lines)
     row = summary.rows.iloc[1]
-    assert list(summary.rows.label) == ["f16 cache", "q4_0 cache"]
+    assert list(summary.rows.label) == ["Q4_1", "Q4_0"]
     assert 0 < row.kl < 5
-    assert 0.3 < row.same <= 1
-    assert row.n_chunks == 2
+    assert summary.n_positions == 2 * 31
     assert summary.floor is not None
     assert summary.floor < row.kl
-    assert results.read([path]).findings == tuple(figures.qualities(lines))
     variants = [record.run.variant for record in figures.runs(lines)]
     first, second, *_ = variants
     assert variants == [first, second, second, first]
@@ -600,7 +603,7 @@ def test_the_budget_covers_the_speed_too(
         )
     )
     assert {record.run.block for record in figures.runs(lines)} == {0}
-    assert len(figures.runs(lines)) == 4
+    assert len(figures.runs(lines)) == 4  # two types, two depths
     assert [note for note in notes if note] == [
         note for note in notes if note.startswith("The budget is too short")
     ]
@@ -616,11 +619,11 @@ def test_the_budget_begins_with_the_plan(
 
 
 def test_a_dry_run_measures_nothing(embedded: Path, tmp_path: Path) -> None:
-    asked = ("quant", embedded, "--cache-type", "f16,q4_0", "--dry-run", "-o", tmp_path)
+    asked = ("quant", embedded, "--cache", "f16,q4_0", "--dry-run", "-o", tmp_path)
     status, out, _ = run_lab(*asked)
     assert status == 0
     text = " ".join(out.split())
-    assert "Speed: at most 10 blocks. At most 10 min 0 s in all." in text
+    assert "At most 5 min 0 s in all." in text
     planned = json.loads(run_lab(*asked, "--json")[1])
     assert list(planned["files"]) == [
         "A: --cache-type-k f16 --cache-type-v f16",

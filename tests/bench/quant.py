@@ -3,13 +3,15 @@
     python -m tests.bench.quant order          # some minutes: the embedded model, F16 to Q2_K
     python -m tests.bench.quant perplexity     # builds llama-perplexity once: 5 to 10 minutes
     python -m tests.bench.quant coverage FILE.jsonl
+    python -m tests.bench.quant cache 512,2048  # 5 to 15 minutes, with llama-perplexity built
 
 `order`: the order by divergence is the order by bits, but for pairs that are said to be
 inseparable. `perplexity`: the figures of `llama-perplexity --kl-divergence`, built from the same
 source, on the same text and files. It stores log-probabilities in 16 bits, clamped at 16 below the
-largest, so its figures differ a little. `coverage`: of a session with many chunks, how often the
-interval of 16 of them, drawn 200 times, contains the mean of all. The exit status is 1 for a wrong
-order, a figure that is off, or a coverage below 90 %.
+largest, so its figures differ a little. `cache`: the same for types of the KV cache, in the second
+half of texts of 512 and 2,048 tokens, and divergence falls with the bits. `coverage`: of a session
+with many chunks, how often the interval of 16 of them, drawn 200 times, contains the mean of all.
+The exit status is 1 for a wrong order, a figure that is off, or a coverage below 90 %.
 """
 
 import itertools
@@ -24,9 +26,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lab
-from lab.features.quant import figures, measuring
+from lab.features.quant import depth, figures, measuring
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
+from lab.runner import prompts
 from tests.bench import llama_bench
 
 KINDS = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
@@ -36,6 +39,8 @@ QUICK: dict[str, Any] = {
     "gen": 4,
 }
 TEXT = Path("prompts/code.txt")
+CACHE_TYPES = ("q8_0", "q5_1", "q4_0")
+N_THREADS = 2
 N_DRAWS = 200
 N_DRAWN = 16
 
@@ -81,19 +86,12 @@ def order() -> bool:
     return True
 
 
-def llama_perplexity(path: Path, base: Path, *options: str) -> str:
+def llama_perplexity(
+    path: Path, base: Path, *options: str, text: Path = TEXT, n_ctx: int = 512
+) -> str:
     program = str(llama_bench.program("llama-perplexity"))
-    command = [
-        program,
-        "-m",
-        str(path),
-        "-f",
-        str(TEXT),
-        "-c",
-        "512",
-        "-t",
-        "2",
-    ]
+    command = [program, "-m", str(path), "-f", str(text), "-c", str(n_ctx)]
+    command += ["-t", str(N_THREADS)]
     command += ["--kl-divergence-base", str(base), *options]
     done = subprocess.run(
         command, env=llama_bench.environment(), check=True, capture_output=True, text=True
@@ -121,7 +119,7 @@ def perplexity() -> bool:
             prompt=str(TEXT),
             budget="20min",
             out=folder,
-            threads=2,
+            threads=N_THREADS,
             **QUICK,
         )
     rows = lab.quant_table(lines).iloc[1:].to_dict("records")
@@ -143,6 +141,54 @@ def agrees(row: dict[str, Any], answer: str) -> bool:
         print(f"  {name:10} lab {measured:.6f}, llama-perplexity {expected:.6f}{mark}")
         is_right = is_right and is_near
     return is_right
+
+
+def cache(lengths: str = "512,2048", own_texts: str = "code,story") -> bool:
+    """The second half of a text of 512, 2,048 or 8,192 tokens is its last bin."""
+    measuring.MIN_LONG_CHUNKS = 1_000_000  # all chunks
+    results = [cache_at(int(length), own_texts) for length in lengths.split(",")]
+    return all(results)
+
+
+def cache_at(n_ctx: int, own_texts: str) -> bool:
+    with tempfile.TemporaryDirectory() as folder, Worker() as worker:
+        text = Path(folder, "text.txt")
+        text.write_text(prompts.own_text(own_texts.split(",")), encoding="utf-8")
+        base = Path(folder, "base")
+        path = obtain.obtain(catalog.parse(catalog.DEFAULT), worker).path
+        llama_perplexity(path, base, "-fa", "on", text=text, n_ctx=n_ctx)
+        answers = {}
+        for kind in CACHE_TYPES:
+            options = ("--kl-divergence", "-fa", "on", "-ctk", kind, "-ctv", kind)
+            answers[kind] = llama_perplexity(path, base, *options, text=text, n_ctx=n_ctx)
+        lines = lab.quant(
+            cache=("f16", *CACHE_TYPES),
+            prompt=str(text),
+            budget="10h",
+            out=folder,
+            threads=N_THREADS,
+            flash_attn="on",
+            repeat=1,
+            prompt_len=n_ctx,
+            gen=4,
+        )
+    table = depth.by_depth(lines)
+    rows = table[table.end == n_ctx].to_dict("records")
+    assert 2 * rows[0]["begin"] == n_ctx
+    agreements = []
+    for kind, row in zip(CACHE_TYPES, rows, strict=True):
+        print(f"{kind}, {row['n_chunks']} texts of {n_ctx:,} tokens, the second half")
+        agreements.append(agrees(row, answers[kind]))
+    divergences = table.pivot(index="span", columns="label", values="kl")
+    for span, of_span in divergences.iterrows():
+        in_order = [of_span[kind] for kind in CACHE_TYPES]
+        print(f"{span}: {', '.join(f'{kl:.6f}' for kl in in_order)}")
+        agreements.append(in_order == sorted(in_order))
+    for row in depth.deciding(lines).itertuples():
+        print(
+            f"{row.label}, {row.text}: {row.probability:.4f} of {row.reference_probability:.4f}"
+        )
+    return all(agreements)
 
 
 def coverage(path: str) -> bool:
@@ -167,6 +213,7 @@ def coverage(path: str) -> bool:
 BENCHMARKS: dict[str, Callable[..., bool]] = {
     "order": order,
     "perplexity": perplexity,
+    "cache": cache,
     "coverage": coverage,
 }
 

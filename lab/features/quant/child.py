@@ -1,59 +1,72 @@
 """The predictions of two models on one chunk of text.
 
-The reference's logits go to a file, which the candidate reads. As llama-perplexity does, a chunk is
-evaluated in an empty cache and only its second half is scored. Log-probabilities are computed in 64
-bits, a few rows at a time; nothing is rounded or clamped.
+The reference's logits go to a file, which the candidate reads. A chunk is evaluated in an empty
+cache, stretch after stretch. Log-probabilities are computed in 64 bits, a few rows at a time;
+nothing is rounded or clamped.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.engine import llama
+from lab.engine import devices, llama
 from lab.engine.bindings import llama_cpp
 from lab.engine.llama import LlamaContext
 from lab.errors import LabError
-from lab.features.quant.lines import Divergence
+from lab.features.quant.lines import Divergence, Stretch
 
 N_ROWS = 16
 """Rows of logits that are computed with at once: 16 of 152,000 entries take 19 MB in 64 bits."""
 
+CHANGES_CACHE = re.compile(r"attn_rot|hadam|rotat", re.IGNORECASE)
+"""Of a line of llama.cpp's log; its forks have other words for the same."""
 
-def logits(context: LlamaContext, tokens: Sequence[int], first: int) -> Any:
-    """The logits from position `first` to the last but one, as rows in llama.cpp's memory."""
+
+def logits(context: LlamaContext, stretch: Stretch) -> Any:
+    """The logits at the scored places of a stretch, as rows in llama.cpp's memory; None for no
+    such places.
+
+    A stretch at the beginning of a text clears the cache; others continue what is in it.
+    """
     import numpy as np
 
     lib = llama_cpp()
-    n_tokens = len(tokens)
-    lib.llama_memory_clear(lib.llama_get_memory(context.pointer), True)
-    ids = (ctypes.c_int32 * n_tokens)(*tokens)
+    if stretch.n_past == 0:
+        lib.llama_memory_clear(lib.llama_get_memory(context.pointer), True)
+    n_tokens = len(stretch.tokens)
+    ids = (ctypes.c_int32 * n_tokens)(*stretch.tokens)
     has_logits = (ctypes.c_int8 * n_tokens)()
-    for position in range(first, n_tokens - 1):
-        has_logits[position] = 1
+    for place in stretch.scored:
+        has_logits[place] = 1
     batch = lib.llama_batch(
         n_tokens=n_tokens,
         token=ctypes.cast(ids, ctypes.POINTER(ctypes.c_int32)),
         logits=ctypes.cast(has_logits, ctypes.POINTER(ctypes.c_int8)),
     )
     llama.decode(context, batch)
+    n_rows = len(stretch.scored)
+    if n_rows == 0:
+        return None
     address = ctypes.cast(lib.llama_get_logits(context.pointer), ctypes.c_void_p).value
     if not address:
         raise LabError(
             "llama.cpp returns no logits for this model.", "Compare models that generate text."
         )
-    n_rows = n_tokens - 1 - first
     n_vocab = context.loaded.n_vocab
     values = (ctypes.c_float * (n_rows * n_vocab)).from_address(address)
     return np.frombuffer(memoryview(values), dtype=np.float32).reshape(n_rows, n_vocab)
 
 
-def keep(context: LlamaContext, tokens: Sequence[int], first: int, path: Path) -> None:
-    """Write the reference's logits of a chunk to a file."""
-    rows = logits(context, tokens, first)
+def keep(context: LlamaContext, stretch: Stretch, path: Path) -> None:
+    """Write the reference's logits of a stretch to a file."""
+    rows = logits(context, stretch)
+    if rows is None:
+        return
     try:
         rows.tofile(path)
     except OSError as problem:
@@ -63,15 +76,28 @@ def keep(context: LlamaContext, tokens: Sequence[int], first: int, path: Path) -
         ) from None
 
 
-def diverge(
-    context: LlamaContext, tokens: Sequence[int], first: int, path: Path
-) -> Divergence:
-    """How far this model's predictions of a chunk are from the reference's, which `keep` wrote."""
+def diverge(context: LlamaContext, stretch: Stretch, path: Path) -> tuple[Divergence, ...]:
+    """How far this model's predictions are from the reference's, which `keep` wrote; nothing for a
+    stretch without scored places.
+    """
     import numpy as np
 
-    candidate = logits(context, tokens, first)
+    candidate = logits(context, stretch)
+    if candidate is None:
+        return ()
     reference = np.fromfile(path, dtype=np.float32).reshape(candidate.shape)
-    return divergence(reference, candidate, tokens[first + 1 :])
+    return (divergence(reference, candidate, stretch.next_tokens),)
+
+
+def cache_log(context: LlamaContext) -> tuple[str, ...]:
+    """What llama.cpp logged of changes of the cache when it made the context, such as a rotation
+    of keys and values before they are quantized."""
+    del context  # the log is that of the newest
+    lines = []
+    for line in devices.log_lines():
+        if CHANGES_CACHE.search(line):
+            lines.append(line)
+    return tuple(dict.fromkeys(lines))
 
 
 def divergence(reference: Any, candidate: Any, next_tokens: Sequence[int]) -> Divergence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,17 @@ from lab.app.options import (
 )
 from lab.app.output import Output
 from lab.app.running import collect, introduce
-from lab.core.lists import plural
+from lab.core.lists import join_and, plural
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features.quant import figures, measuring, planning
+from lab.features.quant import caches, figures, measuring, planning, texts
 from lab.features.quant.lines import QualityLine
 from lab.features.quant.section import sections
 from lab.process.worker import Worker
 from lab.runner.progress import duration
 from lab.runner.session import new_results_file
 from lab.show import text_results
-from lab.show.section import Kind
+from lab.show.section import Context, Kind, Section
 
 
 def is_mine(line: Any) -> bool:
@@ -38,11 +39,20 @@ def is_mine(line: Any) -> bool:
     return is_run or isinstance(line, QualityLine)
 
 
-KINDS = (Kind("quant", is_mine, lambda lines, _: sections(lines)),)
+def sections_of(lines: Sequence[Any], context: Context) -> list[Section]:
+    return sections(lines, context.details or context.is_page)
+
+
+KINDS = (Kind("quant", is_mine, sections_of),)
 
 OPTIONS = (
     click.option(
-        "--cache-type", default="", help="Compare cache types of one file: f16,q8_0,q4_0."
+        "--cache",
+        is_flag=False,
+        flag_value=caches.TYPES,
+        default="",
+        metavar="TYPES",
+        help=f"Compare types of the KV cache by depth; K:V for both.  [alone: {caches.TYPES}]",
     ),
     click.option(
         "--prompt",
@@ -51,9 +61,8 @@ OPTIONS = (
     click.option(
         "--budget",
         type=DURATION,
-        default=planning.BUDGET,
-        show_default=True,
-        help="Time to spend, such as 2min or 1h.",
+        help=f"Time to spend, such as 2min or 1h.  [default: {planning.BUDGET}; with --cache "
+        f"{planning.BUDGET_OF_CACHE}]",
     ),
     click.option(
         "--repeat",
@@ -66,9 +75,8 @@ OPTIONS = (
         "--prompt-len",
         "-p",
         type=TOKENS,
-        default=planning.PROMPT_LEN,
-        show_default=True,
-        help="Prompt tokens of the runs for speed.",
+        help="Prompt tokens of the runs for speed; with --cache also of the texts.  [default: "
+        f"{planning.PROMPT_LEN}; with --cache {planning.DEPTH:,}]",
     ),
     click.option(
         "--gen",
@@ -90,12 +98,12 @@ YES = click.option(
 )
 
 
-@click.command("quant", cls=Command, first=("cache-type", "prompt", "budget", "repeat"))
+@click.command("quant", cls=Command, first=("cache", "prompt", "budget", "repeat"))
 @click.argument("files", nargs=-1, metavar="[REFERENCE FILE...]")
 @with_options(*OPTIONS, CSV, YES, *ENGINE, SEED, *OUTPUT, DRY_RUN)
 def command(
     files: tuple[str, ...],
-    cache_type: str,
+    cache: str,
     csv: str | None,
     yes: bool,
     dry_run: bool,
@@ -106,7 +114,7 @@ def command(
     \b
       lab quant                           # the embedded model, requantized
       lab quant model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf
-      lab quant llama-3.2-1b              # the catalog's files, downloaded
+      lab quant model.gguf --cache f16,q8_0,q8_0:q4_0 -p 4000    # its KV cache
 
     The first file is the reference. All files predict the same text, in chunks of 512 tokens: the
     table shows how far each one's predictions are from the reference's (mean Kullback-Leibler
@@ -116,28 +124,33 @@ def command(
     measured in blocks, as lab ab does, as far as the rest of it goes. The --budget is for the whole
     command; after the first chunk it says how long it will take.
 
+    With --cache each file is compared with itself under other types of its KV cache: K and V alike,
+    or K:V. All predict the same texts of -p tokens, and the table shows the harm by depth, in bins
+    of positions. In a reasoning chain and in calls of tools only the tokens that decide are scored.
+    Speeds are measured after the same depths.
+
     The output names the files that no other one beats in both. It does not say how well a model
     does a task. Files of other models, and files that do not fit into memory together, are refused.
-    A FILE is a SPEC: see lab models --help.
+    A FILE is a SPEC: see lab models --help. The name of a catalog's model stands for its files,
+    which are downloaded: lab quant llama-3.2-1b
     """
     from lab.show import console
 
     output = Output.taken_from(asked)
     err = console.console(stderr=True)
-    if not (yes or cache_type or dry_run):
+    if not (yes or cache or dry_run):
         confirm_downloads(files)
-    if dry_run and not cache_type and planning.missing(files):
+    if dry_run and not cache and planning.missing(files):
         console.console().print(download_of(planning.missing(files)))
         return
     with Worker() as worker, console.transfer(err) as show_transfer:
-        plan = planning.plan(
-            worker, *files, cache_type=cache_type, **asked, watch=show_transfer
-        )
+        plan = planning.plan(worker, *files, cache=cache, **asked, watch=show_transfer)
     introduce(list(plan.plans.values()), err, err)
     if dry_run:
         print_plan(plan, output.as_json)
         return
-    err.print(f"{plural(len(plan.plans), 'file')}: at most about {duration(plan.budget_s)}")
+    noun = "cache type" if plan.depth else "file"
+    err.print(f"{plural(len(plan.plans), noun)}: at most about {duration(plan.budget_s)}")
     path = new_results_file(plan.plans[plan.reference], output.folder)
     lines, problem = collect(
         lambda watch: measuring.execute(plan, path, watch), path, err, describe=finished
@@ -167,17 +180,25 @@ def print_plan(plan: planning.QuantPlan, as_json: bool) -> None:
     from lab.show import console
 
     files = {name: file.model.n_bytes for name, file in plan.plans.items()}
+    depths = texts.bin_ends(plan.depth) if plan.depth else []
     if as_json:
         planned = {"files": files, "budget_s": plan.budget_s, "repeat": plan.repeat}
-        print(json.dumps(planned))
+        print(json.dumps({**planned, "depths": depths}))
         return
     out = console.console()
     for name, n_bytes in files.items():
         out.print(f"{name}, {(n_bytes or 0) / 1e6:,.0f} MB")
-    out.print(
-        f"Quality: chunks of {measuring.N_CHUNK} tokens through each file, until all are told "
-        f"apart. Speed: at most {plan.repeat} blocks. At most {duration(plan.budget_s)} in all."
+    quality = (
+        f"chunks of {measuring.N_CHUNK} tokens through each file, until all are told apart"
     )
+    speed = f"at most {plural(plan.repeat, 'block')}"
+    if plan.depth:
+        lengths = join_and([f"{end:,}" for end in depths])
+        quality = (
+            f"texts of {plan.depth:,} tokens through each type, in bins to {lengths} tokens"
+        )
+        speed = f"{speed}, after as many tokens"
+    out.print(f"Quality: {quality}. Speed: {speed}. At most {duration(plan.budget_s)} in all.")
 
 
 def finished(line: Any) -> str:

@@ -18,6 +18,7 @@ from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.stats import Ratio
 from lab.errors import LabError
+from lab.features.quant import caches
 from lab.features.quant.lines import Divergence, QualityLine
 from lab.features.quant.planning import PART
 from lab.show import comparison
@@ -51,6 +52,7 @@ class QuantFigures:
     equal: list[tuple[str, str]] | None
     n_positions: int
     n_chunks: int
+    is_of_caches: bool = False
 
     @property
     def has_speeds(self) -> bool:
@@ -122,6 +124,7 @@ def figures(lines: Sequence[Any]) -> QuantFigures:
 
     scored = candidates(lines)
     first = next(iter(scored.values()))
+    chunks = {variant: whole_chunks(line) for variant, line in scored.items()}
     variants = [first.reference, *scored]
     labels = labels_of(variants, lines)
     speeds = all_speeds(runs(lines))
@@ -133,28 +136,30 @@ def figures(lines: Sequence[Any]) -> QuantFigures:
         for phase in PHASES:
             row |= speed_figures(phase, speeds.get((phase, first.reference, variant), Speed()))
         if variant in scored:
-            row |= figures_of_chunks(scored[variant].chunks)
+            row |= figures_of_chunks(chunks[variant])
         else:
-            row["perplexity"] = exp(mean([chunk.reference_nll for chunk in first.chunks]))
+            nll = mean([chunk.reference_nll for chunk in next(iter(chunks.values()))])
+            row["perplexity"] = exp(nll)
         rows.append(row)
     table = pd.DataFrame(rows)
     table["bandwidth"] = table.bytes_per_token.iloc[0] / table.bytes_per_token
-    table["on_front"] = on_front(table)
+    table["on_front"] = on_front(table, bool(first.depths))
     return QuantFigures(
         rows=table,
         by_text=figures_by_text(scored, labels),
         floor=floor_of(qualities(lines)),
-        equal=equal_pairs({labels[name]: line.chunks for name, line in scored.items()}),
+        equal=equal_pairs({labels[name]: chunks[name] for name in scored}),
         n_positions=sum(len(chunk.kl) for chunk in first.chunks),
-        n_chunks=len(first.chunks),
+        n_chunks=len(next(iter(chunks.values()))),
+        is_of_caches=bool(first.depths),
     )
 
 
 def file_of(variant: str, lines: Sequence[Any]) -> Any:
-    """A line with the model and settings of a variant: a run if there is one."""
-    for record in runs(lines):
-        if record.run.variant == variant:
-            return record
+    """A line with the model and settings of a variant: its longest run if there is one."""
+    of_variant = [record for record in runs(lines) if record.run.variant == variant]
+    if of_variant:
+        return max(of_variant, key=lambda record: record.run.n_prompt)
     for line in qualities(lines):  # the noise floor has the reference's model
         if variant in (line.variant, line.reference if line.is_floor else None):
             return line
@@ -165,10 +170,18 @@ def labels_of(variants: Sequence[str], lines: Sequence[Any]) -> dict[str, str]:
     """The shortest names that differ: cache types, quantizations, file names, or options."""
     files = [file_of(variant, lines) for variant in variants]
     if None not in files:
+        types = [caches.name_of(file.settings) for file in files]
+        quantizations = [file.model.quantization for file in files]
+        names_of_files = [file.model.file.rpartition("/")[2] for file in files]
         for names in (
-            [f"{file.settings.type_k} cache" for file in files],
-            [file.model.quantization for file in files],
-            [file.model.file.rpartition("/")[2] for file in files],
+            types,
+            quantizations,
+            [f"{name}, {kind} cache" for name, kind in zip(quantizations, types, strict=True)],
+            names_of_files,
+            [
+                f"{name}, {kind} cache"
+                for name, kind in zip(names_of_files, types, strict=True)
+            ],
         ):
             if all(names) and len(set(names)) == len(names):
                 return dict(zip(variants, names, strict=True))
@@ -176,10 +189,16 @@ def labels_of(variants: Sequence[str], lines: Sequence[Any]) -> dict[str, str]:
 
 
 def figures_of_file(file: Any) -> dict[str, float]:
-    """Bytes of a file, of its buffers, and that a decode step reads; NaN where unknown."""
-    figures = dict.fromkeys(("n_bytes", "memory_bytes", "bytes_per_token"), NAN)
+    """Bytes of a file, of its buffers, of a position in its cache, and that a decode step reads;
+    NaN where unknown."""
+    figures = dict.fromkeys(
+        ("n_bytes", "memory_bytes", "position_bytes", "bytes_per_token"), NAN
+    )
     if file is None:
         return figures
+    position_bytes = caches.bytes_per_position(file)
+    if position_bytes is not None:
+        figures["position_bytes"] = position_bytes
     figures["n_bytes"] = float(file.model.n_bytes or NAN)
     if isinstance(file, Record):
         run = file.run
@@ -221,7 +240,9 @@ def figures_by_text(scored: dict[str, QualityLine], labels: dict[str, str]) -> p
     rows = []
     for variant, line in scored.items():
         by_text: dict[str, list[Divergence]] = {}
-        for text, chunk in zip(line.texts, line.chunks, strict=True):
+        chunks = whole_chunks(line)
+        kinds = line.texts[:: len(line.chunks) // len(chunks)]
+        for text, chunk in zip(kinds, chunks, strict=True):
             by_text.setdefault(text, []).append(chunk)
         for text, chunks in by_text.items():
             rows.append({"label": labels[variant], "text": text, **figures_of_chunks(chunks)})
@@ -237,6 +258,25 @@ def speed_figures(phase: str, speed: Speed) -> dict[str, Any]:
 
 def with_ends(name: str, value: Ratio) -> dict[str, float]:
     return {name: value.estimate, f"{name}_low": value.low, f"{name}_high": value.high}
+
+
+def joined(parts: Sequence[Divergence]) -> Divergence:
+    """The divergence over the positions of several parts."""
+    if len(parts) == 1:
+        return parts[0]
+    kl = tuple(itertools.chain.from_iterable(part.kl for part in parts))
+    nll = math.fsum(len(part.kl) * part.nll for part in parts) / len(kl)
+    reference_nll = math.fsum(len(part.kl) * part.reference_nll for part in parts) / len(kl)
+    return Divergence(kl, sum(part.n_same for part in parts), nll, reference_nll)
+
+
+def whole_chunks(line: QualityLine) -> list[Divergence]:
+    """The chunks of a line; those kept by depth joined."""
+    n_parts = len(set(line.depths)) or 1
+    chunks = []
+    for start in range(0, len(line.chunks), n_parts):
+        chunks.append(joined(line.chunks[start : start + n_parts]))
+    return chunks
 
 
 def mean_kl(chunk: Divergence) -> float:
@@ -275,7 +315,7 @@ def floor_of(lines: Sequence[QualityLine]) -> float | None:
     divergences = []
     for line in lines:
         if line.is_floor:
-            divergences += [mean_kl(chunk) for chunk in line.chunks]
+            divergences += [mean_kl(chunk) for chunk in whole_chunks(line)]
     return mean(divergences) if divergences else None
 
 
@@ -332,10 +372,11 @@ def pair_log_ratios(
     return ratios
 
 
-def on_front(rows: pd.DataFrame) -> list[bool | None]:
+def on_front(rows: pd.DataFrame, by_memory: bool = False) -> list[bool | None]:
     """Whether no other file is both nearer to the reference and faster in decode.
 
-    None where the speed is unknown or disturbed.
+    With `by_memory` one that needs more memory does not count. None where the speed is unknown or
+    disturbed.
     """
     clear = rows[rows.is_clear]
     kl = clear.kl.fillna(0.0)  # the reference
@@ -345,32 +386,60 @@ def on_front(rows: pd.DataFrame) -> list[bool | None]:
             marks.append(None)
             continue
         own_kl = 0.0 if row.is_reference else row.kl
-        is_beaten = ((kl < own_kl) & (clear.decode > row.decode)).any()
-        marks.append(not is_beaten)
+        is_better = (kl < own_kl) & (clear.decode > row.decode)
+        if by_memory:
+            is_better &= clear.memory_bytes <= row.memory_bytes
+        marks.append(not is_better.any())
     return marks
 
 
 SpeedKey = tuple[str, str, str]  # the phase, and two variants
 
 
+@dataclass(frozen=True)
+class SpeedAt:
+    """The speed of a variant against the reference, in a phase after n_prompt tokens."""
+
+    phase: str
+    reference: str
+    variant: str
+    n_prompt: int
+    speed: Speed
+
+
 def all_speeds(records: Sequence[Record]) -> dict[SpeedKey, Speed]:
-    """For each phase and pair of variants, how many times as fast the second is as the first."""
+    """For each phase and pair of variants, how many times as fast the second is as the first;
+    after the longest prompt."""
+    speeds: dict[SpeedKey, Speed] = {}
+    for at_length in sorted(
+        speeds_by_length(records), key=lambda at_length: at_length.n_prompt
+    ):
+        speeds[at_length.phase, at_length.reference, at_length.variant] = at_length.speed
+    return speeds
+
+
+def speeds_by_length(records: Sequence[Record]) -> list[SpeedAt]:
+    """How many times as fast each variant is as the reference, for each length of the prompt; the
+    reference itself has 1."""
     try:
         groups = comparison.groups(records)
     except LabError:  # no speed was measured
-        return {}
-    speeds: dict[SpeedKey, Speed] = {}
-    baseline = groups[0]
-    reference = variant_of(baseline)
+        return []
+    reference = variant_of(groups[0])
+    lengths = sorted({record.run.n_prompt for record in records})
+    speeds = []
+    for phase in PHASES:
+        for n_prompt in lengths:
+            speeds.append(SpeedAt(phase, reference, reference, n_prompt, Speed(ITSELF)))
+    phases = {figure: phase for phase, figure in PHASES.items()}
     compared = comparison.compare_groups(groups)
-    for phase, figure in PHASES.items():
-        speeds[phase, reference, reference] = Speed(ITSELF)
-        for group, comparison_of_group in zip(groups[1:], compared, strict=True):
-            for row in comparison_of_group.rows:
-                if row.figure == figure:
-                    speeds[phase, reference, variant_of(group)] = Speed(
-                        inverse(row), row.doubts
-                    )
+    for group, comparison_of_group in zip(groups[1:], compared, strict=True):
+        variant = variant_of(group)
+        for row in comparison_of_group.rows:
+            if row.figure in phases:
+                speed = Speed(inverse(row), row.doubts)
+                phase = phases[row.figure]
+                speeds.append(SpeedAt(phase, reference, variant, row.n_prompt, speed))
     return speeds
 
 

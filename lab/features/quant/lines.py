@@ -1,4 +1,5 @@
-"""How far a candidate's predictions are from the reference's: a line of a results file."""
+"""What is evaluated and scored, and how far a candidate's predictions are from the reference's: a
+line of a results file."""
 
 from __future__ import annotations
 
@@ -12,8 +13,18 @@ LONGEST_BUDGET_S = 86_400
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Tokens of a text that are evaluated in one call, after `n_past` tokens of the same text."""
+
+    n_past: int
+    tokens: tuple[int, ...]
+    scored: tuple[int, ...]  # the places in `tokens` at which the prediction is scored
+    next_tokens: tuple[int, ...]  # the text's own next token at each of these places
+
+
+@dataclass(frozen=True)
 class Divergence:
-    """One chunk of text, scored by a candidate and by the reference."""
+    """One chunk of text, or a part of it, scored by a candidate and by the reference."""
 
     kl: tuple[float, ...]  # Kullback-Leibler divergence in nats at each scored position
     n_same: int  # positions where the most likely token is the reference's
@@ -43,6 +54,12 @@ class QualityLine:
     text: str  # the source of the text: the option --prompt, or "" for the lab's own
     texts: tuple[str, ...]  # the kind of text of each chunk
     chunks: tuple[Divergence, ...]
+    # With --cache: where each of `chunks`, then a part of a text, ends; the parts of a text follow
+    # one another. Empty: each is a text of its own
+    depths: tuple[int, ...] = ()
+    items: tuple[Divergence, ...] = ()  # tokens that decide, such as a call's arguments
+    item_texts: tuple[str, ...] = ()  # the kind of text of each
+    cache_log: tuple[str, ...] = ()  # what llama.cpp logs of changes of the cache
     is_floor: bool = False
     budget_s: float | None = None
     command: tuple[str, ...] | None = None
@@ -54,6 +71,10 @@ class QualityLine:
     def __post_init__(self) -> None:
         if not self.chunks or len(self.texts) != len(self.chunks):
             raise ValueError("a quality needs chunks, and the kind of text of each")
+        if self.depths and len(self.depths) != len(self.chunks):
+            raise ValueError("a quality by depth needs the depth of each part")
+        if len(self.items) != len(self.item_texts):
+            raise ValueError("a quality needs the kind of text of each of its items")
         budget_s = self.budget_s
         if budget_s is not None and not SHORTEST_BUDGET_S <= budget_s <= LONGEST_BUDGET_S:
             raise ValueError("a budget is 10 s to 24 h")

@@ -1,4 +1,5 @@
-"""What is compared: files of one model, or cache types of one file; the first is the reference."""
+"""What is compared: files of one model, types of its KV cache, or both; the first is the
+reference."""
 
 from __future__ import annotations
 
@@ -8,20 +9,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.app.options import seconds_of
-from lab.core.asked_settings import CACHE_TYPES, check_number
+from lab.core.asked_settings import check_number
 from lab.errors import LabError
-from lab.features.quant.texts import texts_of
+from lab.features.quant import caches
+from lab.features.quant.texts import bin_ends, texts_of
 from lab.models import catalog, obtain
-from lab.process.worker import Worker
+from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner import trial
 from lab.runner.cases import Plan
 
 PART = "quant"  # of the runs that show the speed of files
 EMBEDDED = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q3_K_M")  # of the embedded model, a Q4_1 itself
-EXACT_CACHE_TYPES = ("f32", "f16", "bf16")
 BLOCKS = 10
 BUDGET = "10min"
+BUDGET_OF_CACHE = "5min"
 PROMPT_LEN = 256
+DEPTH = 2048  # tokens of the texts with --cache
+SHORTEST_DEPTH = 64
 GEN = 32
 
 
@@ -35,6 +39,7 @@ class QuantPlan:
     budget_s: float  # of the whole command, from `began` on
     repeat: int
     began: float = field(default_factory=time.monotonic)
+    depth: int | None = None  # tokens of each text with --cache; None: files are compared
 
     @property
     def end(self) -> float:
@@ -53,61 +58,63 @@ class QuantPlan:
 def plan(
     worker: Worker,
     *files: str,
-    cache_type: str | Sequence[str] = "",
+    cache: str | Sequence[str] = "",
     prompt: str | None = None,
-    budget: str | float = BUDGET,
+    budget: str | float | None = None,
     repeat: int = BLOCKS,
-    prompt_len: int = PROMPT_LEN,
+    prompt_len: int | None = None,
     gen: int = GEN,
     **settings: Any,
 ) -> QuantPlan:
     """Check everything that can be checked before the models are loaded.
 
-    LabError for files that are not of one model, or do not fit into memory together.
+    LabError for files that are not of one model, or do not fit into memory together, and for cache
+    types that llama.cpp refuses.
     """
     began = time.monotonic()
-    types = cache_types(cache_type)
-    shared = {"prompt_len": [prompt_len], "gen": gen, **settings}
-    variants: list[Mapping[str, Any]]
+    types = caches.types_of(cache) if cache else []
+    depth = None
+    lengths = [PROMPT_LEN if prompt_len is None else prompt_len]
     if types:
-        if len(files) > 1:
-            raise LabError(
-                f"--cache-type compares one file, and {len(files)} are named.", "Name one."
-            )
-        shared["model"] = files[0] if files else catalog.DEFAULT
-        variants = [{"cache_type_k": kind, "cache_type_v": kind} for kind in types]
-        check_variants(types, "--cache-type f16,q8_0,q4_0")
-    else:
-        specs = list(expanded(files))
-        variants = [{"model": spec} for spec in specs]
-        check_variants(specs, example_for(specs[0]))
+        caches.check(types, settings)
+        depth = DEPTH if prompt_len is None else prompt_len
+        check_number("prompt_len", depth, MAX_TOKENS, SHORTEST_DEPTH)
+        lengths = bin_ends(depth)
+        if len(files) < 2:
+            settings["model"] = files[0] if files else catalog.DEFAULT
     check_number("repeat", repeat, 1000)
-    budget_s = seconds_of(budget)
-    texts = texts_of(prompt)
-    plans = trial.plan(worker, trial.named(variants), repeat, **shared)
-    if not types:
-        check_files(worker, plans)
+    budget_s = seconds_of(budget or (BUDGET_OF_CACHE if types else BUDGET))
+    texts = texts_of(prompt, depth or 0)
+    plans = trial.plan(
+        worker,
+        trial.named(variants_of(files, types)),
+        repeat,
+        prompt_len=lengths,
+        gen=gen,
+        **settings,
+    )
+    if not types or len(files) > 1:
+        check_files(worker, plans, max(1, len(types)))
     for name, plan_of_variant in plans.items():
         plans[name] = replace(plan_of_variant, part=PART)
-    return QuantPlan(plans, texts, prompt or "", budget_s, repeat, began)
+        if depth:
+            caches.check_model(types, plan_of_variant.model, depth)
+    return QuantPlan(plans, texts, prompt or "", budget_s, repeat, began, depth)
 
 
-def cache_types(option: str | Sequence[str]) -> list[str]:
-    """The types of the option --cache-type. LabError for unknown ones and an inexact reference."""
-    names = option.split(",") if isinstance(option, str) else option
-    types = [name.strip() for name in names if name.strip()]
-    for kind in types:
-        if kind not in CACHE_TYPES:
-            raise LabError(
-                f"{kind!r} is not a cache type.", f"Use some of {', '.join(CACHE_TYPES)}."
-            )
-    exact = [kind for kind in types if kind in EXACT_CACHE_TYPES]
-    if exact and types[0] not in exact:
-        raise LabError(
-            f"{types[0]} comes first, so it would be the reference of {exact[0]}.",
-            f"Name the reference first: --cache-type {exact[0]},{types[0]}",
-        )
-    return types
+def variants_of(
+    files: Sequence[str], types: Sequence[caches.CacheTypes]
+) -> list[Mapping[str, Any]]:
+    """The settings of each variant: files, cache types of one file, or each type of each file."""
+    if not types:
+        specs = list(expanded(files))
+        check_variants(specs, example_for(specs[0]))
+        return [{"model": spec} for spec in specs]
+    if len(files) < 2:
+        return [pair.settings for pair in types]
+    if len(set(files)) < len(files):
+        raise LabError("A file is named twice.", "Name each once.")
+    return [{"model": spec, **pair.settings} for spec in files for pair in types]
 
 
 def check_variants(names: Sequence[str], example: str) -> None:
@@ -129,11 +136,15 @@ def example_for(spec: str) -> str:
     return f"lab quant {name}:{reference} {spec}"
 
 
-def check_files(worker: Worker, plans: Mapping[str, Plan]) -> None:
-    """LabError for two names of one file, and for files with different vocabularies."""
-    reference, *candidates = plans
+def check_files(worker: Worker, plans: Mapping[str, Plan], n_types: int) -> None:
+    """LabError for two names of one file, and for files with different vocabularies.
+
+    Each file has `n_types` plans, one after the other.
+    """
+    reference, *candidates = list(plans)[::n_types]
     names: dict[Any, str] = {}
-    for name, plan_of_file in plans.items():
+    for name in (reference, *candidates):
+        plan_of_file = plans[name]
         path = plan_of_file.file.path.resolve()
         if path in names:
             raise LabError(f"{names[path]} and {name} are one file.", "Name each file once.")

@@ -9,7 +9,8 @@ from typing import Any
 
 from lab.core import shown
 from lab.core.lists import join_and, plural
-from lab.features.quant import figures, picture
+from lab.features.quant import cache_section, figures, picture
+from lab.features.quant.cells import cell, ends, matrix, name_of
 from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures
 from lab.models import catalog
 from lab.show import text_doubts, text_setup
@@ -35,9 +36,17 @@ CAPTION = (
 )
 
 
-def sections(lines: Sequence[Any]) -> list[Section]:
+def sections(lines: Sequence[Any], has_details: bool) -> list[Section]:
     """A section for each session; none for speed without quality."""
-    return [section(*session) for session in figures.of_sessions(lines)]
+    shown_sections = []
+    for lines_of_session, summary in figures.of_sessions(lines):
+        if summary.is_of_caches:
+            shown_sections.append(
+                cache_section.section(lines_of_session, summary, has_details)
+            )
+        else:
+            shown_sections.append(section(lines_of_session, summary))
+    return shown_sections
 
 
 def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
@@ -67,31 +76,6 @@ def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
     )
 
 
-def ends(row: Any, name: str, scale: float = 1.0, most: float = math.inf) -> str:
-    """The interval of a figure, from 0 to `most`; "" without one."""
-    low = scale * getattr(row, f"{name}_low")
-    high = scale * getattr(row, f"{name}_high")
-    if math.isnan(low) or low == high:
-        return ""
-    return f"{digits(max(low, 0))}-{digits(min(high, most))}"
-
-
-def cell(
-    row: Any, name: str, scale: float = 1.0, unit: str = "", most: float = math.inf
-) -> str:
-    """A figure, with its interval in a second line."""
-    value = scale * getattr(row, name)
-    if math.isnan(value):
-        return UNKNOWN
-    interval = ends(row, name, scale, most)
-    first = f"{digits(value)}{unit}"
-    return f"{first}\n{interval}" if interval else first
-
-
-def name_of(row: Any) -> str:
-    return f"{row.label} (reference)" if row.is_reference else row.label
-
-
 def by_bytes(row: Any) -> str:
     return UNKNOWN if math.isnan(row.bandwidth) else times(row.bandwidth)
 
@@ -116,21 +100,9 @@ COLUMNS: Columns = (
 def by_text(summary: QuantFigures) -> list[Section]:
     """Divergence and agreement by kind of text; nothing for one kind."""
     table = summary.by_text
-    kinds = list(dict.fromkeys(table.text))
-    if len(kinds) < 2:
+    if table.text.nunique() < 2:
         return []
-    cells = []
-    for label, rows in table.groupby("label", sort=False):
-        by_kind = {row.text: cell_of_text(row) for row in rows.itertuples()}
-        cells.append([label, *(by_kind.get(kind, "") for kind in kinds)])
-    return [
-        Section(
-            "",
-            "divergence and same top by kind of text",
-            headings=["name", *kinds],
-            cells=cells,
-        )
-    ]
+    return [matrix("divergence and same top by kind of text", table, "text", cell_of_text)]
 
 
 def cell_of_text(row: Any) -> str:
