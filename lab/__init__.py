@@ -20,6 +20,9 @@ from lab.errors import LabError as LabError
 if TYPE_CHECKING:
     from lab.core.results import read as read
     from lab.features.batch import batch as batch
+    from lab.features.bisect.measuring import bisect as bisect
+    from lab.features.bisect.picture import plot_bisected as plot_bisected
+    from lab.features.bisect.section import show_bisected as show_bisected
     from lab.features.ceilings import ceilings as ceilings
     from lab.features.choose.command import choose as choose
     from lab.features.claims.session import claims as claims
@@ -57,12 +60,14 @@ PUBLIC = {
     "ab": "lab.runner.trial",
     "attention": "lab.features.trace.measuring",
     "batch": "lab.features.batch",
+    "bisect": "lab.features.bisect.measuring",
     "ceilings": "lab.features.ceilings",
     "choose": "lab.features.choose.command",
     "claims": "lab.features.claims.session",
     "compare": "lab.show.comparison",
     "explain": "lab.roofline.explanation",
     "measure": "lab.features.measure",
+    "plot_bisected": "lab.features.bisect.picture",
     "plot_decode": "lab.show.plot_decode",
     "plot_lines": "lab.show.canvas",
     "plot_prefill": "lab.show.plot_prefill",
@@ -78,6 +83,7 @@ PUBLIC = {
     "report": "lab.features.report.page",
     "runs": "lab.show.table",
     "settings": "lab.runner.as_options",
+    "show_bisected": "lab.features.bisect.section",
     "show_tuned": "lab.features.tune.section",
     "speculate": "lab.features.speculate.command",
     "stall": "lab.features.stall",

@@ -151,6 +151,17 @@ FEATURES: tuple[Feature, ...] = (
         command="lab.features.compare:compare",
     ),
     Feature(
+        name="bisect",
+        group=CHOOSE,
+        help="Find the build of llama.cpp that became slower.",
+        command="lab.features.bisect.command:command",
+        results=("lab.features.bisect.section:KINDS",),
+        lines={
+            "bisect": "lab.features.bisect.lines:BisectLine",
+            "bisect build": "lab.features.bisect.lines:BuildLine",
+        },
+    ),
+    Feature(
         name="predict",
         group=CHOOSE,
         help="Predict a model's speed: which device suits it, and why.",

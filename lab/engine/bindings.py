@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,9 @@ _BASE: dict[str, tuple[Any, ...]] = {
 }
 """Functions of the library ggml-base, with the types of the result and of the arguments."""
 
+_OF_HEADERS = ("gguf_get_tensor_ne",)
+"""Functions that only a model's header is read with; the libraries of older versions lack them."""
+
 _REGISTRY: dict[str, tuple[Any, ...]] = {
     "ggml_backend_dev_count": (SIZE,),
     "ggml_backend_dev_get": (P, SIZE),
@@ -145,6 +149,21 @@ def llama_cpp() -> Any:
     return bindings
 
 
+def set_fields(structure: Any, **values: Any) -> None:
+    """Set fields of a structure of the bindings.
+
+    LabError for one that this version does not have: ctypes would take any name, without effect.
+    """
+    for name, value in values.items():
+        if not hasattr(type(structure), name):
+            what = (
+                f"llama-cpp-python {version('llama-cpp-python')} has no "
+                f"{type(structure).__name__}.{name}, which the lab sets."
+            )
+            raise LabError(what, "Use a newer version.")
+        setattr(structure, name, value)
+
+
 def gbnf_of_schema(schema: str) -> str:
     """The GBNF grammar of a JSON schema, as llama-cpp-python writes it."""
     from llama_cpp.llama_grammar import json_schema_to_gbnf
@@ -160,6 +179,8 @@ def ggml() -> Any:
     for library, signatures in ((base, _BASE), (registry, _REGISTRY)):
         for names, (result, *arguments) in signatures.items():
             for name in names.split():
+                if name in _OF_HEADERS and not hasattr(library, name):
+                    continue
                 function = getattr(library, name)
                 function.restype = result
                 function.argtypes = arguments

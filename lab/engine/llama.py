@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from lab.core.lists import plural
 from lab.core.record import Placement, Settings
 from lab.engine import devices, openmp, placement, refusals
-from lab.engine.bindings import llama_cpp, loaded as loaded_library
+from lab.engine.bindings import llama_cpp, loaded as loaded_library, set_fields
 from lab.errors import LabError
 from lab.process import setup
 
@@ -31,6 +31,9 @@ NO_ROLLBACK = (
     "cannot do."
 )
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+FLASH_IS_ON = ("Flash Attention enabled", "enabling flash_attn", "auto, set to enabled")
+FLASH_IS_OFF = ("Flash Attention not supported", "auto, set to disabled")
+"""How versions of llama.cpp log what `auto` became."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +159,9 @@ def _flash_attn(asked: str) -> str | None:
         return "off"
     if asked != "auto":
         return asked
-    if "Flash Attention enabled" in log or "enabling flash_attn" in log:
+    if any(phrase in log for phrase in FLASH_IS_ON):
         return "on"
-    if "Flash Attention not supported" in log:
+    if any(phrase in log for phrase in FLASH_IS_OFF):
         return "off"
     return None
 
@@ -166,24 +169,28 @@ def _flash_attn(asked: str) -> str | None:
 def context_params(asked: Settings) -> Any:
     lib = llama_cpp()
     params = lib.llama_context_default_params()
-    params.n_ctx = asked.n_ctx
-    params.n_batch = asked.n_batch
-    params.n_ubatch = asked.n_ubatch
-    params.n_threads = asked.n_threads
-    params.n_threads_batch = asked.n_threads_batch
-    params.flash_attn_type = FLASH_ATTN[asked.flash_attn or "auto"]
     type_k, type_v = asked.cache_types
-    params.type_k = getattr(lib, f"GGML_TYPE_{type_k.upper()}")
-    params.type_v = getattr(lib, f"GGML_TYPE_{type_v.upper()}")
-    params.op_offload = asked.n_gpu_layers != 0
+    op_offload = asked.n_gpu_layers != 0
     if asked.op_offload is not None:
-        params.op_offload = asked.op_offload
+        op_offload = asked.op_offload
+    set_fields(
+        params,
+        n_ctx=asked.n_ctx,
+        n_batch=asked.n_batch,
+        n_ubatch=asked.n_ubatch,
+        n_threads=asked.n_threads,
+        n_threads_batch=asked.n_threads_batch,
+        flash_attn_type=FLASH_ATTN[asked.flash_attn or "auto"],
+        type_k=getattr(lib, f"GGML_TYPE_{type_k.upper()}"),
+        type_v=getattr(lib, f"GGML_TYPE_{type_v.upper()}"),
+        op_offload=op_offload,
+        n_seq_max=asked.n_seq_max,
+        kv_unified=asked.kv_unified,
+        swa_full=False,  # as llama-bench has it
+        no_perf=True,
+    )
     if asked.kv_offload is not None:
-        params.offload_kqv = asked.kv_offload
-    params.n_seq_max = asked.n_seq_max
-    params.kv_unified = asked.kv_unified
-    params.swa_full = False  # as llama-bench has it
-    params.no_perf = True
+        set_fields(params, offload_kqv=asked.kv_offload)
     return params
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from lab.core.memory import EXPERTS, override_of
 from lab.core.record import Buffer, Placement, Settings
 from lab.engine import devices
-from lab.engine.bindings import P, llama_cpp
+from lab.engine.bindings import P, llama_cpp, set_fields
 
 SPLIT_MODES = {
     "none": 0,
@@ -42,27 +42,28 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
 
     Returns the objects that must live as long as the model.
     """
-    params.n_gpu_layers = asked.n_gpu_layers
+    set_fields(params, n_gpu_layers=asked.n_gpu_layers)
     if asked.mmap is not None:
-        params.load_mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
+        mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
+        set_fields(params, load_mode=mode)
     if asked.repack is not None:
-        params.use_extra_bufts = asked.repack
+        set_fields(params, use_extra_bufts=asked.repack)
     if asked.split_mode is not None:
-        params.split_mode = SPLIT_MODES[asked.split_mode]
+        set_fields(params, split_mode=SPLIT_MODES[asked.split_mode])
     if asked.main_gpu is not None:
-        params.main_gpu = asked.main_gpu
+        set_fields(params, main_gpu=asked.main_gpu)
     arrays: list[Any] = []
     if asked.tensor_split is not None:
         shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
-        params.tensor_split = shares
+        set_fields(params, tensor_split=shares)
         arrays.append(shares)
     if asked.devices is not None or asked.n_gpu_layers == 0:
         handles = _devices(asked)
-        params.devices = ctypes.addressof(handles)
+        set_fields(params, devices=ctypes.addressof(handles))
         arrays.append(handles)
     if asked.n_cpu_moe or asked.override_tensor:
         overrides = _overrides(asked)
-        params.tensor_buft_overrides = ctypes.addressof(overrides)
+        set_fields(params, tensor_buft_overrides=ctypes.addressof(overrides))
         arrays.append(overrides)
     return tuple(arrays)
 

@@ -312,7 +312,7 @@ def _row_of_made(path: Path) -> dict[str, Any] | None:
 
 
 def cache_folder() -> Path:
-    """The folder of made models: $MINI_LAB_CACHE, or the platform's."""
+    """The folder of made models and builds: $MINI_LAB_CACHE, or the platform's."""
     import platformdirs
 
     chosen = os.environ.get("MINI_LAB_CACHE")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from lab.core.asked_settings import DEFAULT, SLEEP
 
 LIB_VARIABLE = "LLAMA_CPP_LIB_PATH"  # where llama-cpp-python finds its libraries' folder
+PATH_VARIABLE = "PYTHONPATH"  # where Python looks for packages first
 POLICY = "OMP_WAIT_POLICY"
 SPINS = "GOMP_SPINCOUNT"
 BLOCK_MS = "KMP_BLOCKTIME"
@@ -43,11 +44,12 @@ beside a busy program the default costs a factor of 100."""
 @dataclass(frozen=True)
 class ProcessSetup:
     """`lib`: the folder of another build. `wait`: as in `--wait`; None: as the user's environment
-    says."""
+    says. `package`: a folder with another version of the Python bindings and their libraries."""
 
     lib: str | None = None
     rpc: tuple[str, ...] = ()
     wait: int | str | None = None
+    package: str | None = None
 
 
 def environment(setup: ProcessSetup = ProcessSetup()) -> dict[str, str]:
@@ -57,6 +59,8 @@ def environment(setup: ProcessSetup = ProcessSetup()) -> dict[str, str]:
     variables["GGML_NO_BACKTRACE"] = "1"
     if setup.lib is not None:
         variables[LIB_VARIABLE] = setup.lib
+    if setup.package is not None:
+        variables[PATH_VARIABLE] = setup.package
     if setup.wait is not None:
         for name in WAIT_VARIABLES:
             variables.pop(name, None)

@@ -107,10 +107,10 @@ INSTALLED = ""
 """Asked for, it is the installed libraries, whatever LLAMA_CPP_LIB_PATH says."""
 
 
-def folder_of(asked: str | None) -> str | None:
-    """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH; None: the installed ones.
+def folder_of(asked: str | None, package: str | None = None) -> str | None:
+    """The folder of the libraries from --lib or LLAMA_CPP_LIB_PATH; None: those of the bindings.
 
-    LabError if they do not fit.
+    LabError if they do not fit the bindings: those in the folder `package`, or the installed ones.
     """
     lib = _named(asked)
     if not lib:
@@ -118,7 +118,7 @@ def folder_of(asked: str | None) -> str | None:
     path = expanded(lib).resolve()
     try:
         _check_folder(path, lib)
-        _check(path, _sum(_files(path)))
+        _check(path, _sum(_files(path)), package)
     except LabError as problem:
         if asked:
             raise LabError(f"--lib {lib}: {problem.what}", problem.hint) from None
@@ -151,11 +151,18 @@ def _check_folder(path: Path, lib: str) -> None:
     if _has_libllama(path):
         return
     hint = _BUILD
-    for name in _FOLDERS_BELOW:
-        if _has_libllama(path / name):
-            hint = f"Use {shell.join('--lib', Path(lib) / name)}"
-            break
+    below = with_libllama(path)
+    if below:
+        hint = f"Use {shell.join('--lib', Path(lib) / below.relative_to(path))}"
     raise LabError("this folder contains no libllama.", hint)
+
+
+def with_libllama(path: Path) -> Path | None:
+    """A folder, or the usual one below it, that contains libllama; None: neither does."""
+    for folder in (path, *(path / name for name in _FOLDERS_BELOW)):
+        if _has_libllama(folder):
+            return folder
+    return None
 
 
 def name_of(asked: str | None) -> str | None:
@@ -173,11 +180,12 @@ def short(lib: str) -> str:
 
 
 @functools.cache
-def _check(path: Path, checksum: str) -> None:
+def _check(path: Path, checksum: str, package: str | None) -> None:
     """LabError if the libraries in a folder do not fit the bindings; asked once for a checksum."""
     with Worker() as worker:
+        worker.use(ProcessSetup(package=package))
         installed = worker.libraries()
-        worker.use(ProcessSetup(lib=str(path)))
+        worker.use(ProcessSetup(lib=str(path), package=package))
         try:
             libraries = worker.libraries()
         except WorkerDied as death:

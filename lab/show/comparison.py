@@ -247,7 +247,7 @@ def differences(setups: Sequence[Group]) -> dict[str, list[Any]]:
         if name == "variant" and any(_names_session(variant) for variant in values):
             continue
         if name == "system_info" and None not in values:
-            differing["CPU instructions of one side only"] = _instructions_of_one_side(values)
+            differing["CPU instructions of one side only"] = instructions_of_one_side(values)
         else:
             differing[name] = values
     return differing
@@ -278,7 +278,7 @@ def _names_session(variant: str | None) -> bool:
     return variant is None or variant.startswith("session ")
 
 
-def _instructions_of_one_side(texts: Sequence[str]) -> list[str]:
+def instructions_of_one_side(texts: Sequence[str]) -> list[str]:
     """The instruction sets of each text, such as "CPU : AVX2 = 1 | ...", that not all texts
     have."""
     flags_of_texts = []

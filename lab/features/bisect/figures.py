@@ -1,0 +1,127 @@
+"""The result of a session, from its lines: the search is repeated with the times of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lab.core import phases
+from lab.core.lists import grouped
+from lab.core.record import Record, Run
+from lab.features.bisect.lines import DECODE, PREFILL, BisectLine, BuildLine, place_of
+from lab.features.bisect.search import GOOD, SLOWER, ComparedBlock, RegressionSearch
+from lab.runner.disturbances import disturbances
+
+HALF = 0.5  # share of disturbed runs from which the result is doubted
+
+
+@dataclass(frozen=True)
+class Bisected:
+    """The result of a session of `lab bisect`.
+
+    `records` has a timed run of each build that was measured, by its place in `asked.builds`.
+    """
+
+    asked: BisectLine
+    search: RegressionSearch
+    records: dict[int, Record]
+    builds: dict[int, BuildLine]
+    n_runs: int
+    n_disturbed: int
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.n_disturbed >= HALF * max(1, self.n_runs)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.search.next_trial() is None
+
+    def label(self, place: int) -> str:
+        return self.asked.builds[max(GOOD, place)]
+
+
+class NeighbourPair(NamedTuple):
+    """Two neighbours, and the figures that became slower between them."""
+
+    fast: int
+    slow: int
+    figures: tuple[str, ...]
+
+
+def pairs(result: Bisected) -> list[NeighbourPair]:
+    """The pairs of neighbours in order of the series."""
+    figures_of: dict[tuple[int, int], list[str]] = {}
+    for figure, halving in result.search.halvings.items():
+        figures_of.setdefault((halving.fast, halving.slow), []).append(figure)
+    return [NeighbourPair(*places, tuple(figures_of[places])) for places in sorted(figures_of)]
+
+
+def seconds_of_run(run: Run) -> dict[str, float]:
+    """The seconds of a timed run's figures: of the whole prefill, and per further token."""
+    times = {}
+    for figure, ns in ((PREFILL, phases.prefill_ns(run)), (DECODE, phases.tpot_ns(run))):
+        if ns and ns > 0:
+            times[figure] = ns / 1e9
+    return times
+
+
+def is_mine(line: Any) -> bool:
+    """Whether a line describes a session of `lab bisect`; its runs are ordinary ones of a trial."""
+    return isinstance(line, BisectLine | BuildLine)
+
+
+def of_sessions(lines: Iterable[Any], runs: Sequence[Record] = ()) -> list[Bisected]:
+    """The results of all sessions, from their lines and runs."""
+    by_session = grouped([*lines, *runs], lambda line: line.session)
+    results = []
+    for session in by_session.values():
+        if any(isinstance(line, BisectLine) for line in session):
+            results.append(bisected(session))
+    return results
+
+
+def bisected(lines: Sequence[Any]) -> Bisected:
+    """The result of one session, from its lines in any order."""
+    asked = next(line for line in lines if isinstance(line, BisectLine))
+    builds = {line.place: line for line in lines if isinstance(line, BuildLine)}
+    search = RegressionSearch(len(asked.builds), asked.figures, asked.at_least)
+    dropped = sorted(
+        (line for line in builds.values() if line.problem), key=lambda line: line.n_blocks
+    )
+    records: dict[int, Record] = {}
+    n_runs = 0
+    n_disturbed = 0
+    timed = [line for line in lines if isinstance(line, Record) and line.run.is_timed]
+    by_block = grouped(timed, lambda record: record.run.block)
+    for number in sorted(by_block):
+        while dropped and dropped[0].n_blocks <= number:
+            search.drop(dropped[0].place, dropped[0].problem or "")
+            dropped.pop(0)
+        times: dict[int, dict[str, float]] = {}
+        for record in by_block[number]:
+            place = place_of(record.run.variant, asked.builds)
+            if place is None:
+                continue
+            times[place] = seconds_of_run(record.run)
+            records.setdefault(max(GOOD, place), record)
+            n_runs += 1
+            n_disturbed += 1 if disturbances(record) else 0
+        take(search, times)
+    for line in dropped:
+        search.drop(line.place, line.problem or "")
+    return Bisected(asked, search, records, builds, n_runs, n_disturbed)
+
+
+def take(search: RegressionSearch, times: dict[int, dict[str, float]]) -> None:
+    """Add a block to a search if it is complete, and the one that the search asked for."""
+    upcoming = search.next_trial()
+    if upcoming is None or set(times) != set(upcoming.places):
+        return
+    if all(set(search.figures) <= set(of_build) for of_build in times.values()):
+        search.take(ComparedBlock(upcoming.stage, times))
+
+
+def slow_figures(result: Bisected) -> list[str]:
+    return [figure for figure, verdict in result.search.ends.items() if verdict == SLOWER]
