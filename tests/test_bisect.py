@@ -288,10 +288,10 @@ def test_folders_without_an_order_can_be_listed(folders: Callable[..., Path]) ->
     parent = folders("f470bc36", "8f47e25f", "a2b5057a")
     ends = [str(parent / "f470bc36"), str(parent / "a2b5057a")]
     with pytest.raises(LabError, match="order of these 3 folders is not known") as problem:
-        series.find(*ends)
+        series.find(ends[0], ends[1])
     assert "--among" in problem.value.hint
     among = [str(parent / label) for label in ("f470bc36", "8f47e25f", "a2b5057a")]
-    assert series.find(*ends, among).labels == ("f470bc36", "8f47e25f", "a2b5057a")
+    assert series.find(ends[0], ends[1], among).labels == ("f470bc36", "8f47e25f", "a2b5057a")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def pip() -> tuple[str, ...]:
     if importlib.util.find_spec("pip"):
         return (sys.executable, "-m", "pip")
     base = getattr(sys, "_base_executable", sys.executable)
-    candidates = [(base, "-m", "pip")]
+    candidates: list[tuple[str, ...]] = [(base, "-m", "pip")]
     for name in ("pip3", "pip"):
         path = shutil.which(name)
         if path:
