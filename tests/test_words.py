@@ -48,6 +48,31 @@ def test_of_an_unknown_term_the_nearest_is_named(word: str, nearest: str) -> Non
         wording.term(word)
 
 
+WRITTEN_ELSEWHERE = {
+    "flash attention": ("fa", "flash-attn", "flash_attn"),
+    "offload": ("ngl", "n-gpu-layers", "n_gpu_layers", "gpu layers"),
+    "KV cache": ("ctk", "ctv", "kv", "cache-type-k", "type_v"),
+    "prefill": ("pp", "pp512", "prompt processing", "prompt eval time"),
+    "decode compute": ("tg", "tg128"),
+    "decode": ("eval time", "token generation", "t/s", "tok/s", "tps"),
+    "context": ("n_ctx", "ctx", "ctx-size", "num_ctx", "context window"),
+    "n_threads": ("t", "threads", "threads-batch"),
+    "draft": ("speculation", "speculative decoding", "md"),
+    "mixture of experts": ("moe", "experts", "n_cpu_moe", "ncmoe"),
+    "interval": ("95 % interval", "confidence interval"),
+    "sequence": ("np", "slots", "parallel"),
+    "broken cache": ("cache miss", "prefix cache"),
+    "concurrency": ("users", "concurrent"),
+}
+"""Words of llama.cpp, its servers and their users."""
+
+
+@pytest.mark.parametrize("name", WRITTEN_ELSEWHERE)
+def test_words_of_other_programs_find_their_term(name: str) -> None:
+    for word in WRITTEN_ELSEWHERE[name]:
+        assert wording.term(word).name == name
+
+
 def test_every_term_is_one_or_two_sentences_and_has_one_entry() -> None:
     spellings = []
     for term in wording.terms():
