@@ -271,7 +271,7 @@ def test_printed_comparison(capsys: pytest.CaptureFixture[str]) -> None:
         "Other CPU, 4 cores is slower than Test CPU, 4 cores in 1 of 2 rows "
         "(1.91 times the time); no"
     )
-    assert out.startswith(answer)
+    assert out.lstrip().startswith(answer)
     assert "machine: Test CPU, 4 cores | Other CPU, 4 cores" in out
     assert "other / base, of session medians" in out
     (line,) = [line for line in out.splitlines() if "TPOT, ms" in line]

@@ -154,14 +154,11 @@ def test_the_answer_is_first_and_one_command_is_last(
         "In 4 of 6 rows the largest part of the time goes to multiplying Q4_1 weights:"
         " llama.cpp's kernel (routine) for Q4_1 is slower than"
     )
-    assert "without choosing the next token" in shown
-    assert "ceiling" in shown
-    below = shown.split("Columns left out")[1].partition("A token's time")[0]
-    sentences = [line for line in below.splitlines()[1:] if line]
-    assert len(sentences) == 5
-    assert "as fast. Try: lab ab " in sentences[-2]
-    assert "more lines" in sentences[-1]
-    assert shown.count("Try: lab") == 2
+    lines = shown.splitlines()
+    assert "as fast. Try: lab ab " in shown
+    assert lines[-1].startswith("More (")
+    assert len(lines) <= 14
     details = run_lab(*asked, "--details")[1]
     assert details.count("Try: lab") == 4
     assert "(the ridge)" in details
+    assert "without choosing the next token" in details

@@ -129,7 +129,7 @@ def test_what_older_builds_omit_is_unknown(missing: Sequence[str], tmp_path: Pat
         ("show", saved, "--details"),
         ("show", saved, "--json"),
         ("plot", saved),
-        ("compare", saved, "results/sample-smollm2-135m-amd-epyc.jsonl", "--no-plot"),
+        ("compare", saved, "results/sample-smollm2-135m-amd-epyc.jsonl"),
         ("export", saved, "--as", "json"),
         ("report", saved, "--file", page),
         ("why", saved, "35 tokens/s", "--budget", "0", "--no-plot"),

@@ -365,7 +365,7 @@ def test_compare_learns_from_the_sessions_where_the_results_are(tmp_path: Path) 
         path = tmp_path / f"threads-{threads}.jsonl"
         list(execute(plan_of_threads, worker, path, lambda status: None))
         files.append(path)
-    status, out, err = run_lab("compare", *files, "--no-plot")
+    status, out, err = run_lab("compare", *files)
     assert status == 0, err
     assert "from 5 sessions of this machine" in out  # one of the two has the setup of the four
 
@@ -456,7 +456,7 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
     )
     assert "Unclear: 2 blocks; an interval needs 7" in out
     (path,) = tmp_path.glob("*.jsonl")
-    code, out, err = run_process("compare", path, "--json", "--base", "off", "--no-plot")
+    code, out, err = run_process("compare", path, "--json", "--base", "off")
     assert code == 0, err
     document = json.loads(out)
     assert document["differences"]["flash_attn"] == ["off", "on"]

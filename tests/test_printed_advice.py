@@ -28,7 +28,7 @@ OUTPUTS = (
     *(("show", path) for path in SAMPLES if "batch" not in path),
     ("explain", EPYC),
     ("explain", XEON, "--details"),
-    ("compare", "--no-plot", EPYC, XEON),
+    ("compare", EPYC, XEON),
     ("predict", "-m", "llama-3.1-8b", "-d", "here"),
     ("why", EPYC, XEON, "--budget", "0", "--no-plot"),
     ("why", EPYC, TO_COMPARE, "--budget", "0", "--no-plot"),

@@ -53,7 +53,7 @@ def test_every_command_about_a_model_names_what_can_be_found(
     path = tmp_path / "a.jsonl"
     results.save(path, *records)
     texts = []
-    for words in (("show", path), ("explain", path), ("compare", path, SAMPLE, "--no-plot")):
+    for words in (("show", path), ("explain", path), ("compare", path, SAMPLE)):
         _, out, err = run_lab(*words)
         texts.append(out + err)
     text = "\n".join(texts)

@@ -189,7 +189,7 @@ def test_commands_read_a_page_like_a_results_file(tmp_path: Path) -> None:
     assert status == 0
     assert "1,000" in out
     results.save(tmp_path / "b.jsonl", make_record(make_run(), session="b"))
-    status, out, err = run_lab("compare", path, tmp_path / "b.jsonl", "--no-plot")
+    status, out, err = run_lab("compare", path, tmp_path / "b.jsonl")
     assert status == 0, err
     assert "session b" in out
 

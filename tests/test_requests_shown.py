@@ -260,7 +260,7 @@ def test_an_engine_and_a_server_are_compared_ttft_with_ttft(
     out = capsys.readouterr().out
     assert "Only in the base: prefill at 100." in out
     assert "In process, TTFT is prefill plus sampling one token." in out
-    assert "  server: in process | llama-server at http://127.0.0.1:1/v1" in out
+    assert "server: in process | llama-server at http://127.0.0.1:1/v1" in out
     assert "n_threads" not in out
     assert "n_slots" not in out
 
@@ -284,7 +284,7 @@ def numbered(records: list[RequestRecord]) -> list[RequestRecord]:
 
 def test_the_commands_read_files_with_requests_only(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", numbered(request_session()))
-    status, out, _ = run_lab("show", file)
+    status, out, _ = run_lab("show", file, "--details")
     assert status == 0
     assert "prefill alone is not visible" in out
     rows = json.loads(run_lab("show", file, "--json")[1])["rows"]

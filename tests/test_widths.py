@@ -1,6 +1,7 @@
 """Tables on narrow terminals: no number is broken or cut, columns that do not fit are left out and
 named."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.console import Console
 import lab
 from lab.app import kinds
 from lab.show.console import Grid, console
-from lab.show.section import MOST_LINES, Context, Section, print_section
+from lab.show.section import Context, Section, print_sections
 from tests.support.command import run_lab
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -21,13 +22,14 @@ TO_COMPARE = [
 ]
 UNBROKEN = 400  # a width at which no table gives way
 WIDTHS = (60, 80, 100, 120)
+MOST_LINES_OF_OUTPUT = 14
 
 
 def numbers(text: str) -> set[str]:
     """Everything with a digit in it that spaces separate."""
     numbers: set[str] = set()
     for line in text.splitlines():
-        if not line.startswith("Columns left out"):
+        if not line.startswith(("Columns left out", "More (")):
             numbers |= set(re.findall(r"\S*\d\S*", line))
     return numbers
 
@@ -51,20 +53,20 @@ def test_no_number_of_any_table_is_broken_or_cut(
     sections = kinds.sections(contents.all_lines, Context(contents.ceilings))
     capsys.readouterr()
 
-    def numbers_at(width: int) -> set[str]:
-        out = console(details="add --details")
+    def numbers_at(width: int, details: str) -> set[str]:
+        out = console(details=details)
         out.width = width
         kinds.print_results(contents.all_lines, out, sections)
         return numbers(capsys.readouterr().out)
 
-    unbroken = numbers_at(UNBROKEN)
+    unbroken = numbers_at(UNBROKEN, "")
     assert unbroken
     for width in WIDTHS:
-        assert numbers_at(width) <= unbroken, width
+        assert numbers_at(width, "add --details") <= unbroken, width
 
 
 COMMANDS = [
-    ("compare", "--no-plot", *map(str, sorted(TO_COMPARE))),
+    ("compare", *map(str, sorted(TO_COMPARE))),
     ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090"),
     ("predict", "-m", "llama-3.2-3b", "-d", "apple"),
     ("models",),
@@ -75,7 +77,8 @@ COMMANDS = [
 def test_nor_in_what_other_commands_print(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = numbers(printed(command, UNBROKEN, monkeypatch))
+    has_details = ["--details"] if command[0] == "compare" else []
+    unbroken = numbers(printed((*command, *has_details), UNBROKEN, monkeypatch))
     for width in (60, 100):
         assert numbers(printed(command, width, monkeypatch)) <= unbroken, width
 
@@ -130,27 +133,93 @@ def test_the_deciding_column_stays_in_a_narrow_terminal(
     assert deciding in narrow
 
 
-def test_a_table_is_followed_by_four_lines_warnings_first_and_by_how_to_see_the_others(
+def test_a_terminal_shows_the_table_and_three_lines_and_says_how_to_see_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     warnings = ["10 and 30 prompt tokens: was disturbed", "drifted"]
     sentences = [f"sentence {number}" for number in range(5)]
     section = Section(
-        headings=["prompt\ntokens"],
-        cells=[["10"], ["20"], ["30"]],
+        below="their range",
+        headings=["prompt\ntokens", "TTFT\ns"],
+        cells=[["10", "0.1\n0.08-0.12"], ["20", "0.2\n0.1-0.3"], ["30", "0.3"]],
         warnings=warnings,
         sentences=sentences,
         notes=["a definition"],
+        parts=[Section(headings=["n"], cells=[["1"]])],
     )
     all_lines = [f"! {warnings[0]}", f"! {warnings[1]}", *sentences, "a definition"]
 
-    print_section(section, console())
-    details = capsys.readouterr().out.splitlines()
-    print_section(section, console(details="add --details"))
-    short = capsys.readouterr().out.splitlines()
+    print_sections([section], console())
+    details = capsys.readouterr().out
+    print_sections([section], console(details="add --details"))
+    short = capsys.readouterr().out
 
-    assert details[-8:] == all_lines
-    assert short[-5:] == [*all_lines[:MOST_LINES], "4 more lines: add --details"]
+    assert "\n".join(all_lines) in details
+    assert "0.08-0.12" in details
+    assert "below each their range" in details
+    assert short.splitlines()[-4:] == [
+        *all_lines[:3],
+        "More (ranges, 1 table, 5 lines): add --details",
+    ]
+    assert "0.08-0.12" not in short
+    assert "their range" not in short
+
+
+def test_few_rows_keep_their_ranges_and_what_names_a_row_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cells = [["10\n4 users", "0.1\n0.08-0.12"], ["10\n8 users", "0.2\n0.1-0.3"]]
+    two = Section(below="their range", headings=["prompt", "s"], cells=cells)
+    four = dataclasses.replace(two, cells=[*cells, *cells])
+
+    print_sections([two], console(details="add --details"))
+    of_two = capsys.readouterr().out
+    print_sections([four], console(details="add --details"))
+    of_four = capsys.readouterr().out
+
+    assert "0.08-0.12" in of_two
+    assert "below each their range" in of_two
+    assert "0.08-0.12" not in of_four
+    assert of_four.count("8 users") == 2
+
+
+@pytest.mark.parametrize("is_ranked", [True, False])
+def test_many_rows_are_shown_in_part_and_failures_always(
+    is_ranked: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = Section(
+        headings=["prompt"],
+        cells=[[f"row {number}"] for number in range(1, 41)],
+        is_ranked=is_ranked,
+        sentences=[f"a long sentence {'x' * 200}"] * 3,
+    )
+    closing = Section(failures=["2 of 3 runs"])
+
+    print_sections([section, closing], console(details="add --details"))
+    out = capsys.readouterr().out
+
+    assert ("row 1\n" in out) == is_ranked
+    assert ("row 40" in out) == (not is_ranked)
+    assert "failed 2 of 3 runs" in out
+    assert "more" in out.lower()
+    assert len(out.splitlines()) <= 14
+
+
+OUTPUTS = [
+    *(("show", str(path)) for path in SAMPLES),
+    ("explain", str(RESULTS / "sample-smollm2-135m-amd-epyc.jsonl")),
+    ("compare", *map(str, sorted(TO_COMPARE))),
+]
+
+
+@pytest.mark.parametrize(
+    "command", OUTPUTS, ids=lambda command: f"{command[0]} {Path(command[1]).stem}"
+)
+def test_a_default_output_has_at_most_14_lines(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = printed(command, 80, monkeypatch)
+    assert len(out.splitlines()) <= MOST_LINES_OF_OUTPUT
 
 
 def test_details_shows_what_a_command_leaves_out() -> None:
@@ -159,8 +228,8 @@ def test_details_shows_what_a_command_leaves_out() -> None:
     _, short, _ = run_lab("show", path)
     _, details, _ = run_lab("show", path, "--details")
 
-    assert "3 more lines: add --details" in short
-    assert "more line" not in details
+    assert "More (ranges" in short
+    assert "add --details" not in details
     assert "TTFT" not in short
     assert "TTFT" in details
     assert len(details.splitlines()) > len(short.splitlines())

@@ -143,7 +143,7 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(
         sections = kinds.sections(contents.all_lines, Context(contents.ceilings))
         kinds.print_results(contents.all_lines, console.console(), sections)
     run_lab("explain", "--no-plot", SAMPLE)
-    run_lab("compare", "--no-plot", *SAMPLES[:2])
+    run_lab("compare", *SAMPLES[:2])
     run_lab("predict", "-m", "llama-3.2-3b", "-d", "m4")
     run_lab("predict", "-m", "llama-3.2-3b", "-d", "laptop")
 

@@ -62,6 +62,7 @@ class ExperimentTable:
     conclude: Callable[[Sequence[Any], Sequence[Record]], list[str]]
     draw: Callable[[Sequence[Any], Sequence[Record], str, Figure], None] | None = None
     caption: str = ""
+    below: str = ""  # what cells have in their second line, such as "their range"
     is_by_ceilings: bool = True  # its predictions need ceilings
 
 
@@ -199,6 +200,7 @@ def section(
     return Section(
         title,
         kind.title,
+        kind.below,
         name=kind.name,
         question=kind.question,
         answer=answer,

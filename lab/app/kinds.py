@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lab import feature_list
 from lab.app import asked
 from lab.app.reading import note
+from lab.core import shell
 from lab.core.lists import grouped
 from lab.errors import LabError
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
     from lab.core.record import Ceilings, Record
     from lab.show.section import Context, Kind, Lines, Section
+
+
+PLAIN_RUNS = "runs"
+"""The name of the section of plain runs, which are printed below experiments."""
 
 
 @functools.cache
@@ -96,32 +101,49 @@ def print_results(
     Of a section without a table of its own the parts are printed, without what introduces them on a
     page.
     """
-    from lab.show import table, text_doubts, text_requests
-    from lab.show.section import Section, is_plain, print_marked, print_sections
+    from lab.show.section import print_sections
 
-    for section in sections(records) if shown is None else shown:
+    all_sections = sections(records) if shown is None else shown
+    printed: list[Section] = []
+    for section in sorted(all_sections, key=lambda section: section.name == PLAIN_RUNS):
         if section.parts and not section.headings:
-            print_sections(section.parts, out)
+            printed += section.parts
         else:
-            print_sections([section], out)
+            printed.append(section)
+    print_sections([*printed, *_closing(records, sentences)], out)
+
+
+def _closing(records: Lines, sentences: Sequence[str]) -> list[Section]:
+    """What failed and what disturbed the runs, what failed of requests, then the sentences."""
+    from lab.show import table, text_doubts, text_requests
+    from lab.show.section import Section, is_plain
+
     runs = list(filter(is_plain, table.of_engine(records)))
-    if runs and not any(record.run.is_timed for record in runs):
-        out.print("\nNo run went well.")
     of_experiments = [record for record in runs if not record.run.is_plain]
     doubts = [
         *text_doubts.imported(runs),
         *text_doubts.distrust(runs),
         *text_doubts.disturbed(of_experiments),
     ]
-    print_marked(doubts, text_doubts.failures(runs), out)
+    has_no_good_run = bool(runs) and not any(record.run.is_timed for record in runs)
+    closing = [
+        Section(
+            answer="No run went well." if has_no_good_run else "",
+            failures=text_doubts.failures(runs),
+            warnings=doubts,
+        )
+    ]
     requests = table.requests_of(records)
     if requests:
-        if not any(request.is_timed for request in requests):
-            out.print("\nNo request went well.")
-        warnings = text_requests.warnings(requests)
-        print_marked(warnings, text_requests.failures(requests), out)
-    if sentences:
-        print_sections([Section(sentences=sentences)], out)
+        has_no_answer = not any(request.is_timed for request in requests)
+        of_requests = Section(
+            answer="No request went well." if has_no_answer else "",
+            failures=text_requests.failures(requests),
+            warnings=text_requests.warnings(requests),
+        )
+        closing.append(of_requests)
+    closing.append(Section(sentences=sentences))
+    return [section for section in closing if section != Section()]
 
 
 def as_json(records: Lines, shown: Sequence[Section] | None = None) -> dict[str, Any]:
@@ -170,6 +192,15 @@ def draw_what_can_be(shown: Sequence[Section], folder: Path, stem: str) -> list[
     except LabError as problem:
         note(f"{problem.what} The answer is complete without it. {problem.hint}")
     return paths
+
+
+def plot_lines(stem: Path, paths: Sequence[Path]) -> list[str]:
+    """One line that names the pictures `<stem>-<name>.<suffix>`; none without pictures."""
+    if not paths:
+        return []
+    names = dict.fromkeys(path.stem.removeprefix(f"{stem.name}-") for path in paths)
+    suffixes = dict.fromkeys(path.suffix for path in paths)
+    return [f"plot     {shell.braced(str(stem), list(names), list(suffixes))}"]
 
 
 def commands(records: Lines) -> list[str]:

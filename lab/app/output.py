@@ -91,8 +91,8 @@ class Output:
         else:
             kinds.print_results(records, out, shown, sentences)
         out.print(f"\nresults  {path}")
-        for plot in self._draw(path, shown):
-            out.print(f"plot     {plot}")
+        for line in kinds.plot_lines(path.with_suffix(""), self._draw(path, shown)):
+            out.print(line)
         page = self._write_page(records, path, at_least)
         if page:
             out.print(f"report   {page}")

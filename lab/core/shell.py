@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 
 from lab.errors import printable
 
@@ -28,6 +29,20 @@ def _as_text(argument: object) -> str:
 def lab(*arguments: object) -> str:
     """A command of the lab."""
     return join("lab", *arguments)
+
+
+def braced(stem: str, names: Sequence[str], suffixes: Sequence[str]) -> str:
+    """The files `<stem>-<name><suffix>` as one word that a shell expands: `a-{x,y}.{png,svg}`."""
+    name = _alternatives([f"-{name}" for name in names])
+    suffix = _alternatives(suffixes)
+    return f"{join(stem)}{name}{suffix}"
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    """Words with the same first letter: `-x` or `-{x,y}`."""
+    if len(words) == 1:
+        return join(words[0])
+    return f"{words[0][0]}{{{','.join(join(word[1:]) for word in words)}}}"
 
 
 def split(text: str) -> list[str]:

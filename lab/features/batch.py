@@ -459,7 +459,8 @@ def efficiency_cell(row: Any) -> str:
 TABLE = ExperimentTable(
     name="batch",
     question="How many sequences at once, and what does it cost each?",
-    title="sequences decoded together; medians over runs, their range below",
+    title="sequences decoded together; medians over runs",
+    below="their range",
     caption="Tokens per second in total and per user, over the number of sequences in a step. "
     "Points are runs, the line is the median, dashes are predictions.",
     columns=(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from lab.app import kinds
 from lab.app.help import Command
-from lab.app.options import AT_LEAST, DETAILS, NO_PLOT, PLOTS_OUT, as_json_option
-from lab.app.reading import draws, hint, nearby, plot_folder, read, without_parts
+from lab.app.options import AT_LEAST, DETAILS, as_json_option
+from lab.app.reading import hint, nearby, read, without_parts
 from lab.core import shell
 from lab.core.results import Contents
 
@@ -22,8 +23,7 @@ from lab.core.results import Contents
     help="The base of the comparison, by a part of its label.  [default: the first]",
 )
 @AT_LEAST
-@PLOTS_OUT
-@NO_PLOT
+@click.option("--out", "-o", help="Folder for plots; without it none is drawn.")
 @DETAILS
 @as_json_option("tables")
 def compare(
@@ -31,7 +31,6 @@ def compare(
     base: str | None,
     at_least: float,
     out: str | None,
-    no_plot: bool,
     details: bool,
     as_json: bool,
 ) -> None:
@@ -63,23 +62,24 @@ def compare(
         sessions += others.requests
     spreads = session_spread.known_spreads(sessions)
     comparisons = comparison.compare_groups(groups, at_least, spreads)
-    is_drawn = draws(results, out, no_plot)
     if as_json:
         document = text_comparison.as_json(groups, comparisons)
-        plots = draw(contents, results, out) if is_drawn else []
+        plots = draw(contents, results, out) if out else []
         console.print_json({**document, "plots": [str(plot) for plot in plots]})
         return
     stdout = console.console(details=hint(details))
     warnings = text_doubts.warnings(contents.records)
     warnings += text_requests.warnings(contents.requests)
     text_comparison.print_comparisons(groups, comparisons, at_least, stdout, warnings)
-    for plot in draw(contents, results, out) if is_drawn else []:
-        stdout.print(f"plot     {plot}")
+    if out:
+        stem = Path(out) / _stem(results)
+        for line in kinds.plot_lines(stem, draw(contents, results, out)):
+            stdout.print(line)
     stdout.print(f"next     a page to share: {shell.lab('report', *results)}")
 
 
-def draw(contents: Contents, results: tuple[str, ...], out: str | None) -> list[Path]:
-    """Write the pictures of what is compared; returns their paths."""
+def draw(contents: Contents, results: Sequence[str], out: str) -> list[Path]:
+    """Write the pictures of what is compared into the folder `out`; returns their paths."""
     from lab.show import comparison
     from lab.show.section import Context
 
@@ -87,5 +87,8 @@ def draw(contents: Contents, results: tuple[str, ...], out: str | None) -> list[
         contents.measured if contents.requests else comparison.by_session(contents.records)
     )
     sections = kinds.sections(records, Context(), ("runs", "requests"))
-    stem = f"{Path(results[0]).stem}-compared"
-    return kinds.draw_what_can_be(sections, plot_folder(results, out), stem)
+    return kinds.draw_what_can_be(sections, Path(out), _stem(results))
+
+
+def _stem(results: Sequence[str]) -> str:
+    return f"{Path(results[0]).stem}-compared"

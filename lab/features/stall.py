@@ -533,8 +533,9 @@ def lost_cell(row: Any) -> str:
 TABLE = ExperimentTable(
     name="stall",
     question="How long does a long prompt stop running answers?",
-    title="a long prompt beside running answers; medians over runs, their range below; "
+    title="a long prompt beside running answers; medians over runs; "
     "lost: throughput lost by mixing",
+    below="their range",
     caption="The gap before each token of the streams, over the time since the prompt came; "
     "a panel for each chunk. Points are tokens of all runs, the line is the median of each token.",
     columns=(

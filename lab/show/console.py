@@ -77,12 +77,13 @@ KEPT_LETTERS = "\n\t\u200c\u200d"  # joiners: of scripts and emoji
 
 
 class Terminal(Console):
-    """A console that shows only the first lines below a table.
+    """A console that may show only what matters most.
 
-    `details` says how to see all; "" shows all.
+    `details` says how to see all; "" shows all. `end_lines` more lines follow the sections.
     """
 
     details = ""
+    end_lines = 1
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich, but no text (a file's name, a model's) controls the terminal."""
@@ -131,20 +132,25 @@ class Grid:
         self.rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        shown = list(range(len(self.headings)))
-        unbounded = options.update(max_width=UNBOUNDED)
-        for column in sorted(shown[1:], key=self._rank):
-            narrowest = self._table(shown, is_narrowest=True)
-            if Measurement.get(console, unbounded, narrowest).maximum <= options.max_width:
-                break
-            shown.remove(column)
-        yield self._table(shown)
+        shown = self.fitting(console, options)
+        yield self.table(shown)
         names = [
             " ".join(name.split()) for i, name in enumerate(self.headings) if i not in shown
         ]
         if names:
             hidden = f"Columns left out (widen the terminal, or --json): {', '.join(names)}"
             yield Text(hidden, style="dim")
+
+    def fitting(self, console: Console, options: ConsoleOptions) -> list[int]:
+        """The columns that fit into the width of a console."""
+        shown = list(range(len(self.headings)))
+        unbounded = options.update(max_width=UNBOUNDED)
+        for column in sorted(shown[1:], key=self._rank):
+            narrowest = self.table(shown, is_narrowest=True)
+            if Measurement.get(console, unbounded, narrowest).maximum <= options.max_width:
+                break
+            shown.remove(column)
+        return shown
 
     def _rank(self, column: int) -> tuple[int, int]:
         """The order of hiding: columns of GIVES_WAY, numbers from the right, text, the last."""
@@ -161,7 +167,8 @@ class Grid:
             return len(GIVES_WAY) + 1, -column
         return len(GIVES_WAY), -column
 
-    def _table(self, columns: Sequence[int], is_narrowest: bool = False) -> Table:
+    def table(self, columns: Sequence[int], is_narrowest: bool = False) -> Table:
+        """These columns, in the least width if it `is_narrowest`."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
             heading = self.headings[column]

@@ -6,14 +6,13 @@ This file prints sections; page.html.jinja writes them as HTML.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from lab.core.lists import plural
 from lab.core.record import Ceilings, Record
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.show import wording
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNKNOWN = wording.UNKNOWN
-
-MOST_LINES = 4
-"""Warnings, sentences and notes that a terminal shows below a table; --details shows all."""
 
 ONCE = {"prompt\ntokens", "answer\ntokens", "runs", "n", "sequences", "streams"}
 """Headings of columns that a terminal replaces by a phrase in the title if all cells are equal."""
@@ -74,6 +70,7 @@ class Section:
 
     title: str = ""
     about: str = ""  # the contents of the table
+    below: str = ""  # what cells have in their second line, such as "their range"
     name: str = ""  # of an experiment in JSON; the target of links on a page
     question: str = ""  # that it answers
     answer: str = ""  # in one sentence; a terminal prints it first
@@ -81,8 +78,9 @@ class Section:
     facts: dict[str, str] = field(default_factory=dict)
     headings: Sequence[str] = ()
     cells: Sequence[Sequence[str]] = ()
-    most_rows: int | None = None  # of the table on a terminal; --details shows all
+    is_ranked: bool = False  # the first rows say most
     notes: Sequence[str] = ()
+    failures: Sequence[str] = ()
     warnings: Sequence[str] = ()
     sentences: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
@@ -92,7 +90,27 @@ class Section:
 
     @property
     def caption(self) -> str:
-        return ": ".join(filter(None, [self.title, self.about]))
+        return ": ".join(filter(None, [self.title, self.contents]))
+
+    @property
+    def contents(self) -> str:
+        """What the table contains, with what stands below its figures."""
+        below = f"below each {self.below}" if self.has_ranges else ""
+        return "; ".join(filter(None, [self.about, below]))
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether a figure of the table has a second line, as `below` says."""
+        figures = [cell for _, *others in self.cells for cell in others]
+        return bool(self.below) and any("\n" in figure for figure in figures)
+
+    @property
+    def with_parts(self) -> list[Section]:
+        """The section, its parts, and theirs."""
+        every = [self]
+        for part in self.parts:
+            every += part.with_parts
+        return every
 
     @property
     def said(self) -> str:
@@ -163,40 +181,46 @@ def _free_name(name: str, used: set[str]) -> str:
 
 
 def print_sections(sections: Sequence[Section], out: Console) -> None:
-    """Print each section below an empty line."""
+    """Print each section below an empty line; a Terminal with `details` what matters most."""
+    from lab.show.brief import print_brief
+
+    if isinstance(out, Terminal) and out.details:
+        print_brief(sections, out)
+        return
     for section in sections:
         out.print()
         print_section(section, out)
 
 
 def print_section(section: Section, out: Console) -> None:
-    """Print the answer, title, table, warnings, sentences and notes, then the parts.
-
-    A Terminal with `details` prints only the first rows and lines, and how to see the others.
-    """
+    """Print the answer, title, table, warnings, sentences and notes, then the parts."""
     if section.answer:
         out.print(Text(section.answer, style="bold"))
-    equal = _equal_columns(section)
-    about = "; ".join(filter(None, [section.about, ", ".join(equal.values())]))
-    if section.title and about:
-        out.print(Text(section.title, style="bold") + Text(f": {about}"))
-    elif section.title or about:
-        out.print(Text(section.title, style="bold") + Text(about))
+    equal = equal_columns(section)
+    print_title(section.title, [section.contents, ", ".join(equal.values())], out)
     for paragraph in section.words:
         out.print(paragraph)
     for name, fact in section.facts.items():
         out.print(Text(name, style="bold"))
         out.print(fact)
     if section.cells:
-        shown = [i for i in range(len(section.headings)) if i not in equal]
-        _print_table(section, shown, out)
-    notes = [Text(note, style="dim") for note in section.notes]
-    sentences = [Text(sentence) for sentence in section.sentences]
-    print_lines([*map(_marked, section.warnings), *sentences, *notes], out)
+        out.print(grid(section, section.cells, equal))
+    for line in [*marked_lines(section), *map(Text, section.sentences)]:
+        out.print(line)
+    for note in section.notes:
+        out.print(Text(note, style="dim"))
     print_sections(section.parts, out)
 
 
-def _equal_columns(section: Section) -> dict[int, str]:
+def print_title(title: str, contents: Sequence[str], out: Console) -> None:
+    """Print a title, if there is one, and what the table below it contains."""
+    about = "; ".join(filter(None, contents))
+    colon = ": " if title and about else ""
+    if title or about:
+        out.print(Text(title, style="bold") + Text(f"{colon}{about}"))
+
+
+def equal_columns(section: Section) -> dict[int, str]:
     """Columns of ONCE with equal cells, each as a phrase for the title: "runs 3"."""
     phrases: dict[int, str] = {}
     if len(section.cells) < 2:
@@ -218,18 +242,13 @@ def _phrase(name: str, value: str) -> str:
     return f"{name} {value}"
 
 
-def _print_table(section: Section, columns: Sequence[int], out: Console) -> None:
-    more = _how_to_see_more(out)
-    grid = Grid(*(section.headings[column] for column in columns))
-    n_rows = len(section.cells)
-    if more and section.most_rows is not None:
-        n_rows = section.most_rows
-    for cells in section.cells[:n_rows]:
-        grid.add_row(*(_cell_text(cells[column]) for column in columns))
-    out.print(grid)
-    n_hidden = len(section.cells) - n_rows
-    if n_hidden > 0:
-        out.print(Text(f"{plural(n_hidden, 'more row')}: {more}", style="dim"))
+def grid(section: Section, lines: Sequence[Sequence[str]], hidden: Container[int]) -> Grid:
+    """The table of a section with these lines of cells, without the `hidden` columns."""
+    columns = [i for i in range(len(section.headings)) if i not in hidden]
+    table = Grid(*(section.headings[column] for column in columns))
+    for cells in lines:
+        table.add_row(*(_cell_text(cells[column]) for column in columns))
+    return table
 
 
 def _cell_text(cell: str) -> Text:
@@ -238,29 +257,11 @@ def _cell_text(cell: str) -> Text:
     return Text(value) + Text(f"{line_end}{below}", style="dim")
 
 
-def _how_to_see_more(out: Console) -> str:
-    return out.details if isinstance(out, Terminal) else ""
-
-
-def print_lines(lines: Sequence[Text], out: Console) -> None:
-    """Print the lines; a Terminal with `details` prints the first, and how to see the others."""
-    more = _how_to_see_more(out)
-    n_lines = MOST_LINES if more else len(lines)
-    for line in lines[:n_lines]:
-        out.print(line)
-    n_hidden = len(lines) - n_lines
-    if n_hidden > 0:
-        out.print(Text(f"{plural(n_hidden, 'more line')}: {more}", style="dim"))
-
-
-def _marked(warning: str) -> Text:
-    return Text(f"{MARK} ", style="yellow") + Text(warning)
-
-
-def print_marked(warnings: Sequence[str], failures: Sequence[str], out: Console) -> None:
-    """Print what failed, and what disturbed the runs."""
-    failed = [Text("failed ", style="red") + Text(line) for line in failures]
-    print_lines([*failed, *map(_marked, warnings)], out)
+def marked_lines(section: Section) -> list[Text]:
+    """What failed, and warnings, with their marks."""
+    failed = [Text("failed ", style="red") + Text(line) for line in section.failures]
+    warned = [Text(f"{MARK} ", style="yellow") + Text(line) for line in section.warnings]
+    return [*failed, *warned]
 
 
 Lines = Sequence[Any]  # runs, requests and findings of rooms

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from lab.core import shown
 from lab.core.lists import grouped, join_and
@@ -23,28 +22,26 @@ from lab.show.comparison import (
     Group,
     figure_names,
 )
-from lab.show.section import Columns, Section, print_lines, print_sections, tabled
+from lab.show.section import Columns, Section, print_sections, tabled
 from lab.show.session_spread import FEWEST_SESSIONS
 from lab.show.wording import digits, percent, times
 
 LONGEST_VALUE = 60  # letters of a value of a setup
 LONGEST_CHECKSUM = 12
+EQUAL = "Equal setups, measured at different times."
+INTERVAL = "the 95 % interval (3 or more runs of each; log-normal times assumed)"
 
 
 def sections(comparisons: Sequence[Comparison]) -> list[Section]:
     """A section for each group against the base: times, ratios, verdicts, and why some are
     unclear."""
-    about_ratios = (
-        "time ratio = other / base, below it the 95 % interval "
-        "(3 or more runs of each; log-normal times assumed)"
-    )
     all_sections = []
     for compared in comparisons:
-        has_intervals = any(row.ratio for row in compared.rows)
         all_sections.append(
             Section(
                 f"{compared.other} against the base",
-                about_ratios if has_intervals else "",
+                "time ratio = other / base",
+                INTERVAL,
                 **tabled(COLUMNS, compared.rows, keep_all=True),
                 sentences=_explanations(compared),
             )
@@ -124,20 +121,14 @@ def print_comparisons(
 ) -> None:
     """Print who is faster, how the groups differ, a table per group against the base, and
     warnings."""
-    for compared in comparisons:
-        out.print(Text(overall(compared), style="bold"))
-    out.print(Text("\nBase: ", style="bold") + Text(groups[0].label))
-    fields = differences(groups)
-    if fields:
-        out.print("Differences:")
-    else:
-        out.print("Equal setups, measured at different times.")
-    print_lines(
-        [Text(f"  {field}: {' | '.join(values)}") for field, values in fields.items()], out
-    )
-    *before, last = sections(comparisons)
-    notes = how_compared(groups, comparisons, at_least)
-    print_sections([*before, dataclasses.replace(last, warnings=warnings, notes=notes)], out)
+    setups = []
+    for field, values in differences(groups).items():
+        setups.append(f"{field}: {' | '.join(values)}")
+    words = [f"Base: {groups[0].label}"]
+    words += ["Differences:", *setups] if setups else [EQUAL]
+    closing = Section(warnings=warnings, notes=how_compared(groups, comparisons, at_least))
+    answers = [Section(answer=overall(compared)) for compared in comparisons]
+    print_sections([*answers, Section(words=words), *sections(comparisons), closing], out)
 
 
 def overall(compared: Comparison) -> str:

@@ -350,7 +350,8 @@ def _section(label: str, n_gen: int, rows: pd.DataFrame) -> Section:
         parts.append(Section("Times reported by the server, medians", **own_times))
     return Section(
         label,
-        f"{plural(n_gen, 'token')} requested; {text_results.below(rows, 'request')}",
+        f"{plural(n_gen, 'token')} requested; {text_results.medians(rows, 'request')}",
+        text_results.below(rows, "request"),
         **tabled(_columns(rows), rows.to_dict("records")),
         answer=_sentence(rows),
         notes=[MEANINGS],

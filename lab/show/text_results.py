@@ -53,8 +53,6 @@ HEADINGS = {
 }
 """Figures of the summary of runs or requests, and their headings."""
 
-MOST_ROWS = 8  # lengths of a sweep that a terminal shows; --details shows all
-
 MEANINGS = (
     "TTFT: time to first token. TPOT: time per token after the first. "
     "E2E: from the start of prefill to the last token."
@@ -150,11 +148,7 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
     """Medians of one setup and n_gen (a summary), with intervals or ranges."""
     is_sweep = records[0].run.every is not None
     n_gen = records[0].run.n_gen
-    about = _about(rows, n_gen, is_sweep)
     lines = rows.to_dict("records")
-    if is_sweep and not details and len(lines) > MOST_ROWS:
-        about = f"{MOST_ROWS} of {len(lines)} lengths, {about}"
-        lines = _evenly_spaced(lines)
     n_ctx_train = records[0].model.n_ctx_train
     beyond = []
     if n_ctx_train is not None:
@@ -169,7 +163,8 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
     fitted = laws(rows)
     return Section(
         label,
-        about,
+        _about(rows, n_gen, is_sweep),
+        below(rows, "run"),
         answer=answer(rows, beyond),
         words=fitted if is_sweep else [],
         **tabled(_columns(rows, is_sweep, details), lines),
@@ -190,13 +185,7 @@ def _about(rows: pd.DataFrame, n_gen: int, is_sweep: bool) -> str:
         work = f"{plural(n_gen, 'token')} generated at each length"
     else:
         work = f"{plural(n_gen, 'token')} generated per run"
-    return f"{work}; {below(rows, 'run')}"
-
-
-def _evenly_spaced(lines: Sequence[Any]) -> list[Any]:
-    """MOST_ROWS of the lines, with the last one."""
-    ends = [round((i + 1) * len(lines) / MOST_ROWS) for i in range(MOST_ROWS)]
-    return [lines[end - 1] for end in ends]
+    return f"{work}; {medians(rows, 'run')}"
 
 
 def _columns(rows: pd.DataFrame, is_sweep: bool, details: bool) -> list[tuple[str, Any]]:
@@ -256,20 +245,24 @@ def _disturbed(records: Sequence[Record], is_sweep: bool) -> list[str]:
     return sentences
 
 
-def below(rows: pd.DataFrame, noun: str) -> str:
-    """What a summary shows: medians of runs or requests (the noun), with intervals or ranges."""
-    fewest_for_interval = stats.fewest_for_interval()
+def medians(rows: pd.DataFrame, noun: str) -> str:
+    """What the figures of a summary are: medians of so many runs or requests (the noun)."""
     fewest = int(rows.repeats.min())
     most = int(rows.repeats.max())
     if most == 1:
         return f"1 {noun} each, so the spread is unknown"
     number = str(most) if fewest == most else f"{fewest} to {most}"
-    medians = f"medians of {number} {noun}s; below each"
-    if most < fewest_for_interval:
-        return f"{medians} their range"
-    if fewest >= fewest_for_interval:
-        return f"{medians} the 95 % interval"
-    return f"{medians} the 95 % interval ({fewest_for_interval} or more {noun}s) or the range"
+    return f"medians of {number} {noun}s"
+
+
+def below(rows: pd.DataFrame, noun: str) -> str:
+    """What stands below the medians of a summary: intervals or, of few runs, ranges."""
+    fewest_for_interval = stats.fewest_for_interval()
+    if rows.repeats.max() < fewest_for_interval:
+        return "their range"
+    if rows.repeats.min() >= fewest_for_interval:
+        return "the 95 % interval"
+    return f"the 95 % interval ({fewest_for_interval} or more {noun}s) or the range"
 
 
 def question(labels: Sequence[str]) -> str:

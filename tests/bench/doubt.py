@@ -175,12 +175,12 @@ def shown_of(
             texts[f"explain {width}"] = run_lab(
                 "explain", path, "--no-plot", "--ceilings", folder
             )[1]
-            texts[f"compare {width}"] = run_lab("compare", quiet, path, "--no-plot")[1]
+            texts[f"compare {width}"] = run_lab("compare", quiet, path)[1]
     texts["show json"] = run_lab("show", path, "--json")[1]
     code, texts["explain json"], texts["explain error"] = run_lab(
         "explain", path, "--json", "--no-plot", "--ceilings", folder
     )
-    texts["compare json"] = run_lab("compare", quiet, path, "--json", "--no-plot")[1]
+    texts["compare json"] = run_lab("compare", quiet, path, "--json")[1]
     texts["export"] = run_lab("export", path, "--as", "csv")[1]
     page = folder / "page.html"
     assert run_lab("report", path, "-f", page)[0] == 0

@@ -79,7 +79,7 @@ def main() -> None:
         measure_with_the_lab(model, commit)
         compare_with_llama_cpp(commit)
         lab("import", "bench.json", "-o", "imported")
-        print(lab("compare", "imported", "lab", "--no-plot"))
+        print(lab("compare", "imported", "lab"))
 
 
 if __name__ == "__main__":

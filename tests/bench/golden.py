@@ -63,8 +63,8 @@ def commands(out: Path) -> Iterator[tuple[str, ...]]:
         yield ("explain", "--json", path)
         yield ("predict", "--ceilings", path, "-m", "llama-3.2-3b", "-d", "here")
     for paths in ((EPYC, XEON), (EPYC, TO_COMPARE), (XEON, TO_COMPARE, EPYC), ("results",)):
-        yield ("compare", "--no-plot", *paths)
-        yield ("compare", "--no-plot", "--json", *paths)
+        yield ("compare", *paths)
+        yield ("compare", "--json", *paths)
     yield ("predict", "-m", "llama-3.2-3b", "-d", "rtx-4090", "-p", "10,1000")
     yield ("predict", "-m", "phi-3-mini", "-d", "rtx-4090", "--json")
     for kind in ("apple", "laptop", "desktop"):

@@ -39,7 +39,7 @@ def main() -> None:
         n_runs = N_FILES * N_RUNS
         print(f"{n_runs:,} runs, {n_runs * N_STEPS:,} steps, {n_bytes / 1e6:.0f} MB of JSON")
         time_command("show", folder)
-        time_command("compare", folder, "--no-plot")
+        time_command("compare", folder)
 
 
 def time_command(*arguments: str) -> None:

@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "plot": ("plot", "FILE", "-o", "OUT"),
     "report": ("report", "FILE", "-f", "OUT/page.html"),
     "explain": ("explain", "FILE", "--details", "--no-plot"),
-    "compare": ("compare", "FILE", "SAMPLE", "--no-plot"),
+    "compare": ("compare", "FILE", "SAMPLE"),
     "bench": ("export", "FILE"),
     "runs": ("export", "FILE", "--as", "csv"),
     "steps": ("export", "FILE", "--as", "csv", "--table", "steps"),

@@ -242,7 +242,8 @@ def section(
     rows = measured.rows()
     return Section(
         title,
-        "medians over runs, their range below; share: of a step's time",
+        "medians over runs; share: of a step's time",
+        "their range",
         name="choose",
         question="What does choosing a token cost?",
         answer=answer,

@@ -17,7 +17,7 @@ from lab.features.explain import server_budget
 from lab.features.explain.section import explained
 from lab.roofline import probing
 from lab.show import console, table, text_doubts
-from lab.show.section import Section, print_marked, print_sections
+from lab.show.section import Section, print_sections
 
 
 @click.command(cls=Command)
@@ -80,8 +80,7 @@ def explain(
         if len(setups) > 1:
             stem = f"{stem}-{number}"
         if not as_json:
-            print_sections([section], stdout)
-            print_marked(warnings, [], stdout)
+            print_sections([section, Section(warnings=warnings)], stdout)
         plots: list[Path] = []
         if folder_of_plots is not None:
             plots = kinds.draw_what_can_be([section], folder_of_plots, stem)
@@ -93,8 +92,8 @@ def explain(
             }
         )
         if not as_json:
-            for plot in plots:
-                stdout.print(f"plot     {plot}")
+            for line in kinds.plot_lines(Path(folder_of_plots or "") / stem, plots):
+                stdout.print(line)
     if as_json:
         console.print_json(documents)
 

@@ -14,18 +14,15 @@ from lab.features.explain.advice import Advice
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import kernel_rates, probing
 from lab.roofline.explanation import explain
-from lab.show.section import MOST_LINES, UNKNOWN, Columns, Picture, Section, tabled
+from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.text_ceilings import doubt_sentences
 from lab.show.wording import digits
 
-MOST_VERDICTS = MOST_LINES - 1
-"""Verdicts on a terminal, before the first advice; --details shows all."""
-
-ABOUT = (
+LEGEND = (
     "ms: the whole prompt (prefill) or one token (decode), without choosing the next token; % of "
     "ceiling: 100 is as fast as this quantization's kernels alone, others may be faster; output: "
     "the last layer; rest: time beyond the kernels alone; GFLOP/s, GB/s: operations and bytes that "
-    "the model needs at least / measured time"
+    "the model needs at least / measured time."
 )
 CAPTION = (
     "Roofline: the rate of each phase (numbers: prompt tokens). The black line is the machine's "
@@ -66,12 +63,13 @@ def explained(
     )
     return Section(
         label,
-        ABOUT,
         answer=answer,
+        notes=[LEGEND],
         **tabled(COLUMNS, list(rows.itertuples()), keep_all=True),
         warnings=doubt_sentences(ceilings),
         sentences=[
-            *_in_order(sentences.verdicts(rows, first.settings), [*changes, *experiments]),
+            *map(advising.sentence, [*changes, *experiments]),
+            *sentences.verdicts(rows, first.settings),
             *sentences.by_device(rows),
             sentences.on_the_roof(roof, ceilings),
         ],
@@ -79,13 +77,6 @@ def explained(
         parts=parts,
         data=lambda: document,
     )
-
-
-def _in_order(verdicts: Sequence[str], advice: Sequence[Advice]) -> list[str]:
-    """Verdicts and advice, the first advice among the lines that a terminal shows."""
-    advised = [advising.sentence(change) for change in advice]
-    first_lines = [*verdicts[:MOST_VERDICTS], *advised[:1]]
-    return [*first_lines, *verdicts[MOST_VERDICTS:], *advised[1:]]
 
 
 def _measured_ms(row: Any) -> str:

@@ -63,6 +63,7 @@ def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
     return Section(
         "Quality and speed",
         f"{summary.n_chunks} chunks, {summary.n_positions:,} positions, against {rows[0].label}",
+        "the 95 % interval",
         name="quant",
         question="What does each quantization cost in quality, and what does it gain in speed?",
         answer=answer(summary),

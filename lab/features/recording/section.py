@@ -75,7 +75,7 @@ def section(calls: Sequence[RecordedCall]) -> Section:
         question=QUESTION,
         answer=sentences.answer(calls, table),
         **tabled(COLUMNS, rows),
-        most_rows=MOST_ROWS,
+        is_ranked=True,
         notes=notes(calls, table),
         warnings=failures(calls),
         sentences=statements,

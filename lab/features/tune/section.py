@@ -84,15 +84,15 @@ def section(result: Tuned, context: Context = Context()) -> Section:  # noqa: B0
     if commands and has_details:
         parts.append(Section("The recommended settings as commands", facts=commands))
     elif commands:
-        more.append(f"With these settings: {commands['lab']}")
+        more.insert(0, f"With these settings: {commands['lab']}")
     return Section(
         title(result),
         f"{result.aim}; goal: {GOALS[result.asked.goal]}",
         name=f"tune-{result.default.session}",
         question=f"Which settings are the fastest for {result.aim}?",
-        words=() if context.is_page else [answer],
+        answer="" if context.is_page else answer,
         **tabled(COLUMNS, list(result.tried.itertuples()), keep_all=True),
-        most_rows=MOST_ROWS,
+        is_ranked=True,
         warnings=warnings(result),
         sentences=[answer, *more] if context.is_page else more,
         notes=[OF_TUNE] if context.details else [],
