@@ -105,7 +105,7 @@ def test_the_table_and_the_sentences_have_one_direction() -> None:
     low, high = map(float, interval.split("-"))
     assert low < float(estimate) < high
     assert float(estimate) == pytest.approx(1.81, abs=0.03)
-    assert "is 1.81 times as fast" in shown.words[0]
+    assert "is 1.81 times as fast" in shown.answer
 
 
 def test_the_bar_of_the_winner_is_its_confirmation_alone() -> None:
@@ -165,7 +165,7 @@ UNCLEAR = (
 def test_without_a_confirmed_gain_nothing_is_recommended(
     lines: list[Any], phrase: str
 ) -> None:
-    assert section_of(lines).words[0].startswith(phrase)
+    assert section_of(lines).answer.startswith(phrase)
     (row,) = section_of(lines).document()["tunings"]
     assert row["recommended"] is None
     assert "recommended" not in {choice["verdict"] for choice in row["tried"]}
