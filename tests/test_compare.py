@@ -15,6 +15,7 @@ from lab.errors import LabError
 from lab.runner import trial
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
+from lab.runner.progress import Status
 from lab.runner.session import execute as execute_session
 from lab.show import comparison, console, text_comparison
 from lab.show.comparison import ALIKE, DISTURBED, FASTER, SLOWER, TOO_FEW
@@ -302,7 +303,9 @@ def execute(
     plans: dict[str, Plan], n_blocks: int, folder: Path, workers: Any = FakeWorker
 ) -> list[Record]:
     path = folder / "trial.jsonl"
-    return list(trial.execute(plans, n_blocks, path, lambda status: None, workers))
+    return list(
+        trial.execute(plans, trial.Blocks(n_blocks), path, lambda status: None, workers)
+    )
 
 
 def timed_runs(records: Sequence[Record]) -> list[Run]:
@@ -441,3 +444,29 @@ def test_a_trial_needs_two_variants_and_room_for_all(
     monkeypatch.setattr("lab.runner.machine.memory_available", lambda: room)
     with pytest.raises(LabError, match="together need about"):
         trial.check(plans(1, 2))
+
+
+@pytest.mark.parametrize(("blocks_in_budget", "n_blocks"), [(0, 1), (2.5, 2), (100, 6)])
+def test_no_block_is_made_that_would_end_after_the_budget(
+    plans: Any, tmp_path: Path, blocks_in_budget: float, n_blocks: int
+) -> None:
+    left_s: list[float] = []
+
+    def watch(status: Status) -> None:
+        if status.left_s is not None:
+            left_s.append(status.left_s)
+
+    path = tmp_path / "all.jsonl"
+    list(trial.execute(plans(1, 2), trial.Blocks(6), path, watch, FakeWorker))
+    budget_s = blocks_in_budget * max(left_s) / 6
+
+    records = list(
+        trial.execute(
+            plans(1, 2),
+            trial.Blocks(6, budget_s=budget_s),
+            tmp_path / "a.jsonl",
+            watch,
+            FakeWorker,
+        )
+    )
+    assert len({run.block for run in timed_runs(records)}) == n_blocks

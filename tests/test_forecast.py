@@ -185,7 +185,7 @@ def test_the_pace_of_one_plan_tells_how_long_others_take(
     began_s = machine.now
     path = tmp_path / "runs.jsonl"
     plans = {"A": other, "B": other}
-    list(trial.execute(plans, 3, path, machine.watch, lambda: worker, n_turns=1))
+    list(trial.execute(plans, trial.Blocks(3, 1), path, machine.watch, lambda: worker))
     took_s = machine.now - began_s
     assert speed.seconds([other, other], 3) == pytest.approx(took_s, rel=0.3)
 

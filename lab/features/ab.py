@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -13,6 +14,8 @@ from click.core import ParameterSource
 from lab.app.help import Command
 from lab.app.options import (
     AT_LEAST,
+    DRY_RUN,
+    DURATION,
     OUTPUT,
     SAMPLING,
     SEED,
@@ -29,6 +32,10 @@ from lab.process.worker import Worker
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.session import new_results_file
+from lab.runner.trial import N_BLOCKS, Blocks
+
+BUDGET_S = 120.0
+CURE = "Measure longer: add --budget 10min, or more blocks with --repeat."
 
 
 class WithVariants(Command):
@@ -81,6 +88,12 @@ def notes_on_blocks(plans: Sequence[Plan], n_blocks: int) -> list[str]:
     ]
 
 
+def _is_default(name: str) -> bool:
+    """Whether an option was not given."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.DEFAULT
+
+
 def _not_understood(text: str, message: str) -> LabError:
     return LabError(
         f"The variant {text!r} is not understood: {message}",
@@ -118,10 +131,17 @@ def _not_understood(text: str, message: str) -> LabError:
     click.option(
         "--repeat",
         "-r",
-        default=10,
-        show_default=True,
-        help="Blocks; each runs every variant twice.",
+        default=N_BLOCKS,
+        help=f"Blocks; each runs every variant twice.  [default: {N_BLOCKS}, as far as the budget "
+        "allows]",
     ),
+    click.option(
+        "--budget",
+        type=DURATION,
+        help="Time to spend, such as 10min: no block starts that would end after it.  [default: "
+        "2min, without a limit if --repeat is given]",
+    ),
+    DRY_RUN,
     AT_LEAST,
     *SETTINGS,
     *SAMPLING,
@@ -131,6 +151,8 @@ def _not_understood(text: str, message: str) -> LabError:
 def command(
     variants: tuple[str, ...],
     repeat: int,
+    budget: float | None,
+    dry_run: bool,
     at_least: float,
     sequences: str | None,
     **asked: Any,
@@ -148,7 +170,7 @@ def command(
     order. Changes of the machine's speed therefore affect all variants equally.
     """
     from lab.runner import batches, trial
-    from lab.show import comparison, console, text_comparison, text_doubts
+    from lab.show import comparison, console, text_comparison, text_doubts, text_plan
 
     output = Output.taken_from(asked)
     err = console.console(stderr=True)
@@ -159,9 +181,15 @@ def command(
     with Worker() as worker, console.transfer(err) as transferring:
         plans = trial.plan(worker, labelled, repeat, make, **asked, watch=transferring)
     introduce(list(plans.values()), err, err, notes_on_blocks(list(plans.values()), repeat))
+    if dry_run:
+        text_plan.print_plans(plans, output.as_json)
+        return
     path = new_results_file(next(iter(plans.values())), output.folder)
+    if budget is None and _is_default("repeat"):
+        budget = BUDGET_S
+    blocks = Blocks(repeat, budget_s=math.inf if budget is None else budget)
     records, problem = collect(
-        lambda watch: trial.execute(plans, repeat, path, watch), path, err
+        lambda watch: trial.execute(plans, blocks, path, watch), path, err
     )
     if problem:
         raise problem
@@ -169,7 +197,12 @@ def command(
     comparisons = comparison.compare_groups(groups, at_least)
     warnings = text_doubts.warnings(records)
     tables = partial(
-        text_comparison.print_comparisons, groups, comparisons, at_least, warnings=warnings
+        text_comparison.print_comparisons,
+        groups,
+        comparisons,
+        at_least,
+        warnings=warnings,
+        cure=CURE,
     )
     document = partial(text_comparison.as_json, groups, comparisons)
     output.finish(records, path, tables=tables, document=document, at_least=at_least)

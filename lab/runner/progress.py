@@ -133,6 +133,14 @@ class Reporter:
             decode_s *= n_planned / n_chosen
         self.forecast.learn(case, prefill_ns / 1e9, decode_s)
 
+    def keep_to(
+        self, budget_s: float, runs_of_round: int, todo: list[tuple[int, Case]]
+    ) -> None:
+        """Drop the last rounds of the list, as far as its forecast exceeds a budget."""
+        while len(todo) > runs_of_round and self._forecast_of_list() > budget_s:
+            del todo[:runs_of_round]
+            self.n_runs -= runs_of_round
+
     def announce(self) -> None:
         """Say once how long the runs in the list will take, after the first warm-up."""
         if self._is_announced:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import random
 import string
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +68,7 @@ def ab(
         )
     path = new_results_file(next(iter(plans.values())), Path(out))
     with progress.in_notebook() as watch:
-        return list(execute(plans, repeat, path, watch))
+        return list(execute(plans, Blocks(repeat), path, watch))
 
 
 def named(variants: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -150,39 +152,54 @@ def too_large(plans: Mapping[str, Plan]) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """How many blocks a trial makes: fewer, at least one, if more would take longer than the
+    budget.
+
+    With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a
+    block counts.
+    """
+
+    n: int
+    n_turns: int = N_TURNS
+    budget_s: float = math.inf
+
+
 def execute(
     plans: Mapping[str, Plan],
-    n_blocks: int,
+    blocks: Blocks,
     path: Path,
     watch: ShowStatus,
     new_worker: Callable[[], Worker] = Worker,
-    n_turns: int = N_TURNS,
 ) -> Iterator[Record]:
     """Make the trial's runs, append each to `path` when it ends, and yield its record.
 
-    With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a
-    block counts. A failed variant, or one whose engine crashes twice (once if the crash is known to
+    A failed variant, or one whose engine crashes twice (once if the crash is known to
     repeat), is recorded and ends the trial with a LabError; finished runs are kept.
     """
     first_plan = next(iter(plans.values()))
     cases_of_block: list[Case] = []
     for plan_of_variant in plans.values():
-        cases_of_block += plan_of_variant.cases * n_turns
+        cases_of_block += plan_of_variant.cases * blocks.n_turns
     todo: list[tuple[int, Case]] = []
-    for number in reversed(range(n_blocks)):  # runs are taken from the end
+    for number in reversed(range(blocks.n)):  # runs are taken from the end
         todo += [(number, case) for case in cases_of_block]
     reporter = Reporter(watch, todo, first_plan.n_tokens, work_of_plan(first_plan))
-    trial = Trial(
-        dict(plans), path, reporter, todo, random.Random(first_plan.seed), new_worker
-    )
+    chance = random.Random(first_plan.seed)
+    trial = Trial(dict(plans), path, reporter, todo, chance, new_worker, blocks)
+    started = time.monotonic()
     n_crashes = collections.Counter[str | None]()
-    for number in range(n_blocks):
-        run, most_crashes = yield from trial.block(number, n_turns)
+    for number in range(blocks.n):
+        elapsed_s = time.monotonic() - started
+        if not todo or (number and elapsed_s * (number + 1) / number > blocks.budget_s):
+            break
+        run, most_crashes = yield from trial.block(number)
         if run.status != OK:
             n_crashes[run.variant] += 1
             if run.status == FAILED or n_crashes[run.variant] >= most_crashes:
                 raise LabError(f"{run.variant}: {run.error}", "The finished runs are kept.")
-            n_left = (n_blocks - number - 1) * len(cases_of_block)
+            n_left = (blocks.n - number - 1) * len(cases_of_block)
             del todo[n_left:]
 
 
@@ -197,14 +214,16 @@ class Trial:
     todo: list[tuple[int, Case]]
     chance: random.Random
     new_worker: Callable[[], Worker]
+    blocks: Blocks
 
-    def block(self, number: int, n_turns: int) -> Generator[Record, None, tuple[Run, int]]:
+    def block(self, number: int) -> Generator[Record, None, tuple[Run, int]]:
         """The runs of one block, in random order and then in reverse.
 
         A failed run ends it. Returns the last run, and the crashes after which its variant is
         abandoned.
         """
         self.reporter.begin_round(number)
+        n_turns = self.blocks.n_turns
         names = self.chance.sample(list(self.plans), len(self.plans))
         places = list(range(len(self.plans[names[0]].cases)))
         self.chance.shuffle(places)
@@ -220,6 +239,8 @@ class Trial:
                     for run in self._warm_up(engines[name], name):
                         record = self._save(engines[name], name, number, run)
                         yield record
+                n_runs = n_turns * len(names) * len(places)
+                self.reporter.keep_to(self.blocks.budget_s, n_runs, self.todo)
                 self.reporter.announce()
                 for turn, name, place in _order(names, places, n_turns):
                     self.todo.pop()

@@ -29,12 +29,13 @@ from lab.show.wording import digits, percent, times
 LONGEST_VALUE = 60  # letters of a value of a setup
 LONGEST_CHECKSUM = 12
 EQUAL = "Equal setups, measured at different times."
+AGAIN = "Repeat both measurements, or use more runs (--repeat)."
 INTERVAL = "the 95 % interval (3 or more runs of each; log-normal times assumed)"
 
 
-def sections(comparisons: Sequence[Comparison]) -> list[Section]:
-    """A section for each group against the base: times, ratios, verdicts, and why some are
-    unclear."""
+def sections(comparisons: Sequence[Comparison], cure: str = AGAIN) -> list[Section]:
+    """A section for each group against the base: times, ratios, verdicts, why some are unclear,
+    and the `cure` of that."""
     all_sections = []
     for compared in comparisons:
         all_sections.append(
@@ -43,13 +44,13 @@ def sections(comparisons: Sequence[Comparison]) -> list[Section]:
                 "time ratio = other / base",
                 INTERVAL,
                 **tabled(COLUMNS, compared.rows, keep_all=True),
-                sentences=_explanations(compared),
+                sentences=_explanations(compared, cure),
             )
         )
     return all_sections
 
 
-def _explanations(compared: Comparison) -> list[str]:
+def _explanations(compared: Comparison, cure: str) -> list[str]:
     """Why rows are unclear or missing."""
     sentences: list[str] = []
     if not compared.rows:
@@ -59,7 +60,7 @@ def _explanations(compared: Comparison) -> list[str]:
     }
     for reason in reasons:
         sentence = reason.replace("unclear, ", "Unclear: ", 1)
-        sentences.append(f"{sentence}. Repeat both measurements, or use more runs (--repeat).")
+        sentences.append(f"{sentence}. {cure}")
     if any(row.verdict == DISTURBED for row in compared.rows):
         sentences.append(
             "Unclear (disturbed): no interval, because at least half of the runs were disturbed."
@@ -118,6 +119,7 @@ def print_comparisons(
     at_least: float,
     out: Console,
     warnings: Sequence[str] = (),
+    cure: str = AGAIN,
 ) -> None:
     """Print who is faster, how the groups differ, a table per group against the base, and
     warnings."""
@@ -128,7 +130,9 @@ def print_comparisons(
     words += ["Differences:", *setups] if setups else [EQUAL]
     closing = Section(warnings=warnings, notes=how_compared(groups, comparisons, at_least))
     answers = [Section(answer=overall(compared)) for compared in comparisons]
-    print_sections([*answers, Section(words=words), *sections(comparisons), closing], out)
+    print_sections(
+        [*answers, Section(words=words), *sections(comparisons, cure), closing], out
+    )
 
 
 def overall(compared: Comparison) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from lab.core.lines import to_json
@@ -100,6 +101,16 @@ def notes(plan: Plan) -> list[str]:
         names = "; ".join(case.name for case in plan.refused)
         sentences.append(f"{names} will be skipped: {' '.join(plan.refused.values())}")
     return sentences
+
+
+def print_plans(plans: Mapping[str, Plan], as_json: bool) -> None:
+    """Print what `--dry-run` shows of variants: a plan for each."""
+    if as_json:
+        print_json({name: _plan_document(plan) for name, plan in plans.items()})
+        return
+    for name, plan in plans.items():
+        console().print(f"\n{name}")
+        print_plan(plan, as_json)
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:

@@ -43,7 +43,7 @@ def compare(variants: list[dict[str, Any]], seed: int) -> list[ComparedFigure]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trial.jsonl"
-        records = list(trial.execute(plans, trial.N_BLOCKS, path, watch))
+        records = list(trial.execute(plans, trial.Blocks(trial.N_BLOCKS), path, watch))
     (compared,) = comparison.compare(records)
     return list(compared.rows)
 

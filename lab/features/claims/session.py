@@ -255,7 +255,7 @@ class Measurement:
                 )
             else:
                 runs = trial.execute(
-                    plans, N_REPEAT, self.path, show, self.new_worker, n_turns=1
+                    plans, trial.Blocks(N_REPEAT, 1), self.path, show, self.new_worker
                 )
             for record in runs:
                 self.n_starts = max(self.n_starts, record.run.engine or 0)

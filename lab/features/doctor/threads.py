@@ -108,7 +108,7 @@ def examine(
     watch = named(f"{n} against {plural(candidate, 'thread')}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "doctor.jsonl"
-        records = list(trial.execute(plans, N_BLOCKS, path, watch, new_worker))
+        records = list(trial.execute(plans, trial.Blocks(N_BLOCKS), path, watch, new_worker))
     timed = [record for record in records if not record.run.warmup]
     runs = [record for record in timed if record.run.variant == AS_IT_IS]
     return runs, check(effects(timed), n, candidate, best, bool(taken_cpu(timed)))

@@ -134,7 +134,7 @@ def speeds(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
             left_s = min(left_s, status.left_s)
         watch(replace(status, left_s=left_s, announcement=""))
 
-    for record in trial.execute(plan.plans, plan.repeat, path, show, n_turns=n_turns):
+    for record in trial.execute(plan.plans, trial.Blocks(plan.repeat, n_turns), path, show):
         yield record
         if record.run.is_timed:
             n_done += 1

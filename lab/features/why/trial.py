@@ -160,7 +160,7 @@ def needed_seconds(asked: PathTrial, lengths: Sequence[int]) -> list[float]:
         began = time.monotonic()
         path = Path(folder) / "first.jsonl"
         variant = {name: plans[name]}
-        records = trial.execute(variant, 1, path, look, asked.new_worker, n_turns=1)
+        records = trial.execute(variant, trial.Blocks(1, 1), path, look, asked.new_worker)
         work_s = sum(map(seconds_of_steps, records))
         fixed_s = time.monotonic() - began - work_s
     n_tokens = min(lengths) + asked.n_gen
@@ -190,7 +190,9 @@ def measure_way(asked: PathTrial) -> Measured:
     times_ns: dict[str, float] = {}  # of the variants of the current block
     parts = factors(asked.changes, way, blocks, records)
     with results.unless_empty(path), limited(asked.watch, asked.budget_s) as look:
-        executed = trial.execute(plans, MOST_BLOCKS, path, look, asked.new_worker, n_turns=1)
+        executed = trial.execute(
+            plans, trial.Blocks(MOST_BLOCKS, 1), path, look, asked.new_worker
+        )
         for record in executed:
             if record.run.is_timed:
                 records.append(record)
