@@ -31,8 +31,9 @@ from lab.features.quant.caches import CacheTypes
 from lab.features.quant.lines import Divergence, QualityLine
 from lab.process.worker import Worker
 from lab.runner import prompts
-from tests import disturbed_cache
-from tests.conftest import MACHINE, MODEL, SETTINGS, make_record, make_run, run_lab
+from tests.support import disturbed_cache
+from tests.support.command import run_lab
+from tests.support.records import MACHINE, MODEL, SETTINGS, make_record, make_run
 
 SESSION = "a-session"
 COMMAND = ("quant", "--cache", "f16,q8_0,q4_0")
@@ -368,9 +369,9 @@ def planted(n_texts: int = 6, n_blocks: int = 10) -> list[Any]:
     return lines
 
 
-def section_of(lines: list[Any], has_details: bool = True) -> Any:
+def section_of(lines: list[Any]) -> Any:
     ((of_session, summary),) = figures.of_sessions(lines)
-    return cache_section.section(of_session, summary, has_details)
+    return cache_section.section(of_session, summary)
 
 
 def test_the_answer_says_memory_harm_and_speed_in_one_sentence() -> None:

@@ -34,8 +34,8 @@ CAPTION = (
 SURE_GROWTH = 1.0  # the interval of a growth must not contain it
 
 
-def section(lines: Sequence[Any], summary: QuantFigures, has_details: bool) -> Section:
-    """The section of a session. Without details: the answer, a table and the first sentences."""
+def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
+    """The section of a session."""
     runs = figures.runs(lines)
     rows = list(summary.rows.itertuples())
     by_depth = depth.by_depth(lines)
@@ -53,14 +53,15 @@ def section(lines: Sequence[Any], summary: QuantFigures, has_details: bool) -> S
     return Section(
         "Cache types by depth",
         f"{plural(summary.n_chunks, 'text')} of {deepest:,} tokens, against {cache_of(rows[0])}",
+        "the 95 % interval",
         name="quant",
         question="What does a smaller KV cache cost in quality, and what does it gain?",
         answer=title,
-        words=[ABOUT] if has_details else [],
+        words=[ABOUT],
         **tabled(columns(summary, by_depth), rows),
         sentences=sentences(lines, summary, by_depth, deciding),
         warnings=text_doubts.disturbed(runs),
-        parts=parts(summary, by_depth, deciding) if has_details else [],
+        parts=parts(summary, by_depth, deciding),
         pictures=[Picture("quant", CAPTION, draw, (10, 5.2))],
         data=lambda: tables,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from lab.process.worker import Worker
 from lab.runner.progress import duration
 from lab.runner.session import new_results_file
 from lab.show import text_results
-from lab.show.section import Context, Kind, Section
+from lab.show.section import Kind
 
 
 def is_mine(line: Any) -> bool:
@@ -39,11 +38,7 @@ def is_mine(line: Any) -> bool:
     return is_run or isinstance(line, QualityLine)
 
 
-def sections_of(lines: Sequence[Any], context: Context) -> list[Section]:
-    return sections(lines, context.details or context.is_page)
-
-
-KINDS = (Kind("quant", is_mine, sections_of),)
+KINDS = (Kind("quant", is_mine, lambda lines, _: sections(lines)),)
 
 OPTIONS = (
     click.option(

@@ -36,14 +36,12 @@ CAPTION = (
 )
 
 
-def sections(lines: Sequence[Any], has_details: bool) -> list[Section]:
+def sections(lines: Sequence[Any]) -> list[Section]:
     """A section for each session; none for speed without quality."""
     shown_sections = []
     for lines_of_session, summary in figures.of_sessions(lines):
         if summary.is_of_caches:
-            shown_sections.append(
-                cache_section.section(lines_of_session, summary, has_details)
-            )
+            shown_sections.append(cache_section.section(lines_of_session, summary))
         else:
             shown_sections.append(section(lines_of_session, summary))
     return shown_sections
