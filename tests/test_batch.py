@@ -47,7 +47,7 @@ def plan(worker: FakeWorker, **asked: Any) -> Plan:
         "prompt_len": "256",
         "gen": 32,
     }
-    return batches.plan(worker, **{**defaults, **asked})  # type: ignore[arg-type]
+    return batches.plan(worker, **{**defaults, **asked})
 
 
 def prefill_shapes(script: list[Operation]) -> list[tuple[int, int, int]]:
@@ -259,7 +259,7 @@ def test_more_sequences_than_fit_into_memory_are_refused_and_the_others_are_meas
 
     small = plan(fake_worker, **asked)
     path = new_results_file(small, tmp_path)
-    records = list(execute(small, fake_worker, path, lambda status: None))  # type: ignore[arg-type]
+    records = list(execute(small, fake_worker, path, lambda status: None))
 
     (reason,) = small.refused.values()
     finished = [run.case["n_seq"] for run in column(records, "run") if run.is_timed]

@@ -232,7 +232,7 @@ def test_the_default_cost_is_that_of_the_law() -> None:
 
 
 def test_the_plan_has_every_number_of_sequences(fake_worker: FakeWorker) -> None:
-    planned = planning.plan(fake_worker, "1,8", ["--top-k 0"], 64, 8)  # type: ignore[arg-type]
+    planned = planning.plan(fake_worker, "1,8", ["--top-k 0"], 64, 8)
     assert [case.setup.n_seq for case in planned.cases] == [1, 8]
     assert [case.setup.n_steps for case in planned.cases] == [8, planning.FEWEST_STEPS]
     assert planned.cases[0].setup.names == ["greedy", "default", "--top-k 0"]
@@ -254,14 +254,14 @@ def test_impossible_plans_are_refused(
     fake_worker: FakeWorker, asked: tuple[Any, ...], message: str
 ) -> None:
     with pytest.raises(LabError, match=message):
-        planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+        planning.plan(fake_worker, *asked)
 
 
 def test_chains_that_do_not_fit_into_memory_are_refused(
     fake_worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("1,32", ["--top-k 0"], 64, 8)
-    planned = planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+    planned = planning.plan(fake_worker, *asked)
     n_vocab = planned.model.n_vocab
     assert n_vocab is not None
     together = planned.cases[1]
@@ -270,10 +270,10 @@ def test_chains_that_do_not_fit_into_memory_are_refused(
     assert planning.chain_bytes(together.setup, n_vocab) == kept
     fits = planned.memory(together).total_bytes + kept
     monkeypatch.setattr(placing, "memory_for", lambda plan: fits)
-    planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+    planning.plan(fake_worker, *asked)
     monkeypatch.setattr(placing, "memory_for", lambda plan: fits - 1)
     with pytest.raises(LabError, match="32 sequences, 3 chains and a vocabulary of"):
-        planning.plan(fake_worker, *asked)  # type: ignore[arg-type]
+        planning.plan(fake_worker, *asked)
 
 
 def test_without_top_k_no_law_is_told() -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -70,7 +70,7 @@ def planned(worker: Worker | FakeWorker, folder: Path, **asked: Any) -> Plan:
         "threads": 2,
         **asked,
     }
-    return make_plan(cast(Worker, worker), **options)
+    return make_plan(worker, **options)
 
 
 def measured(
@@ -79,7 +79,7 @@ def measured(
     plan = planned(worker, folder, **asked)
     seen: list[Status] = []
     path = new_results_file(plan, folder / "results")
-    records = list(execute(plan, cast(Worker, worker), path, seen.append))
+    records = list(execute(plan, worker, path, seen.append))
     return records, seen
 
 
@@ -228,7 +228,7 @@ def test_the_cause_of_a_planted_fault_is_named(
 ) -> None:
     engine.use(ProcessSetup(lib=str(faults.plant(fault, tmp_path))))
     plan = make_plan(
-        cast(Worker, FakeWorker()),
+        FakeWorker(),
         "8",
         4,
         1,

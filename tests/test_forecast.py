@@ -12,7 +12,6 @@ import pytest
 
 from lab.core import results
 from lab.core.record import Record
-from lab.process.worker import Worker
 from lab.runner import pace, trial
 from lab.runner.cases import Case, measured_run
 from lab.runner.forecast import DECODE_KINDS, Forecast, work_of_plan
@@ -130,7 +129,7 @@ def session(
     model.write_bytes(b"GGUF")
     shape_unknown = dataclasses.replace(fake_worker.model, n_layer=None)
     fake_worker.model = shape_unknown  # its time is in proportion to its tokens
-    worker = cast(Worker, fake_worker)
+    worker = fake_worker
     plan = make_plan(worker, "10,600,20000", 50, model=str(model))
     records = list(execute(plan, worker, tmp_path / "runs.jsonl", machine.watch))
     return records, machine.now
@@ -179,7 +178,7 @@ def test_the_pace_of_one_plan_tells_how_long_others_take(
     fake_worker.model = dataclasses.replace(fake_worker.model, n_layer=None)
     model = tmp_path / "tiny.gguf"
     model.write_bytes(b"GGUF")
-    worker = cast(Worker, fake_worker)
+    worker = fake_worker
     plan, other = (make_plan(worker, n, 50, model=str(model)) for n in ("10", "600,2000"))
     speed = pace.measured(worker, plan, machine.watch)
     began_s = machine.now

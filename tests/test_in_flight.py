@@ -6,12 +6,11 @@ import itertools
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from lab.process.wire import Progress
-from lab.process.worker import Worker
 from lab.runner.in_flight import RunInFlight
 from lab.runner.plan import make_plan
 from lab.runner.progress import DECODE, PREFILL, Status
@@ -194,7 +193,7 @@ def test_a_session_on_a_machine_that_is_three_times_slower_than_its_warm_up(
     fake_worker.model = dataclasses.replace(fake_worker.model, n_layer=None)
     model = tmp_path / "tiny.gguf"
     model.write_bytes(b"GGUF")
-    worker = cast(Worker, fake_worker)
+    worker = fake_worker
     plan = make_plan(worker, "10,10000,20000", 50, 2, str(model))
     list(execute(plan, worker, tmp_path / "runs.jsonl", machine.watch))
     estimates = []

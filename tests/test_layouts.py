@@ -175,7 +175,7 @@ def test_a_plan_is_refused_by_the_memory_of_the_layout(
 ) -> None:
     """Between the file's size and that of the layout: it fits without AMX only."""
     fake_worker.model = catalog_model()
-    plan = make_plan(fake_worker, [10], 4, 1, str(embedded))  # type: ignore[arg-type]
+    plan = make_plan(fake_worker, [10], 4, 1, str(embedded))
     [case] = plan.cases
     on = {}
     for system_info in (AVX2, AMX):

@@ -165,7 +165,7 @@ def test_a_trial_of_two_builds(build: Path, fake_worker: FakeWorker) -> None:
             },
         ),
     ]
-    plans = side_by_side.plan(fake_worker, variants, 1, prompt_len=[20], gen=4)  # type: ignore[arg-type]
+    plans = side_by_side.plan(fake_worker, variants, 1, prompt_len=[20], gen=4)
     assert list(plans) == ["A: as it is", "B: --lib build/bin -ngl 0"]
     assert [plan.setup.lib for plan in plans.values()] == [None, str(build.resolve())]
     assert [plan.settings.lib for plan in plans.values()] == [None, builds.name_of(str(build))]

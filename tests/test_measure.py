@@ -7,7 +7,7 @@ import itertools
 import json
 import types
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -43,7 +43,7 @@ def bench(
 
     def measure(**asked: Any) -> tuple[list[Record], Path]:
         plan = make_plan(
-            cast(Worker, fake_worker),
+            fake_worker,
             **{
                 "prompt_len": "10,600",
                 "gen": 5,
@@ -52,7 +52,7 @@ def bench(
             },
         )
         path = new_results_file(plan, tmp_path / "results")
-        return list(execute(plan, cast(Worker, fake_worker), path, seen.append)), path
+        return list(execute(plan, fake_worker, path, seen.append)), path
 
     return measure
 

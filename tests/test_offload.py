@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -68,7 +68,7 @@ def plan_of(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
         "gen": 5,
         "ubatch": 8,
     }
-    return make_plan(cast(Worker, worker), **{**usual, **asked})
+    return make_plan(worker, **{**usual, **asked})
 
 
 ASKED: list[tuple[str, str, object]] = [
@@ -268,7 +268,7 @@ def plan_of_70b(worker: FakeWorker, free_bytes: int) -> Plan:
     worker.build = dataclasses.replace(worker.build, devices=(*gpus, DEVICES[-1]))
     worker.free = {device.name: free_bytes for device in gpus}
     return make_plan(
-        cast(Worker, worker),
+        worker,
         "1000",
         model="llama-3.3-70b:Q4_K_M",
         watch=None,

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from lab.core.asked_settings import AskedSettings
 from lab.errors import LabError
 from lab.features import measure, sweep
-from lab.process.worker import Worker
 from lab.runner import cgroups, machine, prompts
 from lab.runner.cases import Plan, Until
 from lab.runner.machine import n_cores_usable
@@ -27,7 +26,7 @@ def model_file(tmp_path: Path) -> Path:
 
 def plan(worker: FakeWorker, path: Path, **asked: Any) -> Plan:
     return make_plan(
-        cast(Worker, worker),
+        worker,
         **{
             "model": str(path),
             "prompt_len": "10,20",

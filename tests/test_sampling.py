@@ -113,9 +113,9 @@ def test_a_record_names_the_options_of_its_chain() -> None:
 def test_variants_and_plans_take_a_chain(fake_worker: FakeWorker) -> None:
     variant = parse_variant("--temp 0.7 --samplers top_k;temperature")
     assert variant == {"temp": 0.7, "samplers": "top_k;temperature"}
-    plan = make_plan(fake_worker, "10", 4, 1, **variant)  # type: ignore[arg-type]
+    plan = make_plan(fake_worker, "10", 4, 1, **variant)
     assert plan.settings.sampling == chain(variant, 1)
-    assert make_plan(fake_worker, "10", 4, 1).settings.sampling is None  # type: ignore[arg-type]
+    assert make_plan(fake_worker, "10", 4, 1).settings.sampling is None
 
 
 def test_a_file_that_is_no_grammar_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ ON_GPU = dataclasses.replace(ONE_CACHE, n_gpu_layers=1)
 def plan(
     worker: FakeWorker, prompt_len: int, chunk: str | None, streams: str, **settings: Any
 ) -> Plan:
-    return room.plan(worker, prompt_len, chunk, streams, **settings)  # type: ignore[arg-type]
+    return room.plan(worker, prompt_len, chunk, streams, **settings)
 
 
 def test_chunks_of_the_prompt_share_steps_with_the_streams() -> None:

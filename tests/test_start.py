@@ -61,7 +61,7 @@ class SlowWorker(FakeWorker):
         return super().run(script, watch)
 
 
-ENGINES = Engines(new_worker=SlowWorker, clock_s=lambda: SlowWorker.now_s)  # type: ignore[arg-type]
+ENGINES = Engines(new_worker=SlowWorker, clock_s=lambda: SlowWorker.now_s)
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ def fake_starts(mini: Path, monkeypatch: pytest.MonkeyPatch) -> limited.LimitedS
     monkeypatch.setattr(pages, "resident_share", lambda path: 0.0)
     monkeypatch.setattr(pages, "read_seconds", lambda path: 0.5)
     monkeypatch.setattr(limited, "own_bytes", lambda pid: 1000)
-    engines = Engines(new_worker=LimitedWorker)  # type: ignore[arg-type]
+    engines = Engines(new_worker=LimitedWorker)
     plan = limited.make_memory_plan(str(mini), 2, "on,off", lambda *_: None, {}, engines)
     FakeGroups.limits.clear()
     return limited.LimitedStarts(plan, (5000, 9000), FakeGroups(None))
@@ -224,7 +224,7 @@ def test_every_round_has_every_limit_once_and_one_start_without(
     fake_starts: limited.LimitedStarts, tmp_path: Path
 ) -> None:
     path = tmp_path / "limits.jsonl"
-    engines = Engines(new_worker=LimitedWorker)  # type: ignore[arg-type]
+    engines = Engines(new_worker=LimitedWorker)
     lines = list(limited.execute(fake_starts, path, engines=engines))
     asked = [(line.round, line.limit_bytes) for line in lines]
     assert sorted(asked, key=str) == sorted(
@@ -248,7 +248,7 @@ def test_an_engine_that_dies_under_a_limit_says_so(
             raise WorkerDied("The engine's process was killed.", status=-9)
 
     with pytest.raises(LabError, match="did not get through") as raised:
-        engines = Engines(new_worker=DyingWorker)  # type: ignore[arg-type]
+        engines = Engines(new_worker=DyingWorker)
         limited.measured(fake_starts, 0, 5000, "session", engines)
     assert "Give more" in raised.value.hint
 
@@ -371,7 +371,7 @@ def test_caches_without_room_do_not_fit() -> None:
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, mini: Path) -> Plan:
-    plan = make_plan(FakeWorker(), [8], 1, 1, str(mini), n_gpu_layers=0)  # type: ignore[arg-type]
+    plan = make_plan(FakeWorker(), [8], 1, 1, str(mini), n_gpu_layers=0)
     monkeypatch.setattr(platform, "release", lambda: "6.1")
     return dataclasses.replace(plan, machine=MACHINE)
 

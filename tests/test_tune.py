@@ -361,6 +361,6 @@ def test_impossible_budgets(budget: str) -> None:
 
 
 def test_beside_a_busy_program_how_threads_wait_is_tried_too(fake_worker: FakeWorker) -> None:
-    default = make_plan(fake_worker, [20], 4, 1)  # type: ignore[arg-type]
+    default = make_plan(fake_worker, [20], 4, 1)
     assert "wait" not in planning.space(default, False)
     assert planning.space(default, False, 1)["wait"] == [300, "sleep"]

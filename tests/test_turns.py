@@ -259,7 +259,7 @@ def plan(worker: FakeWorker, **asked: Any) -> Plan:
         "breaks": "",
         "keep": "memory,none",
     }
-    return planning.plan(worker, **{**defaults, **asked})  # type: ignore[arg-type]
+    return planning.plan(worker, **{**defaults, **asked})
 
 
 @pytest.mark.parametrize(

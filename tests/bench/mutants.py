@@ -1,30 +1,29 @@
 """Do the tests notice a changed operator? A sample of mutants of lab/core and of the arithmetic of
-lab/roofline, each run against the tests that execute its line.
+lab/roofline, each run against the test files that import its module.
 
-    uv pip install --python .venv/bin/python pytest-cov
-    pytest --cov=lab --cov-context=test --cov-report=     # once: which test executes which line
-    python -m tests.bench.mutants 150 1                   # so many, seed: 10 to 20 minutes
+    python -m tests.bench.mutants 150 1        # so many, seed: about 20 minutes on two quiet cores
 
 The mutator is written here: mutmut and cosmic-ray start pytest for each mutant, which takes several
-seconds of imports; here each mutant is a fork of one process that has imported the libraries.
+seconds of imports; here each mutant is a fork of one process that has imported all of it.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import gc
 import importlib.abc
 import importlib.util
 import itertools
 import os
 import random
-import re
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -37,7 +36,17 @@ ARITHMETIC = (
 """Of lab/roofline: modules that compute without measuring."""
 
 MOST_S = 240  # of a mutant's tests; a mutant that makes them endless is killed
-FIRST_TESTS = 60  # of those that execute the line; all of them run if these pass
+MOST_FILES = 8  # of tests for a mutant
+SLOW = (
+    "embedded: Path",
+    "mini: Path",
+    "Worker() as",
+    "wheel_server",
+    "subprocess",
+    "nbformat",
+)
+"""What test files with a real engine or server have; mutants are not run against them."""
+
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -69,6 +78,7 @@ class Mutant:
     node: int
     line: int
     change: str
+    is_in_function: bool
 
 
 def sources() -> list[Path]:
@@ -76,7 +86,7 @@ def sources() -> list[Path]:
     return [*core, *(ROOT / f"lab/roofline/{name}.py" for name in ARITHMETIC)]
 
 
-def annotations(tree: ast.AST) -> set[int]:
+def not_executed(tree: ast.AST) -> set[int]:
     """The ids of nodes that are not executed, or only say a type."""
     ids: set[int] = set()
     for node in ast.walk(tree):
@@ -89,15 +99,29 @@ def annotations(tree: ast.AST) -> set[int]:
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    ignored = annotations(tree)
+    ignored = not_executed(tree)
+    bodies = in_functions(tree)
+    file = path.relative_to(ROOT).as_posix()
     for number, node in enumerate(ast.walk(tree)):
-        if id(node) not in ignored and (change := change_of(node)):
-            file = path.relative_to(ROOT).as_posix()
-            yield Mutant(file, number, getattr(node, "lineno", 0), change)
+        change = change_of(node)
+        if change and id(node) not in ignored:
+            line = getattr(node, "lineno", 0)
+            yield Mutant(file, number, line, change, id(node) in bodies)
+
+
+def in_functions(tree: ast.AST) -> set[int]:
+    """The ids of the nodes that run when a function is called."""
+    ids: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            for statement in node.body:
+                ids |= set(map(id, ast.walk(statement)))
+    return ids
 
 
 def change_of(node: ast.AST) -> str | None:
     """What a mutation of a node would do; None: it is not mutated."""
+    operator: ast.AST
     if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)):
         operator = node.op
     elif isinstance(node, ast.Compare):
@@ -106,26 +130,35 @@ def change_of(node: ast.AST) -> str | None:
         return "not x -> x"
     elif isinstance(node, ast.Name) and node.id in SWAPPED_NAMES:
         return f"{node.id} -> {SWAPPED_NAMES[node.id]}"
-    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return f"{node.value} -> {node.value + 1}"
+    elif isinstance(node, ast.Constant) and is_number(node.value):
+        return f"{node.value} -> {changed_number(node.value)}"
     else:
         return None
     new = SWAPPED.get(type(operator))
-    return new and f"{type(operator).__name__} -> {new.__name__}"
+    return f"{type(operator).__name__} -> {new.__name__}" if new else None
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def changed_number(value: Any) -> Any:
+    return value + 1
 
 
 def changed_tree(mutant: Mutant) -> ast.Module:
     tree = ast.parse((ROOT / mutant.file).read_text(encoding="utf-8"))
     node: Any = next(itertools.islice(ast.walk(tree), mutant.node, None))
     if isinstance(node, ast.Compare):
-        node.ops[0] = SWAPPED[type(node.ops[0])]()  # type: ignore[assignment]
+        operators: list[Any] = node.ops
+        operators[0] = SWAPPED[type(node.ops[0])]()
     elif isinstance(node, ast.UnaryOp):
         node.op = ast.UAdd()
         node.operand = ast.Call(ast.Name("bool", ast.Load()), [node.operand], [])
     elif isinstance(node, ast.Name):
         node.id = SWAPPED_NAMES[node.id]
     elif isinstance(node, ast.Constant):
-        node.value += 1
+        node.value = changed_number(node.value)
     else:
         node.op = SWAPPED[type(node.op)]()
     return ast.fix_missing_locations(tree)
@@ -137,7 +170,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, mutant: Mutant) -> None:
         self.path = ROOT / mutant.file
         self.name = mutant.file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        self.tree = changed_tree(mutant)
+        self.code = compile(changed_tree(mutant), str(self.path), "exec")
 
     def find_spec(self, name: str, *_: Any) -> Any:
         if name != self.name:
@@ -148,28 +181,78 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
+        exec(self.code, module.__dict__)
 
 
-def tests_by_line(file: str) -> dict[int, set[str]]:
-    """The tests that execute each line of a file."""
-    from coverage import CoverageData  # type: ignore[import-not-found, unused-ignore]
-
-    data = CoverageData(os.environ.get("COVERAGE_FILE", ".coverage"))
-    data.read()
-    lines: dict[int, set[str]] = {}
-    for line, contexts in data.contexts_by_lineno(str(ROOT / file)).items():
-        lines[line] = {re.sub(r"\|\w+$", "", context) for context in contexts} - {""}
-    return lines
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """The code of every function in a module's code."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from codes_of(constant)
 
 
-def tests_of(mutant: Mutant, chance: random.Random) -> list[str]:
-    """The tests that execute a mutant's line; of one outside functions, those of its file."""
-    lines = tests_by_line(mutant.file)
-    tests = lines.get(mutant.line) or set[str]().union(*lines.values())
-    ordered = sorted(tests)
-    chance.shuffle(ordered)
-    return ordered
+def apply(mutant: Mutant) -> None:
+    """Change the imported functions; what runs at import is imported again, with its users."""
+    changed = Changed(mutant)
+    if not mutant.is_in_function:
+        sys.meta_path.insert(0, changed)
+        for name in list(sys.modules):
+            if name.partition(".")[0] in ("lab", "tests"):
+                del sys.modules[name]
+        return
+    new = {(code.co_qualname, code.co_firstlineno): code for code in codes_of(changed.code)}
+    for function in gc.get_objects():
+        if isinstance(function, FunctionType):
+            old = function.__code__
+            if old.co_filename == str(changed.path):
+                function.__code__ = new.get((old.co_qualname, old.co_firstlineno), old)
+
+
+@functools.cache
+def importers() -> dict[str, list[str]]:
+    """The test files that import each module, those that import little else first."""
+    files: dict[str, list[tuple[int, str]]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        modules = imported(ast.parse(text))
+        is_slow = any(word in text for word in SLOW)
+        for module in () if is_slow else modules:
+            file = path.relative_to(ROOT).as_posix()
+            files.setdefault(module, []).append((len(modules), file))
+    return {
+        module: [file for _, file in sorted(of_module)] for module, of_module in files.items()
+    }
+
+
+def imported(tree: ast.Module) -> set[str]:
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lab"):
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return modules
+
+
+def tests_of(mutant: Mutant) -> list[str]:
+    """The test files of a mutant's module: of its name, then those that import it."""
+    module = mutant.file.removesuffix(".py").replace("/", ".")
+    own = f"tests/test_{module.rpartition('.')[2]}.py"
+    files = [own] if (ROOT / own).exists() else []
+    files += [file for file in importers().get(module, []) if file != own]
+    if not files:
+        files = [file for user in users_of(module) for file in importers().get(user, [])]
+    return list(dict.fromkeys(files))[:MOST_FILES]
+
+
+def users_of(module: str) -> list[str]:
+    """The modules of the lab that import one that no test imports."""
+    users = []
+    for path in sorted((ROOT / "lab").rglob("*.py")):
+        if module in imported(ast.parse(path.read_text(encoding="utf-8"))):
+            users.append(
+                path.relative_to(ROOT).as_posix().removesuffix(".py").replace("/", ".")
+            )
+    return users
 
 
 def is_killed(mutant: Mutant, tests: Sequence[str]) -> bool:
@@ -180,24 +263,22 @@ def is_killed(mutant: Mutant, tests: Sequence[str]) -> bool:
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         signal.alarm(MOST_S)
-        sys.meta_path.insert(0, Changed(mutant))
+        apply(mutant)
         status = pytest.main(["-x", "-n", "0", "-p", "no:cacheprovider", *tests])
         os._exit(int(status))
     return os.waitpid(child, 0)[1] != 0
 
 
 def main(n: int, seed: int) -> None:
-    for library in ("matplotlib.pyplot", "pandas", "scipy.stats", "msgspec", "rich.console"):
-        importlib.import_module(library)  # once for all forks
-    chance = random.Random(seed)
     every = [mutant for path in sources() for mutant in mutants_of(path)]
+    sample = random.Random(seed).sample(every, n)
+    files = sorted({file for mutant in sample for file in tests_of(mutant)})
+    pytest.main(["-n", "0", "-q", "-q", "--collect-only", *files])  # forks have the imports
     survivors = []
     began = time.monotonic()
-    for number, mutant in enumerate(chance.sample(every, n), 1):
-        tests = tests_of(mutant, chance)
-        first = tests[:FIRST_TESTS]
-        killed = bool(tests) and (is_killed(mutant, first) or is_killed(mutant, tests))
-        if not killed:
+    for number, mutant in enumerate(sample, 1):
+        tests = tests_of(mutant)
+        if not tests or not is_killed(mutant, tests):
             survivors.append(mutant)
             print(f"survived: {mutant.file}:{mutant.line} {mutant.change}", flush=True)
         minutes = (time.monotonic() - began) / 60

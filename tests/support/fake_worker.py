@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from lab.core import script as scripts
 from lab.core.memory import Tensor
@@ -64,11 +65,19 @@ def letters(text: str) -> tuple[int, ...]:
     return tuple(ord(letter) % 100 for letter in text)
 
 
-class FakeWorker:
+# Type checkers see that the fake takes and answers what the real one does; nothing is inherited.
+if TYPE_CHECKING:
+    from lab.process.worker import Worker as Interface
+else:
+    Interface = object
+
+
+class FakeWorker(Interface):
     """Stands in for worker.Worker: exact steps at once, and deaths or refusals where a test wants
     them."""
 
     reads_files = True
+    pid = os.getpid()
 
     def __init__(self) -> None:
         self.setup = ProcessSetup()
@@ -84,7 +93,6 @@ class FakeWorker:
         self.move_ms = 5.0
         self.n_right = 2  # of the guesses of each verification
         self.differ: str | None = None  # the vocabularies of a model and its draft
-        self.pid = os.getpid()
         self.on_run: Callable[[int, int], None] = lambda n_prompt, n_gen: None
         self.decode_ms: Callable[[], float] = lambda: 10
         self.on_context: Callable[[int], None] = lambda n_ctx: None
