@@ -42,7 +42,8 @@ from lab.process.setup import ProcessSetup
 from lab.process.wire import Libraries
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
-from tests.conftest import FakeWorker, run_lab
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
 from tests.test_lib import LIBLLAMA
 
 AT_LEAST = 0.03
