@@ -12,13 +12,13 @@ A small base (`core`, `process`, `engine`, `models`, `runner`, `formats`, `roofl
 both.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lab.errors import LabError as LabError
 
 if TYPE_CHECKING:
-    from lab.core.results import read as read
+    from lab.app.collection import read as read
+    from lab.features.ab import ab as ab
     from lab.features.batch import batch as batch
     from lab.features.bisect.measuring import bisect as bisect
     from lab.features.bisect.picture import plot_bisected as plot_bisected
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from lab.features.why.asking import why as why
     from lab.roofline.explanation import explain as explain
     from lab.runner.as_options import settings as settings
-    from lab.runner.trial import ab as ab
     from lab.show.canvas import plot_lines as plot_lines
     from lab.show.comparison import compare as compare
     from lab.show.plot_decode import plot_decode as plot_decode
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
 
 PUBLIC = {
-    "ab": "lab.runner.trial",
+    "ab": "lab.features.ab",
     "attention": "lab.features.trace.measuring",
     "batch": "lab.features.batch",
     "bisect": "lab.features.bisect.measuring",
@@ -79,7 +78,7 @@ PUBLIC = {
     "predict": "lab.features.predict.prediction",
     "quant": "lab.features.quant.measuring",
     "quant_table": "lab.features.quant.figures",
-    "read": "lab.core.results",
+    "read": "lab.app.collection",
     "report": "lab.features.report.page",
     "runs": "lab.show.table",
     "settings": "lab.runner.as_options",
@@ -100,11 +99,21 @@ PUBLIC = {
 matplotlib."""
 
 
+__all__ = ["LabError", *PUBLIC]  # noqa: PLE0604
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *PUBLIC})
+    return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'lab' has no attribute {name!r}")
-    return getattr(import_module(PUBLIC[name]), name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in PUBLIC:
+            raise AttributeError(f"module 'lab' has no attribute {name!r}")
+        from importlib import import_module
+
+        from lab.app import entry
+
+        globals()[name] = entry.public(name, getattr(import_module(PUBLIC[name]), name))
+        return globals()[name]

@@ -1,5 +1,11 @@
 """The one error a user sees: what failed, with the value that failed, and what to do next."""
 
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
 
 def printable(text: str, allowed: str = "") -> str:
     """`text` without control characters, which could control a terminal or reverse text.
@@ -16,6 +22,17 @@ def _printable_letter(letter: str, allowed: str) -> str:
     if letter.isprintable() or letter in allowed:
         return letter
     return " " if letter.isspace() else "?"
+
+
+def warn(message: str) -> None:
+    """Warn the user: the warning names the line of the program that called the lab."""
+    package = __name__.partition(".")[0]
+    n_frames = 2  # of this function, and of the program
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == package:
+        n_frames += 1
+        frame = frame.f_back
+    warnings.warn(printable(message), stacklevel=n_frames)
 
 
 class LabError(Exception):

@@ -50,13 +50,13 @@ def test_no_number_of_any_table_is_broken_or_cut(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contents = lab.read([path])
-    sections = kinds.sections(contents.all_lines, Context(contents.ceilings))
+    sections = kinds.sections(contents, Context(contents.ceilings))
     capsys.readouterr()
 
     def numbers_at(width: int, details: str) -> set[str]:
         out = console(details=details)
         out.width = width
-        kinds.print_results(contents.all_lines, out, sections)
+        kinds.print_results(contents, out, sections)
         return numbers(capsys.readouterr().out)
 
     unbroken = numbers_at(UNBROKEN, "")

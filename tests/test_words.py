@@ -140,8 +140,8 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(
     monkeypatch.setattr(console.Grid, "add_row", keep_headings)
     for sample in SAMPLES:
         contents = lab.read([sample])
-        sections = kinds.sections(contents.all_lines, Context(contents.ceilings))
-        kinds.print_results(contents.all_lines, console.console(), sections)
+        sections = kinds.sections(contents, Context(contents.ceilings))
+        kinds.print_results(contents, console.console(), sections)
     run_lab("explain", "--no-plot", SAMPLE)
     run_lab("compare", *SAMPLES[:2])
     run_lab("predict", "-m", "llama-3.2-3b", "-d", "m4")

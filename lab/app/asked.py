@@ -80,7 +80,8 @@ def words_of_values(command: click.Command, values: Mapping[str, Any]) -> list[s
         if name not in values or name in NOT_STORED or values[name] == parameter.default:
             continue
         value = values[name]
-        if isinstance(value, (tuple, list)) and not getattr(parameter, "multiple", False):
+        takes_several = getattr(parameter, "multiple", False) or parameter.nargs != 1
+        if isinstance(value, (tuple, list)) and not takes_several:
             value = ",".join(map(str, value))
         elif isinstance(value, bool) and not getattr(parameter, "is_flag", False):
             value = "on" if value else "off"

@@ -19,9 +19,10 @@ from lab.app.help import Command
 from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, with_options
 from lab.app.running import carry_out
 from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side, given
+from lab.core.arguments import StrPath
 from lab.core.asked_command import asking
 from lab.core.experiments import run_name
-from lab.core.files import is_dir
+from lab.core.files import expanded, is_dir
 from lab.core.lists import grouped
 from lab.core.record import Record
 from lab.core.shown import MARK
@@ -34,7 +35,7 @@ from lab.show.section import WIDE, Columns, Context, Kind, Picture, Section, is_
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lab.runner.progress import ShowStatus
+    from lab.runner.progress import Watch
 
 REPEAT = click.option(
     "--repeat",
@@ -114,22 +115,20 @@ class Experiment:
         """Whether a line of a results file is one of its runs."""
         return is_plain(line) and line.run.experiment == self.name
 
-    def measure(
-        self, asked: Mapping[str, Any], out: str | Path, watch: ShowStatus | None
-    ) -> list[Record]:
+    def measure(self, asked: Mapping[str, Any], out: StrPath, watch: Watch) -> list[Record]:
         """Plan and measure what a function of the package was asked for."""
         with self.planning(out) as plan, asking(words_of_values(self.as_command(), asked)):
             return session.carry_out(lambda worker: plan(worker, **asked), out, watch)
 
     @contextlib.contextmanager
-    def planning(self, out: str | Path) -> Iterator[Callable[..., Plan]]:
+    def planning(self, out: StrPath) -> Iterator[Callable[..., Plan]]:
         """The plan's function; if states are saved, with a folder for them, which is deleted at the
         end.
         """
         if not self.saves_states:
             yield self.plan
             return
-        with folder_for_states(Path(out)) as folder:
+        with folder_for_states(expanded(out)) as folder:
             yield functools.partial(self.plan, folder=Path(folder))
 
     def sections(self, records: Sequence[Record], context: Context) -> list[Section]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from lab.core import sampling, shell
+from lab.core import arguments, sampling, shell
+from lab.core.arguments import Share, Time
 from lab.core.asked_settings import defaults, flag, in_digits, table, types
 from lab.errors import LabError
 
@@ -33,18 +34,11 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is not {self.is_not}", param, ctx)
 
 
-def _share(text: str) -> float:
-    share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= share < 1:
-        raise ValueError
-    return share
-
-
 def _tokens(text: str) -> int:
     return int(in_digits(text))
 
 
-SHARE = Parsed("percent", _share, "a share. Write 2% or 0.02.")
+SHARE = Parsed("percent", arguments.share_of, "a share. Write 2% or 0.02.")
 TOKENS = Parsed("tokens", _tokens, "a number of tokens. Write a whole number, or 8k.")
 
 DURATION_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
@@ -113,19 +107,7 @@ class Words(click.Choice[str]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
         word = str(value).strip().lower()
-        return super().convert(SPELLINGS.get(word, word), param, ctx)
-
-
-SPELLINGS = {
-    "1": "on",
-    "true": "on",
-    "enabled": "on",
-    "0": "off",
-    "false": "off",
-    "disabled": "off",
-    "-1": "auto",
-}
-"""llama.cpp's other words for on, off and auto."""
+        return super().convert(arguments.SWITCHES.get(word, word), param, ctx)
 
 
 def _number_or(words: Sequence[str]) -> Parsed:
@@ -271,9 +253,9 @@ UNTIL = [
 
 
 def with_until(
-    until: float | None = None,
+    until: Share | None = None,
     max_repeats: int = 30,
-    budget: str | float | None = None,
+    budget: Time | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Keywords of `lab.measure` as `make_plan` takes them. LabError for impossible limits."""
@@ -287,9 +269,10 @@ def with_until(
         )
     if until is None:
         return settings
-    if until < 1e-4:
+    share = arguments.share("until", until)
+    if share < 1e-4:
         raise LabError(
-            f"--until {until:.2g} is not possible.", "Give at least 0.01%, such as 2%."
+            f"--until {share:.2g} is not possible.", "Give at least 0.01%, such as 2%."
         )
     if max_repeats < N_PILOT:
         raise LabError(
@@ -297,7 +280,7 @@ def with_until(
             f"Allow at least {N_PILOT}.",
         )
     budget_s = None if budget is None else seconds_of(budget)
-    return settings | {"until": Until(until, max_repeats, budget_s)}
+    return settings | {"until": Until(share, max_repeats, budget_s)}
 
 
 def with_options(

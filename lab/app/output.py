@@ -14,6 +14,7 @@ from lab.app import asked, kinds
 from lab.app.help import EXIT_FAILED
 from lab.app.reading import RESULTS, any_good, context, hint, nearby, note
 from lab.core import shell
+from lab.core.files import expanded
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Output:
     def taken_from(cls, options: dict[str, Any]) -> Output:
         """Take these options out of the options of a command."""
         return cls(
-            Path(options.pop("out")),
+            expanded(options.pop("out")),
             options.pop("as_json"),
             not options.pop("no_plot"),
             options.pop("report", False),

@@ -4,15 +4,17 @@ measure, show."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from lab.app.options import seconds_of
 from lab.app.output import Output
 from lab.app.running import collect
 from lab.core import sampling
+from lab.core.arguments import Reaching
 from lab.core.asked_settings import flag, table
 from lab.errors import LabError
 
@@ -60,6 +62,17 @@ BOTH_SIDES = {"prompt", "seed"}
 ENGINE_RUNS = {"settings", "every", "until", "max_repeats", "stream"}
 ONLY_ENGINE = ({*table(), *sampling.table()} | ENGINE_RUNS) - BOTH_SIDES
 """Parameters that only the lab's own engine has."""
+
+
+def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Reaching]:
+    """Keywords of a public function for a server: those of its plan, and how to reach it."""
+    from lab.remote.examination import reaching_of
+
+    of_plan = {name: settings[name] for name in BOTH_SIDES & settings.keys()}
+    budget = settings.get("budget")
+    if budget is not None:
+        of_plan["budget_s"] = seconds_of(budget)
+    return of_plan, reaching_of(settings)
 
 
 def given(context: click.Context) -> list[str]:

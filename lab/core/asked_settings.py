@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -166,7 +166,7 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def parts(text: str | Sequence[Any] | None) -> tuple[Any, ...]:
+def parts(text: str | Iterable[Any] | None) -> tuple[Any, ...]:
     """The items of a list, or of a string with commas."""
     if isinstance(text, str):
         return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import stat
 import sys
 import zlib
@@ -42,6 +43,7 @@ GET_AGAIN = "Get the file again."
 
 def opened(path: Path) -> IO[bytes]:
     """A regular file, open for reading. OSError for any other, without waiting for it."""
+    path = expanded(path)
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
     file = path.open("rb")
@@ -96,7 +98,7 @@ def is_dir(path: str | Path) -> bool:
 def _mode(path: str | Path) -> int:
     """What kind of thing is seen at a path, as `stat` says it; 0 if none is."""
     try:
-        return Path(path).stat().st_mode
+        return expanded(path).stat().st_mode
     except (OSError, ValueError):  # such as a path of 5,000 letters, or with a null character
         return 0
 
@@ -104,6 +106,7 @@ def _mode(path: str | Path) -> int:
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
     """The sorted paths in a folder that match a pattern; none of a folder that is not seen."""
     try:
+        folder = expanded(folder)
         return sorted(folder.iterdir() if pattern == "*" else folder.glob(pattern))
     except OSError:
         return []
@@ -137,7 +140,7 @@ def user_folder(find: Callable[[], Path], variable: str) -> Path:
     )
 
 
-def expanded(text: str | Path) -> Path:
+def expanded(text: str | os.PathLike[str]) -> Path:
     """A path with the user's home in place of ~; unchanged where no home is known."""
     path = Path(text)
     if str(text).startswith("~"):

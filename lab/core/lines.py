@@ -31,7 +31,8 @@ Line = Any  # of a results file: a Record, Ceilings, a RequestRecord, or a featu
 BASE_LINES = {"run": Record, "ceilings": Ceilings, "request": RequestRecord}
 # The first pattern that is a field's name counts
 RANGES: tuple[tuple[str, float, float], ...] = (
-    ("n_batch|n_ubatch|n_seq_max|every", 1, 10**7),
+    ("n_batch|n_ubatch", 1, 2**30),
+    ("n_seq_max|every", 1, 10**7),
     ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
     ("n_layer", 0, 2_000),
     ("n_head.*|head_dim.*|n_expert.*|heads.*|n_cores.*|n_slots", 0, 10**5),

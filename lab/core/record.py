@@ -378,7 +378,7 @@ class Run:
         return self.status == OK and not self.warmup
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """One line of a results file."""
 
@@ -391,6 +391,11 @@ class Record:
     draft_model: Model | None = None  # a second, smaller model that drafts tokens
     # The words that asked for the session, without secrets
     command: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        run = self.run
+        model = f"{self.model.name} {self.model.quantization or ''}".strip()
+        return f"<Record: {model}, {run.n_prompt} + {run.n_gen} tokens, {run.status}>"
 
     @property
     def status(self) -> str:

@@ -180,7 +180,7 @@ class Request:
     wrong_counts: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RequestRecord:
     """A line of a results file: a complete request."""
 
@@ -195,6 +195,10 @@ class RequestRecord:
     command: tuple[str, ...] | None = None
     # What disturbed this machine meanwhile; None: the server is elsewhere
     noise: Noise | None = None
+
+    def __repr__(self) -> str:
+        n_gen = self.request.asked.n_gen
+        return f"<RequestRecord: {self.model}, {n_gen} tokens, {self.request.status}>"
 
     @property
     def status(self) -> str:

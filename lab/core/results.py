@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
+import dataclasses
 import errno
 import gc
 import gzip
@@ -23,10 +24,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from lab.core import files
+from lab.core.arguments import Paths, StrPath
 from lab.core.lines import Line, parse_line, to_json
+from lab.core.lists import plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
-from lab.errors import LabError, printable
+from lab.errors import LabError, printable, warn
 
 MOST_UNPACKED = 1 << 26  # bytes of a page's records
 LEAST_UNPACKED = 1 << 20
@@ -40,6 +43,8 @@ MOST_PIECES = 4  # of MOST_LINE bytes, of a longer line that is skipped
 MOST_NEARBY = 50_000_000  # bytes read of other sessions
 MOST_SKIPPED = 10_000  # lines of a file
 MOST_REASONS = 20
+MOST_NAMED = 3  # files in a message
+MEASURED = (Record, RequestRecord)
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,10 @@ class Contents:
     @property
     def measured(self) -> list[Record | RequestRecord]:
         return [*self.records, *self.requests]
+
+
+Readable = Contents | StrPath | Iterable[Any]
+"""What functions of records take: records, what was read, a path, or a list of these."""
 
 
 class NotSaved(LabError):
@@ -104,6 +113,7 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
 
     What is no regular file, such as a device or a link, is written to and not replaced.
     """
+    path = files.expanded(path)
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,6 +137,7 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
 
 def new_file(folder: Path, name: str) -> Path:
     """Create `<UTC time>-<name>.jsonl` in `folder`, with a number if that exists already."""
+    folder = files.expanded(folder)
     stem = f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +198,7 @@ def nearby(
     )
 
 
-def read(paths: Iterable[str | Path]) -> Contents:
+def read(paths: Iterable[StrPath]) -> Contents:
     """Read results files, or all in a folder.
 
     Unreadable lines are reported in `skipped`, and duplicates count once.
@@ -204,6 +215,85 @@ def read(paths: Iterable[str | Path]) -> Contents:
     finally:
         gc.set_threshold(*thresholds)
     return lines.contents()
+
+
+def contents_of(paths: Paths) -> Contents:
+    """What a user's results files hold, with a warning of what is skipped. LabError if that is
+    nothing.
+    """
+    names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not names:
+        raise LabError("No results file is named.", 'Name some, such as "results".')
+    contents = read(names)
+    if not contents.all_lines and not contents.ceilings:
+        shown_names = ", ".join(map(str, names[:MOST_NAMED]))
+        reason = contents.skipped[0] if contents.skipped else "it is empty"
+        raise LabError(
+            f"{shown_names} holds no results of the lab: {reason}.",
+            "Name a results file (.jsonl), or a page of lab report. Results of llama-bench are "
+            "imported first: lab import FILE",
+        )
+    if contents.skipped:
+        more = len(contents.skipped) - 1
+        others = f" (and {plural(more, 'more note')}: see skipped)" if more else ""
+        warn(f"{contents.skipped[0]}{others}")
+    return contents
+
+
+def lines_of(records: Readable) -> list[Any]:
+    """The lines that a function of records is given: records, contents, paths, or a list of them.
+
+    LabError for anything else, such as a table.
+    """
+    if isinstance(records, Contents):
+        return records.all_lines
+    if isinstance(records, (str, os.PathLike)):
+        return contents_of(records).all_lines
+    if isinstance(records, Record | RequestRecord):
+        return [records]
+    if hasattr(records, "keys") or not isinstance(records, Iterable):
+        raise _no_records(records)
+    lines: list[Any] = []
+    paths: list[StrPath] = []
+    for item in records:
+        if isinstance(item, MEASURED):
+            lines.append(item)
+        elif isinstance(item, (str, os.PathLike)):
+            paths.append(item)
+        else:
+            lines += _lines_of_item(item)
+    if paths:
+        lines += contents_of(paths).all_lines
+    return lines
+
+
+def measured_of(records: Readable) -> list[Record | RequestRecord]:
+    """The runs and requests of what a function is given. LabError if it holds others only."""
+    lines = lines_of(records)
+    measured = [line for line in lines if isinstance(line, MEASURED)]
+    if lines and not measured:
+        raise LabError(
+            f"These results hold no runs: they are {type(lines[0]).__name__}s.",
+            "Give the results of a function that measures runs, such as lab measure",
+        )
+    return measured
+
+
+def _lines_of_item(item: Any) -> list[Any]:
+    """The lines of an item that is neither a record nor a path: a list, or a feature's own line."""
+    if isinstance(item, (Contents, list, tuple)):
+        return lines_of(item)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return [item]
+    raise _no_records(item)
+
+
+def _no_records(given: object) -> LabError:
+    kind = type(given).__name__
+    return LabError(
+        f"Records are needed, and this is a {kind}.",
+        "Give what lab.measure or lab.read returned, or the path of a results file.",
+    )
 
 
 @dataclass
@@ -386,11 +476,11 @@ def _unpack(path: Path) -> bytes:
     return lines
 
 
-def _files(paths: Iterable[str | Path]) -> list[Path]:
+def _files(paths: Iterable[StrPath]) -> list[Path]:
     """The results files. In folders, what is no file (pipes, devices, dangling links) is passed
     over."""
     named: list[Path] = []
-    for path in map(Path, paths):
+    for path in map(files.expanded, paths):
         if files.is_file(path):
             named.append(path)
             continue

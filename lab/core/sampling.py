@@ -97,7 +97,7 @@ class SamplerOption(NamedTuple):
 @cache
 def table() -> dict[str, SamplerOption]:
     """The options of a chain, in llama-server's words."""
-    no_end = math.inf
+    no_end = 1e6
     return {
         "temp": SamplerOption(
             float, 0, 1e6, "Temperature; 0: the most probable token.  [0.8]"
@@ -184,8 +184,6 @@ def _is_in_range(value: Any, option: SamplerOption) -> bool:
 
 
 def _range_in_words(option: SamplerOption) -> str:
-    if math.isinf(option.most):
-        return ""
     return f" from {option.least:g} to {option.most:g}"
 
 

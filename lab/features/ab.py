@@ -1,16 +1,19 @@
-"""Compare settings or models, measured alternately: the command. `lab.ab` is runner/trial.py."""
+"""Compare settings or models, measured alternately: `lab.ab` and the command."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Unpack
 
 import click
 from click.core import ParameterSource
 
+from lab.app.asked import words_of_values
+from lab.app.collection import Results
 from lab.app.help import Command
 from lab.app.options import (
     AT_LEAST,
@@ -26,16 +29,56 @@ from lab.app.options import (
 from lab.app.output import Output
 from lab.app.running import collect, introduce
 from lab.core import shell, stats
+from lab.core.arguments import Numbers, StrPath
+from lab.core.asked_command import asking
+from lab.core.keywords import EngineSettings, SamplerSettings
 from lab.core.lists import plural
+from lab.core.record import Record
 from lab.errors import LabError
+from lab.models import catalog
 from lab.process.worker import Worker
+from lab.runner import progress, trial
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
+from lab.runner.progress import Watch
 from lab.runner.session import new_results_file
 from lab.runner.trial import N_BLOCKS, Blocks
 
 BUDGET_S = 120.0
 CURE = "Measure longer: add --budget 10min, or more blocks with --repeat."
+
+
+class AbSettings(EngineSettings, SamplerSettings, total=False):
+    pass
+
+
+def ab(
+    variants: Sequence[Mapping[str, Any]],
+    prompt_len: Numbers = "256",
+    gen: int = 32,
+    repeat: int = N_BLOCKS,
+    model: str = catalog.DEFAULT,
+    *,
+    out: StrPath = "results",
+    watch: Watch = None,
+    **shared: Unpack[AbSettings],
+) -> Results[Record]:
+    """Measure settings side by side in `repeat` blocks and return the records.
+
+        lab.compare(lab.ab([{"threads": 1}, {"threads": 2}]))
+
+    The first variant is the base. A variant has its own settings (and model, if it differs),
+    `shared` those of all.
+    """
+    labelled = trial.named(variants)
+    asked: dict[str, Any] = {"prompt_len": prompt_len, "gen": gen, "model": model, **shared}
+    with Worker() as worker:
+        plans = trial.plan(worker, labelled, repeat, **asked)
+    path = new_results_file(next(iter(plans.values())), Path(out))
+    labels = [label for label, _ in labelled]
+    words = words_of_values(command, {"variants": labels, "repeat": repeat, **asked})
+    with progress.shown_to(watch) as show, asking(words):
+        return Results(trial.execute(plans, Blocks(repeat), path, show))
 
 
 class WithVariants(Command):
@@ -169,7 +212,7 @@ def command(
     In each block every variant gets a fresh engine and runs twice: in random order, then in reverse
     order. Changes of the machine's speed therefore affect all variants equally.
     """
-    from lab.runner import batches, trial
+    from lab.runner import batches
     from lab.show import comparison, console, text_comparison, text_doubts, text_plan
 
     output = Output.taken_from(asked)

@@ -13,24 +13,27 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import click
 
 from lab.app import server
+from lab.app.asked import words_of_values
+from lab.app.collection import Results
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable, is_doubtful
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
 from lab.app.options import MODEL, PROMPT, SAMPLING, TOKENS, setting_option
 from lab.core import cost, memory, phases
+from lab.core.arguments import Numbers, Reaching, StrPath
+from lab.core.asked_command import asking
 from lab.core.experiments import ExperimentRuns, setup_of
+from lab.core.keywords import EngineSettings, SamplerSettings
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, OK, PREFILL, Record, Run
 from lab.core.request import RequestRecord
 from lab.errors import LabError
 from lab.models import catalog
 from lab.remote import session as server_session
-from lab.remote.examination import reaching_of
 from lab.remote.formats import MOST_AT_ONCE
 from lab.remote.session import ServerPlan
 from lab.roofline import kernel_rates
@@ -38,8 +41,8 @@ from lab.roofline.step_prediction import StepPrediction
 from lab.runner import batches
 from lab.runner.batches import Batch, batch_of
 from lab.runner.cases import Case
-from lab.runner.progress import ShowStatus
-from lab.runner.refusals import Numbers, whole_numbers
+from lab.runner.progress import Watch
+from lab.runner.refusals import whole_numbers
 from lab.show import canvas, volleys
 from lab.show.section import Context, Kind, Section
 from lab.show.wording import UNKNOWN, digits
@@ -90,6 +93,42 @@ RUNS = ExperimentRuns(
 )
 
 
+class BatchSettings(EngineSettings, SamplerSettings, Reaching, total=False):
+    pass
+
+
+@overload
+def batch(
+    sequences: Numbers = ...,
+    prompt_len: Numbers = ...,
+    gen: int = ...,
+    repeat: int | None = ...,
+    model: str = ...,
+    *,
+    shared_prompt: bool = ...,
+    url: None = ...,
+    out: StrPath = ...,
+    watch: Watch = ...,
+    **settings: Unpack[BatchSettings],
+) -> Results[Record]: ...
+
+
+@overload
+def batch(
+    sequences: Numbers = ...,
+    prompt_len: Numbers = ...,
+    gen: int = ...,
+    repeat: int | None = ...,
+    model: str = ...,
+    *,
+    shared_prompt: bool = ...,
+    url: str,
+    out: StrPath = ...,
+    watch: Watch = ...,
+    **settings: Unpack[BatchSettings],
+) -> Results[RequestRecord]: ...
+
+
 def batch(
     sequences: Numbers = "1,2,4,8,16",
     prompt_len: Numbers = "256",
@@ -99,10 +138,10 @@ def batch(
     *,
     shared_prompt: bool = False,
     url: str | None = None,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Any,
-) -> list[Any]:
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[BatchSettings],
+) -> Results[Record] | Results[RequestRecord]:
     """Decode several sequences together, after prompts of prompt_len tokens each; returns a record
     per run.
 
@@ -112,12 +151,7 @@ def batch(
     once. With `url` as many requests are sent to a server at once, as with `lab.measure`. LabError
     for impossible numbers.
     """
-    if url is not None:
-        how = reaching_of(settings)
-        texts = {name: settings[name] for name in ("prompt", "seed") if name in settings}
-        plan = volleys_plan(sequences, prompt_len, gen, repeat, shared_prompt, **texts)
-        name = None if model == catalog.DEFAULT else model
-        return server_session.carry_out(url, plan, name, out, watch, **how)
+    server.check_side(settings, url)
     asked = {
         "sequences": sequences,
         "prompt_len": prompt_len,
@@ -126,7 +160,13 @@ def batch(
         "model": model,
         "shared_prompt": shared_prompt,
     }
-    return EXPERIMENT.measure({**asked, **settings}, out, watch)
+    if url is None:
+        return Results(EXPERIMENT.measure({**asked, **settings}, out, watch))
+    of_plan, reaching = server.split(settings)
+    plan = volleys_plan(sequences, prompt_len, gen, repeat, shared_prompt, **of_plan)
+    name = None if model == catalog.DEFAULT else model
+    with asking(words_of_values(command, {**asked, **settings, "url": url})):
+        return Results(server_session.carry_out(url, plan, name, out, watch, **reaching))
 
 
 def volleys_plan(
@@ -148,8 +188,7 @@ def volleys_plan(
             f"--gen {gen} leaves nothing to decode together.", "Give at least --gen 2."
         )
     n_seqs = whole_numbers("--sequences", sequences, MOST_AT_ONCE)
-    lengths = [prompt_len] if isinstance(prompt_len, int) else prompt_len
-    plan = server_session.make_plan(lengths, gen, repeat, **texts)
+    plan = server_session.make_plan(prompt_len, gen, repeat, **texts)
     cases: list[Case] = []
     for plain in plan.cases:
         for n_seq in n_seqs:

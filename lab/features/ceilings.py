@@ -6,25 +6,28 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import click
 
 from lab.app.help import EXIT_INTERRUPTED, Command
 from lab.app.options import SETTINGS, as_json_option, out_option, with_options
+from lab.core.arguments import StrPath, Texts
+from lab.core.asked_settings import parts
+from lab.core.keywords import EngineSettings
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Rate
+from lab.errors import warn
 from lab.models import catalog
 from lab.process.wire import ATTENTION, DOWNLOAD, PLAIN_ATTENTION, UPLOAD, Probe
 from lab.roofline import kernel_rates, measuring, probing
 from lab.roofline.probes import READ
 from lab.roofline.probing import Say
 from lab.runner import progress
-from lab.runner.progress import ShowStatus, Status, duration
+from lab.runner.progress import ShowStatus, Status, Watch, duration
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits
 
@@ -66,7 +69,7 @@ def command(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> N
     err = console.console(stderr=True)
     model = asked.pop("model")
     more_types = [kind.strip().upper() for kind in types.split(",") if kind.strip()]
-    warn = partial(err.print, style="yellow")
+    warn_in_yellow = partial(err.print, style="yellow")
     try:
         with (
             console.transfer(err) as watch_file,
@@ -74,7 +77,7 @@ def command(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> N
         ):
             asked["watch"] = watch_file
             measured = measure(
-                model, more_types, Path(out), err.print, watch, warn, again, **asked
+                model, more_types, Path(out), err.print, watch, warn_in_yellow, again, **asked
             )
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
@@ -86,10 +89,11 @@ def command(types: str, again: bool, out: str, as_json: bool, **asked: Any) -> N
 
 def ceilings(
     model: str = catalog.DEFAULT,
-    types: Sequence[str] = ("Q4_0", "Q8_0"),
+    types: Texts = ("Q4_0", "Q8_0"),
     *,
-    out: str | Path = "results",
-    **asked: Any,
+    out: StrPath = "results",
+    watch: Watch = None,
+    **asked: Unpack[EngineSettings],
 ) -> Ceilings:
     """This machine's ceilings for a model (a SPEC), measured if unknown, and kept in `out`.
 
@@ -99,18 +103,19 @@ def ceilings(
     The ceilings are those of the device with most layers; `others` are those of the further devices
     that the settings use.
     """
-    show = progress.notebook_line()
+    with progress.shown_to(watch) as show:
 
-    def watch(status: Status) -> None:
-        show(f"{status.line}; {duration(status.left_s or 0)} left")
+        def say(sentence: str) -> None:
+            show(Status(sentence))
 
-    best = measure(
-        model, types, Path(out), show, watch, warnings.warn, False, watch=None, **asked
-    )
-    show(
-        f"The speeds of {len(best.rates)} basic operations (kernels) were measured at "
-        f"{best.measured_at}"
-    )
+        folder = Path(out)
+        best = measure(
+            model, parts(types), folder, say, show, warn, False, watch=None, **asked
+        )
+        say(
+            f"The speeds of {len(best.rates)} basic operations (kernels) were measured at "
+            f"{best.measured_at}"
+        )
     return best
 
 

@@ -4,13 +4,13 @@ command."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import click
 
 from lab.app import running, server
 from lab.app.asked import words_of_values
+from lab.app.collection import Results
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
@@ -24,36 +24,75 @@ from lab.app.options import (
     with_until,
 )
 from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side
+from lab.core.arguments import Numbers, Reaching, Repeating, StrPath
 from lab.core.asked_command import asking
+from lab.core.keywords import EngineSettings, SamplerSettings
+from lab.core.record import Record
+from lab.core.request import RequestRecord
 from lab.models import catalog
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_LENGTHS, make_plan
-from lab.runner.progress import ShowStatus
+from lab.runner.progress import Watch
 from lab.runner.session import carry_out
 
 
+class MeasureSettings(EngineSettings, SamplerSettings, Repeating, Reaching, total=False):
+    every: int | None  # prompt tokens between two measurements of a sweep
+
+
+@overload
 def measure(
-    prompt_len: str | Sequence[int] | None = None,
+    prompt_len: Numbers | None = ...,
+    gen: int = ...,
+    repeat: int | None = ...,
+    model: str | None = ...,
+    *,
+    url: None = ...,
+    out: StrPath = ...,
+    watch: Watch = ...,
+    stream: bool = ...,
+    **settings: Unpack[MeasureSettings],
+) -> Results[Record]: ...
+
+
+@overload
+def measure(
+    prompt_len: Numbers | None = ...,
+    gen: int = ...,
+    repeat: int | None = ...,
+    model: str | None = ...,
+    *,
+    url: str,
+    out: StrPath = ...,
+    watch: Watch = ...,
+    stream: bool = ...,
+    **settings: Unpack[MeasureSettings],
+) -> Results[RequestRecord]: ...
+
+
+def measure(
+    prompt_len: Numbers | None = None,
     gen: int = DEFAULT_GEN,
     repeat: int | None = None,
     model: str | None = None,
     *,
     url: str | None = None,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
+    out: StrPath = "results",
+    watch: Watch = None,
     stream: bool = False,
-    **settings: Any,
-) -> list[Any]:
+    **settings: Unpack[MeasureSettings],
+) -> Results[Record] | Results[RequestRecord]:
     """Measure and return the records, which are also in a new file in `out` (one line a run).
 
         records = lab.measure("10,1000", gen=100, threads=2)
         records = lab.measure("100,1000", gen=100, url="http://127.0.0.1:8080/v1")
 
     The default of `prompt_len` is "10,100,1000", with `url` "100,1000". Without `repeat` each
-    length gets three runs, quick ones up to six. `watch` is called with a `Status` twice a second
-    (with `stream` it holds the generated text); without one, a notebook shows a line. `settings`
-    are the command's options, such as threads, device or flash_attn; `until` (0.02: 2 %) repeats
-    until medians are that accurate, at most `max_repeats` times and `budget` ("10min") long. Failed
-    runs are records too (`record.run.status`), with a warning.
+    length gets three runs, quick ones up to six. Progress is a line in a notebook or on a
+    terminal, elsewhere lines of the log `lab`; `watch=False` is silent, and a function is called
+    with a `Status` twice a second (with `stream` it holds the generated text). `settings` are the
+    command's options, such as threads, device or flash_attn; `until` ("2%") repeats until medians
+    are that accurate, at most `max_repeats` times and `budget` ("10min") long. `every` makes a
+    sweep, as `lab.sweep`. Failed runs are records too (`record.run.status`), with a warning.
 
     With `url` the lab measures a server with OpenAI's API: `model` is the server's name for the
     model (None: its only one), and `settings` are prompt, seed, api, api_key_env, header (a list of
@@ -69,35 +108,22 @@ def measure(
     }
     with asking(words_of_values(command, {**asked, **settings})):
         if url is not None:
-            return _measure_through_server(
-                url, prompt_len, gen, repeat, model, out, watch, settings
-            )
+            from lab.remote import session as server_session
+
+            of_plan, reaching = server.split(settings)
+            plan = server_session.make_plan(prompt_len, gen, repeat, **of_plan)
+            return Results(server_session.carry_out(url, plan, model, out, watch, **reaching))
         plan_settings = with_until(**settings)
-        lengths = prompt_len or DEFAULT_LENGTHS
-        spec = model or catalog.DEFAULT
-        return carry_out(
-            lambda worker: make_plan(worker, lengths, gen, repeat, spec, **plan_settings),
-            out,
-            watch,
-            stream,
+        lengths = DEFAULT_LENGTHS if prompt_len is None else prompt_len
+        spec = catalog.DEFAULT if model is None else model
+        return Results(
+            carry_out(
+                lambda worker: make_plan(worker, lengths, gen, repeat, spec, **plan_settings),
+                out,
+                watch,
+                stream,
+            )
         )
-
-
-def _measure_through_server(
-    url: str,
-    prompt_len: str | Sequence[int] | None,
-    gen: int,
-    repeat: int | None,
-    model: str | None,
-    out: str | Path,
-    watch: ShowStatus | None,
-    settings: dict[str, Any],
-) -> list[Any]:
-    from lab.remote import session as server_session
-
-    reaching = {name: settings.pop(name) for name in ONLY_SERVER if name in settings}
-    plan = server_session.make_plan(prompt_len, gen, repeat, **settings)
-    return server_session.carry_out(url, plan, model, out, watch, **reaching)
 
 
 @click.command(

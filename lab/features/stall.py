@@ -17,16 +17,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import click
 
+from lab.app.collection import Results
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import as_rows, cell, prediction_errors, ranged
 from lab.app.options import MODEL, PROMPT, setting_option
 from lab.core import script
+from lab.core.arguments import Numbers, StrPath
 from lab.core.experiments import ExperimentRuns, setup_of
+from lab.core.keywords import EngineSettings
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, MIXED, OK, PREFILL, Record, Run, Settings
 from lab.core.script import Operation, Part
@@ -37,8 +39,8 @@ from lab.roofline.step_prediction import StepPrediction
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.disturbances import disturbances
 from lab.runner.plan import make_plan, with_cases
-from lab.runner.progress import ShowStatus
-from lab.runner.refusals import Numbers, need_every_position, whole_numbers
+from lab.runner.progress import Watch
+from lab.runner.refusals import need_every_position, whole_numbers
 from lab.show import canvas
 from lab.show.wording import UNKNOWN, digits, seconds
 
@@ -260,10 +262,10 @@ def stall(
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Any,
-) -> list[Record]:
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[EngineSettings],
+) -> Results[Record]:
     """Prefill a long prompt in chunks of several sizes, and all at once, while other sequences
     decode.
 
@@ -279,7 +281,7 @@ def stall(
         "repeat": repeat,
         "model": model,
     }
-    return EXPERIMENT.measure({**asked, **settings}, out, watch)
+    return Results(EXPERIMENT.measure({**asked, **settings}, out, watch))
 
 
 OPTIONS = (

@@ -3,13 +3,13 @@ command."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import click
 
 from lab.app import running
 from lab.app.asked import words_of_values
+from lab.app.collection import Results
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
@@ -21,12 +21,18 @@ from lab.app.options import (
     with_options,
     with_until,
 )
+from lab.core.arguments import Repeating, StrPath
 from lab.core.asked_command import asking
+from lab.core.keywords import EngineSettings
 from lab.core.record import Record
 from lab.models import catalog
 from lab.runner.plan import make_plan
-from lab.runner.progress import ShowStatus
+from lab.runner.progress import Watch
 from lab.runner.session import carry_out
+
+
+class SweepSettings(EngineSettings, Repeating, total=False):
+    pass
 
 
 def sweep(
@@ -36,10 +42,10 @@ def sweep(
     repeat: int = 3,
     model: str = catalog.DEFAULT,
     *,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Any,
-) -> list[Record]:
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[SweepSettings],
+) -> Results[Record]:
     """Measure prefill and decode at many lengths; returns a record for each pass.
 
         lab.plot_sweep(lab.sweep(4096, every=256))
@@ -50,12 +56,14 @@ def sweep(
     asked = {"max_len": max_len, "every": every, "gen": gen, "repeat": repeat, "model": model}
     plan_settings = with_until(**settings)
     with asking(words_of_values(command, {**asked, **settings})):
-        return carry_out(
-            lambda worker: make_plan(
-                worker, [max_len], gen, repeat, model, every=every, **plan_settings
-            ),
-            out,
-            watch,
+        return Results(
+            carry_out(
+                lambda worker: make_plan(
+                    worker, [max_len], gen, repeat, model, every=every, **plan_settings
+                ),
+                out,
+                watch,
+            )
         )
 
 

@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 from lab.core import request as kinds, request_times as times, shell
+from lab.core.arguments import Reaching
 from lab.core.lists import plural
 from lab.core.record import OK
 from lab.core.request import (
@@ -77,15 +78,6 @@ _UNAVAILABLE = (502, 503, 504, 529)
 
 _TRANSIENT = (*_FINAL, kinds.SERVER_ERROR, kinds.LOST)
 """Failures of a server that could do what was asked."""
-
-
-class Reaching(TypedDict, total=False):
-    """How to reach a server, and how long to wait for it."""
-
-    api: str | None  # chat or completions; None: what the server has
-    api_key_env: str | None  # the environment variable with the key
-    header: Sequence[str]  # each NAME: VALUE
-    timeout: float  # seconds after which a request times out
 
 
 def reaching_of(options: Mapping[str, Any]) -> Reaching:

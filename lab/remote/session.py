@@ -16,24 +16,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
-from warnings import warn
 
+from lab.core.arguments import Numbers, Reaching, StrPath
 from lab.core.lists import plural
 from lab.core.record import OK
 from lab.core.request import LOST, REFUSED, Request, RequestRecord
 from lab.core.request_times import figures
 from lab.core.results import save, unless_empty
-from lab.errors import LabError
+from lab.errors import LabError, warn
 from lab.process.worker import MAX_TOKENS
 from lab.remote.client import TimeIsOver, with_asked
-from lab.remote.examination import Reaching, connect
+from lab.remote.examination import connect
 from lab.remote.formats import MOST_AT_ONCE, Ask, Reply, SendPlan
 from lab.remote.servers import Server, needs_count, prompt_text
 from lab.remote.watching import RequestWatch, server_pids
 from lab.runner import progress
 from lab.runner.cases import Case, shuffled
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
-from lab.runner.progress import Reporter, ShowStatus, Status
+from lab.runner.progress import Reporter, ShowStatus, Status, Watch
 from lab.runner.prompts import TEXT
 
 GONE = (REFUSED, LOST)  # failures that mean, several times in a row, that the server is gone
@@ -72,7 +72,7 @@ def n_at_once(case: Case) -> int:
 
 
 def make_plan(
-    prompt_len: str | Sequence[int] | None = None,
+    prompt_len: Numbers | None = None,
     gen: int = DEFAULT_GEN,
     repeat: int | None = None,
     prompt: str = TEXT,
@@ -112,13 +112,12 @@ def carry_out(
     url: str,
     plan: ServerPlan,
     model: str | None,
-    out: str | Path,
-    watch: ShowStatus | None,
+    out: StrPath,
+    watch: Watch,
     **how: Unpack[Reaching],
 ) -> list[RequestRecord]:
     """Examine a server and make all requests of a plan, with a warning for failed ones."""
-    with progress.in_notebook() as show_in_notebook:
-        show = watch or show_in_notebook
+    with progress.shown_to(watch) as show:
 
         def say(sentence: str) -> None:
             show(Status(sentence))
@@ -128,7 +127,7 @@ def carry_out(
             records = list(execute(plan, server, server.new_file(Path(out)), show))
     errors = [record.error for record in records if record.error and not record.is_warmup]
     if errors:
-        warn(f"{plural(len(errors), 'request')} failed: {errors[0]}", stacklevel=3)
+        warn(f"{plural(len(errors), 'request')} failed: {errors[0]}")
     return records
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lab.core import cost, phases, shown, stats
 from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
+from lab.core.results import Readable, measured_of
 from lab.errors import LabError
 from lab.roofline import kernel_rates, probing, step_kernels
 from lab.runner import disturbances
@@ -55,7 +56,7 @@ Size = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
 Cost = tuple[cost.StepCost, step_kernels.StepParts]
 
 
-def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
+def explain(records: Readable, ceilings: Ceilings) -> pd.DataFrame:
     """The cost, rates and limit of every length and phase of one setup's runs: a row each, medians
     over runs.
 
@@ -70,8 +71,8 @@ def explain(records: Sequence[Record], ceilings: Ceilings) -> pd.DataFrame:
 
     phase_rows: list[dict[str, Any]] = []
     costs = StepCosts(ceilings)
-    for record in records:
-        if not record.run.is_plain:
+    for record in measured_of(records):
+        if not isinstance(record, Record) or not record.run.is_plain:
             continue
         for run in phases.by_length(record.run):
             if run.is_timed:

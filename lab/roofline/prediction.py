@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -418,7 +418,7 @@ def on_this_machine(
 
 def plan_for(
     model: str,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     watch: obtain.ShowTransfer = obtain.silently,
 ) -> Plan:
     """This machine and the settings, for a model (a SPEC); its file is not needed.
@@ -428,7 +428,7 @@ def plan_for(
     LLAMA_CPP_LIB_PATH names, and that cannot be used, are no problem: nothing runs.
     """
     if settings.get("lib") is None and builds.problem_of_variable():
-        settings = settings | {"lib": builds.INSTALLED}
+        settings = {**settings, "lib": builds.INSTALLED}
     # The plan finds the machine and its settings: any shape serves, and no file is read.
     any_shape = f"synthetic:{catalog.DEFAULT}"
     with Worker() if no_engine.is_installed() else cast(Worker, NoEngine()) as worker:

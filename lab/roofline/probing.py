@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab import errors
 from lab.core import results, shell, shown
 from lab.core.files import is_file, listed
 from lab.core.memory import layers as offloaded_layers, shares
@@ -198,7 +198,7 @@ def save(ceilings: Ceilings, folder: Path) -> Path:
     return path
 
 
-def kept(folder: Path, warn: Say = warnings.warn) -> list[Ceilings]:
+def kept(folder: Path, warn: Say = errors.warn) -> list[Ceilings]:
     """All ceilings that are kept in a folder; `warn` is called with a sentence for each line that
     cannot be read.
     """

@@ -7,6 +7,7 @@ from typing import Any
 
 from lab import feature_list
 from lab.core import script
+from lab.core.arguments import Numbers
 from lab.core.experiments import setup_of
 from lab.core.lists import plural
 from lab.core.record import COPY, PREFILL, Run, Settings
@@ -16,7 +17,7 @@ from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
-from lab.runner.refusals import Numbers, need_every_position, whole_numbers
+from lab.runner.refusals import need_every_position, whole_numbers
 
 NAME = feature_list.TOGETHER  # of the experiment in records
 N_OWN = 16

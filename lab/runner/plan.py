@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.core import sampling
+from lab.core import arguments, sampling
+from lab.core.arguments import Numbers
 from lab.core.asked_settings import AUTO, AskedSettings, check_number, in_digits
 from lab.core.lists import join_and, plural
 from lab.core.memory import Tensor
@@ -33,23 +34,21 @@ DEFAULT_REPEAT = 3
 N_PILOT = 8  # pilot rounds of `--until`, from which the number of further rounds is computed
 
 MOST_LENGTHS = 1000
+MOST_PROMPT = 10_000_000  # tokens that a results file can hold
 LENGTHS = re.compile(r"\s*(\d{1,12})(?:-(\d{1,12})(?:([+*])(\d{1,12}))?)?\s*")
 """A length, or a range: first, last, + or *, step or factor."""
 
 
-def parse_lengths(
-    asked: str | int | Sequence[int], option: str = "--prompt-len"
-) -> tuple[int, ...]:
+def parse_lengths(asked: Numbers, option: str = "--prompt-len") -> tuple[int, ...]:
     """Lengths in llama-bench's format: `10,1000`, `100-500+100`, `512-4096*2`. k means 1,000: `8k`,
     `1.5k`."""
     lengths: list[int] = []
-    if isinstance(asked, str):
-        for part in asked.split(","):
-            lengths += _range_of_lengths(part, asked, option, MOST_LENGTHS + 1 - len(lengths))
-    elif isinstance(asked, int):
-        lengths.append(asked)
+    items = arguments.whole_numbers("prompt_len", asked)
+    if isinstance(items, str):
+        for part in items.split(","):
+            lengths += _range_of_lengths(part, items, option, MOST_LENGTHS + 1 - len(lengths))
     else:
-        lengths += asked
+        lengths += items
     if option == "--prompt-len":
         _check_prompt_lengths(lengths)
     return tuple(lengths)
@@ -100,6 +99,9 @@ def _check_prompt_lengths(lengths: Sequence[int]) -> None:
         if length < 1:
             message = f"A prompt length of {length} cannot be measured."
             raise LabError(message, "A prompt has at least 1 token.")
+        if length > MOST_PROMPT:
+            message = f"A prompt of {length:,} tokens cannot be measured."
+            raise LabError(message, f"A prompt has at most {MOST_PROMPT:,} tokens.")
         if n_times > 1:
             message = f"Prompt length {length} occurs {n_times} times."
             raise LabError(message, "Give it once; --repeat measures it more often.")
@@ -107,7 +109,7 @@ def _check_prompt_lengths(lengths: Sequence[int]) -> None:
 
 def make_plan(
     worker: Worker,
-    prompt_len: str | int | Sequence[int] = DEFAULT_LENGTHS,
+    prompt_len: Numbers = DEFAULT_LENGTHS,
     gen: int = DEFAULT_GEN,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import codecs
 import functools
+import logging
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +56,10 @@ class Status:
 
 
 ShowStatus = Callable[[Status], None]
+Watch = ShowStatus | bool | None
+"""What a public function shows its progress to; None or True: where it can be seen."""
+
+LOG = logging.getLogger("lab")
 
 WARMING_UP = "warming up"
 PREFILL = "prefill"
@@ -299,12 +305,16 @@ class _Streamed:
         return self._decoder.decode(new_bytes, final=self._n_shown == self._n_gen)
 
 
-def notebook_line() -> Callable[[str], None]:
-    """A function that shows a text and replaces its last one; outside a notebook it does
-    nothing."""
+def shows_lines() -> Callable[[str], None] | None:
+    """A function that shows a text and replaces its last one, in a notebook or on a terminal; None
+    elsewhere."""
     kernel = sys.modules.get("ipykernel.zmqshell")
-    if kernel is None or not kernel.ZMQInteractiveShell.initialized():
-        return lambda text: None
+    if kernel is not None and kernel.ZMQInteractiveShell.initialized():
+        return _notebook_line()
+    return _on_terminal if sys.stderr is not None and sys.stderr.isatty() else None
+
+
+def _notebook_line() -> Callable[[str], None]:
     from IPython.display import display
 
     handle: list[Any] = []
@@ -319,10 +329,31 @@ def notebook_line() -> Callable[[str], None]:
     return show
 
 
+def _on_terminal(text: str) -> None:
+    width = shutil.get_terminal_size().columns - 1
+    sys.stderr.write(f"\r\033[K{text[:width]}")
+    sys.stderr.flush()
+
+
 @contextmanager
-def in_notebook() -> Iterator[Callable[[Status], None]]:
-    """A function that shows statuses in a notebook; at the end the line shows the total time."""
-    show = notebook_line()
+def shown_to(watch: Watch = None) -> Iterator[ShowStatus]:
+    """What a public function tells its statuses: `watch`, or nothing if that is False.
+
+    Otherwise a line in a notebook or on a terminal, which at the end has the total time; elsewhere
+    the log gets the estimate and each run.
+    """
+    show = shows_lines()
+    if watch is not None and not isinstance(watch, bool):
+        yield watch
+    elif watch is False:
+        yield lambda status: None
+    elif show is None:
+        yield _Logged().watch
+    else:
+        yield from _line_of_statuses(show)
+
+
+def _line_of_statuses(show: Callable[[str], None]) -> Iterator[ShowStatus]:
     started = time.monotonic()
     n_runs = 0
 
@@ -332,6 +363,25 @@ def in_notebook() -> Iterator[Callable[[Status], None]]:
         left = f"; {duration(status.left_s)} left" if status.left_s is not None else ""
         show(f"{status.line}{left}")
 
-    yield watch
-    what = plural(n_runs, "run") if n_runs else "done"
-    show(f"{what} in {duration(time.monotonic() - started)}")
+    try:
+        yield watch
+        what = plural(n_runs, "run") if n_runs else "done"
+        show(f"{what} in {duration(time.monotonic() - started)}")
+    finally:
+        if show is _on_terminal:
+            sys.stderr.write("\n")
+
+
+class _Logged:
+    """Statuses as lines of the log `lab`: the estimate, and each run that has ended."""
+
+    def __init__(self) -> None:
+        self.n_runs_done = 0
+
+    def watch(self, status: Status) -> None:
+        if status.announcement:
+            LOG.info(status.announcement)
+        if status.n_runs_done > self.n_runs_done:
+            self.n_runs_done = status.n_runs_done
+            left = f", {duration(status.left_s)} left" if status.left_s is not None else ""
+            LOG.info("run %d of %d has ended%s", status.n_runs_done, status.n_runs, left)

@@ -5,15 +5,12 @@ cannot do it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from lab.core import shape
+from lab.core import arguments, shape
+from lab.core.arguments import Numbers
 from lab.core.asked_settings import in_digits
 from lab.core.record import Model
 from lab.errors import LabError
-
-Numbers = str | int | Sequence[int]
-"""What an option with several numbers takes: `1,4`, or in Python also 4 or [1, 4]."""
 
 KEEPS_NO_POSITIONS = {
     *shape.UNCOUNTED.values(),
@@ -27,12 +24,8 @@ def whole_numbers(option: str, numbers: Numbers, most: int) -> tuple[int, ...]:
     """A list such as `1,2,4`: different numbers from 1 to `most`, ascending. LabError for anything
     else.
     """
-    if isinstance(numbers, str):
-        parts = numbers.split(",")
-    elif isinstance(numbers, int):
-        parts = [str(numbers)]
-    else:
-        parts = [str(number) for number in numbers]
+    items = arguments.whole_numbers(option, numbers)
+    parts = items.split(",") if isinstance(items, str) else list(map(str, items))
     values: list[int] = []
     for part in parts:
         digits = in_digits(part.strip())

@@ -19,22 +19,22 @@ import dataclasses
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.core import phases, results, stats
+from lab.core.arguments import StrPath
 from lab.core.lists import plural
 from lab.core.record import Record, Run, Settings
 from lab.core.results import save, unless_empty
-from lab.errors import LabError
+from lab.errors import LabError, warn
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
 from lab.runner import machine, progress
 from lab.runner.cases import Case, Plan, Until, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.forecast import work_of_plan
-from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.progress import Reporter, ShowStatus, Watch
 from lab.runner.warm_engine import WarmEngine
 
 EXTRA_SHARE = 0.25
@@ -49,15 +49,15 @@ DEAR_REPEATS = 2  # runs of a dear length that are as sure as those of the other
 
 def carry_out(
     make: Callable[[Worker], Plan],
-    out: str | Path,
-    watch: ShowStatus | None = None,
+    out: StrPath,
+    watch: Watch = None,
     stream: bool = False,
 ) -> list[Record]:
     """Make a plan and all its runs, with warnings of the plan and for failed runs."""
-    with Worker() as worker, progress.in_notebook() as show_in_notebook:
+    with Worker() as worker, progress.shown_to(watch) as show:
         plan = make(worker)
         path = new_results_file(plan, Path(out))
-        records = list(execute(plan, worker, path, watch or show_in_notebook, stream))
+        records = list(execute(plan, worker, path, show, stream))
     messages = list(plan.warnings)
     failures = [record.run for record in records if record.run.error]
     messages += dict.fromkeys(str(run.error) for run in failures if run.warmup)
@@ -65,7 +65,7 @@ def carry_out(
     if errors:
         messages.append(f"{plural(len(errors), 'run')} failed: {errors[0]}")
     for message in messages:
-        warnings.warn(message, stacklevel=3)
+        warn(message)
     return records
 
 

@@ -25,50 +25,16 @@ from lab.core.asked_settings import check_number
 from lab.core.record import FAILED, OK, Record, Run
 from lab.core.results import NotSaved, save
 from lab.errors import LabError
-from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import as_options, builds, machine, progress
+from lab.runner import as_options, builds, machine
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.forecast import work_of_plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
-from lab.runner.session import new_results_file
 from lab.runner.warm_engine import WarmEngine
 
 N_BLOCKS = 10
 N_TURNS = 2  # runs of a variant in a block
-
-
-def ab(
-    variants: Sequence[Mapping[str, Any]],
-    prompt_len: str = "256",
-    gen: int = 32,
-    repeat: int = N_BLOCKS,
-    model: str = catalog.DEFAULT,
-    *,
-    out: str | Path = "results",
-    **shared: Any,
-) -> list[Record]:
-    """Measure settings side by side in `repeat` blocks and return the records.
-
-        lab.compare(lab.ab([{"threads": 1}, {"threads": 2}]))
-
-    The first variant is the base. A variant has its own settings (and model, if it differs),
-    `shared` those of all. A notebook shows a progress line.
-    """
-    with Worker() as worker:
-        plans = plan(
-            worker,
-            named(variants),
-            repeat,
-            prompt_len=prompt_len,
-            gen=gen,
-            model=model,
-            **shared,
-        )
-    path = new_results_file(next(iter(plans.values())), Path(out))
-    with progress.in_notebook() as watch:
-        return list(execute(plans, Blocks(repeat), path, watch))
 
 
 def named(variants: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:

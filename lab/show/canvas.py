@@ -357,6 +357,11 @@ def plot_lines(
     axis has its ticks at the values of x where all of them are whole numbers. LabError for a
     logarithmic axis with a value that is not above zero.
     """
+    if not isinstance(lines, Mapping) or not lines:
+        raise LabError(
+            "plot_lines needs a name, x values and y values for each line.",
+            'For example: {"read": ([1, 2, 4], [3, 5, 9])}',
+        )
     if log:
         _check_positive(lines)
     ax = ax or new_axes()

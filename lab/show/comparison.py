@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import experiments, shown, stats
+from lab.core.arguments import Share, share
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
+from lab.core.results import Readable, measured_of
 from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.show import table, text_setup
@@ -148,21 +150,24 @@ class Comparison:
 
 
 def compare(
-    records: Sequence[Record | RequestRecord],
+    *records: Readable,
     base: str | None = None,
-    at_least: float = AT_LEAST,
-    others: Sequence[Record | RequestRecord] = (),
+    at_least: Share = AT_LEAST,
+    others: Readable = (),
 ) -> list[Comparison]:
     """Each setup in `records` against the first, or against the one whose label contains `base`.
 
-        for row in lab.compare(lab.read(["mine.jsonl", "yours.jsonl"]).records)[0].rows:
+        for row in lab.compare("mine.jsonl", "yours.jsonl")[0].rows:
             print(row.n_prompt, row.figure, row.words)
 
-    If all runs are of one setup, its sessions are compared. Differences below `at_least` count as
-    none. `others` are more sessions of the same machines: they show how much sessions vary.
-    LabError if there is nothing to compare.
+    `records` are records or results files; several are taken together. If all runs are of one
+    setup, its sessions are compared. Differences below `at_least` count as none. `others` are more
+    sessions of the same machines: they show how much sessions vary. LabError if there is nothing to
+    compare.
     """
-    return compare_groups(groups(records, base), at_least, known_spreads([*records, *others]))
+    given = measured_of(records)
+    spreads = known_spreads([*given, *measured_of(others)])
+    return compare_groups(groups(given, base), share("at_least", at_least), spreads)
 
 
 # The groups

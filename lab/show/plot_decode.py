@@ -9,6 +9,7 @@ from lab.core import cost, phases, request_times
 from lab.core.lists import plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
+from lab.core.results import Readable
 from lab.errors import LabError
 from lab.roofline import kernel_rates
 from lab.roofline.kernel_rates import Roof
@@ -53,7 +54,7 @@ class DrawnLine(NamedTuple):
 
 
 def plot_decode(
-    records: Records, ax: Axes | None = None, ceilings: Ceilings | None = None
+    records: Readable, ax: Axes | None = None, ceilings: Ceilings | None = None
 ) -> Axes:
     """Draw decode time per token (ITL) against the token's position, one line per prompt length.
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core.record import PREFILL
+from lab.core.results import Readable
 from lab.errors import LabError
 from lab.show import canvas, selection, table
 from lab.show.canvas import GUIDE
-from lab.show.table import Records
 from lab.show.wording import digits, times
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Curve(NamedTuple):
     style: Mapping[str, Any]
 
 
-def plot_prefill(records: Records, ax: Axes | None = None) -> Axes:
+def plot_prefill(records: Readable, ax: Axes | None = None) -> Axes:
     """Draw prefill time against prompt length; TTFT if there are requests to servers.
 
         lab.plot_prefill(records)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from lab.core import shown
 from lab.core.lists import plural
+from lab.core.results import Readable
 from lab.errors import LabError
 from lab.show import canvas, selection, summaries, table
 from lab.show.canvas import OF_DECODE, OF_PREFILL
-from lab.show.table import Records
 from lab.show.wording import seconds
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NAMED_FROM = 15  # percent from which a part of a bar has room for its name and 
 NUMBERED_FROM = 4  # percent from which it has room for its number
 
 
-def plot_shares(records: Records, ax: Axes | None = None) -> Axes:
+def plot_shares(records: Readable, ax: Axes | None = None) -> Axes:
     """Draw the shares of prefill and decode: a bar for each of up to ten lengths.
 
         lab.plot_shares(records)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lab.core import growth
 from lab.core.record import DECODE as DECODE_STEPS, Record
+from lab.core.results import Readable, measured_of
 from lab.errors import LabError
 from lab.show import canvas, selection, summaries, sweep_laws, table, text_growth
 from lab.show.canvas import OF_DECODE, OF_PREFILL
@@ -54,7 +55,7 @@ DECODE = SweepPhase(
 )
 
 
-def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figure:
+def plot_sweep(records: Readable, figure: Figure | None = None) -> Figure:
     """Draw both curves of sweeps, side by side.
 
         lab.plot_sweep(lab.sweep(4096, every=256))
@@ -62,7 +63,8 @@ def plot_sweep(records: Sequence[Record], figure: Figure | None = None) -> Figur
     Left is prefill time over length, right decode time per token over position. Points are single
     runs, the band is their range, the dashed line the fitted law. LabError if no run is a sweep.
     """
-    sweeps = [record for record in records if record.run.is_timed and record.run.every]
+    runs_of_engine = table.of_engine(measured_of(records))
+    sweeps = [record for record in runs_of_engine if record.run.is_timed and record.run.every]
     if not sweeps:
         raise LabError("There is nothing to draw: no run is a sweep.", "Make one: lab sweep")
     figure = figure or canvas.new_figure((11, 5))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord, short_name
+from lab.core.results import Readable, measured_of
 from lab.errors import LabError
 from lab.show import table, text_setup
 from lab.show.table import Records
@@ -51,15 +52,19 @@ def answered(records: Records) -> list[RequestRecord]:
     return [record for record in table.alone(records) if record.is_timed]
 
 
-def timed_rows(records: Records) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
+def timed_rows(records: Readable) -> tuple[list[Record | RequestRecord], pd.DataFrame]:
     """The plain runs and requests that went well, and their rows: `run` is the place in the list.
 
     Warm requests and short answers have rows only where there are no others. LabError if nothing
     went well.
     """
-    timed: list[Record | RequestRecord] = [*plain_runs(records), *answered(records)]
+    measured_lines = measured_of(records)
+    timed: list[Record | RequestRecord] = [
+        *plain_runs(measured_lines),
+        *answered(measured_lines),
+    ]
     if not timed:
-        raise _nothing_to_draw(records)
+        raise _nothing_to_draw(measured_lines)
     rows = table.runs(timed)
     measured = table.measured(rows)
     rows = rows if measured.empty else measured
@@ -71,6 +76,10 @@ def timed_rows(records: Records) -> tuple[list[Record | RequestRecord], pd.DataF
 
 
 def _nothing_to_draw(records: Records) -> LabError:
+    if not records:
+        return LabError(
+            "There is nothing to draw: no records are given.", "Measure some: lab measure"
+        )
     runs = table.of_engine(records)
     if any(not record.run.is_plain for record in runs):
         return LabError(

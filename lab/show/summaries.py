@@ -12,24 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core import shown, stats
 from lab.core.record import OK
+from lab.core.results import Readable
 from lab.core.shown import Shown
+from lab.errors import LabError
 from lab.show import text_setup
-from lab.show.table import FIGURES, NAN, REQUEST_FIGURES
+from lab.show.table import FIGURES, NAN, REQUEST_FIGURES, runs
 
 if TYPE_CHECKING:
     import pandas as pd
+
+NEEDED = {
+    *("n_prompt", "n_gen", "status", "warmup", "disturbed", "case", "energy_of"),
+    *FIGURES,
+}
+"""Columns of `runs` without which no summary is possible."""
 
 REQUEST_KINDS = ("warm", "short")
 """Requests of equal setup and length differ in these: cached prompt tokens, and an answer that is
 shorter than requested. None if the server does not report it."""
 
 
-def summary(table: pd.DataFrame) -> pd.DataFrame:
+def summary(table: pd.DataFrame | Readable) -> pd.DataFrame:
     """One row per setup and length over the successful timed runs, without experiments.
 
-        lab.summary(lab.runs(records))
+        lab.summary(records)
 
-    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (core/shown.py) of all
+    `table` is that of `lab.runs`, or what `lab.runs` takes.
+
+    Columns: `repeats`, how many of them were `disturbed`, the `doubts` (such as "few runs") of all
     figures of the row, and for each figure the median, the ends of its 95 % interval (`_low`,
     `_high`; NaN for fewer than 6 runs), and its range (`_min`, `_max`). `j_per_token` is included
     if a run has it, unless a row's runs differ in `energy_of`. Requests that are `warm`, or
@@ -37,6 +47,14 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if not isinstance(table, pd.DataFrame):
+        table = runs(table)
+    missing = NEEDED - set(table.columns)
+    if missing:
+        raise LabError(
+            f"The table has no column {sorted(missing)[0]}.",
+            "Give the table of lab.runs(records) with all its columns.",
+        )
     if table.empty:
         return table
     request_kinds = REQUEST_KINDS if "server" in table else ()

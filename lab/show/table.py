@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core import experiments, phases
+from lab.core import experiments, phases, results
 from lab.core.lists import first_known
 from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run, Steps
 from lab.core.request import RequestRecord
 from lab.core.request_times import RequestFigures, figures, server_timings
+from lab.core.results import Readable
 from lab.runner import disturbances
-from lab.show import text_setup
+from lab.show import columns, text_setup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,33 +49,40 @@ REQUEST_FIGURES = (
 Records = Sequence[Record | RequestRecord]
 
 
-def runs(records: Records) -> pd.DataFrame:
+def runs(records: Readable) -> pd.DataFrame:
     """One row per run or request, including warm-ups and failures.
 
         lab.runs(records)[["n_prompt", "prefill_s", "tpot_ms"]]
 
-    Columns: the setup, figures (NaN if missing), status. A sweep has one row per length. `run` is
-    the number of the record, the same for all lengths of a sweep. An experiment has its case in
-    words in `case`, and its own figures. `j_per_token` is the energy of the whole run, with
-    everything that ran on what `energy_of` names, over its generated tokens. Requests add columns:
-    `server`, `warm`, ...
+    `records` are those of `lab.measure` or `lab.read`, or paths of results files.
+
+    Columns: the setup, figures (NaN if missing), status. `tpot_ms` is the time per output token
+    with the choice of the token, `decode_ms` the compute of a step without it. A sweep has one row
+    per length. `row` is the number of the row, which `lab.steps` has too; `run` is the number of
+    the record, the same for all lengths of a sweep. An experiment has its case in words in `case`,
+    and its own figures. `j_per_token` is the energy of the whole run, with everything that ran on
+    what `energy_of` names, over its generated tokens. Requests add columns: `server`, `warm`, ...
+    docs/python.md lists all.
     """
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for index, record in enumerate(records):
+    for index, record in enumerate(results.measured_of(records)):
         if isinstance(record, RequestRecord):
             rows.append(request_row(record, index))
         else:
             rows += [_run_row(record, run, index) for run in phases.by_length(record.run)]
+    if not rows:
+        return pd.DataFrame(columns=columns.of_runs())
     table = pd.DataFrame(rows)
+    table.insert(0, "row", range(len(table)))
     if "server" in table:  # without a run beside requests these columns are missing
         for name in ("engine", *FIGURES, "j_per_token", "energy_of"):
             if name not in table:
                 table[name] = NAN
-    if len(table):  # a failed run has no figures, also if some of its steps were timed
-        names = table.columns.intersection([*FIGURES, *REQUEST_FIGURES])
-        table[names] = table[names].mask(table.status != OK)
+    # A failed run has no figures, also if some of its steps were timed
+    names = table.columns.intersection([*FIGURES, *REQUEST_FIGURES])
+    table[names] = table[names].mask(table.status != OK)
     return table
 
 
@@ -91,6 +99,7 @@ def _common(record: Record, index: int) -> dict[str, Any]:
         "warmup": run.warmup,
         "disturbed": bool(disturbances.disturbances(record)),
         "case": experiments.case_label(run.experiment, run.case),
+        "status": run.status,
     }
 
 
@@ -102,7 +111,6 @@ def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
         "n_prompt": run.n_prompt,  # of a sweep this length
         "block": run.block,
         "engine": run.engine,
-        "status": run.status,
         "error": run.error,
         "started_at": run.started_at,
         "virtual": record.machine.virtual,
@@ -191,32 +199,62 @@ def or_nan(value: float | None, factor: float) -> float:
     return NAN if value is None else value * factor
 
 
-def steps(records: Records) -> pd.DataFrame:
-    """One row per step. `run` is the row of its run in `runs`. Requests have no steps.
+def steps(records: Readable) -> pd.DataFrame:
+    """One row per step. `row` is the row of its run in `runs`. Requests have no steps.
 
-    `generated` numbers the tokens of an answer from 1, which came out of prefill. `itl_ms` is NaN
-    for prefill steps. `compute_ms` is NaN for prefill steps that were not timed one by one: their
-    `ready_s` is the time of submission, except for the last step.
+    Of a sweep, `row` is that of the length after which the step ran. `generated` numbers the tokens
+    of an answer from 1, which came out of prefill. `itl_ms` is NaN for prefill steps. `compute_ms`
+    is NaN for prefill steps that were not timed one by one: their `ready_s` is the time of
+    submission, except for the last step.
 
         lab.steps(records).groupby("kind").compute_ms.median()
     """
     import pandas as pd
 
     of_runs: list[dict[str, Any]] = []
-    columns: dict[str, list[Any]] = {column.name: [] for column in dataclasses.fields(Steps)}
+    values_by_name: dict[str, list[Any]] = {
+        column.name: [] for column in dataclasses.fields(Steps)
+    }
     n_steps: list[int] = []
-    for index, record in enumerate(records):
+    numbers: list[int] = []
+    n_rows = 0
+    for index, record in enumerate(results.measured_of(records)):
+        lengths = _lengths(record)
         if isinstance(record, Record) and record.run.steps.kind:
             is_timed = phases.times_prefill_steps(record.settings)
             of_runs.append(_common(record, index) | {"times_prefill_steps": is_timed})
             n_steps.append(len(record.run.steps.kind))
-            for name, values in columns.items():
+            numbers += [n_rows + place for place in _places(record.run.steps, lengths)]
+            for name, values in values_by_name.items():
                 values += getattr(record.run.steps, name)
+        n_rows += len(lengths)
     if not of_runs:
-        return pd.DataFrame()
+        return pd.DataFrame(columns=columns.of_steps())
     runs_of_steps = pd.DataFrame(of_runs)
     rows = runs_of_steps.loc[runs_of_steps.index.repeat(n_steps)].reset_index(drop=True)
-    return _with_figures(rows, pd.DataFrame(columns))
+    rows.insert(0, "row", numbers)
+    return _with_figures(rows, pd.DataFrame(values_by_name))
+
+
+def _lengths(record: Record | RequestRecord) -> list[int | None]:
+    """The prompt length of each row that a record has in `runs`."""
+    if not isinstance(record, Record) or record.run.every is None:
+        return [None]
+    return [run.n_prompt for run in phases.by_length(record.run)]
+
+
+def _places(steps: Steps, lengths: Sequence[int | None]) -> list[int]:
+    """Of each step the place of its row among those of its record: the first length that the
+    prompt had not passed."""
+    places: list[int] = []
+    place = 0
+    for kind, n_past, n_tokens in zip(steps.kind, steps.n_past, steps.n_tokens, strict=True):
+        if kind == PREFILL:
+            place = 0
+            while place < len(lengths) - 1 and (lengths[place] or 0) < n_past + n_tokens:
+                place += 1
+        places.append(place)
+    return places
 
 
 def _with_figures(rows: pd.DataFrame, measured_steps: pd.DataFrame) -> pd.DataFrame:

@@ -192,7 +192,7 @@ def session(place: str, folder: str) -> Sequence[Any]:
     with beside(place):
         # The planted program shall look like any other.
         neighbours.pids.clear()
-        records = lab.measure("10", 6, 1, wait=DEFAULT, out=folder)
+        records = lab.measure("10", 6, 1, wait="default", out=folder)
     return [record for record in records if record.run.is_timed]
 
 

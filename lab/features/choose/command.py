@@ -6,18 +6,21 @@ import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import click
 
 from lab.app.asked import words_of_values
+from lab.app.collection import Results
 from lab.app.experiment import REPEAT
 from lab.app.experiment_tables import cell, ranged
 from lab.app.help import Command
 from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, setting_option, with_options
 from lab.app.output import Output
 from lab.app.running import collect, introduce
+from lab.core.arguments import Numbers, StrPath
 from lab.core.asked_command import asking
+from lab.core.keywords import EngineSettings
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.shown import MARK
@@ -30,7 +33,7 @@ from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import disturbances, progress, session
 from lab.runner.cases import Plan
-from lab.runner.progress import ShowStatus
+from lab.runner.progress import ShowStatus, Watch
 from lab.show import table
 from lab.show.section import WIDE, Context, Kind, Picture, Section, tabled
 from lab.show.wording import UNKNOWN
@@ -40,18 +43,18 @@ OF_SIZES = ("threads", "threads_batch", "gen", "repeat", "seed", "lib")
 
 
 def choose(
-    sequences: str = planning.DEFAULT_SEQUENCES,
+    sequences: Numbers = planning.DEFAULT_SEQUENCES,
     chain: Sequence[str] = (),
-    vocabulary: str = planning.DEFAULT_VOCABULARIES,
+    vocabulary: Numbers = planning.DEFAULT_VOCABULARIES,
     prompt_len: int = planning.PROMPT_LEN,
     gen: int = planning.GEN,
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Any,
-) -> list[Record]:
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[EngineSettings],
+) -> Results[Record]:
     """Measure what choosing a token costs; returns a record per run.
 
         lab.choose(sequences="1,8", vocabulary="")
@@ -60,7 +63,7 @@ def choose(
     vocabularies of models with random weights, "" for none. LabError for a sampler that llama.cpp
     does not have.
     """
-    asked = {
+    asked: dict[str, Any] = {
         "sequences": sequences,
         "chain": chain,
         "vocabulary": vocabulary,
@@ -73,12 +76,12 @@ def choose(
     with (
         tempfile.TemporaryDirectory(prefix="lab-vocabularies-") as folder,
         Worker() as worker,
-        progress.in_notebook() as show_in_notebook,
+        progress.shown_to(watch) as show,
         asking(words_of_values(command, asked)),
     ):
         plans = plans_of(worker, Path(folder), **asked)
         path = session.new_results_file(plans[0], Path(out))
-        return list(execute(plans, worker, path, watch or show_in_notebook))
+        return Results(execute(plans, worker, path, show))
 
 
 def plans_of(

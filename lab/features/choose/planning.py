@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import script
+from lab.core.arguments import Numbers
 from lab.core.asked_settings import check_number
 from lab.core.experiments import ExperimentRuns, setup_of
 from lab.core.lists import plural
@@ -23,7 +24,7 @@ from lab.roofline.choosing import BETWEEN, NAME, Choosing
 from lab.runner import pace, placing
 from lab.runner.cases import Case, Plan, Text
 from lab.runner.plan import make_plan, with_cases
-from lab.runner.refusals import Numbers, need_every_position, whole_numbers
+from lab.runner.refusals import need_every_position, whole_numbers
 
 DEFAULT_SEQUENCES = "1,8,32"
 DEFAULT_VOCABULARIES = "32000,65536,128256,151936,262144"

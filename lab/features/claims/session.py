@@ -14,9 +14,11 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lab.core import results
+from lab.core.arguments import Numbers, StrPath
+from lab.core.keywords import EngineSettings
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features import stall
@@ -33,8 +35,8 @@ from lab.roofline.probing import Where
 from lab.runner import batches, progress, prompts, session, trial
 from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.plan import make_plan
-from lab.runner.progress import ShowStatus, Status
-from lab.runner.refusals import Numbers, whole_numbers
+from lab.runner.progress import ShowStatus, Status, Watch
+from lab.runner.refusals import whole_numbers
 
 PARTS: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("parts.toml").read_text(encoding="utf-8")
@@ -80,8 +82,9 @@ def claims(
     only: Numbers | None = None,
     model: str = catalog.DEFAULT,
     *,
-    out: str | Path = "results",
-    **settings: Any,
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[EngineSettings],
 ) -> Verdicts:
     """Test common claims about LLM inference on this machine, and return a verdict for each.
 
@@ -93,11 +96,11 @@ def claims(
     """
     chosen = choose(only)
     folder = Path(out)
-    with Worker() as worker, progress.in_notebook() as watch:
+    with Worker() as worker, progress.shown_to(watch) as show:
         planned = plan(worker, chosen, folder, model=model, **settings)
         path = session.new_results_file(planned.base, folder)
         measurement = Measurement(
-            planned, worker, path, watch, lambda sentence: watch(Status(sentence))
+            planned, worker, path, show, lambda sentence: show(Status(sentence))
         )
         records = list(measurement.execute())
     return next(judging.of_sessions(chosen, records, probing.kept(folder)))

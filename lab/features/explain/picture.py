@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lab.core import shown
+from lab.core.record import Ceilings
+from lab.roofline import kernel_rates
 from lab.roofline.kernel_rates import Roof
 from lab.show import canvas
 from lab.show.canvas import COLOURS, INK, MARKERS
@@ -21,13 +23,16 @@ Point = tuple[float, float]
 
 
 def plot_roofline(
-    rows: pd.DataFrame, roof: Roof, subject: str, ax: Axes | None = None
+    rows: pd.DataFrame, roof: Roof | Ceilings, subject: str, ax: Axes | None = None
 ) -> Axes:
     """GFLOP/s over FLOPs per byte: each phase at each length as a point under the machine's two
     roofs.
 
-    lab.plot_roofline(lab.explain(records, best), lesson.roof(best), "my machine")
+        best = lab.ceilings()
+        lab.plot_roofline(lab.explain(records, best), best, "my machine")
     """
+    if isinstance(roof, Ceilings):
+        roof = kernel_rates.roof(roof)
     ax = ax or canvas.new_axes()
     draw_roof(ax, rows, roof)
     labels: list[tuple[float, float, str]] = []

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lab.app import kinds
 from lab.core import memory
@@ -471,7 +471,9 @@ def beside_a_program(seconds: float = beside.MOST_S) -> Rates:
     return beside.rates(plan, lambda status: None, seconds)
 
 
-def token_ms_in_processes(n: int, split_mode: str, lib: str | None = None) -> float | None:
+def token_ms_in_processes(
+    n: int, split_mode: Literal["layer", "tensor"], lib: str | None = None
+) -> float | None:
     """The median milliseconds of a token with the model on `n` processes of one thread each, which
     llama.cpp's RPC connects on this machine.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lab.core.lists import plural
+from lab.errors import LabError
 from lab.roofline.prediction import Prediction
 from lab.show import canvas
 from lab.show.canvas import COLOURS, INK
@@ -21,6 +22,10 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
 
     lab.plot_requests(lab.predict("8000", 300, "llama-3.1-8b", "geforce")[:5])
     """
+    if not rows:
+        raise LabError(
+            "There is nothing to draw: no predictions are given.", "Make some: lab predict"
+        )
     ax = ax or canvas.new_axes()
     figure = canvas.figure_of(ax)
     first = rows[0]

@@ -6,9 +6,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from lab.core.arguments import Numbers, StrPath, Texts
+from lab.core.asked_settings import parts
 from lab.core.byte_sizes import parse_size
+from lab.core.keywords import CommonSettings
 from lab.core.record import Model, Record
 from lab.errors import LabError
 from lab.features.predict import wording
@@ -29,20 +32,25 @@ NEAR = 0.05
 """Runs whose prompt differs by at most this share of the length count as the same request."""
 
 
+class PredictSettings(CommonSettings, total=False):
+    prompt: Texts | None
+    mmap: bool | None
+
+
 def predict(
-    prompt_len: str | Sequence[int] = "1000",
+    prompt_len: Numbers = "1000",
     gen: int = 200,
-    model: str = catalog.DEFAULT,
-    device: str | None = None,
+    model: Texts = catalog.DEFAULT,
+    device: Texts | None = None,
     *,
     sequences: int = 1,
     slo: Slo | None = None,
-    ceilings: str | Path = "results",
+    ceilings: StrPath = "results",
     measured: Sequence[str] = (),
     gbps: float | None = None,
     memory: str | None = None,
     watch: obtain.ShowTransfer = obtain.silently,
-    **settings: Any,
+    **settings: Unpack[PredictSettings],
 ) -> list[Prediction]:
     """Predicts the times of requests on devices: for each prompt length the fastest first.
 
@@ -125,15 +133,13 @@ def model_called(spec: str) -> Model:
     return prediction.plan_for(spec, {}).model
 
 
-def names_in(text: str) -> list[str]:
+def names_in(text: Texts) -> list[str]:
     """The names in a list with commas; "here" is this machine."""
     names = []
-    for part in text.split(","):
-        name = part.strip()
+    for name in parts(text):
         if name.lower() == "here":
             name = HERE
-        if name:
-            names.append(name)
+        names.append(name)
     return names
 
 

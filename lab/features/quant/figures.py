@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import cost, shown, stats
 from lab.core.lists import grouped
 from lab.core.record import Record
+from lab.core.results import Readable, lines_of
 from lab.core.stats import Ratio
 from lab.errors import LabError
 from lab.features.quant import caches
@@ -99,7 +100,7 @@ def candidates(lines: Iterable[Any]) -> dict[str, QualityLine]:
     return {line.variant: line for line in qualities(lines) if not line.is_floor}
 
 
-def quant_table(lines: Sequence[Any]) -> pd.DataFrame:
+def quant_table(lines: Readable) -> pd.DataFrame:
     """One row for each file or cache type that `quant` compared, the reference first.
 
         lab.quant_table(lines)[["label", "kl", "same", "decode", "on_front"]]
@@ -111,7 +112,7 @@ def quant_table(lines: Sequence[Any]) -> pd.DataFrame:
     import pandas as pd
 
     tables = []
-    for lines_of_session, summary in of_sessions(lines):
+    for lines_of_session, summary in of_sessions(lines_of(lines)):
         tables.append(summary.rows.assign(session=lines_of_session[0].session))
     if not tables:
         raise LabError("These records hold no quality.", "Measure it: lab quant")

@@ -19,10 +19,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lab.app.asked import words_of_values
+from lab.app.collection import Results
 from lab.core import asked_command, stats
+from lab.core.arguments import StrPath, Texts, Time
+from lab.core.files import expanded
+from lab.core.keywords import CommonSettings
 from lab.core.lists import plural
 from lab.core.record import Record, Settings
 from lab.core.results import save, unless_empty
@@ -36,7 +40,7 @@ from lab.process.setup import bounded
 from lab.process.worker import Worker
 from lab.runner import progress, trial
 from lab.runner.cases import utc_now
-from lab.runner.progress import ShowStatus, Status, duration
+from lab.runner.progress import ShowStatus, Status, Watch, duration
 from lab.runner.session import new_results_file
 
 CHILD = "lab.features.quant.child"
@@ -56,18 +60,23 @@ FEWEST_BLOCKS = 2  # of speed, whatever the budget
 UNQUANTIZED = ("f16", "bf16", "f32")
 
 
+class QuantSettings(CommonSettings, total=False):
+    device: Texts | None
+    mmap: bool | None
+
+
 def quant(
-    *files: str,
-    cache: str | Sequence[str] = "",
-    prompt: str | None = None,
-    budget: str | float | None = None,
+    *files: StrPath,
+    cache: Texts = "",
+    prompt: Texts | None = None,
+    budget: Time | None = None,
     repeat: int = planning.BLOCKS,
     prompt_len: int | None = None,
     gen: int = planning.GEN,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Any,
-) -> list[Any]:
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[QuantSettings],
+) -> Results[Any]:
     """Compare files of one model with the first one, in quality and speed.
 
         lines = lab.quant("model-F16.gguf", "model-Q8_0.gguf", "model-Q4_K_M.gguf")
@@ -78,7 +87,7 @@ def quant(
     texts of `prompt_len` tokens. LabError for files that are not of one model, for types that
     llama.cpp refuses, and for a text that is too short.
     """
-    asked = {
+    asked: dict[str, Any] = {
         "cache": cache,
         "prompt": prompt,
         "budget": budget,
@@ -89,12 +98,13 @@ def quant(
     }
     from lab.features.quant.command import command
 
+    names = [str(expanded(file)) for file in files]
     with Worker() as worker:
-        plan = planning.plan(worker, *files, **asked)
+        plan = planning.plan(worker, *names, **asked)
     path = new_results_file(plan.plans[plan.reference], Path(out))
-    asked_words = words_of_values(command, {**asked, "files": files})
-    with progress.in_notebook() as show_in_notebook, asked_command.asking(asked_words):
-        return list(execute(plan, path, watch or show_in_notebook))
+    asked_words = words_of_values(command, {**asked, "files": names})
+    with progress.shown_to(watch) as show, asked_command.asking(asked_words):
+        return Results(execute(plan, path, show))
 
 
 def execute(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Any]:

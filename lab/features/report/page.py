@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.app import kinds
-from lab.core import results
+from lab.core import files, results
+from lab.core.arguments import Share, StrPath, share
 from lab.core.record import Ceilings, Record
+from lab.core.results import Readable
 from lab.errors import LabError
 from lab.features.predict import laws
 from lab.features.report import chapters
@@ -29,26 +31,32 @@ from lab.show.session_spread import known_spreads
 
 
 def report(
-    path: str | Path,
-    records: Lines,
-    ceilings: Sequence[Ceilings] = (),
-    at_least: float = comparison.AT_LEAST,
-    others: Sequence[Record] = (),
+    path: StrPath,
+    records: Readable,
+    ceilings: Ceilings | Sequence[Ceilings] = (),
+    at_least: Share = comparison.AT_LEAST,
+    others: Readable = (),
     explore: bool = True,
 ) -> Path:
     """Write records (runs, requests to servers) as one HTML page that carries its data, and return
     its path.
 
-        lab.report("results/page.html", records, [lab.ceilings()])
+        lab.report("page.html", "results")
+        lab.report("page.html", records, lab.ceilings())
 
     `ceilings` of any machines: the matching ones explain the records. `others` are more sessions of
     these machines: they show how much sessions vary. Differences smaller than `at_least` are not
     claimed. Claims are judged again. If ceilings explain plain runs, the page has sliders that
     predict other requests, unless `explore` is False.
     """
-    text = html(records, ceilings, at_least, others, explore)
-    results.write_whole(Path(path), text.encode("utf-8", errors="replace"), "The report")
-    return Path(path)
+    file = files.expanded(path)
+    of_machines = [ceilings] if isinstance(ceilings, Ceilings) else ceilings
+    lines = results.lines_of(records)
+    others_measured = results.measured_of(others)
+    smallest = share("at_least", at_least)
+    text = html(lines, of_machines, smallest, table.of_engine(others_measured), explore)
+    results.write_whole(file, text.encode("utf-8", errors="replace"), "The report")
+    return file
 
 
 def html(

@@ -17,20 +17,26 @@ draft length is predicted from these. Leviathan et al. (2023) assume v = 1.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 
+from lab.app.collection import Results
 from lab.app.experiment import Experiment
 from lab.app.options import MODEL, TOKENS
+from lab.core.arguments import Numbers, StrPath, Texts
+from lab.core.keywords import CommonSettings
 from lab.core.record import Record
 from lab.features.speculate import curve, speed_ups
 from lab.features.speculate.planning import DEFAULT_TEXTS, plan
 from lab.features.speculate.setup import NAME
 from lab.models import catalog
-from lab.runner.progress import ShowStatus
-from lab.runner.refusals import Numbers
+from lab.runner.progress import Watch
+
+
+class SpeculateSettings(CommonSettings, total=False):
+    device: Texts | None
+    mmap: bool | None
 
 
 def speculate(
@@ -41,11 +47,11 @@ def speculate(
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    prompt: str | None = None,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Any,
-) -> list[Record]:
+    prompt: Texts | None = None,
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[SpeculateSettings],
+) -> Results[Record]:
     """Generate with and without drafted tokens, in blocks; returns a record per run.
 
         lab.speculate("lookup", "2,4", gen=64)
@@ -65,7 +71,7 @@ def speculate(
         "model": model,
         "prompt": prompt,
     }
-    return EXPERIMENT.measure({**asked, **settings}, out, watch)
+    return Results(EXPERIMENT.measure({**asked, **settings}, out, watch))
 
 
 OPTIONS = (

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.core import script, stats
+from lab.core.arguments import Numbers, Texts
+from lab.core.asked_settings import parts
 from lab.core.guesses import LOOKUP
 from lab.core.lists import plural
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Settings
@@ -19,7 +21,7 @@ from lab.process.worker import Worker
 from lab.runner import prompts
 from lab.runner.cases import Case, Draft, Plan, Text
 from lab.runner.plan import make_plan, parse_lengths, with_cases
-from lab.runner.refusals import Numbers, need_every_position, whole_numbers
+from lab.runner.refusals import need_every_position, whole_numbers
 
 DEFAULT_TEXTS = "code,table,story,dialogue"
 CHILD = "lab.features.speculate.child"
@@ -39,7 +41,7 @@ def plan(
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    prompt: str | None = None,
+    prompt: Texts | None = None,
     **settings: Any,
 ) -> Plan:
     """Blocks of all draft lengths and texts. LabError for impossible values.
@@ -81,7 +83,7 @@ def plan(
     return with_cases(planned, cases, write)
 
 
-def prompt_sources(prompt: str | None) -> list[str]:
+def prompt_sources(prompt: Texts | None) -> list[str]:
     """The kinds of text that `--prompt` names, each once; or a file. LabError for random tokens."""
     if prompt == prompts.RANDOM:
         raise LabError(
@@ -90,8 +92,8 @@ def prompt_sources(prompt: str | None) -> list[str]:
         )
     if prompt == prompts.TEXT:
         return prompts.own_texts()
-    names = [name.strip() for name in (prompt or DEFAULT_TEXTS).split(",")]
-    if prompt and not set(names) <= set(prompts.own_texts()):
+    names = parts(prompt or DEFAULT_TEXTS)
+    if isinstance(prompt, str) and not set(names) <= set(prompts.own_texts()):
         return [prompt]
     return list(dict.fromkeys(names))
 

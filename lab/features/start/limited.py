@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import platform
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.core import asked_command, script
+from lab.core.arguments import Texts
 from lab.core.byte_sizes import parse_size
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
@@ -50,10 +51,10 @@ def decode_limited(
     model: str,
     asked_limits: str,
     repeat: int,
-    mmap: str,
+    mmap: Texts,
     folder: Path,
     watch: obtain.ShowTransfer,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
 ) -> list[MemoryLine]:
     """Decode with every limit, and write a results file in a folder. LabError if impossible."""
     starts = make_limited_starts(model, asked_limits, repeat, mmap, watch, settings)
@@ -64,9 +65,9 @@ def make_limited_starts(
     model: str,
     asked_limits: str,
     repeat: int,
-    mmap: str,
+    mmap: Texts,
     watch: obtain.ShowTransfer,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
 ) -> LimitedStarts:
     """Check what was asked for, before anything is measured. LabError if it is not possible."""
     memory_limits(asked_limits, 1 << 62, None)

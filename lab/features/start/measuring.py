@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lab.core import asked_command, script
-from lab.core.asked_settings import check_number
+from lab.core.arguments import StrPath, Texts
+from lab.core.asked_settings import check_number, parts
+from lab.core.keywords import CommonSettings
 from lab.core.record import Settings
 from lab.core.results import save, unless_empty
 from lab.errors import LabError
@@ -61,16 +63,21 @@ class Start:
     cache: str
 
 
+class StartSettings(CommonSettings, total=False):
+    prompt: Texts | None
+    device: Texts | None
+
+
 def start(
     model: str = catalog.DEFAULT,
     prompt_len: int = 128,
-    mmap: str = "on,off",
+    mmap: Texts = "on,off",
     repeat: int = 5,
     memory: str | None = None,
     *,
-    out: str | Path = "results",
+    out: StrPath = "results",
     watch: obtain.ShowTransfer = obtain.silently,
-    **settings: Any,
+    **settings: Unpack[StartSettings],
 ) -> list[StartLine] | list[MemoryLine]:
     """Start a fresh engine from the disk and from the page cache, with and without mmap.
 
@@ -90,9 +97,9 @@ def start(
     return list(execute(plan, mapped, path))
 
 
-def mmap_values(asked: str) -> list[bool]:
+def mmap_values(asked: Texts) -> list[bool]:
     """What --mmap asks for. LabError for anything else than on and off."""
-    names = [name.strip() for name in asked.split(",")]
+    names = parts(asked)
     if len(set(names)) < len(names) or not set(names) <= MMAP_VALUES.keys():
         raise LabError(f"--mmap {asked} is not possible.", "Write on, off, or on,off.")
     return [MMAP_VALUES[name] for name in names]
@@ -103,7 +110,7 @@ def make_start_plan(
     prompt_len: int,
     repeat: int,
     watch: obtain.ShowTransfer,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     engines: Engines | None = None,
     n_gen: int = 1,
 ) -> Plan:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from lab.core import asked_command, script
+from lab.core.arguments import StrPath
 from lab.core.asked_settings import check_number
+from lab.core.keywords import EngineSettings
 from lab.core.lists import plural
 from lab.core.record import Settings
 from lab.core.results import save, unless_empty
@@ -37,11 +39,11 @@ def trace(
     repeat: int = 5,
     model: str = catalog.DEFAULT,
     *,
-    ceilings: str | Path = "results",
-    out: str | Path = "results",
+    ceilings: StrPath = "results",
+    out: StrPath = "results",
     watch: obtain.ShowTransfer = obtain.silently,
     say: Callable[[str], None] = lambda sentence: None,
-    **settings: Any,
+    **settings: Unpack[EngineSettings],
 ) -> TraceLine:
     """Trace prefill of a prompt and `gen` decode steps after it, `repeat` times.
 
@@ -115,7 +117,12 @@ def _prompt(worker: Worker, plan: Plan, vocabulary: Vocabulary, n_tokens: int) -
 
 
 def attention(
-    text: str, model: str = catalog.DEFAULT, out: str | Path | None = None, **settings: Any
+    text: str,
+    model: str = catalog.DEFAULT,
+    out: StrPath | None = None,
+    *,
+    watch: obtain.ShowTransfer = obtain.silently,
+    **settings: Unpack[EngineSettings],
 ) -> AttentionLine:
     """The attention weights of a short text, and how K and V depend on its first token.
 
@@ -123,7 +130,7 @@ def attention(
 
     Without flash attention, which never writes the weights. The text's first token is replaced by
     its last different one. Writes a results file in `out` unless that is None. LabError for a text
-    of fewer than 3 or over MOST_TOKENS tokens, or of equal ones.
+    of fewer than 3 or over 32 tokens, or of equal ones.
     """
     if settings.get("flash_attn", "off") == "on":
         raise LabError(
@@ -131,7 +138,7 @@ def attention(
         )
     settings["flash_attn"] = "off"
     with Worker() as worker:
-        plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, **settings)
+        plan = make_plan(worker, [MOST_TOKENS], 1, 1, model, watch=watch, **settings)
         _check(plan, "Use a smaller model.")
         wide = _for_one_step(plan.settings)
         vocabulary = worker.load(plan.file.path, wide)

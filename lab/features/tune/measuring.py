@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lab.app.asked import words_of_values
 from lab.core import asked_command, shell
+from lab.core.arguments import StrPath, Time
+from lab.core.keywords import EngineSettings
 from lab.core.record import Model, Record
 from lab.core.results import NotSaved, save
 from lab.errors import LabError
@@ -30,7 +32,7 @@ from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import as_options, neighbours, progress, trial
 from lab.runner.cases import Plan, utc_now
-from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.progress import Reporter, ShowStatus, Watch
 from lab.runner.session import new_results_file
 
 # Share of the budget that is kept, once FEWEST_TRIED choices were tried
@@ -48,12 +50,12 @@ def tune(
     *,
     goal: str = REQUEST,
     sequences: int = 1,
-    budget: str | float = planning.BUDGET,
+    budget: Time = planning.BUDGET,
     allow_lossy: bool = False,
     beside: int = 0,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Any,
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[EngineSettings],
 ) -> Tuned:
     """The fastest settings for requests of prompt_len + gen tokens, within a budget of time.
 
@@ -68,7 +70,7 @@ def tune(
     """
     from lab.features.tune.command import command
 
-    asked = {
+    asked: dict[str, Any] = {
         "prompt_len": prompt_len,
         "gen": gen,
         "model": model,
@@ -82,12 +84,12 @@ def tune(
     options = words_of_values(command, asked)
     with (
         Worker() as worker,
-        progress.in_notebook() as in_notebook,
+        progress.shown_to(watch) as show,
         asked_command.asking(options),
     ):
         plan = planning.plan(worker, **asked)
         path = new_results_file(plan.default, Path(out))
-        lines = list(execute(plan, worker, path, watch or in_notebook))
+        lines = list(execute(plan, worker, path, show))
     result = figures.tuned(lines)
     if result is None:
         raise LabError("The default could not be measured.", "Try it alone: lab measure")

@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import click
 
 from lab.app import experiment
+from lab.app.collection import Results
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import cell
 from lab.app.options import MODEL, PROMPT, SAMPLING
+from lab.core.arguments import StrPath, Texts
+from lab.core.keywords import EngineSettings, SamplerSettings
 from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord, short_name
@@ -31,9 +33,13 @@ from lab.features.turns.server_figures import not_cold, served
 from lab.features.turns.through_server import converse
 from lab.models import catalog
 from lab.runner import disturbances
-from lab.runner.progress import ShowStatus
+from lab.runner.progress import Watch
 from lab.show.section import Context, Kind, Section
 from lab.show.wording import UNKNOWN
+
+
+class TurnsSettings(EngineSettings, SamplerSettings, total=False):
+    pass
 
 
 def turns(
@@ -41,15 +47,15 @@ def turns(
     turn: str = "100+50",
     turns: int = 8,
     breaks: str = "",
-    keep: str | Sequence[str] = "memory,none",
+    keep: Texts = "memory,none",
     repeat: int | None = None,
     model: str = catalog.DEFAULT,
     *,
-    replay: str | None = None,
-    out: str | Path = "results",
-    watch: ShowStatus | None = None,
-    **settings: Any,
-) -> list[Record]:
+    replay: StrPath | None = None,
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[TurnsSettings],
+) -> Results[Record]:
     """Measure a conversation turn by turn; returns a record per run.
 
         lab.turns(system=4000, turn="300+150", turns=12, breaks="system@6")
@@ -69,7 +75,7 @@ def turns(
         "model": model,
         "replay": replay,
     }
-    return EXPERIMENT.measure({**asked, **settings}, out, watch)
+    return Results(EXPERIMENT.measure({**asked, **settings}, out, watch))
 
 
 OPTIONS = (

@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from lab.app.options import seconds_of
 from lab.core import sampling
+from lab.core.arguments import Reaching, StrPath, Time
+from lab.core.keywords import SamplerSettings
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.why import facts, measured_now, pairing, recorded
@@ -27,19 +29,23 @@ from lab.runner.progress import ShowStatus
 EXAMPLE = 'Give two: lab why A.jsonl B.jsonl, or lab why A.jsonl "35 tokens/s"'
 
 
+class WhySettings(SamplerSettings, Reaching, total=False):
+    pass
+
+
 def why(
     a: str | Path | Figure,
     b: str | Path | Figure | None = None,
-    budget: str | float = "2min",
+    budget: Time = "2min",
     model: str | None = None,
     *,
     url: str | None = None,
     lib: Sequence[str] = (),
     device: str | None = None,
     prefill: bool = False,
-    out: str | Path = "results",
+    out: StrPath = "results",
     watch: ShowStatus = silently,
-    **reaching: Any,
+    **reaching: Unpack[WhySettings],
 ) -> WhyAnswer:
     """Why two speeds differ: their ratio as a product of causes.
 
@@ -63,11 +69,11 @@ def why(
         b = None
     check(b, url, lib)
     specs = pair_of_words(model)
-    of_chain, reaching = sampling.split(reaching)
+    of_chain, how = sampling.split(reaching)
     names = [a] if b is None else [a, b]
     sides = list(map(side_of, names))
     if len(sides) == 1 and (url or is_measured_here(sides[0], specs[0])):
-        now = measured_now.Now(specs[0], url, budget_s, Path(out), watch, reaching, of_chain)
+        now = measured_now.Now(specs[0], url, budget_s, Path(out), watch, how, of_chain)
         sides.append(measured_side(sides[0], now, prefill))
     first, second = both_sides(sides, prefill, str(a))
     chosen = pairing.nearest(first, second, prefill)

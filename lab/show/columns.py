@@ -1,0 +1,59 @@
+"""The columns of the tables of runs and steps, with what they mean: an empty table has all."""
+
+from __future__ import annotations
+
+from lab.show.text_setup import SERVING, SETUP
+
+OF_BOTH = {
+    "row": "the number of the row of `runs`, by which both tables are joined",
+    "run": "the number of the record, the same for all lengths of a sweep",
+    "session": "the name of the results file",
+    "n_prompt": "prompt tokens",
+    "n_gen": "generated tokens",
+    "repeat": "the number of the repeat, from 0",
+    "warmup": "whether it is a warm-up, which does not count",
+    "disturbed": "whether other work disturbed it",
+    "case": "the case of an experiment, in words",
+    "status": "ok, failed or crashed",
+}
+OF_RUNS = {
+    "block": "the block of `lab.ab`",
+    "engine": "the number of the engine's process in the session",
+    "error": "why it failed",
+    "started_at": "its start (UTC)",
+    "virtual": "whether the machine is virtual",
+    "prefill_s": "prefill time, s",
+    "prefill_tps": "prompt tokens per second",
+    "ttft_s": "time to first token, s: prefill and the choice of a token",
+    "tpot_ms": "time per output token, ms, with the choice of the token",
+    "decode_tps": "generated tokens per second: 1,000 / `tpot_ms`",
+    "decode_ms": "compute of a decode step, ms, without the choice, as llama-bench counts",
+    "e2e_s": "the whole request, s",
+    "prefill_share": "the part of `e2e_s` that is prefill",
+    "j_per_token": "energy of the run per generated token, J",
+    "energy_of": "what that energy covers",
+}
+OF_STEPS = {
+    "kind": "prefill, decode, ...",
+    "generated": "the number of the answer's token; prefill makes the first",
+    "n_tokens": "tokens of the step",
+    "n_past": "tokens in the context when it began: its position",
+    "n_seq": "sequences in the step",
+    "n_outputs": "tokens whose probabilities it computed",
+    "start_s": "when it began, s after the run began",
+    "ready_s": "when its result was there",
+    "end_s": "when the next token was chosen",
+    "compute_ms": "`ready_s` - `start_s`, ms; NaN if only submission was timed",
+    "itl_ms": "time since the token before, ms; NaN in prefill",
+}
+SETUP_OF_RUNS = [name for name in SETUP if name not in SERVING]
+"""Model, machine and settings: what repeats have in common."""
+
+
+def of_runs() -> list[str]:
+    """The columns of `lab.runs` without requests and experiments, which add some."""
+    return [*OF_BOTH, *SETUP_OF_RUNS, *OF_RUNS]
+
+
+def of_steps() -> list[str]:
+    return [*OF_BOTH, *SETUP_OF_RUNS, *OF_STEPS]
