@@ -12,15 +12,12 @@ import click
 from click.core import ParameterSource
 
 from lab import feature_list
+from lab.app.options import UNSTORED
 from lab.core import shell
 from lab.core.files import exists
 from lab.models import catalog
 
 ASKED_FOR = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-NOT_STORED = {
-    *("out", "as_json", "no_plot", "report", "details", "stream", "dry_run", "yes", "save"),
-    *("header", "watch", "agent"),  # a header may hold a key, and so may a program's arguments
-}
 
 
 def words_of_command(ctx: click.Context) -> list[str]:
@@ -28,7 +25,8 @@ def words_of_command(ctx: click.Context) -> list[str]:
     command = [str(ctx.command.name)]
     for parameter in ctx.command.params:
         name = str(parameter.name)
-        if ctx.get_parameter_source(name) in ASKED_FOR and name not in NOT_STORED:
+        is_asked = ctx.get_parameter_source(name) in ASKED_FOR
+        if is_asked and not isinstance(parameter, UNSTORED):
             command += _words_of_parameter(parameter, ctx.params.get(name))
     return command
 
@@ -77,9 +75,11 @@ def words_of_values(command: click.Command, values: Mapping[str, Any]) -> list[s
     arguments = [str(command.name)]
     for parameter in command.params:
         name = str(parameter.name)
-        if name not in values or name in NOT_STORED or values[name] == parameter.default:
+        if name not in values or isinstance(parameter, UNSTORED):
             continue
         value = values[name]
+        if value == parameter.default:
+            continue
         takes_several = getattr(parameter, "multiple", False) or parameter.nargs != 1
         if isinstance(value, (tuple, list)) and not takes_several:
             value = ",".join(map(str, value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -76,7 +77,8 @@ def _bound(
 def _keywords_of(function: Callable[..., Any], annotation: str) -> dict[str, str]:
     """The keywords of a function's settings with their declared types."""
     name = annotation.removeprefix(IS_SETTINGS).removesuffix("]")
-    declared = getattr(function, "__globals__")[name].__annotations__  # noqa: B009
+    module = vars(sys.modules[function.__module__])
+    declared = module[name].__annotations__
     return {key: getattr(kind, "__forward_arg__", str(kind)) for key, kind in declared.items()}
 
 

@@ -14,6 +14,17 @@ from lab.core.asked_settings import defaults, flag, in_digits, table, types
 from lab.errors import LabError
 
 
+class Unstored(click.Option):
+    """An option of output, or one that may hold a secret: no record holds it."""
+
+
+class UnstoredArgument(click.Argument):
+    """Arguments of another program, which may hold a secret: no record holds them."""
+
+
+UNSTORED = (Unstored, UnstoredArgument)
+
+
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A type of option: what `parse` makes of a text.
 
@@ -189,29 +200,36 @@ SAMPLING = [
 
 def as_json_option(instead_of: str = "table", help: str = "") -> Callable[..., Any]:
     help = help or f"One JSON document on stdout instead of the {instead_of}."
-    return click.option("--json", "as_json", is_flag=True, help=help)
+    return click.option("--json", "as_json", cls=Unstored, is_flag=True, help=help)
 
 
 def out_option(help: str) -> Callable[..., Any]:
-    return click.option("--out", "-o", default="results", show_default=True, help=help)
+    return click.option(
+        "--out", "-o", cls=Unstored, default="results", show_default=True, help=help
+    )
 
 
 DETAILS = click.option(
     "--details",
+    cls=Unstored,
     is_flag=True,
     help="Show every column that fits, every row and every sentence.  "
     "[default: the most important]",
 )
 PLOTS_OUT = click.option(
-    "--out", "-o", help="Folder for the plots.  [default: where the first results file is]"
+    "--out",
+    "-o",
+    cls=Unstored,
+    help="Folder for the plots.  [default: where the first results file is]",
 )
-NO_PLOT = click.option("--no-plot", is_flag=True, help="Draw no plots.")
+NO_PLOT = click.option("--no-plot", cls=Unstored, is_flag=True, help="Draw no plots.")
 OUTPUT = [
     out_option("Folder for the results and plots."),
     as_json_option(),
     NO_PLOT,
     click.option(
         "--report",
+        cls=Unstored,
         is_flag=True,
         help="Write a page for the browser at the end (see lab report).",
     ),
@@ -224,7 +242,10 @@ AT_LEAST = click.option(
     help="Smallest difference to claim.",
 )
 DRY_RUN = click.option(
-    "--dry-run", is_flag=True, help="Show the plan and the memory it needs; measure nothing."
+    "--dry-run",
+    cls=Unstored,
+    is_flag=True,
+    help="Show the plan and the memory it needs; measure nothing.",
 )
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from lab.runner.progress import ShowStatus
     from lab.show.console import Terminal
 
-OF_OUTPUT = ("as_json", "no_plot", "report")  # options that no plan takes
-
 
 def introduce(
     plans: Sequence[Plan], out: Console, err: Console, notes: Sequence[str] = ()
@@ -47,13 +45,13 @@ def carry_out(
     from lab.runner.session import execute, new_results_file
     from lab.show import console, text_doubts, text_plan
 
-    output = Output.taken_from({**options, "out": out})
+    options["out"] = out
+    output = Output.taken_from(options)
     err = console.console(stderr=True)
     text_out = err if output.as_json else console.console()
-    asked = {name: value for name, value in options.items() if name not in OF_OUTPUT}
     with Worker() as worker:
         with console.transfer(err) as show_transfer:
-            plan = make(worker, **asked, watch=None if dry_run else show_transfer)
+            plan = make(worker, **options, watch=None if dry_run else show_transfer)
         introduce([plan], text_out, err, text_plan.notes(plan))
         if dry_run:
             text_plan.print_plan(plan, output.as_json)

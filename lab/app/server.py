@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lab.app.options import seconds_of
+from lab.app.options import Unstored, seconds_of
 from lab.app.output import Output
 from lab.app.running import collect
 from lab.core import sampling
@@ -37,12 +37,16 @@ REACHING = [
     ),
     click.option(
         "--header",
+        cls=Unstored,
         multiple=True,
         metavar="NAME: VALUE",
         help="A header to send; repeat it for several.",
     ),
     click.option(
-        "--yes", is_flag=True, help="Contact a server on another machine without asking."
+        "--yes",
+        cls=Unstored,
+        is_flag=True,
+        help="Contact a server on another machine without asking.",
     ),
 ]
 """How to reach a server."""
@@ -55,7 +59,7 @@ TIMEOUT = click.option(
 )
 
 
-ONLY_SERVER = ("api", "api_key_env", "header", "timeout", "yes")
+ONLY_SERVER = (*Reaching.__annotations__, "yes")
 """Parameters that only a server has."""
 
 BOTH_SIDES = {"prompt", "seed"}

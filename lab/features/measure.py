@@ -20,6 +20,7 @@ from lab.app.options import (
     SETTINGS,
     TOKENS,
     UNTIL,
+    Unstored,
     with_options,
     with_until,
 )
@@ -159,7 +160,12 @@ def measure(
     *SAMPLING,
     SEED,
     *OUTPUT,
-    click.option("--stream", is_flag=True, help="Print the generated text, token by token."),
+    click.option(
+        "--stream",
+        cls=Unstored,
+        is_flag=True,
+        help="Print the generated text, token by token.",
+    ),
     DRY_RUN,
     URL,
     *REACHING,

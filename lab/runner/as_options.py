@@ -153,7 +153,7 @@ def settings(name: str) -> dict[str, Any]:
 
     LabError if there are none, or if the file is broken.
 
-    lab.measure(**lab.settings("fast"))
+        lab.measure(**lab.settings("fast"))
     """
     path = path_of(name)
     if not files.exists(path):

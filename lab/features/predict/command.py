@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.app.help import Command
-from lab.app.options import DEVICE, SETTINGS, TOKENS, as_json_option, with_options
+from lab.app.options import DEVICE, SETTINGS, TOKENS, Unstored, as_json_option, with_options
 from lab.app.reading import RESULTS, note
 from lab.core.files import is_dir
 from lab.errors import LabError
@@ -73,7 +73,9 @@ EXPLAINED_LENGTHS = "10,1000,10000"
         help="Folder with the ceilings, and with runs to learn from.",
     ),
     as_json_option(),
-    click.option("--no-plot", is_flag=True, help="Draw no plots; this command draws none."),
+    click.option(
+        "--no-plot", cls=Unstored, is_flag=True, help="Draw no plots; this command draws none."
+    ),
 )
 def predict(
     device: str | None,

@@ -20,7 +20,7 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
 
     The bars have the times of the table: the expected ones.
 
-    lab.plot_requests(lab.predict("8000", 300, "llama-3.1-8b", "geforce")[:5])
+        lab.plot_requests(lab.predict("8000", 300, "llama-3.1-8b", "geforce")[:5])
     """
     if not rows:
         raise LabError(

@@ -57,14 +57,14 @@ def predict(
         lab.predict("1000", 200, "llama-3.2-3b", device="rtx-4090")[0].tpot_s
         lab.predict("8000", 300, "llama-3.1-8b:Q4_K_M")[:5]  # the fastest devices
 
-    Without `device` it ranks all devices of models/devices.toml, and this machine: by runs of such
+    Without `device` it ranks all devices that the lab knows, and this machine: by runs of such
     a request in the folder `ceilings`, otherwise by its ceilings and runs there. `device` names
     some devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and
-    models with commas. The answers of `sequences` users are decoded together. `measured` are rates
-    of your own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow its ranges. `gbps` is
-    its memory bandwidth, where it differs from the datasheet. `memory` limits that of this machine,
-    such as "8GB": the model may then not fit. LabError for an unknown name, and if "here" lacks
-    ceilings or runs.
+    models with commas, or in a list. The answers of `sequences` users are decoded together.
+    `measured` are rates of your own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow
+    its ranges. `gbps` is its memory bandwidth, where it differs from the datasheet. `memory` limits
+    that of this machine, such as "8GB": the model may then not fit. `tpot_s` is a range: (low,
+    high). LabError for an unknown name, and if "here" lacks ceilings or runs.
     """
     lengths = parse_lengths(prompt_len)
     prediction.check(max(lengths), gen, sequences)

@@ -16,6 +16,7 @@ from lab.app.options import (
     OUTPUT,
     SEED,
     TOKENS,
+    Unstored,
     with_options,
 )
 from lab.app.output import Output
@@ -89,7 +90,10 @@ CSV = click.option(
     help="Also write the table to a CSV file.",
 )
 YES = click.option(
-    "--yes", is_flag=True, help="Download what a name of the catalog needs without asking."
+    "--yes",
+    cls=Unstored,
+    is_flag=True,
+    help="Download what a name of the catalog needs without asking.",
 )
 
 

@@ -15,7 +15,7 @@ import click
 
 from lab.app import kinds
 from lab.app.help import Command
-from lab.app.options import OUTPUT, with_options
+from lab.app.options import OUTPUT, UnstoredArgument, with_options
 from lab.app.output import Output
 from lab.core import asked_command, results
 from lab.core.lists import plural
@@ -96,7 +96,13 @@ OPTIONS = (
 @click.command(
     "record", cls=Command, first=("url", "port", "host", "log", "keep-text", "check")
 )
-@click.argument("agent", nargs=-1, metavar="[-- AGENT...]", type=click.UNPROCESSED)
+@click.argument(
+    "agent",
+    cls=UnstoredArgument,
+    nargs=-1,
+    metavar="[-- AGENT...]",
+    type=click.UNPROCESSED,
+)
 @with_options(*OPTIONS, *OUTPUT)
 def command(
     agent: tuple[str, ...],

@@ -81,9 +81,9 @@ def make_limited_starts(
 def make_memory_plan(
     model: str,
     repeat: int,
-    mmap: str,
+    mmap: Texts,
     watch: obtain.ShowTransfer,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     engines: Engines | None = None,
 ) -> Plan:
     """The plan of decode on the CPU with mmap. LabError for settings that do not suit it."""

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lab.app.help import Command
-from lab.app.options import DURATION, OUTPUT, SEED, SETTINGS, TOKENS, with_options
+from lab.app.options import DURATION, OUTPUT, SEED, SETTINGS, TOKENS, Unstored, with_options
 from lab.app.output import Output
 from lab.app.reading import note
 from lab.app.running import collect, introduce, runs_in
@@ -83,7 +83,10 @@ OPTIONS = (
     ),
 )
 SAVE = click.option(
-    "--save", metavar="NAME", help="Save the recommended settings; --settings NAME uses them."
+    "--save",
+    cls=Unstored,
+    metavar="NAME",
+    help="Save the recommended settings; --settings NAME uses them.",
 )
 
 

@@ -26,7 +26,9 @@ CONFIRMED = "confirmation, 95 % interval"
 def plot_tuned(result: Tuned) -> Figure:
     """Draw how many times as fast as the default each choice that `lab tune` tried is.
 
-    lab.plot_tuned(lab.tune(2000, 300, budget="5min"))
+        lab.plot_tuned(lab.tune(2000, 300, budget="5min"))
+
+    Bars that end at 1 change nothing.
     """
     return draw(result, canvas.new_figure(WIDE))
 

@@ -263,6 +263,8 @@ def document(result: Tuned) -> dict[str, Any]:
 def show_tuned(result: Tuned) -> None:
     """Print what `lab tune` found: the answer, what was tried, and command lines.
 
-    lab.show_tuned(lab.tune(2000, 300, budget="5min"))
+        lab.show_tuned(lab.tune(2000, 300, budget="5min"))
+
+    `result` is what `lab.tune` returned.
     """
     print_section(section(result, Context(details=True)), console.console())

@@ -60,8 +60,9 @@ def turns(
 
         lab.turns(system=4000, turn="300+150", turns=12, breaks="system@6")
 
-    `turn` is tokens of a message + tokens of an answer, each fixed or drawn
-    (core/random_lengths.py). With `replay`, a file of recorded requests, the lengths are those of
+    `turn` is tokens of a message + tokens of an answer, each fixed or drawn, such as
+    "lognormal:300,0.8+150". `breaks` are what breaks the cache, `keep` where it is between turns:
+    memory, slot, disk, none. With `replay`, a file of recorded requests, the lengths are those of
     their prompts, rendered by the model's own template, and the text is the lab's own. States are
     saved in a folder on the disk of `out`, and deleted again. LabError for impossible values.
     """
