@@ -374,20 +374,18 @@ def test_about_a_hundred_ordinary_values_are_let_through() -> None:
     assert {BY_TYPE["int"]("n", value) for value in WHOLE_NUMBERS} == {8, 8000, 1500}
 
 
-REFUSED: list[tuple[str, Any]] = [
-    *(
-        ("int", value)
-        for value in (True, 2.5, "x", "8.5", "", None, [8], np.array([8]), b"8", {})
-    ),
-    *(
-        ("int", value)
-        for value in (float("inf"), np.nan, pd.NA, pd.NaT, 8j, "1,000", np.bool_(1))
-    ),
-    *(("Share", value) for value in (5, -1, 1, "100%", "x", None, True, "5")),
-    *(("StrPath", value) for value in (None, "", b"x", 3, ["x"], True)),
-    *(("bool", value) for value in (2, "yes please", None, [], 0.0)),
-    *(("float", value) for value in ("x", None, True, float("nan"), [1])),
-    *(("Numbers", value) for value in (2.5, [2.5], [True], b"8", {8: 1}, [[8]], [None])),
+def of_kind(kind: str, *values: Any) -> list[tuple[str, Any]]:
+    return [(kind, value) for value in values]
+
+
+REFUSED = [
+    *of_kind("int", True, 2.5, "x", "8.5", "", None, [8], np.array([8]), b"8", {}),
+    *of_kind("int", float("inf"), np.nan, pd.NA, pd.NaT, 8j, "1,000", np.bool_(1)),
+    *of_kind("Share", 5, -1, 1, "100%", "x", None, True, "5"),
+    *of_kind("StrPath", None, "", b"x", 3, ["x"], True),
+    *of_kind("bool", 2, "yes please", None, [], 0.0),
+    *of_kind("float", "x", None, True, float("nan"), [1]),
+    *of_kind("Numbers", 2.5, [2.5], [True], b"8", {8: 1}, [[8]], [None]),
 ]
 
 
@@ -469,7 +467,7 @@ def test_results_are_a_list_with_tables_and_pictures() -> None:
     assert lengths(both)[-1] == 32
     assert both.runs.row.is_unique
     assert pickle.loads(pickle.dumps(made)) == made
-    assert repr(made) == "<Results: 4 runs (2 warm-ups); .runs .steps .summary .plot()>"
+    assert repr(made) == "<Results: 3 runs (1 warm-up); .runs .steps .summary .plot()>"
     assert all(len(repr(record)) < 200 for record in made)
 
 
