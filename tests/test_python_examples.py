@@ -21,8 +21,8 @@ import pytest
 
 import lab
 from lab.app import entry
-from tests.test_project import ROOT
 
+ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PLAIN = RESULTS / "sample-smollm2-135m-amd-epyc.jsonl"
 OTHER = RESULTS / "sample-smollm2-135m-intel-xeon.jsonl"
@@ -45,7 +45,10 @@ OTHERS: dict[str, Any] = {
     "tune": SimpleNamespace(settings={"threads": 2}),
     "why": SimpleNamespace(parts=()),
     "settings": {"threads": 2},
+    "bisect": None,
     "show_tuned": None,
+    "show_bisected": None,
+    "plot_bisected": None,
     "plot_tuned": None,
 }
 

@@ -23,10 +23,12 @@ import lab
 from lab.core import results
 from lab.core.arguments import BY_TYPE
 from lab.runner import session
-from tests import typed_settings
-from tests.conftest import FakeWorker, make_record, make_run, run_lab
-from tests.test_project import ROOT
+from tests.support import typed_settings
+from tests.support.command import run_lab
+from tests.support.fake_worker import FakeWorker
+from tests.support.records import make_record, make_run
 
+ROOT = Path(__file__).parents[1]
 SAMPLE = str(ROOT / "results/sample-smollm2-135m-amd-epyc.jsonl")
 SWEEP = str(ROOT / "results/sample-sweep-smollm2-135m-amd-epyc.jsonl")
 UNTYPED: Any = lab  # calls that a type checker refuses
@@ -62,41 +64,54 @@ def records() -> Any:
 
 
 RIGHT: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
-    "a string": (lambda: measure("8,16"), lambda made: lengths(made) == [8, 16]),
-    "a number": (lambda: measure(8), lambda made: lengths(made) == [8]),
-    "an array": (lambda: measure(np.array([8, 16])), lambda made: lengths(made) == [8, 16]),
-    "a series": (lambda: measure(pd.Series([8, 16])), lambda made: lengths(made) == [8, 16]),
+    "a string": (lambda: measure("8,16"), lambda measured: lengths(measured) == [8, 16]),
+    "a number": (lambda: measure(8), lambda measured: lengths(measured) == [8]),
+    "an array": (
+        lambda: measure(np.array([8, 16])),
+        lambda measured: lengths(measured) == [8, 16],
+    ),
+    "a series": (
+        lambda: measure(pd.Series([8, 16])),
+        lambda measured: lengths(measured) == [8, 16],
+    ),
     "unique lengths": (
         lambda: measure(records().runs.n_prompt.unique()[:1], gen=np.int64(2)),
-        lambda made: len(lengths(made)) == 1,
+        lambda measured: len(lengths(measured)) == 1,
     ),
-    "a range": (lambda: measure(range(8, 17, 8)), lambda made: lengths(made) == [8, 16]),
+    "a range": (
+        lambda: measure(range(8, 17, 8)),
+        lambda measured: lengths(measured) == [8, 16],
+    ),
     "numbers in strings": (
         lambda: measure(["8"], gen="2", repeat="1", threads="2"),
-        lambda made: made[-1].settings.n_threads == 2,
+        lambda measured: measured[-1].settings.n_threads == 2,
     ),
     "numpy threads": (
         lambda: measure([np.int64(8)], threads=np.int64(2), seed=np.uint8(3)),
-        lambda made: made[-1].settings.seed == 3,
+        lambda measured: measured[-1].settings.seed == 3,
     ),
     "switches": (
         lambda: measure(
             8, flash_attn=True, mmap="on", kv_unified=False, repack=np.bool_(True)
         ),
-        lambda made: made[-1].settings.flash_attn == "on" and made[-1].settings.mmap is True,
+        lambda measured: (
+            measured[-1].settings.flash_attn == "on" and measured[-1].settings.mmap is True
+        ),
     ),
     "a percent": (
         lambda: measure(8, until="5%", max_repeats=8, budget="10min"),
-        lambda made: len(made) >= 8,
+        lambda measured: len(measured) >= 8,
     ),
     "a sweep": (
         lambda: UNTYPED.sweep("64", np.int32(16), gen=2, repeat=1, out="here"),
-        lambda made: list(made.runs[~made.runs.warmup].n_prompt) == [16, 32, 48, 64],
+        lambda measured: (
+            list(measured.runs[~measured.runs.warmup].n_prompt) == [16, 32, 48, 64]
+        ),
     ),
     "variants": (
         lambda: lab.ab([{"threads": 1}, {"threads": np.int64(2)}], [8], gen=2, repeat=1),
-        lambda made: (
-            {record.run.variant for record in made}
+        lambda measured: (
+            {record.run.variant for record in measured}
             == {
                 "A: --threads 1",
                 "B: --threads 2",
@@ -105,35 +120,41 @@ RIGHT: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
     ),
     "a batch": (
         lambda: lab.batch(np.array([1, 2]), 32, gen=4, repeat=1),
-        lambda made: {record.case.get("n_seq") for record in made} >= {1, 2},
+        lambda measured: {record.case.get("n_seq") for record in measured} >= {1, 2},
     ),
     "a stall": (
         lambda: lab.stall(64, chunk=[32], sequences=1, repeat=1),
         bool,
     ),
-    "one path": (lambda: lab.read(SAMPLE), lambda made: len(made.records) > 5),
-    "a Path": (lambda: lab.read(Path(SAMPLE)), lambda made: len(made.records) > 5),
-    "runs of a path": (lambda: lab.runs(SAMPLE), lambda made: len(made) > 5),
-    "runs of contents": (lambda: lab.runs(results.read([SAMPLE])), lambda made: len(made) > 5),
-    "runs of nothing": (lambda: lab.runs([]), lambda made: "tpot_ms" in made.columns),
-    "steps of nothing": (lambda: lab.steps([]), lambda made: "itl_ms" in made.columns),
-    "a summary": (lambda: lab.summary(SAMPLE), lambda made: len(made) >= 3),
+    "one path": (lambda: lab.read(SAMPLE), lambda measured: len(measured.records) > 5),
+    "a Path": (lambda: lab.read(Path(SAMPLE)), lambda measured: len(measured.records) > 5),
+    "runs of a path": (lambda: lab.runs(SAMPLE), lambda measured: len(measured) > 5),
+    "runs of contents": (
+        lambda: lab.runs(results.read([SAMPLE])),
+        lambda measured: len(measured) > 5,
+    ),
+    "runs of nothing": (lambda: lab.runs([]), lambda measured: "tpot_ms" in measured.columns),
+    "steps of nothing": (lambda: lab.steps([]), lambda measured: "itl_ms" in measured.columns),
+    "a summary": (lambda: lab.summary(SAMPLE), lambda measured: len(measured) >= 3),
     "a comparison": (
         lambda: lab.compare(lab.read(SAMPLE), SWEEP),
-        lambda made: len(made) == 1,
+        lambda measured: len(measured) == 1,
     ),
-    "a picture": (lambda: lab.plot_decode(SAMPLE), lambda made: made.get_xlabel() != ""),
+    "a picture": (
+        lambda: lab.plot_decode(SAMPLE),
+        lambda measured: measured.get_xlabel() != "",
+    ),
     "a sweep's picture": (
         lambda: lab.plot_sweep(Path(SWEEP)),
-        lambda made: len(made.axes) == 2,
+        lambda measured: len(measured.axes) == 2,
     ),
     "a page": (
         lambda: lab.report("page.html", SAMPLE, at_least="5%"),
-        lambda made: made.is_file(),
+        lambda measured: measured.is_file(),
     ),
     "a prediction": (
         lambda: UNTYPED.predict(1000, "20", device=["rtx-4090"]),
-        lambda made: made[0].n_prompt == 1000,
+        lambda measured: measured[0].n_prompt == 1000,
     ),
 }
 
@@ -426,13 +447,13 @@ def test_nothing_is_written_that_the_reader_rejects(
 ) -> None:
     """Every call measures what can be read again, or is refused with a sentence."""
     try:
-        made = measure(prompt_len, **{"repeat": 1, **keywords})
+        measured = measure(prompt_len, **{"repeat": 1, **keywords})
     except lab.LabError:
         return
     file = max(Path("here").glob("*.jsonl"), key=os.path.getmtime)
     reading = results.read([file])
     assert reading.skipped == ()
-    assert list(reading.records) == made
+    assert list(reading.records) == measured
     file.unlink()
 
 
@@ -457,18 +478,18 @@ def test_a_tilde_is_the_users_home_everywhere(
 
 
 def test_results_are_a_list_with_tables_and_pictures() -> None:
-    made = measure("8,16")
-    assert type(made) is not list
-    assert made == list(made)
-    assert set(made.steps.row) <= set(made.runs.row)
-    assert len(made.summary) == 2
-    assert made.plot().axes
-    both = made[:2] + measure(32)
+    measured = measure("8,16")
+    assert type(measured) is not list
+    assert measured == list(measured)
+    assert set(measured.steps.row) <= set(measured.runs.row)
+    assert len(measured.summary) == 2
+    assert measured.plot().axes
+    both = measured[:2] + measure(32)
     assert lengths(both)[-1] == 32
     assert both.runs.row.is_unique
-    assert pickle.loads(pickle.dumps(made)) == made
-    assert repr(made) == "<Results: 3 runs (1 warm-up); .runs .steps .summary .plot()>"
-    assert all(len(repr(record)) < 200 for record in made)
+    assert pickle.loads(pickle.dumps(measured)) == measured
+    assert repr(measured) == "<Results: 3 runs (1 warm-up); .runs .steps .summary .plot()>"
+    assert all(len(repr(record)) < 200 for record in measured)
 
 
 def test_rows_of_a_sweep_and_its_steps_are_joined_by_a_key() -> None:

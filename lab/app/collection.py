@@ -44,11 +44,11 @@ class Results(list[Line]):
     @property
     def findings(self) -> tuple[Any, ...]:
         """What is neither: a trace, a start, a quality."""
-        others = []
+        findings = []
         for line in self:
             if not isinstance(line, (Record, RequestRecord)):
-                others.append(line)
-        return tuple(others)
+                findings.append(line)
+        return tuple(findings)
 
     @property
     def runs(self) -> pd.DataFrame:

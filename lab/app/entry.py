@@ -82,13 +82,13 @@ def _keywords_of(function: Callable[..., Any], annotation: str) -> dict[str, str
     return {key: getattr(kind, "__forward_arg__", str(kind)) for key, kind in declared.items()}
 
 
-def _refuse_unknown(begin: str, given: Iterable[str], known_names: list[str]) -> None:
+def _refuse_unknown(begin: str, names: Iterable[str], known_names: list[str]) -> None:
     """TypeError for the first name that is not known, with the one that is meant."""
     columns = dict(COLUMNS)
     for setting, entry in table().items():
         if entry.record_name:
             columns[entry.record_name] = setting
-    for name in given:
+    for name in names:
         if name in known_names:
             continue
         meant = columns.get(name, "")
@@ -110,9 +110,9 @@ def _read(name: str, value: Any, annotation: str) -> Any:
     return value
 
 
-def _settings(given: Mapping[str, Any], declared: Mapping[str, str]) -> dict[str, Any]:
+def _settings(asked: Mapping[str, Any], declared: Mapping[str, str]) -> dict[str, Any]:
     """Keywords beyond the parameters: settings by their table, others by their declared type."""
-    values = arguments.settings(given)
+    values = arguments.settings(asked)
     for name, value in values.items():
         if not arguments.is_setting(name):
             values[name] = _read(name, value, declared[name])

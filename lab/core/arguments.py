@@ -154,12 +154,12 @@ def whole_numbers(name: str, value: Any) -> str | tuple[int, ...]:
 
 def text(name: str, value: Any) -> str:
     """A text, also as a path."""
-    words = plain(value)
-    if isinstance(words, os.PathLike):
-        words = str(expanded(Path(words)))
-    if not isinstance(words, str):
+    content = plain(value)
+    if isinstance(content, os.PathLike):
+        content = str(expanded(Path(content)))
+    if not isinstance(content, str):
         raise refused(name, value, "a text")
-    return words
+    return content
 
 
 def texts(name: str, value: Any) -> str | tuple[str, ...]:
@@ -209,15 +209,15 @@ def word(name: str, value: Any, choices: Sequence[str]) -> str:
     return chosen
 
 
-def number_or_word(name: str, value: Any, words: Sequence[str]) -> int | str:
+def number_or_word(name: str, value: Any, choices: Sequence[str]) -> int | str:
     """A whole number, or one of a few words."""
     lower = str(plain(value)).strip().lower()
-    if lower in words:
+    if lower in choices:
         return lower
     try:
         return whole_number(name, value)
     except LabError:
-        alternatives = " or ".join(map(repr, words))
+        alternatives = " or ".join(map(repr, choices))
         raise refused(name, value, f"a whole number, or {alternatives}") from None
 
 
@@ -278,13 +278,13 @@ def is_setting(name: str) -> bool:
     return name in table() or name in sampling.table()
 
 
-def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def settings(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the engine and of its sampler as plain values; None stands for the default.
 
     LabError for a value that is not possible on any machine.
     """
     plain_values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in asked.items():
         plain_values[name] = value
         if value is None:
             plain_values[name] = getattr(AskedSettings, name, None)

@@ -1,6 +1,6 @@
 """The types of settings as keyword arguments of public functions.
 
-Generated from the tables of settings: python -m tests.typed_settings
+Generated from the tables of settings: python -m tests.support.typed_settings
 """
 
 from __future__ import annotations

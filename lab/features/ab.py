@@ -76,8 +76,8 @@ def ab(
         plans = trial.plan(worker, labelled, repeat, **asked)
     path = new_results_file(next(iter(plans.values())), Path(out))
     labels = [label for label, _ in labelled]
-    words = words_of_values(command, {"variants": labels, "repeat": repeat, **asked})
-    with progress.shown_to(watch) as show, asking(words):
+    asked_words = words_of_values(command, {"variants": labels, "repeat": repeat, **asked})
+    with progress.shown_to(watch) as show, asking(asked_words):
         return Results(trial.execute(plans, Blocks(repeat), path, show))
 
 

@@ -165,9 +165,9 @@ def compare(
     sessions of the same machines: they show how much sessions vary. LabError if there is nothing to
     compare.
     """
-    given = measured_of(records)
-    spreads = known_spreads([*given, *measured_of(others)])
-    return compare_groups(groups(given, base), share("at_least", at_least), spreads)
+    measured = measured_of(records)
+    spreads = known_spreads([*measured, *measured_of(others)])
+    return compare_groups(groups(measured, base), share("at_least", at_least), spreads)
 
 
 # The groups

@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.app.options import seconds_of
 from lab.core import asked_command
-from lab.core.asked_settings import check_number
+from lab.core.arguments import Share, StrPath, Texts, Time, share
+from lab.core.asked_settings import check_number, parts
+from lab.core.files import expanded
+from lab.core.keywords import EngineSettings
 from lab.core.lists import plural
 from lab.core.record import FAILED, OK, Model, Record, Run
 from lab.core.results import NotSaved, save
@@ -41,8 +44,11 @@ from lab.process.worker import Worker
 from lab.runner import builds, machine, progress, trial
 from lab.runner.cases import Plan, utc_now
 from lab.runner.plan import make_plan
-from lab.runner.progress import Reporter, ShowStatus, Status
+from lab.runner.progress import Reporter, ShowStatus, Status, Watch
 from lab.runner.session import new_results_file
+
+if TYPE_CHECKING:
+    from lab.features.bisect.figures import Bisected
 
 PROMPT_LEN = 512
 GEN = 64
@@ -73,9 +79,9 @@ class BisectPlan:
 
 def plan(
     worker: Worker,
-    good: str,
-    bad: str,
-    among: Sequence[str] = (),
+    good: StrPath,
+    bad: StrPath,
+    among: Texts = (),
     prompt_len: int = PROMPT_LEN,
     gen: int = GEN,
     model: str = catalog.DEFAULT,
@@ -125,11 +131,12 @@ def bisect(
     model: str = catalog.DEFAULT,
     *,
     figure: str | None = None,
-    at_least: float = AT_LEAST,
-    budget: str | float = BUDGET,
-    out: str | Path = "results",
-    **settings: Any,
-) -> Any:
+    at_least: Share = AT_LEAST,
+    budget: Time = BUDGET,
+    out: StrPath = "results",
+    watch: Watch = None,
+    **settings: Unpack[EngineSettings],
+) -> Bisected:
     """Find the build of llama.cpp that became slower; returns the `Bisected` search.
 
         found = lab.bisect("0.3.20", "0.3.36")
@@ -143,24 +150,24 @@ def bisect(
     from lab.features.bisect import figures
     from lab.features.bisect.command import command
 
-    asked = {
-        "good": good,
-        "bad": bad,
-        "among": tuple(among),
+    asked: dict[str, Any] = {
+        "good": str(expanded(good)),
+        "bad": str(expanded(bad)),
+        "among": parts(among),
         "prompt_len": prompt_len,
         "gen": gen,
         "model": model,
         "figure": figure,
-        "at_least": at_least,
+        "at_least": share("at_least", at_least),
         "budget": budget,
         **settings,
     }
     options = words_of_values(command, asked)
-    with progress.in_notebook() as watch, asked_command.asking(options):
+    with progress.shown_to(watch) as show, asked_command.asking(options):
         with Worker() as worker:
             bisect_plan = plan(worker, **asked)
         path = new_results_file(bisect_plan.base, Path(out))
-        lines = list(execute(bisect_plan, path, watch))
+        lines = list(execute(bisect_plan, path, show))
     return figures.bisected(lines)
 
 

@@ -23,7 +23,9 @@ APART = 0.12  # by which two figures of a build are drawn side by side
 def plot_bisected(result: Bisected) -> Figure:
     """Draw the builds of a search in order, with their times over those of the good end.
 
-    lab.plot_bisected(lab.bisect("0.3.20", "0.3.36"))
+        lab.plot_bisected(lab.bisect("0.3.20", "0.3.36"))
+
+    `result` is what `lab.bisect` returned.
     """
     return draw(result, canvas.new_figure(WIDE))
 

@@ -230,6 +230,8 @@ def as_json(ratio: Any) -> dict[str, float] | None:
 def show_bisected(result: Bisected) -> None:
     """Print what `lab bisect` found: the answer, the builds, what changed, text for an issue.
 
-    lab.show_bisected(lab.bisect("0.3.20", "0.3.36"))
+        lab.show_bisected(lab.bisect("0.3.20", "0.3.36"))
+
+    `result` is what `lab.bisect` returned.
     """
     print_section(section(result, Context(details=True)), console.console())

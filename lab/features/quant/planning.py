@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.app.options import seconds_of
+from lab.core.arguments import Texts
 from lab.core.asked_settings import check_number
 from lab.errors import LabError
 from lab.features.quant import caches
@@ -59,7 +60,7 @@ def plan(
     worker: Worker,
     *files: str,
     cache: str | Sequence[str] = "",
-    prompt: str | None = None,
+    prompt: Texts | None = None,
     budget: str | float | None = None,
     repeat: int = BLOCKS,
     prompt_len: int | None = None,

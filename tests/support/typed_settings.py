@@ -1,6 +1,6 @@
 """Write `lab/core/keywords.py`, the types of settings as keyword arguments, from their tables.
 
-python -m tests.typed_settings
+python -m tests.support.typed_settings
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from pathlib import Path
 from lab.core import sampling
 from lab.core.asked_settings import table, types
 
-FILE = Path(__file__).parents[1] / "lab/core/keywords.py"
+FILE = Path(__file__).parents[2] / "lab/core/keywords.py"
 HEAD = '''"""The types of settings as keyword arguments of public functions.
 
-Generated from the tables of settings: python -m tests.typed_settings
+Generated from the tables of settings: python -m tests.support.typed_settings
 """
 
 from __future__ import annotations
