@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from lab.app.options import seconds_of
 from lab.core import asked_command
-from lab.core.arguments import Share, StrPath, Texts, Time, share
+from lab.core.arguments import StrPath, Texts, Time
 from lab.core.asked_settings import check_number, parts
 from lab.core.files import expanded
 from lab.core.keywords import EngineSettings
@@ -79,9 +79,9 @@ class BisectPlan:
 
 def plan(
     worker: Worker,
-    good: StrPath,
-    bad: StrPath,
-    among: Texts = (),
+    good: str,
+    bad: str,
+    among: Sequence[str] = (),
     prompt_len: int = PROMPT_LEN,
     gen: int = GEN,
     model: str = catalog.DEFAULT,
@@ -123,15 +123,15 @@ def plan(
 
 
 def bisect(
-    good: str,
-    bad: str,
-    among: Sequence[str] = (),
+    good: StrPath,
+    bad: StrPath,
+    among: Texts = (),
     prompt_len: int = PROMPT_LEN,
     gen: int = GEN,
     model: str = catalog.DEFAULT,
     *,
     figure: str | None = None,
-    at_least: Share = AT_LEAST,
+    at_least: float = AT_LEAST,
     budget: Time = BUDGET,
     out: StrPath = "results",
     watch: Watch = None,
@@ -158,7 +158,7 @@ def bisect(
         "gen": gen,
         "model": model,
         "figure": figure,
-        "at_least": share("at_least", at_least),
+        "at_least": at_least,
         "budget": budget,
         **settings,
     }

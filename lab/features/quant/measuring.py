@@ -23,7 +23,7 @@ from typing import Any, Unpack
 
 from lab.app.asked import words_of_values
 from lab.app.collection import Results
-from lab.core import asked_command, stats
+from lab.core import asked_command, asked_settings, stats
 from lab.core.arguments import StrPath, Texts, Time
 from lab.core.files import expanded
 from lab.core.keywords import CommonSettings
@@ -89,7 +89,7 @@ def quant(
     """
     asked: dict[str, Any] = {
         "cache": cache,
-        "prompt": prompt,
+        "prompt": None if prompt is None else ",".join(asked_settings.parts(prompt)),
         "budget": budget,
         "repeat": repeat,
         "prompt_len": prompt_len,

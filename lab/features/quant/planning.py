@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lab.app.options import seconds_of
-from lab.core.arguments import Texts
 from lab.core.asked_settings import check_number
 from lab.errors import LabError
 from lab.features.quant import caches
@@ -60,7 +59,7 @@ def plan(
     worker: Worker,
     *files: str,
     cache: str | Sequence[str] = "",
-    prompt: Texts | None = None,
+    prompt: str | None = None,
     budget: str | float | None = None,
     repeat: int = BLOCKS,
     prompt_len: int | None = None,
