@@ -118,8 +118,9 @@ def test_beyond_the_training_context_is_a_warning(
 
 
 def test_a_length_that_cannot_fit_is_refused_and_the_others_stay(
-    fake_worker: FakeWorker, model_file: Path
+    fake_worker: FakeWorker, model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(machine, "memory_available", lambda: 10**9)
     planned = plan(fake_worker, model_file, prompt_len=[10, 9_000_000])
     (refused,) = planned.refused
     assert refused.n_prompt == 9_000_000
@@ -218,3 +219,10 @@ def test_a_measurement_from_python_may_be_a_sweep(
     assert plans[2].until == Until(0.02, 30, 300)
     with pytest.raises(LabError, match="--budget has an effect only with --until"):
         sweep.sweep(40, model=model, budget="5min")
+
+
+def test_a_length_that_no_results_file_can_hold_is_refused(
+    fake_worker: FakeWorker, model_file: Path
+) -> None:
+    with pytest.raises(LabError, match="A prompt has at most 10,000,000 tokens"):
+        plan(fake_worker, model_file, prompt_len=[10, 10**12])
