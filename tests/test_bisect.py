@@ -44,7 +44,7 @@ from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker
-from tests.test_lib import LIBLLAMA
+from tests.support.faults import LIBLLAMA
 
 AT_LEAST = 0.03
 FLAT = [1.0] * 8

@@ -4,7 +4,6 @@ recorded."""
 import dataclasses
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +20,8 @@ from lab.process.worker import Worker, WorkerDied
 from lab.runner import builds, trial as side_by_side
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker
+from tests.support.faults import LIBLLAMA
 
-LIBLLAMA = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, "libllama.so")
 FIELD = "the default of llama_context_params.n_batch"
 FITTING = Libraries("0.25.3", (), {FIELD: "2048"})
 

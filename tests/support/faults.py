@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,3 +86,6 @@ def plant(name: str, folder: Path) -> Path:
         ["gcc", "-shared", "-fPIC", code, *linked, "-o", libraries / "libllama.so"], check=True
     )
     return libraries
+
+
+LIBLLAMA = {"darwin": "libllama.dylib", "win32": "llama.dll"}.get(sys.platform, "libllama.so")
