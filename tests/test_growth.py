@@ -136,3 +136,9 @@ def test_the_sample_has_slopes() -> None:
     )
     assert "88.3 GFLOP/s of attention" in text_growth.because(records, PREFILL)
     assert text_growth.sentences(records) == []
+
+
+def test_added_time_is_at_least_and_at_most_what_single_runs_allow() -> None:
+    shorts = [growth.Place(0, seconds) for seconds in (1.0, 2.0, 4.0)]
+    longs = [growth.Place(1000, seconds) for seconds in (10.0, 12.0, 16.0)]
+    assert growth.Ends(shorts, longs).added_s == (6.0, 10.0, 15.0)
