@@ -16,7 +16,7 @@ from lab.core.lines import from_json, to_json
 from lab.core.record import Settings
 from lab.core.script import Script, n_prefilled
 from lab.errors import LabError
-from lab.features.start import figures, measuring, pages
+from lab.features.start import figures, measuring, pages, picture
 from lab.features.start.lines import COLD, LOAD, STAGES, WARM, StartLine
 from lab.features.start.measuring import Engines
 from lab.features.start.section import NOT_COLD, section
@@ -294,3 +294,11 @@ def test_a_real_start_of_a_small_model(mini: Path, tmp_path: Path) -> None:
     reading = results.read([path])
     assert len(reading.all_lines) == 2
     assert not reading.skipped
+
+
+def test_the_title_of_the_picture_says_when_the_first_token_comes() -> None:
+    sample = Path(__file__).parent.parent / "docs/start-amd-epyc.jsonl"
+    starts = figures.starts_table(results.read([sample]).findings)
+    assert picture.finding(figures.setups(starts)) == (
+        "The first token comes after 1.30 s from the disk and 1.15 s from the page cache"
+    )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lab.core.lists import join_and
 from lab.features.start.figures import StartSetup
 from lab.features.start.lines import STAGES
 from lab.show import canvas
+from lab.show.wording import seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,8 +18,12 @@ NUMBERED_FROM = 0.06  # share of the longest bar from which a stage has room for
 
 
 def setup_label(setup: StartSetup) -> str:
-    place = "from the disk" if setup.cache == "cold" else "from the page cache"
-    return f"{place},\nmmap" if setup.is_mapped else f"{place},\nno mmap"
+    mapping = "mmap" if setup.is_mapped else "no mmap"
+    return f"{place_of(setup)},\n{mapping}"
+
+
+def place_of(setup: StartSetup) -> str:
+    return "from the disk" if setup.cache == "cold" else "from the page cache"
 
 
 def draw_starts(figure: Figure, setups: Sequence[StartSetup], subject: str) -> None:
@@ -40,7 +46,18 @@ def draw_starts(figure: Figure, setups: Sequence[StartSetup], subject: str) -> N
         ax.plot(times_of_starts, heights, "k.", ms=4, label=label)
     ax.set(xlim=(0, 1.05 * longest_s), xlabel="time since the start of the process (s)")
     ax.grid(visible=False, axis="y")
-    canvas.finish([ax], f"What it takes until the first token\n{subject}")
+    canvas.finish([ax], f"{finding(setups)}\n{subject}")
+
+
+def finding(setups: Sequence[StartSetup]) -> str:
+    """When the first token comes in the median start, with mmap if that was measured."""
+    is_mapped = any(setup.is_mapped for setup in setups)
+    times = []
+    for setup in setups:
+        if setup.is_mapped == is_mapped:
+            first_token = seconds(float(setup.starts.first_token_s.median()))
+            times.append(f"{first_token} {place_of(setup)}")
+    return f"The first token comes after {join_and(times)}"
 
 
 def time_label(time_s: float, longest_s: float) -> str:
