@@ -21,7 +21,7 @@ from lab.features.why.parts import (
     equal,
     unknown,
 )
-from lab.features.why.readers import llama_logs
+from lab.features.why.readers import programs
 
 GEN = 24  # tokens that a trial generates
 USUAL_LENGTH = 128  # of a trial's prompt, if no figure has a position
@@ -101,7 +101,7 @@ def unknown_reason(pair: Pair, lacking: Sequence[str]) -> str:
             reasons.append(f"{letter} does not name the length of its context")
         else:
             where = ""
-            if figure.source == llama_logs.SERVER:
+            if figure.source == programs.SERVER:
                 where = " (the log's line with `stop processing` has all)"
             reasons.append(
                 f"{letter} at least {figure.n_prompt:,}, the processed tokens, besides those from "

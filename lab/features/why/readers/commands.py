@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.core import shell
-from lab.core.asked_settings import AUTO, table
 from lab.features.why import facts
 from lab.features.why.facts import Fact
-from lab.formats.other_tools import OPTIONS as LLAMA_OPTIONS
+from lab.features.why.readers import meaning
+from lab.features.why.readers.meaning import FACT_NAMES, FILE, NEGATED
 
 LLAMA = "llama.cpp"
 BENCH = "llama-bench"
@@ -61,54 +61,10 @@ ENVIRONMENT = re.compile(
     r"|CONTEXT_LENGTH))[\"']?\s{0,3}[=:]\s{0,3}[\"']?([\w./:-]{1,200})"
 )
 LLAMA_ARG = "LLAMA_ARG_"
-VARIABLES = {
-    "OLLAMA_FLASH_ATTENTION": "--flash-attn",
-    "OLLAMA_KV_CACHE_TYPE": "--kv-cache-type",
-    "OLLAMA_NUM_PARALLEL": "--parallel",
-    "OLLAMA_CONTEXT_LENGTH": "--ctx-size",
-}
 SWITCHES_OF_OLLAMA = ("--verbose", "--nowordwrap", "--insecure", "--hidethinking")
 ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "<<")
 MOST_LINES = 80
 MOST_LETTERS = 10_000
-
-CACHE_TYPES = ("cache_type_k", "cache_type_v")
-THREADS = ("threads", "threads_batch")
-NAMES_OF_FLAGS: dict[str, tuple[str, ...]] = {
-    "-m": (facts.MODEL,),
-    "--model": (facts.MODEL,),
-    "--model-path": (facts.MODEL,),
-    "-hf": (facts.MODEL,),
-    "-hfr": (facts.MODEL,),
-    "--hf-repo": (facts.MODEL,),
-    "-c": (facts.CONTEXT,),
-    "--ctx-size": (facts.CONTEXT,),
-    "--contextsize": (facts.CONTEXT,),
-    "--max-model-len": (facts.CONTEXT,),
-    "--context-length": (facts.CONTEXT,),
-    "-np": ("parallel",),
-    "--parallel": ("parallel",),
-    "--max-num-seqs": ("parallel",),
-    "--ubatch": ("ubatch",),
-    "--batch": ("batch",),
-    "--gpu-layers": ("n_gpu_layers",),
-    "--gpulayers": ("n_gpu_layers",),
-    "--flashattention": ("flash_attn",),
-    "--cpu-moe": ("cpu_moe",),
-    "-cmoe": ("cpu_moe",),
-    "--moecpu": ("n_cpu_moe",),
-    "--kv-cache-type": CACHE_TYPES,
-    "--no-mmap": ("mmap",),
-    "-tp": ("tensor-parallel-size",),
-    "--tp": ("tensor-parallel-size",),
-    "--tp-size": ("tensor-parallel-size",),
-}
-for _name, _setting in table().items():
-    if _setting.short:
-        NAMES_OF_FLAGS.setdefault(_setting.short, (_name,))
-    _long = LLAMA_OPTIONS.get(_setting.record_name or _name)
-    if _long and _name != "mmap":
-        NAMES_OF_FLAGS.setdefault(_long, (_name,))
 
 SAMPLERS = re.compile(
     r"-{1,2}(temp|temperature|top-?[kpn]|min-?p|typical|samplers|sampling-seq|mirostat.*|dry-.*|xtc-.*"
@@ -129,26 +85,15 @@ NOT_OF_SPEED = re.compile(
 )
 """Options that do not change the speed of a step, or say only what was asked."""
 
+FLAGS = {name for name in FACT_NAMES if name.startswith("-")}
 DEFAULTS_OF_LLAMA = {
     "batch": 2048,
     "ubatch": 512,
     "cache_type_k": "f16",
     "cache_type_v": "f16",
 }
-ON = ("on", "1", "true", "enabled", "yes")
-OFF = ("off", "0", "false", "disabled", "no")
-BOOLEANS = ("mmap", "kv_offload", "op_offload", "repack")
-QUANTIZED_CACHES = {"0": "f16", "1": "q8_0", "2": "q4_0"}
-ALL_LAYERS = 99  # more layers than most models have: how people write `all`
 LIKE_A_MODEL = re.compile(r"(?!-)\S{0,200}[\d:/]")
 """A word that can be a model's name, and is not the next one of a sentence."""
-
-FILE = re.compile(r"(?:-\d{5}-of-\d{5})?\.(?:gguf|bin|safetensors)$", re.I)
-QUANTIZATION = re.compile(
-    r"(?<![a-z0-9])((?:UD-)?I?Q[1-8]_[A-Z0-9_]{1,12}|I?Q[1-8]|TQ[12]_0|BF16|F16|FP16|F32|FP8|FP4"
-    r"|MXFP4(?:_MOE)?|NVFP4|AWQ|GPTQ|INT[48]|W4A16|[2-8]-?bit|\d\.\d{1,2}bpw)(?![a-z0-9])",
-    re.I,
-)
 
 
 @dataclass(frozen=True)
@@ -158,20 +103,6 @@ class StartedProgram:
     line: int
     program: str
     facts: Mapping[str, Fact]
-
-
-def name_of_model(written: str) -> dict[str, str | None]:
-    """The name of a model and its quantization, from a path, a repository or a tag."""
-    last = re.split(r"[/\\]", written.strip().rstrip("/\\"))[-1]
-    name = FILE.sub("", last)
-    head, _, tag = name.partition(":")
-    matches = list(QUANTIZATION.finditer(tag or head))
-    quantization = matches[-1][1] if matches else None
-    if tag and quantization and quantization.lower() == tag.lower():
-        name = head
-    if name.startswith("sha256"):  # a blob of Ollama
-        return {}
-    return {facts.MODEL: name or None, facts.QUANTIZATION: quantization}
 
 
 def commands(text: str) -> Iterator[StartedProgram]:
@@ -212,17 +143,16 @@ def commands(text: str) -> Iterator[StartedProgram]:
 def variables(lines: list[str]) -> Iterator[StartedProgram]:
     """Variables of the environment that stand for options."""
     for number, line in enumerate(lines, 1):
-        tokens = list[str]()
+        read = dict[str, Fact]()
         program = LLAMA
         for match in ENVIRONMENT.finditer(line[:MOST_LETTERS]):
-            flag = VARIABLES.get(match[1])
-            if flag:
-                program = OLLAMA
-            else:
+            if match[1].startswith(LLAMA_ARG):
                 flag = "--" + match[1].removeprefix(LLAMA_ARG).lower().replace("_", "-")
-            tokens += [flag, match[2]]
-        if tokens:
-            read = facts_of(tokens, "", number)
+                read |= facts_of([flag, match[2]], "", number)
+            else:
+                program = OLLAMA
+                read |= facts_of_option(match[1], match[2], "", number)
+        if read:
             yield StartedProgram(number, f"{program}, environment", read)
 
 
@@ -242,7 +172,7 @@ def own_words(line: str) -> str:
 def is_of_options(line: str) -> bool:
     """Whether a line has two options of llama.cpp or more, as people name them in a sentence."""
     tokens = line[:400].replace("`", " ").replace(",", " ").split()
-    return sum(word.partition("=")[0] in NAMES_OF_FLAGS for word in tokens) >= 2
+    return sum(word.partition("=")[0] in FLAGS for word in tokens) >= 2
 
 
 def block_from(lines: list[str], number: int, first: str) -> tuple[str, int]:
@@ -312,7 +242,7 @@ def facts_of(tokens: list[str], program: str, line: int) -> dict[str, Fact]:
     """The facts of a command's words; none if it has no option and no model."""
     read = dict[str, Fact]()
     texts: dict[str, list[str]] = {facts.SAMPLING: [], facts.SPECULATION: []}
-    read |= facts.stated(name_of_model(argument_of(tokens, program)), line)
+    read |= facts.stated(meaning.name_of_model(argument_of(tokens, program)), line)
     for flag, value in pairs_of(tokens):
         if program == BENCH and value and "," in value:
             continue  # a list of tests
@@ -350,70 +280,24 @@ def kind_of_option(flag: str) -> str:
 
 def facts_of_option(flag: str, value: str | None, program: str, line: int) -> dict[str, Fact]:
     """The facts of one option; none for one that does not change the speed."""
-    read = dict[str, Fact]()
     is_short = not flag.startswith("--") and flag != "-tp"
     if is_short and program in NO_SHORT_OPTIONS:
-        return read
-    for name in NAMES_OF_FLAGS.get(flag, ()):
-        read |= fact_of(name, flag, value, line)
-    if flag == "--quantkv" and value in QUANTIZED_CACHES:
-        return facts.stated(dict.fromkeys(CACHE_TYPES, QUANTIZED_CACHES[value]), line)
-    if flag not in NAMES_OF_FLAGS and program and not NOT_OF_SPEED.match(flag):
-        read |= fact_of_setting(flag.lstrip("-"), value, line)
-    return read
+        return {}
+    name = FACT_NAMES.get(flag)
+    if name and (flag in NEGATED or flag.startswith("--no-")):
+        return {name: Fact(False, line, shown="off")}
+    if name:
+        return meaning.facts_of(name, value, line)
+    if program and not NOT_OF_SPEED.match(flag):
+        return meaning.facts_of(flag.lstrip("-"), value, line)
+    return {}
 
 
 def implied(program: str) -> dict[str, Fact]:
     """What the documented defaults of a program say where its command does not."""
+    values = dict[str, Any]()
     if program in (LLAMA, BENCH):
-        values = dict[str, Any](DEFAULTS_OF_LLAMA)
-        if program == LLAMA:
-            values[facts.SPECULATION] = facts.NO_DRAFTS
-        return facts.defaults(values)
-    if program in (VLLM, SGLANG, MLX):
-        return facts.defaults({facts.SPECULATION: facts.NO_DRAFTS})
-    return {}
-
-
-def fact_of(name: str, flag: str, value: str | None, line: int) -> dict[str, Fact]:
-    """The fact that an option states; none for a value that means the default."""
-    if name == facts.MODEL:
-        return facts.stated(name_of_model(value or ""), line)
-    if flag.startswith("--no-") or flag in ("-nkvo", "-nopo", "-nr"):
-        return {name: Fact(False, line, shown="off")}
-    return fact_of_setting(name, value, line)
-
-
-def fact_of_printed(name: str, written: str, line: int) -> dict[str, Fact]:
-    """The fact of a value that a program prints under a name of its own."""
-    if name == facts.MODEL:
-        return facts.stated(name_of_model(written), line)
-    if name == "quantkv":
-        return facts.stated(dict.fromkeys(CACHE_TYPES, QUANTIZED_CACHES[written]), line)
-    if name == facts.BUILD:
-        return facts.stated({name: written}, line)
-    return fact_of_setting(name, written, line)
-
-
-def fact_of_setting(name: str, value: str | None, line: int | None) -> dict[str, Fact]:
-    """The fact of a setting by its written value."""
-    text = (value or "").strip("\"'").lower()
-    if name == "flash_attn":
-        if text in ON or not text:
-            return {name: Fact("on", line)}
-        return {name: Fact("off" if text in OFF else AUTO, line)}
-    if name == "n_gpu_layers":
-        if text == "all":
-            return {name: Fact(None, line)}
-        if text in (AUTO, "-1") or not re.fullmatch(r"\d{1,9}", text):
-            return {name: Fact(AUTO, line)}
-        layers = int(text)
-        return {name: Fact(None if layers >= ALL_LAYERS else layers, line, shown=text)}
-    if name in BOOLEANS and text in (*ON, *OFF):
-        return {name: Fact(text in ON, line)}
-    if re.fullmatch(r"\d{1,9}", text):
-        return {name: Fact(int(text), line)}
-    if name in THREADS or text.startswith("-"):
-        return {}  # -1 stands for the default
-    as_written = (value or "on").strip("\"'")
-    return {name: Fact(text if name in CACHE_TYPES else as_written, line)}
+        values |= DEFAULTS_OF_LLAMA
+    if program in (LLAMA, VLLM, SGLANG, MLX):
+        values[facts.SPECULATION] = facts.NO_DRAFTS
+    return facts.defaults(values)

@@ -1,265 +1,44 @@
-"""The programs whose answers are read by patterns or labels, one entry each.
+"""What needs more than a pattern: answers that are completed before their figures are made.
 
-An entry says how a program writes its values, and what its rates count: `values.py` makes the
-figures. Open `text.py` first.
+The patterns themselves stand in `programs.toml`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from lab.features.why.facts import Fact
 from lab.features.why.figure import (
     DECODE,
     FIRST_FREE,
     MAYBE_FIRST,
     PREFILL,
-    PROMPT,
-    SEVERAL_LENGTHS,
+    STEPS,
     UNKNOWN,
     Figure,
 )
-from lab.features.why.readers import commands, values
-from lab.features.why.readers.values import COUNTED_BY_NUMBERS, Program, collected
-from lab.formats.numbers import GO_DURATION, NUMBER, number
+from lab.features.why.readers.answers import PROGRAMS, PastedAnswer, Program, collected
+from lab.features.why.readers.rates import figures_of
+from lab.formats.numbers import number
 
-GAP = r"\s{0,20}:\s{0,20}"
-GO = rf"(?:{GO_DURATION}(?![\w.])|{NUMBER})"
-N = r"\d[\d,]{0,12}"
-SPACE = r"[\s>]{1,40}"  # a terminal may break a line at any space, and a quote mark it
+SEVERAL_EVALUATIONS = re.compile(
+    r"interactive mode|\bperplexity\b|session file|prompt cache|available commands", re.I
+)
+"""Words of programs whose timings sum up several prompts, or leave a part of one out."""
 
-
-def patterns(*texts: str) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(text, re.I) for text in texts)
-
-
-OLLAMA = Program(
-    source="Ollama",
-    patterns=patterns(
-        rf"\b(?:total duration|load duration){GAP}(?P<begin>{GO})",
-        rf"\bprompt eval count{GAP}(?P<n_prompt>{N})",
-        rf"\bprompt eval duration{GAP}(?P<prefill_go>{GO_DURATION})",
-        rf"\bprompt eval rate{GAP}(?P<prefill_tps>{NUMBER})",
-        rf"(?<!prompt )\beval count{GAP}(?P<n_gen>{N})",
-        rf"(?<!prompt )\beval duration{GAP}(?P<decode_go>{GO_DURATION})",
-        rf"(?<!prompt )\beval rate{GAP}(?P<decode_tps>{NUMBER})",
-    ),
-)
-OLLAMA_API = Program(
-    source="Ollama",
-    sign=re.compile(r'(?<!prompt_)\beval_count"?\s{0,9}[:=]'),
-    labels={
-        "prompt_eval_count": "n_prompt",
-        "prompt_eval_duration": "prefill_ns",
-        "eval_count": "n_gen",
-        "eval_duration": "decode_ns",
-        "total_duration": "begin",
-    },
-)
-TIMINGS = Program(
-    source="llama-server timings",
-    sign=re.compile(r"\bpredicted_(?:n|ms|per_second)\b|\bprompt_(?:n|ms)\b"),
-    labels={
-        "cache_n": "n_cached",
-        "prompt_n": "n_prompt",
-        "prompt_ms": "prefill_ms",
-        "prompt_per_second": "prefill_tps",
-        "predicted_n": "n_gen",
-        "predicted_ms": "decode_ms",
-        "predicted_per_second": "decode_tps",
-        "draft_n": "drafted",
-        "draft_n_accepted": "accepted",
-        "prompt_tokens": "usage_prompt",
-        "completion_tokens": "usage_gen",
-        "cached_tokens": "usage_cached",
-        "tokens_evaluated": "server_prompt",
-        "tokens_predicted": "server_gen",
-    },
-    first="cache_n",
-    counts=COUNTED_BY_NUMBERS,
-)
-LM_STUDIO = Program(
-    source="LM Studio",
-    patterns=patterns(
-        rf"(?<![\d.,])(?P<decode_tps>{NUMBER}) ?tok/s(?:ec)?"
-        r"(?=[\s\S]{0,160}?(?:\u2022|to first token))"
-        rf"\s{{0,9}}\u2022?\s{{0,9}}(?P<n_gen>{N}) tokens?\b",
-        r"\bAccepted (?P<accepted>\d{1,9})/(?P<drafted>\d{1,9}) draft tokens",
-    ),
-    reach=300,
-)
-LM_STUDIO_API = Program(
-    source="LM Studio",
-    sign=re.compile(r"\btime_to_first_token\b(?=[\s\S])"),
-    labels={
-        "prompt_tokens": "n_context",
-        "completion_tokens": "n_gen",
-        "tokens_per_second": "decode_tps",
-        "model": "model",
-        "quant": "quantization",
-    },
-)
-
-
-def kobold_time(name: str, seconds: str, rate: str) -> str:
-    """KoboldCpp's older words for a time and its rate: Process:0.23s (13.8ms/T = 72.65T/s)."""
-    return (
-        rf"\b{name}\s{{0,3}}:\s{{0,3}}(?P<{seconds}>{NUMBER})\s?s\s{{0,3}}"
-        rf"\((?:[^()=\n]{{1,40}}=\s{{0,3}})?(?P<{rate}>{NUMBER})\s?T/s\)"
-    )
-
-
-KOBOLD = Program(
-    source="KoboldCpp",
-    patterns=patterns(
-        r"\b(?:Ctx|Context)Limit\s{0,3}:\s{0,3}(?P<n_end>\d{1,9})/",
-        r"\bAm(?:oun)?t\s{0,3}:\s{0,3}(?P<n_gen>\d{1,9})/",
-        kobold_time("Process(?:ing)?", "prefill_s", "prefill_tps"),
-        rf"\bProcessed:\s?(?P<n_prompt>\d{{1,9}}) in (?P<prefill_s>{NUMBER})\s?s "
-        rf"\((?P<prefill_tps>{NUMBER})\s?T/s\)",
-        kobold_time("Generat(?:e|ion)", "decode_s", "decode_tps"),
-        rf"\bGenerated:\s?(?P<n_gen>\d{{1,9}})(?:/\d{{1,9}})? in (?P<decode_s>{NUMBER})\s?s "
-        rf"\((?P<decode_tps>{NUMBER})\s?T/s\)",
-        kobold_time("Total", "total_s", "whole_tps"),
-        rf"\bTotal:(?P<total_s>{NUMBER})\s?s(?! ?\()",
-    ),
-    sign=re.compile(r"\b(?:Ctx|Context)Limit\s{0,3}:"),
-    rounds_s=0.006,
-    reach=600,
-)
-KOBOLD_BENCHMARK = Program(
-    source="KoboldCpp's benchmark",
-    sign=re.compile("GenerationSpeed"),
-    labels={
-        "MaxCtx": "n_end",
-        "GenAmount": "n_gen",
-        "ProcessingTime": "prefill_s",
-        "ProcessingSpeed": "prefill_tps",
-        "GenerationTime": "decode_s",
-        "GenerationSpeed": "decode_tps",
-        "TotalTime": "total_s",
-        "Output": "output",
-    },
-    first="MaxCtx",
-    is_of_server=False,
-    n_streams=1,
-    rounds_s=0.006,
-)
-KOBOLD_OLDEST = Program(
-    source="KoboldCpp",
-    patterns=patterns(
-        r"\bProcessing Prompt[^(\n]{0,20}\((?P<n_prompt>\d{1,9}) / \d{1,9} tokens\)",
-        r"\bGenerating \((?P<n_gen>\d{1,9}) / \d{1,9} tokens\)",
-        rf"\bTime Taken - Processing:\s?(?P<prefill_s>{NUMBER})s \([^)\n]{{1,40}}\), "
-        rf"Generation:\s?(?P<decode_s>{NUMBER})s \([^)\n]{{1,40}}\), "
-        rf"Total:\s?(?P<total_s>{NUMBER})s",
-    ),
-    sign=re.compile(r"\bTime Taken - Processing:"),
-    rounds_s=0.06,
-)
-KOBOLD_SETUP = (
-    r"\bBenchmark Completed - v(?P<build>\d[\w.]{0,20})",
-    r"\bThreads=(?P<threads>\d{1,4})\b",
-    r"\bBlasBatchSize=(?P<batch>\d{1,6})\b",
-    r"\bFlashAttention=(?P<flash_attn>True|False)\b",
-    r"\bKvCache=(?P<quantkv>[0-2])\b",
-    r"^\W{0,9}Layers: (?P<n_gpu_layers>-?\d{1,4})\s*$",
-    r"^\W{0,9}Model: (?P<model>\S[^\n]{0,200}?)\s*$",
-    r"^\W{0,9}MaxCtx: (?P<n_ctx>\d{1,9})\s*$",
-)
-"""What KoboldCpp's benchmark says about its setup, in the lines around its figures."""
-
-KOBOLD_LINES = 14  # from the figures of a benchmark up to the line of its answer
-NO_RATE = "Indeterminate"
-TABBY_BEGIN = (
-    r"Metrics(?: \(ID: [^)\n]{1,80}\))?: (?P<n_gen>\d{1,9}) tokens generated in "
-    rf"(?P<total_s>{NUMBER}) seconds \((?:Queue: [^,]{{1,30}}, )?"
-)
-TABBY_END = (
-    rf"Generate: (?:(?P<decode_tps>{NUMBER})|{NO_RATE}) T/s"
-    r"(?:, Context: (?P<whole>\d{1,9}) tokens)?"
-    r"(?:, Draft: (?P<accepted>\d{1,9}) / (?P<drafted>\d{1,9}) tokens accepted"
-    r"(?: \([^)]{1,20}\))?)?"
-    r"\)(?P<is_cut> <-- Not accurate)?"
-)
-TABBY = Program(
-    source="TabbyAPI",
-    patterns=patterns(
-        (
-            TABBY_BEGIN + r"Process: (?P<n_cached>\d{1,9}) cached tokens and "
-            rf"(?P<n_prompt>\d{{1,9}}) new tokens at (?:(?P<prefill_tps>{NUMBER})|{NO_RATE}) T/s, "
-            + TABBY_END
-        ).replace(" ", SPACE),
-        (
-            TABBY_BEGIN
-            + rf"Process: (?:(?P<prefill_tps>{NUMBER})|{NO_RATE}) T/s, "
-            + TABBY_END.replace("whole", "n_whole")
-        ).replace(" ", SPACE),
-    ),
-)
-WEBUI = Program(
-    source="text-generation-webui",
-    patterns=patterns(
-        rf"Output generated in (?P<total_s>{NUMBER}) seconds \((?P<whole_tps>{NUMBER}) tokens/s, "
-        r"(?P<n_gen>\d{1,9}) tokens(?:, context (?P<n_context>\d{1,9}))?"
-    ),
-)
-
-
-def mlx_rate(label: str, tokens: str, rate: str) -> str:
-    """mlx_lm's words for a rate; older versions do not count the tokens."""
-    return (
-        rf"(?<!generate\] )\b{label}: (?:(?P<{tokens}>{N}) tokens, )?"
-        rf"(?P<{rate}>{NUMBER}) tokens-per-sec\b"
-    )
-
-
-MLX = Program(
-    source="mlx_lm",
-    patterns=patterns(
-        mlx_rate("Prompt", "n_prompt", "prefill_tps"),
-        mlx_rate("Generation", "n_gen", "decode_tps"),
-    ),
-    counts=FIRST_FREE,
-    is_of_server=False,
-    n_streams=1,
-    starts_empty=True,
-)
-MLX_BATCH = Program(
-    source="mlx_lm, a batch",
-    patterns=patterns(
-        rf"\[batch_generate\] Prompt: {N} tokens, (?P<prefill_tps>{NUMBER}) tokens-per-sec",
-        rf"\[batch_generate\] Generation: {N} tokens, (?P<decode_tps>{NUMBER}) tokens-per-sec",
-    ),
-    is_of_server=False,
-)
-MLX_BENCHMARK = Program(
-    source="mlx_lm.benchmark",
-    patterns=patterns(
-        r"prompt_tokens=(?P<n_prompt>\d{1,12})(?:,| and) generation_tokens=(?P<n_gen>\d{1,12})"
-        r"(?:, batch_size=(?P<n_streams>\d{1,6}))?",
-        rf"(?:Trial \d{{1,4}}|Averages): {{1,9}}prompt_tps=(?P<prefill_tps>{NUMBER}), "
-        rf"generation_tps=(?P<decode_tps>{NUMBER})",
-    ),
-    is_of_server=False,
-    starts_empty=True,
-    carried=("n_prompt", "n_gen", "n_streams"),
-)
-PLAIN = (OLLAMA, OLLAMA_API, LM_STUDIO, WEBUI, MLX, MLX_BATCH)
+OF_LIBRARY = re.compile(r"\bllama_cpp\b|llama-cpp-python|\bLlama\.generate\b")
+SERVER = "llama-server log"
+SPEED_CHANGED = 0.1
 USAGES = (("usage_prompt", "usage_gen"), ("server_prompt", "server_gen"))
 """Counts of the prompt with its cached part and of the answer, which stand beside the timings."""
 
-LOCALSCORE = {"gen_tps": DECODE, "prompt_tps": PREFILL}
-LOCALSCORE_AVERAGES = {"avg_gen_tps": DECODE, "avg_prompt_tps": PREFILL}
 ABOUT = re.compile(r"(?:~|\u2248|ca\.?|circa|about|around|approx\.?|etwa)\s{0,3}", re.I)
 BARE = re.compile(
     r"(?<![\d.,])(\d[\d.,]{0,19})(?:\s{0,3}(?:tokens?|tok|t)\s{0,3}(?:/|per|p)\s{0,3}"
     r"s(?:ec(?:onds?)?)?\.?|\s{0,3}tps)(?!\w)",
     re.I,
 )
-
 LONGEST_SENTENCE = 200
 BEFORE_RATE = re.compile(
     r"(?:[:=,~]|\b(?:at|get|gets|gives|is|are|runs|does|about|around))\s*$"
@@ -273,31 +52,100 @@ NOT_MEASURED = re.compile(
 
 
 def read(text: str) -> list[Figure]:
-    """The figures of all these programs. ValueError for contradictions."""
+    """The figures of all programs of the table. ValueError for contradictions."""
     figures = list[Figure]()
-    for program in PLAIN:
-        for answer in collected(text, program):
-            figures += values.figures_of(answer, program)
-    figures += of_timings(text)
-    figures += of_kobold(text)
-    figures += of_tabby(text)
-    trials = re.sub(r"\bAverages: ", "", text) if re.search(r"\bTrial \d", text) else text
-    for answer in collected(trials, MLX_BENCHMARK):
-        is_single = answer.count("n_streams") == 1
-        counts = FIRST_FREE if is_single else MAYBE_FIRST
-        figures += values.figures_of(answer, replace(MLX_BENCHMARK, counts=counts))
-    figures += of_rates_alone(text)
+    for program in PROGRAMS:
+        of_answers = COMPLETED.get(program.source, of_plain)
+        figures += of_answers(collected(text, program), program, text)
     return figures
 
 
-def of_timings(text: str) -> list[Figure]:
+def of_plain(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
+    """The figures of answers that say all themselves."""
+    return [figure for answer in answers for figure in figures_of(answer, program)]
+
+
+def of_log(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
+    """The figures of llama.cpp's timings: of llama-server, of llama-cli, of a library."""
+    has_several = SEVERAL_EVALUATIONS.search(text) is not None
+    is_of_library = OF_LIBRARY.search(text) is not None
+    figures = list[Figure]()
+    for answer in answers:
+        values = answer.values
+        counted = program
+        if "old" in values:
+            counted = replace(program, source="ik_llama.cpp or old llama-server log")
+            if "decode_tps" not in values:
+                counted = replace(counted, counts=FIRST_FREE)
+        elif values.get("unit", "").startswith("run"):
+            source = "llama-cpp-python" if is_of_library else "llama-cli"
+            counted = replace(program, source=source, counts=STEPS, is_of_server=False)
+            values["n_gen"] = str((answer.count("n_gen") or 0) + 1)
+            if has_several:
+                counted = replace(counted, source="llama.cpp, several evaluations")
+            else:
+                values.setdefault("n_cached", "0")
+                counted = replace(counted, n_streams=1)
+        if counted.is_of_server:
+            values.pop("n_cached", None)
+            add_context(answer)
+        figures += of_unfinished(answer, counted)
+    return figures
+
+
+def add_context(answer: PastedAnswer) -> None:
+    """Tokens before the answer of a server, if its log has the whole context.
+
+    The newest token is not in the context yet when a slot is released.
+    """
+    n_context = answer.count("n_task")
+    n_released = answer.count("n_released")
+    if n_released is not None and "decode_ms" in answer.values:
+        n_context = n_released - max(0, (answer.count("n_gen") or 0) - 1)
+    is_whole = n_context is not None and n_context >= (answer.count("n_prompt") or 1)
+    if is_whole and "shifted" not in answer.values:
+        answer.values["n_context"] = str(n_context)
+
+
+def of_unfinished(answer: PastedAnswer, program: Program) -> list[Figure]:
+    """The figures of a request; of one whose last lines are missing from its progress."""
+    values = answer.values
+    if "decode_ms" in values or values.keys().isdisjoint(("tg", "pp")):
+        return figures_of(answer, program)
+    running = replace(program, about="still running")
+    if "prefill_ms" not in values and "pp" in values:
+        values["prefill_tps"] = values["pp"]
+        answer.lines["prefill_tps"] = answer.lines["pp"]
+        if "n_processed" in values:
+            values["n_prompt"] = values["n_processed"]
+    if "tg" not in values:
+        return figures_of(answer, running if "pp" in values else program)
+    values["decode_tps"] = values["tg"]
+    answer.lines["decode_tps"] = answer.lines["tg"]
+    values |= {"n_gen": values["n_decoded"]} if "n_decoded" in values else {}
+    recent_tps = answer.number("tg_3s")
+    decode_tps = answer.number("tg") or 0.0
+    about = running.about
+    if recent_tps is not None and abs(recent_tps / decode_tps - 1) > SPEED_CHANGED:
+        about = f"{about}, {recent_tps:g} tokens/s in its last 3 s"
+    figures = list[Figure]()
+    for figure in figures_of(answer, running):
+        is_finished = figure.is_prefill and "prefill_ms" in values
+        about_phase = about if not figure.is_prefill else running.about
+        depth = figure.depth
+        if depth is None and not figure.is_prefill:
+            depth = answer.count("n_task")
+        figures.append(replace(figure, about="" if is_finished else about_phase, depth=depth))
+    return figures
+
+
+def of_timings(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
     """llama-server's timings; counts that stand beside them say what was cached."""
-    last_ones = list[values.PastedAnswer]()
-    for answer in collected(text, TIMINGS):
+    last_ones = list[PastedAnswer]()
+    for answer in answers:
         if last_ones and is_continued(last_ones[-1], answer):
             last_ones.pop()
         last_ones.append(answer)
-    figures = list[Figure]()
     for answer in last_ones:
         n_prompt = answer.count("n_prompt")
         n_gen = answer.count("n_gen")
@@ -306,132 +154,120 @@ def of_timings(text: str) -> list[Figure]:
             fits = n_of_usage is not None and answer.count(generated) == n_gen
             if fits and n_prompt and n_gen and (n_of_usage or 0) >= n_prompt:
                 answer.values.setdefault("n_cached", str((n_of_usage or 0) - n_prompt))
-        figures += values.figures_of(answer, TIMINGS)
-    return figures
+    return of_plain(last_ones, program, text)
 
 
-def is_continued(earlier: values.PastedAnswer, later: values.PastedAnswer) -> bool:
+def is_continued(earlier: PastedAnswer, later: PastedAnswer) -> bool:
     """Whether two timings are of one stream (`timings_per_token`), the second with more tokens."""
-    for label in ("n_prompt", "prefill_ms", "n_cached"):
-        if earlier.values.get(label) != later.values.get(label):
+    for name in ("n_prompt", "prefill_ms", "n_cached"):
+        if earlier.values.get(name) != later.values.get(name):
             return False
     n_earlier = earlier.count("n_gen")
     n_later = later.count("n_gen")
     return n_earlier is not None and n_later is not None and n_earlier < n_later
 
 
-def of_kobold(text: str) -> list[Figure]:
-    """KoboldCpp's answers and its benchmark.
-
-    The older line names no processed tokens: they are known where the rounded time and rate leave
-    only one number. The benchmark's prompt of ones fills the context but for the answer, which
-    goes on with ones; a prompt of the user's has an unknown length.
+def of_kobold(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
+    """KoboldCpp's answers. An older line names no processed tokens: they are known where the
+    rounded time and rate leave only one number.
     """
-    figures = list[Figure]()
-    for answer in collected(text, KOBOLD):
+    for answer in answers:
         prefill_s = answer.seconds("prefill") or 0.0
         tps = answer.number("prefill_tps") or 0.0
-        error = KOBOLD.rounds_s * (tps + prefill_s)  # in tokens
+        error = program.rounds_s * (tps + prefill_s)  # in tokens
         if "n_prompt" not in answer.values and tps and error < 0.5:
             answer.values["n_prompt"] = str(round(prefill_s * tps))
-        figures += values.figures_of(answer, KOBOLD)
-    for answer in collected(text, KOBOLD_OLDEST):
-        figures += values.figures_of(answer, KOBOLD_OLDEST)
-    lines = text.split("\n")
-    for answer in collected(text, KOBOLD_BENCHMARK):
+    return of_plain(answers, program, text)
+
+
+def of_kobold_benchmark(
+    answers: list[PastedAnswer], program: Program, text: str
+) -> list[Figure]:
+    """KoboldCpp's benchmark. Its prompt of ones fills the context but for the answer, which goes
+    on with ones; a prompt of the user's has an unknown length.
+    """
+    figures = list[Figure]()
+    for answer in answers:
         n_context = answer.count("n_end")
         n_gen = answer.count("n_gen")
         if not n_context or not n_gen or n_gen >= n_context:
             continue
         answer.values["n_prompt"] = str(n_context - n_gen)
-        figures_of_answer = values.figures_of(
-            answer, replace(KOBOLD_BENCHMARK, starts_empty=True)
-        )
-        if answer.values.get("output") != "1":
-            figures_of_answer = [
-                replace(figure, n_prompt=None, depth=None, prefill_s=None, decode_s=None)
-                for figure in figures_of_answer
-            ]
-        first = max(0, answer.line - KOBOLD_LINES)
-        setup = facts_of_benchmark(lines[first : answer.line], first + 1)
-        for place, figure in enumerate(figures):
-            if figure.source == KOBOLD.source and first < (figure.line or 0) <= answer.line:
-                figures[place] = replace(figure, facts={**setup, **figure.facts})
-        figures += [
-            replace(figure, facts={**setup, **figure.facts}) for figure in figures_of_answer
-        ]
+        of_answer = figures_of(answer, replace(program, starts_empty=True))
+        if not re.fullmatch("[ 1]+", answer.values.get("output", "")):
+            nothing = dict.fromkeys(("n_prompt", "depth", "prefill_s", "decode_s"))
+            of_answer = [replace(figure, **nothing) for figure in of_answer]
+        figures += of_answer
     return figures
 
 
-def facts_of_benchmark(lines: Sequence[str], first: int) -> dict[str, Fact]:
-    """What the lines of KoboldCpp's last benchmark say about its setup."""
-    setup = dict[str, Fact]()
-    for number_of_line, line in enumerate(lines, first):
-        if "Benchmark Completed" in line:
-            setup = {}
-        for pattern in KOBOLD_SETUP:
-            match = re.search(pattern, line[:1000])
-            for name, written in match.groupdict().items() if match else ():
-                setup |= commands.fact_of_printed(name, written, number_of_line)
-    return setup
-
-
-def of_tabby(text: str) -> list[Figure]:
+def of_tabby(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
     """TabbyAPI's answers. ValueError if prefill and decode took longer than everything."""
     figures = list[Figure]()
-    for answer in collected(text, TABBY):
-        figures_of_answer = values.figures_of(answer, TABBY)
+    for answer in answers:
         spent_s = 0.0
-        for figure in figures_of_answer:
+        for figure in figures_of(answer, program):
             n_tokens = figure.n_prompt if figure.is_prefill else figure.n_gen
             if not figure.was_cached:
                 spent_s += (n_tokens or 0) / figure.tps
+            if "is_cut" in answer.values and not figure.is_prefill:
+                figure = replace(figure, depth=None)
+            figures.append(figure)
         total_s = answer.seconds("total") or 0.0
         if spent_s > 1.02 * total_s + 0.05:
             raise ValueError("prefill and decode took longer than everything")
-        if "is_cut" in answer.values:
-            figures_of_answer = [
-                figure if figure.is_prefill else replace(figure, depth=None)
-                for figure in figures_of_answer
-            ]
-        figures += figures_of_answer
     return figures
 
 
-def of_rates_alone(text: str) -> list[Figure]:
-    """Rates under labels: LM Studio's and LocalScore's, and those that many programs use."""
+def of_mlx_benchmark(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
+    """mlx_lm's benchmark: its trials, or their averages where it printed none."""
+    trials = [answer for answer in answers if "average" not in answer.values]
+    has_trials = any("decode_tps" in answer.values for answer in trials)
     figures = list[Figure]()
-    if re.search(r"\btokens_per_second\b", text):
-        if "time_to_first_token" in text:
-            for answer in collected(text, LM_STUDIO_API):
-                figures += values.figures_of(answer, LM_STUDIO_API)
-        else:
-            figures += of_label(text, "tokens_per_second")
-    if not re.search(r"\b(?:avg_gen_tps|ttft_ms)\b", text):
-        return figures + of_label(text, "gen_tps")
-    for answer in values.answers(text, [*LOCALSCORE, *LOCALSCORE_AVERAGES]):
-        for label in answer.values:
-            phase = {**LOCALSCORE, **LOCALSCORE_AVERAGES}[label]
-            counts = PROMPT if phase == PREFILL else MAYBE_FIRST
-            if label in LOCALSCORE_AVERAGES:
-                counts = SEVERAL_LENGTHS
-            tps = answer.number(label)
-            if tps:
-                figure = Figure(source="LocalScore", tps=tps, phase=phase, counts=counts)
-                figures.append(replace(figure, n_streams=1, line=answer.line))
+    for answer in trials if has_trials else answers:
+        is_single = answer.count("n_streams") == 1
+        counts = FIRST_FREE if is_single else MAYBE_FIRST
+        figures += figures_of(answer, replace(program, counts=counts))
     return figures
 
 
-def of_label(text: str, label: str) -> list[Figure]:
-    """Rates under a label that many programs use: what they count is unknown."""
+def of_serving(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
+    """A benchmark of a server: all answers over the whole duration, and the decode of one answer.
+
+    The latter is the inverse of the mean TPOT, which has no first token. How many answers were
+    decoded at once is known only where at most one was allowed.
+    """
     figures = list[Figure]()
-    for answer in values.answers(text, [label]):
-        tps = answer.number(label)
-        if tps:
-            source = f"{label} of an unknown program"
-            figure = Figure(source=source, tps=tps, phase=UNKNOWN, counts=UNKNOWN)
-            figures.append(replace(figure, line=answer.line))
+    for answer in answers:
+        if "begin" not in answer.values:
+            continue
+        most = answer.number("most_streams") or 0.0
+        about = f"at most {most:.0f} at once" if most > 1 else ""
+        counted = replace(program, about=about, n_streams=1 if most == 1 else None)
+        if "of_sglang" in answer.values:
+            counted = replace(counted, source="SGLang bench_serving")
+        mean_ms = answer.values.pop("tpot_ms", "-")
+        median_ms = answer.values.get("median_tpot_ms", "1")
+        of_answer = figures_of(answer, counted)
+        came_in_steps = not mean_ms.startswith("-") and not median_ms.startswith("-")
+        if came_in_steps and number(mean_ms) and number(median_ms):
+            tps = 1000 / number(mean_ms)
+            decode = [replace(each, tps=tps, phase=DECODE, counts=STEPS) for each in of_answer]
+            of_answer += decode
+        figures += [replace(figure, total_s=None, line=answer.line) for figure in of_answer]
     return figures
+
+
+COMPLETED: dict[str, Callable[[list[PastedAnswer], Program, str], list[Figure]]] = {
+    SERVER: of_log,
+    "llama-server timings": of_timings,
+    "KoboldCpp": of_kobold,
+    "KoboldCpp's benchmark": of_kobold_benchmark,
+    "TabbyAPI": of_tabby,
+    "mlx_lm.benchmark": of_mlx_benchmark,
+    "vLLM bench serve": of_serving,
+}
+"""How the answers of a program are completed, by its source in the table."""
 
 
 def read_bare(text: str) -> list[Figure]:

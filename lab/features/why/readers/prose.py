@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from lab.features.why import facts
 from lab.features.why.facts import Fact
 from lab.features.why.figure import Figure
-from lab.features.why.readers import commands
+from lab.features.why.readers import commands, meaning
 
 HEADING = re.compile(r"\s{0,9}(?:#{1,6}\s|\S.{0,120}:\s{0,9}$)")
 NEAR_LINES = 2  # above a figure: a caption
@@ -150,7 +150,7 @@ def models_of(sentence: str, line: int) -> list[dict[str, Fact]]:
     for match in MODEL.finditer(sentence):
         if not SIZED.search(match["name"]) and not match["quantization"]:
             continue
-        read = facts.stated(commands.name_of_model(match["name"].rstrip(".:,")), line)
+        read = facts.stated(meaning.name_of_model(match["name"].rstrip(".:,")), line)
         if match["quantization"]:
             read[facts.QUANTIZATION] = Fact(match["quantization"], line)
         models[match["name"].lower()] = read

@@ -7,14 +7,14 @@ import re
 from lab.core import files
 from lab.errors import LabError, printable
 from lab.features.why.figure import Figure, is_possible
-from lab.features.why.readers import llama_logs, programs, prose, setup, tables, windows
+from lab.features.why.readers import programs, prose, setup, tables, windows
 from lab.formats import markdown, text as texts
 
 MOST_BYTES = 4_000_000
 MOST_FIGURES = 1_000
 LONGEST_BARE = 60
 CONTRADICTION = "has figures that the lab cannot trust"
-READERS = (tables.read, llama_logs.read, programs.read, windows.read)
+READERS = (tables.read, programs.read, windows.read)
 FORMATS = (
     "llama-bench (Markdown, JSON, CSV)",
     "llama-batched-bench and llama-sweep-bench (tables and JSON lines)",

@@ -1,0 +1,297 @@
+"""The values of an answer as figures: prefill, decode, the whole, each checked by its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lab.features.why import facts
+from lab.features.why.facts import Fact
+from lab.features.why.figure import (
+    BOTH,
+    CACHED_TIMES,
+    DECODE,
+    FIRST_FREE,
+    MAYBE_FIRST,
+    PREFILL,
+    SERVED,
+    STEPS,
+    UNKNOWN,
+    WHOLE,
+    Figure,
+)
+from lab.features.why.readers import meaning
+from lab.features.why.readers.answers import PastedAnswer, Program
+from lab.formats.numbers import number
+
+AGREE = 0.02
+"""Share by which a printed rate may differ from its tokens and time, besides rounding."""
+
+ROUNDING = 0.006  # of a printed rate
+NO_RATES = ("inf", "nan")
+BY_NUMBERS = "by its own numbers"
+"""What a rate counts, if tokens and time show whether the first token is one of them."""
+
+OTHER_RATES = {
+    "whole_tps": (BOTH, WHOLE, "n_gen"),
+    "served_tps": (BOTH, SERVED, "n_served"),
+    "unknown_tps": (UNKNOWN, UNKNOWN, ""),
+}
+"""Rates over the total time: the phase, what they count, and the value with their tokens."""
+
+FACTS = (facts.MODEL, facts.QUANTIZATION, facts.BUILD, facts.HARDWARE)
+
+
+def figures_of(answer: PastedAnswer, program: Program) -> list[Figure]:
+    """The rates of an answer, as far as it has them.
+
+    ValueError if its values contradict each other.
+    """
+    n_prompt = answer.count("n_prompt") or None
+    n_gen = answer.count("n_gen")
+    n_cached, n_context = contexts_of(answer, program, n_prompt, n_gen)
+    if n_prompt is None and n_cached is not None and n_context is not None:
+        n_prompt = n_context - n_cached
+    prefill_s = answer.seconds("prefill")
+    decode_s = answer.seconds("decode")
+    total_s = answer.seconds("total")
+    prefill_tps = plain_rate(
+        answer.values.get("prefill_tps"), n_prompt, prefill_s, program.rounds_s
+    )
+    decode_tps, counts = rate_of_decode(answer, program, n_gen, decode_s)
+    n_whole = answer.count("n_whole")
+    was_cached = is_cached(n_whole, prefill_tps, decode_tps, n_gen, total_s)
+    if n_whole is not None:
+        n_context = n_whole
+        if not was_cached:
+            n_prompt = n_whole
+            n_cached = 0
+    if decode_s is None and decode_tps and n_gen and program.counts == FIRST_FREE:
+        decode_s = n_gen / decode_tps
+    check_times(decode_s, total_s, program.rounds_s)
+    shared: dict[str, Any] = {
+        "source": program.source,
+        "n_prompt": n_prompt,
+        "n_gen": n_gen,
+        "n_streams": answer.count("n_streams") or program.n_streams,
+        "prefill_s": prefill_s,
+        "decode_s": decode_s,
+        "total_s": total_s,
+        "is_of_server": program.is_of_server,
+        "about": program.about,
+        "facts": facts_of(answer),
+    }
+    figures = list[Figure]()
+
+    def add(name: str, tps: float | None, **fields: Any) -> None:
+        if tps:
+            line = answer.line_of(name, name.replace("_tps", "_ms"))
+            figures.append(Figure(tps=tps, line=line, **{**shared, **fields}))
+
+    of_prefill = {"counts": program.counts_of_prefill, "was_cached": was_cached}
+    add("prefill_tps", prefill_tps, phase=PREFILL, depth=n_cached, **of_prefill)
+    drafts = drafts_of(answer, n_gen)
+    shared |= drafts
+    n_steps = None
+    if n_gen and decode_s and not drafts["drafted"] and not drafts["tokens_per_step"]:
+        n_steps = n_gen - 1 or None
+    add(
+        "decode_tps",
+        decode_tps,
+        phase=DECODE,
+        counts=counts,
+        depth=n_context,
+        n_steps=n_steps,
+        sampling_s=sampling_of(answer),
+    )
+    for name, (phase, counts_of_rate, of_tokens) in OTHER_RATES.items():
+        printed = answer.values.get(name)
+        if printed:
+            tps = plain_rate(printed, answer.count(of_tokens), total_s, program.rounds_s)
+            add(name, tps, phase=phase, counts=counts_of_rate, depth=n_context)
+    return figures
+
+
+def contexts_of(
+    answer: PastedAnswer, program: Program, n_prompt: int | None, n_gen: int | None
+) -> tuple[int | None, int | None]:
+    """Tokens before the prompt that were cached, and tokens before the answer.
+
+    ValueError for an answer that is longer than its context.
+    """
+    n_cached = answer.count("n_cached")
+    n_context = answer.count("n_context")
+    n_end = answer.count("n_end")
+    if n_end is not None and n_gen is not None:
+        n_context = n_end - n_gen
+        if n_context < 0:
+            raise ValueError("the answer is longer than the context")
+    if program.starts_empty and n_prompt is not None:
+        n_cached = 0
+    if n_cached is not None and n_prompt is not None:
+        n_context = n_cached + n_prompt
+    elif n_context is not None and n_prompt is not None:
+        n_cached = max(0, n_context - n_prompt)
+    return n_cached, n_context
+
+
+def rate_of_decode(
+    answer: PastedAnswer, program: Program, n_gen: int | None, decode_s: float | None
+) -> tuple[float | None, str]:
+    """The rate of decode, and what it counts."""
+    printed = answer.values.get("decode_tps")
+    if program.counts == STEPS and n_gen and decode_s:
+        n_steps = n_gen - 1
+        return plain_rate(printed, n_steps, decode_s) and n_steps / decode_s, STEPS
+    if program.counts != BY_NUMBERS:
+        return plain_rate(printed, n_gen, decode_s, program.rounds_s), program.counts
+    if not (n_gen and n_gen > 1 and decode_s):
+        return plain_rate(printed, n_gen, decode_s), MAYBE_FIRST
+    if printed is None or printed in NO_RATES:
+        return (n_gen - 1) / decode_s, STEPS
+    is_first_counted = counts_first_token(printed, n_gen, decode_s)
+    if is_first_counted is None:
+        is_first_counted = by_time_per_token(answer.values.get("token_ms"), n_gen, decode_s)
+    if is_first_counted is None:
+        return n_gen / decode_s, MAYBE_FIRST
+    if is_first_counted:
+        return n_gen / decode_s, FIRST_FREE
+    return (n_gen - 1) / decode_s, STEPS
+
+
+def drafts_of(answer: PastedAnswer, n_gen: int | None) -> dict[str, Any]:
+    """Drafted and accepted tokens, and the tokens that a step brings with them."""
+    drafted = answer.count("drafted")
+    accepted = answer.count("accepted")
+    each = answer.number("tokens_per_step")
+    if not each and n_gen and accepted and n_gen > accepted:
+        each = n_gen / (n_gen - accepted)
+    return {"drafted": drafted, "accepted": accepted, "tokens_per_step": each}
+
+
+def sampling_of(answer: PastedAnswer) -> float | None:
+    """Seconds of a token's choice, beside the rate; None if they are not printed."""
+    sampling_s = answer.seconds("sampling")
+    n_sampled = answer.count("n_sampled")
+    return sampling_s / n_sampled if sampling_s and n_sampled else None
+
+
+def facts_of(answer: PastedAnswer) -> Mapping[str, Fact]:
+    """The facts of its setup that an answer states."""
+    read = dict[str, Fact]()
+    for name in FACTS:
+        if answer.values.get(name):
+            read |= meaning.facts_of(name, answer.values[name], answer.line)
+    if answer.count("drafted") == 0:
+        read |= facts.stated({facts.SPECULATION: facts.NO_DRAFTS}, answer.line)
+    return read
+
+
+def is_cached(
+    n_whole: int | None,
+    prefill_tps: float | None,
+    decode_tps: float | None,
+    n_gen: int | None,
+    total_s: float | None,
+) -> bool:
+    """Whether a rate of a whole prompt is many times what the request's time allows."""
+    if not (n_whole and prefill_tps and decode_tps and n_gen and total_s):
+        return False
+    prefill_s = max(total_s - n_gen / decode_tps, 0.01 * total_s, 0.05)
+    return prefill_tps * prefill_s > CACHED_TIMES * n_whole
+
+
+def check_times(decode_s: float | None, total_s: float | None, rounds_s: float) -> None:
+    """ValueError if decode took longer than everything."""
+    if decode_s and total_s and decode_s > total_s * (1 + AGREE) + rounds_s:
+        raise ValueError("decode took longer than everything")
+
+
+def check_rate(
+    rate: float | None, tokens: float, seconds: float, rounding_s: float = 0.0
+) -> None:
+    """ValueError if a printed rate contradicts its tokens and time."""
+    if not (rate and tokens and seconds):
+        return
+    computed = tokens / seconds
+    rounding = ROUNDING + rounding_s * computed / seconds
+    if abs(rate - computed) > AGREE * computed + rounding:
+        raise ValueError(
+            f"the rate is {rate:g} tokens/s, but its tokens and time give {computed:.4g}"
+        )
+
+
+def readings(printed: str) -> tuple[str, str, str]:
+    """A number as it is printed, with a decimal comma, and with thousands separated by commas."""
+    return printed, printed.replace(",", "."), printed.replace(",", "")
+
+
+def plain_rate(
+    printed: str | None, tokens: float | None, seconds: float | None, rounding_s: float = 0.0
+) -> float | None:
+    """The printed rate, checked by tokens and time; or theirs if none is printed.
+
+    A comma that could mean a decimal or thousands is settled by tokens and time. ValueError if
+    nothing settles it, or if the numbers contradict each other.
+    """
+    if printed is None:
+        return tokens / seconds if tokens and seconds else None
+    if printed in NO_RATES:
+        return None
+    if tokens and seconds:
+        for text in readings(printed):
+            try:
+                rate = number(text)
+                check_rate(rate, tokens, seconds, rounding_s)
+            except ValueError:
+                continue
+            return rate
+    rate = number(printed)
+    check_rate(rate, tokens or 0, seconds or 0, rounding_s)
+    return rate
+
+
+def rounding_of(printed: str) -> float:
+    """Half of the last printed digit, and a little more."""
+    digits = re.split(r"[.,]", printed)
+    n_decimals = len(digits[-1]) if len(digits) > 1 else 0
+    return 0.51 * 10.0**-n_decimals
+
+
+def counts_first_token(printed: str, n_tokens: int, seconds: float) -> bool | None:
+    """Whether a rate divides all tokens by their time, or one less; None if both would print it.
+
+    ValueError if the rate fits neither, with any meaning of its comma.
+    """
+    problem: ValueError | None = None
+    for text in readings(printed):
+        try:
+            rate = number(text)
+            fits = fits_of(
+                rate, rounding_of(text), n_tokens / seconds, (n_tokens - 1) / seconds
+            )
+            if any(fits):
+                return None if all(fits) else fits[0]
+            is_nearer = abs(rate - n_tokens / seconds) < abs(rate - (n_tokens - 1) / seconds)
+            check_rate(rate, n_tokens if is_nearer else n_tokens - 1, seconds)
+        except ValueError as refused:
+            problem = problem or refused
+            continue
+        return is_nearer
+    raise problem or ValueError(printed)
+
+
+def by_time_per_token(printed_ms: str | None, n: int, seconds: float) -> bool | None:
+    """Whether the milliseconds per token count the first one; None if both would print them."""
+    if printed_ms is None or printed_ms in NO_RATES:
+        return None
+    rounding_ms = rounding_of(printed_ms)
+    each_ms = 1e3 * seconds
+    fits = fits_of(number(printed_ms), rounding_ms, each_ms / n, each_ms / (n - 1))
+    return None if fits[0] == fits[1] else fits[0]
+
+
+def fits_of(printed: float, rounding: float, first: float, second: float) -> tuple[bool, bool]:
+    """Whether each of two numbers would be printed so."""
+    return abs(printed - first) <= rounding, abs(printed - second) <= rounding
