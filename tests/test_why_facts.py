@@ -1,19 +1,21 @@
 """What a text says of a setup is read, and what it does not say is neither equal nor invented."""
 # ruff: noqa: E501 (samples are as programs print them)
 
+import textwrap
 from typing import Any
 
 import pytest
 
 from lab.errors import LabError
-from lab.features.why import pairing
+from lab.features.why import facts, pairing
 from lab.features.why.answer import WhyAnswer, answer
 from lab.features.why.conclusion import conclude, questions
 from lab.features.why.figure import DECODE, PREFILL, Figure
 from lab.features.why.parts import EQUAL, NOT_KNOWN, GapPart
 from lab.features.why.readers import commands, text as reader
-from lab.features.why.section import sentences
+from lab.features.why.section import section, sentences
 from tests.support.command import run_lab
+from tests.support.pasted import BY_HAND, SAMPLES
 
 CLI = """\
 llama_perf_context_print: prompt eval time =    2000.00 ms /  4000 tokens (    0.50 ms per token,  2000.00 tokens per second)
@@ -190,6 +192,7 @@ def test_one_side_that_gives_a_fact_is_named() -> None:
     assert part(explained, "model").reason == "tiny 2B Q4_0 in B, not given for A"
     lines = " ".join(sentences(explained, details=False))
     assert "not given for both" not in lines
+    assert "model" in lines[lines.index("Not known") :]
 
 
 def test_columns_and_builds_of_llama_bench_are_differences() -> None:
@@ -362,8 +365,11 @@ def test_a_refusal_quotes_what_looks_like_a_rate() -> None:
     cut = "| model | size | test | t/s |\n| --- | --- | --- | --- |\n| tiny | 1 GiB\n"
     with pytest.raises(LabError, match="Line 3 is cut: it has 3 columns"):
         reader.parse(cut)
-    with pytest.raises(LabError, match=r"Line 2 is not in a known layout.*150-160 tok/sec"):
+    with pytest.raises(LabError, match=r"Line 2 is not in a known layout.*eval rate: 20"):
+        reader.parse("I get\neval rate: 20 tok\n")
+    with pytest.raises(LabError, match=r"Line 2 has a rate in a sentence") as refused:
         reader.parse("I get\nabout 150-160 tok/sec here\n")
+    assert "lab why '160 t/s' B" in (refused.value.hint or "")
 
 
 def test_what_was_read_is_printed_without_a_second_side() -> None:
@@ -371,4 +377,147 @@ def test_what_was_read_is_printed_without_a_second_side() -> None:
     assert code == 0, err
     assert "SmolLM2-135M-Instruct.Q4_1 (line 1)" in " ".join(out.split())
     code, _, err = run_lab("why", "--url", "http://127.0.0.1:9")
-    assert "--url gives B, and A is missing" in err
+    assert "http://127.0.0.1:9 is one side, and lab why compares two" in err
+    assert "lab measure --url http://127.0.0.1:9" in err
+
+
+@pytest.mark.parametrize(
+    "names", [("http://127.0.0.1:9", "30 t/s"), ("30 t/s", "http://127.0.0.1:9")]
+)
+def test_a_server_is_named_on_either_side(names: tuple[str, str]) -> None:
+    code, _, err = run_lab("why", *names, "--yes")
+    assert code
+    assert "No server answers at http://127.0.0.1:9" in err
+
+
+PYTHON_SETTINGS = [
+    (
+        "INFO 01-02 03:04:05 [utils.py:2] non-default args: {'model_tag': 'x', 'model': 'acme/Tiny-9B-AWQ', 'max_model_len': 9000, 'tensor_parallel_size': 2, 'enforce_eager': True}",
+        {"model": "Tiny-9B-AWQ", "quantization": "AWQ", "n_ctx": 9000, "tensor-parallel-size": 2, "enforce-eager": "on"},
+    ),
+    (
+        "non-default args: {'model': 'acme/Tiny-9B', 'kv_cache_dtype': 'fp8', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}",
+        {"model": "Tiny-9B", "kv-cache-dtype": "fp8", "speculation": "drafts"},
+    ),
+    (
+        "INFO 01-02 03:04:05 api_server.py:9] args: Namespace(host=None, port=8000, model='/m/tiny-9b/', tokenizer=None, dtype='bfloat16', max_num_seqs=64, swap_space=4, quantization=None, enable_prefix_caching=False)",
+        {"model": "tiny-9b", "dtype": "bfloat16", "parallel": 64, "quantization": None, "speculation": "no drafts"},
+    ),
+    (
+        "[2026-01-02] server_args=ServerArgs(model_path='acme/Tiny-9B', tp_size=4, dtype='auto', disable_cuda_graph=True)",
+        {"model": "Tiny-9B", "tensor-parallel-size": 4, "dtype": None, "disable-cuda-graph": "on"},
+    ),
+    (
+        "INFO args: Namespace(model='acme/Tiny-9B-GPTQ', served_model_name='mine', pipeline_parallel_size=2, speculative_model=None)",
+        {"model": "Tiny-9B-GPTQ", "pipeline-parallel-size": 2, "speculation": "no drafts"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "expected"), PYTHON_SETTINGS)
+def test_settings_as_python_writes_them(line: str, expected: dict[str, Any]) -> None:
+    (command,) = commands.commands(line)
+    assert {name: facts.value_of(command.facts, name) for name in expected} == expected
+
+
+CSV = "Timestamp,Backend,Layers,Model,MaxCtx,GenAmount,ProcessingTime,ProcessingSpeed,GenerationTime,GenerationSpeed,TotalTime,Output,Flags\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "depth"),
+    [
+        ("2026-01-02 03:04:05.6+00:00,koboldcpp_cublas.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,11111,NoAVX2=False Threads=6 KvCache=1\n", 3996),
+        ("2026-01-02 03:04:05.6+00:00,koboldcpp_cublas.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00\n", None),
+        ("2026-01-02 03:04:05.6+00:00,koboldcpp_default.so,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,1 1 1 1\n", 3996),
+        ("2026-01-02 03:04:05.6+00:00,koboldcpp_vulkan.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,Once upon\n", None),
+    ],
+)  # fmt: skip
+def test_the_file_of_koboldcpps_benchmark(row: str, depth: int | None) -> None:
+    for text in (CSV + row, row):
+        prefill, decode = reader.parse(text)
+        assert (prefill.tps, decode.tps, decode.n_gen, decode.depth) == (199.8, 20, 100, depth)
+        assert (decode.model, values(decode)["n_gpu_layers"]) == ("tiny-9b.q6_k", 33)
+    if "Threads" in row:
+        assert (values(decode)["threads"], values(decode)["cache_type_v"]) == (6, "q8_0")
+
+
+def test_the_time_per_token_of_old_koboldcpp_says_how_many_there_were() -> None:
+    text = (
+        "Processing Prompt [BLAS] (1200 / 1200 tokens)\nGenerating (1020 / 1024 tokens)\n"
+        "ContextLimit: 1260/16384, Processing:48.00s (40.0ms/T)\nGeneration:18.00s (300.0ms/T), Total:66.00s (0.91T/s)\n"
+    )
+    prefill, decode, _ = reader.parse(text)
+    assert prefill.tps == 25
+    assert (decode.tps, decode.n_gen, decode.depth) == (pytest.approx(1 / 0.3), 60, 1200)
+
+
+MODEL_AT_DEPTH = "llama-server -m /m/Llama-3.1-8B-Instruct-Q4_K_M.gguf -ngl 99\n"
+PROCESSED = "prompt eval time = {:.2f} ms / {} tokens\neval time = 3737.50 ms / 300 tokens ( 12.46 ms per token, 80.00 tokens per second)\n"
+EMPTY = "| model | test | t/s |\n| --- | --- | --- |\n| llama 8B Q4_K - Medium | tg128 | 110.00 |\n"
+
+
+def test_a_bounded_depth_is_used_as_a_bound() -> None:
+    factors = list[float]()
+    for n_prompt in (4000, 32000):
+        bounded = MODEL_AT_DEPTH + PROCESSED.format(n_prompt / 3, n_prompt)
+        of_depth = part(why_of(EMPTY, bounded), "depth")
+        low, high = of_depth.range or (0.0, 0.0)
+        assert 1 < low < of_depth.factor < high
+        assert f"B at least {n_prompt:,}" in of_depth.reason
+        factors.append(low)
+    assert factors[0] == pytest.approx(1.06, abs=0.01)
+    assert factors[1] > 1.3
+
+
+def test_a_bound_says_nothing_where_the_other_side_is_deeper() -> None:
+    bounded = MODEL_AT_DEPTH + PROCESSED.format(100, 300)
+    deep = EMPTY.replace("tg128", "tg128 @ d9000")
+    assert part(why_of(deep, bounded), "depth").how == NOT_KNOWN
+    of_nobody = PROCESSED.format(1000, 3000)  # no model is named
+    assert part(why_of(EMPTY.replace("llama 8B", "foo 8B"), of_nobody), "depth").how == (
+        NOT_KNOWN
+    )
+
+
+def test_a_kind_of_model_is_no_other_model() -> None:
+    of_model = part(why_of(EMPTY, MODEL_AT_DEPTH + PROCESSED.format(1000, 3000)), "model")
+    assert (of_model.differs, of_model.lacking) == (False, ["A"])
+    other = MODEL_AT_DEPTH.replace("8B", "3B") + PROCESSED.format(1000, 3000)
+    assert part(why_of(EMPTY, other), "model").differs
+
+
+def test_a_backend_is_not_called_missing_in_a_command() -> None:
+    on_cuda = "| model | backend | test | t/s |\n| --- | --- | --- | --- |\n| llama 8B Q4_K - Medium | CUDA | tg128 | 110.00 |\n"
+    explained = why_of(on_cuda, MODEL_AT_DEPTH + PROCESSED.format(1000, 3000))
+    assert not any("backend" in each.reason for each in explained.different)
+
+
+def n_lines(explained: WhyAnswer, width: int = 80) -> int:
+    """The lines that an answer takes in a terminal."""
+    printed = section(explained)
+    lines = [*printed.words, *printed.sentences]
+    n_rows = len(printed.rows) + 1 if printed.rows else 0
+    return n_rows + sum(len(textwrap.wrap(line, width)) for line in lines)
+
+
+OTHER_SIDES = (
+    "30 t/s",
+    "2x RTX 3090\n./llama-server -m /m/tiny-2B-Q4_0.gguf -ngl 12 -t 6 -fa -ctk q8_0 -ctv q8_0\n"
+    + CLI,
+    BENCH.format("fa", "1", "90.00", "abcdef01", "7000") + "Device 0: Some GPU 9, compute capability 8.6\n",
+    WINDOW.format(10, "0.0", "120.0", 4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHER_SIDES, ids=["words", "log", "table", "windows"])
+@pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
+def test_an_answer_has_at_most_fourteen_lines(other: str, prefill: bool) -> None:
+    n_answers = 0
+    for sample in (*SAMPLES, *BY_HAND):
+        try:
+            explained = why_of(sample.text, other, prefill)
+        except LabError:  # no phase is of both
+            continue
+        n_answers += 1
+        assert n_lines(explained) <= 14, sample.name
+    assert n_answers > 4

@@ -1,6 +1,8 @@
 """Names in words, tables that people write, and the odd lines of programs."""
 # ruff: noqa: E501 (samples are as programs print them)
 
+from pathlib import Path
+
 import pytest
 
 from lab.errors import LabError
@@ -42,22 +44,16 @@ def test_names_in_words_are_read(
         )
 
 
-@pytest.mark.parametrize(
-    "prose",
-    [
-        "The RTX 4090 of a friend is faster.",
-        "I should buy an RTX 5090.",
-        "RTX 3060 or RTX 4090?",
-        "It took 4090 tokens and 3090 MiB, at 2080 MHz.",
-        "I waited 30 minutes; port 5090 was free.",
-        "Build 4070 is from May.",
-        "My i7-8700K has 6 cores and 64 GB.",
-        "The context is 4096 on a 32 GB machine.",
-    ],
-)
-def test_what_is_not_of_the_figure_is_no_device(prose: str) -> None:
-    figure = decode_of(f"{prose}\n\n{LOG}")
-    assert (figure.model, figure.device) == (None, None)
+ORDINARY = Path(__file__).parent / "data" / "ordinary_sentences.txt"
+
+
+def test_ordinary_sentences_name_no_model_and_no_device() -> None:
+    sentences_of_people = ORDINARY.read_text(encoding="utf-8").splitlines()
+    assert len(sentences_of_people) >= 100
+    for sentence in sentences_of_people:
+        for text in (f"{sentence}\n\n{LOG}", f"{LOG}\n{sentence}\n"):
+            figure = decode_of(text)
+            assert (figure.model, figure.device) == (None, None), sentence
 
 
 def test_each_figure_has_the_heading_above_it() -> None:
@@ -202,7 +198,7 @@ DRAFTS = "INFO 05-05 05:05:05 [metrics.py:9] SpecDecoding metrics: Mean acceptan
 def test_what_one_side_says_is_not_called_unknown_of_both() -> None:
     text = told("30 tokens/s", WINDOW + DRAFTS)
     assert "B drafts (1.8 tokens a step); A does not say." in text
-    assert "model, program and build, machine (of A and B)" in text
+    assert "Not known: model, program and build, machine" in text
     assert "concurrency" in text.partition("(of A)")[0].rpartition("(of A and B)")[2]
 
 

@@ -21,6 +21,7 @@ from lab.app.options import (
     with_options,
 )
 from lab.app.server import REACHING, confirm
+from lab.core import shell
 from lab.core.files import exists, is_file
 from lab.errors import LabError
 from lab.runner.progress import ShowStatus, Status
@@ -102,11 +103,16 @@ def command(
     from lab.show import console
     from lab.show.section import print_sections
 
-    if len(figures) == 2 and is_url(figures[1]) and not asked["url"]:
-        asked["url"] = figures[1]
-        figures = figures[:1]
+    urls = list(filter(is_url, figures))
+    if len(urls) == 1 and not asked["url"]:
+        asked["url"] = urls[0]
+        figures = tuple(name for name in figures if name != urls[0])
     if not figures and asked["url"]:
-        raise LabError("--url gives B, and A is missing.", f"lab why A --url {asked['url']}")
+        raise LabError(
+            f"{asked['url']} is one side, and lab why compares two.",
+            f"Give the other one, a file or a figure: {shell.lab('why', 'A', asked['url'])}. "
+            f"To measure the server alone: {shell.lab('measure', '--url', asked['url'])}",
+        )
     if not figures:
         raise LabError("lab why compares two figures.", EXAMPLE)
     if len(figures) > 2 or figures.count("-") > 1:

@@ -10,10 +10,9 @@ from typing import Any
 
 from lab.core import shell
 from lab.core.asked_settings import table
-from lab.features.why import facts
 from lab.features.why.answer import WhyAnswer
 from lab.features.why.counting import corrections
-from lab.features.why.figure import MIXED_WINDOW, UNKNOWN, Figure
+from lab.features.why.figure import MIXED_WINDOW
 from lab.features.why.parts import (
     BUILD,
     CHOOSING,
@@ -35,7 +34,7 @@ from lab.features.why.parts import (
     GapPart,
 )
 from lab.features.why.readers.setup import program_of
-from lab.features.why.setups import ASKED_FOR, GROUPS, NOT_OF_LLAMA
+from lab.features.why.setups import GROUPS, NOT_OF_LLAMA
 from lab.features.why.trial import OVER_BUDGET, WITHOUT_BUDGET
 from lab.runner import as_options
 from lab.show.wording import digits, percent, times
@@ -146,7 +145,7 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
     elif different:
         sentence += f" It may come from what differs: {', '.join(different)}."
     elif unknown:
-        sentence += f"{OF_UNKNOWN} {of_sides(explained)}."
+        sentence += " It may come from what is not known."
     return Conclusion(sentence, next_step(explained, unknown))
 
 
@@ -178,63 +177,6 @@ LEVERS = {*GROUPS, OTHER_SETTINGS, "flash attention and cache type"}
 """Parts that a user sets, and that often make a gap."""
 
 
-def gives(figure: Figure, name: str) -> bool:
-    """Whether a side gives all that a part compares."""
-    if figure.records or figure.requests:
-        return True
-    has_command = facts.COMMAND in figure.facts
-    known = {
-        COUNTED: figure.counts != UNKNOWN,
-        CONCURRENCY: figure.n_streams is not None,
-        SPECULATION: figure.is_speculative is not None,
-        SAMPLING: facts.SAMPLING in figure.facts,
-        DEPTH: figure.depth is not None,
-        LENGTH: None not in (figure.depth, figure.n_prompt),
-        MODEL: figure.model is not None,
-        PROGRAM: facts.BUILD in figure.facts,
-        MACHINE: figure.device is not None,
-        MORE_SETTINGS: has_command or all(each in figure.facts for each in ASKED_FOR),
-    }
-    return known.get(name, False)
-
-
-def are_all_giving(explained: WhyAnswer, name: str) -> bool:
-    """Whether a part is open although each side gives its own: by what it leaves to a program."""
-    return all(gives(figure, name) for _, figure in explained.pair.sides)
-
-
-def lacking_by_sides(explained: WhyAnswer) -> dict[str, list[str]]:
-    """The parts that are not given, by the sides that lack them: `A and B`, `A`, or `B`."""
-    by_sides = dict[str, list[str]]()
-    both = [letter for letter, _ in explained.pair.in_order]
-    for part in explained.not_given:
-        lacking = [
-            letter
-            for letter, figure in explained.pair.in_order
-            if not gives(figure, part.name)
-        ]
-        by_sides.setdefault(" and ".join(lacking or both), []).append(part.name)
-    return dict(sorted(by_sides.items(), key=lambda each: -len(each[0])))
-
-
-def of_sides(explained: WhyAnswer) -> str:
-    """What is not given, by side; what a side says about its drafts is told."""
-    pieces = list[str]()
-    told = ""
-    for sides, names in lacking_by_sides(explained).items():
-        left = list(names)
-        for letter, figure in explained.pair.in_order:
-            if SPECULATION in left and figure.is_speculative and letter not in sides:
-                left.remove(SPECULATION)
-                each = figure.tokens_per_step
-                rate = f" ({each:.3g} tokens a step)" if each else ""
-                told = f"{letter} drafts{rate}; {sides} does not say"
-        if left:
-            pieces.append(f"{', '.join(left)} (of {sides})")
-    text = "; ".join(pieces)
-    return f"{text}. {told}" if told else text
-
-
 QUESTIONS = {
     COUNTED: "What does the rate count: only generated tokens, over which time?",
     MODEL: "Which model file, in which quantization?",
@@ -249,27 +191,60 @@ QUESTIONS = {
 }
 """What to ask for a part that is not given, in the order of what could matter."""
 
-OF_UNKNOWN = " It may come from what is unknown:"
 FEWEST_QUESTIONS = 2
-MOST_QUESTIONS = 4  # without --details
+MOST_QUESTIONS = 3  # without --details
+MOST_NAMES = 4  # of what a side lacks
+
+
+def lacking_by_sides(explained: WhyAnswer) -> dict[str, list[str]]:
+    """The parts that are not known, by the sides that lack them: `A and B`, `A`, or `B`.
+
+    What both give, and leave to a program, is under "".
+    """
+    order = [*QUESTIONS, *(part.name for part in explained.not_given)]
+    by_sides = dict[str, list[str]]()
+    for part in sorted(explained.not_given, key=lambda part: order.index(part.name)):
+        by_sides.setdefault(" and ".join(part.lacking), []).append(part.name)
+    return dict(sorted(by_sides.items(), key=lambda sides: -len(sides[0])))
+
+
+def not_known(explained: WhyAnswer) -> str:
+    """What is not known, by side, in one sentence; what a side says of its drafts is told."""
+    pieces = list[str]()
+    drafts = ""
+    for sides, names in lacking_by_sides(explained).items():
+        names_left = list(names)
+        for letter, figure in explained.pair.in_order:
+            if SPECULATION in names and figure.is_speculative and letter not in sides:
+                names_left.remove(SPECULATION)
+                each = figure.tokens_per_step
+                rate = f" ({each:.3g} tokens a step)" if each else ""
+                drafts = f" {letter} drafts{rate}; {sides} does not say."
+        n_more = len(names_left) - MOST_NAMES
+        if n_more > 1:
+            names_left[MOST_NAMES:] = [f"{n_more} more"]
+        if names_left:
+            of = f" (of {sides})" if sides else ""
+            pieces.append(f"{', '.join(names_left)}{of}")
+    if not pieces:
+        return drafts.strip()
+    return f"Not known: {'; '.join(pieces)}.{drafts}"
 
 
 def questions(explained: WhyAnswer, most: int | None = None) -> str:
     """Questions to paste into the thread of a text, if most is unknown; "" otherwise."""
+    if all(figure.records or figure.requests for _, figure in explained.pair.sides):
+        return ""
     sentences = list[str]()
     n_left = len(QUESTIONS) if most is None else most
     n_asked = 0
     for sides, names in lacking_by_sides(explained).items():
-        lacking = [name for name in names if not are_all_giving(explained, name)]
-        asked = [question for name, question in QUESTIONS.items() if name in lacking][:n_left]
+        asked = [QUESTIONS[name] for name in names if sides and name in QUESTIONS][:n_left]
         n_left -= len(asked)
         n_asked += len(asked)
         if asked:
             sentences.append(f"Ask about {sides}: {' '.join(asked)}")
-    are_records = all(figure.records or figure.requests for _, figure in explained.pair.sides)
-    if are_records or n_asked < FEWEST_QUESTIONS:
-        return ""
-    return " ".join(sentences)
+    return " ".join(sentences) if n_asked >= FEWEST_QUESTIONS else ""
 
 
 def again(explained: WhyAnswer, *options: str) -> str:

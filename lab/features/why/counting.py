@@ -150,7 +150,8 @@ def counted(pair: Pair) -> GapPart:
     reason = "; ".join(reasons)
     of_fast, of_slow = by_letter.values()
     if of_fast.log is None or of_slow.log is None:
-        return unknown(COUNTED, reason)
+        lacking = [letter for letter, figure in pair.in_order if figure.counts == UNKNOWN]
+        return unknown(COUNTED, reason, lacking=lacking)
     if not reasons:
         return equal(COUNTED)
     how = ARITHMETIC
@@ -172,7 +173,7 @@ def concurrency(pair: Pair) -> GapPart:
     if lacking:
         names = " and ".join(lacking)
         sentences.append(f"{names} may have been one of several answers at once")
-    return unknown(CONCURRENCY, "; ".join(sentences), differs=not lacking)
+    return unknown(CONCURRENCY, "; ".join(sentences), differs=not lacking, lacking=lacking)
 
 
 def sums(pair: Pair) -> list[str]:
@@ -200,15 +201,16 @@ def speculation(pair: Pair) -> GapPart:
         comparison = facts.compare(pair.facts_in_order, facts.SPECULATION)
         if not comparison.lacking:
             return equal(SPECULATION, reason="" if comparison.is_equal else comparison.words)
-        return unknown(SPECULATION, comparison.words)
+        return unknown(SPECULATION, comparison.words, lacking=comparison.lacking)
     reasons = list[str]()
     for letter, figure in pair.in_order:
         reasons.append(drafts_in_words(letter, figure))
     fast = tokens_of_step(pair.fast)
     slow = tokens_of_step(pair.slow)
     if not fast or not slow:
-        differs = None not in (pair.fast.is_speculative, pair.slow.is_speculative)
-        return unknown(SPECULATION, "; ".join(reasons), differs=differs)
+        lacking = [letter for letter, each in pair.in_order if each.is_speculative is None]
+        reason = "; ".join(reasons)
+        return unknown(SPECULATION, reason, differs=not lacking, lacking=lacking)
     return GapPart(SPECULATION, math.log(fast / slow), 0.0, ARITHMETIC, "; ".join(reasons))
 
 
@@ -249,7 +251,8 @@ def sampling(pair: Pair) -> list[GapPart]:
     reason = "; ".join([reason, *times])
     if comparison.is_same:
         return [equal(SAMPLING, reason=reason if times else "")]
-    return [unknown(SAMPLING, reason, differs=comparison.is_different)]
+    differs = comparison.is_different
+    return [unknown(SAMPLING, reason, differs=differs, lacking=comparison.lacking)]
 
 
 def slow_samplers(pair: Pair) -> list[str]:

@@ -34,6 +34,9 @@ MEASURABLE = (
 )
 """Settings that a trial may take from a text; others could name a stranger's host or files."""
 
+NO_OPTIONS = (BACKEND, PLACEMENT, HARDWARE, BUILD, PARAMETERS, FILE_ID)
+"""Facts that no command names."""
+
 ONE_FAMILY = {"llama-bench": "llama.cpp"}
 """Programs of a command that have the options of another one."""
 
@@ -137,7 +140,9 @@ class FactOfBoth:
 
     @property
     def is_in_one_command(self) -> bool:
-        """Whether only one side names it, though the other's command was read too."""
+        """Whether only one side names an option, though the other's command was read too."""
+        if self.name in NO_OPTIONS:
+            return False
         return len(self.lacking) == 1 and set(self.lacking) <= set(self.with_commands)
 
     @property

@@ -146,6 +146,13 @@ class Figure:
         return self.depth + (self.n_gen or 0) / 2
 
     @property
+    def least_position(self) -> float | None:
+        """The position, or the least that it can be by the processed tokens."""
+        if self.position is None and not self.is_prefill and self.n_prompt:
+            return self.n_prompt + (self.n_gen or 0) / 2
+        return self.position
+
+    @property
     def is_rate(self) -> bool:
         """Whether it can be compared: a single token and a cached prompt have no rate."""
         return not self.was_cached and (self.is_prefill or self.n_gen != 1)

@@ -73,7 +73,8 @@ def of_machine(pair: Pair, asked: AskedMachine, with_build: bool) -> list[GapPar
         differences = differing(pair, fields)
         lacking = not_given(pair, NEEDED[name])
         if lacking and not (name == MACHINE and names_any_machine(pair)):
-            parts.append(unknown(name, f"not given for {' and '.join(lacking)}"))
+            reason = f"not given for {' and '.join(lacking)}"
+            parts.append(unknown(name, reason, lacking=lacking))
         elif not differences:
             parts.append(equal(name))
         elif name == MACHINE:
@@ -130,7 +131,7 @@ def predicted(pair: Pair, asked: AskedMachine) -> GapPart:
     compared = facts.compare(places, MACHINE)
     reason = compared.words
     if compared.lacking:
-        return unknown(MACHINE, f"{reason} (--device)")
+        return unknown(MACHINE, f"{reason} (--device)", lacking=compared.lacking)
     if fast_name is None or slow_name is None:
         if compared.is_same:
             return equal(MACHINE, f"{EQUAL} by name")
@@ -205,7 +206,8 @@ def of_state(pair: Pair) -> GapPart:
     """
     imported = [letter for letter, figure in pair.in_order if is_imported(figure)]
     if imported:
-        return unknown(STATE, f"not given for {' and '.join(imported)}")
+        reason = f"not given for {' and '.join(imported)}"
+        return unknown(STATE, reason, lacking=imported)
     reasons = list[str]()
     logs = list[float]()
     squares = 0.0

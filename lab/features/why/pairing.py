@@ -124,9 +124,7 @@ def place(figure: Figure) -> float | None:
     """
     if figure.is_prefill:
         return None if figure.n_prompt is None else (figure.depth or 0) + figure.n_prompt
-    if figure.depth is None and figure.n_prompt:
-        return figure.n_prompt + (figure.n_gen or 0) / 2
-    return figure.position
+    return figure.least_position
 
 
 def others_in_words(

@@ -116,6 +116,7 @@ class GapPart:
     changes: Mapping[str, Any] = field(default_factory=dict)
     orders: tuple[float, float] | None = None
     differs: bool = False  # both sides give it, and give different values
+    lacking: Sequence[str] = ()  # letters of the sides that do not give it
     n_runs: int = 0  # of a trial
     n_disturbed: int = 0
 

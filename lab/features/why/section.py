@@ -12,10 +12,10 @@ from lab.errors import printable
 from lab.features.why import facts
 from lab.features.why.answer import WhyAnswer
 from lab.features.why.conclusion import (
+    LEVERS,
     MOST_QUESTIONS,
-    OF_UNKNOWN,
     conclude,
-    of_sides,
+    not_known,
     questions,
 )
 from lab.features.why.counting import sums
@@ -114,7 +114,9 @@ def headline(explained: WhyAnswer, end: str) -> str:
 
 def is_shown(part: GapPart) -> bool:
     """Whether a part has a row without --details: it changes the ratio, or was tried."""
-    return part.name == NOT_EXPLAINED or bool(part.log or part.half) or part.n_runs > 0
+    size = abs(part.log) + (part.half or 0.0)
+    is_visible = size > math.log(NEARLY_EQUAL) or part.n_runs > 0
+    return part.name == NOT_EXPLAINED or is_visible
 
 
 def sentences(explained: WhyAnswer, details: bool) -> list[str]:
@@ -128,11 +130,11 @@ def sentences(explained: WhyAnswer, details: bool) -> list[str]:
         reason = part.reason.partition("; not measured")[0]
         if len(reason) > LONGEST_REASON:
             reason = f"{reason[:LONGEST_REASON]}..."
-        different.append(f"{part.name} ({reason})")
+        different.append(reason if part.name in LEVERS else f"{part.name} ({reason})")
     if different and not details:
         lines.append(f"Different, effect not known: {'; '.join(different)}.")
-    if explained.not_given and not details and OF_UNKNOWN not in conclusion.sentence:
-        lines.append(f"Not known: {of_sides(explained)}. {DETAILS}")
+    if explained.not_given and not details:
+        lines.append(f"{not_known(explained)} {DETAILS}")
     if conclusion.command:
         lines.append(f"Try: {conclusion.command}")
     asked = questions(explained, None if details else MOST_QUESTIONS)

@@ -97,7 +97,7 @@ def sampling(pair: Pair, figure: Figure) -> GapPart:
     has_engine = bool(pair.fast.records or pair.slow.records)
     if is_greedy and has_engine:
         return equal(SAMPLING_OF_SERVER)
-    return unknown(SAMPLING_OF_SERVER, "not given for both")
+    return unknown(SAMPLING_OF_SERVER, "not given for both", lacking="AB")
 
 
 def slots(figure: Figure, letter: str) -> GapPart:

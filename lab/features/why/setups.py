@@ -29,6 +29,7 @@ from lab.features.why.parts import (
 )
 from lab.features.why.readers.commands import MLX, SGLANG, TABBY, VLLM
 from lab.features.why.readers.setup import program_of
+from lab.features.why.readers.tables import LLAMA_BENCH
 from lab.models import catalog
 
 GROUPS = {
@@ -73,7 +74,18 @@ def of_model(pair: Pair, specs: tuple[str | None, str | None]) -> GapPart:
         if same:
             return equal(MODEL, f"{EQUAL} by {same}")
     named = models(pair)
-    return unknown(MODEL, named.words, differs=not named.lacking)
+    kinds = [letter for letter, figure in pair.in_order if names_kind(figure, pair)]
+    lacking = named.lacking or kinds
+    return unknown(MODEL, named.words, differs=not lacking, lacking=lacking)
+
+
+def names_kind(figure: Figure, pair: Pair) -> bool:
+    """Whether a figure names only the kind of the other's model, as llama-bench does: llama 8B."""
+    if figure.source != LLAMA_BENCH:
+        return False
+    opposite = pair.slow if figure is pair.fast else pair.fast
+    words = iter(words_of_name(opposite.model_label))
+    return all(word in words for word in words_of_name(figure.model_label))
 
 
 def has_spec(figure: Figure) -> bool:
@@ -179,7 +191,7 @@ def of_program(pair: Pair) -> list[GapPart]:
     differs = builds.is_different or (
         not is_one_program and "" not in map(program_of, (pair.fast, pair.slow))
     )
-    return [unknown(PROGRAM, printable(text), differs=differs)]
+    return [unknown(PROGRAM, printable(text), differs=differs, lacking=builds.lacking)]
 
 
 def comparisons_of(pair: Pair) -> Iterable[FactOfBoth]:
@@ -202,24 +214,41 @@ def of_settings(pair: Pair) -> list[GapPart]:
     """The parts of settings: of groups that a trial can measure, of others, of those not given."""
     can_change = set(pair.fast.settings) & set(pair.slow.settings)
     changed = dict[str, list[FactOfBoth]]()
-    different = dict[str, list[str]]()
-    lacking = dict[str, list[str]]()
+    different = dict[str, list[FactOfBoth]]()
+    lacking = list[FactOfBoth]()
     for comparison in comparisons_of(pair):
-        name = comparison.name
-        group = GROUP_OF.get(name, OTHER_SETTINGS)
-        label = GROUP_OF.get(name, name)
-        if comparison.is_different and name in can_change:
+        group = GROUP_OF.get(comparison.name, OTHER_SETTINGS)
+        if comparison.is_different and comparison.name in can_change:
             changed.setdefault(group, []).append(comparison)
         elif comparison.is_different or comparison.is_in_one_command:
-            different.setdefault(group, []).append(f"{name} {comparison.words}")
+            different.setdefault(group, []).append(comparison)
         elif comparison.lacking or comparison.is_open:
-            lacking.setdefault(comparison.words, []).append(label)
+            lacking.append(comparison)
     parts = of_changes(pair, changed)
     names = {part.name for part in parts}
-    for group, reasons in different.items():
+    for group, comparisons in different.items():
         name = OTHER_SETTINGS if group in names else group
-        parts.append(unknown(name, "; ".join(reasons), differs=True))
-    return parts + of_lacking(lacking, {part.name for part in parts})
+        parts.append(unknown(name, in_words(comparisons), differs=True))
+    shown = {part.name for part in parts}
+    left = [each for each in lacking if GROUP_OF.get(each.name) not in shown]
+    if left:
+        silent = [letter for letter, figure in pair.in_order if not gives_settings(figure)]
+        parts.append(unknown(MORE_SETTINGS, in_words(left), lacking=silent))
+    return parts
+
+
+def in_words(comparisons: Iterable[FactOfBoth]) -> str:
+    """Settings with the values of both sides; those with the same words stand together."""
+    names_by_words = dict[str, list[str]]()
+    for comparison in comparisons:
+        names_by_words.setdefault(comparison.words, []).append(comparison.name)
+    return "; ".join(f"{', '.join(names)} {each}" for each, names in names_by_words.items())
+
+
+def gives_settings(figure: Figure) -> bool:
+    """Whether a side has a command, or all settings that are asked for."""
+    has_command = bool(figure.records) or facts.COMMAND in figure.facts
+    return has_command or all(name in figure.facts for name in ASKED_FOR)
 
 
 def of_changes(pair: Pair, changed: dict[str, list[FactOfBoth]]) -> list[GapPart]:
@@ -230,22 +259,9 @@ def of_changes(pair: Pair, changed: dict[str, list[FactOfBoth]]) -> list[GapPart
     parts = list[GapPart]()
     slow = pair.slow.settings
     for group, comparisons in changed.items():
-        reason = "; ".join(f"{each.name} {each.words}" for each in comparisons)
         values = {each.name: slow[each.name] for each in comparisons}
-        parts.append(unknown(group, reason, differs=True, changes=values))
+        parts.append(unknown(group, in_words(comparisons), differs=True, changes=values))
     return parts
-
-
-def of_lacking(lacking: Mapping[str, Sequence[str]], shown: set[str]) -> list[GapPart]:
-    """The part of the settings that a side does not give, without groups that are shown."""
-    reasons = list[str]()
-    for text, labels in lacking.items():
-        left = [label for label in dict.fromkeys(labels) if label not in shown]
-        if left:
-            reasons.append(f"{', '.join(left)}: {text}")
-    if not reasons:
-        return []
-    return [unknown(MORE_SETTINGS, "; ".join(reasons))]
 
 
 def of_sampling(pair: Pair) -> list[GapPart]:

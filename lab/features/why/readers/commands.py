@@ -15,7 +15,7 @@ from lab.core import shell
 from lab.features.why import facts
 from lab.features.why.facts import Fact
 from lab.features.why.readers import meaning
-from lab.features.why.readers.meaning import FACT_NAMES, FILE, NEGATED
+from lab.features.why.readers.meaning import FACT_NAMES, FILE, NEGATED, TABLE
 
 LLAMA = "llama.cpp"
 BENCH = "llama-bench"
@@ -61,6 +61,10 @@ ENVIRONMENT = re.compile(
     r"|CONTEXT_LENGTH))[\"']?\s{0,3}[=:]\s{0,3}[\"']?([\w./:-]{1,200})"
 )
 LLAMA_ARG = "LLAMA_ARG_"
+PYTHON_SETTING = re.compile(
+    r"['\"]?\b([a-z][a-z_]{1,40})['\"]?\s?[:=]\s?('[^'\n]{0,300}'|\"[^\"\n]{0,300}\"|[{\w.-]{1,40})"
+)
+NOT_SET = ("None", "False", "''", "'auto'", "'none'")
 SWITCHES_OF_OLLAMA = ("--verbose", "--nowordwrap", "--insecure", "--hidethinking")
 ENDS = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "<<")
 MOST_LINES = 80
@@ -117,6 +121,11 @@ def commands(text: str) -> Iterator[StartedProgram]:
             program_of_image = program_of(start)
             number += 1
             continue
+        settings = python_settings(line, number + 1)
+        if settings:
+            yield settings
+            number += 1
+            continue
         block = ""
         program = ""
         n_lines = 1
@@ -138,6 +147,23 @@ def commands(text: str) -> Iterator[StartedProgram]:
         else:
             number += 1
     yield from variables(lines)
+
+
+def python_settings(line: str, number: int) -> StartedProgram | None:
+    """Settings that a server prints as Python writes them: Namespace(model='x', dtype='auto')."""
+    for begin, program in TABLE["python_settings"]["begin"]:
+        match = re.search(begin, line)
+        if not match:
+            continue
+        tokens = list[str]()
+        for name, value in PYTHON_SETTING.findall(line[match.end() :]):
+            flag = normal(f"--{name}")
+            is_of_speed = name in TABLE["python_settings"]["names"] or flag in FACT_NAMES
+            if is_of_speed and value not in NOT_SET:
+                tokens += [flag] if value == "True" else [flag, value.strip("'\"")]
+        read = facts_of(tokens, program, number)
+        return StartedProgram(number, program, read) if read else None
+    return None
 
 
 def variables(lines: list[str]) -> Iterator[StartedProgram]:
@@ -255,7 +281,7 @@ def facts_of(tokens: list[str], program: str, line: int) -> dict[str, Fact]:
         read[facts.SAMPLING] = Fact(", ".join(texts[facts.SAMPLING]), line)
     drafts = ", ".join(texts[facts.SPECULATION])
     if drafts and not drafts.endswith(" none"):
-        read[facts.SPECULATION] = Fact("drafts", line, shown=f"drafts ({drafts})")
+        read[facts.SPECULATION] = Fact("drafts", line, shown=f"drafts ({drafts.rstrip(' {')})")
     if read and program:
         read = {**implied(program), **read, facts.COMMAND: Fact(program, line)}
     if program == OLLAMA and "batch" in read:

@@ -169,9 +169,14 @@ def is_continued(earlier: PastedAnswer, later: PastedAnswer) -> bool:
 
 def of_kobold(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
     """KoboldCpp's answers. An older line names no processed tokens: they are known where the
-    rounded time and rate leave only one number.
+    rounded time and rate leave only one number. The oldest counts tokens that may be of another
+    answer: its time per token says how many there were.
     """
     for answer in answers:
+        token_s = answer.seconds("token")
+        decode_s = answer.seconds("decode")
+        if token_s and decode_s:
+            answer.values["n_gen"] = str(round(decode_s / token_s))
         prefill_s = answer.seconds("prefill") or 0.0
         tps = answer.number("prefill_tps") or 0.0
         error = program.rounds_s * (tps + prefill_s)  # in tokens

@@ -24,7 +24,8 @@ OF_LOG = re.compile(
 )
 VERSUS = re.compile(
     r"\b(?:vs\.?|versus|than|instead|compared?|unlike|previous|expect\w*|should|would|faster"
-    r"|slower|better|want|buy|upgrade|another|friend|someone|people|others|his|her|their)\b",
+    r"|slower|better|want|buy|upgrade|another|friend|some(?:one|body)|people|others|he|she|they|his|her"
+    r"|their)\b",
     re.I,
 )
 OF_MODEL_IN_COMMAND = re.compile(r"\s(?:-m|--model|-hf|run|serve|--hf-repo)\s")
@@ -35,7 +36,7 @@ GPU = re.compile(
     r"(?:RTX|GTX) ?(?:PRO ?|A)?\d{4}(?: ?(?:Ti|SUPER|Ada))*(?: Laptop)?(?: GPU)?"
     r"|RX ?\d{4}(?: ?(?:XTX|XT|GRE))?|Tesla [PVTKM]\d{2,3}|[AH][1-9]00|H200|L40S?|GH200|B200"
     r"|P40|P100|V100|A6000|MI\d{2,3}X?|M[1-9] (?:Max|Ultra|Pro)|Arc [AB]\d{3}|DGX Spark"
-    r"|Ryzen AI MAX\+? ?\d{3}|GeForce \d{4}(?: ?(?:Ti|SUPER))*)(?: \d{1,3} ?GB)?)(?![\w%])",
+    r"|Ryzen AI MAX\+? ?\d{3}|GeForce \d{4}(?: ?(?:Ti|SUPER))*)(?: \d{1,3} ?GB)?)(?![\w%]| hours)",
     re.I,
 )
 BARE_GPU = re.compile(

@@ -40,7 +40,7 @@ OTHER_RATES = {
 }
 """Rates over the total time: the phase, what they count, and the value with their tokens."""
 
-FACTS = (facts.MODEL, facts.QUANTIZATION, facts.BUILD, facts.HARDWARE)
+FACTS = (facts.MODEL, facts.QUANTIZATION, facts.BUILD, facts.HARDWARE, "n_gpu_layers")
 
 
 def figures_of(answer: PastedAnswer, program: Program) -> list[Figure]:

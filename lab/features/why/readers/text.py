@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lab.core import files
+from lab.core import files, shell
 from lab.errors import LabError, printable
 from lab.features.why.figure import Figure, is_possible
 from lab.features.why.readers import programs, prose, setup, tables, windows
@@ -35,15 +35,15 @@ FORMATS = (
     "a bare figure such as 35 tokens/s",
 )
 KNOWN = f"Known formats: {', '.join(FORMATS)}."
-IN_WORDS = 'Or give one figure in words: lab why "32.4 t/s" B'
 LIKE_A_RATE = re.compile(
-    r"\d[\d.,]{0,12}\s{0,3}(?:tokens?|toks?|tks?|t)\s{0,3}(?:/|per|p)?\s{0,3}s(?:ec\w{0,4})?\b"
+    r"\d[\d.,]{0,12}\s{0,3}(?:tokens?|toks?|tks?|t)\s{0,3}(?:/|per|p)\s{0,3}s(?:ec\w{0,4})?\b"
     r"|\bt/s\b|\btokens? per sec|\btps\b"
     r"|\b(?:eval|prompt) (?:rate|time|duration)\b|tokens-per-sec",
     re.I,
 )
 MOST_QUOTED = 3
 LONGEST_QUOTE = 80
+FEWEST_WORDS = 4  # of a sentence
 
 
 def read(name: str) -> list[Figure]:
@@ -96,12 +96,12 @@ def parse(text: str, name: str = "The text") -> list[Figure]:
         figures = figures or programs.read_bare(text)
     except (ArithmeticError, KeyError, ValueError) as problem:
         what = f"{name} {CONTRADICTION}: {printable(str(problem))}."
-        raise LabError(what, f"{KNOWN} {IN_WORDS}") from None
+        raise LabError(what, f"{KNOWN} {hint_in_words(text)}") from None
     possible = [figure for figure in figures if is_possible(figure.tps)]
     if not possible:
         raise LabError(
             f"{name} has no figure that the lab can read.{nearly_read(text)}",
-            f"{IN_WORDS}. {KNOWN}",
+            f"{hint_in_words(text)}. {KNOWN}",
         )
     possible.sort(key=lambda figure: figure.line or 0)
     figures = setup.with_setups(possible[:MOST_FIGURES], text)
@@ -118,5 +118,18 @@ def nearly_read(text: str) -> str:
         is_head = tables.has_test_and_rate(markdown.cells_of(line))
         if LIKE_A_RATE.search(line[:400]) and not is_head and len(sentences) < MOST_QUOTED:
             quote = " ".join(line[:400].split())[:LONGEST_QUOTE]
-            sentences.append(f"Line {number} is not in a known layout, or is cut: {quote!r}")
+            problem = "is not in a known layout, or is cut"
+            is_sentence = len(quote.split()) >= FEWEST_WORDS and not prose.OF_LOG.search(line)
+            if is_sentence and programs.BARE.search(line):
+                problem = (
+                    "has a rate in a sentence, which the lab does not take for a measurement"
+                )
+            sentences.append(f"Line {number} {problem}: {quote!r}")
     return "".join(f" {sentence}." for sentence in sentences[:MOST_QUOTED])
+
+
+def hint_in_words(text: str) -> str:
+    """How to give the first rate of a text in words."""
+    rate = programs.BARE.search(text[:MOST_BYTES])
+    words = f"{rate[1]} t/s" if rate else "32.4 t/s"
+    return f"Or give one figure in words: {shell.lab('why', words, 'B')}"
