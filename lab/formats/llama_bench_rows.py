@@ -60,14 +60,30 @@ TEST = re.compile(
     r"(?:pp *(\d{1,9}))?(?: *\+ *)?(?:tg *(\d{1,9}))?(?: *@ *(?:d|pp) *(\d{1,9}))?", re.I
 )
 RATE = re.compile(rf"({NUMBER})(?:\s{{0,9}}(?:\u00b1|\+/?-)\s{{0,9}}({NUMBER}))?")
-DEVICES = (
-    re.compile(r"\bDevice (?P<number>\d+): (?P<name>.{1,100}?), (?:compute capability|gfx)"),
-    re.compile(r"\bggml_vulkan: (?P<number>\d+) = (?P<name>.{1,100}?) \("),
-    re.compile(
-        r"\bggml_metal\w{0,20}: (?:GPU name|picking default device|named device): +"
-        r"(?P<name>(?!MTL\d).{1,100})"
-    ),
+DEVICES = tuple(
+    re.compile(pattern, re.M)
+    for pattern in (
+        r"\bDevice (?P<device_id>\d{1,3}): (?P<hardware>[^\n,]{1,100}?),"
+        r" (?:compute capability|gfx)",
+        r"\bggml_vulkan: (?P<device_id>\d{1,3}) = (?P<hardware>[^\n]{1,100}?) \(",
+        r"\bggml_metal\w{0,20}: (?:GPU name|picking default device|named"
+        r" device): +(?P<hardware>(?!MTL\d)[^\n]{1,100})",
+        r"(?:using device|- ) ?(?:CUDA|ROCm|Vulkan|SYCL|MTL|Metal)(?P<device_id>\d{1,3}) "
+        r"\((?P<hardware>[^\n()]{1,80}(?:\([^\n()]{1,20}\)[^\n()]{0,40})?)\)",
+        r"- (?:CUDA|ROCm|Vulkan|SYCL|MTL)(?P<device_id>\d{1,3}) {0,9}:"
+        r" (?P<hardware>[^\n]{1,80}?) \(\d{2,9} MiB",
+        r'\binference compute"? id=(?P<device_id>[\w-]{1,60})'
+        r' [^\n]{0,200}\b(?:description|name)="(?P<hardware>[^"\n]{1,80})"',
+        r"\| {1,4}(?P<device_id>\d{1,2})"
+        r" {2,4}(?P<hardware>(?:NVIDIA|Tesla|Quadro) [^\n|]{1,60}?) {1,20}O(?:n|ff) ",
+        r"^\W{0,9}(?:GPUs?|Hardware|Graphics card)\W{0,4}:"
+        r" {0,9}\W{0,4}(?P<hardware>[^\n]{3,80})",
+    )
 )
+"""Lines of logs that name a device, and its number."""
+
+AFTER_DEVICE = re.compile(r"[\s*|]+$|, driver.*$", re.I)
+
 HEAD = re.compile(r"\|\s*test\s*\|\s*t/s\s*\|")
 BUILD = re.compile(r"\bbuild: *([0-9a-f]{6,40})\b")
 
@@ -231,7 +247,7 @@ def devices_by_line(text: str) -> dict[int, str]:
         for pattern in DEVICES:
             match = pattern.search(line[:1000])
             if match:
-                name = match["name"].strip().replace(",", "")
+                name = device_named(match["hardware"])
                 if names and last_line:
                     named.pop(last_line, None)
                 names.append(name)
@@ -239,6 +255,11 @@ def devices_by_line(text: str) -> dict[int, str]:
                 named[line_number] = ", ".join(dict.fromkeys(names))
                 break
     return named
+
+
+def device_named(written: str) -> str:
+    """The name of a device, as a line of a log writes it."""
+    return AFTER_DEVICE.sub("", written.strip()).replace(",", "")
 
 
 def builds_by_line(text: str) -> dict[int, str]:

@@ -29,7 +29,7 @@ def with_cost(parts: Sequence[GapPart], pair: Pair, folder: Path) -> list[GapPar
     )
     for part in parts:
         reason = part.reason
-        if part.name == SAMPLING and not part.has_factor and has_chain:
+        if part.name == SAMPLING and part.lacking and has_chain:
             reason = f"{reason}; {cost(pair, folder)}"
         completed.append(replace(part, reason=reason))
     return completed

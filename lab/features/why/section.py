@@ -185,9 +185,16 @@ def rows_of_facts(chosen: Sequence[Figure]) -> list[tuple[str, list[str]]]:
         names |= dict.fromkeys(figure.facts)
     for name in names:
         most = LONGEST_CELL // len(chosen)
-        cells = [fact_cell(figure.facts.get(name), most) for figure in chosen]
+        cells = [fact_cell(fact_of(figure, name), most) for figure in chosen]
         rows.append((name, cells))
     return rows
+
+
+def fact_of(figure: Figure, name: str) -> Fact | None:
+    """A fact of a figure; its drafts may follow from its tokens alone."""
+    if name == facts.SPECULATION and figure.is_speculative and name not in figure.facts:
+        return Fact("drafts", figure.line)
+    return figure.facts.get(name)
 
 
 def shown_or_unknown(value: float | None) -> str:

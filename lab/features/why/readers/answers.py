@@ -58,6 +58,9 @@ class Program:
     no_sign: str = ""  # and a text with it too
     is_broken: bool = False  # any space may be the end of a line
     counts: str = MAYBE_FIRST
+    counts_of_one: str = (
+        ""  # what the rate of a single answer counts, if that is another thing
+    )
     counts_of_prefill: str = PROMPT
     is_of_server: bool = True
     n_streams: int | None = None
@@ -115,13 +118,11 @@ def compiled(pattern: str, flags: re.RegexFlag, is_broken: bool = False) -> re.P
     return re.compile(pattern, flags)
 
 
-def matched(
-    text: str, pattern: str, flags: re.RegexFlag = re.M
-) -> Iterator[tuple[int, re.Match[str]]]:
-    """The matches of a pattern of the table with the numbers of their lines."""
+def matched(text: str, expression: re.Pattern[str]) -> Iterator[tuple[int, re.Match[str]]]:
+    """The matches of an expression with the numbers of their lines."""
     line = 1
     last = 0
-    for match in compiled(pattern, flags).finditer(text):
+    for match in expression.finditer(text):
         line += text.count("\n", last, match.start())
         last = match.start()
         yield line, match
@@ -195,7 +196,7 @@ def labelled(text: str, labels: Mapping[str, str], first: str = "") -> list[Past
     pattern = rf"(?<![\w.])[\"']?({names})[\"']?\s{{0,9}}[:=]\s{{0,9}}{VALUE}"
     begins = beginnings(text)
     answers = list[PastedAnswer]()
-    for line, match in matched(text, pattern):
+    for line, match in matched(text, compiled(pattern, re.M)):
         name = labels[match[1]]
         is_new = not answers or match[1] == first or name in answers[-1].values
         while begins and begins[-1] < match.start():

@@ -29,7 +29,7 @@ TABBY = "TabbyAPI"
 STARTS = (
     (r"llama-bench", BENCH),
     (r"(?:ik_)?llama[-_.](?!bench)(?:server|cli|run|simple|completion|mtmd-cli)", LLAMA),
-    (r"llama-(?:batched|sweep)-bench|llamafile", LLAMA),
+    (r"llama-(?:batched|sweep)-bench|llamafile|llama_cpp\.server", LLAMA),
     (r"(?:\./|bin[/\\])(?:main|server)", LLAMA),
     (r"llama(?:\.cpp|cpp):?[\w.-]{0,40}(?:server|light|full)[\w.-]{0,40}", LLAMA),
     (r"ollama run(?:ner)?", OLLAMA),
@@ -79,7 +79,7 @@ DRAFTS = re.compile(
     r"|--speculative-.*|--num-speculative-tokens|--lookup.*|--gpu-layers-draft)$"
 )
 NOT_OF_SPEED = re.compile(
-    r"(?:-[a-z]|-hff|-ld|-mu|-mm|-lv|-pg|-cnv|-no-cnv|-sp|-oe?|-f[a-z]?|--(?:host|port|alias|jinja|chat-template.*|api-key.*"
+    r"(?:-[a-z]|-hff|-ld|-mu|-mm|-lv|-pg|-cnv|-no-cnv|-sp|-oe?|-f[a-z]?|--(?:host|port|alias|jinja|chat-template.*|chat-format|clip-model-path|api-key.*"
     r"|log-.*|no-log.*|verbos.*|prompt.*|file|n-predict|predict|seed|metrics|props|slots|no-webui|webui.*"
     r"|served-model-name|trust-remote-code|mmproj.*|hf-file|hf-token|timeout|path|color|conversation"
     r"|reasoning.*|tool-call.*|enable-auto-tool-choice|special|ignore-eos|no-warmup|simple-io|max-tokens"

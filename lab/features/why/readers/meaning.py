@@ -41,7 +41,6 @@ QUANTIZATION = re.compile(
     r"|MXFP4(?:_MOE)?|NVFP4|AWQ|GPTQ|INT[48]|W4A16|[2-8]-?bit|\d\.\d{1,2}bpw)(?![a-z0-9])",
     re.I,
 )
-AFTER_DEVICE = re.compile(r"[\s*|]+$|, driver.*$", re.I)
 
 
 def fact_names() -> dict[str, str]:
@@ -105,7 +104,7 @@ def fact_of(name: str, text: str, line: int | None) -> Fact | None:
         n_params = llama_bench_rows.params_of(text)
         return Fact(n_params, line) if n_params else None
     if name == facts.HARDWARE:
-        device = AFTER_DEVICE.sub("", text).replace(",", "")
+        device = llama_bench_rows.device_named(text)
         return Fact(device, line) if device else None
     if name == facts.SPECULATION:
         return Fact(facts.NO_DRAFTS if text == "None" else "drafts", line)

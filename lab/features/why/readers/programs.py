@@ -12,7 +12,6 @@ from dataclasses import replace
 from lab.features.why.figure import (
     DECODE,
     FIRST_FREE,
-    MAYBE_FIRST,
     PREFILL,
     STEPS,
     UNKNOWN,
@@ -206,36 +205,6 @@ def of_kobold_benchmark(
     return figures
 
 
-def of_tabby(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
-    """TabbyAPI's answers. ValueError if prefill and decode took longer than everything."""
-    figures = list[Figure]()
-    for answer in answers:
-        spent_s = 0.0
-        for figure in figures_of(answer, program):
-            n_tokens = figure.n_prompt if figure.is_prefill else figure.n_gen
-            if not figure.was_cached:
-                spent_s += (n_tokens or 0) / figure.tps
-            if "is_cut" in answer.values and not figure.is_prefill:
-                figure = replace(figure, depth=None)
-            figures.append(figure)
-        total_s = answer.seconds("total") or 0.0
-        if spent_s > 1.02 * total_s + 0.05:
-            raise ValueError("prefill and decode took longer than everything")
-    return figures
-
-
-def of_mlx_benchmark(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
-    """mlx_lm's benchmark: its trials, or their averages where it printed none."""
-    trials = [answer for answer in answers if "average" not in answer.values]
-    has_trials = any("decode_tps" in answer.values for answer in trials)
-    figures = list[Figure]()
-    for answer in trials if has_trials else answers:
-        is_single = answer.count("n_streams") == 1
-        counts = FIRST_FREE if is_single else MAYBE_FIRST
-        figures += figures_of(answer, replace(program, counts=counts))
-    return figures
-
-
 def of_serving(answers: list[PastedAnswer], program: Program, text: str) -> list[Figure]:
     """A benchmark of a server: all answers over the whole duration, and the decode of one answer.
 
@@ -268,8 +237,6 @@ COMPLETED: dict[str, Callable[[list[PastedAnswer], Program, str], list[Figure]]]
     "llama-server timings": of_timings,
     "KoboldCpp": of_kobold,
     "KoboldCpp's benchmark": of_kobold_benchmark,
-    "TabbyAPI": of_tabby,
-    "mlx_lm.benchmark": of_mlx_benchmark,
     "vLLM bench serve": of_serving,
 }
 """How the answers of a program are completed, by its source in the table."""

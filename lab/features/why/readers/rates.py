@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from lab.features.why import facts
@@ -55,62 +56,76 @@ def figures_of(answer: PastedAnswer, program: Program) -> list[Figure]:
         n_prompt = n_context - n_cached
     prefill_s = answer.seconds("prefill")
     decode_s = answer.seconds("decode")
-    total_s = answer.seconds("total")
-    prefill_tps = plain_rate(
-        answer.values.get("prefill_tps"), n_prompt, prefill_s, program.rounds_s
-    )
+    printed = answer.values.get("prefill_tps")
+    prefill_tps = plain_rate(printed, n_prompt, prefill_s, program.rounds_s)
     decode_tps, counts = rate_of_decode(answer, program, n_gen, decode_s)
-    n_whole = answer.count("n_whole")
-    was_cached = is_cached(n_whole, prefill_tps, decode_tps, n_gen, total_s)
-    if n_whole is not None:
-        n_context = n_whole
-        if not was_cached:
-            n_prompt = n_whole
-            n_cached = 0
-    if decode_s is None and decode_tps and n_gen and program.counts == FIRST_FREE:
+    was_cached = is_cached(answer, prefill_tps, decode_tps)
+    if "n_whole" in answer.values and not was_cached:
+        n_prompt = answer.count("n_whole")
+        n_cached = 0
+    prompt_s = None
+    if prefill_tps and n_prompt and not was_cached:
+        prompt_s = n_prompt / prefill_tps
+    check_times(answer, program, prompt_s, decode_tps)
+    if decode_s is None and decode_tps and n_gen and counts == FIRST_FREE:
         decode_s = n_gen / decode_tps
-    check_times(decode_s, total_s, program.rounds_s)
     shared: dict[str, Any] = {
         "source": program.source,
         "n_prompt": n_prompt,
         "n_gen": n_gen,
-        "n_streams": answer.count("n_streams") or program.n_streams,
+        "n_streams": n_streams_of(answer, program),
         "prefill_s": prefill_s,
         "decode_s": decode_s,
-        "total_s": total_s,
+        "total_s": answer.seconds("total"),
         "is_of_server": program.is_of_server,
         "about": program.about,
         "facts": facts_of(answer),
     }
+    of_decode = {**drafts_of(answer, n_gen), "sampling_s": sampling_of(answer)}
+    if n_gen and decode_s and not (of_decode["drafted"] or of_decode["tokens_per_step"]):
+        of_decode["n_steps"] = n_gen - 1 or None
+    rates: list[tuple[str, float | None, dict[str, Any]]] = [
+        (
+            "prefill_tps",
+            prefill_tps,
+            {
+                "phase": PREFILL,
+                "counts": program.counts_of_prefill,
+                "depth": n_cached,
+                "was_cached": was_cached,
+            },
+        ),
+        (
+            "decode_tps",
+            decode_tps,
+            {"phase": DECODE, "counts": counts, "depth": n_context, **of_decode},
+        ),
+        *other_rates(answer, program, n_context),
+    ]
     figures = list[Figure]()
-
-    def add(name: str, tps: float | None, **fields: Any) -> None:
+    for name, tps, fields in rates:
         if tps:
             line = answer.line_of(name, name.replace("_tps", "_ms"))
             figures.append(Figure(tps=tps, line=line, **{**shared, **fields}))
+    return figures
 
-    of_prefill = {"counts": program.counts_of_prefill, "was_cached": was_cached}
-    add("prefill_tps", prefill_tps, phase=PREFILL, depth=n_cached, **of_prefill)
-    drafts = drafts_of(answer, n_gen)
-    shared |= drafts
-    n_steps = None
-    if n_gen and decode_s and not drafts["drafted"] and not drafts["tokens_per_step"]:
-        n_steps = n_gen - 1 or None
-    add(
-        "decode_tps",
-        decode_tps,
-        phase=DECODE,
-        counts=counts,
-        depth=n_context,
-        n_steps=n_steps,
-        sampling_s=sampling_of(answer),
-    )
-    for name, (phase, counts_of_rate, of_tokens) in OTHER_RATES.items():
+
+def other_rates(
+    answer: PastedAnswer, program: Program, n_context: int | None
+) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
+    """The rates over the total time, and those of which a program does not say what they are."""
+    total_s = answer.seconds("total")
+    for name, (phase, counts, of_tokens) in OTHER_RATES.items():
         printed = answer.values.get(name)
         if printed:
             tps = plain_rate(printed, answer.count(of_tokens), total_s, program.rounds_s)
-            add(name, tps, phase=phase, counts=counts_of_rate, depth=n_context)
-    return figures
+            fields: dict[str, Any] = {"phase": phase, "counts": counts, "depth": n_context}
+            yield name, tps, {**fields, **drafts_of(answer, answer.count("n_gen"))}
+
+
+def n_streams_of(answer: PastedAnswer, program: Program) -> int | None:
+    """Answers at once, as the text or its program says; None if neither does."""
+    return answer.count("n_streams") or program.n_streams
 
 
 def contexts_of(
@@ -123,6 +138,10 @@ def contexts_of(
     n_cached = answer.count("n_cached")
     n_context = answer.count("n_context")
     n_end = answer.count("n_end")
+    if "is_cut" in answer.values:  # the program itself calls its context inaccurate
+        return n_cached, None
+    if "n_whole" in answer.values:
+        return n_cached, answer.count("n_whole")
     if n_end is not None and n_gen is not None:
         n_context = n_end - n_gen
         if n_context < 0:
@@ -140,6 +159,8 @@ def rate_of_decode(
     answer: PastedAnswer, program: Program, n_gen: int | None, decode_s: float | None
 ) -> tuple[float | None, str]:
     """The rate of decode, and what it counts."""
+    if program.counts_of_one and n_streams_of(answer, program) == 1:
+        program = replace(program, counts=program.counts_of_one)
     printed = answer.values.get("decode_tps")
     if program.counts == STEPS and n_gen and decode_s:
         n_steps = n_gen - 1
@@ -189,23 +210,29 @@ def facts_of(answer: PastedAnswer) -> Mapping[str, Fact]:
 
 
 def is_cached(
-    n_whole: int | None,
-    prefill_tps: float | None,
-    decode_tps: float | None,
-    n_gen: int | None,
-    total_s: float | None,
+    answer: PastedAnswer, prefill_tps: float | None, decode_tps: float | None
 ) -> bool:
     """Whether a rate of a whole prompt is many times what the request's time allows."""
+    n_whole = answer.count("n_whole")
+    n_gen = answer.count("n_gen")
+    total_s = answer.seconds("total")
     if not (n_whole and prefill_tps and decode_tps and n_gen and total_s):
         return False
     prefill_s = max(total_s - n_gen / decode_tps, 0.01 * total_s, 0.05)
     return prefill_tps * prefill_s > CACHED_TIMES * n_whole
 
 
-def check_times(decode_s: float | None, total_s: float | None, rounds_s: float) -> None:
-    """ValueError if decode took longer than everything."""
-    if decode_s and total_s and decode_s > total_s * (1 + AGREE) + rounds_s:
-        raise ValueError("decode took longer than everything")
+def check_times(
+    answer: PastedAnswer, program: Program, prompt_s: float | None, decode_tps: float | None
+) -> None:
+    """ValueError if prefill and decode took longer than everything."""
+    total_s = answer.seconds("total")
+    decode_s = answer.seconds("decode") or 0.0
+    if decode_tps:
+        decode_s = (answer.count("n_gen") or 0) / decode_tps
+    spent_s = decode_s + (prompt_s or 0.0)
+    if total_s and spent_s > total_s * (1 + AGREE) + program.rounds_s:
+        raise ValueError("prefill and decode took longer than everything")
 
 
 def check_rate(

@@ -15,9 +15,10 @@ from lab.features.why import facts
 from lab.features.why.facts import Fact
 from lab.features.why.figure import Figure
 from lab.features.why.readers import commands, meaning
-from lab.features.why.readers.answers import matched
+from lab.features.why.readers.answers import compiled, matched
 from lab.features.why.readers.commands import BENCH, LLAMA, OLLAMA, StartedProgram
 from lab.features.why.readers.meaning import TABLE
+from lab.formats import llama_bench_rows
 
 ANY = ""  # a figure or a statement of no certain program
 OF_SOURCE = {
@@ -35,6 +36,7 @@ OF_SOURCE = {
 
 START = "start"
 END = "end"
+OF_ANY_PROGRAM = {"place": END}
 BELOW = "below"  # a table: it is not of the next one
 DEVICE_ID = "device_id"
 DRAFT = "draft"
@@ -208,11 +210,10 @@ def with_facts(figure: Figure, facts_of_text: Mapping[str, Fact]) -> Figure:
     if title:
         merged.setdefault(facts.MODEL, title)
     merged |= figure.facts
-    parallel = merged.get("parallel")
-    if parallel and parallel.value == 1 and figure.n_streams is None:
-        merged.pop("parallel")
-        return replace(figure, facts=merged, n_streams=1)
-    return replace(figure, facts=merged)
+    n_streams = figure.n_streams
+    if n_streams is None and facts.value_of(merged, "parallel") == 1:
+        n_streams = 1
+    return replace(figure, facts=merged, n_streams=n_streams)
 
 
 def statements_of(text: str) -> list[Statement]:
@@ -220,8 +221,11 @@ def statements_of(text: str) -> list[Statement]:
     statements = list[Statement]()
     for entry in TABLE["setups"]:
         for pattern in entry["patterns"]:
-            for line, match in matched(text, pattern):
+            for line, match in matched(text, compiled(pattern, re.M)):
                 statements.append(statement_of(match, line, entry))
+    for expression in llama_bench_rows.DEVICES:
+        for line, match in matched(text, expression):
+            statements.append(statement_of(match, line, OF_ANY_PROGRAM))
     return sorted(statements, key=lambda statement: statement.line)
 
 
