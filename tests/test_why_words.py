@@ -198,7 +198,7 @@ DRAFTS = "INFO 05-05 05:05:05 [metrics.py:9] SpecDecoding metrics: Mean acceptan
 def test_what_one_side_says_is_not_called_unknown_of_both() -> None:
     text = told("30 tokens/s", WINDOW + DRAFTS)
     assert "B drafts (1.8 tokens a step); A does not say." in text
-    assert "Not known: model, program and build, machine" in text
+    assert "Ask about A and B: Which model file" in text
     assert "concurrency" in text.partition("(of A)")[0].rpartition("(of A and B)")[2]
 
 
@@ -222,8 +222,10 @@ def test_the_only_lever_that_differs_is_the_likely_cause() -> None:
     slow = f"./llama-cli -m /m/tiny-2B-Q4_0.gguf -c 8000 -t 6\n{LOG}"
     fast = "./llama-cli -m /m/tiny-2B-Q4_0.gguf -c 8000 -t 6 -fa\neval time =    2487.50 ms /   200 tokens (   12.44 ms per token,    80.40 tokens per second)\n"
     text = told(slow, fast)
-    assert "The likely cause is flash attention: not measured." in text
-    assert "flash_attn on in B, not named in A's command" in text
+    assert (
+        "The likely cause is flash_attn on in B, not named in A's command: not measured."
+        in text
+    )
 
 
 def test_an_option_of_one_program_is_no_difference_from_another() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from lab.runner import as_options
 from lab.show.wording import digits, percent, times
 
 LONGER_BUDGET = "10min"
-LONGEST_NAME = 60  # letters of a difference that stands for its part
+LONGEST_REASON = 75  # letters of what differs, in a sentence
 SHORTEST_SWEEP = 512
 
 
@@ -50,6 +50,7 @@ class Conclusion:
 
     sentence: str
     command: str = ""
+    names_differences: bool = False  # with their values
 
 
 def conclude(explained: WhyAnswer) -> Conclusion:
@@ -132,27 +133,41 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
     unexplained = explained.rest
     factor = times(math.exp(abs(unexplained.log)))
     sentence = f"Most of it is not explained: {factor}{unsure_of(unexplained)}."
-    different = [short_name(part) for part in explained.different]
-    lacking = [part.name for part in explained.not_given]
-    unknown = different + lacking
+    names = [part.name for part in explained.different]
+    unknown = names + [part.name for part in explained.not_given]
+    listed = "; ".join(differences(explained))
+    counting = [
+        part for part in explained.not_given if part.name == COUNTED and not part.lacking
+    ]
     if len(unknown) == 1 and explained.pair.has_records:
         sentence += f" The only difference without a known factor is {unknown[0]}."
-    elif MODEL not in different and LEVERS & {part.name for part in explained.different}:
-        are = "causes are" if len(different) > 1 else "cause is"
-        sentence += f" The likely {are} {', '.join(different)}: not measured."
-    elif len(different) == 1:
-        sentence += f" The only difference that is known is {different[0]}."
-    elif different:
-        sentence += f" It may come from what differs: {', '.join(different)}."
+        listed = ""
+    elif MODEL not in names and LEVERS & set(names):
+        are = "causes are" if len(names) > 1 else "cause is"
+        sentence += f" The likely {are} {listed}: not measured."
+    elif len(names) == 1:
+        sentence += f" The only difference that is known is {listed}."
+    elif names:
+        sentence += f" It may come from what differs: {listed}."
+    elif counting:
+        sentence += f" It may come from what is counted: {counting[0].reason}."
     elif unknown:
         sentence += " It may come from what is not known."
-    return Conclusion(sentence, next_step(explained, unknown))
+    return Conclusion(sentence, next_step(explained, unknown), names_differences=bool(listed))
 
 
-def short_name(part: GapPart) -> str:
-    """The name of a part; a single other setting stands for itself."""
-    is_short = len(part.reason) <= LONGEST_NAME
-    return part.reason if part.name == OTHER_SETTINGS and is_short else part.name
+def differences(explained: WhyAnswer) -> list[str]:
+    """What differs without a known factor, with the values of both sides."""
+    pieces = list[str]()
+    for part in explained.different:
+        reason = part.reason.partition("; not measured")[0]
+        if len(reason) > LONGEST_REASON:
+            reason = f"{reason[:LONGEST_REASON]}..."
+        if part.name == CONCURRENCY:  # a note says so
+            pieces.append(part.name)
+        else:
+            pieces.append(reason if part.name in LEVERS else f"{part.name} ({reason})")
+    return pieces
 
 
 def next_step(explained: WhyAnswer, unknown: Sequence[str]) -> str:
@@ -180,7 +195,7 @@ LEVERS = {*GROUPS, OTHER_SETTINGS, "flash attention and cache type"}
 QUESTIONS = {
     COUNTED: "What does the rate count: only generated tokens, over which time?",
     MODEL: "Which model file, in which quantization?",
-    PROGRAM: "Which program, and which build (llama-server --version)?",
+    PROGRAM: "Which program and build (--version)?",
     MACHINE: "Which device?",
     MORE_SETTINGS: "Which command line (-ngl, -fa, -t, -ub, -ctk)?",
     DEPTH: "How many tokens were in the context?",
@@ -193,7 +208,7 @@ QUESTIONS = {
 
 FEWEST_QUESTIONS = 2
 MOST_QUESTIONS = 3  # without --details
-MOST_NAMES = 4  # of what a side lacks
+MOST_NAMES = 3  # of what a side lacks
 
 
 def lacking_by_sides(explained: WhyAnswer) -> dict[str, list[str]]:
@@ -208,43 +223,53 @@ def lacking_by_sides(explained: WhyAnswer) -> dict[str, list[str]]:
     return dict(sorted(by_sides.items(), key=lambda sides: -len(sides[0])))
 
 
-def not_known(explained: WhyAnswer) -> str:
-    """What is not known, by side, in one sentence; what a side says of its drafts is told."""
+def asked_by_sides(explained: WhyAnswer, most: int | None = None) -> dict[str, list[str]]:
+    """The parts to ask about, by side, if most is unknown; {} otherwise."""
+    if all(figure.records or figure.requests for _, figure in explained.pair.sides):
+        return {}
+    asked = dict[str, list[str]]()
+    n_left = len(QUESTIONS) if most is None else most
+    for sides, names in lacking_by_sides(explained).items():
+        names_asked = [name for name in names if sides and name in QUESTIONS][:n_left]
+        n_left -= len(names_asked)
+        if names_asked:
+            asked[sides] = names_asked
+    n_asked = sum(map(len, asked.values()))
+    return asked if n_asked >= FEWEST_QUESTIONS else {}
+
+
+def questions(asked: Mapping[str, Sequence[str]]) -> str:
+    """Questions to paste into the thread of a text; "" if there are none."""
+    sentences = list[str]()
+    for sides, names in asked.items():
+        of_sides = " ".join(QUESTIONS[name] for name in names)
+        sentences.append(f"Ask about {sides}: {of_sides}")
+    return " ".join(sentences)
+
+
+def not_known(explained: WhyAnswer, asked: Mapping[str, Sequence[str]]) -> str:
+    """What is not known, and not asked, by side, in one sentence; what a side says of its drafts
+    is told.
+    """
     pieces = list[str]()
     drafts = ""
     for sides, names in lacking_by_sides(explained).items():
-        names_left = list(names)
+        names_left = [name for name in names if name not in asked.get(sides, ())]
         for letter, figure in explained.pair.in_order:
             if SPECULATION in names and figure.is_speculative and letter not in sides:
-                names_left.remove(SPECULATION)
                 each = figure.tokens_per_step
                 rate = f" ({each:.3g} tokens a step)" if each else ""
                 drafts = f" {letter} drafts{rate}; {sides} does not say."
         n_more = len(names_left) - MOST_NAMES
         if n_more > 1:
             names_left[MOST_NAMES:] = [f"{n_more} more"]
-        if names_left:
+        if names_left and (sides or not pieces):  # what both leave to a program matters less
             of = f" (of {sides})" if sides else ""
             pieces.append(f"{', '.join(names_left)}{of}")
     if not pieces:
         return drafts.strip()
-    return f"Not known: {'; '.join(pieces)}.{drafts}"
-
-
-def questions(explained: WhyAnswer, most: int | None = None) -> str:
-    """Questions to paste into the thread of a text, if most is unknown; "" otherwise."""
-    if all(figure.records or figure.requests for _, figure in explained.pair.sides):
-        return ""
-    sentences = list[str]()
-    n_left = len(QUESTIONS) if most is None else most
-    n_asked = 0
-    for sides, names in lacking_by_sides(explained).items():
-        asked = [QUESTIONS[name] for name in names if sides and name in QUESTIONS][:n_left]
-        n_left -= len(asked)
-        n_asked += len(asked)
-        if asked:
-            sentences.append(f"Ask about {sides}: {' '.join(asked)}")
-    return " ".join(sentences) if n_asked >= FEWEST_QUESTIONS else ""
+    begin = "Not known either" if asked else "Not known"
+    return f"{begin}: {'; '.join(pieces)}.{drafts}"
 
 
 def again(explained: WhyAnswer, *options: str) -> str:

@@ -12,16 +12,17 @@ from lab.errors import printable
 from lab.features.why import facts
 from lab.features.why.answer import WhyAnswer
 from lab.features.why.conclusion import (
-    LEVERS,
     MOST_QUESTIONS,
+    asked_by_sides,
     conclude,
+    differences,
     not_known,
     questions,
 )
 from lab.features.why.counting import sums
 from lab.features.why.facts import Fact
 from lab.features.why.figure import Figure
-from lab.features.why.parts import CONCURRENCY, NOT_EXPLAINED, GapPart
+from lab.features.why.parts import NOT_EXPLAINED, GapPart
 from lab.show import canvas
 from lab.show.section import WIDE, Picture, Section, tabled
 from lab.show.wording import UNKNOWN, digits, times
@@ -36,9 +37,9 @@ ABOUT = (
 )
 DETAILS = "--details: why."
 NEARLY_EQUAL = 1.005
+SMALLEST_SHOWN = math.log(1.05)  # a factor that has a row without --details
 MOST_FIGURES = 20  # in the table of what was read
 LONGEST_CELL = 34  # letters of a fact in the table of what was read
-LONGEST_REASON = 90  # letters of what differs, in a sentence
 FIELDS = (
     *("tps", "phase", "counts", "source", "label", "n_prompt", "n_gen", "depth", "n_streams"),
     *("model", "quantization", "device", "line", "weakness"),
@@ -114,8 +115,7 @@ def headline(explained: WhyAnswer, end: str) -> str:
 
 def is_shown(part: GapPart) -> bool:
     """Whether a part has a row without --details: it changes the ratio, or was tried."""
-    size = abs(part.log) + (part.half or 0.0)
-    is_visible = size > math.log(NEARLY_EQUAL) or part.n_runs > 0
+    is_visible = abs(part.log) > SMALLEST_SHOWN or part.n_runs > 0
     return part.name == NOT_EXPLAINED or is_visible
 
 
@@ -123,23 +123,19 @@ def sentences(explained: WhyAnswer, details: bool) -> list[str]:
     """The conclusion, what differs or is not given, and what to do next."""
     conclusion = conclude(explained)
     lines = [conclusion.sentence]
-    different = list[str]()
-    for part in explained.different:
-        if part.name == CONCURRENCY or part.reason in conclusion.sentence:  # told already
-            continue
-        reason = part.reason.partition("; not measured")[0]
-        if len(reason) > LONGEST_REASON:
-            reason = f"{reason[:LONGEST_REASON]}..."
-        different.append(reason if part.name in LEVERS else f"{part.name} ({reason})")
-    if different and not details:
+    different = differences(explained)
+    if different and not details and not conclusion.names_differences:
         lines.append(f"Different, effect not known: {'; '.join(different)}.")
-    if explained.not_given and not details:
-        lines.append(f"{not_known(explained)} {DETAILS}")
     if conclusion.command:
         lines.append(f"Try: {conclusion.command}")
-    asked = questions(explained, None if details else MOST_QUESTIONS)
-    if asked and not explained.causes:
-        lines.append(asked)
+    asked = asked_by_sides(explained, None if details else MOST_QUESTIONS)
+    if explained.causes:
+        asked = {}
+    if asked:
+        lines.append(questions(asked))
+    unknown = not_known(explained, asked)
+    if unknown and not details:
+        lines.append(f"{unknown} {DETAILS}")
     return lines
 
 
@@ -300,7 +296,7 @@ def document(explained: WhyAnswer) -> dict[str, Any]:
         "causes": [part.name for part in explained.causes],
         "notes": list(explained.notes),
         "sentence": conclusion.sentence,
-        "questions": questions(explained) or None,
+        "questions": questions(asked_by_sides(explained)) or None,
         "command": conclusion.command or None,
         "results": str(explained.path) if explained.path else None,
     }
