@@ -261,14 +261,14 @@ def not_known(explained: WhyAnswer, asked: Mapping[str, Sequence[str]]) -> str:
                 rate = f" ({each:.3g} tokens a step)" if each else ""
                 drafts = f" {letter} drafts{rate}; {sides} does not say."
         n_more = len(names_left) - MOST_NAMES
-        if n_more > 1:
+        if n_more > 0:
             names_left[MOST_NAMES:] = [f"{n_more} more"]
         if names_left and (sides or not pieces):  # what both leave to a program matters less
             of = f" (of {sides})" if sides else ""
             pieces.append(f"{', '.join(names_left)}{of}")
     if not pieces:
         return drafts.strip()
-    begin = "Not known either" if asked else "Not known"
+    begin = "Also unknown" if asked else "Not known"
     return f"{begin}: {'; '.join(pieces)}.{drafts}"
 
 

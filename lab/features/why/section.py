@@ -35,7 +35,7 @@ ABOUT = (
     "The factors multiply to the ratio. Their ranges are 95 % intervals, predicted ones 90 %. "
     "The range of the rest combines those of the parts and of both figures."
 )
-DETAILS = "--details: why."
+DETAILS = "See --details."
 NEARLY_EQUAL = 1.005
 SMALLEST_SHOWN = math.log(1.05)  # a factor that has a row without --details
 MOST_FIGURES = 20  # in the table of what was read
