@@ -199,8 +199,10 @@ def of_kobold_benchmark(
         answer.values["n_prompt"] = str(n_context - n_gen)
         of_answer = figures_of(answer, replace(program, starts_empty=True))
         if not re.fullmatch("[ 1]+", answer.values.get("output", "")):
-            nothing = dict.fromkeys(("n_prompt", "depth", "prefill_s", "decode_s"))
-            of_answer = [replace(figure, **nothing) for figure in of_answer]
+            of_answer = [
+                replace(figure, n_prompt=None, depth=None, prefill_s=None, decode_s=None)
+                for figure in of_answer
+            ]
         figures += of_answer
     return figures
 
