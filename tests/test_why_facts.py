@@ -229,6 +229,23 @@ def test_a_log_gives_device_build_and_settings(line: str, expected: dict[str, An
     assert expected.items() <= values(decode_of(line + CLI)).items()
 
 
+@pytest.mark.parametrize(
+    ("image", "build"),
+    [
+        ("vllm/vllm-openai:v0.12.3", "0.12.3"),
+        ("vllm/vllm-openai:0.9.0.1", "0.9.0.1"),
+        ("vllm/vllm-openai:latest", None),
+        ("docker.io/vllm/vllm-openai:v0.12.3-aarch64", "0.12.3-aarch64"),
+        ("vllm/vllm-openai", None),
+    ],
+)
+def test_the_image_of_a_server_says_its_build(image: str, build: str | None) -> None:
+    text = f"    image: {image}\n    command: --model acme/Tiny-9B\n"
+    figure = decode_of(text + WINDOW.format(10, "0.0", "50.0", 1))
+    assert values(figure).get("build") == build
+    assert figure.model == "Tiny-9B"
+
+
 def test_a_build_below_a_table_is_of_that_table() -> None:
     first = BENCH.format("fa", "1", "90.00", "abcdef01", "7000")
     second = BENCH.format("fa", "1", "30.00", "abcdef02", "7100")
