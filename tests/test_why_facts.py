@@ -503,6 +503,14 @@ def test_a_kind_of_model_is_no_other_model() -> None:
     assert part(why_of(EMPTY, other), "model").differs
 
 
+def test_a_model_of_one_name_may_be_quantized_differently() -> None:
+    words = EMPTY.replace("llama 8B Q4_K - Medium", "tiny-8b")
+    explained = why_of(words, words.replace("tiny-8b", "tiny-8b Q4_K - Medium"))
+    quantization = part(explained, "quantization")
+    assert (quantization.how, quantization.lacking) == (NOT_KNOWN, ["A"])
+    assert "Ask about A: Which quantization?" in " ".join(sentences(explained, details=True))
+
+
 def test_a_backend_is_not_called_missing_in_a_command() -> None:
     on_cuda = "| model | backend | test | t/s |\n| --- | --- | --- | --- |\n| llama 8B Q4_K - Medium | CUDA | tg128 | 110.00 |\n"
     explained = why_of(on_cuda, MODEL_AT_DEPTH + PROCESSED.format(1000, 3000))

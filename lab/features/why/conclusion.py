@@ -195,6 +195,7 @@ LEVERS = {*GROUPS, OTHER_SETTINGS, "flash attention and cache type"}
 QUESTIONS = {
     COUNTED: "What does the rate count: only generated tokens, over which time?",
     MODEL: "Which model file, in which quantization?",
+    QUANTIZATION: "Which quantization?",
     PROGRAM: "Which program and build (--version)?",
     MACHINE: "Which device?",
     MORE_SETTINGS: "Which command line (-ngl, -fa, -t, -ub, -ctk)?",

@@ -71,6 +71,12 @@ def of_model(pair: Pair, specs: tuple[str | None, str | None]) -> GapPart:
         return equal(MODEL, f"{EQUAL} by ID")
     if pair.fast.model and pair.slow.model:
         same = sameness(pair.fast, pair.slow)
+        lacking = [
+            letter for letter, figure in pair.in_order if quantization_of(figure) is None
+        ]
+        if same and len(lacking) == 1:
+            quantizations = compare(pair.facts_in_order, facts.QUANTIZATION)
+            return unknown(QUANTIZATION, quantizations.words, lacking=lacking)
         if same:
             return equal(MODEL, f"{EQUAL} by {same}")
     named = models(pair)
