@@ -405,6 +405,9 @@ def test_a_server_is_named_on_either_side(names: tuple[str, str]) -> None:
     code, _, err = run_lab("why", *names, "--yes")
     assert code
     assert "No server answers at http://127.0.0.1:9" in err
+    code, _, err = run_lab("why", *names, "--read")
+    assert code
+    assert "a server is measured" in err
 
 
 PYTHON_SETTINGS = [

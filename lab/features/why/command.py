@@ -119,6 +119,11 @@ def command(
         raise LabError(
             f"{' '.join(figures)}: too many.", "Give at most two, one of them from stdin (-)."
         )
+    if only_read and asked["url"]:
+        raise LabError(
+            "--read prints what a text says, and a server is measured.",
+            "Leave one of them out.",
+        )
     if only_read:
         print_read(figures, asked["prefill"], as_json)
         return

@@ -1,4 +1,4 @@
-"""Figures in the output of other programs: a file for each family of formats.
+"""Figures in the output of other programs. `programs.toml` is the table of what their lines mean.
 
 Open `text.py` first.
 """
