@@ -98,27 +98,12 @@ def command(
     not explained. A model that only a file names is never downloaded.
     """
     from lab.app import kinds
-    from lab.features.why.asking import EXAMPLE, is_url, why
+    from lab.features.why.asking import why
     from lab.features.why.section import document, section
     from lab.show import console
     from lab.show.section import print_sections
 
-    urls = list(filter(is_url, figures))
-    if len(urls) == 1 and not asked["url"]:
-        asked["url"] = urls[0]
-        figures = tuple(name for name in figures if name != urls[0])
-    if not figures and asked["url"]:
-        raise LabError(
-            f"{asked['url']} is one side, and lab why compares two.",
-            f"Give the other one, a file or a figure: {shell.lab('why', 'A', asked['url'])}. "
-            f"To measure the server alone: {shell.lab('measure', '--url', asked['url'])}",
-        )
-    if not figures:
-        raise LabError("lab why compares two figures.", EXAMPLE)
-    if len(figures) > 2 or figures.count("-") > 1:
-        raise LabError(
-            f"{' '.join(figures)}: too many.", "Give at most two, one of them from stdin (-)."
-        )
+    figures, asked["url"] = sides_of(figures, asked["url"])
     if only_read and asked["url"]:
         raise LabError(
             "--read prints what a text says, and a server is measured.",
@@ -144,6 +129,32 @@ def command(
         return
     for plot in plots:
         stdout.print(f"plot     {plot}")
+
+
+def sides_of(figures: tuple[str, ...], url: str | None) -> tuple[tuple[str, ...], str | None]:
+    """The files, texts and figures, and the server, which may stand on either side.
+
+    LabError for nothing to compare with, and for more than two.
+    """
+    from lab.features.why.asking import EXAMPLE, is_url
+
+    urls = list(filter(is_url, figures))
+    if len(urls) == 1 and not url:
+        url = urls[0]
+        figures = tuple(name for name in figures if name != url)
+    if not figures and url:
+        raise LabError(
+            f"{url} is one side, and lab why compares two.",
+            f"Give the other one, a file or a figure: {shell.lab('why', 'A', url)}. "
+            f"To measure the server alone: {shell.lab('measure', '--url', url)}",
+        )
+    if not figures:
+        raise LabError("lab why compares two figures.", EXAMPLE)
+    if len(figures) > 2 or figures.count("-") > 1:
+        raise LabError(
+            f"{' '.join(figures)}: too many.", "Give at most two, one of them from stdin (-)."
+        )
+    return figures, url
 
 
 def print_read(figures: Sequence[str], prefill: bool, as_json: bool) -> None:
