@@ -23,7 +23,6 @@ from lab.features.why.parts import (
     equal,
     unknown,
 )
-from lab.features.why.readers.programs import SERVER
 from lab.models import catalog, synthetic
 
 GEN = 24  # tokens that a trial generates
@@ -143,13 +142,8 @@ def positions_in_words(pair: Pair) -> str:
         elif figure.n_prompt is None:
             reasons.append(f"{letter} does not name the length of its context")
         else:
-            where = ""
-            if figure.source == SERVER:
-                where = " (the log's line with `stop processing` has all)"
-            reasons.append(
-                f"{letter} at least {figure.n_prompt:,}, besides cached ones{where}"
-            )
-    return f"{'; '.join(reasons)} (mean position)"
+            reasons.append(f"{letter} at least {figure.n_prompt:,}, besides cached ones")
+    return "; ".join(reasons)
 
 
 def from_records(
