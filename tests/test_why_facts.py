@@ -15,7 +15,7 @@ from lab.features.why.parts import EQUAL, NOT_KNOWN, GapPart
 from lab.features.why.readers import commands, text as reader
 from lab.features.why.section import section, sentences
 from tests.support.command import run_lab
-from tests.support.pasted import BY_HAND, SAMPLES
+from tests.support.pasted import BY_HAND, PRINTED
 
 CLI = """\
 llama_perf_context_print: prompt eval time =    2000.00 ms /  4000 tokens (    0.50 ms per token,  2000.00 tokens per second)
@@ -541,7 +541,7 @@ OTHER_SIDES = (
 @pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
 def test_an_answer_has_at_most_fourteen_lines(other: str, prefill: bool) -> None:
     n_answers = 0
-    for sample in (*SAMPLES, *BY_HAND):
+    for sample in (*PRINTED, *BY_HAND):
         try:
             explained = why_of(sample.text, other, prefill)
         except LabError:  # no phase is of both
