@@ -26,25 +26,11 @@ KOBOLD = "KoboldCpp"
 MLX = "mlx_lm"
 TABBY = "TabbyAPI"
 
-STARTS = (
-    (r"llama-bench", BENCH),
-    (r"(?:ik_)?llama[-_.](?!bench)(?:server|cli|run|simple|completion|mtmd-cli)", LLAMA),
-    (r"llama-(?:batched|sweep)-bench|llamafile|llama_cpp\.server", LLAMA),
-    (r"(?:\./|bin[/\\])(?:main|server)", LLAMA),
-    (r"llama(?:\.cpp|cpp):?[\w.-]{0,40}(?:server|light|full)[\w.-]{0,40}", LLAMA),
-    (r"ollama run(?:ner)?", OLLAMA),
-    (
-        r"[\w-]{1,20}_vllm|vllm serve|vllm\.entrypoints\.[\w.]{1,40}|vllm/vllm-openai[\w:.-]{0,60}",
-        VLLM,
-    ),
-    (r"sglang serve|sglang\.launch_server|lmsysorg/sglang[\w:.-]{0,60}", SGLANG),
-    (r"koboldcpp[\w.-]{0,40}", KOBOLD),
-    (r"mlx_lm[. ](?:generate|server|benchmark|chat)", MLX),
-)
 NO_SHORT_OPTIONS = (VLLM, SGLANG, MLX, OLLAMA, TABBY)
 """Programs whose options with one dash are not those of llama.cpp: -m is no model."""
 
-NAMES = "|".join(f"(?P<p{number}>{pattern})" for number, (pattern, _) in enumerate(STARTS))
+STARTS: list[tuple[str, str]] = [(start, name) for name, start in TABLE["starts"].items()]
+NAMES = "|".join(f"(?P<p{number}>{start})" for number, (start, _) in enumerate(STARTS))
 START = re.compile(
     rf"(?:^|[\s'\"/\\=:>(\[])(?:{NAMES})(?:\.exe|\.py)?['\"]?(?=[\s,\]]|$)", re.I
 )
