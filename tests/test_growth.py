@@ -16,6 +16,7 @@ from tests.bench import doubt, slope
 from tests.bench.slope import Plant, Rates
 
 SAMPLE = Path(__file__).parents[1] / "results/sample-smollm2-135m-amd-epyc.jsonl"
+XEON = Path(__file__).parent / "data/slow-attention-intel-xeon.jsonl"
 SMOLLM = synthetic.model_of(catalog.find("smollm2-135m"), "Q4_1")
 RATES = Rates(15e9, 1e11, 0.6, 0.9, 0.005)
 SLOW = Plant(KERNEL, DECODE, 0, 15)
@@ -96,7 +97,7 @@ def test_runs_that_overlap_tell_no_cause() -> None:
 
 
 def test_a_rate_between_both_tells_no_cause() -> None:
-    attention = law(session(Plant(factor=9)))
+    attention = law(session(Plant(factor=4)))
     assert (attention.verdict, attention.why) == (UNKNOWN, BETWEEN)
 
 
@@ -142,3 +143,24 @@ def test_added_time_is_at_least_and_at_most_what_single_runs_allow() -> None:
     shorts = [growth.Place(0, seconds) for seconds in (1.0, 2.0, 4.0)]
     longs = [growth.Place(1000, seconds) for seconds in (10.0, 12.0, 16.0)]
     assert growth.Ends(shorts, longs).added_s == (6.0, 10.0, 15.0)
+
+
+def test_of_the_decodes_that_others_published_only_broken_kernels_are_called_slow() -> None:
+    """rocWMMA's of gpt-oss and Vulkan's on an Arc B70: other builds are 5 and 21 times as fast."""
+    verdicts = {name: slope.told(records, DECODE)[0] for name, records in slope.published()}
+    slow = {name for name, verdict in verdicts.items() if verdict != SLOPE}
+    assert len(verdicts) > 50
+    assert {verdicts[name] for name in slow} == {KERNEL}
+    assert sorted(name.split(", ")[2] for name in slow) == ["gpt-oss-20b", "qwen3.5-9b"]
+
+
+def test_runs_that_differ_by_half_do_not_hide_a_kernel_that_is_slow_by_a_factor() -> None:
+    """The Xeon's own session of two runs, whose TPOT differ by a factor of 1.44."""
+    records = text_growth.steady(results.read([XEON]).records)
+    assert law(records).verdict == KERNEL
+    assert "memory is not the limit" in text_growth.because(records, DECODE)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_plain_attention_is_not_advised_for_packed_values(kind: str) -> None:
+    assert text_growth.sentences(with_type(session(SLOW), kind)) == []

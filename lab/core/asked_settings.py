@@ -19,6 +19,7 @@ from typing import Any
 from lab.errors import LabError
 
 CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+UNPACKED_TYPES = ("f16", "bf16", "f32")  # of values that plain attention can read
 STEP = "step"
 END = "end"
 AUTO = "auto"
@@ -113,7 +114,7 @@ class AskedSettings:
                 raise impossible(name, value, f"Choose one of {', '.join(setting.choices)}.")
             if setting.most is not None and value is not None and value not in setting.words:
                 check_number(name, value, setting.most, setting.least, setting.words)
-        if self.flash_attn == "off" and self.cache_type_v not in ("f16", "f32", "bf16"):
+        if self.flash_attn == "off" and self.cache_type_v not in UNPACKED_TYPES:
             what = f"A {self.cache_type_v} V cache needs flash attention, which is off."
             raise LabError(what, "Use --flash-attn on, or --cache-type-v f16.")
         if self.main_gpu is not None and self.split_mode != "none":

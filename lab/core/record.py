@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from lab.core.asked_settings import UNPACKED_TYPES
 from lab.core.sampling import Sampling
 from lab.core.shape import Matrix
 
@@ -173,6 +174,12 @@ class Settings:
     openmp_variables: tuple[str, ...] | None = None  # NAME=VALUE of the engine's environment
     # How tokens are chosen. None: greedy
     sampling: Sampling | None = None
+
+    @property
+    def can_be_plain(self) -> bool:
+        """Whether attention can be plain: llama.cpp reads packed values only in flash
+        attention."""
+        return self.cache_types[1].lower() in UNPACKED_TYPES
 
     @property
     def flash_attention(self) -> str | None:

@@ -29,7 +29,6 @@ PLACED_BY = (
     *("devices", "split_mode", "main_gpu", "tensor_split", "n_cpu_moe", "override_tensor"),
     "prefill_wait",
 )  # settings that mean nothing without layers on devices
-UNPACKED_TYPES = ("f16", "bf16", "f32")  # of a V cache that works without flash attention
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def changes(settings: Settings) -> list[Change]:
     candidates = [NO_REPACK]
     if settings.n_gpu_layers:
         candidates.insert(0, CPU_ONLY)
-    if settings.type_v in UNPACKED_TYPES:
+    if settings.can_be_plain:
         candidates.append(NO_FLASH_ATTENTION)
     candidates += [ONE_THREAD, NO_MMAP]
     return [change for change in candidates if change.of(settings) != settings]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.core import growth, shape, shell
-from lab.core.growth import KERNEL, SLOPE, Cliff, Growth
+from lab.core.growth import BETWEEN, KERNEL, SLOPE, Cliff, Growth
 from lab.core.record import DECODE, PREFILL, Record
 from lab.runner import disturbances
 from lab.runner.as_options import options
@@ -41,20 +41,23 @@ def because(records: Sequence[Record], phase: str) -> str:
         return f", because {_law(law)}"
     if law.verdict == KERNEL:
         return f", and {_slow_kernel(law, records[0])}"
+    if law.why == BETWEEN:
+        return f"; the lab cannot tell why: {_measured(law)}, {BETWEEN}"
     return f"; the lab cannot tell why: {law.why}"
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """A sentence on each cliff, and a comparison to try where a kernel is slow."""
+    """A sentence on each cliff, and a comparison to try where a kernel is slow, or may be."""
     lines = []
-    is_slow = False
+    is_worth_a_try = False
     for phase in (PREFILL, DECODE):
         cliff = growth.cliff(records, phase) if records else None
         law = growth.growth(records, phase) if records else None
         if cliff is not None:
             lines.append(_cliff(cliff, records[0]))
-        is_slow = is_slow or cliff is not None or (law is not None and law.verdict == KERNEL)
-    if is_slow:
+        may_be_slow = law is not None and (law.verdict == KERNEL or law.why == BETWEEN)
+        is_worth_a_try = is_worth_a_try or cliff is not None or may_be_slow
+    if is_worth_a_try and records[0].settings.can_be_plain:
         lines.append(f"Try the other kind of attention: {_comparison(records)}")
     return lines
 
@@ -75,19 +78,25 @@ def _law(law: Growth) -> str:
 
 
 def _slow_kernel(law: Growth, record: Record) -> str:
+    used = "on" if record.settings.uses_flash else "off"
+    kernel = f"llama.cpp's attention (--flash-attn {used}) is slow here{_heads(record)}"
+    limit = "arithmetic" if law.phase == PREFILL else "memory"
+    return f"{limit} is not the limit: {_measured(law)}. {kernel}"
+
+
+def _measured(law: Growth) -> str:
+    """The cost of positions, and the two rates that are compared."""
     cost = seconds(law.seconds_per_1000)
     rate = _rate(law.rate, law.phase)
     weight_rate = _rate(law.weight_rate, law.phase)
-    used = "on" if record.settings.uses_flash else "off"
-    kernel = f"llama.cpp's attention (--flash-attn {used}) is slow here{_heads(record)}"
     if law.phase == PREFILL:
         return (
-            f"arithmetic is not the limit: 1,000 positions cost {cost} per token, attention "
-            f"computes at {rate}, and the weights are multiplied at {weight_rate}. {kernel}"
+            f"1,000 positions cost {cost} per token, attention computes at {rate}, and the "
+            f"weights are multiplied at {weight_rate}"
         )
     return (
-        f"memory is not the limit: 1,000 positions cost {cost}, so the cache is read at {rate}, "
-        f"and the weights at {weight_rate}. {kernel}"
+        f"1,000 positions cost {cost}, so the cache is read at {rate}, and the weights at "
+        f"{weight_rate}"
     )
 
 

@@ -30,11 +30,11 @@ Name = TypeVar("Name")
 
 def program(name: str = "llama-bench") -> Path:
     """The built program of that name."""
-    home = _home()
-    built = home / "build" / "bin" / name
+    folder = home("llama-bench")
+    built = folder / "build" / "bin" / name
     if not built.exists():
-        _build(home, name)
-        for library in (home / "build" / "bin").glob("lib*"):
+        _build(folder, name)
+        for library in (folder / "build" / "bin").glob("lib*"):
             if library.name.startswith(("libggml", "libllama.")):
                 library.unlink()  # the installed ones shall run, not these
     return built
@@ -42,16 +42,16 @@ def program(name: str = "llama-bench") -> Path:
 
 def is_built(name: str) -> bool:
     """Whether the program of that name is there already."""
-    return (_home() / "build" / "bin" / name).exists()
+    return (home("llama-bench") / "build" / "bin" / name).exists()
 
 
 def source() -> Path:
     """llama.cpp's source, as the installed llama-cpp-python has it."""
-    home = _home()
-    if not list(home.glob("*.tar.gz")):
-        _fetch(home, os.environ.get("UV", "uv"), f"{PACKAGE}=={version(PACKAGE)}")
-    (folder,) = home.glob("llama_cpp_python-*/vendor/llama.cpp")
-    return folder
+    folder = home("llama-bench")
+    if not list(folder.glob("*.tar.gz")):
+        _fetch(folder, os.environ.get("UV", "uv"), f"{PACKAGE}=={version(PACKAGE)}")
+    (unpacked,) = folder.glob("llama_cpp_python-*/vendor/llama.cpp")
+    return unpacked
 
 
 def run(model: Path, *options: str) -> list[dict[str, Any]]:
@@ -114,15 +114,20 @@ def in_turns(
 
 def environment() -> dict[str, str]:
     """The environment in which a program runs on the libraries of llama-cpp-python."""
+    folder = str(libraries())
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": folder,
+        "DYLD_LIBRARY_PATH": folder,
+    }
+
+
+def libraries() -> Path:
+    """The folder of llama-cpp-python's libraries."""
     spec = find_spec("llama_cpp")
     assert spec is not None
     assert spec.origin is not None
-    libraries = str(Path(spec.origin).parent / "lib")
-    return {
-        **os.environ,
-        "LD_LIBRARY_PATH": libraries,
-        "DYLD_LIBRARY_PATH": libraries,
-    }
+    return Path(spec.origin).parent / "lib"
 
 
 def _answer(program: Path, *options: str) -> str:
@@ -138,10 +143,10 @@ def _answer(program: Path, *options: str) -> str:
     return done.stdout
 
 
-def _home() -> Path:
-    """The folder that keeps the source and the programs."""
+def home(name: str) -> Path:
+    """A folder of the user's cache that keeps a source and what is built of it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = cache / "mini-lab" / f"llama-bench-{version(PACKAGE)}"
+    folder = cache / "mini-lab" / f"{name}-{version(PACKAGE)}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -14,6 +14,7 @@ The rates of a slow kernel are those of flash attention for heads of 64 on a CPU
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import random
 import sys
@@ -26,6 +27,7 @@ from lab.core.growth import KERNEL, SLOPE
 from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Model, Record, Steps
 from lab.core.script import Script, Shape
+from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.show import summaries, table, text_findings, text_growth
 from tests.support.records import MODEL, SETTINGS, make_record, make_run
@@ -35,6 +37,8 @@ CLIFF = "cliff"
 UBATCH = 512
 PLACE_ERROR = 0.1
 FACTOR_ERROR = 0.2
+SETUP = ("device", "backend", "model", "quantization", "flash_attn", "commit")
+MOST_SHORT = 600  # positions of the shorter of two published decodes
 HONEST_MODELS = (
     *("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-0.6b"),
     *("qwen3-30b-a3b", "gpt-oss-20b", "gemma-3-1b", "phi-3-mini", MODEL.name),
@@ -202,6 +206,38 @@ def honest(chance: random.Random) -> Iterator[tuple[str, list[Record]]]:
         yield f"{name}, {form}", session(model, form, made_rates(chance), Plant(), chance)
 
 
+def published() -> Iterator[tuple[str, list[Record]]]:
+    """Decodes that others published at two depths and more, each as two sessions."""
+    with catalog.data_file("published.csv").open(encoding="utf-8", newline="") as file:
+        rows = [
+            row for row in csv.DictReader(file) if row["phase"] == DECODE and row["n_prompt"]
+        ]
+    for setup, decodes in grouped(
+        rows, lambda row: tuple(row[name] for name in SETUP)
+    ).items():
+        decodes.sort(key=lambda row: int(row["n_prompt"]))
+        short = int(decodes[0]["n_prompt"])
+        long = int(decodes[-1]["n_prompt"])
+        if short > MOST_SHORT or long < 2 * MOST_SHORT:
+            continue
+        try:
+            model = synthetic.model_of(
+                catalog.find(decodes[0]["model"]), decodes[0]["quantization"]
+            )
+        except LabError:  # a model or a type of weights that the catalog lacks
+            continue
+        n_gpu_layers = 0 if decodes[0]["backend"] == "CPU" else 99
+        settings = dataclasses.replace(SETTINGS, n_gpu_layers=n_gpu_layers)
+        records = []
+        for row in (decodes[0], decodes[-1]):
+            for repeat in (0, 1):
+                run = make_run(
+                    int(row["n_prompt"]), 6, repeat, decode_ms=1e3 / float(row["tps"])
+                )
+                records.append(make_record(run, model=model, settings=settings))
+        yield ", ".join(filter(None, setup)), records
+
+
 def told(records: Sequence[Record], phase: str) -> tuple[str, str]:
     """The name, and the figures."""
     cliff = growth.cliff(records, phase)
@@ -245,6 +281,9 @@ def main() -> None:
         n_right += right
         mark = "right" if right else "WRONG"
         print(f"{mark}  {name} ({plant.factor:.2f}x): {verdict}, {figures}", flush=True)
+    for name, records in published():
+        verdict, figures = told(records, DECODE)
+        print(f"published  {name}: {verdict}, {figures}", flush=True)
     n_false = 0
     n_honest = 0
     for name, records in honest(chance):
