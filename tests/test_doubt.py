@@ -245,7 +245,7 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
     flash = []
     for n_tokens in (1, 512):
         slow = rate(ATTENTION, "F16", n_tokens, 20, 0.01)
-        flash.append(dataclasses.replace(slow, n_positions=4096))
+        flash.append(dataclasses.replace(slow, n_positions=4096, columns=BIG.head_dim))
     plain = []
     for slow in flash:
         times_ns = (slow.times_ns[0] // 4,)
@@ -265,8 +265,10 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
     planned_step = step_kernels.total(BIG, planned, ceilings, 1, 22, 1)
 
     assert kernels.attention_s > 0.7 * kernels.total_s
-    assert rows.limit.iloc[-1] == explanation.ATTENTION
-    assert "Attention (--flash-attn on" in " ".join(explained.verdicts(rows, WIDE))
+    verdicts = " ".join(explained.verdicts(rows, WIDE))
+    assert rows.limit.iloc[-1] == explanation.OF_ATTENTION[explanation.KERNEL]
+    assert "llama.cpp's kernel of attention (--flash-attn on" in verdicts
+    assert "At its best it reads the cache at " in verdicts
     assert change.figures["change"] == "flash attention off instead of on"
     assert change.figures["decode_gain"] > 1.5
     assert change.command is not None
@@ -279,13 +281,16 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "limit"), [(0.43, explanation.ATTENTION), (0.33, explanation.KERNEL)]
+    ("share", "limit"),
+    [(0.43, explanation.OF_ATTENTION[explanation.KERNEL]), (0.33, explanation.KERNEL)],
 )
 def test_the_limit_is_the_largest_part_of_the_kernels(share: float, limit: str) -> None:
     row = SimpleNamespace(
         measured_s=62.6,
         least_s=0.77 * 62.6,
-        parts={explanation.ATTENTION: share * 62.6},
+        attention_s=share * 62.6,
+        attention_arithmetic_s=10,
+        attention_traffic_s=0.1,
         arithmetic_s=10,
         traffic_s=0.1,
     )

@@ -115,7 +115,7 @@ def test_a_pass_stays_within_limits() -> None:
     mega = 2**20
     assert probes.pass_bytes(4) == 4 * CACHE_BYTES
     assert probes.pass_bytes(0.25) == 25 * 10**6
-    assert probes.pass_bytes(99) == max(2**31, 99 * 16 * mega)
+    assert probes.pass_bytes(99) == max(probes.MOST_PASS, 99 * 16 * mega)
     assert probes.pass_bytes(1, "CUDA0") == 64 * mega
     assert probes.pass_bytes(0.1, "CUDA0") == round(6.4 * mega)
 
@@ -245,31 +245,27 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
             if probe.op in (ATTENTION, PLAIN_ATTENTION)
         ]
 
+    bytes_of_token = min(probes.MOST_CACHES, 4 * CACHE_BYTES)
     flash = [
-        (ATTENTION, 1, 512, 1, 4 * CACHE_BYTES),
+        (ATTENTION, 1, 256, 1, bytes_of_token),
+        (ATTENTION, 1, 512, 1, bytes_of_token),
         (ATTENTION, 64, 512, 2, 1),
-        (ATTENTION, 1, 4096, 1, 4 * CACHE_BYTES),
+        (ATTENTION, 1, 4096, 1, bytes_of_token),
         (ATTENTION, 64, 4096, 2, 1),
-        (ATTENTION, 1, 32768, 1, 4 * CACHE_BYTES),
+        (ATTENTION, 1, 32768, 1, bytes_of_token),
     ]
-    assert at({}) == flash
+
+    def both(n_probes: int) -> list[tuple[str, int, int, int, int]]:
+        plain = [(PLAIN_ATTENTION, *size) for _, *size in flash[:n_probes]]
+        return [*flash[:n_probes], *plain]
+
+    assert at({}) == at(OFF) == both(6)
     # 32,768 positions x 2 x 2 heads x 4,096 elements x 2 bytes are exactly 1 GiB
-    assert at({}, head_dim=4096) == flash
-    assert at({}, head_dim=4097) == flash[:4]
-    assert at({}, head_dim=2**20) == flash[:2]
-    plain = [(PLAIN_ATTENTION, *size) for _, *size in flash]
-    assert at(OFF) == plain
-    assert (
-        at(
-            {
-                **OFF,
-                "type_k": "q8_0",
-                "type_v": "q8_0",
-            }
-        )
-        == flash
-    )
-    assert at({**OFF, "type_v": "f32"}) == flash
+    assert at({}, head_dim=4096) == both(6)
+    assert at({}, head_dim=4097) == both(5)
+    assert at({}, head_dim=2**20) == both(3)
+    assert at({"type_k": "q8_0", "type_v": "q8_0"}) == flash
+    assert at({"type_v": "f32"}) == flash
     # 8 bytes x 4 heads x n x 4,096 positions are 2 GiB with 16,384 tokens
     many = at({**OFF, "n_ubatch": 16_384})
     assert (PLAIN_ATTENTION, 16_384, 4096, 2, 1) in many

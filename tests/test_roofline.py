@@ -508,7 +508,9 @@ def test_parts_of_several_devices_are_named_by_device() -> None:
         (10, 5, 1, 1, 1, KERNEL),  # exactly half is outside of the kernels
         (10, 4.9, 1, 1, 1, OVERHEAD),
         (10, 8, 4, 1, 1, KERNEL),  # exactly half of the kernels is attention
-        (10, 8, 4.1, 1, 1, "attention"),
+        (10, 8, 4.1, 1, 1, "attention (kernel)"),
+        (10, 8, 4.1, 4, 1, "attention (arithmetic)"),
+        (10, 8, 4.1, 1, 4, "attention (traffic)"),
         (10, 9, 1, 6, 5, "arithmetic"),  # exactly 1.5 times as slow as arithmetic
         (10, 9, 1, 5.9, 5, KERNEL),
         (10, 9, 1, 5, 6, TRAFFIC),
@@ -526,11 +528,9 @@ def test_what_is_nearest_limits(
     row = SimpleNamespace(
         measured_s=measured_s,
         least_s=least_s,
-        parts={
-            "layers": least_s,
-            "CPU attention": attention_s / 2,
-            "attention": attention_s / 2,
-        },
+        attention_s=attention_s,
+        attention_arithmetic_s=arithmetic_s,
+        attention_traffic_s=traffic_s,
         arithmetic_s=arithmetic_s,
         traffic_s=traffic_s,
     )

@@ -180,9 +180,7 @@ def _alternatives(record: Record, ceilings: Ceilings) -> Iterator[Alternative]:
                 dataclasses.replace(settings, n_threads=n, n_threads_batch=n),
                 Option("--threads", settings.n_threads, n),
             )
-    cache_type = settings.cache_types[0].upper()
-    on_cache = {rate.op for rate in ceilings.rates if rate.type == cache_type}
-    if {ATTENTION, PLAIN_ATTENTION} <= on_cache:
+    if {ATTENTION, PLAIN_ATTENTION} <= _probed_attention(record, ceilings):
         before = "on" if settings.uses_flash else "off"
         after = "off" if settings.uses_flash else "on"
         yield Alternative(
@@ -191,6 +189,18 @@ def _alternatives(record: Record, ceilings: Ceilings) -> Iterator[Alternative]:
             dataclasses.replace(settings, flash_attn=after, flash_attn_resolved=after),
             Option("--flash-attn", before, after),
         )
+
+
+def _probed_attention(record: Record, ceilings: Ceilings) -> set[str]:
+    """The kinds of attention that were probed with the model's own width of heads and cache, and
+    can be used."""
+    settings = record.settings
+    if not settings.can_be_plain:
+        return {ATTENTION}
+    widths = {heads.head_dim for heads in shape.heads(record.model) or ()}
+    cache_type = settings.cache_types[0].upper()
+    of_cache = [rate for rate in ceilings.rates if rate.type == cache_type]
+    return {rate.op for rate in of_cache if rate.columns in widths}
 
 
 def _other_types(

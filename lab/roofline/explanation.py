@@ -4,8 +4,9 @@ kernels.
 A phase's least time is the sum of its kernels at their ceilings. Measured time beyond that is
 overhead (norms, softmax, threads that wait for each other, small matrices that do not fill a core).
 Below are the two classical roofs: arithmetic (FLOPs over the machine's best FLOP/s) and memory
-traffic (bytes over its best bytes/s). The nearest of the three is the limit; attention is one if it
-takes longer than all products. Williams, Waterman & Patterson, "Roofline" (2009).
+traffic (bytes over its best bytes/s). The nearest of the three is the limit. Where attention takes
+longer than all products, its own FLOPs and bytes are compared with its own time. Williams,
+Waterman & Patterson, "Roofline" (2009).
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ OVERHEAD = "overhead"
 ATTENTION = "attention"
 """What can limit a phase."""
 
+OF_ATTENTION = {
+    ARITHMETIC: "attention (arithmetic)",
+    TRAFFIC: "attention (traffic)",
+    KERNEL: "attention (kernel)",
+}
+"""What can limit a phase whose time is mostly attention's."""
+
 LAYERS = "layers"
 OUTPUT = "output"
 BETWEEN = "between devices"
@@ -49,7 +57,8 @@ BEYOND = 1.005  # a phase that is so many times faster than its ceiling shows th
 CASE = ["n_prompt", "n_gen", "phase"]
 MEDIANS = ["measured_s", "choosing_s", "harness_s", "of_request", "tpot_s"]
 
-SUMS = ["flops", "n_bytes", "least_s", "measured_s", "choosing_s", "harness_s"]
+COSTS = ["flops", "n_bytes", "attention_flops", "attention_bytes", "least_s", "attention_s"]
+SUMS = [*COSTS, "measured_s", "choosing_s", "harness_s"]
 """What is added up over the steps of a phase."""
 
 Size = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
@@ -114,20 +123,20 @@ def _doubts(rows: pd.DataFrame, ceilings: Ceilings) -> list[tuple[str, ...]]:
 
 def limit_of(row: Any) -> str:
     """What is nearest to the measured time of an explained row."""
-    attention_s = 0.0
-    for name, seconds in row.parts.items():
-        if name.endswith(ATTENTION):
-            attention_s += seconds
     overhead_s = row.measured_s - row.least_s
     if overhead_s > OVERHEAD_SHARE * row.measured_s:
         return OVERHEAD
-    if attention_s > ATTENTION_SHARE * row.least_s:
-        return ATTENTION
-    if row.least_s > KERNEL_FACTOR * max(row.arithmetic_s, row.traffic_s):
+    if row.attention_s > ATTENTION_SHARE * row.least_s:
+        limit = _nearest(row.attention_s, row.attention_arithmetic_s, row.attention_traffic_s)
+        return OF_ATTENTION[limit]
+    return _nearest(row.least_s, row.arithmetic_s, row.traffic_s)
+
+
+def _nearest(kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:
+    """The nearest to the time of kernels: themselves, or one of the two roofs below them."""
+    if kernels_s > KERNEL_FACTOR * max(arithmetic_s, traffic_s):
         return KERNEL
-    if row.arithmetic_s > row.traffic_s:
-        return ARITHMETIC
-    return TRAFFIC
+    return ARITHMETIC if arithmetic_s > traffic_s else TRAFFIC
 
 
 class StepCosts:
@@ -168,6 +177,8 @@ def rows_of_run(run: Run, record: Record, costs: StepCosts) -> list[dict[str, An
                 "is_split": len(steps.parts.iloc[0].by_device) > 1,
                 "arithmetic_s": sums.flops / best.gflops / 1e9,
                 "traffic_s": sums.n_bytes / best.gbps / 1e9,
+                "attention_arithmetic_s": sums.attention_flops / best.gflops / 1e9,
+                "attention_traffic_s": sums.attention_bytes / best.gbps / 1e9,
                 "of_request": _share_of_request(str(phase), run),
                 "tpot_s": _tpot_s(str(phase), run),
                 "is_disturbed": bool(disturbances.disturbances(record)),
@@ -189,8 +200,13 @@ def _costed_steps(
         n_outputs = 1 if step.Index >= last_prefill else 0
         size = (step.n_tokens, step.n_past, n_outputs)
         counted, parts = costs.of_step(size, layers, record)
-        rows.append((counted.flops, counted.n_bytes, parts.total.total_s, parts))
-    table = pd.DataFrame(rows, columns=["flops", "n_bytes", "least_s", "parts"])
+        kernels = parts.total
+        cost_of_step = (
+            *(counted.flops, counted.n_bytes, counted.attention_flops, counted.kv_read_bytes),
+            *(kernels.total_s, kernels.attention_s, parts),
+        )
+        rows.append(cost_of_step)
+    table = pd.DataFrame(rows, columns=[*COSTS, "parts"])
     return table.assign(
         phase=steps.kind.where(steps.kind == PREFILL, DECODE),
         measured_s=(steps.ready_ns - steps.start_ns) / 1e9,

@@ -5,8 +5,9 @@ A roof has two parts: the rate of reading weights (one column: a decode step) an
 them (many columns: a prefill step). Each type of weights has its own kernel, so the lab measures a
 ceiling for each type that a model uses, in the shape that holds most of its bytes at many sizes of
 step (a second shape with a large share of them only at the smallest and the largest), and in the
-buffer of its weights. Attention is probed over short and long contexts: query heads that share a
-key find it in a cache at some lengths, and read it from memory one by one at others. A plain read
+buffer of its weights. Attention is probed as flash attention and plain, with the model's own heads
+(some kernels are slow for some widths), over short and long contexts: query heads that share a key
+find it in a cache at some lengths, and read it from memory one by one at others. A plain read
 of memory without a kernel shows whether the kernel or the memory is slow. Probes of the same
 weights follow one another: the engine fills them once.
 """
@@ -48,17 +49,21 @@ COLUMNS = (
     32,
     128,
 )  # batch sizes between decode and prefill; a full ubatch is added
+FEW_COLUMNS = (
+    1,
+    8,
+    128,
+)  # of types that the model does not use: there a line lies between them
 SECONDS = 0.2  # of repetitions of a probe in a round, at most
 MIN_SHARE = 0.01  # of the bytes of a decode step: types with less are not probed
 SECOND_SHARE = 0.2  # of the bytes of a type: from this share on a second shape is probed
 MOST_ROWS = 16_384  # of a matrix, so that a pass does not take seconds
 MOST_OUTPUTS = 8  # tokens for an output matrix: it works for few tokens only
-DECODE_LENGTHS = (512, 4096, 32768)
+DECODE_LENGTHS = (256, 512, 4096, 32768)
 PREFILL_LENGTHS = (512, 4096)
-"""Positions that attention of one token and of a full ubatch looks back at."""
-
-UNPACKED = ("F16", "BF16", "F32")
-"""Types of caches without flash attention: llama.cpp wants it for a packed cache of values."""
+"""Positions that attention of one token and of a full ubatch looks back at. From 512 on llama.cpp
+splits the cache among the threads of a CPU (ops.cpp, use_split_kv_path).
+"""
 
 COPIES = (16 * 2**10, 64 * 2**20)
 """Bytes of copies: the small one shows what any copy to a device takes, the large one what a byte
@@ -76,8 +81,15 @@ DEFAULT_CACHE = 64 * 2**20
 """Bytes, where the system does not tell: L2 caches of today's GPUs hold 4 to 96 MB."""
 
 LEAST_PASS = 64 * 2**20
-MOST_PASS = 2 * 2**30
-"""Bytes that a pass which reads memory goes through, at least and at most."""
+MOST_PASS = 640 * 2**20
+"""Bytes that a pass which reads memory goes through, at least and at most. They are filled before:
+where a virtual machine shows the 300 MB cache of its host, four times that took half a minute.
+"""
+
+MOST_CACHES = 256 * 2**20
+"""Bytes of the caches that attention goes through: a kernel that reads 1 GB/s needs 0.3 s then."""
+
+MOST_SCORES = 2 * 2**30  # bytes of the scores of plain attention: larger ones are not probed
 
 MOST_LAYER = 2**30  # bytes of a layer's cache: longer contexts are not probed
 SCORE_BYTES = 8  # of plain attention, for each query and position: scores and their softmax
@@ -143,15 +155,17 @@ def probes(
         settings = dataclasses.replace(settings, n_threads=1, n_threads_batch=1)
     groups = _matrices_by_type(model)
     layer_types = _layer_types(groups)
+    n_own = len(groups)
     for kind in types:
         if kind not in layer_types:
             groups += [[matrix] for matrix in _matrices_packed_as(kind, model, matrices)]
     wanted_probes: list[Probe] = []
-    for group in groups:
+    for index, group in enumerate(groups):
+        between = COLUMNS if index < n_own else FEW_COLUMNS
         for matrix in group:
             sizes = [1, settings.n_ubatch]
             if matrix is group[0]:
-                sizes += COLUMNS
+                sizes += between
             wanted_probes += _product_probes(model, settings, matrix, sizes, device)
     if heads:
         most_layers = max(heads, key=lambda group: group.n_layer)
@@ -330,29 +344,40 @@ def _product_bytes(kind: str, n_tokens: int, n_threads: int, device: str | None)
 def _attention_probes(
     model: Model, settings: Settings, heads: shape.Heads, device: str | None
 ) -> list[Probe]:
-    """Attention of one token and of a full ubatch, over several lengths, with the heads of most
-    layers.
+    """Flash attention and plain attention of one token and of a full ubatch, over several lengths,
+    with the heads of most layers.
     """
+    kinds = [ATTENTION]
+    if settings.can_be_plain and settings.type_k == settings.type_v:
+        kinds.append(PLAIN_ATTENTION)
+    attention_probes: list[Probe] = []
+    for op in kinds:
+        attention_probes += _probes_of_attention(op, settings, heads, device)
+    return attention_probes
+
+
+def _probes_of_attention(
+    op: str, settings: Settings, heads: shape.Heads, device: str | None
+) -> list[Probe]:
     head_dim = heads.head_dim
     kind = settings.cache_types[0].upper()
     block_weights, block_bytes = BLOCKS.get(kind, (1, 4))
-    has_one_unpacked_type = kind in UNPACKED and settings.type_k == settings.type_v
-    is_plain = has_one_unpacked_type and not settings.uses_flash
     attention_probes = []
     for n_positions in DECODE_LENGTHS:
         n_weights = n_positions * 2 * heads.n_head_kv * head_dim
         layer_bytes = n_weights * block_bytes // block_weights
-        if n_positions > DECODE_LENGTHS[0] and layer_bytes > MOST_LAYER:
+        if n_positions > PREFILL_LENGTHS[0] and layer_bytes > MOST_LAYER:
             continue
-        sizes = [(1, settings.n_threads, pass_bytes(OFTEN, device))]
+        n_bytes_of_token = min(MOST_CACHES, pass_bytes(OFTEN, device))
+        sizes = [(1, settings.n_threads, n_bytes_of_token)]
         if n_positions in PREFILL_LENGTHS:
             sizes.append((settings.n_ubatch, settings.n_threads_batch, 1))
         for n_tokens, n_threads, n_bytes in sizes:
             score_bytes = SCORE_BYTES * heads.n_head * n_tokens * n_positions
-            if is_plain and score_bytes > MOST_PASS:
+            if op == PLAIN_ATTENTION and score_bytes > MOST_SCORES:
                 continue
             probe = Probe(
-                PLAIN_ATTENTION if is_plain else ATTENTION,
+                op,
                 kind,
                 rows=heads.n_head,
                 columns=head_dim,

@@ -11,9 +11,9 @@ from lab.core.record import PREFILL, Ceilings, Model, Settings
 from lab.features.explain.advice import Advice
 from lab.roofline.explanation import (
     ARITHMETIC,
-    ATTENTION,
     BETWEEN,
     KERNEL,
+    OF_ATTENTION,
     OVERHEAD,
     TRAFFIC,
 )
@@ -29,11 +29,17 @@ MOST_LENGTHS = 5  # lengths that a sentence names; of more it names the first an
 LIMITS = {
     ARITHMETIC: "Arithmetic limits {phases}.",
     TRAFFIC: "Memory traffic limits {phases}.",
-    ATTENTION: "Attention (--flash-attn {flash}, --cache-type-k {k}, --cache-type-v {v}) limits "
-    "{phases}.",
     KERNEL: "llama.cpp's kernel for this quantization (this machine is faster with others) limits "
     "{phases}.",
     OVERHEAD: "Overhead (time outside the large kernels) limits {phases}.",
+    OF_ATTENTION[
+        ARITHMETIC
+    ]: "The arithmetic of attention ({options}) limits {phases}. {rates}",
+    OF_ATTENTION[TRAFFIC]: "Reading the KV cache ({options}) limits {phases}. {rates}",
+    OF_ATTENTION[
+        KERNEL
+    ]: "llama.cpp's kernel of attention ({options}) limits {phases}: memory and "
+    "arithmetic would allow more. {rates}",
 }
 
 
@@ -49,6 +55,11 @@ def answer(rows: pd.DataFrame, model: Model, advice: Sequence[Advice]) -> str:
         what = (
             f"the largest part of the time goes to multiplying {kind} weights: llama.cpp's kernel "
             f"(routine) for {kind} is slower than memory and arithmetic allow"
+        )
+    if limit == OF_ATTENTION[KERNEL]:
+        what = (
+            "the largest part of the time goes to attention: llama.cpp's kernel (routine) for it "
+            "is slower than memory and arithmetic allow"
         )
     help_sentence = "No known change helps."
     if advice:
@@ -69,9 +80,9 @@ def verdicts(rows: pd.DataFrame, settings: Settings) -> list[str]:
         sentences.append(
             LIMITS[str(limit)].format(
                 phases=" and ".join(phases),
-                flash=settings.flash_attention,
-                k=settings.type_k,
-                v=settings.type_v,
+                rates=_rates_of_attention(of_limit),
+                options=f"--flash-attn {settings.flash_attention}, --cache-type-k "
+                f"{settings.type_k}, --cache-type-v {settings.type_v}",
             )
         )
     disturbed = rows[rows.doubts.map(lambda doubts: shown.DISTURBED in doubts)]
@@ -99,6 +110,24 @@ def _share_of_ceiling(phase: str, rows: pd.DataFrame) -> str:
     if phase == PREFILL:
         return f"prefill of {lengths} tokens ({percents} % of the ceiling)"
     return f"decode after {lengths} tokens ({percents} % of the ceiling)"
+
+
+def _rates_of_attention(rows: pd.DataFrame) -> str:
+    """What attention does at its ceiling in the longest row of each phase, beside the best."""
+    rates = []
+    for row in rows.groupby("phase", sort=False).tail(1).itertuples():
+        if not row.attention_s:
+            continue
+        rate = f"reads the cache at {digits(row.attention_bytes / row.attention_s / 1e9)} GB/s"
+        share = row.attention_traffic_s / row.attention_s
+        if row.phase == PREFILL:
+            rate = f"computes {digits(row.attention_flops / row.attention_s / 1e9)} GFLOP/s"
+            share = row.attention_arithmetic_s / row.attention_s
+        rates.append(
+            f"{rate} in {row.phase} at {row.n_prompt:,} tokens, {100 * share:.0f} % of this "
+            "machine's best"
+        )
+    return f"At its best it {join_and(rates)}."
 
 
 def by_device(rows: pd.DataFrame) -> list[str]:
