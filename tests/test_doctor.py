@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lab.core.record import Device, Noise, NoiseReading, NoiseSamples, Settings
+from lab.core.record import Device, Model, Noise, NoiseReading, NoiseSamples, Rate, Settings
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.doctor import checkup, system, threads
+from lab.features.doctor import attention, checkup, system, threads
 from lab.features.doctor.checks import (
     BROKEN,
     FINE,
@@ -26,11 +26,12 @@ from lab.features.doctor.checks import (
     checks_of,
     read,
 )
-from lab.process.wire import Outcome, Progress
+from lab.models import catalog, synthetic
+from lab.process.wire import ATTENTION, Outcome, Probe, Progress
 from lab.runner import builds, cgroups, disturbances, machine, noise_watch
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker, died
-from tests.support.records import MACHINE, make_record, make_run, steps_of
+from tests.support.records import MACHINE, SETTINGS, make_record, make_run, steps_of
 
 BUSY = "another process used 0.9 of a core"
 CARD = Device("CUDA0", "NVIDIA H200", "gpu", None)
@@ -129,6 +130,15 @@ class Planted(FakeWorker):
 
     slow: Callable[[Settings], float] = staticmethod(lambda settings: 1.0)
     problem: LabError | None = None
+    slow_width: int | None = None  # of heads, for which flash attention reads at a twentieth
+
+    def probe(self, probe: Probe) -> Rate:
+        """Caches are read at 10 GB/s."""
+        is_slow = probe.op == ATTENTION and probe.columns == type(self).slow_width
+        ns = round(probe.n_bytes / 10 * (20 if is_slow else 1))
+        sizes = (probe.rows, probe.columns, probe.n_tokens, probe.n_threads)
+        flops = round(probe.n_bytes * probe.rows / (probe.n_head_kv or 1))
+        return Rate(probe.op, probe.type, "CPU", *sizes, probe.n_bytes, flops, (ns,))
 
     def new_context(self, asked: Settings) -> Settings:
         self.asked = asked
@@ -200,6 +210,76 @@ def test_planted_threads_are_named_and_nothing_else(
 ) -> None:
     planted.slow = staticmethod(slow)
     assert doubtful(mini, threads=n_threads) == {"threads": BROKEN}
+
+
+HEADS_OF_64 = synthetic.model_of(catalog.find("smollm2-135m"), "Q4_1")
+HEADS_OF_128 = synthetic.model_of(catalog.find("qwen3-0.6b"), "Q4_K_M")
+FP16 = frozenset({"avx2", "avx512f", "avx512_fp16"})
+
+
+def attention_check(
+    flash_s: float,
+    features: frozenset[str] | None = FP16,
+    model: Model = HEADS_OF_64,
+    **changes: Any,
+) -> Check:
+    """The check of a step of 0.01 s without flash attention."""
+    times = attention.Times(flash_s, 0.01, 0.001, 0.001)
+    return attention.check(times, model, dataclasses.replace(SETTINGS, **changes), features)
+
+
+def test_a_slow_kernel_of_attention_is_worth_a_look_with_the_option_that_helps() -> None:
+    check = attention_check(0.031)
+    assert check.verdict == LOOK
+    assert "decode is 3.1x as fast with --flash-attn off as with on" in check.words
+    assert "heads of 64; for heads of 128 attention alone is 1.00x" in check.words
+    assert "The reason: on this CPU (AVX512-FP16) flash attention handles 128" in check.words
+    assert check.command is not None
+    assert check.command.startswith("lab ab '--flash-attn on' '--flash-attn off'")
+
+
+@pytest.mark.parametrize(
+    ("flash_s", "changes"),
+    [(0.0129, {}), (0.01, {}), (0.005, {}), (0.0078, {"flash_attn_resolved": "off"})],
+)
+def test_kinds_of_attention_of_about_one_speed_are_fine(
+    flash_s: float, changes: dict[str, Any]
+) -> None:
+    assert attention_check(flash_s, **changes).verdict == FINE
+
+
+def test_plain_attention_that_is_slower_is_worth_a_look_too() -> None:
+    check = attention_check(0.005, flash_attn="off", flash_attn_resolved="off")
+    assert check.verdict == LOOK
+    assert "2x as fast with --flash-attn on as with off" in check.words
+
+
+@pytest.mark.parametrize(
+    ("features", "model", "changes"),
+    [
+        (None, HEADS_OF_64, {}),
+        (FP16 - {"avx512_fp16"}, HEADS_OF_64, {}),
+        (FP16, HEADS_OF_128, {}),
+        (FP16, HEADS_OF_64, {"type_k": "f32", "type_v": "f32"}),
+        (FP16, HEADS_OF_64, {"type_k": "bf16", "type_v": "bf16"}),
+        (FP16, HEADS_OF_64, {"n_gpu_layers": 99}),
+    ],
+)
+def test_the_reason_is_told_only_where_it_holds(
+    features: frozenset[str] | None, model: Model, changes: dict[str, Any]
+) -> None:
+    check = attention_check(0.03, features, model, **changes)
+    assert check.verdict == LOOK
+    assert "The reason" not in check.words
+
+
+def test_a_slow_kernel_is_found_by_the_checkup(planted: type[Planted], mini: Path) -> None:
+    planted.slow_width = 16
+    examined = checkup.examine({"model": str(mini)}, lambda status: None)
+    (found,) = [check for check in examined.checks if check.name == "attention"]
+    times = re.fullmatch(r"flash (.+), plain (.+) at 2,000 tokens", found.figure or "")
+    assert times
+    assert times[1] != times[2]
 
 
 def test_an_engine_that_fails_is_the_first_check_and_the_others_are_made(

@@ -66,6 +66,16 @@ def mismatch(system_info: str) -> tuple[frozenset[str], frozenset[str]] | None:
 
     None if the system does not say what the CPU has.
     """
+    features = cpu_features()
+    if features is None:
+        return None
+    cpu = {name for name, feature in INSTRUCTION_SETS.items() if feature in features}
+    build = INSTRUCTION_SETS.keys() & set(re.findall(r"(\w+) = 1\b", system_info))
+    return frozenset(build - cpu), frozenset(cpu - build)
+
+
+def cpu_features() -> frozenset[str] | None:
+    """The features that all cores of this CPU have, by Linux's names; None: unknown."""
     is_arm = platform.machine().lower() in ("arm64", "aarch64")
     # Under emulation of another architecture /proc/cpuinfo has the host's lines, with its name.
     heading = "Features" if is_arm else "flags"
@@ -73,10 +83,7 @@ def mismatch(system_info: str) -> tuple[frozenset[str], frozenset[str]] | None:
     lines = re.findall(rf"^{heading}\s*:(.*)$", cpuinfo, re.MULTILINE)
     if not lines:
         return None
-    features = set.intersection(*(set(line.split()) for line in lines))
-    cpu = {name for name, feature in INSTRUCTION_SETS.items() if feature in features}
-    build = INSTRUCTION_SETS.keys() & set(re.findall(r"(\w+) = 1\b", system_info))
-    return frozenset(build - cpu), frozenset(cpu - build)
+    return frozenset.intersection(*(frozenset(line.split()) for line in lines))
 
 
 def of_worker(worker: Worker) -> Build:

@@ -17,7 +17,7 @@ from typing import Any
 from lab.core import phases
 from lab.core.record import Machine, Model, Record, Settings
 from lab.errors import LabError
-from lab.features.doctor import beside, checks, system, threads
+from lab.features.doctor import attention, beside, checks, system, threads
 from lab.features.doctor.checks import BROKEN, FINE, LOOK, UNKNOWN, Check
 from lab.process.setup import ProcessSetup
 from lab.process.wire import Build
@@ -131,6 +131,8 @@ def examine_engine(settings: Mapping[str, Any], best: int, watch: ShowStatus) ->
                 worker, exam.plan, settings, best, partial(named, watch), Worker
             )
             exam.checks = [engine_check(exam.runs), *exam.checks, of_threads]
+            named(watch, attention.NAME)(Status("timing kernels"))
+            exam.checks.append(attention_check(worker, exam))
         except LabError as problem:
             is_planned = exam.plan is not None
             if exam.build and not is_planned and not isinstance(problem, WorkerDied):
@@ -138,6 +140,17 @@ def examine_engine(settings: Mapping[str, Any], best: int, watch: ShowStatus) ->
             hint = problem.hint or None
             exam.checks.insert(0, Check("engine", "does not run", BROKEN, problem.what, hint))
     return exam
+
+
+def attention_check(worker: Worker, exam: EngineExam) -> Check:
+    """The check of attention; a kernel that this build lacks is not known here."""
+    assert exam.plan is not None
+    try:
+        return attention.examine(worker, exam.plan, exam.runs)
+    except WorkerDied:
+        raise
+    except LabError as problem:
+        return Check(attention.NAME, None, UNKNOWN, problem.what)
 
 
 def engine_check(records: Sequence[Record]) -> Check:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 BEFORE = (
-    "Checks the build, the engine, the number of threads and the machine: about half a minute, "
-    "longer beside other programs."
+    "Checks the build, the engine, the number of threads, attention and the machine: about half a "
+    "minute, longer beside other programs."
 )
 
 
@@ -44,10 +44,11 @@ def doctor(as_json: bool, beside: bool | None, **asked: Any) -> None:
       lab doctor --lib FOLDER               # does this build run here?
 
     Shows the machine, the llama.cpp build and its devices. Then checks whether the build loads and
-    the model runs (and which setting avoids a crash), whether the number of threads is right, and
-    whether the machine is throttled, on battery, busy or short of memory. Each check has a figure
-    and a verdict. The threads are "broken" only if another number was measured to be faster,
-    alternately. What the lab only reads from the system is "worth a look" at most.
+    the model runs (and which setting avoids a crash), whether the number of threads is right,
+    whether flash attention is faster than plain attention, and whether the machine is throttled, on
+    battery, busy or short of memory. Each check has a figure and a verdict. The threads are
+    "broken" only if another number was measured to be faster, alternately. What the lab only reads
+    from the system is "worth a look" at most.
 
     If the machine has readable energy counters (RAPL of the CPU, NVML of NVIDIA GPUs), measurements
     show joules per token.
