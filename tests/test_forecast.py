@@ -6,22 +6,32 @@ import io
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from lab.core import results
-from lab.core.record import Record
+from lab.core import cost, results
+from lab.core.record import DECODE, PREFILL, Rate, Record
+from lab.models import catalog, synthetic
+from lab.process.wire import Probe
 from lab.runner import pace, trial
+from lab.runner.attention_probe import time_attention
 from lab.runner.cases import Case, measured_run
-from lab.runner.forecast import DECODE_KINDS, Forecast, work_of_plan
+from lab.runner.forecast import (
+    DECODE_KINDS,
+    AttentionRates,
+    Forecast,
+    planned_shapes,
+    work_of_plan,
+)
 from lab.runner.plan import make_plan
 from lab.runner.progress import Status
 from lab.runner.session import dear_case, execute, is_as_sure
 from lab.show import console
 from lab.show.so_far import SoFar
+from tests.bench import slope
 from tests.support.fake_worker import FakeWorker
-from tests.support.records import make_record, make_run
+from tests.support.records import SETTINGS, make_record, make_run
 
 ROOT = Path(__file__).parent.parent
 LOAD_S = 2.0  # an engine of the simulated machine starts
@@ -77,6 +87,65 @@ def test_warm_ups_tell_how_long_a_run_takes(sample: str, n_cases: int) -> None:
     for case, run_s in runs.items():
         forecast_s = sum(forecast.seconds(case) or ())
         assert 0.7 * run_s < forecast_s < 1.3 * run_s, case
+
+
+@pytest.mark.parametrize("factor", [1, 15])
+def test_attention_that_was_timed_at_the_longest_length_is_counted_by_its_own_rate(
+    factor: float,
+) -> None:
+    """A kernel that is 15 times as slow as memory allows: the warm-ups hardly show it."""
+    model = synthetic.model_of(catalog.find("smollm2-135m"), "Q4_1")
+    rates = slope.Rates(15e9, 1e11, 0.6, 0.9, 0.0)
+    plan: Any = types.SimpleNamespace(
+        model=model,
+        settings=SETTINGS,
+        n_tokens=lambda case: (case.n_prompt, case.n_generated),
+        write=measured_run,
+    )
+
+    def truth(case: Case) -> tuple[float, float]:
+        both_s = {PREFILL: 0.0, DECODE: 0.0}
+        for shape in planned_shapes(plan, case):
+            plant = slope.Plant("kernel", shape.kind, 0, factor)
+            both_s[shape.kind] += slope.seconds(model, shape, rates, plant)
+        return both_s[PREFILL], both_s[DECODE]
+
+    step = cost.step(model, 1, 10_000, 1)
+    assert step
+    decode_s = factor * step.kv_read_bytes / 15e9 / 0.6 / step.attention_flops
+    forecast = Forecast(work_of_plan(plan))
+    forecast.learn(Case(64, 4), *truth(Case(64, 4)))
+    forecast.learn(Case(512, 1), *truth(Case(512, 1)))
+    for n_prompt in (1000, 10_000):
+        case = Case(n_prompt, 200)
+        forecast.attention = AttentionRates(factor / 1e11 / 0.9, decode_s)
+        assert forecast.seconds(case) == pytest.approx(truth(case), rel=0.1)
+        if factor > 1:
+            forecast.attention = None
+            believed_s = forecast.computed(work_of_plan(plan)(case))
+            assert sum(believed_s) < sum(truth(case)) / 1.3
+
+
+def test_a_session_times_attention_first_and_runs_without_it_where_that_fails(
+    fake_worker: FakeWorker, tmp_path: Path
+) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(b"GGUF")
+    worker = fake_worker
+    plan = make_plan(worker, "10,2000", 5, 1, model=str(model))
+    probed: list[Probe] = []
+
+    def probe(asked: Probe) -> Rate:
+        probed.append(asked)
+        return Rate(asked.op, asked.type, "CPU", 4, 16, 1, 1, 10**6, 10**6, (10**6,))
+
+    assert time_attention(worker, plan) is None
+    fake_worker.probe = probe  # type: ignore[method-assign]
+    n_starts = fake_worker.starts
+    assert time_attention(worker, plan) == AttentionRates(1e-9, 1e-9)
+    assert [(one.n_tokens, one.n_positions) for one in probed] == [(64, 2005), (1, 2005)]
+    assert fake_worker.starts == n_starts + 1
+    assert time_attention(worker, make_plan(worker, "10", 5, 1, model=str(model))) is None
 
 
 def test_a_case_that_was_run_takes_as_long_as_it_took() -> None:

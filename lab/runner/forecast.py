@@ -2,7 +2,8 @@
 
 A run is work: arithmetic and memory traffic of its prefill and of its decode. The seconds per FLOP
 and per byte come from the runs so far, beginning with the warm-ups. So a session can say soon after
-its start how long it will take, also for prompts much longer than those of the warm-up.
+its start how long it will take, also for prompts much longer than those of the warm-up. What
+attention takes there is timed beforehand (attention_probe.py) and counted by its own rate.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from lab.core import cost, script, stats
@@ -26,12 +27,28 @@ MOST_SHAPES = (
 )
 
 
+LEAST_BESIDE = 0.1  # share of a measured phase that is left for what is not attention
+
+
 @dataclass(frozen=True)
 class Work:
-    """What a phase of a run computes and moves."""
+    """What a phase of a run computes and moves, and attention's part of both."""
 
     flops: float = 0.0
     n_bytes: float = 0.0
+    attention_flops: float = 0.0
+    attention_bytes: float = 0.0
+
+    @property
+    def without_attention(self) -> Work:
+        return Work(self.flops - self.attention_flops, self.n_bytes - self.attention_bytes)
+
+
+class AttentionRates(NamedTuple):
+    """Seconds per FLOP of attention, timed at the longest length."""
+
+    prefill: float
+    decode: float
 
 
 class Phases(NamedTuple):
@@ -66,6 +83,7 @@ class Forecast:
         self._decodes: dict[Case, Sample] = {}
         self._measured: dict[Case, list[tuple[float, float]]] = {}
         self._rates: tuple[float, ...] | None = None  # seconds per FLOP and per byte
+        self.attention: AttentionRates | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -106,10 +124,19 @@ class Forecast:
         """Seconds of prefill and of decode of some work, at the speed of the runs so far."""
         if self._rates is None:
             self._rates = self._fitted()
+        return (
+            self._computed(work.prefill, self.attention and self.attention.prefill),
+            self._computed(work.decode, self.attention and self.attention.decode),
+        )
+
+    def _computed(self, work: Work, attention_s_per_flop: float | None) -> float:
+        assert self._rates is not None
         s_per_flop, s_per_byte = self._rates
-        prefill_s = work.prefill.flops * s_per_flop + work.prefill.n_bytes * s_per_byte
-        decode_s = work.decode.flops * s_per_flop + work.decode.n_bytes * s_per_byte
-        return prefill_s, decode_s
+        if attention_s_per_flop is None:
+            return work.flops * s_per_flop + work.n_bytes * s_per_byte
+        rest = work.without_attention
+        attention_s = work.attention_flops * attention_s_per_flop
+        return rest.flops * s_per_flop + rest.n_bytes * s_per_byte + attention_s
 
     def _fitted(self) -> tuple[float, ...]:
         """Seconds per FLOP and per byte.
@@ -118,10 +145,18 @@ class Forecast:
         the first short one touches memory for the first time.
         """
         largest = max(sample.work.flops for sample in self._prefills.values())
-        samples = list(self._decodes.values())
-        for sample in self._prefills.values():
-            if sample.work.flops >= largest / 2:
-                samples.append(sample)
+        large = [
+            sample for sample in self._prefills.values() if sample.work.flops >= largest / 2
+        ]
+        samples = [*self._decodes.values(), *large]
+        if self.attention is not None:
+            decodes = [
+                _beside(sample, self.attention.decode) for sample in self._decodes.values()
+            ]
+            samples = [
+                *decodes,
+                *(_beside(sample, self.attention.prefill) for sample in large),
+            ]
         columns = [
             [sample.work.flops for sample in samples],
             [sample.work.n_bytes for sample in samples],
@@ -132,6 +167,13 @@ class Forecast:
         if case not in self._works:
             self._works[case] = self._work_of(case)
         return self._works[case]
+
+
+def _beside(sample: Sample, attention_s_per_flop: float) -> Sample:
+    """A phase without its attention: at least LEAST_BESIDE of its time."""
+    attention_s = sample.work.attention_flops * attention_s_per_flop
+    rest_s = max(LEAST_BESIDE * sample.seconds, sample.seconds - attention_s)
+    return Sample(sample.work.without_attention, rest_s)
 
 
 def work_of_tokens(n_tokens: Callable[[Case], tuple[int, int]]) -> WorkOf:
@@ -188,16 +230,19 @@ def work_of_shapes(plan: Plan, shapes: Sequence[Shape]) -> Work | None:
     """The work of steps; None for a model that cannot be counted."""
     stride = math.ceil(len(shapes) / MOST_SHAPES) or 1
     chosen = shapes[::stride]
-    flops = 0.0
-    n_bytes = 0.0
+    work = Work()
     for shape in chosen:
         step = cost_of(plan, plan.settings, shape)
         if step is None:
             return None
-        flops += step.flops
-        n_bytes += step.n_bytes
+        work = Work(
+            work.flops + step.flops,
+            work.n_bytes + step.n_bytes,
+            work.attention_flops + step.attention_flops,
+            work.attention_bytes + step.kv_read_bytes,
+        )
     scale = len(shapes) / len(chosen) if chosen else 1.0
-    return Work(scale * flops, scale * n_bytes)
+    return Work(*(scale * amount for amount in astuple(work)))
 
 
 def cost_of(plan: Plan, settings: Settings, shape: Shape) -> cost.StepCost | None:

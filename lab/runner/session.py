@@ -30,7 +30,7 @@ from lab.core.results import save, unless_empty
 from lab.errors import LabError, warn
 from lab.models import catalog
 from lab.process.worker import Worker, WorkerDied
-from lab.runner import machine, progress
+from lab.runner import attention_probe, machine, progress
 from lab.runner.cases import Case, Plan, Until, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.forecast import work_of_plan
@@ -105,6 +105,7 @@ class _Loop:
         self.plan = engine.plan
         self.started = time.monotonic()
         self.todo = planned  # (repeat, case), in the order of the runs
+        self.is_begun = False  # attention was timed for the forecast
         self.is_extended = False  # the runs after the planned ones are in the list
         self.done: list[tuple[Case, Run]] = []
         self.n_crashes = collections.Counter[Case]()
@@ -231,6 +232,11 @@ class _Loop:
         possible = [case for case in self.plan.cases if case not in excluded]
         is_loaded = False
         is_open = False
+        if not self.is_begun:
+            self.is_begun = True
+            engine.reporter.report_status("timing attention at the longest length")
+            rates = attention_probe.time_attention(engine.worker, self.plan)
+            engine.reporter.forecast.attention = rates
         try:
             engine.load()
             is_loaded = True

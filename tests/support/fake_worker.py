@@ -19,11 +19,13 @@ from lab.core.record import (
     Buffer,
     Model,
     Placement,
+    Rate,
     Settings,
 )
 from lab.core.script import OPEN_ENDED, Script, Shape
+from lab.errors import LabError
 from lab.process.setup import ProcessSetup
-from lab.process.wire import Build, Outcome, Progress, Vocabulary
+from lab.process.wire import Build, Outcome, Probe, Progress, Vocabulary
 from lab.process.worker import WorkerDied
 from lab.runner.warm_engine import N_SENTINEL
 from tests.support.records import (
@@ -134,6 +136,9 @@ class FakeWorker(Interface):
 
     def tokenize(self, text: str) -> list[int]:
         return list(letters(text))
+
+    def probe(self, probe: Probe) -> Rate:
+        raise LabError(f"{probe.op} is not timed here.")
 
     def pieces(self) -> list[bytes]:
         return [f"<{i}>".encode() for i in range(100)]

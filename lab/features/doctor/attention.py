@@ -36,7 +36,7 @@ ROUNDS = 2  # of both kinds, in turns; the best pass counts
 
 AVX512_FP16 = "avx512_fp16"
 FP16_STEP = 128
-"""Numbers: with AVX512-FP16 the F16 kernels of llama.cpp's flash attention work in steps of so many
+"""Numbers that the F16 kernels of llama.cpp's flash attention handle at a time with AVX512-FP16
 (GGML_F16_STEP in ggml-cpu/simd-mappings.h); what is left of a head goes number by number.
 """
 
