@@ -4,6 +4,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,10 +125,28 @@ def test_a_cliff_has_a_place_and_a_factor(is_whole: bool) -> None:
     assert [label for label in labels if label.startswith("cliff at about ")]
 
 
-def test_the_cliff_of_split_caches_is_named() -> None:
-    records = session(Plant("cliff", DECODE, 512, 4), "fine sweep")
-    (sentence, _) = text_growth.sentences(records)
-    assert "llama.cpp splits the cache among threads from 512 positions on" in sentence
+@pytest.mark.parametrize("place", [260, 512])
+@pytest.mark.parametrize(
+    ("changes", "is_named"),
+    [
+        ({}, True),
+        ({"n_threads": 1}, False),
+        ({"flash_attn": "off", "flash_attn_resolved": "off"}, False),
+        ({"type_k": "q8_0", "type_v": "q8_0"}, False),
+        ({"n_gpu_layers": 99}, False),
+    ],
+)
+def test_the_cliff_of_split_caches_is_named(
+    place: int, changes: dict[str, Any], is_named: bool
+) -> None:
+    records = []
+    for record in session(Plant("cliff", DECODE, place, 4), "fine sweep"):
+        settings = dataclasses.replace(record.settings, n_threads=2)
+        settings = dataclasses.replace(settings, **changes)
+        records.append(dataclasses.replace(record, settings=settings))
+    sentence = text_growth.sentences(records)[0]
+    assert sentence.startswith("Cliff: from ")
+    assert ("llama.cpp splits a cache of 512 among threads" in sentence) == is_named
 
 
 def test_the_sample_has_slopes() -> None:

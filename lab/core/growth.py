@@ -151,7 +151,7 @@ def growth(records: Sequence[Record], phase: str) -> Growth | None:
     weight_rate = weights / base_s
     works = _works(records[0], ends) if phase == DECODE else (work, work)
     by_time = [
-        verdict(phase, *(each / seconds / weight_rate for each in works))
+        verdict(phase, *(work / seconds / weight_rate for work in works))
         for seconds in (least_s, added_s, most_s)
     ]
     per_1000 = 1e3 * added_s / n_tokens / (ends.long.n_past - ends.short.n_past)

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 
 from lab.core import growth, shape, shell
 from lab.core.growth import BETWEEN, KERNEL, SLOPE, Cliff, Growth
-from lab.core.record import DECODE, PREFILL, Record
+from lab.core.record import DECODE, PREFILL, Record, Settings
 from lab.runner import disturbances
 from lab.runner.as_options import options
 from lab.show.wording import digits, seconds, times
 
-SPLIT_AT = 512  # positions from which on llama.cpp splits the cache among a CPU's threads
+SPLIT = (256, 512)
+"""Positions between which llama.cpp begins to split the cache among a CPU's threads: it does so
+from 512 on (ops.cpp, use_split_kv_path), and a cache of 256 grows to 512 with the 257th
+(llama-kv-cache.cpp, get_n_kv).
+"""
+SPLIT_TYPES = ({"f16"}, {"f32"})  # of keys and values
 NEAR = 0.1  # relative, by which the place of a named cause may be missed
 TRIED_AT = (
     2000  # prompt tokens at which flash attention is compared, unless fewer were measured
@@ -129,9 +134,12 @@ def _cliff(cliff: Cliff, record: Record) -> str:
 def _name(cliff: Cliff, record: Record) -> str:
     """What llama.cpp or the model is known to change there."""
     settings = record.settings
-    is_on_cpu = not settings.n_gpu_layers
-    if cliff.phase == DECODE and is_on_cpu and settings.uses_flash and _is_at(cliff, SPLIT_AT):
-        return f"; llama.cpp splits the cache among threads from {SPLIT_AT} positions on"
+    if cliff.phase == DECODE and _splits_cache(settings) and _is_at(cliff, *SPLIT):
+        first, second = SPLIT
+        return (
+            f"; llama.cpp splits a cache of {second} among threads, which has room for more than "
+            f"{first} positions"
+        )
     for heads in shape.heads(record.model) or ():
         if heads.window and _is_at(cliff, heads.window):
             return f"; the window of {heads.window:,} positions of some layers ends there"
@@ -140,8 +148,16 @@ def _name(cliff: Cliff, record: Record) -> str:
     return ""
 
 
-def _is_at(cliff: Cliff, n_past: int) -> bool:
-    return (1 - NEAR) * n_past <= cliff.high and cliff.low <= (1 + NEAR) * n_past
+def _splits_cache(settings: Settings) -> bool:
+    """Whether flash attention of one token is split among threads of the CPU."""
+    if settings.n_gpu_layers or not settings.uses_flash or settings.n_threads < 2:
+        return False
+    return set(settings.cache_types) in SPLIT_TYPES
+
+
+def _is_at(cliff: Cliff, first: int, last: int | None = None) -> bool:
+    """Whether a cliff is at a place, or between two."""
+    return (1 - NEAR) * first <= cliff.high and cliff.low <= (1 + NEAR) * (last or first)
 
 
 def _comparison(records: Sequence[Record]) -> str:
@@ -153,11 +169,11 @@ def _comparison(records: Sequence[Record]) -> str:
             shared += arguments
     longest = max(record.run.n_prompt for record in records)
     used = "on" if record.settings.uses_flash else "off"
-    other = "off" if record.settings.uses_flash else "on"
+    alternative = "off" if record.settings.uses_flash else "on"
     return shell.lab(
         "ab",
         ["--flash-attn", used],
-        ["--flash-attn", other],
+        ["--flash-attn", alternative],
         "--prompt-len",
         str(min(longest, TRIED_AT)),
         *shared,

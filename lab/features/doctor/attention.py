@@ -74,10 +74,10 @@ def examine(worker: Worker, plan: Plan, runs: Sequence[Record]) -> Check:
         attention_s([usual], ATTENTION),
         attention_s([usual], PLAIN_ATTENTION),
     )
-    found = check(times_of_step, plan.model, settings, builds.cpu_features())
-    if found.verdict == FINE and is_busy:
-        return dataclasses.replace(found, verdict=UNKNOWN)
-    return found
+    verdict = check(times_of_step, plan.model, settings, builds.cpu_features())
+    if verdict.verdict == FINE and is_busy:
+        return dataclasses.replace(verdict, verdict=UNKNOWN)
+    return verdict
 
 
 def _attention_s(
@@ -113,7 +113,7 @@ def check(
     times_of_both = f"flash {seconds(step.flash_s)}, plain {seconds(step.plain_s)}"
     figure = f"{times_of_both} at {N_POSITIONS:,} tokens"
     used = "on" if settings.uses_flash else "off"
-    other = "off" if settings.uses_flash else "on"
+    alternative = "off" if settings.uses_flash else "on"
     gain = step.flash_s / step.plain_s
     if not settings.uses_flash:
         gain = 1 / gain
@@ -121,8 +121,8 @@ def check(
         return Check(NAME, figure, FINE)
     widths = sorted({heads.head_dim for heads in shape.heads(model) or ()})
     sentence = (
-        f"After {N_POSITIONS:,} tokens decode is {times(gain)} as fast with --flash-attn {other} "
-        f"as with {used}, for this model's heads of {', '.join(map(str, widths))}; "
+        f"After {N_POSITIONS:,} tokens decode is {times(gain)} as fast with --flash-attn "
+        f"{alternative} as with {used}, for this model's heads of {', '.join(map(str, widths))}; "
         f"{_of_usual_heads(step, settings)}"
     )
     if _is_split_badly(widths, settings, features):
@@ -133,7 +133,7 @@ def check(
     arguments: list[object] = ["--prompt-len", N_POSITIONS]
     if catalog.spec_of(model) != catalog.DEFAULT:
         arguments += ["--model", catalog.spec_of(model)]
-    sides = (["--flash-attn", used], ["--flash-attn", other])
+    sides = (["--flash-attn", used], ["--flash-attn", alternative])
     return Check(NAME, figure, LOOK, sentence, shell.lab("ab", *sides, *arguments))
 
 
