@@ -84,15 +84,18 @@ def findings(rows: pd.DataFrame, records: Sequence[Record]) -> list[str]:
     """
     firm = summaries.firm(rows)
     steady = text_growth.steady(records)
-    sentences = []
+    growth: dict[str, str] = {}
     requests = firm[firm.prefill_share.notna()]
     if len(requests) > 1:
-        sentences.append(_prefill_growth(requests, steady))
+        growth[PREFILL] = _prefill_growth(requests, steady)
         short = requests.iloc[0]
         long = requests.iloc[-1]
         if short.tpot_ms > 0 and long.tpot_ms > 0:  # not NaN: there was decoding
-            sentences.append(_decode_growth(short, long, steady))
+            growth[DECODE] = _decode_growth(short, long, steady)
+    slow_phases = text_growth.slow_phases(steady)
+    sentences = [growth.pop(phase) for phase in slow_phases if phase in growth]
     sentences += text_growth.sentences(steady)
+    sentences += growth.values()
     disturbed = sorted(set(rows.n_prompt) - set(firm.n_prompt))
     if disturbed:
         lengths = f"{len(disturbed)} lengths up to {disturbed[-1]:,}"

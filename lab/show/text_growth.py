@@ -51,17 +51,24 @@ def because(records: Sequence[Record], phase: str) -> str:
     return f"; the lab cannot tell why: {law.why}"
 
 
+def slow_phases(records: Sequence[Record]) -> list[str]:
+    """The phases whose kernel of attention is slow, or may be."""
+    phases = []
+    for phase in (DECODE, PREFILL):
+        law = growth.growth(records, phase) if records else None
+        if law is not None and (law.verdict == KERNEL or law.why == BETWEEN):
+            phases.append(phase)
+    return phases
+
+
 def sentences(records: Sequence[Record]) -> list[str]:
     """A sentence on each cliff, and a comparison to try where a kernel is slow, or may be."""
     lines = []
-    is_worth_a_try = False
     for phase in (PREFILL, DECODE):
         cliff = growth.cliff(records, phase) if records else None
-        law = growth.growth(records, phase) if records else None
         if cliff is not None:
             lines.append(_cliff(cliff, records[0]))
-        may_be_slow = law is not None and (law.verdict == KERNEL or law.why == BETWEEN)
-        is_worth_a_try = is_worth_a_try or cliff is not None or may_be_slow
+    is_worth_a_try = lines or slow_phases(records)
     if is_worth_a_try and records[0].settings.can_be_plain:
         lines.append(f"Try the other kind of attention: {_comparison(records)}")
     return lines
