@@ -6,7 +6,7 @@ import io
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
