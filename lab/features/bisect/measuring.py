@@ -25,7 +25,7 @@ from lab.core.record import FAILED, OK, Model, Record, Run
 from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.features.bisect import package_index, series
-from lab.features.bisect.figures import seconds_of_run
+from lab.features.bisect.figures import Bisected, bisected, seconds_of_run
 from lab.features.bisect.lines import DECODE, FIGURES, PREFILL, BisectLine, BuildLine, variant
 from lab.features.bisect.search import (
     AGAIN,
@@ -147,7 +147,6 @@ def bisect(
     for, `budget` the time to measure. LabError if an end cannot be measured.
     """
     from lab.app.asked import words_of_values
-    from lab.features.bisect import figures
     from lab.features.bisect.command import command
 
     asked: dict[str, Any] = {
@@ -168,7 +167,7 @@ def bisect(
             bisect_plan = plan(worker, **asked)
         path = new_results_file(bisect_plan.base, Path(out))
         lines = list(execute(bisect_plan, path, show))
-    return figures.bisected(lines)
+    return bisected(lines)
 
 
 def execute(

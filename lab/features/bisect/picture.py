@@ -36,7 +36,7 @@ def draw(result: Bisected, figure: Figure) -> Figure:
     places = sorted(result.records)
     for pair in pairs(result):
         ax.axvspan(
-            pair.fast, pair.slow, color=canvas.GRID, alpha=0.6, label="slower from here"
+            pair.fast, pair.slow, color=canvas.GRID, alpha=0.6, label="became slower here"
         )
     for number, name in enumerate(result.search.figures):
         shift = APART * (number - (len(result.search.figures) - 1) / 2)
