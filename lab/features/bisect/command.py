@@ -104,7 +104,7 @@ def command(dry_run: bool, **asked: Any) -> None:
     processes. If the bad one is slower, the builds between are halved until two neighbours remain,
     which new blocks compare.
 
-    Versions are built with pip into the lab's cache, about 2 minutes and 60 MB each, and run with
+    Versions are built with pip into the lab's cache, about 2 minutes and 35 MB each, and run with
     their own bindings. All builds get the same settings.
     """
     from lab.show import console

@@ -48,7 +48,7 @@ from lab.runner.progress import Reporter, ShowStatus, Status, Watch
 from lab.runner.session import new_results_file
 
 if TYPE_CHECKING:
-    from lab.features.bisect.figures import Bisected
+    pass
 
 PROMPT_LEN = 512
 GEN = 64
