@@ -519,7 +519,7 @@ def test_the_results_are_shown_compared_and_drawn(
     assert status == 0, err
     (search,) = json.loads(out)["searches"]
     assert search["pairs"][0]["slow"] == "b4"
-    status, out, err = run_lab("compare", path, "--no-plot")
+    status, out, err = run_lab("compare", path)
     assert status == 0, err
     assert "004 b5" in out
     status, out, err = run_lab("plot", path)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from lab.app.options import seconds_of
 from lab.core import asked_command
@@ -46,9 +46,6 @@ from lab.runner.cases import Plan, utc_now
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus, Status, Watch
 from lab.runner.session import new_results_file
-
-if TYPE_CHECKING:
-    pass
 
 PROMPT_LEN = 512
 GEN = 64
@@ -329,9 +326,11 @@ class BisectSession:
         began = self.clock()
         todo = [(0, case) for plan in plans.values() for case in plan.cases]
         reporter = Reporter(self.shown(upcoming), todo, self.plan.base.n_tokens)
-        blocks = trial.Trial(plans, self.path, reporter, todo, self.chance, self.new_worker)
+        blocks = trial.Trial(
+            plans, self.path, reporter, todo, self.chance, self.new_worker, trial.Blocks(1, 1)
+        )
         records: list[Record] = []
-        last_run, most_crashes = yield from keeping(blocks.block(self.n_blocks, 1), records)
+        last_run, most_crashes = yield from keeping(blocks.block(self.n_blocks), records)
         self.n_blocks += 1
         self.measured_s += self.clock() - began
         self.learn_model(next(iter(blocks.plans.values())).model)

@@ -25,7 +25,6 @@ from lab.show.section import (
     tabled,
 )
 
-MOST_ROWS = 30
 OF_BISECT = (
     "Each block has a run of each build in a process of its own, in random order. The table has "
     "each build's time over that of the good end, block by block. All verdicts and intervals hold "
@@ -88,7 +87,6 @@ def section(result: Bisected, context: Context = Context()) -> Section:  # noqa:
         question=f"Did llama.cpp become slower, and in which of {len(result.asked.builds)} builds?",
         answer=answer(result),
         **tabled(COLUMNS, rows),
-        most_rows=MOST_ROWS,
         warnings=warnings(result),
         sentences=[*lines, changes.not_covered()],
         notes=[OF_BISECT] if context.details else [],
