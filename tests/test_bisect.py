@@ -521,7 +521,7 @@ def test_the_results_are_shown_compared_and_drawn(
     assert search["pairs"][0]["slow"] == "b4"
     status, out, err = run_lab("compare", path)
     assert status == 0, err
-    assert "004 b5" in out
+    assert "003 b4 is slower than 000 b1" in out
     status, out, err = run_lab("plot", path)
     assert status == 0, err
     assert (tmp_path / "session-bisect.png").exists()
