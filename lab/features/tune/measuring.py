@@ -257,7 +257,9 @@ class TuneSession:
             self.watch(dataclasses.replace(status, announcement=""))
 
         reporter = Reporter(show, todo, self.plan.default.n_tokens)
-        blocks = trial.Trial(plans, self.path, reporter, todo, self.chance, self.new_worker)
-        yield from blocks.block(self.n_blocks, 1)
+        blocks = trial.Trial(
+            plans, self.path, reporter, todo, self.chance, self.new_worker, trial.Blocks(1, 1)
+        )
+        yield from blocks.block(self.n_blocks)
         for plan in blocks.plans.values():
             self.models[str(plan.file.path)] = plan.model
