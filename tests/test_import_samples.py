@@ -100,6 +100,9 @@ def test_tests_that_differ_in_a_recorded_setting_need_no_other_name(tmp_path: Pa
     assert {record.run.variant for record in imported(tmp_path, *rows)} == {None}
 
 
+OLDEST = ("type_k", "type_v", "n_gpu_layers", "flash_attn", "n_ubatch", "gpu_info")
+
+
 @pytest.mark.parametrize(
     "missing",
     [
@@ -108,7 +111,7 @@ def test_tests_that_differ_in_a_recorded_setting_need_no_other_name(tmp_path: Pa
         ("n_gpu_layers",),
         ("flash_attn",),
         ("n_ubatch", "n_depth"),
-        ("type_k", "type_v", "n_gpu_layers", "flash_attn", "n_ubatch", "gpu_info"),
+        OLDEST,
     ],
 )
 def test_what_older_builds_omit_is_unknown(missing: Sequence[str], tmp_path: Path) -> None:
@@ -120,12 +123,19 @@ def test_what_older_builds_omit_is_unknown(missing: Sequence[str], tmp_path: Pat
     assert (settings.type_k is None) == ("type_k" in missing)
     assert (settings.type_v is None) == ("type_v" in missing)
     assert (settings.flash_attn is None) == ("flash_attn" in missing)
+
+
+def test_what_is_unknown_is_never_shown_as_a_value(tmp_path: Path) -> None:
+    old = row(FAST)
+    for name in OLDEST:
+        del old[name]
+    (first, *_) = imported(tmp_path, old)
     path = tmp_path / "bench.json"
     assert run_lab("import", path, "--out", tmp_path)[0] == 0
     saved = tmp_path / "imported-bench.jsonl"
-    assert results.read([saved]).records[0].settings == settings
+    assert results.read([saved]).records[0].settings == first.settings
     page = tmp_path / "page.html"
-    for words in (
+    for arguments in (
         ("show", saved, "--details"),
         ("show", saved, "--json"),
         ("plot", saved),
@@ -134,12 +144,11 @@ def test_what_older_builds_omit_is_unknown(missing: Sequence[str], tmp_path: Pat
         ("report", saved, "--file", page),
         ("why", saved, "35 tokens/s", "--budget", "0", "--no-plot"),
     ):
-        status, text, err = run_lab(*words)
-        assert status == 0, (words, err)
+        status, text, err = run_lab(*arguments)
+        assert status == 0, (arguments, err)
         assert "unknown --" not in text
-        assert "None" not in text, words
-    shown = page.read_text(encoding="utf-8").partition("<script")[0]
-    assert ("--flash-attn" in shown) == ("flash_attn" not in missing)
+        assert "None" not in text, arguments
+    assert "--flash-attn" not in page.read_text(encoding="utf-8").partition("<script")[0]
 
 
 NOTHING = [
