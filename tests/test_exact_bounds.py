@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from lab.core import files
+from lab.core import files, shown
 from lab.roofline.step_prediction import Remainder, piece_between
 
 
@@ -23,3 +23,10 @@ def test_a_piece_of_prompts_has_the_outputs_of_the_tokens_that_end_in_it() -> No
     assert (list(first.spans), first.n_outputs) == ([(4, 0)], 0)
     assert (list(second.spans), second.n_outputs) == ([(6, 4), (2, 5)], 1)
     assert piece_between(prompts, 12, 20).n_outputs == 1
+
+
+def test_half_of_the_runs_are_too_many_and_no_runs_are_not_disturbed() -> None:
+    assert shown.of_runs(4, 2, 4) == (shown.DISTURBED,)
+    assert shown.of_runs(5, 2, 5) == (shown.PARTLY,)
+    assert shown.of_runs(4, 0, 5) == (shown.FEW,)
+    assert shown.of_runs(0, 0, 1) == (shown.FEW,)
