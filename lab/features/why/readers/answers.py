@@ -66,6 +66,7 @@ class Program:
     n_streams: int | None = None
     starts_empty: bool = False  # the prompt is processed from position 0
     rounds_s: float = 0.0  # rounding of printed times
+    is_exact: bool = False  # its tokens and times have more digits than its rates
     carried: Sequence[str] = ()  # values of a head that hold for all answers below it
     reach: int = 4_000  # letters from the first to the last value of an answer
     about: str = ""

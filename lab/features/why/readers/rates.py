@@ -58,6 +58,8 @@ def figures_of(answer: PastedAnswer, program: Program) -> list[Figure]:
     decode_s = answer.seconds("decode")
     printed = answer.values.get("prefill_tps")
     prefill_tps = plain_rate(printed, n_prompt, prefill_s, program.rounds_s)
+    if program.is_exact:  # the printed rate has been checked
+        prefill_tps = plain_rate(None, n_prompt, prefill_s) or prefill_tps
     decode_tps, counts = rate_of_decode(answer, program, n_gen, decode_s)
     was_cached = is_cached(answer, prefill_tps, decode_tps)
     if "n_whole" in answer.values and not was_cached:
