@@ -769,7 +769,7 @@ def test_an_automatic_setting_is_no_difference() -> None:
     )
     parts = answer(quick, slow).parts
     assert "flash attention" not in [each.name for each in parts]
-    assert "flash attention" in next(
+    assert "flash_attn auto in A" in next(
         each.reason for each in parts if each.name == "more settings"
     )
 
