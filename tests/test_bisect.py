@@ -472,12 +472,12 @@ def session(
     def run(**changes: Any) -> list[Any]:
         labels = changes.pop("labels", LABELS)
         builds = tuple(series.SeriesBuild(label, folder=Path(label)) for label in labels)
-        base = make_plan(BuildWorker(), "20", 5, 1, str(tmp_path / "tiny.gguf"))  # type: ignore[arg-type]
+        base = make_plan(BuildWorker(), "20", 5, 1, str(tmp_path / "tiny.gguf"))
         plan = measuring.BisectPlan(
             series.Series(builds), base, FIGURES, AT_LEAST, changes.pop("budget_s", 1e9)
         )
         path = tmp_path / "session.jsonl"
-        return list(measuring.execute(plan, path, lambda status: None, BuildWorker, **changes))  # type: ignore[arg-type]
+        return list(measuring.execute(plan, path, lambda status: None, BuildWorker, **changes))
 
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     return run
@@ -568,7 +568,7 @@ def test_impossible_searches_are_refused() -> None:
     ]
     for changes, reason in cases:
         with pytest.raises(LabError, match=reason):
-            measuring.plan(FakeWorker(), "0.3.1", "0.3.2", **changes)  # type: ignore[arg-type]
+            measuring.plan(FakeWorker(), "0.3.1", "0.3.2", **changes)
 
 
 def test_lines_of_strangers_are_checked() -> None:

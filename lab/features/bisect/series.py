@@ -16,6 +16,7 @@ from lab.runner import builds
 MOST_BUILDS = 1000
 MOST_FOLDERS = 5000  # of --among, that are looked at
 MOST_NAMED = 5
+OF_OLLAMA = (".", "lib", "ollama", "lib/ollama")  # where Ollama keeps ggml
 GET_RELEASE = (
     "Unpack a release of llama.cpp (llama-b9518-bin-...) into a folder and name the folder, or "
     "name versions of llama-cpp-python: --good 0.3.20 --bad 0.3.36"
@@ -80,8 +81,8 @@ def named(text: str, option: str) -> SeriesBuild:
 def reason_of(text: str, path: Path) -> str:
     """Why a text names no build."""
     if is_dir(path):
-        is_ollama = "ollama" in text.lower() or listed(path, "**/libggml-base*")
-        if is_ollama:
+        has_ggml = any(listed(path / below, "libggml-base*") for below in OF_OLLAMA)
+        if "ollama" in text.lower() or has_ggml:
             return "this folder has no libllama, as those of Ollama have none."
         return "neither this folder nor its bin, lib or build/bin contains libllama."
     if is_file(path):
