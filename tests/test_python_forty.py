@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -229,6 +230,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "There is no results file nonesuch.jsonl.",
     ),
     "another file": (lambda: lab.read(str(ROOT / "pyproject.toml")), "holds no results"),
+    "a path for ceilings": (
+        lambda: UNTYPED.explain(SAMPLE, "results"),
+        "Ceilings are needed, and this is a str.",
+    ),
     "no settings": (lambda: lab.settings("nonesuch"), "There are no settings named nonesuch."),
 }
 
@@ -532,6 +537,16 @@ def test_a_session_is_logged_and_can_be_silent(
     measure(8, watch=seen.append)
     assert seen
     assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_shows_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    measure(8)
+    err = capsys.readouterr().err
+    assert "run 1 of 1" in err
+    assert err.endswith("\n")
 
 
 def test_the_package_shows_its_functions_alone() -> None:

@@ -179,6 +179,11 @@ def test_the_function_sends_volleys(tmp_path: Path) -> None:
         )
     assert [record.is_warmup for record in requests] == [True, True, False, False]
     assert {record.case["n_seq"] for record in requests} == {2}
+    words = ("batch", "--sequences", "2", "--prompt-len", str(N_PROMPT), "--gen", str(N_GEN))
+    assert requests[-1].command == (*words, "--repeat", "1", "--url", started.url)
+    assert requests.requests == tuple(requests)
+    with pytest.raises(LabError, match="threads is only for the lab's own engine"):
+        lab.batch(url=started.url, threads=4)
 
 
 def test_a_failed_request_of_a_volley_is_named(

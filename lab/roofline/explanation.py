@@ -78,6 +78,10 @@ def explain(records: Readable, ceilings: Ceilings) -> pd.DataFrame:
     """
     import pandas as pd
 
+    if not isinstance(ceilings, Ceilings):
+        kind = type(ceilings).__name__
+        what = f"Ceilings are needed, and this is a {kind}."
+        raise LabError(what, "Measure them: lab ceilings")
     phase_rows: list[dict[str, Any]] = []
     costs = StepCosts(ceilings)
     for record in measured_of(records):
