@@ -190,6 +190,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: measure(8, flash_attn="maybe"),
         "flash_attn='maybe' is not possible.",
     ),
+    "watch=3": (lambda: measure(8, watch=3), "watch=3 is not possible."),
     "mmap=3": (lambda: measure(8, mmap=3), "mmap=3 is not possible."),
     "until=5": (lambda: measure(8, until=5), "until=5 is not possible."),
     "until=-1": (lambda: measure(8, until="-1%"), "until='-1%' is not possible."),

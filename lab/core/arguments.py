@@ -235,6 +235,13 @@ def text_list(name: str, value: Any) -> tuple[str, ...]:
     return (several,) if isinstance(several, str) else several
 
 
+def watcher(name: str, value: Any) -> Any:
+    """A function that is called with statuses, or whether they are shown."""
+    if not callable(value) and not isinstance(value, bool):
+        raise refused(name, value, "a function, True or False")
+    return value
+
+
 Convert = Callable[[str, Any], Any]
 
 BY_TYPE: dict[str, Convert] = {
@@ -245,6 +252,7 @@ BY_TYPE: dict[str, Convert] = {
     "Time": duration,
     "StrPath": path,
     "Paths": paths,
+    "Watch": watcher,
     "int": whole_number,
     "float": number,
     "bool": switch,
