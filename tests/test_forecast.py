@@ -140,7 +140,7 @@ def test_a_session_times_attention_first_and_runs_without_it_where_that_fails(
         return Rate(asked.op, asked.type, "CPU", 4, 16, 1, 1, 10**6, 10**6, (10**6,))
 
     assert time_attention(worker, plan) is None
-    fake_worker.probe = probe  # type: ignore[method-assign]
+    fake_worker.probe = probe  # type: ignore[method-assign, assignment]
     n_starts = fake_worker.starts
     assert time_attention(worker, plan) == AttentionRates(1e-9, 1e-9)
     assert [(one.n_tokens, one.n_positions) for one in probed] == [(64, 2005), (1, 2005)]
