@@ -1,16 +1,19 @@
 """Does lab bisect find a build that is slower, and none where none is?
 
+    python -m tests.bench.bisect simulated           # made-up machines, a minute
     python -m tests.bench.bisect planted             # 20 series, about 2 hours on two quiet cores
     python -m tests.bench.bisect planted --quick 4   # the first 4
     python -m tests.bench.bisect none --quick 5      # 5 of 20 series of equal builds
     python -m tests.bench.bisect compiled            # two real builds of one source, half an hour
     python -m tests.bench.bisect real                # versions 0.3.20 to 0.3.36, builds included
 
-`planted`: series of 8 copies of the installed build; from one on, its library waits in every step
-until the step has taken 1.03, 1.05, 1.1 or 1.5 times as long, in prefill, decode or both. At least
-19 of 20 must end at the right pair, for exactly the figures that are slow. `none`: 8 equal copies;
-no pair may be named in 20 series. `compiled`: from one build on, the same source was compiled with
--O1 instead of -O3; the pair must be found. `real` prints what it found.
+`simulated`: the search alone, with the 20 series of `planted` five times and 100 of equal builds,
+at four sizes of noise of a run. `planted`: series of 8 copies of the installed build; from one on,
+its library waits in every step until the step has taken 1.03, 1.05, 1.1 or 1.5 times as long, in
+prefill, decode or both. At least 19 of 20 must end at the right pair, for exactly the figures that
+are slow. `none`: 8 equal copies; no pair may be named in 20 series. `compiled`: from one build on,
+the same source was compiled with -O1 instead of -O3; the pair must be found. `real` prints what it
+found.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from lab.features.bisect.sentences import sentences
 from lab.process.worker import Worker
 from lab.runner import builds
 from lab.runner.progress import Status
+from tests import test_bisect
 
 N_SERIES = 20
 N_BUILDS = 8
@@ -42,6 +46,9 @@ SIZES = (1.03, 1.05, 1.1, 1.5)
 SLOW = ((PREFILL,), (DECODE,), FIGURES)
 WORSE = "-DCMAKE_C_FLAGS_RELEASE=-O1 -DCMAKE_CXX_FLAGS_RELEASE=-O1"
 COMPILED_AT = (2, 5)
+N_SIMULATED = 100
+NOISES = (0.005, 0.01, 0.015, 0.02)
+DISTURBED = 0.02  # share of runs that take 1.3 times as long
 
 SHIM = """
 #define _GNU_SOURCE
@@ -186,6 +193,24 @@ def none(options: argparse.Namespace) -> int:
     return n_false
 
 
+def simulated(options: argparse.Namespace) -> None:
+    """The search alone, on machines whose runs differ by so much."""
+    for noise in NOISES:
+        n_right = 0
+        n_false = 0
+        for number in range(N_SIMULATED):
+            truth, pairs = test_bisect.planted(number % N_SERIES)
+            search = test_bisect.searched(truth, number, noise, disturbed=DISTURBED)
+            n_right += test_bisect.proven_pairs(search) == pairs
+            equal = dict.fromkeys(FIGURES, test_bisect.FLAT)
+            flat = test_bisect.searched(equal, number, noise, disturbed=DISTURBED)
+            n_false += bool(test_bisect.proven_pairs(flat))
+        print(
+            f"noise {100 * noise:g} %: {n_right} of {N_SIMULATED} found, a pair named in {n_false} "
+            f"of {N_SIMULATED} series of equal builds"
+        )
+
+
 def compiled(options: argparse.Namespace) -> None:
     """Series of one source, compiled as the lab does and with worse options."""
     with Worker() as worker:
@@ -232,7 +257,13 @@ def real(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
-    commands = {"planted": planted, "none": none, "compiled": compiled, "real": real}
+    commands = {
+        "simulated": simulated,
+        "planted": planted,
+        "none": none,
+        "compiled": compiled,
+        "real": real,
+    }
     parser.add_argument("what", choices=tuple(commands))
     parser.add_argument("--quick", type=int, default=N_SERIES, help="series to run")
     parser.add_argument("--prompt-len", type=int, default=128)
