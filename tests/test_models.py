@@ -393,7 +393,7 @@ def test_a_distillation_is_found_by_its_base(name: str, base: str) -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("qwen3.8-27b", "qwen3.6-27b"),
+        ("qwen3.9-27b", "qwen3.6-27b"),
         ("gemma-4-12b", "gemma-3-12b"),
         ("llama4", "llama-4-scout or llama-4-maverick"),
         ("llama-5", "llama-4-scout or llama-4-maverick"),

@@ -241,7 +241,7 @@ def _of_maker(text: str, name: HubName, or_shape: bool) -> Spec | None:
     owner, _, repo = name.repo.partition("/")
     if name.file or name.revision != "main" or "gguf" in repo.lower():
         return None
-    entry = _base_of(repo.lower())
+    entry = base_of(repo.lower())
     if entry is None or f"{owner.lower()}/" not in entry.shape_source.lower():
         return None
     entry = find(repo)
@@ -261,16 +261,16 @@ def _read_name(text: str) -> tuple[Entry, str | None]:
     family, *variants = re.split("[:@]", name.lower())
     variant = "-".join(variants)
     if not variant:
-        entry = _base_of(family)
+        entry = base_of(family)
         of_ollama = None if entry else _of_ollama(family, "latest")
         return (find(of_ollama) if of_ollama else find(name)), quantization
     of_ollama = _of_ollama(family, TUNED.sub("", f"-{variant}").strip("-"))
     if of_ollama:
         return find(of_ollama), quantization
     whole = family if variant == "latest" else f"{family}-{variant}"
-    if _base_of(whole):
+    if base_of(whole):
         return find(whole), quantization
-    if _base_of(family) and QUANTIZATION_LIKE.match(variant):
+    if base_of(family) and QUANTIZATION_LIKE.match(variant):
         return find(family), variant.upper()
     raise _unknown_variant(text, family, variant)
 
@@ -295,7 +295,7 @@ def _unknown_variant(text: str, family: str, variant: str) -> LabError:
         "For a model of Ollama on this machine: ollama:NAME. For a file on the hub: "
         "hf:OWNER/REPO:Q4_K_M. The names of the catalog: lab models"
     )
-    if _base_of(family):
+    if base_of(family):
         what = f"{family} has no size or quantization {variant!r}."
         return LabError(what, f"A quantization is written {family}:Q8_0. {hint}")
     what = f"{text} reads like a name of Ollama's library, and the catalog has no such model."
@@ -312,7 +312,7 @@ def find(name: str) -> Entry:
     for an unknown name says why, or offers the nearest ones.
     """
     lower_name = name.lower().strip()
-    entry = _base_of(lower_name)
+    entry = base_of(lower_name)
     if entry is None:
         raise _unknown(name, lower_name)
     spelled = {_spelled(alias) for alias in (entry.name, *entry.aliases)}
@@ -353,13 +353,13 @@ SAME_FILE = re.compile(r"-(instruct|it|chat|hf|gguf)")
 """Endings that do not name another model either: the files of the list are those for a chat."""
 
 
-def _base_of(name: str) -> Entry | None:
+def base_of(name: str) -> Entry | None:
     """The entry with this name, or of the model that its endings or its end name.
 
     Their shape is the same, for example that of gemma-3-4b-it, or of deepseek-r1-0528-qwen3-8b (a
     distillation into qwen3-8b).
     """
-    names = {_spelled(alias): entry for alias, entry in _by_name().items()}
+    names = {_spelled(alias): entry for alias, entry in by_name().items()}
     stripped = _spelled(TUNED.sub("", name))
     for spelling in (_spelled(name), stripped):
         if spelling in names:
@@ -388,7 +388,7 @@ VERSION = re.compile(r"([a-z]+)[- ]?(\d+(?:\.\d+)?)(?![\d.]*[bm]\b)")
 """The family and the version at the start of a name, such as llama and 3.1; no size, such as 7b."""
 
 
-def _versions_apart(name: str, alias: str) -> float:
+def versions_apart(name: str, alias: str) -> float:
     """How far apart the versions of a family are; inf if a name has none."""
     first = VERSION.match(name)
     second = VERSION.match(alias)
@@ -405,13 +405,13 @@ def _nearest(name: str) -> list[str]:
     family = re.sub(r"[^a-z].*", "", name)
     sizes = _sizes(name)
     scores: dict[str, tuple[bool, float, float]] = {}
-    for alias, entry in _by_name().items():
+    for alias, entry in by_name().items():
         likeness = difflib.SequenceMatcher(None, name, alias).ratio()
         if likeness < LEAST_LIKE:
             continue
         has_size = bool(sizes) and _sizes(alias)[:1] == sizes[:1]
         is_close = bool(family) and alias.startswith(family) and has_size
-        score = (is_close, -_versions_apart(name, alias), likeness)
+        score = (is_close, -versions_apart(name, alias), likeness)
         scores[entry.name] = max(score, scores.get(entry.name, score))
     ranked = sorted(scores, key=lambda candidate: scores[candidate], reverse=True)
     nearest = []
@@ -421,7 +421,7 @@ def _nearest(name: str) -> list[str]:
     return nearest
 
 
-def _by_name() -> dict[str, Entry]:
+def by_name() -> dict[str, Entry]:
     """The entries by each of their names and aliases, and by names of the same shape."""
     names = {}
     for entry in entries().values():
@@ -514,7 +514,7 @@ def _existing_file(text: str) -> Path | None:
         what = f"The path {text[:80]!r} cannot be read: {reason}."
         raise LabError(what, "Check its permissions, or give another path or a name.")
     gguf_names = [file.name for file in listed(path, "*.gguf")]
-    is_no_name = has_folders or gguf_names or _base_of(text.lower()) is None
+    is_no_name = has_folders or gguf_names or base_of(text.lower()) is None
     if is_dir(path) and is_no_name:
         hint = "Give the path of a .gguf file."
         models = [model for model in parts.models_in(path) if not helper_kind(model.name)]

@@ -9,13 +9,16 @@ import difflib
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from lab.errors import LabError
+from lab.models import processors
 from lab.models.catalog import data_file
 
+OF_PROCESSORS = "laptop", "desktop", "cpu"  # kinds whose devices are processors
+USUAL_SIMD = "avx2"
 ALL = "all"  # stands for all devices, where a kind is allowed
 OTHER_DEVICE = re.compile(
     "ti|super|d|laptop|mobile|max|q|pro|ultra|ada|server|pcie|nvl|mig|xt|xtx|gre"
@@ -62,6 +65,10 @@ PEAK_OVER_FP32 = {
     "hopper": 15,
     "ampere-hbm": 16,
     "apple": 1,
+    "maxwell": 1,
+    "kepler": 1,
+    "adreno": 2,
+    "xe-lp": 4,
 }
 """The highest arithmetic rate that an architecture offers to llama.cpp over its FP32 rate.
 
@@ -70,10 +77,27 @@ It is that of FP16, or of INT8 by DP4A.
 
 
 @dataclass(frozen=True)
-class DeviceSheet:
-    """A device of models/devices.toml, which explains the fields.
+class Assumption:
+    """A fact of a device that nobody said: what --device takes for it, and what was assumed.
 
-    `tflops` is the dense FP16 peak, as published.
+    `bandwidth` and `arithmetic`: standard deviations of their logarithms that follow from it.
+    """
+
+    field: str
+    text: str
+    bandwidth: float = 0.0
+    arithmetic: float = 0.0
+
+    @property
+    def size(self) -> float:
+        return max(self.bandwidth, self.arithmetic)
+
+
+@dataclass(frozen=True)
+class DeviceSheet:
+    """A device of models/devices.toml, which explains the fields, or one described in words.
+
+    `tflops` is the dense FP16 peak, as published. `backend`: None is the usual one of llama.cpp.
     """
 
     kind: str
@@ -88,6 +112,12 @@ class DeviceSheet:
     fp32: float | None = None
     gpu_cores: int | None = None
     aliases: tuple[str, ...] = ()
+    ordinary: bool = False
+    simd: str | None = None
+    ghz: float | None = None
+    cores: float | None = None
+    backend: str | None = None
+    assumed: tuple[Assumption, ...] = ()
 
     @property
     def description_words(self) -> list[str]:
@@ -111,13 +141,22 @@ class DeviceSheet:
 
     @property
     def peak_tflops(self) -> float | None:
-        """The published peak, else the one that follows from the architecture and its FP32 rate."""
+        """The published peak, else the one that follows from the architecture and its FP32 rate.
+
+        Of a processor that of its cores.
+        """
         if self.tflops:
             return self.tflops
+        if self.simd and self.cores and self.ghz:
+            operations = processors.operations_of(self.simd) or 0
+            return self.cores * self.ghz * operations / 1e3
         factor = PEAK_OVER_FP32.get(self.architecture or "")
         if self.fp32 is None or factor is None:
             return None
         return self.fp32 * factor
+
+
+UNKNOWN_CORES = Assumption("cores=", "6 cores with AVX2", bandwidth=0.1, arithmetic=0.4)
 
 
 @cache
@@ -149,12 +188,31 @@ def from_entry(kind: str, name: str, facts: Any) -> DeviceSheet:
         fields = {**facts, "aliases": tuple(facts.get("aliases", ()))}
         if "mtps" in fields:
             fields["gbps"] = fields.pop("bus_bits") * fields.pop("mtps") / 8e3
-        return DeviceSheet(kind=kind, name=name, **fields)
+        device = DeviceSheet(kind=kind, name=name, **fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise LabError(
             f"[{kind}.{name}] of models/devices.toml cannot be used: {error}.",
             "The head of that file explains the fields.",
         ) from error
+    has_peak = device.architecture or device.tflops
+    if kind in OF_PROCESSORS or not has_peak:
+        return with_cores(device)
+    return device
+
+
+def with_cores(device: DeviceSheet) -> DeviceSheet:
+    """A processor with the instructions, clock and cores of its family, where it has none."""
+    if device.simd:
+        return device
+    family = processors.family_of(" ".join(alphanumeric_words(device.name)))
+    if family is None:
+        return replace(device, simd=USUAL_SIMD, ghz=3.6, cores=6.0, assumed=(UNKNOWN_CORES,))
+    return replace(device, simd=family.simd, ghz=family.ghz, cores=family.cores)
+
+
+def ordinary() -> tuple[str, ...]:
+    """The names of devices that a ranking shows, in its order: marked `ordinary` in the file."""
+    return tuple(name for name, device in devices().items() if device.ordinary)
 
 
 def kinds() -> tuple[str, ...]:

@@ -7,14 +7,16 @@ activations finite.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from lab.core.record import Model
 from lab.core.shape import BLOCKS, DELTA_NETS, group, read_layers
@@ -120,6 +122,55 @@ def quantization_name(quantization: str) -> str:
         hint = f"Use one of: {', '.join(quantizations('types'))}."
         raise LabError(f"llama.cpp makes no quantization {quantization}.", hint)
     return name
+
+
+class LikeQuantization(NamedTuple):
+    """The quantization of llama.cpp that another one is like.
+
+    `size`: its bytes over those of that one, with the standard deviation of the logarithm.
+    """
+
+    name: str
+    size: float = 1.0
+    spread: float = 0.0
+
+
+OF_UNSLOTH = LikeQuantization("", 1.02, 0.06)  # UD-IQ2_M is like IQ2_M
+OF_BITS = 0.2  # the spread of a name that only tells the number of bits
+
+
+@cache
+def like_quantization(quantization: str) -> LikeQuantization | None:
+    """The quantization of llama.cpp that a name stands for or is most like; None for no name."""
+    name = quantization_of(quantization)
+    if name in quantizations("types"):
+        return LikeQuantization(name)
+    plain = quantization_of(name.removeprefix("UD-"))
+    others: dict[str, Any] = quantizations("others")
+    if plain in others:
+        return LikeQuantization(*others[plain])
+    if plain in quantizations("types"):
+        return OF_UNSLOTH._replace(name=plain)
+    for bits in re.findall(r"\d+", plain):
+        if bits in quantizations("bits"):
+            return LikeQuantization(quantizations("bits")[bits], spread=OF_BITS)
+    return None
+
+
+def model_like(entry: Entry, quantization: str) -> Model:
+    """A model of the catalog in any quantization: its matrices are those of the one it is like.
+
+    LabError for a name without a number of bits.
+    """
+    like = like_quantization(quantization)
+    if like is None:
+        return model_of(entry, quantization)
+    model = model_of(entry, like.name)
+    return dataclasses.replace(
+        model,
+        quantization=quantization_of(quantization),
+        n_bytes=round((model.n_bytes or 0) * like.size),
+    )
 
 
 def type_of(shape: Dimensions, quantization: str, name: str, columns: int) -> str:

@@ -69,7 +69,7 @@ def compare(
         model = find(rate.spec)
         length = N_PROMPT[rate.phase]
         case = datasheet.case_for(model, settings, device, rate.phase, length)
-        learned = datasheet.learned()[rate.phase]
+        learned = datasheet.learned_for(case)
         expected_s = learned.expected_s(case)
         if expected_s is None:
             what = f"A prefill rate says nothing about {device.name}: its peak is not known."
@@ -87,14 +87,14 @@ def conditions(
 ) -> dict[str, Condition]:
     """What the user's rates say about the device, by phase."""
     by_phase = {}
-    for phase, learned in datasheet.learned().items():
+    for phase in (PREFILL, DECODE):
         seconds = []
         for of_rate, case in compared:
             if case.phase == phase:
                 n_tokens = case.n_prompt if phase == PREFILL else 1
                 seconds.append((case, n_tokens / of_rate.rate.tps))
         if seconds:
-            by_phase[phase] = condition(learned, seconds)
+            by_phase[phase] = condition(datasheet.learned_for(seconds[0][0]), seconds)
     return by_phase
 
 

@@ -20,7 +20,9 @@ from statistics import geometric_mean
 from typing import NamedTuple
 
 from lab.core import cost, memory
+from lab.core.memory import CPU
 from lab.core.record import DECODE, PREFILL, Model, Settings
+from lab.models import named, synthetic
 from lab.models.catalog import data_file
 from lab.models.devices import DeviceSheet, chip_of
 from lab.roofline import step_kernels
@@ -29,6 +31,9 @@ PARTS = "arithmetic", "weights", "attention", "cache", "layers"
 SHARED = "backend", "runtime", "architecture", "family", "device"
 OF_PRODUCTS = *SHARED, "quantization", "flash", "experts"
 OF_ATTENTION = "attention", "attention family", "attention flash", "other runtime"
+OF_KERNELS = "architecture", "quantization", "kernel", "experts", "device"
+PREFILL_CPU = "prefill on CPU"
+DECODE_CPU = "decode on CPU"
 FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
     PREFILL: {
         "arithmetic": OF_PRODUCTS,
@@ -44,8 +49,30 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
         "cache": OF_ATTENTION,
         "layers": ("layers",),
     },
+    PREFILL_CPU: {
+        "arithmetic": OF_KERNELS,
+        "weights": (),
+        "attention": ("architecture", "attention"),
+        "cache": (),
+        "layers": (),
+    },
+    DECODE_CPU: {
+        "arithmetic": OF_KERNELS,
+        "weights": ("reading", "device"),
+        "attention": (),
+        "cache": ("attention",),
+        "layers": (),
+    },
 }
-"""The factors of each part. Those of flash attention count half: on, or divided by off."""
+"""The factors of each part. Those of flash attention count half: on, or divided by off.
+
+Processors have a law of their own: a token takes the longer of reading the weights at the memory's
+bandwidth and of multiplying them with the cores that are used, and a little more where both are
+alike (OVERLAP).
+"""
+
+OVERLAP = 3.0
+"""The power mean of both times: seconds = (reading ** p + multiplying ** p) ** (1 / p)."""
 
 NEVER_WIDEN = "device", "other runtime"
 """Factors that do not widen a range where they are unknown: the range is of left-out devices."""
@@ -53,7 +80,6 @@ NEVER_WIDEN = "device", "other runtime"
 TILE = 64
 """Tokens of a prompt that share a reading of the cache; the learned figure is relative to it."""
 
-DEVICE_KNOWN = "device known"
 FAMILY_KNOWN = "family known"
 NOTHING_KNOWN = "nothing known"
 OWN_RATE = "own rate"
@@ -81,13 +107,15 @@ def runtime_of(source: str) -> str:
 
 
 def backend_of(device: DeviceSheet) -> str:
-    """The backend that llama.cpp is usually built with for a device."""
+    """The backend that was asked for, or that llama.cpp is usually built with for a device."""
+    if device.backend:
+        return device.backend
     if "NVIDIA" in device.about:
         return "CUDA"
     by_kind = {"radeon": "ROCm", "datacenter": "ROCm", "apple": "Metal", "arc": "Vulkan"}
     if device.kind in by_kind:
         return by_kind[device.kind]
-    return "Vulkan" if device.fp32 else "CPU"
+    return "Vulkan" if device.fp32 else CPU
 
 
 class DatasheetParts(NamedTuple):
@@ -117,6 +145,14 @@ class DatasheetCase:
     n_prompt: int
     has_experts: bool
     parts: DatasheetParts
+    doubts: tuple[Unpublished, ...] = ()
+
+    @property
+    def law(self) -> str:
+        """The key of FACTORS and of what was learned: the phase, on a processor its own."""
+        if self.backend != CPU:
+            return self.phase
+        return PREFILL_CPU if self.phase == PREFILL else DECODE_CPU
 
     @property
     def least_s(self) -> float | None:
@@ -134,6 +170,8 @@ class DatasheetCase:
         """What each factor is looked up by; factors that do not apply are left out."""
         runtime = f"{self.backend} in {self.runtime}"
         architecture = self.device.architecture or "none"
+        if self.backend == CPU:
+            architecture = self.device.simd or "none"
         family = f"{architecture} on {runtime}"
         levels = {
             "runtime": runtime,
@@ -145,6 +183,8 @@ class DatasheetCase:
             "family": family,
             "device": self.device.name,
             "quantization": self.quantization,
+            "kernel": f"{self.quantization} with {architecture}",
+            "reading": architecture,
         }
         if self.has_experts:
             levels["experts"] = self.backend
@@ -165,12 +205,14 @@ CacheTypes = tuple[str, str]  # of keys and of values
 def parts_of_token(
     model: Model, device: DeviceSheet, n_past: int, types: CacheTypes
 ) -> DatasheetParts:
-    """The parts of a token of one user. LabError for a model of unknown cost."""
-    gbps = device.gbps * 1e9
-    step = step_kernels.step_cost(model, 1, n_past, 1, *types)
-    cache_bytes = step.n_bytes - step.weight_bytes
-    layers_s = LAYER_S * (model.n_layer or 0)
-    return DatasheetParts(0.0, step.weight_bytes / gbps, 0.0, cache_bytes / gbps, layers_s)
+    """The parts of a token of one user. LabError for a model of unknown cost.
+
+    Arithmetic counts on processors alone.
+    """
+    parts = parts_of_users(model, device, n_past, types, 1)
+    if backend_of(device) == CPU:
+        return parts
+    return parts._replace(arithmetic=0.0)
 
 
 def parts_of_users(
@@ -240,18 +282,34 @@ def case_for(
 ) -> DatasheetCase:
     """The case of a prediction: a prompt of n tokens, or a token after n."""
     types = settings.cache_types
+    like = synthetic.like_quantization(model.quantization or "")
     return DatasheetCase(
         phase,
         device,
         backend=backend_of(device),
         runtime="llama.cpp",
         model=model.name,
-        quantization=model.quantization or "",
+        quantization=like.name if like else model.quantization or "",
         flash_attn=settings.uses_flash,
         n_prompt=n + n_past,
         has_experts=bool(model.n_expert),
         parts=parts_of(model, device, phase, n, settings.n_ubatch, types, n_past),
+        doubts=doubts_of(model, device, phase),
     )
+
+
+def doubts_of(model: Model, device: DeviceSheet, phase: str) -> tuple[Unpublished, ...]:
+    """The spread that follows from what was assumed of a device, a model or a quantization."""
+    doubts = []
+    for assumption in device.assumed:
+        doubts.append(Unpublished(assumption.bandwidth, OF_BANDWIDTH))
+        doubts.append(Unpublished(assumption.arithmetic, OF_ARITHMETIC))
+    like = synthetic.like_quantization(model.quantization or "")
+    if like is not None and like.spread and phase == DECODE:
+        doubts.append(Unpublished(like.spread, OF_BANDWIDTH))
+    if model.source == named.APPROXIMATE:
+        doubts.append(Unpublished(APPROXIMATE_SPREAD, OF_ALL))
+    return tuple(doubt for doubt in doubts if doubt.deviation)
 
 
 class Condition(NamedTuple):
@@ -262,6 +320,15 @@ class Condition(NamedTuple):
 
     shift: float
     deviation: float
+
+
+OF_BANDWIDTH = (0, 1, 0, 1, 0)
+OF_ARITHMETIC = (1, 0, 1, 0, 0)
+OF_ALL = (1, 1, 1, 1, 1)
+"""The parts that a doubt counts for, in the order of PARTS."""
+
+APPROXIMATE_SPREAD = 0.15
+"""Of times of a model that is approximated by its parameters (an assumption)."""
 
 
 class End(NamedTuple):
@@ -286,8 +353,9 @@ class LearnedRates:
     the factors of a device, of a family of chips and of a runtime are together, and the noise of
     rows. `ranges`: by runtime, and "all", the ratios of measured to predicted times, where one
     standard deviation (`deviation`) is a factor of e, that a few percent of the rows left out by
-    device and by source lie beyond. `evaluation`: by runtime, `inside` of `n_rows` rows of left-out
-    devices were in the range that the other devices gave.
+    device and by source lie beyond. `scale`: by backend, and "all", how much wider ranges are so
+    that they hold the rows of other publishers, which calibrated them. `evaluation`: by backend,
+    `inside` of `n_rows` rows of a third group of publishers were in the range.
     """
 
     phase: str
@@ -297,11 +365,12 @@ class LearnedRates:
     ranges: dict[str, dict[str, float]]
     sd: dict[str, dict[str, float]] = field(default_factory=dict)
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
+    scale: dict[str, float] = field(default_factory=dict)
 
     def coefficients(self, case: DatasheetCase) -> tuple[float, ...]:
         """What the seconds of each part at the datasheet's rates are multiplied by."""
         coefficients = []
-        for part, names in FACTORS[self.phase].items():
+        for part, names in FACTORS[case.law].items():
             product = 1.0
             for name in names:
                 product *= self._factor(name, case)
@@ -330,9 +399,12 @@ class LearnedRates:
         return geometric_mean(factors) if factors else 1.0
 
     def part_times(self, case: DatasheetCase) -> list[float]:
-        """Expected seconds of each part."""
+        """Expected seconds of each part; the times add up, also where two of them overlap."""
         pairs = zip(self.coefficients(case), case.parts, strict=True)
-        return [coefficient * seconds for coefficient, seconds in pairs]
+        times = [coefficient * seconds for coefficient, seconds in pairs]
+        if case.law == DECODE_CPU:
+            times[:2] = overlapping(*times[:2])
+        return times
 
     def expected_s(self, case: DatasheetCase, own: Condition | None = None) -> float | None:
         """Expected seconds, never below the limit; None without a peak."""
@@ -372,15 +444,16 @@ class LearnedRates:
         of_device = self.sd["device"].get(device_on(levels))
         if of_device is not None:
             return of_device
-        known = self.sd["family"].get(levels["family"])
+        shared_sd = self.sd["family"].get(levels["family"])
         lacking: tuple[str, ...] = ("device",)
-        if known is None:
-            known = self.sd["runtime"].get(levels["runtime"])
+        if shared_sd is None:
+            shared_sd = self.sd["runtime"].get(levels["runtime"])
             lacking = ("architecture", "family", "device")
-        if known is None:
-            known = 0.0
+        if shared_sd is None:
+            shared_sd = 0.0
             lacking = SHARED
-        return math.hypot(known, *(self.spread[name] for name in lacking))
+        used = {name for names in FACTORS[case.law].values() for name in names}
+        return math.hypot(shared_sd, *(self.spread[name] for name in lacking if name in used))
 
     @property
     def noise(self) -> float:
@@ -395,28 +468,44 @@ class LearnedRates:
         return math.hypot(self.noise, uncertainty)
 
     def knowledge(self, case: DatasheetCase) -> str:
-        """What the rows tell of a case's device: DEVICE_KNOWN, FAMILY_KNOWN or NOTHING_KNOWN."""
-        if not self.sd or device_on(case.levels) in self.sd["device"]:
-            return DEVICE_KNOWN
-        if case.levels["family"] in self.sd["family"]:
+        """Whether rows tell of a device like the case's: FAMILY_KNOWN or NOTHING_KNOWN."""
+        if not self.sd or case.levels["family"] in self.sd["family"]:
             return FAMILY_KNOWN
         return NOTHING_KNOWN
 
     def ends(self, case: DatasheetCase, own: Condition | None = None) -> list[End]:
-        """The fast and the slow end of the range of what was published."""
+        """The fast and the slow end of the range; with a rate of the user's own never wider."""
+        ends = self._ends(case, own)
+        if own is None:
+            return ends
+        pairs = zip(ends, self._ends(case, None), strict=True)
+        return [
+            End(min(narrow.short, end.short), min(narrow.long, end.long))
+            for narrow, end in pairs
+        ]
+
+    def _ends(self, case: DatasheetCase, own: Condition | None) -> list[End]:
         deviation = self.deviation(case, own)
         knowledge = self.knowledge(case) if own is None else OWN_RATE
         groups = range_groups(case, knowledge)
         short = self._range_of(groups, "")
         long = self._range_of(groups, LONG_ONES)
         ends = []
+        scales = (self._scale(case, ""), self._scale(case, LONG_ONES))
+        if own is not None:
+            scales = (1.0, 1.0)
         for name in ("fast", "slow"):
-            short_size = deviation * abs(math.log(short[name]))
-            long_size = deviation * abs(math.log(long[name]))
+            short_size = scales[0] * deviation * abs(math.log(short[name]))
+            long_size = scales[1] * deviation * abs(math.log(long[name]))
             if self.phase == DECODE and name == "fast":
                 long_size = short_size  # a token hardly gets slower: the end must not fall
             ends.append(End(short_size, max(short_size, long_size)))
         return ends
+
+    def _scale(self, case: DatasheetCase, ending: str) -> float:
+        """How much wider the ends of short or of long prompts are, to hold enough rows."""
+        of_all = self.scale.get(f"all{ending}", 1.0)
+        return self.scale.get(f"{case.backend}{ending}", of_all)
 
     def _range_of(self, groups: Sequence[str], ending: str) -> dict[str, float]:
         """The range of the narrowest group that has one."""
@@ -427,7 +516,7 @@ class LearnedRates:
 
     def unpublished(self, case: DatasheetCase) -> list[Unpublished]:
         """The factors of the case that nobody published, in the order of FACTORS."""
-        by_part = list(FACTORS[self.phase].values())
+        by_part = list(FACTORS[case.law].values())
         levels = case.levels
         factors = []
         for name in dict.fromkeys(name for names in by_part for name in names):
@@ -438,7 +527,17 @@ class LearnedRates:
                 factors.append(Unpublished(self.spread[name], counts))
         if case.model not in self.factors["model"]:
             factors.append(Unpublished(self.spread["model"], (1,) * len(by_part)))
-        return factors
+        return [*factors, *case.doubts]
+
+
+def overlapping(multiplying_s: float, reading_s: float) -> tuple[float, float]:
+    """The shares of both in the time of a step that does them at once."""
+    slower = max(multiplying_s, reading_s)
+    if slower <= 0 or math.isnan(slower):
+        return multiplying_s, reading_s
+    powers = [(seconds / slower) ** OVERLAP for seconds in (multiplying_s, reading_s)]
+    total_s = slower * math.fsum(powers) ** (1 / OVERLAP)
+    return total_s * powers[0] / math.fsum(powers), total_s * powers[1] / math.fsum(powers)
 
 
 def range_groups(case: DatasheetCase, knowledge: str) -> list[str]:
@@ -466,42 +565,42 @@ def at_length(end: End, n_prompt: int) -> float:
 
 @cache
 def learned() -> dict[str, LearnedRates]:
-    """What was learned by phase, from models/learned.toml."""
+    """What was learned by law (`DatasheetCase.law`), from models/learned.toml."""
     with data_file("learned.toml").open("rb") as file:
         return {
-            phase: LearnedRates(phase, **entry) for phase, entry in tomllib.load(file).items()
+            law: LearnedRates(law.partition(" on ")[0], **entry)
+            for law, entry in tomllib.load(file).items()
         }
 
 
+def learned_for(case: DatasheetCase) -> LearnedRates:
+    """What was learned for cases like this one."""
+    return learned()[case.law]
+
+
 class Evaluation(NamedTuple):
-    """The test of predictions for a backend: each device was predicted from the other devices.
+    """The test of predictions: rates of publishers that nothing was learned from."""
 
-    `backend` is "all" where too few rows of the backend were published.
-    """
-
-    backend: str
+    kind: str  # "GPUs" or "processors"
     n_rows: dict[str, int]  # published rates by phase
     n_inside: dict[str, int]  # of these in the predicted range
     n_devices: int
 
 
 def evaluation_of(device: DeviceSheet | None = None) -> Evaluation:
-    """The test of predictions for a device like this one, or for all devices."""
-    by_phase = learned()
-    backend = "all"
-    if device is not None:
-        backend = f"{backend_of(device)} in llama.cpp"
-        if any(backend not in of_phase.evaluation for of_phase in by_phase.values()):
-            backend = "all"
+    """The test of predictions for processors, if the device is one, else for GPUs."""
+    is_processor = device is not None and backend_of(device) == CPU
+    laws = (DECODE_CPU, PREFILL_CPU) if is_processor else (DECODE, PREFILL)
     n_rows = {}
     n_inside = {}
     n_devices = 0
-    for phase, of_phase in by_phase.items():
-        figures = of_phase.evaluation[backend]
-        n_rows[phase] = round(figures["n_rows"])
-        n_inside[phase] = round(figures["inside"])
+    for law in laws:
+        of_law = learned()[law]
+        figures = of_law.evaluation["all"]
+        n_rows[of_law.phase] = round(figures["n_rows"])
+        n_inside[of_law.phase] = round(figures["inside"])
         n_devices = max(n_devices, round(figures["n_devices"]))
-    return Evaluation(backend, n_rows, n_inside, n_devices)
+    return Evaluation("processors" if is_processor else "GPUs", n_rows, n_inside, n_devices)
 
 
 class PublishedRate(NamedTuple):

@@ -22,7 +22,7 @@ from lab.core.files import listed
 from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
-from lab.models import catalog, devices, obtain, synthetic
+from lab.models import catalog, described, named, obtain, synthetic
 from lab.models.devices import DeviceSheet
 from lab.process import no_engine
 from lab.process.no_engine import NoEngine
@@ -253,7 +253,7 @@ def on_device(
         for n_users in (1, users):
             parts = datasheet.parts_of_users(model, device, middle, types, n_users)
             cases.append(dataclasses.replace(token_case, parts=parts))
-        published = datasheet.learned()[DECODE]
+        published = datasheet.learned_for(token_case)
         one_s, all_s = (published.expected_s(case) for case in cases)
         row = for_users(row, users, one_s, all_s, cases[-1].least_s or math.nan)
     return with_memory(row, settings, device.memory_bytes)
@@ -263,7 +263,7 @@ def published_phase(
     case: datasheet.DatasheetCase, own: datasheet.Condition | None = None
 ) -> PhaseTime:
     """The time of a phase by what others published; its range does not go below the limit."""
-    learned = datasheet.learned()[case.phase]
+    learned = datasheet.learned_for(case)
     limit_s = case.least_s
     expected_s = learned.expected_s(case, own)
     if not limit_s or not expected_s:
@@ -423,8 +423,9 @@ def plan_for(
 ) -> Plan:
     """This machine and the settings, for a model (a SPEC); its file is not needed.
 
-    Where llama.cpp is not installed yet, this machine has no devices, and the model must be of the
-    catalog. With automatic placement all layers are on the devices. Libraries that
+    A model whose file cannot be read is what its name tells (lab/models/named.py). Where llama.cpp
+    is not installed yet, this machine has no devices. With automatic placement all layers are on
+    the devices. Libraries that
     LLAMA_CPP_LIB_PATH names, and that cannot be used, are no problem: nothing runs.
     """
     if settings.get("lib") is None and builds.problem_of_variable():
@@ -432,7 +433,10 @@ def plan_for(
     # The plan finds the machine and its settings: any shape serves, and no file is read.
     any_shape = f"synthetic:{catalog.DEFAULT}"
     with Worker() if no_engine.is_installed() else cast(Worker, NoEngine()) as worker:
-        shape = obtain.find(worker, model, watch)
+        try:
+            shape = obtain.find(worker, model, watch)
+        except LabError as problem:
+            shape = named.need_named(model, problem)
         plan = make_plan(worker, [1], 1, 1, any_shape, watch=None, **settings)
     chosen = plan.settings
     is_automatic = not isinstance(settings.get("n_gpu_layers"), int)
@@ -450,7 +454,7 @@ def request_on(device: str, model: str, n_prompt: int, n_gen: int, folder: Path)
     plan = plan_for(model, {})
     if device == "here":
         return on_this_machine(plan, [n_prompt], n_gen, 1, evidence_in(folder))[0]
-    return on_device(plan.model, plan.settings, devices.find_device(device), n_prompt, n_gen)
+    return on_device(plan.model, plan.settings, described.find(device), n_prompt, n_gen)
 
 
 # Memory

@@ -154,8 +154,26 @@ function tokenParts(law, shape, work, arithmetic) {
   return [arithmetic, work.weights / bandwidth, 0, work.cache / bandwidth, 1e-6 * shape.layers];
 }
 
+// Of a processor the longer of multiplying and reading counts, and a little more where both are alike.
+function overlapping(law, phase, [multiplying, reading, ...others]) {
+  if (!law.overlap || phase === PREFILL) return [multiplying, reading, ...others];
+  const powers = [multiplying, reading].map(seconds => seconds ** law.overlap);
+  const sum = powers[0] + powers[1];
+  const total = sum ** (1 / law.overlap);
+  return [...powers.map(power => sum ? total * power / sum : 0), ...others];
+}
+
+function expectedSeconds(law, phase, parts) {
+  const times = parts.map((part, i) => part * law[phase].parts[i]);
+  return overlapping(law, phase, times).reduce((total, seconds) => total + seconds);
+}
+
 function leastSeconds(phase, [arithmetic, weights, attention, cache]) {
   return Math.max(arithmetic + attention, phase === PREFILL ? weights : weights + cache);
+}
+
+function tokenArithmetic(law, shape, length) {
+  return law.overlap ? peakSeconds(law, cost(shape, 1, length, 1).flops) : 0;
 }
 
 function weighted(factors, values) {
@@ -163,9 +181,10 @@ function weighted(factors, values) {
 }
 
 // The ratios of the range's ends to the expected time (datasheet.Learned.range).
-function publishedRange(published, parts, length) {
+function publishedRange(law, phase, parts, length) {
+  const published = law[phase];
   const {perLength, longest, widens: [from, to], sure} = data.published;
-  const seconds = parts.map((part, i) => part * published.parts[i]);
+  const seconds = overlapping(law, phase, parts.map((part, i) => part * published.parts[i]));
   const total = seconds.reduce((a, b) => a + b);
   let variance = (perLength * Math.max(0, Math.log(length / longest))) ** 2;
   for (const [deviation, counts] of published.unknown) {
@@ -178,12 +197,12 @@ function publishedRange(published, parts, length) {
 }
 
 // A step of several users takes longer than that of one by the same law, with its bytes and FLOPs.
-function usersStep(law, shape, published, length, users) {
+function usersStep(law, shape, length, users) {
   const one = cost(shape, 1, length, 1);
   const all = cost(shape, 1, length, users, users);
   const [oneSeconds, allSeconds] = [one, all].map(work => {
     const parts = tokenParts(law, shape, work, peakSeconds(law, work.flops));
-    return Math.max(leastSeconds(DECODE, parts), weighted(published.parts, parts));
+    return Math.max(leastSeconds(DECODE, parts), expectedSeconds(law, DECODE, parts));
   });
   const arithmetic = peakSeconds(law, all.flops);
   const traffic = all.bytes / (law.gbps * 1e9);
@@ -200,16 +219,16 @@ function datasheetPhase(law, shape, phase, length, cached, users) {
   const isPrompt = phase === PREFILL;
   if (!published || (isPrompt && !law.peak)) return null;
   const parts = isPrompt ? promptParts(law, shape, length, cached)
-    : tokenParts(law, shape, cost(shape, 1, length, 1), 0);
+    : tokenParts(law, shape, cost(shape, 1, length, 1), tokenArithmetic(law, shape, length));
   const least = leastSeconds(phase, parts);
   let step = {slower: 1, limit: least, by: "memory traffic"};
   if (isPrompt && parts[0] + parts[2] > parts[1]) step.by = "arithmetic";
-  if (!isPrompt && users > 1) step = usersStep(law, shape, published, length, users);
+  if (!isPrompt && users > 1) step = usersStep(law, shape, length, users);
   const {slower, limit, by} = step;
-  const one = Math.max(least, weighted(published.parts, parts));
+  const one = Math.max(least, expectedSeconds(law, phase, parts));
   const expected = Math.max(limit, slower * one);
   if (cached) return {limit, expected, low: null, high: null, beyond: true, by};
-  const range = publishedRange(published, parts, length);
+  const range = publishedRange(law, phase, parts, length);
   const low = Math.max(limit, slower * Math.max(least, one / range.low));
   return {limit, expected, low, high: slower * one * range.high, beyond: true, by};
 }

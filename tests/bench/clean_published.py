@@ -15,11 +15,19 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from lab.core.memory import CPU
 from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
-from lab.models import catalog, devices
+from lab.models import catalog, described, devices
 from lab.roofline import datasheet
-from tests.bench.learn_published import Row, case_for, model_of, row_of, seconds
+from tests.bench.learn_published import (
+    Row,
+    case_for,
+    model_of,
+    row_of,
+    seconds,
+    sheet_of,
+)
 
 OUT = Path(__file__).parents[2] / "models" / "published.csv"
 
@@ -50,7 +58,8 @@ COLUMNS = [
         "phase",
         "n_prompt",
     ),
-    *("n_depth", "n_ubatch", "flash_attn", "tps", "stddev", "commit", "marks", "as_published"),
+    *("n_depth", "n_ubatch", "threads", "flash_attn", "tps", "stddev", "commit", "marks"),
+    "as_published",
 ]
 HOSTS = re.compile(r"\b(Pi|CM5|Radxa|Rock|Orion|HiFive)\b")
 NOTES = {
@@ -77,7 +86,7 @@ BACKENDS = {
 
 def marks_of(row: Row) -> tuple[str, ...]:
     """Why a row cannot be used: its device or model is unknown, or it breaks a limit."""
-    device = devices.called(row.device)
+    device = sheet_of(row)
     model = model_of(row.model, row.quantization)
     marks = [] if device else ["unknown-device"]
     is_unknown = row.phase == DECODE and not row.n_prompt
@@ -127,6 +136,8 @@ def chip_of(line: dict[str, str]) -> tuple[str, float | None]:
 def device_of(line: dict[str, str]) -> tuple[devices.DeviceSheet | None, float, str]:
     """The device of the list, the part of its GPU cores, and the chip's name."""
     name, n_cores = chip_of(line)
+    if line["backend"] == CPU:
+        return processor_called(line["device"]), 1.0, line["device"]
     plain = re.sub(r"-(\d+gb|\d\d|gb10|mac-mini)$", "", name)
     short = re.sub(r"(\d)tis\b", r"\1-ti-super", plain), re.sub(r"(\d)s\b", r"\1-super", plain)
     device = next(filter(None, map(devices.called, (name, plain, *short))), None)
@@ -136,6 +147,14 @@ def device_of(line: dict[str, str]) -> tuple[devices.DeviceSheet | None, float, 
         device = devices.called(f"{device.name}-{n_cores:.0f}core") or device
     share = n_cores / device.gpu_cores if n_cores and device.gpu_cores else 1.0
     return device, round(min(share, 1.0), 3), name
+
+
+def processor_called(name: str) -> devices.DeviceSheet | None:
+    """The processor that a name describes; None for an unknown one."""
+    try:
+        return described.find(f"{name.removesuffix('-cpu')}:cpu")
+    except LabError:
+        return None
 
 
 def name_of(line: dict[str, str]) -> str:
@@ -187,7 +206,7 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
     ubatch = re.search(r"\bub (\d+)", note)
     row = {
         **{column: line.get(column, "") for column in COLUMNS},
-        "device": device.name if device else name,
+        "device": device.name if device and line["backend"] != CPU else name,
         "gpu_share": f"{share:g}" if share != 1 else "",
         "backend": backend_of(line, device),
         "model": name_of(line),
@@ -196,6 +215,7 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
         "n_prompt": n_prompt,
         "n_depth": n_depth,
         "n_ubatch": ubatch[1] if ubatch else "",
+        "threads": threads_of(line),
         "as_published": line["as_published"] if "n_gen" in line else name,
         "marks": "",
     }
@@ -203,7 +223,7 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
     if SERIES.search(line["as_published"]):
         marks = ["unclear-device"] + [mark for mark in marks if mark != "unknown-device"]
     marks += [mark for mark, pattern in NOTES.items() if pattern.search(note)]
-    if HOSTS.search(line["as_published"]):
+    if HOSTS.search(line["as_published"]) and line["backend"] != CPU:
         marks.append("slow-host")
     if OTHER.search(" ".join((line["source"], line["as_published"], line["backend"]))):
         marks.append("other-runtime")
@@ -212,6 +232,14 @@ def cleaned(line: dict[str, str]) -> dict[str, str]:
         **row,
         "marks": " ".join(marks),
     }
+
+
+def threads_of(line: dict[str, str]) -> str:
+    """The threads of a processor's row; "" where they are not published."""
+    if line.get("threads"):
+        return line["threads"]
+    noted = re.search(r"\[.*\bt (\d+)", line["as_published"])
+    return noted[1] if noted and line["backend"] == CPU else ""
 
 
 def _lengths(line: dict[str, str]) -> tuple[str, str, str]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,18 +19,24 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of small products only wait
+
 import numpy as np
 
 from lab.core import cost
+from lab.core.memory import CPU
 from lab.core.record import DECODE, PREFILL, Model
 from lab.errors import LabError
-from lab.models import catalog, devices, synthetic
+from lab.models import catalog, described, devices, synthetic
+from lab.models.devices import DeviceSheet
 from lab.roofline import conditioning, datasheet
 from lab.roofline.datasheet import (
+    DECODE_CPU,
     FACTORS,
     LONG,
     LONG_ONES,
     PARTS,
+    PREFILL_CPU,
     DatasheetCase,
     LearnedRates,
 )
@@ -35,6 +44,7 @@ from lab.roofline.datasheet import (
 OUT = Path(__file__).parents[2] / "models" / "learned.toml"
 PUBLISHED = OUT.with_name("published.csv")
 PHASES = DECODE, PREFILL
+LAWS = DECODE, PREFILL, DECODE_CPU, PREFILL_CPU
 PRIOR = {
     "backend": (0.3, 2),
     "runtime": (0.3, 4),
@@ -51,7 +61,16 @@ PRIOR = {
     "attention family": (0.25, 10),
     "attention flash": (0.4, 8),
     "other runtime": (2.0, 1000),
+    "kernel": (0.2, 10),
+    "reading": (0.2, 4),
 }
+PRIOR_CPU = {
+    "architecture": (0.4, 4),
+    "quantization": (0.3, 6),
+    "device": (0.2, 6),
+}
+"""The same of processors, where it differs: each type of weights has kernels of its own."""
+
 """Standard deviation of a factor's levels (of logarithms) before any row was seen, and the levels
 it counts as."""
 
@@ -71,11 +90,24 @@ START = {
         "cache": (1.3, 0.3),
         "layers": (50, 2),
     },
+    PREFILL_CPU: {
+        "arithmetic": (7.0, 1),
+        "weights": (1.0, 0.3),
+        "attention": (2.0, 0.7),
+        "cache": (1, 1),
+        "layers": (50, 2),
+    },
+    DECODE_CPU: {
+        "arithmetic": (12.0, 1),
+        "weights": (1.35, 0.3),
+        "cache": (2.0, 0.5),
+        "layers": (50, 2),
+    },
 }
 """A part's figure before any row was seen, and its standard deviation; of attention relative to
 arithmetic."""
 
-FLASH = {PREFILL: 0.6, DECODE: 1.0}
+FLASH = {PREFILL: 0.6, DECODE: 1.0, PREFILL_CPU: 1.0, DECODE_CPU: 1.0}
 """Seconds of attention with flash attention over those without, before any row was seen: it writes
 no scores."""
 
@@ -85,13 +117,13 @@ MOST_ALIKE = 2
 HEAVY = 3
 """Degrees of freedom of the t distribution of rows and of devices."""
 
-ROUNDS = 12
+ROUNDS = 10
+FOLDS = 10
 POOLED = 20
 """Rows of other runtimes that a runtime's range leans on."""
 
-OUTSIDE = 0.03
-"""At each end of a range: 94 % of the rows that it comes from are inside, because 90 % are promised
-for rows of other devices and sources."""
+OUTSIDE = 0.05
+"""At each end of a range, before it is scaled to hold PROMISED: few rows decide its shape."""
 
 LEAST_SCORE = 0.5
 """An end is at least so many standard deviations off."""
@@ -118,6 +150,7 @@ class Row(NamedTuple):
     marks: tuple[str, ...] = ()
     n_depth: int = 0
     n_ubatch: int = 512
+    threads: int | None = None
 
 
 class Error(NamedTuple):
@@ -151,6 +184,7 @@ def row_of(line: dict[str, str]) -> Row:
         marks=tuple(line["marks"].split()),
         n_depth=int(line["n_depth"] or 0),
         n_ubatch=int(line["n_ubatch"] or 512),
+        threads=int(line["threads"]) if line.get("threads") else None,
     )
 
 
@@ -174,9 +208,22 @@ def seconds(row: Row) -> float:
 def model_of(name: str, quantization: str) -> Model | None:
     """A model of the catalog; None where it, or its quantization, is unknown."""
     try:
-        return synthetic.model_of(catalog.find(name), quantization)
+        return synthetic.model_like(catalog.find(name), quantization)
     except LabError:
         return None
+
+
+def sheet_of(row: Row) -> DeviceSheet | None:
+    """The device of a row, with the threads that were used; None for an unknown one."""
+    if row.backend != CPU:
+        return devices.called(row.device)
+    try:
+        device = described.find(f"{row.device.removesuffix('-cpu')}:cpu")
+    except LabError:
+        return None
+    if row.threads and device.cores:
+        return replace(device, cores=min(device.cores, row.threads))
+    return device
 
 
 @cache
@@ -184,24 +231,32 @@ def case_for(row: Row) -> DatasheetCase | None:
     """None for a model that is unknown or cannot be counted."""
     model = model_of(row.model, row.quantization)
     n = row.n_prompt or USUAL_LENGTH
-    device = devices.find_device(row.device)
+    device = sheet_of(row)
+    if model is None or device is None or cost.step(model, 1, 0, 1) is None:
+        return None
     if row.gpu_share != 1:
         peak = device.peak_tflops and device.peak_tflops * row.gpu_share
         device = replace(device, name=f"{device.name} x {row.gpu_share:g}", tflops=peak)
     n_past = row.n_depth if row.phase == PREFILL else 0
-    if model is None or cost.step(model, 1, 0, 1) is None:
-        return None
     parts = datasheet.parts_of(
         model, device, row.phase, n, row.n_ubatch, ("f16", "f16"), n_past
     )
+    like = synthetic.like_quantization(row.quantization)
     what = (
         row.backend,
         datasheet.runtime_of(row.source),
         row.model,
-        row.quantization,
+        like.name if like else row.quantization,
         row.flash_attn,
     )
     return DatasheetCase(row.phase, device, *what, n + n_past, bool(model.n_expert), parts)
+
+
+def law_of(row: Row) -> str:
+    """The key of what is learned from a row."""
+    if row.backend != CPU:
+        return row.phase
+    return PREFILL_CPU if row.phase == PREFILL else DECODE_CPU
 
 
 def case_of(row: Row) -> DatasheetCase:
@@ -217,13 +272,7 @@ def slopes_of(
 ) -> np.ndarray:
     """By part, case and unknown: by how much the unknown changes the part's logarithm."""
     parts = list(START[phase])
-    slopes = np.zeros(
-        (
-            len(parts),
-            len(cases),
-            len(at),
-        )
-    )
+    slopes = np.zeros((len(parts), len(cases), len(at)))
     for i, case in enumerate(cases):
         levels = case.levels
         half = 0.5 if case.flash_attn else -0.5
@@ -247,14 +296,17 @@ def fit(rows: Sequence[Row], phase: str) -> LearnedRates:
     )
     times = np.log([seconds(row) for row in rows])
     at: dict[tuple[str, str], int] = {("", part): i for i, part in enumerate(parts)}
+    used = {name for names in FACTORS[phase].values() for name in names}
     for case in cases:
-        for column in case.levels.items():
-            at.setdefault(column, len(at))
+        for name, level in case.levels.items():
+            if name in used:
+                at.setdefault((name, level), len(at))
     slopes = slopes_of(cases, phase, at)
     setups = Counter(map(_setup, rows))
     counts = np.array([min(1.0, MOST_ALIKE / setups[_setup(row)]) for row in rows])
-    members = {name: np.array([column[0] == name for column in at]) for name in PRIOR}
-    spread = {name: sd**2 for name, (sd, _) in PRIOR.items()}
+    prior = prior_of(phase)
+    members = {name: np.array([column[0] == name for column in at]) for name in prior}
+    spread = {name: sd**2 for name, (sd, _) in prior.items()}
     start = np.zeros(len(at))
     precision = np.zeros(len(at))
     for i, (value, sd) in enumerate(START[phase].values()):
@@ -266,7 +318,7 @@ def fit(rows: Sequence[Row], phase: str) -> LearnedRates:
     weights = np.ones(len(rows))
     column_weights = np.ones(len(at))
     for _ in range(ROUNDS):
-        each = base * np.exp(slopes @ now)
+        each = times_of_parts(base * np.exp(slopes @ now), parts, phase)
         slope = np.einsum("kn,knp->np", each / each.sum(axis=0), slopes)
         for name, columns in members.items():
             precision[columns] = column_weights[columns] / spread[name]
@@ -279,12 +331,13 @@ def fit(rows: Sequence[Row], phase: str) -> LearnedRates:
             - now
         )
         now = now + np.clip(step, -0.7, 0.7)
-        off = times - np.log((base * np.exp(slopes @ now)).sum(axis=0))
+        each = times_of_parts(base * np.exp(slopes @ now), parts, phase)
+        off = times - np.log(each.sum(axis=0))
         squares = off**2 + ((slope @ covariance) * slope).sum(axis=1)
         weights = (HEAVY + 1) / (HEAVY + squares / noise)
         noise = float((weights * counts * squares).sum() / counts.sum())
         for name, columns in members.items():
-            sd, n = PRIOR[name]
+            sd, n = prior[name]
             levels_squared = (now[columns] - start[columns]) ** 2 + np.diag(covariance)[
                 columns
             ]
@@ -301,6 +354,23 @@ def fit(rows: Sequence[Row], phase: str) -> LearnedRates:
     )
 
 
+def prior_of(law: str) -> dict[str, tuple[float, int]]:
+    """PRIOR of a law."""
+    return {**PRIOR, **PRIOR_CPU} if law in (DECODE_CPU, PREFILL_CPU) else PRIOR
+
+
+def times_of_parts(times: np.ndarray, parts: Sequence[str], law: str) -> np.ndarray:
+    """The parts of each row's time, which add up: as lab/roofline/datasheet.py overlaps them."""
+    if law != DECODE_CPU:
+        return times
+    both = [parts.index("arithmetic"), parts.index("weights")]
+    powers = times[both] ** datasheet.OVERLAP
+    total = powers.sum(axis=0)
+    overlapped = times.copy()
+    overlapped[both] = powers / total * total ** (1 / datasheet.OVERLAP)
+    return overlapped
+
+
 def _sd(
     cases: Sequence[DatasheetCase],
     phase: str,
@@ -308,7 +378,7 @@ def _sd(
     covariance: np.ndarray,
 ) -> dict[str, dict[str, float]]:
     """The standard deviations of the sums of the factors that describe a device, and less."""
-    main_part = "arithmetic" if phase == PREFILL else "weights"
+    main_part = "weights" if phase == DECODE else "arithmetic"
     sd: dict[str, dict[str, float]] = {"device": {}, "family": {}, "runtime": {}}
     factors = {
         "device": datasheet.SHARED,
@@ -325,7 +395,9 @@ def _sd(
         for kind, key in keys.items():
             if key not in sd[kind]:
                 columns = [at["", main_part]]
-                columns += [at[name, levels[name]] for name in factors[kind]]
+                for name in factors[kind]:
+                    if (name, levels[name]) in at:
+                        columns.append(at[name, levels[name]])
                 sd[kind][key] = math.sqrt(float(covariance[np.ix_(columns, columns)].sum()))
     return sd
 
@@ -340,7 +412,7 @@ def _learned(
     values_at: dict[tuple[str, str], float],
     spread: dict[str, float],
 ) -> LearnedRates:
-    factors: dict[str, dict[str, float]] = {name: {} for name in PRIOR}
+    factors: dict[str, dict[str, float]] = {name: {} for name in prior_of(phase)}
     for (name, level), value in values_at.items():
         if name:
             factors[name][level] = math.exp(value)
@@ -348,14 +420,14 @@ def _learned(
         model: float(n) for model, n in sorted(Counter(row.model for row in rows).items())
     }
     figures = {part: math.exp(values_at["", part]) for part in START[phase]}
-    if phase == PREFILL:
+    if "attention" in figures:
         figures["attention"] *= figures["arithmetic"]
-    else:
+    elif phase == DECODE:
         figures["arithmetic"] = figures[
             "weights"
         ]  # of several users: a token of one is bounded by its bytes
     sds = {name: math.sqrt(value) for name, value in spread.items()} | {"model": 0.1}
-    return LearnedRates(phase, figures, factors, sds, {})
+    return LearnedRates(phase.partition(" on ")[0], figures, factors, sds, {})
 
 
 def error(learned: LearnedRates, row: Row, own: datasheet.Condition | None = None) -> float:
@@ -366,12 +438,19 @@ def error(learned: LearnedRates, row: Row, own: datasheet.Condition | None = Non
 
 
 def fits_without(
-    rows: Sequence[Row], phase: str, key: Callable[[Row], str]
+    rows: Sequence[Row],
+    phase: str,
+    key: Callable[[Row], str],
+    all_rows: Sequence[Row] | None = None,
 ) -> dict[str, LearnedRates]:
-    """What the rows teach without the rows of each group."""
+    """For each group what all rows teach without it, and without the others of its fold."""
+    groups = sorted({key(row) for row in rows})
     fits = {}
-    for group in sorted({key(row) for row in rows}):
-        fits[group] = fit([row for row in rows if key(row) != group], phase)
+    for number in range(FOLDS):
+        fold = set(groups[number::FOLDS])
+        if fold:
+            fitted = fit([row for row in all_rows or rows if key(row) not in fold], phase)
+            fits.update(dict.fromkeys(fold, fitted))
     return fits
 
 
@@ -386,19 +465,36 @@ def left_out(
     return errors
 
 
-def beside_own(rows: Sequence[Row], fits: dict[str, LearnedRates]) -> Errors:
-    """The errors of rows of left-out devices, predicted with one row of the device.
+def beside_own(rows: Sequence[Row], learned_of_all: LearnedRates) -> Errors:
+    """The errors of rows, predicted without the device's factor but with one row of the device.
 
-    As if a user had measured it: of another model, with the same build. `fits` are without each
-    device.
+    As if a user had measured it: of another model, with the same build.
     """
     errors = []
     for row in rows:
-        learned = fits[row.device]
+        learned = without_device(learned_of_all, case_of(row))
         own = own_condition(rows, row, learned)
         if own is not None:
             errors.append(error_of(learned, row, datasheet.OWN_RATE, own))
     return errors
+
+
+def without_device(learned: LearnedRates, case: DatasheetCase) -> LearnedRates:
+    """What is known of other devices than the case's, but for what its rows taught of theirs."""
+    level = case.levels["device"]
+    chip = devices.chip_of(level)
+    others = {
+        name: factor
+        for name, factor in learned.factors["device"].items()
+        if devices.chip_of(name) != chip
+    }
+    level_on = datasheet.device_on(case.levels)
+    sd = {name: value for name, value in learned.sd["device"].items() if name != level_on}
+    return replace(
+        learned,
+        factors={**learned.factors, "device": others},
+        sd={**learned.sd, "device": sd},
+    )
 
 
 def own_condition(
@@ -452,20 +548,6 @@ def ranges(errors: Errors) -> dict[str, dict[str, float]]:
     return by_group
 
 
-@cache
-def _group(row: Row) -> str:
-    case = case_of(row)
-    return case.levels["runtime"] + (LONG_ONES if case.n_prompt > LONG else "")
-
-
-def _ranges_of(row: Row) -> tuple[str, str]:
-    """The range of a row's runtime, and the range of all rows, of long prompts or of short ones."""
-    group = _group(row)
-    if group.endswith(LONG_ONES):
-        return group, f"all{LONG_ONES}"
-    return group, "all"
-
-
 def _range(
     scores: Sequence[float],
     weights: np.ndarray,
@@ -503,33 +585,151 @@ def by_source(row: Row) -> str:
     return row.source
 
 
-def learn(rows: Sequence[Row], phase: str) -> LearnedRates:
-    """Factors and ranges of a phase. The ranges come from rows left out by device and by source;
-    the figures of the evaluation from those left out by device.
+# Three parts of the rows, by who published them
+
+
+LEARN = "learn"
+CALIBRATE = "calibrate"
+TEST = "test"
+"""The rows of each device in the first two, and of each publisher but COLLECTIONS, are predicted
+from the other rows, and these errors make the ranges (cross-conformal prediction). No width is
+chosen on the third part."""
+
+COLLECTIONS = (
+    "localscore",
+    "llama.cpp CUDA Scoreboard",
+    "llama.cpp ROCm Scoreboard",
+    "llama.cpp Vulkan Scoreboard",
+    "llama.cpp Apple Silicon Scoreboard",
+    "ik_llama.cpp",
+)
+"""Large collections, all of them from before May 2026: the others depend on them."""
+
+PROMISED = 0.90
+MOST_HELD = 0.98
+"""The share of rows that ranges are to hold. Of n publishers, whose rows resemble each other, the
+ranges have to hold the share PROMISED (n + 1) / n (conformal prediction of one more publisher)."""
+
+SCALES = 0.6, 4.0  # the ends of a scale
+ALIKE = 8.0
+"""Rows of one publisher count as no more than this number when a scale is chosen."""
+
+
+def publisher(source: str) -> str:
+    """Who published a source: the owner of a repository, a collection, or one pull request."""
+    name = source.removeprefix("ikawrakow/").removeprefix("ggml-org/")
+    if name.startswith("ik_llama.cpp"):
+        return "ik_llama.cpp"
+    if re.match("llama.cpp (PR|issue|docs|benches)", name):
+        return name.partition(" (")[0]
+    return name if "Scoreboard" in name else re.split("[/ ]", name)[0]
+
+
+def part_of(row: Row) -> str:
+    """The part of a row: chosen once, by a checksum of its publisher; never by its figures."""
+    name = publisher(row.source)
+    digit = zlib.crc32(name.encode()) % 10
+    if name in COLLECTIONS or digit < 4:
+        return LEARN
+    return CALIBRATE if digit < 7 else TEST
+
+
+def by_publisher(row: Row) -> str:
+    return publisher(row.source)
+
+
+def learn_in_parts(rows: Sequence[Row], law: str) -> tuple[LearnedRates, list[Row]]:
+    """What the first two parts teach, with ranges of their errors; and the third part's rows.
+
+    The rows of each publisher, and those of each device, are predicted from the others.
     """
-    rows_of_phase = [row for row in clean(rows) if row.phase == phase]
-    fits = fits_without(rows_of_phase, phase, by_device)
-    of_devices = left_out(rows_of_phase, fits, by_device)
-    of_sources = left_out(
-        rows_of_phase, fits_without(rows_of_phase, phase, by_source), by_source
-    )
-    errors = [*of_devices, *of_sources, *beside_own(rows_of_phase, fits)]
-    learned = replace(fit(rows_of_phase, phase), ranges=ranges(errors))
-    inside = set()
-    for device, fitted in fits.items():
-        elsewhere = [e for e in errors if e.row.device != device]
-        of_other_devices = replace(fitted, ranges=ranges(elsewhere))
-        for e in of_devices:
-            if e.row.device == device and is_inside(of_other_devices, e.row, e.off):
-                inside.add(e.row)
-    names = dict.fromkeys(name for row in rows_of_phase for name in _ranges_of(row))
-    for name in names:
-        rows_of_range = [row for row in rows_of_phase if name in _ranges_of(row)]
-        values = learned.evaluation.setdefault(name, {})
-        values["n_rows"] = len(rows_of_range)
-        values["inside"] = sum(row in inside for row in rows_of_range)
-        values["n_devices"] = len({row.device for row in rows_of_range})
+    of_law = [row for row in clean(rows) if law_of(row) == law]
+    first_parts = [row for row in of_law if part_of(row) != TEST]
+    by_devices = fits_without(first_parts, law, by_device)
+    of_others = [row for row in first_parts if by_publisher(row) not in COLLECTIONS]
+    by_publishers = fits_without(of_others, law, by_publisher, first_parts)
+    errors = left_out(first_parts, by_devices, by_device)
+    errors += left_out(of_others, by_publishers, by_publisher)
+    fitted_to_all = fit(first_parts, law)
+    of_ranges = ranges([*errors, *beside_own(first_parts, fitted_to_all)])
+    tried = []
+    for row in first_parts:
+        tried.append(
+            (row, stretch(replace(by_devices[by_device(row)], ranges=of_ranges), row))
+        )
+    for row in of_others:
+        fitted = replace(by_publishers[by_publisher(row)], ranges=of_ranges)
+        tried.append((row, stretch(fitted, row)))
+    learned = replace(fitted_to_all, ranges=of_ranges, scale=scales(tried))
+    return learned, [row for row in of_law if part_of(row) == TEST]
+
+
+def scales(tried: Sequence[tuple[Row, float]]) -> dict[str, float]:
+    """By backend and length, and of all: how much wider ranges must be to hold enough rows.
+
+    Each row with its stretch. A backend leans on POOLED rows of all.
+    """
+    counts = Counter(by_publisher(row) for row, _ in tried)
+    weights = np.array([min(1.0, ALIKE / counts[by_publisher(row)]) for row, _ in tried])
+    stretches = np.array([factor for _, factor in tried])
+    n_publishers = len(counts)
+    share = min(MOST_HELD, PROMISED * (n_publishers + 1) / n_publishers)
+    is_long = np.array([case_of(row).n_prompt > LONG for row, _ in tried])
+    by_backend = {}
+    for ending, of_length in (("", ~is_long), (LONG_ONES, is_long)):
+        if not of_length.any():
+            continue
+        length_weights = weights * of_length
+        by_backend[f"all{ending}"] = quantile(stretches, length_weights, share)
+        pooled = POOLED * length_weights / length_weights.sum()
+        for backend in sorted({row.backend for row, _ in tried}):
+            is_own = np.array([row.backend == backend for row, _ in tried])
+            scale = quantile(stretches, length_weights * is_own + pooled, share)
+            by_backend[f"{backend}{ending}"] = scale
+    return by_backend
+
+
+def stretch(learned: LearnedRates, row: Row) -> float:
+    """The factor by which the logarithm of a row's range has to grow to hold the row."""
+    off = error(learned, row)
+    low, high = learned.range(case_of(row))
+    return off / math.log(high if off > 0 else low)
+
+
+def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
+    order = np.argsort(values)
+    below = np.cumsum(weights[order]) / weights.sum()
+    value = values[order][min(len(order) - 1, int(np.searchsorted(below, share)))]
+    return float(np.clip(value, *SCALES))
+
+
+def learn(rows: Sequence[Row], law: str) -> LearnedRates:
+    """Factors of all rows; ranges and their test of the three parts."""
+    in_parts, third = learn_in_parts(rows, law)
+    of_law = [row for row in clean(rows) if law_of(row) == law]
+    learned = replace(fit(of_law, law), ranges=in_parts.ranges, scale=in_parts.scale)
+    for backend in ("all", *sorted({row.backend for row in third})):
+        tested = [row for row in third if backend in ("all", row.backend)]
+        learned.evaluation[backend] = evaluation(in_parts, tested)
     return learned
+
+
+def evaluation(learned: LearnedRates, rows: Sequence[Row]) -> dict[str, float]:
+    """Rows, devices, those inside, the median error and the median width of the ranges."""
+    errors = [error(learned, row) for row in rows]
+    widths = []
+    n_inside = 0
+    for row, off in zip(rows, errors, strict=True):
+        low, high = learned.range(case_of(row))
+        widths.append(high / low)
+        n_inside += is_inside(learned, row, off)
+    return {
+        "n_rows": len(rows),
+        "n_devices": len({row.device for row in rows}),
+        "inside": n_inside,
+        "error": math.expm1(float(np.median(np.abs(errors)))),
+        "width": float(np.median(widths)),
+    }
 
 
 def main() -> None:
@@ -537,19 +737,21 @@ def main() -> None:
         "# Made by python -m tests.bench.learn_published;"
         " lab/roofline/datasheet.py explains the figures.\n"
     )
-    for phase in PHASES:
-        learned = learn(published(), phase)
-        text += f"\n[{phase}]\n"
-        text += _table(f"{phase}.parts", learned.parts)
-        text += _table(f"{phase}.spread", learned.spread)
+    for law in LAWS:
+        learned = learn(published(), law)
+        text += f'\n["{law}"]\n'
+        tables = {"parts": learned.parts, "spread": learned.spread, "scale": learned.scale}
+        for name, values in tables.items():
+            text += _table(f'"{law}".{name}', values)
         for name, values in learned.sd.items():
-            text += _table(f'{phase}.sd."{name}"', values)
+            text += _table(f'"{law}".sd."{name}"', values)
         for name, values in learned.factors.items():
-            text += _table(f'{phase}.factors."{name}"', values)
+            text += _table(f'"{law}".factors."{name}"', values)
         for name, values in sorted(learned.ranges.items()):
-            text += _table(f'{phase}.ranges."{name}"', values)
-        for name, values in sorted(learned.evaluation.items()):
-            text += _table(f'{phase}.evaluation."{name}"', values)
+            text += _table(f'"{law}".ranges."{name}"', values)
+        for name, values in learned.evaluation.items():
+            text += _table(f'"{law}".evaluation."{name}"', values)
+            print(law, name, values)
     OUT.write_text(text)
 
 

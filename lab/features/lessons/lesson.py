@@ -188,7 +188,9 @@ def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:
     """Print the table of `lab.predict` on several devices, as the command does."""
-    print_sections([tables.ranking(predictions)], console.console())
+    print_sections(
+        [tables.ranking(predictions, tables.Display(is_ranking=True))], console.console()
+    )
 
 
 def abilities(records: Sequence[RequestRecord]) -> None:

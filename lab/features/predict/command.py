@@ -7,26 +7,48 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.app.help import Command
-from lab.app.options import DEVICE, SETTINGS, TOKENS, Unstored, as_json_option, with_options
+from lab.app.options import (
+    DETAILS,
+    DEVICE,
+    MODEL,
+    SETTINGS,
+    TOKENS,
+    Unstored,
+    as_json_option,
+    with_options,
+)
 from lab.app.reading import RESULTS, note
 from lab.core.files import is_dir
 from lab.errors import LabError
+from lab.models import catalog
 
 if TYPE_CHECKING:
     from lab.roofline.prediction import Prediction
 
 
 RANKED_LENGTHS = "1000"
-EXPLAINED_LENGTHS = "10,1000,10000"
+EXPLAINED_LENGTHS = "1000,10000"
 """Default prompt lengths, for a ranking and for devices that are named."""
 
+FIRST = ("model", "device", "quantizations", "prompt-len", "gen", "slo")
 
-@click.command(cls=Command, first=("model", "device", "prompt-len", "gen", "sequences", "slo"))
+
+@click.command(cls=Command, first=FIRST)
 @with_options(
+    click.option(
+        "--model",
+        "-m",
+        "-hf",
+        default=[catalog.DEFAULT],
+        show_default=catalog.DEFAULT,
+        multiple=True,
+        help="A model: any tool's name of it, a .gguf file (see lab models --help). Several: -m"
+        " again, or commas.",
+    ),
     click.option(
         "--prompt-len",
         "-p",
-        help="Prompt lengths.  [default: 1000, and 10,1000,10000 for devices that are named]",
+        help="Prompt lengths.  [default: 1000, and 1000,10000 for devices that are named]",
     ),
     click.option(
         "--gen", "-n", type=TOKENS, default=200, show_default=True, help="Tokens to generate."
@@ -41,12 +63,26 @@ EXPLAINED_LENGTHS = "10,1000,10000"
     click.option(
         "--device",
         "-d",
-        help="Devices to explain, or kinds to rank (laptop, apple, ...), with commas;"
-        " here: this machine.",
+        multiple=True,
+        help="A device by its name, or in words (gbps=51.2 cores=8 avx2); a kind to rank (laptop,"
+        " apple, ...); here: this machine. Several: -d again, or commas.",
     ),
     click.option(
-        "--all", "shows_all", is_flag=True, help="Show all devices, not only the fastest 15."
+        "--backend", help="llama.cpp's backend: cpu, cuda, metal, vulkan, rocm, sycl."
     ),
+    click.option(
+        "--quantizations", is_flag=True, help="One table of a model's quantizations."
+    ),
+    click.option(
+        "--describe", is_flag=True, help="Ask for the facts of a device, one by one."
+    ),
+    click.option(
+        "--check",
+        metavar="PATH",
+        help="Compare the runs in results with their predictions.",
+    ),
+    click.option("--all", "shows_all", is_flag=True, help="Rank all devices."),
+    DETAILS,
     click.option(
         "--measured",
         multiple=True,
@@ -65,7 +101,7 @@ EXPLAINED_LENGTHS = "10,1000,10000"
         help="With less memory on this machine (--device here), such as 8GB.",
     ),
     click.option("--slo", metavar="LIMITS", help="Limits to keep, such as ttft=2s,tpot=50ms."),
-    *(option for option in SETTINGS if option is not DEVICE),
+    *(option for option in SETTINGS if option not in (DEVICE, MODEL)),
     click.option(
         "--ceilings",
         default=RESULTS,
@@ -78,7 +114,13 @@ EXPLAINED_LENGTHS = "10,1000,10000"
     ),
 )
 def predict(
-    device: str | None,
+    model: tuple[str, ...],
+    device: tuple[str, ...],
+    backend: str | None,
+    quantizations: bool,
+    describe: bool,
+    check: str | None,
+    details: bool,
     gen: int,
     prompt_len: str | None,
     shows_all: bool,
@@ -95,50 +137,65 @@ def predict(
     """Predict a model's speed: which device suits it, and why.
 
     \b
-      lab predict -m llama-3.1-8b -p 8k -n 300     # the fastest devices
-      lab predict -m llama-3.1-8b -d rtx-4090,m4   # these, explained
-      lab predict -m llama-3.2-3b:Q4_0 -d here     # this machine, explained
+      lab predict -m llama-3.1-8b                           # which machine?
+      lab predict -m qwen3:8b -d "mac mini m4" -d rtx-3060  # side by side
+      lab predict -m gpt-oss:20b -d "13900K, DDR5-6400"     # one, explained
 
-    Needs no model file: a name of the list is enough, several with commas. Without --device, or
-    with a kind of devices, it ranks them: what fits comes first, the fastest at the top, with 90 %
-    ranges. This machine is among them with its measured times, or with a prediction from its
-    ceilings.
+    Needs no model file: a name is enough. Without --device it shows devices that people choose
+    from, with 90 % ranges, and this machine with its measured times or a prediction from its
+    ceilings; --all ranks all devices, --device KIND those of a kind.
 
-    For each device that --device names it prints the theoretical limit, a range to expect, and the
-    basis of that range for each prompt length. On this machine the range is wider for prompts
-    longer than those measured here and for other models, quantizations or settings. For another
-    device it is learned from what others published: narrow where the device or its family has
-    rows, wide where nothing is known. A rate of your own narrows it: --measured
-    llama-3.1-8b:Q4_0=38.
+    For a device that --device names it prints what to expect for each prompt length. On this
+    machine the range is wider for prompts longer than those measured here and for other models,
+    quantizations or settings. For another device it is learned from what others published: narrow
+    where the device or its family has rows, wide where nothing is known or something had to be
+    assumed; the output says what would narrow it most. A rate of your own narrows it to about a
+    factor of two: --measured llama-3.1-8b:Q4_0=38. A processor takes --threads.
 
     With --memory the model may be larger than this machine's memory: its file is mapped, and read
     again for each token. How long that takes is what lab start --memory measured here.
     """
-    from lab.features.predict import prediction, slo as slo_limits, tables
+    from lab.features.predict import (
+        checking,
+        describing,
+        prediction,
+        quantizing,
+        slo as slo_limits,
+        tables,
+    )
     from lab.roofline.prediction import HERE
     from lab.runner import builds
     from lab.show import console
     from lab.show.section import print_sections
 
     check_folder(ceilings)
+    out = console.console()
+    if check is not None:
+        print_sections([checking.section(check)], out)
+        return
     unusable = builds.problem_of_variable()
     if unusable and asked["lib"] is None:
         note(f"{unusable.what} The installed libraries are used.")
-    model = asked.pop("model")
-    is_ranking = prediction.ranks(device)
+    models = ",".join(model)
+    names = ",".join([*device, describing.asked_device()] if describe else device) or None
+    is_ranking = prediction.ranks(names)
     lengths = prompt_len or (RANKED_LENGTHS if is_ranking else EXPLAINED_LENGTHS)
+    if quantizations:
+        models = quantizing.with_quantizations(models, names)
+        lengths = prompt_len or RANKED_LENGTHS
     limits = slo_limits.parse_slo(slo) if slo else None
     with console.transfer(console.console(stderr=True)) as watch:
         rows = prediction.predict(
             lengths,
             gen,
-            model,
-            device,
+            models,
+            names,
             sequences=sequences,
             slo=limits,
             ceilings=ceilings,
             measured=measured,
             gbps=gbps,
+            backend=backend,
             memory=memory,
             watch=watch,
             **asked,
@@ -146,10 +203,14 @@ def predict(
     if as_json:
         console.print_json({"rows": [document(row) for row in rows]})
         return
-    specs = prediction.names_in(model)
-    all_sections = tables.sections(rows, limits, is_ranking, shows_all, specs)
-    print_sections(all_sections, console.console())
-    if device is None and not any(row.name == HERE for row in rows):
+    specs = prediction.names_in(models)
+    if quantizations:
+        print_sections([quantizing.section(rows)], out)
+        return
+    shown = tables.Display(limits, is_ranking, shows_all, details, bool(names))
+    print_sections(tables.sections(rows, shown, specs), out)
+    is_here = any(row.name == HERE for row in rows)
+    if names is None and details and not is_here:
         note(prediction.missing_here(specs[0], ceilings, asked))
 
 

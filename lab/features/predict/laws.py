@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from lab.core import cost, memory, shape
 from lab.core.lists import grouped
+from lab.core.memory import CPU
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, devices, synthetic
@@ -463,9 +464,14 @@ def law_of_datasheet(device: DeviceSheet, settings: Settings) -> Callable[[Model
     """The law of a device, for a model; None for a phase that is not predicted."""
 
     def law(model: Model) -> Numbers:
-        numbers: Numbers = {"gbps": device.gbps, "peak": device.peak_tflops}
-        for phase, learned in datasheet.learned().items():
+        numbers: Numbers = {
+            "gbps": device.gbps,
+            "peak": device.peak_tflops,
+            "overlap": datasheet.OVERLAP if datasheet.backend_of(device) == CPU else None,
+        }
+        for phase in (PREFILL, DECODE):
             case = datasheet.case_for(model, settings, device, phase, 1)
+            learned = datasheet.learned_for(case)
             numbers[phase] = None
             if case.least_s is not None:
                 numbers[phase] = {

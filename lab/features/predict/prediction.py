@@ -16,7 +16,7 @@ from lab.core.record import Model, Record
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
-from lab.models import catalog, devices, obtain
+from lab.models import catalog, described, devices, obtain
 from lab.models.devices import DeviceSheet
 from lab.roofline import conditioning, learning, prediction
 from lab.roofline.paged_prediction import limited_memory, with_limit
@@ -48,6 +48,7 @@ def predict(
     ceilings: StrPath = "results",
     measured: Sequence[str] = (),
     gbps: float | None = None,
+    backend: str | None = None,
     memory: str | None = None,
     watch: obtain.ShowTransfer = obtain.silently,
     **settings: Unpack[PredictSettings],
@@ -59,16 +60,17 @@ def predict(
 
     Without `device` it ranks all devices that the lab knows, and this machine: by runs of such
     a request in the folder `ceilings`, otherwise by its ceilings and runs there. `device` names
-    some devices or kinds, or "here". `model` is a SPEC; its file is not needed. Several devices and
-    models with commas, or in a list. The answers of `sequences` users are decoded together.
-    `measured` are rates of your own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow
-    its ranges. `gbps` is its memory bandwidth, where it differs from the datasheet. `memory` limits
-    that of this machine, such as "8GB": the model may then not fit. `tpot_s` is a range: (low,
-    high). LabError for an unknown name, and if "here" lacks ceilings or runs.
+    some devices or kinds, or "here", or describes one: "gbps=51.2 cores=8 avx2", "m5-max:cpu".
+    `model` is any tool's name; its file is not needed. Several devices and models with commas, or
+    in a list. The answers of `sequences` users are decoded together. `measured` are rates of your
+    own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow its ranges. `gbps` is its
+    memory bandwidth, where it differs from the datasheet, `backend` that of llama.cpp. `memory`
+    limits that of this machine, such as "8GB": the model may then not fit. `tpot_s` is a range:
+    (low, high). LabError for an unknown name, and if "here" lacks ceilings or runs.
     """
     lengths = parse_lengths(prompt_len)
     prediction.check(max(lengths), gen, sequences)
-    names = names_in(device or f"all,{HERE}")
+    names = names_of_devices(device or f"all,{HERE}")
     n_bytes = None if memory is None else limit_of(memory, names)
     rates = [conditioning.parse_rate(text) for text in measured]
     if rates or gbps is not None:
@@ -77,7 +79,7 @@ def predict(
     for spec in names_in(model):
         plan = prediction.plan_for(spec, settings, watch)
         for listed in devices_in(names):
-            sheet = listed if gbps is None else dataclasses.replace(listed, gbps=gbps)
+            sheet = as_asked(listed, gbps, backend, settings.get("threads"))
             compared = conditioning.compare(rates, model_called, plan.settings, sheet)
             for n in lengths:
                 row = prediction.on_device(
@@ -143,6 +145,33 @@ def names_in(text: Texts) -> list[str]:
     return names
 
 
+def names_of_devices(text: Texts) -> list[str]:
+    """The names in a list with commas; a part that only adds facts belongs to the one before it.
+
+    "13900K, DDR5-6400" is one device.
+    """
+    names = list[str]()
+    for name in names_in(text):
+        if names and name != HERE and described.is_addition(name):
+            names[-1] = f"{names[-1]} {name}"
+        else:
+            names.append(name)
+    return names
+
+
+def as_asked(
+    device: DeviceSheet, gbps: float | None, backend: str | None, threads: int | None
+) -> DeviceSheet:
+    """A device with another bandwidth, backend or number of threads, where these are asked for."""
+    if gbps is not None:
+        device = dataclasses.replace(device, gbps=gbps)
+    if backend is not None:
+        device = described.on_backend(device, backend)
+    if threads and device.simd and device.cores:
+        device = dataclasses.replace(device, cores=min(device.cores, threads))
+    return device
+
+
 def devices_in(names: Sequence[str]) -> list[DeviceSheet]:
     """The devices of the datasheets that names and kinds stand for, each once."""
     by_name: dict[str, DeviceSheet] = {}
@@ -150,7 +179,7 @@ def devices_in(names: Sequence[str]) -> list[DeviceSheet]:
         if name == HERE:
             continue
         for member in devices.names_of(name) or [name]:
-            device = devices.find_device(member)
+            device = described.find(member)
             by_name[device.name] = device
     return list(by_name.values())
 
@@ -159,7 +188,8 @@ def ranks(device: str | None) -> bool:
     """Whether to rank devices: without any, or with a kind of them."""
     if device is None:
         return True
-    return any(devices.names_of(name) for name in names_in(device) if name != HERE)
+    names = names_of_devices(device)
+    return any(devices.names_of(name) for name in names if name != HERE)
 
 
 def speed_order(row: Prediction) -> tuple[bool, float, float]:

@@ -5,48 +5,140 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lab.core import shown
 from lab.core.lists import grouped, plural
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo
+from lab.models import devices
 from lab.roofline.prediction import HERE, Prediction, Span, expected_or_middle
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits, seconds
 
 CERTAIN = 0.95  # the chance from which limits are said to be kept
-MOST_ROWS = 15  # devices of a ranking that are shown, with this machine
+MOST_ROWS = 9  # devices of a ranking that are shown, with this machine
+TOO_WIDE = 10.0  # a range of rates whose ends are further apart is not ranked
+EQUAL = 1.15  # a ratio up to which two setups are about as fast, if its range holds 1
+HOW_TO_SEE_MORE = "Limits, memory, basis and sources: --details"
 NO_PREFILL = "Prefill is not predicted: the peak is not known."
 
 
+@dataclass(frozen=True)
+class Display:
+    """What is shown of predictions. `is_named`: the user named devices, or a kind of them."""
+
+    slo: Slo | None = None
+    is_ranking: bool = False
+    shows_all: bool = False
+    details: bool = False
+    is_named: bool = False
+
+
 def sections(
-    rows: Sequence[Prediction],
-    slo: Slo | None,
-    is_ranking: bool,
-    shows_all: bool,
-    specs: Sequence[str] = (),
+    rows: Sequence[Prediction], shown: Display, specs: Sequence[str] = ()
 ) -> list[Section]:
-    """A ranking for each prompt length, or an explanation of each model on each device.
+    """A ranking for each prompt length, setups side by side, or the explanation of one.
 
     `specs` are the models as they were asked for.
     """
-    chosen = wording.chosen_quantizations(rows, specs)
-    shown_sections = sections_of(rows, slo, is_ranking, shows_all)
-    last = dataclasses.replace(
-        shown_sections[-1], sentences=[*shown_sections[-1].sentences, *chosen]
-    )
-    return [*shown_sections[:-1], last]
+    sections_of_rows = sections_of(rows, shown)
+    last = sections_of_rows[-1]
+    sentences = [*last.sentences, *wording.approximations(rows)]
+    if shown.details:
+        sentences += wording.chosen_quantizations(rows, specs)
+    elif not shown.is_ranking or shown.is_named:
+        sentences.append(HOW_TO_SEE_MORE)
+    return [*sections_of_rows[:-1], dataclasses.replace(last, sentences=sentences)]
 
 
-def sections_of(
-    rows: Sequence[Prediction], slo: Slo | None, is_ranking: bool, shows_all: bool
-) -> list[Section]:
-    if is_ranking:
-        most = None if shows_all else MOST_ROWS
+def sections_of(rows: Sequence[Prediction], shown: Display) -> list[Section]:
+    if shown.is_ranking:
         by_length = grouped(rows, lambda row: row.n_prompt)
-        return [ranking(rows_of_length, slo, most) for rows_of_length in by_length.values()]
+        return [ranking(rows_of_length, shown) for rows_of_length in by_length.values()]
     by_setup = grouped(rows, lambda row: (row.name, row.label))
-    return [explanation(rows_of_setup, slo) for rows_of_setup in by_setup.values()]
+    explained = [
+        explanation(rows_of_setup, shown.slo, shown.details)
+        for rows_of_setup in by_setup.values()
+    ]
+    if len(by_setup) == 1:
+        return explained
+    compared = side_by_side(list(by_setup.values()), shown.slo)
+    return [compared, *explained] if shown.details else [compared]
+
+
+# Setups side by side
+
+
+def side_by_side(setups: Sequence[Sequence[Prediction]], slo: Slo | None) -> Section:
+    """Several devices or models: how many times as fast the fastest is, and a row for each."""
+    rows = [row for rows_of_setup in setups for row in rows_of_setup]
+    labels = list(dict.fromkeys(row.label for row in rows))
+    is_one_model = len(labels) == 1
+    rows.sort(key=lambda row: row.n_prompt)
+    return Section(
+        labels[0] if is_one_model else "Side by side",
+        f"answers of {rows[0].n_gen:,} tokens{at_once(rows[0])}",
+        answer=faster(setups),
+        **tabled(side_columns(rows, is_one_model), rows),
+        sentences=[
+            *wording.assumptions(rows),
+            *([] if slo is None else [kept_limits(rows, slo)]),
+        ],
+    )
+
+
+def side_columns(rows: Sequence[Prediction], is_one_model: bool) -> Columns:
+    return (
+        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        *ranking_columns(is_one_model, with_prefill_range=True),
+    )
+
+
+def faster(setups: Sequence[Sequence[Prediction]]) -> str:
+    """The answer: the fastest setup over each other one, for the longest prompt that all fit."""
+    firsts = [rows_of_setup[0] for rows_of_setup in setups]
+    predicted = [row for row in firsts if row.is_known]
+    if len(predicted) < len(firsts):
+        return fastest(firsts, False)
+    best = min(predicted, key=lambda row: row.e2e_shown_s)
+    clauses = []
+    for row in predicted:
+        if row is not best:
+            clauses.append(times_as_fast(best, row))
+    return f"{capital(name_beside(best, predicted))} {'; '.join(clauses)}."
+
+
+def times_as_fast(best: Prediction, row: Prediction) -> str:
+    """The ratio of both requests and its range, as if their errors were independent."""
+    ratio = row.e2e_shown_s / best.e2e_shown_s
+    spread = math.hypot(width_of(best.e2e_s), width_of(row.e2e_s)) / 2
+    low = ratio * math.exp(-spread)
+    high = ratio * math.exp(spread)
+    name = name_beside(row, [best, row])
+    if low < 1 and ratio < EQUAL:
+        return f"is about as fast as {name} ({digits(low)} to {digits(high)} times)"
+    return f"is {digits(ratio)}x as fast as {name} ({digits(low)} to {digits(high)})"
+
+
+def name_beside(row: Prediction, setups: Sequence[Prediction]) -> str:
+    """What distinguishes a setup from others: the device, else the model."""
+    if len({setup.name for setup in setups}) > 1:
+        return (
+            f"the {row.name}"
+            if len({setup.label for setup in setups}) == 1
+            else (f"{row.label} on {row.name}")
+        )
+    return row.label
+
+
+def width_of(ends: Span) -> float:
+    """The logarithm of the ratio of both ends."""
+    return math.log(ends[1] / ends[0])
+
+
+def capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 # Cells
@@ -114,75 +206,101 @@ def decode_rate(row: Prediction) -> str:
 # A ranking
 
 
-def ranking(
-    rows: Sequence[Prediction], slo: Slo | None = None, most: int | None = None
-) -> Section:
-    """The fastest `most` rows and this machine in a table, and what is not shown."""
+def ranking(rows: Sequence[Prediction], shown: Display) -> Section:
+    """This machine, and devices that people choose from or the fastest ones, in a table."""
     first = rows[0]
     labels = list(dict.fromkeys(row.label for row in rows))
     is_one_model = len(labels) == 1
-    visible = list(rows[:most])
-    hidden = list[Prediction]()
-    for row in rows[len(visible) :]:
-        if row.name == HERE:
-            visible.append(row)
-        else:
-            hidden.append(row)
+    visible = visible_rows(rows, shown)
+    hidden = [row for row in rows if row not in visible]
     return Section(
         labels[0] if is_one_model else "Several models",
         f"{plural(first.n_prompt, 'token')} in, {first.n_gen:,} out{at_once(first)}",
-        words=[fastest(rows, is_one_model)],
+        words=[fastest(visible, is_one_model)],
         **tabled(ranking_columns(is_one_model), visible),
-        sentences=ranking_sentences(rows, hidden, slo),
+        sentences=ranking_sentences(rows, hidden, shown),
     )
 
 
-def ranking_columns(is_one_model: bool) -> Columns:
+def visible_rows(rows: Sequence[Prediction], shown: Display) -> list[Prediction]:
+    """The rows of a ranking that are shown; without a kind that was asked for, ordinary devices.
+
+    This machine comes first.
+    """
+    if shown.shows_all:
+        return list(rows)
+    here = [row for row in rows if row.name == HERE]
+    ranked = [row for row in rows if row.name != HERE and is_ranked(row)]
+    if not shown.is_named:
+        ordinary = devices.ordinary()
+        ranked = [row for row in ranked if row.name in ordinary]
+        ranked.sort(key=lambda row: (row.shortage is not None, ordinary.index(row.name)))
+    return [*here, *ranked[:MOST_ROWS]] or list(rows[:MOST_ROWS])
+
+
+def is_ranked(row: Prediction) -> bool:
+    """Whether a range of rates is narrow enough to have a place."""
+    return width_of(row.tps) <= math.log(TOO_WIDE)
+
+
+def ranking_columns(is_one_model: bool, with_prefill_range: bool = False) -> Columns:
     return (
         ("name", lambda row: row.name),
         ("model", lambda row: UNKNOWN if is_one_model else row.label),
         (
             "TTFT\ns",
-            lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s, row.doubts),
+            lambda row: line_cell(
+                row, row.prefill_expected_s, row.prefill_s, with_prefill_range
+            ),
         ),
-        (
-            "decode\ntokens/s",
-            lambda row: range_cell(row, row.tps_expected, row.tps, row.doubts),
-        ),
-        ("E2E\ns", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s, row.doubts)),
-        ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),
+        ("decode\ntokens/s", lambda row: line_cell(row, row.tps_expected, row.tps)),
+        ("E2E\ns", lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
         ("keeps\nlimits", chance_cell),
-        ("note", ranking_note),
+        ("note", short_note if with_prefill_range else ranking_note),
     )
+
+
+def short_note(row: Prediction) -> str:
+    return "does not fit" if row.shortage is not None else ranking_note(row)
+
+
+def line_cell(
+    row: Prediction, expected: float | None, ends: Span, with_range: bool = True
+) -> str:
+    """The expected figure and its range in one line, with a mark of doubt."""
+    value, _, span = range_cell(row, expected, ends, row.doubts).partition("\n")
+    return f"{value} ({span})" if span and with_range else value
 
 
 def ranking_note(row: Prediction) -> str:
     if row.shortage is not None:
         return wording.misfit(row.shortage) or ""
-    if row.is_measured:
-        return "measured"
-    if row.name != HERE and row.memory_bytes is None:
-        return "memory size unknown"
-    return ""
+    return "measured" if row.is_measured else ""
 
 
 def fastest(rows: Sequence[Prediction], is_one_model: bool) -> str:
     """The answer of a ranking."""
-    first = rows[0]
+    first = min(rows, key=prediction_order)
     if first.shortage is not None:
         return "No device here can run this."
     name = first.name if is_one_model else f"{first.name} with {first.label}"
     if not first.is_known:
         return f"The fastest in decode is {name}: {decode_rate(first)}. {NO_PREFILL}"
-    return f"The fastest is {name}: {request_time(first)} for the whole request."
+    return f"The fastest here is {name}: {request_time(first)} for the whole request."
+
+
+def prediction_order(row: Prediction) -> tuple[bool, bool, float]:
+    """What fits comes first, then what is known, the fastest at the top."""
+    request_s = row.e2e_shown_s
+    return row.shortage is not None, math.isnan(request_s), request_s
 
 
 def ranking_sentences(
-    rows: Sequence[Prediction], hidden: Sequence[Prediction], slo: Slo | None
+    rows: Sequence[Prediction], hidden: Sequence[Prediction], shown: Display
 ) -> list[str]:
     sentences = []
-    if slo is not None:
-        sentences.append(kept_limits(rows, slo))
+    if shown.slo is not None:
+        sentences.append(kept_limits(rows, shown.slo))
     if hidden:
         sentences.append(not_shown(hidden))
     if rows[0].users > 1:
@@ -191,7 +309,7 @@ def ranking_sentences(
             " that a step of several users reaches the same share of the datasheet's figures as"
             " that of one."
         )
-    if not all(row.is_measured for row in rows):
+    if shown.details and not all(row.is_measured for row in rows):
         sentences.append(wording.basis_of_datasheets())
     return sentences
 
@@ -207,24 +325,16 @@ def kept_limits(rows: Sequence[Prediction], slo: Slo) -> str:
 
 def not_shown(hidden: Sequence[Prediction]) -> str:
     """How many rows are left out, by reason."""
-    n_small = 0
-    n_slower = 0
-    n_unknown = 0
-    for row in hidden:
-        if row.is_known:
-            n_slower += 1
-        elif row.shortage is not None:
-            n_small += 1
-        else:
-            n_unknown += 1
+    n_small = sum(row.shortage is not None for row in hidden)
+    n_wide = sum(row.shortage is None and not is_ranked(row) for row in hidden)
     counts = []
-    if n_slower:
-        counts.append(f"{n_slower} slower")
+    if len(hidden) > n_small + n_wide:
+        counts.append(plural(len(hidden) - n_small - n_wide, "other"))
     if n_small:
         counts.append(f"{n_small} with too little memory")
-    if n_unknown:
-        counts.append(f"{n_unknown} without a known peak, so prefill is not predicted")
-    return f"Not shown: {', '.join(counts)}. To see them: --all"
+    if n_wide:
+        counts.append(f"{n_wide} with ranges ten times wide")
+    return f"Not shown: {', '.join(counts)}. All: --all; a kind: -d laptop, -d datacenter, ..."
 
 
 def at_once(row: Prediction) -> str:
@@ -236,11 +346,16 @@ def at_once(row: Prediction) -> str:
 # An explanation
 
 
-def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
-    """For each prompt length the limits, the ranges and the memory; then their basis."""
+def explanation(
+    rows: Sequence[Prediction], slo: Slo | None = None, details: bool = True
+) -> Section:
+    """For each prompt length the ranges; then what others measured, and what was assumed.
+
+    With details also the limits, the memory and the basis.
+    """
     first = rows[0]
     limit = "the ceilings of its kernels" if first.name == HERE else "the datasheet's peak"
-    sentences = []
+    sentences = wording.evidence(first)
     for row in rows:
         for clause in wording.beyond(row.extrapolations):
             sentences.append(f"{plural(row.n_prompt, 'token')}: {clause}.")
@@ -249,12 +364,13 @@ def explanation(rows: Sequence[Prediction], slo: Slo | None = None) -> Section:
         sentences.append(wording.reads_again(rows_without_room[0]))
     if slo is not None:
         sentences.append(f"keeps limits: the probability of {slo.label}.")
-    sentences.append(wording.basis(first))
+    if details:
+        sentences.append(wording.basis(first))
     return Section(
         f"{first.model.name} {first.model.quantization or ''} on {first.about}{at_once(first)}",
-        f"columns named limit: the least possible time, at {limit}",
+        f"columns named limit: the least possible time, at {limit}" if details else "",
         answer=longest_request(rows[-1]),
-        **tabled(EXPLANATION_COLUMNS, rows),
+        **tabled(EXPLANATION_COLUMNS if details else SHORT_COLUMNS, rows),
         sentences=sentences,
     )
 
@@ -265,6 +381,14 @@ def explanation_note(row: Prediction) -> str:
     return ", ".join(row.doubts)
 
 
+SHORT_COLUMNS: Columns = (
+    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+    ("TTFT\ns", lambda row: line_cell(row, row.prefill_expected_s, row.prefill_s)),
+    ("decode\ntokens/s", lambda row: line_cell(row, row.tps_expected, row.tps)),
+    ("E2E\ns", lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
+    ("keeps\nlimits", chance_cell),
+    ("note", explanation_note),
+)
 EXPLANATION_COLUMNS: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
     (

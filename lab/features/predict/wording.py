@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lab.core import shell
 from lab.core.lists import grouped, plural
 from lab.core.record import DECODE, PREFILL, Model
-from lab.models import catalog
+from lab.models import catalog, named, synthetic
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning
 from lab.roofline.conditioning import ComparedRate
@@ -57,13 +57,65 @@ def narrowed_by(compared: ComparedRate) -> str:
     )
 
 
-def basis_of_device(device: DeviceSheet, model: Model) -> str:
-    """The datasheet, what was learned from others' rates, and what others measured on it."""
-    sentences = [datasheet_source(device), basis_of_datasheets(device)]
-    rates = datasheet.published_rates(device, model)
+def evidence(row: Prediction) -> list[str]:
+    """What others measured on the device, what was assumed, and how to narrow a wide range."""
+    sentences = list[str]()
+    if row.device is None:
+        return sentences
+    rates = datasheet.published_rates(row.device, row.model)
     if rates:
-        sentences.append(cited(device, model, rates))
-    return " ".join(sentences)
+        sentences.append(cited(rates))
+    sentences += assumptions([row])
+    is_wide = row.tps[1] > WIDE * row.tps[0]
+    if is_wide and not row.own_rates and not sentences:
+        sentences.append(f"The range is wide. {HOW_TO_NARROW}")
+    return sentences
+
+
+def assumptions(rows: Sequence[Prediction]) -> list[str]:
+    """What was assumed of each device, and what would narrow its range most."""
+    sentences = list[str]()
+    for device in dict.fromkeys(row.device for row in rows):
+        if device is None or not device.assumed:
+            continue
+        assumed = sorted(device.assumed, key=lambda assumption: -assumption.size)
+        texts = [f"{assumption.text} ({assumption.field})" for assumption in assumed]
+        sentences.append(
+            f"{device.name}: assumed {', '.join(texts)}."
+            f" To narrow the range, give {assumed[0].field} or a rate of your own: --measured"
+            " MODEL=TOKENS_PER_SECOND"
+        )
+    return sentences
+
+
+def approximations(rows: Sequence[Prediction]) -> list[str]:
+    """Sentences on models that are approximated, and on types of other quantizations."""
+    sentences = list[str]()
+    models = {row.label: row.model for row in rows}
+    for model in models.values():
+        like = synthetic.like_quantization(model.quantization or "")
+        if model.source == named.APPROXIMATE:
+            size = (model.n_params or 0) / 1e9
+            sentences.append(
+                f"{model.name} is not in the list (lab models): approximated by a model of"
+                f" {digits(size)} billion parameters. Its file would tell: -m hf:OWNER/REPO:"
+                f"{model.quantization}"
+            )
+        elif like and like.name != model.quantization and model.source == "shape":
+            sentences.append(
+                f"{model.quantization} is predicted as {like.name}, whose types are the most alike."
+            )
+    return sentences
+
+
+def basis_of_device(device: DeviceSheet, model: Model) -> str:
+    """The datasheet, and what was learned from others' rates."""
+    return f"{datasheet_source(device)} {basis_of_datasheets(device)}"
+
+
+WIDE = 2.5  # ends of rates that are further apart are wide
+MOST_CITED = 3
+HOW_TO_NARROW = "A rate of your own narrows it: --measured MODEL=TOKENS_PER_SECOND"
 
 
 def datasheet_source(device: DeviceSheet) -> str:
@@ -88,32 +140,29 @@ def datasheet_source(device: DeviceSheet) -> str:
 def basis_of_datasheets(device: DeviceSheet | None = None) -> str:
     """What predictions from datasheets are learned from, and how often they were right."""
     evaluation = datasheet.evaluation_of(device)
-    backend = "all backends" if evaluation.backend == "all" else evaluation.backend
-    n_rows = evaluation.n_rows
-    n_inside = evaluation.n_inside
-    rates = " and ".join(f"{n:,} {phase} rates" for phase, n in n_rows.items())
     inside = " and ".join(
-        f"{n_inside[phase]} of {n} {phase} rates" for phase, n in n_rows.items()
+        f"{evaluation.n_inside[phase]} of {n} {phase} rates"
+        for phase, n in evaluation.n_rows.items()
     )
     return (
         "Expected: slower than the limit, as real devices are. By how much was learned from"
-        f" {rates} published for {plural(evaluation.n_devices, 'device')} ({backend})."
-        " Test: each device was predicted from the other devices only;"
-        f" {inside} fell inside the range."
+        " published rates (models/published.csv). Test, with rates of publishers that were neither"
+        f" learned from nor used for the ranges ({evaluation.kind}): {inside} fell inside."
     )
 
 
-def cited(device: DeviceSheet, model: Model, rates: Sequence[PublishedRate]) -> str:
+def cited(rates: Sequence[PublishedRate]) -> str:
     """A sentence with what others measured; rates of one source and length as their range."""
     citations = []
     for (what, source), group in grouped(rates, what_and_source).items():
         figures = sorted({round(rate.tps, 1) for rate in group})
         ends = dict.fromkeys([figures[0], figures[-1]])
-        citations.append(
-            f"{model.quantization} {what} {' to '.join(f'{tps:,g}' for tps in ends)} tokens/s"
-            f" ({source})"
-        )
-    return f"Measured by others on {device.about}, {model.name}: {'; '.join(citations)}."
+        figures_text = " to ".join(f"{tps:,g}" for tps in ends)
+        citations.append(f"{what} {figures_text} tokens/s ({source})")
+    n_more = len(citations) - MOST_CITED
+    if n_more > 0:
+        citations = [*citations[:MOST_CITED], f"{n_more} more"]
+    return f"Others measured: {'; '.join(citations)}."
 
 
 def what_and_source(rate: PublishedRate) -> tuple[str, str]:
@@ -130,7 +179,7 @@ def what_and_source(rate: PublishedRate) -> tuple[str, str]:
 def chosen_quantizations(rows: Sequence[Prediction], specs: Sequence[str]) -> list[str]:
     """Sentences on quantizations that the lab chose, because only a model was named."""
     models = {row.label: row.model for row in rows}
-    sentences = []
+    sentences = list[str]()
     for model in models.values():
         if model.name in specs and model.source == "shape":
             is_of_file = model.quantization == catalog.find(model.name).quantization

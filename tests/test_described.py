@@ -1,0 +1,136 @@
+"""Devices and models in the user's words: what they stand for, and what is assumed."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.errors import LabError
+from lab.features.predict import prediction
+from lab.models import described, devices, named, synthetic
+from lab.models.catalog import find
+from tests.conftest import run_lab
+
+
+@pytest.mark.parametrize(
+    ("text", "gbps", "cores", "backend"),
+    [
+        ("gbps=51.2 cores=8 avx2", 51.2, 8, "CPU"),
+        ("DDR4-3200 x 2", 51.2, 6, "CPU"),
+        ("LPDDR5X-8533 x 128 bit", 136.528, 6, "CPU"),
+        ("core-i7-8700", 42.656, 6, "CPU"),
+        ("13900K, DDR5-6400", 102.4, 8, "CPU"),
+        ("Intel(R) Core(TM) i5-9500 CPU @ 3.00GHz", 42.656, 6, "CPU"),
+        ("epyc-9374f threads=16", 460.8, 16, "CPU"),
+        ("m5-max:cpu", 614.4, 18, "CPU"),
+        ("Ryzen 5900X DDR4 3600", 57.6, 12, "CPU"),
+        ("Pi 5 - 16GB:cpu", 17.1, 4, "CPU"),
+        ("rtx-4090", 1008, None, None),
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", 256, None, None),
+        ("apple-m3-max-36gb", 400, None, None),
+        ("mac mini m4", 120, None, None),
+        ("rtx-3080ti-12gb", 912, None, None),
+        ("2x RTX 5090", 1792, None, None),
+        ("AMD Radeon 8060S Graphics (RADV GFX1151), vulkan", 256, None, "Vulkan"),
+        ("Nvidia RTX 4090 on Intel Core Ultra 265K", 1008, None, None),
+    ],
+)
+def test_words_name_or_describe_a_device(
+    text: str, gbps: float, cores: float | None, backend: str | None
+) -> None:
+    device = described.find(text)
+    assert device.gbps == pytest.approx(gbps, rel=0.01)
+    assert device.cores == cores
+    assert device.backend == backend
+    assert device.peak_tflops
+
+
+def test_every_name_of_the_table_keeps_its_device() -> None:
+    for name, device in devices.devices().items():
+        assert described.find(name) is device
+
+
+@pytest.mark.parametrize("text", ["rtx-4091", "toaster", "gbps=fast", "speed=3", "simd=mmx"])
+def test_what_describes_nothing_is_refused(text: str) -> None:
+    with pytest.raises(LabError):
+        described.find(text)
+
+
+def test_what_was_assumed_is_named_with_the_field_that_narrows_most() -> None:
+    _, out, _ = run_lab("predict", "-m", "llama-3.1-8b", "-d", "gbps=51.2", "-p", "512")
+    assert "To narrow the range, give" in " ".join(out.split())
+    wide = prediction.predict("512", 128, "llama-3.1-8b", "gbps=51.2")[0]
+    narrow = prediction.predict("512", 128, "llama-3.1-8b", "gbps=51.2 cores=8 avx2")[0]
+    assert narrow.prefill_s[1] / narrow.prefill_s[0] < wide.prefill_s[1] / wide.prefill_s[0]
+
+
+def test_threads_count() -> None:
+    few, many = (
+        prediction.predict("512", 128, "llama-3.1-8b", "epyc-9654", threads=threads)[0]
+        for threads in (4, 64)
+    )
+    assert few.prefill_s[0] > 8 * many.prefill_s[0]
+    assert few.tpot_s[0] > 2 * many.tpot_s[0]
+
+
+def test_commas_part_devices_but_not_their_facts() -> None:
+    names = prediction.names_of_devices("13900K, DDR5-6400, rtx-3060,m4")
+    assert names == ["13900K DDR5-6400", "rtx-3060", "m4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "quantization"),
+    [
+        ("llama3.2:3b", "llama-3.2-3b", "Q4_K_M"),
+        ("gpt-oss:20b", "gpt-oss-20b", "MXFP4_MOE"),
+        ("qwen3:30b-a3b-q4_K_M", "qwen3-30b-a3b", "Q4_K_M"),
+        ("unsloth/Qwen3-30B-A3B-GGUF:UD-Q4_K_XL", "qwen3-30b-a3b", "UD-Q4_K_XL"),
+        ("qwen3.8-27b", "qwen3.6-27b", "Q4_K_M"),
+    ],
+)
+def test_a_model_is_read_from_any_tools_name(text: str, name: str, quantization: str) -> None:
+    model = named.model_named(text)
+    assert model
+    assert (model.name, model.quantization, model.source) == (name, quantization, "shape")
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "file_gb"),
+    [
+        ("13B-A2B", 13, 7.9),
+        ("Midnight-Miqu-70B-v1.5:IQ4_XS", 70, 37.8),
+        ("GLM-5.3-Flash:Q2_K", 320, 116),
+        ("qwen3.8-flash-next", 125, 75),
+        ("cosmos-reason2-8b", 8, 4.9),
+        ("OLMoE-1B-7B", 6.9, 4.2),
+    ],
+)
+def test_a_model_that_is_not_listed_has_the_size_in_its_name(
+    text: str, total: float, file_gb: float
+) -> None:
+    model = named.model_named(text)
+    assert model
+    assert model.source == named.APPROXIMATE
+    assert (model.n_params or 0) / 1e9 == pytest.approx(total, rel=0.03)
+    assert (model.n_bytes or 0) / 1e9 == pytest.approx(file_gb, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "name", ["UD-Q4_K_XL", "Q4_K_L", "IQ4_KS", "Q8_K_XL", "UD-IQ2_M", "Q6_K_L"]
+)
+def test_every_quantization_has_a_size(name: str) -> None:
+    model = synthetic.model_like(find("llama-3.1-8b"), name)
+    like = synthetic.like_quantization(name)
+    assert like
+    assert model.quantization == name
+    assert model.n_bytes
+
+
+def test_two_devices_stand_side_by_side_and_a_table_has_the_quantizations() -> None:
+    _, out, _ = run_lab("predict", "-m", "qwen3:8b", "-d", "mac mini m4", "-d", "rtx-3060")
+    assert "x as fast as the m4 (" in out
+    _, out, _ = run_lab(
+        "predict", "-m", "llama-3.1-8b", "-d", "rtx-4060-laptop", "--quantizations"
+    )
+    assert "is the best that fits" in out
+    assert "lacks" in out
+    assert len(out.splitlines()) <= 14
