@@ -8,7 +8,7 @@ from lab.errors import LabError
 from lab.features.predict import prediction
 from lab.models import described, devices, named, synthetic
 from lab.models.catalog import find
-from tests.conftest import run_lab
+from tests.support.command import run_lab
 
 
 @pytest.mark.parametrize(
