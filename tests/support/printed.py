@@ -77,22 +77,22 @@ def words_of(command: str) -> list[str]:
         return command.replace("'", "").replace('"', "").split()
 
 
-def without_prose(words: Sequence[str]) -> list[str]:
-    """The words up to the first that is neither an option, its value nor a path."""
-    command, arguments = command_of(words)
+def without_prose(parts: Sequence[str]) -> list[str]:
+    """The parts up to the first that is neither an option, its value nor a path."""
+    command, arguments = command_of(parts)
     names = options_of(command)
     position = len(arguments)
-    while position < len(words):
-        word = words[position]
+    while position < len(parts):
+        word = parts[position]
         is_last = word.rstrip(ENDS) != word
         plain = word.rstrip(ENDS) or word
         if plain.startswith("-") and len(plain) > 1:
             arguments.append(plain)
             option = names.get(plain.partition("=")[0])
             takes_value = option is not None and not option.is_flag and "=" not in plain
-            if takes_value and not is_last and position + 1 < len(words):
+            if takes_value and not is_last and position + 1 < len(parts):
                 position += 1
-                value = words[position]
+                value = parts[position]
                 arguments.append(value.rstrip(ENDS))
                 is_last = value.rstrip(ENDS) != value
         elif is_argument(plain):
@@ -115,13 +115,13 @@ def is_argument(word: str) -> bool:
     )
 
 
-def command_of(words: Sequence[str]) -> tuple[click.Command, list[str]]:
-    """The command that words name, with its subcommand, and its words."""
-    command = cli.commands[words[0]]
-    arguments = [words[0]]
-    if isinstance(command, click.Group) and len(words) > 1 and words[1] in command.commands:
-        command = command.commands[words[1]]
-        arguments.append(words[1])
+def command_of(parts: Sequence[str]) -> tuple[click.Command, list[str]]:
+    """The command that parts name, with its subcommand, and its parts."""
+    command = cli.commands[parts[0]]
+    arguments = [parts[0]]
+    if isinstance(command, click.Group) and len(parts) > 1 and parts[1] in command.commands:
+        command = command.commands[parts[1]]
+        arguments.append(parts[1])
     return command, arguments
 
 
