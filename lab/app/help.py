@@ -36,6 +36,9 @@ GROUPS = {
     ),
     "Devices": (
         "device",
+        "backend",
+        "gbps",
+        "memory",
         "n-gpu-layers",
         "split-mode",
         "main-gpu",
@@ -58,7 +61,7 @@ GROUPS = {
         "cache",
         "open-network",
     ),
-    "Rarely needed": ("seed", "warmup", "max-requests"),
+    "Rarely needed": ("seed", "warmup", "max-requests", "describe", "check"),
     "Output": (
         *(
             "out",
