@@ -52,6 +52,7 @@ GEN = 64
 AT_LEAST = 0.03
 BUDGET = "1h"
 DEFAULTS = "the default of "
+OF_QUANTIZING = "llama_model_quantize_params"  # no run uses them
 STAGES = {
     ENDS: "comparing the ends",
     STEP: "testing {}",
@@ -266,7 +267,7 @@ class BisectSession:
         defaults = {
             name.removeprefix(DEFAULTS): value
             for name, value in layout.items()
-            if name.startswith(DEFAULTS)
+            if name.startswith(DEFAULTS) and OF_QUANTIZING not in name
         }
         return build, defaults
 
