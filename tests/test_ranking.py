@@ -256,7 +256,7 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     wide = dataclasses.replace(row("wide"), tpot_s=(0.001, 0.02))
     some = tables.ranking([*rows, wide], tables.Display(is_ranking=True, is_named=True))
     assert "wide" not in [cells[0] for cells in some.cells]
-    assert "1 with ranges ten times wide" in some.sentences[0]
+    assert "1 with wide ranges" in some.sentences[0]
 
 
 def test_the_command_ranks_all_devices() -> None:
@@ -267,7 +267,7 @@ def test_the_command_ranks_all_devices() -> None:
     assert "b200" not in out
     for name in devices.ordinary():
         assert name in out
-    assert len(out.splitlines()) <= MOST_LINES
+    assert len(out.strip().splitlines()) <= MOST_LINES
     _, out, error = run_lab("predict", "-m", LLAMA, "--all", "--details")
     assert out.count("b200") == 2  # in its row, and as the fastest
     assert "This machine is not in the table" in error

@@ -333,8 +333,8 @@ def not_shown(hidden: Sequence[Prediction]) -> str:
     if n_small:
         counts.append(f"{n_small} with too little memory")
     if n_wide:
-        counts.append(f"{n_wide} with ranges ten times wide")
-    return f"Not shown: {', '.join(counts)}. All: --all; a kind: -d laptop, -d datacenter, ..."
+        counts.append(f"{n_wide} with wide ranges")
+    return f"Not shown: {', '.join(counts)} (--all)."
 
 
 def at_once(row: Prediction) -> str:
