@@ -166,7 +166,9 @@ def test_a_trial_of_variants_ends_with_the_cause(tmp_path: Path) -> None:
     path = new_results_file(next(iter(plans.values())), tmp_path / "results")
     records = []
     with pytest.raises(LabError, match=r"A: -fa on: .*The cause is flash attention"):
-        for record in side_by_side.execute(plans, 3, path, lambda status: None, new_worker):
+        for record in side_by_side.execute(
+            plans, side_by_side.Blocks(3), path, lambda status: None, new_worker
+        ):
             records.append(record)
     assert outcome(records) == [(10, 0, CRASHED)]
 

@@ -245,7 +245,7 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
     flash = []
     for n_tokens in (1, 512):
         slow = rate(ATTENTION, "F16", n_tokens, 20, 0.01)
-        flash.append(dataclasses.replace(slow, n_positions=4096, columns=BIG.head_dim))
+        flash.append(dataclasses.replace(slow, n_positions=4096, columns=BIG.head_dim or 0))
     plain = []
     for slow in flash:
         times_ns = (slow.times_ns[0] // 4,)

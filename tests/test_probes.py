@@ -256,7 +256,7 @@ def test_attention_is_probed_at_lengths_that_fit_into_memory() -> None:
     ]
 
     def both(n_probes: int) -> list[tuple[str, int, int, int, int]]:
-        plain = [(PLAIN_ATTENTION, *size) for _, *size in flash[:n_probes]]
+        plain = [(PLAIN_ATTENTION, a, b, c, d) for _, a, b, c, d in flash[:n_probes]]
         return [*flash[:n_probes], *plain]
 
     assert at({}) == at(OFF) == both(6)

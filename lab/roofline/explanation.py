@@ -65,6 +65,13 @@ Size = tuple[int, int, int]  # n_tokens, n_past, n_outputs of a step
 Cost = tuple[cost.StepCost, step_kernels.StepParts]
 
 
+def _check_kind(ceilings: object) -> None:
+    if not isinstance(ceilings, Ceilings):
+        kind = type(ceilings).__name__
+        what = f"Ceilings are needed, and this is a {kind}."
+        raise LabError(what, "Measure them: lab ceilings")
+
+
 def explain(records: Readable, ceilings: Ceilings) -> pd.DataFrame:
     """The cost, rates and limit of every length and phase of one setup's runs: a row each, medians
     over runs.
@@ -78,10 +85,7 @@ def explain(records: Readable, ceilings: Ceilings) -> pd.DataFrame:
     """
     import pandas as pd
 
-    if not isinstance(ceilings, Ceilings):
-        kind = type(ceilings).__name__
-        what = f"Ceilings are needed, and this is a {kind}."
-        raise LabError(what, "Measure them: lab ceilings")
+    _check_kind(ceilings)
     phase_rows: list[dict[str, Any]] = []
     costs = StepCosts(ceilings)
     for record in measured_of(records):
