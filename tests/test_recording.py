@@ -27,6 +27,8 @@ from lab.features.recording.differences import difference
 from lab.features.recording.lines import Cause
 from lab.features.recording.prompts import Blocks, blocks_of
 from lab.features.recording.proxy import HUNG_UP, PassedCall, Proxy
+from lab.features.recording.recorder import CallRecorder, RecordingSetup, body_of
+from lab.remote.access import access
 from tests.support.command import run_lab
 from tests.support.null_server import Behaviour, NullSettings, null_server
 from tests.support.recordings import (
@@ -39,6 +41,7 @@ from tests.support.recordings import (
     session_with_a_clock,
     with_next,
 )
+from tests.support.records import MACHINE
 
 TOOLS = [
     {"type": "function", "function": {"name": "read_file", "parameters": {}}},
@@ -820,3 +823,54 @@ def test_a_report_has_a_section_on_the_recording(
     text = page.read_text()
     assert "Conversations and caches" in text
     assert "message 1 (system)" in text
+
+
+STRANGE = {
+    "NaN": b'{"messages": %s, "temperature": NaN}',
+    "an infinity": b'{"messages": %s, "logit_bias": {"5": -Infinity}}',
+    "a float beyond all": b'{"messages": %s, "presence_penalty": 1e999}',
+    "a NaN in a tool": b'{"messages": %s, "tools": [{"function": {"default": NaN}}]}',
+    "a NaN in a part": b'{"messages": [{"role": "user", "content": [{"x": NaN}]}], "m": %s}',
+    "deep parts": b'{"m": %%s, "messages": [{"role": "user", "content": [%s]}]}'
+    % (b"[" * 960 + b"1" + b"]" * 960),
+    "half a letter": b'{"messages": %s, "model": "\\ud83d"}',
+    "a huge integer": b'{"messages": %%s, "seed": %s}' % (b"9" * 400),
+}
+GOOD = b'{"messages": %s, "temperature": 0.7, "top_p": 1e-3, "stream": false}'
+
+
+@pytest.mark.parametrize("keeps_text", [False, True])
+@pytest.mark.parametrize("body", STRANGE.values(), ids=STRANGE)
+def test_a_strange_body_ends_no_recording(
+    tmp_path: Path, body: bytes, keeps_text: bool
+) -> None:
+    path = tmp_path / "recording.jsonl"
+    setup = RecordingSetup(
+        path=path,
+        machine=MACHINE,
+        access=access("http://127.0.0.1:9"),
+        keeps_text=keeps_text,
+        show=lambda call: None,
+    )
+    messages = json.dumps([{"role": "user", "content": TEXTS[0]}]).encode()
+    with CallRecorder(setup) as recorder:
+        for request in (body, GOOD, GOOD):
+            call = PassedCall("/v1/chat/completions", True, "2026-01-01T00:00:00Z", 0)
+            call.request += request % messages
+            call.status = 200
+            recorder.keep(call)
+    read = results.read([path])
+    assert not read.skipped
+    assert len(read.findings) == len(recorder.calls) >= 2
+    if recorder.problem is None:
+        assert len(recorder.calls) == 3
+    else:
+        assert "could not be recorded" in recorder.problem.what
+    if keeps_text:
+        assert read.findings[-1].body["temperature"] == 0.7
+
+
+def test_numbers_that_json_lacks_are_stored_as_null(tmp_path: Path) -> None:
+    call = PassedCall("/v1/chat/completions", True, "", 0)
+    call.request += b'{"a": NaN, "b": [Infinity, -1e999], "c": 0.5, "d": 3, "e": null}'
+    assert body_of(call) == {"a": None, "b": [None, None], "c": 0.5, "d": 3, "e": None}

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,6 +23,7 @@ from lab.features.why import (
     pairing,
     permission,
     setups,
+    trial,
 )
 from lab.features.why.answer import Question, WhyAnswer, answer
 from lab.features.why.asking import why
@@ -46,7 +47,7 @@ from lab.process.wire import Outcome
 from lab.runner import builds, disturbances
 from lab.runner.progress import Status
 from tests.support.command import run_lab
-from tests.support.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker, died
 from tests.support.pasted import PRINTED
 from tests.support.records import SETTINGS, make_record, make_run, steps_of
 from tests.support.requests import make_request, make_request_record
@@ -477,6 +478,96 @@ def test_both_orders_are_shown_if_they_differ() -> None:
     assert apart.depends_on_order
     assert orders_cell(same) == ""
     assert orders_cell(apart) == "1.49x or 1.82x"
+
+
+class Unlucky(Planted):
+    """The planted machine. On one thread the runs with these numbers end in an error."""
+
+    errors: ClassVar[dict[int, LabError]] = {}
+    n_runs = 0
+
+    def run(self, script: Script, watch: Any) -> Outcome:
+        n_earlier = len(self.scripts)
+        outcome = super().run(script, watch)
+        is_counted = len(self.scripts) > n_earlier and len(outcome.token_ids) > 2
+        if is_counted and self.settings.n_threads == 1:
+            cls = type(self)
+            cls.n_runs += 1
+            if cls.n_runs in cls.errors:
+                raise cls.errors[cls.n_runs]
+        return outcome
+
+
+def unlucky(errors: dict[int, LabError]) -> type[Unlucky]:
+    return type("OnceUnlucky", (Unlucky,), {"errors": errors})
+
+
+def test_a_variant_that_fails_late_leaves_the_earlier_blocks(tmp_path: Path) -> None:
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", n_threads=1)
+    full = LabError("There is no memory left.", "")
+    explained = answered(a, b, tmp_path, new_worker=unlucky({8: full}))
+    threads = part(explained, "threads")
+    assert threads.factor == pytest.approx(2, rel=0.02)
+    assert threads.how.startswith("measured here, ")
+    assert explained.path is not None
+    assert explained.path.exists()
+    assert explained.notes[0].startswith("The trial ended early. B: ")
+    assert "no memory left" in explained.notes[0]
+
+
+def test_a_variant_that_fails_at_once_leaves_the_file_and_its_reason(tmp_path: Path) -> None:
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", n_threads=1)
+    full = LabError("There is no memory left.", "")
+    explained = answered(a, b, tmp_path, new_worker=unlucky({2: full}))
+    threads = part(explained, "threads")
+    assert threads.how == NOT_MEASURED
+    assert "no memory left" in threads.reason
+    assert explained.path is not None
+    assert any(not record.run.is_timed for record in results.read([explained.path]).records)
+
+
+@pytest.mark.parametrize("crashed", [2, 4, 6])
+def test_a_crash_mixes_no_blocks(tmp_path: Path, crashed: int) -> None:
+    """The machine is ten times slower from the crash on: a mixed block would show it."""
+
+    class Slower(Unlucky):
+        def run(self, script: Script, watch: Any) -> Outcome:
+            outcome = super().run(script, watch)
+            if type(self).n_runs < crashed:
+                return outcome
+            steps = {
+                name: tuple(10 * ns for ns in getattr(outcome.steps, name))
+                for name in ("start_ns", "ready_ns", "end_ns")
+            }
+            return dataclasses.replace(
+                outcome, steps=dataclasses.replace(outcome.steps, **steps)
+            )
+
+    Slower.errors = {crashed: died()}
+    a = session(tmp_path, "a")
+    b = session(tmp_path, "b", n_threads=1)
+    explained = answered(a, b, tmp_path, new_worker=Slower)
+    threads = part(explained, "threads")
+    assert threads.half is not None
+    assert threads.half < 0.02
+    assert threads.factor == pytest.approx(2, rel=0.02)
+
+
+def test_the_cheapest_changes_are_measured_not_the_first(tmp_path: Path) -> None:
+    """Seven settings, a model and a depth differ: the six settings are the cheapest."""
+    changes = {
+        "depth": {"prompt_len": 4000},
+        "model": {"model": "llama-3.2-1b"},
+        **{f"setting {number}": {"threads": number} for number in range(1, 8)},
+    }
+    parts = [GapPart(name, reason="", changes=change) for name, change in changes.items()]
+    asked = trial.PathTrial({"prompt_len": 64}, parts, False, 0, tmp_path, lambda status: None)
+    measured = trial.run(asked)
+    assert set(measured.parts) == set(changes)
+    left_out = {name for name, part in measured.parts.items() if "6 changes" in part.reason}
+    assert left_out == {"depth", "model", "setting 7"}
 
 
 def test_what_does_not_fit_into_the_budget_is_not_begun(

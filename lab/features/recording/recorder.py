@@ -7,13 +7,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import queue
 import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ from lab.remote.formats import as_dict
 N_HASHED = 16  # hexadecimal digits of a hash
 OK = 200
 NOT_FOUND = 404
-MOST_OF_PATH = 80  # characters of an unknown path that are shown
+MOST_DEPTH = 200  # of a body; what reads results files ends at some hundreds of levels
+MOST_SHOWN = 80  # characters of a stranger's text
 
 Show = Callable[[RecordedCall], None]
 
@@ -99,21 +101,38 @@ class CallRecorder:
         before this one is recorded."""
         exchange = self._ended.get()
         while exchange is not None:
-            self._seen.put(SeenCall(exchange, self._server.slots()))
+            slots: Sequence[Slot] = ()
+            with self._going_on():
+                slots = self._server.slots()
+            self._seen.put(SeenCall(exchange, slots))
             exchange = self._ended.get()
         self._seen.put(None)
 
     def _run(self) -> None:
         seen = self._seen.get()
         while seen is not None:
-            try:
+            with self._going_on():
                 self._record(seen.exchange, seen.slots)
-            except LabError as problem:
-                self.problem = problem
             seen = self._seen.get()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Keep what fails as `problem`. Requests and answers are strangers' text: a call that the
+        lab does not understand must not end the thread that reads all later ones."""
+        try:
+            yield
+        except LabError as problem:
+            self.problem = problem
+        except Exception as problem:
+            reason = printable(str(problem))[:MOST_SHOWN] or type(problem).__name__
+            self.problem = LabError(
+                f"A call could not be recorded: {reason}.", "All other calls are recorded."
+            )
 
     def _record(self, exchange: PassedCall, slots: Sequence[Slot]) -> None:
         body = body_of(exchange)
+        if depth(body) > MOST_DEPTH:
+            raise ValueError(f"its body has more than {MOST_DEPTH} levels")
         blocks = blocks_of(body)
         if not blocks:
             return
@@ -279,8 +298,26 @@ def body_of(exchange: PassedCall) -> dict[str, Any]:
     with suppress(OSError, EOFError, zlib.error, ValueError, RecursionError):
         if exchange.request_encoding == "gzip":
             data = gzip.decompress(data)
-        return as_dict(json.loads(data))
+        return as_dict(
+            json.loads(data, parse_float=finite_number, parse_constant=finite_number)
+        )
     return {}
+
+
+def depth(value: Any) -> int:
+    """The levels of lists and objects in a JSON value."""
+    if isinstance(value, dict):
+        return 1 + max(map(depth, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(depth, value), default=0)
+    return 0
+
+
+def finite_number(text: str) -> float | None:
+    """A number; None for NaN, Infinity and 1e999, which no JSON can hold. JavaScript writes null
+    for them too."""
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def was_read(exchange: PassedCall, answer: Answer) -> bool:
@@ -293,7 +330,7 @@ def failure_of(exchange: PassedCall, answer: Answer) -> str | None:
     if exchange.failure is not None:
         return exchange.failure
     if exchange.status == NOT_FOUND:
-        path = printable(exchange.path.partition("?")[0])[:MOST_OF_PATH]
+        path = printable(exchange.path.partition("?")[0])[:MOST_SHOWN]
         return f"HTTP 404: the server has no {path}"
     if exchange.status != OK:
         reason = f": {answer.error}" if answer.error else ""

@@ -102,6 +102,8 @@ def answer(a: Figure, b: Figure, asked: Question | None = None) -> WhyAnswer:
     parts += machines.of_machine(pair, of_machine, with_build=not libs)
     parts.append(left_over(pair, parts))
     notes = [*counting.sums(pair), *counting.slow_samplers(pair)]
+    if measured.ended_by:
+        notes.insert(0, f"The trial ended early. {measured.ended_by}")
     has_model = any(specs)
     return WhyAnswer(pair, tuple(parts), measured.path, asked.asked_again, notes, has_model)
 

@@ -12,7 +12,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +24,7 @@ from lab.core.files import exists
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.stats import mean_half_width
+from lab.errors import LabError
 from lab.features.why.depth import GEN, prompt_length
 from lab.features.why.machines import ns_per_token
 from lab.features.why.parts import FEWEST, MEASURED, NOT_MEASURED, GapPart, Pair
@@ -88,6 +89,7 @@ class Measured:
 
     parts: dict[str, GapPart] = field(default_factory=dict)
     path: Path | None = None
+    ended_by: str | None = None  # what ended it early
 
 
 def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
@@ -105,14 +107,16 @@ def start_of(pair: Pair, spec: str, lib: str | None) -> dict[str, Any]:
 def run(asked: PathTrial) -> Measured:
     """Measure the changes as far as the budget lasts."""
     began = time.monotonic()
-    changes = sorted(asked.changes[:MOST_CHANGES], key=cost_order)
+    in_order = sorted(asked.changes, key=cost_order)
+    changes = in_order[:MOST_CHANGES]
     lengths = [asked.start["prompt_len"]]
     lengths += [part.changes["prompt_len"] for part in changes if is_depth(part)]
     blocks_s = needed_seconds(replace(asked, changes=changes), lengths)
     spent_s = time.monotonic() - began
     left_s = asked.budget_s - spent_s
     fitting: list[GapPart] = []
-    parts: dict[str, GapPart] = {}
+    too_many = f"a trial holds {MOST_CHANGES} changes, the cheapest"
+    parts = {part.name: not_measured(part, too_many) for part in in_order[MOST_CHANGES:]}
     for part, block_s in zip(changes, blocks_s, strict=True):  # each takes longer
         trial_s = PLANNED_BLOCKS * block_s
         if trial_s <= left_s:
@@ -128,7 +132,7 @@ def run(asked: PathTrial) -> Measured:
     if not any(map(is_depth, fitting)):
         start["prompt_len"] = min(lengths)  # the cheapest, since depth is not measured
     way = measure_way(replace(asked, start=start, changes=fitting, budget_s=left_s))
-    return Measured(parts | way.parts, way.path)
+    return replace(way, parts=parts | way.parts)
 
 
 def cost_order(part: GapPart) -> tuple[bool, bool]:
@@ -182,31 +186,52 @@ def seconds_of_steps(record: Record) -> float:
 
 
 def measure_way(asked: PathTrial) -> Measured:
-    """Run blocks until all factors are sure or the budget is spent."""
+    """Run blocks until all factors are sure, the budget is spent, or a variant cannot run.
+
+    A block that a crash has ended counts for no factor.
+    """
     way, plans = plans_of(asked)
     path = session.new_results_file(next(iter(plans.values())), asked.folder)
     blocks: list[Block] = []
     records: list[Record] = []
-    times_ns: dict[str, float] = {}  # of the variants of the current block
     parts = factors(asked.changes, way, blocks, records)
+    ended_by: str | None = None
     with results.unless_empty(path), limited(asked.watch, asked.budget_s) as look:
-        executed = trial.execute(
-            plans, trial.Blocks(MOST_BLOCKS, 1), path, look, asked.new_worker
-        )
-        for record in executed:
-            if record.run.is_timed:
-                records.append(record)
-                ns = ns_per_token(record.run, asked.is_prefill)
-                if ns:
-                    times_ns[record.run.variant or ""] = ns
-            if len(times_ns) < len(plans):
-                continue
-            blocks.append(times_ns)
+        blocks_asked = trial.Blocks(MOST_BLOCKS, 1)
+        executed = trial.execute(plans, blocks_asked, path, look, asked.new_worker)
+        try:
+            for block in whole_blocks(executed, records, len(plans), asked.is_prefill):
+                blocks.append(block)
+                parts = factors(asked.changes, way, blocks, records)
+                if len(blocks) >= PLANNED_BLOCKS and are_sure(parts):
+                    break
+        except LabError as problem:
+            ended_by = problem.what
+    if ended_by and len(blocks) < FEWEST:
+        reason = ended_by.rstrip(".")
+        parts = {part.name: not_measured(part, reason) for part in asked.changes}
+    return Measured(parts, path if exists(path) else None, ended_by)
+
+
+def whole_blocks(
+    executed: Iterable[Record], records: list[Record], n_variants: int, is_prefill: bool
+) -> Iterator[Block]:
+    """The blocks in which all variants ran. Timed records are added to `records`."""
+    times_ns: dict[str, float] = {}
+    number: int | None = None
+    for record in executed:
+        if record.run.block != number:
+            number = record.run.block
             times_ns = {}
-            parts = factors(asked.changes, way, blocks, records)
-            if len(blocks) >= PLANNED_BLOCKS and are_sure(parts):
-                break
-    return Measured(parts, path if exists(path) else None)
+        if not record.run.is_timed:
+            continue
+        records.append(record)
+        ns = ns_per_token(record.run, is_prefill)
+        if ns:
+            times_ns[record.run.variant or ""] = ns
+        if len(times_ns) == n_variants:
+            yield times_ns
+            times_ns = {}
 
 
 def are_sure(parts: Mapping[str, GapPart]) -> bool:
