@@ -1,14 +1,16 @@
 """Where a model is to run: options, plans and refusals on made-up devices."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.core import memory
+from lab.core.asked_settings import table
 from lab.core.memory import CPU, Tensor
-from lab.core.record import Device
+from lab.core.record import Device, Record, Settings
 from lab.errors import LabError
 from lab.features.ab import parse_variant
 from lab.models import synthetic
@@ -16,7 +18,7 @@ from lab.process.worker import Worker
 from lab.runner.as_options import options
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from lab.show import text_plan
+from lab.show import text_plan, text_setup
 from tests.support import miniature
 from tests.support.fake_worker import FakeWorker
 from tests.support.records import MODEL, SETTINGS, make_record
@@ -100,20 +102,45 @@ def test_options_reach_the_settings_and_their_command_again(
 ) -> None:
     plan = plan_of(worker, model_file, **parse_variant(text))
     assert getattr(plan.settings, field) == value
+    assert settings_again(worker, model_file, plan) == plan.settings
 
-    model = dataclasses.replace(worker.model, source="embedded", name="smollm2-135m")
-    record = make_record(
-        settings=plan.settings,
-        model=model,
-        machine=plan.machine,
-    )
-    command = " ".join(" ".join(option) for option in options(record))
-    keywords = parse_variant(command)
+
+def settings_again(worker: FakeWorker, model_file: Path, plan: Plan) -> Settings:
+    """The settings of the plan that the command of a plan's record makes."""
+    keywords = parse_variant(" ".join(itertools.chain(*options(record_of(worker, plan)))))
     keywords.pop("model", None)
-    again = plan_of(worker, model_file, **keywords)
-    assert dataclasses.replace(again.settings, prompt_sha256=None) == dataclasses.replace(
-        plan.settings, prompt_sha256=None
+    again = plan_of(worker, model_file, **keywords).settings
+    return dataclasses.replace(again, prompt_sha256=plan.settings.prompt_sha256)
+
+
+def record_of(worker: FakeWorker, plan: Plan) -> Record:
+    model = dataclasses.replace(worker.model, source="embedded", name="smollm2-135m")
+    return make_record(settings=plan.settings, model=model, machine=plan.machine)
+
+
+NEEDS: dict[str, dict[str, Any]] = {
+    "main_gpu": {"split_mode": "none"},
+    "tensor_split": {"split_mode": "row"},
+    "prefill_wait": {"n_gpu_layers": 0},
+}
+ELSEWHERE = ("lib", "rpc", "seed")  # they need libraries and servers; a variant has no seed
+
+
+@pytest.mark.parametrize("name", [name for name in table() if name not in ELSEWHERE])
+def test_every_setting_reaches_its_record_its_column_and_the_command_again(
+    worker: FakeWorker, model_file: Path, name: str
+) -> None:
+    setting = table()[name]
+    needs = NEEDS.get(name, {})
+    usual = plan_of(worker, model_file, **needs)
+    plan = plan_of(worker, model_file, **needs, **{name: setting.example})
+    assert getattr(plan.settings, setting.recorded) != getattr(
+        usual.settings, setting.recorded
     )
+    assert settings_again(worker, model_file, plan) == plan.settings
+    columns = text_setup.of_run(record_of(worker, plan))
+    of_usual = text_setup.of_run(record_of(worker, usual))
+    assert columns[setting.column] != of_usual[setting.column]
 
 
 @pytest.mark.parametrize(

@@ -9,39 +9,25 @@ from typing import Any
 import pytest
 
 from lab.core.asked_settings import table
-from lab.formats.other_tools import OPTIONS, llama_server
+from lab.formats.other_tools import llama_server
 from tests.support import llama_args
 from tests.support.records import SETTINGS
 
 MODEL = "/models/a model.gguf"
+NOT_HERE = ("device", "rpc", "tensor_split", "override_tensor")
+"""Settings that need devices and servers, which llama.cpp's parser looks for."""
+
 CHOSEN: dict[str, Any] = {
-    "n_batch": 1024,
-    "n_ubatch": 256,
-    "n_threads": 3,
-    "n_threads_batch": 5,
-    "n_gpu_layers": 7,
-    "flash_attn": "on",
-    "type_k": "q8_0",
-    "type_v": "q4_0",
-    "kv_unified": True,
-    "n_cpu_moe": 2,
-    "kv_offload": False,
-    "op_offload": False,
-    "mmap": False,
-    "repack": False,
-}
+    setting.recorded: setting.example
+    for name, setting in table().items()
+    if setting.server_option and name not in NOT_HERE
+} | {"kv_unified": True}
 ALL = dataclasses.replace(SETTINGS, **CHOSEN)
-"""Every setting differs from its default; without devices and servers, which are not here."""
+"""Every setting differs from its default."""
 
 needs_parser = pytest.mark.skipif(
     sys.platform != "linux", reason="the symbol is that of the wheel for Linux"
 )
-
-
-def test_every_setting_of_the_engine_is_in_the_table() -> None:
-    names = {setting.record_name or name for name, setting in table().items()}
-    of_the_lab = {"prompt", "seed", "prefill_wait", "wait", "lib"}
-    assert OPTIONS.keys() == names - of_the_lab
 
 
 @needs_parser
@@ -61,6 +47,8 @@ def test_llama_cpp_reads_what_was_chosen(n_users: int) -> None:
         "cache_type_v": types["q4_0"],
         "no_kv_offload": True,
         "no_op_offload": True,
+        "split_mode": 0,  # LLAMA_SPLIT_MODE_NONE
+        "main_gpu": 1,
         "load_mode": 0,  # LLAMA_LOAD_MODE_NONE
         "no_extra_bufts": True,
         "n_ctx": n_users * 768,  # 564 for each, in llama.cpp's steps of 256

@@ -123,29 +123,7 @@ def test_saved_settings_are_the_defaults_of_a_command(
 
 
 def test_every_setting_can_be_saved_and_given() -> None:
-    values: dict[str, Any] = {}
-    for name, setting in table().items():
-        values[name] = True
-        if setting.choices:
-            values[name] = setting.choices[0]
-        elif setting.most:
-            values[name] = 1
-    values |= {
-        "prompt": "code",
-        "seed": 3,
-        "n_gpu_layers": "auto",
-        "device": ["none"],
-    }
-    values |= {
-        "lib": "/a/b",
-        "mmap": False,
-        "rpc": ["192.0.2.1:50052"],
-    }
-    values |= {
-        "split_mode": "none",
-        "tensor_split": "3,1",
-        "override_tensor": ["exps=CPU"],
-    }
+    values = {name: setting.example for name, setting in table().items()}
     save("all", values)
     parsed = parameters("measure", "--settings", "all")
     for name, value in values.items():

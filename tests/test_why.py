@@ -557,7 +557,7 @@ def test_a_crash_mixes_no_blocks(tmp_path: Path, crashed: int) -> None:
 
 def test_the_cheapest_changes_are_measured_not_the_first(tmp_path: Path) -> None:
     """Seven settings, a model and a depth differ: the six settings are the cheapest."""
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "depth": {"prompt_len": 4000},
         "model": {"model": "llama-3.2-1b"},
         **{f"setting {number}": {"threads": number} for number in range(1, 8)},

@@ -9,46 +9,33 @@ from typing import Any
 
 import click
 
+from lab.core import sampling
+from lab.core.asked_settings import table
+
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 MOST_UNGROUPED = 7  # options that are listed without groups, where a command has no more
+
+
+def dashed(name: str) -> str:
+    """The option of a parameter, without its first dashes."""
+    return name.replace("_", "-")
+
+
+def names_in(group: str) -> tuple[str, ...]:
+    """The options of the settings of a group."""
+    settings = table().values()
+    return tuple(dashed(setting.name) for setting in settings if setting.group == group)
+
+
 GROUPS = {
     "What to measure": (),  # and every option that is in no group
     "Filters": ("all", "at-least"),
     "Number of runs": (*("repeat", "until", "max-repeats", "budget"),),
     "Model": ("model", "served-model"),
-    "Engine": (
-        *(
-            "settings",
-            "threads",
-            "threads-batch",
-            "batch",
-            "ubatch",
-            "flash-attn",
-            "cache-type-k",
-        ),
-        *("cache-type-v", "kv-unified", "mmap", "repack", "prefill-wait", "wait", "lib"),
-    ),
-    "Choosing tokens": (
-        *("temp", "top-k", "top-p", "min-p", "typical", "repeat-penalty", "repeat-last-n"),
-        *("presence-penalty", "frequency-penalty", "dry-multiplier", "xtc-probability"),
-        *("mirostat", "samplers", "grammar-file", "json-schema-file", "chain"),
-    ),
-    "Devices": (
-        "device",
-        "backend",
-        "gbps",
-        "memory",
-        "n-gpu-layers",
-        "split-mode",
-        "main-gpu",
-        "tensor-split",
-        "n-cpu-moe",
-        "override-tensor",
-        "kv-offload",
-        "op-offload",
-        "rpc",
-    ),
+    "Engine": ("settings", *names_in("Engine")),
+    "Choosing tokens": (*map(dashed, sampling.table()), "chain"),
+    "Devices": ("backend", "gbps", "memory", *names_in("Devices")),
     "Server": (
         "url",
         "api",
@@ -61,7 +48,13 @@ GROUPS = {
         "cache",
         "open-network",
     ),
-    "Rarely needed": ("seed", "warmup", "max-requests", "describe", "check"),
+    "Rarely needed": (
+        *names_in("Rarely needed"),
+        "warmup",
+        "max-requests",
+        "describe",
+        "check",
+    ),
     "Output": (
         *(
             "out",

@@ -10,7 +10,7 @@ import click
 
 from lab.core import arguments, sampling, shell
 from lab.core.arguments import Share, Time
-from lab.core.asked_settings import defaults, flag, in_digits, table, types
+from lab.core.asked_settings import flag, in_digits, table
 from lab.errors import LabError
 
 
@@ -93,20 +93,21 @@ DURATION = Duration()
 def setting_option(name: str, default: object = None) -> Callable[..., Any]:
     """The option of a setting, from the table of settings, unless with another default."""
     setting = table()[name]
-    default = default or defaults()[name]
+    default = default or setting.default
     more: dict[str, Any] = {
         "default": default,
         "help": setting.help,
         "metavar": setting.metavar,
     }
-    is_switch = bool in types()[name] and not setting.choices
     if setting.choices:
         more["type"] = Words(setting.choices)
-    elif int in types()[name] and not is_switch:
+    elif int in setting.types and not setting.is_switch:
         more["type"] = _number_or(setting.words) if setting.words else int
-    names = [f"{flag(name)}/--no-{flag(name)[2:]}" if is_switch else flag(name)]
+    names = [flag(name)]
+    if setting.is_switch:
+        names = [f"{flag(name)}/--no-{flag(name)[2:]}"]
     if setting.short:
-        names.append(f" /{setting.short}" if is_switch else setting.short)
+        names.append(f" /{setting.short}" if setting.is_switch else setting.short)
     names += setting.also
     return click.option(*names, show_default=default is not None, **more)
 

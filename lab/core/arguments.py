@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex, TypedDict
 
 from lab.core import sampling
-from lab.core.asked_settings import AskedSettings, in_digits, table, types
+from lab.core.asked_settings import AskedSettings, in_digits, table
 from lab.core.files import expanded
 from lab.errors import LabError
 
@@ -264,7 +264,7 @@ BY_TYPE: dict[str, Convert] = {
 def setting(name: str, value: Any) -> Any:
     """The value of a setting of the engine, by the table of settings."""
     entry = table()[name]
-    kinds = types()[name]
+    kinds = table()[name].types
     if entry.choices:
         return word(name, value, entry.choices)
     if bool in kinds:

@@ -1,6 +1,6 @@
-"""One table of all settings that a user can choose: names, defaults, valid values, help.
+"""One table of all settings that a user can choose: `table`.
 
-The class AskedSettings has the names, types and defaults; settings.toml has the rest.
+The class AskedSettings has their names, types and defaults; settings.toml has the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 from lab.errors import LabError
 
-CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 UNPACKED_TYPES = ("f16", "bf16", "f32")  # of values that plain attention can read
 STEP = "step"
 END = "end"
@@ -34,9 +33,14 @@ MAX_THREADS = 512  # ggml's limit, GGML_MAX_N_THREADS
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting, except its name, type and default; settings.toml explains the fields."""
+    """All that is known of a setting; settings.toml explains the fields."""
 
+    name: str
+    default: Any
+    types: tuple[type, ...]  # without None; a list counts as a string
     help: str
+    example: Any
+    group: str | None = None
     short: str | None = None
     also: Sequence[str] = ()
     metavar: str | None = None
@@ -45,7 +49,22 @@ class Setting:
     most: int | None = None
     least: int = 1
     record_name: str | None = None
-    is_placing: bool = False
+    column: str = ""
+    model_param: str | None = None
+    context_param: str | None = None
+    server_option: str | None = None
+    is_pooled: bool = False
+    changes_start: bool = False
+
+    @property
+    def recorded(self) -> str:
+        """Its name in record.Settings."""
+        return self.record_name or self.name
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its option has no value: --NAME or --no-NAME."""
+        return bool in self.types and not self.choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,25 +160,23 @@ def _check_override(text: str) -> None:
 
 @cache
 def table() -> dict[str, Setting]:
-    """All settings by name, in the order of AskedSettings."""
+    """All settings by name, in the order of settings.toml."""
     text = Path(__file__).with_name("settings.toml").read_text(encoding="utf-8")
-    entries = tomllib.loads(text)
-    return {name: Setting(**entries[name]) for name in defaults()}
+    hints = typing.get_type_hints(AskedSettings)
+    defaults = {field.name: field.default for field in dataclasses.fields(AskedSettings)}
+    settings: dict[str, Setting] = {}
+    for name, entry in tomllib.loads(text).items():
+        alternatives = typing.get_args(hints[name]) or (hints[name],)
+        kinds = tuple(kind for kind in alternatives if kind in (int, bool, str))
+        setting = Setting(name=name, default=defaults[name], types=kinds, **entry)
+        column = setting.column or setting.recorded
+        settings[name] = dataclasses.replace(setting, column=column)
+    return settings
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    return {field.name: field.default for field in dataclasses.fields(AskedSettings)}
-
-
-@cache
-def types() -> dict[str, tuple[type, ...]]:
-    """The types of each setting by name, without None; a list counts as a string."""
-    types_by_name = {}
-    for name, hint in typing.get_type_hints(AskedSettings).items():
-        alternatives = typing.get_args(hint) or (hint,)
-        types_by_name[name] = tuple(kind for kind in alternatives if kind in (int, bool, str))
-    return types_by_name
+    return {name: setting.default for name, setting in table().items()}
 
 
 def flag(name: str) -> str:

@@ -25,6 +25,11 @@ class CommonSettings(TypedDict, total=False):
     flash_attn: Literal["on", "off", "auto"] | bool | None
     cache_type_k: CacheType | None
     cache_type_v: CacheType | None
+    kv_unified: Literal["on", "off"] | bool | None
+    repack: bool | None
+    prefill_wait: Literal["step", "end"] | None
+    wait: int | Literal["default", "sleep"] | None
+    lib: StrPath | None
     split_mode: Literal["none", "layer", "row", "tensor"] | None
     main_gpu: int | None
     tensor_split: str | Sequence[float] | None
@@ -32,12 +37,7 @@ class CommonSettings(TypedDict, total=False):
     override_tensor: Texts | None
     kv_offload: bool | None
     op_offload: bool | None
-    repack: bool | None
     rpc: Texts | None
-    lib: StrPath | None
-    prefill_wait: Literal["step", "end"] | None
-    wait: int | Literal["default", "sleep"] | None
-    kv_unified: Literal["on", "off"] | bool | None
 
 
 class EngineSettings(CommonSettings, total=False):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.core.asked_settings import table
 from lab.core.lists import plural
 from lab.core.record import Placement, Settings
 from lab.engine import devices, openmp, placement, refusals
@@ -170,27 +171,19 @@ def context_params(asked: Settings) -> Any:
     lib = llama_cpp()
     params = lib.llama_context_default_params()
     type_k, type_v = asked.cache_types
-    op_offload = asked.n_gpu_layers != 0
-    if asked.op_offload is not None:
-        op_offload = asked.op_offload
     set_fields(
         params,
         n_ctx=asked.n_ctx,
-        n_batch=asked.n_batch,
-        n_ubatch=asked.n_ubatch,
-        n_threads=asked.n_threads,
-        n_threads_batch=asked.n_threads_batch,
         flash_attn_type=FLASH_ATTN[asked.flash_attn or "auto"],
         type_k=getattr(lib, f"GGML_TYPE_{type_k.upper()}"),
         type_v=getattr(lib, f"GGML_TYPE_{type_v.upper()}"),
-        op_offload=op_offload,
+        op_offload=asked.n_gpu_layers != 0,
         n_seq_max=asked.n_seq_max,
-        kv_unified=asked.kv_unified,
         swa_full=False,  # as llama-bench has it
         no_perf=True,
     )
-    if asked.kv_offload is not None:
-        set_fields(params, offload_kqv=asked.kv_offload)
+    for setting in table().values():
+        placement.copy(asked, setting, params, setting.context_param)
     return params
 
 

@@ -9,6 +9,7 @@ import ctypes
 import re
 from typing import Any
 
+from lab.core.asked_settings import Setting, table
 from lab.core.memory import EXPERTS, override_of
 from lab.core.record import Buffer, Placement, Settings
 from lab.engine import devices
@@ -42,16 +43,13 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
 
     Returns the objects that must live as long as the model.
     """
-    set_fields(params, n_gpu_layers=asked.n_gpu_layers)
+    for setting in table().values():
+        copy(asked, setting, params, setting.model_param)
     if asked.mmap is not None:
         mode = int(asked.mmap)  # LLAMA_LOAD_MODE_NONE and _MMAP
         set_fields(params, load_mode=mode)
-    if asked.repack is not None:
-        set_fields(params, use_extra_bufts=asked.repack)
     if asked.split_mode is not None:
         set_fields(params, split_mode=SPLIT_MODES[asked.split_mode])
-    if asked.main_gpu is not None:
-        set_fields(params, main_gpu=asked.main_gpu)
     arrays: list[Any] = []
     if asked.tensor_split is not None:
         shares = (ctypes.c_float * llama_cpp().llama_max_devices())(*asked.tensor_split)
@@ -66,6 +64,13 @@ def model_params(params: Any, asked: Settings) -> tuple[Any, ...]:
         set_fields(params, tensor_buft_overrides=ctypes.addressof(overrides))
         arrays.append(overrides)
     return tuple(arrays)
+
+
+def copy(asked: Settings, setting: Setting, params: Any, name: str | None) -> None:
+    """Copy the value of a setting into this field of llama.cpp's parameters, unless it is None."""
+    value = getattr(asked, setting.recorded)
+    if name is not None and value is not None:
+        set_fields(params, **{name: value})
 
 
 def _devices(asked: Settings) -> Any:

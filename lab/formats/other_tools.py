@@ -8,30 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from lab.core import shell
+from lab.core.asked_settings import table
 from lab.core.memory import padded
 from lab.core.record import Settings
 
 OPTIONS = {
-    "n_threads": "--threads",
-    "n_threads_batch": "--threads-batch",
-    "n_batch": "--batch-size",
-    "n_ubatch": "--ubatch-size",
-    "flash_attn": "--flash-attn",
-    "type_k": "--cache-type-k",
-    "type_v": "--cache-type-v",
-    "n_gpu_layers": "--n-gpu-layers",
-    "devices": "--device",
-    "n_cpu_moe": "--n-cpu-moe",
-    "kv_offload": "--kv-offload",
-    "op_offload": "--op-offload",
-    "mmap": "--load-mode",
-    "repack": "--repack",
-    "kv_unified": "--kv-unified",
-    "split_mode": "--split-mode",
-    "main_gpu": "--main-gpu",
-    "tensor_split": "--tensor-split",
-    "override_tensor": "--override-tensor",
-    "rpc": "--rpc",
+    setting.recorded: setting.server_option
+    for setting in table().values()
+    if setting.server_option is not None
 }
 """What llama-server calls the settings of a record."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import files, sampling, shell
-from lab.core.asked_settings import SLEEP, AskedSettings, defaults, flag, table
+from lab.core.asked_settings import SLEEP, AskedSettings, flag, table
 from lab.core.experiments import experiment_runs
 from lab.core.lines import from_json, to_json
 from lab.core.record import Record, Settings
@@ -30,8 +30,8 @@ def asked(settings: Settings) -> dict[str, Any]:
     """The keywords of AskedSettings that ask for these settings, without defaults."""
     keywords: dict[str, Any] = {}
     for name, setting in table().items():
-        value = getattr(settings, setting.record_name or name)
-        if value is not None and value != defaults()[name]:
+        value = getattr(settings, setting.recorded)
+        if value is not None and value != setting.default:
             keywords[name] = value
     if settings.n_threads_batch == settings.n_threads:
         keywords.pop("threads_batch", None)
@@ -64,23 +64,19 @@ def options(record: Record) -> list[tuple[str, ...]]:
     experiment = record.run.experiment
     if experiment and experiment_runs(experiment).kv_unified == "on":  # by default
         keywords["kv_unified"] = "on" if settings.kv_unified else "off"
-    placing = []
-    further = []
-    for name, value in keywords.items():
-        if name in table() and table()[name].is_placing:
-            placing.append(option(name, value))
-        else:
-            further.append(option(name, value))
+    chosen: list[tuple[str, ...]] = []
     spec = catalog.spec_of(model)
     if spec != catalog.DEFAULT:
-        placing.append(("--model", spec))
-    return [*placing, *further]
+        chosen.append(("--model", spec))
+    for name, value in keywords.items():
+        chosen.append(option(name, value))
+    return chosen
 
 
 def option(name: str, value: object) -> tuple[str, ...]:
     """An option with its value, or --NAME or --no-NAME for an on/off setting."""
     if isinstance(value, bool):
-        if name == "kv_unified":
+        if name in table() and table()[name].choices:
             return flag(name), "on" if value else "off"
         return (flag(name),) if value else (flag(f"no-{name}"),)
     if isinstance(value, (tuple, list)):

@@ -17,9 +17,6 @@ from lab.process import rpc
 from lab.runner import builds, machine
 from lab.runner.cases import Case, Plan, with_room
 
-AS_ASKED = ("split_mode", "main_gpu", "kv_offload", "op_offload", "mmap", "repack")
-"""Settings that llama.cpp gets unchanged."""
-
 MOST_TOKENS = 2**31  # llama.cpp counts positions in 32 bits
 
 
@@ -31,12 +28,11 @@ def rpc_servers(asked: AskedSettings) -> tuple[str, ...]:
 def settings(
     asked: AskedSettings, n_gpu_layers: int, devices: Sequence[Device], model: Model
 ) -> dict[str, Any]:
-    """The fields of Settings for a model's placement. LabError for what these devices cannot do."""
+    """The fields of Settings that depend on devices. LabError for what these cannot do."""
     used = _asked_devices(asked, devices)
     _check_split(asked, used)
     _check_overrides(asked, devices)
-    fields: dict[str, Any] = {name: getattr(asked, name) for name in AS_ASKED}
-    fields["devices"] = None
+    fields: dict[str, Any] = {"devices": None}
     if parts(asked.device):
         fields["devices"] = tuple(machine.names(used)) or None
     fields["tensor_split"] = asked.shares

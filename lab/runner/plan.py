@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lab.core import arguments, sampling
 from lab.core.arguments import Numbers
-from lab.core.asked_settings import AUTO, AskedSettings, check_number, in_digits
+from lab.core.asked_settings import AUTO, AskedSettings, check_number, in_digits, table
 from lab.core.lists import join_and, plural
 from lab.core.memory import Tensor
 from lab.core.record import Machine, Model, Settings
@@ -128,7 +128,7 @@ def make_plan(
     """
     of_chain, settings = sampling.split(settings)
     asked = AskedSettings(**settings)
-    setup = ProcessSetup(builds.folder_of(asked.lib), placing.rpc_servers(asked), asked.wait)
+    setup = process_setup(asked)
     worker.use(setup)
     build = builds.of_worker(worker)  # before the child computes anything
     cases = _cases(parse_lengths(prompt_len), gen, every)
@@ -213,8 +213,8 @@ def _settings(
     here: Machine,
     model: Model,
 ) -> Settings:
-    """The settings of llama.cpp; for automatic placement all layers, until it is known what
-    fits."""
+    """The settings as asked, with what the lab resolves; for automatic placement all layers, until
+    it is known what fits."""
     n_threads = asked.threads or machine.default_threads()
     n_offloaded = 0
     if machine.accelerators(here.devices) and not asked.is_on_cpu:
@@ -222,23 +222,29 @@ def _settings(
             n_offloaded = asked.n_gpu_layers
         else:
             n_offloaded = -1 if model.n_layer is None else model.n_layer + 1
-    return Settings(
-        n_ctx=max(case.n_prompt + case.n_gen for case in cases),
-        n_batch=asked.batch,
-        n_ubatch=min(asked.batch, asked.ubatch),
-        n_threads=n_threads,
-        n_threads_batch=asked.threads_batch or n_threads,
-        n_gpu_layers=n_offloaded,
-        flash_attn=asked.flash_attn,
-        type_k=asked.cache_type_k,
-        type_v=asked.cache_type_v,
-        prompt=source.name,
-        prompt_sha256=source.sha256,
-        seed=asked.seed,
-        kv_unified=asked.is_unified,
-        wait=asked.wait,
-        **placing.settings(asked, n_offloaded, here.devices, model),
-    )
+    fields = {setting.recorded: getattr(asked, name) for name, setting in table().items()}
+    fields |= {
+        "n_ctx": max(case.n_prompt + case.n_gen for case in cases),
+        "n_ubatch": min(asked.batch, asked.ubatch),
+        "n_threads": n_threads,
+        "n_threads_batch": asked.threads_batch or n_threads,
+        "n_gpu_layers": n_offloaded,
+        "prompt": source.name,
+        "prompt_sha256": source.sha256,
+        "kv_unified": asked.is_unified,
+    }
+    fields |= placing.settings(asked, n_offloaded, here.devices, model)
+    return Settings(**fields)
+
+
+def process_setup(asked: AskedSettings) -> ProcessSetup:
+    """What the child starts with. LabError for a library or a server that cannot be used."""
+    fields = {
+        field.name: getattr(asked, field.name) for field in dataclasses.fields(ProcessSetup)
+    }
+    fields["lib"] = builds.folder_of(asked.lib)
+    fields["rpc"] = placing.rpc_servers(asked)
+    return ProcessSetup(**fields)
 
 
 def _warnings(

@@ -7,10 +7,11 @@ part of its setup.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lab.core.asked_settings import table as settings_table
+from lab.core.asked_settings import STEP, Setting, table as settings_table
 from lab.core.lists import plural
 from lab.core.record import Machine, Model, Record, Settings
 from lab.core.request import RequestRecord, ServerSettings, short_name
@@ -21,22 +22,9 @@ from lab.runner import machine
 if TYPE_CHECKING:
     import pandas as pd
 
-PLACING = tuple(name for name, setting in settings_table().items() if setting.is_placing)
-"""Settings of placement."""
-
 SERVING = ("server", "api", "n_slots", "slot_ctx", "model_file", "quantization")
 """For requests: the server, its address and what it reports. A table without requests lacks
 them."""
-
-SETUP = (
-    *("model", "model_sha256", *SERVING, "machine", "devices", "power", "ram_gb", "os"),
-    *("llama_cpp_python", "llama_cpp_commit", "system_info"),
-    *("n_gpu_layers", "n_threads", "n_threads_batch", "n_batch", "n_ubatch", "flash_attn"),
-    *("type_k", "type_v", "kv_unified", *PLACING, "openmp_variables"),
-    *("sampling", "prompt", "prompt_sha256"),
-    *("sweep_every", "variant"),
-)
-"""Runs are repeats of each other if these, n_prompt and n_gen are equal."""
 
 IDENTITY = (
     *("model_sha256", "devices", "power", "ram_gb", "os", "llama_cpp_commit", "system_info"),
@@ -64,6 +52,106 @@ class HasSetup(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+
+
+def of_run(record: Record) -> dict[str, Any]:
+    """The setup of a run; None for what the record does not contain."""
+    return {name: value_of(record) for name, value_of in OF_RUN.items()}
+
+
+def model_label(record: HasSetup) -> str:
+    """Name and quantization for titles, and whether the weights are random or re-quantized."""
+    model = record.model
+    label = model.name
+    if model.quantization is not None:
+        label += f" {model.quantization}"
+    return label + ORIGINS.get(model.source, "")
+
+
+def _machine_label(record: Record) -> str:
+    label = machine.label(record.machine, record.settings)
+    return f"{label} (imported)" if record.run.imported_from else label
+
+
+def _devices(record: Record) -> str | None:
+    """All that can be offloaded to, such as "2 x NVIDIA H200"; None if unknown."""
+    here = record.machine
+    if not here.devices:
+        return None
+    return machine.in_words(machine.accelerators(here.devices)) or "none"
+
+
+def _ram_gb(here: Machine) -> int | None:
+    return None if here.ram_bytes is None else round(here.ram_bytes / 1e9)
+
+
+def _value_of_setting(setting: Setting, record: Record) -> Any:
+    """What was used, else what was asked; unknown numbers are None, and lists one string."""
+    settings = record.settings
+    if setting.name == "flash_attn":
+        return settings.flash_attention
+    if setting.name == "wait":
+        return settings.thread_wait
+    value = getattr(settings, setting.recorded)
+    if setting.name == "prefill_wait":
+        return value or STEP
+    if isinstance(value, tuple):
+        return _joined(value)
+    is_count = isinstance(value, int) and setting.most is not None
+    return None if is_count and value < 0 else value
+
+
+def _openmp_variables(record: Record) -> str | None:
+    variables = setup.other_variables(record.settings.openmp_variables)
+    return _joined(variables) or None
+
+
+def _sampling(record: Record) -> str:
+    chain = record.settings.sampling
+    return chain.label if chain else GREEDY
+
+
+def _joined(parts: tuple[Any, ...]) -> str:
+    return ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts)
+
+
+OF_MODEL: Mapping[str, Callable[[Record], Any]] = {
+    "model": model_label,
+    "model_sha256": lambda record: record.model.sha256,
+}
+OF_MACHINE: Mapping[str, Callable[[Record], Any]] = {
+    "machine": _machine_label,
+    "devices": _devices,
+    "power": lambda record: record.machine.power,
+    "ram_gb": lambda record: _ram_gb(record.machine),
+    "os": lambda record: record.machine.os,
+    "llama_cpp_python": lambda record: record.machine.llama_cpp_python,
+    "llama_cpp_commit": lambda record: record.machine.llama_cpp_commit,
+    "system_info": lambda record: record.machine.system_info,
+}
+OF_SETTINGS: Mapping[str, Callable[[Record], Any]] = {
+    setting.column: partial(_value_of_setting, setting)
+    for setting in settings_table().values()
+    if not setting.is_pooled
+}
+OF_RUN: Mapping[str, Callable[[Record], Any]] = {
+    **OF_MODEL,
+    **OF_MACHINE,
+    **OF_SETTINGS,
+    "openmp_variables": _openmp_variables,
+    "sampling": _sampling,
+    "prompt_sha256": lambda record: record.settings.prompt_sha256,
+    "sweep_every": lambda record: record.run.every,
+    "variant": lambda record: record.run.variant,
+}
+"""The columns of a run's setup, and the value of each."""
+
+SETUP = (*OF_MODEL, *SERVING, *(name for name in OF_RUN if name not in OF_MODEL))
+"""Runs are repeats of each other if these, n_prompt and n_gen are equal."""
+
+OPTIONAL = {field.name for field in dataclasses.fields(Settings) if field.default is None}
+BY_DEFAULT = {s.column for s in settings_table().values() if s.recorded in OPTIONAL}
+"""Columns of settings that llama.cpp chooses if they are None."""
 
 
 def fields(table: pd.DataFrame) -> list[str]:
@@ -165,73 +253,11 @@ def unset(name: str) -> str:
     """The meaning of a missing value of a field: none, chosen by llama.cpp, or unknown."""
     if name == "server":
         return "in process"
-    if name in PLACING:
+    if name in BY_DEFAULT:
         return "default"
     return (
         "none" if name in ("sweep_every", "variant", "api", "openmp_variables") else "unknown"
     )
-
-
-def model_label(record: HasSetup) -> str:
-    """Name and quantization for titles, and whether the weights are random or re-quantized."""
-    model = record.model
-    label = model.name
-    if model.quantization is not None:
-        label += f" {model.quantization}"
-    return label + ORIGINS.get(model.source, "")
-
-
-def of_run(record: Record) -> dict[str, Any]:
-    """The setup of a run; None for what the record does not contain."""
-    settings = record.settings
-    here = record.machine
-    label = machine.label(here, settings)
-    if record.run.imported_from:
-        label += " (imported)"
-    return {
-        "model": model_label(record),
-        "machine": label,
-        "devices": _devices(here),
-        "power": here.power,
-        "model_sha256": record.model.sha256,
-        "ram_gb": here.ram_bytes and round(here.ram_bytes / 1e9),
-        "os": here.os,
-        "llama_cpp_python": here.llama_cpp_python,
-        "llama_cpp_commit": here.llama_cpp_commit,
-        "system_info": here.system_info,
-        **_settings(settings),
-        "flash_attn": settings.flash_attention,
-        "prefill_wait": settings.prefill_wait or "step",
-        "wait": settings.thread_wait,
-        "openmp_variables": _joined(setup.other_variables(settings.openmp_variables)) or None,
-        "sampling": settings.sampling.label if settings.sampling else GREEDY,
-        "sweep_every": record.run.every,
-        "variant": record.run.variant,
-    }
-
-
-def _devices(here: Machine) -> str | None:
-    """All that can be offloaded to, such as "2 x NVIDIA H200"; None if unknown."""
-    if not here.devices:
-        return None
-    return machine.in_words(machine.accelerators(here.devices)) or "none"
-
-
-def _settings(settings: Settings) -> dict[str, Any]:
-    """The settings of llama.cpp: unknown numbers as None, lists as one string."""
-    names = {field.name for field in dataclasses.fields(settings)} - {"devices"}
-    values = {name: getattr(settings, name) for name in SETUP if name in names}
-    for name in ("n_threads", "n_threads_batch", "n_gpu_layers"):
-        if values[name] < 0:
-            values[name] = None
-    for name in PLACING:
-        value = getattr(settings, settings_table()[name].record_name or name)
-        values[name] = _joined(value) if isinstance(value, tuple) else value
-    return values
-
-
-def _joined(parts: tuple[Any, ...]) -> str:
-    return ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts)
 
 
 def of_request(record: RequestRecord) -> dict[str, Any]:
@@ -255,7 +281,7 @@ def of_request(record: RequestRecord) -> dict[str, Any]:
         "quantization": settings.quantization,
         "machine": machine.label(here),
         "power": here.power,
-        "ram_gb": here.ram_bytes and round(here.ram_bytes / 1e9),
+        "ram_gb": _ram_gb(here),
         "os": here.os,
     }
 

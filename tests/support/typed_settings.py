@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.core import sampling
-from lab.core.asked_settings import table, types
+from lab.core.asked_settings import table
 
 FILE = Path(__file__).parents[2] / "lab/core/keywords.py"
 HEAD = '''"""The types of settings as keyword arguments of public functions.
@@ -43,9 +43,9 @@ def type_of(name: str) -> str:
     if setting.choices:
         alternative = " | bool" if {"on", "off"} <= set(setting.choices) else ""
         return literal(list(setting.choices)) + alternative
-    if bool in types()[name]:
+    if bool in table()[name].types:
         return "bool"
-    if int in types()[name]:
+    if int in table()[name].types:
         return "int | " + literal(list(setting.words)) if setting.words else "int"
     return OF_LISTS.get(name, "Texts")
 

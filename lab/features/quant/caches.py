@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.core import memory, shape
-from lab.core.asked_settings import CACHE_TYPES, parts
+from lab.core.asked_settings import parts, table
 from lab.core.record import Model
 from lab.errors import LabError
 
@@ -95,13 +95,14 @@ def pair_of(text: str, option: str | Sequence[str]) -> CacheTypes:
 def checked(name: str) -> str:
     """A type in llama.cpp's spelling. LabError with the nearest one for others."""
     lower = name.lower()
-    if lower in CACHE_TYPES:
+    known = table()["cache_type_k"].choices
+    if lower in known:
         return lower
     near = SPELLINGS.get(lower.replace("-", "").replace("_", ""))
     if near is None:
-        matches = difflib.get_close_matches(lower.replace("-", "_"), CACHE_TYPES, 1, 0.75)
+        matches = difflib.get_close_matches(lower.replace("-", "_"), known, 1, 0.75)
         near = matches[0] if matches else None
-    hint = f"Use some of {', '.join(CACHE_TYPES)}."
+    hint = f"Use some of {', '.join(known)}."
     if lower.endswith(".gguf") or "/" in name:
         hint = f"Name the types, then the file: {EXAMPLE} {name}"
     elif near:

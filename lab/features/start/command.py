@@ -10,6 +10,7 @@ from lab.app.help import Command
 from lab.app.options import MODEL, OUTPUT, SEED, TOKENS, setting_option, with_options
 from lab.app.output import Output
 from lab.app.running import collect, introduce
+from lab.core.asked_settings import table
 from lab.features.start import limited, measuring, memory_section
 from lab.features.start.lines import StartLine
 from lab.features.start.section import sections
@@ -49,8 +50,11 @@ MEMORY = click.option(
     metavar="LIMITS",
     help="Decode with limited memory instead: shares of the file or sizes, such as 60%,80%,1GB.",
 )
-SETTING_NAMES = ("threads", "n_gpu_layers", "device", "flash_attn", "repack", "lib")
-SETTINGS = [setting_option(name) for name in SETTING_NAMES]
+SETTINGS = [
+    setting_option(name)
+    for name, setting in table().items()
+    if setting.changes_start and name != "mmap"
+]
 
 
 @click.command("start", cls=Command, first=("model", "mmap", "prompt-len", "repeat", "memory"))

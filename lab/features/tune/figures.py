@@ -122,7 +122,7 @@ def choice_of(record: Record, default: Record) -> Choice:
     """The settings in which a record differs from the default, by the lab's names."""
     changes: dict[str, Any] = {}
     for name, setting in table().items():
-        field = setting.record_name or name
+        field = setting.recorded
         if hasattr(record.settings, field):
             value = getattr(record.settings, field)
             if value != getattr(default.settings, field):

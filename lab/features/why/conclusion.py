@@ -354,7 +354,7 @@ def measure_changed(explained: WhyAnswer, cause: GapPart) -> str:
     for group, names in GROUPS.items():
         if group in cause.name:
             for name in names:
-                field = table()[name].record_name or name
+                field = table()[name].recorded
                 values[field] = getattr(best.settings, field)
     if cause.name == CHOOSING:
         values["sampling"] = best.settings.sampling

@@ -311,7 +311,7 @@ def settings_of(record: Record) -> dict[str, Any]:
     settings = record.settings
     values = dict[str, Any]()
     for name, setting in table().items():
-        value = getattr(settings, setting.record_name or name)
+        value = getattr(settings, setting.recorded)
         if value is not None and name not in ("prompt", "seed"):
             values[name] = value
     values["flash_attn"] = settings.flash_attention

@@ -14,7 +14,6 @@ from lab.core.asked_settings import AUTO, table
 from lab.features.why import facts
 from lab.features.why.facts import Fact
 from lab.formats import llama_bench_rows
-from lab.formats.other_tools import OPTIONS as OPTIONS_OF_LLAMA
 
 TABLE: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("programs.toml").read_text(encoding="utf-8")
@@ -47,12 +46,11 @@ def fact_names() -> dict[str, str]:
     """The fact that each option, variable and column states."""
     names = dict[str, str]()
     for name, setting in table().items():
-        recorded = setting.record_name or name
-        names[recorded] = name
+        names[setting.recorded] = name
         if setting.short:
             names[setting.short] = name
-        if recorded in OPTIONS_OF_LLAMA and name != "mmap":
-            names[OPTIONS_OF_LLAMA[recorded]] = name
+        if setting.server_option and name != "mmap":
+            names[setting.server_option] = name
     for name, also in TABLE["names"].items():
         names |= dict.fromkeys(also, name)
     return names
