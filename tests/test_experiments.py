@@ -10,13 +10,17 @@ import pytest
 
 import lab
 from lab.core.results import read
+from lab.feature_list import FEATURES
 from lab.features.batch import batch
 from lab.main import lab as cli
 
 OF_OUTPUT = {"out", "watch"}
 
 
-@pytest.mark.parametrize("name", ["batch", "turns", "stall", "speculate"])
+EXPERIMENTS = [feature.name for feature in FEATURES if feature.experiment is not None]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_command_has_the_parameters_and_defaults_of_the_function(name: str) -> None:
     function = getattr(lab, name)
     defaults = cli.commands[name].make_context(name, []).params

@@ -17,8 +17,8 @@ from lab.errors import LabError
 from lab.process.wire import Progress
 from lab.process.worker import Worker
 from lab.runner import prompts
-from lab.runner.cases import Until
-from lab.runner.plan import N_PILOT, make_plan
+from lab.runner.cases import Case, Until
+from lab.runner.plan import N_PILOT, make_plan, with_cases
 from lab.runner.progress import Status
 from lab.runner.session import execute, new_results_file, wide_figures
 from lab.show import summaries, table
@@ -85,6 +85,33 @@ def test_every_run_is_made_recorded_and_on_disk(bench: Any) -> None:
 def test_a_cpu_is_warmed_up_by_a_short_run_and_a_whole_step_in_each_engine(bench: Any) -> None:
     records, _ = bench(prompt_len="10,600,1112", repeat=2)
     assert [run.n_prompt for run in warm_ups(records)] == [32, 512, 32, 512]
+
+
+def test_a_cold_case_has_an_engine_that_has_computed_nothing(
+    fake_worker: FakeWorker, tmp_path: Path, seen: list[Status]
+) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(b"GGUF")
+    worker = cast(Worker, fake_worker)
+    plain = make_plan(worker, "10", 5, 2, str(model))
+    cases = [Case(10, 5, is_cold=True), Case(20, 5), Case(30, 5), Case(40, 5, is_cold=True)]
+    plan = with_cases(plain, cases, plain.write)
+    path = new_results_file(plan, tmp_path / "results")
+    records = list(execute(plan, worker, path, seen.append))
+    by_engine: dict[int | None, list[tuple[int, bool]]] = {}
+    for record in records:
+        run = record.run
+        by_engine.setdefault(run.engine, []).append((run.n_prompt, run.warmup))
+    engines = sorted(by_engine.values())
+    cold = [[(10, False)]] * 2 + [[(40, False)]] * 2
+    assert [runs for runs in engines if len(runs) == 1] == cold
+    warm = [runs for runs in engines if len(runs) > 1]
+    assert all(runs[0][1] for runs in warm)
+    assert outcome(records) == sorted((case.n_prompt, n, OK) for case in cases for n in (0, 1))
+    for run in timed_runs(records):
+        assert run.noise is not None
+        has_sentinel = run.noise.sentinel_before_ns is not None
+        assert has_sentinel is (run.n_prompt in (20, 30))
 
 
 def test_a_context_that_fails_costs_only_its_length(

@@ -36,6 +36,7 @@ class Case:
     setup: Any = None  # the experiment's own dataclass of numbers, texts and truth values
     sequences: tuple[int, ...] = ()  # final tokens of each; empty: one of n_prompt + n_gen
     text: str | None = None  # the source of its prompts, as in `--prompt`; None: the plan's
+    is_cold: bool = False  # in an engine of its own, without warm-up runs and sentinels
 
     @property
     def n_generated(self) -> int:

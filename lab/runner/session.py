@@ -117,12 +117,14 @@ class _Loop:
         for case, reason in self.plan.refused.items():
             yield self.plan.settings, failed_run(case, 0, LabError(reason))
         while self.todo or self._extend():
-            next_round = self.todo[0][0]
+            next_round, next_case = self.todo[0]
             if self.engine.warm and self.engine.round != next_round:
                 if self._is_out_of_time():
                     return
                 if self._drop_sure():
                     continue
+                self.engine.renew()
+            elif self.engine.warm and not self.engine.can_run(next_case):
                 self.engine.renew()
             if self.engine.warm:
                 yield from self._next_run()
@@ -244,7 +246,7 @@ class _Loop:
             engine.open(possible)
             is_open = True
             engine.reporter.begin_round(engine.round)
-            for run in engine.warm_up({case for _, case in self.todo}):
+            for run in engine.warm_up(self._next_in_one_engine()):
                 yield engine.settings, run
             engine.reporter.announce()
         except LabError as problem:
@@ -256,6 +258,12 @@ class _Loop:
             yield self._failed(largest, 0, problem, most_crashes, is_warmup=is_open)
             if isinstance(problem, WorkerDied):
                 engine.renew()
+
+    def _next_in_one_engine(self) -> set[Case]:
+        """The cases for which the engine is warmed up: all, or the next one if it is a cold
+        case."""
+        next_case = self.todo[0][1]
+        return {next_case} if next_case.is_cold else {case for _, case in self.todo}
 
     def _size(self, case: Case) -> tuple[float, int]:
         return self.engine.plan.memory(case).total_bytes, case.n_prompt

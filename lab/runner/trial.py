@@ -92,6 +92,8 @@ def check(plans: Mapping[str, Plan]) -> None:
         if plan_of_variant.refused:
             reasons = " ".join(plan_of_variant.refused.values())
             raise LabError(f"{name}: {reasons}", "Use shorter prompts or a smaller model.")
+    if any(case.is_cold for planned in plans.values() for case in planned.cases):
+        raise LabError("A cold run needs an engine of its own: a trial cannot compare it.")
     problem = too_large(plans)
     if problem:
         hint = (

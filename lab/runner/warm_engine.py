@@ -62,6 +62,8 @@ class WarmEngine:
         self.settings = plan.settings
         self.model = plan.model
         self.warm = False
+        self.has_computed = False  # since its process started
+        self.has_warmed_up = False
         self.round = -1  # the repeat for which the engine was started
         self.n_starts = n_starts
         self.diagnosed: Diagnosed | None = None  # the first crash of native code
@@ -113,6 +115,8 @@ class WarmEngine:
         self.worker.restart()
         self.n_starts += 1
         self.warm = False
+        self.has_computed = False
+        self.has_warmed_up = False
         self._loaded = False
 
     def open(self, cases: Sequence[Case]) -> None:
@@ -125,7 +129,16 @@ class WarmEngine:
         self._placement = self.worker.placement()
 
     def warm_up(self, cases: Collection[Case]) -> Iterator[Run]:
-        """Warm-up runs, which load the caches and code paths that the cases use."""
+        """Warm-up runs, which load the caches and code paths that the cases use; none for cold
+        cases."""
+        cases = [case for case in cases if not case.is_cold]
+        if cases:
+            yield from self._warm_up(cases)
+            self.has_warmed_up = True
+        self.warm = True
+        self._tell_of_neighbours()
+
+    def _warm_up(self, cases: Collection[Case]) -> Iterator[Run]:
         prompt_lengths: set[int] = set()  # that are prefilled in one go
         for case in cases:
             every = case.every or case.n_prompt
@@ -135,8 +148,10 @@ class WarmEngine:
             yield from self._warm_up_devices(cases, prompt_lengths, n_gen)
         else:
             yield from self._warm_up_cpu(max(prompt_lengths), n_gen)
-        self.warm = True
-        self._tell_of_neighbours()
+
+    def can_run(self, case: Case) -> bool:
+        """Whether a case may run in this process: a cold one alone, others after a warm-up."""
+        return not self.has_computed if case.is_cold else self.has_warmed_up
 
     def _tell_of_neighbours(self) -> None:
         """Before the first run: say if another program needs a core that the threads need."""
@@ -218,17 +233,20 @@ class WarmEngine:
     def _watched(
         self, script: Script, case: Case, repeat: int, warmup: bool
     ) -> tuple[Outcome, Noise]:
-        """Run a script between two sentinels (not in a warm-up), and record the noise."""
-        if not warmup and self._sentinel_ns is None:
+        """Run a script between two sentinels (not in a warm-up, nor of a cold case), and record the
+        noise."""
+        has_sentinels = not (warmup or case.is_cold)
+        if has_sentinels and self._sentinel_ns is None:
             self._sentinel_ns = self._time_sentinel()
         sentinel_before_ns = self._sentinel_ns
         show = self.reporter.progress_watcher(case, repeat, warmup, self._pieces)
         watch = noise_watch.NoiseWatch(self.worker.pid)
         watches = [watch, *([self._first_look] if self._first_look else [])]
+        self.has_computed = True
         outcome = self.worker.run(script, _sampling(watches, show))
         show(Progress(scripts.n_prefilled(script), outcome.token_ids))
         noise = watch.finish()
-        if warmup:
+        if not has_sentinels:
             return outcome, noise
         try:
             self._sentinel_ns = self._time_sentinel()
