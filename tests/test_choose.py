@@ -22,6 +22,7 @@ from lab.roofline.choosing import Choosing
 from lab.runner import placing
 from lab.show import canvas
 from lab.show.section import Context
+from tests.bench.choose import penalty_law
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker
 from tests.support.records import MODEL, make_record, make_run
@@ -125,7 +126,7 @@ def test_the_law_predicts_other_vocabularies_and_windows() -> None:
         assert law.seconds(size) == pytest.approx(cost_ns("default", size) / 1e9, rel=0.01)
         low, high = law.range(size)
         assert low < law.seconds(size) < high
-    penalties = choosing.penalty_law(times)
+    penalties = penalty_law(times)
     assert penalties is not None
     assert [window for window, _ in penalties.by_window] == [64, 1024]
     middle = penalties.seconds(65536, 256)

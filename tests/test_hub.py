@@ -24,7 +24,7 @@ import pytest
 
 from lab.errors import LabError
 from lab.models import catalog, hub, obtain, synthetic
-from lab.models.hub import Remote
+from lab.models.hub import HubFile
 from lab.process.worker import Worker
 from tests.support import loopback_hub, miniature
 from tests.support.command import run_lab
@@ -32,7 +32,7 @@ from tests.support.loopback_hub import LoopbackHub, Repo
 
 REPO = "owner/Tiny-GGUF"
 FILE = "Tiny-Q4_0.gguf"
-REMOTE = Remote(REPO, FILE)
+REMOTE = HubFile(REPO, FILE)
 DATA = random.Random(7).randbytes(1_500_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 COMMIT = Repo({}).commit
@@ -70,7 +70,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback
         close_session()
 
 
-def refused(remote: Remote = REMOTE) -> str:
+def refused(remote: HubFile = REMOTE) -> str:
     with pytest.raises(LabError) as caught:
         hub.pull(remote)
     return str(caught.value)
@@ -91,9 +91,9 @@ def test_a_pull_is_whole_checked_and_found_by_other_tools(server: LoopbackHub) -
     assert pulled.revision == COMMIT
     assert pulled.sha256 == SHA256
     assert (
-        hub.cached(REMOTE) == pulled == hub.cached(Remote(REPO, FILE, COMMIT, SHA256.upper()))
+        hub.cached(REMOTE) == pulled == hub.cached(HubFile(REPO, FILE, COMMIT, SHA256.upper()))
     )
-    assert hub.cached(Remote(REPO, FILE, sha256="0" * 64)) is None
+    assert hub.cached(HubFile(REPO, FILE, sha256="0" * 64)) is None
     assert server.n_bytes == len(DATA)
     assert hf_hub_download(
         REPO,
@@ -157,7 +157,7 @@ def test_wrong_bytes_are_refused_and_deleted(server: LoopbackHub) -> None:
 def test_another_sum_than_the_catalogs_is_refused_before_the_first_byte(
     server: LoopbackHub,
 ) -> None:
-    error = refused(Remote(REPO, FILE, sha256="0" * 64))
+    error = refused(HubFile(REPO, FILE, sha256="0" * 64))
     assert "not the file in the catalog" in error
     assert SHA256 in error
     assert "0" * 64 in error
@@ -172,13 +172,13 @@ class Refusal:
     of_hub: dict[str, Any] = field(default_factory=dict)
     of_repo: dict[str, Any] = field(default_factory=dict)
     token: str | None = None
-    remote: Remote = REMOTE
+    remote: HubFile = REMOTE
 
 
 LICENCE = (f"https://huggingface.co/{REPO}", "HF_TOKEN", "gated")
 NO_HUB = ("is not a model hub",)
 ELSEWHERE = "../" * 9 + "x"
-OTHER_REPO = Remote("owner/x", FILE)
+OTHER_REPO = HubFile("owner/x", FILE)
 REFUSALS = {
     "gated": Refusal(("(401)", *LICENCE), of_repo={"gated": True}),
     "gated, another token": Refusal(
@@ -207,9 +207,9 @@ REFUSALS = {
         ("no repo owner/x", "(404)"), {"tokens": {"t"}}, token="t", remote=OTHER_REPO
     ),
     "wrong file": Refusal(
-        ("no file 'x.gguf'", f"{REPO}/tree/main"), remote=Remote(REPO, "x.gguf")
+        ("no file 'x.gguf'", f"{REPO}/tree/main"), remote=HubFile(REPO, "x.gguf")
     ),
-    "wrong revision": Refusal(("no revision 'mian'",), remote=Remote(REPO, FILE, "mian")),
+    "wrong revision": Refusal(("no revision 'mian'",), remote=HubFile(REPO, FILE, "mian")),
     "wrong token": Refusal(("rejects the token in HF_TOKEN",), token="expired"),
     "token that cannot be sent": Refusal(("HF_TOKEN", "not ASCII"), token="tökén"),
     "busy": Refusal(("too busy", "(503)"), {"statuses": {"head": 503}}),
@@ -499,18 +499,18 @@ def test_a_password_is_not_printed_with_an_answer_of_no_hub(
 
 
 OUTSIDE = (
-    Remote("../x", FILE),
-    Remote(REPO, "../../x"),
-    Remote(REPO, FILE, "/etc"),
-    Remote("a/b/c", FILE),
-    Remote("", FILE),
-    Remote("a--b", FILE),
+    HubFile("../x", FILE),
+    HubFile(REPO, "../../x"),
+    HubFile(REPO, FILE, "/etc"),
+    HubFile("a/b/c", FILE),
+    HubFile("", FILE),
+    HubFile("a--b", FILE),
 )
 
 
 @pytest.mark.parametrize("remote", OUTSIDE)
 def test_names_that_lead_out_of_the_cache_are_refused(
-    server: LoopbackHub, remote: Remote
+    server: LoopbackHub, remote: HubFile
 ) -> None:
     assert "is not the name of a" in refused(remote)
     assert not server.log
@@ -567,7 +567,7 @@ def test_a_file_without_room_is_refused_before_its_first_byte(
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_or_a_kill_and_again(server: LoopbackHub, how: signal.Signals) -> None:
     server.chunk_s = 0.02
-    code = f"from lab.models import hub; hub.pull(hub.Remote({REPO!r}, {FILE!r}))"
+    code = f"from lab.models import hub; hub.pull(hub.HubFile({REPO!r}, {FILE!r}))"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     while server.n_bytes < 200_000:
         time.sleep(0.01)
@@ -673,7 +673,7 @@ def test_remove_frees_the_bytes_and_all_names(server: LoopbackHub) -> None:
     from huggingface_hub import scan_cache_dir
 
     assert hub.remove(REMOTE) == 0
-    neighbour = Remote(REPO, "Tiny-Q8_0.gguf")
+    neighbour = HubFile(REPO, "Tiny-Q8_0.gguf")
     hub.pull(REMOTE)
     hub.pull(neighbour)
     assert hub.remove(REMOTE) == len(DATA)

@@ -92,12 +92,11 @@ def test_a_cold_case_has_an_engine_that_has_computed_nothing(
 ) -> None:
     model = tmp_path / "tiny.gguf"
     model.write_bytes(b"GGUF")
-    worker = cast(Worker, fake_worker)
-    plain = make_plan(worker, "10", 5, 2, str(model))
+    plain = make_plan(fake_worker, "10", 5, 2, str(model))
     cases = [Case(10, 5, is_cold=True), Case(20, 5), Case(30, 5), Case(40, 5, is_cold=True)]
     plan = with_cases(plain, cases, plain.write)
     path = new_results_file(plan, tmp_path / "results")
-    records = list(execute(plan, worker, path, seen.append))
+    records = list(execute(plan, fake_worker, path, seen.append))
     by_engine: dict[int | None, list[tuple[int, bool]]] = {}
     for record in records:
         run = record.run

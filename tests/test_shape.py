@@ -472,8 +472,8 @@ def test_a_model_with_a_part_that_is_not_counted_has_no_matrices(model: Model) -
 
 def test_the_head_is_the_output_matrix_or_with_tied_embeddings_the_table() -> None:
     output = Matrix(OUTPUT, "F16", 100, 8, 1)
-    assert shape.head((TABLE, output)) == output
-    assert shape.head((TABLE, QUERIES)) == TABLE
+    assert shape.output_matrix((TABLE, output)) == output
+    assert shape.output_matrix((TABLE, QUERIES)) == TABLE
 
 
 # Heads of a model

@@ -291,7 +291,7 @@ def test_of_later_parts_only_the_table_of_tensors_is_read(
     monkeypatch.setattr(hub, "LATER_HEADER_BYTES", 4_000)
     name = f"Q4_0/{in_parts[0].name}"
     assert "3 layers" in run_lab("models", "info", f"hf:owner/big/{name}")[1]
-    first = hub.header(hub.Remote("owner/big", name), tmp_path)
+    first = hub.header(hub.HubFile("owner/big", name), tmp_path)
     assert first.read_bytes() == in_parts[0].read_bytes()
     later = (tmp_path / in_parts[1].name).read_bytes()
     assert later.rstrip(b"\0") == in_parts[1].read_bytes()[:4_000].rstrip(b"\0")

@@ -138,7 +138,7 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
         return []
     work = []
     if n_outputs:
-        head = shape.head(matrices)
+        head = shape.output_matrix(matrices)
         work.append(Product(head, head.n, n_outputs, None, True))
     for matrix in matrices:
         if matrix.part not in (EMBEDDING, OUTPUT, UNMULTIPLIED):

@@ -18,7 +18,7 @@ from lab.core.shape import Matrix
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 4  # of a line; it rises when the fields change, and the lab reads no other version
+SCHEMA = 4  # of a line. It rises when old lines cannot be read: new fields have a default
 
 # Kinds of steps
 PREFILL = "prefill"

@@ -152,14 +152,14 @@ UNCOUNTED = {
 }
 """Architectures that the lab does not count, with the reason."""
 
-SINGLE = {
+UNCOUNTED_KEYS = {
     # A key that may be in a header, and what it means that the lab does not count.
     "attention.indexer.head_count": (
         "it chooses the positions that it attends to (sparse attention)"
     ),
     "wkv.head_size": "its layers are recurrent",
 }
-STATES = {
+STATE_KEYS = {
     # A key of a layer with a state of fixed size, where the architecture is not known.
     "ssm.state_size": RECURRENT,
     "kda.head_dim": RECURRENT,
@@ -275,7 +275,9 @@ def _with_windows(layers: Layers, header: Keys, arch: str, n_layer: int) -> Laye
         reason = "its list of windows is shorter than its list of layers"
         return replace(layers, uncounted=layers.uncounted or reason)
     windows = tuple(window if has_window else 0 for has_window in pattern[:n_layer])
-    layers = replace(layers, windows=windows, is_chunked=(arch in CHUNKED) or None)
+    layers = replace(layers, windows=windows)
+    if arch in CHUNKED:
+        layers = replace(layers, is_chunked=True)
     width = header.number(f"{arch}.attention.key_length")
     windowed_width = header.number(f"{arch}.attention.key_length_swa")
     if not width or not windowed_width or width == windowed_width:
@@ -300,7 +302,7 @@ def _with_states(layers: Layers, header: Keys, arch: str, n_layer: int) -> Layer
         layers = _with_delta_nets(layers, header, arch, n_layer)
     state = _state_of_layer(layers, header, arch)
     if state is None:
-        for key, reason in STATES.items():
+        for key, reason in STATE_KEYS.items():
             if header.number(f"{arch}.{key}"):
                 return replace(layers, uncounted=layers.uncounted or reason)
         return layers
@@ -336,8 +338,8 @@ def _state_of_layer(layers: Layers, header: Keys, arch: str) -> State | None:
     width = header.number(f"{arch}.kda.head_dim")
     if width and n_conv:
         n_head = layers.n_head or max(layers.heads or (0,))
-        matrices = width * width * n_head
-        return State(3 * (n_conv - 1) * width * n_head + matrices, DELTA_FLOPS * matrices)
+        n_values = width * width * n_head
+        return State(3 * (n_conv - 1) * width * n_head + n_values, DELTA_FLOPS * n_values)
     size = header.number(f"{arch}.ssm.state_size")
     if not size or not n_conv:
         return None
@@ -424,15 +426,17 @@ def _window_pattern(
     if pattern is not None or arch not in PERIODS:
         return pattern
     period = header.number(key) or PERIODS[arch]
-    dense = 0 if arch in DENSE_FIRST else period - 1
-    return tuple(int(layer % period != dense) for layer in range(n_layer or 0))
+    without_window = period - 1  # the last layer of each period, or the first
+    if arch in DENSE_FIRST:
+        without_window = 0
+    return tuple(int(layer % period != without_window) for layer in range(n_layer or 0))
 
 
 def _uncounted(header: Keys, arch: str | None) -> str | None:
     """The first property of a model that the lab does not count, if any."""
     if arch in UNCOUNTED:
         return UNCOUNTED[arch]
-    for key, meaning in SINGLE.items():
+    for key, meaning in UNCOUNTED_KEYS.items():
         if header.number(f"{arch}.{key}") or header.numbers(f"{arch}.{key}"):
             return meaning
     if header.numbers(f"{arch}.expert_used_count"):
@@ -464,7 +468,9 @@ def group(
     tallies: dict[tuple[str, str, int, int, int], _Tally] = {}
     layers_with = collections.Counter[str]()
     for name, kind, dimensions in tensors:
-        columns, rows, n_expert, *_ = [*dimensions, 1, 1]
+        columns = dimensions[0]
+        rows = dimensions[1] if len(dimensions) > 1 else 1
+        n_expert = dimensions[2] if len(dimensions) > 2 else 1
         is_matrix = name.endswith(".weight") and "norm" not in name and rows * n_expert > 1
         if not is_matrix:
             continue
@@ -533,7 +539,7 @@ def matrices(model: Model) -> tuple[Matrix, ...] | None:
     return table
 
 
-def head(table: Sequence[Matrix]) -> Matrix:
+def output_matrix(table: Sequence[Matrix]) -> Matrix:
     """The output matrix, or with tied embeddings the embedding table."""
     by_part = {matrix.part: matrix for matrix in table}
     return by_part.get(OUTPUT) or by_part[EMBEDDING]

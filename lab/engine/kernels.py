@@ -15,6 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from lab.core.record import Rate
@@ -39,6 +40,7 @@ N_NARROW = 4
 """A kernel is timed no further when N_NARROW of its passes took at most NARROW times as long as the
 best."""
 
+OFFSET_OF_BUFFER = 8  # of ggml_tensor.buffer, which follows the enum type
 CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
 """Types that llama.cpp's KV cache can have."""
 
@@ -79,14 +81,14 @@ class _Bench:
         return P(getattr(self.lib, f"ggml_new_tensor_{len(sizes)}d")(context, kind, *sizes))
 
     def weights(self, n: int, *sizes: tuple[int, ...]) -> list[Any]:
-        """The first n weights, or pairs of keys and values, of these sizes; made by the first
-        probe, not yet filled."""
+        """Weights of these sizes, n of each, in turn: [key, value, key, value] of caches. They are
+        made by the first probe, and not yet filled."""
         if not self.tensors:
             kind = type_number(self.probe.type)
             self.tensors = [self.tensor(self.data, kind, *size) for size in sizes * n]
         return self.tensors[: n * len(sizes)]
 
-    def place(self, product: Any, rows: int, columns: int) -> None:
+    def allocate_all(self, product: Any, rows: int, columns: int) -> None:
         """Allocate everything that is new; fill the weights, which the first probe brings, with
         random rows."""
         if not self.buffer:
@@ -116,8 +118,7 @@ class _Bench:
         if self.probe.repack is False or self.probe.op not in (MUL_MAT, MUL_MAT_ID):
             self.check(product)
             return self.memory
-        # ggml_tensor.buffer, after the enum type
-        place = P.from_address(self.tensors[0].value + 8)
+        place = P.from_address(self.tensors[0].value + OFFSET_OF_BUFFER)
         for candidate in devices.extra_buffer_types(device):
             empty = P(lib.ggml_backend_buft_alloc_buffer(candidate, 0))
             place.value = empty.value
@@ -148,15 +149,23 @@ class _Bench:
         return graph
 
 
-_benches: list[_Bench] = []  # that of the last probe, for the next one with the same weights
+@dataclass
+class _Last:
+    """The bench of the last probe, for the next one with the same weights."""
+
+    bench: _Bench | None = None
+
+
+_last = _Last()
 
 
 def release() -> None:
     """Free the weights of the last probe."""
-    while _benches:
-        bench = _benches.pop()
+    bench = _last.bench
+    if bench is not None:
         bench.free(bench.graphs, bench.data)
         bench.lib.ggml_backend_free(bench.backend)
+    _last.bench = None
 
 
 def run(probe: Probe) -> Rate:
@@ -165,10 +174,11 @@ def run(probe: Probe) -> Rate:
     The weights stay in memory.
     """
     _check(probe)
-    if not _benches or not _can_use(_benches[0], probe):
+    bench = _last.bench
+    if bench is None or not _can_use(bench, probe):
         release()
-        _benches.append(_Bench(probe))
-    bench = _benches[0]
+        bench = _Bench(probe)
+        _last.bench = bench
     try:
         if probe.op in (UPLOAD, DOWNLOAD):
             return _transfer(bench, probe)
@@ -304,7 +314,7 @@ def _mul_mats(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     weights = bench.weights(n_matrices, (probe.columns, probe.rows))
     source = bench.tensor(bench.graphs, type_number("F32"), probe.columns, probe.n_tokens)
     products = [P(lib.ggml_mul_mat(bench.graphs, weight, source)) for weight in weights]
-    bench.place(products[0], probe.rows, probe.columns)
+    bench.allocate_all(products[0], probe.rows, probe.columns)
     fill(source, random_rows("F32", probe.n_tokens, probe.columns))
     flops = 2 * n_matrices * probe.rows * probe.columns * probe.n_tokens
     return bench.graph_of(products), n_matrices * matrix_bytes, flops
@@ -328,7 +338,7 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     for weight in weights:
         for ids in choices:
             products.append(P(lib.ggml_mul_mat_id(bench.graphs, weight, source, ids)))
-    bench.place(products[0], probe.rows * n, probe.columns)
+    bench.allocate_all(products[0], probe.rows * n, probe.columns)
     fill(source, random_rows("F32", probe.n_tokens, probe.columns))
     generator = np.random.default_rng(1)
     n_read = 0
@@ -379,7 +389,7 @@ def _attentions(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
         values_by_head = P(lib.ggml_permute(bench.graphs, values, 0, 2, 1, 3))
         scale = ctypes.c_float(head_dim**-0.5)
         outputs.append(attend(bench, query, keys_by_head, values_by_head, mask, scale))
-    bench.place(outputs[0], n_kv_heads * n_positions, head_dim)
+    bench.allocate_all(outputs[0], n_kv_heads * n_positions, head_dim)
     fill(query, random_rows("F32", n_head * probe.n_tokens, head_dim))
     mask_bytes = BLOCKS[mask_type][1] * n_positions * probe.n_tokens
     fill(mask, bytes(mask_bytes))  # zero: not masked

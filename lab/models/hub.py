@@ -58,7 +58,7 @@ def silently(what: str, done: int, total: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class Remote:
+class HubFile:
     """A repo on the hub, or a file in it; `sha256` is the catalog's, None if it has none."""
 
     repo: str
@@ -67,7 +67,7 @@ class Remote:
     sha256: str | None = None
 
     @property
-    def parts(self) -> list[Remote]:
+    def parts(self) -> list[HubFile]:
         """All files of the model, in their order."""
         names = parts.names_of(self.file)
         return [dataclasses.replace(self, file=name) for name in names]
@@ -82,7 +82,7 @@ class Remote:
         return ModelFile(path.stem, HUB, path, self.repo, snapshot, sha256, self.file)
 
 
-def cached(remote: Remote) -> ModelFile | None:
+def cached(remote: HubFile) -> ModelFile | None:
     """The complete file in the hub's cache, if any, without using the network or reading it.
 
     Of a split model its first part, if all are there. None for a file with another sum than the
@@ -100,7 +100,7 @@ def _of_many(first: ModelFile) -> ModelFile:
     return dataclasses.replace(first, name=parts.stem(first.path.name), sha256=None)
 
 
-def _cached_file(remote: Remote) -> ModelFile | None:
+def _cached_file(remote: HubFile) -> ModelFile | None:
     if not exists(_folder(remote) / "snapshots"):
         return None  # importing the library would take 0.3 s
     with _errors_explained(remote):
@@ -117,7 +117,7 @@ def _cached_file(remote: Remote) -> ModelFile | None:
     return remote.at(path, sha256)
 
 
-def missing_bytes(remote: Remote) -> list[int]:
+def missing_bytes(remote: HubFile) -> list[int]:
     """The bytes of each file of a model that is not in the cache.
 
     LabError also if the disk has no room for all of them.
@@ -132,7 +132,7 @@ def missing_bytes(remote: Remote) -> list[int]:
     return sizes
 
 
-def pull(remote: Remote, watch: ShowTransfer = silently) -> ModelFile:
+def pull(remote: HubFile, watch: ShowTransfer = silently) -> ModelFile:
     """Download a model into the hub's cache, and check its sha256.
 
     Of a split model all parts. Raises LabError.
@@ -141,7 +141,7 @@ def pull(remote: Remote, watch: ShowTransfer = silently) -> ModelFile:
     return pulled[0] if len(pulled) == 1 else _of_many(pulled[0])
 
 
-def _pull_file(remote: Remote, watch: ShowTransfer) -> ModelFile:
+def _pull_file(remote: HubFile, watch: ShowTransfer) -> ModelFile:
     with _errors_explained(remote), _with_client():
         from huggingface_hub import constants, hf_hub_download
 
@@ -164,7 +164,7 @@ def _pull_file(remote: Remote, watch: ShowTransfer) -> ModelFile:
 
 
 def _download(
-    remote: Remote, url: str, announced: Any, sha256: str | None, watch: ShowTransfer
+    remote: HubFile, url: str, announced: Any, sha256: str | None, watch: ShowTransfer
 ) -> None:
     """Put the bytes of a file into the cache, under the name that the library gives them.
 
@@ -194,7 +194,7 @@ def _download(
         written.replace(blob)
 
 
-def _fetch(remote: Remote, url: str, part: Path, n_bytes: int, watch: ShowTransfer) -> None:
+def _fetch(remote: HubFile, url: str, part: Path, n_bytes: int, watch: ShowTransfer) -> None:
     """Complete a file of `n_bytes`. Tries again after breaks, unless they bring no bytes."""
     from huggingface_hub import errors
 
@@ -216,7 +216,7 @@ def _fetch(remote: Remote, url: str, part: Path, n_bytes: int, watch: ShowTransf
             raise LabError(what, "Pull it again later: the lab continues from there.")
 
 
-def _append(remote: Remote, url: str, part: Path, n_bytes: int, watch: ShowTransfer) -> None:
+def _append(remote: HubFile, url: str, part: Path, n_bytes: int, watch: ShowTransfer) -> None:
     """Append the bytes that a file lacks. LabError for more bytes than announced."""
     n_done = part.stat().st_size
     if n_done > n_bytes:
@@ -261,7 +261,7 @@ def _delete_abandoned(folder: Path) -> None:
                 path.unlink()
 
 
-def header(remote: Remote, folder: Path) -> Path:
+def header(remote: HubFile, folder: Path) -> Path:
     """Write the first bytes of each file of a model, with its header, into a folder.
 
     Each gets its whole length, with a hole for the rest. Returns the first. Raises LabError.
@@ -273,7 +273,7 @@ def header(remote: Remote, folder: Path) -> Path:
     return paths[0]
 
 
-def _write_header(remote: Remote, path: Path, n_bytes: int) -> None:
+def _write_header(remote: HubFile, path: Path, n_bytes: int) -> None:
     _folder(remote)
     with _errors_explained(remote), _with_client():
         url, announced = _announced(remote)
@@ -287,7 +287,7 @@ def _write_header(remote: Remote, path: Path, n_bytes: int) -> None:
 
 def files(repo: str, revision: str = "main") -> list[ListedFile]:
     """The .gguf files of a repo, by name. Raises LabError."""
-    remote = Remote(repo, revision=revision)
+    remote = HubFile(repo, revision=revision)
     _folder(remote)
     with _errors_explained(remote), _with_client():
         from huggingface_hub import HfApi, errors
@@ -309,7 +309,7 @@ def _of_models(files: Iterable[ListedFile]) -> list[ListedFile]:
     return [file for file in files if file.name.lower().endswith(".gguf")]
 
 
-def remember(remote: Remote) -> None:
+def remember(remote: HubFile) -> None:
     """Write down which files the repo of a pulled file has: what a tag names does not depend on
     what was pulled."""
     path = _listing_path(remote.repo, remote.revision)
@@ -324,7 +324,7 @@ def known_files(repo: str, revision: str) -> list[ListedFile]:
     with suppress(OSError, ValueError, AttributeError):
         listing = json.loads(_listing_path(repo, revision).read_text())
         return [ListedFile(name, n_bytes) for name, n_bytes in listing.items()]
-    snapshots = _folder(Remote(repo)) / "snapshots"
+    snapshots = _folder(HubFile(repo)) / "snapshots"
     names = set()
     for path in listed(snapshots, "*/**/*.gguf"):
         in_snapshot = path.relative_to(snapshots).parts[1:]
@@ -335,10 +335,10 @@ def known_files(repo: str, revision: str) -> list[ListedFile]:
 def _listing_path(repo: str, revision: str) -> Path:
     """Where `remember` writes, in the repo's folder of the cache."""
     name = f"{revision.replace('/', '--')}.json"
-    return _folder(Remote(repo, revision=revision)) / "lab-listings" / name
+    return _folder(HubFile(repo, revision=revision)) / "lab-listings" / name
 
 
-def remove(remote: Remote) -> int:
+def remove(remote: HubFile) -> int:
     """Delete a model from the hub's cache, with all its names. Returns the bytes freed."""
     n_bytes = 0
     for part in remote.parts:
@@ -349,7 +349,7 @@ def remove(remote: Remote) -> int:
     return n_bytes
 
 
-def drop_damaged(remote: Remote) -> int:
+def drop_damaged(remote: HubFile) -> int:
     """Delete the files of a model in the cache whose bytes do not have the announced sum.
 
     Returns how many.
@@ -377,7 +377,7 @@ def pulled() -> list[ModelFile]:
         folder, _, commit, *names = path.relative_to(root).parts
         repo = folder.removeprefix("models--").replace("--", "/", 1)
         file = parts.names_of("/".join(names))[0]
-        model = cached(Remote(repo, file, commit))
+        model = cached(HubFile(repo, file, commit))
         if model and (repo, commit, file) not in models:
             is_main = _commit_of_main(root / folder) == commit
             spec = f"hf:{repo}/{file}" if is_main else f"hf:{repo}/{file}@{commit}"
@@ -419,7 +419,7 @@ def _bad_variable() -> LabError:
     return LabError(what, "Unset it, or set it to 10.")
 
 
-def _folder(remote: Remote) -> Path:
+def _folder(remote: HubFile) -> Path:
     """A repo's folder in the cache. LabError for a name that would lead outside the cache."""
     names = {"repo": remote.repo, "revision": remote.revision}
     if remote.file:
@@ -457,7 +457,7 @@ def _drop(path: Path, folder: Path) -> int:
 # What the hub announces
 
 
-def _announced(remote: Remote) -> tuple[str, Any]:
+def _announced(remote: HubFile) -> tuple[str, Any]:
     """The address of a file, and what the hub says about it: commit, sum and size."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -471,7 +471,7 @@ def _announced(remote: Remote) -> tuple[str, Any]:
     return url, metadata
 
 
-def _check_announced(remote: Remote, sha256: str | None, n_bytes: int) -> None:
+def _check_announced(remote: HubFile, sha256: str | None, n_bytes: int) -> None:
     """LabError for another sum than the catalog's, OSError for a file without room."""
     if sha256 and remote.sha256 and sha256 != remote.sha256.lower():
         what = (
@@ -615,7 +615,7 @@ def _no_hub() -> LabError:
     return LabError(what, hint)
 
 
-def _rejected(problem: Any, remote: Remote) -> LabError:
+def _rejected(problem: Any, remote: HubFile) -> LabError:
     """The LabError for an error answer.
 
     Without a token, the hub does not tell missing repos from private ones.
@@ -653,7 +653,7 @@ def _rejected(problem: Any, remote: Remote) -> LabError:
     return LabError(what, f"See {page}")
 
 
-def _bytes_refused(problem: Any, remote: Remote) -> LabError:
+def _bytes_refused(problem: Any, remote: HubFile) -> LabError:
     """The LabError for an error answer of the server to which the hub redirects a download."""
     status = problem.response.status_code
     server = f"The server {problem.response.url.host}, which has the bytes for the hub,"
@@ -665,7 +665,7 @@ def _bytes_refused(problem: Any, remote: Remote) -> LabError:
     return LabError(what, f"{PULL_LATER} If this repeats, see {HOME}/{remote.repo}")
 
 
-def _forbidden(problem: Any, remote: Remote) -> LabError:
+def _forbidden(problem: Any, remote: HubFile) -> LabError:
     """The LabError for an answer 403 of a repo that is not gated."""
     headers = problem.response.headers
     reason = headers.get("X-Error-Message")
@@ -707,7 +707,7 @@ def _token_place() -> str:
     return f"the file {constants.HF_TOKEN_PATH}"
 
 
-def _disk_error(problem: OSError, remote: Remote) -> LabError:
+def _disk_error(problem: OSError, remote: HubFile) -> LabError:
     """The LabError for a problem of the disk, or of a file's length."""
     if problem.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
         free_bytes = shutil.disk_usage(_root()).free
@@ -738,7 +738,7 @@ def _unreachable(problem: Exception) -> LabError:
 
 
 @contextmanager
-def _errors_explained(remote: Remote) -> Iterator[None]:
+def _errors_explained(remote: HubFile) -> Iterator[None]:
     """Turn exceptions of the hub, the network and the disk into LabError."""
     from huggingface_hub import errors
 

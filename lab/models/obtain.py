@@ -34,7 +34,7 @@ from lab.models.catalog import (
     ModelFile,
     Spec,
 )
-from lab.models.hub import Remote
+from lab.models.hub import HubFile
 from lab.models.spellings import bare_hub_name
 from lab.process.worker import Worker
 
@@ -427,7 +427,7 @@ def _delete(path: Path) -> None:
 # Where a file lies
 
 
-def _known_remote(spec: Spec, must_be_one: bool = False) -> Remote | None:
+def _known_remote(spec: Spec, must_be_one: bool = False) -> HubFile | None:
     """The file on the hub that `spec` names, as far as it is known here, without the network.
 
     `must_be_one`: LabError for a name of several models.
@@ -439,10 +439,10 @@ def _known_remote(spec: Spec, must_be_one: bool = False) -> Remote | None:
     fitting = _fitting(spec, models)
     if must_be_one and len(fitting) > 1:
         raise _not_one(spec, models, fitting, None)
-    return Remote(spec.repo, fitting[0].name, spec.revision) if len(fitting) == 1 else None
+    return HubFile(spec.repo, fitting[0].name, spec.revision) if len(fitting) == 1 else None
 
 
-def _remote(spec: Spec, memory_bytes: int | None = None) -> Remote:
+def _remote(spec: Spec, memory_bytes: int | None = None) -> HubFile:
     """The file on the hub that `spec` names, of a split model the first part.
 
     LabError if it names no model of its repo, or several.
@@ -461,15 +461,15 @@ def _remote(spec: Spec, memory_bytes: int | None = None) -> Remote:
     fitting = _fitting(spec, models)
     if len(fitting) != 1:
         raise _not_one(spec, models, fitting, memory_bytes)
-    return Remote(spec.repo, fitting[0].name, spec.revision)
+    return HubFile(spec.repo, fitting[0].name, spec.revision)
 
 
-def _named_file(spec: Spec) -> Remote | None:
+def _named_file(spec: Spec) -> HubFile | None:
     """The file that `spec` names itself, of a split model the first part."""
     if spec.repo is None or spec.file is None or spec.is_requantized:
         return None
     sha256 = spec.entry.sha256 if spec.entry else None
-    return Remote(spec.repo, parts.names_of(spec.file)[0], spec.revision, sha256)
+    return HubFile(spec.repo, parts.names_of(spec.file)[0], spec.revision, sha256)
 
 
 def _fitting(spec: Spec, models: list[Candidate]) -> list[Candidate]:

@@ -174,6 +174,10 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(ANSWER_S)
         if not self._thread.is_alive():

@@ -127,10 +127,10 @@ class Exchange(asyncio.Protocol):
     the next request need not wait.
     """
 
-    transport: asyncio.Transport
+    transport: asyncio.Transport | None = None
 
-    def __init__(self, line: Route, ask: Ask) -> None:
-        self.line = line
+    def __init__(self, route: Route, ask: Ask) -> None:
+        self.route = route
         self.ask = ask
         self.http = h11.Connection(h11.CLIENT, MOST_HEAD_BYTES)
         self.started_at = datetime.now(UTC).strftime(DATE)
@@ -147,9 +147,9 @@ class Exchange(asyncio.Protocol):
         self.pieces: list[tuple[int, bytearray]] = []  # the body
         self.problem: Failure | None = None
         self.over = asyncio.Event()
-        self._n_kept = 0  # as in Line, of this answer
-        self._n_line = 0  # bytes since the last end of a line
-        self._n_lines = 0  # ends of lines
+        self._n_kept = 0  # bytes of this answer that are kept
+        self._n_since_line_end = 0
+        self._n_line_ends = 0
         self._end_of_connection: Exception | None = None
         self._waiting: deque[tuple[int, bytes]] = deque()  # what has arrived and is not parsed
         self._n_waiting = 0  # its bytes
@@ -165,16 +165,16 @@ class Exchange(asyncio.Protocol):
 
     async def connect(self) -> None:
         """Open the connection. A failure is in `problem`."""
-        line = self.line
-        server_hostname = line.host if line.certificates else None
+        route = self.route
+        server_hostname = route.host if route.certificates else None
         connect = asyncio.get_running_loop().create_connection
         try:
             async with asyncio.timeout(CONNECT_S):
                 await connect(
                     lambda: self,
-                    line.host,
-                    line.port,
-                    ssl=line.certificates,
+                    route.host,
+                    route.port,
+                    ssl=route.certificates,
                     server_hostname=server_hostname,
                 )
         except TimeoutError:
@@ -187,7 +187,7 @@ class Exchange(asyncio.Protocol):
     def _why_refused(self, problem: OSError) -> str:
         """Why no connection was made; the reason of an end within the handshake of TLS is empty."""
         reason = problem.strerror or str(problem)
-        if not self.line.certificates:
+        if not self.route.certificates:
             return reason or "the connection was closed"
         is_closed = isinstance(problem, ConnectionError) or not reason
         if is_closed or any(sign in reason.upper() for sign in _NO_TLS):
@@ -200,7 +200,7 @@ class Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_over:
-            self._add(self.line.arrivals.ns, data)
+            self._add(self.route.arrivals.ns, data)
 
     def connection_lost(self, problem: Exception | None) -> None:
         self._waiting.append((self.last_ns or 0, b""))
@@ -210,12 +210,12 @@ class Exchange(asyncio.Protocol):
     def hang_up(self) -> None:
         """Close the connection."""
         self._is_over = True
-        if hasattr(self, "transport"):
+        if self.transport is not None:
             self.transport.abort()
 
     def release(self) -> None:
         """The bytes of this answer are no longer kept."""
-        self.line.n_kept -= self._n_kept
+        self.route.n_kept -= self._n_kept
         self._n_kept = 0
 
     def _end(self, problem: Failure | None = None) -> None:
@@ -238,12 +238,13 @@ class Exchange(asyncio.Protocol):
             return
         self.started_at = datetime.now(UTC).strftime(DATE)
         self.sent_ns = time.perf_counter_ns()
+        assert self.transport is not None, "connect() comes first"
         self.transport.write(written)
         parsed_ns = self.sent_ns
         while not self._is_over:
             now = time.perf_counter_ns()
-            left_s = self.line.timeout_s - (now - self.sent_ns) / 1e9
-            is_time_to_parse = now - parsed_ns > self.line.stall_s * 1e9 or left_s <= 0
+            left_s = self.route.timeout_s - (now - self.sent_ns) / 1e9
+            is_time_to_parse = now - parsed_ns > self.route.stall_s * 1e9 or left_s <= 0
             if self._news.is_set() or self._is_quiet(now) or is_time_to_parse:
                 self._news.clear()
                 parsed_ns = now
@@ -261,9 +262,9 @@ class Exchange(asyncio.Protocol):
     def _as_http(self) -> bytes | None:
         """The bytes of the request; None if a header cannot be sent."""
         body = self.ask.body.encode()
-        headers = [*self.line.headers, ("Content-Length", str(len(body)))]
+        headers = [*self.route.headers, ("Content-Length", str(len(body)))]
         method = "POST" if body else "GET"
-        target = self.ask.path or self.line.path
+        target = self.ask.path or self.route.path
         try:
             head = self.http.send(h11.Request(method=method, target=target, headers=headers))
             data = self.http.send(h11.Data(data=body))
@@ -277,7 +278,7 @@ class Exchange(asyncio.Protocol):
 
     def _check_time(self, now: int, left_s: float) -> None:
         """End the exchange if its time is over, or no byte came for too long."""
-        line = self.line
+        line = self.route
         if left_s <= 0:
             what = "no complete answer" if self._begin else "no answer"
             self._end(Failure(kinds.TIMEOUT, f"{what} after {line.timeout_s:g} s (--timeout)"))
@@ -320,9 +321,9 @@ class Exchange(asyncio.Protocol):
         self._n_waiting += len(data)
         n_bytes = len(data) + PIECE_BYTES
         self._n_kept += n_bytes
-        self.line.n_kept += n_bytes
+        self.route.n_kept += n_bytes
         self._tail = self._tail[-len(_END) :] + data[-len(_END) :]
-        if self.line.n_kept > MOST_ANSWER_BYTES:
+        if self.route.n_kept > MOST_ANSWER_BYTES:
             self._end(
                 Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
             )
@@ -346,7 +347,7 @@ class Exchange(asyncio.Protocol):
                 self._end(Failure(kinds.LOST, self._wrong_protocol()))
             except Failure as problem:
                 self._end(problem)
-            await self.line.turn()
+            await self.route.turn()
 
     def _wrong_protocol(self) -> str:
         """Why what arrived is no answer of HTTP."""
@@ -408,19 +409,19 @@ class Exchange(asyncio.Protocol):
             if self._n_kept > MOST_JSON_BYTES:
                 raise Failure(kinds.TOO_LARGE, f"more than {MOST_JSON_BYTES:,} bytes arrived")
             return
-        self._n_lines += data.count(b"\n") + data.count(b"\r")
+        self._n_line_ends += data.count(b"\n") + data.count(b"\r")
         end = max(data.rfind(b"\n"), data.rfind(b"\r"))
         if end < 0:
-            self._n_line += len(data)
+            self._n_since_line_end += len(data)
         else:
-            self._n_line = len(data) - end - 1
+            self._n_since_line_end = len(data) - end - 1
         n_gen = self.ask.asked.n_gen
         most_lines = LINES_PER_TOKEN * n_gen + SPARE_LINES
-        if self._n_line > MOST_LINE_BYTES:
+        if self._n_since_line_end > MOST_LINE_BYTES:
             raise Failure(
-                kinds.LONG_LINE, f"{self._n_line:,} bytes arrived without a line end"
+                kinds.LONG_LINE, f"{self._n_since_line_end:,} bytes arrived without a line end"
             )
-        if self._n_lines > most_lines:
+        if self._n_line_ends > most_lines:
             raise Failure(
                 kinds.TOO_LARGE,
                 f"more than {most_lines:,} lines arrived for at most {n_gen:,} requested tokens: "
@@ -442,8 +443,8 @@ class Exchange(asyncio.Protocol):
             what = f"the answer is no valid {self._encoding}, or too large"
             raise Failure(kinds.NO_STREAM, what) from None
         self._n_kept += len(plain)
-        self.line.n_kept += len(plain)
-        if self.line.n_kept > MOST_ANSWER_BYTES:
+        self.route.n_kept += len(plain)
+        if self.route.n_kept > MOST_ANSWER_BYTES:
             raise Failure(kinds.TOO_LARGE, f"more than {MOST_ANSWER_BYTES:,} bytes arrived")
         return plain
 
@@ -468,7 +469,7 @@ class Exchange(asyncio.Protocol):
             parsed = None
             error = self._what_else()
         if status in (401, 403):
-            has_key = any(name == "Authorization" for name, _ in self.line.headers)
+            has_key = any(name == "Authorization" for name, _ in self.route.headers)
             error = "the server rejects this key" if has_key else "the server requires a key"
         if status != 200:
             what = status_words(status)

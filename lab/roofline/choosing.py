@@ -186,14 +186,14 @@ class ChoosingLaw:
     half: float
 
     def seconds(self, n_vocab: int) -> float:
-        return math.exp(_on_line(self.points, math.log(n_vocab)))
+        return math.exp(on_line(self.points, math.log(n_vocab)))
 
     def range(self, n_vocab: int) -> tuple[float, float]:
         middle = self.seconds(n_vocab)
         return middle * math.exp(-self.half), middle * math.exp(self.half)
 
 
-def _on_line(points: Sequence[tuple[float, float]], x: float) -> float:
+def on_line(points: Sequence[tuple[float, float]], x: float) -> float:
     """The line through points at x; beyond the last ones the next segment goes on."""
     if len(points) == 1:
         return points[0][1]
@@ -220,7 +220,7 @@ def law(times: pd.DataFrame) -> ChoosingLaw:
     for number in range(1, len(points) - 1):
         neighbours = points[:number] + points[number + 1 :]
         size, log_s = points[number]
-        errors.append((_on_line(neighbours, size) - log_s) ** 2)
+        errors.append((on_line(neighbours, size) - log_s) ** 2)
     bend = math.sqrt(statistics.fmean(errors)) / 2 if errors else 0.0
     half = max(LEAST_HALF, TWO_SIDED * math.hypot(spread, bend))
     return ChoosingLaw(tuple(points), half)
@@ -230,42 +230,6 @@ def laws(times: pd.DataFrame) -> dict[str, ChoosingLaw]:
     """The law of each chain with one sequence, by name."""
     alone = times[(times.n_seq == 1) & (times.choose_s > 0)]
     return {str(name): law(rows) for name, rows in alone.groupby("name", sort=False)}
-
-
-@dataclass(frozen=True)
-class PenaltyLaw:
-    """The law of the penalties: between two windows the cost follows their logarithm."""
-
-    by_window: tuple[tuple[int, ChoosingLaw], ...]
-
-    def seconds(self, n_vocab: int, window: int) -> float:
-        points: list[tuple[float, float]] = []
-        for size, of_window in self.by_window:
-            points.append((math.log(size), math.log(of_window.seconds(n_vocab))))
-        smallest = self.by_window[0][0]
-        largest = self.by_window[-1][0]
-        at = min(max(window, smallest), largest)
-        return math.exp(_on_line(points, math.log(at)))
-
-    def range(self, n_vocab: int, window: int) -> tuple[float, float]:
-        """From the cost with the next smaller window to that with the next larger one, each with
-        its range: between two windows the cost can jump.
-        """
-        windows = [size for size, _ in self.by_window]
-        smaller = max((size for size in windows if size <= window), default=windows[0])
-        larger = min((size for size in windows if size >= window), default=windows[-1])
-        ends_s = sorted((self.seconds(n_vocab, smaller), self.seconds(n_vocab, larger)))
-        half = max(of_window.half for _, of_window in self.by_window)
-        return ends_s[0] * math.exp(-half), ends_s[1] * math.exp(half)
-
-
-def penalty_law(times: pd.DataFrame) -> PenaltyLaw | None:
-    """The law of the chains with penalties; None without any."""
-    alone = times[(times.n_seq == 1) & times.window.notna()]
-    by_window: list[tuple[int, ChoosingLaw]] = []
-    for window, rows in alone.groupby("window"):
-        by_window.append((int(window), law(rows)))
-    return PenaltyLaw(tuple(by_window)) if by_window else None
 
 
 def default_cost_s(records: Sequence[Any], n_vocab: int | None) -> float | None:

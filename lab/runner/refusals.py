@@ -14,8 +14,8 @@ from lab.errors import LabError
 
 KEEPS_NO_POSITIONS = {
     *shape.UNCOUNTED.values(),
-    *shape.STATES.values(),
-    shape.SINGLE["wkv.head_size"],
+    *shape.STATE_KEYS.values(),
+    shape.UNCOUNTED_KEYS["wkv.head_size"],
 }
 """`Model.uncounted` of models that do not keep a key and a value of every position."""
 

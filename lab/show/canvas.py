@@ -71,6 +71,7 @@ HANDLE = 8
 letters."""
 
 GAP = 0.12  # inches between a point and its label
+TICK_WIDTH = 0.65  # of an axis label with space around it, inches
 LETTER_WIDTH = 0.075
 LETTER_HEIGHT = 0.15
 """Of a label beside a point, in inches."""
@@ -271,7 +272,7 @@ def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
     margin = (high / low) ** 0.05
     ax.set_xscale("log")
     ax.set_xlim(low / margin, high * margin)
-    room = math.log(high / low) * 0.65 / _width(ax)
+    room = math.log(high / low) * TICK_WIDTH / _width(ax)
     ticks = [in_order[-1]]
     for length in reversed(in_order):
         if math.log(ticks[-1] / length) >= room:
@@ -519,8 +520,10 @@ def _free_box(
     if is_left:
         left = at_x - GAP * inch - width
     for number in range(2 * N_TRIES):
-        distance = number // 2 * height / 4
-        middle = at_y + distance if number % 2 == 0 else at_y - distance
+        distance = (number // 2) * height / 4
+        if number % 2 == 1:  # above and below in turn, ever farther away
+            distance = -distance
+        middle = at_y + distance
         box = Bbox.from_bounds(left, middle - height / 2, width, height)
         is_inside = frame.y0 <= box.y0 <= frame.y1 - height
         if is_inside and not box.count_overlaps(taken):

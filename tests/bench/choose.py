@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +207,47 @@ def errors_of_vocabularies(medians: Any, learned: Any) -> tuple[list[float], lis
     return errors, are_inside
 
 
+@dataclass(frozen=True)
+class PenaltyLaw:
+    """The law of the penalties: between two windows the cost follows their logarithm."""
+
+    by_window: tuple[tuple[int, choosing.ChoosingLaw], ...]
+
+    def seconds(self, n_vocab: int, window: int) -> float:
+        points: list[tuple[float, float]] = []
+        for size, of_window in self.by_window:
+            points.append((math.log(size), math.log(of_window.seconds(n_vocab))))
+        smallest = self.by_window[0][0]
+        largest = self.by_window[-1][0]
+        at = min(max(window, smallest), largest)
+        return math.exp(choosing.on_line(points, math.log(at)))
+
+    def range(self, n_vocab: int, window: int) -> tuple[float, float]:
+        """From the cost with the next smaller window to that with the next larger one, each with
+        its range: between two windows the cost can jump.
+        """
+        windows = [size for size, _ in self.by_window]
+        smaller = max((size for size in windows if size <= window), default=windows[0])
+        larger = min((size for size in windows if size >= window), default=windows[-1])
+        ends_s = sorted((self.seconds(n_vocab, smaller), self.seconds(n_vocab, larger)))
+        half = max(of_window.half for _, of_window in self.by_window)
+        return ends_s[0] * math.exp(-half), ends_s[1] * math.exp(half)
+
+
+def penalty_law(times: Any) -> PenaltyLaw | None:
+    """The law of the chains with penalties; None without any."""
+    alone = times[(times.n_seq == 1) & times.window.notna()]
+    by_window: list[tuple[int, choosing.ChoosingLaw]] = []
+    for window, rows in alone.groupby("window"):
+        by_window.append((int(window), choosing.law(rows)))
+    return PenaltyLaw(tuple(by_window)) if by_window else None
+
+
 def errors_of_windows(medians: Any, learned: Any) -> tuple[list[float], list[bool]]:
     """The errors of windows, and of vocabularies too, that the penalties' law has not seen."""
     errors: list[float] = []
     are_inside: list[bool] = []
-    law = choosing.penalty_law(learned[~learned.window.isin(HELD_OUT_WINDOWS)])
+    law = penalty_law(learned[~learned.window.isin(HELD_OUT_WINDOWS)])
     assert law is not None
     for row in medians[medians.window.isin(HELD_OUT_WINDOWS)].itertuples():
         low, high = law.range(row.n_vocab, int(row.window))

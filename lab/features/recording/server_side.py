@@ -191,7 +191,7 @@ class ServerQuestions:
     def close(self) -> None:
         for client in (self._client, self._watcher):
             if client is not None:
-                client.__exit__()
+                client.close()
 
 
 def compared(properties: Mapping[str, Any]) -> dict[str, str]:

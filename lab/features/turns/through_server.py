@@ -100,6 +100,12 @@ def sender_of(conversation: Conversation, server: Server, path: Path) -> Sender:
     return Sender(conversation, server, path, server_pids(server.client.access))
 
 
+def cold_turns(conversation: Conversation) -> set[int]:
+    """The turns that are sent again without a cache: one in the middle, and the last one."""
+    middle = conversation.n_turns // 2 + 1
+    return {number for number in (middle, conversation.n_turns) if number > 1}
+
+
 def execute(
     conversation: Conversation, server: Server, text: str, path: Path, watch: ShowStatus
 ) -> Iterator[RequestRecord]:
@@ -114,8 +120,8 @@ def execute(
     source = PART.findall(text)
     nonces = [nonce_words() for _ in range(3)]
     first_part = first_text(conversation)
-    lengths = in_words(conversation, server, source, len(nonces[0]))
-    transcript = Transcript(lengths, lambda n: repeated(nonces[0], source, n))
+    conversation_in_words = in_words(conversation, server, source, len(nonces[0]))
+    transcript = Transcript(conversation_in_words, lambda n: repeated(nonces[0], source, n))
     events = parse_breaks(conversation.breaks, conversation.n_turns)
     cold: list[tuple[int, list[Words]]] = []  # turns to send again without a cache
     for number, n_gen in enumerate(conversation.answers, 1):
@@ -133,12 +139,13 @@ def execute(
         if record.request.status != OK:
             return
         transcript.answered(re.findall(r"\s+|\S+\s*", answer) or [" "])
-        if number > 1 and number in (conversation.n_turns // 2 + 1, conversation.n_turns):
+        if number in cold_turns(conversation):
             cold.append((number, turn.parts))
     for nonce, (number, parts) in zip(nonces[1:], cold, strict=False):
         watch(Status(f"turn {number} without a cache"))
-        parts[first_part] = [*nonce, *parts[first_part][len(nonce) :]]
-        record, _ = sender.send(parts, N_COLD, TurnPlace(number, is_cold=True))
+        first_words = [*nonce, *parts[first_part][len(nonce) :]]
+        changed = [*parts[:first_part], first_words, *parts[first_part + 1 :]]
+        record, _ = sender.send(changed, N_COLD, TurnPlace(number, is_cold=True))
         yield sender.keep(record)
 
 
@@ -152,8 +159,7 @@ def replay(
     """
     conversation = recorded.conversation
     sender = sender_of(conversation, server, path)
-    middle = conversation.n_turns // 2 + 1
-    cold = {number for number in (middle, conversation.n_turns) if number > 1}
+    cold = cold_turns(conversation)
     for number, n_gen in enumerate(conversation.answers, 1):
         watch(Status(f"turn {number} of {conversation.n_turns}"))
         place = TurnPlace(number, recorded.differs_at(number))
