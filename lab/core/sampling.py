@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core.asked_settings import flag
@@ -96,49 +98,17 @@ class SamplerOption(NamedTuple):
 
 @cache
 def table() -> dict[str, SamplerOption]:
-    """The options of a chain, in llama-server's words."""
-    no_end = 1e6
-    return {
-        "temp": SamplerOption(
-            float, 0, 1e6, "Temperature; 0: the most probable token.  [0.8]"
-        ),
-        "top_k": SamplerOption(
-            int, -1, 2**31 - 1, "Keep the K most probable tokens; 0: all.  [40]"
-        ),
-        "top_p": SamplerOption(
-            float, 0, 1, "Keep tokens up to this probability together.  [0.95]"
-        ),
-        "min_p": SamplerOption(
-            float, 0, 1, "Keep tokens of at least this share of the best one's.  [0.05]"
-        ),
-        "typical": SamplerOption(float, 0, 1, "Locally typical sampling; 1: off.  [1]"),
-        "repeat_penalty": SamplerOption(
-            float, 1e-6, 1e6, "Penalty of tokens that came before; 1: off.  [1]"
-        ),
-        "repeat_last_n": SamplerOption(
-            int, 0, 2**20, "Tokens that the penalties look back.  [64]"
-        ),
-        "presence_penalty": SamplerOption(
-            float, -no_end, no_end, "Penalty of tokens that came before at all.  [0]"
-        ),
-        "frequency_penalty": SamplerOption(
-            float, -no_end, no_end, "Penalty of a token each time that it came before.  [0]"
-        ),
-        "dry_multiplier": SamplerOption(
-            float, 0, 1e6, "Penalty of repeated sequences (DRY); 0: off.  [0]"
-        ),
-        "xtc_probability": SamplerOption(
-            float, 0, 1, "Chance to exclude the top choices (XTC); 0: off.  [0]"
-        ),
-        "mirostat": SamplerOption(int, 0, 2, "Mirostat 1 or 2 instead; 0: off.  [0]"),
-        "samplers": SamplerOption(str, 0, 0, "The samplers in their order, with ; between."),
-        "grammar_file": SamplerOption(
-            str, 0, 0, "Only texts of the GBNF grammar in this file."
-        ),
-        "json_schema_file": SamplerOption(
-            str, 0, 0, "Only JSON that fits the schema in this file."
-        ),
-    }
+    """The options of a chain, in llama-server's words, from sampling.toml."""
+    text = Path(__file__).with_name("sampling.toml").read_text(encoding="utf-8")
+    options: dict[str, SamplerOption] = {}
+    for name, entry in tomllib.loads(text).items():
+        default = getattr(Sampling(), name)
+        if isinstance(default, int | float):
+            help = f"{entry['help']}  [{default:g}]"
+            options[name] = SamplerOption(type(default), entry["least"], entry["most"], help)
+        else:
+            options[name] = SamplerOption(str, 0, 0, entry["help"])
+    return options
 
 
 def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -169,7 +139,8 @@ def chain(asked: Mapping[str, Any], seed: int) -> Sampling | None:
         option = table()[name]
         if option.type is not str and not _is_in_range(value, option):
             what = f"{flag(name)} {value} is not possible."
-            raise LabError(what, f"Give a number{_range_in_words(option)}.")
+            hint = f"Give a number from {option.least:g} to {option.most:g}."
+            raise LabError(what, hint)
     if "samplers" in values:
         values["samplers"] = sampler_names(values["samplers"])
     return Sampling(seed=seed % 2**32, **values)
@@ -181,10 +152,6 @@ def _is_in_range(value: Any, option: SamplerOption) -> bool:
         return False
     is_whole = option.type is float or isinstance(value, int)
     return is_whole and option.least <= value <= option.most
-
-
-def _range_in_words(option: SamplerOption) -> str:
-    return f" from {option.least:g} to {option.most:g}"
 
 
 def sampler_names(asked: str | tuple[str, ...]) -> tuple[str, ...]:

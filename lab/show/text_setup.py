@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lab.core.asked_settings import STEP, Setting, table as settings_table
@@ -117,17 +118,17 @@ def _joined(parts: tuple[Any, ...]) -> str:
 
 OF_MODEL: Mapping[str, Callable[[Record], Any]] = {
     "model": model_label,
-    "model_sha256": lambda record: record.model.sha256,
+    "model_sha256": attrgetter("model.sha256"),
 }
 OF_MACHINE: Mapping[str, Callable[[Record], Any]] = {
     "machine": _machine_label,
     "devices": _devices,
-    "power": lambda record: record.machine.power,
+    "power": attrgetter("machine.power"),
     "ram_gb": lambda record: _ram_gb(record.machine),
-    "os": lambda record: record.machine.os,
-    "llama_cpp_python": lambda record: record.machine.llama_cpp_python,
-    "llama_cpp_commit": lambda record: record.machine.llama_cpp_commit,
-    "system_info": lambda record: record.machine.system_info,
+    "os": attrgetter("machine.os"),
+    "llama_cpp_python": attrgetter("machine.llama_cpp_python"),
+    "llama_cpp_commit": attrgetter("machine.llama_cpp_commit"),
+    "system_info": attrgetter("machine.system_info"),
 }
 OF_SETTINGS: Mapping[str, Callable[[Record], Any]] = {
     setting.column: partial(_value_of_setting, setting)
@@ -140,9 +141,9 @@ OF_RUN: Mapping[str, Callable[[Record], Any]] = {
     **OF_SETTINGS,
     "openmp_variables": _openmp_variables,
     "sampling": _sampling,
-    "prompt_sha256": lambda record: record.settings.prompt_sha256,
-    "sweep_every": lambda record: record.run.every,
-    "variant": lambda record: record.run.variant,
+    "prompt_sha256": attrgetter("settings.prompt_sha256"),
+    "sweep_every": attrgetter("run.every"),
+    "variant": attrgetter("run.variant"),
 }
 """The columns of a run's setup, and the value of each."""
 
