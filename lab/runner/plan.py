@@ -239,9 +239,8 @@ def _settings(
 
 def process_setup(asked: AskedSettings) -> ProcessSetup:
     """What the child starts with. LabError for a library or a server that cannot be used."""
-    fields = {
-        field.name: getattr(asked, field.name) for field in dataclasses.fields(ProcessSetup)
-    }
+    names = {field.name for field in dataclasses.fields(ProcessSetup)}
+    fields = {name: getattr(asked, name) for name in table() if name in names}
     fields["lib"] = builds.folder_of(asked.lib)
     fields["rpc"] = placing.rpc_servers(asked)
     return ProcessSetup(**fields)
