@@ -183,14 +183,14 @@ def test_few_rows_keep_their_ranges_and_what_names_a_row_stays(
     assert of_four.count("8 users") == 2
 
 
-@pytest.mark.parametrize("is_ranked", [True, False])
+@pytest.mark.parametrize("is_curve", [True, False])
 def test_many_rows_are_shown_in_part_and_failures_always(
-    is_ranked: bool, capsys: pytest.CaptureFixture[str]
+    is_curve: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = Section(
         headings=["prompt"],
         cells=[[f"row {number}"] for number in range(1, 41)],
-        is_ranked=is_ranked,
+        is_curve=is_curve,
         sentences=[f"a long sentence {'x' * 200}"] * 3,
     )
     closing = Section(failures=["2 of 3 runs"])
@@ -198,8 +198,8 @@ def test_many_rows_are_shown_in_part_and_failures_always(
     print_sections([section, closing], console(details="add --details"))
     out = capsys.readouterr().out
 
-    assert ("row 1\n" in out) == is_ranked
-    assert ("row 40" in out) == (not is_ranked)
+    assert ("row 1\n" in out) == (not is_curve)
+    assert ("row 40" in out) == is_curve
     assert "failed 2 of 3 runs" in out
     assert "more" in out.lower()
     assert len(out.splitlines()) <= 14

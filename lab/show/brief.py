@@ -106,13 +106,13 @@ def _height_of_rows(rows: Sequence[Sequence[str]]) -> int:
 def _rows_that_fit(
     section: Section, cells: list[list[str]], page: _Page
 ) -> Sequence[Sequence[str]]:
-    """The rows that leave room for a sentence: the first of a ranking, else evenly spaced ones."""
+    """The rows that leave room for a sentence: evenly spaced ones of a curve, else the first."""
     room = page.lines_left - _height_of_rows([section.headings]) - 1
     height = max(map(_height_of_row, cells))
     n_rows = max(FEWEST_ROWS, room // height)
-    if n_rows + FEW_ROWS >= len(cells):
+    if section.is_whole or n_rows + FEW_ROWS >= len(cells):
         return cells
-    if section.is_ranked:
+    if not section.is_curve:
         return cells[:n_rows]
     ends = [round((number + 1) * len(cells) / n_rows) for number in range(n_rows)]
     return [cells[end - 1] for end in ends]
@@ -138,3 +138,4 @@ def _print_lines(sections: Sequence[Section], page: _Page) -> None:
         page.print(line)
         n_printed += 1
     page.hide("line", len(lines) - n_printed + n_notes)
+    page.hidden += [section.hidden for section in sections if section.hidden]

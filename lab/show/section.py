@@ -78,8 +78,10 @@ class Section:
     facts: dict[str, str] = field(default_factory=dict)
     headings: Sequence[str] = ()
     cells: Sequence[Sequence[str]] = ()
-    is_ranked: bool = False  # the first rows say most
+    is_whole: bool = False  # no row of the table may be left out
+    is_curve: bool = False  # any of its rows may be left out; else the first rows say most
     notes: Sequence[str] = ()
+    hidden: str = ""  # what --details adds to the table
     failures: Sequence[str] = ()
     warnings: Sequence[str] = ()
     sentences: Sequence[str] = ()

@@ -168,6 +168,7 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
         answer=answer(rows, beyond),
         words=fitted if is_sweep else [],
         **tabled(_columns(rows, is_sweep, details), lines),
+        is_curve=is_sweep,
         notes=_notes(rows),
         warnings=[*_disturbed(records, is_sweep), *drift],
         sentences=sentences if is_sweep else [*sentences, *fitted],

@@ -75,7 +75,6 @@ def section(calls: Sequence[RecordedCall]) -> Section:
         question=QUESTION,
         answer=sentences.answer(calls, table),
         **tabled(COLUMNS, rows),
-        is_ranked=True,
         notes=notes(calls, table),
         warnings=failures(calls),
         sentences=statements,

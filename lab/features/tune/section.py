@@ -92,7 +92,6 @@ def section(result: Tuned, context: Context = Context()) -> Section:  # noqa: B0
         question=f"Which settings are the fastest for {result.aim}?",
         answer="" if context.is_page else answer,
         **tabled(COLUMNS, list(result.tried.itertuples()), keep_all=True),
-        is_ranked=True,
         warnings=warnings(result),
         sentences=[answer, *more] if context.is_page else more,
         notes=[OF_TUNE] if context.details else [],
