@@ -16,6 +16,7 @@ from lab.core.record import (
 from lab.models import catalog, synthetic
 from lab.runner import disturbances, noise_watch
 from tests.support import miniature
+from tests.support.browser import browser  # noqa: F401  (a fixture)
 from tests.support.fake_worker import FakeWorker
 
 # A suite that is started in the background of a script inherits that Ctrl-C is ignored, and would

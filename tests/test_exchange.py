@@ -369,7 +369,7 @@ def test_an_export_writes_to_a_link_and_does_not_replace_it(
     link.symlink_to(target)
     assert run_lab("export", mine, "--as", "csv", "-f", link)[0] == 0
     assert link.is_symlink()
-    assert target.read_text().startswith("run,session,")
+    assert target.read_text().startswith("row,run,session,")
 
 
 def test_the_import_command_names_its_files(tmp_path: Path) -> None:

@@ -165,12 +165,19 @@ def test_added_time_is_at_least_and_at_most_what_single_runs_allow() -> None:
 
 
 def test_of_the_decodes_that_others_published_only_broken_kernels_are_called_slow() -> None:
-    """rocWMMA's of gpt-oss and Vulkan's on an Arc B70: other builds are 5 and 21 times as fast."""
+    """rocWMMA's of gpt-oss and Vulkan's on an Arc B70: other builds are 5 and 21 times as fast.
+
+    DeepSeek's compressed cache with llama.cpp on an RTX 4080: ik_llama.cpp is faster there.
+    """
     verdicts = {name: slope.told(records, DECODE)[0] for name, records in slope.published()}
     slow = {name for name, verdict in verdicts.items() if verdict != SLOPE}
     assert len(verdicts) > 50
     assert {verdicts[name] for name in slow} == {KERNEL}
-    assert sorted(name.split(", ")[2] for name in slow) == ["gpt-oss-20b", "qwen3.5-9b"]
+    assert sorted(name.split(", ")[2] for name in slow) == [
+        "deepseek-v2-lite",
+        "gpt-oss-20b",
+        "qwen3.5-9b",
+    ]
 
 
 def test_runs_that_differ_by_half_do_not_hide_a_kernel_that_is_slow_by_a_factor() -> None:

@@ -166,7 +166,9 @@ def test_runs_are_explained_and_predicted_once_their_ceilings_are_known(
     document = json.loads(run_lab("explain", tmp_path, "--ceilings", tmp_path, "--json")[1])
     assert [row["phase"] for row in document[0]["rows"]] == ["prefill", "decode"] * 3
     request = ["-p", "64", "-n", "10", "-d", "here"]
-    code, out, err = run_lab("predict", *request, *settings, "--ceilings", tmp_path)
+    code, out, err = run_lab(
+        "predict", *request, *settings, "--ceilings", tmp_path, "--details"
+    )
     assert code == 0, err
     assert "fitted to 3 runs of smollm2-135m Q4_1 on this machine" in out
 

@@ -195,4 +195,5 @@ def test_the_options_of_llama_cpp_are_taken(text: str) -> None:
 @pytest.mark.parametrize("command", ["measure", "predict", "tune", "ceilings", "batch"])
 def test_a_model_of_the_hub_is_named_as_for_llama_cpp(command: str) -> None:
     context = COMMANDS[command].make_context(command, ["-hf", "owner/repo:Q4_K_M"])
-    assert context.params["model"] == "owner/repo:Q4_K_M"
+    models = context.params["model"]
+    assert "owner/repo:Q4_K_M" in (models, *models)

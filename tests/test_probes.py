@@ -612,7 +612,7 @@ def test_the_next_command_measures_the_kernels_of_the_runs(
     assert lines == [
         "lab ceilings",
         "lab ceilings --threads 1",
-        "lab ceilings --no-repack --cache-type-k q8_0 --cache-type-v q8_0",
+        "lab ceilings --cache-type-k q8_0 --cache-type-v q8_0 --no-repack",
     ]
     steps = output.next_steps(records, Path("results"), output.ceilings_command(records))
     assert steps == [f"next     what limited each phase: {' && '.join(lines)}"]

@@ -532,7 +532,7 @@ def test_files_that_do_not_fit_into_memory_together_are_refused_with_what_they_n
 def test_an_embedding_model_is_refused(tmp_path: Path) -> None:
     path = odd_models.write("llama", tmp_path / "llama.gguf")
     out = tmp_path / "out"
-    asked = ("quant", path, "--cache", "f16,q8_0", "-p", "256", "-t", "1", "-o", out)
+    asked = ("quant", path, "--cache", "f16,bf16", "-p", "256", "-t", "1", "-o", out)
     status, _, err = run_lab(*asked)
     assert status == 1
     assert "token by token" in err

@@ -350,7 +350,7 @@ def test_nothing_is_written_beside_a_committed_sample(
     monkeypatch.chdir(tmp_path)
     status, _, err = run_lab("compare", *copies)
     assert status == 0
-    assert "--out FOLDER draws it" in err
+    assert not err
     assert (
         reading.plot_folder([SAMPLE.name], None) == Path()
     )  # lab plot, which is asked to draw

@@ -343,7 +343,7 @@ def test_the_results_file_shows_reports_and_draws_the_same_again(
     status, out, _ = run_lab("trace", *lengths, *options)
     assert status == 0
     for phrase in ("Prefill of 6 tokens", "last matrix", "times the FLOPs", "each stop"):
-        assert phrase in out
+        assert phrase in run_lab("show", *tmp_path.glob("*.jsonl"), "--details")[1]
     assert {drawn.suffix for drawn in tmp_path.glob("*-trace.*")} == {".png", ".svg"}
 
     (path,) = tmp_path.glob("*.jsonl")

@@ -142,7 +142,7 @@ def _closing(records: Lines, sentences: Sequence[str]) -> list[Section]:
             warnings=text_requests.warnings(requests),
         )
         closing.append(of_requests)
-    closing.append(Section(sentences=sentences))
+    closing.append(Section(answer=" ".join(sentences)))
     return [section for section in closing if section != Section()]
 
 

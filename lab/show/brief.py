@@ -66,7 +66,7 @@ class _Page:
     def height(self, text: str) -> int:
         """Lines that a text takes on this terminal."""
         widths = [cell_len(line) for line in text.split("\n")]
-        return sum(max(1, math.ceil(width / self.out.width)) for width in widths)
+        return sum(max(1, math.ceil(width / max(1, self.out.width))) for width in widths)
 
     def hide(self, what: str, number: int) -> None:
         if number > 0:

@@ -166,12 +166,11 @@ def _part(label: str, rows: pd.DataFrame, records: Sequence[Record], details: bo
         _about(rows, n_gen, is_sweep),
         below(rows, "run"),
         answer=answer(rows, beyond),
-        words=fitted if is_sweep else [],
         **tabled(_columns(rows, is_sweep, details), lines),
         is_curve=is_sweep,
         notes=_notes(rows),
         warnings=[*_disturbed(records, is_sweep), *drift],
-        sentences=sentences if is_sweep else [*sentences, *fitted],
+        sentences=[*fitted, *sentences] if is_sweep else [*sentences, *fitted],
     )
 
 

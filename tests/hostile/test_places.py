@@ -271,7 +271,7 @@ def test_a_closed_stream_ends_no_command(closed: str, tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     (path,) = (tmp_path / "results").glob("*.jsonl")
     assert not results.read([path]).skipped
-    assert ("TTFT" in ended.stdout) == (">&-" not in closed.replace("2>&-", ""))
+    assert ("E2E" in ended.stdout) == (">&-" not in closed.replace("2>&-", ""))
 
 
 def test_an_error_without_stderr_has_its_status_and_leaves_stdout_alone(
@@ -330,7 +330,7 @@ def test_a_prediction_needs_no_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LIB_VARIABLE, str(tmp_path / "nowhere"))
-    status, out, err = run_lab("predict", "-m", "llama-3.1-8b", "-d", "rtx-4090")
+    status, out, err = run_lab("predict", "-m", "llama-3.1-8b", "-d", "rtx-4090", "--details")
     assert status == 0
     assert "memory 1,008 GB/s" in out
     assert f"Note: {LIB_VARIABLE}=" in err

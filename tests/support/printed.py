@@ -169,6 +169,8 @@ def filled(arguments: Sequence[str], command: click.Command) -> list[str]:
 def can_be_planned(printed: PrintedCommand) -> bool:
     """Whether a command has a plan that it can show without measuring, and no placeholder."""
     command, _ = command_of(printed.arguments)
+    if not printed.arguments[1:] and printed.arguments == ["ab"]:  # named in a sentence
+        return False
     if "--url" in printed.arguments or any(map(PLACEHOLDER.fullmatch, printed.arguments)):
         return False
     return "--dry-run" in options_of(command)

@@ -100,7 +100,7 @@ def start(
 def mmap_values(asked: Texts) -> list[bool]:
     """What --mmap asks for. LabError for anything else than on and off."""
     names = parts(asked)
-    if len(set(names)) < len(names) or not set(names) <= MMAP_VALUES.keys():
+    if not names or len(set(names)) < len(names) or not set(names) <= MMAP_VALUES.keys():
         raise LabError(f"--mmap {asked} is not possible.", "Write on, off, or on,off.")
     return [MMAP_VALUES[name] for name in names]
 
