@@ -50,13 +50,14 @@ MIN_CHUNKS = 16  # before it may be enough: they part what differs 1.6 times
 NARROW = 0.1  # half width of an interval of a single candidate, as a share, that is enough
 MIN_LONG_CHUNKS = 6  # the same with --cache
 CHUNKS_OF_BLOCK = 3  # a block computes about as much as these chunks
-LONG_CHUNKS_OF_BLOCK = 1  # with --cache, where each variant runs once in a block
+LONG_CHUNKS_OF_BLOCK = 1.7  # with --cache: each variant warms up and runs at each depth
 N_FLOOR = 8  # chunks of the noise floor
 N_LONG_FLOOR = 1  # the same with --cache
 MOST_FLOOR_BYTES = 4_000_000_000  # of a chunk's logits, which the floor needs all at once
 FLOOR = "noise floor"
 QUALITY_SHARE = 0.6  # of the budget; the rest is for speed
 FEWEST_BLOCKS = 2  # of speed, whatever the budget
+FEWEST_LONG_BLOCKS = 1  # the same with --cache
 UNQUANTIZED = ("f16", "bf16", "f32")
 
 
@@ -149,11 +150,16 @@ def speeds(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
         if record.run.is_timed:
             n_done += 1
         n_blocks, n_more = divmod(n_done, n_runs_of_block)
-        if n_more or n_blocks < FEWEST_BLOCKS:
+        if n_more or n_blocks < fewest_blocks(plan):
             continue
         block_s = (time.monotonic() - began) / n_blocks
         if time.monotonic() + block_s > plan.end:
             return
+
+
+def fewest_blocks(plan: QuantPlan) -> int:
+    """The blocks of speed that are made whatever the budget."""
+    return FEWEST_LONG_BLOCKS if plan.depth else FEWEST_BLOCKS
 
 
 @dataclass
@@ -312,10 +318,12 @@ class Scoring:
         n_left = n_chunks - 1 + len(self.deciding)
         left_s = n_left * self.chunk_s + self.plan.repeat * self.block_s
         most_s = min(spent_s + left_s, self.plan.budget_s)
-        least_s = spent_s + self.chunk_s + FEWEST_BLOCKS * self.block_s
+        n_blocks = fewest_blocks(self.plan)
+        least_s = spent_s + (1 + len(self.deciding)) * self.chunk_s + n_blocks * self.block_s
         if least_s > self.plan.budget_s:
+            blocks = plural(n_blocks, "block")
             return (
-                f"The budget is too short for two chunks and {FEWEST_BLOCKS} blocks: they take "
+                f"The budget is too short for two chunks and {blocks}: they take "
                 f"about {duration(least_s)} in all."
             )
         return (
@@ -340,7 +348,9 @@ class Scoring:
     def is_late(self) -> bool:
         """Whether a further chunk would take time from speed."""
         budget_s = self.plan.budget_s
-        reserved_s = max((1 - QUALITY_SHARE) * budget_s, FEWEST_BLOCKS * self.block_s)
+        reserved_s = max(
+            (1 - QUALITY_SHARE) * budget_s, fewest_blocks(self.plan) * self.block_s
+        )
         return time.monotonic() + self.chunk_s > self.plan.end - reserved_s
 
     def lines(self) -> list[QualityLine]:
