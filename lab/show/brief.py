@@ -5,11 +5,9 @@ The whole output fits on half a screen. --details shows the rest: ranges, more t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from lab.core.lists import plural
@@ -61,12 +59,7 @@ class _Page:
 
     def print(self, text: Text) -> None:
         self.out.print(text)
-        self.lines_left -= self.height(text.plain)
-
-    def height(self, text: str) -> int:
-        """Lines that a text takes on this terminal."""
-        widths = [cell_len(line) for line in text.split("\n")]
-        return sum(max(1, math.ceil(width / max(1, self.out.width))) for width in widths)
+        self.lines_left -= text.plain.count("\n") + 1
 
     def hide(self, what: str, number: int) -> None:
         if number > 0:
@@ -81,9 +74,8 @@ def _print_table(section: Section, page: _Page) -> None:
         cells = [_without_ranges(line) for line in cells]
         page.hidden.append("ranges")
     contents = section.contents if has_ranges else section.about
-    said = "; ".join([section.title, contents, *equal.values()])
     print_title(section.title, [contents, ", ".join(equal.values())], page.out)
-    page.lines_left -= page.height(said)
+    page.lines_left -= 1
     rows = _rows_that_fit(section, cells, page)
     table = grid(section, rows, equal)
     columns = table.fitting(page.out, page.out.options)
@@ -106,8 +98,8 @@ def _height_of_rows(rows: Sequence[Sequence[str]]) -> int:
 def _rows_that_fit(
     section: Section, cells: list[list[str]], page: _Page
 ) -> Sequence[Sequence[str]]:
-    """The rows that leave room for a sentence: evenly spaced ones of a curve, else the first."""
-    room = page.lines_left - _height_of_rows([section.headings]) - 1
+    """The rows that leave room for sentences: evenly spaced ones of a curve, else the first."""
+    room = page.lines_left - _height_of_rows([section.headings]) - FEWEST_LINES
     height = max(map(_height_of_row, cells))
     n_rows = max(FEWEST_ROWS, room // height)
     if section.is_whole or n_rows + FEW_ROWS >= len(cells):
@@ -133,7 +125,7 @@ def _print_lines(sections: Sequence[Section], page: _Page) -> None:
         lines += map(Text, section.sentences)
     n_printed = 0
     for line in lines[:MOST_LINES]:
-        if n_printed >= FEWEST_LINES and page.height(line.plain) > page.lines_left:
+        if n_printed >= FEWEST_LINES and line.plain.count("\n") + 1 > page.lines_left:
             break
         page.print(line)
         n_printed += 1
