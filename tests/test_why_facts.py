@@ -136,13 +136,33 @@ def test_a_command_gives_model_and_settings(text: str, expected: dict[str, Any])
 
 
 ORDINARY = [
-    "Is this normal for my card?", "the llama-server log is below", "- prompt: 512 tokens", "I use ollama run daily",
-    "| model | size | params |", "--- snip ---", "slot print_timing: id  0 | task 0 |", "koboldcpp is slow",
-    "https://github.com/ggml-org/llama.cpp/issues/1", "vllm serve is what I use", "temperature 0.7, top_k 40",
-    "-- ", "* one", "- two", "2 - 3 = -1", "INFO:     127.0.0.1 - \"POST /v1/chat/completions HTTP/1.1\" 200 OK",
-    "GPU: RTX 3090", "Thanks!", "> quoted", "command not found", "args: none", "image: a cat",
-    "srv  update_slots: all slots are idle", "eval time = 100 ms", "model: qwen", "main: server is listening",
-]  # fmt: skip
+    "Is this normal for my card?",
+    "the llama-server log is below",
+    "- prompt: 512 tokens",
+    "I use ollama run daily",
+    "| model | size | params |",
+    "--- snip ---",
+    "slot print_timing: id  0 | task 0 |",
+    "koboldcpp is slow",
+    "https://github.com/ggml-org/llama.cpp/issues/1",
+    "vllm serve is what I use",
+    "temperature 0.7, top_k 40",
+    "-- ",
+    "* one",
+    "- two",
+    "2 - 3 = -1",
+    'INFO:     127.0.0.1 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+    "GPU: RTX 3090",
+    "Thanks!",
+    "> quoted",
+    "command not found",
+    "args: none",
+    "image: a cat",
+    "srv  update_slots: all slots are idle",
+    "eval time = 100 ms",
+    "model: qwen",
+    "main: server is listening",
+]
 
 
 def test_a_hundred_ordinary_lines_are_no_commands() -> None:
@@ -213,10 +233,19 @@ def test_columns_and_builds_of_llama_bench_are_differences() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("  Device 0: NVIDIA GeForce RTX 3080, compute capability 8.6, VMM: yes\n", {"hardware": "NVIDIA GeForce RTX 3080"}),
-        ("using device CUDA0 (NVIDIA GeForce RTX 3080) (0000:01:00.0) - 9000 MiB free\n", {"hardware": "NVIDIA GeForce RTX 3080"}),
+        (
+            "  Device 0: NVIDIA GeForce RTX 3080, compute capability 8.6, VMM: yes\n",
+            {"hardware": "NVIDIA GeForce RTX 3080"},
+        ),
+        (
+            "using device CUDA0 (NVIDIA GeForce RTX 3080) (0000:01:00.0) - 9000 MiB free\n",
+            {"hardware": "NVIDIA GeForce RTX 3080"},
+        ),
         ("print: |   - CUDA0 (RTX 3080)   | 10000 = 1 |\n", {"hardware": "RTX 3080"}),
-        ("  - CUDA0   : NVIDIA GeForce RTX 3080 (10239 MiB, 9000 MiB free)\n", {"hardware": "NVIDIA GeForce RTX 3080"}),
+        (
+            "  - CUDA0   : NVIDIA GeForce RTX 3080 (10239 MiB, 9000 MiB free)\n",
+            {"hardware": "NVIDIA GeForce RTX 3080"},
+        ),
         ("GPU: RTX 3080\n", {"hardware": "RTX 3080"}),
         ("build: 4321 (abcdef01) with gcc\n", {"build": "4321"}),
         ("version: 4321 (abcdef01)\n", {"build": "4321"}),
@@ -224,7 +253,7 @@ def test_columns_and_builds_of_llama_bench_are_differences() -> None:
         ("load_tensors: offloaded 10/33 layers to GPU\n", {"n_gpu_layers": 10}),
         ("llama_context: flash_attn    = disabled\n", {"flash_attn": "off"}),
     ],
-)  # fmt: skip
+)
 def test_a_log_gives_device_build_and_settings(line: str, expected: dict[str, Any]) -> None:
     assert expected.items() <= values(decode_of(line + CLI)).items()
 
@@ -336,13 +365,31 @@ def test_prefill_has_sizes_and_no_drafts() -> None:
 
 
 FORMATS: list[tuple[str, list[tuple[str, float, int | None, int | None]]]] = [
-    ("slot print_timing: id  0 | task 7 | n_decoded =    100, tg =  20.00 t/s, tg_3s =  20.00 t/s\nslot print_timing: id  0 | task 7 | n_decoded =    160, tg =  17.00 t/s, tg_3s =  9.00 t/s\n", [(DECODE, 17, 160, None)]),
-    ("CtxLimit:500/4096, Init:0.10s, Processed:300 in 1.00s (300.00T/s), Generated:200/512 in 8.00s (25.00T/s), Total:9.10s\n", [(PREFILL, 300, 200, 0), (DECODE, 25, 200, 300)]),
-    ("INFO:  Metrics: 100 tokens generated in 6.0 seconds (Queue: 0.0 s, Process: 500.0 T/s, Generate: 25.0 T/s, Context: 1000 tokens)\n", [(PREFILL, 500, 100, 0), (DECODE, 25, 100, 1000)]),
-    ("[2026-02-01 10:00:00] Decode batch, #running-req: 2, #token: 3000, token usage: 0.05, cuda graph: True, gen throughput (token/s): 90.00, #queue-req: 0, \n", [(DECODE, 90, None, 1500)]),
-    ("Time | Cached | Prompt | Generated | Prompt Speed | Gen Speed | Duration\n-- | -- | -- | -- | -- | -- | --\nnow | 2,000 | 500 | 80 | 250.00 t/s | 16.00 t/s | 7.00s |\n", [(PREFILL, 250, 80, 2000), (DECODE, 16, 80, 2500)]),
-    ("| model | test | t/s | peak t/s | ttfr (ms) | est_ppt (ms) | e2e_ttft (ms) |\n|:--|--:|--:|--:|--:|--:|--:|\n| m | pp400 @ d600 | 500.00 ± 5.00 | | 2010.00 ± 2.00 | 2000.00 ± 2.00 | 2010.00 ± 2.00 |\n| m | tg32 @ d600 | 33.00 ± 1.00 | 34.00 ± 1.00 | | | |\n", [(PREFILL, 500, None, 0), (DECODE, 33, 32, 1000)]),
-]  # fmt: skip
+    (
+        "slot print_timing: id  0 | task 7 | n_decoded =    100, tg =  20.00 t/s, tg_3s =  20.00 t/s\nslot print_timing: id  0 | task 7 | n_decoded =    160, tg =  17.00 t/s, tg_3s =  9.00 t/s\n",
+        [(DECODE, 17, 160, None)],
+    ),
+    (
+        "CtxLimit:500/4096, Init:0.10s, Processed:300 in 1.00s (300.00T/s), Generated:200/512 in 8.00s (25.00T/s), Total:9.10s\n",
+        [(PREFILL, 300, 200, 0), (DECODE, 25, 200, 300)],
+    ),
+    (
+        "INFO:  Metrics: 100 tokens generated in 6.0 seconds (Queue: 0.0 s, Process: 500.0 T/s, Generate: 25.0 T/s, Context: 1000 tokens)\n",
+        [(PREFILL, 500, 100, 0), (DECODE, 25, 100, 1000)],
+    ),
+    (
+        "[2026-02-01 10:00:00] Decode batch, #running-req: 2, #token: 3000, token usage: 0.05, cuda graph: True, gen throughput (token/s): 90.00, #queue-req: 0, \n",
+        [(DECODE, 90, None, 1500)],
+    ),
+    (
+        "Time | Cached | Prompt | Generated | Prompt Speed | Gen Speed | Duration\n-- | -- | -- | -- | -- | -- | --\nnow | 2,000 | 500 | 80 | 250.00 t/s | 16.00 t/s | 7.00s |\n",
+        [(PREFILL, 250, 80, 2000), (DECODE, 16, 80, 2500)],
+    ),
+    (
+        "| model | test | t/s | peak t/s | ttfr (ms) | est_ppt (ms) | e2e_ttft (ms) |\n|:--|--:|--:|--:|--:|--:|--:|\n| m | pp400 @ d600 | 500.00 ± 5.00 | | 2010.00 ± 2.00 | 2000.00 ± 2.00 | 2010.00 ± 2.00 |\n| m | tg32 @ d600 | 33.00 ± 1.00 | 34.00 ± 1.00 | | | |\n",
+        [(PREFILL, 500, None, 0), (DECODE, 33, 32, 1000)],
+    ),
+]
 
 
 @pytest.mark.parametrize(("text", "expected"), FORMATS)
@@ -413,7 +460,13 @@ def test_a_server_is_named_on_either_side(names: tuple[str, str]) -> None:
 PYTHON_SETTINGS = [
     (
         "INFO 01-02 03:04:05 [utils.py:2] non-default args: {'model_tag': 'x', 'model': 'acme/Tiny-9B-AWQ', 'max_model_len': 9000, 'tensor_parallel_size': 2, 'enforce_eager': True}",
-        {"model": "Tiny-9B-AWQ", "quantization": "AWQ", "n_ctx": 9000, "tensor-parallel-size": 2, "enforce-eager": "on"},
+        {
+            "model": "Tiny-9B-AWQ",
+            "quantization": "AWQ",
+            "n_ctx": 9000,
+            "tensor-parallel-size": 2,
+            "enforce-eager": "on",
+        },
     ),
     (
         "non-default args: {'model': 'acme/Tiny-9B', 'kv_cache_dtype': 'fp8', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}",
@@ -421,17 +474,28 @@ PYTHON_SETTINGS = [
     ),
     (
         "INFO 01-02 03:04:05 api_server.py:9] args: Namespace(host=None, port=8000, model='/m/tiny-9b/', tokenizer=None, dtype='bfloat16', max_num_seqs=64, swap_space=4, quantization=None, enable_prefix_caching=False)",
-        {"model": "tiny-9b", "dtype": "bfloat16", "parallel": 64, "quantization": None, "speculation": "no drafts"},
+        {
+            "model": "tiny-9b",
+            "dtype": "bfloat16",
+            "parallel": 64,
+            "quantization": None,
+            "speculation": "no drafts",
+        },
     ),
     (
         "[2026-01-02] server_args=ServerArgs(model_path='acme/Tiny-9B', tp_size=4, dtype='auto', disable_cuda_graph=True)",
-        {"model": "Tiny-9B", "tensor-parallel-size": 4, "dtype": None, "disable-cuda-graph": "on"},
+        {
+            "model": "Tiny-9B",
+            "tensor-parallel-size": 4,
+            "dtype": None,
+            "disable-cuda-graph": "on",
+        },
     ),
     (
         "INFO args: Namespace(model='acme/Tiny-9B-GPTQ', served_model_name='mine', pipeline_parallel_size=2, speculative_model=None)",
         {"model": "Tiny-9B-GPTQ", "pipeline-parallel-size": 2, "speculation": "no drafts"},
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("line", "expected"), PYTHON_SETTINGS)
@@ -446,12 +510,24 @@ CSV = "Timestamp,Backend,Layers,Model,MaxCtx,GenAmount,ProcessingTime,Processing
 @pytest.mark.parametrize(
     ("row", "depth"),
     [
-        ("2026-01-02 03:04:05.6+00:00,koboldcpp_cublas.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,11111,NoAVX2=False Threads=6 KvCache=1\n", 3996),
-        ("2026-01-02 03:04:05.6+00:00,koboldcpp_cublas.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00\n", None),
-        ("2026-01-02 03:04:05.6+00:00,koboldcpp_default.so,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,1 1 1 1\n", 3996),
-        ("2026-01-02 03:04:05.6+00:00,koboldcpp_vulkan.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,Once upon\n", None),
+        (
+            "2026-01-02 03:04:05.6+00:00,koboldcpp_cublas.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,11111,NoAVX2=False Threads=6 KvCache=1\n",
+            3996,
+        ),
+        (
+            "2026-01-02 03:04:05.6+00:00,koboldcpp_cublas.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00\n",
+            None,
+        ),
+        (
+            "2026-01-02 03:04:05.6+00:00,koboldcpp_default.so,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,1 1 1 1\n",
+            3996,
+        ),
+        (
+            "2026-01-02 03:04:05.6+00:00,koboldcpp_vulkan.dll,33,tiny-9b.q6_k,4096,100,20.00,199.80,5.00,20.00,25.00,Once upon\n",
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_file_of_koboldcpps_benchmark(row: str, depth: int | None) -> None:
     for text in (CSV + row, row):
         prefill, decode = reader.parse(text)
@@ -533,9 +609,10 @@ OTHER_SIDES = (
     "30 t/s",
     "2x RTX 3090\n./llama-server -m /m/tiny-2B-Q4_0.gguf -ngl 12 -t 6 -fa -ctk q8_0 -ctv q8_0\n"
     + CLI,
-    BENCH.format("fa", "1", "90.00", "abcdef01", "7000") + "Device 0: Some GPU 9, compute capability 8.6\n",
+    BENCH.format("fa", "1", "90.00", "abcdef01", "7000")
+    + "Device 0: Some GPU 9, compute capability 8.6\n",
     WINDOW.format(10, "0.0", "120.0", 4),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("other", OTHER_SIDES, ids=["words", "log", "table", "windows"])
