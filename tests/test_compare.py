@@ -1,8 +1,10 @@
 """Comparisons that know what they know: groups, ratios, verdicts, and trials in blocks."""
 
 import dataclasses
+import itertools
 import math
 import random
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -446,27 +448,36 @@ def test_a_trial_needs_two_variants_and_room_for_all(
         trial.check(plans(1, 2))
 
 
-@pytest.mark.parametrize(("blocks_in_budget", "n_blocks"), [(0, 1), (2.5, 2), (100, 6)])
-def test_no_block_is_made_that_would_end_after_the_budget(
-    plans: Any, tmp_path: Path, blocks_in_budget: float, n_blocks: int
+@pytest.mark.parametrize(
+    ("budget_s", "fewest", "n_blocks"),
+    [(0, 1, 1), (0, 2, 2), (3, 1, 1), (4.5, 1, 3), (math.inf, 1, 6)],
+)
+def test_no_block_begins_that_would_end_after_the_budget(
+    budget_s: float,
+    fewest: int,
+    n_blocks: int,
+    plans: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    left_s: list[float] = []
-
-    def watch(status: Status) -> None:
-        if status.left_s is not None:
-            left_s.append(status.left_s)
-
-    path = tmp_path / "all.jsonl"
-    list(trial.execute(plans(1, 2), trial.Blocks(6), path, watch, FakeWorker))
-    budget_s = blocks_in_budget * max(left_s) / 6
-
+    """After k blocks the clock says k + 1 seconds."""
+    clock = itertools.count()
+    monkeypatch.setattr(trial, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    blocks = trial.Blocks(6, budget_s=budget_s, fewest=fewest)
     records = list(
-        trial.execute(
-            plans(1, 2),
-            trial.Blocks(6, budget_s=budget_s),
-            tmp_path / "a.jsonl",
-            watch,
-            FakeWorker,
-        )
+        trial.execute(plans(1, 2), blocks, tmp_path / "a.jsonl", lambda _: None, FakeWorker)
     )
-    assert len({run.block for run in timed_runs(records)}) == n_blocks
+    assert {run.block for run in timed_runs(records)} == set(range(n_blocks))
+
+
+def test_a_budget_bounds_the_announced_time_and_not_the_blocks(
+    plans: Any, tmp_path: Path
+) -> None:
+    """A forecast of a disturbed start is too long: the time that passes decides."""
+    said: list[Status] = []
+    blocks = trial.Blocks(200, budget_s=5)
+    path = tmp_path / "a.jsonl"
+    records = trial.execute(plans(1, 2), blocks, path, said.append, FakeWorker)
+    first = [record for record, _ in zip(records, range(30), strict=False)]
+    assert len({run.block for run in timed_runs(first)}) > 1
+    assert all(status.left_s is None or status.left_s <= 5 for status in said)

@@ -113,6 +113,7 @@ class Reporter:
         self._forecast_s = (0.0, 0.0)  # of cases that were run, and of the others
         self._slowness = 1.0  # of the run in flight
         self._is_announced = False
+        self.ends_at = math.inf  # when the loop's budget ends, by time.monotonic()
 
     def begin_round(self, number: int) -> None:
         """Take note of a round's begin: each has the same work beside its runs."""
@@ -139,23 +140,18 @@ class Reporter:
             decode_s *= n_planned / n_chosen
         self.forecast.learn(case, prefill_ns / 1e9, decode_s)
 
-    def keep_to(
-        self, budget_s: float, runs_of_round: int, todo: list[tuple[int, Case]]
-    ) -> None:
-        """Drop the last rounds of the list, as far as its forecast exceeds a budget."""
-        while len(todo) > runs_of_round and self._forecast_of_list() > budget_s:
-            del todo[:runs_of_round]
-            self.n_runs -= runs_of_round
-
     def announce(self) -> None:
         """Say once how long the runs in the list will take, after the first warm-up."""
         if self._is_announced:
             return
         self._is_announced = True
-        left_s = self._forecast_of_list()
+        forecast_s = self._forecast_of_list()
+        left_s = self._within_budget(forecast_s)
         if left_s >= SHORTEST_ANNOUNCED_S:
-            n_runs = len(self.expected_runs())
-            message = f"{plural(n_runs, 'run')}: about {duration(left_s)}"
+            runs = plural(len(self.expected_runs()), "run")
+            message = f"{runs}: about {duration(left_s)}"
+            if left_s < forecast_s:
+                message = f"at most {message}"
             self.watch(Status(message, left_s=left_s, announcement=message))
 
     def progress_watcher(
@@ -220,11 +216,14 @@ class Reporter:
         for the others."""
         left_s = None
         if rest_s is not None and self.forecast.is_possible:
-            left_s = rest_s + self._forecast_of_list()
+            left_s = self._within_budget(rest_s + self._forecast_of_list())
         n_done = self.n_runs - len(self._todo)
         if doing in IN_A_RUN:
             n_done -= 1
         self.watch(Status(doing, case, repeat, rate_tps, n_done, self.n_runs, left_s, text))
+
+    def _within_budget(self, seconds: float) -> float:
+        return min(seconds, max(0.0, self.ends_at - time.monotonic()))
 
     def _forecast_of_list(self) -> float:
         """The seconds of the expected runs, computed anew when a run was added, ended or learned.

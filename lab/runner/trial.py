@@ -122,7 +122,7 @@ def too_large(plans: Mapping[str, Plan]) -> str:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How many blocks a trial makes: fewer, at least one, if more would take longer than the
+    """How many blocks a trial makes: fewer, at least `fewest`, if more would take longer than the
     budget.
 
     With `n_turns` 1 each variant runs once in a block: this allows more blocks, but drift within a
@@ -132,6 +132,7 @@ class Blocks:
     n: int
     n_turns: int = N_TURNS
     budget_s: float = math.inf
+    fewest: int = 1
 
 
 def execute(
@@ -157,10 +158,11 @@ def execute(
     chance = random.Random(first_plan.seed)
     trial = Trial(dict(plans), path, reporter, todo, chance, new_worker, blocks)
     started = time.monotonic()
+    reporter.ends_at = started + blocks.budget_s
     n_crashes = collections.Counter[str | None]()
     for number in range(blocks.n):
         elapsed_s = time.monotonic() - started
-        if not todo or (number and elapsed_s * (number + 1) / number > blocks.budget_s):
+        if number >= blocks.fewest and elapsed_s * (number + 1) / number > blocks.budget_s:
             break
         run, most_crashes = yield from trial.block(number)
         if run.status != OK:
@@ -207,8 +209,6 @@ class Trial:
                     for run in self._warm_up(engines[name], name):
                         record = self._save(engines[name], name, number, run)
                         yield record
-                n_runs = n_turns * len(names) * len(places)
-                self.reporter.keep_to(self.blocks.budget_s, n_runs, self.todo)
                 self.reporter.announce()
                 for turn, name, place in _order(names, places, n_turns):
                     self.todo.pop()

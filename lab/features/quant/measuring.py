@@ -128,33 +128,19 @@ def execute(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Any]:
 
 
 def speeds(plan: QuantPlan, path: Path, watch: ShowStatus) -> Iterator[Record]:
-    """The runs of a trial, until the blocks are measured or a further one would exceed the budget.
-
-    A run of the block that is not to be measured has not been made: the trial ends with the last
-    run of a block.
-    """
-    began = time.monotonic()
-    n_done = 0  # timed runs
-    n_turns = 1 if plan.depth else trial.N_TURNS
-    n_cases = len(plan.plans[plan.reference].cases)
-    n_runs_of_block = n_turns * n_cases * len(plan.plans)
+    """The runs of a trial, until the blocks are measured or a further one would exceed the
+    budget."""
+    blocks = trial.Blocks(
+        plan.repeat,
+        n_turns=1 if plan.depth else trial.N_TURNS,
+        budget_s=plan.end - time.monotonic(),
+        fewest=fewest_blocks(plan),
+    )
 
     def show(status: Status) -> None:
-        left_s = max(0.0, plan.end - time.monotonic())
-        if status.left_s is not None:
-            left_s = min(left_s, status.left_s)
-        watch(replace(status, left_s=left_s, announcement=""))
+        watch(replace(status, announcement=""))
 
-    for record in trial.execute(plan.plans, trial.Blocks(plan.repeat, n_turns), path, show):
-        yield record
-        if record.run.is_timed:
-            n_done += 1
-        n_blocks, n_more = divmod(n_done, n_runs_of_block)
-        if n_more or n_blocks < fewest_blocks(plan):
-            continue
-        block_s = (time.monotonic() - began) / n_blocks
-        if time.monotonic() + block_s > plan.end:
-            return
+    yield from trial.execute(plan.plans, blocks, path, show)
 
 
 def fewest_blocks(plan: QuantPlan) -> int:
