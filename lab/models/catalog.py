@@ -39,7 +39,7 @@ REQUANTIZED = "requantized"
 DEFAULT_SYNTHETIC_QUANTIZATION = "Q4_0"
 LEAST_LIKE = 0.5  # of names that are offered for an unknown one
 MOST_NEAREST = 3
-LONGEST_NAME = 255  # letters of a name, of which no system has a longer one
+LONGEST_NAME = 255  # letters of a name: the most that a file system takes
 
 
 @dataclass(frozen=True)

@@ -383,7 +383,7 @@ def memory_gbps(family: processors.Family, memory: processors.RamType) -> float:
 
 
 def of_facts(description: Description, text: str) -> DeviceSheet:
-    """A device of which only figures are known; a processor unless a backend says otherwise."""
+    """A device that is known by its figures alone; a processor unless a backend says otherwise."""
     facts = description.numbers
     assumed = []
     gbps = facts.get("gbps") or (description.memory.gbps if description.memory else None)

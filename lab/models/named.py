@@ -1,4 +1,4 @@
-"""Models of which only a name is known: as people write it, approximated by what it says.
+"""Models that are known by their name alone: as people write it, approximated by what it says.
 
 An approximation is a model of the catalog, of the nearest version, or one scaled to the parameters
 in the name (27b, 30b-a3b, 8x7b) or in models/sizes.toml. Its `source` is APPROXIMATE.

@@ -52,7 +52,7 @@ KERNEL_FACTOR = 1.5
 one with more than ATTENTION_SHARE of its kernels' time, the kernel one that it makes KERNEL_FACTOR
 times slower than both roofs."""
 
-BEYOND = 1.005  # a phase that is so many times faster than its ceiling shows that it is wrong
+BEYOND = 1.005  # times its ceiling: a phase that is faster shows that the ceiling is wrong
 
 CASE = ["n_prompt", "n_gen", "phase"]
 MEDIANS = ["measured_s", "choosing_s", "harness_s", "of_request", "tpot_s"]

@@ -24,7 +24,7 @@ FEWEST_LINES = 2
 
 FEWEST_ROWS = 6
 FEW_ROWS = 2
-"""So many more rows are printed rather than hidden."""
+"""The most rows that are printed beyond the limit rather than hidden."""
 
 RANGED_ROWS = 2
 """Tables with more rows show the ranges of their figures only with --details."""

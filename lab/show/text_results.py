@@ -246,7 +246,7 @@ def _disturbed(records: Sequence[Record], is_sweep: bool) -> list[str]:
 
 
 def medians(rows: pd.DataFrame, noun: str) -> str:
-    """What the figures of a summary are: medians of so many runs or requests (the noun)."""
+    """What the figures of a summary are: medians, and of how many runs or requests (the noun)."""
     fewest = int(rows.repeats.min())
     most = int(rows.repeats.max())
     if most == 1:

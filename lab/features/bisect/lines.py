@@ -50,7 +50,7 @@ class BisectLine:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildLine:
-    """A build of a search: its defaults, or why it was left out after so many blocks."""
+    """A build of a search: its defaults, or why and after how many blocks it was left out."""
 
     session: str
     machine: Machine

@@ -20,7 +20,7 @@ LOOK = "worth a look"
 BROKEN = "broken"
 UNKNOWN = "not known here"
 
-SLOWED = 1.15  # a core that takes so many times as long after load is worth a look
+SLOWED = 1.15  # times as long after load: from here on a core is worth a look
 SWAPPED = 0.1  # the share of the memory's size in swap that is worth a look
 ROOM = 1.2  # free memory over what the model needs
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PER_BLOCK = 6  # choices in a block besides the default
 ENOUGH = 2  # runs of the best choice that end the search
 SIMPLER = 0.01  # a choice with fewer changes wins if it is slower by at most this share
-UNSURE = 0.5  # a change whose gain is less than so many standard deviations is left out, too
+UNSURE = 0.5  # standard deviations: a change with a smaller gain is left out, too
 
 
 class Search:

@@ -168,7 +168,7 @@ def collected(text: str, program: Program) -> list[PastedAnswer]:
 
 
 def matches_of(text: str, program: Program) -> list[tuple[int, int, re.Match[str]]]:
-    """The matches of a program's patterns in order: where, of which pattern, and the match."""
+    """The matches of a program's patterns in order: their place, their pattern, and the match."""
     matches = list[tuple[int, int, re.Match[str]]]()
     ranked = [*enumerate(program.patterns), *((ANYWHERE, each) for each in program.anywhere)]
     for rank, pattern in ranked:

@@ -115,7 +115,7 @@ def figures_of(answer: PastedAnswer, program: Program) -> list[Figure]:
 def other_rates(
     answer: PastedAnswer, program: Program, n_context: int | None
 ) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
-    """The rates over the total time, and those of which a program does not say what they are."""
+    """The rates over the total time, and those that a program does not explain."""
     total_s = answer.seconds("total")
     for name, (phase, counts, of_tokens) in OTHER_RATES.items():
         printed = answer.values.get(name)
