@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import math
 import random
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lab.core.record import CRASHED, Record
 from lab.core.results import read
 from lab.engine.bindings import set_fields
 from lab.errors import LabError
@@ -557,6 +559,23 @@ def test_a_spent_budget_leaves_what_is_known(session: Callable[..., list[Any]]) 
     ticks = iter(range(10_000))
     result = figures.bisected(session(budget_s=9, clock=lambda: float(next(ticks))))
     assert any("--budget" in sentence for sentence in sentences(result))
+
+
+@pytest.mark.parametrize(
+    ("run_s", "n_runs"),
+    [(0.0, 6), (0.3, 6), (0.8, 4), (1.9, 2), (3.0, 2), (9.0, 1), (300.0, 1)],
+)
+def test_short_runs_are_repeated_in_a_block(run_s: float, n_runs: int) -> None:
+    assert measuring.turns(run_s) == n_runs
+
+
+def test_a_block_with_a_failed_run_does_not_count(session: Callable[..., list[Any]]) -> None:
+    lines = session()
+    n_blocks = len(figures.bisected(lines).search.blocks)
+    runs = [line for line in lines if isinstance(line, Record)]
+    last = next(line for line in reversed(runs) if line.run.is_timed)
+    lines.append(dataclasses.replace(last, run=dataclasses.replace(last.run, status=CRASHED)))
+    assert len(figures.bisected(lines).search.blocks) == n_blocks - 1
 
 
 def test_impossible_searches_are_refused() -> None:

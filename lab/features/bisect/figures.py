@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lab.core import phases
 from lab.core.lists import grouped
-from lab.core.record import Record, Run
+from lab.core.record import OK, Record, Run
 from lab.features.bisect.lines import DECODE, PREFILL, BisectLine, BuildLine, place_of
 from lab.features.bisect.search import GOOD, SLOWER, ComparedBlock, RegressionSearch
 from lab.runner.disturbances import disturbances
@@ -67,6 +68,29 @@ def seconds_of_run(run: Run) -> dict[str, float]:
     return times
 
 
+def times_of_block(
+    records: Iterable[Record], labels: tuple[str, ...]
+) -> dict[int, dict[str, float]]:
+    """The times of each build in a block, by its place: the medians of its runs.
+
+    Empty if a run failed: such a block is measured again.
+    """
+    by_place: dict[int, list[dict[str, float]]] = {}
+    for record in records:
+        if record.run.status != OK:
+            return {}
+        place = place_of(record.run.variant, labels)
+        if place is not None and record.run.is_timed:
+            by_place.setdefault(place, []).append(seconds_of_run(record.run))
+    return {place: medians(of_runs) for place, of_runs in by_place.items()}
+
+
+def medians(times: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure that every run has."""
+    figures = set(times[0]).intersection(*times)
+    return {figure: statistics.median(run[figure] for run in times) for figure in figures}
+
+
 def is_mine(line: Any) -> bool:
     """Whether a line describes a session of `lab bisect`; its runs are ordinary ones of a trial."""
     return isinstance(line, BisectLine | BuildLine)
@@ -93,28 +117,28 @@ def bisected(lines: Sequence[Any]) -> Bisected:
     records: dict[int, Record] = {}
     n_runs = 0
     n_disturbed = 0
-    timed = [line for line in lines if isinstance(line, Record) and line.run.is_timed]
-    by_block = grouped(timed, lambda record: record.run.block)
+    measured = [line for line in lines if isinstance(line, Record)]
+    by_block = grouped(measured, lambda record: record.run.block)
     for number in sorted(by_block):
         while dropped and dropped[0].n_blocks <= number:
             search.drop(dropped[0].place, dropped[0].problem or "")
             dropped.pop(0)
-        times: dict[int, dict[str, float]] = {}
         for record in by_block[number]:
             place = place_of(record.run.variant, asked.builds)
-            if place is None:
+            if place is None or not record.run.is_timed:
                 continue
-            times[place] = seconds_of_run(record.run)
             records.setdefault(max(GOOD, place), record)
             n_runs += 1
             n_disturbed += 1 if disturbances(record) else 0
-        take(search, times)
+        take_complete_block(search, times_of_block(by_block[number], asked.builds))
     for line in dropped:
         search.drop(line.place, line.problem or "")
     return Bisected(asked, search, records, builds, n_runs, n_disturbed)
 
 
-def take(search: RegressionSearch, times: dict[int, dict[str, float]]) -> None:
+def take_complete_block(
+    search: RegressionSearch, times: Mapping[int, Mapping[str, float]]
+) -> None:
     """Add a block to a search if it is complete, and the one that the search asked for."""
     upcoming = search.next_trial()
     if upcoming is None or set(times) != set(upcoming.places):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from lab.app.options import seconds_of
-from lab.core import asked_command
+from lab.core import asked_command, phases
 from lab.core.arguments import StrPath, Texts, Time
 from lab.core.asked_settings import check_number, parts
 from lab.core.files import expanded
@@ -25,7 +26,12 @@ from lab.core.record import FAILED, OK, Model, Record, Run
 from lab.core.results import NotSaved, save
 from lab.errors import LabError
 from lab.features.bisect import package_index, series
-from lab.features.bisect.figures import Bisected, bisected, seconds_of_run
+from lab.features.bisect.figures import (
+    Bisected,
+    bisected,
+    take_complete_block,
+    times_of_block,
+)
 from lab.features.bisect.lines import DECODE, FIGURES, PREFILL, BisectLine, BuildLine, variant
 from lab.features.bisect.search import (
     AGAIN,
@@ -33,7 +39,6 @@ from lab.features.bisect.search import (
     GOOD,
     PAIR,
     STEP,
-    ComparedBlock,
     NextBlock,
     RegressionSearch,
 )
@@ -51,6 +56,8 @@ PROMPT_LEN = 512
 GEN = 64
 AT_LEAST = 0.03
 BUDGET = "1h"
+TURNS_S = 4.0  # for the runs of a build in a block
+MOST_TURNS = 6
 DEFAULTS = "the default of "
 OF_QUANTIZING = "llama_model_quantize_params"  # no run uses them
 STAGES = {
@@ -191,6 +198,7 @@ class BisectSession:
     clock: Callable[[], float]
     plans: dict[int, Plan] = field(default_factory=dict)  # of prepared builds, by place
     n_blocks: int = 0  # begun
+    n_turns: int = 1  # runs of each build in the next block
     measured_s: float = 0.0
     crashes: Counter[int] = field(default_factory=Counter)
 
@@ -325,10 +333,12 @@ class BisectSession:
         if upcoming.n_blocks == 0:
             trial.check(plans)
         began = self.clock()
-        todo = [(0, case) for plan in plans.values() for case in plan.cases]
+        cases = [case for plan in plans.values() for case in plan.cases]
+        todo = [(0, case) for case in cases * self.n_turns]
         reporter = Reporter(self.shown(upcoming), todo, self.plan.base.n_tokens)
+        one_block = trial.Blocks(1, self.n_turns)
         blocks = trial.Trial(
-            plans, self.path, reporter, todo, self.chance, self.new_worker, trial.Blocks(1, 1)
+            plans, self.path, reporter, todo, self.chance, self.new_worker, one_block
         )
         records: list[Record] = []
         last_run, most_crashes = yield from keeping(blocks.block(self.n_blocks), records)
@@ -339,12 +349,8 @@ class BisectSession:
             place = max(GOOD, places[last_run.variant or ""])
             yield from self.after_failure(last_run, place, most_crashes)
             return
-        times = {}
-        for record in records:
-            if record.run.is_timed:
-                times[places[record.run.variant or ""]] = seconds_of_run(record.run)
-        if all(set(self.plan.figures) <= set(of_build) for of_build in times.values()):
-            self.search.take(ComparedBlock(upcoming.stage, times))
+        take_complete_block(self.search, times_of_block(records, labels))
+        self.n_turns = turns(median_s(records))
 
     def learn_model(self, model: Model) -> None:
         """Keep the checksum of the model's file, so that it is computed once."""
@@ -375,6 +381,22 @@ class BisectSession:
             self.watch(dataclasses.replace(changed, announcement=""))
 
         return show
+
+
+def median_s(records: Sequence[Record]) -> float:
+    """The median of the seconds of a block's timed runs."""
+    runs = [record.run for record in records if record.run.is_timed]
+    return statistics.median(phases.e2e_ns(run) or 0 for run in runs) / 1e9
+
+
+def turns(run_s: float) -> int:
+    """The runs of each build in a block: as many as take TURNS_S together.
+
+    Runs differ within an engine too, and a further run costs less than a further engine. An even
+    number leaves a steady drift without effect.
+    """
+    n_pairs = round(TURNS_S / max(run_s, 0.001) / 2)
+    return min(MOST_TURNS, max(1, 2 * n_pairs))
 
 
 def keeping(

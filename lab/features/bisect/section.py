@@ -26,9 +26,9 @@ from lab.show.section import (
 )
 
 OF_BISECT = (
-    "Each block has a run of each build in a process of its own, in random order. The table has "
-    "each build's time over that of the good end, block by block. All verdicts and intervals hold "
-    "together with 95 %."
+    "Each block has runs of each build, up to six, in a process of its own, in random order; their "
+    "median counts. The table has each build's time over that of the good end, block by block. All "
+    "verdicts and intervals hold together with 95 %."
 )
 CAPTION = (
     "The builds in order: how many times as long each figure takes as in the good end. Bars are "

@@ -77,6 +77,11 @@ def on_ends(result: Bisected) -> list[str]:
 def unfinished_ends(result: Bisected) -> str:
     search = result.search
     n_blocks = len([block for block in search.blocks if block.stage == ENDS])
+    if n_blocks < LOOKS[0]:
+        return (
+            f"Not decided {ends_names(result)}: {plural(n_blocks, 'block')} measured, and a first "
+            f"interval needs {LOOKS[0]}. More time is needed: --budget."
+        )
     ratios = ends_ratios(result, list(search.figures))
     return (
         f"Not decided {ends_names(result)}: {ratios}, after {plural(n_blocks, 'block')}. More time "
