@@ -210,6 +210,31 @@ def out_option(help: str) -> Callable[..., Any]:
     )
 
 
+def lengths_option(default: str, help: str) -> Callable[..., Any]:
+    """Several prompt lengths, in the words of `parse_lengths`."""
+    return click.option("--prompt-len", "-p", default=default, show_default=True, help=help)
+
+
+def prompt_len_option(default: int | None, help: str) -> Callable[..., Any]:
+    """One prompt length. Without a default the help says what counts."""
+    return click.option(
+        "--prompt-len", "-p", type=TOKENS, default=default, show_default=True, help=help
+    )
+
+
+def gen_option(default: int, help: str) -> Callable[..., Any]:
+    return click.option(
+        "--gen", "-n", type=TOKENS, default=default, show_default=True, help=help
+    )
+
+
+def budget_option(default: str | None, help: str) -> Callable[..., Any]:
+    """The time that a command may take. Without a default the help says what counts."""
+    return click.option(
+        "--budget", type=DURATION, default=default, show_default=True, help=help
+    )
+
+
 DETAILS = click.option(
     "--details",
     cls=Unstored,
@@ -264,10 +289,9 @@ UNTIL = [
         show_default=True,
         help="With --until: maximum number of rounds.",
     ),
-    click.option(
-        "--budget",
-        type=DURATION,
-        help="Time to spend, such as 10min: with --until no round starts after it; with --url the "
+    budget_option(
+        None,
+        "Time to spend, such as 10min: with --until no round starts after it; with --url the "
         "session ends.",
     ),
 ]

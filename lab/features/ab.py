@@ -18,12 +18,13 @@ from lab.app.help import Command
 from lab.app.options import (
     AT_LEAST,
     DRY_RUN,
-    DURATION,
     OUTPUT,
     SAMPLING,
     SEED,
     SETTINGS,
-    TOKENS,
+    budget_option,
+    gen_option,
+    lengths_option,
     with_options,
 )
 from lab.app.output import Output
@@ -151,21 +152,8 @@ def _not_understood(text: str, message: str) -> LabError:
 )
 @click.argument("variants", nargs=-1, required=True, metavar="VARIANT VARIANT...")
 @with_options(
-    click.option(
-        "--prompt-len",
-        "-p",
-        default="256",
-        show_default=True,
-        help="Prompt lengths, as for measure.",
-    ),
-    click.option(
-        "--gen",
-        "-n",
-        type=TOKENS,
-        default=32,
-        show_default=True,
-        help="Tokens to generate in each run.",
-    ),
+    lengths_option("256", "Prompt lengths, as for measure."),
+    gen_option(32, "Tokens to generate in each run."),
     click.option(
         "--sequences",
         "-s",
@@ -178,10 +166,9 @@ def _not_understood(text: str, message: str) -> LabError:
         help=f"Blocks; each runs every variant twice.  [default: {N_BLOCKS}, as far as the budget "
         "allows]",
     ),
-    click.option(
-        "--budget",
-        type=DURATION,
-        help="Time to spend, such as 10min: no block starts that would end after it.  [default: "
+    budget_option(
+        None,
+        "Time to spend, such as 10min: no block starts that would end after it.  [default: "
         "2min, without a limit if --repeat is given]",
     ),
     DRY_RUN,

@@ -22,7 +22,14 @@ from lab.app.asked import words_of_values
 from lab.app.collection import Results
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable, is_doubtful
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
-from lab.app.options import MODEL, PROMPT, SAMPLING, TOKENS, setting_option
+from lab.app.options import (
+    MODEL,
+    PROMPT,
+    SAMPLING,
+    gen_option,
+    lengths_option,
+    setting_option,
+)
 from lab.core import cost, memory, phases
 from lab.core.arguments import Numbers, Reaching, StrPath
 from lab.core.asked_command import asking
@@ -230,21 +237,8 @@ OPTIONS = (
         show_default=True,
         help="Numbers of sequences: 1,4,16.",
     ),
-    click.option(
-        "--prompt-len",
-        "-p",
-        default="256",
-        show_default=True,
-        help="Prompt tokens of each sequence.",
-    ),
-    click.option(
-        "--gen",
-        "-n",
-        default=32,
-        show_default=True,
-        type=TOKENS,
-        help="Tokens that each sequence generates.",
-    ),
+    lengths_option("256", "Prompt tokens of each sequence."),
+    gen_option(32, "Tokens that each sequence generates."),
     REPEAT,
     click.option(
         "--shared-prompt",

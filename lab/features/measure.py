@@ -18,9 +18,10 @@ from lab.app.options import (
     SAMPLING,
     SEED,
     SETTINGS,
-    TOKENS,
     UNTIL,
     Unstored,
+    gen_option,
+    lengths_option,
     with_options,
     with_until,
 )
@@ -132,22 +133,12 @@ def measure(
 )
 @click.pass_context
 @with_options(
-    click.option(
-        "--prompt-len",
-        "-p",
-        default="10,100,1000",
-        show_default=True,
-        help="Prompt lengths in tokens: 10,1000,8k (k: 1,000), or ranges: 100-500+100 (steps of "
+    lengths_option(
+        "10,100,1000",
+        "Prompt lengths in tokens: 10,1000,8k (k: 1,000), or ranges: 100-500+100 (steps of "
         "100), 512-4096*2 (doubling).",
     ),
-    click.option(
-        "--gen",
-        "-n",
-        type=TOKENS,
-        default=64,
-        show_default=True,
-        help="Tokens to generate in each run.",
-    ),
+    gen_option(64, "Tokens to generate in each run."),
     click.option(
         "--repeat",
         "-r",

@@ -24,7 +24,12 @@ import click
 from lab.app.collection import Results
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import as_rows, cell, prediction_errors, ranged
-from lab.app.options import MODEL, PROMPT, setting_option
+from lab.app.options import (
+    MODEL,
+    PROMPT,
+    lengths_option,
+    setting_option,
+)
 from lab.core import script
 from lab.core.arguments import Numbers, StrPath
 from lab.core.experiments import ExperimentRuns, setup_of
@@ -285,13 +290,7 @@ def stall(
 
 
 OPTIONS = (
-    click.option(
-        "--prompt-len",
-        "-p",
-        default="4096",
-        show_default=True,
-        help="Tokens of the new prompt.",
-    ),
+    lengths_option("4096", "Tokens of the new prompt."),
     click.option(
         "--chunk",
         help="Sizes of the chunks: 64,256.  "

@@ -18,6 +18,7 @@ from lab.app.options import (
     SETTINGS,
     TOKENS,
     UNTIL,
+    gen_option,
     with_options,
     with_until,
 )
@@ -86,14 +87,7 @@ def sweep(
         show_default=True,
         help="Prompt tokens between two measurements of decode.",
     ),
-    click.option(
-        "--gen",
-        "-n",
-        type=TOKENS,
-        default=16,
-        show_default=True,
-        help="Tokens to generate at each measurement.",
-    ),
+    gen_option(16, "Tokens to generate at each measurement."),
     click.option(
         "--repeat", "-r", default=3, show_default=True, help="Passes through the context."
     ),

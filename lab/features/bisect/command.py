@@ -11,12 +11,13 @@ import click
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
-    DURATION,
     OUTPUT,
     SEED,
     SETTINGS,
     SHARE,
-    TOKENS,
+    budget_option,
+    gen_option,
+    prompt_len_option,
     with_options,
 )
 from lab.app.output import Output
@@ -49,22 +50,8 @@ OPTIONS = (
         help="A folder that contains the builds between; or builds in order, one each time.  "
         "[default: all versions of the index; all folders beside --good]",
     ),
-    click.option(
-        "--prompt-len",
-        "-p",
-        type=TOKENS,
-        default=measuring.PROMPT_LEN,
-        show_default=True,
-        help="Prompt tokens of each run.",
-    ),
-    click.option(
-        "--gen",
-        "-n",
-        type=TOKENS,
-        default=measuring.GEN,
-        show_default=True,
-        help="Tokens to generate in each run.",
-    ),
+    prompt_len_option(measuring.PROMPT_LEN, "Prompt tokens of each run."),
+    gen_option(measuring.GEN, "Tokens to generate in each run."),
     click.option(
         "--figure",
         type=click.Choice(FIGURES),
@@ -77,12 +64,9 @@ OPTIONS = (
         show_default=True,
         help="Smallest slowdown to look for.",
     ),
-    click.option(
-        "--budget",
-        type=DURATION,
-        default=measuring.BUDGET,
-        show_default=True,
-        help="Time to measure, such as 20min or 3h. Building versions comes on top.",
+    budget_option(
+        measuring.BUDGET,
+        "Time to measure, such as 20min or 3h. Building versions comes on top.",
     ),
 )
 

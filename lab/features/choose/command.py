@@ -15,7 +15,17 @@ from lab.app.collection import Results
 from lab.app.experiment import REPEAT
 from lab.app.experiment_tables import cell, ranged
 from lab.app.help import Command
-from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, setting_option, with_options
+from lab.app.options import (
+    ENGINE,
+    MODEL,
+    OUTPUT,
+    PROMPT,
+    SEED,
+    gen_option,
+    prompt_len_option,
+    setting_option,
+    with_options,
+)
 from lab.app.output import Output
 from lab.app.running import collect, introduce
 from lab.core.arguments import Numbers, StrPath
@@ -132,20 +142,10 @@ OPTIONS = (
         show_default=True,
         help="Sizes of vocabularies to measure with random weights; 0: none.",
     ),
-    click.option(
-        "--prompt-len",
-        "-p",
-        default=planning.PROMPT_LEN,
-        show_default=True,
-        help="Tokens of the prompt, which the penalties look at.",
+    prompt_len_option(
+        planning.PROMPT_LEN, "Tokens of the prompt, which the penalties look at."
     ),
-    click.option(
-        "--gen",
-        "-n",
-        default=planning.GEN,
-        show_default=True,
-        help="Steps with each chain, twice; fewer with several sequences.",
-    ),
+    gen_option(planning.GEN, "Steps with each chain, twice; fewer with several sequences."),
     REPEAT,
     MODEL,
     PROMPT,

@@ -11,12 +11,13 @@ import click
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,
-    DURATION,
     ENGINE,
     OUTPUT,
     SEED,
-    TOKENS,
     Unstored,
+    budget_option,
+    gen_option,
+    prompt_len_option,
     with_options,
 )
 from lab.app.output import Output
@@ -54,10 +55,9 @@ OPTIONS = (
         "--prompt",
         help="A text file, or the lab's own: code,dialogue.  [default: all]",
     ),
-    click.option(
-        "--budget",
-        type=DURATION,
-        help=f"Time to spend, such as 2min or 1h.  [default: {planning.BUDGET}; with --cache "
+    budget_option(
+        None,
+        f"Time to spend, such as 2min or 1h.  [default: {planning.BUDGET}; with --cache "
         f"{planning.BUDGET_OF_CACHE}]",
     ),
     click.option(
@@ -67,21 +67,12 @@ OPTIONS = (
         show_default=True,
         help="Blocks for speed; each runs every file twice.",
     ),
-    click.option(
-        "--prompt-len",
-        "-p",
-        type=TOKENS,
-        help="Prompt tokens of the runs for speed; with --cache also of the texts.  [default: "
+    prompt_len_option(
+        None,
+        "Prompt tokens of the runs for speed; with --cache also of the texts.  [default: "
         f"{planning.PROMPT_LEN}; with --cache {planning.DEPTH:,}]",
     ),
-    click.option(
-        "--gen",
-        "-n",
-        type=TOKENS,
-        default=planning.GEN,
-        show_default=True,
-        help="Tokens that these runs generate.",
-    ),
+    gen_option(planning.GEN, "Tokens that these runs generate."),
 )
 CSV = click.option(
     "--csv",

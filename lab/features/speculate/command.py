@@ -23,7 +23,7 @@ import click
 
 from lab.app.collection import Results
 from lab.app.experiment import Experiment
-from lab.app.options import MODEL, TOKENS
+from lab.app.options import MODEL, gen_option, lengths_option
 from lab.core.arguments import Numbers, StrPath, Texts
 from lab.core.keywords import CommonSettings
 from lab.core.record import Record
@@ -88,12 +88,8 @@ OPTIONS = (
         show_default=True,
         help="Lengths of the draft in tokens: 1,2,4 or 1-8.",
     ),
-    click.option(
-        "--prompt-len", "-p", default="256", show_default=True, help="Prompt tokens."
-    ),
-    click.option(
-        "--gen", "-n", default=128, show_default=True, type=TOKENS, help="Tokens to generate."
-    ),
+    lengths_option("256", "Prompt tokens."),
+    gen_option(128, "Tokens to generate."),
     click.option(
         "--repeat",
         "-r",

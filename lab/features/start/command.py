@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from lab.app.help import Command
-from lab.app.options import MODEL, OUTPUT, SEED, TOKENS, setting_option, with_options
+from lab.app.options import (
+    MODEL,
+    OUTPUT,
+    SEED,
+    prompt_len_option,
+    setting_option,
+    with_options,
+)
 from lab.app.output import Output
 from lab.app.running import collect, introduce
 from lab.core.asked_settings import table
@@ -28,14 +35,7 @@ KINDS = (
     ),
 )
 
-PROMPT_LEN = click.option(
-    "--prompt-len",
-    "-p",
-    type=TOKENS,
-    default=128,
-    show_default=True,
-    help="Tokens of the prompt (random ones).",
-)
+PROMPT_LEN = prompt_len_option(128, "Tokens of the prompt (random ones).")
 MMAP = click.option(
     "--mmap",
     default="on,off",

@@ -9,7 +9,13 @@ import click
 
 from lab.app.asked import ASKED_FOR
 from lab.app.help import Command
-from lab.app.options import OUTPUT, SETTINGS, TOKENS, with_options
+from lab.app.options import (
+    OUTPUT,
+    SETTINGS,
+    gen_option,
+    prompt_len_option,
+    with_options,
+)
 from lab.app.output import Output
 from lab.app.reading import RESULTS
 from lab.core.lists import join_and
@@ -51,21 +57,8 @@ def chapters(lines: Sequence[TraceLine | AttentionLine], _: Context) -> list[Sec
 
 KINDS = (Kind("trace", lambda line: isinstance(line, TraceLine | AttentionLine), chapters),)
 
-PROMPT_LEN = click.option(
-    "--prompt-len",
-    "-p",
-    type=TOKENS,
-    default=200,
-    show_default=True,
-    help="Tokens of the prompt.",
-)
-GEN = click.option(
-    "--gen",
-    "-n",
-    default=8,
-    show_default=True,
-    help="Decode steps to trace after each prefill.",
-)
+PROMPT_LEN = prompt_len_option(200, "Tokens of the prompt.")
+GEN = gen_option(8, "Decode steps to trace after each prefill.")
 REPEAT = click.option(
     "--repeat",
     "-r",

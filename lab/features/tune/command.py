@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from lab.app.help import Command
-from lab.app.options import DURATION, OUTPUT, SEED, SETTINGS, TOKENS, Unstored, with_options
+from lab.app.options import (
+    OUTPUT,
+    SEED,
+    SETTINGS,
+    Unstored,
+    budget_option,
+    gen_option,
+    prompt_len_option,
+    with_options,
+)
 from lab.app.output import Output
 from lab.app.reading import note
 from lab.app.running import collect, introduce, runs_in
@@ -30,22 +39,8 @@ GOAL_HELP = (
     "(tpot), or maximize the tokens per second of all users."
 )
 OPTIONS = (
-    click.option(
-        "--prompt-len",
-        "-p",
-        type=TOKENS,
-        default=planning.PROMPT_LEN,
-        show_default=True,
-        help="Prompt tokens of your requests.",
-    ),
-    click.option(
-        "--gen",
-        "-n",
-        type=TOKENS,
-        default=planning.GEN,
-        show_default=True,
-        help="Tokens that an answer has.",
-    ),
+    prompt_len_option(planning.PROMPT_LEN, "Prompt tokens of your requests."),
+    gen_option(planning.GEN, "Tokens that an answer has."),
     click.option(
         "--goal",
         type=click.Choice(tuple(GOALS)),
@@ -60,13 +55,7 @@ OPTIONS = (
         show_default=True,
         help="Requests that are answered together, as in lab batch.",
     ),
-    click.option(
-        "--budget",
-        type=DURATION,
-        default=planning.BUDGET,
-        show_default=True,
-        help="Time to spend, such as 2min, 90s or 1h.",
-    ),
+    budget_option(planning.BUDGET, "Time to spend, such as 2min, 90s or 1h."),
     click.option(
         "--beside",
         type=int,
