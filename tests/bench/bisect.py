@@ -2,7 +2,7 @@
 
     python -m tests.bench.bisect simulated           # made-up machines, a minute
     python -m tests.bench.bisect planted             # 20 series, about 2 hours on two quiet cores
-    python -m tests.bench.bisect planted --quick 4   # the first 4
+    python -m tests.bench.bisect planted --quick 4   # the first 4; --begin 4: the next ones
     python -m tests.bench.bisect none --quick 5      # 5 of 20 series of equal builds
     python -m tests.bench.bisect compiled            # two real builds of one source, half an hour
     python -m tests.bench.bisect real                # versions 0.3.20 to 0.3.36, builds included
@@ -164,7 +164,7 @@ def report(number: int, result: Bisected, is_right: bool, began: float, what: st
 
 def planted(options: argparse.Namespace) -> int:
     n_right = 0
-    for number in range(options.quick):
+    for number in range(options.begin, options.begin + options.quick):
         began = time.monotonic()
         place, factors = planted_case(number)
         fast = dict.fromkeys(FIGURES, 1.0)
@@ -182,7 +182,7 @@ def planted(options: argparse.Namespace) -> int:
 def none(options: argparse.Namespace) -> int:
     n_false = 0
     equal = dict.fromkeys(FIGURES, 1.0)
-    for number in range(options.quick):
+    for number in range(options.begin, options.begin + options.quick):
         began = time.monotonic()
         with copies(equal, equal, N_BUILDS) as folder:
             result = search(folder, options, number)
@@ -265,7 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "real": real,
     }
     parser.add_argument("what", choices=tuple(commands))
-    parser.add_argument("--quick", type=int, default=N_SERIES, help="series to run")
+    parser.add_argument("--quick", type=int, default=N_SERIES, help="number of series")
+    parser.add_argument("--begin", type=int, default=0, help="number of the first one")
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--gen", type=int, default=32)
     parser.add_argument("--threads", type=int, default=None)
