@@ -639,7 +639,7 @@ def test_both_builds_are_measured_in_turns(
             "lab why A.jsonl B.jsonl --lib OLD --lib NEW",
         ),
         ("system and driver", {"os": "another"}, "lab doctor"),
-        ("machine state", {"power": "battery"}, "lab doctor"),
+        ("machine state (B: it ran on battery)", {"power": "battery"}, "lab doctor"),
     ],
 )
 def test_a_regression_names_the_build_or_the_system(
@@ -652,7 +652,7 @@ def test_a_regression_names_the_build_or_the_system(
     another = dataclasses.replace(slow.records[0].machine, **changes)
     records = [dataclasses.replace(record, machine=another) for record in slow.records]
     conclusion = conclude(answer(quick, with_records(slow, records)))
-    assert f"The only difference without a known factor is {name}." in conclusion.sentence
+    assert f"The only difference without a known factor is {name}" in conclusion.sentence
     assert conclusion.command == command
 
 

@@ -2,11 +2,11 @@
 
     python -m tests.bench.notebooks [NAME...]
 
-They run in a new folder with the committed samples only, so everything that they show is of this
-session. A notebook with a disturbed measurement runs once more. Prints how long each takes (with
-its measuring) and how large it then is. Run it after a change of the notebooks, of the records'
-schema, or of anything that the notebooks show; nothing else may run meanwhile. Notebook 7 measures
-llama.cpp's RPC with a library that is compiled here, if it can be.
+They run in a new folder with the committed samples and the sessions of notebook 9 only, so what
+they measure is of this session. A notebook with a disturbed measurement runs once more. Prints how
+long each takes (with its measuring) and how large it then is. Run it after a change of the
+notebooks, of the records' schema, or of anything that the notebooks show; nothing else may run
+meanwhile. Notebook 7 measures llama.cpp's RPC with a library that is compiled here, if it can be.
 """
 
 import os
@@ -45,8 +45,8 @@ def disturbances(notebook: Any) -> list[str]:
 
 
 def checkout(folder: Path) -> Path:
-    """A folder for notebooks, beside one with the committed samples."""
-    (folder / "notebooks").mkdir()
+    """A folder for notebooks with their sessions, beside one with the committed samples."""
+    shutil.copytree(FOLDER / "faults", folder / "notebooks" / "faults")
     (folder / "results").mkdir()
     for sample in (ROOT / "results").glob("sample-*.jsonl"):
         shutil.copy(sample, folder / "results")

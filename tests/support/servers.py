@@ -160,6 +160,7 @@ def _serve(arguments: Sequence[str]) -> None:
     parser.add_argument("--alias")
     parser.add_argument("--jinja", action="store_true")  # it always is
     parser.add_argument("--chat-template-file", type=Path)
+    parser.add_argument("--lookup", type=int, help="tokens of a draft, looked up in the text")
     asked = parser.parse_args(arguments)
     parameters = xllamacpp.CommonParams()
     parameters.model.path = asked.model
@@ -177,6 +178,11 @@ def _serve(arguments: Sequence[str]) -> None:
     parameters.endpoint_slots = True
     if asked.chat_template_file is not None:
         parameters.chat_template = asked.chat_template_file.read_text()
+    if asked.lookup is not None:
+        lookup = xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE
+        parameters.speculative.types = [lookup]
+        parameters.speculative.ngram_simple.size_n = 4
+        parameters.speculative.ngram_simple.size_m = asked.lookup
     if asked.cache_ram is not None:
         parameters.cache_ram_mib = asked.cache_ram
     server = xllamacpp.Server(parameters)

@@ -1,5 +1,5 @@
 """What the notebooks use besides `lab`: tables as the commands print them, figures, a server, and
-the guesses and exercises of exercises.py."""
+the guesses and exercises of exercises.py, the sessions of faults.py, and the sheet of sheet.py."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from lab.features.doctor.beside import Rates
 from lab.features.explain import advice
 from lab.features.explain.section import explained
 from lab.features.lessons.exercises import ask, ask_again, check, guess
+from lab.features.lessons.faults import grade, observe
+from lab.features.lessons.sheet import guesses_and_errors, note, sessions_vary
 from lab.features.measure import measure
 from lab.features.predict import tables
 from lab.features.report import page
@@ -61,7 +63,8 @@ if TYPE_CHECKING:
 
     from lab.features.trace.lines import AttentionLine
 
-__all__ = ["ask", "ask_again", "check", "guess"]
+__all__ = ["ask", "ask_again", "check", "grade", "guess"]
+__all__ += ["guesses_and_errors", "note", "observe", "sessions_vary"]
 
 PICTURE_SIZE = (10, 4.6)
 N_LAYERS = 6  # whose attention is drawn

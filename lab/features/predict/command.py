@@ -65,7 +65,8 @@ FIRST = ("model", "device", "quantizations", "prompt-len", "gen", "slo")
         "-d",
         multiple=True,
         help="A device by its name, or in words (gbps=51.2 cores=8 avx2); a kind to rank (laptop,"
-        " apple, ...); here: this machine. Several: -d again, or commas.",
+        " apple, ...); here: this machine; datasheet.toml: what the notebooks measured."
+        " Several: -d again, or commas.",
     ),
     click.option(
         "--backend", help="llama.cpp's backend: cpu, cuda, metal, vulkan, rocm, sycl."

@@ -12,11 +12,11 @@ from lab.core.arguments import Numbers, StrPath, Texts
 from lab.core.asked_settings import parts
 from lab.core.byte_sizes import parse_size
 from lab.core.keywords import CommonSettings
-from lab.core.record import Model, Record
+from lab.core.record import DECODE, Model, Record
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
-from lab.models import catalog, described, devices, obtain
+from lab.models import catalog, described, devices, obtain, own_sheet
 from lab.models.devices import DeviceSheet
 from lab.roofline import conditioning, learning, prediction
 from lab.roofline.paged_prediction import limited_memory, with_limit
@@ -63,7 +63,8 @@ def predict(
     some devices or kinds, or "here", or describes one: "gbps=51.2 cores=8 avx2", "m5-max:cpu".
     `model` is any tool's name; its file is not needed. Several devices and models with commas, or
     in a list. The answers of `sequences` users are decoded together. `measured` are rates of your
-    own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow its ranges. `gbps` is its
+    own on the device, such as "llama-3.1-8b:Q4_0=12.4": they narrow its ranges. A `device` that
+    ends with .toml is a file of the lessons, which has its words and rates. `gbps` is its
     memory bandwidth, where it differs from the datasheet, `backend` that of llama.cpp. `memory`
     limits that of this machine, such as "8GB": the model may then not fit. `tpot_s` is a range:
     (low, high). LabError for an unknown name, and if "here" lacks ceilings or runs.
@@ -80,7 +81,8 @@ def predict(
         plan = prediction.plan_for(spec, settings, watch)
         for listed in devices_in(names):
             sheet = as_asked(listed, gbps, backend, settings.get("threads"))
-            compared = conditioning.compare(rates, model_called, plan.settings, sheet)
+            user_rates = [*rates, *rates_of_sheet(listed)]
+            compared = conditioning.compare(user_rates, model_called, plan.settings, sheet)
             for n in lengths:
                 row = prediction.on_device(
                     plan.model, plan.settings, sheet, n, gen, sequences, compared
@@ -179,9 +181,26 @@ def devices_in(names: Sequence[str]) -> list[DeviceSheet]:
         if name == HERE:
             continue
         for member in devices.names_of(name) or [name]:
-            device = described.find(member)
+            device = device_called(member)
             by_name[device.name] = device
     return list(by_name.values())
+
+
+def device_called(name: str) -> DeviceSheet:
+    """The device of a name, of words, or of a datasheet of the lessons. LabError for others."""
+    if not own_sheet.is_sheet(name):
+        return described.find(name)
+    sheet = own_sheet.read(name)
+    device = described.find(sheet.device(name))
+    return dataclasses.replace(device, name=name, about=sheet.machine or name)
+
+
+def rates_of_sheet(device: DeviceSheet) -> list[conditioning.OwnRate]:
+    """The rates that a datasheet of the lessons has; none of another device."""
+    if not own_sheet.is_sheet(device.name):
+        return []
+    rates = own_sheet.read(device.name).rates(conditioning.N_PROMPT[DECODE])
+    return [conditioning.parse_rate(text) for text in rates]
 
 
 def ranks(device: str | None) -> bool:

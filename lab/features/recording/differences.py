@@ -29,6 +29,8 @@ WHAT_CHANGED = {
 }
 """Names of texts that programs change, by pattern; the first that matches counts."""
 
+CLOCKS = ("a date and time", "a time of day", "a date")
+
 
 @dataclass(frozen=True)
 class Difference:

@@ -140,7 +140,9 @@ def of_the_rest(explained: WhyAnswer) -> Conclusion:
         part for part in explained.not_given if part.name == COUNTED and not part.lacking
     ]
     if len(unknown) == 1 and explained.pair.has_records:
-        sentence += f" The only difference without a known factor is {unknown[0]}."
+        part = (explained.different + explained.not_given)[0]
+        reason = f" ({part.reason})" if part.reason else ""
+        sentence += f" The only difference without a known factor is {part.name}{reason}."
         listed = ""
     elif MODEL not in names and LEVERS & set(names):
         are = "causes are" if len(names) > 1 else "cause is"
