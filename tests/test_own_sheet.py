@@ -241,17 +241,23 @@ def test_an_unknown_figure_and_another_machine_are_errors(folder: Path) -> None:
 def test_guesses_stand_beside_what_was_measured(folder: Path) -> None:
     lesson.note(1, RECORDS, {"w": 10, "k": ...}, w=5.0, k=20.0)
     table = lesson.guesses_and_errors()
+    assert table is not None
     assert list(table["your guess"]) == ["none", "10.0"]
     assert list(table[""]) == ["", "the guess is 2.00 times too high"]
 
 
 def test_sessions_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(LabError):
+    assert lesson.sessions_vary() is None
+    assert lesson.guesses_and_errors() is None
+    assert capsys.readouterr().out.count("There is no datasheet.toml in this folder yet") == 2
+    lesson.note(2, RECORDS, ridge=5.0)
+    with pytest.raises(LabError, match="has no w, k and longest_gap"):
         lesson.sessions_vary()
     lesson.note(1, RECORDS, w=5.0, k=16.4)
     lesson.note(3, RECORDS, w=8.0)
     capsys.readouterr()
     table = lesson.sessions_vary()
+    assert table is not None
     assert table.loc["w, ms"].tolist() == ["5.00", "8.00"]
     assert table.loc["k, us"].tolist() == ["16.4", "-"]
     out = capsys.readouterr().out

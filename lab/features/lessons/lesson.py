@@ -29,6 +29,7 @@ from lab.features.explain import advice
 from lab.features.explain.section import explained
 from lab.features.lessons.exercises import ask, ask_again, check, guess
 from lab.features.lessons.faults import grade, observe
+from lab.features.lessons.limits import limit_by_rates, users_together
 from lab.features.lessons.sheet import guesses_and_errors, note, sessions_vary
 from lab.features.measure import measure
 from lab.features.predict import tables
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ask", "ask_again", "check", "grade", "guess"]
 __all__ += ["guesses_and_errors", "note", "observe", "sessions_vary"]
+__all__ += ["limit_by_rates", "users_together"]
 
 PICTURE_SIZE = (10, 4.6)
 N_LAYERS = 6  # whose attention is drawn

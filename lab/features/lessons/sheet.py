@@ -28,6 +28,8 @@ FILE = Path(own_sheet.NAME)  # in the folder of the notebooks, where their kerne
 FLAGS = {"i8mm": "MATMUL_INT8", "rvv": "RISCV_V"}
 """llama.cpp's names of instructions that do not begin like those of `lab predict`."""
 
+NO_SHEET = f"There is no {FILE} in this folder yet: lesson.note writes it."
+
 
 def note(
     lesson: int,
@@ -115,10 +117,16 @@ def instructions_of(here: Machine) -> str | None:
     return best
 
 
-def guesses_and_errors() -> pd.DataFrame:
-    """All rows of the datasheet: what was guessed and measured, and how far the guess was off."""
+def guesses_and_errors() -> pd.DataFrame | None:
+    """All rows of the datasheet: what was guessed and measured, and how far the guess was off.
+
+    None, with a printed sentence, without a datasheet.
+    """
     import pandas as pd
 
+    if not exists(FILE):
+        print(NO_SHEET)
+        return None
     rows = []
     for row in own_sheet.read(FILE).rows:
         guess = "none"
@@ -137,16 +145,22 @@ def guesses_and_errors() -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("lesson")
 
 
-def sessions_vary() -> pd.DataFrame:
+def sessions_vary() -> pd.DataFrame | None:
     """The figures that several lessons measured, side by side: a column for each lesson.
 
-    Prints for each by what factor the largest exceeds the smallest.
+    Prints for each by what factor the largest exceeds the smallest. None, with a printed sentence,
+    without a datasheet.
     """
     import pandas as pd
 
+    if not exists(FILE):
+        print(NO_SHEET)
+        return None
     rows = [row for row in own_sheet.read(FILE).rows if row.figure in SPREAD]
     if not rows:
-        raise LabError(f"{FILE} has no {join_and(list(SPREAD))}.", "Run notebooks 1, 3 and 7.")
+        raise LabError(
+            f"{FILE} has no {join_and(list(SPREAD))}.", "Notebooks 1, 5 and 7 measure them."
+        )
     columns: dict[str, dict[str, str]] = {}
     for row in rows:
         label = f"{row.figure}, {row.unit}"
