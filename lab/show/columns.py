@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lab.core import figures
 from lab.show.text_setup import SERVING, SETUP
 
 OF_BOTH = {
@@ -22,15 +23,7 @@ OF_RUNS = {
     "error": "why it failed",
     "started_at": "its start (UTC)",
     "virtual": "whether the machine is virtual",
-    "prefill_s": "prefill time, s",
-    "prefill_tps": "prompt tokens per second",
-    "ttft_s": "time to first token, s: prefill and the choice of a token",
-    "tpot_ms": "time per output token, ms, with the choice of the token",
-    "decode_tps": "generated tokens per second: 1,000 / `tpot_ms`",
-    "decode_ms": "compute of a decode step, ms, without the choice, as llama-bench counts",
-    "e2e_s": "the whole request, s",
-    "prefill_share": "the part of `e2e_s` that is prefill",
-    "j_per_token": "energy of the run per generated token, J",
+    **{figure.name: figure.meaning for figure in (*figures.FIGURES, figures.ENERGY)},
     "energy_of": "what that energy covers",
 }
 OF_STEPS = {

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.core import experiments, shown, stats
+from lab.core import figures, shown, stats
 from lab.core.arguments import Share, share
 from lab.core.lists import plural
 from lab.core.record import Record
@@ -57,29 +57,14 @@ WIDEST = 0.5
 
 FEWEST_RUNS = 3  # runs that a session needs for an interval of its ratio to another session
 
-FIGURE_NAMES = {
-    "prefill_s": "prefill",
-    "ttft_s": "TTFT",
-    "tpot_ms": "TPOT",
-    "decode_ms": "decode compute",
-}
-"""The figures of plain runs that are compared, in words, by their column in `table.runs`."""
-
-OF_PROMPT = ("prefill_s", "ttft_s")  # they do not depend on the number of generated tokens
-
 Spreads = Mapping[tuple[Any, str], Spread]
 """By machine (`machine_of`) and figure."""
-
-
-def figure_names() -> dict[str, str]:
-    """The compared figures in words; those of experiments come last."""
-    return FIGURE_NAMES | experiments.figure_names()
 
 
 class Key(NamedTuple):
     """What a row compares."""
 
-    figure: str  # of figure_names
+    figure: str  # of figures.labels
     n_prompt: int
     n_gen: int | None  # None for figures of prompts
     case: str | None  # of an experiment
@@ -87,7 +72,7 @@ class Key(NamedTuple):
     @property
     def label(self) -> str:
         """A figure that only one side has, in words."""
-        label = f"{figure_names()[self.figure]} at {self.n_prompt:,}"
+        label = f"{figures.labels()[self.figure]} at {self.n_prompt:,}"
         if self.case:
             label += f", {self.case}"
         if self.n_gen:
@@ -111,7 +96,7 @@ class Group:
 class ComparedFigure:
     """One figure at one length, of two groups: the base and the other."""
 
-    figure: str  # of figure_names
+    figure: str  # of figures.labels
     n_prompt: int
     n_gen: int | None  # None for figures of prompts
     case: str | None  # of an experiment
@@ -129,7 +114,7 @@ class ComparedFigure:
     @property
     def name(self) -> str:
         """The figure and its lengths, in words."""
-        name = figure_names()[self.figure]
+        name = figures.labels()[self.figure]
         if self.case:
             name = f"{self.case}: {name}"
         if self.n_gen is None:
@@ -314,9 +299,9 @@ def compare_groups(
     times_of_pairs = []
     n_rows = 0
     for group in candidates:
-        figures = _figures_to_compare(base, group, has_server)
-        of_base = cases(base.rows, figures)
-        of_group = cases(group.rows, figures)
+        names = _figures_to_compare(base, group, has_server)
+        of_base = cases(base.rows, names)
+        of_group = cases(group.rows, names)
         times_of_pairs.append((of_base, of_group))
         n_rows += len(of_base.keys() & of_group.keys())
     confidence = 1 - (1 - stats.CONFIDENCE) / max(1, n_rows)  # of each row (Bonferroni)
@@ -353,23 +338,24 @@ def _figures_to_compare(base: Group, group: Group, has_server: bool) -> list[str
     TTFT is left out without a server. Decode compute takes the place of TPOT if a side lacks TPOT,
     as imported results do.
     """
-    left_out = ["decode_ms"]
+    left_out = [figures.DECODE_COMPUTE.name]
     for side in (base, group):
         if side.rows.tpot_ms.isna().all() and side.rows.decode_ms.notna().any():
-            left_out = ["tpot_ms"]
+            left_out = [figures.TPOT.name]
     if not has_server:
-        left_out.append("ttft_s")
-    return [name for name in figure_names() if name not in left_out]
+        left_out.append(figures.TTFT.name)
+    return [name for name in figures.labels() if name not in left_out]
 
 
-def cases(rows: pd.DataFrame, figures: Sequence[str]) -> dict[Key, pd.DataFrame]:
+def cases(rows: pd.DataFrame, names: Sequence[str]) -> dict[Key, pd.DataFrame]:
     """The times of every figure at every length and case: a row each run, its time in `value`.
 
     In the order of plain runs and experiments, lengths, cases, and figures. Only positive times.
     """
     columns = ["session", "block", "disturbed", "n_prompt", "n_gen", "case"]
-    values = rows.melt(columns, rows.columns.intersection(figures), "figure")
-    n_gen = values.n_gen.mask(values.figure.isin(OF_PROMPT))
+    values = rows.melt(columns, rows.columns.intersection(names), "figure")
+    of_prompt = [figure.name for figure in figures.COMPARED if figure.is_of_prompt]
+    n_gen = values.n_gen.mask(values.figure.isin(of_prompt))
     values = values.assign(n_gen=n_gen.fillna(-1), case=values.case.fillna(""))
     values = values[values.value > 0]
     tables: dict[Key, pd.DataFrame] = {}
@@ -386,7 +372,7 @@ def cases(rows: pd.DataFrame, figures: Sequence[str]) -> dict[Key, pd.DataFrame]
             key.n_prompt,
             place,
             key.n_gen or 0,
-            figures.index(key.figure),
+            names.index(key.figure),
         )
 
     return {key: tables[key] for key in sorted(tables, key=order)}
@@ -398,7 +384,7 @@ def _spread(group: Group, figure: str, spreads: Spreads) -> Spread:
 
 
 def _spread_in_words(figure: str, spread: Spread) -> str:
-    return f"{figure_names()[figure]}: {percent(math.expm1(spread.sd))} ({spread.source})"
+    return f"{figures.labels()[figure]}: {percent(math.expm1(spread.sd))} ({spread.source})"
 
 
 class _Side(NamedTuple):

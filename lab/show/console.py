@@ -18,6 +18,7 @@ from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
+from lab.core.figures import DECODE_RATE, PREFILL, TTFT
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
@@ -50,15 +51,13 @@ TEXT_COLUMNS = {
 }
 """Headings of columns that hold text."""
 
-TTFT = "TTFT\ns"
-DECODE_RATE = "decode\ntokens/s"
-IMPLIED_BY = {TTFT: "prefill\ns", DECODE_RATE: "TPOT"}
+IMPLIED_BY = {TTFT.heading: PREFILL.heading, DECODE_RATE.heading: "TPOT"}
 """Headings that another column implies, and how its heading begins."""
 
 GIVES_WAY = (
-    TTFT,
+    TTFT.heading,
     *("prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "buffer", "memory\nGB"),
-    *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", DECODE_RATE),
+    *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", DECODE_RATE.heading),
 )
 """Headings of the columns that a narrow terminal hides first, in this order.
 

@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lab.core import figures
 from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.show import canvas, comparison
 from lab.show.canvas import COLOURS, GUIDE
-from lab.show.comparison import ComparedFigure, Comparison, Group, Key, figure_names
+from lab.show.comparison import ComparedFigure, Comparison, Group, Key
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
@@ -66,15 +67,15 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure) -> Figur
 
 
 def _draw_variant(ax: Axes, compared: Comparison, base: Group, other: Group) -> None:
-    figures = [row.figure for row in compared.rows]
-    of_base = comparison.cases(base.rows, figures)
-    of_other = comparison.cases(other.rows, figures)
+    names_of_figures = [row.figure for row in compared.rows]
+    of_base = comparison.cases(base.rows, names_of_figures)
+    of_other = comparison.cases(other.rows, names_of_figures)
     names = []
     for place, row in enumerate(compared.rows):
         _draw_blocks(ax, place, row, of_base, of_other)
         _draw_median(ax, place, row)
         case = f"\n{row.case}" if row.case else ""
-        names.append(f"{figure_names()[row.figure]}, {plural(row.n_prompt, 'token')}{case}")
+        names.append(f"{figures.labels()[row.figure]}, {plural(row.n_prompt, 'token')}{case}")
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)

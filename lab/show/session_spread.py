@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lab.core import figures
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.core.stats import CONFIDENCE, Ratio
@@ -78,12 +79,9 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
     rows = _quiet(rows[rows.block.isna() & rows.case.isna()])
     setup = rows.groupby(text_setup.fields(rows), dropna=False, sort=False).ngroup()
     rows = rows.assign(setup=setup)
-    figures = ["prefill_s", "tpot_ms", "decode_ms"]
-    if "server" in rows:
-        figures.append("ttft_s")
     spreads: dict[tuple[Any, str], Spread] = {}
-    for figure in figures:
-        spreads |= _spreads_of(rows, figure)
+    for figure in figures.COMPARED:
+        spreads |= _spreads_of(rows, figure.name)
     return spreads
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lab.core import experiments
+from lab.core import experiments, figures
+from lab.core.figures import DECODE_RATE, E2E, PREFILL, PREFILL_RATE, TPOT, TTFT
 from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
@@ -15,15 +16,8 @@ from lab.show.wording import digits
 if TYPE_CHECKING:
     import pandas as pd
 
-HEADINGS = {
-    "prefill_s": "prefill\ns",
-    "prefill_tps": "prefill\ntokens/s",
-    "ttft_s": "TTFT\ns",
-    "tpot_ms": "TPOT\nms",
-    "decode_tps": "decode\ntokens/s",
-    "e2e_s": "E2E\ns",
-}
-"""Figures of runs and requests, and their headings."""
+FIGURES = (PREFILL, PREFILL_RATE, TTFT, TPOT, DECODE_RATE, E2E)
+HEADINGS = {figure.name: figure.heading for figure in FIGURES}
 
 IDENTITY = ["variant", "n_prompt", "case"]
 MOST_ROWS = 8  # lengths that are shown, evenly spaced; a terminal has few lines
@@ -34,7 +28,7 @@ class SoFar:
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
-        self._names: dict[str, str] = dict(HEADINGS)
+        self._headings = dict(HEADINGS)
 
     def add(self, line: Any) -> None:
         """Add a timed run or request; other lines have no figures of this table."""
@@ -44,7 +38,8 @@ class SoFar:
         if isinstance(line, Record):
             variant = line.run.variant or ""
             for name in experiments.figures(line.run):
-                self._names.setdefault(name, experiments.figure_names().get(name, name))
+                label = figures.labels().get(name, name)
+                self._headings.setdefault(name, f"{label}\n{figures.unit(name)}")
         for row in table.runs([line]).to_dict("records"):
             self._rows.append({**row, "variant": variant, "case": row["case"] or ""})
 
@@ -55,31 +50,24 @@ class SoFar:
         if not self._rows:
             return None
         runs = pd.DataFrame(self._rows)
-        names = [name for name in self._names if name in runs and runs[name].notna().any()]
-        if "prefill_s" in names:
-            names.remove("ttft_s")
+        names = [name for name in self._headings if name in runs and runs[name].notna().any()]
+        if PREFILL.name in names:
+            names.remove(TTFT.name)
         cases = runs.groupby(IDENTITY, sort=True)
         medians = cases[names].median().assign(n_runs=cases.size()).reset_index()
-        if "prefill_tps" in names:  # as in the final table: from the median time
+        if PREFILL_RATE.name in names:  # as in the final table: from the median time
             medians["prefill_tps"] = medians.n_prompt / medians.prefill_s
-        if "decode_tps" in names:
+        if DECODE_RATE.name in names:
             medians["decode_tps"] = 1e3 / medians.tpot_ms
         shown = evenly_spaced(medians)
         texts = [name for name in ("variant", "case") if medians[name].any()]
-        grid = Grid(*texts, "prompt\ntokens", *map(self._heading, names), "so far")
+        headings = [self._headings[name] for name in names]
+        grid = Grid(*texts, "prompt\ntokens", *headings, "so far")
         for row in shown.to_dict("records"):
             cells = [row[name] for name in texts]
-            figures = [digits(row[name]) for name in names]
-            grid.add_row(
-                *cells, f"{row['n_prompt']:,}", *figures, plural(row["n_runs"], "run")
-            )
+            values = [digits(row[name]) for name in names]
+            grid.add_row(*cells, f"{row['n_prompt']:,}", *values, plural(row["n_runs"], "run"))
         return grid
-
-    def _heading(self, name: str) -> str:
-        unit = name.rpartition("_")[2]
-        if name in HEADINGS:
-            return HEADINGS[name]
-        return f"{self._names[name]}\n{unit}"
 
 
 def evenly_spaced(rows: pd.DataFrame) -> pd.DataFrame:

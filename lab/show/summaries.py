@@ -10,20 +10,21 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lab.core import shown, stats
+from lab.core import figures, shown, stats
+from lab.core.figures import FigureKind
 from lab.core.record import OK
 from lab.core.results import Readable
 from lab.core.shown import Shown
 from lab.errors import LabError
 from lab.show import text_setup
-from lab.show.table import FIGURES, NAN, REQUEST_FIGURES, runs
+from lab.show.table import NAN, runs
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NEEDED = {
     *("n_prompt", "n_gen", "status", "warmup", "disturbed", "case", "energy_of"),
-    *FIGURES,
+    *figures.names(figures.FIGURES),
 }
 """Columns of `runs` without which no summary is possible."""
 
@@ -79,19 +80,19 @@ def _figures_of(repeats: pd.DataFrame) -> dict[str, Any]:
         "disturbed": n_disturbed,
         "doubts": shown.of_runs(len(repeats), n_disturbed, stats.fewest_for_interval()),
     }
-    names = list(FIGURES)
+    names = figures.names(figures.FIGURES)
     if "server" in repeats:
-        names += REQUEST_FIGURES
+        names += figures.names(figures.REQUEST_FIGURES)
         has_bounds_only = repeats.tpot_ms.isna() & repeats.tpot_low_ms.notna()
         row["n_bounds"] = int(has_bounds_only.sum())
     if repeats.energy_of.nunique() == 1:
         row["energy_of"] = repeats.energy_of.dropna().iloc[0]
-        names.append("j_per_token")
+        names.append(figures.ENERGY.name)
     for name in names:
         row |= _median(name, repeats[name].dropna().tolist())
     n_prompt = repeats.n_prompt.iloc[0]
-    row |= _rate("prefill_tps", n_prompt, row, "prefill_s")
-    row |= _rate("decode_tps", 1e3, row, "tpot_ms")  # a token per TPOT, in ms
+    row |= _rate(figures.PREFILL_RATE, n_prompt, row)
+    row |= _rate(figures.DECODE_RATE, 1e3, row)  # a token per TPOT, in ms
     return row
 
 
@@ -107,8 +108,10 @@ def _median(name: str, values: list[float]) -> dict[str, float]:
     }
 
 
-def _rate(name: str, amount: float, row: Mapping[str, Any], time: str) -> dict[str, float]:
+def _rate(rate: FigureKind, amount: float, row: Mapping[str, Any]) -> dict[str, float]:
     """A rate of `amount` per time; its lowest value belongs to the longest time."""
+    name = rate.name
+    time = rate.rate_of
     times = {
         name: row[time],
         f"{name}_low": row[f"{time}_high"],

@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core import experiments, phases, results
+from lab.core import experiments, figures, phases, request_times, results
 from lab.core.lists import first_known
 from lab.core.record import DECODE, GPU, OK, PREFILL, Record, Run, Steps
 from lab.core.request import RequestRecord
-from lab.core.request_times import RequestFigures, figures, server_timings
+from lab.core.request_times import RequestFigures
 from lab.core.results import Readable
 from lab.runner import disturbances
 from lab.show import columns, text_setup
@@ -21,31 +21,7 @@ from lab.show import columns, text_setup
 if TYPE_CHECKING:
     import pandas as pd
 
-NAN = float("nan")
-FIGURES = (
-    "prefill_s",
-    "prefill_tps",
-    "ttft_s",
-    "tpot_ms",
-    "decode_tps",
-    "decode_ms",  # decode compute per token, without sampling, as llama-bench counts
-    "e2e_s",
-    "prefill_share",
-)
-"""Figures of a run."""
-
-REQUEST_FIGURES = (
-    "first_output_s",
-    "stall_ms",
-    "tpot_low_ms",  # bounds of TPOT
-    "tpot_high_ms",
-    "n_answer",
-    "n_cached",
-    "server_prompt_s",  # as llama-server reports it
-    "server_decode_s",
-)
-"""Figures of requests only."""
-
+NAN = figures.NAN
 Records = Sequence[Record | RequestRecord]
 
 
@@ -76,13 +52,15 @@ def runs(records: Readable) -> pd.DataFrame:
         return pd.DataFrame(columns=columns.of_runs())
     table = pd.DataFrame(rows)
     table.insert(0, "row", range(len(table)))
+    names = figures.names(figures.FIGURES)
     if "server" in table:  # without a run beside requests these columns are missing
-        for name in ("engine", *FIGURES, "j_per_token", "energy_of"):
+        for name in ("engine", *names, figures.ENERGY.name, "energy_of"):
             if name not in table:
                 table[name] = NAN
     # A failed run has no figures, also if some of its steps were timed
-    names = table.columns.intersection([*FIGURES, *REQUEST_FIGURES])
-    table[names] = table[names].mask(table.status != OK)
+    names += figures.names(figures.REQUEST_FIGURES)
+    of_success = table.columns.intersection(names)
+    table[of_success] = table[of_success].mask(table.status != OK)
     return table
 
 
@@ -105,34 +83,18 @@ def _common(record: Record, index: int) -> dict[str, Any]:
 
 def _run_row(record: Record, run: Run, index: int) -> dict[str, Any]:
     """A run, or a sweep's part up to a length."""
-    e2e_ns = phases.e2e_ns(run)
     joules = _joules(record)
-    row = _common(record, index) | {
+    return _common(record, index) | {
         "n_prompt": run.n_prompt,  # of a sweep this length
         "block": run.block,
         "engine": run.engine,
         "error": run.error,
         "started_at": run.started_at,
         "virtual": record.machine.virtual,
-        **dict.fromkeys(FIGURES, NAN),
-        "e2e_s": or_nan(e2e_ns, 1e-9),
+        **figures.of_run(run),
         "j_per_token": sum(joules.values()) / run.n_gen if joules and run.n_gen else NAN,
         "energy_of": " + ".join(joules) or None,
     }
-    if not run.is_plain:  # an experiment has phases of its own
-        return row | experiments.figures(run)
-    row["ttft_s"] = or_nan(phases.ttft_ns(run), 1e-9)
-    row["decode_ms"] = or_nan(phases.decode_compute_mean_ns(run), 1e-6)
-    prefill_ns = phases.prefill_ns(run)
-    if prefill_ns:
-        row["prefill_s"] = prefill_ns * 1e-9
-        row["prefill_tps"] = run.n_prompt / (prefill_ns * 1e-9)
-        row["prefill_share"] = prefill_ns / e2e_ns if e2e_ns else NAN
-    tpot_ns = phases.tpot_ns(run)
-    if tpot_ns:
-        row["tpot_ms"] = tpot_ns * 1e-6
-        row["decode_tps"] = 1e9 / tpot_ns
-    return row
 
 
 def _joules(record: Record) -> dict[str, float]:
@@ -153,10 +115,8 @@ def _joules(record: Record) -> dict[str, float]:
 
 def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
     """The row of `lab.runs` for a request, without figures of an engine. Unknown times are NaN."""
-    request = figures(record.request)
+    request = request_times.figures(record.request)
     asked = request.asked
-    timings = server_timings(record.request)
-    tpot_low_ns, tpot_high_ns = request.tpot_bounds_ns or (None, None)
     return {
         "run": index,
         "session": record.session,
@@ -171,32 +131,17 @@ def request_row(record: RequestRecord, index: int) -> dict[str, Any]:
         "status": record.status,
         "error": record.error,
         "started_at": record.started_at,
-        "ttft_s": or_nan(request.ttft_ns, 1e-9),
-        "tpot_ms": or_nan(request.tpot_ns, 1e-6),
-        "decode_tps": 1e9 / request.tpot_ns if request.tpot_ns else NAN,
-        "e2e_s": or_nan(request.e2e_ns, 1e-9),
+        **figures.of_request(request, figures.FIGURES),
         "case": experiments.case_label(asked.experiment, asked.case),
         "url": record.endpoint.url,
         "warm": request.is_warm,
         "short": request.is_short,
         "n_prompt_counted": request.n_prompt,
-        "n_cached": request.n_cached,
-        "n_answer": request.n_generated,
         "n_events": request.n_events,
-        "first_output_s": or_nan(request.first_output_ns, 1e-9),
-        "stall_ms": or_nan(request.longest_stall_ns, 1e-6),
-        "tpot_low_ms": or_nan(tpot_low_ns, 1e-6),
-        "tpot_high_ms": or_nan(tpot_high_ns, 1e-6),
-        "server_prompt_s": or_nan(timings.prompt_ms if timings else None, 1e-3),
-        "server_decode_s": or_nan(timings.gen_ms if timings else None, 1e-3),
+        **figures.of_request(request, figures.REQUEST_FIGURES),
         "failure": record.request.failure,
         "finish_reason": record.request.finish_reason,
     }
-
-
-def or_nan(value: float | None, factor: float) -> float:
-    """A value times a factor; NaN for None."""
-    return NAN if value is None else value * factor
 
 
 def steps(records: Readable) -> pd.DataFrame:
@@ -319,7 +264,7 @@ def of_engine(records: Records) -> list[Record]:
 
 def is_measured(record: RequestRecord) -> bool:
     """Whether a request is a repeat of the others: not known to be warm, with a full answer."""
-    request = figures(record.request)
+    request = request_times.figures(record.request)
     return record.is_timed and request.is_warm is not True and request.is_short is not True
 
 

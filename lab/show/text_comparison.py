@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lab.core import shown
+from lab.core import figures, shown
 from lab.core.lists import grouped, join_and
 from lab.show import comparison, text_setup
 from lab.show.comparison import (
@@ -20,7 +20,6 @@ from lab.show.comparison import (
     ComparedFigure,
     Comparison,
     Group,
-    figure_names,
 )
 from lab.show.section import Columns, Section, print_sections, tabled
 from lab.show.session_spread import FEWEST_SESSIONS
@@ -104,7 +103,7 @@ def _verdict_cell(row: ComparedFigure) -> str:
 
 COLUMNS: Columns = (
     ("prompt\ntokens", _lengths_cell),
-    ("figure", lambda row: f"{figure_names()[row.figure]}, {row.figure.rpartition('_')[2]}"),
+    ("figure", lambda row: f"{figures.labels()[row.figure]}, {figures.unit(row.figure)}"),
     ("base", lambda row: digits(row.base)),
     ("other", lambda row: digits(row.other)),
     ("runs", _runs_cell),
@@ -307,8 +306,7 @@ def _spreads(comparisons: Sequence[Comparison]) -> str:
             figure, _, source = spread.partition(": ")
             figures_of_spread.setdefault(source, {})[figure] = None
     parts = [
-        f"{source} for {join_and(list(figures))}"
-        for source, figures in figures_of_spread.items()
+        f"{source} for {join_and(list(names))}" for source, names in figures_of_spread.items()
     ]
     return "; ".join(parts)
 

@@ -13,6 +13,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lab.core import request_times as times
+from lab.core.figures import (
+    DECODE_RATE,
+    E2E,
+    FIRST_OUTPUT,
+    LONGEST_STALL,
+    TPOT,
+    TTFT,
+    FigureKind,
+    per,
+)
 from lab.core.lists import grouped, plural
 from lab.core.record import OK
 from lab.core.request import (
@@ -43,7 +53,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEAST_CLUMP = 1.5  # tokens per arrival, on average
-SHOWN = ("ttft_s", "first_output_s", "tpot_ms", "decode_tps", "stall_ms", "e2e_s")
+SHOWN = (TTFT, FIRST_OUTPUT, TPOT, DECODE_RATE, LONGEST_STALL, E2E)
 
 MEANINGS = (
     "TTFT: from sending the request to the first token, with tokenization, queueing and network "
@@ -364,9 +374,9 @@ def _columns(rows: pd.DataFrame) -> Columns:
     if rows.repeats.nunique() > 1:
         columns.append(("n", lambda row: f"{row['repeats']}"))
     columns.append(("answer\ntokens", _answer_tokens))
-    for name in SHOWN:
-        if name != "first_output_s" or _has_reasoning(rows):
-            columns.append((text_results.HEADINGS[name], partial(_figure, name=name)))
+    for figure in SHOWN:
+        if figure is not FIRST_OUTPUT or _has_reasoning(rows):
+            columns.append((figure.heading, partial(_figure, figure=figure)))
     columns.append(("note", _note))
     return columns
 
@@ -388,20 +398,18 @@ def _answer_tokens(row: dict[str, Any]) -> str:
     return f"{n_answer.value:,.0f}\n{n_answer.low:,.0f}-{n_answer.high:,.0f}"
 
 
-def _figure(row: dict[str, Any], name: str) -> str:
+def _figure(row: dict[str, Any], figure: FigureKind) -> str:
     """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only
     bounds."""
-    if not row["n_bounds"] or name not in ("tpot_ms", "decode_tps"):
-        return text_results.figure(row, name)
+    if not row["n_bounds"] or figure not in (TPOT, DECODE_RATE):
+        return text_results.cell(row, figure)
     low_ms = row["tpot_low_ms"]
     high_ms = row["tpot_high_ms"]
-    if name == "tpot_ms":
+    if figure is TPOT:
         return f"{digits(low_ms)} to {digits(high_ms)}"
-    return f"{digits(_per_second(high_ms))} to {digits(_per_second(low_ms))}"
-
-
-def _per_second(ms: float) -> float:
-    return 1e3 / ms if ms > 0 else float("nan")
+    return (
+        f"{digits(per(1e3, high_ms) or table.NAN)} to {digits(per(1e3, low_ms) or table.NAN)}"
+    )
 
 
 def _note(row: dict[str, Any]) -> str:

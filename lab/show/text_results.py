@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lab.core import experiments, phases, shown, stats
+from lab.core import experiments, figures, phases, shown, stats
+from lab.core.figures import FigureKind
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
 from lab.runner import disturbances
 from lab.show import plot_runs, selection, summaries, table
-from lab.show.comparison import figure_names
 from lab.show.section import (
     SMALL,
     WIDE,
@@ -37,21 +37,6 @@ from lab.show.wording import digits, ends, labelled
 
 if TYPE_CHECKING:
     import pandas as pd
-
-HEADINGS = {
-    "prefill_s": "prefill\ns",
-    "prefill_tps": "prefill\ntokens/s",
-    "ttft_s": "TTFT\ns",
-    "first_output_s": "first\noutput s",
-    "tpot_ms": "TPOT\nms",
-    "decode_tps": "decode\ntokens/s",
-    "stall_ms": "longest\nstall ms",
-    "e2e_s": "E2E\ns",
-    "prefill_share": "prefill\n% of E2E",
-    "decode_ms": "decode\ncompute ms",
-    "j_per_token": "J per\ntoken",
-}
-"""Figures of the summary of runs or requests, and their headings."""
 
 MEANINGS = (
     "TTFT: time to first token. TPOT: time per token after the first. "
@@ -190,32 +175,36 @@ def _about(rows: pd.DataFrame, n_gen: int, is_sweep: bool) -> str:
 
 def _columns(rows: pd.DataFrame, is_sweep: bool, details: bool) -> list[tuple[str, Any]]:
     """Length, number of runs if there is more to say than the title, figures, prefill's share."""
-    hidden = {"prefill_share", "first_output_s", "stall_ms"}
-    if "j_per_token" not in rows:
-        hidden.add("j_per_token")
+    hidden = {figures.PREFILL_SHARE}
+    if figures.ENERGY.name not in rows:
+        hidden.add(figures.ENERGY)
     if not details and rows.prefill_s.notna().all():
-        hidden.add("ttft_s")
+        hidden.add(figures.TTFT)
     if rows.tpot_ms.notna().any():  # imported results have decode compute in its place
-        hidden.add("decode_ms")
+        hidden.add(figures.DECODE_COMPUTE)
     columns: list[tuple[str, Any]] = [("prompt\ntokens", lambda row: f"{row['n_prompt']:,}")]
     if rows.repeats.nunique() > 1 or rows.doubts.map(shown.mark).any():
         columns.append(("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"))
-    for name, heading in HEADINGS.items():
-        if name not in hidden:
-            columns.append((heading, partial(figure, name=name)))
+    for shown_figure in (*figures.FIGURES, figures.ENERGY):
+        if shown_figure not in hidden:
+            columns.append(column(shown_figure))
     style = "" if is_sweep else "bar"  # a sweep generates few tokens
-    columns.append((HEADINGS["prefill_share"], partial(_share_cell, style=style)))
+    columns.append((figures.PREFILL_SHARE.heading, partial(_share_cell, style=style)))
     return columns
 
 
+def column(shown_figure: FigureKind) -> tuple[str, Any]:
+    """The column of a figure in a table of medians."""
+    return shown_figure.heading, partial(cell, figure=shown_figure)
+
+
 def _share_cell(row: Mapping[str, Any], style: str) -> Cell:
-    return Cell(figure(row, "prefill_share"), style)
+    return Cell(cell(row, figures.PREFILL_SHARE), style)
 
 
-def figure(row: Mapping[str, Any], name: str) -> str:
+def cell(row: Mapping[str, Any], figure: FigureKind) -> str:
     """A figure of a row of the summary; below it its interval, or its range if runs are few."""
-    scale = 100 if name == "prefill_share" else 1
-    shown_figure = summaries.shown_in(row, name, scale)
+    shown_figure = summaries.shown_in(row, figure.name, figure.scale)
     return f"{digits(shown_figure.value)}\n{ends(shown_figure)}".rstrip()
 
 
@@ -301,14 +290,13 @@ def finished(record: Record) -> str:
 def _figures(record: Record) -> list[str]:
     """The figures of a run, of a sweep at its end; the status if there are none."""
     run = phases.by_length(record.run)[-1]
-    figures = []
+    texts = []
     if run.is_plain:
         ttft_ns = phases.ttft_ns(run)
         tpot_ns = phases.tpot_ns(run)
-        figures.append(f"TTFT {digits(ttft_ns / 1e9)} s" if ttft_ns else run.status)
+        texts.append(f"TTFT {digits(ttft_ns / 1e9)} s" if ttft_ns else run.status)
         if tpot_ns:
-            figures.append(f"TPOT {digits(tpot_ns / 1e6)} ms")
+            texts.append(f"TPOT {digits(tpot_ns / 1e6)} ms")
     for name, value in experiments.figures(run).items():
-        unit = name.rpartition("_")[2]
-        figures.append(f"{figure_names()[name]} {digits(value)} {unit}")
-    return figures or [run.status]
+        texts.append(f"{figures.labels()[name]} {digits(value)} {figures.unit(name)}")
+    return texts or [run.status]

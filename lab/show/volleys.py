@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lab.core import figures, request_times
 from lab.core.lists import plural
 from lab.core.record import OK, Record
 from lab.core.request import RequestRecord
-from lab.core.request_times import RequestFigures, figures
+from lab.core.request_times import RequestFigures
 from lab.show import canvas, table, text_requests
 from lab.show.section import UNKNOWN, WIDE, Columns, Context, Picture, Section, tabled
 from lab.show.wording import digits, seconds
@@ -48,7 +49,7 @@ def volleys(records: Sequence[RequestRecord]) -> pd.DataFrame:
 
     timed = [record for record in records if not record.is_warmup]
     requests = pd.DataFrame(
-        [_request_row(record, figures(record.request)) for record in timed]
+        [_request_row(record, request_times.figures(record.request)) for record in timed]
     )
     if requests.empty:
         return requests
@@ -70,7 +71,9 @@ def volleys(records: Sequence[RequestRecord]) -> pd.DataFrame:
 
 def _request_row(record: RequestRecord, times: RequestFigures) -> dict[str, Any]:
     asked = record.request.asked
-    sent_s = table.or_nan(record.request.sent_ns, 1e-9)
+    sent_ns = record.request.sent_ns
+    sent_s = table.NAN if sent_ns is None else sent_ns / 1e9
+    values = figures.of_request(times, figures.FIGURES)
     return {
         "session": record.session,
         "n_prompt": asked.n_prompt,
@@ -78,11 +81,10 @@ def _request_row(record: RequestRecord, times: RequestFigures) -> dict[str, Any]
         SIZE: record.case[SIZE],
         "repeat": asked.repeat,
         "is_good": record.status == OK,
-        "ttft_s": table.or_nan(times.ttft_ns, 1e-9),
-        "tpot_ms": table.or_nan(times.tpot_ns, 1e-6),
+        **values,
         "n_tokens": times.n_generated or 0,
         "sent_s": sent_s,
-        "end_s": sent_s + table.or_nan(times.e2e_ns, 1e-9),
+        "end_s": sent_s + values[figures.E2E.name],
     }
 
 
@@ -117,9 +119,9 @@ COLUMNS: Columns = (
     ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
     ("requests\nat once", lambda row: f"{row[SIZE]:,}"),
     ("volleys", lambda row: str(row["n_volleys"])),
-    ("TTFT\ns", lambda row: digits(row["ttft_s"])),
+    (figures.TTFT.heading, lambda row: digits(row["ttft_s"])),
     ("last\nTTFT s", lambda row: digits(row["last_ttft_s"])),
-    ("TPOT\nms", lambda row: digits(row["tpot_ms"])),
+    (figures.TPOT.heading, lambda row: digits(row["tpot_ms"])),
     ("tokens/s\nin total", lambda row: digits(row["total_tps"])),
     ("tokens/s\nper user", lambda row: digits(row["user_tps"])),
     ("in process:\nTPOT ms", lambda row: _cell(row["process_tpot_ms"])),
