@@ -357,3 +357,13 @@ def test_elsewhere_each_run_is_a_line() -> None:
         watch(Status("loading", announcement="9 runs: about 3 min 10 s"))
         show_finished(make_record(make_run(20, 5)))
     assert cast(io.StringIO, err.file).getvalue() == "9 runs: about 3 min 10 s\na line\n"
+
+
+def test_a_note_is_printed_once() -> None:
+    """Each engine of a long session may find the machine busy."""
+    err = console.Terminal(file=io.StringIO(), width=200)
+    with console.progress(err, None, lambda line: "a line", SoFar()) as (watch, _):
+        for note in ("the machine is busy", "b2 is left out", "the machine is busy"):
+            watch(Status("loading", note=note))
+    shown = cast(io.StringIO, err.file).getvalue()
+    assert shown == "Note: the machine is busy\nNote: b2 is left out\n"

@@ -349,7 +349,7 @@ def test_a_process_that_has_ended_shows_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("used", "n_busy", "changes", "says"),
     [
-        (1.0, 2, {}, "Other programs use 1 of 2 cores. 2 threads"),
+        (1.0, 2, {}, "Other programs use about 1 of 2 cores. 2 threads"),
         (0.4, 2, {}, ""),
         (1.0, 1, {}, ""),
         (1.0, 2, {"wait_resolved": 300}, ""),

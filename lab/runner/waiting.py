@@ -84,9 +84,9 @@ def before_first_run(
         )
     if n_cores - used >= n_busy - MISSED_CORES:
         return ""
-    cores = f"{min(used, n_cores):.2g} of {n_cores:.2g} cores"
+    n_used = max(1, round(min(used, n_cores)))
     return (
-        f"Other programs use {cores}. {plural(n_busy, 'thread')} of llama.cpp need a core each "
+        f"Other programs use about {n_used} of {n_cores:.2g} cores. {plural(n_busy, 'thread')} of llama.cpp need a core each "
         f"and spin while they wait, so steps can take many times as long: {advice}"
     )
 

@@ -292,13 +292,14 @@ class _Progress:
         )
         self.latest = Status("starting")
         self.n_finished = 0
+        self.notes: set[str] = set()
         self.kernel_shown_at = -math.inf
 
     def watch(self, status: Status) -> None:
         before = self.latest
         self.latest = status
         if status.note:
-            self.err.print(Text(printable(f"Note: {status.note}"), style="bold red"))
+            self._show_note(printable(f"Note: {status.note}"))
         elif status.announcement:
             if self.table is not None:
                 self.err.print(status.announcement)
@@ -312,6 +313,12 @@ class _Progress:
                 self.kernel_shown_at = time.monotonic()
         elif self.n_finished == 0 and status.doing not in (*IN_A_RUN, before.doing):
             self.err.print(f"{status.doing} ...")  # the start of the first engine
+
+    def _show_note(self, note: str) -> None:
+        """Print a note once: every engine of a long session may say the same of the machine."""
+        if note not in self.notes:
+            self.notes.add(note)
+            self.err.print(Text(note, style="bold red"))
 
     def _stream(self, status: Status, before: Status, out: Console) -> None:
         """Print generated text, below a heading for each run."""
