@@ -55,6 +55,44 @@ def test_what_describes_nothing_is_refused(text: str) -> None:
         described.find(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "gbps", "cores"),
+    [
+        ("ryzen 5600 2x16gb ddr4-3200", 51.2, 6),
+        ("i7-8700 2 x 8gb ddr4-2666", 42.656, 6),
+        ("epyc 7763 8x32gb ddr4", 204.8, 64),
+        ("hp z440 e5-1650 v3", 68.256, 12),
+        ("dell r730 2x e5-2690v4", 153.6, 28),
+        ("poweredge r720", 59.712, 10),
+        ("thinkpad t480", 38.4, 4),
+        ("pixel 9", 68.264, 5),
+        ("beelink ser5", 51.2, 6),
+        ("steam deck oled", 88, 4),
+    ],
+)
+def test_a_computer_as_people_write_it_has_its_memory_and_cores(
+    text: str, gbps: float, cores: float
+) -> None:
+    device = described.find(text)
+    assert device.gbps == pytest.approx(gbps)
+    assert device.cores == cores
+
+
+@pytest.mark.parametrize("text", ["2x3090", "2x 3090", "2 x rtx 3090", "dual rtx 3090"])
+def test_several_cards_share_the_model(text: str) -> None:
+    device = described.find(text)
+    assert (device.name, device.memory_gb) == ("rtx-3090", 48)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["m4-max:npu", "snapdragon x elite npu", "intel npu", "rk3588 npu", "ryzen ai 9 xdna2"],
+)
+def test_an_npu_is_answered_in_a_sentence(text: str) -> None:
+    with pytest.raises(LabError, match="No rate of an NPU is predicted"):
+        described.find(text)
+
+
 def test_what_was_assumed_is_named_with_the_field_that_narrows_most() -> None:
     _, out, _ = run_lab("predict", "-m", "llama-3.1-8b", "-d", "gbps=51.2", "-p", "512")
     assert "To narrow the range, give" in " ".join(out.split())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lab.core.record import DECODE, PREFILL
-from lab.features.predict import wording
-from lab.models import catalog, devices, synthetic
+from lab.features.predict import published_record, wording
+from lab.models import catalog, devices, processors, synthetic
 from lab.roofline import datasheet
 from lab.roofline.datasheet import DatasheetCase
 from lab.roofline.prediction import on_device
@@ -145,7 +145,7 @@ def test_a_row_that_breaks_a_rule_is_kept_and_marked(
 
 def test_the_file_is_what_the_rules_make_of_it() -> None:
     path = Path(__file__).parent.parent / "models" / "published.csv"
-    assert path.stat().st_size < 500_000
+    assert path.stat().st_size < 600_000
     rows = published()
     assert len(rows) == 2061
     assert sum(not row.marks for row in rows) > 1200
@@ -340,3 +340,48 @@ def test_a_rate_that_a_stranger_published_is_in_its_range() -> None:
     row = on_device(model, settings, devices.find_device("rtx-4090"), 16_384, 2)
     assert row.prefill_s[0] < 2.8 < row.prefill_s[1]
     assert 2.8 / 2 < (row.prefill_expected_s or 0) < 2.8 * 1.5
+
+
+@pytest.mark.parametrize(
+    ("simd", "quantization", "month", "is_repacked"),
+    [
+        ("i8mm", "Q4_K_M", "", True),
+        ("i8mm", "Q4_K_M", "2025-06", False),
+        ("dotprod", "Q4_0", "2025-06", True),
+        ("dotprod", "IQ3_S", "", False),
+        ("avx2", "Q4_K_M", "", False),
+    ],
+)
+def test_weights_are_rearranged_since_a_month(
+    simd: str, quantization: str, month: str, is_repacked: bool
+) -> None:
+    assert processors.is_repacked(simd, quantization, month) is is_repacked
+
+
+def test_every_measurer_weighs_alike_and_collections_like_all_others() -> None:
+    first = published()[0]
+    rows = [first._replace(source="someone/else", device=f"d{n}") for n in range(5)]
+    rows += [first._replace(source="another/one")]
+    rows += [first._replace(source="localscore", device=f"d{n}") for n in range(8)]
+    weights = learn_published.weights_of(rows)
+    assert weights[:5].sum() == pytest.approx(1)
+    assert weights[5] == 1
+    assert weights[6:].sum() == pytest.approx(2)
+
+
+def test_the_record_holds_the_third_part_and_says_where_errors_lie() -> None:
+    third = [
+        row
+        for row in learn_published.clean(published())
+        if learn_published.part_of(row) == learn_published.TEST
+    ]
+    rates = published_record.recorded_rates()
+    assert sorted(rate.tps for rate in rates) == pytest.approx(
+        sorted(row.tps for row in third), rel=1e-3
+    )
+    for rate in rates:
+        assert 0 < rate.low < rate.high
+    nearest = published_record.place_of(PREFILL, True, [0.0])
+    furthest = published_record.place_of(PREFILL, True, [9.0])
+    assert "off by 0 %, are nearer than 100 % of them" in nearest
+    assert "are nearer than 0 % of them" in furthest

@@ -33,7 +33,7 @@ NUMBERS = ("gbps", "cores", "threads", "ghz", "watts", "tflops", "memory")
 TEXTS = ("backend", "simd")
 GIVEN = re.compile(r"(?<![\w.])([a-z]+) ?= ?([a-z0-9.]+)")
 BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?) ?gb/s")
-MEMORY_SIZE = re.compile(r"(\d+) ?(?:gb|gib|gbyte)\b(?!/s)")
+MEMORY_SIZE = re.compile(r"(?:\b(\d{1,2}) ?[x*] ?)?(\d+) ?(?:gb|gib|gbyte)\b(?!/s)")
 CORES = re.compile(
     r"(?<![a-z0-9.])(\d{1,3})(?: ?p ?\+|[- ]?(?:physical |cpu )?cores?\b|c\d+t\b|c/\d+t\b)"
 )
@@ -50,12 +50,13 @@ NUMBER_WORDS = {
     "twelve": 12,
 }
 SEVERAL = re.compile(
-    r"(?:^|\b)(?:([2-9]) ?x|dual(?![- ]channel)|(?:a )?pair of)\b|\* ?([2-9])\b"
+    r"(?:^|\b)(?:([2-9]) ?x(?=[ \d]|$)|(?:dual(?![- ]channel)|(?:a )?pair of)\b)|\* ?([2-9])\b"
 )
 PRODUCT = re.compile(
     r"\b(?:mac ?book (?:pro|air)|mac ?(?:mini|studio|pro)|mac ?book|i?mac|mini|macos|apple)\b"
 )
-PROCESSOR = re.compile(r"\b(ryzen|xeon|epyc|core|threadripper|i[3579])\b")
+PROCESSOR = re.compile(r"\b(ryzen|xeon|epyc|core|threadripper|i[3579]|e[357])\b")
+NPU = re.compile(r"\b(npus?|neural engine|hexagon|xdna2?|ane)\b")
 SUFFIX = re.compile(r"(?<=\d)(ti|super|xtx|xt|gre)(s?)\b")
 AFTER_NAME = re.compile(r"ti|super|laptop|mobile|max-q|xt|xtx|gre|ada|d")
 
@@ -97,6 +98,13 @@ def find(text: str) -> DeviceSheet:
     device = devices.called(text)
     if device is not None:
         return device
+    if NPU.search(normal(text.lower())):
+        raise LabError(
+            "No rate of an NPU is predicted: llama.cpp has backends for those of Qualcomm"
+            " (Hexagon), Intel (OpenVINO) and Huawei (CANN), and none for those of Apple, AMD and"
+            " Rockchip; too few rates were published.",
+            "The same chip has a CPU and mostly a GPU: --device m4-max, --device m4-max:cpu",
+        )
     if devices.names_of(text):
         return devices.find_device(text)
     device = described(text)
@@ -155,7 +163,11 @@ def words_in(text: str) -> Description:
     remaining = GIVEN.sub(" ", remaining)
     memory = memory_of(remaining)
     remaining = processors.MEMORY.sub(" ", remaining)
-    for name, pattern in (("gbps", BANDWIDTH), ("cores", CORES), ("memory", MEMORY_SIZE)):
+    modules = MEMORY_SIZE.search(remaining)
+    if modules and "memory" not in numbers:
+        numbers["memory"] = float(modules[1] or 1) * float(modules[2])
+    remaining = MEMORY_SIZE.sub(" ", remaining)
+    for name, pattern in (("gbps", BANDWIDTH), ("cores", CORES)):
         match = pattern.search(remaining)
         if match and name not in numbers:
             numbers[name] = float(match[1])
@@ -287,7 +299,7 @@ def of_sheet(sheet: DeviceSheet, description: Description, text: str) -> DeviceS
     if "gbps" in facts:
         device = replace(device, gbps=facts["gbps"])
     elif description.memory and sheet.simd:
-        device = replace(device, gbps=description.memory.gbps)
+        device = replace(device, gbps=with_memory(sheet.gbps, description.memory))
     if "tflops" in facts:
         device = replace(device, tflops=facts["tflops"])
     if device.simd:
@@ -301,6 +313,13 @@ def of_sheet(sheet: DeviceSheet, description: Description, text: str) -> DeviceS
     if changed or description.n_devices > 1:
         device = replace(device, about=f"{sheet.about} ({text.strip()})")
     return device
+
+
+def with_memory(gbps: float, memory: processors.RamType) -> float:
+    """The bandwidth with this memory; as before where untold channels seem to be more."""
+    if memory.channels is None and memory.gbps < gbps / 2:
+        return gbps
+    return memory.gbps
 
 
 def with_processor_facts(device: DeviceSheet, description: Description) -> DeviceSheet:

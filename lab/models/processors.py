@@ -86,6 +86,15 @@ def operations_of(simd: str) -> float | None:
     return operations
 
 
+def is_repacked(simd: str, quantization: str, month: str) -> bool:
+    """Whether llama.cpp had rearranged weights for these instructions; "" for today's."""
+    since: dict[str, str] = _tables()["repacked"].get(simd, {})
+    for name, start in since.items():
+        if quantization.startswith(name):
+            return not month or month >= start
+    return False
+
+
 def instruction_sets() -> tuple[str, ...]:
     """The names of instruction sets, the slowest first."""
     sets: dict[str, float] = _tables()["simd"]

@@ -22,16 +22,17 @@ from typing import NamedTuple
 from lab.core import cost, memory
 from lab.core.memory import CPU
 from lab.core.record import DECODE, PREFILL, Model, Settings
-from lab.models import named, synthetic
+from lab.models import named, processors, synthetic
 from lab.models.catalog import data_file
 from lab.models.devices import DeviceSheet, chip_of
 from lab.roofline import step_kernels
 
 PARTS = "arithmetic", "weights", "attention", "cache", "layers"
 SHARED = "backend", "runtime", "architecture", "family", "device"
-OF_PRODUCTS = *SHARED, "quantization", "flash", "experts"
+OF_PRODUCTS = *SHARED, "quantization", "kernel", "flash", "experts"
 OF_ATTENTION = "attention", "attention family", "attention flash", "other runtime"
-OF_KERNELS = "architecture", "quantization", "kernel", "experts", "device"
+OF_DECODING_KERNELS = "architecture", "quantization", "kernel", "experts", "device"
+OF_KERNELS = *OF_DECODING_KERNELS, "repacked"
 PREFILL_CPU = "prefill on CPU"
 DECODE_CPU = "decode on CPU"
 FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -57,7 +58,7 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
         "layers": (),
     },
     DECODE_CPU: {
-        "arithmetic": OF_KERNELS,
+        "arithmetic": OF_DECODING_KERNELS,
         "weights": ("reading", "device"),
         "attention": (),
         "cache": ("attention",),
@@ -71,10 +72,13 @@ bandwidth and of multiplying them with the cores that are used, and a little mor
 alike (OVERLAP).
 """
 
+UNQUANTIZED = "F32", "F16", "BF16"
+"""Types for which some backends of GPUs have no fast kernels."""
+
 OVERLAP = 3.0
 """The power mean of both times: seconds = (reading ** p + multiplying ** p) ** (1 / p)."""
 
-NEVER_WIDEN = "device", "other runtime"
+NEVER_WIDEN = "device", "kernel", "other runtime"
 """Factors that do not widen a range where they are unknown: the range is of left-out devices."""
 
 TILE = 64
@@ -133,7 +137,10 @@ class DatasheetParts(NamedTuple):
 
 @dataclass(frozen=True)
 class DatasheetCase:
-    """What a time is predicted for. `flash_attn` is None where nobody published it."""
+    """What a time is predicted for. `flash_attn` is None where nobody published it.
+
+    `month`: of llama.cpp's build, such as 2026-05; "" for today's.
+    """
 
     phase: str
     device: DeviceSheet
@@ -146,6 +153,7 @@ class DatasheetCase:
     has_experts: bool
     parts: DatasheetParts
     doubts: tuple[Unpublished, ...] = ()
+    month: str = ""
 
     @property
     def law(self) -> str:
@@ -183,9 +191,15 @@ class DatasheetCase:
             "family": family,
             "device": self.device.name,
             "quantization": self.quantization,
-            "kernel": f"{self.quantization} with {architecture}",
             "reading": architecture,
         }
+        if self.backend == CPU:
+            levels["kernel"] = f"{self.quantization} with {architecture}"
+            if processors.is_repacked(architecture, self.quantization, self.month):
+                levels["repacked"] = architecture
+                levels["kernel"] += ", repacked"
+        elif self.quantization in UNQUANTIZED:
+            levels["kernel"] = f"{self.quantization} on {self.backend}"
         if self.has_experts:
             levels["experts"] = self.backend
         if self.flash_attn is not None:
@@ -352,9 +366,9 @@ class LearnedRates:
     `spread`: standard deviations (of logarithms) between levels of a factor. `sd`: how uncertain
     the factors of a device, of a family of chips and of a runtime are together, and the noise of
     rows. `ranges`: by runtime, and "all", the ratios of measured to predicted times, where one
-    standard deviation (`deviation`) is a factor of e, that a few percent of the rows left out by
-    device and by source lie beyond. `scale`: by backend, and "all", how much wider ranges are so
-    that they hold the rows of other publishers, which calibrated them. `evaluation`: by backend,
+    standard deviation (`deviation`) is a factor of e, that some rows of left-out publishers lie
+    beyond. `scale`: by what is known ("all", "own rate") how much wider ranges are so that they
+    hold the rows of another publisher. `evaluation`: by backend,
     `inside` of `n_rows` rows of a third group of publishers were in the range.
     """
 
@@ -491,21 +505,15 @@ class LearnedRates:
         short = self._range_of(groups, "")
         long = self._range_of(groups, LONG_ONES)
         ends = []
-        scales = (self._scale(case, ""), self._scale(case, LONG_ONES))
-        if own is not None:
-            scales = (1.0, 1.0)
-        for name in ("fast", "slow"):
-            short_size = scales[0] * deviation * abs(math.log(short[name]))
-            long_size = scales[1] * deviation * abs(math.log(long[name]))
-            if self.phase == DECODE and name == "fast":
+        name = "all" if own is None else OWN_RATE
+        scales = [self.scale.get(f"{name}{ending}", 1.0) for ending in ("", LONG_ONES)]
+        for side in ("fast", "slow"):
+            short_size = scales[0] * deviation * abs(math.log(short[side]))
+            long_size = scales[1] * deviation * abs(math.log(long[side]))
+            if self.phase == DECODE and side == "fast":
                 long_size = short_size  # a token hardly gets slower: the end must not fall
             ends.append(End(short_size, max(short_size, long_size)))
         return ends
-
-    def _scale(self, case: DatasheetCase, ending: str) -> float:
-        """How much wider the ends of short or of long prompts are, to hold enough rows."""
-        of_all = self.scale.get(f"all{ending}", 1.0)
-        return self.scale.get(f"{case.backend}{ending}", of_all)
 
     def _range_of(self, groups: Sequence[str], ending: str) -> dict[str, float]:
         """The range of the narrowest group that has one."""

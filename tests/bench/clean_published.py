@@ -64,7 +64,7 @@ COLUMNS = [
 HOSTS = re.compile(r"\b(Pi|CM5|Radxa|Rock|Orion|HiFive)\b")
 NOTES = {
     "small-cache": re.compile(r"\bctk q|\bKV q|KV type q"),
-    "other-build": re.compile("lhl-tune|qvac|rocwmma|MTP head"),
+    "other-build": re.compile("lhl-tune|qvac|rocwmma|MTP head|custom backend"),
     "several-devices": re.compile(r"-sm layer|\b2x\b|experts on CPU|ncmoe"),
 }
 SERIES = re.compile(r"\bSeries\b|-\d+[QC]\b|MIG ")

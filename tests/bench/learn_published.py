@@ -62,6 +62,7 @@ PRIOR = {
     "attention flash": (0.4, 8),
     "other runtime": (2.0, 1000),
     "kernel": (0.2, 10),
+    "repacked": (0.5, 4),
     "reading": (0.2, 4),
 }
 PRIOR_CPU = {
@@ -119,11 +120,12 @@ HEAVY = 3
 
 ROUNDS = 10
 FOLDS = 10
-POOLED = 20
-"""Rows of other runtimes that a runtime's range leans on."""
+TAIL = 0.8
+"""A group's end is this quantile of its errors to that side, before ranges are scaled to hold
+PROMISED: a few rows cannot tell more of the tail."""
 
-OUTSIDE = 0.05
-"""At each end of a range, before it is scaled to hold PROMISED: few rows decide its shape."""
+LEANS = 4
+"""Publishers of the larger group that a group's end leans on, in logarithms."""
 
 LEAST_SCORE = 0.5
 """An end is at least so many standard deviations off."""
@@ -151,6 +153,7 @@ class Row(NamedTuple):
     n_depth: int = 0
     n_ubatch: int = 512
     threads: int | None = None
+    month: str = ""
 
 
 class Error(NamedTuple):
@@ -185,6 +188,7 @@ def row_of(line: dict[str, str]) -> Row:
         n_depth=int(line["n_depth"] or 0),
         n_ubatch=int(line["n_ubatch"] or 512),
         threads=int(line["threads"]) if line.get("threads") else None,
+        month=line["collected"][: len("2026-05")],
     )
 
 
@@ -249,7 +253,11 @@ def case_for(row: Row) -> DatasheetCase | None:
         like.name if like else row.quantization,
         row.flash_attn,
     )
-    return DatasheetCase(row.phase, device, *what, n + n_past, bool(model.n_expert), parts)
+    doubts = datasheet.doubts_of(model, device, row.phase)
+    has_experts = bool(model.n_expert)
+    return DatasheetCase(
+        row.phase, device, *what, n + n_past, has_experts, parts, doubts, row.month
+    )
 
 
 def law_of(row: Row) -> str:
@@ -454,57 +462,41 @@ def fits_without(
     return fits
 
 
-def left_out(
-    rows: Sequence[Row], fits: dict[str, LearnedRates], key: Callable[[Row], str]
-) -> Errors:
-    """The errors of all rows, each predicted without the rows that share its key."""
-    errors = []
-    for row in rows:
-        learned = fits[key(row)]
-        errors.append(error_of(learned, row, learned.knowledge(case_of(row))))
-    return errors
+def held_out(rows: Sequence[Row], law: str) -> list[tuple[Row, LearnedRates]]:
+    """Each row with what rows of other publishers teach; of collections, of other devices."""
+    of_others = [row for row in rows if by_publisher(row) not in COLLECTIONS]
+    of_collections = [row for row in rows if by_publisher(row) in COLLECTIONS]
+    by_publishers = fits_without(of_others, law, by_publisher, rows)
+    by_devices = fits_without(of_collections, law, by_device, rows)
+    held = [(row, by_publishers[by_publisher(row)]) for row in of_others]
+    return held + [(row, by_devices[by_device(row)]) for row in of_collections]
 
 
-def beside_own(rows: Sequence[Row], learned_of_all: LearnedRates) -> Errors:
-    """The errors of rows, predicted without the device's factor but with one row of the device.
-
-    As if a user had measured it: of another model, with the same build.
-    """
-    errors = []
-    for row in rows:
-        learned = without_device(learned_of_all, case_of(row))
+def beside_own(
+    held: Sequence[tuple[Row, LearnedRates]],
+) -> list[tuple[Row, LearnedRates, datasheet.Condition]]:
+    """Rows that have another row of the same device and publisher, as if a user had measured it."""
+    rows = [row for row, _ in held]
+    beside = []
+    for row, learned in held:
         own = own_condition(rows, row, learned)
         if own is not None:
-            errors.append(error_of(learned, row, datasheet.OWN_RATE, own))
-    return errors
-
-
-def without_device(learned: LearnedRates, case: DatasheetCase) -> LearnedRates:
-    """What is known of other devices than the case's, but for what its rows taught of theirs."""
-    level = case.levels["device"]
-    chip = devices.chip_of(level)
-    others = {
-        name: factor
-        for name, factor in learned.factors["device"].items()
-        if devices.chip_of(name) != chip
-    }
-    level_on = datasheet.device_on(case.levels)
-    sd = {name: value for name, value in learned.sd["device"].items() if name != level_on}
-    return replace(
-        learned,
-        factors={**learned.factors, "device": others},
-        sd={**learned.sd, "device": sd},
-    )
+            beside.append((row, learned, own))
+    return beside
 
 
 def own_condition(
     rows: Sequence[Row], row: Row, learned: LearnedRates
 ) -> datasheet.Condition | None:
-    """What the first row of the device says that is of another model; None without one."""
+    """What the first row of the device with another model or type says; None without one."""
     for candidate in rows:
         is_same_device = candidate.device == row.device
         is_same_build = (candidate.backend, candidate.source) == (row.backend, row.source)
-        if is_same_device and is_same_build and candidate.model != row.model:
+        is_same_file = (candidate.model, candidate.quantization) == (
+            row.model,
+            row.quantization,
+        )
+        if is_same_device and is_same_build and not is_same_file:
             return conditioning.condition(learned, [(case_of(candidate), seconds(candidate))])
     return None
 
@@ -526,39 +518,45 @@ def error_of(
 
 
 def ranges(errors: Errors) -> dict[str, dict[str, float]]:
-    """By group of rows: the ratios at both ends. A group leans on POOLED rows of the group that it
-    is a part of."""
-    members: dict[str, list[float]] = {}
+    """By group of rows: the ratios at both ends. A group leans on the one that it is a part of."""
+    members: dict[str, Errors] = {}
     wider: dict[str, str | None] = {}
     for e in errors:
         for group, larger in zip(e.groups, [*e.groups[1:], None], strict=True):
-            members.setdefault(group, []).append(e.score)
+            members.setdefault(group, []).append(e)
             wider[group] = larger
-    for group in ("all", f"all{LONG_ONES}"):
-        members.setdefault(group, [e.score for e in errors])
-        wider.setdefault(group, None)
-    by_group = {}
-    for group, scores in members.items():
+    sizes: dict[str, tuple[float, float]] = {}
+    for group in sorted(members, key=lambda name: len(chain_of(name, wider))):
         larger = wider[group]
-        leaning = scores if larger is None else members[larger]
-        weights = np.concatenate(
-            [np.ones(len(scores)), np.full(len(leaning), POOLED / len(leaning))]
-        )
-        by_group[group] = _range([*scores, *leaning], weights)
-    return by_group
-
-
-def _range(
-    scores: Sequence[float],
-    weights: np.ndarray,
-) -> dict[str, float]:
-    order = np.argsort(scores)
-    below = np.cumsum(weights[order]) / weights.sum()
-    low, high = np.asarray(scores)[order][np.searchsorted(below, [OUTSIDE, 1 - OUTSIDE])]
+        of_larger = None if larger is None else sizes[larger]
+        sizes[group] = ends_of(members[group], of_larger)
+    for group in ("all", f"all{LONG_ONES}"):
+        sizes.setdefault(group, ends_of(errors, None))
     return {
-        "fast": math.exp(min(low, -LEAST_SCORE)),
-        "slow": math.exp(max(high, LEAST_SCORE)),
+        group: {"fast": math.exp(-fast), "slow": math.exp(slow)}
+        for group, (fast, slow) in sizes.items()
     }
+
+
+def chain_of(group: str, wider: dict[str, str | None]) -> list[str]:
+    """The groups that a group is a part of, itself included."""
+    larger = wider[group]
+    return [group, *(chain_of(larger, wider) if larger else [])]
+
+
+def ends_of(errors: Errors, larger: tuple[float, float] | None) -> tuple[float, float]:
+    """The fast and the slow end of a group, in standard deviations."""
+    rows = [e.row for e in errors]
+    weights = weights_of(rows)
+    n = len(set(map(measurer, rows)))
+    ends = []
+    for side, sign in enumerate((-1, 1)):
+        scores = np.array([sign * e.score for e in errors])
+        end = max(LEAST_SCORE, quantile(scores, weights, TAIL))
+        if larger is not None:
+            end = math.exp((n * math.log(end) + LEANS * math.log(larger[side])) / (n + LEANS))
+        ends.append(end)
+    return ends[0], ends[1]
 
 
 def is_inside(
@@ -591,9 +589,9 @@ def by_source(row: Row) -> str:
 LEARN = "learn"
 CALIBRATE = "calibrate"
 TEST = "test"
-"""The rows of each device in the first two, and of each publisher but COLLECTIONS, are predicted
-from the other rows, and these errors make the ranges (cross-conformal prediction). No width is
-chosen on the third part."""
+"""The rows of each publisher in the first two parts, and of each device in COLLECTIONS, are
+predicted from the other rows, and these errors make the ranges (cross-conformal prediction). The
+third part tests this: no width is chosen on it. What ships was made so from all three parts."""
 
 COLLECTIONS = (
     "localscore",
@@ -607,12 +605,14 @@ COLLECTIONS = (
 
 PROMISED = 0.90
 MOST_HELD = 0.98
-"""The share of rows that ranges are to hold. Of n publishers, whose rows resemble each other, the
-ranges have to hold the share PROMISED (n + 1) / n (conformal prediction of one more publisher)."""
+"""The share of rows that ranges are to hold. Publishers are drawn, and then rows of each, so the
+quantile is that of all rows where each publisher has the same weight, at the level PROMISED
+(n + 1) / n of n publishers (hierarchical conformal prediction: Dunn, Wasserman, Ramdas,
+"Distribution-free prediction sets for two-layer hierarchical models", 2023). The scores are errors
+over the size of the range, which differs by group (locally weighted: Lei, G'Sell, Rinaldo,
+Tibshirani, Wasserman, "Distribution-free predictive inference for regression", 2018)."""
 
-SCALES = 0.6, 4.0  # the ends of a scale
-ALIKE = 8.0
-"""Rows of one publisher count as no more than this number when a scale is chosen."""
+SCALES = 0.5, 4.0  # the ends of a scale
 
 
 def publisher(source: str) -> str:
@@ -638,76 +638,91 @@ def by_publisher(row: Row) -> str:
     return publisher(row.source)
 
 
-def learn_in_parts(rows: Sequence[Row], law: str) -> tuple[LearnedRates, list[Row]]:
-    """What the first two parts teach, with ranges of their errors; and the third part's rows.
+def measurer(row: Row) -> tuple[str, ...]:
+    """Who measured a row: its publisher; in a collection everybody sends another device."""
+    name = publisher(row.source)
+    return (name, row.device) if name in COLLECTIONS else (name,)
 
-    The rows of each publisher, and those of each device, are predicted from the others.
-    """
+
+def weights_of(rows: Sequence[Row]) -> np.ndarray:
+    """Weights of rows: all measurers alike, and all collections together like all others."""
+    counts = Counter(map(measurer, rows))
+    n_others = sum(len(name) == 1 for name in counts)
+    n_collected = len(counts) - n_others
+    of_collected = min(1.0, max(1, n_others) / max(1, n_collected))
+    weights = []
+    for row in rows:
+        name = measurer(row)
+        weights.append((1.0 if len(name) == 1 else of_collected) / counts[name])
+    return np.array(weights)
+
+
+def learn_in_parts(rows: Sequence[Row], law: str) -> tuple[LearnedRates, list[Row]]:
+    """What the first two parts teach, with ranges of their errors; and the third part's rows."""
     of_law = [row for row in clean(rows) if law_of(row) == law]
     first_parts = [row for row in of_law if part_of(row) != TEST]
-    by_devices = fits_without(first_parts, law, by_device)
-    of_others = [row for row in first_parts if by_publisher(row) not in COLLECTIONS]
-    by_publishers = fits_without(of_others, law, by_publisher, first_parts)
-    errors = left_out(first_parts, by_devices, by_device)
-    errors += left_out(of_others, by_publishers, by_publisher)
-    fitted_to_all = fit(first_parts, law)
-    of_ranges = ranges([*errors, *beside_own(first_parts, fitted_to_all)])
-    tried = []
-    for row in first_parts:
-        tried.append(
-            (row, stretch(replace(by_devices[by_device(row)], ranges=of_ranges), row))
-        )
-    for row in of_others:
-        fitted = replace(by_publishers[by_publisher(row)], ranges=of_ranges)
-        tried.append((row, stretch(fitted, row)))
-    learned = replace(fitted_to_all, ranges=of_ranges, scale=scales(tried))
-    return learned, [row for row in of_law if part_of(row) == TEST]
+    third = [row for row in of_law if part_of(row) == TEST]
+    return learn_with_ranges(first_parts, law), third
 
 
-def scales(tried: Sequence[tuple[Row, float]]) -> dict[str, float]:
-    """By backend and length, and of all: how much wider ranges must be to hold enough rows.
-
-    Each row with its stretch. A backend leans on POOLED rows of all.
-    """
-    counts = Counter(by_publisher(row) for row, _ in tried)
-    weights = np.array([min(1.0, ALIKE / counts[by_publisher(row)]) for row, _ in tried])
-    stretches = np.array([factor for _, factor in tried])
-    n_publishers = len(counts)
-    share = min(MOST_HELD, PROMISED * (n_publishers + 1) / n_publishers)
-    is_long = np.array([case_of(row).n_prompt > LONG for row, _ in tried])
-    by_backend = {}
-    for ending, of_length in (("", ~is_long), (LONG_ONES, is_long)):
-        if not of_length.any():
-            continue
-        length_weights = weights * of_length
-        by_backend[f"all{ending}"] = quantile(stretches, length_weights, share)
-        pooled = POOLED * length_weights / length_weights.sum()
-        for backend in sorted({row.backend for row, _ in tried}):
-            is_own = np.array([row.backend == backend for row, _ in tried])
-            scale = quantile(stretches, length_weights * is_own + pooled, share)
-            by_backend[f"{backend}{ending}"] = scale
-    return by_backend
+def learn_with_ranges(rows: Sequence[Row], law: str) -> LearnedRates:
+    """What rows teach, with ranges that hold the rows of a publisher who is left out."""
+    held = held_out(rows, law)
+    beside = beside_own(held)
+    errors = []
+    for row, learned in held:
+        errors.append(error_of(learned, row, learned.knowledge(case_of(row))))
+    errors_beside = []
+    for row, learned, own in beside:
+        errors_beside.append(error_of(learned, row, datasheet.OWN_RATE, own))
+    of_ranges = {**ranges(errors_beside), **ranges(errors)}
+    stretches = []
+    for row, learned in held:
+        stretches.append((row, stretch(replace(learned, ranges=of_ranges), row)))
+    stretches_beside = []
+    for row, learned, own in beside:
+        with_ranges = replace(learned, ranges=of_ranges)
+        stretches_beside.append((row, stretch(with_ranges, row, own)))
+    scale = scales(stretches, "all") | scales(stretches_beside, datasheet.OWN_RATE)
+    return replace(fit(rows, law), ranges=of_ranges, scale=scale)
 
 
-def stretch(learned: LearnedRates, row: Row) -> float:
+def scales(tried: Sequence[tuple[Row, float]], name: str) -> dict[str, float]:
+    """By length: how much wider ranges must be to hold enough rows, which have their stretch."""
+    by_length: dict[str, list[tuple[Row, float]]] = {}
+    for row, factor in tried:
+        ending = LONG_ONES if case_of(row).n_prompt > LONG else ""
+        by_length.setdefault(f"{name}{ending}", []).append((row, factor))
+    by_name = {}
+    for length, group in by_length.items():
+        rows = [row for row, _ in group]
+        n_others = sum(len(one) == 1 for one in set(map(measurer, rows)))
+        n = max(1, min(len(set(map(measurer, rows))), 2 * n_others))
+        share = min(MOST_HELD, PROMISED * (n + 1) / n)
+        stretches = np.array([factor for _, factor in group])
+        scale = quantile(stretches, weights_of(rows), share)
+        by_name[length] = float(np.clip(scale, *SCALES))
+    return by_name
+
+
+def stretch(learned: LearnedRates, row: Row, own: datasheet.Condition | None = None) -> float:
     """The factor by which the logarithm of a row's range has to grow to hold the row."""
-    off = error(learned, row)
-    low, high = learned.range(case_of(row))
+    off = error(learned, row, own)
+    low, high = learned.range(case_of(row), own)
     return off / math.log(high if off > 0 else low)
 
 
 def quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
     order = np.argsort(values)
     below = np.cumsum(weights[order]) / weights.sum()
-    value = values[order][min(len(order) - 1, int(np.searchsorted(below, share)))]
-    return float(np.clip(value, *SCALES))
+    return float(values[order][min(len(order) - 1, int(np.searchsorted(below, share)))])
 
 
 def learn(rows: Sequence[Row], law: str) -> LearnedRates:
-    """Factors of all rows; ranges and their test of the three parts."""
+    """Factors and ranges of all rows; and the test of what the first two parts taught."""
     in_parts, third = learn_in_parts(rows, law)
     of_law = [row for row in clean(rows) if law_of(row) == law]
-    learned = replace(fit(of_law, law), ranges=in_parts.ranges, scale=in_parts.scale)
+    learned = learn_with_ranges(of_law, law)
     for backend in ("all", *sorted({row.backend for row in third})):
         tested = [row for row in third if backend in ("all", row.backend)]
         learned.evaluation[backend] = evaluation(in_parts, tested)

@@ -1,6 +1,7 @@
 """The record of errors: predictions of rates that nothing was chosen on.
 
-    python -m tests.bench.published --plot results/published-predicted.png
+    python -m tests.bench.published --write      # models/record.csv, and the picture of it
+    python -m tests.bench.published              # the table, and rates of the user's own
     python -m tests.bench.published --rows FILE  # rows of clean_published, by what was learned
 
 Rows of models/published.csv are in three parts, by their publishers
@@ -12,19 +13,34 @@ ends 2.0 (decode), 2.5 (prefill) and 3.0 (processors) apart.
 from __future__ import annotations
 
 import argparse
+import csv
+import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from lab.core.lists import grouped
 from lab.core.memory import CPU
+from lab.core.record import PREFILL
+from lab.features.predict.published_record import (
+    RecordedRate,
+    median_error,
+    of_kind,
+    recorded_rates,
+)
 from lab.roofline import datasheet
-from lab.roofline.datasheet import LONG, LearnedRates
+from lab.roofline.datasheet import LONG, Condition, LearnedRates
 from tests.bench.learn_published import (
     LAWS,
+    PHASES,
+    PUBLISHED,
+    USUAL_LENGTH,
     Row,
+    beside_own,
     case_of,
     clean,
     error,
@@ -32,8 +48,11 @@ from tests.bench.learn_published import (
     law_of,
     learn_in_parts,
     published,
+    seconds,
 )
 
+RECORD = PUBLISHED.with_name("record.csv")
+PICTURE = PUBLISHED.parents[1] / "results" / "published-predicted.png"
 STYLES = {
     "CUDA": ("#0072B2", "o"),
     "Metal": ("#E69F00", "s"),
@@ -45,15 +64,20 @@ STYLES = {
 """Colours of Okabe and Ito, which colour-blind people can tell apart; the shape says the same."""
 
 
-def tried(learned: LearnedRates, row: Row) -> dict[str, Any]:
+def tried(learned: LearnedRates, row: Row, own: Condition | None = None) -> dict[str, Any]:
     """A row with the logarithm of its measured over its predicted time, and its range."""
-    off = error(learned, row)
+    off = error(learned, row, own)
     case = case_of(row)
-    low, high = learned.range(case)
+    low, high = learned.range(case, own)
+    n_tokens = (row.n_prompt or USUAL_LENGTH) if row.phase == PREFILL else 1
+    expected = n_tokens * math.exp(off) / seconds(row)
     return {
         **row._asdict(),
         "off": off,
-        "inside": is_inside(learned, row, off),
+        "expected": expected,
+        "low": expected / high,
+        "high": min(expected / low, n_tokens / (case.least_s or math.inf)),
+        "inside": is_inside(learned, row, off, own),
         "width": high / low,
         "on": "processors" if row.backend == CPU else "GPUs",
         "length": "long" if case.n_prompt > LONG else "short",
@@ -61,13 +85,60 @@ def tried(learned: LearnedRates, row: Row) -> dict[str, Any]:
     }
 
 
-def third_part() -> pd.DataFrame:
-    """The rows of the third part, predicted."""
+def third_part() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of the third part, predicted; and those beside one rate of their publisher."""
     rows = []
+    beside = []
     for law in LAWS:
         learned, third = learn_in_parts(published(), law)
         rows += [tried(learned, row) for row in third]
-    return pd.DataFrame(rows)
+        for row, _, own in beside_own([(row, learned) for row in third]):
+            beside.append(tried(learned, row, own))
+    return pd.DataFrame(rows), pd.DataFrame(beside)
+
+
+def write(rows: pd.DataFrame) -> None:
+    """models/record.csv: every row of the third part with its prediction, in tokens/s."""
+    ordered = rows.sort_values(["phase", "backend", "device", "model", "quantization", "tps"])
+    with RECORD.open("w", encoding="utf-8", newline="") as file:
+        names = [field.name for field in dataclasses.fields(RecordedRate)]
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        for row in ordered[names].astype(object).fillna("").itertuples(index=False):
+            writer.writerow(map(cell, row))
+
+
+def cell(value: object) -> str:
+    """A number with four digits, whole where it is a count."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def page_table() -> str:
+    """The table of docs/machines.md, from models/record.csv."""
+    lines = ["| predicted from others' rows | rates | inside | median error | ends apart |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    groups = grouped(
+        recorded_rates(), lambda rate: (rate.phase, rate.backend == CPU, rate.backend)
+    )
+    for phase in PHASES:
+        for is_processor, kind in ((False, "GPUs"), (True, "processors")):
+            lines.append(page_line(f"**{phase}, {kind}**", of_kind(phase, is_processor)))
+            backends = sorted(key[2] for key in groups if key[:2] == (phase, is_processor))
+            if len(backends) > 1:
+                for backend in backends:
+                    rates = groups[phase, is_processor, backend]
+                    lines.append(page_line(f"{phase}, {backend}", rates))
+    return "\n".join(lines)
+
+
+def page_line(label: str, rates: Sequence[RecordedRate]) -> str:
+    n_inside = sum(rate.is_inside for rate in rates)
+    off = median_error([rate.off for rate in rates])
+    width = statistics.median(rate.high / rate.low for rate in rates)
+    return (
+        f"| {label} | {len(rates)} | {100 * n_inside / len(rates):.0f} % | {100 * off:.0f} % |"
+        f" {width:.1f} |"
+    )
 
 
 def of_file(path: Path) -> pd.DataFrame:
@@ -149,12 +220,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
-    rows = of_file(asked.rows) if asked.rows else third_part()
+    if asked.rows:
+        print(table(of_file(asked.rows), GROUPS))
+        return
+    rows, beside = third_part()
     print(table(rows, GROUPS))
-    if asked.plot:
-        draw(rows, asked.plot)
+    print("\nBeside one rate of the same publisher and device (lab predict --measured):\n")
+    print(table(beside, GROUPS[:2]))
+    if asked.write:
+        write(rows)
+        draw(rows, PICTURE)
 
 
 if __name__ == "__main__":

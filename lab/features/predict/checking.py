@@ -11,14 +11,16 @@ from pathlib import Path
 
 from lab.core import phases, results
 from lab.core.lists import grouped, plural
+from lab.core.memory import CPU
 from lab.core.record import Record
 from lab.errors import LabError
+from lab.features.predict import published_record
 from lab.models import described, devices, processors
 from lab.models.devices import DeviceSheet
-from lab.roofline import learning
+from lab.roofline import datasheet, learning
 from lab.roofline.prediction import Prediction, on_device
 from lab.show.section import Columns, Section, tabled
-from lab.show.wording import digits
+from lab.show.wording import digits, percent
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Checked:
     def is_inside(self) -> bool:
         return self.low <= self.tps <= self.high
 
+    @property
+    def off(self) -> float:
+        """Logarithm of the predicted over the measured rate."""
+        return math.log(self.expected / self.tps)
+
 
 def section(path: str) -> Section:
     """A row for each setup and phase: measured, predicted, inside or not.
@@ -48,13 +55,20 @@ def section(path: str) -> Section:
         raise LabError(f"{path} has no plain runs to check.", "Measure some: lab measure")
     rows = list(checked_rows(records))
     n_inside = sum(row.is_inside for row in rows)
-    off = sorted(abs(math.log(row.tps / row.expected)) for row in rows)[len(rows) // 2]
+    off = published_record.median_error([row.off for row in rows])
+    sheet = sheet_of(records[0])
+    is_processor = datasheet.backend_of(sheet) == CPU
+    places = []
+    for phase, of_phase in grouped(rows, lambda row: row.phase).items():
+        offs = [row.off for row in of_phase]
+        places.append(published_record.place_of(phase, is_processor, offs))
     return Section(
         "Measured and predicted",
-        f"as for another machine, {sheet_of(records[0]).about}",
+        f"as for another machine, {sheet.about}",
         answer=f"{n_inside} of {plural(len(rows), 'rate')} inside the predicted range, off by"
-        f" {100 * math.expm1(off):.0f} % at the median.",
+        f" {percent(off)} at the median.",
         **tabled(COLUMNS, rows),
+        sentences=places,
     )
 
 

@@ -146,8 +146,8 @@ def basis_of_datasheets(device: DeviceSheet | None = None) -> str:
     )
     return (
         "Expected: slower than the limit, as real devices are. By how much was learned from"
-        " published rates (models/published.csv). Test, with rates of publishers that were neither"
-        f" learned from nor used for the ranges ({evaluation.kind}): {inside} fell inside."
+        " published rates (models/published.csv). Test of the method, with rates of publishers that"
+        f" were kept aside ({evaluation.kind}): {inside} fell inside."
     )
 
 
