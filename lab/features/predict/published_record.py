@@ -41,19 +41,28 @@ class RecordedRate:
         return math.log(self.expected / self.tps)
 
 
-TEXTS = ("phase", "backend", "device", "model", "quantization", "n_prompt", "threads")
-NUMBERS = ("tps", "expected", "low", "high")
-
-
 @cache
 def recorded_rates() -> tuple[RecordedRate, ...]:
     """The rows of models/record.csv, which tests/bench/published.py writes."""
     rates = []
     with data_file("record.csv").open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            texts = [line[name] for name in TEXTS]
-            numbers = [float(line[name]) for name in NUMBERS]
-            rates.append(RecordedRate(*texts, *numbers, source=line["source"]))
+            rates.append(
+                RecordedRate(
+                    phase=line["phase"],
+                    backend=line["backend"],
+                    device=line["device"],
+                    model=line["model"],
+                    quantization=line["quantization"],
+                    n_prompt=line["n_prompt"],
+                    threads=line["threads"],
+                    tps=float(line["tps"]),
+                    expected=float(line["expected"]),
+                    low=float(line["low"]),
+                    high=float(line["high"]),
+                    source=line["source"],
+                )
+            )
     return tuple(rates)
 
 
