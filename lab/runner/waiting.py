@@ -86,8 +86,9 @@ def before_first_run(
         return ""
     n_used = max(1, round(min(used, n_cores)))
     return (
-        f"Other programs use about {n_used} of {n_cores:.2g} cores. {plural(n_busy, 'thread')} of llama.cpp need a core each "
-        f"and spin while they wait, so steps can take many times as long: {advice}"
+        f"Other programs use about {n_used} of {n_cores:.2g} cores."
+        f" {plural(n_busy, 'thread')} of llama.cpp need a core each and spin while they wait, so"
+        f" steps can take many times as long: {advice}"
     )
 
 
