@@ -93,6 +93,21 @@ def test_an_npu_is_answered_in_a_sentence(text: str) -> None:
         described.find(text)
 
 
+@pytest.mark.parametrize("text", ["rtx-4090", "radeon 780m", "ryzen 5600g", "rtx-4060-laptop"])
+def test_a_wide_range_says_that_a_rate_of_your_own_narrows_it(text: str) -> None:
+    status, out, _ = run_lab("predict", "-m", "llama-3.1-8b:Q4_K_M", "-d", text)
+    assert status == 0
+    assert "--measured" in out
+    assert len(out.splitlines()) <= 14
+
+
+def test_a_power_limit_is_said_and_widens_the_range() -> None:
+    limited = described.find("rtx-4060-laptop watts=46")
+    unlimited = described.find("rtx-4060-laptop")
+    assert (limited.peak_tflops or 0) < (unlimited.peak_tflops or 0)
+    assert "of its arithmetic at that power" in limited.assumed[0].text
+
+
 def test_what_was_assumed_is_named_with_the_field_that_narrows_most() -> None:
     _, out, _ = run_lab("predict", "-m", "llama-3.1-8b", "-d", "gbps=51.2", "-p", "512")
     assert "To narrow the range, give" in " ".join(out.split())

@@ -72,6 +72,7 @@ POWER_OF_LAPTOP = 100
 """Watts with which a laptop's card reaches its highest rates; below, these fall with the root."""
 
 SEVERAL_SOCKETS = 0.35
+OF_POWER = Assumption("tflops=", "", arithmetic=0.2)
 UNKNOWN_MEMORY = Assumption("gbps=", "memory of 51.2 GB/s", bandwidth=0.6)
 UNKNOWN_SIMD = Assumption("avx2, avx512, amx, ...", "AVX2", arithmetic=0.4)
 
@@ -306,7 +307,10 @@ def of_sheet(sheet: DeviceSheet, description: Description, text: str) -> DeviceS
         device = with_processor_facts(device, description)
     if "watts" in facts and device.peak_tflops and "laptop" in sheet.name:
         share = math.sqrt(min(1.0, facts["watts"] / POWER_OF_LAPTOP))
-        device = replace(device, tflops=device.peak_tflops * share)
+        doubt = replace(OF_POWER, text=f"{100 * share:.0f} % of its arithmetic at that power")
+        device = replace(
+            device, tflops=device.peak_tflops * share, assumed=(*device.assumed, doubt)
+        )
     if description.n_devices > 1 and device.memory_gb:
         device = replace(device, memory_gb=device.memory_gb * description.n_devices)
     changed = {*facts} & {"gbps", "tflops", "watts", "cores", "threads"}

@@ -355,7 +355,7 @@ def explanation(
     """
     first = rows[0]
     limit = "the ceilings of its kernels" if first.name == HERE else "the datasheet's peak"
-    sentences = wording.evidence(first)
+    sentences = wording.evidence(rows)
     for row in rows:
         for clause in wording.beyond(row.extrapolations):
             sentences.append(f"{plural(row.n_prompt, 'token')}: {clause}.")

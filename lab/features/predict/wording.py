@@ -57,19 +57,28 @@ def narrowed_by(compared: ComparedRate) -> str:
     )
 
 
-def evidence(row: Prediction) -> list[str]:
-    """What others measured on the device, what was assumed, and how to narrow a wide range."""
+def evidence(rows: Sequence[Prediction]) -> list[str]:
+    """What others measured on the device, what was assumed, and how to narrow a wide range.
+
+    `rows`: one device with one model, at several lengths.
+    """
+    row = rows[0]
     sentences = list[str]()
     if row.device is None:
         return sentences
     rates = datasheet.published_rates(row.device, row.model)
     if rates:
         sentences.append(cited(rates))
-    sentences += assumptions([row])
-    is_wide = row.tps[1] > WIDE * row.tps[0]
-    if is_wide and not row.own_rates and not sentences:
+    assumed = assumptions([row])
+    is_wide = any(max(ratio_of(one.tps), ratio_of(one.prefill_s)) > WIDE for one in rows)
+    if is_wide and not row.own_rates and not assumed:
         sentences.append(f"The range is wide. {HOW_TO_NARROW}")
-    return sentences
+    return sentences + assumed
+
+
+def ratio_of(ends: tuple[float, float]) -> float:
+    """How many times as large the high end is."""
+    return ends[1] / ends[0]
 
 
 def assumptions(rows: Sequence[Prediction]) -> list[str]:
