@@ -238,6 +238,12 @@ def test_an_unknown_figure_and_another_machine_are_errors(folder: Path) -> None:
         lesson.note(1, RECORDS, w=5.0)
 
 
+def test_runs_that_failed_are_an_error(folder: Path) -> None:
+    for records in ([], [make_record(make_run(status="failed", error="no memory"))]):
+        with pytest.raises(LabError, match="no run that went well"):
+            lesson.note(1, records, w=5.0)
+
+
 def test_guesses_stand_beside_what_was_measured(folder: Path) -> None:
     lesson.note(1, RECORDS, {"w": 10, "k": ...}, w=5.0, k=20.0)
     table = lesson.guesses_and_errors()
@@ -284,6 +290,8 @@ def test_a_machine_is_written_in_words_that_predict_takes(
         system_info=system_info, n_cores_physical=4, ram_bytes=16_000_000_000, devices=()
     )
     assert lessons_sheet.instructions_of(here) == simd
-    words = lessons_sheet.facts_of(make_record(make_run(), machine=here))
+    record = make_record(make_run(), machine=here)
+    settings = dataclasses.replace(record.settings, n_threads=3)
+    words = lessons_sheet.facts_of(dataclasses.replace(record, settings=settings))
     device = described.find(f"gbps=50 {words}")
-    assert (device.cores, device.simd, device.memory_gb) == (4, simd or "avx2", 16)
+    assert (device.cores, device.simd, device.memory_gb) == (3, simd or "avx2", 16)

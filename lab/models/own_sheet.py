@@ -23,7 +23,10 @@ MOST_BYTES = 100_000
 MOST_ROWS = 500
 SMALLEST = 1e-9
 LARGEST = 1e12
-HINT = "The notebooks write it: run them, or delete the file and start anew."
+HINT = (
+    "lesson.note in the notebooks writes it (notebook 9 has the lines); without it, describe the "
+    'machine: --device "gbps=30 cores=2 avx2"'
+)
 FIRST_LINE = (
     "# What the lessons measured on this machine: lab predict --device datasheet.toml\n"
 )

@@ -45,14 +45,16 @@ def note(
     figure that is None or not finite was not measured, and gets no row. LabError for an unknown
     figure, and if the file is of another machine.
     """
-    here = records[0]
+    timed = [record for record in records if record.run.is_timed]
+    if not timed:
+        raise LabError("These records have no run that went well.", "Measure again.")
     unknown = [name for name in measured if name not in FIGURES]
     if unknown:
         raise LabError(
             f"The datasheet has no figure {join_and(unknown)}.",
             f"It has {join_and(list(FIGURES))}.",
         )
-    sheet = sheet_for(here)
+    sheet = sheet_for(timed[0])
     names = []
     for figure, value in measured.items():
         number = number_of(value)
@@ -91,13 +93,14 @@ def sheet_for(record: Record) -> OwnSheet:
 
 
 def facts_of(record: Record) -> str:
-    """A record's machine in the facts that `--device` takes: a GPU's name, or a CPU's facts."""
+    """A record's machine as `--device` takes it: a GPU's name, or a CPU with the cores in use."""
     here = record.machine
     for device in machine.used(here, record.settings):
         known = devices.recognise(device.description, device.memory_bytes)
         if known is not None:
             return known.name
-    facts = [f"cores={here.n_cores_physical or record.settings.n_threads}"]
+    n_threads = record.settings.n_threads
+    facts = [f"cores={min(n_threads, here.n_cores_physical or n_threads)}"]
     simd = instructions_of(here)
     if simd:
         facts.append(f"simd={simd}")
