@@ -1,4 +1,4 @@
-"""The record of errors: predictions of rates that nothing was chosen on.
+"""The record of errors: predictions of rates that nothing was learned from.
 
     python -m tests.bench.published --write      # models/record.csv, and the picture of it
     python -m tests.bench.published              # the table, and rates of the user's own
@@ -209,9 +209,7 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
             f"{phase}: {n_inside} of {len(of_phase)} inside (filled: outside)", fontsize=10
         )
         axis.legend(fontsize=8)
-    figure.suptitle(
-        "Rates that nothing was learned from or chosen on (dotted: 25 % off)", fontsize=11
-    )
+    figure.suptitle("Rates of publishers that were kept aside (dotted: 25 % off)", fontsize=11)
     figure.savefig(path, dpi=110)
 
 
