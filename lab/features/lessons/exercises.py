@@ -136,9 +136,15 @@ def ask_again(guesses: Any) -> None:
                 forget(name)
 
 
-def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> None:
+def check(
+    answer: Any,
+    right: float | str,
+    hint: str,
+    within: float = 0.1,
+    also: float = math.nan,
+) -> None:
     """Print whether an answer is right: the letter of a choice, or a number with a relative error
-    up to `within`."""
+    up to `within`, from `right` or from `also`."""
     if answer is ...:
         print(NO_ANSWER)
         return
@@ -149,7 +155,9 @@ def check(answer: Any, right: float | str, hint: str, within: float = 0.1) -> No
         if number is None:
             print(f"{answer!r} is not a number. Write 12.5, without a unit.")
             return
-        is_right = abs(number - right) <= within * abs(right)
+        is_right = any(
+            abs(number - target) <= within * abs(target) for target in (right, also)
+        )
     print("Right." if is_right else f"Not yet. Hint: {hint}")
 
 

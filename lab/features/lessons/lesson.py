@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lab.app import kinds
-from lab.core import memory
+from lab.core import growth, memory, stats
 from lab.core.cost import StepCost
-from lab.core.record import SCHEMA, Ceilings, Model, Record, Settings
+from lab.core.record import DECODE, SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.core.shape import BLOCKS
@@ -27,10 +28,22 @@ from lab.features.doctor import beside
 from lab.features.doctor.beside import Rates
 from lab.features.explain import advice
 from lab.features.explain.section import explained
+from lab.features.lessons import statements
 from lab.features.lessons.exercises import ask, ask_again, check, guess
 from lab.features.lessons.faults import grade, observe
 from lab.features.lessons.limits import limit_by_rates, users_together
 from lab.features.lessons.sheet import guesses_and_errors, note, sessions_vary
+from lab.features.lessons.statements import (
+    Judgement,
+    by_length,
+    drafts_to_gain,
+    explains,
+    law_holds,
+    overhead,
+    ratio,
+    shared_heads,
+    textbook,
+)
 from lab.features.measure import measure
 from lab.features.predict import tables
 from lab.features.report import page
@@ -52,6 +65,7 @@ from lab.show import (
     table,
     text_comparison,
     text_doubts,
+    text_growth,
     text_requests,
     text_setup,
 )
@@ -64,12 +78,31 @@ if TYPE_CHECKING:
 
     from lab.features.trace.lines import AttentionLine
 
-__all__ = ["ask", "ask_again", "check", "grade", "guess"]
-__all__ += ["guesses_and_errors", "note", "observe", "sessions_vary"]
-__all__ += ["limit_by_rates", "users_together"]
+__all__ = [
+    "ask",
+    "ask_again",
+    "by_length",
+    "check",
+    "drafts_to_gain",
+    "explains",
+    "grade",
+    "guess",
+    "guesses_and_errors",
+    "law_holds",
+    "limit_by_rates",
+    "note",
+    "observe",
+    "overhead",
+    "ratio",
+    "sessions_vary",
+    "shared_heads",
+    "textbook",
+    "users_together",
+]
 
 PICTURE_SIZE = (10, 4.6)
 N_LAYERS = 6  # whose attention is drawn
+N_EARLY = 16  # tokens of an answer that are its beginning, and as many its end
 FIGURES = [
     "model",
     "n_threads",
@@ -236,12 +269,191 @@ def explore(
 # Figures
 
 
-def say(sentence: str) -> None:
+def say(conclusion: str | Judgement) -> None:
     """Print a sentence with measured figures, in lines that a page can hold.
 
     No text cell has a measured figure: the cell that measured it says it.
     """
+    sentence = conclusion.sentence if isinstance(conclusion, Judgement) else conclusion
     print(textwrap.fill(sentence, 100))
+
+
+def repeats(n_figures: int = 1) -> int:
+    """The fewest runs (of a trial: blocks) with which an interval can be told for each of so many
+    figures that are compared together."""
+    return stats.fewest_for_interval(1 - (1 - stats.CONFIDENCE) / n_figures)
+
+
+def times_of(records: Sequence[Record], figure: str) -> dict[int, list[float]]:
+    """A figure of `lab.runs` in each timed run, by prompt length."""
+    runs = table.runs(_timed(records))
+    return {int(n): list(of_length[figure]) for n, of_length in runs.groupby("n_prompt")}
+
+
+def ratios(
+    base: Sequence[Record], candidate: Sequence[Record], figure: str
+) -> dict[int, stats.Ratio | None]:
+    """Candidate over base in a figure at each prompt length that both have."""
+    bases = times_of(base, figure)
+    candidates = times_of(candidate, figure)
+    return {n: statements.ratio(bases[n], candidates[n]) for n in bases if n in candidates}
+
+
+def compared(
+    records: Sequence[Record], figure: str, n_prompt: int
+) -> list[comparison.ComparedFigure]:
+    """What `compare` prints of a figure, of each further setup against the first."""
+    comparisons = comparison.compare_groups(comparison.groups(_timed(records)))
+    of_figure: list[comparison.ComparedFigure] = []
+    for pair in comparisons:
+        for row in pair.rows:
+            if (row.figure, row.n_prompt) == (figure, n_prompt):
+                of_figure.append(row)
+    return of_figure
+
+
+def along_answers(records: Sequence[Record]) -> None:
+    """Say for each prompt length whether the tokens of an answer become dearer."""
+    answers = table.steps(_timed(records)).query("generated > 1")
+    for n_prompt, of_length in answers.groupby("n_prompt"):
+        n_end = min(N_EARLY, int(of_length.generated.max()) // 2)
+        is_early = of_length.generated <= 1 + n_end
+        is_late = of_length.generated > of_length.generated.max() - n_end
+        early_ms = of_length[is_early].groupby("row").itl_ms.median()
+        late_ms = of_length[is_late].groupby("row").itl_ms.median()
+        say(statements.along_answer(int(n_prompt), list(early_ms), list(late_ms)))
+
+
+def longer_prompt(records: Sequence[Record]) -> Judgement:
+    """What the longest prompt of these runs does to prefill and decode, against the shortest."""
+    prefills = times_of(records, "prefill_s")
+    tokens = times_of(records, "tpot_ms")
+    short = min(prefills)
+    long = max(prefills)
+    prefill = statements.ratio(prefills[short], prefills[long])
+    return statements.longer_prompt(
+        (short, long), prefill, statements.ratio(tokens[short], tokens[long])
+    )
+
+
+def attention(records: Sequence[Record], phase: str = DECODE) -> Judgement:
+    """Whether attention in runs of one setup is as slow as its work, or has a slow kernel."""
+    steady = text_growth.steady(records)
+    law = growth.growth(steady, phase) if steady else None
+    return statements.slow_attention(law, phase)
+
+
+def decode_law(sweep: Sequence[Record]) -> Law:
+    """Print and return t(p) of a sweep of one setup, with a sentence where the curve has a cliff:
+    then the line is none of the machine."""
+    decode = sweep_laws.decode_law(summaries.summary(table.runs(_timed(sweep))))
+    if decode is None:
+        raise LabError("The formula needs at least three lengths.", "Take smaller steps.")
+    print(decode)
+    steady = text_growth.steady(sweep)
+    if steady and growth.cliff(steady, DECODE) is not None:
+        say(" ".join(text_growth.sentences(steady)))
+    return decode
+
+
+def limits(rows: pd.DataFrame) -> None:
+    """Say what limits each phase of explained rows, and whether attention has a slow kernel."""
+    for row in rows.itertuples():
+        name = f"{row.phase} at {row.n_prompt:,} prompt tokens"
+        say(statements.limit(row, name))
+        say(statements.attention_of_row(row))
+
+
+def cheaper_prompt_token(
+    records: Sequence[Record], rows: pd.DataFrame, reading_ms: float
+) -> None:
+    """Say why a prompt token is cheaper than a generated one."""
+    measured = figures(records).iloc[0]
+    decode = rows[rows.phase == DECODE].iloc[0]
+    parts_ms = {name: 1e3 * part_s for name, part_s in decode.parts.items()}
+    parts_ms["the work outside the kernels"] = 1e3 * (decode.measured_s - decode.least_s)
+    prompt_token_ms = 1e3 * measured.prefill_s / measured.n_prompt
+    say(
+        statements.cheaper_prompt_token(
+            measured.tpot_ms, prompt_token_ms, reading_ms, parts_ms
+        )
+    )
+
+
+def repacked(records: Sequence[Record]) -> None:
+    """Say of each quantization in these records whether llama.cpp repacked its weights."""
+    said: list[str] = []
+    for record in _timed(records):
+        kind = record.model.quantization or "?"
+        if kind not in said:
+            said.append(kind)
+            say(statements.repacked(kind, record.run.placement))
+
+
+def batch_line(kind: str, records: Sequence[Record]) -> None:
+    """Say whether a token is cheaper in the largest step of a batch."""
+    per_token_ms: dict[int, list[float]] = {}
+    for record in _timed(records):
+        (row,) = rows([record])
+        per_token_ms.setdefault(row.n_seq, []).append(1e3 * row.step_s / row.n_seq)
+    numbers = sorted(per_token_ms)
+    times = [per_token_ms[n_seq] for n_seq in numbers]
+    say(statements.batch_line(kind, times, numbers))
+
+
+def threads_gain(records: Sequence[Record], n_prompt: int, n_threads: int) -> None:
+    """Say what all threads gain over one in a trial of both."""
+    (prefill,) = compared(records, "prefill_s", n_prompt)
+    (decode,) = compared(records, "tpot_ms", n_prompt)
+    say(statements.threads_gain(prefill.ratio, decode.ratio, n_threads))
+
+
+def limit_of_step(
+    name: str,
+    model: Model,
+    settings: Settings,
+    ceilings: Ceilings,
+    measured_s: float,
+    n_past: int,
+) -> None:
+    """Say what limits a decode step of one sequence, by the rule of `explain`."""
+    cost_of_step = step_kernels.step_cost(model, 1, n_past, 1)
+    best = roof(ceilings)
+    try:
+        kernels = step_kernels.total(model, settings, ceilings, 1, n_past, 1)
+    except LabError as error:
+        say(f"What limits {name} cannot be told: {error.what}")
+        return
+    row = {
+        "measured_s": measured_s,
+        "least_s": kernels.total_s,
+        "traffic_s": cost_of_step.n_bytes / best.gbps / 1e9,
+        "arithmetic_s": cost_of_step.flops / best.gflops / 1e9,
+        "attention_s": kernels.attention_s,
+        "attention_traffic_s": cost_of_step.kv_read_bytes / best.gbps / 1e9,
+        "attention_arithmetic_s": cost_of_step.attention_flops / best.gflops / 1e9,
+    }
+    say(statements.limit(SimpleNamespace(**row), name))
+
+
+def added(
+    turns: Sequence[tuple[Sequence[Record], Sequence[RequestRecord]]], figure: str
+) -> list[float]:
+    """What the server's side of each turn adds to a figure of `lab.runs`; NaN where one failed."""
+    differences: list[float] = []
+    for direct, by_server in turns:
+        alone = table.runs(direct).query("not warmup")[figure].median()
+        served = table.runs(by_server).query("not warmup")[figure].median()
+        differences.append(float(served - alone))
+    return differences
+
+
+def drafts(row: Any) -> None:
+    """Say whether drafts pay, from a row of `lab.speculate`."""
+    if row.length is None or row.speed_up is None:
+        return
+    interval = None if row.low is None else (row.low, row.high)
+    say(statements.drafts(row.text, row.length, row.speed_up, interval))
 
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:

@@ -1,0 +1,435 @@
+"""What the lessons conclude: figures in, a sentence out.
+
+A conclusion names its subject and its verdict, so that a test can hold the lessons against each
+other. Each question has one function, which all lessons call: two figures differ if NEAR and the
+runs say so, attention is judged by `lab.core.growth`, and a phase by `lab.roofline.explanation`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab.core import growth
+from lab.core.growth import KERNEL, SLOPE, Growth
+from lab.core.lists import join_and
+from lab.core.record import DECODE, Placement
+from lab.core.stats import Ratio
+from lab.roofline import explanation
+from lab.show.sweep_laws import Law
+from lab.show.wording import digits, seconds, times
+
+SAME = "the same"
+MORE = "more"
+LESS = "less"
+UNCLEAR = "unclear"
+"""Verdicts on the ratio of two figures."""
+
+HOLDS = "holds"
+FAILS = "does not hold"
+NEAR = 1.1  # a ratio within this factor of 1 counts as none
+AGREE = 1.25  # a prediction within this factor of the measured figure explains it
+NOISY = "Here the runs differ too much to tell. Measure again while no other program runs."
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A conclusion: about what, which one, and in words."""
+
+    subject: str
+    verdict: str
+    sentence: str
+
+
+def ratio(base: Sequence[float], candidate: Sequence[float]) -> Ratio | None:
+    """Other over base: of their medians, and from the lowest to the highest of any two runs.
+
+    None where a side has no run, or a time that is not positive.
+    """
+    usable = [value for value in (*base, *candidate) if value > 0]  # drops NaN, too
+    if not base or not candidate or len(usable) < len(base) + len(candidate):
+        return None
+    middle = statistics.median(candidate) / statistics.median(base)
+    return Ratio(middle, min(candidate) / max(base), max(candidate) / min(base))
+
+
+def judged(measured: Ratio | None) -> str:
+    """Whether the other figure is clearly larger or smaller, or the same as far as it matters."""
+    if measured is None:
+        return UNCLEAR
+    if measured.low > 1 / NEAR and measured.high < NEAR:
+        return SAME
+    if measured.low > 1:
+        return MORE
+    if measured.high < 1:
+        return LESS
+    return UNCLEAR
+
+
+def shown(measured: Ratio | None) -> str:
+    """A ratio with its range, such as `1.86 times (1.8 to 1.9)`; `an unknown factor` for None."""
+    if measured is None:
+        return "an unknown factor"
+    ends = f"{digits(measured.low)} to {digits(measured.high)}"
+    return f"{digits(measured.estimate)} times ({ends} in the runs)"
+
+
+def along_answer(
+    n_prompt: int, early_ms: Sequence[float], late_ms: Sequence[float]
+) -> Judgement:
+    """Whether the last tokens of an answer take longer than its first ones."""
+    measured = ratio(early_ms, late_ms)
+    verdict = judged(measured)
+    ends = {
+        SAME: "all tokens of the answer take nearly the same time",
+        MORE: "the last tokens of the answer take longer than its first ones",
+        LESS: "the last tokens of the answer take less time than its first ones, which the length "
+        "of the text cannot explain: something disturbed the first ones",
+        UNCLEAR: "the runs differ too much to tell whether later tokens take longer",
+    }
+    sentence = f"After {n_prompt:,} prompt tokens {ends[verdict]}"
+    if measured is not None:
+        early = digits(statistics.median(early_ms))
+        late = digits(statistics.median(late_ms))
+        sentence += f" ({early} ms at the beginning, {late} ms at the end)"
+    return Judgement(f"decode along an answer after {n_prompt}", verdict, f"{sentence}.")
+
+
+def longer_prompt(
+    lengths: tuple[int, int], prefill: Ratio | None, token: Ratio | None
+) -> Judgement:
+    """What a longer prompt does to both phases."""
+    short, long = lengths
+    verdict = judged(token)
+    costs = {
+        SAME: "and each token of the answer takes nearly as long as before",
+        MORE: "and each token of the answer takes longer, too",
+        LESS: "and the tokens of the answer were even faster, so something disturbed the short "
+        "prompt",
+        UNCLEAR: "and the runs differ too much to tell what it does to the tokens of the answer",
+    }
+    sentence = (
+        f"A prompt of {long:,} tokens has {digits(long / short)} times as many as one of "
+        f"{short:,}. Its prefill takes {shown(prefill)} as long, {costs[verdict]}: {shown(token)}."
+    )
+    return Judgement("decode after a longer prompt", verdict, sentence)
+
+
+def law_holds(name: str, law: Law, measured: Sequence[tuple[float, float]]) -> Judgement:
+    """Whether a fitted law holds at (tokens, seconds) that were measured apart from it."""
+    lengths = join_and([f"{n:,.0f}" for n, _ in sorted(measured)])
+    subject = f"law of {name} at {lengths} tokens"
+    shown_pairs = []
+    misses = []
+    for n, measured_s in sorted(measured):
+        by_law_s = law.seconds(n)
+        error = 100 * (by_law_s / measured_s - 1)
+        shown_pairs.append(
+            f"at {n:,.0f} tokens it says {seconds(by_law_s)}, and {seconds(measured_s)} were "
+            f"measured ({error:+.0f} %)"
+        )
+        if not 1 / AGREE < by_law_s / measured_s < AGREE:
+            misses.append(f"{n:,.0f}")
+    sentence = f"The law of {name}: {'; '.join(shown_pairs)}."
+    if not misses:
+        return Judgement(subject, HOLDS, f"{sentence} It holds there.")
+    sentence += f" It does not hold at {join_and(misses)} tokens: do not use it there."
+    return Judgement(subject, FAILS, sentence)
+
+
+def limit(row: Any, name: str) -> Judgement:
+    """What limits a phase, from a row of `lab.explain`: memory, arithmetic, a kernel, or work
+    outside the kernels."""
+    verdict = explanation.limit_of(row)
+    memory = row.measured_s / row.traffic_s
+    arithmetic = row.measured_s / row.arithmetic_s
+    allowed = (
+        f"memory would allow {times(memory)} the speed, and arithmetic {times(arithmetic)}"
+    )
+    ends = {
+        explanation.TRAFFIC: "memory is the limit",
+        explanation.ARITHMETIC: "arithmetic is the limit",
+        explanation.KERNEL: "neither is the limit; the kernel of the weights is",
+        explanation.OVERHEAD: "neither is the limit; the work outside the large kernels is",
+    }
+    end = ends.get(verdict, f"the limit is {verdict}, which has most of the kernels' time")
+    if verdict == explanation.OF_ATTENTION[explanation.KERNEL]:
+        end = "neither is the limit; the kernel of attention is"
+    return Judgement(f"limit of {name}", verdict, f"In {name}, {allowed}: {end}.")
+
+
+def attention_of_row(row: Any) -> Judgement:
+    """Whether attention has a slow kernel, from a row of `lab.explain`: by its rate and that of the
+    layers' weights, both at their ceilings."""
+    attention_s = row.parts.get(explanation.ATTENTION, 0.0)
+    layers_s = row.parts.get(explanation.LAYERS, 0.0)
+    if not attention_s or not layers_s:
+        return slow_attention(None, row.phase)
+    is_decode = row.phase == DECODE
+    work = row.attention_bytes if is_decode else row.attention_flops
+    weights = row.n_bytes if is_decode else row.flops
+    weights -= work
+    weight_rate = weights / (row.least_s - attention_s)
+    rate = work / attention_s
+    reads = row.attention_flops / attention_s
+    verdict = growth.verdict(row.phase, rate / weight_rate, reads / weight_rate)
+    why = growth.BETWEEN if verdict == growth.UNKNOWN else ""
+    return slow_attention(Growth(row.phase, verdict, why, 0.0, rate, weight_rate), row.phase)
+
+
+def slow_attention(law: Growth | None, phase: str) -> Judgement:
+    """Whether attention is as slow as its work makes it, or its kernel is slower."""
+    subject = f"attention in {phase}"
+    if law is None or not law.rate:
+        why = law.why if law is not None else "no two lengths were timed"
+        sentence = f"What {subject} waits for cannot be told from these runs: {why}."
+        return Judgement(subject, UNCLEAR, sentence)
+    resource = "memory" if phase == DECODE else "arithmetic"
+    unit = "GB/s" if phase == DECODE else "GFLOP/s"
+    rates = (
+        f"Attention works at {digits(law.rate / 1e9)} {unit} in {phase}, and the weights at "
+        f"{digits(law.weight_rate / 1e9)} {unit}"
+    )
+    if law.verdict == KERNEL:
+        factor = times(law.weight_rate / law.rate)
+        sentence = (
+            f"{rates}: {resource} would allow {factor} as much. Neither memory nor arithmetic "
+            "limits attention here: llama.cpp's kernel for it does."
+        )
+        return Judgement(subject, KERNEL, sentence)
+    if law.verdict == SLOPE:
+        sentence = f"{rates}. These are of one size, so its work explains its time."
+        return Judgement(subject, SLOPE, sentence)
+    return Judgement(subject, UNCLEAR, f"{rates}. This lies {law.why}.")
+
+
+def cheaper_prompt_token(
+    token_ms: float, prompt_token_ms: float, reading_ms: float, parts_ms: dict[str, float]
+) -> Judgement:
+    """Why a prompt token is cheaper than a generated one; the parts are those of decode."""
+    subject = "why a prompt token is cheaper"
+    figures = (
+        f"A generated token takes {digits(token_ms)} ms and a prompt token "
+        f"{digits(prompt_token_ms)} ms. Reading all weights takes {digits(reading_ms)} ms at the "
+        "machine's best rate"
+    )
+    difference_ms = token_ms - prompt_token_ms
+    if difference_ms < (1 - 1 / NEAR) * token_ms:
+        sentence = f"{figures}. A prompt token is hardly cheaper here: sharing gains little."
+        return Judgement(subject, SAME, sentence)
+    share = f"{figures}, {100 * reading_ms / difference_ms:.0f} % of the difference"
+    if reading_ms > difference_ms / 2:
+        sentence = f"{share}. So sharing it can be the reason, as the textbook says."
+        return Judgement(subject, "reading", sentence)
+    largest = max(parts_ms, key=lambda name: parts_ms[name])
+    part = f"{largest} takes {100 * parts_ms[largest] / token_ms:.0f} % of a generated token"
+    sentence = f"{share}. So sharing it is not the main reason: {part}."
+    return Judgement(subject, largest, sentence)
+
+
+def by_length(subject: str, measured: dict[int, Ratio | None]) -> Judgement:
+    """How two settings compare at each measured length, which needs no fitted line."""
+    pairs = []
+    verdicts = set()
+    for n, of_length in sorted(measured.items()):
+        verdicts.add(judged(of_length))
+        pairs.append(f"{shown(of_length)} after {n:,} tokens")
+    longest = judged(measured[max(measured)])
+    ends = {
+        SAME: "At the longest there is no difference that matters.",
+        MORE: "At the longest it clearly takes longer.",
+        LESS: "At the longest it clearly takes less time.",
+        UNCLEAR: NOISY,
+    }
+    return Judgement(subject, longest, f"{subject}: {'; '.join(pairs)}. {ends[longest]}")
+
+
+def shared_heads(step: Ratio | None, bytes_ratio: float, attention: Judgement) -> Judgement:
+    """What fewer heads for keys and values change in the longest measured step."""
+    verdict = judged(step)
+    ends = {
+        SAME: "Sharing heads saves memory here, and no time that matters",
+        MORE: "The step without sharing clearly takes longer",
+        LESS: "The step without sharing is faster, which the bytes cannot explain",
+        UNCLEAR: "The runs differ too much to tell whether sharing saves time",
+    }
+    sentence = (
+        f"Without sharing, the longest measured step takes {shown(step)} as long, with "
+        f"{bytes_ratio:.0f} times the bytes of cache. {ends[verdict]}. {attention.sentence}"
+    )
+    return Judgement("heads that share a cache, in time", verdict, sentence)
+
+
+def explains(
+    phase: str, predicted: float, measured: Ratio | None, attention: Judgement
+) -> Judgement:
+    """Whether the ceilings explain the ratio of two machines in a phase."""
+    subject = f"ceilings explain {phase}"
+    if measured is None:
+        return Judgement(subject, UNCLEAR, f"{phase.capitalize()}: {NOISY}")
+    figures = (
+        f"{phase.capitalize()} takes {shown(measured)} as long here as on the sample's machine, "
+        f"and {digits(predicted)} times by the ceilings"
+    )
+    off = measured.estimate / predicted
+    is_within = measured.low / NEAR <= predicted <= measured.high * NEAR
+    if is_within or 1 / AGREE < off < AGREE:
+        sentence = f"{figures}: they agree, so the kernels explain it"
+        if attention.verdict == KERNEL:
+            sentence += ", and the slow kernel of attention is one of them"
+        return Judgement(subject, HOLDS, f"{sentence}.")
+    reason = "work outside of the kernels, or other programs"
+    if attention.verdict == KERNEL:
+        reason = "the slow kernel of attention, too"
+    sentence = f"{figures}: more than {AGREE:g} times apart. The rest can be {reason}."
+    return Judgement(subject, FAILS, sentence)
+
+
+def threads_gain(prefill: Ratio | None, decode: Ratio | None, n_threads: int) -> Judgement:
+    """What more threads do for both phases, from times with all threads over those with one."""
+    subject = "threads help prefill more than decode"
+    gains = []
+    for phase, measured in (("prefill", prefill), ("decode", decode)):
+        faster = inverse(measured)
+        sizes = {
+            MORE: f"{shown(faster)} as fast",
+            SAME: f"about as fast as with one ({shown(faster)})",
+            LESS: f"slower than with one ({shown(faster)} as fast)",
+            UNCLEAR: f"not clearly faster or slower ({shown(faster)} as fast)",
+        }
+        gains.append(f"{phase} is {sizes[judged(faster)]}")
+    sentence = f"With {n_threads} threads {' and '.join(gains)}."
+    if prefill is None or decode is None:
+        return Judgement(subject, UNCLEAR, sentence)
+    if prefill.high < decode.low:
+        return Judgement(subject, MORE, f"{sentence} Prefill clearly gains more.")
+    if decode.high < prefill.low:
+        return Judgement(subject, LESS, f"{sentence} Decode clearly gains more.")
+    sentence += " The two ranges overlap, so these runs do not show which phase gains more."
+    return Judgement(subject, UNCLEAR, sentence)
+
+
+def inverse(measured: Ratio | None) -> Ratio | None:
+    """How many times as fast, from how many times as long."""
+    if measured is None:
+        return None
+    return Ratio(1 / measured.estimate, 1 / measured.high, 1 / measured.low)
+
+
+def textbook(what: str, predicted: float, measured: Ratio | None) -> Judgement:
+    """Whether a ratio that the textbook predicts was measured."""
+    subject = f"the textbook on {what}"
+    figures = (
+        f"{what} takes {shown(measured)} as long; by the textbook {digits(predicted)} times"
+    )
+    if measured is None:
+        return Judgement(subject, UNCLEAR, f"{figures}. {NOISY}")
+    if predicted / NEAR <= measured.low and measured.high <= predicted * NEAR:
+        return Judgement(subject, HOLDS, f"{figures}. Here it is right.")
+    if measured.low <= predicted <= measured.high:
+        return Judgement(subject, UNCLEAR, f"{figures}, which these runs do not refute.")
+    return Judgement(subject, FAILS, f"{figures}. Here the kernels make the difference.")
+
+
+def repacked(kind: str, placement: Placement | None) -> Judgement:
+    """Whether llama.cpp keeps weights of a type in an order of its own, by its buffers."""
+    subject = f"{kind} is repacked"
+    buffers = placement.buffers if placement is not None else ()
+    names = sorted({buffer.name for buffer in buffers if buffer.part == "model"})
+    if not names:
+        return Judgement(
+            subject, UNCLEAR, f"{kind}: llama.cpp did not say where its weights lie."
+        )
+    orders = [name for name in names if name == "AMX" or name.endswith("REPACK")]
+    if orders:
+        sentence = f"{kind}: llama.cpp repacked weights here (buffer {join_and(orders)})."
+        return Judgement(subject, HOLDS, sentence)
+    sentence = f"{kind}: llama.cpp repacked no weights (buffer {join_and(names)})."
+    return Judgement(subject, FAILS, sentence)
+
+
+def batch_line(
+    kind: str, per_token_ms: Sequence[Sequence[float]], numbers: Sequence[int]
+) -> Judgement:
+    """Whether a token becomes cheaper in larger steps; times of runs by the number of tokens."""
+    measured = ratio(per_token_ms[0], per_token_ms[-1])
+    ends = {
+        SAME: "a token costs as much as alone: the step shares nothing",
+        MORE: "a token costs even more than alone",
+        LESS: "a token is cheaper: a part of the step is shared",
+        UNCLEAR: "these runs do not show whether a token is cheaper",
+    }
+    verdict = judged(measured)
+    step = f"in a step of {numbers[-1]} tokens"
+    sentence = f"{kind}: {step} {ends[verdict]} ({shown(measured)} the time)."
+    return Judgement(f"a token in a step of {numbers[-1]} ({kind})", verdict, sentence)
+
+
+def drafts(
+    text: str, n_tokens: float, speed_up: float, interval: tuple[float, float] | None
+) -> Judgement:
+    """Whether drafts pay; None for too few blocks for an interval."""
+    figures = (
+        f"In the {text} a step with drafts gives {n_tokens:.2f} tokens, and decode is "
+        f"{speed_up:.2f} times as fast"
+    )
+    subject = f"drafts in the {text}"
+    verdict = UNCLEAR
+    if interval is not None:
+        low, high = interval
+        if low > 1:
+            verdict = MORE
+        elif high < 1:
+            verdict = LESS
+        figures += f" ({digits(low)} to {digits(high)})"
+    cost = n_tokens / speed_up
+    ends = {
+        MORE: f"Such a step takes {digits(cost)} times as long as a plain one: drafts pay.",
+        LESS: f"Such a step takes {digits(cost)} times as long as a plain one: drafts do not pay.",
+        UNCLEAR: "These runs do not show whether drafts pay.",
+    }
+    return Judgement(subject, verdict, f"{figures}. {ends[verdict]}")
+
+
+def drafts_to_gain(positions: int, step_ratio: float, right: float = 0.8) -> Judgement:
+    """What drafts gain at best by the measured cost of a step with so many positions."""
+    n_tokens = sum(right**power for power in range(positions))
+    gain = n_tokens / step_ratio
+    verdict = judged(Ratio(gain, gain, gain))
+    ends = {
+        MORE: "they can pay",
+        LESS: "they cost more than they gain",
+        SAME: "they gain nothing",
+    }
+    sentence = (
+        f"Here a step of {positions} positions takes {digits(step_ratio)} times as long as one. "
+        f"{positions - 1} drafts that are right with a chance of {100 * right:.0f} % then make "
+        f"decode {gain:.2f} times as fast: {ends[verdict]}. Trust this before a gain that is "
+        "predicted from the ceilings."
+    )
+    return Judgement(f"{positions - 1} drafts at {100 * right:.0f} %", verdict, sentence)
+
+
+def overhead(what: str, added_ms: Sequence[float]) -> Judgement:
+    """What a server adds, from the differences of the turns that both completed."""
+    usable = [value for value in added_ms if value == value]
+    subject = f"the server's overhead, {what}"
+    if not usable:
+        return Judgement(subject, UNCLEAR, f"{what}: no turn has both times. Measure again.")
+    low = min(usable)
+    high = max(usable)
+    middle = statistics.median(usable)
+    n_turns = f"{len(usable)} turn" + "s" * (len(usable) > 1)
+    sentence = (
+        f"The server adds {middle:.1f} ms to {what} ({low:.1f} to {high:.1f} ms in {n_turns})."
+    )
+    if low > 0:
+        return Judgement(subject, MORE, f"{sentence} It does so in every turn.")
+    if high < 0:
+        return Judgement(
+            subject, LESS, f"{sentence} It was faster in every turn: its settings differ."
+        )
+    sentence += " The turns do not agree on the sign, so the machine's own changes hide it."
+    return Judgement(subject, UNCLEAR, sentence)
