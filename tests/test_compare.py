@@ -256,7 +256,7 @@ def test_imported_totals_are_compared_with_decode_compute() -> None:
     (compared,) = comparison.compare(session([10] * 6) + imported)
 
     (row,) = compared.rows
-    assert row.figure == "decode_ms"
+    assert row.figure == "step_ms"
     assert row.ratio is not None
     assert row.ratio.estimate == 1.0
     assert compared.only_base == ("prefill at 20",)

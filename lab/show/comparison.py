@@ -340,7 +340,7 @@ def _figures_to_compare(base: Group, group: Group, has_server: bool) -> list[str
     """
     left_out = [figures.DECODE_COMPUTE.name]
     for side in (base, group):
-        if side.rows.tpot_ms.isna().all() and side.rows.decode_ms.notna().any():
+        if side.rows.tpot_ms.isna().all() and side.rows.step_ms.notna().any():
             left_out = [figures.TPOT.name]
     if not has_server:
         left_out.append(figures.TTFT.name)

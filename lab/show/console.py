@@ -18,7 +18,7 @@ from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
-from lab.core.figures import DECODE_RATE, PREFILL, TTFT
+from lab.core.figures import DECODE_RATE, E2E, PREFILL, PREFILL_RATE, PREFILL_SHARE, TTFT
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
@@ -56,7 +56,7 @@ IMPLIED_BY = {TTFT.heading: PREFILL.heading, DECODE_RATE.heading: "TPOT"}
 
 GIVES_WAY = (
     TTFT.heading,
-    *("prefill\n% of E2E", "prefill\ntokens/s", "interval", "n", "buffer", "memory\nGB"),
+    *(PREFILL_SHARE.heading, PREFILL_RATE.heading, "interval", "n", "buffer", "memory\nGB"),
     *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", DECODE_RATE.heading),
 )
 """Headings of the columns that a narrow terminal hides first, in this order.
@@ -64,7 +64,7 @@ GIVES_WAY = (
 Those of IMPLIED_BY stay as long as the others where no column implies them.
 """
 
-LAST_HIDDEN = ("E2E\ns", "E2E s", "size\nMB")
+LAST_HIDDEN = (E2E.heading, "E2E s", "size\nMB")
 """Headings of columns that are hidden last: the time of the whole request, or the size of a model,
 is what people want to know."""
 

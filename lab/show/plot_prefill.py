@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lab.core.figures import PREFILL as PREFILL_TIME, TTFT
 from lab.core.record import PREFILL
 from lab.core.results import Readable
 from lab.errors import LabError
@@ -23,18 +24,10 @@ FEWEST_STEPS = 3  # of a run whose progress is a line
 MOST_GROWTHS = 4  # lengths of a single setup up to which the picture says how the time grows
 
 
-class ShownFigure(NamedTuple):
-    """The figure on the y axis."""
-
-    column: str  # of `table.runs`
-    label: str
-    title: str
-
-
-PREFILL_TIME = ShownFigure(
-    "prefill_s", "prefill time (s)", "Prefill: time until the prompt is processed"
-)
-TTFT = ShownFigure("ttft_s", "TTFT (s)", "TTFT: time until the first token arrives")
+TITLES = {
+    PREFILL_TIME: "Prefill: time until the prompt is processed",
+    TTFT: "TTFT: time until the first token arrives",
+}
 
 
 class Curve(NamedTuple):
@@ -59,7 +52,7 @@ def plot_prefill(records: Readable, ax: Axes | None = None) -> Axes:
     """
     timed, rows = selection.timed_rows(records)
     figure = TTFT if table.alone(timed) else PREFILL_TIME
-    rows = rows[rows[figure.column].gt(0) & rows.n_prompt.notna()]
+    rows = rows[rows[figure.name].gt(0) & rows.n_prompt.notna()]
     if rows.empty:
         raise LabError(
             "There is nothing to draw: no run has a prefill time.", "Measure some: lab measure"
@@ -76,15 +69,15 @@ def plot_prefill(records: Readable, ax: Axes | None = None) -> Axes:
         name = f"{curve.setup}: median run"
         if curve.setup not in drawn_setups:
             name = f"{curve.setup}: median"
-            _draw_medians(curve, figure.column, shares_axes, replicate)
+            _draw_medians(curve, figure.name, shares_axes, replicate)
         if shares_axes:  # the legend shows the shape of the points
             curve.ax.plot([], [], lw=2, ms=6, **curve.style, label=name)
-        _draw_runs(curve, figure.column, "" if shares_axes else f"{replicate}s")
+        _draw_runs(curve, figure.name, "" if shares_axes else f"{replicate}s")
     if len(setups) == 1:
-        _write_growth(axes[0], rows, figure.column)
-    _draw_proportion(curves, rows, figure.column, shares_axes)
-    canvas.name_axes(axes, "prompt length (tokens)", figure.label)
-    canvas.finish(axes, f"{figure.title}\n{selection.subject(timed, rows)}")
+        _write_growth(axes[0], rows, figure.name)
+    _draw_proportion(curves, rows, figure.name, shares_axes)
+    canvas.name_axes(axes, "prompt length (tokens)", figure.axis)
+    canvas.finish(axes, f"{TITLES[figure]}\n{selection.subject(timed, rows)}")
     return axes[0]
 
 
@@ -135,7 +128,7 @@ def _draw_progress(
 
 def _median_run(runs: pd.DataFrame) -> int:
     """The number of the run in the middle of those with the longest prompt, by prefill time."""
-    longest = runs[runs.n_prompt == runs.n_prompt.max()].sort_values(PREFILL_TIME.column)
+    longest = runs[runs.n_prompt == runs.n_prompt.max()].sort_values(PREFILL_TIME.name)
     return int(longest.run.iloc[(len(longest) - 1) // 2])
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lab.core import growth
+from lab.core import figures, growth
+from lab.core.figures import FigureKind
 from lab.core.record import DECODE as DECODE_STEPS, Record
 from lab.core.results import Readable, measured_of
 from lab.errors import LabError
@@ -28,30 +29,27 @@ class SweepPhase(NamedTuple):
 
     name: str
     x: str
-    y: str
+    figure: FigureKind
     per_s: float
     colour: str
     x_label: str
-    y_label: str
 
 
 PREFILL = SweepPhase(
     "prefill",
     "n_prompt",
-    "prefill_s",
+    figures.PREFILL,
     1,
     OF_PREFILL,
     "prompt length P (tokens)",
-    "prefill time (s)",
 )
 DECODE = SweepPhase(
     "decode",
     "position",
-    "tpot_ms",
+    figures.TPOT,
     1e3,
     OF_DECODE,
     "position p (tokens in the context)",
-    "decode time per token (ms)",
 )
 
 
@@ -100,7 +98,7 @@ def _draw_phase(
 ) -> None:
     """Draw the runs of a setup, their range, and the law; `setup` is "" if there is only one."""
     x = runs[phase.x]
-    y = runs[phase.y]
+    y = runs[phase.figure.name]
     color = style["color"]
     if y.notna().any():
         range_at = y.groupby(x).agg(["min", "max"])
@@ -139,4 +137,4 @@ def _formula(law: Law) -> str:
 
 def _finish_panel(ax: Axes, title: str, phase: SweepPhase) -> None:
     ax.set_title(title, fontsize=11)
-    ax.set(xlabel=phase.x_label, ylabel=phase.y_label, xlim=(0, None), ylim=(0, None))
+    ax.set(xlabel=phase.x_label, ylabel=phase.figure.axis, xlim=(0, None), ylim=(0, None))

@@ -33,7 +33,7 @@ def runs(records: Readable) -> pd.DataFrame:
     `records` are those of `lab.measure` or `lab.read`, or paths of results files.
 
     Columns: the setup, figures (NaN if missing), status. `tpot_ms` is the time per output token
-    with the choice of the token, `decode_ms` the compute of a step without it. A sweep has one row
+    with the choice of the token, `step_ms` the compute of a step without it. A sweep has one row
     per length. `row` is the number of the row, which `lab.steps` has too; `run` is the number of
     the record, the same for all lengths of a sweep. An experiment has its case in words in `case`,
     and its own figures. `j_per_token` is the energy of the whole run, with everything that ran on

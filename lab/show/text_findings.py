@@ -34,7 +34,7 @@ def answer(rows: pd.DataFrame, beyond: Sequence[int] = ()) -> str:
     row = max((row for _, row in rows.iterrows()), key=lambda row: _rank(row, beyond))
     token_ms = row.tpot_ms
     if not token_ms > 0:
-        token_ms = row.decode_ms  # of imported results
+        token_ms = row.step_ms  # of imported results
     decodes = token_ms > 0
     prompt = plural(row.n_prompt, "token")
     reliability = _reliability(row.doubts)

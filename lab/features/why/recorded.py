@@ -16,7 +16,7 @@ from lab.features.why.figure import DECODE, PREFILL, PROMPT, STEPS, Figure
 from lab.features.why.setups import facts_of
 from lab.show import comparison, session_spread, table
 
-COLUMNS = {DECODE: ("tpot_ms", "decode_ms"), PREFILL: ("prefill_s", "ttft_s")}
+COLUMNS = {DECODE: ("tpot_ms", "step_ms"), PREFILL: ("prefill_s", "ttft_s")}
 """Columns of a phase's figure; the second where no run has the first."""
 
 COUNTS = {DECODE: STEPS, PREFILL: PROMPT}
