@@ -187,3 +187,47 @@ def test_two_devices_stand_side_by_side_and_a_table_has_the_quantizations() -> N
     assert "is the best that fits" in out
     assert "lacks" in out
     assert len(out.splitlines()) <= 14
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("llama-3.1-8b:Q4_K_M,Q5_K_M", ["llama-3.1-8b:Q4_K_M", "llama-3.1-8b:Q5_K_M"]),
+        ("qwen3:8b,Q8_0", ["qwen3:8b", "qwen3:8b:Q8_0"]),
+        ("qwen3-8b-Q4_K_M,IQ4_XS", ["qwen3-8b-Q4_K_M", "qwen3-8b:IQ4_XS"]),
+        ("phi-4:q4_0,q5_1,f16", ["phi-4:q4_0", "phi-4:q5_1", "phi-4:f16"]),
+        (
+            "gemma3:12b,UD-Q4_K_XL,llama-3.2-3b",
+            ["gemma3:12b", "gemma3:12b:UD-Q4_K_XL", "llama-3.2-3b"],
+        ),
+        ("llama-3.2-3b,qwen3-8b", ["llama-3.2-3b", "qwen3-8b"]),
+        ("gpt-oss:20b,gpt-oss:120b", ["gpt-oss:20b", "gpt-oss:120b"]),
+        ("llama-3.2-3b:Q4_0,qwen3-8b:Q4_0", ["llama-3.2-3b:Q4_0", "qwen3-8b:Q4_0"]),
+    ],
+)
+def test_a_quantization_alone_belongs_to_the_model_before_it(
+    text: str, names: list[str]
+) -> None:
+    assert prediction.names_of_models(text) == names
+
+
+def test_laptops_include_their_cards_and_have_no_table_of_quantizations() -> None:
+    laptops = devices.names_of("laptop")
+    assert {"laptop-ddr5", "snapdragon-x-elite", "rtx-4060-laptop"} <= {*laptops}
+    assert not {"rtx-4060", "m4", "rx-9070-xt"} & {*laptops}
+    assert "rtx-4060-laptop" in devices.names_of("geforce")
+    code, _, err = run_lab("predict", "-m", "llama-3.1-8b", "-d", "laptop", "--quantizations")
+    assert code == 1
+    assert "one model on one device" in err
+
+
+def test_a_prediction_says_the_memory_of_its_longest_request() -> None:
+    _, out, _ = run_lab(
+        "predict", "-m", "qwen2.5-7b", "-d", "laptop-ddr5 16 GB", "-p", "32000", "-n", "300"
+    )
+    assert "memory" in out
+    assert "6.87" in out
+    _, out, _ = run_lab(
+        "predict", "-m", "qwen2.5-7b", "-d", "apple", "-p", "32000", "-n", "300"
+    )
+    assert "needs 6.87 GB with its cache" in " ".join(out.split())

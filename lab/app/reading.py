@@ -34,7 +34,7 @@ def read(
     from lab.core import results as files
 
     contents = files.read(results)
-    if not contents.all_lines and not contents.ceilings:
+    if contents.skipped or not (contents.all_lines or contents.ceilings):
         _refuse_foreign(results)
     for sentence in contents.skipped:
         note(sentence)

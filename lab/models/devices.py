@@ -17,6 +17,7 @@ from lab.errors import LabError
 from lab.models import processors
 from lab.models.catalog import data_file
 
+LAPTOP = "laptop"
 OF_PROCESSORS = "laptop", "desktop", "cpu"  # kinds whose devices are processors
 USUAL_SIMD = "avx2"
 ALL = "all"  # stands for all devices, where a kind is allowed
@@ -221,9 +222,19 @@ def kinds() -> tuple[str, ...]:
 
 
 def names_of(group: str) -> tuple[str, ...]:
-    """The names of all devices for "all", and those of a kind for its name; else empty."""
+    """The names of all devices for "all", and those of a kind for its name; else empty.
+
+    Cards of laptops are laptops too.
+    """
     key = as_name(group)
-    return tuple(name for name, device in devices().items() if key in (ALL, device.kind))
+    return tuple(name for name, device in devices().items() if key in groups_of(device))
+
+
+def groups_of(device: DeviceSheet) -> tuple[str, ...]:
+    """The names that stand for this device and others."""
+    if device.name.endswith(f"-{LAPTOP}"):
+        return ALL, device.kind, LAPTOP
+    return ALL, device.kind
 
 
 def find_device(name: str) -> DeviceSheet:

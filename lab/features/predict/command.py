@@ -204,7 +204,7 @@ def predict(
     if as_json:
         console.print_json({"rows": [document(row) for row in rows]})
         return
-    specs = prediction.names_in(models)
+    specs = prediction.names_of_models(models)
     if quantizations:
         print_sections([quantizing.section(rows)], out)
         return

@@ -16,7 +16,7 @@ from lab.core.record import DECODE, Model, Record
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
-from lab.models import catalog, described, devices, obtain, own_sheet
+from lab.models import candidates, catalog, described, devices, obtain, own_sheet
 from lab.models.devices import DeviceSheet
 from lab.roofline import conditioning, learning, prediction
 from lab.roofline.paged_prediction import limited_memory, with_limit
@@ -77,7 +77,7 @@ def predict(
     if rates or gbps is not None:
         need_one_device(names, gbps)
     rows = list[Prediction]()
-    for spec in names_in(model):
+    for spec in names_of_models(model):
         plan = prediction.plan_for(spec, settings, watch)
         for listed in devices_in(names):
             sheet = as_asked(listed, gbps, backend, settings.get("threads"))
@@ -143,6 +143,20 @@ def names_in(text: Texts) -> list[str]:
     for name in parts(text):
         if name.lower() == "here":
             name = HERE
+        names.append(name)
+    return names
+
+
+def names_of_models(text: Texts) -> list[str]:
+    """The names in a list with commas; a quantization alone belongs to the model before it.
+
+    "llama-3.1-8b:Q4_K_M,Q5_K_M" are two.
+    """
+    names = list[str]()
+    for name in names_in(text):
+        if names and candidates.is_tag(name):
+            model, _ = candidates.without_tag(names[-1])
+            name = f"{model}:{name}"
         names.append(name)
     return names
 

@@ -8,6 +8,7 @@ from lab.errors import LabError
 from lab.features.predict import tables
 from lab.models import synthetic
 from lab.models.candidates import without_tag
+from lab.models.devices import names_of
 from lab.roofline.prediction import Prediction
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits
@@ -26,7 +27,8 @@ SOURCE = (
 
 def with_quantizations(models: str, devices: str | None) -> str:
     """Several SPECs: the model in the usual quantizations. LabError unless it is one, on one."""
-    if "," in models or not devices or "," in devices:
+    is_one_device = devices and "," not in devices and not names_of(devices)
+    if "," in models or not is_one_device:
         what = "--quantizations makes a table of one model on one device."
         raise LabError(what, "For example: -m llama-3.1-8b -d rtx-4060-laptop --quantizations")
     name, _ = without_tag(models)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -215,11 +216,20 @@ def ranking(rows: Sequence[Prediction], shown: Display) -> Section:
     hidden = [row for row in rows if row not in visible]
     return Section(
         labels[0] if is_one_model else "Several models",
-        f"{plural(first.n_prompt, 'token')} in, {first.n_gen:,} out{at_once(first)}",
+        f"{plural(first.n_prompt, 'token')} in, {first.n_gen:,} out{at_once(first)}"
+        f"{memory_of_all(rows)}",
         words=[fastest(visible, is_one_model)],
         **tabled(ranking_columns(is_one_model), visible),
         sentences=ranking_sentences(rows, hidden, shown),
     )
+
+
+def memory_of_all(rows: Sequence[Prediction]) -> str:
+    """The memory that one model needs on most devices; "" for several models."""
+    if len({row.label for row in rows}) > 1:
+        return ""
+    needed = statistics.median_low(row.needed_bytes for row in rows)
+    return f"; needs {digits(needed / 1e9)} GB with its cache"
 
 
 def visible_rows(rows: Sequence[Prediction], shown: Display) -> list[Prediction]:
@@ -381,11 +391,17 @@ def explanation_note(row: Prediction) -> str:
     return ", ".join(row.doubts)
 
 
+def memory_cell(row: Prediction) -> str:
+    """GB that the weights, the cache of the whole request and the buffers need."""
+    return digits(row.needed_bytes / 1e9)
+
+
 SHORT_COLUMNS: Columns = (
     ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
     ("TTFT\ns", lambda row: line_cell(row, row.prefill_expected_s, row.prefill_s)),
     ("decode\ntokens/s", lambda row: line_cell(row, row.tps_expected, row.tps)),
     ("E2E\ns", lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
+    ("memory\nGB", memory_cell),
     ("keeps\nlimits", chance_cell),
     ("note", explanation_note),
 )
@@ -400,7 +416,7 @@ EXPLANATION_COLUMNS: Columns = (
     ("E2E s\nexpected", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s)),
     ("prefill s\nlimit", lambda row: limit_cell(row, row.prefill_limit_s)),
     ("TPOT ms\nlimit", lambda row: limit_cell(row, 1e3 * row.tpot_limit_s)),
-    ("memory\nGB", lambda row: digits(row.needed_bytes / 1e9)),
+    ("memory\nGB", memory_cell),
     ("keeps\nlimits", chance_cell),
     ("note", explanation_note),
 )
