@@ -515,6 +515,7 @@ def test_parts_of_several_devices_are_named_by_device() -> None:
         (10, 9, 1, 5.9, 5, KERNEL),
         (10, 9, 1, 5, 6, TRAFFIC),
         (10, 9, 1, 6, 6, TRAFFIC),
+        (10, 20, 1, 1, 10.7, TRAFFIC),  # the run is faster than the probe of its kernel
     ],
 )
 def test_what_is_nearest_limits(

@@ -137,7 +137,8 @@ def limit_of(row: Any) -> str:
     if row.attention_s > ATTENTION_SHARE * row.least_s:
         limit = _nearest(row.attention_s, row.attention_arithmetic_s, row.attention_traffic_s)
         return OF_ATTENTION[limit]
-    return _nearest(row.least_s, row.arithmetic_s, row.traffic_s)
+    kernels_s = min(row.least_s, row.measured_s)  # a probe may be slower than the run
+    return _nearest(kernels_s, row.arithmetic_s, row.traffic_s)
 
 
 def _nearest(kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:
