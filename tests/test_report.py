@@ -66,6 +66,14 @@ def test_what_limited_it_is_told_where_the_ceilings_are_known() -> None:
     assert "(91 % of the ceiling)" in html.text
 
 
+def test_a_page_with_sliders_says_how_far_off_predictions_are() -> None:
+    title = "How far off predictions of other devices are"
+    with_sliders = Page(page.html(timed(1.1), [FAST]))
+    assert title in with_sliders.text
+    assert "decode, processors" in with_sliders.text
+    assert title not in Page(page.html(timed(1.1), [FAST], explore=False)).text
+
+
 def test_warnings_stand_beside_the_figures_that_they_concern() -> None:
     random = dataclasses.replace(MODEL, source="synthetic")
     noisy = dataclasses.replace(watched([290] * 20), repeat=0)

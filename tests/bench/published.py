@@ -16,27 +16,19 @@ import argparse
 import csv
 import dataclasses
 import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lab.core.lists import grouped
 from lab.core.memory import CPU
 from lab.core.record import PREFILL
-from lab.features.predict.published_record import (
-    RecordedRate,
-    median_error,
-    of_kind,
-    recorded_rates,
-)
+from lab.features.predict.published_record import KINDS, RecordedRate, rate_groups
 from lab.roofline import datasheet
 from lab.roofline.datasheet import LONG, Condition, LearnedRates
 from tests.bench.learn_published import (
     LAWS,
-    PHASES,
     PUBLISHED,
     USUAL_LENGTH,
     Row,
@@ -117,28 +109,15 @@ def page_table() -> str:
     """The table of docs/machines.md, from models/record.csv."""
     lines = ["| predicted from others' rows | rates | inside | median error | ends apart |"]
     lines.append("| --- | ---: | ---: | ---: | ---: |")
-    groups = grouped(
-        recorded_rates(), lambda rate: (rate.phase, rate.backend == CPU, rate.backend)
-    )
-    for phase in PHASES:
-        for is_processor, kind in ((False, "GPUs"), (True, "processors")):
-            lines.append(page_line(f"**{phase}, {kind}**", of_kind(phase, is_processor)))
-            backends = sorted(key[2] for key in groups if key[:2] == (phase, is_processor))
-            if len(backends) > 1:
-                for backend in backends:
-                    rates = groups[phase, is_processor, backend]
-                    lines.append(page_line(f"{phase}, {backend}", rates))
+    for group in rate_groups():
+        label = group.label
+        if label.endswith(tuple(KINDS)):
+            label = f"**{label}**"
+        lines.append(
+            f"| {label} | {len(group.rates)} | {100 * group.inside:.0f} % |"
+            f" {100 * group.error:.0f} % | {group.width:.1f} |"
+        )
     return "\n".join(lines)
-
-
-def page_line(label: str, rates: Sequence[RecordedRate]) -> str:
-    n_inside = sum(rate.is_inside for rate in rates)
-    off = median_error([rate.off for rate in rates])
-    width = statistics.median(rate.high / rate.low for rate in rates)
-    return (
-        f"| {label} | {len(rates)} | {100 * n_inside / len(rates):.0f} % | {100 * off:.0f} % |"
-        f" {width:.1f} |"
-    )
 
 
 def of_file(path: Path) -> pd.DataFrame:

@@ -9,9 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from lab.core.lists import grouped
 from lab.core.memory import CPU
 from lab.models.catalog import data_file
+from lab.show.section import Columns, Section, tabled
 from lab.show.wording import percent
+
+PHASES = ("decode", "prefill")
+KINDS = {"GPUs": False, "processors": True}
+"""Words for devices, and whether they are processors."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,56 @@ def recorded_rates() -> tuple[RecordedRate, ...]:
     return tuple(rates)
 
 
+@dataclass(frozen=True)
+class RateGroup:
+    """Recorded rates of a phase: of one backend, or of all of a kind."""
+
+    label: str
+    rates: Sequence[RecordedRate]
+
+    @property
+    def inside(self) -> float:
+        """The share inside the predicted ranges."""
+        return sum(rate.is_inside for rate in self.rates) / len(self.rates)
+
+    @property
+    def error(self) -> float:
+        return median_error([rate.off for rate in self.rates])
+
+    @property
+    def width(self) -> float:
+        """How many times the lower end the upper one is, at the median."""
+        return statistics.median(rate.high / rate.low for rate in self.rates)
+
+
+def rate_groups() -> list[RateGroup]:
+    """Each phase on GPUs and on processors, followed by its backends if there are several."""
+    groups = []
+    for phase in PHASES:
+        for kind, is_processor in KINDS.items():
+            rates = of_kind(phase, is_processor)
+            groups.append(RateGroup(f"{phase}, {kind}", rates))
+            by_backend = grouped(rates, lambda rate: rate.backend)
+            if len(by_backend) > 1:
+                for backend in sorted(by_backend):
+                    groups.append(RateGroup(f"{phase}, {backend}", by_backend[backend]))
+    return groups
+
+
+def section() -> Section:
+    """The record as a chapter of a report."""
+    n_rates = len(recorded_rates())
+    return Section(
+        "How far off predictions of other devices are",
+        name="record",
+        words=[
+            f"{n_rates} rates that others published, predicted from the rates of other publishers. "
+            "The sliders' ranges of other devices were made in the same way, from all rates."
+        ],
+        **tabled(COLUMNS, rate_groups()),
+    )
+
+
 def of_kind(phase: str, is_processor: bool) -> list[RecordedRate]:
     """The rates of a phase on processors, or on GPUs."""
     return [
@@ -93,3 +149,12 @@ def place_of(phase: str, is_processor: bool, offs: Sequence[float]) -> str:
         f" {percent(median_error([rate.off for rate in rates]))} at the median. Yours, off by"
         f" {percent(math.expm1(own))}, are nearer than {percent(n_further / len(rates))} of them."
     )
+
+
+COLUMNS: Columns = (
+    ("predicted", lambda group: group.label),
+    ("rates", lambda group: str(len(group.rates))),
+    ("inside\nthe range", lambda group: percent(group.inside)),
+    ("median\nerror", lambda group: percent(group.error)),
+    ("ends\napart", lambda group: f"{group.width:.1f}x"),
+)

@@ -20,7 +20,7 @@ from lab.core.arguments import Share, StrPath, share
 from lab.core.record import Ceilings, Record
 from lab.core.results import Readable
 from lab.errors import LabError
-from lab.features.predict import laws
+from lab.features.predict import laws, published_record
 from lab.features.report import chapters
 from lab.features.report.compared import compare
 from lab.features.report.lines import Lines, ReportLines, sort_lines
@@ -95,6 +95,9 @@ def html(
     setups = chapters.setups(lines.good)
     all_chapters.insert(len(all_chapters) if setups.headings else 0, setups)
     matching = matching_ceilings(lines.setups, ceilings)
+    of_sliders = sliders(lines.timed, ceilings, others) if explore and matching else None
+    if of_sliders is not None:
+        all_chapters.append(published_record.section())
     return page.render(
         title=title,
         dates=chapters.dates(lines.good),
@@ -103,7 +106,7 @@ def html(
         contents=[] if lead else all_chapters,
         gist=chapters.gist,
         chapters=all_chapters,
-        laws=sliders(lines.timed, ceilings, others) if explore and matching else None,
+        laws=of_sliders,
         commands=kinds.commands(records),
         n_records=len(records),
         packed=results.pack([*records, *matching]),
