@@ -10,6 +10,7 @@ from lab.features.explain import budget, server_budget
 from lab.roofline import probing
 from lab.roofline.explanation import explain
 from tests.support.command import run_lab
+from tests.support.tables import lines_of
 
 RESULTS = Path(__file__).parent.parent / "results"
 ENGINE = RESULTS / "sample-smollm2-135m-amd-epyc.jsonl"
@@ -23,7 +24,7 @@ def test_the_parts_of_a_token_add_up_in_the_engine() -> None:
     rows = explain(records, probing.need(contents.ceilings, where, ""))
     section = budget.section(rows, records[0])
     assert section is not None
-    assert [cells[0] for cells in section.cells] == ["10", "1,000", "10,000"]
+    assert [cells[0] for cells in lines_of(section)] == ["10", "1,000", "10,000"]
     decodes = rows[rows.phase == "decode"]
     for row in decodes.itertuples():
         assert budget.sum_of_parts(row) == pytest.approx(row.tpot_s, rel=0.02)

@@ -26,6 +26,7 @@ from tests.bench.choose import penalty_law
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker
 from tests.support.records import MODEL, make_record, make_run
+from tests.support.tables import lines_of
 
 N_STEPS = 4
 COMPUTE_NS = 10_000_000
@@ -181,7 +182,7 @@ def test_the_answer_comes_first_and_says_what_choosing_takes() -> None:
         "llama-server's default chain takes 101 us a token here, 1 % of a step; with 32 "
         "sequences 24.5 % of every step."
     )
-    assert len(part.cells) == 2 * len(PLAIN)
+    assert len(lines_of(part)) == 2 * len(PLAIN)
     assert "differs by 0 %" in " ".join(part.sentences)
 
 

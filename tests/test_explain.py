@@ -15,6 +15,7 @@ from lab.show import table
 from tests.support.command import run_lab
 from tests.support.rates import BIG, FAST, WIDE, timed
 from tests.support.records import MACHINE, exact_steps, make_record, make_run
+from tests.support.tables import headings, lines_of
 
 
 def slower(ceilings: Ceilings, factor: int) -> Ceilings:
@@ -62,9 +63,9 @@ def test_ceilings_that_are_too_low_are_told_and_promise_nothing_absurd() -> None
     assert too_low in verdicts[-1]
     assert "%" not in " ".join(verdicts)
     shown = section.explained("", records, low)
-    headings = [heading.split()[0] for heading in shown.headings]
-    shares = headings.index("weights/attention/")
-    assert {line[shares] for line in shown.cells} == {"-"}
+    names = [heading.split()[0] for heading in headings(shown)]
+    shares = names.index("weights/attention/")
+    assert {line[shares] for line in lines_of(shown)} == {"-"}
     for change in advice.changes(rows, records[0], low):
         assert 0 < change.figures["decode_gain"] < 100
     right = sentences.verdicts(explanation.explain(records, FAST), WIDE)

@@ -22,6 +22,7 @@ from lab.roofline.prediction import HERE, Prediction, Shortage
 from tests.support.command import run_lab
 from tests.support.rates import of_catalog
 from tests.support.records import MODEL, SETTINGS
+from tests.support.tables import headings, lines_of
 
 SAMPLE = Path("results/sample-smollm2-135m-amd-epyc.jsonl")
 LLAMA = "llama-3.1-8b:Q4_K_M"
@@ -242,7 +243,7 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
         row(HERE, shortage=Shortage(9 * 10**9, 7e9, 2)),
     ]
     section = tables.ranking(rows, dataclasses.replace(EVERY, slo=Slo(ttft_s=1.0)))
-    columns = dict(zip(section.headings, zip(*section.cells, strict=True), strict=True))
+    columns = dict(zip(headings(section), zip(*lines_of(section), strict=True), strict=True))
     assert columns["keeps\nlimits"][:3] == ("yes", "50 %", "no")
     assert columns["note"][4] == "needs 9.0 GB of 8.0 for 2 users"
     assert columns["TTFT\ns"][:2] == ("0.800", "0.800")
@@ -252,10 +253,10 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     answer = "The fastest here is sure: 2.30 s (2.00 s to 3.00 s) for the whole request."
     assert section.words == [answer]
     few = tables.ranking(rows, tables.Display(is_ranking=True, is_named=True))
-    assert few.cells[0][0] == HERE
+    assert lines_of(few)[0][0] == HERE
     wide = dataclasses.replace(row("wide"), tpot_s=(0.001, 0.02))
     some = tables.ranking([*rows, wide], tables.Display(is_ranking=True, is_named=True))
-    assert "wide" not in [cells[0] for cells in some.cells]
+    assert "wide" not in [cells[0] for cells in lines_of(some)]
     assert "1 with wide ranges" in some.sentences[0]
 
 

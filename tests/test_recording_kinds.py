@@ -25,6 +25,7 @@ from lab.features.recording.lines import RecordedCall
 from lab.features.recording.prompts import blocks_of, length
 from lab.remote.chat_bodies import as_chat
 from tests.support.recordings import CLOCK, recorded, session_with_a_clock
+from tests.support.tables import lines_of
 
 IMAGE = "iVBORw0KGgoAAAANSUhEUg" * 4000
 LONG = "Keep to the rules of this house. " * 30
@@ -643,7 +644,7 @@ def test_a_prediction_is_compared_with_the_repeated_session() -> None:
     section = repeat.compared(calls, calls)
     assert "too short" in section.answer
     assert "outside its range" in section.answer
-    assert len(section.cells) == len(calls)
+    assert len(lines_of(section)) == len(calls)
 
 
 def test_a_slower_machine_is_told_from_a_wrong_prediction() -> None:

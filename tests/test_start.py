@@ -24,6 +24,7 @@ from lab.process.wire import Outcome, Progress, Vocabulary
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker
 from tests.support.records import MACHINE, MODEL, SETTINGS
+from tests.support.tables import headings
 
 N_BYTES = 10**6  # of the model
 STAGE_S = {"process": 0.5, "load": 0.2, "context": 0.05, "warm-up": 0.02, "first prefill": 0.1}
@@ -150,7 +151,7 @@ def test_the_section_says_when_the_first_token_comes_and_what_it_waits_for(
     assert "50 % of the reading time passes while the weights are placed" in text
     assert "the disk is the limit" in text  # without mmap
     assert "57.5 % of the time is the stage process" in text
-    assert shown.headings == [
+    assert headings(shown) == [
         "stage",
         "mmap,\ncold",
         "mmap,\nwarm",
@@ -169,7 +170,7 @@ def test_nothing_is_said_about_cold_starts_if_pages_stayed(
     shown = section(lines)
     assert shown.answer == "From the page cache the first token comes after 870 ms."
     assert list(shown.warnings) == [NOT_COLD]
-    assert "cold" not in " ".join([*shown.headings, *shown.sentences])
+    assert "cold" not in " ".join([*headings(shown), *shown.sentences])
     assert {line.disk_s for line in lines} == {None}
 
 

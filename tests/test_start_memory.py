@@ -32,6 +32,7 @@ from lab.runner.plan import make_plan
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker
 from tests.support.records import MACHINE, MODEL, SETTINGS
+from tests.support.tables import lines_of
 
 FILE_BYTES = 10**9
 OWN_BYTES = 10**8
@@ -119,8 +120,8 @@ def test_the_section_says_how_much_slower_it_is_and_how_often_the_range_held() -
     assert "each token reads 70 % to 70 % of it" in text
     assert "Law of this machine, kernel and disk" in text
     assert "Test: each limit was predicted from the starts with the others" in text
-    assert len(shown.cells) == len(SHARES) + 1
-    assert shown.cells[-1][0] == "no limit"
+    assert len(lines_of(shown)) == len(SHARES) + 1
+    assert lines_of(shown)[-1][0] == "no limit"
     assert len(shown.document()["memory"]) == 22
     assert not shown.warnings
 
@@ -130,7 +131,7 @@ def test_nothing_is_said_of_starts_whose_pages_stayed(resident: float | None) ->
     lines = [line_of(None, COMPUTE_S), line_of(0.6, 1.0, resident=resident)]
     shown = section(lines)
     assert list(shown.warnings) == [NOT_DROPPED]
-    assert [row[0] for row in shown.cells] == ["no limit"]
+    assert [row[0] for row in lines_of(shown)] == ["no limit"]
     assert not shown.answer
 
 

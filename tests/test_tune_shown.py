@@ -18,6 +18,7 @@ from lab.show import canvas
 from lab.show.section import WIDE
 from tests.support.command import run_lab
 from tests.support.records import SETTINGS, make_run
+from tests.support.tables import headings, lines_of
 from tests.support.tuning import (
     BOTH,
     DEFAULT,
@@ -72,8 +73,8 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
     None
 ):
     shown = section_of(full_session())
-    names = [line[0] for line in shown.cells]
-    verdicts = [line[-1] for line in shown.cells]
+    names = [line[0] for line in lines_of(shown)]
+    verdicts = [line[-1] for line in lines_of(shown)]
     assert names == [DEFAULT, OFF, f"{LOSSY}\nchanges the model's output", ONE, "--no-mmap"]
     assert verdicts == ["the base", "recommended", "faster in the search", "slower", "failed"]
     assert shown.caption == (
@@ -85,9 +86,9 @@ def test_what_became_of_each_choice_stands_beside_it_the_default_and_the_winner_
 def test_a_winner_that_the_search_did_not_measure_is_in_the_table_and_in_the_picture() -> None:
     lines = session({DEFAULT: 9.0, OFF: 4.5, "--no-repack": 8.0}, confirming(BOTH))
     shown = section_of(lines)
-    assert [line[0] for line in shown.cells[:3]] == [DEFAULT, BOTH, OFF]
-    winner = shown.cells[1]
-    of_off = shown.cells[2]
+    assert [line[0] for line in lines_of(shown)[:3]] == [DEFAULT, BOTH, OFF]
+    winner = lines_of(shown)[1]
+    of_off = lines_of(shown)[2]
     assert winner[1] == "0"
     assert winner[-1] == "recommended"
     assert float(winner[3].split("\n")[0]) > float(of_off[3].split("\n")[0])
@@ -98,8 +99,8 @@ def test_a_winner_that_the_search_did_not_measure_is_in_the_table_and_in_the_pic
 def test_the_table_and_the_sentences_have_one_direction() -> None:
     """Both say how many times as fast as the default a choice is."""
     shown = section_of(full_session())
-    default, winner, *_ = shown.cells
-    assert shown.headings[3] == "times\nas fast"
+    default, winner, *_ = lines_of(shown)
+    assert headings(shown)[3] == "times\nas fast"
     assert list(default[1:4]) == ["4", "3.03 s", "1.00"]
     estimate, interval = winner[3].split("\n")
     low, high = map(float, interval.split("-"))
@@ -135,7 +136,7 @@ def test_runs_that_name_no_block_are_shown_as_a_session_without_a_result() -> No
     assert section.sentences(result_of(lines)) == [
         "No other setting was measured, so nothing is recommended."
     ]
-    assert {cells[-1] for cells in section_of(lines).cells} == {"failed"}
+    assert {cells[-1] for cells in lines_of(section_of(lines))} == {"failed"}
 
 
 FASTEST = "--flash-attn off was the fastest in the search"
@@ -326,7 +327,7 @@ def test_odd_records_of_a_session_break_nothing(changes: dict[str, Any]) -> None
         run = dataclasses.replace(record.run, **changes) if i % 2 else record.run
         lines.append(dataclasses.replace(record, run=run))
     shown = section_of(lines)
-    assert shown.cells[0][0] == DEFAULT
+    assert lines_of(shown)[0][0] == DEFAULT
     canvas.drawn(shown.pictures[0].draw, WIDE)
     document = json.loads(json.dumps(shown.document(), allow_nan=False))
     assert document["tunings"][0]["tried"]

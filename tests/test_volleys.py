@@ -25,6 +25,7 @@ from lab.show.section import Context
 from tests.support.command import run_lab
 from tests.support.null_server import RUNNING, Behaviour, NullSettings, null_server
 from tests.support.records import make_record, make_run
+from tests.support.tables import headings
 
 N_PROMPT = 30
 N_GEN = 6
@@ -107,7 +108,7 @@ def test_runs_in_process_stand_beside_them(
     context = Context(runs=[make_record(run)])
     (section,) = volleys.chapters(records[0], context, "batch")
     (part,) = section.parts
-    assert "in process:\ntotal" in part.headings
+    assert "in process:\ntotal" in headings(part)
     assert any("4 requests at once: " in sentence for sentence in part.sentences)
     (picture,) = part.pictures
     figure = canvas.drawn(picture.draw, picture.file_size)

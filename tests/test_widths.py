@@ -3,6 +3,7 @@ named."""
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,12 @@ from rich.console import Console
 
 import lab
 from lab.app import kinds
+from lab.core.figures import E2E, PREFILL, TTFT
+from lab.features import ceilings
+from lab.features.predict import tables
+from lab.show.cells import LONG_TEXT, PROMPT_TOKENS, TEXT, Column, listed, of_figure, stacked
 from lab.show.console import Grid, console
-from lab.show.section import Context, Section, print_sections
+from lab.show.section import Context, Section, print_sections, tabled
 from tests.support.command import run_lab
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -21,6 +26,7 @@ TO_COMPARE = [
     *RESULTS.glob("sample-to-compare*.jsonl"),
 ]
 UNBROKEN = 400  # a width at which no table gives way
+NAME = Column("name", kind=TEXT)
 WIDTHS = (60, 80, 100, 120)
 MOST_LINES_OF_OUTPUT = 14
 
@@ -86,7 +92,11 @@ def test_nor_in_what_other_commands_print(
 def test_columns_that_others_imply_give_way_first_and_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    grid = Grid("prompt\ntokens", "prefill\ns", "TTFT\ns", "E2E\ns", "note")
+    grid = Grid(
+        PROMPT_TOKENS,
+        *map(of_figure, (PREFILL, TTFT, E2E)),
+        Column("note", kind=LONG_TEXT),
+    )
     grid.add_row(
         "1,000", "0.1", "0.123-0.456", "12.3-45.6", "text that can be broken at spaces"
     )
@@ -104,15 +114,15 @@ def test_columns_that_others_imply_give_way_first_and_are_named(
 
 
 @pytest.mark.parametrize(
-    ("headings", "cells", "deciding"),
+    ("columns", "cells", "deciding"),
     [
         (
-            ("name", "TTFT\ns", "decode\ntokens/s", "E2E\ns", "memory\nGB", "note"),
+            (NAME, *tables.SHORT_COLUMNS[1:5], tables.SHORT_COLUMNS[-1]),
             ("rtx-4090", "0.0366-0.0969", "143-365", "0.583-1.51", "2.43", ""),
             "143-365",
         ),
         (
-            ("kernel", "type", "shape", "buffer", "tokens", "threads", "GB/s", "GFLOP/s"),
+            ceilings.CPU_COLUMNS,
             ("MUL_MAT", "Q4_0", "1536 x 576", "CPU_REPACK", "512", "2 of 2", "7.10", "210"),
             "2 of 2",
         ),
@@ -120,12 +130,12 @@ def test_columns_that_others_imply_give_way_first_and_are_named(
     ids=["predictions", "ceilings"],
 )
 def test_the_deciding_column_stays_in_a_narrow_terminal(
-    headings: tuple[str, ...],
+    columns: Sequence[Column],
     cells: tuple[str, ...],
     deciding: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    grid = Grid(*headings)
+    grid = Grid(*columns)
     grid.add_row(*cells)
     Console(width=62).print(grid)
     narrow = capsys.readouterr().out
@@ -140,12 +150,18 @@ def test_a_terminal_shows_the_table_and_three_lines_and_says_how_to_see_the_othe
     sentences = [f"sentence {number}" for number in range(5)]
     section = Section(
         below="their range",
-        headings=["prompt\ntokens", "TTFT\ns"],
-        cells=[["10", "0.1\n0.08-0.12"], ["20", "0.2\n0.1-0.3"], ["30", "0.3"]],
+        **tabled(
+            listed(["prompt\ntokens", "TTFT\ns"]),
+            [
+                ["10", stacked("0.1", "0.08-0.12")],
+                ["20", stacked("0.2", "0.1-0.3")],
+                ["30", "0.3"],
+            ],
+        ),
         warnings=warnings,
         sentences=sentences,
         notes=["a definition"],
-        parts=[Section(headings=["n"], cells=[["1"]])],
+        parts=[Section(**tabled(listed(["n"]), [["1"]]))],
     )
     all_lines = [f"! {warnings[0]}", f"! {warnings[1]}", *sentences, "a definition"]
 
@@ -168,9 +184,12 @@ def test_a_terminal_shows_the_table_and_three_lines_and_says_how_to_see_the_othe
 def test_few_rows_keep_their_ranges_and_what_names_a_row_stays(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cells = [["10\n4 users", "0.1\n0.08-0.12"], ["10\n8 users", "0.2\n0.1-0.3"]]
-    two = Section(below="their range", headings=["prompt", "s"], cells=cells)
-    four = dataclasses.replace(two, cells=[*cells, *cells])
+    rows = [
+        [stacked("10", "4 users"), stacked("0.1", "0.08-0.12")],
+        [stacked("10", "8 users"), stacked("0.2", "0.1-0.3")],
+    ]
+    two = Section(below="their range", **tabled(listed(["prompt", "s"]), rows))
+    four = dataclasses.replace(two, cells=[*two.cells, *two.cells])
 
     print_sections([two], console(details="add --details"))
     of_two = capsys.readouterr().out
@@ -188,8 +207,7 @@ def test_many_rows_are_shown_in_part_and_failures_always(
     is_curve: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = Section(
-        headings=["prompt"],
-        cells=[[f"row {number}"] for number in range(1, 41)],
+        **tabled(listed(["prompt"]), [[f"row {number}"] for number in range(1, 41)]),
         is_curve=is_curve,
         sentences=[f"a long sentence {'x' * 200}"] * 3,
     )

@@ -134,7 +134,7 @@ def test_every_abbreviation_in_the_head_of_a_table_has_an_entry(
     add_row = console.Grid.add_row
 
     def keep_headings(grid: console.Grid, *cells: Any) -> None:
-        headings.update(grid.headings)
+        headings.update(column.heading for column in grid.columns)
         add_row(grid, *cells)
 
     monkeypatch.setattr(console.Grid, "add_row", keep_headings)

@@ -204,7 +204,7 @@ def section(
         question=kind.question,
         answer=answer,
         **shown,
-        sentences=[*sentences, *basis(kind, prediction, shown["headings"])],
+        sentences=[*sentences, *basis(kind, prediction, shown["columns"])],
         pictures=pictures,
         data=lambda: {
             "rows": [
@@ -221,13 +221,13 @@ def is_doubtful(records: Sequence[Record]) -> bool:
 
 
 def basis(
-    kind: ExperimentTable, prediction: StepPrediction | None, headings: Sequence[str]
+    kind: ExperimentTable, prediction: StepPrediction | None, columns: Columns
 ) -> list[str]:
     """What the predictions of a table come from, in a sentence, where they need ceilings."""
     if not kind.is_by_ceilings:
         return []
     if prediction is None:
         return ["No predictions: measure the ceilings first (lab ceilings)."]
-    if any("predicted" in heading for heading in headings):
+    if any("predicted" in column.heading for column in columns):
         return [text_prediction.basis(prediction)]
     return []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.runner.disturbances import disturbances
 from lab.show import canvas
+from lab.show.cells import Cell, stacked
 from lab.show.wording import UNKNOWN, digits
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ def cell(value: float | None, scale: float = 1.0) -> str:
     return UNKNOWN if value is None else digits(scale * value)
 
 
-def ranged(value_s: float, low_s: float, high_s: float, n_runs: int) -> str:
+def ranged(value_s: float, low_s: float, high_s: float, n_runs: int) -> Cell:
     """Milliseconds in a table, with their range over several runs below."""
     value = digits(1e3 * value_s)
     if n_runs == 1:
-        return value
+        return Cell(value)
     low = digits(1e3 * low_s)
     high = digits(1e3 * high_s)
-    return f"{value}\n{low}-{high}"
+    return stacked(value, f"{low}-{high}")
 
 
 def as_rows(table: pd.DataFrame) -> list[Any]:

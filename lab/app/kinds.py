@@ -106,7 +106,7 @@ def print_results(
     all_sections = sections(records) if shown is None else shown
     printed: list[Section] = []
     for section in sorted(all_sections, key=lambda section: section.name == PLAIN_RUNS):
-        if section.parts and not section.headings:
+        if section.parts and not section.columns:
             printed += section.parts
         else:
             printed.append(section)

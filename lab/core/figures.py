@@ -32,6 +32,8 @@ class FigureKind:
     of_run: Callable[[Run], float | None] | None = None
     of_request: Callable[[RequestFigures], float | None] | None = None
     factor: float = 1  # of what these functions give
+    priority: int = 0  # of its column on a narrow terminal; columns of low priority are hidden
+    implied_by: str = ""  # how the heading of the column begins without which that is ordinary
 
 
 def per(amount: float, time: float | None) -> float | None:
@@ -76,12 +78,15 @@ PREFILL_RATE = FigureKind(
     meaning="prompt tokens per second",
     heading="prefill\ntokens/s",
     rate_of=PREFILL.name,
+    priority=-2,
     of_run=_prefill_rate,
 )
 TTFT = FigureKind(
     name="ttft_s",
     meaning="time to first token, s: prefill and the choice of a token",
     heading="TTFT\ns",
+    priority=-4,
+    implied_by=PREFILL.heading,
     label="TTFT",
     axis="TTFT (s)",
     is_of_prompt=True,
@@ -104,6 +109,8 @@ DECODE_RATE = FigureKind(
     meaning="generated tokens per second: 1,000 / `tpot_ms`",
     heading="decode\ntokens/s",
     rate_of=TPOT.name,
+    priority=-1,
+    implied_by="TPOT",
     of_run=lambda run: per(1e9, phases.tpot_ns(run)),
     of_request=lambda request: per(1e9, request.tpot_ns),
 )
@@ -119,6 +126,7 @@ E2E = FigureKind(
     name="e2e_s",
     meaning="the whole request, s",
     heading="E2E\ns",
+    priority=2,
     of_run=phases.e2e_ns,
     of_request=lambda request: request.e2e_ns,
     factor=1e-9,
@@ -127,6 +135,7 @@ PREFILL_SHARE = FigureKind(
     name="prefill_share",
     meaning="the part of `e2e_s` that is prefill",
     heading="prefill\n% of E2E",
+    priority=-3,
     scale=100,
     of_run=_prefill_share,
 )

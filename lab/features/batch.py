@@ -51,6 +51,7 @@ from lab.runner.cases import Case
 from lab.runner.progress import Watch
 from lab.runner.refusals import whole_numbers
 from lab.show import canvas, volleys
+from lab.show.cells import N_RUNS, Column
 from lab.show.section import Context, Kind, Section
 from lab.show.wording import UNKNOWN, digits
 
@@ -497,19 +498,19 @@ TABLE = ExperimentTable(
     caption="Tokens per second in total and per user, over the number of sequences in a step. "
     "Points are runs, the line is the median, dashes are predictions.",
     columns=(
-        ("prompt\ntokens", prompt_cell),
-        ("sequences", lambda row: f"{row.n_seq:,}"),
-        ("runs", lambda row: str(row.n_runs)),
-        (
+        Column("prompt\ntokens", prompt_cell, is_in_title=True),
+        Column("sequences", lambda row: f"{row.n_seq:,}", is_in_title=True),
+        N_RUNS,
+        Column(
             "step\nms",
             lambda row: ranged(row.step_s, row.step_min_s, row.step_max_s, row.n_runs),
         ),
-        ("predicted\nms", lambda row: cell(row.expected_s, 1e3)),
-        ("tokens/s\nin total", lambda row: cell(row.total_tps)),
-        ("tokens/s\nper user", lambda row: cell(row.user_tps)),
-        ("efficiency", efficiency_cell),
-        ("prefill\ns", lambda row: cell(row.prefill_s)),
-        ("KV cache\nMB", lambda row: cell(row.kv_bytes, 1e-6)),
+        Column("predicted\nms", lambda row: cell(row.expected_s, 1e3)),
+        Column("tokens/s\nin total", lambda row: cell(row.total_tps)),
+        Column("tokens/s\nper user", lambda row: cell(row.user_tps)),
+        Column("efficiency", efficiency_cell),
+        Column("prefill\ns", lambda row: cell(row.prefill_s)),
+        Column("KV cache\nMB", lambda row: cell(row.kv_bytes, 1e-6), priority=-1),
     ),
     rows=rows,
     conclude=conclude,

@@ -28,6 +28,7 @@ from lab.roofline.probes import READ
 from lab.roofline.probing import Say
 from lab.runner import progress
 from lab.runner.progress import ShowStatus, Status, Watch, duration
+from lab.show.cells import TEXT, Column
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits
 
@@ -215,14 +216,14 @@ def _gflops(rate: Rate) -> str:
 
 def _columns(threads: Any) -> Columns:
     return (
-        ("kernel", lambda rate: rate.op),
-        ("type", lambda rate: rate.type),
-        ("shape", _shape),
-        ("buffer", lambda rate: rate.buffer),
-        ("tokens", lambda rate: str(rate.n_tokens)),
-        ("threads", threads),
-        ("GB/s", lambda rate: digits(probing.gbps(rate))),
-        ("GFLOP/s", _gflops),
+        Column("kernel", lambda rate: rate.op, TEXT),
+        Column("type", lambda rate: rate.type, TEXT),
+        Column("shape", _shape),
+        Column("buffer", lambda rate: rate.buffer, TEXT, priority=-1),
+        Column("tokens", lambda rate: str(rate.n_tokens)),
+        Column("threads", threads),
+        Column("GB/s", lambda rate: digits(probing.gbps(rate))),
+        Column("GFLOP/s", _gflops),
     )
 
 

@@ -48,12 +48,20 @@ def models(context: click.Context, as_json: bool, found: bool) -> None:
         return
     from lab.models.obtain import listing
     from lab.show import console
+    from lab.show.cells import LONG_TEXT, TEXT, Column
 
     rows = listing()
     if as_json:
         console.print_json(rows)
         return
-    grid = console.Grid("name", "quantization", "size\nMB", "on disk", "from", "what it is")
+    grid = console.Grid(
+        Column("name", kind=TEXT),
+        Column("quantization"),
+        Column("size\nMB", priority=2),
+        Column("on disk"),
+        Column("from", kind=TEXT),
+        Column("what it is", kind=LONG_TEXT),
+    )
     for row in rows:
         grid.add_row(
             row["spec"],

@@ -47,6 +47,7 @@ from lab.runner.plan import make_plan, with_cases
 from lab.runner.progress import Watch
 from lab.runner.refusals import need_every_position, whole_numbers
 from lab.show import canvas
+from lab.show.cells import N_RUNS, PROMPT_TOKENS, Cell, Column
 from lab.show.wording import UNKNOWN, digits, seconds
 
 if TYPE_CHECKING:
@@ -523,7 +524,7 @@ def chunk_cell(row: Any) -> str:
     return "at once" if row.chunk is None else f"{row.chunk:,}"
 
 
-def gap_cell(row: Any) -> str:
+def gap_cell(row: Any) -> Cell:
     return ranged(row.longest_gap_s, row.longest_min_s, row.longest_max_s, row.n_runs)
 
 
@@ -540,17 +541,17 @@ TABLE = ExperimentTable(
     caption="The gap before each token of the streams, over the time since the prompt came; "
     "a panel for each chunk. Points are tokens of all runs, the line is the median of each token.",
     columns=(
-        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        ("streams", lambda row: f"{row.n_streams:,}"),
-        ("chunk", chunk_cell),
-        ("runs", lambda row: str(row.n_runs)),
-        ("stalls", lambda row: f"{row.n_stalls:,}"),
-        ("longest\ngap ms", gap_cell),
-        ("predicted\nms", lambda row: cell(row.expected_gap_s, 1e3)),
-        ("usual\ngap ms", lambda row: cell(row.usual_gap_s, 1e3)),
-        ("new TTFT\ns", lambda row: cell(row.newcomer_s)),
-        ("predicted\ns", lambda row: cell(row.expected_newcomer_s)),
-        ("lost\n%", lost_cell),
+        PROMPT_TOKENS,
+        Column("streams", lambda row: f"{row.n_streams:,}", is_in_title=True),
+        Column("chunk", chunk_cell),
+        N_RUNS,
+        Column("stalls", lambda row: f"{row.n_stalls:,}"),
+        Column("longest\ngap ms", gap_cell),
+        Column("predicted\nms", lambda row: cell(row.expected_gap_s, 1e3)),
+        Column("usual\ngap ms", lambda row: cell(row.usual_gap_s, 1e3)),
+        Column("new TTFT\ns", lambda row: cell(row.newcomer_s)),
+        Column("predicted\ns", lambda row: cell(row.expected_newcomer_s)),
+        Column("lost\n%", lost_cell),
     ),
     rows=rows,
     conclude=conclude,

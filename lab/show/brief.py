@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from lab.core.lists import plural
+from lab.show.cells import Cell, Column
 from lab.show.console import Terminal
 from lab.show.section import Section, equal_columns, grid, marked_lines, print_title
 
@@ -80,27 +81,31 @@ def _print_table(section: Section, page: _Page) -> None:
     table = grid(section, rows, equal)
     columns = table.fitting(page.out, page.out.options)
     page.out.print(table.table(columns))
-    page.lines_left -= _height_of_rows([table.headings, *rows])
+    page.lines_left -= _height_of_headings(table.columns) + sum(map(_height, rows))
     page.hide("row", len(cells) - len(rows))
-    page.hide("column", len(table.headings) - len(columns))
+    page.hide("column", len(table.columns) - len(columns))
 
 
-def _without_ranges(cells: Sequence[str]) -> list[str]:
+def _without_ranges(cells: Sequence[Cell]) -> list[Cell]:
     """A line of cells without their lower lines; the first cell names the row."""
     first, *others = cells
-    return [first, *(cell.partition("\n")[0] for cell in others)]
+    return [first, *(Cell(cell.value) for cell in others)]
 
 
-def _height_of_rows(rows: Sequence[Sequence[str]]) -> int:
-    return sum(max(cell.count("\n") + 1 for cell in cells) for cells in rows)
+def _height(cells: Sequence[Cell]) -> int:
+    return 1 + max(len(cell.below) for cell in cells)
+
+
+def _height_of_headings(columns: Sequence[Column]) -> int:
+    return 1 + max(column.heading.count("\n") for column in columns)
 
 
 def _rows_that_fit(
-    section: Section, cells: list[list[str]], page: _Page
-) -> Sequence[Sequence[str]]:
+    section: Section, cells: list[list[Cell]], page: _Page
+) -> Sequence[Sequence[Cell]]:
     """The rows that leave room for sentences: evenly spaced ones of a curve, else the first."""
-    room = page.lines_left - _height_of_rows([section.headings]) - FEWEST_LINES
-    height = max(map(_height_of_row, cells))
+    room = page.lines_left - _height_of_headings(section.columns) - FEWEST_LINES
+    height = max(map(_height, cells))
     n_rows = max(FEWEST_ROWS, room // height)
     if section.is_whole or n_rows + FEW_ROWS >= len(cells):
         return cells
@@ -108,10 +113,6 @@ def _rows_that_fit(
         return cells[:n_rows]
     ends = [round((number + 1) * len(cells) / n_rows) for number in range(n_rows)]
     return [cells[end - 1] for end in ends]
-
-
-def _height_of_row(cells: Sequence[str]) -> int:
-    return _height_of_rows([cells])
 
 
 def _print_lines(sections: Sequence[Section], page: _Page) -> None:

@@ -11,62 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
 from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
-from lab.core.figures import DECODE_RATE, E2E, PREFILL, PREFILL_RATE, PREFILL_SHARE, TTFT
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.errors import printable
 from lab.runner.progress import IN_A_RUN, KERNEL, WARMING_UP, ShowStatus, Status, duration
+from lab.show.cells import LONG_TEXT, Cell, Column
 
 if TYPE_CHECKING:
     from lab.show.so_far import SoFar
-
-WRAPPED = {
-    *("settings", "note", "what it is", "claim", "verdict", "figures"),
-    *("what it can do", "answer", "as seen in", "what broke the cache"),
-}
-"""Headings of columns whose text may wrap. Other columns never wrap."""
-
-TEXT_COLUMNS = {
-    *(
-        "name",
-        "from",
-        "figure",
-        "kernel",
-        "type",
-        "buffer",
-        "phase",
-        "limit",
-        "part",
-        "requests",
-    ),
-    "operation",
-    *WRAPPED,
-}
-"""Headings of columns that hold text."""
-
-IMPLIED_BY = {TTFT.heading: PREFILL.heading, DECODE_RATE.heading: "TPOT"}
-"""Headings that another column implies, and how its heading begins."""
-
-GIVES_WAY = (
-    TTFT.heading,
-    *(PREFILL_SHARE.heading, PREFILL_RATE.heading, "interval", "n", "buffer", "memory\nGB"),
-    *("intensity", "KV cache\nMB", "KV cache MB", "TFLOP/s", "tokens/s", DECODE_RATE.heading),
-)
-"""Headings of the columns that a narrow terminal hides first, in this order.
-
-Those of IMPLIED_BY stay as long as the others where no column implies them.
-"""
-
-LAST_HIDDEN = (E2E.heading, "E2E s", "size\nMB")
-"""Headings of columns that are hidden last: the time of the whole request, or the size of a model,
-is what people want to know."""
 
 NARROWEST_TEXT = 12  # smallest width of a column of text that may wrap
 UNBOUNDED = 10_000  # a width that no table has
@@ -118,23 +77,22 @@ def console(stderr: bool = False, details: str = "") -> Terminal:
 
 
 class Grid:
-    """A table without lines. Text is left-aligned.
+    """A table without lines. Columns that do not fit are hidden, and named below it."""
 
-    Columns that do not fit are hidden, and named below it.
-    """
+    def __init__(self, *columns: Column) -> None:
+        self.columns = columns
+        self.rows: list[Sequence[Cell]] = []
 
-    def __init__(self, *headings: str) -> None:
-        self.headings = headings
-        self.rows: list[tuple[RenderableType, ...]] = []
-
-    def add_row(self, *cells: RenderableType) -> None:
-        self.rows.append(cells)
+    def add_row(self, *cells: Cell | str) -> None:
+        self.rows.append([Cell(cell) if isinstance(cell, str) else cell for cell in cells])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = self.fitting(console, options)
         yield self.table(shown)
         names = [
-            " ".join(name.split()) for i, name in enumerate(self.headings) if i not in shown
+            " ".join(column.heading.split())
+            for index, column in enumerate(self.columns)
+            if index not in shown
         ]
         if names:
             hidden = f"Columns left out (widen the terminal, or --json): {', '.join(names)}"
@@ -142,45 +100,34 @@ class Grid:
 
     def fitting(self, console: Console, options: ConsoleOptions) -> list[int]:
         """The columns that fit into the width of a console."""
-        shown = list(range(len(self.headings)))
+        shown = list(range(len(self.columns)))
         unbounded = options.update(max_width=UNBOUNDED)
-        for column in sorted(shown[1:], key=self._rank):
+        priorities = [column.priority_among(self.columns) for column in self.columns]
+        for index in sorted(shown[1:], key=lambda index: (priorities[index], -index)):
             narrowest = self.table(shown, is_narrowest=True)
             if Measurement.get(console, unbounded, narrowest).maximum <= options.max_width:
                 break
-            shown.remove(column)
+            shown.remove(index)
         return shown
 
-    def _rank(self, column: int) -> tuple[int, int]:
-        """The order of hiding: columns of GIVES_WAY, numbers from the right, text, the last."""
-        heading = self.headings[column]
-        implying = IMPLIED_BY.get(heading, "")
-        is_implied = any(
-            name.startswith(implying) for name in self.headings if name != heading
-        )
-        if heading in GIVES_WAY and is_implied:
-            return GIVES_WAY.index(heading), 0
-        if heading in LAST_HIDDEN:
-            return len(GIVES_WAY) + 2, -column
-        if heading in TEXT_COLUMNS:
-            return len(GIVES_WAY) + 1, -column
-        return len(GIVES_WAY), -column
-
-    def table(self, columns: Sequence[int], is_narrowest: bool = False) -> Table:
-        """These columns, in the least width if it `is_narrowest`."""
+    def table(self, shown: Sequence[int], is_narrowest: bool = False) -> Table:
+        """These columns, in the least width if it `is_narrowest`. Lower lines are dimmed."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in columns:
-            heading = self.headings[column]
-            style: dict[str, Any] = {"justify": "right", "no_wrap": heading not in WRAPPED}
-            if heading in TEXT_COLUMNS:
-                style["justify"] = "left"
-            if heading in WRAPPED:
-                style["min_width"] = NARROWEST_TEXT
-                style["max_width"] = NARROWEST_TEXT if is_narrowest else None
-            table.add_column(heading, overflow="fold", **style)
+        for index in shown:
+            column = self.columns[index]
+            style: dict[str, Any] = {"no_wrap": True}
+            if column.kind is LONG_TEXT:
+                widest = NARROWEST_TEXT if is_narrowest else None
+                style = {"min_width": NARROWEST_TEXT, "max_width": widest}
+            style["justify"] = "left" if column.is_text else "right"
+            table.add_column(column.heading, overflow="fold", **style)
         for cells in self.rows:
-            table.add_row(*(cells[column] for column in columns))
+            table.add_row(*(_text(cells[index]) for index in shown))
         return table
+
+
+def _text(cell: Cell) -> Text:
+    return Text(cell.value) + Text("".join(f"\n{line}" for line in cell.below), style="dim")
 
 
 def print_json(value: object) -> None:

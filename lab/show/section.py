@@ -16,35 +16,20 @@ from rich.text import Text
 from lab.core.record import Ceilings, Record
 from lab.core.shown import MARK, NOT_TO_BE_TRUSTED
 from lab.show import wording
-from lab.show.console import TEXT_COLUMNS, Grid, Terminal
+from lab.show.cells import Cell, Column
+from lab.show.console import Grid, Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNKNOWN = wording.UNKNOWN
 
-ONCE = {"prompt\ntokens", "answer\ntokens", "runs", "n", "sequences", "streams"}
-"""Headings of columns that a terminal replaces by a phrase in the title if all cells are equal."""
-
 LONG = 20  # cells with more letters than this wrap on a page
 SMALL = (5.0, 3.9)
 WIDE = (10.0, 4.6)
 """Sizes of pictures on a page, in inches."""
 
-Columns = Sequence[tuple[str, Callable[[Any], Any]]]
-"""For each column the heading, with the unit in a second line, and the function that makes its cell
-from a row."""
-
-
-class Cell(str):
-    """A cell of a table that a page may style: the figure, and lines below it in small print."""
-
-    style: str
-
-    def __new__(cls, text: str, style: str = "") -> Cell:
-        cell = super().__new__(cls, text)
-        cell.style = style
-        return cell
+Columns = Sequence[Column]
 
 
 @dataclass(frozen=True)
@@ -76,8 +61,8 @@ class Section:
     answer: str = ""  # in one sentence; a terminal prints it first
     words: Sequence[str] = ()  # paragraphs before the table
     facts: dict[str, str] = field(default_factory=dict)
-    headings: Sequence[str] = ()
-    cells: Sequence[Sequence[str]] = ()
+    columns: Columns = ()
+    cells: Sequence[Sequence[Cell]] = ()
     is_whole: bool = False  # no row of the table may be left out
     is_curve: bool = False  # any of its rows may be left out; else the first rows say most
     notes: Sequence[str] = ()
@@ -103,8 +88,9 @@ class Section:
     @property
     def has_ranges(self) -> bool:
         """Whether a figure of the table has a second line, as `below` says."""
-        figures = [cell for _, *others in self.cells for cell in others]
-        return bool(self.below) and any("\n" in figure for figure in figures)
+        return bool(self.below) and any(
+            cell.below for _, *others in self.cells for cell in others
+        )
 
     @property
     def with_parts(self) -> list[Section]:
@@ -140,9 +126,8 @@ class Section:
 
     def is_text(self, column: int) -> bool:
         """Whether a column contains text, which is left-aligned and wraps."""
-        first_lines = [cells[column].partition("\n")[0] for cells in self.cells]
-        has_long_line = max(map(len, first_lines), default=0) > LONG
-        return self.headings[column] in TEXT_COLUMNS or has_long_line
+        has_long_cell = any(len(cells[column].value) > LONG for cells in self.cells)
+        return self.columns[column].is_text or has_long_cell
 
 
 def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dict[str, Any]:
@@ -150,15 +135,17 @@ def tabled(columns: Columns, rows: Sequence[Any], keep_all: bool = False) -> dic
 
     Columns without known figures are left out, unless `keep_all`.
     """
-    headings = []
+    shown = []
     cells_of_columns = []
-    for heading, cell_of in columns:
-        cells = [cell_of(row) for row in rows]
-        if keep_all or not set(cells) <= {"", UNKNOWN}:
-            headings.append(heading)
+    for column in columns:
+        cells = [
+            Cell(cell) if isinstance(cell, str) else cell for cell in map(column.cell, rows)
+        ]
+        if keep_all or not {cell.value for cell in cells} <= {"", UNKNOWN}:
+            shown.append(column)
             cells_of_columns.append(cells)
     lines = [list(line) for line in zip(*cells_of_columns, strict=True)]
-    return {"headings": headings, "cells": lines, "rows": rows}
+    return {"columns": shown, "cells": lines, "rows": rows}
 
 
 def numbered(pictures: Sequence[Picture]) -> list[Picture]:
@@ -223,14 +210,15 @@ def print_title(title: str, contents: Sequence[str], out: Console) -> None:
 
 
 def equal_columns(section: Section) -> dict[int, str]:
-    """Columns of ONCE with equal cells, each as a phrase for the title: "runs 3"."""
+    """Columns for the title with equal cells, each as a phrase: "runs 3"."""
     phrases: dict[int, str] = {}
     if len(section.cells) < 2:
         return phrases
-    for column, heading in enumerate(section.headings):
-        values = {cells[column] for cells in section.cells}
-        if heading in ONCE and len(values) == 1:
-            phrases[column] = _phrase(" ".join(heading.split()), values.pop())
+    for index, column in enumerate(section.columns):
+        values = {cells[index] for cells in section.cells}
+        if column.is_in_title and len(values) == 1:
+            cell = values.pop()
+            phrases[index] = _phrase(" ".join(column.heading.split()), cell.value)
     return phrases
 
 
@@ -244,19 +232,13 @@ def _phrase(name: str, value: str) -> str:
     return f"{name} {value}"
 
 
-def grid(section: Section, lines: Sequence[Sequence[str]], hidden: Container[int]) -> Grid:
+def grid(section: Section, lines: Sequence[Sequence[Cell]], hidden: Container[int]) -> Grid:
     """The table of a section with these lines of cells, without the `hidden` columns."""
-    columns = [i for i in range(len(section.headings)) if i not in hidden]
-    table = Grid(*(section.headings[column] for column in columns))
+    shown = [index for index in range(len(section.columns)) if index not in hidden]
+    table = Grid(*(section.columns[index] for index in shown))
     for cells in lines:
-        table.add_row(*(_cell_text(cells[column]) for column in columns))
+        table.add_row(*(cells[index] for index in shown))
     return table
-
-
-def _cell_text(cell: str) -> Text:
-    """A cell with its lower lines dimmed."""
-    value, line_end, below = cell.partition("\n")
-    return Text(value) + Text(f"{line_end}{below}", style="dim")
 
 
 def marked_lines(section: Section) -> list[Text]:

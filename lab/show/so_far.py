@@ -10,6 +10,7 @@ from lab.core.lists import plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.show import table
+from lab.show.cells import PROMPT_TOKENS, Column, of_figure
 from lab.show.console import Grid
 from lab.show.wording import digits
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FIGURES = (PREFILL, PREFILL_RATE, TTFT, TPOT, DECODE_RATE, E2E)
-HEADINGS = {figure.name: figure.heading for figure in FIGURES}
+COLUMNS = {figure.name: of_figure(figure) for figure in FIGURES}
 
 IDENTITY = ["variant", "n_prompt", "case"]
 MOST_ROWS = 8  # lengths that are shown, evenly spaced; a terminal has few lines
@@ -28,7 +29,7 @@ class SoFar:
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
-        self._headings = dict(HEADINGS)
+        self._columns = dict(COLUMNS)
 
     def add(self, line: Any) -> None:
         """Add a timed run or request; other lines have no figures of this table."""
@@ -39,7 +40,7 @@ class SoFar:
             variant = line.run.variant or ""
             for name in experiments.figures(line.run):
                 label = figures.labels().get(name, name)
-                self._headings.setdefault(name, f"{label}\n{figures.unit(name)}")
+                self._columns.setdefault(name, Column(f"{label}\n{figures.unit(name)}"))
         for row in table.runs([line]).to_dict("records"):
             self._rows.append({**row, "variant": variant, "case": row["case"] or ""})
 
@@ -50,7 +51,7 @@ class SoFar:
         if not self._rows:
             return None
         runs = pd.DataFrame(self._rows)
-        names = [name for name in self._headings if name in runs and runs[name].notna().any()]
+        names = [name for name in self._columns if name in runs and runs[name].notna().any()]
         if PREFILL.name in names:
             names.remove(TTFT.name)
         cases = runs.groupby(IDENTITY, sort=True)
@@ -61,8 +62,8 @@ class SoFar:
             medians["decode_tps"] = 1e3 / medians.tpot_ms
         shown = evenly_spaced(medians)
         texts = [name for name in ("variant", "case") if medians[name].any()]
-        headings = [self._headings[name] for name in names]
-        grid = Grid(*texts, "prompt\ntokens", *headings, "so far")
+        shown_figures = [self._columns[name] for name in names]
+        grid = Grid(*map(Column, texts), PROMPT_TOKENS, *shown_figures, Column("so far"))
         for row in shown.to_dict("records"):
             cells = [row[name] for name in texts]
             values = [digits(row[name]) for name in names]

@@ -11,6 +11,7 @@ from rich.console import Console
 from lab.core import figures, shown
 from lab.core.lists import grouped, join_and
 from lab.show import comparison, text_setup
+from lab.show.cells import LONG_TEXT, TEXT, Cell, Column, stacked
 from lab.show.comparison import (
     ALIKE,
     DISTURBED,
@@ -71,11 +72,8 @@ def _explanations(compared: Comparison, cure: str) -> list[str]:
     return sentences
 
 
-def _lengths_cell(row: ComparedFigure) -> str:
-    lines = [f"{row.n_prompt:,}"] if row.n_prompt else []
-    if row.case:
-        lines.append(row.case)
-    return "\n".join(lines)
+def _lengths_cell(row: ComparedFigure) -> Cell:
+    return stacked(f"{row.n_prompt:,}" if row.n_prompt else "", row.case or "")
 
 
 def _runs_cell(row: ComparedFigure) -> str:
@@ -83,17 +81,15 @@ def _runs_cell(row: ComparedFigure) -> str:
     return ", ".join(map(str, numbers)) + shown.mark(row.doubts)
 
 
-def _ratio_cell(row: ComparedFigure) -> str:
-    cell = digits(row.estimate)
-    if row.ratio:
-        cell += f"\n{digits(row.ratio.low)}-{digits(row.ratio.high)}"
-    return cell
+def _ratio_cell(row: ComparedFigure) -> Cell:
+    interval = f"{digits(row.ratio.low)}-{digits(row.ratio.high)}" if row.ratio else ""
+    return stacked(digits(row.estimate), interval)
 
 
-def _verdict_cell(row: ComparedFigure) -> str:
+def _verdict_cell(row: ComparedFigure) -> Cell | str:
     if row.verdict == ALIKE and row.ratio:
         largest = max(row.ratio.high, 1 / row.ratio.low) - 1
-        return f"{ALIKE}\nabove {percent(largest)}"
+        return stacked(ALIKE, f"above {percent(largest)}")
     if row.verdict == TOO_FEW:
         return "unclear"
     if row.verdict == DISTURBED:
@@ -102,13 +98,17 @@ def _verdict_cell(row: ComparedFigure) -> str:
 
 
 COLUMNS: Columns = (
-    ("prompt\ntokens", _lengths_cell),
-    ("figure", lambda row: f"{figures.labels()[row.figure]}, {figures.unit(row.figure)}"),
-    ("base", lambda row: digits(row.base)),
-    ("other", lambda row: digits(row.other)),
-    ("runs", _runs_cell),
-    ("time\nratio", _ratio_cell),
-    ("verdict", _verdict_cell),
+    Column("prompt\ntokens", _lengths_cell, is_in_title=True),
+    Column(
+        "figure",
+        lambda row: f"{figures.labels()[row.figure]}, {figures.unit(row.figure)}",
+        TEXT,
+    ),
+    Column("base", lambda row: digits(row.base)),
+    Column("other", lambda row: digits(row.other)),
+    Column("runs", _runs_cell, is_in_title=True),
+    Column("time\nratio", _ratio_cell),
+    Column("verdict", _verdict_cell, LONG_TEXT),
 )
 
 

@@ -14,6 +14,7 @@ from lab.core.memory import CPU
 from lab.core.record import Machine, Model
 from lab.runner import machine, placing
 from lab.runner.cases import Plan, named
+from lab.show.cells import LONG_TEXT, Column
 from lab.show.console import Grid, console, print_json
 from lab.show.wording import digits
 
@@ -122,7 +123,13 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     rounds = plural(plan.n_repeat, "round")
     tokens = plural(plan.cases[0].n_gen, "token")
     out.print(f"\nPlan: {rounds}, {tokens} generated per sequence; memory is an estimate")
-    grid = Grid("case", "runs", "KV cache MB", "memory MB", "note")
+    grid = Grid(
+        Column("case"),
+        Column("runs"),
+        Column("KV cache MB", priority=-1),
+        Column("memory MB"),
+        Column("note", kind=LONG_TEXT),
+    )
     for case in plan.cases:
         memory = placing.memory(plan, case)
         is_refused = case in plan.refused
@@ -194,7 +201,7 @@ def _grid_of_places(rows: list[dict[str, Any]], plan: Plan) -> Grid:
         contents.append("caches")
     if any(row["experts"] for row in rows):
         contents.append("experts")
-    grid = Grid("device", *contents, *(f"{name} MB" for name in SIZES))
+    grid = Grid(*map(Column, ["device", *contents, *(f"{name} MB" for name in SIZES)]))
     for row in rows:
         texts = [_ranges(row[name], plan.model.n_layer) for name in contents]
         sizes = [megabytes(row[f"{size}_bytes"]) for size in SIZES.values()]

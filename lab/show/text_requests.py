@@ -37,6 +37,7 @@ from lab.core.request_times import RequestFigures, figures
 from lab.remote.servers import TOKENIZE
 from lab.runner import disturbances
 from lab.show import plot_runs, summaries, table, text_results
+from lab.show.cells import LONG_TEXT, Cell, Column, of_figure, stacked
 from lab.show.section import (
     UNKNOWN,
     Columns,
@@ -151,9 +152,9 @@ def print_endpoint(
 def capabilities(endpoint: Endpoint, title: str = "") -> Section:
     """What the server can do, and what showed that."""
     columns: Columns = [
-        ("what it can do", lambda capability: capability.name),
-        ("answer", lambda capability: capability.answer),
-        ("as seen in", lambda capability: capability.how),
+        Column("what it can do", lambda capability: capability.name, LONG_TEXT),
+        Column("answer", lambda capability: capability.answer, LONG_TEXT),
+        Column("as seen in", lambda capability: capability.how, LONG_TEXT),
     ]
     return Section(title, **tabled(columns, endpoint.capabilities, keep_all=True))
 
@@ -370,14 +371,16 @@ def _section(label: str, n_gen: int, rows: pd.DataFrame) -> Section:
 
 
 def _columns(rows: pd.DataFrame) -> Columns:
-    columns: list[tuple[str, Any]] = [("prompt\ntokens", lambda row: length(row["n_prompt"]))]
+    columns = [Column("prompt\ntokens", lambda row: length(row["n_prompt"]), is_in_title=True)]
     if rows.repeats.nunique() > 1:
-        columns.append(("n", lambda row: f"{row['repeats']}"))
-    columns.append(("answer\ntokens", _answer_tokens))
+        columns.append(
+            Column("n", lambda row: f"{row['repeats']}", priority=-2, is_in_title=True)
+        )
+    columns.append(Column("answer\ntokens", _answer_tokens, is_in_title=True))
     for figure in SHOWN:
         if figure is not FIRST_OUTPUT or _has_reasoning(rows):
-            columns.append((figure.heading, partial(_figure, figure=figure)))
-    columns.append(("note", _note))
+            columns.append(of_figure(figure, partial(_figure, figure=figure)))
+    columns.append(Column("note", _note, LONG_TEXT))
     return columns
 
 
@@ -388,17 +391,17 @@ def _has_reasoning(rows: pd.DataFrame) -> bool:
     return bool(came_later.any() or not is_known.all())
 
 
-def _answer_tokens(row: dict[str, Any]) -> str:
+def _answer_tokens(row: dict[str, Any]) -> Cell | str:
     """Tokens of the answers, with their range if they differ."""
     n_answer = summaries.shown_in(row, "n_answer")
     if n_answer.value != n_answer.value:
         return UNKNOWN
     if n_answer.low == n_answer.high:
         return f"{n_answer.value:,.0f}"
-    return f"{n_answer.value:,.0f}\n{n_answer.low:,.0f}-{n_answer.high:,.0f}"
+    return stacked(f"{n_answer.value:,.0f}", f"{n_answer.low:,.0f}-{n_answer.high:,.0f}")
 
 
-def _figure(row: dict[str, Any], figure: FigureKind) -> str:
+def _figure(row: dict[str, Any], figure: FigureKind) -> Cell | str:
     """The cell of a figure. TPOT and decode rate are "a to b" if a request of the row has only
     bounds."""
     if not row["n_bounds"] or figure not in (TPOT, DECODE_RATE):
@@ -417,10 +420,10 @@ def _note(row: dict[str, Any]) -> str:
 
 
 SERVER_COLUMNS: Columns = (
-    ("prompt\ntokens", lambda row: length(row["n_prompt"])),
-    ("prompt\ns", lambda row: digits(row["server_prompt_s"])),
-    ("decode\ns", lambda row: digits(row["server_decode_s"])),
-    (
+    Column("prompt\ntokens", lambda row: length(row["n_prompt"]), is_in_title=True),
+    Column("prompt\ns", lambda row: digits(row["server_prompt_s"])),
+    Column("decode\ns", lambda row: digits(row["server_decode_s"])),
+    Column(
         "TTFT minus\nprompt ms",
         lambda row: digits(1e3 * (row["ttft_s"] - row["server_prompt_s"])),
     ),

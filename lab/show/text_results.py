@@ -13,10 +13,10 @@ from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Record
 from lab.runner import disturbances
 from lab.show import plot_runs, selection, summaries, table
+from lab.show.cells import Cell, Column, of_figure, stacked
 from lab.show.section import (
     SMALL,
     WIDE,
-    Cell,
     Context,
     Kind,
     Picture,
@@ -173,7 +173,7 @@ def _about(rows: pd.DataFrame, n_gen: int, is_sweep: bool) -> str:
     return f"{work}; {medians(rows, 'run')}"
 
 
-def _columns(rows: pd.DataFrame, is_sweep: bool, details: bool) -> list[tuple[str, Any]]:
+def _columns(rows: pd.DataFrame, is_sweep: bool, details: bool) -> list[Column]:
     """Length, number of runs if there is more to say than the title, figures, prefill's share."""
     hidden = {figures.PREFILL_SHARE}
     if figures.ENERGY.name not in rows:
@@ -182,30 +182,31 @@ def _columns(rows: pd.DataFrame, is_sweep: bool, details: bool) -> list[tuple[st
         hidden.add(figures.TTFT)
     if rows.tpot_ms.notna().any():  # imported results have decode compute in its place
         hidden.add(figures.DECODE_COMPUTE)
-    columns: list[tuple[str, Any]] = [("prompt\ntokens", lambda row: f"{row['n_prompt']:,}")]
+    columns = [Column("prompt\ntokens", lambda row: f"{row['n_prompt']:,}", is_in_title=True)]
     if rows.repeats.nunique() > 1 or rows.doubts.map(shown.mark).any():
-        columns.append(("runs", lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}"))
+        columns.append(
+            Column(
+                "runs",
+                lambda row: f"{row['repeats']}{shown.mark(row['doubts'])}",
+                is_in_title=True,
+            )
+        )
     for shown_figure in (*figures.FIGURES, figures.ENERGY):
         if shown_figure not in hidden:
-            columns.append(column(shown_figure))
+            columns.append(of_figure(shown_figure, partial(cell, figure=shown_figure)))
     style = "" if is_sweep else "bar"  # a sweep generates few tokens
-    columns.append((figures.PREFILL_SHARE.heading, partial(_share_cell, style=style)))
+    columns.append(of_figure(figures.PREFILL_SHARE, partial(_share_cell, style=style)))
     return columns
 
 
-def column(shown_figure: FigureKind) -> tuple[str, Any]:
-    """The column of a figure in a table of medians."""
-    return shown_figure.heading, partial(cell, figure=shown_figure)
-
-
 def _share_cell(row: Mapping[str, Any], style: str) -> Cell:
-    return Cell(cell(row, figures.PREFILL_SHARE), style)
+    return dataclasses.replace(cell(row, figures.PREFILL_SHARE), style=style)
 
 
-def cell(row: Mapping[str, Any], figure: FigureKind) -> str:
+def cell(row: Mapping[str, Any], figure: FigureKind) -> Cell:
     """A figure of a row of the summary; below it its interval, or its range if runs are few."""
     shown_figure = summaries.shown_in(row, figure.name, figure.scale)
-    return f"{digits(shown_figure.value)}\n{ends(shown_figure)}".rstrip()
+    return stacked(digits(shown_figure.value), ends(shown_figure))
 
 
 def _notes(rows: pd.DataFrame) -> list[str]:

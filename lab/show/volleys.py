@@ -20,6 +20,7 @@ from lab.core.record import OK, Record
 from lab.core.request import RequestRecord
 from lab.core.request_times import RequestFigures
 from lab.show import canvas, table, text_requests
+from lab.show.cells import Column, of_figure
 from lab.show.section import UNKNOWN, WIDE, Columns, Context, Picture, Section, tabled
 from lab.show.wording import digits, seconds
 
@@ -116,16 +117,16 @@ def summary(rows: pd.DataFrame, in_process: pd.DataFrame) -> pd.DataFrame:
 
 
 COLUMNS: Columns = (
-    ("prompt\ntokens", lambda row: f"{row['n_prompt']:,}"),
-    ("requests\nat once", lambda row: f"{row[SIZE]:,}"),
-    ("volleys", lambda row: str(row["n_volleys"])),
-    (figures.TTFT.heading, lambda row: digits(row["ttft_s"])),
-    ("last\nTTFT s", lambda row: digits(row["last_ttft_s"])),
-    (figures.TPOT.heading, lambda row: digits(row["tpot_ms"])),
-    ("tokens/s\nin total", lambda row: digits(row["total_tps"])),
-    ("tokens/s\nper user", lambda row: digits(row["user_tps"])),
-    ("in process:\nTPOT ms", lambda row: _cell(row["process_tpot_ms"])),
-    ("in process:\ntotal", lambda row: _cell(row["process_total_tps"])),
+    Column("prompt\ntokens", lambda row: f"{row['n_prompt']:,}", is_in_title=True),
+    Column("requests\nat once", lambda row: f"{row[SIZE]:,}"),
+    Column("volleys", lambda row: str(row["n_volleys"])),
+    of_figure(figures.TTFT, lambda row: digits(row["ttft_s"])),
+    Column("last\nTTFT s", lambda row: digits(row["last_ttft_s"])),
+    of_figure(figures.TPOT, lambda row: digits(row["tpot_ms"])),
+    Column("tokens/s\nin total", lambda row: digits(row["total_tps"])),
+    Column("tokens/s\nper user", lambda row: digits(row["user_tps"])),
+    Column("in process:\nTPOT ms", lambda row: _cell(row["process_tpot_ms"])),
+    Column("in process:\ntotal", lambda row: _cell(row["process_total_tps"])),
 )
 
 

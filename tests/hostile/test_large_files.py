@@ -48,7 +48,7 @@ def sentences(sections: list[Section]) -> list[str]:
 def test_tables_are_of_the_newest_setups_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "MOST_TABLES", 5)
     sections = kinds.sections(list(large.models(8)))
-    with_tables = [part for part in sections[0].parts if part.headings]
+    with_tables = [part for part in sections[0].parts if part.columns]
     assert len(with_tables) == 5
     assert "5 of 8 setups are shown, the newest." in " ".join(sentences(sections))
     whole = sentences(kinds.sections(list(large.models(5))))

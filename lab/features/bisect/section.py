@@ -11,8 +11,9 @@ from lab.features.bisect import changes, issue, picture
 from lab.features.bisect.figures import Bisected, is_mine, of_sessions, pairs
 from lab.features.bisect.lines import DECODE, PREFILL
 from lab.features.bisect.search import AGAIN, FAST, GOOD, SLOW
-from lab.features.bisect.sentences import answer, is_found, ratio_text, sentences
+from lab.features.bisect.sentences import answer, is_found, sentences
 from lab.show import console, text_setup
+from lab.show.cells import LONG_TEXT, TEXT, Cell, Column, stacked
 from lab.show.section import (
     UNKNOWN,
     WIDE,
@@ -42,12 +43,13 @@ class BuildRow(NamedTuple):
     result: Bisected
     place: int
 
-    def ratio(self, figure: str) -> str:
+    def ratio(self, figure: str) -> Cell | str:
         if self.place == GOOD:
             return "1"
-        text = ratio_text(self.result.search.ratio_to_good(self.place, figure))
-        value, _, interval = text.partition(" ")
-        return f"{value}\n{interval.strip('()').replace(' to ', '-')}" if interval else value
+        ratio = self.result.search.ratio_to_good(self.place, figure)
+        if ratio is None:
+            return UNKNOWN
+        return stacked(f"{ratio.estimate:.2f}", f"{ratio.low:.2f}-{ratio.high:.2f}")
 
 
 def chapters(lines: Sequence[Any], context: Context) -> list[Section]:
@@ -155,14 +157,14 @@ def verdict_of(row: BuildRow) -> str:
 
 
 COLUMNS: Columns = (
-    ("name", lambda row: row.result.label(row.place)),
-    ("llama.cpp", commit_of),
-    ("blocks", n_blocks_of),
-    ("prefill\ntimes as long", lambda row: row.ratio(PREFILL)),
-    ("decode\ntimes as long", lambda row: row.ratio(DECODE)),
-    ("verdict", verdict_of),
-    ("flash\nattention", partial(resolved_of, "flash attention")),
-    ("weights in", partial(resolved_of, "weights in")),
+    Column("name", lambda row: row.result.label(row.place), TEXT),
+    Column("llama.cpp", commit_of),
+    Column("blocks", n_blocks_of),
+    Column("prefill\ntimes as long", lambda row: row.ratio(PREFILL)),
+    Column("decode\ntimes as long", lambda row: row.ratio(DECODE)),
+    Column("verdict", verdict_of, LONG_TEXT),
+    Column("flash\nattention", partial(resolved_of, "flash attention")),
+    Column("weights in", partial(resolved_of, "weights in")),
 )
 
 

@@ -45,6 +45,7 @@ from lab.runner import disturbances, progress, session
 from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus, Watch
 from lab.show import table
+from lab.show.cells import N_RUNS, Column
 from lab.show.section import WIDE, Context, Kind, Picture, Section, tabled
 from lab.show.wording import UNKNOWN
 
@@ -278,19 +279,19 @@ def built_cell(row: Any) -> str:
 
 
 COLUMNS = (
-    ("sequences", lambda row: f"{row.n_seq:,}"),
-    ("chain", lambda row: row.name),
-    ("runs", lambda row: str(row.n_runs)),
-    (
+    Column("sequences", lambda row: f"{row.n_seq:,}", is_in_title=True),
+    Column("chain", lambda row: row.name),
+    N_RUNS,
+    Column(
         "a token\nms",
         lambda row: ranged(row.choose_s, row.least_s, row.most_s, row.n_runs),
     ),
-    ("by its\nlaw ms", law_cell),
-    ("all\nms", lambda row: cell(row.step_choose_s, 1e3)),
-    ("predicted\nms", expected_cell),
-    ("compute\nms", lambda row: cell(row.compute_s, 1e3)),
-    ("share\n%", share_cell),
-    ("build\nms", built_cell),
+    Column("by its\nlaw ms", law_cell),
+    Column("all\nms", lambda row: cell(row.step_choose_s, 1e3)),
+    Column("predicted\nms", expected_cell),
+    Column("compute\nms", lambda row: cell(row.compute_s, 1e3)),
+    Column("share\n%", share_cell),
+    Column("build\nms", built_cell),
 )
 
 KINDS = (Kind("choose", planning.is_mine, sections),)

@@ -21,7 +21,8 @@ from lab.features.claims.judging import (
 )
 from lab.show import canvas, text_doubts
 from lab.show.canvas import COLOURS, GUIDE
-from lab.show.section import Cell, Columns, Context, Kind, Picture, Section, tabled
+from lab.show.cells import LONG_TEXT, Cell, Column
+from lab.show.section import Columns, Context, Kind, Picture, Section, tabled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,10 +44,12 @@ CAPTION = (
 )
 
 COLUMNS: Columns = (
-    ("", lambda row: str(row["number"])),
-    ("claim", lambda row: row["claim"]),
-    ("verdict", lambda row: Cell(row["verdict"], style=STYLES[row["verdict"]])),
-    ("figures", lambda row: row["words"]),
+    Column("", lambda row: str(row["number"])),
+    Column("claim", lambda row: row["claim"], LONG_TEXT),
+    Column(
+        "verdict", lambda row: Cell(row["verdict"], style=STYLES[row["verdict"]]), LONG_TEXT
+    ),
+    Column("figures", lambda row: row["words"], LONG_TEXT),
 )
 
 

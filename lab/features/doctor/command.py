@@ -109,8 +109,12 @@ def details(checkup: Checkup) -> list[str]:
 
 
 def print_table(checks: Sequence[Check], out: Console) -> None:
-    from lab.show.section import Section, print_section
+    from lab.show.cells import LONG_TEXT, TEXT, Column
+    from lab.show.section import Section, print_section, tabled
 
-    cells = [[check.name, check.figure or "-", check.verdict] for check in checks]
-    headings = ["name", "figure", "verdict"]
-    print_section(Section(headings=headings, cells=cells, rows=checks), out)
+    columns = (
+        Column("name", lambda check: check.name, TEXT),
+        Column("figure", lambda check: check.figure or "-", TEXT),
+        Column("verdict", lambda check: check.verdict, LONG_TEXT),
+    )
+    print_section(Section(**tabled(columns, checks, keep_all=True)), out)

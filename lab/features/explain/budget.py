@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core.lists import plural
 from lab.core.record import DECODE, Record
 from lab.core.sampling import GREEDY
+from lab.show.cells import PROMPT_TOKENS, Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import digits, percent, seconds
 
@@ -57,10 +58,10 @@ def sum_of_parts(row: Any) -> float:
 
 
 COLUMNS: Columns = (
-    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-    ("TPOT\nms", lambda row: digits(1e3 * row.tpot_s)),
-    ("compute\nms", lambda row: digits(1e3 * row.measured_s)),
-    ("choose\nms", lambda row: digits(1e3 * row.choosing_s)),
-    ("between\nms", lambda row: digits(1e3 * row.harness_s)),
-    ("sum\n%", lambda row: f"{100 * sum_of_parts(row) / row.tpot_s:.1f}"),
+    PROMPT_TOKENS,
+    Column("TPOT\nms", lambda row: digits(1e3 * row.tpot_s)),
+    Column("compute\nms", lambda row: digits(1e3 * row.measured_s)),
+    Column("choose\nms", lambda row: digits(1e3 * row.choosing_s)),
+    Column("between\nms", lambda row: digits(1e3 * row.harness_s)),
+    Column("sum\n%", lambda row: f"{100 * sum_of_parts(row) / row.tpot_s:.1f}"),
 )

@@ -14,6 +14,7 @@ from lab.features.explain.advice import Advice
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import kernel_rates, probing
 from lab.roofline.explanation import explain
+from lab.show.cells import PROMPT_TOKENS, TEXT, Column
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.text_ceilings import doubt_sentences
 from lab.show.wording import digits
@@ -101,14 +102,14 @@ def _shares(row: Any) -> str:
 
 
 COLUMNS: Columns = (
-    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-    ("gen", lambda row: f"{row.n_gen:,}"),
-    ("phase", lambda row: row.phase),
-    ("measured\nms", _measured_ms),
-    ("limit", _limit),
-    ("% of\nceiling", _percent_of_ceiling),
-    ("weights/attention/\noutput/rest %", _shares),
-    ("GFLOP/s", lambda row: digits(row.gflops)),
-    ("GB/s", lambda row: digits(row.gbps)),
-    ("FLOPs\nper byte", lambda row: digits(row.intensity)),
+    PROMPT_TOKENS,
+    Column("gen", lambda row: f"{row.n_gen:,}"),
+    Column("phase", lambda row: row.phase, TEXT),
+    Column("measured\nms", _measured_ms),
+    Column("limit", _limit, TEXT),
+    Column("% of\nceiling", _percent_of_ceiling),
+    Column("weights/attention/\noutput/rest %", _shares),
+    Column("GFLOP/s", lambda row: digits(row.gflops)),
+    Column("GB/s", lambda row: digits(row.gbps)),
+    Column("FLOPs\nper byte", lambda row: digits(row.intensity)),
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.core import request_times
 from lab.core.request import RequestRecord
+from lab.show.cells import TEXT, Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import digits, percent, seconds
 
@@ -84,12 +85,12 @@ def sentence(row: Any) -> str:
 
 
 COLUMNS: Columns = (
-    ("prompt\ntokens", lambda row: f"{row.n_prompt:,.0f}"),
-    ("requests", lambda row: f"{row.n_requests:,}"),
-    ("TPOT\nms", lambda row: digits(1e3 * row.tpot_s)),
-    ("server\nms", lambda row: digits(1e3 * row.step_s)),
-    ("sum\n%", lambda row: f"{100 * row.step_s / row.tpot_s:.1f}"),
-    ("TTFT\nms", lambda row: digits(1e3 * row.ttft_s)),
-    ("prompt\nms", lambda row: digits(1e3 * row.prompt_s)),
-    ("outside\nms", lambda row: digits(1e3 * (row.ttft_s - row.prompt_s))),
+    Column("prompt\ntokens", lambda row: f"{row.n_prompt:,.0f}", is_in_title=True),
+    Column("requests", lambda row: f"{row.n_requests:,}", TEXT),
+    Column("TPOT\nms", lambda row: digits(1e3 * row.tpot_s)),
+    Column("server\nms", lambda row: digits(1e3 * row.step_s)),
+    Column("sum\n%", lambda row: f"{100 * row.step_s / row.tpot_s:.1f}"),
+    Column("TTFT\nms", lambda row: digits(1e3 * row.ttft_s)),
+    Column("prompt\nms", lambda row: digits(1e3 * row.prompt_s)),
+    Column("outside\nms", lambda row: digits(1e3 * (row.ttft_s - row.prompt_s))),
 )

@@ -19,6 +19,7 @@ from lab.models import described, devices, processors
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning
 from lab.roofline.prediction import Prediction, on_device
+from lab.show.cells import PROMPT_TOKENS, TEXT, Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import digits, percent
 
@@ -129,13 +130,13 @@ def simd_of(system_info: str) -> str:
 
 
 COLUMNS: Columns = (
-    ("model", lambda row: row.label),
-    ("phase", lambda row: row.phase),
-    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-    ("measured\ntokens/s", lambda row: digits(row.tps)),
-    (
+    Column("model", lambda row: row.label),
+    Column("phase", lambda row: row.phase, TEXT),
+    PROMPT_TOKENS,
+    Column("measured\ntokens/s", lambda row: digits(row.tps)),
+    Column(
         "predicted\ntokens/s",
         lambda row: f"{digits(row.expected)} ({digits(row.low)}-{digits(row.high)})",
     ),
-    ("inside", lambda row: "yes" if row.is_inside else "no"),
+    Column("inside", lambda row: "yes" if row.is_inside else "no"),
 )

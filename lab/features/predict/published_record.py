@@ -12,6 +12,7 @@ from functools import cache
 from lab.core.lists import grouped
 from lab.core.memory import CPU
 from lab.models.catalog import data_file
+from lab.show.cells import Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import percent
 
@@ -152,9 +153,9 @@ def place_of(phase: str, is_processor: bool, offs: Sequence[float]) -> str:
 
 
 COLUMNS: Columns = (
-    ("predicted", lambda group: group.label),
-    ("rates", lambda group: str(len(group.rates))),
-    ("inside\nthe range", lambda group: percent(group.inside)),
-    ("median\nerror", lambda group: percent(group.error)),
-    ("ends\napart", lambda group: f"{group.width:.1f}x"),
+    Column("predicted", lambda group: group.label),
+    Column("rates", lambda group: str(len(group.rates))),
+    Column("inside\nthe range", lambda group: percent(group.inside)),
+    Column("median\nerror", lambda group: percent(group.error)),
+    Column("ends\napart", lambda group: f"{group.width:.1f}x"),
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lab.core.figures import DECODE_RATE
 from lab.errors import LabError
 from lab.features.predict import tables
 from lab.models import synthetic
 from lab.models.candidates import without_tag
 from lab.models.devices import names_of
 from lab.roofline.prediction import Prediction
+from lab.show.cells import Column, of_figure
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits
 
@@ -75,9 +77,9 @@ def quality(row: Prediction) -> str:
 
 
 COLUMNS: Columns = (
-    ("quantization", lambda row: row.model.quantization or ""),
-    ("file\nGB", lambda row: digits((row.model.n_bytes or 0) / 1e9)),
-    ("free beside\na display GB", headroom),
-    ("decode\ntokens/s", lambda row: tables.line_cell(row, row.tps_expected, row.tps)),
-    ("perplexity\nover F16", quality),
+    Column("quantization", lambda row: row.model.quantization or ""),
+    Column("file\nGB", lambda row: digits((row.model.n_bytes or 0) / 1e9)),
+    Column("free beside\na display GB", headroom),
+    of_figure(DECODE_RATE, lambda row: tables.line_cell(row, row.tps_expected, row.tps)),
+    Column("perplexity\nover F16", quality),
 )

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.core import shown
+from lab.core.figures import DECODE_RATE, E2E, TTFT
 from lab.core.lists import grouped, plural
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo
 from lab.models import devices
 from lab.roofline.prediction import HERE, Prediction, Span, expected_or_middle
+from lab.show.cells import LONG_TEXT, PROMPT_TOKENS, TEXT, Cell, Column, of_figure, stacked
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits, seconds
 
@@ -91,7 +93,7 @@ def side_by_side(setups: Sequence[Sequence[Prediction]], slo: Slo | None) -> Sec
 
 def side_columns(rows: Sequence[Prediction], is_one_model: bool) -> Columns:
     return (
-        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
+        PROMPT_TOKENS,
         *ranking_columns(is_one_model, with_prefill_range=True),
     )
 
@@ -147,16 +149,14 @@ def capital(text: str) -> str:
 
 def range_cell(
     row: Prediction, expected: float | None, ends: Span, doubts: Sequence[str] = ()
-) -> str:
+) -> Cell:
     """The expected figure with a mark of doubt, and its range below it."""
     if row.shortage is not None or math.isnan(ends[0]):
-        return UNKNOWN
+        return Cell(UNKNOWN)
     low = digits(ends[0])
     high = digits(ends[1])
     figure = f"{digits(expected_or_middle(expected, ends))}{shown.mark(doubts)}"
-    if low == high:
-        return figure
-    return f"{figure}\n{low}-{high}"
+    return stacked(figure, "" if low == high else f"{low}-{high}")
 
 
 def limit_cell(row: Prediction, limit: float | None) -> str:
@@ -165,7 +165,7 @@ def limit_cell(row: Prediction, limit: float | None) -> str:
     return digits(limit)
 
 
-def tpot_cell(row: Prediction) -> str:
+def tpot_cell(row: Prediction) -> Cell:
     """The time per token in milliseconds."""
     expected_ms = None if row.tpot_expected_s is None else 1e3 * row.tpot_expected_s
     return range_cell(row, expected_ms, (1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]))
@@ -255,18 +255,18 @@ def is_ranked(row: Prediction) -> bool:
 
 def ranking_columns(is_one_model: bool, with_prefill_range: bool = False) -> Columns:
     return (
-        ("name", lambda row: row.name),
-        ("model", lambda row: UNKNOWN if is_one_model else row.label),
-        (
-            "TTFT\ns",
+        Column("name", lambda row: row.name, TEXT),
+        Column("model", lambda row: UNKNOWN if is_one_model else row.label),
+        of_figure(
+            TTFT,
             lambda row: line_cell(
                 row, row.prefill_expected_s, row.prefill_s, with_prefill_range
             ),
         ),
-        ("decode\ntokens/s", lambda row: line_cell(row, row.tps_expected, row.tps)),
-        ("E2E\ns", lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
-        ("keeps\nlimits", chance_cell),
-        ("note", short_note if with_prefill_range else ranking_note),
+        of_figure(DECODE_RATE, lambda row: line_cell(row, row.tps_expected, row.tps)),
+        of_figure(E2E, lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
+        Column("keeps\nlimits", chance_cell),
+        Column("note", short_note if with_prefill_range else ranking_note, LONG_TEXT),
     )
 
 
@@ -278,8 +278,8 @@ def line_cell(
     row: Prediction, expected: float | None, ends: Span, with_range: bool = True
 ) -> str:
     """The expected figure and its range in one line, with a mark of doubt."""
-    value, _, span = range_cell(row, expected, ends, row.doubts).partition("\n")
-    return f"{value} ({span})" if span and with_range else value
+    cell = range_cell(row, expected, ends, row.doubts)
+    return f"{cell.value} ({cell.below[0]})" if cell.below and with_range else cell.value
 
 
 def ranking_note(row: Prediction) -> str:
@@ -397,28 +397,28 @@ def memory_cell(row: Prediction) -> str:
 
 
 SHORT_COLUMNS: Columns = (
-    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-    ("TTFT\ns", lambda row: line_cell(row, row.prefill_expected_s, row.prefill_s)),
-    ("decode\ntokens/s", lambda row: line_cell(row, row.tps_expected, row.tps)),
-    ("E2E\ns", lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
-    ("memory\nGB", memory_cell),
-    ("keeps\nlimits", chance_cell),
-    ("note", explanation_note),
+    PROMPT_TOKENS,
+    of_figure(TTFT, lambda row: line_cell(row, row.prefill_expected_s, row.prefill_s)),
+    of_figure(DECODE_RATE, lambda row: line_cell(row, row.tps_expected, row.tps)),
+    of_figure(E2E, lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
+    Column("memory\nGB", memory_cell, priority=-1),
+    Column("keeps\nlimits", chance_cell),
+    Column("note", explanation_note, LONG_TEXT),
 )
 EXPLANATION_COLUMNS: Columns = (
-    ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-    (
+    PROMPT_TOKENS,
+    Column(
         "prefill s\nexpected",
         lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s),
     ),
-    ("TPOT ms\nexpected", tpot_cell),
-    ("tokens/s\nin decode", lambda row: range_cell(row, row.tps_expected, row.tps)),
-    ("E2E s\nexpected", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s)),
-    ("prefill s\nlimit", lambda row: limit_cell(row, row.prefill_limit_s)),
-    ("TPOT ms\nlimit", lambda row: limit_cell(row, 1e3 * row.tpot_limit_s)),
-    ("memory\nGB", memory_cell),
-    ("keeps\nlimits", chance_cell),
-    ("note", explanation_note),
+    Column("TPOT ms\nexpected", tpot_cell),
+    Column("tokens/s\nin decode", lambda row: range_cell(row, row.tps_expected, row.tps)),
+    Column("E2E s\nexpected", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s)),
+    Column("prefill s\nlimit", lambda row: limit_cell(row, row.prefill_limit_s)),
+    Column("TPOT ms\nlimit", lambda row: limit_cell(row, 1e3 * row.tpot_limit_s)),
+    Column("memory\nGB", memory_cell, priority=-1),
+    Column("keeps\nlimits", chance_cell),
+    Column("note", explanation_note, LONG_TEXT),
 )
 
 

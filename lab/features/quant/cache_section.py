@@ -13,6 +13,7 @@ from lab.features.quant import cache_picture, caches, depth, figures
 from lab.features.quant.cells import cell, ends, matrix, name_of
 from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures
 from lab.show import text_doubts, text_setup
+from lab.show.cells import TEXT, Cell, Column, stacked
 from lab.show.section import Columns, Picture, Section, tabled
 from lab.show.wording import digits, percent, times
 
@@ -73,29 +74,29 @@ def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
 def columns(summary: QuantFigures, by_depth: Any) -> Columns:
     """The memory, the share of equal tokens in each bin, and the speed after the deepest."""
     table: list[Any] = [
-        ("name", name_of),
-        ("KB a\nposition", lambda row: digits(row.position_bytes / 1e3)),
+        Column("name", name_of, TEXT),
+        Column("KB a\nposition", lambda row: digits(row.position_bytes / 1e3)),
     ]
     for span, of_span in by_depth.groupby("span", sort=False):
         by_label = {row.label: row for row in of_span.itertuples()}
-        table.append((f"same top %\n{span}", partial(same_top_cell, by_label)))
+        table.append(Column(f"same top %\n{span}", partial(same_top_cell, by_label)))
     deepest = by_depth.end.max()
     table += [
-        (f"decode\nat {deepest:,}", lambda row: speed_cell(row, "decode")),
-        ("divergence", lambda row: cell(row, "kl")),
-        (f"prefill\nof {deepest:,}", lambda row: speed_cell(row, "prefill")),
-        ("perplexity\nratio", lambda row: cell(row, "perplexity_ratio")),
-        ("memory\nMB", lambda row: digits(row.memory_bytes / 1e6)),
+        Column(f"decode\nat {deepest:,}", lambda row: speed_cell(row, "decode")),
+        Column("divergence", lambda row: cell(row, "kl")),
+        Column(f"prefill\nof {deepest:,}", lambda row: speed_cell(row, "prefill")),
+        Column("perplexity\nratio", lambda row: cell(row, "perplexity_ratio")),
+        Column("memory\nMB", lambda row: digits(row.memory_bytes / 1e6)),
     ]
     return table
 
 
-def same_top_cell(rows: dict[str, Any], row: Any) -> str:
+def same_top_cell(rows: dict[str, Any], row: Any) -> Cell | str:
     in_bin = rows.get(row.label)
     return "" if in_bin is None else cell(in_bin, "same", 100, most=100)
 
 
-def speed_cell(row: Any, phase: str) -> str:
+def speed_cell(row: Any, phase: str) -> Cell:
     return cell(row, phase, unit=f"x{shown.mark(getattr(row, f'{phase}_doubts'))}")
 
 
@@ -113,18 +114,20 @@ def parts(summary: QuantFigures, by_depth: Any, deciding: Any) -> list[Section]:
     return [*tables, *by_file(summary)]
 
 
-def decode_cell(row: Any) -> str:
+def decode_cell(row: Any) -> Cell:
     return speed_cell(row, "decode")
 
 
-def prefill_cell(row: Any) -> str:
+def prefill_cell(row: Any) -> Cell:
     return speed_cell(row, "prefill")
 
 
-def deciding_cell(row: Any) -> str:
+def deciding_cell(row: Any) -> Cell:
     interval = ends(row, "ratio")
     change = f"{digits(row.ratio)} times" + (f" ({interval})" if interval else "")
-    return f"{percent(row.probability)}\nof {percent(row.reference_probability)}\n{change}"
+    return stacked(
+        percent(row.probability), f"of {percent(row.reference_probability)}", change
+    )
 
 
 def by_file(summary: QuantFigures) -> list[Section]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from lab.show.section import UNKNOWN, Section
+from lab.show.cells import TEXT, Cell, Column, stacked
+from lab.show.section import UNKNOWN, Section, tabled
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
@@ -24,14 +26,12 @@ def ends(row: Any, name: str, scale: float = 1.0, most: float = math.inf) -> str
 
 def cell(
     row: Any, name: str, scale: float = 1.0, unit: str = "", most: float = math.inf
-) -> str:
+) -> Cell:
     """A figure, with its interval in a second line."""
     value = scale * getattr(row, name)
     if math.isnan(value):
-        return UNKNOWN
-    interval = ends(row, name, scale, most)
-    first = f"{digits(value)}{unit}"
-    return f"{first}\n{interval}" if interval else first
+        return Cell(UNKNOWN)
+    return stacked(f"{digits(value)}{unit}", ends(row, name, scale, most))
 
 
 def name_of(row: Any) -> str:
@@ -39,13 +39,16 @@ def name_of(row: Any) -> str:
 
 
 def matrix(
-    about: str, table: pd.DataFrame, column: str, cell_of: Callable[[Any], str]
+    about: str, table: pd.DataFrame, column: str, cell_of: Callable[[Any], Cell | str]
 ) -> Section:
     """A table with a row for each label, and a column for each value of `column`."""
     values = list(dict.fromkeys(table[column]))
-    cells = []
+    columns = [Column("name", itemgetter(0), TEXT)]
+    for value in values:
+        name = value if isinstance(value, str) else f"{value:,}"
+        columns.append(Column(name, itemgetter(len(columns))))
+    lines = []
     for label, rows in table.groupby("label", sort=False):
         by_value = {getattr(row, column): cell_of(row) for row in rows.itertuples()}
-        cells.append([str(label), *(by_value.get(value, "") for value in values)])
-    names = [value if isinstance(value, str) else f"{value:,}" for value in values]
-    return Section("", about, headings=["name", *names], cells=cells)
+        lines.append([str(label), *(by_value.get(value, "") for value in values)])
+    return Section("", about, **tabled(columns, lines, keep_all=True))

@@ -14,6 +14,7 @@ from lab.features.quant.cells import cell, ends, matrix, name_of
 from lab.features.quant.figures import FEWEST_CHUNKS, QuantFigures
 from lab.models import catalog
 from lab.show import text_doubts, text_setup
+from lab.show.cells import TEXT, Cell, Column, stacked
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.wording import digits, percent, times
 
@@ -80,19 +81,23 @@ def by_bytes(row: Any) -> str:
 
 
 COLUMNS: Columns = (
-    ("name", name_of),
-    ("MB", lambda row: digits(row.n_bytes / 1e6)),
-    ("divergence", lambda row: cell(row, "kl")),
-    ("same top\n%", lambda row: cell(row, "same", 100, most=100)),
-    ("decode", lambda row: cell(row, "decode", unit=f"x{shown.mark(row.decode_doubts)}")),
-    ("prefill", lambda row: cell(row, "prefill", unit=f"x{shown.mark(row.prefill_doubts)}")),
-    ("by bytes\nalone", by_bytes),
-    ("divergence\n99 %", lambda row: digits(row.kl_99)),
-    ("divergence\nlargest", lambda row: digits(row.kl_max)),
-    ("perplexity", lambda row: digits(row.perplexity)),
-    ("perplexity\nratio", lambda row: cell(row, "perplexity_ratio")),
-    ("memory\nMB", lambda row: digits(row.memory_bytes / 1e6)),
-    ("MB read\nper token", lambda row: digits(row.bytes_per_token / 1e6)),
+    Column("name", name_of, TEXT),
+    Column("MB", lambda row: digits(row.n_bytes / 1e6)),
+    Column("divergence", lambda row: cell(row, "kl")),
+    Column("same top\n%", lambda row: cell(row, "same", 100, most=100)),
+    Column(
+        "decode", lambda row: cell(row, "decode", unit=f"x{shown.mark(row.decode_doubts)}")
+    ),
+    Column(
+        "prefill", lambda row: cell(row, "prefill", unit=f"x{shown.mark(row.prefill_doubts)}")
+    ),
+    Column("by bytes\nalone", by_bytes),
+    Column("divergence\n99 %", lambda row: digits(row.kl_99)),
+    Column("divergence\nlargest", lambda row: digits(row.kl_max)),
+    Column("perplexity", lambda row: digits(row.perplexity)),
+    Column("perplexity\nratio", lambda row: cell(row, "perplexity_ratio")),
+    Column("memory\nMB", lambda row: digits(row.memory_bytes / 1e6)),
+    Column("MB read\nper token", lambda row: digits(row.bytes_per_token / 1e6)),
 )
 
 
@@ -104,12 +109,9 @@ def by_text(summary: QuantFigures) -> list[Section]:
     return [matrix("divergence and same top by kind of text", table, "text", cell_of_text)]
 
 
-def cell_of_text(row: Any) -> str:
-    interval = ends(row, "kl")
+def cell_of_text(row: Any) -> Cell:
     agreement = f"{percent(row.same)} of {plural(row.n_chunks, 'chunk')}"
-    if interval:
-        return f"{digits(row.kl)}\n{interval}\n{agreement}"
-    return f"{digits(row.kl)}\n{agreement}"
+    return stacked(digits(row.kl), ends(row, "kl"), agreement)
 
 
 def answer(summary: QuantFigures) -> str:

@@ -27,6 +27,7 @@ from lab.features.recording.prompts import MESSAGE, blocks_of
 from lab.remote.access import Access, all_headers
 from lab.remote.chat_bodies import is_of_messages_api, is_of_responses_api
 from lab.remote.formats import as_list, fresh_nonce
+from lab.show.cells import Column
 from lab.show.section import Section, tabled
 from lab.show.wording import digits, seconds
 
@@ -165,10 +166,10 @@ def compared(calls: Sequence[RecordedCall], again: Sequence[RecordedCall]) -> Se
         recorded_s = call.ended_ns / 1e9
         rows.append((call.call, recorded_s, recorded_s - saved_s, repeated.ended_ns / 1e9))
     columns = (
-        ("call", lambda row: str(row[0])),
-        ("recorded\ns", lambda row: digits(row[1])),
-        ("predicted\ns", lambda row: digits(row[2])),
-        ("measured\ns", lambda row: digits(row[3])),
+        Column("call", lambda row: str(row[0])),
+        Column("recorded\ns", lambda row: digits(row[1])),
+        Column("predicted\ns", lambda row: digits(row[2])),
+        Column("measured\ns", lambda row: digits(row[3])),
     )
     answer = verdict(calls, sum(row[2] for row in rows), sum(row[3] for row in rows))
     answer += others_of(calls, again)

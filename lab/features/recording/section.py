@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lab.core.figures import TTFT
 from lab.core.lists import grouped, plural
 from lab.features.recording import figures, picture, sentences
 from lab.features.recording.lines import RecordedCall
+from lab.show.cells import LONG_TEXT, Column, of_figure
 from lab.show.section import UNKNOWN, WIDE, Context, Kind, Picture, Section, tabled
 from lab.show.wording import digits
 
@@ -145,16 +147,16 @@ def time(row: CallRow, name: str) -> str:
 
 
 COLUMNS = (
-    ("call", lambda row: str(row.call.call)),
-    ("conversation", lambda row: row.conversation),
-    ("prompt\ntokens", partial(count, name="n_prompt")),
-    ("cached", partial(count, name="n_cached")),
-    ("computed", partial(count, name="n_computed")),
-    ("again", again),
-    ("prefill\ns", partial(time, name="prefill_s")),
-    ("what broke the cache", lambda row: sentences.label(row.call.cause)),
-    ("decode\ns", partial(time, name="decode_s")),
-    ("TTFT\ns", partial(time, name="ttft_s")),
+    Column("call", lambda row: str(row.call.call)),
+    Column("conversation", lambda row: row.conversation),
+    Column("prompt\ntokens", partial(count, name="n_prompt"), is_in_title=True),
+    Column("cached", partial(count, name="n_cached")),
+    Column("computed", partial(count, name="n_computed")),
+    Column("again", again),
+    Column("prefill\ns", partial(time, name="prefill_s")),
+    Column("what broke the cache", lambda row: sentences.label(row.call.cause), LONG_TEXT),
+    Column("decode\ns", partial(time, name="decode_s")),
+    of_figure(TTFT, partial(time, name="ttft_s")),
 )
 
 

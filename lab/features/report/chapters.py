@@ -18,6 +18,7 @@ from lab.features.report.lines import Lines
 from lab.roofline import probing
 from lab.runner import as_options, machine
 from lab.show import table, text_plan, text_results, text_setup
+from lab.show.cells import LONG_TEXT, NUMBER, Column
 from lab.show.section import UNKNOWN, Section, tabled
 
 
@@ -119,7 +120,10 @@ def setups(good: Lines) -> Section:
     different = facts.columns.difference(shared, sort=False)
     cells: dict[str, Any] = {}
     if len(facts) > 1:
-        columns = [(name, itemgetter(name)) for name in different]
+        columns = []
+        for name in different:
+            kind = LONG_TEXT if name == "settings" else NUMBER
+            columns.append(Column(name, itemgetter(name), kind))
         cells = tabled(columns, facts.to_dict("records"))
     return Section(
         "What was measured", name="setups", facts=facts[shared].iloc[0].to_dict(), **cells

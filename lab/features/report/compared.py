@@ -9,8 +9,9 @@ from typing import Any
 from lab.errors import LabError
 from lab.features.report.lines import Lines
 from lab.show import comparison, table, text_comparison
+from lab.show.cells import listed
 from lab.show.comparison import Group
-from lab.show.section import Section
+from lab.show.section import Section, tabled
 from lab.show.session_spread import Spread
 
 MANY = 3  # with more setups than this, only setups of the same model are compared
@@ -103,11 +104,11 @@ def part(groups: Sequence[Group], against_base: Sequence[Section]) -> Section:
     differences = text_comparison.differences(groups)
     if not differences:
         return Section(words=base, parts=against_base)
+    rows = [[name, *values] for name, values in differences.items()]
     return Section(
         "Differences",
         words=base,
-        headings=["", *names],
-        cells=[[name, *values] for name, values in differences.items()],
+        **tabled(listed(["", *names]), rows, keep_all=True),
         parts=against_base,
     )
 

@@ -93,7 +93,7 @@ def html(
     all_chapters = [*of_kinds, *comparisons, *chapters.why(lines.timed, ceilings)]
     all_chapters += chapters.failed(failures(lines, records))
     setups = chapters.setups(lines.good)
-    all_chapters.insert(len(all_chapters) if setups.headings else 0, setups)
+    all_chapters.insert(len(all_chapters) if setups.columns else 0, setups)
     matching = matching_ceilings(lines.setups, ceilings)
     of_sliders = sliders(lines.timed, ceilings, others) if explore and matching else None
     if of_sliders is not None:

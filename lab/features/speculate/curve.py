@@ -12,6 +12,7 @@ from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
 from lab.features.speculate.setup import speculation_of
 from lab.roofline.step_prediction import StepPrediction
+from lab.show.cells import PROMPT_TOKENS, Column
 from lab.show.wording import digits
 
 CurveCase = tuple[int, int, str]  # n_prompt, n_gen, what drafts
@@ -104,12 +105,12 @@ TABLE = ExperimentTable(
     question="What does it cost to verify several tokens at once?",
     title="steps of several positions of one sequence; medians",
     columns=(
-        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        ("positions\na step", lambda row: f"{row.n_positions}"),
-        ("step\nms", lambda row: cell(row.step_s, 1e3)),
-        ("v", lambda row: cell(row.v)),
-        ("predicted\nv", lambda row: cell(row.expected_v)),
-        ("c", lambda row: cell(row.c)),
+        PROMPT_TOKENS,
+        Column("positions\na step", lambda row: f"{row.n_positions}"),
+        Column("step\nms", lambda row: cell(row.step_s, 1e3)),
+        Column("v", lambda row: cell(row.v)),
+        Column("predicted\nv", lambda row: cell(row.expected_v)),
+        Column("c", lambda row: cell(row.c)),
     ),
     rows=rows,
     conclude=conclude,

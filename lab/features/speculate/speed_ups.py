@@ -24,6 +24,7 @@ from lab.features.speculate.curve import curve_case
 from lab.features.speculate.setup import figures, speculation_of
 from lab.roofline.step_prediction import StepPrediction
 from lab.show import canvas
+from lab.show.cells import PROMPT_TOKENS, Cell, Column, stacked
 from lab.show.wording import UNKNOWN, digits
 
 if TYPE_CHECKING:
@@ -280,10 +281,10 @@ def accepted_cell(row: Any) -> str:
     return UNKNOWN if row.right is None else f"{100 * row.right:.0f}"
 
 
-def speed_up_cell(row: Any) -> str:
+def speed_up_cell(row: Any) -> Cell | str:
     if row.low is None:
         return cell(row.speed_up)
-    return f"{cell(row.speed_up)}\n{digits(row.low)}-{digits(row.high)}"
+    return stacked(cell(row.speed_up), f"{digits(row.low)}-{digits(row.high)}")
 
 
 TABLE = ExperimentTable(
@@ -294,16 +295,16 @@ TABLE = ExperimentTable(
     caption="Speed-up over plain decoding, over the number of drafted tokens per step; a panel for "
     "each text. Points are blocks, the line is the median, dashes are predictions.",
     columns=(
-        ("text", lambda row: row.text),
-        ("prompt\ntokens", lambda row: f"{row.n_prompt:,}"),
-        ("draft\nby", lambda row: row.draft),
-        ("drafted\na step", lambda row: f"{row.n_draft}"),
-        ("accepted\n%", accepted_cell),
-        ("tokens\na step", lambda row: cell(row.length)),
-        ("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
-        ("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
-        ("speed-up", speed_up_cell),
-        ("predicted", lambda row: cell(row.expected)),
+        Column("text", lambda row: row.text),
+        PROMPT_TOKENS,
+        Column("draft\nby", lambda row: row.draft),
+        Column("drafted\na step", lambda row: f"{row.n_draft}"),
+        Column("accepted\n%", accepted_cell),
+        Column("tokens\na step", lambda row: cell(row.length)),
+        Column("TPOT\nms", lambda row: cell(row.tpot_s, 1e3)),
+        Column("plain\nms", lambda row: cell(row.plain_tpot_s, 1e3)),
+        Column("speed-up", speed_up_cell),
+        Column("predicted", lambda row: cell(row.expected)),
     ),
     rows=rows,
     conclude=conclude,

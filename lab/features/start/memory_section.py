@@ -14,19 +14,22 @@ from lab.features.start.memory_picture import draw_memory
 from lab.roofline import paging
 from lab.roofline.paging import MemoryLine
 from lab.show import text_setup
-from lab.show.section import Picture, Section
+from lab.show.cells import Cell, listed, stacked
+from lab.show.section import Picture, Section, tabled
 from lab.show.wording import UNKNOWN, digits, percent, seconds, times
 
 CAPTION = "Points are starts. Bars are ranges predicted from the starts with other limits."
-HEADINGS = (
-    "memory\nMB",
-    "of the\nfile",
-    "room for\nthe file",
-    "decode\ntokens/s",
-    "predicted\ntokens/s",
-    "ms per\ntoken",
-    "file read\nper token",
-    "major faults\nper token",
+COLUMNS = listed(
+    (
+        "memory\nMB",
+        "of the\nfile",
+        "room for\nthe file",
+        "decode\ntokens/s",
+        "predicted\ntokens/s",
+        "ms per\ntoken",
+        "file read\nper token",
+        "major faults\nper token",
+    )
 )
 NOT_DROPPED = (
     "The file's pages did not leave the page cache before some starts, so that the limit did not "
@@ -62,8 +65,7 @@ def section(lines: Sequence[MemoryLine]) -> Section:
         name="memory",
         question="How fast is a model that does not fit into memory?",
         answer=answer(limits),
-        headings=HEADINGS,
-        cells=[cells(limit, line) for limit in limits],
+        **tabled(COLUMNS, list(map(partial(cells, line), limits)), keep_all=True),
         warnings=[NOT_DROPPED] if has_unconfirmed(lines) else [],
         sentences=sentences(lines, limits),
         notes=[VIRTUAL] if line.machine.virtual else [],
@@ -76,15 +78,13 @@ def has_unconfirmed(lines: Sequence[MemoryLine]) -> bool:
     return not all(line.is_confirmed for line in lines)
 
 
-def cells(limit: MemoryLimit, line: MemoryLine) -> list[str]:
+def cells(line: MemoryLine, limit: MemoryLimit) -> list[Cell | str]:
     """A row of the table."""
     starts = limit.starts
     rates = 1 / starts.token_s
-    speed = digits(1 / limit.token_s)
-    if len(rates) > 1:
-        speed = f"{speed}\n{digits(rates.min())}-{digits(rates.max())}"
-    measured = [
-        speed,
+    spread = f"{digits(rates.min())}-{digits(rates.max())}" if len(rates) > 1 else ""
+    measured: list[Cell | str] = [
+        stacked(digits(1 / limit.token_s), spread),
         range_of_rates(limit),
         digits(1e3 * limit.token_s),
         share_cell(limit.read_share),

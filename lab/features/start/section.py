@@ -12,7 +12,8 @@ from lab.features.start.figures import DiskWait, StartSetup
 from lab.features.start.lines import COLD, LOAD, PREFILL, STAGES, WARM, StartLine
 from lab.features.start.picture import draw_starts
 from lab.show import text_setup
-from lab.show.section import Picture, Section
+from lab.show.cells import Cell, listed, stacked
+from lab.show.section import Picture, Section, tabled
 from lab.show.wording import UNKNOWN, digits, percent, seconds
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def section(lines: Sequence[StartLine]) -> Section:
     where = text_setup.where(lines)
     draw = partial(draw_starts, setups=setups, subject=where)
     pictures = [Picture("start", CAPTION, draw, (10, 4.6))] if setups else []
+    columns = listed(["stage", *map(heading, setups)])
     return Section(
         where,
         f"seconds from nothing to the first token after {plural(line.n_prompt, 'token')}; the "
@@ -59,8 +61,7 @@ def section(lines: Sequence[StartLine]) -> Section:
         name="start",
         question="What does it take until the first token can come?",
         answer=answer(line, table),
-        headings=["stage", *map(heading, setups)],
-        cells=cells(setups),
+        **tabled(columns, cells(setups), keep_all=True),
         warnings=warnings(lines),
         sentences=sentences(line, table, setups),
         notes=[VIRTUAL] if line.machine.virtual and has_cold(setups) else [],
@@ -78,12 +79,12 @@ def heading(setup: StartSetup) -> str:
     return f"{mapping},\n{setup.cache}"
 
 
-def cells(setups: Sequence[StartSetup]) -> list[list[str]]:
+def cells(setups: Sequence[StartSetup]) -> list[list[Cell | str]]:
     """A line for each stage, their sum, and figures beside it."""
-    lines = []
+    lines: list[list[Cell | str]] = []
     for stage in STAGES:
         times = [with_range(setup, stage) for setup in setups]
-        lines.append([f"{stage}\n{OF_STAGES[stage]}", *times])
+        lines.append([stacked(stage, OF_STAGES[stage]), *times])
     for name, column in (
         ("first token", "first_token_s"),
         ("second prefill", "second_prefill_s"),
@@ -94,13 +95,13 @@ def cells(setups: Sequence[StartSetup]) -> list[list[str]]:
     return lines
 
 
-def with_range(setup: StartSetup, column: str) -> str:
+def with_range(setup: StartSetup, column: str) -> Cell:
     """Seconds of the median start, with the range of all starts below."""
     times = setup.starts[column]
     shown = digits(float(setup.median_start[column]))
     if len(times) == 1:
-        return shown
-    return f"{shown}\n{digits(times.min())}-{digits(times.max())}"
+        return Cell(shown)
+    return stacked(shown, f"{digits(times.min())}-{digits(times.max())}")
 
 
 def amount(setup: StartSetup, column: str, unit: float) -> str:

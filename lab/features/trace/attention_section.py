@@ -18,6 +18,7 @@ from lab.core.lists import plural
 from lab.features.trace import pictures
 from lab.features.trace.lines import AttentionLine
 from lab.show import text_setup
+from lab.show.cells import Column
 from lab.show.section import Columns, Picture, Section, tabled
 from lab.show.wording import percent
 
@@ -59,13 +60,13 @@ def columns(line: AttentionLine) -> Columns:
         return repr(line.tokens[row.index(max(row))])
 
     return (
-        ("layer", str),
-        ("most on", most_attended),
-        ("weight", lambda layer: percent(max(looks.decode[layer]))),
-        ("on the\nfirst", lambda layer: percent(looks.decode[layer][0])),
-        ("on\nitself", lambda layer: percent(looks.decode[layer][-1])),
-        ("K of later\nmoves by", lambda layer: percent(looks.changes[layer][0])),
-        ("V of later\nmoves by", lambda layer: percent(looks.changes[layer][1])),
+        Column("layer", str),
+        Column("most on", most_attended),
+        Column("weight", lambda layer: percent(max(looks.decode[layer]))),
+        Column("on the\nfirst", lambda layer: percent(looks.decode[layer][0])),
+        Column("on\nitself", lambda layer: percent(looks.decode[layer][-1])),
+        Column("K of later\nmoves by", lambda layer: percent(looks.changes[layer][0])),
+        Column("V of later\nmoves by", lambda layer: percent(looks.changes[layer][1])),
     )
 
 

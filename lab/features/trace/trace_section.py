@@ -20,6 +20,7 @@ from lab.features.trace.operations import (
 )
 from lab.features.trace.phases import summed
 from lab.show import text_setup
+from lab.show.cells import TEXT, Column
 from lab.show.section import UNKNOWN, Columns, Picture, Section, tabled
 from lab.show.text_ceilings import TOO_LOW
 from lab.show.wording import digits, percent, seconds
@@ -104,16 +105,16 @@ def columns(phase: TracedPhase) -> Columns:
         return percent(part.least_s / part.held_s)
 
     return (
-        ("operation", lambda part: part.operation),
-        ("device", device),
-        ("count", lambda part: str(part.n)),
-        ("MB read", lambda part: amount(part.n_bytes, 1e6)),
-        ("MFLOP", lambda part: amount(part.flops, 1e6)),
-        ("ms", lambda part: digits(1e3 * part.seconds)),
-        ("share", share),
-        ("GB/s", lambda part: amount(part.n_bytes, 1e9 * part.seconds)),
-        ("GFLOP/s", lambda part: amount(part.flops, 1e9 * part.seconds)),
-        ("of\nceiling", of_ceiling),
+        Column("operation", lambda part: part.operation, TEXT),
+        Column("device", device),
+        Column("count", lambda part: str(part.n)),
+        Column("MB read", lambda part: amount(part.n_bytes, 1e6)),
+        Column("MFLOP", lambda part: amount(part.flops, 1e6)),
+        Column("ms", lambda part: digits(1e3 * part.seconds)),
+        Column("share", share),
+        Column("GB/s", lambda part: amount(part.n_bytes, 1e9 * part.seconds)),
+        Column("GFLOP/s", lambda part: amount(part.flops, 1e9 * part.seconds)),
+        Column("of\nceiling", of_ceiling),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core.lists import plural
@@ -91,18 +92,18 @@ def draw_ratio(ax: Axes, place: int, ratio: Ratio, label: str) -> None:
     )
 
 
-def wrapped(name: str) -> str:
-    lines = []
-    for line in name.split("\n"):
-        lines.append(textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False))
-    return "\n".join(lines)
+def wrapped(lines: Sequence[str]) -> str:
+    return "\n".join(
+        textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False) for line in lines
+    )
 
 
-def name_of(row: Any) -> str:
-    """The settings of a choice, and that they change the output."""
+def name_of(row: Any) -> list[str]:
+    """The settings of a choice, and in a second line that they change the output."""
+    lines = [str(row.settings)]
     if is_lossy(row.choice):
-        return f"{row.settings}\nchanges the model's output"
-    return str(row.settings)
+        lines.append("changes the model's output")
+    return lines
 
 
 def speed_of(row: Any) -> str:

@@ -25,6 +25,7 @@ from lab.features.tune.lines import CONFIRM, GOALS
 from lab.formats import other_tools
 from lab.models import catalog
 from lab.show import console, text_setup
+from lab.show.cells import LONG_TEXT, N_RUNS, Cell, Column, stacked
 from lab.show.section import (
     UNKNOWN,
     WIDE,
@@ -134,19 +135,17 @@ def time_cell(row: Any) -> str:
     return seconds(row.time_s) if row.time_s > 0 else UNKNOWN
 
 
-def speed_cell(row: Any) -> str:
+def speed_cell(row: Any) -> Cell:
     """How many times as fast as the default, and its interval."""
-    interval = picture.interval_of(row)
-    speed = picture.speed_of(row)
-    return f"{speed}\n{interval}" if interval else speed
+    return stacked(picture.speed_of(row), picture.interval_of(row))
 
 
 COLUMNS: Columns = (
-    ("settings", picture.name_of),
-    ("runs", lambda row: str(row.n_runs)),
-    ("time", time_cell),
-    ("times\nas fast", speed_cell),
-    ("verdict", lambda row: row.verdict),
+    Column("settings", lambda row: stacked(*picture.name_of(row)), LONG_TEXT),
+    N_RUNS,
+    Column("time", time_cell),
+    Column("times\nas fast", speed_cell),
+    Column("verdict", lambda row: row.verdict, LONG_TEXT),
 )
 
 

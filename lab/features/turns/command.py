@@ -19,6 +19,7 @@ from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import cell
 from lab.app.options import MODEL, PROMPT, SAMPLING
 from lab.core.arguments import StrPath, Texts
+from lab.core.figures import TTFT
 from lab.core.keywords import EngineSettings, SamplerSettings
 from lab.core.lists import grouped, plural
 from lab.core.record import Record
@@ -34,6 +35,7 @@ from lab.features.turns.through_server import converse
 from lab.models import catalog
 from lab.runner import disturbances
 from lab.runner.progress import Watch
+from lab.show.cells import Column, of_figure
 from lab.show.section import Context, Kind, Section
 from lab.show.wording import UNKNOWN
 
@@ -145,21 +147,21 @@ TABLE = ExperimentTable(
     conclude=conclude,
     draw=draw,
     columns=(
-        ("turn", lambda row: str(row.turn)),
-        ("cache", lambda row: row.cache),
-        ("broken by", lambda row: row.breaks),
-        ("cached", partial(count_cell, "n_cached")),
-        ("computed", partial(count_cell, "n_computed")),
-        ("again", partial(count_cell, "n_again")),
-        ("TTFT\ns", lambda row: cell(row.ttft_s)),
-        ("turn\ns", lambda row: cell(row.turn_s)),
-        ("no cache\ns", lambda row: cell(row.without_s)),
-        ("perfect\ns", perfect_cell),
-        ("predicted\nTTFT s", lambda row: cell(row.expected_ttft_s)),
-        ("decode\ns", lambda row: cell(row.decode_s)),
-        ("sum\ns", lambda row: cell(row.sum_s)),
-        ("differs\nat", differs_cell),
-        ("prompt", partial(count_cell, "n_prompt")),
+        Column("turn", lambda row: str(row.turn)),
+        Column("cache", lambda row: row.cache),
+        Column("broken by", lambda row: row.breaks),
+        Column("cached", partial(count_cell, "n_cached")),
+        Column("computed", partial(count_cell, "n_computed")),
+        Column("again", partial(count_cell, "n_again")),
+        of_figure(TTFT, lambda row: cell(row.ttft_s)),
+        Column("turn\ns", lambda row: cell(row.turn_s)),
+        Column("no cache\ns", lambda row: cell(row.without_s)),
+        Column("perfect\ns", perfect_cell),
+        Column("predicted\nTTFT s", lambda row: cell(row.expected_ttft_s)),
+        Column("decode\ns", lambda row: cell(row.decode_s)),
+        Column("sum\ns", lambda row: cell(row.sum_s)),
+        Column("differs\nat", differs_cell),
+        Column("prompt", partial(count_cell, "n_prompt")),
     ),
 )
 SERVED_TITLE = (

@@ -24,6 +24,7 @@ from lab.features.why.facts import Fact
 from lab.features.why.figure import Figure
 from lab.features.why.parts import NOT_EXPLAINED, GapPart
 from lab.show import canvas
+from lab.show.cells import TEXT, Column
 from lab.show.section import WIDE, Picture, Section, tabled
 from lab.show.wording import UNKNOWN, digits, times
 
@@ -61,11 +62,11 @@ def section(explained: WhyAnswer, details: bool = False) -> Section:
         lines.append(f"{letter}  {digits(figure.tps):>6} tokens/s   {figure.label}")
     lines += explained.notes if details else explained.notes[:2]
     columns = (
-        ("part", lambda part: part.name),
-        ("factor", factor_cell),
-        ("range", range_cell),
-        ("by order", orders_cell),
-        ("how known", lambda part: part.how),
+        Column("part", lambda part: part.name, TEXT),
+        Column("factor", factor_cell),
+        Column("range", range_cell),
+        Column("by order", orders_cell),
+        Column("how known", lambda part: part.how),
     )
     rows = list(explained.parts)
     if not details:
@@ -152,10 +153,10 @@ def read_section(sides: Sequence[Sequence[Figure]], chosen: Sequence[Figure]) ->
             lacking.append(name)
         else:
             table_of_facts.append((name, *cells))
-    of_facts = [("fact", lambda row: row[0])]
+    of_facts = [Column("fact", lambda row: row[0])]
     for place, (letter, figure) in enumerate(zip("AB", chosen, strict=False), 1):
         where = f", line {figure.line}" if figure.line else ""
-        of_facts.append((f"{letter}{where}", partial(cell_of, place)))
+        of_facts.append(Column(f"{letter}{where}", partial(cell_of, place)))
     return Section(
         name="why-read",
         words=lines,
