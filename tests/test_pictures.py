@@ -16,10 +16,12 @@ import lab
 from lab.app import kinds
 from lab.core.record import Record
 from lab.errors import LabError
+from lab.features.explain import picture as explain_picture
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import explanation, kernel_rates
 from lab.show import canvas, comparison, plot_runs, plot_trial
 from lab.show.section import Picture, numbered
+from lab.show.wording import percent
 from tests.bench import doubt
 from tests.support.rates import FAST, timed
 from tests.support.records import MODEL, SETTINGS, make_record, make_run, session
@@ -245,6 +247,43 @@ def test_a_trial_is_drawn_as_ratios_with_every_block() -> None:
     assert row.ratio is not None
     interval = f"{row.estimate:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
     assert interval in [text.get_text() for text in ax.texts]
+
+
+def test_a_roofline_names_its_finding_and_keeps_ceilings_beside_the_points() -> None:
+    rows = explanation.explain(timed(1.5), FAST)
+    roof = kernel_rates.roof(FAST)
+    (ax,) = canvas.drawn(roofline(), SMALL).axes
+
+    best = (rows.gflops / (rows.intensity * roof.gbps).clip(upper=roof.gflops)).groupby(
+        rows.phase
+    )
+    shares = [percent(best.max()[phase]) for phase in ("prefill", "decode")]
+    assert f"at most {shares[0]} in prefill and {shares[1]} in decode" in ax.get_title()
+    lines: list[Any] = list(ax.lines)
+    dashes = [line for line in lines if not isinstance(line.get_marker(), str)]
+    for dash in dashes:
+        right_end = max(x for x, _ in dash.get_marker()) * dash.get_markersize() / 2
+        assert right_end < -explain_picture.POINT / 2  # left of the point, in points of type
+    assert sum(len(dash.get_xdata()) for dash in dashes) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("high", "size", "expected"),
+    [(500, SMALL, ["2", "5"]), (4e3, (5, 5), ["3"]), (1e9, (5, 5), [])],
+)
+def test_ticks_between_powers_of_ten_have_labels_where_there_is_room(
+    high: float, size: tuple[float, float], expected: list[str]
+) -> None:
+    figure = Figure(figsize=size, layout="constrained")
+    ax = figure.subplots()
+    ax.set(xscale="log", xlim=(1, high), yscale="log", ylim=(1, high))
+    canvas.finish([ax], "")
+    figure.draw_without_rendering()
+
+    labels = [tick.get_text() for tick in ax.get_xticklabels(minor=True)]
+    assert [
+        label for label in labels if label and 1 <= float(label.replace(",", "")) < 10
+    ] == expected
 
 
 def test_runs_have_the_pictures_that_their_data_allow() -> None:

@@ -57,8 +57,12 @@ SHADES = 0.7
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"
 MOST_SERIES = 6  # series that share axes; more get small multiples
-MOST_LABELLED = 300
-"""Ticks between powers of ten have labels if the ends of an axis differ by a smaller factor."""
+BETWEEN_POWERS = {"x": {2.1: "25", 0.9: "3"}, "y": {1.1: "25", 0.5: "3"}}
+"""First digits of labelled ticks between powers of ten, by the inches that a power of ten needs for
+them."""
+
+BESIDE_AXES = {"x": 1.0, "y": 1.5}
+"""Inches of a figure beside its axes (labels, title, legend), roughly."""
 
 LABEL_HEIGHT = 0.45
 LINE_HEIGHT = 0.2
@@ -300,16 +304,24 @@ def plain_ticks(axis: Any) -> None:
     if high / low < 4:
         axis.set_major_locator(ticker.MaxNLocator(6))
         axis.set_minor_locator(ticker.NullLocator())
-    elif high / low < MOST_LABELLED:
-        axis.set_minor_formatter(ticker.FuncFormatter(_label_of_2_and_5))
-    else:
-        axis.set_minor_formatter(ticker.NullFormatter())
+        return
+    axis.set_tick_params(which="minor", pad=5)  # on one line with the labels of powers
+    first_digits = _digits_between_powers(axis, math.log10(high / low))
+    axis.set_minor_formatter(
+        ticker.FuncFormatter(
+            lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in first_digits else ""
+        )
+    )
 
 
-def _label_of_2_and_5(value: float, _: object) -> str:
-    """The label of a tick at 2 or 5 times a power of ten; "" for others."""
-    first_digit = f"{value:e}"[0]
-    return f"{value:,.10g}" if first_digit in "25" else ""
+def _digits_between_powers(axis: Any, n_powers: float) -> str:
+    """The first digits of ticks that have room for labels between powers of ten."""
+    inches = (_width if axis.axis_name == "x" else _height)(axis.axes)
+    of_a_power = (inches - BESIDE_AXES[axis.axis_name]) / n_powers
+    for needed, first_digits in BETWEEN_POWERS[axis.axis_name].items():
+        if of_a_power >= needed:
+            return first_digits
+    return ""
 
 
 def _width(ax: Axes) -> float:
@@ -317,6 +329,13 @@ def _width(ax: Axes) -> float:
     width = float(figure_of(ax).get_figwidth())
     place = ax.get_subplotspec()
     return width / place.get_gridspec().ncols if place else width
+
+
+def _height(ax: Axes) -> float:
+    """The inches of the figure's height that axes have."""
+    height = float(figure_of(ax).get_figheight())
+    place = ax.get_subplotspec()
+    return height / place.get_gridspec().nrows if place else height
 
 
 # Series

@@ -26,8 +26,9 @@ LEGEND = (
     "the model needs at least / measured time."
 )
 CAPTION = (
-    "Roofline: the rate of each phase (numbers: prompt tokens). The black line is the machine's "
-    "best: memory limits on its slope, arithmetic on its flat part."
+    "Roofline: the rate of each phase (numbers: prompt tokens), and left of it the ceiling of its "
+    "kernels. The black line is the machine's best: memory limits on its slope, arithmetic on its "
+    "flat part."
 )
 PICTURE_SIZE = (5, 4.8)
 
