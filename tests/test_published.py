@@ -10,7 +10,7 @@ import pytest
 
 from lab.core.record import DECODE, PREFILL
 from lab.features.predict import published_record, wording
-from lab.models import catalog, devices, processors, synthetic
+from lab.models import catalog, described, devices, processors, synthetic
 from lab.roofline import datasheet
 from lab.roofline.datasheet import DatasheetCase
 from lab.roofline.prediction import on_device
@@ -356,6 +356,39 @@ def test_weights_are_rearranged_since_a_month(
     simd: str, quantization: str, month: str, is_repacked: bool
 ) -> None:
     assert processors.is_repacked(simd, quantization, month) is is_repacked
+
+
+@pytest.mark.parametrize(
+    ("words", "prompt", "token"),
+    [
+        ("m4-max:cpu", 12 * 4.5 * 0.256, 12 * 4.5 * 0.128),
+        ("neoverse-n2 cores=4", 4 * 3.4 * 0.128, 4 * 3.4 * 0.064),
+        ("graviton4 cores=4", 4 * 2.8 * 0.256, 4 * 2.8 * 0.128),
+        ("intel-n100", 4 * 2.0 * 0.064, 4 * 2.0 * 0.064),
+        ("ryzen 5600", 6 * 4.3 * 0.128, 6 * 4.3 * 0.128),
+    ],
+)
+def test_vector_units_bound_prompts_and_tokens(
+    words: str, prompt: float, token: float
+) -> None:
+    device = described.find(words)
+    assert device.peak_tflops == pytest.approx(prompt)
+    assert device.token_tflops == pytest.approx(token)
+
+
+def test_a_group_of_enough_measurers_has_a_scale_of_its_own() -> None:
+    """It leans on the larger group by as much as it has few publishers."""
+    first = published()[0]
+    stretches = []
+    for number in range(40):
+        row = first._replace(source=f"publisher{number}/x")
+        is_good = number < 20
+        groups = ("good" if is_good else f"bad {number}", "all")
+        stretches.append(learn_published.Stretch(row, 1.0 if is_good else 2.0, groups))
+    scales = learn_published.scales(stretches)
+    assert scales["all"] == 2.0
+    assert scales["good"] == pytest.approx(2 ** (4 / 24))
+    assert set(scales) == {"all", "good"}
 
 
 def test_every_measurer_weighs_alike_and_collections_like_all_others() -> None:

@@ -369,6 +369,7 @@ def of_family(
         simd=family.simd,
         ghz=family.ghz,
         cores=family.cores,
+        vector_share=family.vector_share,
         memory_gb=description.numbers.get("memory"),
         backend=CPU,
         assumed=tuple(assumed),

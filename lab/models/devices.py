@@ -117,6 +117,7 @@ class DeviceSheet:
     simd: str | None = None
     ghz: float | None = None
     cores: float | None = None
+    vector_share: float = 1.0
     backend: str | None = None
     assumed: tuple[Assumption, ...] = ()
 
@@ -150,11 +151,18 @@ class DeviceSheet:
             return self.tflops
         if self.simd and self.cores and self.ghz:
             operations = processors.operations_of(self.simd) or 0
-            return self.cores * self.ghz * operations / 1e3
+            return self.cores * self.ghz * operations * self.vector_share / 1e3
         factor = PEAK_OVER_FP32.get(self.architecture or "")
         if self.fp32 is None or factor is None:
             return None
         return self.fp32 * factor
+
+    @property
+    def token_tflops(self) -> float | None:
+        """The peak of a token's step: of a processor with the instructions that it decodes with."""
+        if self.simd is None:
+            return self.peak_tflops
+        return replace(self, simd=processors.decoding_simd(self.simd)).peak_tflops
 
 
 UNKNOWN_CORES = Assumption("cores=", "6 cores with AVX2", bandwidth=0.1, arithmetic=0.4)
@@ -208,7 +216,13 @@ def with_cores(device: DeviceSheet) -> DeviceSheet:
     family = processors.family_of(" ".join(alphanumeric_words(device.name)))
     if family is None:
         return replace(device, simd=USUAL_SIMD, ghz=3.6, cores=6.0, assumed=(UNKNOWN_CORES,))
-    return replace(device, simd=family.simd, ghz=family.ghz, cores=family.cores)
+    return replace(
+        device,
+        simd=family.simd,
+        ghz=family.ghz,
+        cores=family.cores,
+        vector_share=family.vector_share,
+    )
 
 
 def ordinary() -> tuple[str, ...]:

@@ -55,6 +55,7 @@ class Family:
     simd: str
     ghz: float
     cores: float
+    vector_share: float
 
 
 def memory_in(text: str) -> RamType | None:
@@ -86,6 +87,12 @@ def operations_of(simd: str) -> float | None:
     return operations
 
 
+def decoding_simd(simd: str) -> str:
+    """The instructions of a product with a single vector, which matrix units do not help."""
+    name: str = _tables()["decoding"].get(simd, simd)
+    return name
+
+
 def is_repacked(simd: str, quantization: str, month: str) -> bool:
     """Whether llama.cpp had rearranged weights for these instructions; "" for today's."""
     since: dict[str, str] = _tables()["repacked"].get(simd, {})
@@ -102,19 +109,24 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def _family(name: str, facts: dict[str, Any], match: re.Match[str]) -> Family:
-    cores = facts["cores"]
-    if isinstance(cores, dict):
-        tier = match.groupdict().get("tier") or "other"
-        cores = cores.get(tier, cores["other"])
+    tier = match.groupdict().get("tier") or "other"
     memory = memory_in(facts.get("memory", ""))
     return Family(
         name,
         gbps=memory.gbps if memory else facts["gbps"],
         memory=facts.get("memory", f"{facts.get('gbps')} GB/s"),
         simd=facts["simd"],
-        ghz=facts["ghz"],
-        cores=cores,
+        ghz=_of_tier(facts["ghz"], tier),
+        cores=_of_tier(facts["cores"], tier),
+        vector_share=_of_tier(facts.get("vector_share", 1.0), tier),
     )
+
+
+def _of_tier(value: float | dict[str, float], tier: str) -> float:
+    """A figure of a family; where tiers differ, that of the tier."""
+    if isinstance(value, dict):
+        return value.get(tier, value["other"])
+    return value
 
 
 def _families() -> dict[str, dict[str, Any]]:

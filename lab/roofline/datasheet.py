@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from statistics import geometric_mean
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from lab.core import cost, memory
 from lab.core.memory import CPU
@@ -27,11 +27,13 @@ from lab.models.catalog import data_file
 from lab.models.devices import DeviceSheet, chip_of
 from lab.roofline import step_kernels
 
+T = TypeVar("T")
+
 PARTS = "arithmetic", "weights", "attention", "cache", "layers"
 SHARED = "backend", "runtime", "architecture", "family", "device"
 OF_PRODUCTS = *SHARED, "quantization", "kernel", "flash", "experts"
 OF_ATTENTION = "attention", "attention family", "attention flash", "other runtime"
-OF_DECODING_KERNELS = "architecture", "quantization", "kernel", "experts", "device"
+OF_DECODING_KERNELS = "architecture", "products", "quantization", "kernel", "experts", "device"
 OF_KERNELS = *OF_DECODING_KERNELS, "repacked"
 PREFILL_CPU = "prefill on CPU"
 DECODE_CPU = "decode on CPU"
@@ -74,6 +76,9 @@ alike (OVERLAP).
 
 UNQUANTIZED = "F32", "F16", "BF16"
 """Types for which some backends of GPUs have no fast kernels."""
+
+CODEBOOKS = "IQ1", "IQ2", "IQ3"
+"""Types whose weights are looked up in a table, eight or four at a time, before they multiply."""
 
 OVERLAP = 3.0
 """The power mean of both times: seconds = (reading ** p + multiplying ** p) ** (1 / p)."""
@@ -180,6 +185,8 @@ class DatasheetCase:
         architecture = self.device.architecture or "none"
         if self.backend == CPU:
             architecture = self.device.simd or "none"
+            if self.phase == DECODE:
+                architecture = processors.decoding_simd(architecture)
         family = f"{architecture} on {runtime}"
         levels = {
             "runtime": runtime,
@@ -195,6 +202,7 @@ class DatasheetCase:
         }
         if self.backend == CPU:
             levels["kernel"] = f"{self.quantization} with {architecture}"
+            levels["products"] = products_of(self.quantization)
             if processors.is_repacked(architecture, self.quantization, self.month):
                 levels["repacked"] = architecture
                 levels["kernel"] += ", repacked"
@@ -237,8 +245,8 @@ def parts_of_users(
     other_users = [(1, n_past)] * (users - 1)
     step = step_kernels.step_cost(model, 1, n_past, users, *types, other_users)
     arithmetic = 0.0
-    if device.peak_tflops:
-        arithmetic = step.flops / device.peak_tflops / 1e12
+    if device.token_tflops:
+        arithmetic = step.flops / device.token_tflops / 1e12
     cache_bytes = step.n_bytes - step.weight_bytes
     layers_s = LAYER_S * (model.n_layer or 0)
     return DatasheetParts(
@@ -367,8 +375,8 @@ class LearnedRates:
     the factors of a device, of a family of chips and of a runtime are together, and the noise of
     rows. `ranges`: by runtime, and "all", the ratios of measured to predicted times, where one
     standard deviation (`deviation`) is a factor of e, that some rows of left-out publishers lie
-    beyond. `scale`: by what is known ("all", "own rate") how much wider ranges are so that they
-    hold the rows of another publisher. `evaluation`: by backend,
+    beyond. `scale`: by group, where it has enough publishers, how much wider ranges are so that
+    they hold the rows of another publisher. `evaluation`: by backend,
     `inside` of `n_rows` rows of a third group of publishers were in the range.
     """
 
@@ -502,11 +510,13 @@ class LearnedRates:
         deviation = self.deviation(case, own)
         knowledge = self.knowledge(case) if own is None else OWN_RATE
         groups = range_groups(case, knowledge)
-        short = self._range_of(groups, "")
-        long = self._range_of(groups, LONG_ONES)
+        short = of_narrowest(self.ranges, groups, "")
+        long = of_narrowest(self.ranges, groups, LONG_ONES)
         ends = []
-        name = "all" if own is None else OWN_RATE
-        scales = [self.scale.get(f"{name}{ending}", 1.0) for ending in ("", LONG_ONES)]
+        scales = [
+            of_narrowest(self.scale, groups, ending) if self.scale else 1.0
+            for ending in ("", LONG_ONES)
+        ]
         for side in ("fast", "slow"):
             short_size = scales[0] * deviation * abs(math.log(short[side]))
             long_size = scales[1] * deviation * abs(math.log(long[side]))
@@ -514,13 +524,6 @@ class LearnedRates:
                 long_size = short_size  # a token hardly gets slower: the end must not fall
             ends.append(End(short_size, max(short_size, long_size)))
         return ends
-
-    def _range_of(self, groups: Sequence[str], ending: str) -> dict[str, float]:
-        """The range of the narrowest group that has one."""
-        for group in groups:
-            if group + ending in self.ranges:
-                return self.ranges[group + ending]
-        return self.ranges[f"all{ending}"]
 
     def unpublished(self, case: DatasheetCase) -> list[Unpublished]:
         """The factors of the case that nobody published, in the order of FACTORS."""
@@ -536,6 +539,21 @@ class LearnedRates:
         if case.model not in self.factors["model"]:
             factors.append(Unpublished(self.spread["model"], (1,) * len(by_part)))
         return [*factors, *case.doubts]
+
+
+def of_narrowest(of_groups: Mapping[str, T], groups: Sequence[str], ending: str) -> T:
+    """What the narrowest of these groups has that has any."""
+    for group in (*groups, "all"):
+        if group + ending in of_groups:
+            return of_groups[group + ending]
+    return of_groups["all"]
+
+
+def products_of(quantization: str) -> str:
+    """How processors multiply weights of a type."""
+    if quantization in UNQUANTIZED:
+        return "floats"
+    return "of a codebook" if quantization.startswith(CODEBOOKS) else "integers"
 
 
 def overlapping(multiplying_s: float, reading_s: float) -> tuple[float, float]:

@@ -130,8 +130,8 @@ function limitedBy(seconds, {kernels, attention, arithmetic, traffic}) {
 
 // Parts are seconds at the datasheet's rates: arithmetic, weights, attention, cache, layers (datasheet.PARTS).
 
-function peakSeconds(law, flops) {
-  return law.peak ? flops / law.peak / 1e12 : 0;
+function peakSeconds(peak, flops) {
+  return peak ? flops / peak / 1e12 : 0;
 }
 
 function promptParts(law, shape, length, cached) {
@@ -141,9 +141,9 @@ function promptParts(law, shape, length, cached) {
   const prompt = cost(shape, tokens, cached, 1);
   const firstStep = cost(shape, Math.min(tokens, shape.ubatch), 0, 1);
   return [
-    peakSeconds(law, prompt.flops - prompt.attention),
+    peakSeconds(law.peak, prompt.flops - prompt.attention),
     steps * firstStep.weights / bandwidth,
-    peakSeconds(law, prompt.attention),
+    peakSeconds(law.peak, prompt.attention),
     prompt.seen / data.published.tile / bandwidth,
     1e-6 * steps * shape.layers,
   ];
@@ -173,7 +173,7 @@ function leastSeconds(phase, [arithmetic, weights, attention, cache]) {
 }
 
 function tokenArithmetic(law, shape, length) {
-  return law.overlap ? peakSeconds(law, cost(shape, 1, length, 1).flops) : 0;
+  return law.overlap ? peakSeconds(law.tokenPeak, cost(shape, 1, length, 1).flops) : 0;
 }
 
 function weighted(factors, values) {
@@ -201,10 +201,10 @@ function usersStep(law, shape, length, users) {
   const one = cost(shape, 1, length, 1);
   const all = cost(shape, 1, length, users, users);
   const [oneSeconds, allSeconds] = [one, all].map(work => {
-    const parts = tokenParts(law, shape, work, peakSeconds(law, work.flops));
+    const parts = tokenParts(law, shape, work, peakSeconds(law.tokenPeak, work.flops));
     return Math.max(leastSeconds(DECODE, parts), expectedSeconds(law, DECODE, parts));
   });
-  const arithmetic = peakSeconds(law, all.flops);
+  const arithmetic = peakSeconds(law.tokenPeak, all.flops);
   const traffic = all.bytes / (law.gbps * 1e9);
   return {
     slower: allSeconds / oneSeconds,

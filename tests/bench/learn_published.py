@@ -63,11 +63,13 @@ PRIOR = {
     "other runtime": (2.0, 1000),
     "kernel": (0.2, 10),
     "repacked": (0.5, 4),
+    "products": (0.5, 4),
     "reading": (0.2, 4),
 }
 PRIOR_CPU = {
     "architecture": (0.4, 4),
     "quantization": (0.3, 6),
+    "kernel": (0.4, 4),
     "device": (0.2, 6),
 }
 """The same of processors, where it differs: each type of weights has kernels of its own."""
@@ -614,6 +616,12 @@ Tibshirani, Wasserman, "Distribution-free predictive inference for regression", 
 
 SCALES = 0.5, 4.0  # the ends of a scale
 
+LEAST_MEASURERS = LEANS
+"""Fewer cannot tell what holds PROMISED of the next one: (n + 1) PROMISED would be above n.
+
+A group that has as many takes a scale of its own (Mondrian conformal prediction: Vovk, Gammerman,
+Shafer, "Algorithmic learning in a random world", 2005)."""
+
 
 def publisher(source: str) -> str:
     """Who published a source: the owner of a repository, a collection, or one pull request."""
@@ -677,32 +685,62 @@ def learn_with_ranges(rows: Sequence[Row], law: str) -> LearnedRates:
         errors_beside.append(error_of(learned, row, datasheet.OWN_RATE, own))
     of_ranges = {**ranges(errors_beside), **ranges(errors)}
     stretches = []
-    for row, learned in held:
-        stretches.append((row, stretch(replace(learned, ranges=of_ranges), row)))
+    for (row, learned), e in zip(held, errors, strict=True):
+        factor = stretch(replace(learned, ranges=of_ranges), row)
+        stretches.append(Stretch(row, factor, e.groups))
     stretches_beside = []
-    for row, learned, own in beside:
-        with_ranges = replace(learned, ranges=of_ranges)
-        stretches_beside.append((row, stretch(with_ranges, row, own)))
-    scale = scales(stretches, "all") | scales(stretches_beside, datasheet.OWN_RATE)
+    for (row, learned, own), e in zip(beside, errors_beside, strict=True):
+        factor = stretch(replace(learned, ranges=of_ranges), row, own)
+        stretches_beside.append(Stretch(row, factor, e.groups[:-1]))
+    scale = scales(stretches) | scales(stretches_beside)
     return replace(fit(rows, law), ranges=of_ranges, scale=scale)
 
 
-def scales(tried: Sequence[tuple[Row, float]], name: str) -> dict[str, float]:
-    """By length: how much wider ranges must be to hold enough rows, which have their stretch."""
-    by_length: dict[str, list[tuple[Row, float]]] = {}
-    for row, factor in tried:
-        ending = LONG_ONES if case_of(row).n_prompt > LONG else ""
-        by_length.setdefault(f"{name}{ending}", []).append((row, factor))
-    by_name = {}
-    for length, group in by_length.items():
-        rows = [row for row, _ in group]
-        n_others = sum(len(one) == 1 for one in set(map(measurer, rows)))
-        n = max(1, min(len(set(map(measurer, rows))), 2 * n_others))
-        share = min(MOST_HELD, PROMISED * (n + 1) / n)
-        stretches = np.array([factor for _, factor in group])
-        scale = quantile(stretches, weights_of(rows), share)
-        by_name[length] = float(np.clip(scale, *SCALES))
-    return by_name
+class Stretch(NamedTuple):
+    """The factor by which a row's range has to grow to hold it, and the row's groups (`Error`)."""
+
+    row: Row
+    factor: float
+    groups: tuple[str, ...]
+
+
+def scales(stretches: Sequence[Stretch]) -> dict[str, float]:
+    """By group: how much wider its ranges must be to hold enough of its rows.
+
+    A group of too few measurers has none: its rows take the scale of the next larger group, on
+    which the others lean.
+    """
+    members: dict[str, list[Stretch]] = {}
+    wider: dict[str, str | None] = {}
+    for tried in stretches:
+        for group, larger in zip(tried.groups, [*tried.groups[1:], None], strict=True):
+            members.setdefault(group, []).append(tried)
+            wider[group] = larger
+    by_group: dict[str, float] = {}
+    for group in sorted(members, key=lambda name: len(chain_of(name, wider))):
+        *_, larger_one = [
+            None,
+            *(name for name in chain_of(group, wider) if name in by_group),
+        ][:2]
+        rows = [tried.row for tried in members[group]]
+        if larger_one is None:
+            by_group[group] = scale_of(members[group])
+        elif len(set(map(measurer, rows))) >= LEAST_MEASURERS:
+            n = len(set(map(by_publisher, rows)))
+            total = n * math.log(scale_of(members[group])) + LEANS * math.log(
+                by_group[larger_one]
+            )
+            by_group[group] = math.exp(total / (n + LEANS))
+    return by_group
+
+
+def scale_of(tries: Sequence[Stretch]) -> float:
+    """The scale that holds enough of a group's rows."""
+    rows = [tried.row for tried in tries]
+    n = len(set(map(measurer, rows)))
+    share = min(MOST_HELD, PROMISED * (n + 1) / n)
+    factors = np.array([tried.factor for tried in tries])
+    return float(np.clip(quantile(factors, weights_of(rows), share), *SCALES))
 
 
 def stretch(learned: LearnedRates, row: Row, own: datasheet.Condition | None = None) -> float:

@@ -467,6 +467,7 @@ def law_of_datasheet(device: DeviceSheet, settings: Settings) -> Callable[[Model
         numbers: Numbers = {
             "gbps": device.gbps,
             "peak": device.peak_tflops,
+            "tokenPeak": device.token_tflops,
             "overlap": datasheet.OVERLAP if datasheet.backend_of(device) == CPU else None,
         }
         for phase in (PREFILL, DECODE):
