@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import json
 import math
+import os
 import random
 import shutil
 import tomllib
@@ -401,6 +402,19 @@ echo '[1/2] Building'; echo '[2/2] Linking'"""
     with pytest.raises(LabError, match="no such thing"):
         package_index.build("0.3.8", lambda done, total: None)
     assert package_index.built() == ["0.3.9"]
+
+
+def test_folders_of_killed_builds_are_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MINI_LAB_CACHE", str(tmp_path))
+    for name in ("building-killed", "building-now", "llama-cpp-python-0.3.9-12345678"):
+        (package_index.folder() / name / "package").mkdir(parents=True)
+    for name in ("building-killed", "llama-cpp-python-0.3.9-12345678"):
+        os.utime(package_index.folder() / name, (0, 0))
+    package_index.remove_abandoned()
+    left = {path.name for path in package_index.folder().iterdir()}
+    assert left == {"building-now", "llama-cpp-python-0.3.9-12345678"}
 
 
 # What a build runs with

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ OPTIONS = {"LLAVA_BUILD": "OFF"}  # of CMake, as in pyproject.toml
 RULES = "mini-lab-llama-build.cmake"
 INDEX_S = 90  # for the list of versions
 BUILD_S = 3600
+UNFINISHED = "building-"  # how the folder of a build begins until it is complete
 USUAL_S = 120  # of a build on two cores
 USUAL_BYTES = 35_000_000  # of a build's folder
 VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -160,7 +162,8 @@ def build(version: str, watch: ShowBuild) -> Path:
         return path
     try:
         folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder(), prefix="building-") as temporary:
+        remove_abandoned()
+        with tempfile.TemporaryDirectory(dir=folder(), prefix=UNFINISHED) as temporary:
             target = Path(temporary) / "package"
             run_pip(version, target, watch)
             if builds.with_libllama(target) is None:
@@ -175,6 +178,14 @@ def build(version: str, watch: ShowBuild) -> Path:
             "Free some space, or set MINI_LAB_CACHE to another folder.",
         ) from None
     return path
+
+
+def remove_abandoned() -> None:
+    """Remove what builds have left that were killed: folders older than a build may become."""
+    oldest = time.time() - 2 * BUILD_S
+    for path in listed(folder(), f"{UNFINISHED}*"):
+        if path.stat().st_mtime < oldest:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def run_pip(version: str, target: Path, watch: ShowBuild) -> None:
