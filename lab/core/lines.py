@@ -29,31 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Line = Any  # of a results file: a Record, Ceilings, a RequestRecord, or a feature's own kind
 BASE_LINES = {"run": Record, "ceilings": Ceilings, "request": RequestRecord}
-# The first pattern that is a field's name counts
-RANGES: tuple[tuple[str, float, float], ...] = (
-    ("n_batch|n_ubatch", 1, 2**30),
-    ("n_seq_max|every", 1, 10**7),
-    ("n_threads.*|n_gpu_layers|n_cpu_moe|main_gpu", -1, 10**6),
-    ("n_layer", 0, 2_000),
-    ("n_head.*|head_dim.*|n_expert.*|heads.*|n_cores.*|n_slots", 0, 10**5),
-    ("n_embd|n_ff.*|n_vocab|token_ids", 0, 10**9),
-    ("n|n_last|n_params|n_bytes|n_state|states|state_flops", 0, 10**16),
-    ("n_ctx", 0, 2**24),
-    ("n_ctx_train|windows", 0, 10**9),
-    ("n_.*|chunk|.*_tokens|repeat|block|engine|round", 0, 10**7),
-    ("rows|columns", 0, 10**11),
-    ("times_ns", 1, 10**15),
-    (".*_ns", 0, 10**15),
-    (".*_bytes|.*_j|joules", 0, 10**16),
-    ("flops", 0, 10**21),
-    ("seed", -(2**63), 2**64),
-    ("rate|duration_s", 1e-9, 10**9),
-    (".*", -(10**15), 10**15),
-)
-MOST_LETTERS = 10_000  # length of a text
 KEPT_AS_SENT = "is_kept_as_sent"
-"""Metadata of a field that holds what a stranger sent: it is neither cleaned nor checked, and never
-shown."""
+"""Metadata of a field that holds what a stranger sent: it is not cleaned, and never shown."""
 
 TYPE_NAMES = {
     "int": "a whole number",
@@ -85,8 +62,7 @@ def fields_of(value: Any) -> Any:
 def from_json(cls: type[T], text: str) -> T:
     """The dataclass that `to_json` wrote, printable and in range. ValueError says what is wrong and
     where."""
-    value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__))
-    check(value, cls.__name__.lower())
+    value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__.lower()))
     return value
 
 
@@ -120,7 +96,6 @@ def parse_line(line: bytes) -> Line:
     may_need_cleaning = not line.isascii() or b"\\" in line or b"\x7f" in line
     if may_need_cleaning:  # only few lines, and it is slow
         parsed = cleaned(parsed)
-    check(parsed, place)
     if isinstance(parsed, Record | RequestRecord):
         experiments.check(parsed.experiment, parsed.case)
     coherence.check(parsed)
@@ -173,63 +148,6 @@ def cleaned(value: Any) -> Any:
     return value
 
 
-def check(value: Any, place: str, name: str = "") -> None:
-    """ValueError if a part of a line's dataclass is outside of its range; `place` names the
-    whole."""
-    kind = type(value)
-    if kind is int or kind is float:
-        _check_numbers(value, value, place, name)
-    elif kind is str:
-        if len(value) > MOST_LETTERS:
-            raise ValueError(
-                f"{place} has {len(value):,} letters, and may have {MOST_LETTERS:,}"
-            )
-    elif kind is tuple and value:
-        _check_tuple(value, place, name)
-    elif kind is dict:
-        for key, part in value.items():
-            check(key, place)
-            check(part, f"{place}.{key}", key if name == "case" else name)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            if not field.metadata.get(KEPT_AS_SENT):
-                check(getattr(value, field.name), f"{place}.{field.name}", field.name)
-
-
-def _check_tuple(values: tuple[Any, ...], place: str, name: str) -> None:
-    """Check a column by its ends, and other tuples part by part."""
-    types = set(map(type, values))
-    if types <= {int, float}:
-        _check_numbers(min(values), max(values), place, name)
-    elif types == {str}:
-        check(max(values, key=len), place, name)
-    else:
-        for part in values:
-            check(part, place, name)
-
-
-def _check_numbers(low: float, high: float, place: str, name: str) -> None:
-    least, most = _range(name)
-    if least <= low and high <= most:
-        return
-    wrong = low if low < least else high
-    raise ValueError(f"{place} is {_shown(wrong)}, and may be {least:,} to {most:,}")
-
-
-def _shown(number: float) -> str:
-    if abs(number) < 10**21:
-        return f"{number:,}"
-    return "too large" if number > 0 else "too small"
-
-
-@cache
-def _range(name: str) -> tuple[float, float]:
-    for pattern, least, most in RANGES:
-        if re.fullmatch(pattern, name):
-            return least, most
-    raise AssertionError("the last pattern is every name")
-
-
 class _WrongType(ValueError):
     """JSON of the wrong type."""
 
@@ -252,13 +170,14 @@ def _decode(cls: Any, text: bytes, name: str) -> Any:
         problem = str(error)  # such as "Expected `int`, got `str` - at `$.run.n_prompt`"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("it is not JSON") from None
-    raise _WrongType(_type_error(problem, name))
+    raise _WrongType(_type_error(problem, name, text))
 
 
-def _type_error(problem: str, name: str) -> str:
+def _type_error(problem: str, name: str, text: bytes) -> str:
     """What msgspec found wrong, in the lab's words."""
     reason, _, path = problem.partition(" - at `$")
-    place = name + path.removesuffix("`")
+    path = path.removesuffix("`")
+    place = name + path
     missing = re.fullmatch(r"Object missing required field `(\w+)`", reason)
     if missing:
         return f"{place}.{missing[1]} is missing"
@@ -268,4 +187,29 @@ def _type_error(problem: str, name: str) -> str:
     if types:
         expected, actual = (TYPE_NAMES.get(kind, f"an {kind}") for kind in types.groups())
         return f"{place} is {actual}, not {expected}"
+    bound = re.fullmatch(r"Expected `\w+` (of length )?([<>])= (\S+)", reason)
+    if bound:
+        of_length, side, limit = bound.groups()
+        value = _value_at(text, path)
+        if of_length:
+            return f"{place} has {len(value):,} letters, and may have {int(limit):,}"
+        least_or_most = "at most" if side == "<" else "at least"
+        return f"{place} is {_shown(value)}, and may be {least_or_most} {_shown(float(limit))}"
     return f"{place}: {reason[0].lower()}{reason[1:]}"
+
+
+def _value_at(text: bytes, path: str) -> Any:
+    """The value at a path of msgspec, such as .run.token_ids[1]; of a mapping the whole."""
+    value = json.loads(text, parse_int=float)  # an int may have too many digits for Python
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        value = value[key] if key else value[int(index)]
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value that is out of range; of a mapping, which is not searched, nothing."""
+    if not isinstance(value, int | float):
+        return "out of range"
+    if abs(value) >= 10**21:
+        return "too large" if value > 0 else "too small"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,}"

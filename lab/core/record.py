@@ -12,6 +12,26 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from lab.core.asked_settings import UNPACKED_TYPES
+from lab.core.bounds import (
+    Amount,
+    Batch,
+    Choice,
+    Context,
+    Count,
+    Duration,
+    Extent,
+    Layers,
+    Nanoseconds,
+    Number,
+    Operations,
+    Parts,
+    Seed,
+    Sequences,
+    Size,
+    Text,
+    Whole,
+    Width,
+)
 from lab.core.sampling import Sampling
 from lab.core.shape import Matrix
 
@@ -43,7 +63,7 @@ PACKAGE = "package"  # the CPUs
 DRAM = "dram"
 GPU = "gpu"  # graphics cards
 
-Value = int | float | str | bool | None  # of a case
+Value = Count | Number | Text | bool | None  # of a case
 UNKNOWN_THREADS = -1  # llama.cpp's own number for "not chosen", in imported results
 
 
@@ -51,127 +71,127 @@ UNKNOWN_THREADS = -1  # llama.cpp's own number for "not chosen", in imported res
 class Model:
     """A model file and its shape. None: the file does not say it."""
 
-    name: str
-    source: str  # embedded, hub, file, synthetic (random weights), requantized
-    repo: str | None = None
-    file: str
-    revision: str | None = None
-    sha256: str | None = None
-    n_bytes: int | None = None
-    quantization: str | None = None
-    arch: str | None = None
-    n_layer: int | None = None
-    n_embd: int | None = None
-    n_head: int | None = None
-    n_head_kv: int | None = None
-    head_dim: int | None = None
-    n_ff: int | None = None
-    n_vocab: int | None = None
-    n_ctx_train: int | None = None
+    name: Text
+    source: Text  # embedded, hub, file, synthetic (random weights), requantized
+    repo: Text | None = None
+    file: Text
+    revision: Text | None = None
+    sha256: Text | None = None
+    n_bytes: Size | None = None
+    quantization: Text | None = None
+    arch: Text | None = None
+    n_layer: Layers | None = None
+    n_embd: Width | None = None
+    n_head: Parts | None = None
+    n_head_kv: Parts | None = None
+    head_dim: Parts | None = None
+    n_ff: Width | None = None
+    n_vocab: Width | None = None
+    n_ctx_train: Width | None = None
     tied_embeddings: bool | None = None
-    tensor_bytes: dict[str, int]  # bytes by tensor type
-    embedding_bytes: int | None = None  # of the token embedding table
-    output_bytes: int | None = None  # of the output matrix, unless it is the embedding table
-    output_type: str | None = None
-    n_expert: int | None = None
-    n_params: int | None = None
-    description: str | None = None  # by llama.cpp
-    n_expert_used: int | None = None  # experts that process a token
+    tensor_bytes: dict[Text, Size]  # bytes by tensor type
+    embedding_bytes: Size | None = None  # of the token embedding table
+    output_bytes: Size | None = None  # of the output matrix, unless it is the embedding table
+    output_type: Text | None = None
+    n_expert: Parts | None = None
+    n_params: Size | None = None
+    description: Text | None = None  # by llama.cpp
+    n_expert_used: Parts | None = None  # experts that process a token
     matrices: tuple[Matrix, ...] | None = None  # from the table of tensors
     # By layer: positions that a token attends to (0: all); None: no windows
-    windows: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None  # by layer, if they differ
-    heads_kv: tuple[int, ...] | None = None  # by layer, if they differ
-    head_dim_v: int | None = None  # of values, if it differs from that of keys
-    n_ff_expert: int | None = None  # width of one expert
+    windows: tuple[Width, ...] | None = None
+    heads: tuple[Parts, ...] | None = None  # by layer, if they differ
+    heads_kv: tuple[Parts, ...] | None = None  # by layer, if they differ
+    head_dim_v: Parts | None = None  # of values, if it differs from that of keys
+    n_ff_expert: Width | None = None  # width of one expert
     # F32 values that its recurrent layers keep of a sequence, if it has such layers
-    n_state: int | None = None
-    head_dims: tuple[int, ...] | None = None  # of keys and values by layer, if they differ
-    n_layer_kv: int | None = None  # the first layers have caches, which the others read
+    n_state: Size | None = None
+    head_dims: tuple[Parts, ...] | None = None  # of keys and values by layer, if they differ
+    n_layer_kv: Count | None = None  # the first layers have caches, which the others read
     is_chunked: bool | None = None  # windows do not slide: a token sees its chunk
     values_in_keys: bool | None = None  # the cache holds compressed keys with values (MLA)
-    states: tuple[int, ...] | None = None  # F32 values of a sequence's state, by layer
-    state_flops: int | None = None  # FLOPs of a token on the states of all layers
+    states: tuple[Size, ...] | None = None  # F32 values of a sequence's state, by layer
+    state_flops: Size | None = None  # FLOPs of a token on the states of all layers
     # A feature of the architecture that the lab's arithmetic does not cover
-    uncounted: str | None = None
+    uncounted: Text | None = None
 
 
 @dataclass(frozen=True)
 class Device:
     """A device that the llama.cpp build can compute on. `type` is cpu, gpu, igpu or accel."""
 
-    name: str
-    description: str
-    type: str
-    memory_bytes: int | None = None
+    name: Text
+    description: Text
+    type: Text
+    memory_bytes: Size | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """The machine of a run. None: unknown, as most fields of imported results."""
 
-    cpu: str | None = None
-    n_cores_physical: int | None = None
-    n_cores_usable: int | None = None
-    ram_bytes: int | None = None
-    os: str | None = None
-    python: str | None = None
-    llama_cpp_python: str | None = None
-    llama_cpp_commit: str | None = None
-    system_info: str | None = None
+    cpu: Text | None = None
+    n_cores_physical: Parts | None = None
+    n_cores_usable: Parts | None = None
+    ram_bytes: Size | None = None
+    os: Text | None = None
+    python: Text | None = None
+    llama_cpp_python: Text | None = None
+    llama_cpp_commit: Text | None = None
+    system_info: Text | None = None
     devices: tuple[Device, ...]
     virtual: bool | None = None
-    power: str | None = None  # mains, battery
+    power: Text | None = None  # mains, battery
     # CPU time that a container allows, in cores; n_cores_usable is rounded
-    cpu_quota: float | None = None
+    cpu_quota: Number | None = None
     # Logical cores that it may run on, where the quota allows less
-    n_cores_affinity: int | None = None
-    lib: str | None = None  # libraries used instead of the installed ones, as in Settings
+    n_cores_affinity: Parts | None = None
+    lib: Text | None = None  # libraries used instead of the installed ones, as in Settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """All settings of llama.cpp. The lab's defaults are llama-bench's."""
 
-    n_ctx: int
-    n_batch: int
-    n_ubatch: int
-    n_threads: int  # UNKNOWN_THREADS in imported results
-    n_threads_batch: int
-    n_gpu_layers: int
-    flash_attn: str | None  # requested: on, off, auto; None: unknown, in imported results
-    flash_attn_resolved: str | None = None  # used by llama.cpp: on, off
-    type_k: str | None  # None: unknown, in imported results
-    type_v: str | None
-    prompt: str  # text, random, or a file's name
-    prompt_sha256: str | None = None
-    seed: int | None = None
-    n_seq_max: int = 1  # maximum number of sequences
+    n_ctx: Context
+    n_batch: Batch
+    n_ubatch: Batch
+    n_threads: Choice  # UNKNOWN_THREADS in imported results
+    n_threads_batch: Choice
+    n_gpu_layers: Choice
+    flash_attn: Text | None  # requested: on, off, auto; None: unknown, in imported results
+    flash_attn_resolved: Text | None = None  # used by llama.cpp: on, off
+    type_k: Text | None  # None: unknown, in imported results
+    type_v: Text | None
+    prompt: Text  # text, random, or a file's name
+    prompt_sha256: Text | None = None
+    seed: Seed | None = None
+    n_seq_max: Sequences = 1  # maximum number of sequences
     kv_unified: bool = False  # one cache for all sequences, instead of one each
     # Placement. None: llama.cpp's choice.
     # Devices for layers, by llama.cpp's names; empty: none
-    devices: tuple[str, ...] | None = None
-    rpc: tuple[str, ...] | None = None  # HOST:PORT of llama.cpp's RPC servers
-    split_mode: str | None = None  # none, layer, row, tensor
-    main_gpu: int | None = None  # with split_mode none: index of the device
-    tensor_split: tuple[float, ...] | None = None  # shares of the devices
-    n_cpu_moe: int | None = None  # layers whose experts stay on the CPU
-    override_tensor: tuple[str, ...] | None = None  # PATTERN=DEVICE
+    devices: tuple[Text, ...] | None = None
+    rpc: tuple[Text, ...] | None = None  # HOST:PORT of llama.cpp's RPC servers
+    split_mode: Text | None = None  # none, layer, row, tensor
+    main_gpu: Choice | None = None  # with split_mode none: index of the device
+    tensor_split: tuple[Number, ...] | None = None  # shares of the devices
+    n_cpu_moe: Choice | None = None  # layers whose experts stay on the CPU
+    override_tensor: tuple[Text, ...] | None = None  # PATTERN=DEVICE
     kv_offload: bool | None = None
     op_offload: bool | None = None
     mmap: bool | None = None
     # Weights in the layouts of the CPU's fastest kernels: CPU_REPACK, AMX
     repack: bool | None = None
     # Libraries of another build: the end of the folder's path, a part of their checksum
-    lib: str | None = None
+    lib: Text | None = None
     # How to wait in prefill: step (for each step, as None) or end (once)
-    prefill_wait: str | None = None
+    prefill_wait: Text | None = None
     # How threads wait for each other: spins, sleep, default. None: as the environment says
-    wait: int | str | None = None
+    wait: Whole | Text | None = None
     # As the runtime took it; of libomp such as "200 ms", and active for spinning without end
-    wait_resolved: int | str | None = None
-    openmp: str | None = None  # libgomp, libomp, vcomp; none: ggml's own barrier, which spins
-    openmp_variables: tuple[str, ...] | None = None  # NAME=VALUE of the engine's environment
+    wait_resolved: Whole | Text | None = None
+    openmp: Text | None = None  # libgomp, libomp, vcomp; none: ggml's own barrier, which spins
+    openmp_variables: tuple[Text, ...] | None = None  # NAME=VALUE of the engine's environment
     # How tokens are chosen. None: greedy
     sampling: Sampling | None = None
 
@@ -207,19 +227,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class Buffer:
-    part: str  # model, KV, RS (of recurrent layers), compute, output
-    name: str  # llama.cpp's: CPU_Mapped, CPU_REPACK, AMX, CUDA0
-    n_bytes: int
+    part: Text  # model, KV, RS (of recurrent layers), compute, output
+    name: Text  # llama.cpp's: CPU_Mapped, CPU_REPACK, AMX, CUDA0
+    n_bytes: Size
 
 
 @dataclass(frozen=True)
 class Placement:
     """The devices and buffers of a model and its context, from llama.cpp's log."""
 
-    layers: tuple[str, ...]  # the device of each layer, by name; the last one is the output's
+    layers: tuple[Text, ...]  # the device of each layer, by name; the last one is the output's
     buffers: tuple[Buffer, ...]
-    caches: tuple[str, ...] = ()  # the device of each layer's cache; "": none, or unknown
-    experts: tuple[str, ...] = ()  # the memory of each layer's experts, if some were moved
+    caches: tuple[Text, ...] = ()  # the device of each layer's cache; "": none, or unknown
+    experts: tuple[Text, ...] = ()  # the memory of each layer's experts, if some were moved
 
 
 @dataclass(frozen=True)
@@ -231,15 +251,15 @@ class Steps:
     text without tokens.
     """
 
-    kind: tuple[str, ...] = ()
-    n_tokens: tuple[int, ...] = ()
+    kind: tuple[Text, ...] = ()
+    n_tokens: tuple[Count, ...] = ()
     # Tokens in the context before the step; for several sequences the maximum
-    n_past: tuple[int, ...] = ()
-    start_ns: tuple[int, ...] = ()  # just before `llama_decode`
-    ready_ns: tuple[int, ...] = ()  # after `llama_synchronize`
-    end_ns: tuple[int, ...] = ()  # after sampling
-    n_seq: tuple[int, ...] = ()
-    n_outputs: tuple[int, ...] = ()  # tokens that got logits
+    n_past: tuple[Count, ...] = ()
+    start_ns: tuple[Nanoseconds, ...] = ()  # just before `llama_decode`
+    ready_ns: tuple[Nanoseconds, ...] = ()  # after `llama_synchronize`
+    end_ns: tuple[Nanoseconds, ...] = ()  # after sampling
+    n_seq: tuple[Count, ...] = ()
+    n_outputs: tuple[Count, ...] = ()  # tokens that got logits
 
     def __post_init__(self) -> None:
         # Not by vars(): columns that a line lacks are not in it.
@@ -262,10 +282,10 @@ class Gpu:
     """The state of an NVIDIA GPU. `slowed` names what limits its clock (heat, power brake), if
     anything does."""
 
-    name: str
-    slowed: str | None = None
+    name: Text
+    slowed: Text | None = None
     # Most of its time that other processes used in a sample of the driver
-    others_percent: int | None = None
+    others_percent: Whole | None = None
 
 
 @dataclass(frozen=True)
@@ -273,10 +293,10 @@ class NoiseReading:
     """The load of the machine, from the operating system. Counters start at boot."""
 
     # Time during which some task waited for memory (Linux PSI)
-    memory_pressure_s: float | None = None
-    n_throttled: int | None = None  # how often heat slowed cores
+    memory_pressure_s: Number | None = None
+    n_throttled: Count | None = None  # how often heat slowed cores
     gpus: tuple[Gpu, ...] | None = None
-    quota_wait_s: float | None = None  # time during which a container's CPU quota was used up
+    quota_wait_s: Number | None = None  # time during which a container's CPU quota was used up
 
 
 @dataclass(frozen=True)
@@ -284,10 +304,10 @@ class NoiseSamples:
     """The load of the machine during a run, ten times a second; each row since the previous one.
     None: not reported."""
 
-    at_ms: tuple[int, ...]  # since the first reading
+    at_ms: tuple[Whole, ...]  # since the first reading
     # CPU time of all other processes, on all cores that the lab may run on
-    others_ms: tuple[int, ...] | None = None
-    steal_ms: tuple[int, ...] | None = None  # taken by the host of a virtual machine
+    others_ms: tuple[Whole, ...] | None = None
+    steal_ms: tuple[Whole, ...] | None = None  # taken by the host of a virtual machine
 
     def __post_init__(self) -> None:
         columns = (self.at_ms, self.others_ms, self.steal_ms)
@@ -300,13 +320,13 @@ class NoiseSamples:
 class Threads:
     """The engine's threads in looks during a run, ten times a second, and their counters."""
 
-    n_processors: int  # that they may run on
-    n_looks: int
-    n_together: int  # looks at two or more threads that could run, not more than processors
-    n_shared: int  # of these: two of them were on one processor
-    n_switches: int | None = None  # involuntary
-    run_ns: int | None = None
-    wait_ns: int | None = None  # they could run, and waited for a processor
+    n_processors: Count  # that they may run on
+    n_looks: Count
+    n_together: Count  # looks at two or more threads that could run, not more than processors
+    n_shared: Count  # of these: two of them were on one processor
+    n_switches: Count | None = None  # involuntary
+    run_ns: Nanoseconds | None = None
+    wait_ns: Nanoseconds | None = None  # they could run, and waited for a processor
 
 
 @dataclass(frozen=True)
@@ -317,10 +337,10 @@ class Noise:
     before: NoiseReading
     after: NoiseReading
     samples: NoiseSamples | None = None
-    sentinel_before_ns: int | None = None
-    sentinel_after_ns: int | None = None
+    sentinel_before_ns: Nanoseconds | None = None
+    sentinel_after_ns: Nanoseconds | None = None
     # Of the run, by what they cover, with everything that ran on it
-    joules: dict[str, float] | None = None
+    joules: dict[Text, Amount] | None = None
     threads: Threads | None = None
 
 
@@ -329,29 +349,29 @@ class Run:
     """One executed script, usually a prefilled prompt and n_gen generated tokens: the replicate of
     every experiment."""
 
-    n_prompt: int
-    n_gen: int
-    repeat: int
+    n_prompt: Count
+    n_gen: Count
+    repeat: Count
     warmup: bool
-    started_at: str
-    status: str
-    error: str | None = None
+    started_at: Text
+    status: Text
+    error: Text | None = None
     steps: Steps
-    token_ids: tuple[int, ...]  # the chosen tokens, step by step
+    token_ids: tuple[Width, ...]  # the chosen tokens, step by step
     # First end-of-generation token, which stops no run
-    end_of_generation_at: int | None = None
+    end_of_generation_at: Whole | None = None
     noise: Noise | None = None
-    block: int | None = None  # runs of one block were measured side by side
-    variant: str | None = None  # the compared settings, in the user's words
-    engine: int | None = None  # number of the engine's start in its session; None if unknown
+    block: Count | None = None  # runs of one block were measured side by side
+    variant: Text | None = None  # the compared settings, in the user's words
+    engine: Count | None = None  # number of the engine's start in its session; None if unknown
     placement: Placement | None = None  # None if unknown
-    part: str | None = None  # of a larger session, whose results have tables of their own
-    experiment: str | None = None  # None: a plain run, or a sweep
+    part: Text | None = None  # of a larger session, whose results have tables of their own
+    experiment: Text | None = None  # None: a plain run, or a sweep
     # What identifies the case; {"every": n}
-    case: dict[str, Value] = field(default_factory=dict)
+    case: dict[Text, Value] = field(default_factory=dict)
     # That operations returned
-    counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    imported_from: str | None = None  # the tool that measured it
+    counts: dict[Text, tuple[Whole, ...]] = field(default_factory=dict)
+    imported_from: Text | None = None  # the tool that measured it
 
     def __post_init__(self) -> None:
         if self.every is None:
@@ -389,15 +409,15 @@ class Run:
 class Record:
     """One line of a results file."""
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings
     run: Run
-    schema: int = SCHEMA
+    schema: Whole = SCHEMA
     draft_model: Model | None = None  # a second, smaller model that drafts tokens
     # The words that asked for the session, without secrets
-    command: tuple[str, ...] | None = None
+    command: tuple[Text, ...] | None = None
 
     def __repr__(self) -> str:
         run = self.run
@@ -447,34 +467,34 @@ class Record:
 class Rate:
     """A timed kernel: the bytes and FLOPs of a pass, and the time of each pass."""
 
-    op: str  # mul_mat, mul_mat_id, attention, plain_attention, read, upload, download
-    type: str  # of the weights, or of the cache
-    buffer: str  # the kind of memory: CPU, CPU_REPACK, AMX, CUDA0
-    rows: int
-    columns: int
-    n_tokens: int
-    n_threads: int
-    n_bytes: int
-    flops: int
-    times_ns: tuple[int, ...]
-    n_head_kv: int | None = None  # of attention
-    n_positions: int | None = None  # of attention: length of the context
-    n_expert: int | None = None  # of mul_mat_id: matrices; every token uses n_expert_used
-    n_expert_used: int | None = None
+    op: Text  # mul_mat, mul_mat_id, attention, plain_attention, read, upload, download
+    type: Text  # of the weights, or of the cache
+    buffer: Text  # the kind of memory: CPU, CPU_REPACK, AMX, CUDA0
+    rows: Extent
+    columns: Extent
+    n_tokens: Count
+    n_threads: Choice
+    n_bytes: Size
+    flops: Operations
+    times_ns: tuple[Duration, ...]
+    n_head_kv: Parts | None = None  # of attention
+    n_positions: Count | None = None  # of attention: length of the context
+    n_expert: Parts | None = None  # of mul_mat_id: matrices; every token uses n_expert_used
+    n_expert_used: Parts | None = None
 
 
 @dataclass(frozen=True)
 class Ceilings:
     """The highest rates of a device's kernels: a separate kind of line in results files."""
 
-    measured_at: str
+    measured_at: Text
     machine: Machine
     on_gpu: bool  # not the CPU
     rates: tuple[Rate, ...]
-    schema: int = SCHEMA
-    device: str | None = None  # by llama.cpp's name; None: the CPU
+    schema: Whole = SCHEMA
+    device: Text | None = None  # by llama.cpp's name; None: the CPU
     # Of further devices that the same settings use; in files each is a line
     others: tuple[Ceilings, ...] | None = None
     repack: bool | None = None  # of the CPU: as in Settings
-    disturbed: str | None = None  # what disturbed the session
-    kind: str = "ceilings"  # of a line
+    disturbed: Text | None = None  # what disturbed the session
+    kind: Text = "ceilings"  # of a line

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from lab.core.bounds import Context, Count, Nanoseconds, Number, Parts, Seed, Size, Text, Whole
 from lab.core.record import OK, SCHEMA, Machine, Noise, Value
 
 ROLE = "role"  # the assistant's role, without content
@@ -61,32 +62,32 @@ _REVISION = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Capability:
-    name: str
-    answer: str  # yes, no, unknown
-    how: str  # how the lab found out
+    name: Text
+    answer: Text  # yes, no, unknown
+    how: Text  # how the lab found out
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """The settings that a server reports. None: not reported."""
 
-    n_slots: int | None = None  # requests that it processes at the same time
-    n_ctx: int | None = None  # of one slot
-    model_file: str | None = None  # without its folder
-    quantization: str | None = None
-    build: str | None = None
+    n_slots: Parts | None = None  # requests that it processes at the same time
+    n_ctx: Context | None = None  # of one slot
+    model_file: Text | None = None  # without its folder
+    quantization: Text | None = None
+    build: Text | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """A server and its observed capabilities."""
 
-    url: str  # without user, password, query
-    api: str  # chat, completions
-    server: str | None = None  # llama-server, vLLM, ...
-    version: str | None = None
+    url: Text  # without user, password, query
+    api: Text  # chat, completions
+    server: Text | None = None  # llama-server, vLLM, ...
+    version: Text | None = None
     capabilities: tuple[Capability, ...] = ()
-    accepted: tuple[str, ...] = ()  # non-standard options that this server accepts
+    accepted: tuple[Text, ...] = ()  # non-standard options that this server accepts
     settings: ServerSettings | None = None
 
     def can(self, name: str) -> str:
@@ -99,51 +100,51 @@ class Endpoint:
 class Asked:
     """What a request asked for, and its place in the measurement."""
 
-    n_prompt: int | None  # intended prompt tokens; None if they could not be counted
-    n_prompt_counted: int | None = None  # by the server, before the request was sent
-    counted_by: str | None = None  # tokenize, usage
-    n_gen: int
-    temperature: float | None = None
-    seed: int | None = None
+    n_prompt: Count | None  # intended prompt tokens; None if they could not be counted
+    n_prompt_counted: Count | None = None  # by the server, before the request was sent
+    counted_by: Text | None = None  # tokenize, usage
+    n_gen: Count
+    temperature: Number | None = None
+    seed: Seed | None = None
     ignore_eos: bool | None = None  # None: not requested
-    repeat: int = 0
+    repeat: Count = 0
     warmup: bool = False
-    experiment: str | None = None  # None: it was sent alone
+    experiment: Text | None = None  # None: it was sent alone
     # What identifies the experiment's case
-    case: dict[str, Value] = field(default_factory=dict)
-    place: dict[str, Value] = field(default_factory=dict)  # of the request within its case
+    case: dict[Text, Value] = field(default_factory=dict)
+    place: dict[Text, Value] = field(default_factory=dict)  # of the request within its case
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
     """Counts of tokens. None: not given."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None  # of the prompt
-    reasoning_tokens: int | None = None  # of the completion, also where they did not come
-    counted_by: str = "usage"  # usage: in the stream; tokenize: by the server's tokenizer
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    cached_tokens: Count | None = None  # of the prompt
+    reasoning_tokens: Count | None = None  # of the completion, also where they did not come
+    counted_by: Text = "usage"  # usage: in the stream; tokenize: by the server's tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTimings:
     """The times of a request that llama-server reports."""
 
-    n_cached: int | None = None
-    n_prompt: int | None = None  # without cached tokens
-    prompt_ms: float | None = None
-    n_gen: int | None = None
-    gen_ms: float | None = None
+    n_cached: Count | None = None
+    n_prompt: Count | None = None  # without cached tokens
+    prompt_ms: Number | None = None
+    n_gen: Count | None = None
+    gen_ms: Number | None = None
 
 
 @dataclass(frozen=True)
 class Events:
     """Columns of equal length with one row for each event of the stream."""
 
-    arrive_ns: tuple[int, ...] = ()
-    n_bytes: tuple[int, ...] = ()  # within HTTP
-    kind: tuple[str, ...] = ()
-    n_tokens: tuple[int, ...] | None = None
+    arrive_ns: tuple[Nanoseconds, ...] = ()
+    n_bytes: tuple[Size, ...] = ()  # within HTTP
+    kind: tuple[Text, ...] = ()
+    n_tokens: tuple[Count, ...] | None = None
     """None: the server does not say how many tokens are in an event."""
 
     def __post_init__(self) -> None:
@@ -160,39 +161,39 @@ class Request:
     """A request, its events, and how it ended."""
 
     asked: Asked
-    started_at: str
+    started_at: Text
     # Taken before the request is written; None without a connection
-    sent_ns: int | None = None
-    headers_ns: int | None = None  # when the headers of the answer arrived
-    ended_ns: int | None = None  # when the last byte arrived
-    failed_ns: int | None = None  # when a sent request failed or timed out
-    status: str  # ok, failed
-    failure: str | None = None  # such as TIMEOUT
-    error: str | None = None
-    http_status: int | None = None
-    finish_reason: str | None = None
+    sent_ns: Nanoseconds | None = None
+    headers_ns: Nanoseconds | None = None  # when the headers of the answer arrived
+    ended_ns: Nanoseconds | None = None  # when the last byte arrived
+    failed_ns: Nanoseconds | None = None  # when a sent request failed or timed out
+    status: Text  # ok, failed
+    failure: Text | None = None  # such as TIMEOUT
+    error: Text | None = None
+    http_status: Whole | None = None
+    finish_reason: Text | None = None
     events: Events
-    tokens_by: str | None = None
+    tokens_by: Text | None = None
     """The source of the events' n_tokens: token ids, usage, timings."""
     usage: Usage | None = None
     timings: ServerTimings | None = None
     # What the server sent as counts of tokens and cannot be one, such as -3
-    wrong_counts: dict[str, float] = field(default_factory=dict)
+    wrong_counts: dict[Text, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RequestRecord:
     """A line of a results file: a complete request."""
 
-    session: str
+    session: Text
     machine: Machine  # of the client
     endpoint: Endpoint
-    model: str  # as the server calls it
+    model: Text  # as the server calls it
     request: Request
-    schema: int = SCHEMA
-    kind: str = "request"  # of a line
+    schema: Whole = SCHEMA
+    kind: Text = "request"  # of a line
     # The words that asked for the session, without secrets
-    command: tuple[str, ...] | None = None
+    command: tuple[Text, ...] | None = None
     # What disturbed this machine meanwhile; None: the server is elsewhere
     noise: Noise | None = None
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core.asked_settings import flag
+from lab.core.bounds import Number, Seed, Text, Whole
 from lab.errors import LabError
 
 GREEDY = "greedy"
@@ -39,23 +40,23 @@ ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}
 class Sampling:
     """A chain of samplers. The defaults are llama-server's."""
 
-    temp: float = 0.8
-    top_k: int = 40  # 0: all tokens
-    top_p: float = 0.95  # 1: off
-    min_p: float = 0.05  # 0: off
-    typical: float = 1.0  # 1: off
-    repeat_penalty: float = 1.0  # 1: off
-    repeat_last_n: int = 64  # tokens that the three penalties look at
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0  # 0: off
-    xtc_probability: float = 0.0  # 0: off
-    mirostat: int = 0  # 1, 2: its version, in the place of all samplers but the temperature
-    samplers: tuple[str, ...] = ORDER
-    seed: int = 1
-    grammar: tuple[str, ...] = ()  # the lines of a GBNF grammar
-    grammar_file: str | None = None  # the name of its file
-    json_schema_file: str | None = None  # the name of the schema that it was made of
+    temp: Number = 0.8
+    top_k: Whole = 40  # 0: all tokens
+    top_p: Number = 0.95  # 1: off
+    min_p: Number = 0.05  # 0: off
+    typical: Number = 1.0  # 1: off
+    repeat_penalty: Number = 1.0  # 1: off
+    repeat_last_n: Whole = 64  # tokens that the three penalties look at
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    dry_multiplier: Number = 0.0  # 0: off
+    xtc_probability: Number = 0.0  # 0: off
+    mirostat: Whole = 0  # 1, 2: its version, in the place of all samplers but the temperature
+    samplers: tuple[Text, ...] = ORDER
+    seed: Seed = 1
+    grammar: tuple[Text, ...] = ()  # the lines of a GBNF grammar
+    grammar_file: Text | None = None  # the name of its file
+    json_schema_file: Text | None = None  # the name of the schema that it was made of
     grammar_first: bool = False  # or a token is chosen, checked, and chosen again
 
     @property

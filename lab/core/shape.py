@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from lab.core.bounds import Amount, Extent, Parts, Text
+
 if TYPE_CHECKING:
     from lab.core.record import Model
 
@@ -184,13 +186,13 @@ class Matrix:
     `n_last` of them are in the last layer; None: the same number as in each layer.
     """
 
-    part: str
-    type: str
-    rows: int
-    columns: int
-    n: float
-    n_expert: int = 1
-    n_last: float | None = None
+    part: Text
+    type: Text
+    rows: Extent
+    columns: Extent
+    n: Amount
+    n_expert: Parts = 1
+    n_last: Amount | None = None
 
     @property
     def n_weights(self) -> float:

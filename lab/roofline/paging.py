@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from lab.core.bounds import Count, Number, Size, Text, Whole
 from lab.core.lists import grouped
 from lab.core.record import SCHEMA, Machine, Model, Settings
 from lab.core.stats import further_half_width
@@ -46,26 +47,26 @@ Span = tuple[float, float]
 class MemoryLine:
     """Some tokens decoded by a fresh engine with limited memory; a line of a results file."""
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings
-    started_at: str
-    kernel: str | None  # the system's release
-    disk: str | None  # the number of the device that holds the file
-    round: int
-    file_bytes: int
-    limit_bytes: int | None  # of the whole process; None: no limit
-    own_bytes: int | None  # memory of the process beside the file's pages
-    resident: float | None  # share of the file's pages in the cache before; None: unknown
-    n_tokens: int
-    decode_s: float  # of all tokens
-    read_bytes: int | None  # from disks in this time
-    n_faults: int | None  # major page faults in this time
-    disk_s: float | None  # for the same file, read in order after its pages were dropped
-    command: tuple[str, ...] | None = None
-    schema: int = SCHEMA
-    kind: str = "memory"
+    started_at: Text
+    kernel: Text | None  # the system's release
+    disk: Text | None  # the number of the device that holds the file
+    round: Count
+    file_bytes: Size
+    limit_bytes: Size | None  # of the whole process; None: no limit
+    own_bytes: Size | None  # memory of the process beside the file's pages
+    resident: Number | None  # share of the file's pages in the cache before; None: unknown
+    n_tokens: Count
+    decode_s: Number  # of all tokens
+    read_bytes: Size | None  # from disks in this time
+    n_faults: Count | None  # major page faults in this time
+    disk_s: Number | None  # for the same file, read in order after its pages were dropped
+    command: tuple[Text, ...] | None = None
+    schema: Whole = SCHEMA
+    kind: Text = "memory"
     is_good: ClassVar[bool] = True  # a line is written only if it is whole
     is_warmup: ClassVar[bool] = False
 

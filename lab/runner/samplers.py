@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import files
-from lab.core.lines import MOST_LETTERS
+from lab.core.bounds import MOST_LETTERS
 from lab.core.sampling import Sampling, chain
 from lab.errors import LabError, printable
 from lab.process.worker import Worker

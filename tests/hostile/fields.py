@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core.lines import RANGES, parse_line
+from lab.core.lines import parse_line
+from tests.support.bounds import largest
 from tests.support.command import run_lab
 
 RESULTS = Path("results")
@@ -82,14 +83,6 @@ def fields(value: Any, place: str = "") -> Iterator[str]:
     elif isinstance(value, list) and value and isinstance(value[0], dict | list):
         for index in dict.fromkeys([0, len(value) - 1]):
             yield from fields(value[index], f"{prefix}{index}")
-
-
-def largest(name: str) -> float:
-    """The largest number that a field of this name may have."""
-    for pattern, _, most in RANGES:
-        if re.fullmatch(pattern, name):
-            return int(most)
-    raise AssertionError("the last pattern is every name")
 
 
 def in_first(change: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:

@@ -17,7 +17,8 @@ from hypothesis import given, strategies as st
 
 from lab.app import kinds
 from lab.core import cost, memory, results
-from lab.core.lines import MOST_LETTERS, parse_line, to_json
+from lab.core.bounds import MOST_LETTERS
+from lab.core.lines import parse_line, to_json
 from lab.errors import LabError, printable
 from lab.formats import llama_bench_export, llama_bench_import, spreadsheet
 from lab.models import catalog, synthetic
@@ -34,19 +35,27 @@ CONTROLS = "\x1b[2J\u202e\n"
 NUMBERS = (-1, 0, 10**9, 2**63, -(2**63), 10**30, 10**4000, 1e300)
 REFUSED: list[tuple[str, Any, str]] = [
     # A field of a record, what it becomes, and what is said.
-    ("model.n_layer", 10**9, "record.model.n_layer is 1,000,000,000, and may be 0 to 2,000"),
-    ("settings.n_ubatch", 0, "record.settings.n_ubatch is 0, and may be 1 to"),
+    (
+        "model.n_layer",
+        10**9,
+        "record.model.n_layer is 1,000,000,000, and may be at most 2,000",
+    ),
+    ("settings.n_ubatch", 0, "record.settings.n_ubatch is 0, and may be at least 1"),
     ("run.n_prompt", -5, "record.run.n_prompt is -5"),
     ("run.n_prompt", 10**30, "record.run.n_prompt"),
     ("run.n_prompt", 10**4000, "record.run.n_prompt"),
     ("run.steps.end_ns", [-1] * 9, "record.run.steps"),
-    ("run.steps.end_ns", [2**63] * 9, "record.run.steps.end_ns is 9,223,372,036,854,775,808"),
+    (
+        "run.steps.end_ns",
+        [2**63] * 9,
+        "record.run.steps.end_ns[0] is 9,223,372,036,854,775,808",
+    ),
     (
         "model.name",
         "x" * 9_000_000,
         f"record.model.name has 9,000,000 letters, and may have {MOST_LETTERS:,}",
     ),
-    ("run.token_ids", [1, -(10**12)], "record.run.token_ids is -1,000,000,000,000"),
+    ("run.token_ids", [1, -(10**12)], "record.run.token_ids[1] is -1,000,000,000,000"),
     ("machine.os", [[[]]] * 9, "record.machine.os is a list, not text"),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from lab.core.bounds import Count, Number, Text, Whole
 from lab.core.record import SCHEMA, Machine, Model, Settings
 
 PREFILL = "prefill"
@@ -20,18 +21,18 @@ class BisectLine:
     A run's variant is the name of its build, as `variant` makes it.
     """
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings
-    started_at: str
-    builds: tuple[str, ...]
-    figures: tuple[str, ...]
-    at_least: float
-    compiler: str | None = None  # of versions that were built here
-    command: tuple[str, ...] | None = None
-    schema: int = SCHEMA
-    kind: str = "bisect"
+    started_at: Text
+    builds: tuple[Text, ...]
+    figures: tuple[Text, ...]
+    at_least: Number
+    compiler: Text | None = None  # of versions that were built here
+    command: tuple[Text, ...] | None = None
+    schema: Whole = SCHEMA
+    kind: Text = "bisect"
     is_good: ClassVar[bool] = True
     is_warmup: ClassVar[bool] = False
 
@@ -52,18 +53,18 @@ class BisectLine:
 class BuildLine:
     """A build of a search: its defaults, or why and after how many blocks it was left out."""
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings
-    started_at: str
-    place: int  # in the series
-    n_blocks: int
-    problem: str | None = None
-    defaults: dict[str, str] = field(default_factory=dict)  # of llama.cpp's structures
-    command: tuple[str, ...] | None = None
-    schema: int = SCHEMA
-    kind: str = "bisect build"
+    started_at: Text
+    place: Whole  # in the series
+    n_blocks: Count
+    problem: Text | None = None
+    defaults: dict[Text, Text] = field(default_factory=dict)  # of llama.cpp's structures
+    command: tuple[Text, ...] | None = None
+    schema: Whole = SCHEMA
+    kind: Text = "bisect build"
     is_good: ClassVar[bool] = True
     is_warmup: ClassVar[bool] = False
 

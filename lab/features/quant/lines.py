@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lab.core.bounds import Count, Number, Text, Whole
 from lab.core.record import SCHEMA, Machine, Model, Settings
 
 SHORTEST_BUDGET_S = 10
@@ -26,10 +27,10 @@ class Stretch:
 class Divergence:
     """One chunk of text, or a part of it, scored by a candidate and by the reference."""
 
-    kl: tuple[float, ...]  # Kullback-Leibler divergence in nats at each scored position
-    n_same: int  # positions where the most likely token is the reference's
-    nll: float  # mean negative log-probability of the text's own next token
-    reference_nll: float
+    kl: tuple[Number, ...]  # Kullback-Leibler divergence in nats at each scored position
+    n_same: Count  # positions where the most likely token is the reference's
+    nll: Number  # mean negative log-probability of the text's own next token
+    reference_nll: Number
 
     def __post_init__(self) -> None:
         if not self.kl or not 0 <= self.n_same <= len(self.kl):
@@ -44,27 +45,27 @@ class Divergence:
 class QualityLine:
     """All chunks of one candidate, or of the reference with other settings (the noise floor)."""
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings
-    started_at: str
-    variant: str
-    reference: str  # the variant that it was compared with
-    text: str  # the source of the text: the option --prompt, or "" for the lab's own
-    texts: tuple[str, ...]  # the kind of text of each chunk
+    started_at: Text
+    variant: Text
+    reference: Text  # the variant that it was compared with
+    text: Text  # the source of the text: the option --prompt, or "" for the lab's own
+    texts: tuple[Text, ...]  # the kind of text of each chunk
     chunks: tuple[Divergence, ...]
     # With --cache: where each of `chunks`, then a part of a text, ends; the parts of a text follow
     # one another. Empty: each is a text of its own
-    depths: tuple[int, ...] = ()
+    depths: tuple[Whole, ...] = ()
     items: tuple[Divergence, ...] = ()  # tokens that decide, such as a call's arguments
-    item_texts: tuple[str, ...] = ()  # the kind of text of each
-    cache_log: tuple[str, ...] = ()  # what llama.cpp logs of changes of the cache
+    item_texts: tuple[Text, ...] = ()  # the kind of text of each
+    cache_log: tuple[Text, ...] = ()  # what llama.cpp logs of changes of the cache
     is_floor: bool = False
-    budget_s: float | None = None
-    command: tuple[str, ...] | None = None
-    schema: int = SCHEMA
-    kind: str = "quality"
+    budget_s: Number | None = None
+    command: tuple[Text, ...] | None = None
+    schema: Whole = SCHEMA
+    kind: Text = "quality"
     is_good: ClassVar[bool] = True  # a line is written only if it is whole
     is_warmup: ClassVar[bool] = False
 

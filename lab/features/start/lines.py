@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lab.core.bounds import Count, Number, Size, Text, Whole
 from lab.core.record import SCHEMA, Machine, Model, Settings
 from lab.roofline.paging import MOST_COLD
 
@@ -26,25 +27,25 @@ LEAST_WARM = 0.99
 class StartLine:
     """A start: the seconds of each stage, and what the page cache held of the file before it."""
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings  # with mmap on or off
-    started_at: str
-    round: int
-    cache: str  # what was asked for: cold, warm
+    started_at: Text
+    round: Count
+    cache: Text  # what was asked for: cold, warm
     resident: (
-        float | None
+        Number | None
     )  # share of the file's pages in the cache, just before; None: unknown
-    n_prompt: int
-    stages: dict[str, float]  # seconds
-    second_prefill_s: float
-    n_faults: int | None  # major page faults of the engine until the first token
-    read_bytes: int | None  # that the engine had to get from a disk until then
-    disk_s: float | None  # for the same file, read in order after its pages were dropped
-    command: tuple[str, ...] | None = None
-    schema: int = SCHEMA
-    kind: str = "start"
+    n_prompt: Count
+    stages: dict[Text, Number]  # seconds
+    second_prefill_s: Number
+    n_faults: Count | None  # major page faults of the engine until the first token
+    read_bytes: Size | None  # that the engine had to get from a disk until then
+    disk_s: Number | None  # for the same file, read in order after its pages were dropped
+    command: tuple[Text, ...] | None = None
+    schema: Whole = SCHEMA
+    kind: Text = "start"
     is_good: ClassVar[bool] = True  # a line is written only if it is whole
     is_warmup: ClassVar[bool] = False
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lab.core.bounds import Amount, Count, Number, Size, Text, Whole, Work
 from lab.core.record import SCHEMA, Machine, Model, Placement, Settings
 
 # Choosing a token: after a step's last operation and the copy of its logits
@@ -16,30 +17,30 @@ SAMPLING = "sampling"
 class TracedPart:
     """The operations of one kind in one layer, or the sum of several."""
 
-    operation: str
-    layer: int | None  # None: before the first or after the last
-    device: str
-    n_bytes: float | None  # that are read; None: not known
-    flops: float | None  # of products; None: there are none
-    seconds: float
-    least_s: float | None = None  # at the kernel's ceiling; None: none is known
-    held_s: float = 0.0  # the time of the operations that have a ceiling
-    n: int = 1
+    operation: Text
+    layer: Whole | None  # None: before the first or after the last
+    device: Text
+    n_bytes: Amount | None  # that are read; None: not known
+    flops: Work | None  # of products; None: there are none
+    seconds: Number
+    least_s: Number | None = None  # at the kernel's ceiling; None: none is known
+    held_s: Number = 0.0  # the time of the operations that have a ceiling
+    n: Size = 1
 
 
 @dataclass(frozen=True)
 class TracedPhase:
     """Prefill of a prompt, or a decode step after it. Times are medians over the traced steps."""
 
-    name: str  # prefill, decode
-    n_tokens: int
-    n_past: int
+    name: Text  # prefill, decode
+    n_tokens: Count
+    n_past: Count
     parts: tuple[TracedPart, ...]
-    stops_s: dict[str, float]  # by device: the cost of a stop, which is subtracted
-    untraced_s: float  # the same step without stops, and without sampling
-    n_stops: int  # in each step
-    n_steps: int
-    threads_s: float | None = None  # start and end of the CPU's threads; None for one thread
+    stops_s: dict[Text, Number]  # by device: the cost of a stop, which is subtracted
+    untraced_s: Number  # the same step without stops, and without sampling
+    n_stops: Count  # in each step
+    n_steps: Count
+    threads_s: Number | None = None  # start and end of the CPU's threads; None for one thread
 
     def __post_init__(self) -> None:
         if not (0 < self.untraced_s < math.inf and 0 < self.total_s < math.inf):
@@ -65,18 +66,18 @@ class TracedPhase:
 class TraceLine:
     """The way of a token: prefill and decode, and when their ceilings were measured (if at all)."""
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings
-    started_at: str
+    started_at: Text
     prefill: TracedPhase
     decode: TracedPhase
-    ceilings_measured_at: str | None
+    ceilings_measured_at: Text | None
     placement: Placement | None = None
-    command: tuple[str, ...] | None = None
-    schema: int = SCHEMA
-    kind: str = "trace"
+    command: tuple[Text, ...] | None = None
+    schema: Whole = SCHEMA
+    kind: Text = "trace"
 
     is_good: ClassVar[bool] = True  # a line is written only if it is whole
 
@@ -89,7 +90,7 @@ class TraceLine:
         return self.prefill, self.decode
 
 
-Row = tuple[float, ...]  # the attention weights of one token, for each token of the prompt
+Row = tuple[Number, ...]  # the attention weights of one token, for each token of the prompt
 
 
 @dataclass(frozen=True)
@@ -99,26 +100,26 @@ class Looks:
     prefill: tuple[tuple[Row, ...], ...]  # a row of n weights for each token that asks
     decode: tuple[Row, ...]  # the row of the last token, decoded alone after the others
     # Of K and V of later tokens if a token is replaced
-    changes: tuple[tuple[float, float], ...]
+    changes: tuple[tuple[Number, Number], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLine:
     """The weights of every layer, the texts of the tokens, and which token was replaced by what."""
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings
-    started_at: str
-    text: str
-    tokens: tuple[str, ...]
-    replaced: int
-    replacement: str
+    started_at: Text
+    text: Text
+    tokens: tuple[Text, ...]
+    replaced: Whole
+    replacement: Text
     looks: Looks
-    command: tuple[str, ...] | None = None
-    schema: int = SCHEMA
-    kind: str = "attention"
+    command: tuple[Text, ...] | None = None
+    schema: Whole = SCHEMA
+    kind: Text = "attention"
     is_good: ClassVar[bool] = True  # a line is written only if it is whole
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lab.core.bounds import Count, Text, Whole
 from lab.core.record import SCHEMA, Machine, Model, Settings
 
 REQUEST = "request"
@@ -28,16 +29,16 @@ PARTS = (SEARCH, CONFIRM)
 class TuningLine:
     """The goal, and the tokens of an answer; runs of the search generate at most a part of them."""
 
-    session: str
+    session: Text
     machine: Machine
     model: Model
     settings: Settings  # the default
-    started_at: str
-    goal: str
-    n_gen: int
-    command: tuple[str, ...] | None = None
-    schema: int = SCHEMA
-    kind: str = "tuning"
+    started_at: Text
+    goal: Text
+    n_gen: Count
+    command: tuple[Text, ...] | None = None
+    schema: Whole = SCHEMA
+    kind: Text = "tuning"
     is_good: ClassVar[bool] = True
     is_warmup: ClassVar[bool] = False
 
