@@ -201,16 +201,26 @@ def test_a_grammar_is_compared_both_ways() -> None:
     assert "The most expensive chain with 1 sequence is " in text
 
 
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_the_pictures_name_their_findings_and_all_that_they_draw() -> None:
     records = [*(made_run(n_seq) for n_seq in (1, 8)), *made_sizes((32000, 262144))]
     (section,) = sections(records, Context())
-    (picture,) = section.all_pictures
-    drawn = canvas.drawn(picture.draw, picture.file_size)
-    titles = [ax.get_title() for ax in drawn.axes]
-    assert titles == [
-        "random weights, one sequence",
-        "time of a step; above a bar: the share of choosing",
-    ]
+    steps, vocabulary = section.all_pictures
+
+    (ax,) = canvas.drawn(steps.draw, steps.file_size).axes
+    bars: list[Any] = list(ax.patches)
+    assert len({bar.get_facecolor() for bar in bars}) == 2  # compute, choose
+    assert ax.get_title().startswith("Choosing takes up to ")
+    labels = [tick.get_text() for tick in ax.get_xticklabels()]
+    assert labels == ["1\ndefault", "8\ndefault"]
+
+    (ax,) = canvas.drawn(vocabulary.draw, vocabulary.file_size).axes
+    assert ax.get_title().startswith("Choosing one of 262,144 tokens takes ")
+    handles: list[Any] = ax.get_legend_handles_labels()[0]
+    lines: list[Any] = list(ax.lines)
+    assert {line.get_marker() for line in lines} <= {
+        "None",
+        *(handle.get_marker() for handle in handles),
+    }
 
 
 def test_equal_chains_do_not_differ_and_slower_ones_do() -> None:

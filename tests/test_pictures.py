@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from matplotlib.text import Text
 
 import lab
 from lab.app import kinds
+from lab.core import results
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.explain import picture as explain_picture
@@ -33,6 +35,7 @@ from tests.support.tuning import full_session, section_of
 Draw = Callable[[Figure], Any]
 
 HOLLOW = "disturbed runs (hollow)"
+DOCS = Path(__file__).parents[1] / "docs"
 SMALL = (8, 5)
 WIDE = (11, 5)
 
@@ -92,6 +95,14 @@ def roofline() -> Draw:
     return lambda figure: plot_roofline(rows, roof, "tiny Q4_0", figure.subplots())
 
 
+def sample_picture(name: str) -> Picture:
+    """The picture of this name that the sample of its page has."""
+    contents = results.read([DOCS / f"{name}-amd-epyc.jsonl"])
+    shown = kinds.sections([*contents.records, *contents.findings])
+    pictures = [picture for section in shown for picture in section.all_pictures]
+    return next(picture for picture in pictures if picture.name == name)
+
+
 def sweep() -> list[Record]:
     return [make_record(make_run(100, 3, every=20))]
 
@@ -106,6 +117,8 @@ PICTURES: dict[str, tuple[Callable[[], Draw], tuple[float, float]]] = {
     "many lines": (lambda: drawing("decode", setups(8)), SMALL),
     "ttft": (lambda: drawing("prefill", request_session()), SMALL),
     "sweep": (lambda: drawing("sweep", sweep()), WIDE),
+    "start": (lambda: sample_picture("start").draw, (10, 4.6)),
+    "choose": (lambda: sample_picture("choose").draw, SMALL),
     "trial": (lambda: drawing("trial", trial()), WIDE),
     "tune": (lambda: section_of(full_session()).pictures[0].draw, (10, 4.6)),
     "roofline": (roofline, SMALL),
@@ -153,14 +166,16 @@ def test_no_picture_cuts_off_or_covers_anything(figure: Figure) -> None:
         assert box.y1 <= frame.y1
     for legend in legends(figure):
         for ax in figure.axes:
-            assert not legend.get_window_extent().overlaps(ax.get_window_extent())
+            box = legend.get_window_extent()
+            assert not box.overlaps(ax.get_window_extent())
+            assert not box.overlaps(ax.xaxis.label.get_window_extent())
 
 
 def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(
     figure: Figure,
 ) -> None:
     title = figure.get_suptitle() or figure.axes[0].get_title()
-    assert "tiny" in title
+    assert "tiny" in title or "smollm2-135m" in title
     texts: list[Any] = figure.findobj(Text)
     shown = " ".join(text.get_text() for text in texts)
     assert "arm" not in shown.split()

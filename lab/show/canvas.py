@@ -469,7 +469,9 @@ def _add_legend(ax: Axes, entries: Mapping[str, Any], width: float, is_single: b
     style["ncols"] = math.ceil(len(labels) / n_rows)
     figure = figure_of(ax)
     if is_single:
-        labels_end = LABEL_HEIGHT + LINE_HEIGHT * ax.get_xlabel().count("\n")
+        ticks = [tick.get_text() for tick in ax.get_xticklabels()]
+        n_breaks = ax.get_xlabel().count("\n") + max(text.count("\n") for text in ["", *ticks])
+        labels_end = LABEL_HEIGHT + LINE_HEIGHT * n_breaks
         below = ax.transAxes + ScaledTranslation(0, -labels_end, figure.dpi_scale_trans)
         style |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
         ax.legend(handles, labels, **style)

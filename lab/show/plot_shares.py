@@ -46,9 +46,9 @@ def plot_shares(records: Readable, ax: Axes | None = None) -> Axes:
     if bars.doubts.map(shown.mark).any():
         ax.barh(names[:1], 0, alpha=0, label="!: some runs disturbed; !!: half or more")
     ax.set(xlim=(0, 100), xlabel="share of the request's time (%)")
-    ax.grid(visible=False, axis="y")
     subject = selection.subject(timed, rows)
     canvas.finish([ax], f"Where the time of a request goes\n{subject}")
+    ax.grid(visible=False, axis="y")
     return ax
 
 

@@ -127,7 +127,7 @@ def main() -> None:
     repeat = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        source = folder / "copy.gguf"  # nobody else has it mapped
+        source = folder / "smollm2-135m.gguf"  # nobody else has it mapped
         shutil.copyfile(catalog.embedded_path(), source)
         results = [check_stages(source, repeat, folder)]
         for rate in RATES:

@@ -104,7 +104,7 @@ def check_disk(rate: float) -> bool:
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        source = folder / "copy.gguf"
+        source = folder / "smollm2-135m.gguf"
         shutil.copyfile(catalog.embedded_path(), source)
         mount = folder / "disk"
         mount.mkdir()

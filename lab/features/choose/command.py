@@ -37,7 +37,7 @@ from lab.core.shown import MARK
 from lab.errors import LabError
 from lab.features.choose import planning
 from lab.features.choose.figures import figures, is_of_size
-from lab.features.choose.picture import draw
+from lab.features.choose.picture import draw_sizes, draw_steps
 from lab.features.choose.sentences import sentences
 from lab.models import catalog
 from lab.process.worker import Worker
@@ -46,7 +46,7 @@ from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus, Watch
 from lab.show import table
 from lab.show.cells import N_RUNS, Column
-from lab.show.section import WIDE, Context, Kind, Picture, Section, tabled
+from lab.show.section import Context, Kind, Picture, Section, tabled
 from lab.show.wording import UNKNOWN
 
 OF_SIZES = ("threads", "threads_batch", "gen", "repeat", "seed", "lib")
@@ -123,6 +123,11 @@ def execute(
         n_starts += 1
 
 
+CAPTION_OF_STEPS = "The parts of a step; above a bar: the share of choosing."
+CAPTION_OF_SIZES = (
+    "The time to choose a token over the size of the vocabulary; points are runs with random "
+    "weights, lines their law, diamonds the model itself."
+)
 OPTIONS = (
     click.option(
         "--sequences",
@@ -238,12 +243,12 @@ def section(
     answer = ""
     if lines and not is_page:
         answer, *lines = lines
-    drawing = functools.partial(draw, measured, runs[0].model.n_vocab, title)
-    caption = (
-        "Left: the time to choose a token over the size of the vocabulary; points are runs with "
-        "random weights, lines their law, diamonds the model itself. Right: the parts of a step."
-    )
     rows = measured.rows()
+    draw = functools.partial(draw_steps, rows, title)
+    pictures = [Picture("choose", CAPTION_OF_STEPS, draw)]
+    if measured.laws:
+        draw = functools.partial(draw_sizes, measured, runs[0].model, title)
+        pictures.append(Picture("vocabulary", CAPTION_OF_SIZES, draw))
     return Section(
         title,
         "medians over runs; share: of a step's time",
@@ -253,7 +258,7 @@ def section(
         answer=answer,
         **tabled(COLUMNS, rows),
         sentences=lines,
-        pictures=[Picture("choose", caption, drawing, WIDE)],
+        pictures=pictures,
         data=lambda: {"rows": [document(row, label) for row in rows]},
     )
 

@@ -14,6 +14,7 @@ from lab.show.wording import seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ON_COLOUR = "#111111"  # can be read on all colours with room for it, on dark pages too
 NUMBERED_FROM = 0.06  # share of the longest bar from which a stage has room for its time
 
 
@@ -37,7 +38,7 @@ def draw_starts(figure: Figure, setups: Sequence[StartSetup], subject: str) -> N
         times = [float(setup.median_start[stage]) for setup in bars]
         drawn = ax.barh(labels, times, 0.6, left=left, color=style["color"], label=stage)
         numbers = [time_label(time_s, longest_s) for time_s in times]
-        ax.bar_label(drawn, numbers, label_type="center", color="white", fontsize=9)
+        ax.bar_label(drawn, numbers, label_type="center", color=ON_COLOUR, fontsize=9)
         left = [start + time_s for start, time_s in zip(left, times, strict=True)]
     for row, setup in enumerate(bars):
         times_of_starts = setup.starts.first_token_s
@@ -45,8 +46,8 @@ def draw_starts(figure: Figure, setups: Sequence[StartSetup], subject: str) -> N
         label = "each start" if row == 0 else None
         ax.plot(times_of_starts, heights, "k.", ms=4, label=label)
     ax.set(xlim=(0, 1.05 * longest_s), xlabel="time since the start of the process (s)")
-    ax.grid(visible=False, axis="y")
     canvas.finish([ax], f"{finding(setups)}\n{subject}")
+    ax.grid(visible=False, axis="y")
 
 
 def finding(setups: Sequence[StartSetup]) -> str:
