@@ -143,7 +143,9 @@ QUESTION = "Which is faster: Near, 4 cores or Far, 4 cores? "
 def test_a_page_answers_its_question_first() -> None:
     near = paces("Near", 1, 10, 9)
     html = Page(page.html([*near, *paces("Far", 0.5, 5, 9)], []))
-    answer = "Far, 4 cores is faster than Near, 4 cores in all rows (1.83 to 2 times as fast)."
+    answer = (
+        "Far, 4 cores is faster than Near, 4 cores in all rows (1.83 and 2 times as fast)."
+    )
     assert f"{QUESTION}{answer} Prefill of" in html.text
 
 

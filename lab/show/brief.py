@@ -13,7 +13,14 @@ from rich.text import Text
 from lab.core.lists import plural
 from lab.show.cells import Cell, Column
 from lab.show.console import Terminal
-from lab.show.section import Section, equal_columns, grid, marked_lines, print_title
+from lab.show.section import (
+    Section,
+    equal_columns,
+    grid,
+    marked_lines,
+    print_legends,
+    print_title,
+)
 
 HEIGHT = 13
 """Lines of a terminal for a whole output, without the line that names what is hidden."""
@@ -81,6 +88,8 @@ def _print_table(section: Section, page: _Page) -> None:
     table = grid(section, rows, equal)
     columns = table.fitting(page.out, page.out.options)
     page.out.print(table.table(columns))
+    shown = [table.columns[index] for index in columns]
+    page.lines_left -= print_legends(section, shown, page.out)
     page.lines_left -= _height_of_headings(table.columns) + sum(map(_height, rows))
     page.hide("row", len(cells) - len(rows))
     page.hide("column", len(table.columns) - len(columns))

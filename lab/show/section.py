@@ -194,19 +194,49 @@ def print_section(section: Section, out: Console) -> None:
         out.print(fact)
     if section.cells:
         out.print(grid(section, section.cells, equal))
+        print_legends(section, section.columns, out)
     for line in [*marked_lines(section), *map(Text, section.sentences)]:
         out.print(line)
     for note in section.notes:
-        out.print(Text(note, style="dim"))
+        for line in lines_of_note(note):
+            out.print(Text(line, style="dim"))
     print_sections(section.parts, out)
 
 
 def print_title(title: str, contents: Sequence[str], out: Console) -> None:
-    """Print a title, if there is one, and what the table below it contains."""
-    about = "; ".join(filter(None, contents))
+    """Print a title, if there is one, and what the table below it contains, without legends."""
+    phrases = [phrase for text in contents for phrase in split_legends(text)[0]]
+    about = "; ".join(phrases)
     colon = ": " if title and about else ""
     if title or about:
         out.print(Text(title, style="bold") + Text(f"{colon}{about}"))
+
+
+def split_legends(about: str) -> tuple[list[str], list[str]]:
+    """The phrases of a table's contents, and those that explain a name, such as "lost: what..."."""
+    phrases = [phrase for phrase in about.split("; ") if phrase]
+    legends = [phrase for phrase in phrases if ": " in phrase]
+    return [phrase for phrase in phrases if phrase not in legends], legends
+
+
+def print_legends(section: Section, shown: Columns, out: Console) -> int:
+    """Print below a table with these columns what names in it mean, each in a line of its own.
+
+    Returns how many.
+    """
+    hidden = {column.heading.partition("\n")[0] for column in section.columns}
+    hidden -= {column.heading.partition("\n")[0] for column in shown}
+    legends = split_legends(section.about)[1]
+    legends = [legend for legend in legends if legend.partition(": ")[0] not in hidden]
+    for legend in legends:
+        out.print(Text(legend, style="dim"))
+    return len(legends)
+
+
+def lines_of_note(note: str) -> list[str]:
+    """A note in one line, or of several legends each in its own."""
+    phrases, legends = split_legends(note)
+    return [note] if phrases or len(legends) < 2 else legends
 
 
 def equal_columns(section: Section) -> dict[int, str]:

@@ -30,7 +30,7 @@ LONGEST_VALUE = 60  # letters of a value of a setup
 LONGEST_CHECKSUM = 12
 EQUAL = "Equal setups, measured at different times."
 AGAIN = "Repeat both measurements, or use more runs (--repeat)."
-INTERVAL = "the 95 % interval (3 or more runs of each; log-normal times assumed)"
+INTERVAL = "the 95 % interval (3 or more runs of each; times assumed to differ by factors)"
 
 
 def sections(comparisons: Sequence[Comparison], cure: str = AGAIN) -> list[Section]:
@@ -195,10 +195,11 @@ def _unclear(by_verdict: dict[str, list[ComparedFigure]]) -> str:
 
 
 def _factor_range(ratios: Iterable[float]) -> str:
-    """The lowest and the highest factor in words: "1.5 to 2.1 times"."""
-    values = list(ratios)
-    ends = [times(min(values)).removesuffix("x"), times(max(values)).removesuffix("x")]
-    return f"{' to '.join(dict.fromkeys(ends))} times"
+    """Two factors, or the lowest and the highest, in words: "1.5 to 2.1 times"."""
+    values = sorted(ratios)
+    ends = [times(values[0]).removesuffix("x"), times(values[-1]).removesuffix("x")]
+    between = " and " if len(values) == 2 else " to "
+    return f"{between.join(dict.fromkeys(ends))} times"
 
 
 def answers(comparisons: Sequence[Comparison]) -> list[str]:
@@ -261,7 +262,8 @@ def how_compared(
     n_paired = len([row for row in rows if row.paired])
     sentences = [
         f"Time ratio: other / base, {_centres(n_paired, len(rows))}, "
-        "so it can differ from the ratio of the columns. The 95 % intervals hold jointly. "
+        "so it can differ from the ratio of the columns. In 95 % of such comparisons all intervals "
+        "are right together. "
         f"Differences below {percent(at_least)} count as none."
     ]
     spreads = _spreads(comparisons)

@@ -23,7 +23,7 @@ LEGEND = (
     "ms: the whole prompt (prefill) or one token (decode), without choosing the next token; % of "
     "ceiling: 100 is as fast as this quantization's kernels alone, others may be faster; output: "
     "the last layer; rest: time beyond the kernels alone; GFLOP/s, GB/s: operations and bytes that "
-    "the model needs at least / measured time."
+    "the model needs at least / measured time"
 )
 CAPTION = (
     "Roofline: the rate of each phase (numbers: prompt tokens), and left of it the ceiling of its "
