@@ -162,6 +162,43 @@ def test_all_runs_are_in_one_file_with_their_part(worker: Any, tmp_path: Path) -
     assert not engines["lengths"] & engines["batch"]  # no two parts share a process
 
 
+@pytest.mark.parametrize(("budget_s", "n_repeats"), [(0.0, 3), (55.0, 5), (1e6, 10)])
+def test_what_is_undecided_is_measured_again_until_the_budget_is_spent(
+    budget_s: float,
+    n_repeats: int,
+    worker: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every part takes 30 s, so a repeat takes 10: 30 + 10 + 10 are spent, and 10 more are not."""
+    now_s = [0.0]
+
+    def announced(line: str) -> None:
+        now_s[0] += 10.0 if line.startswith("once more") else 30.0
+
+    new_worker: Any = FakeWorker
+    plan = planned(worker, tmp_path, "10")
+    path = tmp_path / "a.jsonl"
+    going = Measurement(plan, worker, path, lambda status: None, announced, new_worker)
+    going.budget_s = budget_s
+    going.clock = lambda: now_s[0]
+    monkeypatch.setattr(Measurement, "undecided", lambda self, records: ["batch"])
+    records = [record for record in going.execute() if record.run.is_timed]
+    assert sorted({record.run.repeat for record in records}) == list(range(n_repeats))
+    assert len(records) == 5 * n_repeats
+
+
+def test_only_the_parts_of_claims_that_cannot_be_told_are_measured_again(
+    worker: Any, tmp_path: Path
+) -> None:
+    plan = planned(worker, tmp_path, "7,10")
+    going = Measurement(plan, worker, tmp_path / "a.jsonl", lambda status: None, print)
+    noisy = Planted(noise=0.5).session(("batch",))
+    clear = Planted().session(("lengths",))
+    assert going.undecided([*clear, *noisy]) == ["batch"]
+    assert going.undecided([*clear, *Planted().session(("batch",))]) == []
+
+
 def test_settings_are_compared_in_blocks(worker: Any, tmp_path: Path) -> None:
     records = measured(planned(worker, tmp_path, "16"), worker, tmp_path / "a.jsonl")
     for block in range(3):

@@ -37,7 +37,7 @@ FAST = 20 * Planted().gflops
 HOLDING = {
     1: [Planted()],
     2: [Planted()],
-    3: [Planted()],
+    3: [Planted(pair_ns=20)],
     5: [Planted()],
     6: [Planted(pair_ns=400)],
     7: [Planted(gflops=FAST, pair_ns=1)],

@@ -147,13 +147,14 @@ class Plan:
     free: Mapping[str, int] = field(default_factory=dict)  # free bytes of each device
     auto: AskedSettings | None = None  # set if as many layers as fit go to devices
     part: str | None = None  # of a larger session: written into every run
+    first_repeat: int = 0  # of a plan that goes on where another one ended
 
     @property
     def order(self) -> list[tuple[int, Case]]:
         """(repeat, case) of every planned run."""
         possible = [case for case in self.cases if case not in self.refused]
         runs: list[tuple[int, Case]] = []
-        for repeat in range(self.n_repeat):
+        for repeat in range(self.first_repeat, self.n_repeat):
             runs += self.round(repeat, possible)
         return runs
 

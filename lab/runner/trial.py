@@ -133,6 +133,7 @@ class Blocks:
     n_turns: int = N_TURNS
     budget_s: float = math.inf
     fewest: int = 1
+    first: int = 0  # the number of the first one, where a trial goes on
 
 
 def execute(
@@ -152,7 +153,9 @@ def execute(
     for plan_of_variant in plans.values():
         cases_of_block += plan_of_variant.cases * blocks.n_turns
     todo: list[tuple[int, Case]] = []
-    for number in reversed(range(blocks.n)):  # runs are taken from the end
+    for number in reversed(
+        range(blocks.first, blocks.first + blocks.n)
+    ):  # runs are taken from the end
         todo += [(number, case) for case in cases_of_block]
     reporter = Reporter(watch, todo, first_plan.n_tokens, work_of_plan(first_plan))
     chance = random.Random(first_plan.seed)
@@ -164,7 +167,7 @@ def execute(
         elapsed_s = time.monotonic() - started
         if number >= blocks.fewest and elapsed_s * (number + 1) / number > blocks.budget_s:
             break
-        run, most_crashes = yield from trial.block(number)
+        run, most_crashes = yield from trial.block(blocks.first + number)
         if run.status != OK:
             n_crashes[run.variant] += 1
             if run.status == FAILED or n_crashes[run.variant] >= most_crashes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -82,6 +83,7 @@ class Planted:
     gflops: float = 8 * 2 * WEIGHTS / 1e6
     gbps: float = 1.0
     half_reads: float = 0.9  # the share of the bandwidth that half the threads reach
+    half_computes: float = 0.5  # and of the arithmetic
     pair_ns: float = 26.0  # a token that sees a position
     sees: int = 10**9  # the most positions that a token sees
     q8_cache: float = 0.53  # a pair with a q8_0 cache
@@ -94,7 +96,9 @@ class Planted:
     n_right: int = 3  # drafted tokens that are right
     again: float = 1.0  # factor for a token of a prompt at a place that was computed before
     cached_decode: float = 1.0  # factor for decode after a prompt that a cache served in part
-    noise: float = 0.003
+    noise: float = 0.003  # of runs
+    step_noise: float = 0.0
+    probe_noise: float = 0.0
 
     def step_ns(
         self,
@@ -108,9 +112,11 @@ class Planted:
         gflops = self.gflops
         if has_half:
             gbps *= self.half_reads
-            gflops /= 2
+            gflops *= self.half_computes
         traffic_ns = WEIGHTS * BYTES_PER_WEIGHT[kind] / gbps
-        arithmetic_ns = 2 * WEIGHTS * shape.n_tokens / gflops
+        # In the second of two layers only tokens with an output go on to the feed-forward part.
+        n_computed = (shape.n_tokens + shape.n_outputs) / 2
+        arithmetic_ns = 2 * WEIGHTS * n_computed / gflops
         kernels_ns = max(traffic_ns, arithmetic_ns) * self.slow.get(kind, 1.0)
         step_ns = kernels_ns + 1e6 * self.wasted_ms
         if self.each_reads and shape.n_seq > 1:
@@ -147,7 +153,8 @@ class Planted:
             shapes += more_shapes
             counts = {"accepted": accepted}
         clock = FakeClock()
-        actions = Actions(self, work, 1 + chance.gauss(0, self.noise), clock)
+        factor = math.exp(chance.gauss(0, self.noise))
+        actions = Actions(self, work, factor, clock, random.Random(chance.random()))
         steps = loop.as_steps(shapes, loop.walk(map(actions.of, shapes), clock, [0]))
         return Run(
             **named(work.case),
@@ -197,20 +204,26 @@ class Planted:
             )
         return make_record(run, settings=work.plan.settings, model=model)
 
-    def ceilings(self) -> Ceilings:
+    def ceilings(self, seed: int = 1) -> Ceilings:
         """What its kernels reach alone, and a plain read."""
+        chance = random.Random(seed)
+        rates = []
+        for rate in self.exact_rates():
+            luck = math.exp(chance.gauss(0, self.probe_noise))
+            times_ns = tuple(round(luck * ns) for ns in rate.times_ns)
+            rates.append(dataclasses.replace(rate, times_ns=times_ns))
+        return Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(rates))
+
+    def exact_rates(self) -> list[Rate]:
         rates = [Rate("read", "I64", "numpy", 1, 1, 1, 2, 10**6, 0, (round(1e6 / self.gbps),))]
         for kind in ("Q4_0", "Q8_0", "F16"):
             rates += [self.kernel(kind, n_tokens) for n_tokens in (1, 8, 512)]
         for n_tokens in (1, 512):
-            ns = n_tokens * 512 * self.pair_ns / (MODEL.n_layer or 1)
-            times_ns = (round(max(1, ns)),)
-            rates.append(
-                Rate(
-                    ATTENTION, "F16", "CPU", 4, 16, n_tokens, 2, 10**4, 10**5, times_ns, 2, 512
-                )
-            )
-        return Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(rates))
+            n_pairs = 1000 * n_tokens * 512  # a thousand times
+            times_ns = (round(n_pairs * self.pair_ns / (MODEL.n_layer or 1)),)
+            sizes = (4, 16, n_tokens, 2, 10**4, 4 * 4 * 16 * n_pairs)
+            rates.append(Rate(ATTENTION, "F16", "CPU", *sizes, times_ns, 2, 512))
+        return rates
 
     def kernel(
         self,
@@ -235,10 +248,12 @@ class Actions:
     work: Work
     factor: float
     clock: FakeClock
+    chance: random.Random
     n_computed: int = 0  # places that a conversation with a cache has computed
 
     def of(self, shape: Shape) -> loop.Action:
-        ns = round(self.factor * self.duration_ns(shape))
+        luck = math.exp(self.chance.gauss(0, self.machine.step_noise))
+        ns = round(luck * self.factor * self.duration_ns(shape))
 
         def compute() -> None:
             self.clock.advance(ns)

@@ -7,7 +7,15 @@ from typing import Any
 import click
 
 from lab.app.help import Command
-from lab.app.options import ENGINE, MODEL, OUTPUT, PROMPT, SEED, with_options
+from lab.app.options import (
+    ENGINE,
+    MODEL,
+    OUTPUT,
+    PROMPT,
+    SEED,
+    budget_option,
+    with_options,
+)
 from lab.app.output import Output
 from lab.app.reading import note
 from lab.app.running import collect, introduce
@@ -22,16 +30,19 @@ from lab.runner.progress import duration
 from lab.show.section import Context
 
 
-@click.command("claims", cls=Command, first=("only", "model", "threads", "report", "out"))
+@click.command(
+    "claims", cls=Command, first=("only", "budget", "model", "threads", "report", "out")
+)
 @with_options(
     click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,7."),
+    budget_option(None, "Measure undecided claims again until this time is spent."),
     MODEL,
     PROMPT,
     *ENGINE,
     SEED,
     *OUTPUT,
 )
-def command(only: str | None, **asked: Any) -> None:
+def command(only: str | None, budget: float | None, **asked: Any) -> None:
     """Test common claims about LLM inference on this machine.
 
     \b
@@ -63,7 +74,9 @@ def command(only: str | None, **asked: Any) -> None:
             err.print(f"{part} cannot be measured: {reason}")
         path = session.new_results_file(planned.base, output.folder)
         records, problem = collect(
-            lambda watch: Measurement(planned, worker, path, watch, err.print).execute(),
+            lambda watch: Measurement(
+                planned, worker, path, watch, err.print, budget_s=budget or 0.0
+            ).execute(),
             path,
             err,
         )

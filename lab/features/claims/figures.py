@@ -214,7 +214,11 @@ def growth_over_200(evidence: Evidence) -> Figures:
     figures: Figures = []
     for n_prompt, runs in evidence.of("lengths").groupby("n_prompt"):
         growths = [growth_of_run(record) for record in runs.record]
-        figures.append(figure(f"after {plural(n_prompt, 'token')}", growths))
+        figures.append(
+            figure(
+                f"the 200th token over the first, after {plural(n_prompt, 'token')}", growths
+            )
+        )
     return figures
 
 

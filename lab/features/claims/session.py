@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+from lab.app.options import seconds_of
 from lab.core import results
-from lab.core.arguments import Numbers, StrPath
+from lab.core.arguments import Numbers, StrPath, Time
 from lab.core.keywords import EngineSettings
 from lab.core.record import Record
 from lab.errors import LabError
@@ -56,6 +58,7 @@ TYPES = ("Q4_0", "Q8_0")
 among them."""
 
 N_REPEAT = 3  # repeats or blocks of each part
+MOST_REPEATS = 10  # of a part whose claims stay undecided
 HALF = "half"  # the variant with half the threads
 TEXTS = "code,table,story"  # what tokens are drafted for, if no prompt is asked for
 
@@ -65,6 +68,7 @@ class ClaimsSession:
     """The plans of each part by their variants; `problems` has the reason for each part that cannot
     be measured."""
 
+    chosen: tuple[Claim, ...]
     base: Plan
     plans: dict[str, dict[str, Plan]]
     problems: dict[str, LabError]
@@ -82,6 +86,7 @@ def claims(
     only: Numbers | None = None,
     model: str = catalog.DEFAULT,
     *,
+    budget: Time | None = None,
     out: StrPath = "results",
     watch: Watch = None,
     **settings: Unpack[EngineSettings],
@@ -92,7 +97,8 @@ def claims(
         verdicts.rows      # claim, figures, criterion, verdict
         verdicts.records   # the runs behind the verdicts
 
-    All claims take about 5 minutes.
+    All claims take about 5 minutes. `budget`, such as "10min": what is undecided before is measured
+    again, until it is spent.
     """
     chosen = choose(only)
     folder = Path(out)
@@ -102,6 +108,8 @@ def claims(
         measurement = Measurement(
             planned, worker, path, show, lambda sentence: show(Status(sentence))
         )
+        if budget is not None:
+            measurement.budget_s = seconds_of(budget)
         records = list(measurement.execute())
     return next(judging.of_sessions(chosen, records, probing.kept(folder)))
 
@@ -146,7 +154,7 @@ def plan(
         except LabError as problem:
             problems[part] = problem
     probes = missing_probes(base, folder) if CEILINGS in needed else []
-    return ClaimsSession(base, plans, problems, tuple(probes))
+    return ClaimsSession(tuple(chosen), base, plans, problems, tuple(probes))
 
 
 def missing_probes(base: Plan, folder: Path) -> list[Probe]:
@@ -199,7 +207,8 @@ def in_quantization(model: str, kind: str) -> str:
 
 @dataclass
 class Measurement:
-    """A session under way: first the missing ceilings, then each part, which is announced.
+    """A session under way: first the missing ceilings, then each part, which is announced; then
+    the parts of undecided claims again, while the budget lasts.
 
     Every run is in the file at `path` as soon as it ends.
     """
@@ -211,8 +220,13 @@ class Measurement:
     announce: Callable[[str], None]
     new_worker: Callable[[], Worker] = Worker
     n_starts: int = 1  # engines so far
+    budget_s: float = 0.0  # of the whole session; the first repeats are made in any case
+    clock: Callable[[], float] = time.monotonic
 
     def execute(self) -> Iterator[Record]:
+        started_s = self.clock()
+        records: list[Record] = []
+        repeat_s: dict[str, float] = {}
         with results.unless_empty(self.path):
             self.measure_ceilings()
             for part, problem in self.planned.problems.items():
@@ -220,8 +234,36 @@ class Measurement:
             n_parts = len(self.planned.plans)
             for number, part in enumerate(self.planned.plans, 1):
                 label = f"part {number} of {n_parts}, {part}"
+                part_began_s = self.clock()
                 self.announce(f"{label}: {PARTS[part]['words']}")
-                yield from self.measure_part(part, label)
+                for record in self.measure_part(part, label):
+                    records.append(record)
+                    yield record
+                repeat_s[part] = (self.clock() - part_began_s) / N_REPEAT
+            for repeat in range(N_REPEAT, MOST_REPEATS):
+                parts = self.undecided(records)
+                expected_s = sum(repeat_s[part] for part in parts)
+                if self.clock() - started_s + expected_s > self.budget_s:
+                    return
+                for part in parts:
+                    label = f"once more, {part}"
+                    self.announce(f"{label}: its claims are undecided")
+                    for record in self.measure_part(part, label, range(repeat, repeat + 1)):
+                        records.append(record)
+                        yield record
+
+    def undecided(self, records: Sequence[Record]) -> list[str]:
+        """The parts that another repeat may decide: of claims that cannot be told yet."""
+        ceilings = probing.kept(self.path.parent, lambda sentence: None)
+        rows: list[dict[str, Any]] = []
+        for verdicts in judging.of_sessions(self.planned.chosen, records, ceilings):
+            rows += verdicts.rows
+        needed: set[str] = set()
+        for row in rows:
+            if row["verdict"] == judging.UNSURE:
+                needed.update(row["parts"])
+        failed = {record.run.part for record in records if record.run.error}
+        return [part for part in self.planned.plans if part in needed - failed]
 
     def measure_ceilings(self) -> None:
         """Measure the missing ones, and copy all to the session's file, which can be judged
@@ -241,7 +283,9 @@ class Measurement:
         ceilings = probing.known(probing.kept(folder, self.announce), here)
         results.save(self.path, *probing.lines(ceilings))
 
-    def measure_part(self, part: str, label: str) -> Iterator[Record]:
+    def measure_part(
+        self, part: str, label: str, repeats: range = range(N_REPEAT)
+    ) -> Iterator[Record]:
         """The runs of a part in engines of its own; the last one says why it failed."""
         plans = self.planned.plans[part]
         has_failed = False
@@ -253,13 +297,15 @@ class Measurement:
             self.worker.use(ProcessSetup())
             self.worker.restart()  # frees its memory
             if len(plans) == 1:
+                plan_of_repeats = dataclasses.replace(
+                    plans[""], first_repeat=repeats.start, n_repeat=repeats.stop
+                )
                 runs = session.execute(
-                    plans[""], self.worker, self.path, show, n_starts=self.n_starts + 1
+                    plan_of_repeats, self.worker, self.path, show, n_starts=self.n_starts + 1
                 )
             else:
-                runs = trial.execute(
-                    plans, trial.Blocks(N_REPEAT, 1), self.path, show, self.new_worker
-                )
+                blocks = trial.Blocks(len(repeats), 1, first=repeats.start)
+                runs = trial.execute(plans, blocks, self.path, show, self.new_worker)
             for record in runs:
                 self.n_starts = max(self.n_starts, record.run.engine or 0)
                 has_failed = record.run.error is not None
