@@ -101,7 +101,7 @@ MACHINES = {
     ),
     "noisy": Planted(
         *(5.0, 0.5, 0.6, 4.9, 20, 600),
-        {LONGER: UNCLEAR, ALONG: UNCLEAR, THREADS: UNCLEAR},
+        {LONGER: UNCLEAR, ALONG: SAME, THREADS: UNCLEAR},
         noise=0.5,
     ),
     "two cores that gain nothing": Planted(
@@ -208,7 +208,7 @@ def said(machine: Planted) -> Iterator[tuple[str, Judgement]]:
         ),
     )
     times = [values(machine, 1.0, chance), values(machine, machine.batch_of_16, chance)]
-    yield "2", statements.batch_line("Q4_1", times, (1, 16))
+    yield "2", statements.batched("Q4_1", 16, *times)
     prefill, decode = (ratio(machine, factor, chance) for factor in machine.threads)
     yield "2", statements.threads_gain(prefill, decode, 2)
     buffers = tuple(Buffer("model", name, 1) for name in machine.buffers)

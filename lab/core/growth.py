@@ -73,6 +73,7 @@ class Growth:
     """What attention costs a step. Rates are bytes/s in decode and FLOP/s in prefill.
 
     `seconds_per_1000`: what 1,000 more positions add to a token. `why`: of UNKNOWN, the reason.
+    `rate_of_reads`: of decode, with the bytes in F16, once for each query head.
     """
 
     phase: str
@@ -81,6 +82,7 @@ class Growth:
     seconds_per_1000: float = 0.0
     rate: float = 0.0
     weight_rate: float = 0.0
+    rate_of_reads: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def growth(records: Sequence[Record], phase: str) -> Growth | None:
         for seconds in (least_s, added_s, most_s)
     ]
     per_1000 = 1e3 * added_s / n_tokens / (ends.long.n_past - ends.short.n_past)
-    return Growth(phase, *_together(*by_time), per_1000, work / added_s, weight_rate)
+    rates = (work / added_s, weight_rate, works[1] / added_s)
+    return Growth(phase, *_together(*by_time), per_1000, *rates)
 
 
 def _together(at_best: str, at_median: str, at_worst: str) -> tuple[str, str]:

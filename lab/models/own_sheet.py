@@ -96,6 +96,13 @@ class OwnSheet:
             by_key[entry.lesson, entry.figure] = entry
         return replace(self, rows=tuple(by_key[key] for key in sorted(by_key)))
 
+    def without_row(self, lesson: int, figure: str) -> OwnSheet:
+        """The sheet without a figure of a lesson."""
+        key = (lesson, figure)
+        return replace(
+            self, rows=tuple(row for row in self.rows if (row.lesson, row.figure) != key)
+        )
+
     def device(self, path: str | Path) -> str:
         """The words for `--device`. LabError without a read rate, which nothing replaces."""
         gbps = self.value(READ_RATE)

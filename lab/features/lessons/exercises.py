@@ -58,7 +58,8 @@ def guess(
     if not math.isfinite(measured):
         print(f"{unit}: not known from this measurement")
         return
-    value = f"{how}: {digits(measured)} {unit}"
+    shown = f"{measured:,}" if isinstance(measured, int) else digits(measured)
+    value = f"{how}: {shown} {unit}"
     number = number_of(guess)
     if guess is ...:
         print(f"{value}; you entered no guess")

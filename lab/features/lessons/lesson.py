@@ -32,13 +32,19 @@ from lab.features.lessons import statements
 from lab.features.lessons.exercises import ask, ask_again, check, guess
 from lab.features.lessons.faults import grade, observe
 from lab.features.lessons.limits import limit_by_rates, users_together
-from lab.features.lessons.sheet import guesses_and_errors, note, sessions_vary
+from lab.features.lessons.sheet import (
+    guesses_and_errors,
+    lawful,
+    note,
+    noted,
+    sessions_vary,
+)
 from lab.features.lessons.statements import (
     Judgement,
     by_length,
-    drafts_to_gain,
     explains,
     law_holds,
+    middle,
     overhead,
     ratio,
     shared_heads,
@@ -48,6 +54,7 @@ from lab.features.measure import measure
 from lab.features.predict import tables
 from lab.features.report import page
 from lab.features.rpc_server import RpcServer
+from lab.features.speculate import curve as speculation_curve
 from lab.models import catalog, devices, synthetic
 from lab.process.wire import MUL_MAT
 from lab.process.worker import Worker
@@ -83,14 +90,16 @@ __all__ = [
     "ask_again",
     "by_length",
     "check",
-    "drafts_to_gain",
     "explains",
     "grade",
     "guess",
     "guesses_and_errors",
     "law_holds",
+    "lawful",
     "limit_by_rates",
+    "middle",
     "note",
+    "noted",
     "observe",
     "overhead",
     "ratio",
@@ -390,15 +399,19 @@ def repacked(records: Sequence[Record]) -> None:
             say(statements.repacked(kind, record.run.placement))
 
 
-def batch_line(kind: str, records: Sequence[Record]) -> None:
-    """Say whether a token is cheaper in the largest step of a batch."""
+def batched(records: Sequence[Record], is_whole: bool = True) -> None:
+    """Say whether a token is cheaper in the steps of a batch than alone; without `is_whole` only of
+    the largest step."""
     per_token_ms: dict[int, list[float]] = {}
-    for record in _timed(records):
+    timed = _timed(records)
+    for record in timed:
         (row,) = rows([record])
         per_token_ms.setdefault(row.n_seq, []).append(1e3 * row.step_s / row.n_seq)
-    numbers = sorted(per_token_ms)
-    times = [per_token_ms[n_seq] for n_seq in numbers]
-    say(statements.batch_line(kind, times, numbers))
+    alone_ms = per_token_ms.pop(min(per_token_ms))
+    kind = timed[0].model.quantization or "?"
+    for n_seq in sorted(per_token_ms):
+        if is_whole or n_seq == max(per_token_ms):
+            say(statements.batched(kind, n_seq, alone_ms, per_token_ms[n_seq]))
 
 
 def threads_gain(records: Sequence[Record], n_prompt: int, n_threads: int) -> None:
@@ -432,6 +445,15 @@ def limit_of_step(
         "attention_s": kernels.attention_s,
         "attention_traffic_s": cost_of_step.kv_read_bytes / best.gbps / 1e9,
         "attention_arithmetic_s": cost_of_step.attention_flops / best.gflops / 1e9,
+        "attention_flops": cost_of_step.attention_flops,
+        "attention_bytes": cost_of_step.kv_read_bytes,
+        "flops": cost_of_step.flops,
+        "n_bytes": cost_of_step.n_bytes,
+        "phase": DECODE,
+        "parts": {
+            explanation.LAYERS: kernels.layers_s,
+            explanation.ATTENTION: kernels.attention_s,
+        },
     }
     say(statements.limit(SimpleNamespace(**row), name))
 
@@ -456,6 +478,13 @@ def drafts(row: Any) -> None:
     say(statements.drafts(row.text, row.length, row.speed_up, interval))
 
 
+def drafts_to_gain(records: Sequence[Record]) -> None:
+    """Say what drafts gain at best, by the measured time of the longest step of `lab.speculate`."""
+    curve = speculation_curve.rows(_timed(records))
+    if curve:
+        say(statements.drafts_to_gain(curve[-1].n_positions, curve[-1].v))
+
+
 def figures(records: Sequence[Record]) -> pd.DataFrame:
     """The most used columns of the summary, one row per setup and length. Times are medians."""
     return summaries.summary(table.runs(_timed(records)))[FIGURES]
@@ -477,11 +506,18 @@ def split(records: Sequence[Record]) -> None:
         )
 
 
-def both_laws(sweep: Sequence[Record]) -> tuple[Law, Law]:
+def both_laws(sweep: Sequence[Record], short: Sequence[Record] = ()) -> tuple[Law, Law]:
     """Print and return the laws of a sweep of one setup: T(P) of the prompt length, t(p) of the
-    position."""
+    position.
+
+    `short`: further runs for t(p), after prompts that are shorter than those of the sweep.
+    """
+    import pandas as pd
+
     lengths = summaries.summary(table.runs(_timed(sweep)))
     prefill = sweep_laws.prefill_law(lengths)
+    if short:
+        lengths = pd.concat([summaries.summary(table.runs(_timed(short))), lengths])
     decode = sweep_laws.decode_law(lengths)
     if prefill is None or decode is None:
         raise LabError(

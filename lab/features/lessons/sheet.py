@@ -16,9 +16,11 @@ from lab.core.lists import grouped, join_and
 from lab.core.record import Machine, Record
 from lab.errors import LabError
 from lab.features.lessons.exercises import judgement, number_of
+from lab.features.lessons.statements import FAILS, Judgement
 from lab.models import catalog, devices, own_sheet, processors
 from lab.models.own_sheet import FIGURES, SPREAD, OwnSheet, SheetRow
 from lab.runner import machine
+from lab.show.sweep_laws import Law
 from lab.show.wording import digits, times
 
 if TYPE_CHECKING:
@@ -42,8 +44,8 @@ def note(
         lesson.note(1, records, {"w": guess_1}, w=5.1, k=19.0)
 
     `records` say which machine and model they are of; `guesses` is what the reader expected. A
-    figure that is None or not finite was not measured, and gets no row. LabError for an unknown
-    figure, and if the file is of another machine.
+    figure that is None or not finite is not known, and its earlier row goes. LabError for an
+    unknown figure, and if the file is of another machine.
     """
     timed = [record for record in records if record.run.is_timed]
     if not timed:
@@ -56,21 +58,43 @@ def note(
         )
     sheet = sheet_for(timed[0])
     names = []
+    unknown_now = []
     for figure, value in measured.items():
         number = number_of(value)
         if number is None or number <= 0:
+            sheet = sheet.without_row(lesson, figure)
+            unknown_now.append(figure)
             continue
         guess = number_of((guesses or {}).get(figure, ...))
         if guess is not None and guess <= 0:
             guess = None
         sheet = sheet.with_row(SheetRow(lesson, figure, number, guess))
         names.append(f"{figure} = {digits(number)} {FIGURES[figure].unit}")
+    if names or exists(FILE):
+        text = own_sheet.text_of_sheet(sheet)
+        results.write_whole(FILE, text.encode(), "The datasheet")
     if not names:
         print(f"Lesson {lesson} adds nothing to {FILE}: nothing was measured.")
         return
-    text = own_sheet.text_of_sheet(sheet)
-    results.write_whole(FILE, text.encode(), "The datasheet")
     print(f"{FILE}, lesson {lesson}: {', '.join(names)}")
+    if unknown_now:
+        print(f"Left out, because it is not known: {join_and(unknown_now)}")
+
+
+def lawful(decode: Law, held: Judgement) -> dict[str, float | None]:
+    """The rows w and k of a law; w is not known where the law misses a short prompt."""
+    token_ms = None if held.verdict == FAILS else 1e3 * decode.a
+    return {own_sheet.TOKEN: token_ms, own_sheet.POSITION: 1e6 * decode.b}
+
+
+def noted(lesson: int, figure: str) -> float | None:
+    """What a lesson wrote into the datasheet; None without it."""
+    if not exists(FILE):
+        return None
+    for row in own_sheet.read(FILE).rows:
+        if (row.lesson, row.figure) == (lesson, figure):
+            return row.value
+    return None
 
 
 def sheet_for(record: Record) -> OwnSheet:

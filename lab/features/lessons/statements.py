@@ -7,6 +7,7 @@ runs say so, attention is judged by `lab.core.growth`, and a phase by `lab.roofl
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from typing import Any
 
 from lab.core import growth
 from lab.core.growth import KERNEL, SLOPE, Growth
-from lab.core.lists import join_and
+from lab.core.lists import join_and, plural
 from lab.core.record import DECODE, Placement
 from lab.core.stats import Ratio
 from lab.roofline import explanation
+from lab.roofline.explanation import OF_ATTENTION
 from lab.show.sweep_laws import Law
-from lab.show.wording import digits, seconds, times
+from lab.show.wording import digits, percent, seconds, times
 
 SAME = "the same"
 MORE = "more"
@@ -30,6 +32,7 @@ UNCLEAR = "unclear"
 HOLDS = "holds"
 FAILS = "does not hold"
 NEAR = 1.1  # a ratio within this factor of 1 counts as none
+BATCH_SHARED = 0.7  # of the ideal gain: from here on users share nearly all of a step
 AGREE = 1.25  # a prediction within this factor of the measured figure explains it
 NOISY = "Here the runs differ too much to tell. Measure again while no other program runs."
 
@@ -68,6 +71,18 @@ def judged(measured: Ratio | None) -> str:
     return UNCLEAR
 
 
+def within_runs(early: Sequence[float], late: Sequence[float]) -> Ratio | None:
+    """Late over early, of two figures of the same runs: the median run, the lowest, the highest.
+
+    What makes a whole run slow cancels. None where a run lacks one of them.
+    """
+    usable = [value for value in (*early, *late) if value > 0]
+    if not early or len(early) != len(late) or len(usable) < 2 * len(early):
+        return None
+    factors = [after / before for before, after in zip(early, late, strict=True)]
+    return Ratio(statistics.median(factors), min(factors), max(factors))
+
+
 def shown(measured: Ratio | None) -> str:
     """A ratio with its range, such as `1.86 times (1.8 to 1.9)`; `an unknown factor` for None."""
     if measured is None:
@@ -79,21 +94,22 @@ def shown(measured: Ratio | None) -> str:
 def along_answer(
     n_prompt: int, early_ms: Sequence[float], late_ms: Sequence[float]
 ) -> Judgement:
-    """Whether the last tokens of an answer take longer than its first ones."""
-    measured = ratio(early_ms, late_ms)
+    """Whether the last tokens of an answer take longer than its first ones, run by run."""
+    measured = within_runs(early_ms, late_ms)
     verdict = judged(measured)
     ends = {
         SAME: "all tokens of the answer take nearly the same time",
         MORE: "the last tokens of the answer take longer than its first ones",
         LESS: "the last tokens of the answer take less time than its first ones, which the length "
         "of the text cannot explain: something disturbed the first ones",
-        UNCLEAR: "the runs differ too much to tell whether later tokens take longer",
+        UNCLEAR: "the runs do not agree whether later tokens take longer",
     }
     sentence = f"After {n_prompt:,} prompt tokens {ends[verdict]}"
     if measured is not None:
         early = digits(statistics.median(early_ms))
-        late = digits(statistics.median(late_ms))
-        sentence += f" ({early} ms at the beginning, {late} ms at the end)"
+        sentence += (
+            f" ({early} ms at the beginning; the last ones take {shown(measured)} as long)"
+        )
     return Judgement(f"decode along an answer after {n_prompt}", verdict, f"{sentence}.")
 
 
@@ -143,21 +159,31 @@ def limit(row: Any, name: str) -> Judgement:
     """What limits a phase, from a row of `lab.explain`: memory, arithmetic, a kernel, or work
     outside the kernels."""
     verdict = explanation.limit_of(row)
-    memory = row.measured_s / row.traffic_s
-    arithmetic = row.measured_s / row.arithmetic_s
-    allowed = (
-        f"memory would allow {times(memory)} the speed, and arithmetic {times(arithmetic)}"
-    )
+    memory = allowed("memory", row.measured_s / row.traffic_s)
+    arithmetic = allowed("arithmetic", row.measured_s / row.arithmetic_s)
     ends = {
         explanation.TRAFFIC: "memory is the limit",
         explanation.ARITHMETIC: "arithmetic is the limit",
         explanation.KERNEL: "neither is the limit; the kernel of the weights is",
         explanation.OVERHEAD: "neither is the limit; the work outside the large kernels is",
+        OF_ATTENTION[explanation.TRAFFIC]: "attention is the limit, and it waits for memory",
+        OF_ATTENTION[explanation.ARITHMETIC]: "attention is the limit, by its arithmetic",
+        OF_ATTENTION[explanation.KERNEL]: "neither is the limit; the kernel of attention is",
     }
-    end = ends.get(verdict, f"the limit is {verdict}, which has most of the kernels' time")
-    if verdict == explanation.OF_ATTENTION[explanation.KERNEL]:
-        end = "neither is the limit; the kernel of attention is"
-    return Judgement(f"limit of {name}", verdict, f"In {name}, {allowed}: {end}.")
+    end = ends[verdict]
+    is_of_attention = verdict == OF_ATTENTION[explanation.KERNEL]
+    if is_of_attention and attention_of_row(row).verdict == SLOPE:
+        end = "neither is the limit; attention is, with a kernel of the usual speed"
+    return Judgement(
+        f"limit of {name}", verdict, f"In {name}, {memory}, and {arithmetic}: {end}."
+    )
+
+
+def allowed(resource: str, factor: float) -> str:
+    """How many times as fast a step would be with nothing but this resource."""
+    if factor < 1:
+        return f"{resource} delivers more than the best rate that was measured alone"
+    return f"{resource} would allow {times(factor)} the speed"
 
 
 def attention_of_row(row: Any) -> Judgement:
@@ -176,7 +202,8 @@ def attention_of_row(row: Any) -> Judgement:
     reads = row.attention_flops / attention_s
     verdict = growth.verdict(row.phase, rate / weight_rate, reads / weight_rate)
     why = growth.BETWEEN if verdict == growth.UNKNOWN else ""
-    return slow_attention(Growth(row.phase, verdict, why, 0.0, rate, weight_rate), row.phase)
+    law = Growth(row.phase, verdict, why, 0.0, rate, weight_rate, reads)
+    return slow_attention(law, row.phase)
 
 
 def slow_attention(law: Growth | None, phase: str) -> Judgement:
@@ -200,9 +227,24 @@ def slow_attention(law: Growth | None, phase: str) -> Judgement:
         )
         return Judgement(subject, KERNEL, sentence)
     if law.verdict == SLOPE:
-        sentence = f"{rates}. These are of one size, so its work explains its time."
-        return Judgement(subject, SLOPE, sentence)
-    return Judgement(subject, UNCLEAR, f"{rates}. This lies {law.why}.")
+        sentence = f"{rates}. {why_usual(law)}"
+        return Judgement(subject, SLOPE, f"{sentence} So its work explains its time.")
+    sentence = f"{rates}. That is {law.why}, so these runs do not show which."
+    return Judgement(subject, UNCLEAR, sentence)
+
+
+def why_usual(law: Growth) -> str:
+    """Why a rate of attention is that of a sound kernel; the limits are those of `growth`."""
+    least = growth.PLAUSIBLE_BYTES if law.phase == DECODE else growth.PLAUSIBLE_FLOPS
+    share = law.rate / law.weight_rate
+    if share >= 1:
+        return "Attention is no slower."
+    if share >= least:
+        return f"Sound kernels of attention reach {percent(least)} of that rate or more."
+    return (
+        "But it computes with each number of the cache once for each query head: counted so, and "
+        f"in F16, it works at {digits(law.rate_of_reads / 1e9)} GB/s."
+    )
 
 
 def cheaper_prompt_token(
@@ -243,7 +285,8 @@ def by_length(subject: str, measured: dict[int, Ratio | None]) -> Judgement:
         LESS: "At the longest it clearly takes less time.",
         UNCLEAR: NOISY,
     }
-    return Judgement(subject, longest, f"{subject}: {'; '.join(pairs)}. {ends[longest]}")
+    name = subject[:1].upper() + subject[1:]
+    return Judgement(subject, longest, f"{name}: {'; '.join(pairs)}. {ends[longest]}")
 
 
 def shared_heads(step: Ratio | None, bytes_ratio: float, attention: Judgement) -> Judgement:
@@ -350,21 +393,22 @@ def repacked(kind: str, placement: Placement | None) -> Judgement:
     return Judgement(subject, FAILS, sentence)
 
 
-def batch_line(
-    kind: str, per_token_ms: Sequence[Sequence[float]], numbers: Sequence[int]
+def batched(
+    kind: str, n: int, alone_ms: Sequence[float], token_ms: Sequence[float]
 ) -> Judgement:
-    """Whether a token becomes cheaper in larger steps; times of runs by the number of tokens."""
-    measured = ratio(per_token_ms[0], per_token_ms[-1])
+    """Whether a token is cheaper in a step of `n` tokens than alone, by times of runs."""
+    measured = ratio(alone_ms, token_ms)
     ends = {
-        SAME: "a token costs as much as alone: the step shares nothing",
-        MORE: "a token costs even more than alone",
+        SAME: "a token costs as much as alone: nothing is gained",
+        MORE: "a token costs even more than alone: nothing is gained",
         LESS: "a token is cheaper: a part of the step is shared",
         UNCLEAR: "these runs do not show whether a token is cheaper",
     }
     verdict = judged(measured)
-    step = f"in a step of {numbers[-1]} tokens"
-    sentence = f"{kind}: {step} {ends[verdict]} ({shown(measured)} the time)."
-    return Judgement(f"a token in a step of {numbers[-1]} ({kind})", verdict, sentence)
+    if measured is not None and verdict == LESS and measured.estimate * n < 1 / BATCH_SHARED:
+        ends[LESS] = "a token is cheaper: nearly all of the step is shared, as in the textbook"
+    sentence = f"{kind}: in a step of {n} tokens {ends[verdict]} ({shown(measured)} the time)."
+    return Judgement(f"a token in a step of {n} ({kind})", verdict, sentence)
 
 
 def drafts(
@@ -405,25 +449,36 @@ def drafts_to_gain(positions: int, step_ratio: float, right: float = 0.8) -> Jud
     }
     sentence = (
         f"Here a step of {positions} positions takes {digits(step_ratio)} times as long as one. "
-        f"{positions - 1} drafts that are right with a chance of {100 * right:.0f} % then make "
+        f"{positions - 1} drafts that are right with a chance of {100 * right:.0f} % would make "
         f"decode {gain:.2f} times as fast: {ends[verdict]}. Trust this before a gain that is "
         "predicted from the ceilings."
     )
     return Judgement(f"{positions - 1} drafts at {100 * right:.0f} %", verdict, sentence)
 
 
+def present(values: Sequence[float]) -> list[float]:
+    """The values that were measured: without NaN."""
+    return [value for value in values if value == value]
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median of what was measured; NaN without any."""
+    measured = present(values)
+    return statistics.median(measured) if measured else math.nan
+
+
 def overhead(what: str, added_ms: Sequence[float]) -> Judgement:
     """What a server adds, from the differences of the turns that both completed."""
-    usable = [value for value in added_ms if value == value]
+    usable = present(added_ms)
     subject = f"the server's overhead, {what}"
     if not usable:
         return Judgement(subject, UNCLEAR, f"{what}: no turn has both times. Measure again.")
     low = min(usable)
     high = max(usable)
-    middle = statistics.median(usable)
-    n_turns = f"{len(usable)} turn" + "s" * (len(usable) > 1)
+    n_turns = plural(len(usable), "turn")
     sentence = (
-        f"The server adds {middle:.1f} ms to {what} ({low:.1f} to {high:.1f} ms in {n_turns})."
+        f"The server adds {middle(added_ms):.1f} ms to {what} ({low:.1f} to {high:.1f} ms in "
+        f"{n_turns})."
     )
     if low > 0:
         return Judgement(subject, MORE, f"{sentence} It does so in every turn.")
