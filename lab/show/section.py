@@ -198,8 +198,8 @@ def print_section(section: Section, out: Console) -> None:
     for line in [*marked_lines(section), *map(Text, section.sentences)]:
         out.print(line)
     for note in section.notes:
-        for line in lines_of_note(note):
-            out.print(Text(line, style="dim"))
+        for phrase in lines_of_note(note):
+            out.print(Text(phrase, style="dim"))
     print_sections(section.parts, out)
 
 
