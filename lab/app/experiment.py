@@ -134,12 +134,9 @@ class Experiment:
     def sections(self, records: Sequence[Record], context: Context) -> list[Section]:
         """The results, predicted from ceilings and plain runs: a part for each table and setup."""
         timed = [record for record in records if record.run.is_timed]
-        if not timed:
-            return []
         parts: list[Section] = []
         for kind in self.tables:
-            for label, rows in table.setups(table.runs(timed)):
-                runs = [timed[number] for number in rows.run.unique()]
+            for label, runs in table.by_setup(timed):
                 prediction = prediction_for(
                     runs[0], context.ceilings, [*context.runs, *context.others]
                 )

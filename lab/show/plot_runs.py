@@ -81,4 +81,4 @@ def _decodes(runs: Sequence[Record]) -> bool:
 
 
 def _is_one_setup(runs: Sequence[Record]) -> bool:
-    return len(table.setups(table.runs(runs))) == 1
+    return len(table.by_setup(runs)) == 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.core import experiments, figures, phases, request_times, results
 from lab.core.lists import first_known
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NAN = figures.NAN
 Records = Sequence[Record | RequestRecord]
+Measured = TypeVar("Measured", bound=Record | RequestRecord)
 
 
 def runs(records: Readable) -> pd.DataFrame:
@@ -240,6 +241,16 @@ def setups(table: pd.DataFrame) -> list[tuple[str, Any]]:
     groups = [rows for _, rows in by_setup]
     labels = text_setup.labels(table, [rows.iloc[0] for rows in groups])
     return list(zip(labels, groups, strict=True))
+
+
+def by_setup(records: Sequence[Measured]) -> list[tuple[str, list[Measured]]]:
+    """The runs, or the requests, of each setup, with its label."""
+    if not records:
+        return []
+    of_setups = []
+    for label, rows in setups(runs(records)):
+        of_setups.append((label, [records[number] for number in dict.fromkeys(rows.run)]))
+    return of_setups
 
 
 def requests_of(records: Records) -> list[RequestRecord]:

@@ -150,14 +150,11 @@ def failures(records: Sequence[Record]) -> list[str]:
     """One line per failed run, with its setup if there are several."""
     if all(record.run.status == OK for record in records):
         return []
-    setups = table.setups(table.runs(records))
-    label_of_run: dict[int, str] = {}
-    for label, rows in setups:
-        label_of_run |= dict.fromkeys(rows.run, label)
+    setups = table.by_setup(records)
     lines = []
-    for number, record in enumerate(records):
-        run = record.run
-        if run.status != OK:
-            line = f"{experiments.run_name(run)}, repeat {run.repeat + 1}: {run.error}"
-            lines.append(f"{label_of_run[number]}: {line}" if len(setups) > 1 else line)
+    for label, of_setup in setups:
+        for run in (record.run for record in of_setup):
+            if run.status != OK:
+                line = f"{experiments.run_name(run)}, repeat {run.repeat + 1}: {run.error}"
+                lines.append(f"{label}: {line}" if len(setups) > 1 else line)
     return lines

@@ -187,12 +187,9 @@ def warnings(records: Sequence[RequestRecord]) -> list[str]:
     label.
     """
     good = [record for record in table.alone(records) if record.is_timed]
-    if not good:
-        return []
-    setups = table.setups(table.runs(good))
+    setups = table.by_setup(good)
     sentences = []
-    for label, rows in setups:
-        of_setup = [good[index] for index in rows.run]
+    for label, of_setup in setups:
         of_requests = doubts([record.request for record in of_setup])
         for sentence in [*disturbances.request_sentences(of_setup), *of_requests]:
             sentences.append(f"{label}: {sentence}" if len(setups) > 1 else sentence)
@@ -461,11 +458,11 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
     good = [record for record in records if record.is_timed]
     if not good:
         return []
-    setups = table.setups(table.runs(good))
+    setups = table.by_setup(good)
     measured = [record for record in good if table.is_measured(record)] or good
     parts = sections(records)
     if context.is_page:
-        parts += _capabilities_of(good, setups)
+        parts += _capabilities_of(setups)
     return [
         Section(
             "Through a server",
@@ -480,7 +477,7 @@ def chapters(records: Sequence[RequestRecord], context: Context) -> list[Section
     ]
 
 
-def _question(records: Sequence[RequestRecord], setups: Sequence[tuple[str, Any]]) -> str:
+def _question(records: Sequence[RequestRecord], setups: Sequence[tuple[str, object]]) -> str:
     if len(setups) > 1:
         return text_results.question([label for label, _ in setups])
     server = records[0].endpoint.server or "its server"
@@ -499,12 +496,12 @@ def _sentences(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def _capabilities_of(
-    records: Sequence[RequestRecord], setups: Sequence[tuple[str, pd.DataFrame]]
+    setups: Sequence[tuple[str, Sequence[RequestRecord]]],
 ) -> list[Section]:
     """What each examined server can do."""
     tables = []
-    for label, rows in setups:
-        endpoint = records[rows.run.iloc[0]].endpoint
+    for label, of_setup in setups:
+        endpoint = of_setup[0].endpoint
         if endpoint.capabilities:
             tables.append(capabilities(endpoint, f"{label}: what the server can do"))
     return tables

@@ -174,8 +174,7 @@ def chapters(
     others = [record for record in context.others if record.experiment == experiment]
     in_process = runs_in_process([*context.runs, *others], experiment)
     parts = []
-    for label, rows in table.setups(table.runs(records)):
-        of_setup = [records[index] for index in rows.run]
+    for label, of_setup in table.by_setup(records):
         measured = volleys(of_setup)
         if not measured.empty:
             parts.append(_section(label, of_setup, measured, in_process))

@@ -213,12 +213,10 @@ def sections(records: Sequence[Record], context: Context) -> list[Section]:
     of_sizes = [record for record in timed if is_of_size(record)]
     model_runs = [record for record in timed if not is_of_size(record)] or timed
     parts: list[Section] = []
-    if model_runs:
-        for label, rows in table.setups(table.runs(model_runs)):
-            runs = [model_runs[number] for number in rows.run.unique()]
-            part = section(label, runs, of_sizes, context.is_page)
-            if part is not None:
-                parts.append(part)
+    for label, runs in table.by_setup(model_runs):
+        part = section(label, runs, of_sizes, context.is_page)
+        if part is not None:
+            parts.append(part)
     if not parts:
         return []
     first = parts[0]

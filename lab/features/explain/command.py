@@ -65,9 +65,8 @@ def explain(
     sessions = ceilings_of(reading, folder)
     stdout = console.console(details=hint(details))
     documents = []
-    setups = table.setups(table.runs(records))
-    for number, (label, rows) in enumerate(setups, start=1):
-        of_setup = [records[i] for i in dict.fromkeys(rows.run)]
+    setups = table.by_setup(records)
+    for number, (label, of_setup) in enumerate(setups, start=1):
         ceilings = probing.need(
             sessions,
             probing.place_of_record(of_setup[0]),

@@ -207,8 +207,8 @@ def in_runs(records: Sequence[Record]) -> Iterator[str]:
         for cause in disturbances.disturbances(record):
             if cause in OF_CAUSES:
                 yield OF_CAUSES[cause]
-    for _, rows in table.setups(table.runs(records)) if records else ():
-        steady = text_growth.steady([records[index] for index in dict.fromkeys(rows.run)])
+    for _, of_setup in table.by_setup(records):
+        steady = text_growth.steady(of_setup)
         for phase in (DECODE, PREFILL):
             law = growth.growth(steady, phase) if steady else None
             if law is not None and law.verdict == growth.KERNEL:

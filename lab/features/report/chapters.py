@@ -45,8 +45,7 @@ def title(of_kinds: Sequence[Section], compared: Sequence[Lines], good: Lines) -
         return of_kinds[0].question
     labels: list[str] = []
     for records in compared:
-        if records:
-            labels += [label for label, _ in table.setups(table.runs(records))]
+        labels += [label for label, _ in table.by_setup(records)]
     if labels:
         return text_results.question(labels)
     sessions = {line.session: line for line in good}.values()
@@ -72,12 +71,9 @@ def dates(good: Lines) -> str:
 def why(timed: Sequence[Record], ceilings: Sequence[Ceilings]) -> list[Section]:
     """What limited each setup; one sentence on all setups without ceilings."""
     plain = [record for record in timed if record.run.is_plain]
-    if not plain:
-        return []
     parts: list[Section] = []
     problems: list[str] = []
-    for label, rows in table.setups(table.runs(plain)):
-        of_setup = [plain[index] for index in rows.run.unique()]
+    for label, of_setup in table.by_setup(plain):
         for n_gen, records in grouped(of_setup, lambda record: record.run.n_gen).items():
             name = f"{label}, {plural(n_gen, 'token')} generated"
             try:
