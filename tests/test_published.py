@@ -14,7 +14,8 @@ from lab.models import catalog, described, devices, processors, synthetic
 from lab.roofline import datasheet
 from lab.roofline.datasheet import DatasheetCase
 from lab.roofline.prediction import on_device
-from tests.bench import clean_published, learn_published
+from lab.show import canvas
+from tests.bench import clean_published, learn_published, published as bench
 from tests.bench.learn_published import Row, published
 from tests.support.records import SETTINGS
 
@@ -418,3 +419,20 @@ def test_the_record_holds_the_third_part_and_says_where_errors_lie() -> None:
     furthest = published_record.place_of(PREFILL, True, [9.0])
     assert "off by 0 %, are nearer than 100 % of them" in nearest
     assert "are nearer than 0 % of them" in furthest
+
+
+def test_the_picture_of_the_record_says_how_many_rates_and_names_the_outliers() -> None:
+    rates = published_record.recorded_rates()
+    figure = canvas.drawn(bench.draw, (11, 5.6))
+
+    assert figure.get_suptitle().startswith(f"{len(rates)} rates of ")
+    for ax, phase in zip(figure.axes, published_record.PHASES, strict=True):
+        of_phase = [rate for rate in rates if rate.phase == phase]
+        lines: list[Any] = [line for line in ax.lines if line.get_marker() != "None"]
+        n_drawn = sum(len(line.get_xdata()) for line in lines)
+        texts = [text.get_text() for text in ax.texts]
+        worst = max(of_phase, key=lambda rate: abs(rate.off))
+        assert n_drawn == len(of_phase)
+        assert f" of {len(of_phase)} inside" in ax.get_title()
+        assert "above the line: predicted too fast" in texts
+        assert any(text.startswith(f"{worst.model}, {worst.device}: ") for text in texts)

@@ -57,9 +57,13 @@ SHADES = 0.7
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 HOLLOW = "disturbed runs (hollow)"
 MOST_SERIES = 6  # series that share axes; more get small multiples
-BETWEEN_POWERS = {"x": {2.1: "25", 0.9: "3"}, "y": {1.1: "25", 0.5: "3"}}
-"""First digits of labelled ticks between powers of ten, by the inches that a power of ten needs for
-them."""
+BETWEEN_POWERS = {"25": 0.30, "3": 0.47}
+"""First digits of ticks that may have labels between powers of ten, and the shortest distance of
+such labels, in powers."""
+
+TICK_LETTER = 0.075
+TICK_HEIGHT = 0.24
+"""Room for a letter of a number below an axis, and for a number beside it, in inches."""
 
 BESIDE_AXES = {"x": 1.0, "y": 1.5}
 """Inches of a figure beside its axes (labels, title, legend), roughly."""
@@ -316,10 +320,15 @@ def plain_ticks(axis: Any) -> None:
 
 def _digits_between_powers(axis: Any, n_powers: float) -> str:
     """The first digits of ticks that have room for labels between powers of ten."""
-    inches = (_width if axis.axis_name == "x" else _height)(axis.axes)
+    if axis.axis_name == "x":
+        inches = _width(axis.axes)
+        needed = TICK_LETTER * (1 + len(f"{axis.get_view_interval()[1]:,.0f}"))
+    else:
+        inches = _height(axis.axes)
+        needed = TICK_HEIGHT
     of_a_power = (inches - BESIDE_AXES[axis.axis_name]) / n_powers
-    for needed, first_digits in BETWEEN_POWERS[axis.axis_name].items():
-        if of_a_power >= needed:
+    for first_digits, distance in BETWEEN_POWERS.items():
+        if distance * of_a_power >= needed:
             return first_digits
     return ""
 

@@ -2,6 +2,7 @@
 
     python -m tests.bench.published --write      # models/record.csv, and the picture of it
     python -m tests.bench.published              # the table, and rates of the user's own
+    python -m tests.bench.published --draw       # the picture of models/record.csv
     python -m tests.bench.published --rows FILE  # rows of clean_published, by what was learned
 
 Rows of models/published.csv are in three parts, by their publishers
@@ -18,15 +19,24 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from lab.core.memory import CPU
 from lab.core.record import PREFILL
-from lab.features.predict.published_record import KINDS, RecordedRate, rate_groups
+from lab.features.predict.published_record import (
+    KINDS,
+    PHASES,
+    RecordedRate,
+    median_error,
+    rate_groups,
+    recorded_rates,
+)
 from lab.roofline import datasheet
 from lab.roofline.datasheet import LONG, Condition, LearnedRates
+from lab.show import canvas
+from lab.show.canvas import GUIDE
 from tests.bench.learn_published import (
     LAWS,
     PUBLISHED,
@@ -43,8 +53,13 @@ from tests.bench.learn_published import (
     seconds,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 RECORD = PUBLISHED.with_name("record.csv")
 PICTURE = PUBLISHED.parents[1] / "results" / "published-predicted.png"
+N_NAMED = 3  # points of a panel that are named, the furthest off
 STYLES = {
     "CUDA": ("#0072B2", "o"),
     "Metal": ("#E69F00", "s"),
@@ -153,43 +168,66 @@ GROUPS = (
 )
 
 
-def draw(rows: pd.DataFrame, path: Path) -> None:
-    """Predicted over published rates; those outside of their ranges are filled."""
-    import matplotlib.pyplot as plt
+def draw_record() -> None:
+    """results/published-predicted.png, from models/record.csv."""
+    with canvas.own_style():
+        canvas.drawn(draw, (11, 5.6)).savefig(PICTURE, dpi=110)
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 5.2), layout="constrained")
-    for axis, (phase, of_phase) in zip(axes, rows.groupby("phase"), strict=True):
-        for backend, (colour, marker) in STYLES.items():
-            for is_in, face in ((True, "none"), (False, colour)):
-                group = of_phase[(of_phase.backend == backend) & (of_phase.inside == is_in)]
-                axis.scatter(
-                    group.tps,
-                    group.tps * group.off.map(math.exp),
-                    s=22,
-                    marker=marker,
-                    facecolors=face,
-                    edgecolors=colour,
-                    label=backend
-                    if is_in and len(of_phase[of_phase.backend == backend])
-                    else None,
-                )
-        ends = [of_phase.tps.min() / 1.5, of_phase.tps.max() * 1.5]
-        for factor, dashes in ((1, "-"), (1.25, ":"), (0.8, ":")):
-            values = [factor * end for end in ends]
-            axis.plot(ends, values, dashes, color="0.4", linewidth=0.9, zorder=0)
-        axis.set(
-            xscale="log",
-            yscale="log",
-            xlabel="published, tokens/s",
-            ylabel="predicted, tokens/s (above the line: too fast)",
-        )
-        n_inside = int(of_phase.inside.sum())
-        axis.set_title(
-            f"{phase}: {n_inside} of {len(of_phase)} inside (filled: outside)", fontsize=10
-        )
-        axis.legend(fontsize=8)
-    figure.suptitle("Rates of publishers that were kept aside (dotted: 25 % off)", fontsize=11)
-    figure.savefig(path, dpi=110)
+
+def draw(figure: Figure) -> None:
+    """Predicted over published rates of the record, a panel for each phase."""
+    rates = recorded_rates()
+    panels = figure.subplots(1, len(PHASES))
+    for ax, phase in zip(panels, PHASES, strict=True):
+        draw_phase(ax, [rate for rate in rates if rate.phase == phase])
+    n_sources = len({rate.source for rate in rates})
+    title = f"{len(rates)} rates of {n_sources} publishers, predicted from the rates of others"
+    n_inside = sum(rate.is_inside for rate in rates)
+    canvas.finish(panels, f"{title}\n{n_inside} lie in their predicted range", is_apart=True)
+    for ax, phase in zip(panels, PHASES, strict=True):
+        name_outliers(ax, [rate for rate in rates if rate.phase == phase])
+
+
+def draw_phase(ax: Axes, rates: Sequence[RecordedRate]) -> None:
+    """Draw rates by backend, filled outside of their ranges, and the line of equality."""
+    for backend, (colour, marker) in STYLES.items():
+        of_backend = [rate for rate in rates if rate.backend == backend]
+        style: canvas.Style = {"ls": "", "ms": 5, "mew": 1, "color": colour, "marker": marker}
+        for lies_inside, face in ((True, "none"), (False, colour)):
+            group = [rate for rate in of_backend if rate.is_inside == lies_inside]
+            published_tps = [rate.tps for rate in group]
+            ax.plot(published_tps, [rate.expected for rate in group], mfc=face, **style)
+        if of_backend:
+            ax.plot([], [], mfc="none", **style, label=backend)
+    ax.plot(
+        [], [], ls="", marker="o", ms=5, color=GUIDE, label="outside of its range (filled)"
+    )
+    ends = [min(rate.tps for rate in rates) / 2, max(rate.tps for rate in rates) * 2]
+    ax.plot(ends, ends, color=GUIDE, lw=0.9, zorder=0, label="predicted = published")
+    for label, factor in (("25 % off", 1.25), ("_", 0.8)):
+        values = [factor * end for end in ends]
+        ax.plot(ends, values, ":", color=GUIDE, lw=0.9, zorder=0, label=label)
+    ax.set(xscale="log", yscale="log")
+    ax.set(xlabel="published (tokens/s)", ylabel="predicted (tokens/s)")
+    corner: dict[str, Any] = {"transform": ax.transAxes, "fontsize": 9, "color": GUIDE}
+    ax.text(0.03, 0.95, "above the line: predicted too fast", **corner)
+    ax.text(0.97, 0.03, "below: predicted too slow", ha="right", **corner)
+    n_inside = sum(rate.is_inside for rate in rates)
+    error = 100 * median_error([rate.off for rate in rates])
+    title = f"{rates[0].phase}: {n_inside} of {len(rates)} inside, median error {error:.0f} %"
+    ax.set_title(title, fontsize=10)
+
+
+def name_outliers(ax: Axes, rates: Sequence[RecordedRate]) -> None:
+    """Name the models that are furthest off, at the worst rate of each."""
+    worst: dict[str, RecordedRate] = {}
+    for rate in sorted(rates, key=lambda rate: -abs(rate.off)):
+        worst.setdefault(rate.model, rate)
+    labels = []
+    for rate in list(worst.values())[:N_NAMED]:
+        name = f"{rate.model}, {rate.device}: {math.exp(abs(rate.off)):.1f}x"
+        labels.append((rate.tps, rate.expected, name))
+    canvas.label_points(ax, labels, [(rate.tps, rate.expected) for rate in rates])
 
 
 def main() -> None:
@@ -198,7 +236,11 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--draw", action="store_true")
     asked = parser.parse_args()
+    if asked.draw:
+        draw_record()
+        return
     if asked.rows:
         print(table(of_file(asked.rows), GROUPS))
         return
@@ -208,7 +250,7 @@ def main() -> None:
     print(table(beside, GROUPS[:2]))
     if asked.write:
         write(rows)
-        draw(rows, PICTURE)
+        draw_record()
 
 
 if __name__ == "__main__":
