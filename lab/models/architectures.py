@@ -37,14 +37,9 @@ def table() -> dict[str, Any]:
     return tomllib.loads(data_file("architectures.toml").read_text(encoding="utf-8"))
 
 
-def has(arch: str) -> bool:
-    """Whether the table has this architecture."""
-    return arch in table()["architectures"]
-
-
 def letters(shape: Dimensions) -> str:
     """The kind of each layer, a letter each."""
-    pattern = shape.layers or ATTENDS
+    pattern = shape.layers or table()["architectures"][shape.arch].get("layers", ATTENDS)
     return (pattern * shape.n_layer)[: shape.n_layer]
 
 

@@ -35,12 +35,6 @@ llama.cpp's quantizer makes the others from these.
 USUAL = "Q4_K_M"  # used if neither the user nor the catalog names a quantization
 COMMON = ("Q4_0", "Q4_K_M", "Q8_0", "F16")
 
-HAS_QK_NORMS = ("qwen3", "qwen3moe", "gemma3", *DELTA_NETS)
-HAS_POST_NORMS = ("gemma2", "gemma3", "glm4")
-FUSES_GATE_AND_UP = ("phi3", "glm4")
-HAS_QKV_BIASES = ("qwen2", "gpt-oss")
-FULL_ATTENTION_INTERVAL = 4  # of hybrids with delta nets
-
 FACTORS = {"Q4_0": (0, 4.61), "Q4_1": (0, 4.61), "Q8_0": (0, 73.9), "Q6_K": (208, 18.5 * 5.05)}
 """Where a block has its factor d, and the spread of its quants.
 
@@ -261,20 +255,10 @@ def tensors(shape: Dimensions, quantization: str) -> list[PlannedTensor]:
     rows = [Row("token_embd.weight", shape.n_vocab, shape.n_embd)]
     if not shape.tied_embeddings:
         rows.append(Row("output.weight", shape.n_vocab, shape.n_embd))
-    if architectures.has(shape.arch):
-        rows += architectures.model_rows(shape)
-        for layer in range(shape.n_layer):
-            for row in architectures.layer_rows(shape, layer):
-                rows.append(row._replace(name=f"blk.{layer}.{row.name}"))
-        return [_tensor(shape, quantization, row) for row in rows]
-    rows.append(Row("output_norm.weight", 1, shape.n_embd))
-    attention = _attention_layer(shape)
+    rows += architectures.model_rows(shape)
     for layer in range(shape.n_layer):
-        if shape.arch in DELTA_NETS and (layer + 1) % FULL_ATTENTION_INTERVAL:
-            in_layer = _delta_layer(shape, attention)
-        else:
-            in_layer = attention
-        rows += [row._replace(name=f"blk.{layer}.{row.name}") for row in in_layer]
+        for row in architectures.layer_rows(shape, layer):
+            rows.append(row._replace(name=f"blk.{layer}.{row.name}"))
     return [_tensor(shape, quantization, row) for row in rows]
 
 
@@ -287,127 +271,6 @@ def _tensor(shape: Dimensions, quantization: str, row: Row) -> PlannedTensor:
     if row.name.endswith("_exps.weight") and shape.n_expert:
         n_expert = shape.n_expert
     return PlannedTensor(row.name, row.rows, row.columns, kind, n_expert)
-
-
-def _attention_layer(shape: Dimensions) -> list[Row]:
-    """The tensors of a layer with attention."""
-    width = shape.n_embd
-    is_oss = shape.arch == "gpt-oss"
-    is_hybrid = shape.arch in DELTA_NETS
-    has_post_norms = shape.arch in HAS_POST_NORMS
-    rows = [
-        Row("attn_output.weight", width, shape.n_head * shape.head_dim),
-        *_shared_expert(shape),
-        *_products(shape),
-        *_experts(shape),
-        Row("attn_norm.weight", 1, width),
-    ]
-    if shape.arch in HAS_QK_NORMS:
-        rows += [Row(f"attn_{part}_norm.weight", 1, shape.head_dim) for part in "qk"]
-    if has_post_norms or is_oss or is_hybrid:
-        rows.append(Row("post_attention_norm.weight", 1, width))
-    if is_oss:
-        rows.append(Row("attn_sinks.weight", 1, shape.n_head))
-    if not is_oss and not is_hybrid:
-        rows.append(Row("ffn_norm.weight", 1, width))
-    if has_post_norms:
-        rows.append(Row("post_ffw_norm.weight", 1, width))
-    if shape.arch in HAS_QKV_BIASES:
-        rows += [Row(f"attn_{part}.bias", 1, n) for part, n in _qkv_rows(shape).items()]
-    if is_oss:
-        rows.append(Row("attn_output.bias", 1, width))
-        rows.append(Row("ffn_gate_inp.bias", 1, shape.n_expert or 0))
-    return rows
-
-
-def _shared_expert(shape: Dimensions) -> list[Row]:
-    """The expert that all tokens use, if there is one."""
-    n_ff = shape.n_ff_shared
-    if not n_ff:
-        return []
-    return [
-        Row("ffn_down_shexp.weight", shape.n_embd, n_ff),
-        Row("ffn_gate_shexp.weight", n_ff, shape.n_embd),
-        Row("ffn_up_shexp.weight", n_ff, shape.n_embd),
-        Row("ffn_gate_inp_shexp.weight", 1, shape.n_embd),
-    ]
-
-
-def _qkv_rows(shape: Dimensions) -> dict[str, int]:
-    """The rows of queries, keys and values; a hybrid's queries come with their gates."""
-    n_queries = shape.n_head * shape.head_dim
-    n_keys = shape.n_head_kv * shape.head_dim
-    if shape.arch in DELTA_NETS:
-        n_queries = 2 * n_queries
-    return {"q": n_queries, "k": n_keys, "v": n_keys}
-
-
-def _products(shape: Dimensions) -> list[Row]:
-    """Queries, keys and values, and the feed-forward of a model without experts."""
-    width = shape.n_embd
-    n_ff = shape.n_ff
-    rows = []
-    if not shape.n_expert:
-        rows.append(Row("ffn_down.weight", width, n_ff))
-    qkv = _qkv_rows(shape)
-    if shape.arch == "phi3":
-        rows.append(Row("attn_qkv.weight", sum(qkv.values()), width))
-    else:
-        rows += [Row(f"attn_{part}.weight", n, width) for part, n in qkv.items()]
-    if shape.n_expert:
-        return rows
-    if shape.arch in FUSES_GATE_AND_UP:
-        rows.append(Row("ffn_up.weight", 2 * n_ff, width))
-    else:
-        rows.append(Row("ffn_gate.weight", n_ff, width))
-        rows.append(Row("ffn_up.weight", n_ff, width))
-    return rows
-
-
-def _experts(shape: Dimensions) -> list[Row]:
-    """The experts of a mixture and what chooses them."""
-    if not shape.n_expert:
-        return []
-    width = shape.n_embd
-    n_ff = shape.n_ff_expert or 0
-    rows = [
-        Row("ffn_gate_exps.weight", n_ff, width),
-        Row("ffn_up_exps.weight", n_ff, width),
-        Row("ffn_down_exps.weight", width, n_ff),
-        Row("ffn_gate_inp.weight", shape.n_expert, width),
-    ]
-    if shape.arch == "gpt-oss":
-        rows.append(Row("ffn_gate_exps.bias", shape.n_expert, n_ff))
-        rows.append(Row("ffn_up_exps.bias", shape.n_expert, n_ff))
-        rows.append(Row("ffn_down_exps.bias", shape.n_expert, width))
-    return rows
-
-
-def _delta_layer(shape: Dimensions, attention: list[Row]) -> list[Row]:
-    """The same layer with a gated delta net in the place of attention.
-
-    llama.cpp 0c1e570, src/models/qwen35.cpp.
-    """
-    ssm = shape.ssm or {}
-    width = shape.n_embd
-    n_value = ssm["time_step_rank"]
-    n_values = ssm["state_size"] * n_value
-    n_mixed = 2 * ssm["state_size"] * ssm["group_count"] + n_values
-    rows = [
-        Row("attn_qkv.weight", n_mixed, width),
-        Row("attn_gate.weight", n_values, width),
-        Row("ssm_conv1d.weight", n_mixed, ssm["conv_kernel"]),
-        Row("ssm_dt.bias", 1, n_value),
-        Row("ssm_a", 1, n_value),
-        Row("ssm_beta.weight", n_value, width),
-        Row("ssm_alpha.weight", n_value, width),
-        Row("ssm_norm.weight", 1, ssm["state_size"]),
-        Row("ssm_out.weight", width, n_values),
-    ]
-    for row in attention:
-        if row.name == "attn_norm.weight" or not row.name.startswith("attn_"):
-            rows.append(row)
-    return rows
 
 
 # A model without a file
@@ -560,7 +423,7 @@ def _add_header(
         "rope_dimension_count": shape.n_rot or shape.head_dim,
         "rope_freq_base": shape.rope_base,
         "layer_norm_rms_eps": 1e-5,
-        "layer_norm_eps": 1e-5 if architectures.has(shape.arch) else None,
+        "layer_norm_eps": 1e-5,
         "vocab_size": shape.n_vocab,
         "tokenizer_model": "no_vocab",
         "expert_count": shape.n_expert,
