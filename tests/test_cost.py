@@ -5,10 +5,20 @@ from typing import Any
 
 import pytest
 
-from lab.core import cost, memory, shape
+from lab.core import cost, memory
+from lab.core.attention import attention_layers
 from lab.core.cost import StepCost
+from lab.core.matrices import (
+    ATTENTION,
+    EMBEDDING,
+    EXPERTS,
+    FEED_FORWARD,
+    Matrix,
+    group,
+    matrices_of,
+    n_experts_read,
+)
 from lab.core.record import Model
-from lab.core.shape import ATTENTION, EMBEDDING, EXPERTS, FEED_FORWARD, Matrix
 from tests.support.rates import of_catalog
 from tests.support.records import MODEL, SETTINGS
 
@@ -265,7 +275,7 @@ def test_what_the_header_does_not_tell_has_no_cost(changes: dict[str, Any]) -> N
 
 
 def test_parts_that_are_not_counted_have_no_cost() -> None:
-    recurrent = shape.group(
+    recurrent = group(
         [
             ("token_embd.weight", "F16", [64, 100]),
             ("blk.0.time_mix_key.weight", "F16", [64, 256]),
@@ -294,12 +304,12 @@ def test_sizes_of_mixtures_are_those_of_their_model_cards() -> None:
 
 
 def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
-    matrices = shape.matrices(QWEN) or ()
+    matrices = matrices_of(QWEN) or ()
     experts = next(matrix for matrix in matrices if matrix.part == EXPERTS)
-    assert shape.n_experts_read(experts, 8, 1) == pytest.approx(8)
-    assert shape.n_experts_read(experts, 8, 2) == pytest.approx(8 + 8 * 120 / 128)
-    assert shape.n_experts_read(experts, 8, 512) == pytest.approx(128)
-    assert shape.n_experts_read(experts, 200, 1) == 128
+    assert n_experts_read(experts, 8, 1) == pytest.approx(8)
+    assert n_experts_read(experts, 8, 2) == pytest.approx(8 + 8 * 120 / 128)
+    assert n_experts_read(experts, 8, 512) == pytest.approx(128)
+    assert n_experts_read(experts, 200, 1) == 128
     token = cost_of(QWEN, 1, 0, 1)
     long = cost_of(QWEN, 512, 0, 512)
     assert token.weight_bytes < 0.12 * long.weight_bytes
@@ -307,7 +317,7 @@ def test_a_token_reads_its_own_experts_and_a_long_step_nearly_all() -> None:
 
 
 def test_attention_looks_back_only_as_far_as_its_window() -> None:
-    layers = shape.heads(GEMMA) or ()
+    layers = attention_layers(GEMMA) or ()
     assert {(part.n_layer, part.window) for part in layers} == {(22, 512), (4, 0)}
     near = cost_of(GEMMA, 1, 100, 1)
     far = cost_of(GEMMA, 1, 10_000, 1)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.core import layouts, memory, shape
+from lab.core import layouts, memory
+from lab.core.matrices import ATTENTION, BLOCKS, EMBEDDING, EXPERTS, UNMULTIPLIED, Matrix
 from lab.core.memory import CPU, Tensor
 from lab.core.record import Model, Settings
 from lab.models import catalog, synthetic
@@ -56,10 +57,8 @@ def test_amx_keeps_the_embedded_model_in_130_mb(engine: Worker, embedded: Path) 
     )
 
 
-def matrix(
-    kind: str, rows: int = 256, columns: int = 512, part: str = shape.ATTENTION
-) -> shape.Matrix:
-    return shape.Matrix(part, kind, rows, columns, 1)
+def matrix(kind: str, rows: int = 256, columns: int = 512, part: str = ATTENTION) -> Matrix:
+    return Matrix(part, kind, rows, columns, 1)
 
 
 def features(system_info: str) -> layouts.CpuFeatures:
@@ -91,7 +90,7 @@ def features(system_info: str) -> layouts.CpuFeatures:
 def test_amx_adds_bytes_to_the_blocks_of_some_types(kind: str, added: int | None) -> None:
     """By row: 512 columns are 16 blocks of 32 or 2 of 256; None: AMX does not take the type."""
     amx = frozenset({"AMX_INT8", "AVX512_VNNI"})
-    table = matrix(kind, part=shape.EMBEDDING)
+    table = matrix(kind, part=EMBEDDING)
     assert layouts.added_bytes([matrix(kind)], amx) == 256 * (added or 0)
     copy = 0 if added is None else round(table.n_bytes) + 256 * added
     assert layouts.copy_bytes(table, amx) == copy
@@ -107,7 +106,7 @@ def test_amx_takes_whole_tiles(rows: int, columns: int, is_packed: bool) -> None
 
 
 def test_experts_and_tables_stay_as_in_the_file() -> None:
-    for part in (shape.EXPERTS, shape.EMBEDDING, shape.UNMULTIPLIED):
+    for part in (EXPERTS, EMBEDDING, UNMULTIPLIED):
         assert layouts.added_bytes([matrix("Q8_0", part=part)], features(AMX)) == 0
     for name in ("token_embd.weight", "blk.0.ffn_up_exps.weight", "blk.0.attn_q.bias"):
         size = (512, 256, 8) if "exps" in name else (512, 256)
@@ -135,8 +134,8 @@ def test_a_tied_table_has_a_copy_where_the_output_has_another_layout(
     system_info: str, kinds: str
 ) -> None:
     copied = set()
-    for kind in shape.BLOCKS:
-        if layouts.copy_bytes(matrix(kind, part=shape.EMBEDDING), features(system_info)):
+    for kind in BLOCKS:
+        if layouts.copy_bytes(matrix(kind, part=EMBEDDING), features(system_info)):
             copied.add(kind)
     assert copied == set(kinds.split())
 

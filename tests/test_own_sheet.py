@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from lab.core.files import data_file
 from lab.core.record import Machine, Model
 from lab.errors import LabError
 from lab.features.lessons import lesson, sheet as lessons_sheet
 from lab.features.predict import prediction as sheet_prediction
 from lab.features.predict.prediction import predict
 from lab.models import catalog, described, devices, own_sheet
-from lab.models.catalog import data_file
 from lab.models.own_sheet import OwnSheet, SheetRow
 from lab.roofline import conditioning, datasheet
 from lab.roofline.prediction import on_device

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lab.app import output
+from lab.core.matrices import EMBEDDING, EXPERTS, FEED_FORWARD, OUTPUT, Matrix
 from lab.core.record import Ceilings, Machine, Model, Placement, Rate, Settings
-from lab.core.shape import EMBEDDING, EXPERTS, FEED_FORWARD, OUTPUT, Matrix
 from lab.errors import LabError
 from lab.features import ceilings as ceilings_module
 from lab.process.wire import (

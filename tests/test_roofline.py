@@ -9,8 +9,14 @@ import pandas as pd
 import pytest
 
 from lab.core import cost, guesses, shown
+from lab.core.matrices import (
+    ATTENTION as IN_ATTENTION,
+    EMBEDDING,
+    EXPERTS,
+    FEED_FORWARD,
+    Matrix,
+)
 from lab.core.record import Model, Rate, Record, Settings, Steps
-from lab.core.shape import ATTENTION as IN_ATTENTION, EMBEDDING, EXPERTS, FEED_FORWARD, Matrix
 from lab.errors import LabError
 from lab.process.wire import (
     MUL_MAT,

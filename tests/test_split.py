@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lab.core import cost, shape
+from lab.core import cost
+from lab.core.matrices import EMBEDDING, matrices_of
 from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
-from lab.core.shape import EMBEDDING
 from lab.errors import LabError
 from lab.features.explain import sentences
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD
@@ -20,10 +20,8 @@ GPU = Device("CUDA0", "Test GPU", "gpu", 8 * 10**9)
 SMALL = Device("CUDA1", "Small GPU", "gpu", 4 * 10**9)
 BOTH = dataclasses.replace(MACHINE, devices=(*MACHINE.devices, GPU, SMALL))
 N_LAYER = BIG.n_layer or 0
-LAYER_BYTES = (
-    sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part != EMBEDDING) / N_LAYER
-)
-HEAD_BYTES = sum(m.n_bytes for m in shape.matrices(BIG) or () if m.part == EMBEDDING)
+LAYER_BYTES = sum(m.n_bytes for m in matrices_of(BIG) or () if m.part != EMBEDDING) / N_LAYER
+HEAD_BYTES = sum(m.n_bytes for m in matrices_of(BIG) or () if m.part == EMBEDDING)
 READS = {
     "CPU": 10.0,
     "CUDA0": 100.0,
@@ -170,7 +168,7 @@ def test_each_device_of_a_prefill_gets_its_own_part_back() -> None:
     row = explained(record_of(placed(("CPU", 4), ("CUDA0", 13)), settings, 0.01), "prefill")
     step = cost.step(BIG, 512, 0, 1)
     assert step is not None
-    matrices = [m for m in shape.matrices(BIG) or () if m.part != EMBEDDING]
+    matrices = [m for m in matrices_of(BIG) or () if m.part != EMBEDDING]
     of_layer = sum(2 * m.rows * m.columns * m.n for m in matrices) / N_LAYER * 512
     assert row.parts["CPU layers"] == pytest.approx(
         4 * of_layer / MULTIPLIES["CPU"] / 1e9, rel=1e-3

@@ -15,19 +15,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.core import shape
-from lab.core.memory import STATE_BYTES, bytes_per_position, has_types, kv_bytes_per_position
-from lab.core.record import Model
-from lab.core.shape import (
+from lab.core.attention import AttentionLayers, attention_layers
+from lab.core.layers import DELTA_FLOPS
+from lab.core.matrices import (
     ATTENTION,
-    DELTA_FLOPS,
     EMBEDDING,
     EXPERTS,
     INPUT,
     OUTPUT,
     UNMULTIPLIED,
     Matrix,
+    matrices_of,
+    n_experts_read,
+    output_matrix,
 )
+from lab.core.memory import STATE_BYTES, bytes_per_position, has_types, kv_bytes_per_position
+from lab.core.record import Model
 
 Span = tuple[int, int]  # n_tokens and n_past of a sequence in a step
 
@@ -100,7 +103,7 @@ class Product:
         """The number of single matrices read: of experts those that any token uses, expected."""
         if self.n_used is None:
             return self.n
-        return self.n * shape.n_experts_read(self.matrix, self.n_used, self.n_tokens)
+        return self.n * n_experts_read(self.matrix, self.n_used, self.n_tokens)
 
     @property
     def n_bytes(self) -> float:
@@ -121,7 +124,7 @@ class Attended:
     positions that the step reads, in each layer.
     """
 
-    heads: shape.Heads
+    heads: AttentionLayers
     n_pairs: float
     n_positions: int
 
@@ -131,14 +134,14 @@ def products(model: Model, n_tokens: int, n_outputs: int) -> list[Product] | Non
 
     None where the model cannot be counted.
     """
-    matrices = shape.matrices(model)
+    matrices = matrices_of(model)
     if matrices is None or not model.n_layer:
         return None
     if not n_tokens:
         return []
     work = []
     if n_outputs:
-        head = shape.output_matrix(matrices)
+        head = output_matrix(matrices)
         work.append(Product(head, head.n, n_outputs, None, True))
     for matrix in matrices:
         if matrix.part not in (EMBEDDING, OUTPUT, UNMULTIPLIED):
@@ -173,14 +176,14 @@ def attended(
     or than its chunk has up to it. `beside` are further sequences in the same cache: attention
     computes their positions too, and masks them.
     """
-    layers = shape.heads(model)
+    layers = attention_layers(model)
     if layers is None:
         return None
     return [_attended_by(heads, n_tokens, n_past, beside) for heads in layers]
 
 
 def _attended_by(
-    heads: shape.Heads, n_tokens: int, n_past: int, beside: Sequence[Span]
+    heads: AttentionLayers, n_tokens: int, n_past: int, beside: Sequence[Span]
 ) -> Attended:
     n_masked = sum(_positions_read(heads, n, past) for n, past in beside)
     if heads.is_chunked:
@@ -209,7 +212,7 @@ def _pairs_from_start(chunk: int, n: int) -> float:
     return n_chunks * chunk * (chunk + 1) / 2 + n_rest * (n_rest + 1) / 2
 
 
-def _positions_read(heads: shape.Heads, n_tokens: int, n_past: int) -> int:
+def _positions_read(heads: AttentionLayers, n_tokens: int, n_past: int) -> int:
     """The positions of a sequence that a step reads in a layer."""
     end = n_past + n_tokens
     if not heads.window:
@@ -301,7 +304,7 @@ def move(
 
     A layer with a window holds at most its window. None where the header does not tell enough.
     """
-    layers = shape.heads(model)
+    layers = attention_layers(model)
     if layers is None or not has_types(type_k, type_v):
         return None
     n_bytes = float(STATE_BYTES * (model.n_state or 0))
@@ -314,6 +317,6 @@ def move(
 
 def _weight_bytes(model: Model, work: Sequence[Product]) -> float:
     """Bytes of the products' weights, and of the vectors (norms, biases), which all steps read."""
-    in_matrices = sum(matrix.n_bytes for matrix in shape.matrices(model) or ())
+    in_matrices = sum(matrix.n_bytes for matrix in matrices_of(model) or ())
     vectors = max(0.0, sum(model.tensor_bytes.values()) - in_matrices)
     return vectors + sum(product.n_bytes for product in work)

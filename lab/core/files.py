@@ -95,6 +95,14 @@ def is_dir(path: str | Path) -> bool:
     return stat.S_ISDIR(_mode(path))
 
 
+def data_file(name: str, folder: str = "models") -> Path:
+    """A file of `models/` or `prompts/`, in the checkout or in an installed wheel."""
+    package = Path(__file__).parents[1]
+    in_wheel = package / "data"
+    root = in_wheel if is_dir(in_wheel) else package.parent
+    return root / folder / name
+
+
 def _mode(path: str | Path) -> int:
     """What kind of thing is seen at a path, as `stat` says it; 0 if none is."""
     try:

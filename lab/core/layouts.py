@@ -14,9 +14,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from lab.core import shape
+from lab.core.matrices import BLOCKS, EMBEDDING, EXPERTS, UNMULTIPLIED, Matrix, group
 from lab.core.record import Settings
-from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, UNMULTIPLIED, Matrix
 
 AMX = frozenset({"AMX_INT8", "AVX512_VNNI"})
 """What a build needs for the layout AMX, by the names in llama.cpp's system_info."""
@@ -102,7 +101,7 @@ def matrix_of(name: str, kind: str, sizes: Sequence[int]) -> Matrix | None:
     """A tensor as a matrix; None for a vector, and if its sizes or its type are unknown."""
     if kind not in BLOCKS or not sizes:
         return None
-    for matrix in shape.group([(name, kind, sizes)]):
+    for matrix in group([(name, kind, sizes)]):
         return matrix
     return None
 

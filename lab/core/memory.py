@@ -18,9 +18,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core import layouts, shape
+from lab.core import layouts
+from lab.core.attention import AttentionLayers, attention_by_layer, attention_layers
+from lab.core.matrices import BLOCKS, EMBEDDING
 from lab.core.record import Device, Model, Settings
-from lab.core.shape import BLOCKS, EMBEDDING
 
 CPU = "CPU"
 # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
@@ -107,7 +108,7 @@ def kv_bytes_per_position(
     model: Model, type_k: str | None = "f16", type_v: str | None = "f16"
 ) -> float | None:
     """Bytes of one token in the KV cache, over all layers; those with a window count in full."""
-    layers = shape.heads(model)
+    layers = attention_layers(model)
     if layers is None or not has_types(type_k, type_v):
         return None
     n_bytes = 0.0
@@ -122,7 +123,9 @@ def has_types(type_k: str | None, type_v: str | None) -> bool:
     return {(type_k or "").upper(), (type_v or "").upper()} <= BLOCKS.keys()
 
 
-def bytes_per_position(heads: shape.Heads, type_k: str | None, type_v: str | None) -> float:
+def bytes_per_position(
+    heads: AttentionLayers, type_k: str | None, type_v: str | None
+) -> float:
     """Bytes of one token in the cache of a layer, or in the cache that it reads."""
     n_bytes = heads.n_head_kv * heads.head_dim * _bytes_per_number(type_k)
     if not heads.values_in_keys:
@@ -213,7 +216,7 @@ def n_cells(window: int, settings: Settings) -> int:
 
 def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | None:
     """The KV cache of each layer, and its recurrent states."""
-    layers = shape.heads_by_layer(model)
+    layers = attention_by_layer(model)
     type_k = settings.type_k
     type_v = settings.type_v
     if layers is None or not has_types(type_k, type_v):
@@ -229,7 +232,7 @@ def _kv_bytes_by_layer(model: Model, settings: Settings) -> tuple[float, ...] | 
     return tuple(by_layer)
 
 
-def _states(model: Model, layers: Sequence[shape.Heads | None]) -> Sequence[float]:
+def _states(model: Model, layers: Sequence[AttentionLayers | None]) -> Sequence[float]:
     """F32 values of a sequence's state in each layer; by default only those without heads."""
     if model.states is not None and len(model.states) == len(layers):
         return model.states
@@ -312,7 +315,7 @@ class _Widths:
 
 def _widths(model: Model, settings: Settings) -> _Widths | None:
     """The widths of a model's tensors; None if the header lacks a field."""
-    layers = shape.heads(model)
+    layers = attention_layers(model)
     n_used = 0
     hidden = model.n_ff
     if model.n_expert:
@@ -347,7 +350,7 @@ def _widest_scores(
     """Attention scores of all heads in the widest of a device's layers."""
     widest = 0
     for heads, layer_device in zip(
-        shape.heads_by_layer(model) or (), layer_devices, strict=False
+        attention_by_layer(model) or (), layer_devices, strict=False
     ):
         if layer_device == device and heads is not None:
             widest = max(widest, heads.n_head * n_cells(heads.window, settings))

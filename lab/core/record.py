@@ -32,8 +32,8 @@ from lab.core.bounds import (
     Whole,
     Width,
 )
+from lab.core.matrices import Matrix
 from lab.core.sampling import Sampling
-from lab.core.shape import Matrix
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,15 +12,16 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core import parts
 from lab.core.files import GET_AGAIN
+from lab.core.layers import n_layers_run, with_layers
+from lab.core.matrices import group
 from lab.core.memory import Tensor
 from lab.core.record import Model
-from lab.core.shape import group, n_layers_run, read_layers
 from lab.engine import devices, llama, refusals
 from lab.engine.bindings import GGUF_INTEGERS, GgufParams, ggml
 from lab.errors import LabError, printable
@@ -145,26 +146,24 @@ def read_model(path: Path, name: str, source: str) -> Model:
         arch = header.text("general.architecture")
         files = _files(header, path)
         _check(header, arch, path)
-        dimensions = _dimensions(header, arch)
+        model = Model(
+            name=name, source=source, file=printable(path.name), arch=arch, tensor_bytes={}
+        )
+        model = _with_dimensions(model, header)
         quantization = _quantization(header)
         tensors = _table(header, files)
 
     n_params = sum(math.prod(weights.sizes) for weights in tensors.values())
-    n_layer = dimensions["n_layer"]
-    tensors = _tensors_run(tensors, n_layer)
+    tensors = _tensors_run(tensors, model.n_layer)
     table = tensors.get("token_embd.weight")
     output = tensors.get("output.weight")
     bytes_by_type = collections.Counter[str]()
     for weights in tensors.values():
         bytes_by_type[weights.type] += weights.n_bytes
-    return Model(
-        name=name,
-        source=source,
-        file=printable(path.name),
+    return replace(
+        model,
         n_bytes=sum(file.stat().st_size for file in files),
         quantization=quantization,
-        arch=arch,
-        **dimensions,
         n_vocab=table.sizes[1] if table else None,
         tied_embeddings=output is None,
         tensor_bytes=dict(bytes_by_type),
@@ -174,8 +173,8 @@ def read_model(path: Path, name: str, source: str) -> Model:
         n_params=n_params,
         matrices=group(
             [(name, tensor.type, tensor.sizes) for name, tensor in tensors.items()],
-            n_layer,
-            dimensions["n_layer_kv"],
+            model.n_layer,
+            model.n_layer_kv,
         ),
     )
 
@@ -203,32 +202,31 @@ def _tensors_run(tensors: dict[str, _Weights], n_layer: int | None) -> dict[str,
     return loaded
 
 
-def _dimensions(header: _Header, arch: str | None) -> dict[str, Any]:
-    """The fields of Model that the architecture's keys tell."""
+def _with_dimensions(model: Model, header: _Header) -> Model:
+    """A model with what the architecture's keys tell."""
 
     def number(key: str) -> int | None:
-        return header.number(f"{arch}.{key}")
+        return header.number(f"{model.arch}.{key}")
 
-    n_layer = n_layers_run(header, arch)
-    layers = read_layers(header, arch, n_layer)
+    model = replace(model, n_layer=n_layers_run(header, model.arch))
+    model = with_layers(model, header)
     n_embd = number("embedding_length")
     head_dim = number("attention.key_length")
-    if not head_dim and n_embd and layers.n_head:
-        head_dim = n_embd // layers.n_head
+    if not head_dim and n_embd and model.n_head:
+        head_dim = n_embd // model.n_head
     value_length = number("attention.value_length")
-    widths = header.numbers(f"{arch}.feed_forward_length") or ()
-    return {
-        **vars(layers),
-        "n_layer": n_layer,
-        "n_embd": n_embd,
-        "head_dim": head_dim or None,
-        "head_dim_v": value_length if value_length != head_dim else None,
-        "n_ff": number("feed_forward_length") or max(widths, default=None),
-        "n_ctx_train": number("context_length"),
-        "n_expert": number("expert_count"),
-        "n_expert_used": number("expert_used_count"),
-        "n_ff_expert": number("expert_feed_forward_length"),
-    }
+    widths = header.numbers(f"{model.arch}.feed_forward_length") or ()
+    return replace(
+        model,
+        n_embd=n_embd,
+        head_dim=head_dim or None,
+        head_dim_v=value_length if value_length != head_dim else None,
+        n_ff=number("feed_forward_length") or max(widths, default=None),
+        n_ctx_train=number("context_length"),
+        n_expert=number("expert_count"),
+        n_expert_used=number("expert_used_count"),
+        n_ff_expert=number("expert_feed_forward_length"),
+    )
 
 
 def _quantization(header: _Header) -> str | None:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from lab.core.matrices import BLOCKS
 from lab.core.record import Rate
-from lab.core.shape import BLOCKS
 from lab.engine import devices
 from lab.engine.bindings import InitParams, P, ggml
 from lab.errors import LabError

@@ -11,11 +11,12 @@ import click
 from lab.app.help import CommandGroup
 from lab.app.options import as_json_option
 from lab.core import shell
+from lab.core.attention import attention_layers
 from lab.core.lists import plural
 
 if TYPE_CHECKING:
+    from lab.core.attention import AttentionLayers
     from lab.core.record import Model
-    from lab.core.shape import Heads
     from lab.models.catalog import Spec
 
 CACHE_LENGTHS = (1_000, 10_000, 128_000)  # contexts whose KV cache `info` describes
@@ -196,9 +197,8 @@ def _description(model: Model, path: str | None, figures: Mapping[str, Any]) -> 
 
 def _attention(model: Model) -> str:
     """The heads of the layers; of several kinds of layers each kind, and how many have a state."""
-    from lab.core import shape
 
-    groups = shape.heads(model) or ()
+    groups = attention_layers(model) or ()
     kinds = [_heads(group) for group in groups]
     n_recurrent = 0
     for n_values in model.states or ():
@@ -214,7 +214,7 @@ def _attention(model: Model) -> str:
     return "; ".join(kinds)
 
 
-def _heads(group: Heads) -> str:
+def _heads(group: AttentionLayers) -> str:
     """The heads of layers of a kind."""
     window = ""
     if group.is_chunked:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lab.core.shape import DELTA_NETS
-from lab.models.catalog import Dimensions, data_file
+from lab.core.layers import architectures, has_delta_nets
+from lab.models.catalog import Dimensions
 
 ATTENDS = "*"
 ATTENDS_IN_WINDOW = "w"
@@ -31,15 +29,11 @@ class Row(NamedTuple):
     n_slices: int = 1
 
 
-@cache
-def table() -> dict[str, Any]:
-    """The groups of tensors, and the groups of each architecture."""
-    return tomllib.loads(data_file("architectures.toml").read_text(encoding="utf-8"))
-
-
 def letters(shape: Dimensions) -> str:
     """The kind of each layer, a letter each."""
-    pattern = shape.layers or table()["architectures"][shape.arch].get("layers", ATTENDS)
+    pattern = shape.layers or architectures()["architectures"][shape.arch].get(
+        "layers", ATTENDS
+    )
     return (pattern * shape.n_layer)[: shape.n_layer]
 
 
@@ -52,7 +46,7 @@ def header(shape: Dimensions) -> dict[str, Value]:
     keys: dict[str, Value] = {}
     heads_kv = [_heads_kv(shape, kind) for kind in kinds]
     has_same_heads = len(set(heads_kv)) == 1 and heads_kv[0] == shape.n_head_kv
-    if not has_same_heads and shape.arch not in DELTA_NETS:
+    if not has_same_heads and not has_delta_nets(shape.arch):
         keys["attention.head_count_kv"] = heads_kv
     if FEEDS_FORWARD in kinds:
         keys["feed_forward_length"] = [
@@ -77,7 +71,7 @@ def _heads_kv(shape: Dimensions, kind: str) -> int:
 
 def layer_rows(shape: Dimensions, layer: int) -> list[Row]:
     """The tensors of a layer."""
-    groups = table()["architectures"][shape.arch]
+    groups = architectures()["architectures"][shape.arch]
     kind = letters(shape)[layer]
     names: list[str] = []
     if kind in (ATTENDS, ATTENDS_IN_WINDOW):
@@ -97,7 +91,7 @@ def layer_rows(shape: Dimensions, layer: int) -> list[Row]:
 
 def model_rows(shape: Dimensions) -> list[Row]:
     """The tensors outside the layers, without embedding, output and their norm."""
-    names = list(table()["architectures"][shape.arch].get("model", ()))
+    names = list(architectures()["architectures"][shape.arch].get("model", ()))
     if _has_embeddings_by_layer(shape):
         names.append("tables_by_layer")
     if shape.arch.startswith("lfm2"):
@@ -131,7 +125,7 @@ def _has_embeddings_by_layer(shape: Dimensions) -> bool:
 
 def _feeds_forward(shape: Dimensions, kind: str) -> bool:
     has_separate_layers = FEEDS_FORWARD in (shape.layers or "")
-    groups = table()["architectures"][shape.arch]
+    groups = architectures()["architectures"][shape.arch]
     has_groups = "dense" in groups or "experts" in groups
     return has_groups and (kind == FEEDS_FORWARD or not has_separate_layers)
 
@@ -172,7 +166,7 @@ def _values(shape: Dimensions, kind: str) -> dict[str, int]:
 
 def _rows(names: list[str], values: Mapping[str, int]) -> Iterator[Row]:
     """The tensors of groups, with their sizes."""
-    groups = table()["groups"]
+    groups = architectures()["groups"]
     for group in names:
         for name, text in groups[group].items():
             columns, *sizes_after = [_sum(size, values) for size in text.split(",")]

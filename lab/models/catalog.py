@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import parts
-from lab.core.files import exists, expanded, is_dir, is_file, listed, obstacle
+from lab.core.files import data_file, exists, expanded, is_dir, is_file, listed, obstacle
 from lab.core.record import Model
 from lab.errors import LabError, printable
 from lab.models import stores
@@ -536,11 +536,3 @@ def _existing_file(text: str) -> Path | None:
             hint = f"Check the path. A model on the hub is written hf:{text}"
         raise LabError(f"There is no model file {text}.", hint)
     return None
-
-
-def data_file(name: str, folder: str = "models") -> Path:
-    """A file of `models/` or `prompts/`, in the checkout or in an installed wheel."""
-    package = Path(__file__).parents[1]
-    in_wheel = package / "data"
-    root = in_wheel if is_dir(in_wheel) else package.parent
-    return root / folder / name

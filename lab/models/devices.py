@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from lab.core.files import data_file
 from lab.errors import LabError
 from lab.models import processors
-from lab.models.catalog import data_file
 
 LAPTOP = "laptop"
 OF_PROCESSORS = "laptop", "desktop", "cpu"  # kinds whose devices are processors

@@ -13,11 +13,12 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 
+from lab.core.files import data_file
 from lab.core.record import Model
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.models.candidates import is_tag, without_tag
-from lab.models.catalog import Dimensions, Entry, data_file
+from lab.models.catalog import Dimensions, Entry
 
 APPROXIMATE = "approximate"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from lab.models.catalog import data_file
+from lab.core.files import data_file
 
 BITS_OF_CHANNEL = 64
 

@@ -18,13 +18,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from lab.core.files import data_file
+from lab.core.layers import has_delta_nets, with_layers
+from lab.core.matrices import BLOCKS, group
 from lab.core.record import Model
-from lab.core.shape import BLOCKS, DELTA_NETS, group, read_layers
 from lab.errors import LabError
 from lab.models import architectures
 from lab.models.architectures import Row
 from lab.models.candidates import quantization_of
-from lab.models.catalog import Dimensions, Entry, data_file
+from lab.models.catalog import Dimensions, Entry
 
 QUANTIZATIONS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "F16": 1, "MXFP4_MOE": 38}
 """What the lab writes directly, with LLAMA_FTYPE_* of llama.h.
@@ -322,15 +324,13 @@ def model_of(entry: Entry, quantization: str) -> Model:
     bytes_by_type = collections.Counter[str]()
     for tensor in planned:
         bytes_by_type[tensor.type] += tensor.n_bytes
-    layers = read_layers(_ShapeKeys(shape), shape.arch, shape.n_layer)
-    return Model(
+    model = Model(
         name=entry.name,
         source="shape",
         repo=entry.repo,
         file=entry.file or "",
         n_bytes=bytes_by_type.total(),
         quantization=quantization,
-        **vars(layers),
         arch=shape.arch,
         n_layer=shape.n_layer,
         n_embd=shape.n_embd,
@@ -348,11 +348,11 @@ def model_of(entry: Entry, quantization: str) -> Model:
         output_bytes=output.n_bytes if output else None,
         output_type=output.type if output else None,
         n_params=sum(tensor.n_weights for tensor in planned),
-        matrices=group(
-            [(tensor.name, tensor.type, tensor.dimensions) for tensor in planned],
-            shape.n_layer,
-            layers.n_layer_kv,
-        ),
+    )
+    model = with_layers(model, _ShapeKeys(shape))
+    matrices = [(tensor.name, tensor.type, tensor.dimensions) for tensor in planned]
+    return dataclasses.replace(
+        model, matrices=group(matrices, shape.n_layer, model.n_layer_kv)
     )
 
 
@@ -434,7 +434,7 @@ def _add_header(
     }
     for name, value in (shape.ssm or {}).items():
         keys[f"ssm_{name}"] = value
-    if shape.arch in DELTA_NETS:
+    if has_delta_nets(shape.arch):
         section = shape.head_dim // 8
         keys["rope_dimension_sections"] = [section, section, section, 0]
     further = architectures.header(shape)

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.core import guesses, shape, shell, shown
+from lab.core import guesses, matrices, shell, shown
+from lab.core.attention import attention_layers
 from lab.core.lists import plural
+from lab.core.matrices import BLOCKS, EXPERTS, FEED_FORWARD, Matrix, matrices_of
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
-from lab.core.shape import BLOCKS, EXPERTS, FEED_FORWARD, Matrix
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 LEAST_GAIN = 1.05
 MOST_CHANGES = 3
-IN_LAYERS = (shape.ATTENTION, FEED_FORWARD, EXPERTS)
+IN_LAYERS = (matrices.ATTENTION, FEED_FORWARD, EXPERTS)
 SEQUENCES = (2, 4, 8, 16)
 DRAFT_LENGTHS = range(1, 9)
 ACCEPTANCE = 0.8  # the acceptance for which a speed-up is predicted
@@ -165,7 +166,7 @@ def _command(option: Option, record: Record, gains: dict[str, Gain], n_gen: int)
 
 def _alternatives(record: Record, ceilings: Ceilings) -> Iterator[Alternative]:
     """Weights of other types, other threads, and flash attention on or off: whatever was probed."""
-    matrices = shape.matrices(record.model)
+    matrices = matrices_of(record.model)
     if matrices is None:
         return
     yield from _other_types(record, ceilings, matrices)
@@ -197,7 +198,7 @@ def _probed_attention(record: Record, ceilings: Ceilings) -> set[str]:
     settings = record.settings
     if not settings.can_be_plain:
         return {ATTENTION}
-    widths = {heads.head_dim for heads in shape.heads(record.model) or ()}
+    widths = {heads.head_dim for heads in attention_layers(record.model) or ()}
     cache_type = settings.cache_types[0].upper()
     of_cache = [rate for rate in ceilings.rates if rate.type == cache_type]
     return {rate.op for rate in of_cache if rate.columns in widths}

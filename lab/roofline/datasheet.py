@@ -20,10 +20,10 @@ from statistics import geometric_mean
 from typing import NamedTuple, TypeVar
 
 from lab.core import cost, memory
+from lab.core.files import data_file
 from lab.core.memory import CPU
 from lab.core.record import DECODE, PREFILL, Model, Settings
 from lab.models import named, processors, synthetic
-from lab.models.catalog import data_file
 from lab.models.devices import DeviceSheet, chip_of
 from lab.roofline import step_kernels
 

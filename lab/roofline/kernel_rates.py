@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lab.core import shell
+from lab.core.attention import AttentionLayers
 from lab.core.lists import grouped, plural
+from lab.core.matrices import EXPERTS, Matrix
 from lab.core.record import Ceilings, Model, Rate
-from lab.core.shape import EXPERTS, Heads, Matrix
 from lab.errors import LabError
 from lab.models import catalog
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
@@ -75,7 +76,7 @@ def _nearest_with_size(
 def attention_s_per_flop(
     ceilings: Ceilings,
     model: Model,
-    heads: Heads,
+    heads: AttentionLayers,
     kind: str,
     n_tokens: int,
     n_threads: int,
@@ -96,7 +97,7 @@ def attention_s_per_flop(
 def attention_points(
     ceilings: Ceilings,
     model: Model,
-    heads: Heads,
+    heads: AttentionLayers,
     kind: str,
     n_tokens: int,
     n_threads: int,

@@ -23,10 +23,19 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.core import cost, shape
+from lab.core import cost
+from lab.core.attention import AttentionLayers, attention_layers
 from lab.core.files import listed
+from lab.core.matrices import (
+    BLOCKS,
+    EMBEDDING,
+    EXPERTS,
+    OUTPUT,
+    UNMULTIPLIED,
+    Matrix,
+    matrices_of,
+)
 from lab.core.record import Model, Rate, Settings
-from lab.core.shape import BLOCKS, EMBEDDING, EXPERTS, OUTPUT, UNMULTIPLIED, Matrix
 from lab.errors import LabError
 from lab.process.wire import (
     ATTENTION,
@@ -143,8 +152,8 @@ def probes(
 
     LabError for a model that cannot be counted, and for a type that cannot be probed.
     """
-    matrices = shape.matrices(model)
-    heads = shape.heads(model)
+    matrices = matrices_of(model)
+    heads = attention_layers(model)
     if matrices is None or heads is None:
         reason = f" ({model.uncounted})" if model.uncounted else ""
         raise LabError(
@@ -342,7 +351,7 @@ def _product_bytes(kind: str, n_tokens: int, n_threads: int, device: str | None)
 
 
 def _attention_probes(
-    model: Model, settings: Settings, heads: shape.Heads, device: str | None
+    model: Model, settings: Settings, heads: AttentionLayers, device: str | None
 ) -> list[Probe]:
     """Flash attention and plain attention of one token and of a full ubatch, over several lengths,
     with the heads of most layers.
@@ -357,7 +366,7 @@ def _attention_probes(
 
 
 def _probes_of_attention(
-    op: str, settings: Settings, heads: shape.Heads, device: str | None
+    op: str, settings: Settings, heads: AttentionLayers, device: str | None
 ) -> list[Probe]:
     head_dim = heads.head_dim
     kind = settings.cache_types[0].upper()

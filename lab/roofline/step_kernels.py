@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lab.core import cost
+from lab.core.matrices import ATTENTION, EXPERTS
 from lab.core.record import Ceilings, Model, Settings
-from lab.core.shape import ATTENTION, EXPERTS
 from lab.errors import LabError
 from lab.process.wire import DOWNLOAD, UPLOAD
 from lab.roofline import kernel_rates, probing

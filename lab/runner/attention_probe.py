@@ -8,7 +8,7 @@ prefill of that context.
 
 from __future__ import annotations
 
-from lab.core import shape
+from lab.core.attention import AttentionLayers, attention_layers
 from lab.errors import LabError
 from lab.process.wire import ATTENTION, PLAIN_ATTENTION, Probe
 from lab.process.worker import Worker, WorkerDied
@@ -28,7 +28,7 @@ def time_attention(worker: Worker, plan: Plan) -> AttentionRates | None:
     The process that timed them is ended: runs are made in a fresh one.
     """
     n_positions = max((case.n_prompt + case.n_gen for case in plan.cases), default=0)
-    heads = shape.heads(plan.model)
+    heads = attention_layers(plan.model)
     if n_positions < SHORTEST or not heads or plan.settings.n_gpu_layers:
         return None
     most_layers = max(heads, key=lambda group: group.n_layer)
@@ -46,7 +46,7 @@ def time_attention(worker: Worker, plan: Plan) -> AttentionRates | None:
 
 
 def _s_per_flop(
-    worker: Worker, plan: Plan, heads: shape.Heads, n_tokens: int, n_positions: int
+    worker: Worker, plan: Plan, heads: AttentionLayers, n_tokens: int, n_positions: int
 ) -> float:
     settings = plan.settings
     n_threads = settings.n_threads if n_tokens == 1 else settings.n_threads_batch

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.core.asked_settings import MAX_THREADS
+from lab.core.files import data_file
 from lab.core.record import Device, Machine, Settings
-from lab.models import catalog
 from lab.process.wire import Build
 from lab.runner import cgroups
 from lab.runner.system_files import ROOT, system_number, system_text
@@ -224,7 +224,7 @@ def _arm_cores(cpuinfo: str) -> str:
     """The cores of an Arm CPU, such as `4 x Cortex-A76, 4 x Cortex-A55`."""
     makers = re.findall(r"^CPU implementer\s*:\s*(\w+)", cpuinfo, re.MULTILINE)
     parts = re.findall(r"^CPU part\s*:\s*(\w+)", cpuinfo, re.MULTILINE)
-    with catalog.data_file("arm_cores.toml").open("rb") as file:
+    with data_file("arm_cores.toml").open("rb") as file:
         names_by_maker = tomllib.load(file)
     counts = Counter[str]()
     for maker, part in zip(makers, parts, strict=False):

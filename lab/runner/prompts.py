@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import files
+from lab.core.files import data_file
 from lab.errors import LabError, printable
-from lab.models.catalog import data_file
 
 TEXT = "text"
 RANDOM = "random"

@@ -6,18 +6,11 @@ from __future__ import annotations
 
 import re
 
-from lab.core import arguments, shape
+from lab.core import arguments, layers
 from lab.core.arguments import Numbers
 from lab.core.asked_settings import in_digits
 from lab.core.record import Model
 from lab.errors import LabError
-
-KEEPS_NO_POSITIONS = {
-    *shape.UNCOUNTED.values(),
-    *shape.STATE_KEYS.values(),
-    shape.UNCOUNTED_KEYS["wkv.head_size"],
-}
-"""`Model.uncounted` of models that do not keep a key and a value of every position."""
 
 
 def whole_numbers(option: str, numbers: Numbers, most: int) -> tuple[int, ...]:
@@ -52,8 +45,8 @@ def need_every_position(model: Model) -> None:
     if any(model.windows or ()):
         reason = "some of its layers use sliding-window attention"
     elif model.n_state:
-        reason = shape.RECURRENT
-    elif model.uncounted in KEEPS_NO_POSITIONS:
+        reason = layers.RECURRENT
+    elif model.uncounted in layers.reasons_without_cache():
         reason = model.uncounted
     if reason:
         raise LabError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.core import growth, shape, shell
+from lab.core import growth, shell
+from lab.core.attention import attention_layers
 from lab.core.growth import BETWEEN, KERNEL, SLOPE, Cliff, Growth
 from lab.core.record import DECODE, PREFILL, Record, Settings
 from lab.runner import disturbances
@@ -113,7 +114,7 @@ def _measured(law: Growth) -> str:
 
 
 def _heads(record: Record) -> str:
-    widths = sorted({heads.head_dim for heads in shape.heads(record.model) or ()})
+    widths = sorted({heads.head_dim for heads in attention_layers(record.model) or ()})
     return f" for heads of {widths[0]}" if len(widths) == 1 else ""
 
 
@@ -147,7 +148,7 @@ def _name(cliff: Cliff, record: Record) -> str:
             f"; llama.cpp splits a cache of {second} among threads, which has room for more than "
             f"{first} positions"
         )
-    for heads in shape.heads(record.model) or ():
+    for heads in attention_layers(record.model) or ():
         if heads.window and _is_at(cliff, heads.window):
             return f"; the window of {heads.window:,} positions of some layers ends there"
     if cliff.phase == PREFILL and _is_at(cliff, settings.n_ubatch):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.core import cost, growth, results, script as scripts
+from lab.core.files import data_file
 from lab.core.growth import KERNEL, SLOPE
 from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Model, Record, Steps
@@ -208,7 +209,7 @@ def honest(chance: random.Random) -> Iterator[tuple[str, list[Record]]]:
 
 def published() -> Iterator[tuple[str, list[Record]]]:
     """Decodes that others published at two depths and more, each as two sessions."""
-    with catalog.data_file("published.csv").open(encoding="utf-8", newline="") as file:
+    with data_file("published.csv").open(encoding="utf-8", newline="") as file:
         rows = [
             row for row in csv.DictReader(file) if row["phase"] == DECODE and row["n_prompt"]
         ]

@@ -18,8 +18,9 @@ import pytest
 
 from lab.app import kinds
 from lab.core import results, shell
+from lab.core.attention import AttentionLayers
+from lab.core.matrices import FEED_FORWARD, Matrix
 from lab.core.record import Ceilings
-from lab.core.shape import FEED_FORWARD, Heads, Matrix
 from lab.errors import LabError
 from lab.features.explain import advice
 from lab.formats import other_tools
@@ -76,7 +77,7 @@ def hints() -> list[str]:
     )
     model = evil_record().model
     product = Matrix(FEED_FORWARD, EVIL, model.n_ff or 1, model.n_embd or 1, 1)
-    heads = Heads(1, 32, 8, 0, 128, 128)
+    heads = AttentionLayers(1, 32, 8, 0, 128, 128)
     calls = (
         lambda: kernel_rates.product_s_per_byte(FAST, model, product, 1, 2),
         lambda: kernel_rates.attention_points(FAST, model, heads, EVIL, 1, 2, True),

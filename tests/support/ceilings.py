@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.core import results
+from lab.core.matrices import ATTENTION as IN_ATTENTION, EMBEDDING, FEED_FORWARD, Matrix
 from lab.core.record import (
     Ceilings,
     Device,
@@ -14,7 +15,6 @@ from lab.core.record import (
     Rate,
     Record,
 )
-from lab.core.shape import ATTENTION as IN_ATTENTION, EMBEDDING, FEED_FORWARD, Matrix
 from lab.process.wire import (
     ATTENTION,
     DOWNLOAD,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import cost, memory
+from lab.core.matrices import UNMULTIPLIED
 from lab.core.record import Model
-from lab.core.shape import UNMULTIPLIED
 from lab.features.trace.nodes import Node, StepTrace, Trace
 from lab.models import synthetic
 from lab.models.catalog import Entry

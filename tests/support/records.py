@@ -9,6 +9,7 @@ from typing import Any
 
 from lab.core import script as scripts
 from lab.core.experiments import case_of
+from lab.core.matrices import Matrix
 from lab.core.record import (
     DECODE,
     OK,
@@ -24,7 +25,6 @@ from lab.core.record import (
     Steps,
 )
 from lab.core.script import Script, Shape
-from lab.core.shape import Matrix
 from lab.engine import loop
 
 MS = 1_000_000

@@ -23,9 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from lab.core.files import exists, listed
+from lab.core.files import data_file, exists, listed
 from lab.errors import LabError, printable
-from lab.models.catalog import data_file
 from lab.models.obtain import cache_folder
 from lab.runner import builds, machine
 

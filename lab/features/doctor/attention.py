@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from lab.core import phases, shape, shell
+from lab.core import phases, shell
+from lab.core.attention import AttentionLayers, attention_layers
 from lab.core.record import Model, Record, Settings
 from lab.features.doctor.checks import FINE, LOOK, UNKNOWN, Check, taken_cpu
 from lab.models import catalog
@@ -55,17 +56,17 @@ class Times:
 def examine(worker: Worker, plan: Plan, runs: Sequence[Record]) -> Check:
     """The check, from runs after short prompts. LabError if the engine fails."""
     settings = plan.settings
-    heads = shape.heads(plan.model)
+    heads = attention_layers(plan.model)
     if not heads:
         return Check(NAME, None, UNKNOWN, "The lab does not know the heads of this model.")
     if not settings.can_be_plain:
         return Check(NAME, f"flash only, for {settings.type_v} values", FINE)
     token_s = median((phases.tpot_ns(record.run) or 0) / 1e9 for record in runs)
-    usual = shape.Heads(1, 8, 2, 0, USUAL_WIDTH, USUAL_WIDTH)
+    usual = AttentionLayers(1, 8, 2, 0, USUAL_WIDTH, USUAL_WIDTH)
     is_busy = bool(taken_cpu(runs))
     n_threads = 1 if is_busy else settings.n_threads
 
-    def attention_s(groups: Sequence[shape.Heads], op: str) -> float:
+    def attention_s(groups: Sequence[AttentionLayers], op: str) -> float:
         return sum(_attention_s(worker, plan, group, op, n_threads) for group in groups)
 
     times_of_step = Times(
@@ -81,7 +82,7 @@ def examine(worker: Worker, plan: Plan, runs: Sequence[Record]) -> Check:
 
 
 def _attention_s(
-    worker: Worker, plan: Plan, heads: shape.Heads, op: str, n_threads: int
+    worker: Worker, plan: Plan, heads: AttentionLayers, op: str, n_threads: int
 ) -> float:
     """Seconds of attention of one token in all layers of these heads, at best."""
     settings = plan.settings
@@ -119,7 +120,7 @@ def check(
         gain = 1 / gain
     if gain <= SLOWER:
         return Check(NAME, figure, FINE)
-    widths = sorted({heads.head_dim for heads in shape.heads(model) or ()})
+    widths = sorted({heads.head_dim for heads in attention_layers(model) or ()})
     sentence = (
         f"After {N_POSITIONS:,} tokens decode is {times(gain)} as fast with --flash-attn "
         f"{alternative} as with {used}, for this model's heads of {', '.join(map(str, widths))}; "

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from lab.app import kinds
 from lab.core import growth, memory, stats
 from lab.core.cost import StepCost
+from lab.core.matrices import BLOCKS
 from lab.core.record import DECODE, SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.request import RequestRecord
 from lab.core.results import Contents
-from lab.core.shape import BLOCKS
 from lab.errors import LabError
 from lab.features.doctor import beside
 from lab.features.doctor.beside import Rates

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lab.core import cost, memory, shape
+from lab.core import cost, memory
+from lab.core.attention import attention_layers
 from lab.core.lists import grouped
 from lab.core.memory import CPU
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
@@ -205,7 +206,7 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
     types = settings.type_k, settings.type_v
     step = step_kernels.step_cost(model, 1, 0, 1, *types)
     layers = []
-    for heads in shape.heads(model) or ():
+    for heads in attention_layers(model) or ():
         layers.append(
             {
                 "work": 2 * (heads.head_dim + heads.head_dim_v) * heads.n_layer * heads.n_head,
@@ -401,7 +402,7 @@ def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[A
     Each as [tokens, [position, seconds] ...] in order.
     """
     layers = []
-    for heads in shape.heads(model) or ():
+    for heads in attention_layers(model) or ():
         by_phase = []
         for n_threads in (settings.n_threads, settings.n_threads_batch):
             points = kernel_rates.attention_points(

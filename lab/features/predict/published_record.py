@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from lab.core.files import data_file
 from lab.core.lists import grouped
 from lab.core.memory import CPU
-from lab.models.catalog import data_file
 from lab.show.cells import Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import percent

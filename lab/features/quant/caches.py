@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.core import memory, shape
+from lab.core import memory
 from lab.core.asked_settings import parts, table
+from lab.core.attention import attention_by_layer, attention_layers
+from lab.core.matrices import BLOCKS
 from lab.core.record import Model
 from lab.errors import LabError
 
@@ -135,7 +137,7 @@ def check(types: Sequence[CacheTypes], settings: dict[str, Any]) -> None:
 def check_model(types: Sequence[CacheTypes], model: Model, n_tokens: int) -> None:
     """LabError for types that llama.cpp refuses for a model, for one without a KV cache, and for
     more tokens than it was trained for."""
-    layers = shape.heads(model)
+    layers = attention_layers(model)
     if layers is not None and not any(heads.has_cache for heads in layers):
         raise LabError(
             f"{model.name} has no KV cache: its layers keep a state of fixed size.",
@@ -162,9 +164,9 @@ def refusal(pair: CacheTypes, model: Model) -> str:
         return "its keys hold the values, so both need one type"
     if model.arch in WITHOUT_FLASH and pair.v not in EXACT:
         return "it switches flash attention off, which a quantized V needs"
-    for heads in shape.heads(model) or ():
+    for heads in attention_layers(model) or ():
         for kind, width in ((pair.k, heads.head_dim), (pair.v, heads.head_dim_v)):
-            block = shape.BLOCKS[kind.upper()][0]
+            block = BLOCKS[kind.upper()][0]
             if width % block:
                 return f"its heads of {width} do not fit blocks of {block}"
     return ""
@@ -172,7 +174,7 @@ def refusal(pair: CacheTypes, model: Model) -> str:
 
 def layers_with_cache(model: Model) -> str:
     """How many layers of a hybrid model have a KV cache, in words; "" if all have one."""
-    by_layer = shape.heads_by_layer(model)
+    by_layer = attention_by_layer(model)
     if by_layer is None:
         return ""
     n_cached = len([heads for heads in by_layer if heads is not None])

@@ -7,7 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from lab.core import shape
+from lab.core import matrices
+from lab.core.matrices import Matrix, n_experts_read
 from lab.features.trace.nodes import Node
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
@@ -123,13 +124,13 @@ def cost_of(node: Node) -> tuple[float, float | None]:
     if node.op == "MUL_MAT_ID":
         matrix = matrix_of(node)
         n_used, n_tokens = node.sources[2].ne[:2]
-        n_read = shape.n_experts_read(matrix, n_used, n_tokens)
+        n_read = n_experts_read(matrix, n_used, n_tokens)
         n_bytes -= first.n_bytes * (1 - n_read / matrix.n_expert)
     return n_bytes, flops
 
 
-def matrix_of(node: Node) -> shape.Matrix:
+def matrix_of(node: Node) -> Matrix:
     """The matrix of a product, as the ceilings know it."""
     weights = node.sources[0]
-    part = shape.EXPERTS if node.op == "MUL_MAT_ID" else shape.FEED_FORWARD
-    return shape.Matrix(part, weights.type, weights.ne[1], weights.ne[0], 1, weights.ne[2])
+    part = matrices.EXPERTS if node.op == "MUL_MAT_ID" else matrices.FEED_FORWARD
+    return Matrix(part, weights.type, weights.ne[1], weights.ne[0], 1, weights.ne[2])

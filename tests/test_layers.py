@@ -6,9 +6,9 @@ from typing import Any
 import gguf
 import pytest
 
-from lab.core import shape
-from lab.core.record import Model
-from lab.core.shape import (
+from lab.core import layers
+from lab.core.attention import AttentionLayers, attention_layers
+from lab.core.matrices import (
     ATTENTION,
     BLOCKS,
     EMBEDDING,
@@ -18,10 +18,13 @@ from lab.core.shape import (
     OTHER,
     OUTPUT,
     UNMULTIPLIED,
-    Heads,
-    Layers,
     Matrix,
+    group,
+    matrices_of,
+    n_experts_read,
+    output_matrix,
 )
+from lab.core.record import Model
 from tests.support.records import MODEL
 
 
@@ -43,8 +46,17 @@ class Header:
         return value if isinstance(value, tuple) else None
 
 
-def layers_of(arch: str, n_layer: int | None, **values: int | tuple[int, ...]) -> Layers:
-    return shape.read_layers(Header(arch, **values), arch, n_layer)
+BARE = Model(name="bare", source="file", file="bare.gguf", tensor_bytes={})
+
+
+def layers_of(arch: str, n_layer: int | None, **values: int | tuple[int, ...]) -> Model:
+    bare = dataclasses.replace(BARE, arch=arch, n_layer=n_layer)
+    read = layers.with_layers(bare, Header(arch, **values))
+    return dataclasses.replace(read, arch=None, n_layer=None)
+
+
+def fields(**values: Any) -> Model:
+    return dataclasses.replace(BARE, **values)
 
 
 # Types
@@ -80,11 +92,11 @@ def test_heads_of_single_layers() -> None:
         attention__head_count=4,
         attention__head_count_kv=(2, 0, 4),
     )
-    assert key_heads == Layers(n_head=4, heads_kv=(2, 0, 4))
+    assert key_heads == fields(n_head=4, heads_kv=(2, 0, 4))
     equal = layers_of("deci", 3, attention__head_count=(4, 4, 4, 9))
-    assert equal == Layers(n_head=4, n_head_kv=4)
+    assert equal == fields(n_head=4, n_head_kv=4)
     largest = layers_of("deci", 2, attention__head_count=(4, 10_000))
-    assert largest == Layers(heads=(4, 10_000), heads_kv=(4, 10_000))
+    assert largest == fields(heads=(4, 10_000), heads_kv=(4, 10_000))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +108,12 @@ def test_heads_of_single_layers() -> None:
     ],
 )
 def test_absurd_lists_of_heads_are_unknown(absurd: tuple[int, ...]) -> None:
-    assert layers_of("deci", 3, attention__head_count=absurd) == Layers()
+    assert layers_of("deci", 3, attention__head_count=absurd) == BARE
 
 
 def test_without_a_number_of_layers_no_list_is_read() -> None:
-    assert layers_of("deci", None, attention__head_count=(4, 2)) == Layers()
-    assert layers_of("gemma3", None, attention__sliding_window=9) == Layers()
+    assert layers_of("deci", None, attention__head_count=(4, 2)) == BARE
+    assert layers_of("gemma3", None, attention__sliding_window=9) == BARE
 
 
 # Windows
@@ -171,15 +183,15 @@ def test_a_list_of_windows_in_the_file_counts() -> None:
         attention__sliding_window=9,
         attention__sliding_window_pattern=(0, 1, 1, 1),
     )
-    assert listed == Layers(windows=(0, 9, 9))
+    assert listed == fields(windows=(0, 9, 9))
     short = layers_of(
         "gemma4", 3, attention__sliding_window=9, attention__sliding_window_pattern=(0, 1)
     )
-    assert short == Layers(uncounted="its list of windows is shorter than its list of layers")
+    assert short == fields(uncounted="its list of windows is shorter than its list of layers")
 
 
 def test_layers_with_a_window_may_have_heads_of_another_width() -> None:
-    layers = layers_of(
+    read = layers_of(
         "gemma4",
         3,
         attention__sliding_window=9,
@@ -187,7 +199,7 @@ def test_layers_with_a_window_may_have_heads_of_another_width() -> None:
         attention__key_length=64,
         attention__key_length_swa=32,
     )
-    assert layers.head_dims == (32, 64, 32)
+    assert read.head_dims == (32, 64, 32)
 
 
 def test_the_last_layers_may_read_the_caches_of_others() -> None:
@@ -202,16 +214,16 @@ def test_compressed_keys_hold_the_values() -> None:
 
 
 def test_llama_4_attends_in_chunks_but_for_each_fourth_layer() -> None:
-    layers = layers_of("llama4", 4)
-    assert layers.windows == (8192, 8192, 8192, 0)
-    assert layers.is_chunked
+    read = layers_of("llama4", 4)
+    assert read.windows == (8192, 8192, 8192, 0)
+    assert read.is_chunked
 
 
 def test_layers_that_only_draft_are_not_run() -> None:
     header = Header("glm4moe", block_count=47, nextn_predict_layers=1)
-    assert shape.n_layers_run(header, "glm4moe") == 46
-    assert shape.n_layers_run(Header("llama", block_count=3), "llama") == 3
-    assert shape.n_layers_run(Header("llama"), "llama") is None
+    assert layers.n_layers_run(header, "glm4moe") == 46
+    assert layers.n_layers_run(Header("llama", block_count=3), "llama") == 3
+    assert layers.n_layers_run(Header("llama"), "llama") is None
 
 
 # Layers with a state
@@ -249,15 +261,15 @@ SCAN_STATE = 3 * (64 + 2 * 2 * 16) + 16 * 64
 def test_state_space_layers(
     arch: str, values: dict[str, Any], recurrent: tuple[int, ...]
 ) -> None:
-    layers = layers_of(arch, 3, **SCAN, **values)
-    assert layers.uncounted is None
-    assert layers.states == tuple(SCAN_STATE * is_recurrent for is_recurrent in recurrent)
-    assert layers.n_state == SCAN_STATE * sum(recurrent)
-    assert layers.state_flops == 5 * 16 * 64 * sum(recurrent)
+    read = layers_of(arch, 3, **SCAN, **values)
+    assert read.uncounted is None
+    assert read.states == tuple(SCAN_STATE * is_recurrent for is_recurrent in recurrent)
+    assert read.n_state == SCAN_STATE * sum(recurrent)
+    assert read.state_flops == 5 * 16 * 64 * sum(recurrent)
 
 
 def test_short_convolutions_keep_the_last_inputs() -> None:
-    layers = layers_of(
+    read = layers_of(
         "lfm2",
         2,
         shortconv__l_cache=3,
@@ -265,12 +277,12 @@ def test_short_convolutions_keep_the_last_inputs() -> None:
         attention__head_count=4,
         attention__head_count_kv=(0, 2),
     )
-    assert layers.states == (16, 0)
-    assert layers.state_flops == 0
+    assert read.states == (16, 0)
+    assert read.state_flops == 0
 
 
 def test_delta_nets_with_a_gate_for_each_channel() -> None:
-    layers = layers_of(
+    read = layers_of(
         "kimi-linear",
         2,
         kda__head_dim=8,
@@ -278,8 +290,8 @@ def test_delta_nets_with_a_gate_for_each_channel() -> None:
         attention__head_count=2,
         attention__head_count_kv=(0, 1),
     )
-    assert layers.states == (3 * 3 * 16 + 8 * 8 * 2, 0)
-    assert layers.state_flops == 7 * 8 * 8 * 2
+    assert read.states == (3 * 3 * 16 + 8 * 8 * 2, 0)
+    assert read.state_flops == 7 * 8 * 8 * 2
 
 
 # What is not counted
@@ -323,9 +335,9 @@ DELTA_NET = {
 def test_a_hybrid_attends_in_each_fourth_layer_and_has_a_state_in_the_others(
     arch: str,
 ) -> None:
-    layers = layers_of(arch, 6, **DELTA_NET)
+    read = layers_of(arch, 6, **DELTA_NET)
     state = 16 * 16 * 5 + 3 * 16 * (2 * 3 + 5)
-    assert layers == Layers(
+    assert read == fields(
         heads=(0, 0, 0, 8, 0, 0),
         heads_kv=(0, 0, 0, 2, 0, 0),
         n_state=5 * state,
@@ -344,7 +356,7 @@ def test_a_hybrid_attends_in_each_fourth_layer_and_has_a_state_in_the_others(
 @pytest.mark.parametrize("key", ["group_count", "time_step_rank", "conv_kernel"])
 def test_a_hybrid_without_a_size_of_its_state_is_not_counted(key: str) -> None:
     incomplete = {**DELTA_NET, f"ssm__{key}": 0}
-    assert layers_of("qwen35", 4, **incomplete).uncounted == shape.RECURRENT
+    assert layers_of("qwen35", 4, **incomplete).uncounted == layers.RECURRENT
 
 
 @pytest.mark.parametrize("key", ["head_count", "head_count_kv"])
@@ -388,7 +400,7 @@ def test_a_hybrid_without_heads_has_no_states(key: str) -> None:
     ],
 )
 def test_the_part_of_a_matrix_follows_from_its_name(name: str, part: str) -> None:
-    matrices = shape.group([(f"{name}.weight", "F16", (64, 32))])
+    matrices = group([(f"{name}.weight", "F16", (64, 32))])
     assert matrices == (Matrix(part, "F16", 32, 64, 1),)
 
 
@@ -404,7 +416,7 @@ def test_equal_matrices_are_counted_and_vectors_left_out() -> None:
         ("blk.0.attn_norm.weight", "F32", (64, 32)),
         ("blk.0.ffn_gate.weight", "F32", (64, 1)),
     ]
-    assert shape.group(tensors) == (
+    assert group(tensors) == (
         Matrix(ATTENTION, "F16", 32, 64, 2),
         Matrix(ATTENTION, "Q8_0", 32, 64, 1),
         Matrix(EXPERTS, "F16", 32, 64, 1, 8),
@@ -414,7 +426,7 @@ def test_equal_matrices_are_counted_and_vectors_left_out() -> None:
 
 
 def test_slices_of_a_matrix_are_no_experts() -> None:
-    matrices = shape.group([("blk.0.attn_k_b.weight", "F16", (64, 32, 8))])
+    matrices = group([("blk.0.attn_k_b.weight", "F16", (64, 32, 8))])
     assert matrices == (Matrix(ATTENTION, "F16", 32, 64, 8),)
 
 
@@ -425,7 +437,7 @@ def test_matrices_that_not_all_layers_have_are_counted_in_the_last_layer() -> No
         ("blk.0.attn_q.weight", "F16", (64, 32)),
         ("blk.1.attn_q.weight", "F16", (64, 32)),
     ]
-    assert shape.group(tensors, n_layer=2) == (
+    assert group(tensors, n_layer=2) == (
         Matrix(FEED_FORWARD, "F16", 32, 64, 1, 1, 0),
         Matrix(EXPERTS, "F16", 32, 64, 1, 8, 1),
         Matrix(ATTENTION, "F16", 32, 64, 2),
@@ -434,7 +446,7 @@ def test_matrices_that_not_all_layers_have_are_counted_in_the_last_layer() -> No
 
 def test_keys_of_layers_that_read_another_cache_are_not_computed() -> None:
     tensors = [(f"blk.{layer}.attn_k.weight", "F16", (64, 32)) for layer in range(3)]
-    assert shape.group(tensors, n_layer=3, n_layer_kv=2) == (
+    assert group(tensors, n_layer=3, n_layer_kv=2) == (
         Matrix(ATTENTION, "F16", 32, 64, 2),
         Matrix(UNMULTIPLIED, "F16", 32, 64, 1),
     )
@@ -450,8 +462,8 @@ def with_matrices(*matrices: Matrix, **changes: Any) -> Model:
 
 
 def test_the_matrices_of_a_model_that_can_be_counted() -> None:
-    assert shape.matrices(with_matrices(TABLE, QUERIES)) == (TABLE, QUERIES)
-    assert shape.matrices(with_matrices(TABLE, UP, n_expert_used=2)) == (TABLE, UP)
+    assert matrices_of(with_matrices(TABLE, QUERIES)) == (TABLE, QUERIES)
+    assert matrices_of(with_matrices(TABLE, UP, n_expert_used=2)) == (TABLE, UP)
 
 
 @pytest.mark.parametrize(
@@ -467,21 +479,21 @@ def test_the_matrices_of_a_model_that_can_be_counted() -> None:
     ],
 )
 def test_a_model_with_a_part_that_is_not_counted_has_no_matrices(model: Model) -> None:
-    assert shape.matrices(model) is None
+    assert matrices_of(model) is None
 
 
 def test_the_head_is_the_output_matrix_or_with_tied_embeddings_the_table() -> None:
     output = Matrix(OUTPUT, "F16", 100, 8, 1)
-    assert shape.output_matrix((TABLE, output)) == output
-    assert shape.output_matrix((TABLE, QUERIES)) == TABLE
+    assert output_matrix((TABLE, output)) == output
+    assert output_matrix((TABLE, QUERIES)) == TABLE
 
 
 # Heads of a model
 
 
-def heads_of(n_layer: int, n_head: int, n_head_kv: int, window: int) -> Heads:
+def heads_of(n_layer: int, n_head: int, n_head_kv: int, window: int) -> AttentionLayers:
     width = MODEL.head_dim or 0
-    return Heads(n_layer, n_head, n_head_kv, window, width, width)
+    return AttentionLayers(n_layer, n_head, n_head_kv, window, width, width)
 
 
 def test_layers_are_grouped_by_heads_and_window() -> None:
@@ -491,13 +503,13 @@ def test_layers_are_grouped_by_heads_and_window() -> None:
         heads=(4, 0, 4, 4),
         windows=(9, 9, 0, 9),
     )
-    assert shape.heads(model) == (heads_of(2, 4, 2, 9), heads_of(1, 4, 2, 0))
+    assert attention_layers(model) == (heads_of(2, 4, 2, 9), heads_of(1, 4, 2, 0))
     model = dataclasses.replace(
         MODEL,
         n_layer=3,
         heads_kv=(2, 0, 4),
     )
-    assert shape.heads(model) == (heads_of(1, 4, 2, 0), heads_of(1, 4, 4, 0))
+    assert attention_layers(model) == (heads_of(1, 4, 2, 0), heads_of(1, 4, 4, 0))
 
 
 @pytest.mark.parametrize(
@@ -515,13 +527,15 @@ def test_layers_are_grouped_by_heads_and_window() -> None:
     ],
 )
 def test_a_model_that_is_not_counted_has_no_heads(changes: dict[str, Any]) -> None:
-    assert shape.heads(dataclasses.replace(MODEL, **changes)) is None
+    assert attention_layers(dataclasses.replace(MODEL, **changes)) is None
 
 
 def test_heads_need_no_matrices() -> None:
-    assert shape.heads(dataclasses.replace(MODEL, matrices=None)) == (heads_of(2, 4, 2, 0),)
+    assert attention_layers(dataclasses.replace(MODEL, matrices=None)) == (
+        heads_of(2, 4, 2, 0),
+    )
 
 
 def test_experts_that_are_read() -> None:
-    assert shape.n_experts_read(UP, 2, 3) == 4 * (1 - 0.5**3)
-    assert shape.n_experts_read(UP, 9, 1) == 4
+    assert n_experts_read(UP, 2, 3) == 4 * (1 - 0.5**3)
+    assert n_experts_read(UP, 9, 1) == 4
