@@ -49,6 +49,65 @@ def test_every_name_of_the_table_keeps_its_device() -> None:
         assert described.find(name) is device
 
 
+AS_STRANGERS_WRITE = (
+    *("optiplex 7050", "bc-250", "thinkpad t480", "hp elitedesk 800 g4", "mi50 32gb", "p40"),
+    *("rx 580 2048sp", "jetson orin nano super", "rpi5 8gb", "orange pi 5 plus", "dgx spark"),
+    *("framework desktop", "ryzen 7 7840hs igpu", "xeon e5-2690 v4 x2", "RX5500M", "RX 470"),
+    *("epyc 7702 4 channel", "Lenovo ThinkCentre M920q", "NVIDIA T400 4GB", "GTX 750 Ti"),
+    *("P106-100", "P104-100 8GB", "8 x nVIDIA Quadro P6000", "Radeon Pro 5500 XT 8GB"),
+    *("AMD Radeon RX 6800 XT", "Radeon 8060S", "i3-6100", "16GB (DDR3) i5 6500", "5800X3D"),
+    *("AMD EPYC 7443P", "Macbook Pro 2013, Intel i5, 2 cores, 8 GB RAM", "Beelink SER8"),
+    *("Ryzen 7 3700X, 128GB RAM", "AMD Ryzen 7 1700X Eight-Core Processor", "Geekom A8 Max"),
+    *("Minisforum UM890 Pro", "GMKtec K8 Plus", "MinisForum UM790 Pro", "Intel UHD 630"),
+    *("Ryzen 7 8700G with 96 GB of DDR5", "Ryzen 5600G 32GB DDR4", "Intel Core i3-N305"),
+    *(
+        "Mac Studio M1 Ultra 128 GB",
+        "NVIDIA Quadro T1000",
+        "HP Z440",
+        "RTX 3090 x2",
+        "2x MI50",
+    ),
+    *("Dell PowerEdge R730 dual E5-2680 v4", "Xeon X5650", "FX-8350", "Intel NUC 8i5"),
+)
+"""From issues of llama.cpp, ollama and llama2.c, and from pages on home servers."""
+
+
+@pytest.mark.parametrize("text", AS_STRANGERS_WRITE)
+def test_machines_as_strangers_write_them_have_figures(text: str) -> None:
+    row = prediction.predict("512", 128, "llama-3.1-8b:Q4_K_M", text.replace(",", " "))[0]
+    for low, high in (row.prefill_s, row.tpot_s):
+        assert 0 < low < high < 40 * low
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Lenovo IdeaPad 3", "poco x3 pro", "a 2019 MacBook Pro", "Radeon r7 360", "CMP 170HX"],
+)
+def test_what_is_not_known_of_a_machine_is_asked_for(text: str) -> None:
+    with pytest.raises(LabError) as raised:
+        described.find(text)
+    assert "--device" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "gbps", "cores", "fields"),
+    [
+        ("optiplex 7050", 38.4, 4, ["gbps=", "cores="]),
+        ("optiplex 7050 i7-7700 DDR4-2400 x 2", 38.4, 4, []),
+        ("xeon e5-2690 v4 x2", 153.6, 28, ["gbps=", "gbps="]),
+        ("snapdragon x2", 152, 12, ["gbps="]),
+        ("epyc 7702 4 channel", 102.4, 64, ["gbps="]),
+        ("Xeon X5650", 32, 6, ["gbps="]),
+    ],
+)
+def test_what_a_name_leaves_open_is_assumed(
+    text: str, gbps: float, cores: float, fields: list[str]
+) -> None:
+    device = described.find(text)
+    assert (device.gbps, device.cores) == (pytest.approx(gbps, rel=0.01), cores)
+    assert [assumption.field for assumption in device.assumed] == fields
+
+
 @pytest.mark.parametrize("text", ["rtx-4091", "toaster", "gbps=fast", "speed=3", "simd=mmx"])
 def test_what_describes_nothing_is_refused(text: str) -> None:
     with pytest.raises(LabError):

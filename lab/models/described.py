@@ -51,11 +51,18 @@ NUMBER_WORDS = {
 }
 SEVERAL = re.compile(
     r"(?:^|\b)(?:([2-9]) ?x(?=[ \d]|$)|(?:dual(?![- ]channel)|(?:a )?pair of)\b)|\* ?([2-9])\b"
+    r"|(?<!snapdragon) x ?([2-9])$"
 )
 PRODUCT = re.compile(
     r"\b(?:mac ?book (?:pro|air)|mac ?(?:mini|studio|pro)|mac ?book|i?mac|mini|macos|apple)\b"
 )
 PROCESSOR = re.compile(r"\b(ryzen|xeon|epyc|core|threadripper|i[3579]|e[357])\b")
+CARD = re.compile(r"\b(radeon|geforce|quadro|tesla|instinct|r[tx]x|gtx|arc)\b")
+COMPUTER = re.compile(
+    r"\b(thinkpad|ideapad|thinkcentre|latitude|inspiron|precision|xps|optiplex|pavilion|probook"
+    r"|(?:elite|pro)(?:book|desk)|mac ?book|i?mac|vivobook|zenbook|nuc|beelink|minisforum|geekom"
+    r"|gmktec|poco|redmi|laptop|desktop|mini ?pc|server)\b"
+)
 NPU = re.compile(r"\b(npus?|neural engine|hexagon|xdna2?|ane)\b")
 SUFFIX = re.compile(r"(?<=\d)(ti|super|xtx|xt|gre)(s?)\b")
 AFTER_NAME = re.compile(r"ti|super|laptop|mobile|max-q|xt|xtx|gre|ada|d")
@@ -86,6 +93,7 @@ class Description:
     backend: str | None = None
     simd: str | None = None
     memory: processors.RamType | None = None
+    channels: float | None = None
     n_devices: int = 1
 
     @property
@@ -111,6 +119,11 @@ def find(text: str) -> DeviceSheet:
     device = described(text)
     if device is not None:
         return device
+    if COMPUTER.search(normal(text.lower())):
+        raise LabError(
+            f"{text!r} is a computer that is sold with several processors or cards.",
+            'Name what is in it: --device "core-i5-8500T DDR4-2666 x 2", or --device gtx-1650',
+        )
     try:
         return devices.find_device(text)
     except LabError as unknown:
@@ -134,8 +147,10 @@ def described(text: str) -> DeviceSheet | None:
     family = None
     if sheet is None or is_processor:
         family = processors.family_of(description.text)
-    if family and family.name.startswith("apple") and sheet is None:
-        family = None
+    if family and sheet is None:
+        is_card = CARD.search(description.text) and not PROCESSOR.search(description.text)
+        if is_card or family.name.startswith("apple"):
+            family = None
     if sheet is not None and not (is_processor and sheet.architecture):
         return of_sheet(sheet, description, text)
     if family is not None:
@@ -187,7 +202,9 @@ def words_in(text: str) -> Description:
             backend = backend or BACKENDS[word]
         if processors.operations_of(word):
             simd = simd or word
-    return Description(plain, numbers, backend, simd, memory, n_devices)
+    return Description(
+        plain, numbers, backend, simd, memory, channels_in(remaining), n_devices
+    )
 
 
 def facts_in(text: str) -> Description:
@@ -235,12 +252,18 @@ def simd_called(name: str) -> str:
 def memory_of(text: str) -> processors.RamType | None:
     """The memory that a text names, with the number of its channels."""
     memory = processors.memory_in(text)
-    channels = CHANNELS.search(text)
-    if memory is None or memory.channels or channels is None:
+    if memory is None or memory.channels:
         return memory
+    return replace(memory, channels=channels_in(text))
+
+
+def channels_in(text: str) -> float | None:
+    """The number of memory channels that a text names; None without one."""
+    channels = CHANNELS.search(text)
+    if channels is None:
+        return None
     word = channels[1]
-    n_channels = NUMBER_WORDS.get(word) or int(word)
-    return replace(memory, channels=float(n_channels))
+    return float(NUMBER_WORDS.get(word) or int(word))
 
 
 def normal(text: str) -> str:
@@ -359,7 +382,17 @@ def of_family(
         gbps = memory_gbps(family, description.memory)
     else:
         gbps = family.gbps
-        assumed.append(Assumption("gbps=", family.memory, bandwidth=0.1))
+        usual = processors.memory_in(family.memory)
+        if usual is not None and description.channels:
+            gbps = replace(usual, channels=description.channels).gbps
+        memory = f"{gbps:.4g} GB/s" if description.channels else family.memory
+        assumed.append(Assumption("gbps=", memory, bandwidth=0.1))
+    is_by_computer = COMPUTER.search(description.text) and not PROCESSOR.search(
+        description.text
+    )
+    if is_by_computer and not {"cores", "threads"} & {*description.numbers}:
+        cores = f"{family.cores:g} cores of {family.name}"
+        assumed.append(Assumption("cores=", cores, bandwidth=0.1, arithmetic=0.3))
     device = DeviceSheet(
         kind="cpu",
         name=f"{chip.name}-cpu" if chip else short_name(text),

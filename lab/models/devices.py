@@ -69,6 +69,7 @@ PEAK_OVER_FP32 = {
     "maxwell": 1,
     "kepler": 1,
     "adreno": 2,
+    "gen9": 2,
     "xe-lp": 4,
 }
 """The highest arithmetic rate that an architecture offers to llama.cpp over its FP32 rate.
