@@ -38,19 +38,19 @@ HOLDING = {
     1: [Planted()],
     2: [Planted()],
     3: [Planted(pair_ns=20)],
-    5: [Planted()],
-    6: [Planted(pair_ns=400)],
-    7: [Planted(gflops=FAST, pair_ns=1)],
+    4: [Planted()],
+    5: [Planted(pair_ns=400)],
+    6: [Planted(gflops=FAST, pair_ns=1)],
+    7: [Planted()],
+    8: [Planted(), Planted(slow={"Q4_1": 0.8})],
+    9: [Planted(pair_ns=300, wasted_ms=0.05)],
     10: [Planted()],
-    13: [Planted(), Planted(slow={"Q4_1": 0.8})],
-    14: [Planted(pair_ns=300, wasted_ms=0.05)],
+    11: [Planted(pair_ns=400)],
+    12: [Planted()],
+    13: [Planted()],
+    14: [Planted()],
+    15: [Planted(pair_ns=1)],
     16: [Planted()],
-    17: [Planted(pair_ns=400)],
-    18: [Planted()],
-    21: [Planted()],
-    34: [Planted()],
-    35: [Planted(pair_ns=1)],
-    36: [Planted()],
 }
 """By claim: machines on which it holds."""
 
@@ -58,22 +58,22 @@ FAILING = {
     1: [Planted(wasted_ms=80)],
     2: [Planted(slow={"Q4_0": 2.5}), Planted(half_reads=0.5)],
     3: [Planted(pair_ns=0), Planted(pair_ns=2000)],
-    5: [Planted(pair_ns=400)],
-    6: [Planted(pair_ns=0), Planted(pair_ns=1000, sees=700)],
-    7: [Planted()],
-    10: [Planted(each_reads=1.2)],
-    13: [Planted(slow={"Q4_0": 5})],
-    14: [Planted(kept_close=2)],
-    16: [Planted(no_flash=1.1)],
-    17: [Planted(pair_ns=400, q8_cache=1.4)],
-    18: [Planted(n_right=0)],
-    21: [Planted(mixed_ms=200)],
-    34: [Planted(gbps=0.01)],
-    35: [
+    4: [Planted(pair_ns=400)],
+    5: [Planted(pair_ns=0), Planted(pair_ns=1000, sees=700)],
+    6: [Planted()],
+    7: [Planted(each_reads=1.2)],
+    8: [Planted(slow={"Q4_0": 5})],
+    9: [Planted(kept_close=2)],
+    10: [Planted(no_flash=1.1)],
+    11: [Planted(pair_ns=400, q8_cache=1.4)],
+    12: [Planted(n_right=0)],
+    13: [Planted(mixed_ms=200)],
+    14: [Planted(gbps=0.01)],
+    15: [
         Planted(pair_ns=200),
         Planted(pair_ns=1, cached_decode=1.2),
     ],
-    36: [Planted(again=0.3)],
+    16: [Planted(again=0.3)],
 }
 """By claim: machines on which it does not hold."""
 
@@ -102,7 +102,7 @@ def test_a_claim_fails_on_machines_on_which_it_is_false(number: int) -> None:
         assert row["verdict"] == HOLDS_NOT, row["words"]
 
 
-@pytest.mark.parametrize("number", [3, 6, 10, 13, 18])
+@pytest.mark.parametrize("number", [3, 5, 7, 8, 12])
 def test_a_noisy_machine_gets_no_verdict_that_is_wrong(number: int) -> None:
     noisy = dataclasses.replace(HOLDING[number][0], noise=0.15)
     verdicts = [judged(number, noisy, seed)["verdict"] for seed in range(10)]
@@ -113,12 +113,12 @@ def test_a_noisy_machine_gets_no_verdict_that_is_wrong(number: int) -> None:
 def test_what_is_missing_or_failed_is_named() -> None:
     records = Planted().session(("lengths", "settings"))
     assert "Run: lab ceilings" in judge(BY_NUMBER[1], Evidence(records))["words"]
-    without_walks = judge(BY_NUMBER[6], Evidence(records))
+    without_walks = judge(BY_NUMBER[5], Evidence(records))
     assert without_walks["words"] == "The session has no measurement `context`."
     failed = dataclasses.replace(
         records[0].run, part="context", status=FAILED, error="Out of memory."
     )
-    row = judge(BY_NUMBER[6], Evidence([*records, make_record(failed)]))
+    row = judge(BY_NUMBER[5], Evidence([*records, make_record(failed)]))
     assert row["verdict"] == UNTESTABLE
     assert row["words"] == "The measurement `context` failed: Out of memory."
 
@@ -176,8 +176,8 @@ def test_mostly_disturbed_runs_are_not_sure_unless_they_were_measured_side_by_si
 ) -> None:
     cause = {disturbances.OTHERS: 1.0}
     monkeypatch.setattr(disturbances, "disturbances", lambda record: cause)
-    alone = judged(34, Planted())
-    side_by_side = judged(16, Planted())
+    alone = judged(14, Planted())
+    side_by_side = judged(10, Planted())
     assert alone["verdict"] == UNSURE
     assert alone["words"].startswith("12 of 12 runs were disturbed")
     assert side_by_side["verdict"] == HOLDS

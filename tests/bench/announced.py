@@ -31,7 +31,7 @@ COMMANDS = {
     "trace": "trace -p 1000 -n 32 -r 8",
     "quant": "quant --budget 3min",
     "tune": "tune -p 500 -n 100 --budget 2min",
-    "claims": "claims --only 1,2,7,10",
+    "claims": "claims --only 1,2,6,7",
     "why": "why",
     "doctor": "doctor",
 }

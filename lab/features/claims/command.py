@@ -34,7 +34,7 @@ from lab.show.section import Context
     "claims", cls=Command, first=("only", "budget", "model", "threads", "report", "out")
 )
 @with_options(
-    click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,7."),
+    click.option("--only", metavar="NUMBERS", help="Test only these claims, such as 2,6."),
     budget_option(None, "Measure undecided claims again until this time is spent."),
     MODEL,
     PROMPT,
@@ -47,7 +47,7 @@ def command(only: str | None, budget: float | None, **asked: Any) -> None:
 
     \b
       lab claims
-      lab claims --only 2,7 --report
+      lab claims --only 2,6 --report
 
     Each claim has a criterion that is fixed before the measurement. The verdict is: holds here,
     does not hold here, cannot be told (too noisy), or not testable here, with the reason. What

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 STYLES = {HOLDS: "holds", HOLDS_NOT: "fails", UNSURE: "unsure", UNTESTABLE: "quiet"}
 """Classes of the page's style sheet."""
 
+SURPRISING = (HOLDS_NOT, UNSURE, HOLDS, UNTESTABLE)
 COLOURS_OF_VERDICTS = {HOLDS: COLOURS[2], HOLDS_NOT: COLOURS[1], UNSURE: COLOURS[4]}
 # Triangles that point to the side of a threshold that holds
 MARKS = {"least": ">", "most": "<"}
@@ -64,7 +65,7 @@ def sections(sessions: Iterable[Verdicts], context: Context) -> list[Section]:
 
 
 def section(verdicts: Verdicts, name: str, has_criteria: bool) -> Section:
-    rows = verdicts.rows
+    rows = verdicts.rows if has_criteria else sorted(verdicts.rows, key=surprise)
     n_figures = sum(len(row["figures"]) for row in rows)
     size = (10.0, 1.8 + 0.2 * n_figures)
     picture = Picture("claims", CAPTION, partial(draw, rows), size)
@@ -82,13 +83,17 @@ def section(verdicts: Verdicts, name: str, has_criteria: bool) -> Section:
         answer="" if has_criteria else verdicts.summary,
         words=[verdicts.summary] if has_criteria else [],
         **tabled(COLUMNS if has_criteria else COLUMNS[:-1], rows, keep_all=True),
-        is_whole=True,
         hidden="" if has_criteria else "the figures and criteria",
         warnings=warnings(verdicts.records),
         pictures=[picture] if n_figures else [],
         parts=parts,
-        data=lambda: {"rows": rows},
+        data=lambda: {"rows": verdicts.rows},
     )
+
+
+def surprise(row: Mapping[str, Any]) -> int:
+    """The order of a short table, which may leave out the last rows."""
+    return SURPRISING.index(row["verdict"])
 
 
 def criterion(row: Mapping[str, Any]) -> str:

@@ -93,7 +93,7 @@ def claims(
 ) -> Verdicts:
     """Test common claims about LLM inference on this machine, and return a verdict for each.
 
-        verdicts = lab.claims("7,10")
+        verdicts = lab.claims("6,7")
         verdicts.rows      # claim, figures, criterion, verdict
         verdicts.records   # the runs behind the verdicts
 
