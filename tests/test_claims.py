@@ -177,7 +177,7 @@ def test_what_is_undecided_is_measured_again_until_the_budget_is_spent(
         now_s[0] += 10.0 if line.startswith("once more") else 30.0
 
     new_worker: Any = FakeWorker
-    plan = planned(worker, tmp_path, "10")
+    plan = planned(worker, tmp_path, "7")
     path = tmp_path / "a.jsonl"
     going = Measurement(plan, worker, path, lambda status: None, announced, new_worker)
     going.budget_s = budget_s
@@ -191,7 +191,7 @@ def test_what_is_undecided_is_measured_again_until_the_budget_is_spent(
 def test_only_the_parts_of_claims_that_cannot_be_told_are_measured_again(
     worker: Any, tmp_path: Path
 ) -> None:
-    plan = planned(worker, tmp_path, "7,10")
+    plan = planned(worker, tmp_path, "6,7")
     going = Measurement(plan, worker, tmp_path / "a.jsonl", lambda status: None, print)
     noisy = Planted(noise=0.5).session(("batch",))
     clear = Planted().session(("lengths",))

@@ -3,6 +3,7 @@ named."""
 
 import dataclasses
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,8 +36,8 @@ def numbers(text: str) -> set[str]:
     """Everything with a digit in it that spaces separate."""
     numbers: set[str] = set()
     for line in text.splitlines():
-        if not line.startswith(("Columns left out", "More (")):
-            numbers |= set(re.findall(r"\S*\d\S*", line))
+        if "--details" not in line and not line.startswith("Columns left out"):
+            numbers |= {word.rstrip(",.;") for word in re.findall(r"\S*\d\S*", line)}
     return numbers
 
 
@@ -223,21 +224,71 @@ def test_many_rows_are_shown_in_part_and_failures_always(
     assert len(out.splitlines()) <= 14
 
 
+SAMPLE = str(RESULTS / "sample-smollm2-135m-amd-epyc.jsonl")
+SERVER_SAMPLE = str(RESULTS / "sample-server-smollm2-135m-llama-server.jsonl")
+DOCS = RESULTS.parent / "docs"
+PASTED = str(DOCS / "pasted-webui.txt")
+ONLY_READ = ("--budget", "0", "--no-plot")
+LLAMA = ("-m", "llama-3.1-8b")
 OUTPUTS = [
-    *(("show", str(path)) for path in SAMPLES),
-    ("explain", str(RESULTS / "sample-smollm2-135m-amd-epyc.jsonl")),
+    *(("show", str(path)) for path in [*SAMPLES, *sorted(DOCS.glob("*.jsonl"))]),
+    ("explain", SAMPLE),
     ("compare", *map(str, sorted(TO_COMPARE))),
+    ("why", SAMPLE, PASTED, *ONLY_READ),
+    ("why", SERVER_SAMPLE, SAMPLE, *ONLY_READ),
+    ("why", str(DOCS / "pasted-llama-server.txt"), "--read"),
+    ("predict", *LLAMA),
+    ("predict", *LLAMA, "-p", "4000", "-n", "300"),
+    ("predict", *LLAMA, "-d", "rtx-4090"),
+    ("predict", *LLAMA, "-d", "laptop"),
+    ("predict", *LLAMA, "-d", "laptop", "--sequences", "4", "--slo", "ttft=2s,tpot=50ms"),
+    ("predict", *LLAMA, "-d", "m4", "-d", "rtx-3060", "-d", "rtx-4090", "-p", "1k,8k,32k"),
+    ("predict", *LLAMA, "-d", "rtx-4060-laptop", "--quantizations"),
+    ("predict", "-m", "llama-3.1-8b:Q4_K_M,Q5_K_M", "-d", "m4"),
+    ("predict", "-m", "llama-3.1-70b", "-d", "rtx-3060"),
+    ("predict", "--check", SAMPLE),
+    ("words",),
+    ("words", "pp", "tg"),
+    ("models",),
+    ("models", "info", "llama-3.1-8b"),
+    ("measure", "--dry-run"),
+    ("ab", "-t 1", "-t 2", "--dry-run"),
+    ("bisect", "--good", "0.3.20", "--bad", "0.3.36", "--dry-run"),
+]
+SCREEN = 24
+"""Rows of the smallest usual terminal, on which a sentence takes several."""
+
+
+@pytest.mark.parametrize("command", OUTPUTS, ids=" ".join)
+def test_a_default_output_has_at_most_14_lines_and_fits_on_a_screen(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = printed(command, 80, monkeypatch).splitlines()
+    assert len(lines) <= MOST_LINES_OF_OUTPUT
+    assert sum(len(textwrap.wrap(line, 80)) or 1 for line in lines) <= SCREEN
+
+
+LESS = [
+    *(
+        ("show", str(DOCS / f"{name}.jsonl"))
+        for name in ("claims-amd-epyc", "record-amd-epyc")
+    ),
+    *(("show", str(DOCS / f"{name}-amd-epyc.jsonl")) for name in ("start", "memory")),
+    ("why", SAMPLE, PASTED, *ONLY_READ),
+    ("words",),
+    ("models",),
 ]
 
 
-@pytest.mark.parametrize(
-    "command", OUTPUTS, ids=lambda command: f"{command[0]} {Path(command[1]).stem}"
-)
-def test_a_default_output_has_at_most_14_lines(
+@pytest.mark.parametrize("command", LESS, ids=" ".join)
+def test_nothing_of_a_short_output_is_lost_with_details(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = printed(command, 80, monkeypatch)
-    assert len(out.splitlines()) <= MOST_LINES_OF_OUTPUT
+    short = printed(command, UNBROKEN, monkeypatch)
+    details = printed((*command, "--details"), UNBROKEN, monkeypatch)
+    assert "--details" in short
+    assert numbers(short) <= numbers(details)
+    assert len(details) > len(short)
 
 
 def test_details_shows_what_a_command_leaves_out() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.app.help import CommandGroup
-from lab.app.options import as_json_option
+from lab.app.options import DETAILS, as_json_option
 from lab.core import shell
 from lab.core.attention import attention_layers
 from lab.core.lists import plural
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from lab.models.catalog import Spec
 
 CACHE_LENGTHS = (1_000, 10_000, 128_000)  # contexts whose KV cache `info` describes
+FEW = 7  # models of the list without --details
 
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
 @as_json_option()
+@DETAILS
 @click.option(
     "--found", is_flag=True, help="The files of Ollama, LM Studio, llama.cpp and the hub."
 )
 @click.pass_context
-def models(context: click.Context, as_json: bool, found: bool) -> None:
+def models(context: click.Context, as_json: bool, details: bool, found: bool) -> None:
     """List models; subcommands: info, make, pull, remove.
 
     \b
@@ -55,16 +57,18 @@ def models(context: click.Context, as_json: bool, found: bool) -> None:
     if as_json:
         console.print_json(rows)
         return
-    grid = console.Grid(
+    columns = [
         Column("name", kind=TEXT),
         Column("quantization"),
         Column("size\nMB", priority=2),
         Column("on disk"),
         Column("from", kind=TEXT),
-        Column("what it is", kind=LONG_TEXT),
-    )
-    for row in rows:
-        grid.add_row(
+        *([Column("what it is", kind=LONG_TEXT)] if details else []),
+    ]
+    shown = rows if details else first_of(rows)
+    grid = console.Grid(*columns)
+    for row in shown:
+        cells = (
             row["spec"],
             row["quantization"] or "-",
             _size_cell(row["n_bytes"], row["on_disk"]),
@@ -72,12 +76,20 @@ def models(context: click.Context, as_json: bool, found: bool) -> None:
             row["source"],
             row["about"],
         )
+        grid.add_row(*cells[: len(columns)])
     console.console().print(grid)
+    if not details:
+        click.echo(f"{len(rows) - len(shown)} more, and what each is: lab models --details")
     click.echo(
         "\nTo measure a shape with random weights: --model synthetic:NAME. "
         "To measure any file: --model PATH.gguf\n"
         "Files of Ollama, LM Studio and llama.cpp on this machine: lab models --found"
     )
+
+
+def first_of(rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Some of the models, those on the disk first."""
+    return sorted(rows, key=lambda row: not row["on_disk"])[:FEW]
 
 
 def _show_found(as_json: bool) -> None:

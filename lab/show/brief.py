@@ -5,14 +5,14 @@ The whole output fits on half a screen. --details shows the rest: ranges, more t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from rich.text import Text
 
 from lab.core.lists import plural
-from lab.show.cells import Cell, Column
-from lab.show.console import Terminal
+from lab.show.cells import Cell
+from lab.show.console import Grid, Terminal
 from lab.show.section import (
     Section,
     equal_columns,
@@ -84,13 +84,13 @@ def _print_table(section: Section, page: _Page) -> None:
     contents = section.contents if has_ranges else section.about
     print_title(section.title, [contents, ", ".join(equal.values())], page.out)
     page.lines_left -= 1
-    rows = _rows_that_fit(section, cells, page)
+    rows = _rows_that_fit(section, cells, equal, page)
     table = grid(section, rows, equal)
     columns = table.fitting(page.out, page.out.options)
     page.out.print(table.table(columns))
     shown = [table.columns[index] for index in columns]
     page.lines_left -= print_legends(section, shown, page.out)
-    page.lines_left -= _height_of_headings(table.columns) + sum(map(_height, rows))
+    page.lines_left -= _height(table, page.out)
     page.hide("row", len(cells) - len(rows))
     page.hide("column", len(table.columns) - len(columns))
 
@@ -101,22 +101,25 @@ def _without_ranges(cells: Sequence[Cell]) -> list[Cell]:
     return [first, *(Cell(cell.value) for cell in others)]
 
 
-def _height(cells: Sequence[Cell]) -> int:
-    return 1 + max(len(cell.below) for cell in cells)
-
-
-def _height_of_headings(columns: Sequence[Column]) -> int:
-    return 1 + max(column.heading.count("\n") for column in columns)
+def _height(table: Grid, out: Terminal) -> int:
+    """The lines of a table on this terminal: text in its cells may wrap."""
+    shown = table.table(table.fitting(out, out.options))
+    return len(out.render_lines(shown, out.options))
 
 
 def _rows_that_fit(
-    section: Section, cells: list[list[Cell]], page: _Page
+    section: Section, cells: list[list[Cell]], hidden: Container[int], page: _Page
 ) -> Sequence[Sequence[Cell]]:
     """The rows that leave room for sentences: evenly spaced ones of a curve, else the first."""
-    room = page.lines_left - _height_of_headings(section.columns) - FEWEST_LINES
-    height = max(map(_height, cells))
-    n_rows = max(FEWEST_ROWS, room // height)
-    if section.is_whole or n_rows + FEW_ROWS >= len(cells):
+    n_lines = len(marked_lines(section)) + len(section.sentences)
+    room = page.lines_left - min(n_lines, FEWEST_LINES)
+    n_rows = len(cells)
+    while (
+        n_rows > FEWEST_ROWS
+        and _height(grid(section, cells[:n_rows], hidden), page.out) > room
+    ):
+        n_rows -= 1
+    if n_rows + FEW_ROWS >= len(cells):
         return cells
     if not section.is_curve:
         return cells[:n_rows]

@@ -63,7 +63,6 @@ class Section:
     facts: dict[str, str] = field(default_factory=dict)
     columns: Columns = ()
     cells: Sequence[Sequence[Cell]] = ()
-    is_whole: bool = False  # no row of the table may be left out
     is_curve: bool = False  # any of its rows may be left out; else the first rows say most
     notes: Sequence[str] = ()
     hidden: str = ""  # what --details adds to the table

@@ -82,6 +82,14 @@ def terms() -> tuple[Term, ...]:
     return tuple(Term(name, **fields) for name, fields in tomllib.loads(text).items())
 
 
+def named(words: Sequence[str]) -> list[Term]:
+    """The term that several words name together, else the term of each."""
+    try:
+        return [term(" ".join(words))]
+    except LabError:
+        return [term(word) for word in words]
+
+
 def term(word: str) -> Term:
     """The term that is written so. LabError with the nearest one for an unknown word."""
     by_spelling: dict[str, Term] = {}

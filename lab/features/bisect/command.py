@@ -159,11 +159,14 @@ def show_plan(builds: series.Series, as_json: bool) -> None:
         note(sentence)
     out = console.console()
     cached = measuring.in_cache(builds)
+    labels_at: dict[str, list[str]] = {}
     for build in builds.builds:
         place = str(build.folder) if build.folder else "to be built when it is needed"
         if build.label in cached:
             place = "in the cache"
-        out.print(f"{build.label:24} {place}")
+        labels_at.setdefault(place, []).append(build.label)
+    for place, labels in labels_at.items():
+        out.print(f"{place}: {', '.join(labels)}")
     out.print(
         f"{len(builds.builds)} builds; a search of one figure measures up to "
         f"{measuring.most_built(builds.labels)} of them."

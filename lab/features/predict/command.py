@@ -167,12 +167,12 @@ def predict(
     from lab.roofline.prediction import HERE
     from lab.runner import builds
     from lab.show import console
-    from lab.show.section import print_sections
+    from lab.show.section import print_section, print_sections
 
     check_folder(ceilings)
     out = console.console()
     if check is not None:
-        print_sections([checking.section(check)], out)
+        print_section(checking.section(check), out)
         return
     unusable = builds.problem_of_variable()
     if unusable and asked["lib"] is None:
@@ -206,10 +206,12 @@ def predict(
         return
     specs = prediction.names_of_models(models)
     if quantizations:
-        print_sections([quantizing.section(rows)], out)
+        print_section(quantizing.section(rows), out)
         return
     shown = tables.Display(limits, is_ranking, shows_all, details, bool(names))
-    print_sections(tables.sections(rows, shown, specs), out)
+    first, *others = tables.sections(rows, shown, specs)
+    print_section(first, out)
+    print_sections(others, out)
     is_here = any(row.name == HERE for row in rows)
     if names is None and details and not is_here:
         note(prediction.missing_here(specs[0], ceilings, asked))

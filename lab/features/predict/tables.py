@@ -20,7 +20,7 @@ from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits, seconds
 
 CERTAIN = 0.95  # the chance from which limits are said to be kept
-MOST_ROWS = 9  # devices of a ranking that are shown, with this machine
+MOST_ROWS = 9  # lines below the head of a ranking: this machine, devices, sentences on them
 TOO_WIDE = 10.0  # a range of rates whose ends are further apart is not ranked
 EQUAL = 1.15  # a ratio up to which two setups are about as fast, if its range holds 1
 HOW_TO_SEE_MORE = "Limits, memory, basis and sources: --details"
@@ -245,7 +245,9 @@ def visible_rows(rows: Sequence[Prediction], shown: Display) -> list[Prediction]
         ordinary = devices.ordinary()
         ranked = [row for row in ranked if row.name in ordinary]
         ranked.sort(key=lambda row: (row.shortage is not None, ordinary.index(row.name)))
-    return [*here, *ranked[:MOST_ROWS]] or list(rows[:MOST_ROWS])
+    n_sentences = sum([shown.slo is not None, rows[0].users > 1, shown.is_named])
+    n_ranked = MOST_ROWS - len(here) - n_sentences
+    return [*here, *ranked[:n_ranked]] or list(rows[:n_ranked])
 
 
 def is_ranked(row: Prediction) -> bool:
@@ -315,9 +317,8 @@ def ranking_sentences(
         sentences.append(not_shown(hidden))
     if rows[0].users > 1:
         sentences.append(
-            "TTFT is that of one prompt at a time; tokens/s is the rate of each user. It assumes"
-            " that a step of several users reaches the same share of the datasheet's figures as"
-            " that of one."
+            "TTFT is that of one prompt at a time; tokens/s is the rate of each user, if a step of"
+            " several reaches the same share of the datasheet's figures as that of one."
         )
     if shown.details and not all(row.is_measured for row in rows):
         sentences.append(wording.basis_of_datasheets())

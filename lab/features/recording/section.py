@@ -19,7 +19,7 @@ from lab.show.wording import digits
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_ROWS = 20
+FEW_ROWS = 6  # calls of a short table that are all shown
 QUESTION = "What broke the cache?"
 ABOUT = "again: tokens of earlier calls that were computed again"
 CAPTION = (
@@ -48,17 +48,19 @@ def is_recorded(line: Any) -> bool:
     return isinstance(line, RecordedCall)
 
 
-def sections(lines: Sequence[RecordedCall], _: Context) -> list[Section]:
+def sections(lines: Sequence[RecordedCall], context: Context) -> list[Section]:
     """A part for each recording."""
-    parts = [section(calls) for calls in grouped(lines, lambda line: line.session).values()]
+    has_all = context.details or context.is_page
+    of_sessions = grouped(lines, lambda line: line.session).values()
+    parts = [section(calls, has_all) for calls in of_sessions]
     return [Section("Conversations and caches", name="record", question=QUESTION, parts=parts)]
 
 
 KINDS = (Kind("record", is_recorded, sections),)
 
 
-def section(calls: Sequence[RecordedCall]) -> Section:
-    """The bill of one recording."""
+def section(calls: Sequence[RecordedCall], has_all: bool) -> Section:
+    """The bill of one recording; of many calls those that broke the cache, unless it `has_all`."""
     table = figures.bill(calls)
     mends = figures.mends(calls)
     has_several = table.conversation.nunique() > 1
@@ -66,6 +68,8 @@ def section(calls: Sequence[RecordedCall]) -> Section:
     for call, row in zip(calls, table.itertuples(), strict=True):
         conversation = str(call.conversation) if has_several else ""
         rows.append(CallRow(call, row, conversation))
+    broken = [row for row in rows if row.call.cause is not None]
+    shown = broken if broken and len(rows) > FEW_ROWS and not has_all else rows
     statements: list[str] = []
     for mend in mends:
         statements += sentences.cause_sentences(calls, mend)
@@ -76,13 +80,18 @@ def section(calls: Sequence[RecordedCall]) -> Section:
         name="record",
         question=QUESTION,
         answer=sentences.answer(calls, table),
-        **tabled(COLUMNS, rows),
+        **tabled(COLUMNS, shown),
+        hidden=others(len(rows) - len(shown)),
         notes=notes(calls, table),
         warnings=failures(calls),
         sentences=statements,
         pictures=[Picture("record", CAPTION, draw, WIDE)],
         data=partial(document, calls, table, mends),
     )
+
+
+def others(n_calls: int) -> str:
+    return f"{plural(n_calls, 'call')} without a break" if n_calls else ""
 
 
 def subject(calls: Sequence[RecordedCall]) -> str:

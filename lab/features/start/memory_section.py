@@ -60,8 +60,8 @@ def section(lines: Sequence[MemoryLine]) -> Section:
     has_limits = any(limit.limit_bytes is not None for limit in limits)
     return Section(
         where,
-        f"decode of a file of {digits(line.file_bytes / 1e6)} MB with limited memory; medians, "
-        "below them the range of all starts",
+        f"decode of a file of {digits(line.file_bytes / 1e6)} MB with limited memory; medians",
+        "the range of all starts",
         name="memory",
         question="How fast is a model that does not fit into memory?",
         answer=answer(limits),

@@ -56,18 +56,26 @@ def section(lines: Sequence[StartLine]) -> Section:
     columns = listed(["stage", *map(heading, setups)])
     return Section(
         where,
-        f"seconds from nothing to the first token after {plural(line.n_prompt, 'token')}; the "
-        "median start, below it the range of all",
+        f"seconds from nothing to the first token after {plural(line.n_prompt, 'token')}: the "
+        "median start",
+        "the range of all starts",
         name="start",
         question="What does it take until the first token can come?",
         answer=answer(line, table),
         **tabled(columns, cells(setups), keep_all=True),
         warnings=warnings(lines),
         sentences=sentences(line, table, setups),
-        notes=[VIRTUAL] if line.machine.virtual and has_cold(setups) else [],
+        notes=notes(line, setups),
         pictures=pictures,
         data=lambda: {"starts": document(lines)},
     )
+
+
+def notes(line: StartLine, setups: Sequence[StartSetup]) -> list[str]:
+    """What the stages are; what a virtual machine may hide."""
+    stages = "; ".join(f"{stage}: {what}" for stage, what in OF_STAGES.items())
+    is_doubtful = line.machine.virtual and has_cold(setups)
+    return [f"Stages. {stages}.", *([VIRTUAL] if is_doubtful else [])]
 
 
 def has_cold(setups: Sequence[StartSetup]) -> bool:
@@ -84,7 +92,7 @@ def cells(setups: Sequence[StartSetup]) -> list[list[Cell | str]]:
     lines: list[list[Cell | str]] = []
     for stage in STAGES:
         times = [with_range(setup, stage) for setup in setups]
-        lines.append([stacked(stage, OF_STAGES[stage]), *times])
+        lines.append([stage, *times])
     for name, column in (
         ("first token", "first_token_s"),
         ("second prefill", "second_prefill_s"),
