@@ -48,6 +48,12 @@ def setups(n: int) -> list[Record]:
     return records
 
 
+def long_name() -> list[Record]:
+    """Runs of a model whose name is a path of 200 letters."""
+    path = "/models/" + "a-long-folder/" * 13 + "tiny.gguf"
+    return session(model=dataclasses.replace(MODEL, name=path))
+
+
 def trial(n_blocks: int = 8, n_disturbed: int = 0) -> list[Record]:
     """Variant B takes 1.5 times the time of A (in each second block twice) to prefill, and as long
     to decode. The first blocks are disturbed."""
@@ -110,6 +116,8 @@ def sweep() -> list[Record]:
 PICTURES: dict[str, tuple[Callable[[], Draw], tuple[float, float]]] = {
     "prefill": (lambda: drawing("prefill", session()), SMALL),
     "shares": (lambda: drawing("shares", session()), SMALL),
+    "long name": (lambda: drawing("shares", long_name()), SMALL),
+    "long name on a page": (lambda: drawing("shares", long_name()), (5, 3.9)),
     "one run": (lambda: drawing("prefill", [make_record()]), SMALL),
     "decode": (lambda: drawing("decode", repeats(1)), SMALL),
     "on a page": (lambda: drawing("decode", setups(2)), (5, 3.9)),
@@ -200,6 +208,23 @@ def test_numbers_of_axes_have_separators_and_stand_at_the_measured_lengths() -> 
     assert "2,000" in [tick.get_text() for tick in slow.get_yticklabels()]
 
 
+@pytest.mark.parametrize("size", [SMALL, (5, 3.9)])
+def test_labels_of_shares_have_room_in_their_bars(size: tuple[float, float]) -> None:
+    figure = canvas.drawn(drawing("shares", session()), size)
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    bars: Any = [bar for container in ax.containers for bar in container]
+    labels = [text.get_window_extent() for text in ax.texts if text.get_text()]
+    assert labels
+    for label in labels:
+        frames = [bar.get_window_extent() for bar in bars]
+        assert any(
+            frame.x0 <= label.x0 and label.x1 <= frame.x1
+            for frame in frames
+            if frame.overlaps(label)
+        )
+
+
 def test_six_series_share_their_axes() -> None:
     figure = canvas.drawn(drawing("prefill", setups(6)), SMALL)
     assert len(figure.axes) == 1
@@ -227,6 +252,29 @@ def test_a_colour_means_one_thing_in_all_panels() -> None:
         "after 100 prompt tokens",
         "after 1,000 prompt tokens",
     ]
+
+
+def test_points_beyond_a_logarithmic_axis_are_marked_and_counted() -> None:
+    """Of two setups, one 100 times slower, the fast one has a token of a microsecond."""
+    fast = [make_record(make_run(10, 100, repeat)) for repeat in range(2)]
+    steps = fast[0].run.steps
+    end_ns = [*steps.end_ns]
+    end_ns[50] = end_ns[49] + 1000
+    ready_ns = [*steps.ready_ns]
+    ready_ns[50] = end_ns[50]
+    steps = dataclasses.replace(steps, end_ns=tuple(end_ns), ready_ns=tuple(ready_ns))
+    fast[0] = dataclasses.replace(fast[0], run=dataclasses.replace(fast[0].run, steps=steps))
+    slow_settings = dataclasses.replace(SETTINGS, n_threads=1)
+    slow = make_record(make_run(10, 100, decode_ms=400), settings=slow_settings)
+
+    (ax,) = canvas.drawn(drawing("decode", [*fast, slow]), SMALL).axes
+
+    bottom, _ = ax.get_ylim()
+    marks: list[Any] = [line for line in ax.lines if line.get_marker() == "v"]
+    assert ax.get_yscale() == "log"
+    assert [list(mark.get_ydata()) for mark in marks] == [[bottom]]
+    labels = " ".join(ax.get_legend_handles_labels()[1])
+    assert labels.count("1 point below the axis") == 1
 
 
 def test_many_series_have_different_colours() -> None:

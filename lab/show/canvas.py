@@ -280,7 +280,7 @@ def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
     margin = (high / low) ** 0.05
     ax.set_xscale("log")
     ax.set_xlim(low / margin, high * margin)
-    room = math.log(high / low) * TICK_WIDTH / _width(ax)
+    room = math.log(high / low) * TICK_WIDTH / column_width(ax)
     ticks = [in_order[-1]]
     for length in reversed(in_order):
         if math.log(ticks[-1] / length) >= room:
@@ -321,7 +321,7 @@ def plain_ticks(axis: Any) -> None:
 def _digits_between_powers(axis: Any, n_powers: float) -> str:
     """The first digits of ticks that have room for labels between powers of ten."""
     if axis.axis_name == "x":
-        inches = _width(axis.axes)
+        inches = column_width(axis.axes)
         needed = TICK_LETTER * (1 + len(f"{axis.get_view_interval()[1]:,.0f}"))
     else:
         inches = _height(axis.axes)
@@ -333,7 +333,7 @@ def _digits_between_powers(axis: Any, n_powers: float) -> str:
     return ""
 
 
-def _width(ax: Axes) -> float:
+def column_width(ax: Axes) -> float:
     """The inches of the figure's width that axes have."""
     width = float(figure_of(ax).get_figwidth())
     place = ax.get_subplotspec()
@@ -443,8 +443,11 @@ def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
         entries |= dict(zip(names, handles, strict=True))
     figure = figure_of(axes[0])
     is_single = len(axes) == 1 and not is_apart
-    width = _width(axes[0]) if is_single else figure.get_figwidth()
-    lines = [_wrapped(line, int(TITLE_LETTERS * width)) for line in title.split("\n")]
+    width = column_width(axes[0]) if is_single else figure.get_figwidth()
+    title_letters = int(TITLE_LETTERS * width)
+    if is_single and max(map(len, title.split("\n"))) > title_letters / 2:
+        title_letters = int(TITLE_LETTERS * _width_around(axes[0], width))
+    lines = [_wrapped(line, title_letters) for line in title.split("\n")]
     if is_single:
         axes[0].set_title("\n".join(lines), fontsize=11, pad=9)
     else:
@@ -454,6 +457,15 @@ def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
         if figure.axes == axes:
             growth = LINE_HEIGHT * max(0, n_lines - 2)
             figure.set_figheight(figure.get_figheight() + growth)
+
+
+def _width_around(ax: Axes, width: float) -> float:
+    """The inches that a title has which stands in the middle of axes, of those of their column."""
+    figure = figure_of(ax)
+    figure.draw_without_rendering()  # so that the layout is known
+    frame = ax.get_window_extent()
+    middle = float(frame.x0 + frame.x1) / 2 / figure.dpi % width
+    return 2 * min(middle, width - middle)
 
 
 def _wrapped(text: str, letters: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import cost, phases, request_times
-from lab.core.lists import plural
+from lab.core.lists import join_and, plural
 from lab.core.record import Ceilings, Record
 from lab.core.request import RequestRecord
 from lab.core.results import Readable
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 N_RUNNING = 15  # positions in a running median
 HEADROOM = 1.35
-"""The upper end of the axis, relative to the 95th percentile of the gaps of the slowest line."""
+"""The upper end of the axis, relative to the 95th percentile of the gaps of the slowest line; of a
+logarithmic one also the lower end, to the 5th percentile of the fastest."""
 
 MOST_LENGTHS = 12  # prompt lengths that are drawn
 WIDE = 12  # lines that differ by more than this factor have a logarithmic axis
@@ -61,7 +62,7 @@ def plot_decode(
         lab.plot_decode(records)
 
     Points are tokens of all repeats (hollow: of disturbed runs); the line is the running median of
-    the per-token medians. Points above the axis are counted and marked at its upper edge. Setups of
+    the per-token medians. Points beyond the axis are counted and marked at its edge. Setups of
     very different speed get a logarithmic axis. More than six lines of several setups get a panel
     for each setup. Where tokens of a server arrive together, or it does not say how many arrive,
     gaps are between events (inter-chunk latency). With `ceilings`, dotted lines are the bounds of
@@ -79,13 +80,16 @@ def plot_decode(
     lines = _lines(gaps, ax or canvas.new_axes())
     axes = [line.ax for line in lines]
     has_panels = axes[0] is not axes[-1]
-    top_ms = HEADROOM * max(line.gaps.ms.quantile(0.95, "lower") for line in lines) or 1.0
+    ends_ms = _ends_ms(lines)
+    if has_panels:  # the legend has the lengths in their order
+        for line in sorted(lines, key=lambda line: line.n_prompt):
+            axes[0].plot([], [], lw=2, ms=4, **line.style, label=line.name)
     for line in lines:
-        _draw_line(line, top_ms)
-        _name_line(line, top_ms, has_panels, names_setup=gaps.setup.nunique() > 1)
+        _draw_line(line, ends_ms)
+        _name_line(line, ends_ms, has_panels, names_setup=gaps.setup.nunique() > 1)
         if ceilings is not None:
             _draw_bound(line, timed, kernel_rates.roof(ceilings))
-    _set_scales(lines, top_ms)
+    _set_scales(lines, ends_ms)
     if gaps.n_prompt.nunique() == 1 and not has_panels:
         _add_positions(axes[0], lines[0].n_prompt)
     kind = _kind(gaps)
@@ -172,34 +176,56 @@ def _lines(gaps: pd.DataFrame, ax: Axes) -> list[DrawnLine]:
     return lines
 
 
-def _draw_line(line: DrawnLine, top_ms: float) -> None:
-    """Draw the tokens, marks for those above the axis, and the running median."""
+def _ends_ms(lines: Sequence[DrawnLine]) -> tuple[float, float]:
+    """The ends of the axis of times: from zero (a linear axis) unless speeds are very different."""
+    top_ms = HEADROOM * max(line.gaps.ms.quantile(0.95, "lower") for line in lines) or 1.0
+    medians = [line.gaps.ms.median() for line in lines]
+    if not max(medians) > WIDE * min(medians) > 0:
+        return 0, top_ms
+    lows = [line.gaps.ms[line.gaps.ms > 0].quantile(0.05, "higher") for line in lines]
+    return min(lows) / HEADROOM, top_ms
+
+
+def _draw_line(line: DrawnLine, ends_ms: tuple[float, float]) -> None:
+    """Draw the tokens, marks for those beyond the axis, and the running median."""
     ax = line.ax
     gaps = line.gaps
     color = line.style["color"]
     canvas.points(ax, gaps.place, gaps.ms, gaps.is_disturbed, ms=3, alpha=0.3, **line.style)
+    bottom_ms, top_ms = ends_ms
     above = gaps.place[gaps.ms > top_ms]
-    if len(above):
-        tops = [top_ms] * len(above)
-        ax.plot(above, tops, ls="", marker="^", ms=5, color=color, clip_on=False)
+    below = gaps.place[gaps.ms < bottom_ms]
+    for places, end_ms, marker in ((above, top_ms, "^"), (below, bottom_ms, "v")):
+        if len(places):
+            edge = [end_ms] * len(places)
+            ax.plot(places, edge, ls="", marker=marker, ms=5, color=color, clip_on=False)
     medians = gaps.groupby("place").ms.median()
     running = medians.rolling(N_RUNNING, center=True, min_periods=1).median()
     ax.plot(running, label="_", lw=2, color=color)
 
 
-def _name_line(line: DrawnLine, top_ms: float, has_panels: bool, names_setup: bool) -> None:
-    """Name the line in the legend, with the number of its points above the axis.
+def _name_line(
+    line: DrawnLine, ends_ms: tuple[float, float], has_panels: bool, names_setup: bool
+) -> None:
+    """Name the line in the legend, with the numbers of its points beyond the axis.
 
-    A panel names its setup, and has the number in its title.
+    A panel names its setup, has the numbers in its title, and the legend has its lines already.
     """
-    n_above = int((line.gaps.ms > top_ms).sum())
-    note = f" ({plural(n_above, 'point')} above the axis)" if n_above else ""
+    bottom_ms, top_ms = ends_ms
+    beyond = []
+    for side, is_beyond in (
+        ("above", line.gaps.ms > top_ms),
+        ("below", line.gaps.ms < bottom_ms),
+    ):
+        if is_beyond.any():
+            beyond.append(f"{plural(int(is_beyond.sum()), 'point')} {side} the axis")
+    note = f" ({join_and(beyond)})" if beyond else ""
     label = f"{line.name}{note}"
     if has_panels:
-        if n_above:
+        if beyond:
             line.ax.set_title(f"{line.ax.get_title()}\n{label}", fontsize=8, pad=8)
-        label = line.name
-    elif names_setup:
+        return
+    if names_setup:
         label = f"{line.name}, {line.setup}{note}"
     line.ax.plot([], [], lw=2, ms=4, **line.style, label=label)
 
@@ -225,6 +251,7 @@ def _draw_bound(line: DrawnLine, timed: Records, roof: Roof) -> None:
 
 def _add_positions(ax: Axes, n_prompt: int) -> None:
     """Add an axis above: how many tokens the context has before each generated token."""
+    from matplotlib.ticker import MaxNLocator
 
     def position(place: Any) -> Any:
         return place + n_prompt - 1
@@ -233,20 +260,18 @@ def _add_positions(ax: Axes, n_prompt: int) -> None:
         return position - n_prompt + 1
 
     above = ax.secondary_xaxis("top", functions=(position, place))
+    above.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     above.set_xlabel("position in the context (tokens before it)", fontsize=9)
     above.tick_params(labelsize=8)
     above.spines["top"].set_visible(False)
     canvas.plain_ticks(above.xaxis)
 
 
-def _set_scales(lines: Sequence[DrawnLine], top_ms: float) -> None:
-    """Whole numbers of tokens; the time from zero, or logarithmic if speeds are very different."""
+def _set_scales(lines: Sequence[DrawnLine], ends_ms: tuple[float, float]) -> None:
+    """Whole numbers of tokens; a time that does not begin at zero is logarithmic."""
     from matplotlib.ticker import MaxNLocator
 
-    medians = [line.gaps.ms.median() for line in lines]
-    fastest = min(medians)
-    is_logarithmic = max(medians) > WIDE * fastest > 0
     for ax in dict.fromkeys(line.ax for line in lines):
         ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-        ax.set_yscale("log" if is_logarithmic else "linear")
-        ax.set_ylim(0.7 * fastest if is_logarithmic else 0, top_ms)
+        ax.set_yscale("log" if ends_ms[0] else "linear")
+        ax.set_ylim(*ends_ms)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_BARS = 10
-NAMED_FROM = 15  # percent from which a part of a bar has room for its name and number
-NUMBERED_FROM = 4  # percent from which it has room for its number
+BESIDE_BARS = 2.3
+NAME_WIDTH = 1.05
+NUMBER_WIDTH = 0.4
+"""Inches beside the bars, and that a name with its number and a number need in a part of a bar."""
 
 
 def plot_shares(records: Readable, ax: Axes | None = None) -> Axes:
@@ -62,11 +64,12 @@ def _draw_part(
     ax: Axes, names: list[str], phase: str, colour: str, percents: pd.Series, left: pd.Series
 ) -> None:
     bars = ax.barh(names, percents, left=left, color=colour, label=phase)
-    labels = [_part_label(phase, percent) for percent in percents]
+    inches = canvas.column_width(ax) - BESIDE_BARS
+    labels = [_part_label(phase, percent, percent / 100 * inches) for percent in percents]
     ax.bar_label(bars, labels, label_type="center", color="white", fontsize=11)
 
 
-def _part_label(phase: str, percent: float) -> str:
-    if percent >= NAMED_FROM:
+def _part_label(phase: str, percent: float, inches: float) -> str:
+    if inches >= NAME_WIDTH:
         return f"{phase} {percent:.0f} %"
-    return f"{percent:.0f} %" if percent >= NUMBERED_FROM else ""
+    return f"{percent:.0f} %" if inches >= NUMBER_WIDTH else ""
