@@ -532,12 +532,14 @@ def test_what_is_nearest_limits(
     traffic_s: float,
     limit: str,
 ) -> None:
+    is_of_attention = attention_s > least_s / 2
+    share = 1.0 if is_of_attention else attention_s / least_s  # of the work
     row = SimpleNamespace(
         measured_s=measured_s,
         least_s=least_s,
         attention_s=attention_s,
-        attention_arithmetic_s=arithmetic_s,
-        attention_traffic_s=traffic_s,
+        attention_arithmetic_s=share * arithmetic_s,
+        attention_traffic_s=share * traffic_s,
         arithmetic_s=arithmetic_s,
         traffic_s=traffic_s,
     )

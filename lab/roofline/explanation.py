@@ -5,7 +5,8 @@ A phase's least time is the sum of its kernels at their ceilings. Measured time 
 overhead (norms, softmax, threads that wait for each other, small matrices that do not fill a core).
 Below are the two classical roofs: arithmetic (FLOPs over the machine's best FLOP/s) and memory
 traffic (bytes over its best bytes/s). The nearest of the three is the limit. Where attention takes
-longer than all products, its own FLOPs and bytes are compared with its own time. Williams,
+longer than all products, its own FLOPs and bytes are compared with its own time, else those of the
+products with theirs. Williams,
 Waterman & Patterson, "Roofline" (2009).
 """
 
@@ -138,7 +139,11 @@ def limit_of(row: Any) -> str:
         limit = _nearest(row.attention_s, row.attention_arithmetic_s, row.attention_traffic_s)
         return OF_ATTENTION[limit]
     kernels_s = min(row.least_s, row.measured_s)  # a probe may be slower than the run
-    return _nearest(kernels_s, row.arithmetic_s, row.traffic_s)
+    return _nearest(
+        kernels_s - row.attention_s,
+        row.arithmetic_s - row.attention_arithmetic_s,
+        row.traffic_s - row.attention_traffic_s,
+    )
 
 
 def _nearest(kernels_s: float, arithmetic_s: float, traffic_s: float) -> str:

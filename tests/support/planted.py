@@ -98,7 +98,7 @@ class Planted:
     cached_decode: float = 1.0  # factor for decode after a prompt that a cache served in part
     noise: float = 0.003  # of runs
     step_noise: float = 0.0
-    probe_noise: float = 0.0
+    probe_noise: float = 0.0  # other programs only make a probe slower
 
     def step_ns(
         self,
@@ -209,9 +209,11 @@ class Planted:
         chance = random.Random(seed)
         rates = []
         for rate in self.exact_rates():
-            luck = math.exp(chance.gauss(0, self.probe_noise))
-            times_ns = tuple(round(luck * ns) for ns in rate.times_ns)
-            rates.append(dataclasses.replace(rate, times_ns=times_ns))
+            times_ns: list[int] = []
+            for _ in range(5):
+                luck = math.exp(abs(chance.gauss(0, self.probe_noise)))
+                times_ns.append(round(luck * rate.times_ns[0]))
+            rates.append(dataclasses.replace(rate, times_ns=tuple(times_ns)))
         return Ceilings("2026-01-01T00:00:00Z", MACHINE, False, tuple(rates))
 
     def exact_rates(self) -> list[Rate]:

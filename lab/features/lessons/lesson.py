@@ -384,7 +384,7 @@ def cheaper_prompt_token(
     prompt_token_ms = 1e3 * measured.prefill_s / measured.n_prompt
     say(
         statements.cheaper_prompt_token(
-            measured.tpot_ms, prompt_token_ms, reading_ms, parts_ms
+            measured.tpot_ms, prompt_token_ms, reading_ms, parts_ms, decode.limit
         )
     )
 

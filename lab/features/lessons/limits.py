@@ -35,6 +35,8 @@ def limit_by_rates(gflops: float, gbps: float, best_gflops: float, best_gbps: fl
         measured_s=1.0,
         least_s=1.0,  # all of the step is its kernels
         attention_s=0.0,
+        attention_arithmetic_s=0.0,
+        attention_traffic_s=0.0,
         arithmetic_s=gflops / best_gflops,
         traffic_s=gbps / best_gbps,
     )

@@ -31,7 +31,9 @@ UNCLEAR = "unclear"
 
 HOLDS = "holds"
 FAILS = "does not hold"
+CLEAR = 5  # in logarithms: the nearest ends differ by a quarter of the rest of the range
 NEAR = 1.1  # a ratio within this factor of 1 counts as none
+ATTENTION_NAMED = 0.25  # of a phase: attention is named, although it is not the limit
 BATCH_SHARED = 0.7  # of the ideal gain: from here on users share nearly all of a step
 AGREE = 1.25  # a prediction within this factor of the measured figure explains it
 NOISY = "Here the runs differ too much to tell. Measure again while no other program runs."
@@ -59,14 +61,19 @@ def ratio(base: Sequence[float], candidate: Sequence[float]) -> Ratio | None:
 
 
 def judged(measured: Ratio | None) -> str:
-    """Whether the other figure is clearly larger or smaller, or the same as far as it matters."""
+    """Whether the other figure is clearly larger or smaller, or the same as far as it matters.
+
+    Clear is a difference above a quarter of what the runs differ by: equal figures with two runs
+    each would look different in a third of all cases without this, with three in a tenth. With it
+    those with three do so in 3 of 100.
+    """
     if measured is None:
         return UNCLEAR
     if measured.low > 1 / NEAR and measured.high < NEAR:
         return SAME
-    if measured.low > 1:
+    if measured.low > 1 and measured.low**CLEAR > measured.high:
         return MORE
-    if measured.high < 1:
+    if measured.high < 1 and measured.high**CLEAR < measured.low:
         return LESS
     return UNCLEAR
 
@@ -97,6 +104,9 @@ def along_answer(
     """Whether the last tokens of an answer take longer than its first ones, run by run."""
     measured = within_runs(early_ms, late_ms)
     verdict = judged(measured)
+    shows_nothing = measured is not None and measured.high > 1 / NEAR and measured.low < NEAR
+    if shows_nothing and verdict in (MORE, LESS):  # one of the few runs
+        verdict = UNCLEAR
     ends = {
         SAME: "all tokens of the answer take nearly the same time",
         MORE: "the last tokens of the answer take longer than its first ones",
@@ -133,22 +143,31 @@ def longer_prompt(
     return Judgement("decode after a longer prompt", verdict, sentence)
 
 
-def law_holds(name: str, law: Law, measured: Sequence[tuple[float, float]]) -> Judgement:
-    """Whether a fitted law holds at (tokens, seconds) that were measured apart from it."""
+def law_holds(
+    name: str, law: Law, measured: Sequence[tuple[float, Sequence[float]]]
+) -> Judgement:
+    """Whether a fitted law holds at (tokens, seconds of runs) that were measured apart from it."""
     lengths = join_and([f"{n:,.0f}" for n, _ in sorted(measured)])
     subject = f"law of {name} at {lengths} tokens"
     shown_pairs = []
     misses = []
-    for n, measured_s in sorted(measured):
+    unsure = []
+    for n, runs_s in sorted(measured):
         by_law_s = law.seconds(n)
+        measured_s = statistics.median(runs_s)
         error = 100 * (by_law_s / measured_s - 1)
         shown_pairs.append(
             f"at {n:,.0f} tokens it says {seconds(by_law_s)}, and {seconds(measured_s)} were "
             f"measured ({error:+.0f} %)"
         )
-        if not 1 / AGREE < by_law_s / measured_s < AGREE:
+        if by_law_s > AGREE * max(runs_s) or AGREE * by_law_s < min(runs_s):
             misses.append(f"{n:,.0f}")
+        elif not 1 / AGREE < by_law_s / measured_s < AGREE:
+            unsure.append(f"{n:,.0f}")
     sentence = f"The law of {name}: {'; '.join(shown_pairs)}."
+    if unsure and not misses:
+        sentence += f" The runs at {join_and(unsure)} tokens differ too much to tell."
+        return Judgement(subject, UNCLEAR, sentence)
     if not misses:
         return Judgement(subject, HOLDS, f"{sentence} It holds there.")
     sentence += f" It does not hold at {join_and(misses)} tokens: do not use it there."
@@ -161,6 +180,7 @@ def limit(row: Any, name: str) -> Judgement:
     verdict = explanation.limit_of(row)
     memory = allowed("memory", row.measured_s / row.traffic_s)
     arithmetic = allowed("arithmetic", row.measured_s / row.arithmetic_s)
+    attention_share = row.attention_s / row.measured_s
     ends = {
         explanation.TRAFFIC: "memory is the limit",
         explanation.ARITHMETIC: "arithmetic is the limit",
@@ -174,6 +194,8 @@ def limit(row: Any, name: str) -> Judgement:
     is_of_attention = verdict == OF_ATTENTION[explanation.KERNEL]
     if is_of_attention and attention_of_row(row).verdict == SLOPE:
         end = "neither is the limit; attention is, with a kernel of the usual speed"
+    elif verdict not in OF_ATTENTION.values() and attention_share > ATTENTION_NAMED:
+        end += f", and attention takes {percent(attention_share)} of the time"
     return Judgement(
         f"limit of {name}", verdict, f"In {name}, {memory}, and {arithmetic}: {end}."
     )
@@ -248,9 +270,13 @@ def why_usual(law: Growth) -> str:
 
 
 def cheaper_prompt_token(
-    token_ms: float, prompt_token_ms: float, reading_ms: float, parts_ms: dict[str, float]
+    token_ms: float,
+    prompt_token_ms: float,
+    reading_ms: float,
+    parts_ms: dict[str, float],
+    limit: str,
 ) -> Judgement:
-    """Why a prompt token is cheaper than a generated one; the parts are those of decode."""
+    """Why a prompt token is cheaper than a generated one; parts and limit are those of decode."""
     subject = "why a prompt token is cheaper"
     figures = (
         f"A generated token takes {digits(token_ms)} ms and a prompt token "
@@ -262,9 +288,11 @@ def cheaper_prompt_token(
         sentence = f"{figures}. A prompt token is hardly cheaper here: sharing gains little."
         return Judgement(subject, SAME, sentence)
     share = f"{figures}, {100 * reading_ms / difference_ms:.0f} % of the difference"
-    if reading_ms > difference_ms / 2:
+    if limit == explanation.TRAFFIC and reading_ms > difference_ms / 2:
         sentence = f"{share}. So sharing it can be the reason, as the textbook says."
         return Judgement(subject, "reading", sentence)
+    if reading_ms > difference_ms / 2:
+        share += ". But decode does not wait for memory here"
     largest = max(parts_ms, key=lambda name: parts_ms[name])
     part = f"{largest} takes {100 * parts_ms[largest] / token_ms:.0f} % of a generated token"
     sentence = f"{share}. So sharing it is not the main reason: {part}."
@@ -280,7 +308,7 @@ def by_length(subject: str, measured: dict[int, Ratio | None]) -> Judgement:
         pairs.append(f"{shown(of_length)} after {n:,} tokens")
     longest = judged(measured[max(measured)])
     ends = {
-        SAME: "At the longest there is no difference that matters.",
+        SAME: "At the longest the difference is below 10 %.",
         MORE: "At the longest it clearly takes longer.",
         LESS: "At the longest it clearly takes less time.",
         UNCLEAR: NOISY,
@@ -346,12 +374,18 @@ def threads_gain(prefill: Ratio | None, decode: Ratio | None, n_threads: int) ->
     sentence = f"With {n_threads} threads {' and '.join(gains)}."
     if prefill is None or decode is None:
         return Judgement(subject, UNCLEAR, sentence)
-    if prefill.high < decode.low:
-        return Judgement(subject, MORE, f"{sentence} Prefill clearly gains more.")
-    if decode.high < prefill.low:
-        return Judgement(subject, LESS, f"{sentence} Decode clearly gains more.")
-    sentence += " The two ranges overlap, so these runs do not show which phase gains more."
-    return Judgement(subject, UNCLEAR, sentence)
+    gain = Ratio(
+        decode.estimate / prefill.estimate,
+        decode.low / prefill.high,
+        decode.high / prefill.low,
+    )
+    ends = {
+        MORE: "Prefill clearly gains more.",
+        LESS: "Decode clearly gains more.",
+        SAME: "Both gain about the same.",
+        UNCLEAR: "These runs do not show clearly which phase gains more.",
+    }
+    return Judgement(subject, judged(gain), f"{sentence} {ends[judged(gain)]}")
 
 
 def inverse(measured: Ratio | None) -> Ratio | None:
