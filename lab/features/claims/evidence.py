@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lab.core import experiments, phases
+from lab.core import figures
 from lab.core.record import Ceilings, Record, Run, Value
 from lab.errors import LabError
 from lab.features.turns.conversation import NAME as TURNS, NONE, conversation_of
@@ -18,10 +17,9 @@ from lab.roofline import kernel_rates
 if TYPE_CHECKING:
     import pandas as pd
 
-OF_PLAIN_RUNS = ("prefill", "decode", "TTFT", "compute")
-OF_EXPERIMENTS = ("tpot_ms", "gap_ms")  # of a step or token, and the longest gap of a stream
+GAP = "gap_ms"  # the longest gap of a stream
 OF_LAST_TURN = ("TTFT of the last turn", "decode of the last turn", "share of TTFT")
-TIMES = [*OF_PLAIN_RUNS, *OF_EXPERIMENTS, *OF_LAST_TURN]
+TIMES = [*figures.names(figures.FIGURES), GAP, *OF_LAST_TURN]
 CASE = [
     "record",
     "part",
@@ -69,9 +67,8 @@ class Evidence:
 
 
 def run_row(record: Record) -> dict[str, Any]:
-    """The case and the times of a run: ns, but ms where the name says so."""
+    """The case and the figures of a run."""
     run = record.run
-    figures = experiments.figures(run)
     row = {
         "record": record,
         "part": run.part,
@@ -83,13 +80,8 @@ def run_row(record: Record) -> dict[str, Any]:
         "n_seq": run.case.get("n_seq"),
         "chunk": run.case.get("chunk"),
         "text": run.case.get("text"),
-        "prefill": phases.prefill_ns(run),
-        "decode": phases.tpot_ns(run),
-        "TTFT": phases.ttft_ns(run),
-        "compute": phases.decode_compute_mean_ns(run) if run.is_plain else None,
+        **figures.of_run(run),
     }
-    for name in OF_EXPERIMENTS:
-        row[name] = figures.get(name, math.nan)
     if run.experiment == TURNS:
         row |= last_turn(run)
     return row

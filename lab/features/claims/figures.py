@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import cost, phases, stats
+from lab.core.figures import PREFILL as PREFILL_TIME, TPOT, labels
 from lab.core.lists import plural
-from lab.core.record import PREFILL, Record
+from lab.core.record import DECODE, PREFILL, Record
 from lab.errors import LabError
-from lab.features.claims.evidence import Evidence
+from lab.features.claims.evidence import GAP, Evidence
 from lab.features.stall import in_chunks
 from lab.roofline import explanation, kernel_rates
 from lab.show import session_spread
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LONGEST = 1024  # tokens of the longest prompt of the part `lengths`
+TIME_OF = {PREFILL: PREFILL_TIME, DECODE: TPOT}
 APART = 1.3  # two quantizations are compared if the larger has at least this factor of bytes
 ASSUMED = math.exp(2 * math.sqrt(2) * session_spread.VIRTUAL)
 """The factor by which the range of one or two values is widened: two sessions of a virtual machine
@@ -98,18 +100,12 @@ def value(
     part: str,
     column: str,
     case: str,
-    time: str,
+    figure_name: str,
     unit: str = "x",
 ) -> Figures:
-    """A time of the runs with one value of a column: in s, in tokens/s its reciprocal, or a
-    ratio."""
+    """A figure of the runs with one value of a column."""
     runs = evidence.of(part)
-    times = runs[runs[column].astype(str) == case][time]
-    if unit == "tokens/s":
-        return [figure(name, 1e9 / times, unit)]
-    if unit == "s":
-        return [figure(name, times / 1e9, unit)]
-    return [figure(name, times, unit)]
+    return [figure(name, runs[runs[column].astype(str) == case][figure_name], unit)]
 
 
 def compared(
@@ -119,7 +115,8 @@ def compared(
     runs = evidence.of(part)
     values = runs[column].astype(str)
     time_ratios = ratios(runs[values == baseline], runs[values == candidate], time)
-    return [figure(f"{time}, {candidate} over {baseline}", time_ratios)]
+    label = labels().get(time, time)
+    return [figure(f"{label}, {candidate} over {baseline}", time_ratios)]
 
 
 # What limits the phases
@@ -131,7 +128,7 @@ def prefill_of_best(evidence: Evidence) -> Figures:
     runs = evidence.of("lengths")
     longest = runs[runs.n_prompt == LONGEST]
     row = explained_phase(evidence, longest, "prefill")
-    shares = 100 * 1e9 * row.least_s / longest.prefill
+    shares = 100 * row.least_s / longest.prefill_s
     return [figure(f"share of the best (kernels) at {plural(LONGEST, 'token')}", shares, "%")]
 
 
@@ -143,7 +140,7 @@ def decode_of_best(evidence: Evidence) -> Figures:
     shortest = runs[runs.n_prompt == n_prompt]
     row = explained_phase(evidence, shortest, "decode")
     least_ns = row.n_bytes / kernel_rates.roof(evidence.need_ceilings()).gbps
-    shares = 100 * least_ns / shortest.compute
+    shares = 100 * least_ns * 1e-6 / shortest.step_ms
     return [figure(f"share of the best (reading) at {plural(n_prompt, 'token')}", shares, "%")]
 
 
@@ -170,7 +167,7 @@ def half_threads(evidence: Evidence, phase: str) -> Figures:
             "The layers are on a GPU, where the number of CPU threads hardly matters."
         )
     name = f"{phase} with {halved.n_threads} of {settings.n_threads} threads over all"
-    time_ratios = ratios(all_threads, half, phase)
+    time_ratios = ratios(all_threads, half, TIME_OF[phase].name)
     if phase == "decode":
         return [figure(name, time_ratios)]
     percent = 100 * halved.n_threads_batch / settings.n_threads_batch
@@ -191,7 +188,7 @@ def of_limit(evidence: Evidence) -> Figures:
             raise LabError(
                 f"The cost of a step of {first.model.name} cannot be derived from its header."
             )
-        shares = 100 * step.n_bytes / gbps / runs.decode
+        shares = 100 * step.n_bytes / gbps * 1e-6 / runs.tpot_ms
         figures.append(figure(f"{kind} after {plural(n_prompt, 'token')}", shares, "%"))
     return figures
 
@@ -203,7 +200,7 @@ def rate_ratio(evidence: Evidence) -> Figures:
     """The tokens per second of prefill over those of decode."""
     runs = evidence.of("lengths")
     longest = runs[runs.n_prompt == LONGEST]
-    rate_ratios = LONGEST * longest.decode / longest.prefill
+    rate_ratios = longest.prefill_tps / longest.decode_tps
     return [
         figure(f"prefill rate over decode rate at {plural(LONGEST, 'token')}", rate_ratios)
     ]
@@ -302,7 +299,7 @@ def largest_batch(evidence: Evidence) -> Figures:
     largest = runs[runs.n_seq == n_most]
     return [
         figure(
-            f"TPOT of {n_most:g} sequences over that of 1", ratios(alone, largest, "tpot_ms")
+            f"TPOT of {n_most:g} sequences over that of 1", ratios(alone, largest, TPOT.name)
         )
     ]
 
@@ -313,7 +310,7 @@ def batched_tokens(evidence: Evidence) -> Figures:
     alone = runs[runs.n_seq == 1]
     figures: Figures = []
     for n, together in runs[runs.n_seq > 1].groupby("n_seq"):
-        token_ratios = [ratio / n for ratio in ratios(alone, together, "tpot_ms")]
+        token_ratios = [ratio / n for ratio in ratios(alone, together, TPOT.name)]
         figures.append(figure(f"a token of {n:g} over one alone", token_ratios))
     return figures
 
@@ -337,7 +334,7 @@ def smaller_formats(evidence: Evidence) -> Figures:
     for small in formats:
         for large in larger_formats(small, formats):
             name = f"a token in {small.kind} over one in {large.kind}"
-            figures.append(figure(name, ratios(large.runs, small.runs, "decode")))
+            figures.append(figure(name, ratios(large.runs, small.runs, TPOT.name)))
     return figures
 
 
@@ -372,7 +369,7 @@ def gaps(evidence: Evidence) -> Figures:
     figures: Figures = []
     for larger, smaller in itertools.pairwise(by_size):
         name = f"{chunk_label(smaller)} over {chunk_label(larger)}"
-        figures.append(figure(name, ratios(larger, smaller, "gap_ms")))
+        figures.append(figure(name, ratios(larger, smaller, GAP)))
     return figures
 
 
