@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from collections import UserDict
@@ -56,6 +57,28 @@ def lab() -> None:
     """
 
 
+COMPARE = 'To compare values, write each in quotes: lab ab "-t 6" "-t 12"'
+HINTS = (
+    (
+        "unexpected extra argument",
+        "Separate several lengths or models with commas: --prompt-len 10,100,1000",
+    ),
+    ("'--threads'.* is not a valid integer|Missing argument 'VARIANT", COMPARE),
+    (
+        "No such option '(-c|--ctx-size|--n-ctx|--num-ctx|--ctx|--context)'",
+        "The context is as long as the request: --prompt-len 32k --gen 300",
+    ),
+    ("No such option '--(n-predict|num-predict)'", "Tokens to generate: --gen 300"),
+    (
+        "No such option '(-np|--parallel|--users)'",
+        "Several at once: lab batch --sequences 1,4",
+    ),
+)
+"""Beginnings of click's messages as patterns, and what to write instead.
+
+The options of other programs are those that people type first.
+"""
+
 lab.commands = Commands(feature_list.by_name())
 
 
@@ -78,8 +101,8 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
     except click.ClickException as problem:
         problem.show()
-        if "unexpected extra argument" in problem.format_message():
-            hint = "Separate several lengths or models with commas: --prompt-len 10,100,1000"
+        hint = hint_of(problem.format_message())
+        if hint:
             click.echo(hint, err=True)
         sys.exit(EXIT_FAILED)
     except OSError as problem:
@@ -98,6 +121,14 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # again while Python ends: no traceback
         click.echo("Interrupted.", err=True)
         sys.exit(EXIT_INTERRUPTED)
+
+
+def hint_of(message: str) -> str | None:
+    """What to write instead, of an error in the command line."""
+    for pattern, hint in HINTS:
+        if re.search(pattern, message):
+            return hint
+    return None
 
 
 def _replace_closed_streams() -> None:

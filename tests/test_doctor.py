@@ -55,6 +55,12 @@ HEALTHY = Readings(
 )
 
 
+def test_what_cannot_be_told_says_why() -> None:
+    unknown = [check for check in checks_of(HEALTHY) if check.verdict == UNKNOWN]
+    assert unknown
+    assert all(check.words for check in unknown)
+
+
 def checks_by_name(**planted: Any) -> dict[str, Check]:
     """The checks of a healthy machine on which some readings are different."""
     checks = checks_of(dataclasses.replace(HEALTHY, **planted))

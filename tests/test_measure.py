@@ -489,6 +489,19 @@ def test_ab_and_compare_commands(mini: Path, tmp_path: Path) -> None:
     assert document["comparisons"][0]["rows"][0]["paired"] is True
 
 
+def test_a_dry_run_says_how_long_it_will_take(mini: Path, tmp_path: Path) -> None:
+    model = ("-m", mini, "--prompt", "random", "--threads", 1, "-o", tmp_path)
+
+    status, out, err = run_lab("measure", *model, "-p", "10", "-n", 4, "--dry-run")
+    assert status == 0, err
+    assert "Plan: " in out
+    assert "Time: about " in err
+    status, out, err = run_lab("ab", "-u 8", "-u 16", *model, "-p", "10", "--dry-run")
+    assert status == 0, err
+    assert "No block begins that would end after 2 min" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ab_of_two_models(tmp_path: Path) -> None:
     options = "--repeat 1 -p 32 -n 4 -t 1 --json --no-plot -o"
     code, out, err = run_lab("ab", "", "-m smollm2-135m:Q8_0", *options.split(), tmp_path)

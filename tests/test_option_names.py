@@ -10,7 +10,7 @@ import pytest
 
 from lab.core.asked_settings import flag, table
 from lab.features.ab import parse_variant
-from lab.main import lab as cli
+from lab.main import hint_of, lab as cli
 
 REFUSED = {
     "--repeat": ("--blocks", "--rounds", "--runs", "--repetitions"),
@@ -197,3 +197,20 @@ def test_a_model_of_the_hub_is_named_as_for_llama_cpp(command: str) -> None:
     context = COMMANDS[command].make_context(command, ["-hf", "owner/repo:Q4_K_M"])
     models = context.params["model"]
     assert "owner/repo:Q4_K_M" in (models, *models)
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("No such option '-c'.", "--prompt-len 32k"),
+        ("No such option '--ctx-size'.", "--prompt-len 32k"),
+        ("No such option '--n-predict'. (Did you mean '--no-plot'?)", "--gen 300"),
+        ("No such option '--parallel'.", "lab batch --sequences"),
+        ("Invalid value for '--threads' / '-t': '6,12' is not a valid integer.", '"-t 12"'),
+        ("Missing argument 'VARIANT VARIANT...'.", '"-t 12"'),
+        ("Got unexpected extra argument (100)", "commas"),
+    ],
+)
+def test_what_people_type_first_gets_a_hint(message: str, hint: str) -> None:
+    assert hint in (hint_of(message) or "")
+    assert hint_of("No such option '--nothing'.") is None

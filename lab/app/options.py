@@ -271,7 +271,7 @@ DRY_RUN = click.option(
     "--dry-run",
     cls=Unstored,
     is_flag=True,
-    help="Show the plan and the memory it needs; measure nothing.",
+    help="Show the plan, the memory and the time that it needs; measure nothing.",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lab.process.worker import Worker
     from lab.runner.cases import Plan
     from lab.runner.progress import ShowStatus
     from lab.show.console import Terminal
@@ -55,6 +57,7 @@ def carry_out(
         introduce([plan], text_out, err, text_plan.notes(plan))
         if dry_run:
             text_plan.print_plan(plan, output.as_json)
+            err.print(expected_time(plan, worker))
             return
         path = new_results_file(plan, output.folder)
         records, problem = collect(
@@ -66,6 +69,21 @@ def carry_out(
     wide = text_doubts.still_wide(records, plan)
     has_failed = bool(text_doubts.failures(records))
     output.finish(records, path, problem, has_failed, sentences=wide, still_wide=wide)
+
+
+def expected_time(plan: Plan, worker: Worker) -> str:
+    """How long a plan will take, by a warm-up of its engine; why that is unknown, if it fails."""
+    from lab.runner import pace
+    from lab.runner.progress import duration
+
+    possible = tuple(case for case in plan.cases if case not in plan.refused)
+    try:
+        speed = pace.measured(worker, plan, lambda status: None)
+    except LabError as problem:
+        return f"The time is unknown: {problem.what}"
+    planned = dataclasses.replace(plan, cases=possible)
+    needed_s = speed.seconds([planned], plan.n_repeat)
+    return f"Time: about {duration(needed_s)}, as fast as this machine is now"
 
 
 def runs_in(records: Sequence[Any], path: Path) -> str:

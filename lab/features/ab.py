@@ -41,7 +41,7 @@ from lab.process.worker import Worker
 from lab.runner import progress, trial
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
-from lab.runner.progress import Watch
+from lab.runner.progress import Watch, duration
 from lab.runner.session import new_results_file
 from lab.runner.trial import N_BLOCKS, Blocks
 
@@ -211,12 +211,14 @@ def command(
     with Worker() as worker, console.transfer(err) as transferring:
         plans = trial.plan(worker, labelled, repeat, make, **asked, watch=transferring)
     introduce(list(plans.values()), err, err, notes_on_blocks(list(plans.values()), repeat))
-    if dry_run:
-        text_plan.print_plans(plans, output.as_json)
-        return
-    path = new_results_file(next(iter(plans.values())), output.folder)
     if budget is None and _is_default("repeat"):
         budget = BUDGET_S
+    if dry_run:
+        text_plan.print_plans(plans, output.as_json)
+        if budget is not None:
+            err.print(f"No block begins that would end after {duration(budget)} (--budget).")
+        return
+    path = new_results_file(next(iter(plans.values())), output.folder)
     blocks = Blocks(repeat, budget_s=math.inf if budget is None else budget)
     records, problem = collect(
         lambda watch: trial.execute(plans, blocks, path, watch), path, err

@@ -27,7 +27,7 @@ BACKENDS = {
     "sycl": "SYCL",
     "opencl": "OpenCL",
 }
-EXAMPLE = '--device "gbps=51.2 cores=8 avx2", or --device "core-i7-8700 DDR4-2666 x 2"'
+EXAMPLE = '--device "gbps=51.2 cores=8 avx2", or --device "laptop-ddr5 16 GB"'
 
 NUMBERS = ("gbps", "cores", "threads", "ghz", "watts", "tflops", "memory")
 TEXTS = ("backend", "simd")

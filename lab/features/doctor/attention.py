@@ -17,7 +17,15 @@ from statistics import median
 from lab.core import phases, shell
 from lab.core.attention import AttentionLayers, attention_layers
 from lab.core.record import Model, Record, Settings
-from lab.features.doctor.checks import FINE, LOOK, UNKNOWN, Check, taken_cpu
+from lab.features.doctor.checks import (
+    BUSY,
+    FINE,
+    LOOK,
+    STOP_PROGRAMS,
+    UNKNOWN,
+    Check,
+    taken_cpu,
+)
 from lab.models import catalog
 from lab.process.wire import ATTENTION, PLAIN_ATTENTION, Probe
 from lab.process.worker import Worker
@@ -77,7 +85,7 @@ def examine(worker: Worker, plan: Plan, runs: Sequence[Record]) -> Check:
     )
     verdict = check(times_of_step, plan.model, settings, builds.cpu_features())
     if verdict.verdict == FINE and is_busy:
-        return dataclasses.replace(verdict, verdict=UNKNOWN)
+        return dataclasses.replace(verdict, verdict=UNKNOWN, words=BUSY, command=STOP_PROGRAMS)
     return verdict
 
 

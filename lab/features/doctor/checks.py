@@ -18,7 +18,7 @@ from lab.show.wording import digits
 FINE = "fine"
 LOOK = "worth a look"
 BROKEN = "broken"
-UNKNOWN = "not known here"
+UNKNOWN = "cannot be told"
 
 SLOWED = 1.15  # times as long after load: from here on a core is worth a look
 SWAPPED = 0.1  # the share of the memory's size in swap that is worth a look
@@ -28,6 +28,7 @@ REBUILD = 'CMAKE_ARGS="-DGGML_{}=ON -DCMAKE_BUILD_TYPE=Release" ' + builds.BUILD
 MORE_CPU = "docker update --cpus N CONTAINER"
 COOL = "sensors    (clean the fans, plug it in)"
 FULL_POWER = "powerprofilesctl set performance    (and plug it in)"
+BUSY = "Other programs used the CPU meanwhile. Run lab doctor again when they have ended."
 STOP_PROGRAMS = "top    (stop programs you do not need)"
 FREE_MEMORY = "free -h    (stop programs you do not need)"
 SMALLER_MODEL = "free -h    (or a smaller model)"
@@ -46,7 +47,9 @@ class Check:
 
 def read_check(name: str, figure: str | None) -> Check:
     """A reading in which nothing is worth a look; None: it cannot be read."""
-    return Check(name, figure, UNKNOWN if figure is None else FINE)
+    if figure is None:
+        return Check(name, None, UNKNOWN, "This system does not say it.")
+    return Check(name, figure, FINE)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import ShowStatus, Status
 from lab.runner.system_files import ROOT
+from lab.show.wording import digits
 
 WORK_S = 0.2  # one core is timed for so long, three times
 
@@ -143,7 +144,7 @@ def examine_engine(settings: Mapping[str, Any], best: int, watch: ShowStatus) ->
 
 
 def attention_check(worker: Worker, exam: EngineExam) -> Check:
-    """The check of attention; a kernel that this build lacks is not known here."""
+    """The check of attention; that of a kernel that this build lacks cannot be told."""
     assert exam.plan is not None
     try:
         return attention.examine(worker, exam.plan, exam.runs)
@@ -163,7 +164,7 @@ def engine_check(records: Sequence[Record]) -> Check:
         decode_tps.append(1e9 / (phases.tpot_ns(run) or 1))
     prefill = statistics.median(prefill_tps)
     decode = statistics.median(decode_tps)
-    figure = f"prefill {prefill:,.0f}, decode {decode:,.0f} tokens/s"
+    figure = f"prefill {digits(prefill)}, decode {digits(decode)} tokens/s"
     taken_cpu = checks.taken_cpu(records)
     if not taken_cpu:
         return Check("engine", figure, FINE)

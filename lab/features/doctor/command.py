@@ -12,7 +12,7 @@ import click
 
 from lab.app.help import EXIT_FAILED, Command
 from lab.app.options import ENGINE, MODEL, as_json_option, with_options
-from lab.features.doctor.checks import BROKEN, LOOK, Check
+from lab.features.doctor.checks import BROKEN, LOOK, UNKNOWN, Check
 from lab.features.doctor.checkup import Checkup, examine
 from lab.runner import machine
 
@@ -84,7 +84,8 @@ def print_checkup(checkup: Checkup, out: Console) -> None:
     print_table(checkup.checks, out)
     broken = [check for check in checkup.checks if check.verdict == BROKEN]
     doubtful = [check for check in checkup.checks if check.verdict == LOOK]
-    for check in [*broken, *doubtful]:
+    unknown = [check for check in checkup.checks if check.verdict == UNKNOWN and check.words]
+    for check in [*broken, *doubtful, *unknown]:
         out.print(f"\n{check.name} ({check.verdict}): {check.words}")
         if check.command:
             out.print(f"    {check.command}")

@@ -96,7 +96,7 @@ def examine(
     if is_on_gpu or candidate == n:
         return [first], Check("threads", figure(n, best), FINE)
     if case is None or not has_room:
-        return [first], check({}, n, candidate, best, False)
+        return [first], check({}, n, candidate, best, bool(taken_cpu([first])))
     sides = {
         AS_IT_IS: asked,
         OTHER_THREADS: {**asked, "threads": candidate, "threads_batch": candidate},
@@ -169,6 +169,8 @@ def check(
     results = ", ".join(f"{phase} {effect.text}" for phase, effect in effect_of_phase.items())
     if not results:
         results = "not tried, because runs take too long here or memory is short"
+        if is_busy:
+            results = "not tried, because runs take too long beside other programs"
     command = f"lab measure --threads {candidate}" if verdict in (BROKEN, LOOK) else None
     sentence = f"With {candidate} instead of {n}: {results}."
     return Check("threads", figure(n, best), verdict, sentence, command)
