@@ -234,10 +234,9 @@ def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
 
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:
-    """Print the table of `lab.predict` on several devices, as the command does."""
-    print_sections(
-        [tables.ranking(predictions, tables.Display(is_ranking=True))], console.console()
-    )
+    """Print the table of `lab.predict` on several devices, all of them, as the command does."""
+    shown = tables.Display(is_ranking=True, shows_all=True)
+    print_sections([tables.ranking(predictions, shown)], console.console())
 
 
 def abilities(records: Sequence[RequestRecord]) -> None:
