@@ -36,6 +36,7 @@ Draw = Callable[[Figure], Any]
 
 HOLLOW = "disturbed runs (hollow)"
 DOCS = Path(__file__).parents[1] / "docs"
+SAMPLES = DOCS.with_name("results")
 SMALL = (8, 5)
 WIDE = (11, 5)
 
@@ -339,14 +340,41 @@ def test_ticks_between_powers_of_ten_have_labels_where_there_is_room(
 ) -> None:
     figure = Figure(figsize=size, layout="constrained")
     ax = figure.subplots()
-    ax.set(xscale="log", xlim=(1, high), yscale="log", ylim=(1, high))
+    ax.set(xscale="log", xlim=(1, high), yscale="log", ylim=(1e-6, 1))
     canvas.finish([ax], "")
     figure.draw_without_rendering()
 
     labels = [tick.get_text() for tick in ax.get_xticklabels(minor=True)]
+    assert not any("e" in tick.get_text() for tick in ax.get_yticklabels())
     assert [
         label for label in labels if label and 1 <= float(label.replace(",", "")) < 10
     ] == expected
+
+
+def test_claims_have_their_verdicts_in_the_title_and_their_triangles_in_the_legend() -> None:
+    picture = sample_picture("claims")
+    figure = canvas.drawn(picture.draw, picture.file_size)
+
+    verdicts, subject = figure.get_suptitle().split("\n")
+    assert verdicts.startswith("16 claims: ")
+    assert "AMD EPYC" in subject
+    assert "the claim: above the threshold" in legend_labels(figure)
+
+
+def test_no_label_of_a_quantization_covers_an_interval() -> None:
+    contents = results.read(sorted(SAMPLES.glob("sample-quant-*.jsonl")))
+    (picture,) = kinds.sections(contents.all_lines)[0].all_pictures
+    figure = canvas.drawn(picture.draw, picture.file_size)
+    figure.draw_without_rendering()
+
+    for ax in figure.axes:
+        lines: list[Any] = [line for line in ax.lines if len(line.get_ydata()) == 2]  # type: ignore[arg-type]
+        bars = [line for line in lines if len(set(line.get_ydata())) == 1]
+        assert bars
+        for text in ax.texts:
+            box = Text.get_window_extent(text)
+            for bar in bars:
+                assert not box.overlaps(bar.get_window_extent())
 
 
 def test_runs_have_the_pictures_that_their_data_allow() -> None:

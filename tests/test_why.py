@@ -22,6 +22,7 @@ from lab.features.why import (
     measured_now,
     pairing,
     permission,
+    section as section_of_answer,
     setups,
     trial,
 )
@@ -46,6 +47,7 @@ from lab.features.why.section import factor_cell, orders_cell
 from lab.process.wire import Outcome
 from lab.runner import builds, disturbances
 from lab.runner.progress import Status
+from lab.show import canvas
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker, died
 from tests.support.pasted import PRINTED
@@ -197,6 +199,23 @@ def test_a_rate_that_includes_the_prompt_is_arithmetic() -> None:
     sentence = conclude(explained).sentence
     assert "B divides by prefill too: 4.00 s of 5.00 s" in sentence
     assert "Its decode alone is 99" in sentence
+
+
+def test_the_picture_names_both_sides_and_what_its_colours_mean() -> None:
+    (a,) = reader.parse(
+        "eval time = 1000.00 ms / 100 runs ( 10.00 ms per token, 100.00 tokens per second)"
+    )
+    b = dataclasses.replace(a, tps=50.0)
+    explained = answer(a, b)
+    figure = canvas.drawn(lambda drawing: section_of_answer.draw(explained, drawing), (11, 5))
+
+    (ax,) = figure.axes
+    title, *sides = ax.get_title().split("\n")
+    assert title == "Why A is 2x as fast as B"
+    assert [side[:3] for side in sides] == ["A: ", "B: "]
+    assert ax.get_legend_handles_labels()[1] == ["not explained"]
+    names = [tick.get_text() for tick in ax.get_yticklabels()]
+    assert names == ["A: 100 tokens/s", "not explained", "B: 50.0 tokens/s"]
 
 
 def test_a_whole_answer_uses_the_prefill_rate_of_the_other_and_says_so() -> None:

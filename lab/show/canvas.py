@@ -301,11 +301,11 @@ def plain_ticks(axis: Any) -> None:
     )
     if not has_numbers:
         return
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _number(value)))
     low, high = axis.get_view_interval()
     if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), ticker.FixedLocator):
         return
-    if high / low < 4:
+    if high / low < 10:
         axis.set_major_locator(ticker.MaxNLocator(6))
         axis.set_minor_locator(ticker.NullLocator())
         return
@@ -313,9 +313,15 @@ def plain_ticks(axis: Any) -> None:
     first_digits = _digits_between_powers(axis, math.log10(high / low))
     axis.set_minor_formatter(
         ticker.FuncFormatter(
-            lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in first_digits else ""
+            lambda value, _: _number(value) if f"{value:e}"[0] in first_digits else ""
         )
     )
+
+
+def _number(value: float) -> str:
+    """A number without an exponent: 0.00005, 20, 1,000."""
+    text = f"{value:,.10g}"
+    return f"{value:,.12f}".rstrip("0").rstrip(".") if "e" in text else text
 
 
 def _digits_between_powers(axis: Any, n_powers: float) -> str:

@@ -19,7 +19,7 @@ from lab.features.claims.judging import (
     failures,
     of_sessions,
 )
-from lab.show import canvas, text_doubts
+from lab.show import canvas, text_doubts, text_setup
 from lab.show.canvas import COLOURS, GUIDE
 from lab.show.cells import LONG_TEXT, Cell, Column
 from lab.show.section import Columns, Context, Kind, Picture, Section, tabled
@@ -68,7 +68,7 @@ def section(verdicts: Verdicts, name: str, has_criteria: bool) -> Section:
     rows = verdicts.rows if has_criteria else sorted(verdicts.rows, key=surprise)
     n_figures = sum(len(row["figures"]) for row in rows)
     size = (10.0, 1.8 + 0.2 * n_figures)
-    picture = Picture("claims", CAPTION, partial(draw, rows), size)
+    picture = Picture("claims", CAPTION, partial(draw, verdicts), size)
     parts: list[Section] = []
     if has_criteria:
         title = "The criteria, fixed before the measurement"
@@ -114,22 +114,25 @@ def warnings(records: Sequence[Record]) -> list[str]:
     return sentences
 
 
-def draw(rows: Sequence[Mapping[str, Any]], canvas_figure: Figure) -> None:
+def draw(verdicts: Verdicts, canvas_figure: Figure) -> None:
     """A line for each figure and threshold: the interval of their ratio, in the colour of the
     verdict."""
     ax = canvas_figure.subplots()
     labels: list[str] = []
-    for row in rows:
+    for row in verdicts.rows:
         for figure in row["figures"]:
             draw_figure(ax, figure, len(labels))
             labels.append(f"{row['number']}  {figure['name']}")
     for verdict, colour in COLOURS_OF_VERDICTS.items():
         ax.plot([], [], color=colour, lw=2, label=verdict)
+    for mark, side in ((">", "above"), ("<", "below")):
+        ax.plot([], [], mark, color=GUIDE, label=f"the claim: {side} the threshold")
     ax.axvline(1, color=GUIDE, lw=1.2)
-    ax.set(xscale="log", xlabel="figure over threshold")
+    ax.set(xscale="log", xlabel="figure over the threshold of its claim, with its interval")
     ax.set_yticks(range(len(labels)), labels, fontsize=7)
     ax.invert_yaxis()
-    canvas.finish([ax], "Textbook claims: each figure over its threshold", is_apart=True)
+    subject = text_setup.where(verdicts.records)
+    canvas.finish([ax], f"{verdicts.summary.rstrip('.')}\n{subject}", is_apart=True)
 
 
 def draw_figure(ax: Axes, figure: Mapping[str, Any], place: int) -> None:

@@ -60,6 +60,8 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
     ax.set_xlabel("time of the request (s)")
     figure.set_figheight(max(figure.get_figheight(), 1.6 + 0.28 * len(rows)))
     canvas.finish(
-        [ax], f"{first.label}: {plural(first.n_prompt, 'token')} in, {first.n_gen:,} out"
+        [ax],
+        f"Time of a request on each device\n"
+        f"{first.label}: {plural(first.n_prompt, 'token')} in, {first.n_gen:,} out",
     )
     return ax

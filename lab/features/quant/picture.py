@@ -41,7 +41,17 @@ def draw(summary: QuantFigures, subject: str, figure: Figure) -> None:
         labels = []
         for row in drawn_rows(summary, phase):
             labels.append((getattr(row, phase), row.kl, label_of(row)))
+            avoid += points_of_interval(row, phase)
         canvas.label_points(ax, labels, avoid)
+
+
+def points_of_interval(row: Any, phase: str) -> list[tuple[float, float]]:
+    """Points along the interval of a speed, which no label may cover."""
+    low = getattr(row, f"{phase}_low")
+    high = getattr(row, f"{phase}_high")
+    if math.isnan(low) or math.isnan(high):
+        return []
+    return [(low + (high - low) * part / 10, row.kl) for part in range(11)]
 
 
 def drawn_rows(summary: QuantFigures, phase: str) -> list[Any]:

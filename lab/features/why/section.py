@@ -22,6 +22,7 @@ from lab.features.why.conclusion import (
 from lab.features.why.counting import sums
 from lab.features.why.facts import Fact
 from lab.features.why.figure import Figure
+from lab.features.why.machines import place_of
 from lab.features.why.parts import NOT_EXPLAINED, GapPart
 from lab.show import canvas
 from lab.show.cells import TEXT, Column
@@ -41,6 +42,13 @@ NEARLY_EQUAL = 1.005
 SMALLEST_SHOWN = math.log(1.05)  # a factor that has a row without --details
 MOST_FIGURES = 20  # in the table of what was read
 LONGEST_CELL = 34  # letters of a fact in the table of what was read
+SLOWS = "slows"
+SPEEDS_UP = "speeds up"
+COLOURS_OF_KINDS = {
+    SLOWS: canvas.COLOURS[1],
+    SPEEDS_UP: canvas.COLOURS[2],
+    NOT_EXPLAINED: canvas.GUIDE,
+}
 FIELDS = (
     *("tps", "phase", "counts", "source", "label", "n_prompt", "n_gen", "depth", "n_streams"),
     *("model", "quantization", "device", "line", "weakness"),
@@ -246,22 +254,36 @@ def draw(explained: WhyAnswer, drawing: Drawing) -> None:
         rates += draw_part(ax, place, part, rate)
         rate /= part.factor
     fast, slow = explained.pair.letters
-    names = [f"{fast}: {digits(explained.pair.fast.tps)}"]
+    names = [f"{fast}: {digits(explained.pair.fast.tps)} tokens/s"]
     names += [part.name for part in parts]
-    names.append(f"{slow}: {digits(explained.pair.slow.tps)}")
+    names.append(f"{slow}: {digits(explained.pair.slow.tps)} tokens/s")
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.set_xscale("log")
     ax.set_xlim(min(rates) / 1.15, max(rates) * 1.05)
     ax.set_xlabel("tokens/s")
-    canvas.finish([ax], f"Why {fast} is {times(explained.ratio)} as fast as {slow}")
+    for label in dict.fromkeys(map(kind_of, parts)):
+        ax.barh([0], [0], color=COLOURS_OF_KINDS[label], alpha=0.8, label=label)
+    title = f"Why {fast} is {times(explained.ratio)} as fast as {slow}"
+    setups = []
+    for letter, figure in explained.pair.in_order:
+        machine = None if figure.device else place_of(figure)
+        where = printable(f", {machine}") if machine else ""
+        setups.append(f"{letter}: {figure.label}{where}")
+    canvas.finish([ax], "\n".join([title, *setups]))
 
 
 def draw_part(ax: Axes, place: int, part: GapPart, rate: float) -> list[float]:
     """A bar from the rate before a part to the rate after it; the rates that the axis must show."""
     after = rate / part.factor
     left = min(rate, after)
-    ax.barh([place], [abs(rate - after)], left=[left], color=colour_of(part), alpha=0.8)
+    ax.barh(
+        [place],
+        [abs(rate - after)],
+        left=[left],
+        color=COLOURS_OF_KINDS[kind_of(part)],
+        alpha=0.8,
+    )
     ax.plot([rate, rate], [place - 1, place + 0.4], color=canvas.GUIDE, lw=0.8)
     rates = [after]
     label = factor_cell(part)
@@ -274,13 +296,11 @@ def draw_part(ax: Axes, place: int, part: GapPart, rate: float) -> list[float]:
     return rates
 
 
-def colour_of(part: GapPart) -> str:
-    """The colour of a part: what slows, what speeds up, and what is not explained."""
+def kind_of(part: GapPart) -> str:
+    """What a bar shows: a part that slows, that speeds up, or that is not explained."""
     if part.name == NOT_EXPLAINED:
-        return canvas.GUIDE
-    if part.log > 0:
-        return canvas.COLOURS[1]
-    return canvas.COLOURS[2]
+        return NOT_EXPLAINED
+    return SLOWS if part.log > 0 else SPEEDS_UP
 
 
 def document(explained: WhyAnswer) -> dict[str, Any]:
