@@ -233,10 +233,9 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
     with pytest.raises(LabError, match=r"header \(recurrent layers\)"):
         step_kernels.total(uncounted, SETTINGS, ON_CPU, 1, 0, 1)
     with pytest.raises(LabError, match="cannot be derived from its header"):
-        step_kernels.step_cost(uncounted, 1, 0, 1)
+        step_kernels.known(cost.step(uncounted, 1, 0, 1), uncounted)
     with pytest.raises(LabError, match="cost of a step of tiny cannot be derived"):
         step_kernels.total(dataclasses.replace(TINY, n_head=None), SETTINGS, ON_CPU, 1, 0, 1)
-    assert step_kernels.step_cost(TINY, 1, 0, 1) == cost.step(TINY, 1, 0, 1)
     with pytest.raises(LabError, match="ceilings of CUDA1 have not been measured"):
         step_kernels.parts(TINY, SETTINGS, BOTH, 1, 0, 1, layers=("CUDA1",) * 5)
     alone = dataclasses.replace(ON_CPU, others=(dataclasses.replace(ON_GPU, device="CUDA7"),))
@@ -334,7 +333,7 @@ def test_attention_of_equal_heads_per_key_is_nearer_than_of_equal_width() -> Non
         attention(1, 7, rows=8, n_head_kv=4),
     )
     heads: Any = SimpleNamespace(n_head=4, n_head_kv=2, head_dim=TINY.head_dim)
-    points = kernel_rates.attention_points(best, TINY, heads, "F16", 1, 2, True)
+    points = kernel_rates.attention_points(best, TINY, heads, "F16", 2, True)
     assert points == {1: {1: pytest.approx(7e-9)}}
 
 
@@ -447,7 +446,7 @@ def test_a_phase_is_the_sum_of_its_steps_and_decode_the_mean_of_its_tokens() -> 
         "decode": [(1, 12, 1), (1, 13, 1)],
     }
     for row, n in ((prefill, 1), (decode, 2)):
-        costs = [step_kernels.step_cost(TINY, *size) for size in sizes[row.phase]]
+        costs = [step_kernels.known(cost.step(TINY, *size), TINY) for size in sizes[row.phase]]
         kernels = [
             step_kernels.total(TINY, SETTINGS, ON_CPU, *size) for size in sizes[row.phase]
         ]

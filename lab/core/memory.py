@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.core import layouts
+from lab.core.asked_settings import AskedSettings
 from lab.core.attention import AttentionLayers, attention_by_layer, attention_layers
 from lab.core.matrices import BLOCKS, EMBEDDING
 from lab.core.record import Device, Model, Settings
@@ -36,17 +37,18 @@ EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _INPUT = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd|masked_embd)")
 _LAYER = re.compile(r"(?:\w+\.)?blk\.(\d+)\.")
 _EXPERTS = re.compile(r"_(ch)?exps\b")
+_ASKED = AskedSettings()
 _DEFAULTS = Settings(
     n_ctx=PADDING,
-    n_batch=2048,
-    n_ubatch=512,
+    n_batch=_ASKED.batch,
+    n_ubatch=_ASKED.ubatch,
     n_threads=1,
     n_threads_batch=1,
     n_gpu_layers=0,
-    flash_attn="auto",
-    type_k="f16",
-    type_v="f16",
-    prompt="random",
+    flash_attn=_ASKED.flash_attn,
+    type_k=_ASKED.cache_type_k,
+    type_v=_ASKED.cache_type_v,
+    prompt=_ASKED.prompt,
 )
 
 
@@ -266,7 +268,7 @@ def compute_bytes(
     if device == CPU:
         width = _cpu_width(widths, settings, scores, layer_devices)
     else:
-        width = _device_width(widths, settings, scores, device, layer_devices)
+        width = _device_width(widths, scores, device, layer_devices)
         if settings.kv_offload is False and device in layer_devices[:-1]:
             caches_bytes = _kv_bytes_by_layer(model, settings) or (0,)
             copied = max(caches_bytes) / (4 * n_rows(settings))  # one layer's cache at a time
@@ -373,7 +375,7 @@ def _cpu_width(
 
 
 def _device_width(
-    widths: _Widths, settings: Settings, scores: int, device: str, layer_devices: Sequence[str]
+    widths: _Widths, scores: int, device: str, layer_devices: Sequence[str]
 ) -> float:
     width = 0.0
     if device in layer_devices[:-1]:

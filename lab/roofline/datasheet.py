@@ -243,7 +243,8 @@ def parts_of_users(
     """The parts of a step with one token of each user. With several, arithmetic counts."""
     gbps = device.gbps * 1e9
     other_users = [(1, n_past)] * (users - 1)
-    step = step_kernels.step_cost(model, 1, n_past, users, *types, other_users)
+    step = cost.step(model, 1, n_past, users, *types, other_users)
+    step = step_kernels.known(step, model)
     arithmetic = 0.0
     if device.token_tflops:
         arithmetic = step.flops / device.token_tflops / 1e12
@@ -268,8 +269,9 @@ def parts_of_prompt(
     """
     gbps = device.gbps * 1e9
     peak = (device.peak_tflops or math.nan) * 1e12
-    prompt = step_kernels.step_cost(model, n, n_past, 1, *types)
-    first_step = step_kernels.step_cost(model, min(n, n_ubatch), 0, 1, *types)
+    prompt = step_kernels.known(cost.step(model, n, n_past, 1, *types), model)
+    first_step = cost.step(model, min(n, n_ubatch), 0, 1, *types)
+    first_step = step_kernels.known(first_step, model)
     n_steps = math.ceil(n / n_ubatch)
     seen_bytes = 0.0
     for layers in cost.attended(model, n, n_past) or ():

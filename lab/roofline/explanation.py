@@ -165,9 +165,9 @@ class StepCosts:
         model = record.model
         settings = record.settings
         if (size, layers) not in self._costs:
-            step = step_kernels.step_cost(model, *size, settings.type_k, settings.type_v)
+            step = cost.step(model, *size, settings.type_k, settings.type_v)
             parts = step_kernels.parts(model, settings, self.ceilings, *size, layers=layers)
-            self._costs[size, layers] = (step, parts)
+            self._costs[size, layers] = (step_kernels.known(step, model), parts)
         return self._costs[size, layers]
 
 

@@ -88,7 +88,7 @@ def attention_s_per_flop(
     `kind` is the type of the cache.
     """
     at_length = {}
-    points = attention_points(ceilings, model, heads, kind, n_tokens, n_threads, is_flash)
+    points = attention_points(ceilings, model, heads, kind, n_threads, is_flash)
     for n, by_length in points.items():
         at_length[n] = interpolated(by_length, n_positions)
     return interpolated(at_length, n_tokens)
@@ -99,7 +99,6 @@ def attention_points(
     model: Model,
     heads: AttentionLayers,
     kind: str,
-    n_tokens: int,
     n_threads: int,
     is_flash: bool,
 ) -> dict[int, dict[int, float]]:

@@ -315,7 +315,8 @@ class Here:
         """The least seconds of a step, by the machine's best rates."""
         settings = self.settings
         types = settings.cache_types
-        work = step_kernels.step_cost(self.model, *step, *types, other_spans)
+        work = cost.step(self.model, *step, *types, other_spans)
+        work = step_kernels.known(work, self.model)
         return max(work.n_bytes / self.roof.gbps, work.flops / self.roof.gflops) / 1e9
 
     def case_of(self, phase: str, length: int) -> LearnedCase:

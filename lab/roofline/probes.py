@@ -178,7 +178,7 @@ def probes(
             wanted_probes += _product_probes(model, settings, matrix, sizes, device)
     if heads:
         most_layers = max(heads, key=lambda group: group.n_layer)
-        wanted_probes += _attention_probes(model, settings, most_layers, device)
+        wanted_probes += _attention_probes(settings, most_layers, device)
     if device is not None:
         wanted_probes += _copy_probes(device)
     return list(dict.fromkeys(wanted_probes))
@@ -351,7 +351,7 @@ def _product_bytes(kind: str, n_tokens: int, n_threads: int, device: str | None)
 
 
 def _attention_probes(
-    model: Model, settings: Settings, heads: AttentionLayers, device: str | None
+    settings: Settings, heads: AttentionLayers, device: str | None
 ) -> list[Probe]:
     """Flash attention and plain attention of one token and of a full ubatch, over several lengths,
     with the heads of most layers.

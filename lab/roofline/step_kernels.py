@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lab.core import cost
 from lab.core.matrices import ATTENTION, EXPERTS
@@ -74,9 +74,8 @@ def not_known(model: Model) -> LabError:
     )
 
 
-def step_cost(model: Model, *size: Any) -> cost.StepCost:
-    """`cost.step`; a LabError instead of None."""
-    step = cost.step(model, *size)
+def known(step: cost.StepCost | None, model: Model) -> cost.StepCost:
+    """The cost of a model's step; a LabError instead of None."""
     if step is None:
         raise not_known(model)
     return step

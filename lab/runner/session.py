@@ -171,14 +171,14 @@ class _Loop:
             n_repeats = repeats_until(runs, self.plan.until)
         elif self.plan.is_more_if_cheap:
             spare_s = EXTRA_SHARE * planned_s
-            n_repeats = cheap_repeats(self._run_s(), self.plan.n_repeat, spare_s)
+            n_repeats = cheap_repeats(self._forecast_s(), self.plan.n_repeat, spare_s)
         extension: list[tuple[int, Case]] = []
         for repeat in range(self.plan.n_repeat, max(n_repeats.values(), default=0)):
             cases = [case for case, n_repeat in n_repeats.items() if repeat < n_repeat]
             extension += self.plan.round(repeat, cases)
         return extension
 
-    def _run_s(self) -> dict[Case, float]:
+    def _forecast_s(self) -> dict[Case, float]:
         """The forecast seconds of a run of each case."""
         run_s: dict[Case, float] = {}
         for case in self.plan.cases:
@@ -191,7 +191,7 @@ class _Loop:
         """The list with the rounds that will probably follow, without those that will not."""
         if self.is_extended:
             return self.todo
-        run_s = self._run_s()
+        run_s = self._forecast_s()
         expected = self.todo
         if self.plan.is_more_if_cheap and len(run_s) > 1 and self.engine.round < DEAR_REPEATS:
             expected = without(expected, dear_case(run_s), DEAR_REPEATS)
@@ -206,7 +206,7 @@ class _Loop:
         """
         if not self.plan.is_more_if_cheap or self.todo[0][0] < DEAR_REPEATS:
             return False
-        case = dear_case(self._run_s())
+        case = dear_case(self._forecast_s())
         if case is None or not is_as_sure(case, self._runs_that_count()):
             return False
         n_before = len(self.todo)

@@ -80,7 +80,7 @@ def hints() -> list[str]:
     heads = AttentionLayers(1, 32, 8, 0, 128, 128)
     calls = (
         lambda: kernel_rates.product_s_per_byte(FAST, model, product, 1, 2),
-        lambda: kernel_rates.attention_points(FAST, model, heads, EVIL, 1, 2, True),
+        lambda: kernel_rates.attention_points(FAST, model, heads, EVIL, 2, True),
         lambda: obtain.obtain(spec, None, None),  # type: ignore[arg-type]
     )
     commands = []

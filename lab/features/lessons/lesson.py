@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lab.app import kinds
-from lab.core import growth, memory, stats
+from lab.core import cost, growth, memory, stats
 from lab.core.cost import StepCost
 from lab.core.matrices import BLOCKS
 from lab.core.record import DECODE, SCHEMA, Ceilings, Model, Record, Settings
@@ -429,7 +429,7 @@ def limit_of_step(
     n_past: int,
 ) -> None:
     """Say what limits a decode step of one sequence, by the rule of `explain`."""
-    cost_of_step = step_kernels.step_cost(model, 1, n_past, 1)
+    cost_of_step = step_cost(model, 1, n_past)
     best = roof(ceilings)
     try:
         kernels = step_kernels.total(model, settings, ceilings, 1, n_past, 1)
@@ -657,7 +657,7 @@ def step_ms(
 
 def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:
     """FLOPs and bytes of one step of `n_tokens` after `n_past`, with logits for the last token."""
-    return step_kernels.step_cost(model, n_tokens, n_past, 1)
+    return step_kernels.known(cost.step(model, n_tokens, n_past, 1), model)
 
 
 def shape(name: str, quantization: str) -> Model:

@@ -204,7 +204,7 @@ def shape_of(model: Model, settings: Settings, n_ctx: int) -> Numbers:
     a step, bytes read for those with logits]. LabError for a model of unknown cost.
     """
     types = settings.type_k, settings.type_v
-    step = step_kernels.step_cost(model, 1, 0, 1, *types)
+    step = step_kernels.known(cost.step(model, 1, 0, 1, *types), model)
     layers = []
     for heads in attention_layers(model) or ():
         layers.append(
@@ -410,7 +410,6 @@ def attention_of(model: Model, settings: Settings, ceilings: Ceilings) -> list[A
                 model,
                 heads,
                 settings.cache_types[0].upper(),
-                max(1, settings.n_ubatch),
                 n_threads,
                 settings.uses_flash,
             )

@@ -83,7 +83,7 @@ def side_by_side(setups: Sequence[Sequence[Prediction]], slo: Slo | None) -> Sec
         labels[0] if is_one_model else "Side by side",
         f"answers of {rows[0].n_gen:,} tokens{at_once(rows[0])}",
         answer=faster(setups),
-        **tabled(side_columns(rows, is_one_model), rows),
+        **tabled(side_columns(is_one_model), rows),
         sentences=[
             *wording.assumptions(rows),
             *([] if slo is None else [kept_limits(rows, slo)]),
@@ -91,7 +91,7 @@ def side_by_side(setups: Sequence[Sequence[Prediction]], slo: Slo | None) -> Sec
     )
 
 
-def side_columns(rows: Sequence[Prediction], is_one_model: bool) -> Columns:
+def side_columns(is_one_model: bool) -> Columns:
     return (
         PROMPT_TOKENS,
         *ranking_columns(is_one_model, with_prefill_range=True),

@@ -22,7 +22,7 @@ from lab.show.wording import digits, percent
 def basis(row: Prediction) -> str:
     """What a prediction comes from, in sentences; "" for a measurement."""
     if row.device is not None:
-        sentences = [basis_of_device(row.device, row.model)]
+        sentences = [basis_of_device(row.device)]
         sentences += [narrowed_by(own_rate) for own_rate in row.own_rates]
         return " ".join(sentences)
     if row.learned is None or row.ceilings is None:
@@ -117,7 +117,7 @@ def approximations(rows: Sequence[Prediction]) -> list[str]:
     return sentences
 
 
-def basis_of_device(device: DeviceSheet, model: Model) -> str:
+def basis_of_device(device: DeviceSheet) -> str:
     """The datasheet, and what was learned from others' rates."""
     return f"{datasheet_source(device)} {basis_of_datasheets(device)}"
 

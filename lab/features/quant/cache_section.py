@@ -59,8 +59,8 @@ def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
         question="What does a smaller KV cache cost in quality, and what does it gain?",
         answer=title,
         words=[ABOUT],
-        **tabled(columns(summary, by_depth), rows),
-        sentences=sentences(lines, summary, by_depth, deciding),
+        **tabled(columns(by_depth), rows),
+        sentences=sentences(lines, summary, deciding),
         warnings=text_doubts.disturbed(runs),
         parts=parts(summary, by_depth, deciding),
         pictures=[Picture("quant", CAPTION, draw, (10, 5.2))],
@@ -71,7 +71,7 @@ def section(lines: Sequence[Any], summary: QuantFigures) -> Section:
 # The tables
 
 
-def columns(summary: QuantFigures, by_depth: Any) -> Columns:
+def columns(by_depth: Any) -> Columns:
     """The memory, the share of equal tokens in each bin, and the speed after the deepest."""
     table: list[Any] = [
         Column("name", name_of, TEXT),
@@ -158,7 +158,7 @@ def cache_of(row: Any) -> str:
 def choice(row: Any, reference: Any, summary: QuantFigures, by_depth: Any) -> str:
     deep = by_depth[by_depth.label == row.label].iloc[-1]
     words = [f"{row.label} {saving(row, reference)}{harm(deep, summary)}"]
-    speed = speed_words(row, int(deep.end))
+    speed = speed_words(row)
     if speed:
         words.append(speed)
     return ", and ".join(words)
@@ -198,7 +198,7 @@ def ordinal(n: int) -> str:
     return f"{n:,}{last}"
 
 
-def speed_words(row: Any, deepest: int) -> str:
+def speed_words(row: Any) -> str:
     """How fast it decodes after the longest text; "" if that was not measured."""
     if math.isnan(row.decode):
         return ""
@@ -212,9 +212,7 @@ def speed_words(row: Any, deepest: int) -> str:
     return f"decodes {times(row.decode)} as fast ({interval})"
 
 
-def sentences(
-    lines: Sequence[Any], summary: QuantFigures, by_depth: Any, deciding: Any
-) -> list[str]:
+def sentences(lines: Sequence[Any], summary: QuantFigures, deciding: Any) -> list[str]:
     """What happens with the depth and to the tokens that decide, the front, the build's changes of
     the cache, and the basis of the figures."""
     scored = figures.candidates(lines)
