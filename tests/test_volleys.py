@@ -109,7 +109,7 @@ def test_runs_in_process_stand_beside_them(
     (section,) = volleys.chapters(records[0], context, "batch")
     (part,) = section.parts
     assert "in process:\ntotal" in headings(part)
-    assert any("4 requests at once: " in sentence for sentence in part.sentences)
+    assert "4 requests at once: " in part.said
     (picture,) = part.pictures
     figure = canvas.drawn(picture.draw, picture.file_size)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]

@@ -192,13 +192,15 @@ def _section(
 ) -> Section:
     rows = summary(measured, in_process)
     draw = partial(_draw, label, measured, rows)
+    gains = sentences(rows)
     return Section(
         label,
         ABOUT,
         name="volleys",
+        answer=gains[0] if gains else "",
         **tabled(COLUMNS, rows.to_dict("records")),
         warnings=warnings(records),
-        sentences=sentences(rows),
+        sentences=gains[1:],
         notes=[MEANINGS],
         pictures=[Picture("volleys", CAPTION, draw, WIDE)],
         data=lambda: {"rows": rows.to_dict("records")},
