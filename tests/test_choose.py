@@ -206,9 +206,13 @@ def test_the_pictures_name_their_findings_and_all_that_they_draw() -> None:
     (section,) = sections(records, Context())
     steps, vocabulary = section.all_pictures
 
-    (ax,) = canvas.drawn(steps.draw, steps.file_size).axes
+    figure = canvas.drawn(steps.draw, steps.file_size)
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
     bars: list[Any] = list(ax.patches)
     assert len({bar.get_facecolor() for bar in bars}) == 2  # compute, choose
+    frame = ax.get_window_extent()
+    assert all(text.get_window_extent().y1 < frame.y1 for text in ax.texts)
     assert ax.get_title().startswith("Choosing takes up to ")
     labels = [tick.get_text() for tick in ax.get_xticklabels()]
     assert labels == ["1\ndefault", "8\ndefault"]

@@ -93,7 +93,7 @@ def draw_strip(ax: Axes, strip: Strip) -> None:
         is_numbered = layer is not None and (layer % 5 == 0 or strip.is_one_layer)
         draw_layer(ax, start, at, number, str(layer) if is_numbered else "")
     ax.set_yticks([OPERATIONS_AT, LAYERS_AT], ["operations", "layers"])
-    ax.set(ylim=(0, 1.3), xlim=(0, at), xlabel="ms")
+    ax.set(ylim=(0, 1.3), xlim=(0, at), xlabel="time (ms)")
     ax.set_title(strip.title, fontsize=9)
 
 

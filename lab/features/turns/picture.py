@@ -97,5 +97,5 @@ def name_turns(ax: Axes, turns: pd.DataFrame, n_panels: int) -> None:
     labels = []
     for turn in named.itertuples():
         breaks = turn.breaks.replace(", ", "\n")
-        labels.append(f"{turn.turn}\n{breaks}")
+        labels.append(f"{turn.turn}\n{breaks}".rstrip())
     ax.set_xticks(named.turn, labels)
