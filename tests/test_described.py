@@ -98,10 +98,12 @@ def test_what_is_not_known_of_a_machine_is_asked_for(text: str) -> None:
         ("snapdragon x2", 152, 12, ["gbps="]),
         ("epyc 7702 4 channel", 102.4, 64, ["gbps="]),
         ("Xeon X5650", 32, 6, ["gbps="]),
+        ("rtx-4090 watts=250", 1008, None, ["tflops="]),
+        ("rtx-5060-laptop watts=46", 384, None, ["tflops="]),
     ],
 )
 def test_what_a_name_leaves_open_is_assumed(
-    text: str, gbps: float, cores: float, fields: list[str]
+    text: str, gbps: float, cores: float | None, fields: list[str]
 ) -> None:
     device = described.find(text)
     assert device.gbps == pytest.approx(gbps, rel=0.01)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from lab.core.record import DECODE, PREFILL
 from lab.features.predict import published_record, wording
 from lab.models import catalog, described, devices, processors, synthetic
-from lab.roofline import datasheet
+from lab.roofline import conditioning, datasheet
 from lab.roofline.datasheet import DatasheetCase
 from lab.roofline.prediction import on_device
 from lab.show import canvas
@@ -390,6 +391,19 @@ def test_a_group_of_enough_measurers_has_a_scale_of_its_own() -> None:
     assert scales["all"] == 2.0
     assert scales["good"] == pytest.approx(2 ** (4 / 24))
     assert set(scales) == {"all", "good"}
+
+
+def test_a_rate_of_the_user_tells_less_where_files_on_one_device_differ_more() -> None:
+    learned = datasheet.learned()[DECODE]
+    row = next(row for row in published() if row.phase == DECODE and row.backend == "CUDA")
+    case = learn_published.case_of(row)
+    measured = [(case, 2 * (learned.expected_s(case) or 0))]
+    near, far = (
+        conditioning.condition(learn_published.with_noise_of_files(learned, noise), measured)
+        for noise in (0.01, 0.3)
+    )
+    assert 0 < far.shift < near.shift < math.log(2)
+    assert near.deviation < far.deviation
 
 
 def test_every_measurer_weighs_alike_and_collections_like_all_others() -> None:

@@ -334,6 +334,9 @@ def of_sheet(sheet: DeviceSheet, description: Description, text: str) -> DeviceS
         device = replace(
             device, tflops=device.peak_tflops * share, assumed=(*device.assumed, doubt)
         )
+    elif "watts" in facts:
+        doubt = replace(OF_POWER, text="all of its arithmetic at that power")
+        device = replace(device, assumed=(*device.assumed, doubt))
     if description.n_devices > 1 and device.memory_gb:
         device = replace(device, memory_gb=device.memory_gb * description.n_devices)
     changed = {*facts} & {"gbps", "tflops", "watts", "cores", "threads"}

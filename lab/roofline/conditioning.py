@@ -1,8 +1,8 @@
 """A measured rate of the user's own narrows all predictions for its device.
 
 What is not known of a device (memory channels filled, threads, power, the build) is a factor that
-all its times share. One rate tells most of this factor: the rest of its uncertainty, and the noise
-of single rates, stay in the range.
+all its times share. One rate tells a part of this factor: the rest of its uncertainty, and what
+files on one device differ by, stay in the range.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def condition(
     for case, seconds in measured:
         expected_s = learned.expected_s(case)
         assert expected_s is not None
-        noise = math.hypot(learned.noise, learned.wide(case) / datasheet.SURE)
+        noise = math.hypot(learned.noise_of_files, learned.wide(case) / datasheet.SURE)
         total += math.log(seconds / expected_s) / noise**2
         precision += noise**-2
     return Condition(total / precision, precision**-0.5)

@@ -484,12 +484,18 @@ class LearnedRates:
         """Standard deviation of single rates, of logarithms."""
         return self.sd["noise"]["all"]
 
+    @property
+    def noise_of_files(self) -> float:
+        """By how much the errors of files on one device differ, of logarithms."""
+        return self.sd["noise"].get("files", self.noise)
+
     def deviation(self, case: DatasheetCase, own: Condition | None = None) -> float:
         """Standard deviation of the logarithm of measured over predicted time."""
         if not self.sd:
             return 1.0
-        uncertainty = self.uncertainty(case) if own is None else own.deviation
-        return math.hypot(self.noise, uncertainty)
+        if own is not None:
+            return math.hypot(self.noise_of_files, own.deviation)
+        return math.hypot(self.noise, self.uncertainty(case))
 
     def knowledge(self, case: DatasheetCase) -> str:
         """Whether rows tell of a device like the case's: FAMILY_KNOWN or NOTHING_KNOWN."""

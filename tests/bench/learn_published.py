@@ -490,7 +490,8 @@ def beside_own(
 def own_condition(
     rows: Sequence[Row], row: Row, learned: LearnedRates
 ) -> datasheet.Condition | None:
-    """What the first row of the device with another model or type says; None without one."""
+    """What one of the device's rows of another model or type says; None without one."""
+    candidates = []
     for candidate in rows:
         is_same_device = candidate.device == row.device
         is_same_build = (candidate.backend, candidate.source) == (row.backend, row.source)
@@ -499,8 +500,11 @@ def own_condition(
             row.quantization,
         )
         if is_same_device and is_same_build and not is_same_file:
-            return conditioning.condition(learned, [(case_of(candidate), seconds(candidate))])
-    return None
+            candidates.append(candidate)
+    if not candidates:
+        return None
+    chosen = candidates[zlib.crc32(repr(row).encode()) % len(candidates)]
+    return conditioning.condition(learned, [(case_of(chosen), seconds(chosen))])
 
 
 def error_of(
@@ -675,7 +679,9 @@ def learn_in_parts(rows: Sequence[Row], law: str) -> tuple[LearnedRates, list[Ro
 
 def learn_with_ranges(rows: Sequence[Row], law: str) -> LearnedRates:
     """What rows teach, with ranges that hold the rows of a publisher who is left out."""
-    held = held_out(rows, law)
+    held_without = held_out(rows, law)
+    files = noise_of_files(held_without)
+    held = [(row, with_noise_of_files(learned, files)) for row, learned in held_without]
     beside = beside_own(held)
     errors = []
     for row, learned in held:
@@ -693,7 +699,28 @@ def learn_with_ranges(rows: Sequence[Row], law: str) -> LearnedRates:
         factor = stretch(replace(learned, ranges=of_ranges), row, own)
         stretches_beside.append(Stretch(row, factor, e.groups[:-1]))
     scale = scales(stretches) | scales(stretches_beside)
-    return replace(fit(rows, law), ranges=of_ranges, scale=scale)
+    learned = with_noise_of_files(fit(rows, law), files)
+    return replace(learned, ranges=of_ranges, scale=scale)
+
+
+def with_noise_of_files(learned: LearnedRates, noise: float) -> LearnedRates:
+    return replace(
+        learned, sd={**learned.sd, "noise": {**learned.sd["noise"], "files": noise}}
+    )
+
+
+def noise_of_files(held: Sequence[tuple[Row, LearnedRates]]) -> float:
+    """The standard deviation of errors between files of one device and publisher, pooled."""
+    errors: dict[tuple[str, ...], dict[tuple[str, str], list[float]]] = {}
+    for row, learned in held:
+        of_device = errors.setdefault((row.source, row.device, row.backend), {})
+        of_device.setdefault((row.model, row.quantization), []).append(error(learned, row))
+    variances = []
+    for of_device in errors.values():
+        medians = [float(np.median(of_file)) for of_file in of_device.values()]
+        if len(medians) > 1:
+            variances.append(float(np.var(medians, ddof=1)))
+    return math.sqrt(float(np.mean(variances)))
 
 
 class Stretch(NamedTuple):

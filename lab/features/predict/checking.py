@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core import phases, results
@@ -15,6 +13,7 @@ from lab.core.memory import CPU
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.predict import published_record
+from lab.features.predict.published_record import RecordedRate
 from lab.models import described, devices, processors
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning
@@ -22,28 +21,6 @@ from lab.roofline.prediction import Prediction, on_device
 from lab.show.cells import PROMPT_TOKENS, TEXT, Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import digits, percent
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Runs of a setup beside their prediction: rates in tokens/s, `low` and `high` predicted."""
-
-    label: str
-    phase: str
-    n_prompt: int
-    tps: float
-    expected: float
-    low: float
-    high: float
-
-    @property
-    def is_inside(self) -> bool:
-        return self.low <= self.tps <= self.high
-
-    @property
-    def off(self) -> float:
-        """Logarithm of the predicted over the measured rate."""
-        return math.log(self.expected / self.tps)
 
 
 def section(path: str) -> Section:
@@ -77,7 +54,7 @@ def is_used(record: Record) -> bool:
     return learning.is_plain(record) and not record.run.is_apart and not record.run.warmup
 
 
-def checked_rows(records: Sequence[Record]) -> Iterator[Checked]:
+def checked_rows(records: Sequence[Record]) -> Iterator[RecordedRate]:
     setups = grouped(
         records, lambda record: (learning.model_label(record.model), record.run.n_prompt)
     )
@@ -89,9 +66,9 @@ def checked_rows(records: Sequence[Record]) -> Iterator[Checked]:
         yield from checked(row, runs)
 
 
-def checked(row: Prediction, runs: Sequence[Record]) -> Iterator[Checked]:
+def checked(row: Prediction, runs: Sequence[Record]) -> Iterator[RecordedRate]:
     """The rates of both phases of runs of one setup."""
-    label = learning.model_label(row.model)
+    sheet = sheet_of(runs[0])
     prefill_s = [phases.prefill_ns(record.run) for record in runs]
     tpot_s = [phases.tpot_ns(record.run) for record in runs]
     both = (
@@ -101,10 +78,20 @@ def checked(row: Prediction, runs: Sequence[Record]) -> Iterator[Checked]:
     for phase, times, n_tokens, ends, expected_s in both:
         known_ns = [ns for ns in times if ns]
         if known_ns and expected_s:
-            tps = n_tokens * 1e9 / statistics.median(known_ns)
-            low = n_tokens / ends[1]
-            high = n_tokens / ends[0]
-            yield Checked(label, phase, row.n_prompt, tps, n_tokens / expected_s, low, high)
+            yield RecordedRate(
+                phase=phase,
+                backend=datasheet.backend_of(sheet),
+                device=sheet.name,
+                model=row.model.name,
+                quantization=row.model.quantization or "",
+                n_prompt=row.n_prompt,
+                threads=runs[0].settings.n_threads,
+                tps=n_tokens * 1e9 / statistics.median(known_ns),
+                expected=n_tokens / expected_s,
+                low=n_tokens / ends[1],
+                high=n_tokens / ends[0],
+                source="",
+            )
 
 
 def sheet_of(record: Record) -> DeviceSheet:

@@ -150,8 +150,8 @@ def predict(
     machine the range is wider for prompts longer than those measured here and for other models,
     quantizations or settings. For another device it is learned from what others published: narrow
     where the device or its family has rows, wide where nothing is known or something had to be
-    assumed; the output says what would narrow it most. A rate of your own narrows it to about a
-    factor of two: --measured llama-3.1-8b:Q4_0=38. A processor takes --threads.
+    assumed; the output says what would narrow it most. A rate of your own narrows it:
+    --measured llama-3.1-8b:Q4_0=38. A processor takes --threads.
 
     With --memory the model may be larger than this machine's memory: its file is mapped, and read
     again for each token. How long that takes is what lab start --memory measured here.

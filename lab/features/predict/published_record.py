@@ -23,15 +23,18 @@ KINDS = {"GPUs": False, "processors": True}
 
 @dataclass(frozen=True)
 class RecordedRate:
-    """A published rate beside its prediction, in tokens/s. `backend` is llama.cpp's."""
+    """A measured rate beside its prediction, in tokens/s. `backend` is llama.cpp's.
+
+    `n_prompt` and `threads` are None where they were not published.
+    """
 
     phase: str
     backend: str
     device: str
     model: str
     quantization: str
-    n_prompt: str
-    threads: str
+    n_prompt: int | None
+    threads: int | None
     tps: float
     expected: float
     low: float
@@ -39,12 +42,17 @@ class RecordedRate:
     source: str
 
     @property
+    def label(self) -> str:
+        """The model and its quantization."""
+        return f"{self.model} {self.quantization}".strip()
+
+    @property
     def is_inside(self) -> bool:
         return self.low <= self.tps <= self.high
 
     @property
     def off(self) -> float:
-        """Logarithm of the predicted over the published rate."""
+        """Logarithm of the predicted over the measured rate."""
         return math.log(self.expected / self.tps)
 
 
@@ -61,8 +69,8 @@ def recorded_rates() -> tuple[RecordedRate, ...]:
                     device=line["device"],
                     model=line["model"],
                     quantization=line["quantization"],
-                    n_prompt=line["n_prompt"],
-                    threads=line["threads"],
+                    n_prompt=int(line["n_prompt"]) if line["n_prompt"] else None,
+                    threads=int(line["threads"]) if line["threads"] else None,
                     tps=float(line["tps"]),
                     expected=float(line["expected"]),
                     low=float(line["low"]),
