@@ -352,7 +352,7 @@ def test_the_machine_comes_first_then_a_table_then_the_worst(
     planted: type[Planted], mini: Path
 ) -> None:
     planted.slow = staticmethod(lambda settings: 10.0 if settings.n_threads > 2 else 1.0)
-    status, out, _ = run_lab("doctor", "-m", mini, "-t", "8")
+    status, out, _ = run_lab("doctor", "-m", mini, "-t", "8", "--details")
     assert status == 1
     about_machine, table, sentences = out.split("\n\n", 2)
     for name in ("machine", "device", "cores", "energy", "python", "flags"):
@@ -362,6 +362,16 @@ def test_the_machine_comes_first_then_a_table_then_the_worst(
         "threads (broken): With 2 instead of 8: prefill 10.0x as fast (10.0-10.0)"
     )
     assert "lab measure --threads 2" in sentences
+
+
+def test_devices_cores_and_flags_are_details(planted: type[Planted], mini: Path) -> None:
+    status, out, _ = run_lab("doctor", "-m", mini)
+    assert status == 0
+    about_machine, table, *_ = out.split("\n\n")
+    names = [line.split()[0] for line in about_machine.splitlines()]
+    assert names == ["machine", "build", "model"]
+    assert len(about_machine.splitlines()) + len(table.splitlines()) < 14
+    assert "--details" in out.splitlines()[-1]
 
 
 def test_json_has_the_machine_and_the_checks(planted: type[Planted], mini: Path) -> None:

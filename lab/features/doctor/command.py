@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.app.help import EXIT_FAILED, Command
-from lab.app.options import ENGINE, MODEL, as_json_option, with_options
+from lab.app.options import DETAILS, ENGINE, MODEL, as_json_option, with_options
 from lab.features.doctor.checks import BROKEN, LOOK, UNKNOWN, Check
 from lab.features.doctor.checkup import Checkup, examine
 from lab.runner import machine
@@ -35,7 +35,8 @@ BEFORE = (
     "[default: in a terminal]",
 )
 @as_json_option(help="One JSON document on stdout, for bug reports.")
-def doctor(as_json: bool, beside: bool | None, **asked: Any) -> None:
+@DETAILS
+def doctor(as_json: bool, details: bool, beside: bool | None, **asked: Any) -> None:
     """Show this machine, and find out why the lab fails or is slow.
 
     \b
@@ -67,18 +68,18 @@ def doctor(as_json: bool, beside: bool | None, **asked: Any) -> None:
     if as_json:
         console.print_json(dataclasses.asdict(checkup))
     else:
-        print_checkup(checkup, console.console())
+        print_checkup(checkup, console.console(), details)
     if any(check.verdict == BROKEN for check in checkup.checks):
         sys.exit(EXIT_FAILED)
 
 
-def print_checkup(checkup: Checkup, out: Console) -> None:
+def print_checkup(checkup: Checkup, out: Console, details: bool) -> None:
     """Print the machine, a table of the checks, and what is worth a look; the worst first."""
     from lab.show import text_plan
 
     for line in text_plan.describe(checkup.machine, checkup.model):
         out.print(line)
-    for line in details(checkup):
+    for line in facts(checkup) if details else ():
         out.print(line)
     out.print()
     print_table(checkup.checks, out)
@@ -90,10 +91,11 @@ def print_checkup(checkup: Checkup, out: Console) -> None:
         if check.command:
             out.print(f"    {check.command}")
     n_checks = len(checkup.checks)
-    out.print(f"\n{n_checks} checks in {checkup.seconds:.0f} s, {len(broken)} broken.")
+    more = "" if details else " Devices, cores, energy and the build's flags: --details"
+    out.print(f"\n{n_checks} checks in {checkup.seconds:.0f} s, {len(broken)} broken.{more}")
 
 
-def details(checkup: Checkup) -> list[str]:
+def facts(checkup: Checkup) -> list[str]:
     """Lines on the devices, the cores, what counts energy, and the build."""
     here = checkup.machine
     lines: list[str] = []
