@@ -296,7 +296,7 @@ def test_the_command_ranks_a_kind() -> None:
 def test_the_command_explains_names() -> None:
     status, out, _ = run_lab("predict", "-m", LLAMA, "-d", "rtx4090,M4 Max", "-p", "1k")
     assert status == 0
-    assert re.match(r"\nThe rtx-4090 is [\d.]+x as fast as the m4-max \([\d.]+ to", out)
+    assert re.match(r"The rtx-4090 is [\d.]+x as fast as the m4-max \([\d.]+ to", out)
     assert len(out.splitlines()) <= MOST_LINES
     _, out, _ = run_lab("predict", "-m", LLAMA, "-d", "rtx4090", "-d", "M4 Max", "--details")
     assert out.count("From the datasheet: ") == 2
