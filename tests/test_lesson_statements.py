@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from lab.core.record import Buffer, Placement
+from lab.core.growth import SLOPE, Growth
+from lab.core.record import DECODE, PREFILL, Buffer, Placement
 from lab.core.stats import Ratio
 from lab.features.lessons import lesson, sheet, statements
-from lab.features.lessons.statements import FAILS, HOLDS, LESS, MORE, SAME, UNCLEAR
+from lab.features.lessons.statements import (
+    FAILS,
+    HOLDS,
+    LESS,
+    MORE,
+    SAME,
+    UNCLEAR,
+    RunsRatio,
+)
 from lab.models import own_sheet
 from lab.roofline import explanation
 from lab.show.sweep_laws import Law
@@ -131,6 +140,74 @@ def test_both_phases_that_gain_the_same_are_told_so() -> None:
     assert statements.threads_gain(half, Ratio(0.9, 0.88, 0.92), 2).verdict == MORE
     assert statements.threads_gain(Ratio(0.9, 0.88, 0.92), half, 2).verdict == LESS
     assert statements.threads_gain(half, Ratio(0.6, 0.4, 0.9), 2).verdict == UNCLEAR
+
+
+def test_an_interval_on_one_side_of_1_is_clear_and_a_few_runs_are_not() -> None:
+    ends = (1.2, 1.01, 1.4)
+    assert statements.judged(Ratio(*ends)) == MORE
+    assert statements.judged(RunsRatio(*ends)) == UNCLEAR
+    assert statements.judged(statements.inverse(RunsRatio(*ends))) == UNCLEAR
+    assert statements.judged(statements.inverse(Ratio(*ends))) == LESS
+
+
+def test_disjoint_intervals_of_blocks_tell_which_phase_gains_more() -> None:
+    prefill = Ratio(1 / 1.81, 1 / 1.91, 1 / 1.58)
+    decode = Ratio(1 / 1.49, 1 / 1.57, 1 / 1.32)
+    gain = statements.threads_gain(prefill, decode, 2)
+    assert gain.verdict == MORE
+    assert "1.81 times (1.58 to 1.91, 95 % interval) as fast" in gain.sentence
+
+
+def test_the_gains_of_both_phases_are_compared_block_by_block() -> None:
+    half = Ratio(0.5, 0.3, 0.8)
+    assert statements.threads_gain(half, half, 2).verdict == UNCLEAR
+    assert statements.threads_gain(half, half, 2, Ratio(1.3, 1.2, 1.4)).verdict == MORE
+
+
+def test_lengths_that_agree_are_told_although_the_longest_is_unclear() -> None:
+    same = RunsRatio(1.01, 0.995, 1.04)
+    wide = RunsRatio(1.11, 1.02, 1.22)
+    more = {512: same, 1024: RunsRatio(1.15, 1.08, 1.23), 1536: RunsRatio(1.12, 1.08, 1.16)}
+    told = statements.by_length("a token", more | {2048: wide})
+    assert told.verdict == MORE
+    assert "After 1,024 and 1,536 tokens it clearly takes longer." in told.sentence
+    assert told.sentence.endswith("At the longest the runs differ too much to tell.")
+    opposite = more | {512: RunsRatio(0.5, 0.49, 0.51), 2048: wide}
+    assert statements.by_length("a token", opposite).verdict == UNCLEAR
+    assert statements.by_length("a token", {512: more[1024], 2048: wide}).verdict == UNCLEAR
+    assert statements.by_length("a token", more).sentence.endswith(
+        "At the longest it clearly takes longer."
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "rate", "reads", "part"),
+    [
+        (
+            DECODE,
+            7e9,
+            7e9,
+            "no slower than sound kernels usually are (at least 17 % of the rate",
+        ),
+        (
+            PREFILL,
+            7e9,
+            7e9,
+            "no slower than sound kernels usually are (at least 17 % of the rate",
+        ),
+        (DECODE, 1e9, 7e9, "once for each query head"),
+        (DECODE, 12e9, 12e9, "Attention is no slower."),
+    ],
+)
+def test_a_usual_speed_of_attention_explains_no_time(
+    phase: str, rate: float, reads: float, part: str
+) -> None:
+    law = Growth(phase, SLOPE, "", 1e-3, rate, 12e9, reads)
+    told = statements.slow_attention(law, phase)
+    assert told.verdict == SLOPE
+    assert part in told.sentence
+    assert told.sentence.endswith("That does not say what limits it.")
+    assert "explain" not in told.sentence
 
 
 def test_the_datasheet_has_no_w_of_a_law_that_misses_a_short_prompt(

@@ -417,7 +417,19 @@ def threads_gain(records: Sequence[Record], n_prompt: int, n_threads: int) -> No
     """Say what all threads gain over one in a trial of both."""
     (prefill,) = compared(records, "prefill_s", n_prompt)
     (decode,) = compared(records, "tpot_ms", n_prompt)
-    say(statements.threads_gain(prefill.ratio, decode.ratio, n_threads))
+    by_block = _decode_over_prefill(records, n_prompt)
+    say(statements.threads_gain(prefill.ratio, decode.ratio, n_threads, by_block))
+
+
+def _decode_over_prefill(records: Sequence[Record], n_prompt: int) -> stats.Ratio | None:
+    """What a trial's B changes in decode over what it changes in prefill, block by block: what
+    makes a whole block slow cancels."""
+    runs = table.runs(_timed(records)).query("n_prompt == @n_prompt")
+    phases = runs.tpot_ms / runs.prefill_s
+    means = phases.groupby([runs.session, runs.block, runs.variant]).mean()
+    blocks = means.unstack().dropna()  # of two columns, A before B
+    one, all_threads = (list(blocks[variant]) for variant in sorted(blocks))
+    return stats.paired_ratio(one, all_threads)
 
 
 def limit_of_step(

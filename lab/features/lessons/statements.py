@@ -7,9 +7,10 @@ runs say so, attention is judged by `lab.core.growth`, and a phase by `lab.roofl
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ HOLDS = "holds"
 FAILS = "does not hold"
 CLEAR = 5  # in logarithms: the nearest ends differ by a quarter of the rest of the range
 NEAR = 1.1  # a ratio within this factor of 1 counts as none
+NEAR_PERCENT = f"{100 * (NEAR - 1):.0f} %"
 ATTENTION_NAMED = 0.25  # of a phase: attention is named, although it is not the limit
 BATCH_SHARED = 0.7  # of the ideal gain: from here on users share nearly all of a step
 AGREE = 1.25  # a prediction within this factor of the measured figure explains it
@@ -48,6 +50,11 @@ class Judgement:
     sentence: str
 
 
+@dataclass(frozen=True)
+class RunsRatio(Ratio):
+    """A ratio of a few runs: its ends are the lowest and the highest, and no interval."""
+
+
 def ratio(base: Sequence[float], candidate: Sequence[float]) -> Ratio | None:
     """Other over base: of their medians, and from the lowest to the highest of any two runs.
 
@@ -57,23 +64,24 @@ def ratio(base: Sequence[float], candidate: Sequence[float]) -> Ratio | None:
     if not base or not candidate or len(usable) < len(base) + len(candidate):
         return None
     middle = statistics.median(candidate) / statistics.median(base)
-    return Ratio(middle, min(candidate) / max(base), max(candidate) / min(base))
+    return RunsRatio(middle, min(candidate) / max(base), max(candidate) / min(base))
 
 
 def judged(measured: Ratio | None) -> str:
     """Whether the other figure is clearly larger or smaller, or the same as far as it matters.
 
-    Clear is a difference above a quarter of what the runs differ by: equal figures with two runs
-    each would look different in a third of all cases without this, with three in a tenth. With it
-    those with three do so in 3 of 100.
+    Clear is an interval on one side of 1. Of the ends of runs it is a difference above a quarter of
+    what the runs differ by: equal figures with two runs each would look different in a third of all
+    cases without this, with three in a tenth. With it those with three do so in 3 of 100.
     """
     if measured is None:
         return UNCLEAR
     if measured.low > 1 / NEAR and measured.high < NEAR:
         return SAME
-    if measured.low > 1 and measured.low**CLEAR > measured.high:
+    power = CLEAR if isinstance(measured, RunsRatio) else math.inf
+    if measured.low > 1 and measured.low**power > measured.high:
         return MORE
-    if measured.high < 1 and measured.high**CLEAR < measured.low:
+    if measured.high < 1 and measured.high**power < measured.low:
         return LESS
     return UNCLEAR
 
@@ -87,15 +95,17 @@ def within_runs(early: Sequence[float], late: Sequence[float]) -> Ratio | None:
     if not early or len(early) != len(late) or len(usable) < 2 * len(early):
         return None
     factors = [after / before for before, after in zip(early, late, strict=True)]
-    return Ratio(statistics.median(factors), min(factors), max(factors))
+    return RunsRatio(statistics.median(factors), min(factors), max(factors))
 
 
 def shown(measured: Ratio | None) -> str:
-    """A ratio with its range, such as `1.86 times (1.8 to 1.9)`; `an unknown factor` for None."""
+    """A ratio and what its ends are, such as `1.86 times (1.80 to 1.90 in the runs)`; `an unknown
+    factor` for None."""
     if measured is None:
         return "an unknown factor"
     ends = f"{digits(measured.low)} to {digits(measured.high)}"
-    return f"{digits(measured.estimate)} times ({ends} in the runs)"
+    source = " in the runs" if isinstance(measured, RunsRatio) else ", 95 % interval"
+    return f"{digits(measured.estimate)} times ({ends}{source})"
 
 
 def along_answer(
@@ -229,7 +239,7 @@ def attention_of_row(row: Any) -> Judgement:
 
 
 def slow_attention(law: Growth | None, phase: str) -> Judgement:
-    """Whether attention is as slow as its work makes it, or its kernel is slower."""
+    """Whether attention is as fast as sound kernels are, or its kernel is slower."""
     subject = f"attention in {phase}"
     if law is None or not law.rate:
         why = law.why if law is not None else "no two lengths were timed"
@@ -249,8 +259,8 @@ def slow_attention(law: Growth | None, phase: str) -> Judgement:
         )
         return Judgement(subject, KERNEL, sentence)
     if law.verdict == SLOPE:
-        sentence = f"{rates}. {why_usual(law)}"
-        return Judgement(subject, SLOPE, f"{sentence} So its work explains its time.")
+        sentence = f"{rates}. {why_usual(law)} That does not say what limits it."
+        return Judgement(subject, SLOPE, sentence)
     sentence = f"{rates}. That is {law.why}, so these runs do not show which."
     return Judgement(subject, UNCLEAR, sentence)
 
@@ -262,10 +272,13 @@ def why_usual(law: Growth) -> str:
     if share >= 1:
         return "Attention is no slower."
     if share >= least:
-        return f"Sound kernels of attention reach {percent(least)} of that rate or more."
+        return (
+            "Attention is no slower than sound kernels usually are (at least "
+            f"{100 * least:.0f} % of the rate of the weights)."
+        )
     return (
         "But it computes with each number of the cache once for each query head: counted so, and "
-        f"in F16, it works at {digits(law.rate_of_reads / 1e9)} GB/s."
+        f"in F16, it works at {digits(law.rate_of_reads / 1e9)} GB/s, as sound kernels do."
     )
 
 
@@ -299,22 +312,28 @@ def cheaper_prompt_token(
     return Judgement(subject, largest, sentence)
 
 
-def by_length(subject: str, measured: dict[int, Ratio | None]) -> Judgement:
+def by_length(subject: str, measured: Mapping[int, Ratio | None]) -> Judgement:
     """How two settings compare at each measured length, which needs no fitted line."""
-    pairs = []
-    verdicts = set()
-    for n, of_length in sorted(measured.items()):
-        verdicts.add(judged(of_length))
-        pairs.append(f"{shown(of_length)} after {n:,} tokens")
-    longest = judged(measured[max(measured)])
+    lengths = sorted(measured)
+    pairs = [f"{shown(measured[n])} after {n:,} tokens" for n in lengths]
+    verdict = judged(measured[lengths[-1]])
+    differing = {
+        n: judged(measured[n]) for n in lengths if judged(measured[n]) in (MORE, LESS)
+    }
+    where = "At the longest"
+    doubt = ""
+    if verdict == UNCLEAR and len(differing) > 1 and len(set(differing.values())) == 1:
+        verdict = differing[min(differing)]
+        where = f"After {join_and([f'{n:,}' for n in differing])} tokens"
+        doubt = " At the longest the runs differ too much to tell."
     ends = {
-        SAME: "At the longest the difference is below 10 %.",
-        MORE: "At the longest it clearly takes longer.",
-        LESS: "At the longest it clearly takes less time.",
+        SAME: f"{where} the difference is below {NEAR_PERCENT}.",
+        MORE: f"{where} it clearly takes longer.{doubt}",
+        LESS: f"{where} it clearly takes less time.{doubt}",
         UNCLEAR: NOISY,
     }
     name = subject[:1].upper() + subject[1:]
-    return Judgement(subject, longest, f"{name}: {'; '.join(pairs)}. {ends[longest]}")
+    return Judgement(subject, verdict, f"{name}: {'; '.join(pairs)}. {ends[verdict]}")
 
 
 def shared_heads(step: Ratio | None, bytes_ratio: float, attention: Judgement) -> Judgement:
@@ -358,8 +377,13 @@ def explains(
     return Judgement(subject, FAILS, sentence)
 
 
-def threads_gain(prefill: Ratio | None, decode: Ratio | None, n_threads: int) -> Judgement:
-    """What more threads do for both phases, from times with all threads over those with one."""
+def threads_gain(
+    prefill: Ratio | None, decode: Ratio | None, n_threads: int, by_block: Ratio | None = None
+) -> Judgement:
+    """What more threads do for both phases, from times with all threads over those with one.
+
+    `by_block`: decode's ratio over prefill's in each block; without it their ends are compared.
+    """
     subject = "threads help prefill more than decode"
     gains = []
     for phase, measured in (("prefill", prefill), ("decode", decode)):
@@ -374,7 +398,7 @@ def threads_gain(prefill: Ratio | None, decode: Ratio | None, n_threads: int) ->
     sentence = f"With {n_threads} threads {' and '.join(gains)}."
     if prefill is None or decode is None:
         return Judgement(subject, UNCLEAR, sentence)
-    gain = Ratio(
+    gain = by_block or Ratio(
         decode.estimate / prefill.estimate,
         decode.low / prefill.high,
         decode.high / prefill.low,
@@ -392,7 +416,10 @@ def inverse(measured: Ratio | None) -> Ratio | None:
     """How many times as fast, from how many times as long."""
     if measured is None:
         return None
-    return Ratio(1 / measured.estimate, 1 / measured.high, 1 / measured.low)
+    ends = (1 / measured.high, 1 / measured.low)
+    return dataclasses.replace(
+        measured, estimate=1 / measured.estimate, low=ends[0], high=ends[1]
+    )
 
 
 def textbook(what: str, predicted: float, measured: Ratio | None) -> Judgement:
