@@ -60,11 +60,17 @@ AS_STRANGERS_WRITE = (
     *("Ryzen 7 3700X, 128GB RAM", "AMD Ryzen 7 1700X Eight-Core Processor", "Geekom A8 Max"),
     *("Minisforum UM890 Pro", "GMKtec K8 Plus", "MinisForum UM790 Pro", "Intel UHD 630"),
     *("Ryzen 7 8700G with 96 GB of DDR5", "Ryzen 5600G 32GB DDR4", "Intel Core i3-N305"),
-    *("Mac Studio M1 Ultra 128 GB", "NVIDIA Quadro T1000", "RTX 3090 x2", "HP Z440", "2x MI50"),
+    *(
+        "Mac Studio M1 Ultra 128 GB",
+        "NVIDIA Quadro T1000",
+        "RTX 3090 x2",
+        "HP Z440",
+        "2x MI50",
+    ),
     *("Dell PowerEdge R730 dual E5-2680 v4", "Xeon X5650", "FX-8350", "Intel NUC 8i5"),
 )
-"""Most are from issues of llama.cpp, ollama and llama2.c, and from pages on home servers; the last ones,
-from "HP Z440" on, are written in their manner."""
+"""Most are from issues of llama.cpp, ollama and llama2.c, and from pages on home servers; the last
+ones, from "HP Z440" on, are written in their manner."""
 
 
 @pytest.mark.parametrize("text", AS_STRANGERS_WRITE)
