@@ -12,6 +12,7 @@ import pytest
 from lab.core.growth import SLOPE, Growth
 from lab.core.record import DECODE, PREFILL, Buffer, Placement
 from lab.core.stats import Ratio
+from lab.features.claims import judging
 from lab.features.lessons import lesson, sheet, statements
 from lab.features.lessons.statements import (
     FAILS,
@@ -112,6 +113,56 @@ def test_a_law_is_not_refused_by_runs_that_differ_more_than_it_misses() -> None:
     unsure = statements.law_holds("decode", law, [(18, [4.0e-3, 5.0e-3, 9.0e-3])])
     assert unsure.verdict == UNCLEAR
     assert "nan" not in unsure.sentence
+
+
+def test_a_law_that_is_off_by_more_than_its_fit_is_not_said_to_hold() -> None:
+    law = Law(7.92e-3, 0.0, None, 0.048)
+    off = statements.law_holds("decode", law, [(18, [6.85e-3, 6.91e-3, 7.0e-3])])
+    assert off.sentence.endswith("(+15 %). It is off by 15 % at 18 tokens.")
+    assert off.verdict == HOLDS  # it may be used, as its error is told
+    near = [[7.3e-3, 7.4e-3], [6.9e-3, 6.91e-3, 7.93e-3]]  # by the fit's error, by the runs
+    for runs_s in near:
+        told = statements.law_holds("decode", law, [(18, runs_s)])
+        assert told.sentence.endswith("It holds there.")
+    far = statements.law_holds("decode", law, [(18, [6.91e-3]), (80, [4.0e-3])])
+    assert far.verdict == FAILS
+
+
+def test_an_answer_of_which_claim_4_fails_has_no_constant_tokens() -> None:
+    assert judging.CLAIMS[3]["words"] == "The time per generated token is mostly constant"
+    assert statements.CONSTANT == 1.05
+    assert statements.along_answer(10, [100, 100], [107, 109]).verdict == MORE
+    same = statements.along_answer(10, [100, 100], [99, 104])
+    assert same.verdict == SAME
+    assert "take the same time within 5 %" in same.sentence
+
+
+def test_runs_that_agree_on_the_sign_are_told_although_they_are_few() -> None:
+    longer = statements.along_answer(1000, [100, 100, 100], [102, 110, 111])
+    assert longer.verdict == UNCLEAR
+    assert "longer in every run, by 2 to 11 %: too few runs to be sure" in longer.sentence
+    shorter = statements.along_answer(1000, [100, 100, 100], [98, 90, 89])
+    assert "less time in every run, by 2 to 11 %" in shorter.sentence
+    both = statements.along_answer(1000, [100, 100], [94, 112])
+    assert "the runs do not agree" in both.sentence
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict", "part"),
+    [
+        (Ratio(1.46, 1.10, 1.93), UNCLEAR, "(1.10 to 1.93, 95 % interval)"),
+        (Ratio(1.46, 1.10, 1.93), UNCLEAR, "too wide to tell whether the kernels explain it"),
+        (Ratio(1.30, 1.20, 1.41), HOLDS, "they agree, so the kernels explain it"),
+        (Ratio(3.00, 2.00, 4.50), FAILS, "more than 1.25 times apart"),
+    ],
+)
+def test_a_wide_interval_does_not_let_the_kernels_explain_a_ratio(
+    measured: Ratio, verdict: str, part: str
+) -> None:
+    attention = statements.slow_attention(None, DECODE)
+    told = statements.explains(DECODE, 1.30, measured, attention)
+    assert told.verdict == verdict
+    assert part in told.sentence
 
 
 def test_tokens_along_an_answer_are_compared_within_their_run() -> None:

@@ -19,6 +19,7 @@ from lab.core.growth import KERNEL, SLOPE, Growth
 from lab.core.lists import join_and, plural
 from lab.core.record import DECODE, Placement
 from lab.core.stats import Ratio
+from lab.features.claims.judging import CLAIMS
 from lab.roofline import explanation
 from lab.roofline.explanation import OF_ATTENTION
 from lab.show.sweep_laws import Law
@@ -35,8 +36,11 @@ FAILS = "does not hold"
 CLEAR = 5  # in logarithms: the nearest ends differ by a quarter of the rest of the range
 NEAR = 1.1  # a ratio within this factor of 1 counts as none
 NEAR_PERCENT = f"{100 * (NEAR - 1):.0f} %"
+CONSTANT: float = CLAIMS[3]["conditions"][0]["most"]
+"""The tokens of an answer take the same time up to this factor: lesson 8 tests it as a claim."""
 ATTENTION_NAMED = 0.25  # of a phase: attention is named, although it is not the limit
 BATCH_SHARED = 0.7  # of the ideal gain: from here on users share nearly all of a step
+LEAST_OFF = 0.01  # a law that misses by less, misses nothing
 AGREE = 1.25  # a prediction within this factor of the measured figure explains it
 NOISY = "Here the runs differ too much to tell. Measure again while no other program runs."
 
@@ -67,7 +71,7 @@ def ratio(base: Sequence[float], candidate: Sequence[float]) -> Ratio | None:
     return RunsRatio(middle, min(candidate) / max(base), max(candidate) / min(base))
 
 
-def judged(measured: Ratio | None) -> str:
+def judged(measured: Ratio | None, near: float = NEAR) -> str:
     """Whether the other figure is clearly larger or smaller, or the same as far as it matters.
 
     Clear is an interval on one side of 1. Of the ends of runs it is a difference above a quarter of
@@ -76,7 +80,7 @@ def judged(measured: Ratio | None) -> str:
     """
     if measured is None:
         return UNCLEAR
-    if measured.low > 1 / NEAR and measured.high < NEAR:
+    if measured.low > 1 / near and measured.high < near:
         return SAME
     power = CLEAR if isinstance(measured, RunsRatio) else math.inf
     if measured.low > 1 and measured.low**power > measured.high:
@@ -113,16 +117,18 @@ def along_answer(
 ) -> Judgement:
     """Whether the last tokens of an answer take longer than its first ones, run by run."""
     measured = within_runs(early_ms, late_ms)
-    verdict = judged(measured)
-    shows_nothing = measured is not None and measured.high > 1 / NEAR and measured.low < NEAR
+    verdict = judged(measured, CONSTANT)
+    least = 1 / CONSTANT
+    shows_nothing = measured is not None and measured.high > least and measured.low < CONSTANT
     if shows_nothing and verdict in (MORE, LESS):  # one of the few runs
         verdict = UNCLEAR
+    limit = percent(CONSTANT - 1)
     ends = {
-        SAME: "all tokens of the answer take nearly the same time",
-        MORE: "the last tokens of the answer take longer than its first ones",
+        SAME: f"all tokens of the answer take the same time within {limit}",
+        MORE: f"the last tokens of the answer take over {limit} longer than its first ones",
         LESS: "the last tokens of the answer take less time than its first ones, which the length "
         "of the text cannot explain: something disturbed the first ones",
-        UNCLEAR: "the runs do not agree whether later tokens take longer",
+        UNCLEAR: _in_every_run(measured),
     }
     sentence = f"After {n_prompt:,} prompt tokens {ends[verdict]}"
     if measured is not None:
@@ -133,6 +139,18 @@ def along_answer(
     return Judgement(f"decode along an answer after {n_prompt}", verdict, f"{sentence}.")
 
 
+def _in_every_run(measured: Ratio | None) -> str:
+    """What an unclear ratio of an answer's ends still shows."""
+    if measured is None or measured.low <= 1 <= measured.high:
+        return "the runs do not agree whether later tokens take longer"
+    word = "longer" if measured.low > 1 else "less time"
+    least, most = sorted(abs(100 * (end - 1)) for end in (measured.low, measured.high))
+    return (
+        f"the last tokens of the answer take {word} in every run, by {least:.0f} to {most:.0f} %: "
+        "too few runs to be sure"
+    )
+
+
 def longer_prompt(
     lengths: tuple[int, int], prefill: Ratio | None, token: Ratio | None
 ) -> Judgement:
@@ -140,7 +158,7 @@ def longer_prompt(
     short, long = lengths
     verdict = judged(token)
     costs = {
-        SAME: "and each token of the answer takes nearly as long as before",
+        SAME: f"and each token of the answer takes as long as before within {NEAR_PERCENT}",
         MORE: "and each token of the answer takes longer, too",
         LESS: "and the tokens of the answer were even faster, so something disturbed the short "
         "prompt",
@@ -162,6 +180,7 @@ def law_holds(
     shown_pairs = []
     misses = []
     unsure = []
+    off = []
     for n, runs_s in sorted(measured):
         by_law_s = law.seconds(n)
         measured_s = statistics.median(runs_s)
@@ -174,14 +193,24 @@ def law_holds(
             misses.append(f"{n:,.0f}")
         elif not 1 / AGREE < by_law_s / measured_s < AGREE:
             unsure.append(f"{n:,.0f}")
+        elif _is_off(by_law_s, runs_s, max(2 * law.rms, LEAST_OFF)):
+            off.append(f"{abs(error):.0f} % at {n:,.0f} tokens")
     sentence = f"The law of {name}: {'; '.join(shown_pairs)}."
     if unsure and not misses:
         sentence += f" The runs at {join_and(unsure)} tokens differ too much to tell."
         return Judgement(subject, UNCLEAR, sentence)
+    if off and not misses:
+        return Judgement(subject, HOLDS, f"{sentence} It is off by {join_and(off)}.")
     if not misses:
         return Judgement(subject, HOLDS, f"{sentence} It holds there.")
     sentence += f" It does not hold at {join_and(misses)} tokens: do not use it there."
     return Judgement(subject, FAILS, sentence)
+
+
+def _is_off(by_law_s: float, runs_s: Sequence[float], share: float) -> bool:
+    """Whether a law misses all runs, and their median by more than this share."""
+    is_beyond = not min(runs_s) <= by_law_s <= max(runs_s)
+    return is_beyond and abs(by_law_s / statistics.median(runs_s) - 1) > share
 
 
 def limit(row: Any, name: str) -> Judgement:
@@ -355,7 +384,10 @@ def shared_heads(step: Ratio | None, bytes_ratio: float, attention: Judgement) -
 def explains(
     phase: str, predicted: float, measured: Ratio | None, attention: Judgement
 ) -> Judgement:
-    """Whether the ceilings explain the ratio of two machines in a phase."""
+    """Whether the ceilings explain the ratio of two machines in a phase.
+
+    An interval that is wider than what counts as agreement would agree with anything.
+    """
     subject = f"ceilings explain {phase}"
     if measured is None:
         return Judgement(subject, UNCLEAR, f"{phase.capitalize()}: {NOISY}")
@@ -365,7 +397,14 @@ def explains(
     )
     off = measured.estimate / predicted
     is_within = measured.low / NEAR <= predicted <= measured.high * NEAR
-    if is_within or 1 / AGREE < off < AGREE:
+    agrees = is_within or 1 / AGREE < off < AGREE
+    reach = max(measured.high / measured.estimate, measured.estimate / measured.low)
+    if agrees and reach > AGREE:
+        sentence = (
+            f"{figures}. The interval is too wide to tell whether the kernels explain it."
+        )
+        return Judgement(subject, UNCLEAR, sentence)
+    if agrees:
         sentence = f"{figures}: they agree, so the kernels explain it"
         if attention.verdict == KERNEL:
             sentence += ", and the slow kernel of attention is one of them"
@@ -406,7 +445,7 @@ def threads_gain(
     ends = {
         MORE: "Prefill clearly gains more.",
         LESS: "Decode clearly gains more.",
-        SAME: "Both gain about the same.",
+        SAME: f"Both gain the same within {NEAR_PERCENT}.",
         UNCLEAR: "These runs do not show clearly which phase gains more.",
     }
     return Judgement(subject, judged(gain), f"{sentence} {ends[judged(gain)]}")
@@ -460,7 +499,7 @@ def batched(
     """Whether a token is cheaper in a step of `n` tokens than alone, by times of runs."""
     measured = ratio(alone_ms, token_ms)
     ends = {
-        SAME: "a token costs as much as alone: nothing is gained",
+        SAME: f"a token costs as much as alone within {NEAR_PERCENT}: nothing is gained",
         MORE: "a token costs even more than alone: nothing is gained",
         LESS: "a token is cheaper: a part of the step is shared",
         UNCLEAR: "these runs do not show whether a token is cheaper",
