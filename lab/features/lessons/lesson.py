@@ -28,7 +28,7 @@ from lab.features.doctor import beside
 from lab.features.doctor.beside import Rates
 from lab.features.explain import advice
 from lab.features.explain.section import explained
-from lab.features.lessons import statements
+from lab.features.lessons import agreement, statements
 from lab.features.lessons.exercises import ask, ask_again, check, guess
 from lab.features.lessons.faults import grade, observe
 from lab.features.lessons.limits import limit_by_rates, users_together
@@ -164,9 +164,12 @@ def show(
     kinds.print_results(records, console.console(), sections)
 
 
-def rows(records: Sequence[Record]) -> tuple[Any, ...]:
-    """The rows of an experiment's table, as in `lab show --json`. LabError for other runs."""
-    parts = kinds.experiments_of(_timed(records))
+def rows(
+    records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
+) -> tuple[Any, ...]:
+    """The rows of an experiment's table, as in `lab show --json`; `ceilings` and plain `runs` add
+    what is predicted. LabError for other runs."""
+    parts = kinds.experiments_of(_timed(records), [ceilings] if ceilings else [], runs)
     if not parts:
         raise LabError(
             "These runs belong to no experiment.",
@@ -226,11 +229,13 @@ def gains(records: Sequence[Record], ceilings: Ceilings) -> None:
 
 def experiments(records: Sequence[Record], ceilings: Ceilings) -> None:
     """The same for the lab's experiments."""
-    timed = _timed(records)
-    for experiment in advice.experiments(
-        explanation.explain(timed, ceilings), timed, ceilings
-    ):
+    for experiment in _experiments(records, ceilings):
         print(advice.sentence(experiment))
+
+
+def _experiments(records: Sequence[Record], ceilings: Ceilings) -> list[advice.Advice]:
+    timed = _timed(records)
+    return advice.experiments(explanation.explain(timed, ceilings), timed, ceilings)
 
 
 def show_ranking(predictions: Sequence[Prediction]) -> None:
@@ -489,11 +494,20 @@ def drafts(row: Any) -> None:
     say(statements.drafts(row.text, row.length, row.speed_up, interval))
 
 
-def drafts_to_gain(records: Sequence[Record]) -> None:
-    """Say what drafts gain at best, by the measured time of the longest step of `lab.speculate`."""
-    curve = speculation_curve.rows(_timed(records))
-    if curve:
-        say(statements.drafts_to_gain(curve[-1].n_positions, curve[-1].v))
+def drafts_to_gain(
+    records: Sequence[Record], ceilings: Ceilings | None = None, runs: Sequence[Record] = ()
+) -> None:
+    """Say which number of drafts gains most by the measured times of steps of `lab.speculate`.
+
+    `ceilings` and plain `runs` set it against what `experiments` predicts, for the same number.
+    """
+    steps = {row.n_positions - 1: row.v for row in speculation_curve.rows(_timed(records))}
+    predicted = None
+    for experiment in _experiments(runs, ceilings) if ceilings else ():
+        if experiment.figures["experiment"] == "speculate":
+            predicted = (experiment.figures["n_draft"], experiment.figures["gain"])
+    if any(steps):
+        say(agreement.drafts_to_gain(steps, predicted))
 
 
 def figures(records: Sequence[Record]) -> pd.DataFrame:
