@@ -85,6 +85,14 @@ def test_sentences_say_what_the_table_shows() -> None:
     assert "because each step reads the whole KV cache: 1,000 positions cost 10.0 ms" in decode
 
 
+def test_no_cause_is_told_where_a_short_prompt_is_dearer() -> None:
+    results = Path(__file__).parents[1] / "results"
+    sample = results / "sample-to-compare-smollm2-135m-amd-epyc.jsonl"
+    records = lab.read([sample]).records
+    prefill = text_findings.findings(summaries.summary(table.runs(records)), records)[0]
+    assert prefill.endswith("43.9x as long as for 10 (51.2x the tokens): 0.858x per token.")
+
+
 def test_gpus_are_part_of_a_setup() -> None:
     offloaded = dataclasses.replace(SETTINGS, n_gpu_layers=99)
     records = []

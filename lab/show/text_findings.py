@@ -22,7 +22,6 @@ WIDE_RANGES = 2.0
 more than this."""
 
 WIDE_RUNS = 1.25  # the slowest run of a length over the fastest, above which that is said
-LEAST_EXPLAINED = 0.5  # share of a difference, from which on a cause is told
 MOST_LENGTHS = 5  # that a sentence names one by one
 
 
@@ -136,32 +135,20 @@ def _prefill_growth(rows: pd.DataFrame, records: Sequence[Record]) -> str:
 def _growth(
     short: pd.Series, long: pd.Series, per_token: float, records: Sequence[Record]
 ) -> str:
-    """How the time per prompt token (a factor) grew, and why; not stated if runs vary too much."""
+    """How the time per prompt token (a factor) grew; not stated if runs vary too much.
+
+    Why a longer prompt is dearer is told. Why it is cheaper is not: whether reading the weights is
+    the reason needs the best rate of reading, which no run shows.
+    """
     is_clear = _are_apart(short, long, "prefill_tps") and not 0.9 <= per_token <= 1.1
-    if is_clear and per_token > 1:
-        return f"{times(per_token)} per token{text_growth.because(records, PREFILL)}"
     if is_clear:
-        return f"{times(per_token)} per token{_reading_of_weights(short, long)}"
+        reason = text_growth.because(records, PREFILL) if per_token > 1 else ""
+        return f"{times(per_token)} per token{reason}"
     range_of_short = short.prefill_s_max / short.prefill_s_min
     range_of_long = long.prefill_s_max / long.prefill_s_min
     if range_of_short * range_of_long > WIDE_RANGES:
         return "the runs vary too much to say if that is in proportion"
     return "about in proportion"
-
-
-def _reading_of_weights(short: pd.Series, long: pd.Series) -> str:
-    """Why a short prompt takes longer per token, if that is as long as a step reads weights.
-
-    A decode step after the short prompt shows how long that takes.
-    """
-    saved_ms = 1e3 * (short.prefill_s / short.n_prompt - long.prefill_s / long.n_prompt)
-    read_ms = short.tpot_ms / min(short.n_prompt, short.n_ubatch)
-    if not read_ms >= LEAST_EXPLAINED * saved_ms:
-        return ""
-    return (
-        ", because a step reads all weights, however few tokens it has: "
-        f"{seconds(read_ms / 1e3)} per token with {short.n_prompt:,} tokens"
-    )
 
 
 def _decode_growth(short: pd.Series, long: pd.Series, records: Sequence[Record]) -> str:
