@@ -47,6 +47,7 @@ def test_words_name_or_describe_a_device(
 def test_every_name_of_the_table_keeps_its_device() -> None:
     for name, device in devices.devices().items():
         assert described.find(name) is device
+        assert not described.is_addition(name)
 
 
 AS_STRANGERS_WRITE = (

@@ -484,6 +484,17 @@ def test_every_conclusion_is_a_sentence_without_a_missing_number(name: str) -> N
         assert not {"nan", "inf", "None"} & set(words), judgement
 
 
+def test_a_step_that_refutes_the_best_rate_has_no_limit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = sample()
+    bytes_read = lesson.step_cost(here.model, 1, SHORT).n_bytes
+    for share, is_told in ((0.9, True), (1.05, True), (1.37, False)):
+        step_s = bytes_read / (share * lesson.roof(here.ceilings).gbps * 1e9)
+        lesson.limit_of_step("decode", here.model, here.settings, here.ceilings, step_s, SHORT)
+        assert ("That rate is too low" in capsys.readouterr().out) is not is_told
+
+
 def test_a_slow_kernel_of_attention_is_the_third_limit_in_the_words() -> None:
     sentences: dict[str, str] = {}
     for fact, _, judgement in said(session_of("slow kernel of attention")):

@@ -133,6 +133,8 @@ def find(text: str) -> DeviceSheet:
 
 def is_addition(text: str) -> bool:
     """Whether a text only says more about a device that was named before it."""
+    if devices.called(text) is not None:
+        return False
     description = words_in(text)
     remaining = description.text.strip()
     is_named = named_in(remaining) or processors.family_of(remaining) or devices.names_of(text)

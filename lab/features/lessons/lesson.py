@@ -110,6 +110,9 @@ __all__ = [
 ]
 
 PICTURE_SIZE = (10, 4.6)
+REFUTED = (
+    1.1  # times the best rate of reading: a step that reads faster shows that it is wrong
+)
 N_LAYERS = 6  # whose attention is drawn
 N_EARLY = 16  # tokens of an answer that are its beginning, and as many its end
 FIGURES = [
@@ -445,9 +448,20 @@ def limit_of_step(
     measured_s: float,
     n_past: int,
 ) -> None:
-    """Say what limits a decode step of one sequence, by the rule of `explain`."""
+    """Say what limits a decode step of one sequence, by the rule of `explain`.
+
+    A step that reads much faster than the best rate refutes that rate: then nothing is concluded.
+    """
     cost_of_step = step_cost(model, 1, n_past)
     best = roof(ceilings)
+    gbps = cost_of_step.n_bytes / measured_s / 1e9
+    if gbps > REFUTED * best.gbps:
+        say(
+            f"What limits {name} cannot be told: it reads {digits(gbps)} GB/s, and the best rate "
+            f"that was measured alone is {digits(best.gbps)}. That rate is too low: measure it "
+            "again."
+        )
+        return
     try:
         kernels = step_kernels.total(model, settings, ceilings, 1, n_past, 1)
     except LabError as error:

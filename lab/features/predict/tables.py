@@ -109,7 +109,7 @@ def faster(setups: Sequence[Sequence[Prediction]]) -> str:
     for row in predicted:
         if row is not best:
             clauses.append(times_as_fast(best, row))
-    return f"{capital(name_beside(best, predicted))} {'; '.join(clauses)}."
+    return f"{capital(name_beside(best, predicted))} {'; it '.join(clauses)}."
 
 
 def times_as_fast(best: Prediction, row: Prediction) -> str:
