@@ -232,6 +232,28 @@ def test_lengths_that_agree_are_told_although_the_longest_is_unclear() -> None:
 
 
 @pytest.mark.parametrize(
+    ("verdict", "says", "part"),
+    [
+        (
+            MORE,
+            FAILS,
+            "has 53.1 % of the bytes, and a token takes longer: attention to it does not",
+        ),
+        (LESS, UNCLEAR, "fewer bytes or a faster kernel"),
+        (SAME, UNCLEAR, "do not show whether"),
+        (UNCLEAR, UNCLEAR, "do not show whether"),
+    ],
+)
+def test_half_the_bytes_that_take_longer_do_not_wait_for_memory(
+    verdict: str, says: str, part: str
+) -> None:
+    token = statements.Judgement("a token with q8_0", verdict, "")
+    told = statements.smaller_cache(token, 34 / 64)
+    assert told.verdict == says
+    assert part in told.sentence
+
+
+@pytest.mark.parametrize(
     ("phase", "rate", "reads", "part"),
     [
         (

@@ -48,6 +48,7 @@ from lab.features.lessons.statements import (
     overhead,
     ratio,
     shared_heads,
+    smaller_cache,
     textbook,
 )
 from lab.features.measure import measure
@@ -105,6 +106,7 @@ __all__ = [
     "ratio",
     "sessions_vary",
     "shared_heads",
+    "smaller_cache",
     "textbook",
     "users_together",
 ]

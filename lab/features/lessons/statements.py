@@ -365,6 +365,22 @@ def by_length(subject: str, measured: Mapping[int, Ratio | None]) -> Judgement:
     return Judgement(subject, verdict, f"{name}: {'; '.join(pairs)}. {ends[verdict]}")
 
 
+def smaller_cache(token: Judgement, share: float) -> Judgement:
+    """What a token's time with a cache of this share of the bytes says of memory's part in it."""
+    subject = "attention to the smaller cache waits for memory"
+    figures = f"The smaller cache has {percent(share)} of the bytes"
+    if token.verdict == MORE:
+        sentence = (
+            f"{figures}, and a token takes longer: attention to it does not wait for memory."
+        )
+        return Judgement(subject, FAILS, sentence)
+    if token.verdict == LESS:
+        sentence = f"{figures}, and a token takes less time: fewer bytes or a faster kernel."
+        return Judgement(subject, UNCLEAR, sentence)
+    sentence = f"{figures}. These times do not show whether attention to it waits for memory."
+    return Judgement(subject, UNCLEAR, sentence)
+
+
 def shared_heads(step: Ratio | None, bytes_ratio: float, attention: Judgement) -> Judgement:
     """What fewer heads for keys and values change in the longest measured step."""
     verdict = judged(step)
