@@ -185,6 +185,16 @@ def test_the_answer_says_what_a_break_costs() -> None:
     assert "A system prompt that does not change would save 35.0 ms." in sentence
 
 
+def test_only_columns_that_are_shown_are_explained() -> None:
+    about = [
+        kinds.experiments_of([record_of(conversation)])[0].about
+        for conversation in (UNBROKEN, changed(breaks="system@3"))
+    ]
+
+    assert ["again:" in text for text in about] == [False, True]
+    assert ["differs:" in text for text in about] == [False, True]
+
+
 def test_runs_that_differ_by_a_token_have_whole_counts() -> None:
     """Two texts may happen to be equal for a token more; the median is then between the counts."""
     broken = changed(breaks="system@3")

@@ -30,7 +30,17 @@ from lab.roofline.step_prediction import StepPrediction, prediction_for
 from lab.runner import disturbances, session
 from lab.runner.cases import Plan
 from lab.show import table, text_prediction
-from lab.show.section import WIDE, Columns, Context, Kind, Picture, Section, is_plain, tabled
+from lab.show.section import (
+    WIDE,
+    Columns,
+    Context,
+    Kind,
+    Picture,
+    Section,
+    about_shown,
+    is_plain,
+    tabled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,7 +205,7 @@ def section(
         pictures.append(Picture(kind.name, kind.caption, draw, WIDE))
     return Section(
         title,
-        kind.title,
+        about_shown(kind.title, kind.columns, shown["columns"]),
         kind.below,
         name=kind.name,
         question=kind.question,

@@ -218,15 +218,21 @@ def split_legends(about: str) -> tuple[list[str], list[str]]:
     return [phrase for phrase in phrases if phrase not in legends], legends
 
 
+def about_shown(about: str, columns: Columns, shown: Columns) -> str:
+    """What a table is about, without the legends of columns that are not shown."""
+    hidden = {column.heading.partition("\n")[0] for column in columns}
+    hidden -= {column.heading.partition("\n")[0] for column in shown}
+    phrases, legends = split_legends(about)
+    kept = [legend for legend in legends if legend.partition(": ")[0] not in hidden]
+    return "; ".join([*phrases, *kept])
+
+
 def print_legends(section: Section, shown: Columns, out: Console) -> int:
     """Print below a table with these columns what names in it mean, each in a line of its own.
 
     Returns how many.
     """
-    hidden = {column.heading.partition("\n")[0] for column in section.columns}
-    hidden -= {column.heading.partition("\n")[0] for column in shown}
-    legends = split_legends(section.about)[1]
-    legends = [legend for legend in legends if legend.partition(": ")[0] not in hidden]
+    legends = split_legends(about_shown(section.about, section.columns, shown))[1]
     for legend in legends:
         out.print(Text(legend, style="dim"))
     return len(legends)

@@ -91,7 +91,8 @@ def one_after_the_other(rows: Sequence[Any]) -> list[str]:
     errors.sort()
     return [
         "Sequences are chosen one after the other: the time of one sequence times their number "
-        f"differs by {percent(errors[len(errors) // 2])} (median of {plural(len(errors), 'row')})."
+        f"differs by {percent(errors[len(errors) // 2])} from the measured time of all (median of "
+        f"{plural(len(errors), 'row')})."
     ]
 
 

@@ -5,13 +5,25 @@ A conclusion is drawn only if all of them allow it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lab.core import guesses
 from lab.core.stats import Ratio
-from lab.features.lessons.statements import LESS, MORE, SAME, Judgement, judged
+from lab.features.lessons.statements import (
+    AGREE,
+    HOLDS,
+    LESS,
+    MORE,
+    NEAR,
+    SAME,
+    UNCLEAR,
+    Judgement,
+    judged,
+)
 from lab.roofline.advice import ACCEPTANCE
 from lab.show.wording import digits
+
+SAME_REQUEST = 1.15  # a further token of one request: within this factor its speed is the same
 
 
 def drafts_to_gain(
@@ -56,4 +68,85 @@ def beside_prediction(predicted: tuple[int, float], gains: Mapping[int, float]) 
     return (
         f"For {n_drafts} drafts the ceilings predict {gain:.2f} times, and the measured step "
         f"gives {gains[n_drafts]:.2f} times: trust the measured one."
+    )
+
+
+def disturbed(before: Ratio | None, now: Ratio | None) -> str | None:
+    """A sentence if a gain lies outside what the runs of an earlier measurement allow.
+
+    Both are times over those of one thread. None where nothing contradicts, or too few runs tell.
+    """
+    if before is None or now is None:
+        return None
+    if before.low / NEAR <= now.estimate <= before.high * NEAR:
+        return None
+    return (
+        "Disturbed: all threads make decode of the small model "
+        f"{digits(1 / now.estimate)} times as fast here ({digits(1 / now.high)} to "
+        f"{digits(1 / now.low)} in the runs), and made it {digits(1 / before.estimate)} times as "
+        f"fast above ({digits(1 / before.high)} to {digits(1 / before.low)}). Measure again while "
+        "no other program runs."
+    )
+
+
+def context_in_batch(factors: Sequence[float], k_ratio: float | None) -> Judgement:
+    """Whether a longer context costs in a batch what the law says.
+
+    `factors`: the measured cost over that of the law, for each pair of runs; none if the law has no
+    cost. `k_ratio`: the slope
+    of this session over that of notebook 1.
+    """
+    subject = "a longer context in a batch"
+    if not factors:
+        sentence = "By the law a longer context costs nothing, so this test tells nothing."
+        return Judgement(subject, UNCLEAR, sentence)
+    verdict = by_all(factors)
+    ends = {
+        HOLDS: "So the law also holds for contexts in a batch. The answers below are good near the "
+        "measured lengths.",
+        UNCLEAR: "These runs do not tell whether the law holds for contexts in a batch.",
+        MORE: "All runs took more than the law says",
+        LESS: "All runs took less than the law says",
+    }
+    end = ends[verdict]
+    if verdict in (MORE, LESS):
+        reason = (
+            "a context costs another time in a batch than alone, or this session's k is off"
+        )
+        if k_ratio is not None:
+            with_other_k = by_all([factor * k_ratio for factor in factors])
+            if with_other_k == HOLDS:
+                reason = (
+                    "with the k of notebook 1 the law would hold, so one k of the two is off"
+                )
+            elif with_other_k == verdict:
+                reason = "so they do with the k of notebook 1"
+        end += f": {reason}. Take the answers below for long contexts as orders of magnitude."
+    figures = f"{digits(min(factors))} to {digits(max(factors))}"
+    sentence = f"The longer context took {figures} times what the law says. {end}"
+    return Judgement(subject, verdict, sentence)
+
+
+def by_all(factors: Sequence[float]) -> str:
+    """The verdict that all of these factors of 1 allow."""
+    low = min(factors)
+    high = max(factors)
+    if low > 1 / AGREE and high < AGREE:
+        return HOLDS
+    if low > AGREE:
+        return MORE
+    if low > 0 and high < 1 / AGREE:
+        return LESS
+    return UNCLEAR
+
+
+def same_request(before_ms: float, now_ms: float) -> str | None:
+    """A sentence if a server's tokens took another time in a second measurement of one request."""
+    factor = max(before_ms, now_ms) / min(before_ms, now_ms)
+    if not factor > SAME_REQUEST:
+        return None
+    return (
+        f"Each further token through the server took {digits(before_ms)} ms in the run whose "
+        f"events you saw, and {digits(now_ms)} ms here (median): the server's speed changed "
+        "between the two cells. So only runs that take turns are compared."
     )

@@ -43,12 +43,15 @@ SWAPPED = "swapped"
 KERNEL = "kernel"
 SPECULATION = "speculation"
 FAULTS = {
-    THREADS: "one thread too many: llama.cpp's threads wait for one that has no core",
+    THREADS: "one thread too many: llama.cpp's threads wait for one that has no core (with "
+    "--budget 0 the command measures nothing, so it names more threads as the likely cause and "
+    "leaves the factor unexplained)",
     THROTTLED: "a throttled core: heat or a power limit slows each step",
-    CACHE: "a prompt cache broken by a date in the system prompt",
+    CACHE: "a prompt cache broken by a clock in the system prompt, a date or a time",
     SWAPPED: "swapped memory: some steps wait for pages of the disk",
     KERNEL: "a slow kernel: attention needs far more time than its bytes and FLOPs explain",
-    SPECULATION: "speculation counted in: the rate has tokens that were drafted",
+    SPECULATION: "speculation counted in: the rate has tokens that were drafted, so it cannot be "
+    "compared with one of single tokens",
 }
 """The words to guess, and what they mean."""
 NO_FAULT = "no fault"

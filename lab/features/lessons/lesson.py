@@ -29,6 +29,7 @@ from lab.features.doctor.beside import Rates
 from lab.features.explain import advice
 from lab.features.explain.section import explained
 from lab.features.lessons import agreement, statements
+from lab.features.lessons.agreement import context_in_batch
 from lab.features.lessons.exercises import ask, ask_again, check, guess
 from lab.features.lessons.faults import grade, observe
 from lab.features.lessons.limits import limit_by_rates, users_together
@@ -91,6 +92,7 @@ __all__ = [
     "ask_again",
     "by_length",
     "check",
+    "context_in_batch",
     "explains",
     "grade",
     "guess",
@@ -181,6 +183,12 @@ def rows(
             "Run one: lab.batch(), lab.turns() or lab.stall()",
         )
     return tuple(parts[0].rows)
+
+
+def steps_s(records: Sequence[Record], n_seq: int) -> list[float]:
+    """The seconds of a step with so many sequences in each timed run of `lab.batch`."""
+    rows_of_runs = [rows([record])[0] for record in _timed(records)]
+    return [row.step_s for row in rows_of_runs if row.n_seq == n_seq]
 
 
 def draw(
@@ -440,6 +448,21 @@ def _decode_over_prefill(records: Sequence[Record], n_prompt: int) -> stats.Rati
     blocks = means.unstack().dropna()  # of two columns, A before B
     one, all_threads = (list(blocks[variant]) for variant in sorted(blocks))
     return stats.paired_ratio(one, all_threads)
+
+
+def disturbed(before: stats.Ratio | None, now: stats.Ratio | None) -> bool:
+    """Whether the gain of all threads lies outside an earlier one, with a sentence if it does."""
+    sentence = agreement.disturbed(before, now)
+    if sentence:
+        say(sentence)
+    return sentence is not None
+
+
+def same_request(before_ms: float, now_ms: float) -> None:
+    """Say it if a server's speed changed between two measurements of one request."""
+    sentence = agreement.same_request(before_ms, now_ms)
+    if sentence:
+        say(sentence)
 
 
 def limit_of_step(

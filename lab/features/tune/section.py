@@ -43,7 +43,8 @@ MOST_ROWS = 12  # on a terminal
 OF_TUNE = (
     "A search measured choices of settings in blocks with fresh engines. The table has the time "
     "that all its runs together let expect of each, and how many times as fast as the default "
-    "that is, with a 95 % interval below. A winner with 0 runs is a combination that the search "
+    "that is, with a 95 % interval below. It follows from how much all runs scatter, so a choice "
+    "with one run has one, too. A winner with 0 runs is a combination that the search "
     "did not measure: its figures follow from those of its settings. The search chose the "
     "fastest, so its figures flatter the winner. The gain in the sentences comes from new blocks."
 )
