@@ -22,7 +22,7 @@ def test_a_prediction_of_drafts_is_set_against_the_same_number_of_drafts(
     predicted: tuple[int, float] | None, end: str
 ) -> None:
     best = agreement.drafts_to_gain({0: 1, 1: 1.75, 2: 2.22, 3: 2.63, 4: 3.35}, predicted)
-    assert "if there are 3 of them in a step" in best.sentence
+    assert "with 3 of them in a step" in best.sentence
     assert "2.63 times as long as one without drafts" in best.sentence
     assert best.verdict == MORE
     assert end in best.sentence

@@ -47,8 +47,8 @@ def drafts_to_gain(
     }
     right = f"{100 * ACCEPTANCE:.0f} %"
     sentence = (
-        f"By the measured steps, drafts that are right with a chance of {right} gain most if "
-        f"there are {best} of them in a step. Such a step takes {digits(step_ratios[best])} times "
+        f"By the measured steps, drafts that are right with a chance of {right} gain most with "
+        f"{best} of them in a step. Such a step takes {digits(step_ratios[best])} times "
         f"as long as one without drafts, so decode would be {gain:.2f} times as fast (without the "
         f"time to draft): {ends[verdict]}."
     )
