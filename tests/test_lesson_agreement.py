@@ -33,7 +33,7 @@ def test_a_prediction_of_drafts_is_set_against_the_same_number_of_drafts(
     [
         ([0.9, 1.1], None, HOLDS, "took 0.900 to 1.10 times what the law says. So the law"),
         ([1.6, 1.2], None, UNCLEAR, "do not tell"),
-        ([1.6], 1.0, MORE, "so they do with the k of notebook 1"),
+        ([1.6], 1.0, MORE, "the k of notebook 1 gives the same"),
         ([1.6, 1.4], None, MORE, "or this session's k is off"),
         ([1.6, 1.4], 0.85, MORE, "in a batch than alone, or this session's k is off"),
         ([1.6, 1.4], 0.7, MORE, "with the k of notebook 1 the law would hold"),

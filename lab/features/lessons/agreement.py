@@ -120,7 +120,7 @@ def context_in_batch(factors: Sequence[float], k_ratio: float | None) -> Judgeme
                     "with the k of notebook 1 the law would hold, so one k of the two is off"
                 )
             elif with_other_k == verdict:
-                reason = "so they do with the k of notebook 1"
+                reason = "the batch changes it, because the k of notebook 1 gives the same"
         end += f": {reason}. Take the answers below for long contexts as orders of magnitude."
     figures = f"{digits(min(factors))} to {digits(max(factors))}"
     sentence = f"The longer context took {figures} times what the law says. {end}"
