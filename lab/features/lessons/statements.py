@@ -553,25 +553,6 @@ def drafts(
     return Judgement(subject, verdict, f"{figures}. {ends[verdict]}")
 
 
-def drafts_to_gain(positions: int, step_ratio: float, right: float = 0.8) -> Judgement:
-    """What drafts gain at best by the measured cost of a step with so many positions."""
-    n_tokens = sum(right**power for power in range(positions))
-    gain = n_tokens / step_ratio
-    verdict = judged(Ratio(gain, gain, gain))
-    ends = {
-        MORE: "they can pay",
-        LESS: "they cost more than they gain",
-        SAME: "they gain nothing",
-    }
-    sentence = (
-        f"Here a step of {positions} positions takes {digits(step_ratio)} times as long as one. "
-        f"{positions - 1} drafts that are right with a chance of {100 * right:.0f} % would make "
-        f"decode {gain:.2f} times as fast: {ends[verdict]}. Trust this before a gain that is "
-        "predicted from the ceilings."
-    )
-    return Judgement(f"{positions - 1} drafts at {100 * right:.0f} %", verdict, sentence)
-
-
 def present(values: Sequence[float]) -> list[float]:
     """The values that were measured: without NaN."""
     return [value for value in values if value == value]
