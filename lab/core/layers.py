@@ -190,7 +190,9 @@ class _LayerReader:
         if pattern is not None or "period" not in self.code:
             return pattern
         period = self.number("attention.sliding_window_pattern") or self.code["period"]
-        without_window = 0 if self.code.get("first_sees_all") else period - 1
+        without_window = period - 1
+        if self.code.get("first_sees_all"):
+            without_window = 0
         return tuple(int(layer % period != without_window) for layer in range(self.n_layer))
 
     def read_caches(self) -> None:

@@ -52,8 +52,8 @@ class Column:
 
     def priority_among(self, columns: Sequence[Column]) -> int:
         """The priority in a table of these columns; text comes after ordinary numbers."""
-        others = [column.heading for column in columns if column is not self]
-        if self.implied_by and not any(name.startswith(self.implied_by) for name in others):
+        headings = [column.heading for column in columns if column is not self]
+        if self.implied_by and not any(name.startswith(self.implied_by) for name in headings):
             return 0
         return self.priority or int(self.is_text)
 

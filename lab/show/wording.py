@@ -82,12 +82,12 @@ def terms() -> tuple[Term, ...]:
     return tuple(Term(name, **fields) for name, fields in tomllib.loads(text).items())
 
 
-def named(words: Sequence[str]) -> list[Term]:
+def named(names: Sequence[str]) -> list[Term]:
     """The term that several words name together, else the term of each."""
     try:
-        return [term(" ".join(words))]
+        return [term(" ".join(names))]
     except LabError:
-        return [term(word) for word in words]
+        return [term(name) for name in names]
 
 
 def term(word: str) -> Term:

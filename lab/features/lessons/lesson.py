@@ -408,11 +408,11 @@ def cheaper_prompt_token(
 
 def repacked(records: Sequence[Record]) -> None:
     """Say of each quantization in these records whether llama.cpp repacked its weights."""
-    said: list[str] = []
+    quantizations: list[str] = []
     for record in _timed(records):
         kind = record.model.quantization or "?"
-        if kind not in said:
-            said.append(kind)
+        if kind not in quantizations:
+            quantizations.append(kind)
             say(statements.repacked(kind, record.run.placement))
 
 
@@ -446,8 +446,8 @@ def _decode_over_prefill(records: Sequence[Record], n_prompt: int) -> stats.Rati
     phases = runs.tpot_ms / runs.prefill_s
     means = phases.groupby([runs.session, runs.block, runs.variant]).mean()
     blocks = means.unstack().dropna()  # of two columns, A before B
-    one, all_threads = (list(blocks[variant]) for variant in sorted(blocks))
-    return stats.paired_ratio(one, all_threads)
+    one_thread, all_threads = (list(blocks[variant]) for variant in sorted(blocks))
+    return stats.paired_ratio(one_thread, all_threads)
 
 
 def disturbed(before: stats.Ratio | None, now: stats.Ratio | None) -> bool:

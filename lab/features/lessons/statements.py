@@ -254,10 +254,11 @@ def attention_of_row(row: Any) -> Judgement:
     layers_s = row.parts.get(explanation.LAYERS, 0.0)
     if not attention_s or not layers_s:
         return slow_attention(None, row.phase)
-    is_decode = row.phase == DECODE
-    work = row.attention_bytes if is_decode else row.attention_flops
-    weights = row.n_bytes if is_decode else row.flops
-    weights -= work
+    work = row.attention_flops
+    weights = row.flops - work
+    if row.phase == DECODE:
+        work = row.attention_bytes
+        weights = row.n_bytes - work
     weight_rate = weights / (row.least_s - attention_s)
     rate = work / attention_s
     reads = row.attention_flops / attention_s
@@ -274,8 +275,7 @@ def slow_attention(law: Growth | None, phase: str) -> Judgement:
         why = law.why if law is not None else "no two lengths were timed"
         sentence = f"What {subject} waits for cannot be told from these runs: {why}."
         return Judgement(subject, UNCLEAR, sentence)
-    resource = "memory" if phase == DECODE else "arithmetic"
-    unit = "GB/s" if phase == DECODE else "GFLOP/s"
+    resource, unit = ("memory", "GB/s") if phase == DECODE else ("arithmetic", "GFLOP/s")
     rates = (
         f"Attention works at {digits(law.rate / 1e9)} {unit} in {phase}, and the weights at "
         f"{digits(law.weight_rate / 1e9)} {unit}"

@@ -209,9 +209,9 @@ def predict(
         print_section(quantizing.section(rows), out)
         return
     shown = tables.Display(limits, is_ranking, shows_all, details, bool(names))
-    first, *others = tables.sections(rows, shown, specs)
+    first, *further = tables.sections(rows, shown, specs)
     print_section(first, out)
-    print_sections(others, out)
+    print_sections(further, out)
     is_here = any(row.name == HERE for row in rows)
     if names is None and details and not is_here:
         note(prediction.missing_here(specs[0], ceilings, asked))
