@@ -312,6 +312,7 @@ def test_dry_runs_fetch_nothing(cache_folder: Path) -> None:
     assert status == 0, err
     assert "qwen2.5-0.5b Q4_0" in out
     assert "100 prompt tokens" in out  # planned from its shape
+    assert "The time is unknown until the model is made." in err
     status, _, err = run_lab("measure", "-m", "hf:owner/no-such/model.gguf", "--dry-run")
     assert status == 1
     assert "lab models pull" in err

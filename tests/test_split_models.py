@@ -403,6 +403,6 @@ def test_other_folders_of_made_models_stay(
 
 def test_the_sizes_stay_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    out = run_lab("models")[1]
+    out = run_lab("models", "--details")[1]
     assert "~2,390" in out
     assert "quantization" in out.rpartition("Columns left out")[2]

@@ -76,6 +76,8 @@ def expected_time(plan: Plan, worker: Worker) -> str:
     from lab.runner import pace
     from lab.runner.progress import duration
 
+    if not plan.file.path.name:
+        return "The time is unknown until the model is made."
     possible = tuple(case for case in plan.cases if case not in plan.refused)
     try:
         speed = pace.measured(worker, plan, lambda status: None)

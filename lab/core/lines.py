@@ -62,7 +62,7 @@ def fields_of(value: Any) -> Any:
 def from_json(cls: type[T], text: str) -> T:
     """The dataclass that `to_json` wrote, printable and in range. ValueError says what is wrong and
     where."""
-    value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__.lower()))
+    value: T = cleaned(_decode(cls, text.encode(errors="replace"), cls.__name__))
     return value
 
 
