@@ -116,6 +116,7 @@ parent_code, *arguments = sys.argv[1:]
 _, _, answer_file, how = arguments
 pid, terminal = pty.fork()
 if pid == 0:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
     os.system("stty tostop")
     os.execv(sys.executable, [sys.executable, "-c", parent_code, *arguments])
 while not Path(answer_file).exists():
