@@ -12,13 +12,13 @@ from lab.main import lab as cli
 from tests.support.records import make_record
 
 
-def context_of(*words: str) -> click.Context:
-    name, *arguments = words
+def context_of(*command: str) -> click.Context:
+    name, *arguments = command
     return cli.commands[name].make_context(name, list(arguments))
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
         ("measure",),
         ("measure", "--prompt-len", "10,100", "--gen", "16", "--repeat", "3"),
@@ -28,10 +28,10 @@ def context_of(*words: str) -> click.Context:
         ("batch", "--sequences", "1,4", "--kv-unified", "on"),
     ],
 )
-def test_the_stored_words_make_the_same_command(words: tuple[str, ...]) -> None:
-    asked = context_of(*words)
+def test_the_stored_words_make_the_same_command(command: tuple[str, ...]) -> None:
+    asked = context_of(*command)
     stored = words_of_command(asked)
-    assert sorted(stored) == sorted(words)
+    assert sorted(stored) == sorted(command)
     assert context_of(*stored).params == asked.params
 
 
@@ -75,8 +75,8 @@ def test_a_call_of_a_function_is_stored_as_a_command() -> None:
         "mmap": False,
         "repeat": None,
     }
-    words = words_of_values(cli.commands["measure"], values)
-    assert words == ["measure", "--prompt-len", "10,20", "--gen", "16", "--no-mmap"]
+    command = words_of_values(cli.commands["measure"], values)
+    assert command == ["measure", "--prompt-len", "10,20", "--gen", "16", "--no-mmap"]
 
 
 def test_a_command_is_quoted_and_must_be_one_of_the_lab() -> None:

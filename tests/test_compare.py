@@ -174,9 +174,9 @@ def test_a_planted_difference_between_sessions_is_found_and_none_is_not(
     simulated: None, tmp_path: Path
 ) -> None:
     slower = [verdict_of_sessions(1.05, seed, tmp_path) for seed in range(5)]
-    alike = [verdict_of_sessions(1.0, seed, tmp_path) for seed in range(100, 105)]
+    verdicts = [verdict_of_sessions(1.0, seed, tmp_path) for seed in range(100, 105)]
     assert slower.count(SLOWER) >= 4
-    assert alike.count(ALIKE) >= 4
+    assert verdicts.count(ALIKE) >= 4
 
 
 # Groups
@@ -384,10 +384,10 @@ def test_a_planted_slowdown_is_found_and_none_is_not(
 ) -> None:
     two_and_one = plans(2, 1)
 
-    alike = verdicts_of_trials(two_and_one, 1.0, 10, tmp_path)
+    verdicts = verdicts_of_trials(two_and_one, 1.0, 10, tmp_path)
     slower = verdicts_of_trials(two_and_one, 1.05, 10, tmp_path)
 
-    assert alike.count(ALIKE) >= 9
+    assert verdicts.count(ALIKE) >= 9
     assert slower.count(FASTER) == 0
     assert slower.count(SLOWER) >= 7
 
@@ -474,10 +474,10 @@ def test_a_budget_bounds_the_announced_time_and_not_the_blocks(
     plans: Any, tmp_path: Path
 ) -> None:
     """A forecast of a disturbed start is too long: the time that passes decides."""
-    said: list[Status] = []
+    statuses: list[Status] = []
     blocks = trial.Blocks(200, budget_s=5)
     path = tmp_path / "a.jsonl"
-    records = trial.execute(plans(1, 2), blocks, path, said.append, FakeWorker)
+    records = trial.execute(plans(1, 2), blocks, path, statuses.append, FakeWorker)
     first = [record for record, _ in zip(records, range(30), strict=False)]
     assert len({run.block for run in timed_runs(first)}) > 1
-    assert all(status.left_s is None or status.left_s <= 5 for status in said)
+    assert all(status.left_s is None or status.left_s <= 5 for status in statuses)

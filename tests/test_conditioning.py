@@ -53,15 +53,17 @@ def test_a_device_that_is_twice_as_slow_is_found_by_one_rate() -> None:
     learned = datasheet.learned()[DECODE]
     case = decode_case()
     expected_s = learned.expected_s(case) or math.nan
-    own = conditioning.condition(learned, [(case, 2 * expected_s)])
-    assert 1.3 < math.exp(own.shift) < 2
-    assert own.deviation < 0.8 * learned.uncertainty(case)
-    other = decode_case("qwen3-14b")
-    before = learned.range(other)
-    after = learned.range(other, own)
+    condition = conditioning.condition(learned, [(case, 2 * expected_s)])
+    assert 1.3 < math.exp(condition.shift) < 2
+    assert condition.deviation < 0.8 * learned.uncertainty(case)
+    larger_model = decode_case("qwen3-14b")
+    before = learned.range(larger_model)
+    after = learned.range(larger_model, condition)
     assert after[1] / after[0] < before[1] / before[0] * 1.0001
-    moved = (learned.expected_s(other, own) or 0) / (learned.expected_s(other) or 1)
-    assert moved == pytest.approx(math.exp(own.shift))
+    moved = (learned.expected_s(larger_model, condition) or 0) / (
+        learned.expected_s(larger_model) or 1
+    )
+    assert moved == pytest.approx(math.exp(condition.shift))
 
 
 def test_more_rates_say_more_and_disagreeing_ones_their_mean() -> None:

@@ -248,14 +248,14 @@ def test_the_pace_of_one_plan_tells_how_long_others_take(
     model = tmp_path / "tiny.gguf"
     model.write_bytes(b"GGUF")
     worker = fake_worker
-    plan, other = (make_plan(worker, n, 50, model=str(model)) for n in ("10", "600,2000"))
+    plan, long_plan = (make_plan(worker, n, 50, model=str(model)) for n in ("10", "600,2000"))
     speed = pace.measured(worker, plan, machine.watch)
     began_s = machine.now
     path = tmp_path / "runs.jsonl"
-    plans = {"A": other, "B": other}
+    plans = {"A": long_plan, "B": long_plan}
     list(trial.execute(plans, trial.Blocks(3, 1), path, machine.watch, lambda: worker))
     took_s = machine.now - began_s
-    assert speed.seconds([other, other], 3) == pytest.approx(took_s, rel=0.3)
+    assert speed.seconds([long_plan, long_plan], 3) == pytest.approx(took_s, rel=0.3)
 
 
 SHORT = Case(10, 5)

@@ -171,7 +171,9 @@ def test_of_the_decodes_that_others_published_only_broken_kernels_are_called_slo
     ik_llama.cpp decodes 171 tokens/s there, against 39
     (github.com/ikawrakow/ik_llama.cpp/pull/929).
     """
-    verdicts = {name: slope.told(records, DECODE)[0] for name, records in slope.published()}
+    verdicts = {
+        name: slope.verdict_of(records, DECODE)[0] for name, records in slope.published()
+    }
     slow = {name for name, verdict in verdicts.items() if verdict != SLOPE}
     assert len(verdicts) > 50
     assert {verdicts[name] for name in slow} == {KERNEL}

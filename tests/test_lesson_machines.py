@@ -274,8 +274,8 @@ def session(machine: Planted, seed: int = 1) -> Session:
 def sample() -> Session:
     """The machine with which lesson 4 compares: another one, so its processor has another name."""
     here = session(Planted(), 2)
-    other = dataclasses.replace(here.records[0].machine, cpu="Of the sample")
-    records = tuple(dataclasses.replace(record, machine=other) for record in here.records)
+    machine = dataclasses.replace(here.records[0].machine, cpu="Of the sample")
+    records = tuple(dataclasses.replace(record, machine=machine) for record in here.records)
     return dataclasses.replace(here, records=records)
 
 
@@ -284,11 +284,11 @@ Said = Iterator[Spoken]
 
 
 @functools.cache
-def said_of(name: str) -> list[Spoken]:
-    return list(said(session_of(name)))
+def statements_called(name: str) -> list[Spoken]:
+    return list(statements_of(session_of(name)))
 
 
-def said(here: Session) -> Said:
+def statements_of(here: Session) -> Said:
     """(fact, lesson, judgement) of everything that the lessons conclude from a session."""
     for lesson_of in (answers, laws, limits, batches, settings, other_machine, drafts, server):
         yield from lesson_of(here)
@@ -434,15 +434,15 @@ def wrong(name: str, here: Session, all_said: Sequence[Spoken]) -> list[str]:
     for fact, number, judgement in all_said:
         if judgement.verdict not in (truth[fact], UNCLEAR):
             mistakes.append(f"lesson {number}, {fact} is {truth[fact]}: {judgement.sentence}")
-    for fact, opposites, words in holding(here):
+    for fact, opposites, sentence in holding(here):
         if truth[fact] in opposites:
-            mistakes.append(f"lesson 8, {fact} is {truth[fact]}: {words}")
+            mistakes.append(f"lesson 8, {fact} is {truth[fact]}: {sentence}")
     return mistakes
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_lesson_says_what_is_not_true_of_a_planted_machine(name: str) -> None:
-    assert wrong(name, session_of(name), said_of(name)) == []
+    assert wrong(name, session_of(name), statements_called(name)) == []
 
 
 NOISY = ("noisy", "noisy ceilings")
@@ -450,9 +450,11 @@ NOISY = ("noisy", "noisy ceilings")
 
 @pytest.mark.parametrize("name", [name for name in MACHINES if name not in NOISY])
 def test_every_fact_of_a_quiet_machine_is_told(name: str) -> None:
-    told = {fact for fact, _, judgement in said_of(name) if judgement.verdict != UNCLEAR}
+    decided = {
+        fact for fact, _, judgement in statements_called(name) if judgement.verdict != UNCLEAR
+    }
     truth = dataclasses.asdict(MACHINES[name][1])
-    assert told == {fact for fact, verdict in truth.items() if verdict != UNCLEAR}
+    assert decided == {fact for fact, verdict in truth.items() if verdict != UNCLEAR}
 
 
 @pytest.mark.parametrize("name", NOISY)
@@ -462,7 +464,7 @@ def test_noise_makes_a_lesson_wrong_at_most_once_in_twenty_verdicts(name: str) -
     n_told = 0
     for seed in range(2, 5):
         here = session(machine, seed)
-        all_said = list(said(here))
+        all_said = list(statements_of(here))
         mistakes += wrong(name, here, all_said)
         n_told += len(all_said)
     assert len(mistakes) <= n_told / 20, mistakes
@@ -470,7 +472,7 @@ def test_noise_makes_a_lesson_wrong_at_most_once_in_twenty_verdicts(name: str) -
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_two_lessons_say_the_opposite_of_one_machine(name: str) -> None:
-    for first, second in itertools.combinations(said_of(name), 2):
+    for first, second in itertools.combinations(statements_called(name), 2):
         is_same = first[2].subject == second[2].subject
         if is_same and UNCLEAR not in (first[2].verdict, second[2].verdict):
             assert first[2].verdict == second[2].verdict, (first, second)
@@ -478,7 +480,7 @@ def test_no_two_lessons_say_the_opposite_of_one_machine(name: str) -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_conclusion_is_a_sentence_without_a_missing_number(name: str) -> None:
-    for _, _, judgement in said_of(name):
+    for _, _, judgement in statements_called(name):
         assert judgement.sentence.endswith(".")
         words = judgement.sentence.replace("(", " ").split()
         assert not {"nan", "inf", "None"} & set(words), judgement
@@ -497,7 +499,7 @@ def test_a_step_that_refutes_the_best_rate_has_no_limit(
 
 def test_a_slow_kernel_of_attention_is_the_third_limit_in_the_words() -> None:
     sentences: dict[str, str] = {}
-    for fact, _, judgement in said(session_of("slow kernel of attention")):
+    for fact, _, judgement in statements_of(session_of("slow kernel of attention")):
         sentences[fact] = judgement.sentence
     assert "Neither memory nor arithmetic limits attention here" in sentences["attention"]
     assert "the kernel of attention is" in sentences["decode_long"]
@@ -508,7 +510,7 @@ def test_a_slow_kernel_of_attention_is_the_third_limit_in_the_words() -> None:
 def test_a_limit_and_the_speed_of_attention_have_one_word_for_a_slow_kernel(name: str) -> None:
     """`explain` compares attention with memory and arithmetic, `growth` with the weights."""
     by_fact: dict[str, list[Judgement]] = {}
-    for fact, _, judgement in said_of(name):
+    for fact, _, judgement in statements_called(name):
         by_fact.setdefault(fact, []).append(judgement)
     for limit in by_fact["decode_long"]:
         if "the kernel of attention is" in limit.sentence:

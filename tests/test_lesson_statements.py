@@ -52,7 +52,7 @@ def test_a_failed_turn_is_no_part_of_the_overhead(
 
 
 @pytest.mark.parametrize(
-    ("base", "other", "verdict"),
+    ("base", "compared", "verdict"),
     [
         ([1.0, 1.01], [1.02, 1.03], SAME),
         ([1.0, 1.1], [1.3, 1.4], MORE),
@@ -65,9 +65,9 @@ def test_a_failed_turn_is_no_part_of_the_overhead(
     ],
 )
 def test_one_rule_says_when_two_figures_differ(
-    base: list[float], other: list[float], verdict: str
+    base: list[float], compared: list[float], verdict: str
 ) -> None:
-    assert statements.judged(statements.ratio(base, other)) == verdict
+    assert statements.judged(statements.ratio(base, compared)) == verdict
 
 
 def test_a_law_that_misses_one_end_is_refused_there() -> None:
@@ -122,8 +122,8 @@ def test_a_law_that_is_off_by_more_than_its_fit_is_not_said_to_hold() -> None:
     assert off.verdict == HOLDS  # it may be used, as its error is told
     near = [[7.3e-3, 7.4e-3], [6.9e-3, 6.91e-3, 7.93e-3]]  # by the fit's error, by the runs
     for runs_s in near:
-        told = statements.law_holds("decode", law, [(18, runs_s)])
-        assert told.sentence.endswith("It holds there.")
+        statement = statements.law_holds("decode", law, [(18, runs_s)])
+        assert statement.sentence.endswith("It holds there.")
     far = statements.law_holds("decode", law, [(18, [6.91e-3]), (80, [4.0e-3])])
     assert far.verdict == FAILS
 
@@ -160,9 +160,9 @@ def test_a_wide_interval_does_not_let_the_kernels_explain_a_ratio(
     measured: Ratio, verdict: str, part: str
 ) -> None:
     attention = statements.slow_attention(None, DECODE)
-    told = statements.explains(DECODE, 1.30, measured, attention)
-    assert told.verdict == verdict
-    assert part in told.sentence
+    statement = statements.explains(DECODE, 1.30, measured, attention)
+    assert statement.verdict == verdict
+    assert part in statement.sentence
 
 
 def test_tokens_along_an_answer_are_compared_within_their_run() -> None:
@@ -219,10 +219,10 @@ def test_lengths_that_agree_are_told_although_the_longest_is_unclear() -> None:
     same = RunsRatio(1.01, 0.995, 1.04)
     wide = RunsRatio(1.11, 1.02, 1.22)
     more = {512: same, 1024: RunsRatio(1.15, 1.08, 1.23), 1536: RunsRatio(1.12, 1.08, 1.16)}
-    told = statements.by_length("a token", more | {2048: wide})
-    assert told.verdict == MORE
-    assert "After 1,024 and 1,536 tokens it clearly takes longer." in told.sentence
-    assert told.sentence.endswith("At the longest the runs differ too much to tell.")
+    statement = statements.by_length("a token", more | {2048: wide})
+    assert statement.verdict == MORE
+    assert "After 1,024 and 1,536 tokens it clearly takes longer." in statement.sentence
+    assert statement.sentence.endswith("At the longest the runs differ too much to tell.")
     opposite = more | {512: RunsRatio(0.5, 0.49, 0.51), 2048: wide}
     assert statements.by_length("a token", opposite).verdict == UNCLEAR
     assert statements.by_length("a token", {512: more[1024], 2048: wide}).verdict == UNCLEAR
@@ -248,9 +248,9 @@ def test_half_the_bytes_that_take_longer_do_not_wait_for_memory(
     verdict: str, says: str, part: str
 ) -> None:
     token = statements.Judgement("a token with q8_0", verdict, "")
-    told = statements.smaller_cache(token, 34 / 64)
-    assert told.verdict == says
-    assert part in told.sentence
+    statement = statements.smaller_cache(token, 34 / 64)
+    assert statement.verdict == says
+    assert part in statement.sentence
 
 
 @pytest.mark.parametrize(
@@ -276,11 +276,11 @@ def test_a_usual_speed_of_attention_explains_no_time(
     phase: str, rate: float, reads: float, part: str
 ) -> None:
     law = Growth(phase, SLOPE, "", 1e-3, rate, 12e9, reads)
-    told = statements.slow_attention(law, phase)
-    assert told.verdict == SLOPE
-    assert part in told.sentence
-    assert told.sentence.endswith("That does not say what limits it.")
-    assert "explain" not in told.sentence
+    statement = statements.slow_attention(law, phase)
+    assert statement.verdict == SLOPE
+    assert part in statement.sentence
+    assert statement.sentence.endswith("That does not say what limits it.")
+    assert "explain" not in statement.sentence
 
 
 def test_the_datasheet_has_no_w_of_a_law_that_misses_a_short_prompt(

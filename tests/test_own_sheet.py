@@ -60,9 +60,9 @@ def test_the_rates_of_a_sheet_narrow_as_measured_ones_do(tmp_path: Path) -> None
     ]
     path = written(tmp_path, planted(*rows))
     row = predict("1000", 200, "llama-3.2-1b:Q4_0", path)[0]
-    words = "gbps=51.2 cores=8 simd=avx2"
+    machine = "gbps=51.2 cores=8 simd=avx2"
     rates = (f"{SMOL}=125", f"{SMOL}=pp:900")  # 6 ms, the median, and 64 times 31.25 us
-    same = predict("1000", 200, "llama-3.2-1b:Q4_0", words, measured=rates)[0]
+    same = predict("1000", 200, "llama-3.2-1b:Q4_0", machine, measured=rates)[0]
     assert row.tpot_s == pytest.approx(same.tpot_s)
     assert row.prefill_s == pytest.approx(same.prefill_s)
 
@@ -111,32 +111,32 @@ def test_other_models_of_published_machines_are_predicted_within_their_ranges(
     n_inside = 0
     publications = published_rates()
     for (name, _, flash_attn), specs in publications.items():
-        (first, first_tps), *_, (other, other_tps) = sorted(specs.items())
+        (first, first_tps), *_, (last, last_tps) = sorted(specs.items())
         gbps = devices.find_device(name).gbps
         rows = [SheetRow(2, "read_rate", gbps), SheetRow(1, "w", 1e3 / first_tps)]
         path = written(tmp_path, planted(*rows, facts=name, model=first))
-        low_s, high_s = token_range(path, other, "on" if flash_attn == "1" else "off")
-        n_inside += low_s <= 1 / other_tps <= high_s
+        low_s, high_s = token_range(path, last, "on" if flash_attn == "1" else "off")
+        n_inside += low_s <= 1 / last_tps <= high_s
     assert len(publications) >= 20
     assert n_inside >= 0.75 * len(publications), n_inside
 
 
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.8])
-@pytest.mark.parametrize("other", ["llama-3.2-3b:Q4_0", "llama-3.1-8b:Q4_0", "qwen3-4b:Q4_0"])
+@pytest.mark.parametrize("second", ["llama-3.2-3b:Q4_0", "llama-3.1-8b:Q4_0", "qwen3-4b:Q4_0"])
 def test_another_model_of_a_planted_machine_is_predicted_within_its_range(
-    tmp_path: Path, share: float, other: str
+    tmp_path: Path, share: float, second: str
 ) -> None:
     """A machine that reads all weights of a token at a share of its bandwidth."""
     gbps = 51.2
     first = "llama-3.2-1b:Q4_0"
     token_s = {}
-    for spec in (first, other):
+    for spec in (first, second):
         token_s[spec] = lesson.step_cost(shape_called(spec), 1).weight_bytes / (
             share * gbps * 1e9
         )
     rows = [SheetRow(2, "read_rate", gbps), SheetRow(1, "w", 1e3 * token_s[first])]
-    low_s, high_s = token_range(written(tmp_path, planted(*rows, model=first)), other)
-    assert low_s <= token_s[other] <= high_s
+    low_s, high_s = token_range(written(tmp_path, planted(*rows, model=first)), second)
+    assert low_s <= token_s[second] <= high_s
 
 
 READ_RATE = b'[[row]]\nlesson = 2\nfigure = "read_rate"\nvalue = 9\n'
@@ -292,6 +292,6 @@ def test_a_machine_is_written_in_words_that_predict_takes(
     assert lessons_sheet.instructions_of(here) == simd
     record = make_record(make_run(), machine=here)
     settings = dataclasses.replace(record.settings, n_threads=3)
-    words = lessons_sheet.facts_of(dataclasses.replace(record, settings=settings))
-    device = described.find(f"gbps=50 {words}")
+    description = lessons_sheet.facts_of(dataclasses.replace(record, settings=settings))
+    device = described.find(f"gbps=50 {description}")
     assert (device.cores, device.simd, device.memory_gb) == (3, simd or "avx2", 16)

@@ -283,10 +283,10 @@ def test_the_labs_texts_decide_by_their_marks(embedded: Path) -> None:
         assert len(chunk.tokens) == 1024
         _, *parts = prompts.own_text([name]).split(texts.BETWEEN_PARTS)
         marks = ["".join(texts.DECIDES.findall(part)) for part in parts]
-        found = []
+        answers = []
         for item in chunk.items:
-            found.append(b"".join(pieces[chunk.tokens[place]] for place in item).decode())
-        assert [text.replace(" ", "") for text in found] == [
+            answers.append(b"".join(pieces[chunk.tokens[place]] for place in item).decode())
+        assert [text.replace(" ", "") for text in answers] == [
             mark.replace(" ", "") for mark in marks
         ]
         before, *of_items = texts.parts_by_item(chunk)
@@ -565,11 +565,11 @@ def test_a_disturbance_of_one_layers_cache_is_found_where_it_is(
     def diverge_and_disturb(
         worker: Worker, stretch: quant_lines.Stretch, path: Path
     ) -> tuple[Divergence, ...]:
-        found = diverge(worker, stretch, path)
+        divergence = diverge(worker, stretch, path)
         if stretch.n_past == 0:
             noise = {"layer": LAYER, "share": 0.1, "n_layer": 30, "n_row": 192}
             worker.call(type(None), f"{disturbed_cache.__name__}.disturb", **noise)
-        return found
+        return divergence
 
     monkeypatch.setattr(measuring, "diverge", diverge_and_disturb)
     monkeypatch.setattr(measuring, "N_LONG_FLOOR", 0)

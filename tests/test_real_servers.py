@@ -417,8 +417,8 @@ def tool(*keys: str) -> dict[str, object]:
     path = {"type": "string"}
     values = {"type": "object", "properties": {"path": path}, "required": ["path"]}
     parameters = {key: values[key] for key in keys}
-    words = "Reads a page of the long grey book."
-    function = {"name": "read_page", "description": words, "parameters": parameters}
+    description = "Reads a page of the long grey book."
+    function = {"name": "read_page", "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
@@ -440,7 +440,7 @@ def test_turns_that_must_be_cold_are_cold_also_in_a_second_session(
     another order."""
     template = tmp_path / "tools.jinja"
     template.write_text(TEMPLATE)
-    said = [
+    messages = [
         {"role": "user", "content": "How many ships came?"},
         {"role": "assistant", "content": "Seven."},
         {"role": "user", "content": "And in spring?"},
@@ -448,10 +448,10 @@ def test_turns_that_must_be_cold_are_cold_also_in_a_second_session(
         {"role": "user", "content": "Why?"},
     ]
     usual = tool("type", "properties", "required")
-    other = tool("required", "properties", "type")
+    reordered = tool("required", "properties", "type")
     bodies = [
-        {"messages": said[:n], "tools": [first]}
-        for n, first in ((1, usual), (3, usual), (5, other))
+        {"messages": messages[:n], "tools": [first]}
+        for n, first in ((1, usual), (3, usual), (5, reordered))
     ]
     file = tmp_path / "session.jsonl"
     file.write_text("\n".join(map(json.dumps, bodies)))

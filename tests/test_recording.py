@@ -481,13 +481,13 @@ def body_without_chunks(answer: bytes) -> bytes:
     head, _, body = answer.partition(b"\r\n\r\n")
     if b"chunked" not in head.lower():
         return body
-    whole = b""
+    joined = b""
     while body:
         size, _, body = body.partition(b"\r\n")
         n_bytes = int(size, 16)
-        whole += body[:n_bytes]
+        joined += body[:n_bytes]
         body = body[n_bytes + 2 :]
-    return whole
+    return joined
 
 
 def test_a_websocket_is_refused_with_a_reason(wire: Wire) -> None:
@@ -544,8 +544,8 @@ def test_a_large_body_passes_whole(wire: Wire) -> None:
 
 
 def test_a_server_that_dies_in_the_middle_is_seen_by_the_client(wire: Wire) -> None:
-    whole = ANSWERS["chunked"]
-    wire.upstream.reply = whole[: whole.index(b"1\r\n\n")]
+    reply = ANSWERS["chunked"]
+    wire.upstream.reply = reply[: reply.index(b"1\r\n\n")]
     wire.upstream.closes = True
     received = wire.send(REQUEST)
     assert b"data: 1\n" in received

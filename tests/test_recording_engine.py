@@ -120,7 +120,9 @@ def prompts(before: Served | None, now: Served | None, **more: Any) -> tuple[Pro
     return first, dataclasses.replace(second, **more)
 
 
-def found(first: Prompt, second: Prompt, state: ServerState, n_cached: int = 3) -> Finding:
+def finding_of(
+    first: Prompt, second: Prompt, state: ServerState, n_cached: int = 3
+) -> Finding:
     history = CallHistory(1)
     history.add(first)
     return find_cause(second, n_cached, history, state, lambda text: None)
@@ -144,29 +146,29 @@ ENGINE: dict[str, tuple[Served, Served, ServerState]] = {
 @pytest.mark.parametrize("kind", ENGINE)
 def test_what_the_engine_did_is_named(kind: str) -> None:
     before, now, state = ENGINE[kind]
-    finding = found(*prompts(before, now), state)
+    finding = finding_of(*prompts(before, now), state)
     assert finding.cause is not None
     assert (finding.cause.kind, finding.cause.by) == (kind, SERVER)
-    assert found(*prompts(before, now), state, n_cached=399).cause is None
+    assert finding_of(*prompts(before, now), state, n_cached=399).cause is None
 
 
 def test_more_tokens_than_a_context_holds_were_shifted() -> None:
     first, second = prompts(SLOT_0, Served(0, 9))
-    cause = found(first, second, ServerState(n_ctx=405)).cause
+    cause = finding_of(first, second, ServerState(n_ctx=405)).cause
     assert cause is not None
     assert cause.kind == breaks.CONTEXT_SHIFT
 
 
 def test_a_request_that_switches_the_cache_off_is_the_clients_doing() -> None:
     first, second = prompts(SLOT_0, Served(0, 9), asks_for_cache=False)
-    cause = found(first, second, ServerState()).cause
+    cause = finding_of(first, second, ServerState()).cause
     assert cause is not None
     assert (cause.kind, cause.by) == (breaks.NOT_ASKED, CLIENT)
 
 
 def test_a_conversation_in_another_slot_is_no_intruder() -> None:
     first, second = prompts(Served(0, 5, n_begun=1), Served(0, 9, n_begun=4))
-    cause = found(first, second, ServerState()).cause
+    cause = finding_of(first, second, ServerState()).cause
     assert cause is not None
     assert cause.kind == breaks.EVICTED
     assert "did not come through lab record" in cause.what
@@ -186,23 +188,23 @@ def test_a_slot_that_was_not_seen_is_not_guessed(name: str) -> None:
     first, second = prompts(before, now)
     following = dataclasses.replace(first, call=2)
     several = dataclasses.replace(state, n_slots=2, latest_other=following, other_number=2)
-    cause = found(first, second, several).cause
+    cause = finding_of(first, second, several).cause
     assert cause is not None
     assert (cause.kind, cause.by) == (breaks.UNSEEN_SLOT, SERVER)
-    single = found(first, second, dataclasses.replace(state, n_slots=1)).cause
+    single = finding_of(first, second, dataclasses.replace(state, n_slots=1)).cause
     assert single is not None
     assert single.kind == breaks.EVICTED
 
 
 def test_a_slot_that_something_else_used_before_had_lost_the_prompt() -> None:
     state = ServerState(held={0: 7, 1: 9}, n_slots=2)
-    cause = found(*prompts(SLOT_0, Served(1, 9)), state).cause
+    cause = finding_of(*prompts(SLOT_0, Served(1, 9)), state).cause
     assert cause is not None
     assert cause.kind == breaks.EVICTED
 
 
 def test_a_prompt_that_is_still_in_its_slot_was_not_taken_from_there() -> None:
-    cause = found(
+    cause = finding_of(
         *prompts(SLOT_0, Served(None, None)), ServerState(held={0: 5}, n_slots=2)
     ).cause
     assert cause is not None
@@ -229,8 +231,8 @@ def test_calls_that_follow_each_other_at_once_are_told_apart_by_their_tokens() -
     both = [Slot(0, 5, 99), Slot(1, 9, 299)]
     assert seen((100, both), (300, both)) == [(0, 5), (1, 9)]
     assert seen((300, both), (100, both)) == [(1, 9), (0, 5)]
-    alike = [Slot(0, 5, 99), Slot(1, 9, 99)]
-    assert seen((100, alike)) == [(None, None)]
+    slots = [Slot(0, 5, 99), Slot(1, 9, 99)]
+    assert seen((100, slots)) == [(None, None)]
 
 
 def test_a_slot_that_serves_the_next_call_already_says_where_but_not_which_task() -> None:

@@ -216,8 +216,8 @@ def test_a_file_as_letters_is_no_text_but_another_file_differs(name: str) -> Non
     blocks = prompt(FILES[name])
     assert length(blocks) < 300
     assert blocks == prompt(json.loads(json.dumps(FILES[name])))
-    other = json.loads(json.dumps(FILES[name]).replace("AAAANSUhEUg", "AAAANSUhEUh", 1))
-    assert blocks != prompt(other)
+    changed_file = json.loads(json.dumps(FILES[name]).replace("AAAANSUhEUg", "AAAANSUhEUh", 1))
+    assert blocks != prompt(changed_file)
 
 
 WORDS = ("lamp", "data:", "base64,", "a/b+c==", "https://example.org/x.png", "é", "x" * 300)

@@ -51,16 +51,16 @@ def test_the_command_itself_names_the_planted_fault(number: int, tmp_path: Path)
     status, out, _ = run_lab(*session.arguments, *options)
     text = " ".join(out.split())
     assert status == 0
-    for other, (_, words) in PLANTED.items():
-        assert (words in text) == (other == number), words
+    for named, (_, cause) in PLANTED.items():
+        assert (cause in text) == (named == number), cause
 
 
 @pytest.mark.parametrize("number", SESSIONS)
 def test_a_guess_is_graded(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    planted, words = PLANTED[number]
+    planted, cause = PLANTED[number]
     lesson.grade(number, f" {planted.upper()}")
     out = capsys.readouterr().out
-    assert words in " ".join(out.split())
+    assert cause in " ".join(out.split())
     assert FAULTS[planted] in out
     assert out.endswith("Your guess is right.\n")
 
@@ -89,8 +89,8 @@ def test_what_is_observed_names_no_fault(
     table = lesson.observe(number)
     shown = f"{capsys.readouterr().out} {table.to_string()}"
     assert not table.empty
-    for _, words in PLANTED.values():
-        assert words not in shown
+    for _, cause in PLANTED.values():
+        assert cause not in shown
     assert "throttled" not in shown
     assert "swapped" not in shown
 

@@ -73,7 +73,7 @@ def test_a_split_model_is_the_sum_of_its_parts(
     mini: Path, tmp_path: Path, worker: Worker, is_first_empty: bool
 ) -> None:
     paths = split(mini, tmp_path / "mini", 3, is_first_empty)
-    whole = worker.read_model(mini, "mini", "file")
+    unsplit = worker.read_model(mini, "mini", "file")
     model = worker.read_model(paths[0], "mini", "file")
     assert model.n_bytes == sum(path.stat().st_size for path in paths)
     for field in (
@@ -84,7 +84,7 @@ def test_a_split_model_is_the_sum_of_its_parts(
         "n_vocab",
         "quantization",
     ):
-        assert getattr(model, field) == getattr(whole, field), field
+        assert getattr(model, field) == getattr(unsplit, field), field
     assert set(worker.tensors(paths[0])) == set(worker.tensors(mini))
 
 
@@ -110,13 +110,13 @@ def test_a_missing_part_is_named(in_parts: list[Path], tmp_path: Path, worker: W
 def test_parts_of_two_models_are_refused(
     mini: Path, in_parts: list[Path], tmp_path: Path, worker: Worker
 ) -> None:
-    others = split(mini, tmp_path / "mini", 3, is_first_empty=True)
-    shutil.copy(in_parts[1], others[1])
-    assert "are not parts of one model" in refusal(worker, others[0]).what
-    shutil.copy(in_parts[0], others[1])
-    assert "are not parts of one model" in refusal(worker, others[0]).what
-    shutil.copy(mini, others[1])
-    assert "mini-00002-of-00003.gguf and mini-00001" in refusal(worker, others[0]).what
+    wrong_parts = split(mini, tmp_path / "mini", 3, is_first_empty=True)
+    shutil.copy(in_parts[1], wrong_parts[1])
+    assert "are not parts of one model" in refusal(worker, wrong_parts[0]).what
+    shutil.copy(in_parts[0], wrong_parts[1])
+    assert "are not parts of one model" in refusal(worker, wrong_parts[0]).what
+    shutil.copy(mini, wrong_parts[1])
+    assert "mini-00002-of-00003.gguf and mini-00001" in refusal(worker, wrong_parts[0]).what
 
 
 def test_a_truncated_part_is_named(
@@ -236,8 +236,8 @@ def test_a_split_model_is_compared_and_quantized(
     target = tmp_path / "q8.gguf"
     worker.quantize(in_parts[0], target, "Q8_0", lambda done: None)
     assert worker.read_model(target, "q8", "file").quantization == "Q8_0"
-    whole = worker.read_model(mini, "mini", "file")
-    assert worker.read_model(target, "q8", "file").n_params == whole.n_params
+    unsplit = worker.read_model(mini, "mini", "file")
+    assert worker.read_model(target, "q8", "file").n_params == unsplit.n_params
 
 
 @pytest.fixture

@@ -54,14 +54,14 @@ def test_a_chosen_wait_replaces_the_users_and_no_choice_keeps_it(
     wait: Any, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "7", "KMP_BLOCKTIME": "9"}
-    others = {"OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0 1"}
-    for name, value in (theirs | others).items():
+    places = {"OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0 1"}
+    for name, value in (theirs | places).items():
         monkeypatch.setenv(name, value)
     variables = setup.environment(ProcessSetup(wait=wait))
     of_openmp = {
         name: variables[name] for name in variables if name[:3] in ("OMP", "GOM", "KMP")
     }
-    assert of_openmp == expected | others
+    assert of_openmp == expected | places
     assert dict(os.environ).items() >= theirs.items()  # those of this process stay
 
 
@@ -176,8 +176,8 @@ def test_a_real_session_records_how_its_threads_waited(
     assert settings.wait == asked
     if settings.openmp == LIBGOMP:
         assert settings.wait_resolved == resolved
-    kept = () if options else ("OMP_WAIT_POLICY=passive",)
-    assert set(kept) <= set(settings.openmp_variables or ())
+    inherited = () if options else ("OMP_WAIT_POLICY=passive",)
+    assert set(inherited) <= set(settings.openmp_variables or ())
 
 
 def with_wait(wait: Any, resolved: Any, *variables: str) -> Record:

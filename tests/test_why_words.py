@@ -185,7 +185,7 @@ def test_a_window_in_which_a_request_ended_is_left_out() -> None:
     assert [figure.tps for figure in reader.parse(text)] == [301.0, 181.0]
 
 
-def told(a: str, b: str, details: bool = False) -> str:
+def answer_text(a: str, b: str, details: bool = False) -> str:
     """The sentences on two texts."""
     sides = pairing.nearest(reader.read(a), reader.read(b), False)
     return " ".join(sentences(answer(*sides), details=details))
@@ -196,7 +196,7 @@ DRAFTS = "INFO 05-05 05:05:05 [metrics.py:9] SpecDecoding metrics: Mean acceptan
 
 
 def test_what_one_side_says_is_not_called_unknown_of_both() -> None:
-    text = told("30 tokens/s", WINDOW + DRAFTS)
+    text = answer_text("30 tokens/s", WINDOW + DRAFTS)
     assert "B drafts (1.8 tokens a step); A does not say." in text
     assert "Ask about A and B: Which model file" in text
     assert "concurrency" in text.partition("(of A)")[0].rpartition("(of A and B)")[2]
@@ -204,7 +204,7 @@ def test_what_one_side_says_is_not_called_unknown_of_both() -> None:
 
 def test_a_side_is_asked_only_for_what_it_lacks() -> None:
     fast = LOG.replace("9950", "4975").replace("20.10", "40.20").replace("49.75", "24.88")
-    text = told(f"### RTX 3060 12GB\n{LOG}", fast, details=True)
+    text = answer_text(f"### RTX 3060 12GB\n{LOG}", fast, details=True)
     asked = text[text.index("Ask about") :]
     assert "Ask about B: Which device?" in asked
     assert asked.count("Which device?") == 1
@@ -213,7 +213,9 @@ def test_a_side_is_asked_only_for_what_it_lacks() -> None:
 def test_who_gives_a_command_is_not_asked_for_it() -> None:
     slow = f"./llama-cli -m /m/tiny-2B-Q4_0.gguf -ngl 12\n{LOG}"
     fast = LOG.replace("9950", "4975").replace("20.10", "40.20").replace("49.75", "24.88")
-    text = told(slow, f"./llama-cli -m /m/tiny-2B-Q4_0.gguf -ngl 20\n{fast}", details=True)
+    text = answer_text(
+        slow, f"./llama-cli -m /m/tiny-2B-Q4_0.gguf -ngl 20\n{fast}", details=True
+    )
     assert "Which command line" not in text
     assert "Ask about A and B: Which program" in text
 
@@ -221,7 +223,7 @@ def test_who_gives_a_command_is_not_asked_for_it() -> None:
 def test_the_only_lever_that_differs_is_the_likely_cause() -> None:
     slow = f"./llama-cli -m /m/tiny-2B-Q4_0.gguf -c 8000 -t 6\n{LOG}"
     fast = "./llama-cli -m /m/tiny-2B-Q4_0.gguf -c 8000 -t 6 -fa\neval time =    2487.50 ms /   200 tokens (   12.44 ms per token,    80.40 tokens per second)\n"
-    text = told(slow, fast)
+    text = answer_text(slow, fast)
     assert (
         "The likely cause is flash_attn on in B, not named in A's command: not measured."
         in text
@@ -233,6 +235,6 @@ def test_an_option_of_one_program_is_no_difference_from_another() -> None:
         "mlx_lm.generate --model acme/Tiny-3B-4bit --prompt hi\n"
         "Prompt: 100 tokens, 500.000 tokens-per-sec\nGeneration: 256 tokens, 50.000 tokens-per-sec\n"
     )
-    text = told(mlx, f"./llama-cli -m /m/Tiny-3B-Q4_0.gguf -c 8000\n{LOG}")
+    text = answer_text(mlx, f"./llama-cli -m /m/Tiny-3B-Q4_0.gguf -c 8000\n{LOG}")
     assert "not named in" not in text
     assert "ubatch" not in text

@@ -167,14 +167,14 @@ def held_out() -> bool:
     """Whether the law predicts what it has not seen."""
     base = chains.without_texts(1)
     windows = [window_chain(window) for window in (*WINDOWS, *HELD_OUT_WINDOWS)]
-    others = [named for named in base if not named.name.startswith("penalties")]
+    plain = [named for named in base if not named.name.startswith("penalties")]
     sizes = [*planning.sizes(LEARNED), *HELD_OUT]
     with tempfile.TemporaryDirectory() as name, Worker() as worker:
         plans = []
         for size in sizes:
             plans.append(
                 planning.plan_of_size(
-                    worker, size, Path(name), 16, 3, chains=[*others, *windows], threads=1
+                    worker, size, Path(name), 16, 3, chains=[*plain, *windows], threads=1
                 )
             )
         records = run(plans, worker, Path(name))

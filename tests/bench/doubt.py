@@ -288,8 +288,8 @@ class Wanted:
         prediction = "Predicted for " in self.texts["page"]
         self.want(limit and prediction, "a quiet sample is not firm")
         lines = self.texts["show 80"].splitlines()
-        others = " ".join(line for line in lines if "training length" not in line)
-        is_unmarked = "tokens took" in self.texts["show 80"] and "!" not in others
+        unmarked = " ".join(line for line in lines if "training length" not in line)
+        is_unmarked = "tokens took" in self.texts["show 80"] and "!" not in unmarked
         self.want(is_unmarked, "a quiet sample is marked")
 
 
@@ -303,14 +303,14 @@ PLANTS = {
 
 def problems(name: str, texts: dict[str, str]) -> list[str]:
     """What is wrong with what is shown of a plant."""
-    wanted = Wanted(name, texts)
-    is_once = all(row["repeats"] == N_REPEATS for row in wanted.rows)
-    wanted.want(is_once, "lines that occur twice were counted twice")
+    expectations = Wanted(name, texts)
+    is_once = all(row["repeats"] == N_REPEATS for row in expectations.rows)
+    expectations.want(is_once, "lines that occur twice were counted twice")
     if name in PLANTS:
-        PLANTS[name](wanted)
+        PLANTS[name](expectations)
     prediction = texts.get("predict", "extrapolated")
-    wanted.want("extrapolated" in prediction, "the prediction does not extrapolate")
-    return wanted.wrong
+    expectations.want("extrapolated" in prediction, "the prediction does not extrapolate")
+    return expectations.wrong
 
 
 def main() -> None:

@@ -440,9 +440,11 @@ def _learned(
     return LearnedRates(phase.partition(" on ")[0], figures, factors, sds, {})
 
 
-def error(learned: LearnedRates, row: Row, own: datasheet.Condition | None = None) -> float:
+def error(
+    learned: LearnedRates, row: Row, condition: datasheet.Condition | None = None
+) -> float:
     """Logarithm of the measured over the predicted time."""
-    expected = learned.expected_s(case_of(row), own)
+    expected = learned.expected_s(case_of(row), condition)
     assert expected is not None
     return math.log(seconds(row) / expected)
 
@@ -481,9 +483,9 @@ def beside_own(
     rows = [row for row, _ in held]
     beside = []
     for row, learned in held:
-        own = own_condition(rows, row, learned)
-        if own is not None:
-            beside.append((row, learned, own))
+        condition = own_condition(rows, row, learned)
+        if condition is not None:
+            beside.append((row, learned, condition))
     return beside
 
 
@@ -511,13 +513,13 @@ def error_of(
     learned: LearnedRates,
     row: Row,
     knowledge: str,
-    own: datasheet.Condition | None = None,
+    condition: datasheet.Condition | None = None,
 ) -> Error:
     """The error of a row, in standard deviations without what unpublished factors explain."""
     case = case_of(row)
-    off = error(learned, row, own)
+    off = error(learned, row, condition)
     unexplained = max(0.0, off**2 - learned.wide(case) ** 2)
-    score = math.copysign(math.sqrt(unexplained) / learned.deviation(case, own), off)
+    score = math.copysign(math.sqrt(unexplained) / learned.deviation(case, condition), off)
     ending = LONG_ONES if case.n_prompt > LONG else ""
     groups = [*datasheet.range_groups(case, knowledge), "all"]
     return Error(row, off, score, tuple(f"{group}{ending}" for group in groups))
@@ -569,10 +571,10 @@ def is_inside(
     learned: LearnedRates,
     row: Row,
     off: float,
-    own: datasheet.Condition | None = None,
+    condition: datasheet.Condition | None = None,
 ) -> bool:
     case = case_of(row)
-    (low, high) = learned.range(case, own)
+    (low, high) = learned.range(case, condition)
     least = case.least_s or 0.0
     expected = seconds(row) / math.exp(off)
     return (
@@ -687,16 +689,16 @@ def learn_with_ranges(rows: Sequence[Row], law: str) -> LearnedRates:
     for row, learned in held:
         errors.append(error_of(learned, row, learned.knowledge(case_of(row))))
     errors_beside = []
-    for row, learned, own in beside:
-        errors_beside.append(error_of(learned, row, datasheet.OWN_RATE, own))
+    for row, learned, condition in beside:
+        errors_beside.append(error_of(learned, row, datasheet.OWN_RATE, condition))
     of_ranges = {**ranges(errors_beside), **ranges(errors)}
     stretches = []
     for (row, learned), e in zip(held, errors, strict=True):
         factor = stretch(replace(learned, ranges=of_ranges), row)
         stretches.append(Stretch(row, factor, e.groups))
     stretches_beside = []
-    for (row, learned, own), e in zip(beside, errors_beside, strict=True):
-        factor = stretch(replace(learned, ranges=of_ranges), row, own)
+    for (row, learned, condition), e in zip(beside, errors_beside, strict=True):
+        factor = stretch(replace(learned, ranges=of_ranges), row, condition)
         stretches_beside.append(Stretch(row, factor, e.groups[:-1]))
     scale = scales(stretches) | scales(stretches_beside)
     learned = with_noise_of_files(fit(rows, law), files)
@@ -770,10 +772,12 @@ def scale_of(tries: Sequence[Stretch]) -> float:
     return float(np.clip(quantile(factors, weights_of(rows), share), *SCALES))
 
 
-def stretch(learned: LearnedRates, row: Row, own: datasheet.Condition | None = None) -> float:
+def stretch(
+    learned: LearnedRates, row: Row, condition: datasheet.Condition | None = None
+) -> float:
     """The factor by which the logarithm of a row's range has to grow to hold the row."""
-    off = error(learned, row, own)
-    low, high = learned.range(case_of(row), own)
+    off = error(learned, row, condition)
+    low, high = learned.range(case_of(row), condition)
     return off / math.log(high if off > 0 else low)
 
 

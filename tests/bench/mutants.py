@@ -1,11 +1,16 @@
 """Do the tests notice a changed operator? A sample of mutants of lab/core and of the arithmetic of
-lab/roofline, each run against the test files that import its module.
+lab/roofline, each run against the tests that call its function.
 
-    python -m tests.bench.mutants 150 1        # so many, seed: about 20 minutes on two quiet cores
-    python -m tests.bench.mutants 150 1 2      # against two test files each: quicker, more survive
+    python -m tests.bench.mutants 60 1             # so many, seed
+    python -m tests.bench.mutants 60 1 calls.json  # keep which test calls what for the next one
+
+First the tests that need no engine and no process run once, and the functions that each calls are
+noted (at most a quarter of an hour). A mutant then meets the tests that call its function, the
+quickest first, until one fails. A number or an operator outside functions meets the tests that call
+any function of its module, and the module is imported again.
 
 The mutator is written here: mutmut and cosmic-ray start pytest for each mutant, which takes several
-seconds of imports; here each mutant is a fork of one process that has imported all of it.
+seconds of imports; here each mutant is a fork of one process that has collected all tests.
 """
 
 from __future__ import annotations
@@ -15,16 +20,20 @@ import functools
 import gc
 import importlib.abc
 import importlib.util
+import inspect
 import itertools
+import json
 import os
 import random
 import resource
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeGuard
 
 import pytest
@@ -37,16 +46,23 @@ ARITHMETIC = (
 """Of lab/roofline: modules that compute without measuring."""
 
 MOST_CPU_S = 240  # of a mutant's tests; a mutant that makes them endless is killed
+MOST_NOTES_S = 900  # of the tests without a mutant, those of the mutated modules first
+MOST_TESTS_S = 60  # of the tests that a mutant meets, as long as they took without it
 LARGE = 100  # a larger number is doubled: one more changes no result
-SLOW = (
-    "embedded: Path",
-    "mini: Path",
+SLOW_FIXTURES = {"embedded", "mini", "browser"}
+SLOW_WORDS = (
     "Worker() as",
     "wheel_server",
     "subprocess",
     "nbformat",
+    "run_process",
+    "start_lab",
 )
-"""What test files with a real engine or server have; mutants are not run against them."""
+"""What tests with a real engine, a process or a server have; mutants are not run against them."""
+SLOW_FILES = {"test_removal.py", "test_notebooks.py", "test_pages.py", "test_real_servers.py"}
+
+Function = tuple[str, int]
+"""A file of the lab and the first line of a function."""
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
@@ -79,7 +95,7 @@ class Mutant:
     node: int
     line: int
     change: str
-    is_in_function: bool
+    function_line: int | None  # the first line of its function; None: it runs at import
 
 
 def sources() -> list[Path]:
@@ -101,23 +117,24 @@ def not_executed(tree: ast.AST) -> set[int]:
 def mutants_of(path: Path) -> Iterator[Mutant]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     ignored = not_executed(tree)
-    bodies = in_functions(tree)
+    function_lines = lines_of_functions(tree)
     file = path.relative_to(ROOT).as_posix()
     for number, node in enumerate(ast.walk(tree)):
         change = change_of(node)
         if change and id(node) not in ignored:
             line = getattr(node, "lineno", 0)
-            yield Mutant(file, number, line, change, id(node) in bodies)
+            yield Mutant(file, number, line, change, function_lines.get(id(node)))
 
 
-def in_functions(tree: ast.AST) -> set[int]:
-    """The ids of the nodes that run when a function is called."""
-    ids: set[int] = set()
-    for node in ast.walk(tree):
+def lines_of_functions(tree: ast.AST) -> dict[int, int]:
+    """The first line of the innermost function around each node, by the node's id."""
+    lines: dict[int, int] = {}
+    for node in ast.walk(tree):  # from the outermost functions to the innermost
         if isinstance(node, ast.FunctionDef):
+            first = min(part.lineno for part in (node, *node.decorator_list))
             for statement in node.body:
-                ids |= set(map(id, ast.walk(statement)))
-    return ids
+                lines |= dict.fromkeys(map(id, ast.walk(statement)), first)
+    return lines
 
 
 def change_of(node: ast.AST) -> str | None:
@@ -195,8 +212,10 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 def apply(mutant: Mutant) -> None:
     """Change the imported functions; what runs at import is imported again, with its users."""
+    for clear in clearers_of_caches():
+        clear()
     changed = Changed(mutant)
-    if not mutant.is_in_function:
+    if mutant.function_line is None:
         sys.meta_path.insert(0, changed)
         for name in list(sys.modules):
             if name.partition(".")[0] in ("lab", "tests"):
@@ -210,83 +229,189 @@ def apply(mutant: Mutant) -> None:
                 function.__code__ = new.get((old.co_qualname, old.co_firstlineno), old)
 
 
-@functools.cache
-def importers() -> dict[str, list[str]]:
-    """The test files that import each module, those that import little else first."""
-    files: dict[str, list[tuple[int, str]]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        text = path.read_text(encoding="utf-8")
-        modules = imported(ast.parse(text))
-        is_slow = any(word in text for word in SLOW)
-        for module in () if is_slow else modules:
-            file = path.relative_to(ROOT).as_posix()
-            files.setdefault(module, []).append((len(modules), file))
-    return {
-        module: [file for _, file in sorted(of_module)] for module, of_module in files.items()
-    }
+def clearers_of_caches() -> list[Callable[[], None]]:
+    """Of the cached functions of the lab: a cached result hides which test calls a function."""
+    return [
+        cached.cache_clear
+        for cached in gc.get_objects()
+        if isinstance(cached, functools._lru_cache_wrapper)
+        and str(getattr(cached, "__module__", "")).startswith(("lab.core", "lab.roofline"))
+    ]
+
+
+@dataclass
+class Calls:
+    """Of each test: how long it took, and which functions it called."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    tests: dict[Function, list[str]] = field(default_factory=dict)  # by the called function
+    tests_of_file: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, test: str, seconds: float, functions: Iterable[Function]) -> None:
+        self.seconds[test] = seconds
+        for function in functions:
+            self.tests.setdefault(function, []).append(test)
+            of_file = self.tests_of_file.setdefault(function[0], [])
+            if test not in of_file[-1:]:
+                of_file.append(test)
+
+    def meeting(self, mutant: Mutant) -> list[str]:
+        """The tests that a mutant meets, the quickest first."""
+        if mutant.function_line is None:
+            tests = self.tests_of_file.get(mutant.file, [])
+        else:
+            tests = self.tests.get((mutant.file, mutant.function_line), [])
+        quickest = sorted(tests, key=lambda test: self.seconds[test])
+        ends = itertools.accumulate(self.seconds[test] for test in quickest)
+        return [test for test, end in zip(quickest, ends, strict=True) if end < MOST_TESTS_S]
+
+
+class Tracer:
+    """Notes which functions of the mutated files are called."""
+
+    def __init__(self) -> None:
+        self.files = {str(path): path.relative_to(ROOT).as_posix() for path in sources()}
+        self.called: set[Function] = set()
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        file = self.files.get(code.co_filename)
+        if file:
+            self.called.add((file, code.co_firstlineno))
+
+
+def is_slow(test: pytest.Function) -> bool:
+    if test.path.name in SLOW_FILES or SLOW_FIXTURES.intersection(test.fixturenames):
+        return True
+    source = inspect.getsource(test.function)
+    return any(word in source for word in SLOW_WORDS)
+
+
+def by_subject(tests: Iterable[pytest.Function]) -> list[pytest.Function]:
+    """The tests of files that import most of the mutated modules first."""
+    modules = {path.relative_to(ROOT).with_suffix("").as_posix() for path in sources()}
+
+    @functools.cache
+    def n_imported(path: Path) -> int:
+        names = imported(ast.parse(path.read_text(encoding="utf-8")))
+        return len(modules.intersection(name.replace(".", "/") for name in names))
+
+    return sorted(tests, key=lambda test: (-n_imported(test.path), str(test.path)))
 
 
 def imported(tree: ast.Module) -> set[str]:
     modules = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lab"):
+        if isinstance(node, ast.ImportFrom) and node.module:
             modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return modules
 
 
-def tests_of(mutant: Mutant, most_files: int) -> list[str]:
-    """The test files of a mutant's module: of its name, then those that import it."""
-    module = mutant.file.removesuffix(".py").replace("/", ".")
-    own = f"tests/test_{module.rpartition('.')[2]}.py"
-    files = [own] if (ROOT / own).exists() else []
-    files += [file for file in importers().get(module, []) if file != own]
-    if not files:
-        files = [file for user in users_of(module) for file in importers().get(user, [])]
-    return list(dict.fromkeys(files))[:most_files]
+def run_test(item: pytest.Item, following: pytest.Item | None) -> bool:
+    """Whether a test passes."""
+    item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+    return item.session.testsfailed == 0
 
 
-def users_of(module: str) -> list[str]:
-    """The modules of the lab that import one that no test imports."""
-    users = []
-    for path in sorted((ROOT / "lab").rglob("*.py")):
-        if module in imported(ast.parse(path.read_text(encoding="utf-8"))):
-            users.append(
-                path.relative_to(ROOT).as_posix().removesuffix(".py").replace("/", ".")
-            )
-    return users
+def note_calls(items: Sequence[pytest.Function], path: Path) -> None:
+    """Run each test and write a line of its name, its seconds and the functions that it calls."""
+    tracer = Tracer()
+    clearers = clearers_of_caches()
+    end = time.monotonic() + MOST_NOTES_S
+    with path.open("w", encoding="utf-8") as file:
+        for item, following in itertools.zip_longest(items, items[1:]):
+            if time.monotonic() > end:
+                break
+            for clear in clearers:
+                clear()
+            tracer.called.clear()
+            began = time.perf_counter()
+            threading.settrace(tracer)
+            sys.settrace(tracer)
+            passed = run_test(item, following)
+            sys.settrace(None)
+            seconds = time.perf_counter() - began
+            item.session.testsfailed = 0
+            if passed:  # a test that fails without a mutant kills none
+                line = json.dumps([item.nodeid, seconds, sorted(tracer.called)])
+                print(line, file=file, flush=True)
 
 
-def is_killed(mutant: Mutant, tests: Sequence[str]) -> bool:
-    """Whether a test fails in a process of its own."""
+def read_calls(path: Path) -> Calls:
+    calls = Calls()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        test, seconds, functions = json.loads(line)
+        calls.add(test, seconds, [(file, first) for file, first in functions])
+    return calls
+
+
+def in_fork(act: Callable[[], bool]) -> bool:
+    """What a function answers in a process of its own; False if the process dies."""
     child = os.fork()
     if child == 0:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+        os._exit(0 if act() else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def survives(mutant: Mutant, items: Sequence[pytest.Function]) -> bool:
+    """Whether all tests pass with it."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
+    try:
         apply(mutant)
-        status = pytest.main(["-x", "-n", "0", "-p", "no:cacheprovider", *tests])
-        os._exit(int(status))
-    return os.waitpid(child, 0)[1] != 0
+    except Exception:  # the module cannot be imported
+        return False
+    if mutant.function_line is None:
+        tests = [item.nodeid for item in items]
+        return pytest.main(["-x", "-n", "0", "-p", "no:cacheprovider", *tests]) == 0
+    return all(map(run_test, items, [*items[1:], None]))
 
 
-def main(n: int, seed: int, most_files: int = 8) -> None:
-    every = [mutant for path in sources() for mutant in mutants_of(path)]
-    sample = random.Random(seed).sample(every, n)
-    files = sorted({file for mutant in sample for file in tests_of(mutant, most_files)})
-    pytest.main(["-n", "0", "-q", "-q", "--collect-only", *files])  # forks have the imports
-    survivors = []
-    began = time.monotonic()
-    for number, mutant in enumerate(sample, 1):
-        tests = tests_of(mutant, most_files)
-        if not tests or not is_killed(mutant, tests):
-            survivors.append(mutant)
-            print(f"survived: {mutant.file}:{mutant.line} {mutant.change}", flush=True)
-        minutes = (time.monotonic() - began) / 60
-        print(f"{number} of {n}, {minutes:.1f} min", file=sys.stderr, flush=True)
-    share = 100 * (n - len(survivors)) / n
-    print(f"{n} of {len(every)} mutants (seed {seed}): {share:.0f} % killed (goal 90 %)")
+class Trial:
+    """Instead of running the collected tests, runs a sample of mutants against them."""
+
+    def __init__(self, n: int, seed: int, calls_path: Path) -> None:
+        self.n = n
+        self.seed = seed
+        self.calls_path = calls_path
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = [
+            item
+            for item in session.items
+            if isinstance(item, pytest.Function) and not is_slow(item)
+        ]
+        if not self.calls_path.exists():
+            in_fork(lambda: note_calls(by_subject(items), self.calls_path) is None)
+        calls = read_calls(self.calls_path)
+        every = [mutant for path in sources() for mutant in mutants_of(path)]
+        sample = random.Random(self.seed).sample(every, self.n)
+        by_name = {item.nodeid: item for item in items}
+        n_killed = 0
+        for number, mutant in enumerate(sample, 1):
+            tests = [by_name[test] for test in calls.meeting(mutant) if test in by_name]
+            began = time.monotonic()
+            survived = in_fork(functools.partial(survives, mutant, tests))
+            n_killed += not survived
+            how = f"survived {len(tests)} tests" if survived else "killed"
+            line = f"{number}: {mutant.file}:{mutant.line} {mutant.change} {how}"
+            print(f"{line}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        share = 100 * n_killed / self.n
+        print(
+            f"{self.n} of {len(every)} mutants (seed {self.seed}): {share:.0f} % killed "
+            "(goal 90 %)",
+            file=sys.stderr,
+        )
+        return True
+
+
+def main(n: str, seed: str, calls: str | None = None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Trial(int(n), int(seed), Path(calls or f"{folder}/calls.json"))
+        pytest.main(["-n", "0", "-s", "-p", "no:cacheprovider", "tests"], plugins=[trial])
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*sys.argv[1:4])

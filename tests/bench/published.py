@@ -71,11 +71,13 @@ STYLES = {
 """Colours of Okabe and Ito, which colour-blind people can tell apart; the shape says the same."""
 
 
-def tried(learned: LearnedRates, row: Row, own: Condition | None = None) -> dict[str, Any]:
+def tried(
+    learned: LearnedRates, row: Row, condition: Condition | None = None
+) -> dict[str, Any]:
     """A row with the logarithm of its measured over its predicted time, and its range."""
-    off = error(learned, row, own)
+    off = error(learned, row, condition)
     case = case_of(row)
-    low, high = learned.range(case, own)
+    low, high = learned.range(case, condition)
     n_tokens = (row.n_prompt or USUAL_LENGTH) if row.phase == PREFILL else 1
     expected = n_tokens * math.exp(off) / seconds(row)
     return {
@@ -84,7 +86,7 @@ def tried(learned: LearnedRates, row: Row, own: Condition | None = None) -> dict
         "expected": expected,
         "low": expected / high,
         "high": min(expected / low, n_tokens / (case.least_s or math.inf)),
-        "inside": is_inside(learned, row, off, own),
+        "inside": is_inside(learned, row, off, condition),
         "width": high / low,
         "on": "processors" if row.backend == CPU else "GPUs",
         "length": "long" if case.n_prompt > LONG else "short",
@@ -99,8 +101,8 @@ def third_part() -> tuple[pd.DataFrame, pd.DataFrame]:
     for law in LAWS:
         learned, third = learn_in_parts(published(), law)
         rows += [tried(learned, row) for row in third]
-        for row, _, own in beside_own([(row, learned) for row in third]):
-            beside.append(tried(learned, row, own))
+        for row, _, condition in beside_own([(row, learned) for row in third]):
+            beside.append(tried(learned, row, condition))
     return pd.DataFrame(rows), pd.DataFrame(beside)
 
 

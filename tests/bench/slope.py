@@ -239,7 +239,7 @@ def published() -> Iterator[tuple[str, list[Record]]]:
         yield ", ".join(filter(None, setup)), records
 
 
-def told(records: Sequence[Record], phase: str) -> tuple[str, str]:
+def verdict_of(records: Sequence[Record], phase: str) -> tuple[str, str]:
     """The name, and the figures."""
     cliff = growth.cliff(records, phase)
     if cliff is not None:
@@ -251,13 +251,13 @@ def told(records: Sequence[Record], phase: str) -> tuple[str, str]:
 
 
 def is_right(plant: Plant, records: Sequence[Record]) -> bool:
-    name, _ = told(records, plant.phase)
+    name, _ = verdict_of(records, plant.phase)
     if name != plant.kind:
         return False
     cliff = growth.cliff(records, plant.phase)
     if cliff is None:
-        other = PREFILL if plant.phase == DECODE else DECODE
-        return told(records, other)[0] not in (KERNEL, CLIFF)
+        other_phase = PREFILL if plant.phase == DECODE else DECODE
+        return verdict_of(records, other_phase)[0] not in (KERNEL, CLIFF)
     is_near = abs(cliff.n_past / plant.place - 1) <= PLACE_ERROR
     return is_near and abs(cliff.factor / plant.factor - 1) <= FACTOR_ERROR
 
@@ -276,23 +276,25 @@ def main() -> None:
     n_right = 0
     n_planted = 0
     for name, plant, records in planted(chance):
-        verdict, figures = told(records, plant.phase)
+        verdict, figures = verdict_of(records, plant.phase)
         right = is_right(plant, records)
         n_planted += 1
         n_right += right
         mark = "right" if right else "WRONG"
         print(f"{mark}  {name} ({plant.factor:.2f}x): {verdict}, {figures}", flush=True)
     for name, records in published():
-        verdict, figures = told(records, DECODE)
+        verdict, figures = verdict_of(records, DECODE)
         print(f"published  {name}: {verdict}, {figures}", flush=True)
     n_false = 0
     n_honest = 0
     for name, records in honest(chance):
-        verdicts = {phase: told(records, phase) for phase in (PREFILL, DECODE)}
+        verdicts = {phase: verdict_of(records, phase) for phase in (PREFILL, DECODE)}
         n_honest += 1
         n_false += any(verdict in (KERNEL, CLIFF) for verdict, _ in verdicts.values())
-        words = "; ".join(f"{phase} {' '.join(words)}" for phase, words in verdicts.items())
-        print(f"honest  {name}: {words}", flush=True)
+        summary = "; ".join(
+            f"{phase} {' '.join(summary)}" for phase, summary in verdicts.items()
+        )
+        print(f"honest  {name}: {summary}", flush=True)
     print(f"{n_right} of {n_planted} planted sessions named right; 19 of 20 wanted")
     print(f'{n_false} of {n_honest} honest sessions called "kernel" or "cliff"; 0 wanted')
 

@@ -31,7 +31,7 @@ from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.show import text_growth
 from tests.bench import slow_attention
-from tests.bench.slope import CLIFF, FACTOR_ERROR, PLACE_ERROR, told
+from tests.bench.slope import CLIFF, FACTOR_ERROR, PLACE_ERROR, verdict_of
 from tests.bench.slow_attention import Slowness
 
 MEASURE = "measure -p 10,2000 -n 32 -r 3"
@@ -69,7 +69,7 @@ def session(options: str, variables: Mapping[str, str] | None = None) -> list[Re
 
 def is_right(kind: str, plant: Slowness, records: Sequence[Record]) -> bool:
     phase = PREFILL if plant.n_tokens > 1 else DECODE
-    if told(records, phase)[0] != kind:
+    if verdict_of(records, phase)[0] != kind:
         return False
     cliff = growth.cliff(records, phase)
     if cliff is None:
@@ -87,7 +87,10 @@ def planted() -> None:
         n_right += right
         mark = "right" if right else "WRONG"
         phase = PREFILL if plant.n_tokens > 1 else DECODE
-        print(f"{mark}  {kind} {tuple(plant)}, {options}: {told(records, phase)}", flush=True)
+        print(
+            f"{mark}  {kind} {tuple(plant)}, {options}: {verdict_of(records, phase)}",
+            flush=True,
+        )
     print(f"{n_right} of {len(PLANTED)} planted sessions named right")
 
 
@@ -96,13 +99,13 @@ def real() -> None:
     seconds = {}
     for used in ("on", "off"):
         records = session(f"{MEASURE} -fa {used}")
-        wanted = KERNEL if is_slow and used == "on" else SLOPE
-        name, figures = told(records, DECODE)
-        mark = "right" if name == wanted else "WRONG"
+        expected = KERNEL if is_slow and used == "on" else SLOPE
+        name, figures = verdict_of(records, DECODE)
+        mark = "right" if name == expected else "WRONG"
         print(
-            f"{mark}  flash attention {used}: {name}, {figures}; {wanted} wanted", flush=True
+            f"{mark}  flash attention {used}: {name}, {figures}; {expected} wanted", flush=True
         )
-        print(f"       prefill: {told(records, PREFILL)}", flush=True)
+        print(f"       prefill: {verdict_of(records, PREFILL)}", flush=True)
         seconds[used] = tpot_s(records, 2000)
         short = [record for record in records if record.run.n_prompt == 10]
     with Worker() as worker:

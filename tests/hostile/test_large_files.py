@@ -39,10 +39,10 @@ def test_a_picture_shows_the_newest_setups_and_says_so() -> None:
 
 
 def sentences(sections: list[Section]) -> list[str]:
-    found: list[str] = []
+    texts: list[str] = []
     for section in sections:
-        found += [*map(str, section.sentences), *sentences(list(section.parts))]
-    return found
+        texts += [*map(str, section.sentences), *sentences(list(section.parts))]
+    return texts
 
 
 def test_tables_are_of_the_newest_setups_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +51,8 @@ def test_tables_are_of_the_newest_setups_and_say_so(monkeypatch: pytest.MonkeyPa
     with_tables = [part for part in sections[0].parts if part.columns]
     assert len(with_tables) == 5
     assert "5 of 8 setups are shown, the newest." in " ".join(sentences(sections))
-    whole = sentences(kinds.sections(list(large.models(5))))
-    assert not any("are shown" in sentence for sentence in whole)
+    of_few = sentences(kinds.sections(list(large.models(5))))
+    assert not any("are shown" in sentence for sentence in of_few)
 
 
 def test_a_picture_of_decode_has_a_line_for_some_of_very_many_lengths() -> None:

@@ -103,18 +103,18 @@ class Endless(io.RawIOBase):
 
 @pytest.mark.usefixtures("in_time")
 @pytest.mark.parametrize(
-    "words", [("import", "-"), ("why", "-", "35 tokens/s", "--budget", "0")]
+    "command", [("import", "-"), ("why", "-", "35 tokens/s", "--budget", "0")]
 )
-def test_stdin_has_an_end(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_has_an_end(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BufferedReader(Endless()))
     monkeypatch.setattr(sys, "stdin", stdin)
-    code, _, err = run_lab(*words)
+    code, _, err = run_lab(*command)
     assert code == 1
     assert "stdin has over" in err
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
         ("show", "LONG"),
         ("show", "a.jsonl", "--details"),
@@ -130,8 +130,8 @@ def test_stdin_has_an_end(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatc
         ("measure", "--prompt", "LONG"),
     ],
 )
-def test_a_path_that_no_system_has_is_a_sentence(words: tuple[str, ...]) -> None:
-    code, _, err = run_lab(*(word.replace("LONG", "x" * 5_000) for word in words))
+def test_a_path_that_no_system_has_is_a_sentence(command: tuple[str, ...]) -> None:
+    code, _, err = run_lab(*(word.replace("LONG", "x" * 5_000) for word in command))
     assert code == 1
     assert err.startswith("Error: ")
     assert len(err) < 12_000
@@ -148,8 +148,8 @@ def test_matplotlib_reads_no_file_of_the_current_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "matplotlibrc")
     code = "from lab.show import canvas; canvas.drawn(lambda figure: None, (1, 1))"
     environment = {**os.environ, "PYTHONPATH": str(Path(lab.__file__).parents[1])}
-    words = [sys.executable, "-c", code]
-    subprocess.run(words, check=True, cwd=tmp_path, env=environment, timeout=60)
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment, timeout=60)
 
 
 def test_a_style_of_the_user_does_not_reach_a_picture() -> None:

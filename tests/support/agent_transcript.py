@@ -63,21 +63,25 @@ def result_of(number: int) -> dict[str, Any]:
 
 def messages(n_calls: int) -> list[dict[str, Any]]:
     """The whole conversation: at most 8 calls of the model, the last of which answers."""
-    whole: list[dict[str, Any]] = [
+    conversation: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a careful engineer. It is 08:00Z."},
         {"role": "user", "content": "The parser reads a comma as a lamp. Mend it."},
     ]
     for number in range(n_calls - 1):
-        whole += [call_of(number), result_of(number)]
-    whole.append({"role": "assistant", "content": "Mended: the lexer skipped the comma."})
-    return whole
+        conversation += [call_of(number), result_of(number)]
+    conversation.append(
+        {"role": "assistant", "content": "Mended: the lexer skipped the comma."}
+    )
+    return conversation
 
 
 def requests(n_calls: int = 8) -> list[dict[str, Any]]:
     """The body of each request."""
-    whole = messages(n_calls)
+    conversation = messages(n_calls)
     bodies = []
-    for position, message in enumerate(whole):
+    for position, message in enumerate(conversation):
         if message["role"] == "assistant":
-            bodies.append({"model": "a-model", "messages": whole[:position], "tools": TOOLS})
+            bodies.append(
+                {"model": "a-model", "messages": conversation[:position], "tools": TOOLS}
+            )
     return bodies

@@ -156,14 +156,16 @@ def problem_of(printed: PrintedCommand) -> str:
 def filled(arguments: Sequence[str], command: click.Command) -> list[str]:
     """The arguments without the options whose value is the reader's: `--gen N`."""
     names = options_of(command)
-    kept = list[str]()
+    filled_in = list[str]()
     for argument in arguments:
-        is_value = bool(kept) and kept[-1] in names and not names[kept[-1]].is_flag
-        if is_value and (PLACEHOLDER.fullmatch(argument) or kept[-1] in NAMED_BY_READERS):
-            kept.pop()
+        is_value = (
+            bool(filled_in) and filled_in[-1] in names and not names[filled_in[-1]].is_flag
+        )
+        if is_value and (PLACEHOLDER.fullmatch(argument) or filled_in[-1] in NAMED_BY_READERS):
+            filled_in.pop()
             continue
-        kept.append(argument)
-    return kept
+        filled_in.append(argument)
+    return filled_in
 
 
 def can_be_planned(printed: PrintedCommand) -> bool:
