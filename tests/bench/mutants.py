@@ -47,6 +47,7 @@ ARITHMETIC = (
 
 MOST_CPU_S = 240  # of a mutant's tests; a mutant that makes them endless is killed
 MOST_NOTES_S = 900  # of the tests without a mutant, those of the mutated modules first
+MOST_TEST_S = 8  # slower tests are not run
 MOST_TESTS_S = 60  # of the tests that a mutant meets, as long as they took without it
 LARGE = 100  # a larger number is doubled: one more changes no result
 SLOW_FIXTURES = {"embedded", "mini", "browser"}
@@ -131,7 +132,7 @@ def lines_of_functions(tree: ast.AST) -> dict[int, int]:
     lines: dict[int, int] = {}
     for node in ast.walk(tree):  # from the outermost functions to the innermost
         if isinstance(node, ast.FunctionDef):
-            first = min(part.lineno for part in (node, *node.decorator_list))
+            first = min([node.lineno, *(part.lineno for part in node.decorator_list)])
             for statement in node.body:
                 lines |= dict.fromkeys(map(id, ast.walk(statement)), first)
     return lines
@@ -288,18 +289,20 @@ def is_slow(test: pytest.Function) -> bool:
 
 
 def by_subject(tests: Iterable[pytest.Function]) -> list[pytest.Function]:
-    """The tests of files that import most of the mutated modules first."""
+    """First the tests of files that import mutated modules and little else of the lab."""
     modules = {path.relative_to(ROOT).with_suffix("").as_posix() for path in sources()}
 
     @functools.cache
-    def n_imported(path: Path) -> int:
+    def share_of_subject(path: Path) -> float:
         names = imported(ast.parse(path.read_text(encoding="utf-8")))
-        return len(modules.intersection(name.replace(".", "/") for name in names))
+        paths = [name.replace(".", "/") for name in names if name.startswith("lab.")]
+        return len(modules.intersection(paths)) / max(1, len(paths))
 
-    return sorted(tests, key=lambda test: (-n_imported(test.path), str(test.path)))
+    return sorted(tests, key=lambda test: (-share_of_subject(test.path), str(test.path)))
 
 
 def imported(tree: ast.Module) -> set[str]:
+    """The modules that a file imports, and the names that it takes from them."""
     modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -313,7 +316,7 @@ def run_test(item: pytest.Item, following: pytest.Item | None) -> bool:
     return item.session.testsfailed == 0
 
 
-def note_calls(items: Sequence[pytest.Function], path: Path) -> None:
+def note_calls(items: Sequence[pytest.Function], path: Path) -> bool:
     """Run each test and write a line of its name, its seconds and the functions that it calls."""
     tracer = Tracer()
     clearers = clearers_of_caches()
@@ -335,6 +338,7 @@ def note_calls(items: Sequence[pytest.Function], path: Path) -> None:
             if passed:  # a test that fails without a mutant kills none
                 line = json.dumps([item.nodeid, seconds, sorted(tracer.called)])
                 print(line, file=file, flush=True)
+    return True
 
 
 def read_calls(path: Path) -> Calls:
@@ -384,7 +388,7 @@ class Trial:
             if isinstance(item, pytest.Function) and not is_slow(item)
         ]
         if not self.calls_path.exists():
-            in_fork(lambda: note_calls(by_subject(items), self.calls_path) is None)
+            in_fork(functools.partial(note_calls, by_subject(items), self.calls_path))
         calls = read_calls(self.calls_path)
         every = [mutant for path in sources() for mutant in mutants_of(path)]
         sample = random.Random(self.seed).sample(every, self.n)
@@ -410,7 +414,8 @@ class Trial:
 def main(n: str, seed: str, calls: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(int(n), int(seed), Path(calls or f"{folder}/calls.json"))
-        pytest.main(["-n", "0", "-s", "-p", "no:cacheprovider", "tests"], plugins=[trial])
+        options = ["-n", "0", "-s", "-p", "no:cacheprovider", f"--timeout={MOST_TEST_S}"]
+        pytest.main([*options, "tests"], plugins=[trial])
 
 
 if __name__ == "__main__":
