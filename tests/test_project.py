@@ -366,6 +366,16 @@ def syntax_trees(folder: str) -> dict[str, ast.Module]:
     return trees
 
 
+def test_sizes_of_text_in_pictures_are_decided_in_one_place() -> None:
+    literal = []
+    for file, tree in syntax_trees("lab").items():
+        for node in ast.walk(tree):
+            is_size = isinstance(node, ast.keyword) and node.arg in ("fontsize", "labelsize")
+            if is_size and isinstance(node.value, ast.Constant):
+                literal.append(f"{file}:{node.value.lineno}")
+    assert literal == []
+
+
 def test_a_class_name_stands_for_one_thing() -> None:
     files_of: dict[str, set[str]] = {}
     for file, tree in syntax_trees("lab").items():

@@ -466,7 +466,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
         title = in_chunks(chunk)
         if len(lengths) > 1:
             title = f"prompt of {n_prompt:,} tokens {title}"
-        ax.set_title(title, fontsize=10)
+        ax.set_title(title, fontsize=canvas.PANEL_SIZE)
     colour = canvas.GUIDE
     if len(streams) == 1:
         colour = styles[streams[0]]["color"]

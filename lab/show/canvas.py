@@ -1,4 +1,4 @@
-"""What all pictures share: colours, markers, panels, axes, titles, legends, labels, and files.
+"""What all pictures share: colours, sizes of text, panels, axes, titles, legends, and files.
 
 The colours are Okabe and Ito's. What was measured is drawn solid; dashes are predictions and fitted
 laws.
@@ -25,7 +25,6 @@ from lab.errors import LabError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
 COLOURS = (
     "#0072B2",
@@ -50,6 +49,16 @@ PAPER = "#ffffff"
 """Text and roofs, dashed guides, the grid, the background. A page replaces them by colours of its
 own (page.py)."""
 
+TITLE_SIZE = 11
+PANEL_SIZE = 10  # titles of panels
+LABEL_SIZE = 9  # legends, and labels beside and in marks
+SMALL_SIZE = 8  # labels that stand close together
+TINY_SIZE = 5  # labels of a matrix with dozens of rows
+"""The sizes of text in points; other text has matplotlib's default, 10.
+
+They are passed to each text: a notebook draws into axes that were made with settings of its own.
+"""
+
 PALEST = 0.25
 SHADES = 0.7
 """White in the palest of several shades, and how much less, or rather black, is in the darkest."""
@@ -63,7 +72,9 @@ such labels, in powers."""
 
 TICK_LETTER = 0.075
 TICK_HEIGHT = 0.24
-"""Room for a letter of a number below an axis, and for a number beside it, in inches."""
+TICK_WIDTH = 0.65
+"""Room for a letter of a number below an axis, for a number beside it, and for a whole number below
+it, in inches."""
 
 BESIDE_AXES = {"x": 1.0, "y": 1.5}
 """Inches of a figure beside its axes (labels, title, legend), roughly."""
@@ -77,14 +88,6 @@ TITLE_LETTERS = 11
 HANDLE = 8
 """Letters per inch in a legend and in a title; what the handle of a legend's entry takes, in
 letters."""
-
-GAP = 0.12  # inches between a point and its label
-TICK_WIDTH = 0.65  # of an axis label with space around it, inches
-LETTER_WIDTH = 0.075
-LETTER_HEIGHT = 0.15
-"""Of a label beside a point, in inches."""
-
-N_TRIES = 80  # heights that are tried for a label, above and below its point
 
 Style = dict[str, Any]  # colour and marker of a series
 
@@ -239,7 +242,7 @@ def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
     figure.set_figheight(max(figure.get_figheight(), 1.2 + (1.8 + title_height) * n_rows))
     axes = grid(figure, len(distinct), n_columns, sharex=True, sharey=True)
     for panel, title in zip(axes, titles, strict=True):
-        panel.set_title(title, fontsize=8)
+        panel.set_title(title, fontsize=SMALL_SIZE)
     return [axes[distinct.index(name)] for name in names]
 
 
@@ -262,9 +265,9 @@ def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
         return
     for ax in distinct:
         if ax.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-            ax.set_ylabel("\n".join(textwrap.wrap(y, 20)), fontsize=8)
+            ax.set_ylabel("\n".join(textwrap.wrap(y, 20)), fontsize=SMALL_SIZE)
         if ax.xaxis.get_tick_params()["labelbottom"]:
-            ax.set_xlabel(x, fontsize=8)
+            ax.set_xlabel(x, fontsize=SMALL_SIZE)
 
 
 def over_lengths(ax: Axes, lengths: Iterable[float]) -> None:
@@ -455,9 +458,9 @@ def finish(axes: Sequence[Axes], title: str, is_apart: bool = False) -> None:
         title_letters = int(TITLE_LETTERS * _width_around(axes[0], width))
     lines = [_wrapped(line, title_letters) for line in title.split("\n")]
     if is_single:
-        axes[0].set_title("\n".join(lines), fontsize=11, pad=9)
+        axes[0].set_title("\n".join(lines), fontsize=TITLE_SIZE, pad=9)
     else:
-        figure.suptitle("\n".join(lines), fontsize=11)
+        figure.suptitle("\n".join(lines), fontsize=TITLE_SIZE)
     if entries:
         n_lines = _add_legend(axes[0], entries, width, is_single)
         if figure.axes == axes:
@@ -492,7 +495,7 @@ def _add_legend(ax: Axes, entries: Mapping[str, Any], width: float, is_single: b
     longest = max(len(line) for line in "\n".join(labels).split("\n"))
     most_columns = max(1, min(len(labels), letters // (longest + HANDLE)))
     n_rows = math.ceil(len(labels) / most_columns)
-    style: dict[str, Any] = {"frameon": False, "fontsize": 9}
+    style: dict[str, Any] = {"frameon": False, "fontsize": LABEL_SIZE}
     style["ncols"] = math.ceil(len(labels) / n_rows)
     figure = figure_of(ax)
     if is_single:
@@ -507,73 +510,7 @@ def _add_legend(ax: Axes, entries: Mapping[str, Any], width: float, is_single: b
     return n_rows * max(1 + label.count("\n") for label in labels)
 
 
-# Labels beside points
-
-
-def label_points(
-    ax: Axes,
-    labels: Sequence[tuple[float, float, str]],
-    avoid: Sequence[tuple[float, float]] = (),
-) -> None:
-    """Write each text beside its point, clear of others and of `avoid`; call it last."""
-    from matplotlib.transforms import Bbox
-
-    figure = figure_of(ax)
-    figure.draw_without_rendering()  # so that the layout is known
-    radius = figure.dpi / 16
-    taken: list[Bbox] = []
-    for point in (*avoid, *((x, y) for x, y, _ in labels)):
-        x, y = ax.transData.transform(point)
-        taken.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
-    for x, y, text in sorted(labels, key=lambda label: -label[1]):
-        box, is_left = _free_box(ax, x, y, text, taken)
-        taken.append(box)
-        corner = (box.x0, (box.y0 + box.y1) / 2)
-        if is_left:
-            corner = (box.x1, (box.y0 + box.y1) / 2)
-        ax.annotate(
-            text,
-            (x, y),
-            tuple(ax.transAxes.inverted().transform(corner)),
-            textcoords="axes fraction",
-            ha="right" if is_left else "left",
-            va="center",
-            fontsize=8,
-            arrowprops={
-                "arrowstyle": "-",
-                "lw": 0.5,
-                "color": GUIDE,
-                "shrinkA": 0,
-                "shrinkB": 0,
-            },
-        )
-
-
-def _free_box(
-    ax: Axes, x: float, y: float, text: str, taken: Sequence[Bbox]
-) -> tuple[Bbox, bool]:
-    """The nearest free place for a label in pixels, and whether it is at the left of its point.
-
-    Without a free one: beside the point.
-    """
-    from matplotlib.transforms import Bbox
-
-    inch = figure_of(ax).dpi
-    frame = ax.get_window_extent()
-    at_x, at_y = ax.transData.transform((x, y))
-    width = (LETTER_WIDTH * len(text) + 0.05) * inch
-    height = LETTER_HEIGHT * inch
-    left = at_x + GAP * inch
-    is_left = left + width > frame.x1
-    if is_left:
-        left = at_x - GAP * inch - width
-    for number in range(2 * N_TRIES):
-        distance = (number // 2) * height / 4
-        if number % 2 == 1:  # above and below in turn, ever farther away
-            distance = -distance
-        middle = at_y + distance
-        box = Bbox.from_bounds(left, middle - height / 2, width, height)
-        is_inside = frame.y0 <= box.y0 <= frame.y1 - height
-        if is_inside and not box.count_overlaps(taken):
-            return box, is_left
-    return Bbox.from_bounds(left, at_y, width, height), is_left
+def write_beside(ax: Axes, place: float, text: str, size: int = LABEL_SIZE) -> None:
+    """Write the figure of a row at the right of the axes; `place` is on the y axis."""
+    beside = ax.get_yaxis_transform()
+    ax.text(1.02, place, text, transform=beside, va="center", fontsize=size)

@@ -223,7 +223,9 @@ def _name_line(
     label = f"{line.name}{note}"
     if has_panels:
         if beyond:
-            line.ax.set_title(f"{line.ax.get_title()}\n{label}", fontsize=8, pad=8)
+            line.ax.set_title(
+                f"{line.ax.get_title()}\n{label}", fontsize=canvas.SMALL_SIZE, pad=8
+            )
         return
     if names_setup:
         label = f"{line.name}, {line.setup}{note}"
@@ -261,8 +263,8 @@ def _add_positions(ax: Axes, n_prompt: int) -> None:
 
     above = ax.secondary_xaxis("top", functions=(position, place))
     above.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    above.set_xlabel("position in the context (tokens before it)", fontsize=9)
-    above.tick_params(labelsize=8)
+    above.set_xlabel("position in the context (tokens before it)", fontsize=canvas.LABEL_SIZE)
+    above.tick_params(labelsize=canvas.SMALL_SIZE)
     above.spines["top"].set_visible(False)
     canvas.plain_ticks(above.xaxis)
 

@@ -174,7 +174,7 @@ def _write_growth(ax: Axes, rows: pd.DataFrame, column: str) -> None:
             textcoords="offset points",
             ha="right",
             va="bottom",
-            fontsize=9,
+            fontsize=canvas.LABEL_SIZE,
         )
 
 

@@ -66,7 +66,7 @@ def _draw_part(
     bars = ax.barh(names, percents, left=left, color=colour, label=phase)
     inches = canvas.column_width(ax) - BESIDE_BARS
     labels = [_part_label(phase, percent, percent / 100 * inches) for percent in percents]
-    ax.bar_label(bars, labels, label_type="center", color="white", fontsize=11)
+    ax.bar_label(bars, labels, label_type="center", color="white", fontsize=canvas.TITLE_SIZE)
 
 
 def _part_label(phase: str, percent: float, inches: float) -> str:

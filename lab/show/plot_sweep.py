@@ -136,5 +136,5 @@ def _formula(law: Law) -> str:
 
 
 def _finish_panel(ax: Axes, title: str, phase: SweepPhase) -> None:
-    ax.set_title(title, fontsize=11)
+    ax.set_title(title, fontsize=canvas.TITLE_SIZE)
     ax.set(xlabel=phase.x_label, ylabel=phase.figure.axis, xlim=(0, None), ylim=(0, None))

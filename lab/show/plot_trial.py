@@ -85,7 +85,7 @@ def _draw_variant(ax: Axes, compared: Comparison, base: Group, other: Group) -> 
         f"time of {variant} / time of {baseline}\n"
         f"\u2190 {variant} is faster | {baseline} is faster \u2192"
     )
-    ax.set_title(f"{compared.other}\nagainst {compared.base}", fontsize=10)
+    ax.set_title(f"{compared.other}\nagainst {compared.base}", fontsize=canvas.PANEL_SIZE)
     ax.xaxis.set_tick_params(labelbottom=True)
 
 
@@ -131,8 +131,7 @@ def _draw_median(ax: Axes, place: int, row: ComparedFigure) -> None:
             [row.estimate], [place], xerr=[[below], [above]], label=label, **MEDIAN_STYLE
         )
         text += f" ({digits(row.ratio.low)}-{digits(row.ratio.high)})"
-    beside = ax.get_yaxis_transform()
-    ax.text(1.02, place, text, transform=beside, va="center", fontsize=9)
+    canvas.write_beside(ax, place, text)
 
 
 def _centre_on_one(ax: Axes) -> None:

@@ -36,7 +36,8 @@ from lab.features.predict.published_record import (
 from lab.roofline import datasheet
 from lab.roofline.datasheet import LONG, Condition, LearnedRates
 from lab.show import canvas
-from lab.show.canvas import GUIDE
+from lab.show.canvas import GUIDE, LABEL_SIZE
+from lab.show.point_labels import label_points
 from tests.bench.learn_published import (
     LAWS,
     PUBLISHED,
@@ -211,13 +212,17 @@ def draw_phase(ax: Axes, rates: Sequence[RecordedRate]) -> None:
         ax.plot(ends, values, ":", color=GUIDE, lw=0.9, zorder=0, label=label)
     ax.set(xscale="log", yscale="log")
     ax.set(xlabel="published (tokens/s)", ylabel="predicted (tokens/s)")
-    corner: dict[str, Any] = {"transform": ax.transAxes, "fontsize": 9, "color": GUIDE}
+    corner: dict[str, Any] = {
+        "transform": ax.transAxes,
+        "fontsize": LABEL_SIZE,
+        "color": GUIDE,
+    }
     ax.text(0.03, 0.95, "above the line: predicted too fast", **corner)
     ax.text(0.97, 0.03, "below: predicted too slow", ha="right", **corner)
     n_inside = sum(rate.is_inside for rate in rates)
     error = 100 * median_error([rate.off for rate in rates])
     title = f"{rates[0].phase}: {n_inside} of {len(rates)} inside, median error {error:.0f} %"
-    ax.set_title(title, fontsize=10)
+    ax.set_title(title, fontsize=canvas.PANEL_SIZE)
 
 
 def name_outliers(ax: Axes, rates: Sequence[RecordedRate]) -> None:
@@ -229,7 +234,7 @@ def name_outliers(ax: Axes, rates: Sequence[RecordedRate]) -> None:
     for rate in list(worst.values())[:N_NAMED]:
         name = f"{rate.model}, {rate.device}: {math.exp(abs(rate.off)):.1f}x"
         labels.append((rate.tps, rate.expected, name))
-    canvas.label_points(ax, labels, [(rate.tps, rate.expected) for rate in rates])
+    label_points(ax, labels, [(rate.tps, rate.expected) for rate in rates])
 
 
 def main() -> None:

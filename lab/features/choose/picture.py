@@ -90,10 +90,10 @@ def draw_steps(rows: Sequence[Any], subject: str, figure: Figure) -> None:
         label="choose (its share)",
     )
     shares = [f"{100 * row.share:.0f} %" for row in bars]
-    ax.bar_label(choosing, shares, padding=2, fontsize=8)
+    ax.bar_label(choosing, shares, padding=2, fontsize=canvas.SMALL_SIZE)
     longest_ms = max(map(sum, zip(compute_ms, choose_ms, strict=True)))
     ax.set_ylim(0, 1.1 * longest_ms)  # room for the share above the bar
-    ax.set_xticks(places, [bar_name(row) for row in bars], fontsize=8)
+    ax.set_xticks(places, [bar_name(row) for row in bars], fontsize=canvas.SMALL_SIZE)
     ax.set(xlabel="sequences in a step, and how they choose", ylabel="time of a step (ms)")
     most = max(bars, key=lambda row: row.share)
     title = f"Choosing takes up to {percent(most.share)} of a step ({most.name})"

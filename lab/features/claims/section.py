@@ -129,7 +129,7 @@ def draw(verdicts: Verdicts, canvas_figure: Figure) -> None:
         ax.plot([], [], mark, color=GUIDE, label=f"the claim: {side} the threshold")
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set(xscale="log", xlabel="figure over the threshold of its claim, with its interval")
-    ax.set_yticks(range(len(labels)), labels, fontsize=7)
+    ax.set_yticks(range(len(labels)), labels, fontsize=canvas.SMALL_SIZE)
     ax.invert_yaxis()
     subject = text_setup.where(verdicts.records)
     canvas.finish([ax], f"{verdicts.summary.rstrip('.')}\n{subject}", is_apart=True)

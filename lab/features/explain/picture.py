@@ -11,6 +11,7 @@ from lab.roofline import kernel_rates
 from lab.roofline.kernel_rates import Roof
 from lab.show import canvas
 from lab.show.canvas import COLOURS, GUIDE, INK, MARKERS, Style
+from lab.show.point_labels import label_points
 from lab.show.wording import digits, percent
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def plot_roofline(
         ylabel="rate of arithmetic (GFLOP/s)",
     )
     canvas.finish([ax], f"Roofline: {finding(rows, roof)}\n{subject}")
-    canvas.label_points(ax, labels, marked)
+    label_points(ax, labels, marked)
     return ax
 
 

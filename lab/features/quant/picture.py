@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import shown
 from lab.features.quant.figures import PHASES, QuantFigures
 from lab.show import canvas
+from lab.show.point_labels import label_points
 from lab.show.wording import digits
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def draw(summary: QuantFigures, subject: str, figure: Figure) -> None:
         for row in drawn_rows(summary, phase):
             labels.append((getattr(row, phase), row.kl, label_of(row)))
             avoid += points_of_interval(row, phase)
-        canvas.label_points(ax, labels, avoid)
+        label_points(ax, labels, avoid)
 
 
 def points_of_interval(row: Any, phase: str) -> list[tuple[float, float]]:

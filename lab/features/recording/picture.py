@@ -86,7 +86,7 @@ def name_calls(ax: Axes, calls: Sequence[RecordedCall], table: pd.DataFrame) -> 
             ticks.append(call.call)
             labels.append(str(call.call))
     ax.set_xlabel("call, and what broke the cache" if costliest else "call")
-    ax.set_xticks(ticks, labels, fontsize=8)
+    ax.set_xticks(ticks, labels, fontsize=canvas.SMALL_SIZE)
 
 
 def short_cause(call: RecordedCall) -> str:

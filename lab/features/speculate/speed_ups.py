@@ -258,7 +258,9 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
         ax.set_xticks(sorted({row.n_draft for row in rows}))
         ax.margins(x=0.1)
         text, n_prompt, n_gen = prompt
-        ax.set_title(f"{text}, {n_prompt:,} + {plural(n_gen, 'token')}", fontsize=10)
+        ax.set_title(
+            f"{text}, {n_prompt:,} + {plural(n_gen, 'token')}", fontsize=canvas.PANEL_SIZE
+        )
         ax.set_xlabel("drafted tokens per step")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("speed-up over plain decoding")

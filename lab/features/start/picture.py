@@ -38,7 +38,9 @@ def draw_starts(figure: Figure, setups: Sequence[StartSetup], subject: str) -> N
         times = [float(setup.median_start[stage]) for setup in bars]
         drawn = ax.barh(labels, times, 0.6, left=left, color=style["color"], label=stage)
         numbers = [time_label(time_s, longest_s) for time_s in times]
-        ax.bar_label(drawn, numbers, label_type="center", color=ON_COLOUR, fontsize=9)
+        ax.bar_label(
+            drawn, numbers, label_type="center", color=ON_COLOUR, fontsize=canvas.LABEL_SIZE
+        )
         left = [start + time_s for start, time_s in zip(left, times, strict=True)]
     for row, setup in enumerate(bars):
         times_of_starts = setup.starts.first_token_s

@@ -12,7 +12,8 @@ from lab.core.lists import grouped, plural
 from lab.features.trace.lines import AttentionLine, TracedPart, TracedPhase, TraceLine
 from lab.features.trace.operations import FAMILIES, FEED_FORWARD, SMALL, family_of
 from lab.features.trace.phases import summed
-from lab.show.canvas import COLOURS, GRID, GUIDE, PAPER, finish, grid
+from lab.show import canvas
+from lab.show.canvas import COLOURS, GRID, GUIDE, PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 LETTER = 0.0065  # share of a row's width that a letter of an operation's name needs
 LAYERS_AT = 1.0
 OPERATIONS_AT = 0.35
+AT_CENTRE: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": canvas.SMALL_SIZE}
 N_COLUMNS = 6  # of the layers in the picture of attention weights
 ROW_COLOURS = dict(
     zip((FEED_FORWARD, *dict.fromkeys(FAMILIES.values()), SMALL), COLOURS, strict=False)
@@ -62,7 +64,7 @@ def draw_trace(figure: Figure, subject: str, traced: TraceLine) -> None:
     for family in families:  # the legend
         axes[-1].barh([0], [0], color=ROW_COLOURS[family], label=family)
     title = f"One token's way: layers above, their operations below\n{subject}"
-    finish(axes, title, is_apart=True)
+    canvas.finish(axes, title, is_apart=True)
     for ax in axes:
         ax.grid(False)
 
@@ -94,7 +96,7 @@ def draw_strip(ax: Axes, strip: Strip) -> None:
         draw_layer(ax, start, at, number, str(layer) if is_numbered else "")
     ax.set_yticks([OPERATIONS_AT, LAYERS_AT], ["operations", "layers"])
     ax.set(ylim=(0, 1.3), xlim=(0, at), xlabel="time (ms)")
-    ax.set_title(strip.title, fontsize=9)
+    ax.set_title(strip.title, fontsize=canvas.LABEL_SIZE)
 
 
 def draw_operation(ax: Axes, part: TracedPart, at: float, strip: Strip) -> None:
@@ -107,8 +109,7 @@ def draw_operation(ax: Axes, part: TracedPart, at: float, strip: Strip) -> None:
     )
     if width > LETTER * len(part.operation) * strip.total_ms:
         middle = at + width / 2
-        at_centre: dict[str, Any] = {"ha": "center", "va": "center"}
-        ax.text(middle, OPERATIONS_AT, part.operation, fontsize=8, color=PAPER, **at_centre)
+        ax.text(middle, OPERATIONS_AT, part.operation, color=PAPER, **AT_CENTRE)
 
 
 def draw_layer(ax: Axes, start: float, end: float, number: int, label: str) -> None:
@@ -118,7 +119,7 @@ def draw_layer(ax: Axes, start: float, end: float, number: int, label: str) -> N
     ink = GUIDE if is_light else PAPER
     ax.barh([LAYERS_AT], [end - start], left=start, color=fill, height=0.5, ec=PAPER, lw=0.4)
     middle = (start + end) / 2
-    ax.text(middle, LAYERS_AT, label, ha="center", va="center", fontsize=7, color=ink)
+    ax.text(middle, LAYERS_AT, label, color=ink, **AT_CENTRE)
 
 
 def draw_attention(
@@ -126,16 +127,16 @@ def draw_attention(
 ) -> None:
     """Draw a matrix for each of these layers: the tokens that ask downwards, what they attend to
     across."""
-    axes = grid(figure, len(layers), N_COLUMNS, sharex=True, sharey=True)
+    axes = canvas.grid(figure, len(layers), N_COLUMNS, sharex=True, sharey=True)
     texts = [text.replace("\n", "\\n") for text in line.tokens]
     middles = [i + 0.5 for i in range(len(texts))]
-    size = 7 if len(texts) <= 10 else 4
+    size = canvas.SMALL_SIZE if len(texts) <= 10 else canvas.TINY_SIZE
     for layer, ax in zip(layers, axes, strict=True):
         rows = line.looks.prefill[layer]
         lower = [hide_later(row, asks) for asks, row in enumerate(rows)]
         # shapes: a page shows no embedded images
         image = ax.pcolormesh(lower, vmin=0, vmax=1, cmap="viridis")
-        ax.set_title(f"layer {layer}", fontsize=8)
+        ax.set_title(f"layer {layer}", fontsize=canvas.SMALL_SIZE)
         ax.set_xticks(middles, texts, rotation=90, fontsize=size)
         ax.set_yticks(middles, texts, fontsize=size)
         ax.set_aspect("equal")
@@ -143,10 +144,10 @@ def draw_attention(
     bar = figure.colorbar(image, ax=axes, shrink=0.3, label="weight")
     if bar.solids is not None:
         bar.solids.set_rasterized(False)
-    figure.supxlabel("token that answers (key)", fontsize=8)
-    figure.supylabel("token that asks (query)", fontsize=8)
+    figure.supxlabel("token that answers (key)", fontsize=canvas.SMALL_SIZE)
+    figure.supylabel("token that asks (query)", fontsize=canvas.SMALL_SIZE)
     title = f"What each token attends to in {model} (decode computes the last row only)"
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=canvas.TITLE_SIZE)
 
 
 def hide_later(row: Sequence[float], asks: int) -> list[float]:

@@ -45,7 +45,7 @@ def draw(result: Tuned, figure: Figure) -> Figure:
     for place, row in enumerate(rows):
         draw_choice(ax, place, row, result)
     ax.axvline(1, color=canvas.GUIDE, lw=1.2)
-    ax.set_yticks(range(len(rows)), names, fontsize=8)
+    ax.set_yticks(range(len(rows)), names, fontsize=canvas.SMALL_SIZE)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_xscale("log")
     low, high = ax.get_xlim()
@@ -72,7 +72,7 @@ def draw_choice(ax: Axes, place: int, row: Any, result: Tuned) -> None:
     elif row.settings != DEFAULT:
         draw_ratio(ax, place, Ratio(row.speed, row.speed_low, row.speed_high), SEARCHED)
         text = f"{speed_of(row)} ({interval_of(row)})"
-    ax.text(1.02, place, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8)
+    canvas.write_beside(ax, place, text, canvas.SMALL_SIZE)
 
 
 def draw_ratio(ax: Axes, place: int, ratio: Ratio, label: str) -> None:

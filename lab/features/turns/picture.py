@@ -61,7 +61,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
             draw_line(times, turns, turns.perfect_s, PERFECT, "-")
         draw_line(times, turns, turns.without_s, "without a cache", "--")
         draw_line(times, turns, turns.expected_turn_s, "predicted", ":")
-        tokens.set_title(TITLES[keep], fontsize=10)
+        tokens.set_title(TITLES[keep], fontsize=canvas.PANEL_SIZE)
         name_turns(times, turns, len(conversations))
     axes[0, 0].set_ylabel("tokens of the prompt")
     axes[1, 0].set_ylabel("time of the turn (s)")

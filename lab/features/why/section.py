@@ -292,7 +292,7 @@ def draw_part(ax: Axes, place: int, part: GapPart, rate: float) -> list[float]:
         ax.plot(whisker, [place, place], color=canvas.INK, lw=1.5, marker="|", ms=8)
         rates += whisker
         label = f"{label} ({range_cell(part)})"
-    ax.text(1.01, place, label, transform=ax.get_yaxis_transform(), va="center", fontsize=9)
+    canvas.write_beside(ax, place, label)
     return rates
 
 
