@@ -6,7 +6,7 @@ import pytest
 
 from lab.errors import LabError
 from lab.features.predict import prediction
-from lab.models import described, devices, named, synthetic
+from lab.models import asked_devices, described, devices, named, synthetic
 from lab.models.catalog import find
 from tests.support.command import run_lab
 
@@ -190,7 +190,7 @@ def test_threads_count() -> None:
 
 
 def test_commas_part_devices_but_not_their_facts() -> None:
-    names = prediction.names_of_devices("13900K, DDR5-6400, rtx-3060,m4")
+    names = asked_devices.names_of_devices("13900K, DDR5-6400, rtx-3060,m4")
     assert names == ["13900K DDR5-6400", "rtx-3060", "m4"]
 
 

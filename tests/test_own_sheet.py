@@ -13,9 +13,8 @@ from lab.core.files import data_file
 from lab.core.record import Machine, Model
 from lab.errors import LabError
 from lab.features.lessons import lesson, sheet as lessons_sheet
-from lab.features.predict import prediction as sheet_prediction
 from lab.features.predict.prediction import predict
-from lab.models import catalog, described, devices, own_sheet
+from lab.models import asked_devices, catalog, described, devices, own_sheet
 from lab.models.own_sheet import OwnSheet, SheetRow
 from lab.roofline import conditioning, datasheet
 from lab.roofline.prediction import on_device
@@ -97,8 +96,8 @@ def token_range(path: str, spec: str, flash_attn: str = "on") -> tuple[float, fl
     settings = dataclasses.replace(
         RECORDS[0].settings, flash_attn=flash_attn, flash_attn_resolved=flash_attn
     )
-    device = sheet_prediction.device_called(path)
-    rates = sheet_prediction.rates_of_sheet(device)
+    device = asked_devices.device_called(path)
+    rates = conditioning.rates_of_sheet(device)
     compared = conditioning.compare(rates, shape_called, settings, device)
     return on_device(shape_called(spec), settings, device, 64, 2, 1, compared).tpot_s
 

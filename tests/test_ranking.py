@@ -15,7 +15,7 @@ from lab.core.results import read
 from lab.errors import LabError
 from lab.features.predict import prediction as room, tables, wording
 from lab.features.predict.slo import Slo, chance, parse_slo
-from lab.models import devices
+from lab.models import asked_devices, devices
 from lab.models.devices import DeviceSheet
 from lab.roofline import prediction
 from lab.roofline.prediction import HERE, Prediction, Shortage
@@ -133,7 +133,7 @@ def test_each_prompt_length_is_ranked_for_itself() -> None:
 
 
 def test_names_kinds_and_this_machine_are_read_from_a_list() -> None:
-    assert room.names_in(" rtx-4090 ,Here,, m4") == ["rtx-4090", HERE, "m4"]
+    assert asked_devices.names_in(" rtx-4090 ,Here,, m4") == ["rtx-4090", HERE, "m4"]
     listed = room.devices_in(["rtx-4090", HERE, "geforce", "RTX 4090"])
     assert listed[0].name == "rtx-4090"
     assert len(listed) == len(devices.names_of("geforce"))

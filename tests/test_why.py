@@ -15,6 +15,7 @@ from lab.core.record import Record, Settings
 from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
+from lab.features.predict.prediction import predict
 from lab.features.why import (
     asking,
     facts,
@@ -44,6 +45,7 @@ from lab.features.why.parts import (
 )
 from lab.features.why.readers import text as reader
 from lab.features.why.section import factor_cell, orders_cell
+from lab.models import own_sheet
 from lab.process.wire import Outcome
 from lab.runner import builds, disturbances
 from lab.runner.progress import Status
@@ -725,6 +727,35 @@ def test_another_machine_is_predicted_and_marked_so(tmp_path: Path) -> None:
     assert 1.3 < machine.factor < 5
     assert machine.range[0] < 1008 / 360 < machine.range[1]
     assert part(answer(quick, slow, asked), "machine").how == NOT_KNOWN
+
+
+@pytest.mark.parametrize("form", ["datasheet", "words"])
+def test_a_device_is_what_predict_takes(form: str, tmp_path: Path) -> None:
+    row = own_sheet.SheetRow(2, own_sheet.READ_RATE, 51.2)
+    sheet = own_sheet.OwnSheet("a machine", "cores=8 simd=avx2", "smollm2-135m:Q4_1", (row,))
+    path = tmp_path / "datasheet.toml"
+    path.write_text(own_sheet.text_of_sheet(sheet), encoding="utf-8")
+    asked = str(path) if form == "datasheet" else "gbps=51.2 cores=8 avx2"
+    text = "| test | t/s |\n| tg100 @ d100 | {} |"
+    quick, slow = (reader.parse(text.format(rate))[0] for rate in ("200.0", "30.0"))
+    a, b = asking.with_devices((quick, slow), f"{asked},rtx-4090", None)
+    question = Question(specs=("llama-3.2-3b:Q4_K_M",) * 2, folder=tmp_path)
+    machine = part(answer(a, b, question), "machine")
+    assert machine.how == "predicted, 90 % ranges"
+    assert machine.reason == f"{asked.rpartition('/')[2]} in A, rtx-4090 in B"
+    by_predict = [
+        predict("100", 100, "llama-3.2-3b:Q4_K_M", device)[0] for device in (asked, "rtx-4090")
+    ]
+    middles = [math.sqrt(row.tpot_s[0] * row.tpot_s[1]) for row in by_predict]
+    assert machine.factor == pytest.approx(middles[1] / middles[0])
+
+
+def test_a_title_has_no_folders_of_a_path() -> None:
+    text = "| model | test | t/s |\n| /models/folder/tiny.gguf | tg100 | 200.0 |"
+    (figure,) = reader.parse(text)
+    (named, _) = asking.with_devices((figure, figure), None, None)
+    assert "tiny.gguf" in named.label
+    assert "folder" not in named.label
 
 
 def test_an_unknown_device_is_refused() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from lab.core.record import DECODE, PREFILL, Model, Settings
 from lab.errors import LabError
+from lab.models import own_sheet
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet
 from lab.roofline.datasheet import Condition, DatasheetCase, LearnedRates
@@ -55,6 +56,14 @@ def parse_rate(text: str) -> OwnRate:
         raise LabError(f"--measured {text!r} is not MODEL=TOKENS_PER_SECOND.", EXAMPLE)
     phase = PREFILL if match[2] == "pp" else DECODE
     return OwnRate(match[1], phase, tps)
+
+
+def rates_of_sheet(device: DeviceSheet) -> list[OwnRate]:
+    """The rates that a datasheet of the lessons has; none of another device."""
+    if not own_sheet.is_sheet(device.name):
+        return []
+    rates = own_sheet.read(device.name).rates(N_PROMPT[DECODE])
+    return [parse_rate(text) for text in rates]
 
 
 def compare(

@@ -22,7 +22,7 @@ from lab.core.files import listed
 from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
-from lab.models import catalog, described, named, obtain, synthetic
+from lab.models import asked_devices, catalog, named, obtain, synthetic
 from lab.models.devices import DeviceSheet
 from lab.process import no_engine
 from lab.process.no_engine import NoEngine
@@ -44,7 +44,7 @@ from lab.runner.cases import Plan
 from lab.runner.placing import memory_for
 from lab.runner.plan import make_plan
 
-HERE = "this machine"
+HERE = asked_devices.HERE
 MOST_TOKENS = 10_000_000  # the longest context that can be predicted
 WITHIN = 0.90  # the share of requests that a range is to hold
 # Runs faster than their kernels' ceilings by this factor: the ceilings are too low
@@ -446,16 +446,25 @@ def plan_for(
     return dataclasses.replace(plan, model=shape, settings=chosen)
 
 
-def request_on(device: str, model: str, n_prompt: int, n_gen: int, folder: Path) -> Prediction:
-    """A request on a named device, or with "here" on this machine from the results in a folder.
+def model_called(spec: str) -> Model:
+    """The model of a SPEC, from its file or its shape."""
+    return plan_for(spec, {}).model
 
+
+def request_on(device: str, model: str, n_prompt: int, n_gen: int, folder: Path) -> Prediction:
+    """A request on a device, or with "here" on this machine from the results in a folder.
+
+    `device` is a name, words, or a datasheet of the lessons, whose rates narrow the ranges.
     LabError for an unknown name, and if "here" lacks ceilings or runs.
     """
     check(n_prompt, n_gen, 1)
     plan = plan_for(model, {})
     if device == "here":
         return on_this_machine(plan, [n_prompt], n_gen, 1, evidence_in(folder))[0]
-    return on_device(plan.model, plan.settings, described.find(device), n_prompt, n_gen)
+    sheet = asked_devices.device_called(device)
+    rates = conditioning.rates_of_sheet(sheet)
+    compared = conditioning.compare(rates, model_called, plan.settings, sheet)
+    return on_device(plan.model, plan.settings, sheet, n_prompt, n_gen, compared=compared)
 
 
 # Memory

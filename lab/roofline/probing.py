@@ -20,13 +20,14 @@ from lab.core.files import is_file, listed
 from lab.core.memory import layers as offloaded_layers, shares
 from lab.core.record import Ceilings, Device, Machine, Model, Placement, Rate, Record, Settings
 from lab.errors import LabError
+from lab.models import asked_devices
 from lab.roofline import probes
 from lab.roofline.probes import READ, Kernel, ProbeKey, key
 from lab.runner import as_options, machine
 
 Say = Callable[[str], None]
 CPU = "CPU"  # what llama.cpp calls the device whose name is None here
-HERE = "this machine"
+HERE = asked_devices.HERE
 
 OF_KERNELS = (
     "--model",

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from lab.core.arguments import Numbers, StrPath, Texts
-from lab.core.asked_settings import parts
 from lab.core.byte_sizes import parse_size
 from lab.core.keywords import CommonSettings
-from lab.core.record import DECODE, Model, Record
+from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo, chance
-from lab.models import candidates, catalog, described, devices, obtain, own_sheet
+from lab.models import candidates, catalog, described, devices, obtain
+from lab.models.asked_devices import HERE, device_called, names_in, names_of_devices
 from lab.models.devices import DeviceSheet
 from lab.roofline import conditioning, learning, prediction
 from lab.roofline.paged_prediction import limited_memory, with_limit
-from lab.roofline.prediction import HERE, PhaseTime, Prediction, PredictionEvidence
+from lab.roofline.prediction import PhaseTime, Prediction, PredictionEvidence
 from lab.runner import machine
 from lab.runner.cases import Plan
 from lab.runner.plan import parse_lengths
@@ -81,8 +81,10 @@ def predict(
         plan = prediction.plan_for(spec, settings, watch)
         for listed in devices_in(names):
             sheet = as_asked(listed, gbps, backend, settings.get("threads"))
-            user_rates = [*rates, *rates_of_sheet(listed)]
-            compared = conditioning.compare(user_rates, model_called, plan.settings, sheet)
+            user_rates = [*rates, *conditioning.rates_of_sheet(listed)]
+            compared = conditioning.compare(
+                user_rates, prediction.model_called, plan.settings, sheet
+            )
             for n in lengths:
                 row = prediction.on_device(
                     plan.model, plan.settings, sheet, n, gen, sequences, compared
@@ -132,21 +134,6 @@ def need_one_device(names: Sequence[str], gbps: float | None) -> None:
         )
 
 
-def model_called(spec: str) -> Model:
-    """The model of a SPEC, from its file or its shape."""
-    return prediction.plan_for(spec, {}).model
-
-
-def names_in(text: Texts) -> list[str]:
-    """The names in a list with commas; "here" is this machine."""
-    names = []
-    for name in parts(text):
-        if name.lower() == "here":
-            name = HERE
-        names.append(name)
-    return names
-
-
 def names_of_models(text: Texts) -> list[str]:
     """The names in a list with commas; a quantization alone belongs to the model before it.
 
@@ -158,20 +145,6 @@ def names_of_models(text: Texts) -> list[str]:
             model, _ = candidates.without_tag(names[-1])
             name = f"{model}:{name}"
         names.append(name)
-    return names
-
-
-def names_of_devices(text: Texts) -> list[str]:
-    """The names in a list with commas; a part that only adds facts belongs to the one before it.
-
-    "13900K, DDR5-6400" is one device.
-    """
-    names = list[str]()
-    for name in names_in(text):
-        if names and name != HERE and described.is_addition(name):
-            names[-1] = f"{names[-1]} {name}"
-        else:
-            names.append(name)
     return names
 
 
@@ -198,23 +171,6 @@ def devices_in(names: Sequence[str]) -> list[DeviceSheet]:
             device = device_called(member)
             by_name[device.name] = device
     return list(by_name.values())
-
-
-def device_called(name: str) -> DeviceSheet:
-    """The device of a name, of words, or of a datasheet of the lessons. LabError for others."""
-    if not own_sheet.is_sheet(name):
-        return described.find(name)
-    sheet = own_sheet.read(name)
-    device = described.find(sheet.device(name))
-    return dataclasses.replace(device, name=name, about=sheet.machine or name)
-
-
-def rates_of_sheet(device: DeviceSheet) -> list[conditioning.OwnRate]:
-    """The rates that a datasheet of the lessons has; none of another device."""
-    if not own_sheet.is_sheet(device.name):
-        return []
-    rates = own_sheet.read(device.name).rates(conditioning.N_PROMPT[DECODE])
-    return [conditioning.parse_rate(text) for text in rates]
 
 
 def ranks(device: str | None) -> bool:

@@ -21,7 +21,7 @@ from lab.features.why.facts import Fact
 from lab.features.why.figure import Figure
 from lab.features.why.machines import HERE
 from lab.features.why.pairing import Side
-from lab.models import devices
+from lab.models import asked_devices, devices
 from lab.remote import access
 from lab.runner import builds
 from lab.runner.progress import ShowStatus
@@ -205,27 +205,34 @@ def with_devices(
 ) -> list[Figure]:
     """The figures with the devices that the user names, in order, for those without records.
 
-    LabError for a name that is not in the list of devices.
+    LabError for what lab predict does not take for a device.
     """
-    names = list[str]()
-    for text in (device or "").split(","):
-        name = text.strip()
-        if not name:
-            continue
-        if name != HERE and devices.recognise(name) is None:
-            devices.find_device(name)
-        names.append(name)
+    names = list(map(known_name, asked_devices.names_of_devices(device or "")))
     named = list[Figure]()
     defaults = (None, device_of_b)
     for figure, default in zip(figures, defaults, strict=True):
         name = figure.device or default or ""
-        if names and not figure.records:
+        is_asked = bool(names) and not figure.records
+        if is_asked:
             name = names.pop(0)
         figure_facts = dict(figure.facts)
         if name and not figure.records and name != figure.device:
             figure_facts[facts.HARDWARE] = Fact(name)
-        named.append(replace(figure, facts=figure_facts))
+        named.append(replace(figure, facts=figure_facts, has_asked_device=is_asked))
     return named
+
+
+def known_name(name: str) -> str:
+    """A device as `--device` names it: its name in the list, or else the words or the datasheet
+    themselves. LabError for what is neither.
+    """
+    if name == asked_devices.HERE:
+        return HERE
+    listed = devices.called(name) or devices.recognise(name)
+    if listed is not None:
+        return listed.name
+    asked_devices.device_called(name)
+    return name
 
 
 def read_sides(

@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.core.lists import plural
 from lab.core.record import Record
-from lab.core.request import RequestRecord
+from lab.core.request import RequestRecord, short_name
 from lab.errors import printable
 from lab.features.why import facts
 from lab.features.why.facts import Fact
@@ -78,6 +78,7 @@ class Figure:
     line: int | None = None  # of the text
     about: str = ""
     is_of_server: bool = False
+    has_asked_device: bool = False  # the user named it, as lab predict takes it
     was_cached: bool = False  # the prompt, so that its rate is none
     records: tuple[Record, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
@@ -177,8 +178,12 @@ class Figure:
 
     @property
     def label(self) -> str:
-        """The figure in words: the program, the model, what was timed, and where."""
-        parts = [self.source, self.model_label, self.device or "", self.timed]
+        """The figure in words: the program, the model, what was timed, and where.
+
+        A path is shortened to the name of its file.
+        """
+        parts = [self.source, short_name(self.model_label), short_name(self.device or "")]
+        parts.append(self.timed)
         if self.n_streams is not None and self.n_streams > 1:
             parts.append(f"{self.n_streams} at once")
         if self.is_speculative:

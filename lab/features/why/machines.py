@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lab.core import phases
 from lab.core.record import Machine, Record, Run
+from lab.core.request import short_name
 from lab.core.stats import mean_half_width
 from lab.errors import LabError
 from lab.features.why import facts
@@ -107,9 +108,10 @@ def not_given(pair: Pair, fields: Sequence[str]) -> list[str]:
 
 
 def place_of(figure: Figure) -> str | None:
-    """The machine of a figure in words; None if it is not given."""
+    """The machine of a figure in words, without the folders of a file; None if it is not given."""
     if not figure.records:
-        return device_name(figure) or figure.device
+        name = device_name(figure) or figure.device
+        return None if name is None else short_name(name)
     machine = figure.records[0].machine
     named = device_name(figure) or machine.cpu
     names = [device.description for device in machine.devices]
@@ -171,12 +173,12 @@ def ratio_of_requests(
 
 
 def device_name(figure: Figure) -> str | None:
-    """The device of a figure by its name in the list of devices, or "here"; None if it is not
-    known.
+    """The device of a figure by its name in the list of devices, as the user named it, or "here";
+    None if it is not known.
     """
     if figure.records:
         return name_of_recorded(figure.records[0])
-    if figure.device is None or figure.device == HERE:
+    if figure.device is None or figure.device == HERE or figure.has_asked_device:
         return figure.device
     device = devices.called(figure.device) or devices.recognise(figure.device)
     return device.name if device else None
