@@ -15,13 +15,13 @@ from matplotlib.text import Text
 
 import lab
 from lab.app import kinds
-from lab.core import results
+from lab.core import results, shell
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.explain import picture as explain_picture
 from lab.features.explain.picture import plot_roofline
 from lab.roofline import explanation, kernel_rates
-from lab.show import canvas, comparison, plot_runs, plot_trial
+from lab.show import canvas, comparison, plot_runs, plot_trial, text_setup
 from lab.show.section import Picture, numbered
 from lab.show.wording import percent
 from tests.bench import doubt
@@ -190,6 +190,66 @@ def test_every_picture_has_a_title_units_and_words_that_a_stranger_knows(
     assert "arm" not in shown.split()
     explained = shown.replace("95 % of the", "").replace("95 % interval", "")
     assert "95 %" not in explained
+
+
+FINDINGS = {
+    "batch": "8 sequences together: 1.00x the tokens/s of one in total, 0.125x per user",
+    "stall": "A prompt of 100 tokens stops 2 streams for up to 134 ms all at once, 15.0 ms in "
+    "chunks of 10",
+    "sweep": "5x the prompt takes 5x the time to prefill, and a token after it 1x the time",
+    "trial": "B is slower than A in 1 of 2 rows (1.75 times the time); no clear difference in 1 "
+    "of 2 rows",
+    "tune": "--flash-attn off is 1.81 times as fast as the default (1.81-1.81)",
+}
+"""The first lines of titles."""
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_title_begins_with_what_was_found_and_names_model_and_machine(name: str) -> None:
+    make_drawing, size = PICTURES[name]
+    if name == "batch":
+        quiet = [make_record(batch_run(n_seq)) for n_seq in (1, 2, 8)]
+        figure = canvas.drawn(drawing_of_experiment("batch", quiet), size)
+    else:
+        figure = canvas.drawn(make_drawing(), size)
+    finding, subject = figure.get_suptitle().split("\n")
+    assert finding == FINDINGS[name]
+    assert subject.startswith("tiny Q4_0")
+    assert "Test CPU, 4 cores" in subject
+
+
+def test_of_doubtful_runs_a_title_has_no_finding() -> None:
+    figure = canvas.drawn(PICTURES["batch"][0](), WIDE)
+    assert figure.get_suptitle().startswith("Sequences decoded together\n")
+
+
+def test_each_of_several_setups_has_its_model_and_machine_in_the_title() -> None:
+    one_thread = dataclasses.replace(SETTINGS, n_threads=1)
+    records = [make_record(batch_run(n_seq)) for n_seq in (1, 8)]
+    records += [make_record(batch_run(n_seq), settings=one_thread) for n_seq in (1, 8)]
+    pictures: list[Picture] = []
+    for section in kinds.experiments_of(records, [KERNELS]):
+        if section.name == "batch":
+            pictures += section.pictures
+    assert len(pictures) == 2
+    for picture in pictures:
+        _, subject = canvas.drawn(picture.draw, WIDE).get_suptitle().split("\n")
+        assert subject.startswith("tiny Q4_0, n_threads ")
+        assert subject.endswith(", Test CPU, 4 cores")
+
+
+def test_a_quantization_is_no_model_and_a_path_has_no_folders_in_a_title() -> None:
+    records = []
+    for quantization in ("F16", "Q8_0"):
+        model = dataclasses.replace(MODEL, quantization=quantization)
+        records.append(make_record(model=model))
+    assert text_setup.where(records) == "tiny in F16 and Q8_0 on Test CPU, 4 cores"
+    other = dataclasses.replace(MODEL, name="other")
+    assert text_setup.where([*records, make_record(model=other)]).startswith("2 models on ")
+    assert text_setup.where(long_name()[-1:]) == "tiny.gguf Q4_0 on Test CPU, 4 cores"
+    label = "B: -m '/models/a long folder/tiny.gguf' --threads 2"
+    assert shell.without_folders(label) == "B: -m tiny.gguf --threads 2"
+    assert shell.without_folders("A: --threads 2") == "A: --threads 2"
 
 
 def test_numbers_of_axes_have_separators_and_stand_at_the_measured_lengths() -> None:

@@ -370,8 +370,10 @@ def test_sizes_of_text_in_pictures_are_decided_in_one_place() -> None:
     literal = []
     for file, tree in syntax_trees("lab").items():
         for node in ast.walk(tree):
-            is_size = isinstance(node, ast.keyword) and node.arg in ("fontsize", "labelsize")
-            if is_size and isinstance(node.value, ast.Constant):
+            if not isinstance(node, ast.keyword):
+                continue
+            is_literal = isinstance(node.value, ast.Constant)
+            if is_literal and node.arg in ("fontsize", "labelsize"):
                 literal.append(f"{file}:{node.value.lineno}")
     assert literal == []
 

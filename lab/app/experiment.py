@@ -29,7 +29,7 @@ from lab.core.shown import MARK
 from lab.roofline.step_prediction import StepPrediction, prediction_for
 from lab.runner import disturbances, session
 from lab.runner.cases import Plan
-from lab.show import table, text_prediction
+from lab.show import table, text_prediction, text_setup
 from lab.show.section import (
     WIDE,
     Columns,
@@ -61,8 +61,8 @@ class ExperimentTable:
     a picture.
 
     `rows` makes the rows of records and of a prediction; `conclude` and `draw` get rows and
-    records. `draw` also gets the setup in words and an empty figure; `caption` is that of the
-    picture.
+    records. `draw` also gets the title of the picture and an empty figure. The title begins with
+    the `finding` of the rows, with figures, or with the `topic` if they have none.
     """
 
     name: str
@@ -72,7 +72,9 @@ class ExperimentTable:
     rows: Callable[[Sequence[Record], StepPrediction | None], Sequence[Any]]
     conclude: Callable[[Sequence[Any], Sequence[Record]], list[str]]
     draw: Callable[[Sequence[Any], Sequence[Record], str, Figure], None] | None = None
-    caption: str = ""
+    topic: str = ""  # of the picture
+    finding: Callable[[Sequence[Any]], str | None] | None = None
+    caption: str = ""  # of the picture
     below: str = ""  # what cells have in their second line, such as "their range"
     is_by_ceilings: bool = True  # its predictions need ceilings
 
@@ -201,7 +203,9 @@ def section(
         answer, *sentences = sentences
     pictures = []
     if kind.draw is not None:
-        draw = functools.partial(kind.draw, rows, records, title)
+        subject = text_setup.with_model_and_machine(title, records)
+        heading = f"{headline(kind, rows, records)}\n{subject}"
+        draw = functools.partial(kind.draw, rows, records, heading)
         pictures.append(Picture(kind.name, kind.caption, draw, WIDE))
     return Section(
         title,
@@ -219,6 +223,13 @@ def section(
             ]
         },
     )
+
+
+def headline(kind: ExperimentTable, rows: Sequence[Any], records: Sequence[Record]) -> str:
+    """What the picture shows: its finding, or else its topic."""
+    if kind.finding is None or not rows or is_doubtful(records):
+        return kind.topic
+    return kind.finding(rows) or kind.topic
 
 
 def is_doubtful(records: Sequence[Record]) -> bool:

@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
+from lab.core.request import short_name
 from lab.errors import printable
 
 
@@ -43,6 +44,16 @@ def _alternatives(words: Sequence[str]) -> str:
     if len(words) == 1:
         return join(words[0])
     return f"{words[0][0]}{{{','.join(join(word[1:]) for word in words)}}}"
+
+
+def without_folders(text: str) -> str:
+    """A command line for a title: a path is shortened to the name of its file."""
+    try:
+        words = split(text)
+    except ValueError:
+        return text
+    shortened = [short_name(word) for word in words]
+    return text if shortened == words else join(*shortened)
 
 
 def split(text: str) -> list[str]:

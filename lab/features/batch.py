@@ -387,22 +387,40 @@ def conclude(rows: Sequence[Any], records: Sequence[Record] = ()) -> list[str]:
 
 
 def gain(request: Sequence[Any]) -> str:
-    """What the largest number of sequences gains over one sequence."""
+    """What the largest number of sequences gains, and whether a smaller one has more."""
     alone = request[0]
     largest = request[-1]
     fastest = max(request, key=lambda row: row.total_tps)
-    total = digits(largest.efficiency)
-    user = digits(largest.user_tps / alone.user_tps)
-    sentence = (
-        f"{largest.n_seq} sequences together: {total}x the tokens/s of one in total, "
-        f"{user}x per user."
-    )
+    sentence = f"{gain_of_largest(request)}."
     if alone.n_seq < fastest.n_seq < largest.n_seq:
         return f"{sentence} Throughput is highest with {fastest.n_seq}."
     return sentence
 
 
-def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
+def gain_of_largest(request: Sequence[Any]) -> str:
+    """What the largest number of sequences gains over one sequence."""
+    alone = request[0]
+    largest = request[-1]
+    total = digits(largest.efficiency)
+    user = digits(largest.user_tps / alone.user_tps)
+    return (
+        f"{largest.n_seq} sequences together: {total}x the tokens/s of one in total, "
+        f"{user}x per user"
+    )
+
+
+def finding(rows: Sequence[Any]) -> str | None:
+    """The gain after the longest prompt; None if nothing was measured beside one sequence."""
+    requests = by_request(rows)
+    request = requests[-1]
+    if request[-1].efficiency is None or request[-1].n_seq < 2:
+        return None
+    if len(requests) == 1:
+        return gain_of_largest(request)
+    return f"{gain_of_largest(request)} ({prompt_label(request[-1])})"
+
+
+def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Figure) -> None:
     """The total rate (left) and the rate per user (right).
 
     Grey lines: the rates if sharing a step cost nothing, and the ridge, if anything is concluded.
@@ -412,7 +430,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
     draw_rates(user, rows, records, user_rate)
     total.set_ylabel("tokens per second, all sequences")
     user.set_ylabel("tokens per second, each sequence")
-    canvas.finish(figure.axes, f"Sequences decoded together\n{subject}")
+    canvas.finish(figure.axes, title)
 
 
 def total_rate(n_seq: float, tpot_s: float) -> float:
@@ -495,6 +513,8 @@ TABLE = ExperimentTable(
     question="How many sequences at once, and what does it cost each?",
     title="sequences decoded together; medians over runs",
     below="their range",
+    topic="Sequences decoded together",
+    finding=finding,
     caption="Tokens per second in total and per user, over the number of sequences in a step. "
     "Points are runs, the line is the median, dashes are predictions.",
     columns=(

@@ -439,7 +439,21 @@ def cost_of_chunk(row: Any, at_once: Any) -> str:
     return f"{gap} ({ttft})"
 
 
-def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
+def finding(rows: Sequence[Any]) -> str:
+    """The longest gap of the largest case, all at once and in the smallest chunks."""
+    *_, chunks = grouped(rows, lambda row: (row.n_prompt, row.n_streams)).values()
+    last = chunks[-1]
+    gap = f"{seconds(last.longest_gap_s)} {in_chunks(last.chunk)}"
+    if len(chunks) > 1:
+        smallest = chunks[0]
+        gap = f"{gap}, {seconds(smallest.longest_gap_s)} {in_chunks(smallest.chunk)}"
+    return (
+        f"A prompt of {last.n_prompt:,} tokens stops {plural(last.n_streams, 'stream')} for up to "
+        f"{gap}"
+    )
+
+
+def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Figure) -> None:
     """The gap before each token of the streams over the time since the new prompt came: prompts
     down, chunks across.
 
@@ -463,19 +477,17 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
             continue
         ax = axes[lengths.index(n_prompt), chunks.index(chunk)]
         draw_gaps(ax, runs, styles[n_streams], plural(n_streams, "stream"))
-        title = in_chunks(chunk)
+        panel_title = in_chunks(chunk)
         if len(lengths) > 1:
-            title = f"prompt of {n_prompt:,} tokens {title}"
-        ax.set_title(title, fontsize=canvas.PANEL_SIZE)
+            panel_title = f"prompt of {n_prompt:,} tokens {panel_title}"
+        ax.set_title(panel_title, fontsize=canvas.PANEL_SIZE)
     colour = canvas.GUIDE
     if len(streams) == 1:
         colour = styles[streams[0]]["color"]
     first_token = {"color": colour, "ls": ":", "lw": 1.2}
     axes[-1, -1].plot([], [], **first_token, label="first token of the new request")
-    prompt = f"a prompt of {lengths[0]:,} tokens" if len(lengths) == 1 else "long prompts"
     repeats = plural(1 + max(record.run.repeat for record in records), "repeat")
-    title = f"Gaps between tokens of the streams when {prompt} comes\n{subject} ({repeats})"
-    canvas.finish(list(axes.flat), title, is_apart=True)
+    canvas.finish(list(axes.flat), f"{title} ({repeats})", is_apart=True)
 
 
 def drawn_chunks(chunks: set[int | None]) -> list[int | None]:
@@ -538,6 +550,8 @@ TABLE = ExperimentTable(
     title="a long prompt beside running answers; medians over runs; "
     "lost: throughput lost by mixing",
     below="their range",
+    topic="Gaps between tokens of the streams when a long prompt comes",
+    finding=finding,
     caption="The gap before each token of the streams, over the time since the prompt came; "
     "a panel for each chunk. Points are tokens of all runs, the line is the median of each token.",
     columns=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,7 @@ from lab.errors import LabError
 from lab.show import canvas, selection, summaries, sweep_laws, table, text_growth
 from lab.show.canvas import OF_DECODE, OF_PREFILL
 from lab.show.sweep_laws import Law
-from lab.show.wording import seconds
+from lab.show.wording import seconds, times
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,8 +85,29 @@ def plot_sweep(records: Readable, figure: Figure | None = None) -> Figure:
     _finish_panel(left, "Prefill", PREFILL)
     _finish_panel(right, "Decode", DECODE)
     title = "Prefill and decode in one pass through the context"
+    if len(setups) == 1:
+        title = finding(rows) or title
     canvas.finish([left, right], f"{title}\n{selection.subject(sweeps, rows)}")
     return figure
+
+
+def finding(rows: pd.DataFrame) -> str | None:
+    """How much longer both phases take at the end of the pass than at its first length.
+
+    None for a single length, and if half of the runs were disturbed.
+    """
+    medians = rows.groupby("n_prompt")[[figures.PREFILL.name, figures.TPOT.name]].median()
+    if len(medians) < 2 or rows.disturbed.mean() >= 0.5:
+        return None
+    length = times(medians.index[-1] / medians.index[0])
+    growth = medians.iloc[-1] / medians.iloc[0]
+    text = (
+        f"{length} the prompt takes {times(growth[figures.PREFILL.name])} the time to prefill"
+    )
+    of_token = growth[figures.TPOT.name]
+    if math.isnan(of_token):
+        return text
+    return f"{text}, and a token after it {times(of_token)} the time"
 
 
 def _draw_phase(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core import figures
+from lab.core import figures, shell
 from lab.core.lists import grouped, plural
 from lab.core.record import Record
-from lab.show import canvas, comparison
+from lab.show import canvas, comparison, text_comparison
 from lab.show.canvas import COLOURS, GUIDE
 from lab.show.comparison import ComparedFigure, Comparison, Group, Key
 from lab.show.wording import digits
@@ -61,9 +62,25 @@ def plot_trial(records: Sequence[Record], subject: str, figure: Figure) -> Figur
         _draw_variant(ax, compared, base, other)
     _centre_on_one(axes[0])
     blocks = {record.run.block for record in records}
-    title = f"Which variant is faster, block by block\n{subject} ({len(blocks)} blocks)"
+    title = f"{finding(comparisons)}\n{subject} ({len(blocks)} blocks)"
     canvas.finish(axes, title, is_apart=True)
     return figure
+
+
+def finding(comparisons: Sequence[Comparison]) -> str:
+    """The answer of the comparison, by the letters of the variants; of several the fastest."""
+    lettered = [
+        dataclasses.replace(compared, base=letter(compared.base), other=letter(compared.other))
+        for compared in comparisons
+    ]
+    if len(lettered) == 1:
+        return text_comparison.overall(lettered[0]).rstrip(".")
+    return " ".join(text_comparison.fastest(lettered)).rstrip(".")
+
+
+def letter(label: str) -> str:
+    """The letter of a variant: A of `A: --threads 2`."""
+    return label.partition(":")[0]
 
 
 def _draw_variant(ax: Axes, compared: Comparison, base: Group, other: Group) -> None:
@@ -79,13 +96,14 @@ def _draw_variant(ax: Axes, compared: Comparison, base: Group, other: Group) -> 
     ax.axvline(1, color=GUIDE, lw=1.2)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
-    variant = compared.other.partition(":")[0]
-    baseline = compared.base.partition(":")[0]
+    variant = letter(compared.other)
+    baseline = letter(compared.base)
     ax.set_xlabel(
         f"time of {variant} / time of {baseline}\n"
         f"\u2190 {variant} is faster | {baseline} is faster \u2192"
     )
-    ax.set_title(f"{compared.other}\nagainst {compared.base}", fontsize=canvas.PANEL_SIZE)
+    sides = [shell.without_folders(label) for label in (compared.other, compared.base)]
+    ax.set_title("\nagainst ".join(sides), fontsize=canvas.PANEL_SIZE)
     ax.xaxis.set_tick_params(labelbottom=True)
 
 

@@ -205,7 +205,7 @@ def _factor_range(ratios: Iterable[float]) -> str:
 def answers(comparisons: Sequence[Comparison]) -> list[str]:
     """The fastest by the medians; of each comparison a verdict, and its shortest and longest
     prompt."""
-    sentences = _fastest(comparisons) if len(comparisons) > 1 else []
+    sentences = fastest(comparisons) if len(comparisons) > 1 else []
     for compared in comparisons:
         sentences.append(overall(compared))
         lengths = {row.n_prompt for row in (*compared.rows[:1], *compared.rows[-1:])}
@@ -216,7 +216,7 @@ def answers(comparisons: Sequence[Comparison]) -> list[str]:
     return sentences
 
 
-def _fastest(comparisons: Sequence[Comparison]) -> list[str]:
+def fastest(comparisons: Sequence[Comparison]) -> list[str]:
     """Which setup is the fastest by the medians, figure by figure."""
     labels = [comparisons[0].base, *(compared.other for compared in comparisons)]
     estimates: list[dict[str, float]] = []

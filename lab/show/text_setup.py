@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lab.core.asked_settings import STEP, Setting, table as settings_table
-from lab.core.lists import plural
+from lab.core.lists import join_and, plural
 from lab.core.record import Machine, Model, Record, Settings
 from lab.core.request import RequestRecord, ServerSettings, short_name
 from lab.core.sampling import GREEDY
@@ -37,9 +37,12 @@ OF_CLIENT = ("machine", "power", "ram_gb", "os")
 """Parts of a request's setup that describe the client's machine."""
 
 NAMED_BY_VALUE = ("server", "machine", "variant")  # a label shows them without their name
+MOST_QUANTIZATIONS = 5  # of one model that a title names
+UNKNOWN_KIND = "an unknown quantization"
 LONGEST_VALUE = 40  # letters of a value in a label
 
-ORIGINS = {"synthetic": " (random weights)", "requantized": " (re-quantised)"}
+SYNTHETIC = "synthetic"
+ORIGINS = {SYNTHETIC: " (random weights)", "requantized": " (re-quantised)"}
 
 
 class HasSetup(Protocol):
@@ -288,12 +291,51 @@ def of_request(record: RequestRecord) -> dict[str, Any]:
 
 
 def where(records: Sequence[HasSetup]) -> str:
-    """The model and the machine of runs, or the number of each."""
+    """The model with its quantization and the machine of runs, or the number of each."""
     machines = [machine.label(record.machine, record.settings) for record in records]
     computers = {(record.machine.cpu, record.machine.ram_bytes) for record in records}
     kind = "machines" if len(computers) > 1 else "devices"
-    models = one_of([model_label(record) for record in records], "models")
-    return f"{models} on {one_of(machines, kind)}"
+    return f"{_models(records)} on {one_of(machines, kind)}"
+
+
+def _models(records: Sequence[HasSetup]) -> str:
+    """The only model, with all its quantizations, or the number of different ones.
+
+    A path is shortened to the name of its file.
+    """
+    names = [short_name(record.model.name) for record in records]
+    if len(set(names)) > 1:
+        return f"{len(set(names))} models"
+    labels = {short_name(model_label(record)) for record in records}
+    if len(labels) == 1:
+        return labels.pop()
+    if len({record.model.source == SYNTHETIC for record in records}) > 1:
+        return f"{names[0]}, with its own and with random weights"
+    kinds = list(
+        dict.fromkeys(record.model.quantization or UNKNOWN_KIND for record in records)
+    )
+    if len(kinds) == 1:
+        return f"{names[0]} {kinds[0]}"
+    if len(kinds) > MOST_QUANTIZATIONS:
+        return f"{names[0]} in {len(kinds)} quantizations"
+    return f"{names[0]} in {join_and(kinds)}"
+
+
+def with_model_and_machine(label: str, records: Sequence[HasSetup]) -> str:
+    """The label of a setup for a title, with the model and the machine that it does not name.
+
+    Without records: the label.
+    """
+    if not records:
+        return label
+    first = records[0]
+    parts = [label]
+    if short_name(first.model.name) not in label:
+        parts.insert(0, short_name(model_label(first)))
+    place = machine.label(first.machine, first.settings)
+    if place not in label:
+        parts.append(place)
+    return ", ".join(parts)
 
 
 def one_of(names: Iterable[str], kind: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lab.core import figures, request_times
 from lab.core.lists import plural
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SIZE = "n_seq"  # of a case: requests, or sequences in process
 CASE = ["n_prompt", "n_gen", SIZE]
 IN_PROCESS = ["process_tpot_ms", "process_total_tps"]
+
+HEADROOM = 0.05  # above the highest point, of its height
 
 ABOUT = "requests sent at once; medians over volleys"
 MEANINGS = (
@@ -134,21 +136,38 @@ def _cell(value: float) -> str:
     return digits(value) if value == value else UNKNOWN
 
 
-def sentences(rows: pd.DataFrame) -> list[str]:
-    """What the largest volley of each prompt length gains, and costs each request."""
+class VolleyGain(NamedTuple):
+    """What the largest volley of a prompt length gains, and what it costs each request."""
+
+    gain: str
+    wait: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.gain}; {self.wait}."
+
+
+def gains(rows: pd.DataFrame) -> list[VolleyGain]:
+    """One for each prompt length with volleys and single requests."""
     lines = []
-    for _, of_prompt in rows.groupby(["n_prompt", "n_gen"]):
+    by_prompt = rows.groupby(["n_prompt", "n_gen"])
+    for (n_prompt, _), of_prompt in by_prompt:
         alone = of_prompt[of_prompt[SIZE] == 1]
         most = of_prompt.iloc[-1]
         if alone.empty or most[SIZE] == 1:
             continue
         total = digits(most.total_tps / alone.total_tps.iloc[0])
         per_user = digits(most.user_tps / alone.user_tps.iloc[0])
-        lines.append(
-            f"{most[SIZE]:,.0f} requests at once: {total}x the tokens/s of one in total, "
-            f"{per_user}x per user; the last of them waits {seconds(most.last_ttft_s)} "
-            f"for its first token (alone {seconds(alone.ttft_s.iloc[0])})."
+        after = f"After {plural(n_prompt, 'prompt token')}, " if len(by_prompt) > 1 else ""
+        gain = (
+            f"{after}{most[SIZE]:,.0f} requests at once: {total}x the tokens/s of one in total, "
+            f"{per_user}x per user"
         )
+        wait = (
+            f"the last of them waits {seconds(most.last_ttft_s)} for its first token "
+            f"(alone {seconds(alone.ttft_s.iloc[0])})"
+        )
+        lines.append(VolleyGain(gain, wait))
     return lines
 
 
@@ -191,16 +210,18 @@ def _section(
     in_process: pd.DataFrame,
 ) -> Section:
     rows = summary(measured, in_process)
-    draw = partial(_draw, label, measured, rows)
-    gains = sentences(rows)
+    of_lengths = gains(rows)
+    headline = of_lengths[-1].gain if of_lengths else "Requests at once"
+    draw = partial(_draw, f"{headline}\n{label}", measured, rows)
+    sentences = [gain.sentence for gain in of_lengths]
     return Section(
         label,
         ABOUT,
         name="volleys",
-        answer=gains[0] if gains else "",
+        answer=sentences[0] if sentences else "",
         **tabled(COLUMNS, rows.to_dict("records")),
         warnings=warnings(records),
-        sentences=gains[1:],
+        sentences=sentences[1:],
         notes=[MEANINGS],
         pictures=[Picture("volleys", CAPTION, draw, WIDE)],
         data=lambda: {"rows": rows.to_dict("records")},
@@ -216,7 +237,7 @@ def _draw(title: str, measured: pd.DataFrame, rows: pd.DataFrame, figure: Figure
     _draw_rate(right, measured, rows, "user_tps", "process_user_tps")
     left.set_ylabel("tokens per second, in total")
     right.set_ylabel("tokens per second, per user")
-    canvas.finish(figure.axes, f"Requests at once\n{title}")
+    canvas.finish(figure.axes, title)
 
 
 def _draw_rate(
@@ -240,4 +261,5 @@ def _draw_rate(
                 label=f"{label}, in process",
             )
     canvas.over_lengths(ax, sorted(rows[SIZE].unique()))
-    ax.set(xlabel="requests at once", ylim=(0, None))
+    highest = max(measured[name].max(), rows[name_in_process].max())
+    ax.set(xlabel="requests at once", ylim=(0, (1 + HEADROOM) * highest))

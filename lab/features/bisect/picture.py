@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lab.features.bisect.figures import Bisected, pairs
 from lab.features.bisect.lines import DECODE, PREFILL
 from lab.features.bisect.search import GOOD
+from lab.features.bisect.sentences import finding
 from lab.show import canvas, text_setup
 from lab.show.section import WIDE
 
@@ -49,6 +50,7 @@ def draw(result: Bisected, figure: Figure) -> Figure:
     ticks = places[::every]
     ax.set_xticks(ticks, [result.label(place) for place in ticks], rotation=40, ha="right")
     ax.set_xlim(-0.5, result.search.bad + 0.5)
+    ax.set_xlabel("build, from the good end to the bad one")
     ax.set_ylabel(f"times as long as in {result.label(GOOD)}\nslower \u2192")
     canvas.finish([ax], title_of(result), is_apart=True)
     ax.set_xticks(ticks, [result.label(place) for place in ticks], rotation=40, ha="right")
@@ -94,4 +96,4 @@ def draw_left_out(ax: Axes, result: Bisected) -> None:
 def title_of(result: Bisected) -> str:
     record = result.records[GOOD]
     lengths = f"{record.run.n_prompt:,} prompt tokens, {record.run.n_gen:,} generated"
-    return f"Which build became slower: {lengths}\n{text_setup.where([record])}"
+    return f"{finding(result)}\n{text_setup.where([record])}: {lengths}"

@@ -103,15 +103,13 @@ def on_pair(result: Bisected, pair: NeighbourPair) -> list[str]:
             f"{figures.capitalize()} became slower between {fast} and {slow}. The search ended "
             f"before {n_untested} between them could be judged: --budget."
         ]
-    where = f"in {slow}" if pair.slow == pair.fast + 1 else f"between {fast} and {slow}"
+    where = place_of(result, pair)
     lines = []
     for figure in pair.figures:
         ratio = search.proven.get(figure)
         if ratio is not None:
-            lines.append(
-                f"{figure.capitalize()} became slower {where}: {ratio_text(ratio)} times as long "
-                f"as in {fast}, from new blocks that compare the two."
-            )
+            slowdown = proven_slowdown(result, pair, figure, ratio)
+            lines.append(f"{slowdown}, from new blocks that compare the two.")
             lines += on_rest(result, figure, halving, ratio)
         elif figure in search.unproven:
             lines.append(
@@ -124,6 +122,21 @@ def on_pair(result: Bisected, pair: NeighbourPair) -> list[str]:
                 "confirmed it: --budget."
             )
     return lines + on_left_out(result, pair)
+
+
+def place_of(result: Bisected, pair: NeighbourPair) -> str:
+    """Where something changed, such as `in b4`."""
+    fast = result.label(pair.fast)
+    slow = result.label(pair.slow)
+    return f"in {slow}" if pair.slow == pair.fast + 1 else f"between {fast} and {slow}"
+
+
+def proven_slowdown(result: Bisected, pair: NeighbourPair, figure: str, ratio: Ratio) -> str:
+    """A slowdown that new blocks confirmed, without a full stop."""
+    return (
+        f"{figure.capitalize()} became slower {place_of(result, pair)}: {ratio_text(ratio)} times "
+        f"as long as in {result.label(pair.fast)}"
+    )
 
 
 def on_rest(result: Bisected, figure: str, halving: Halving, ratio: Ratio) -> list[str]:
@@ -175,6 +188,17 @@ def answer(result: Bisected) -> str:
     for pair in pairs(result):
         return on_pair(result, pair)[0]
     return on_ends(result)[0]
+
+
+def finding(result: Bisected) -> str:
+    """The answer in a line, without a full stop."""
+    proven = result.search.proven
+    for pair in pairs(result):
+        for figure in pair.figures:
+            ratio = proven.get(figure)
+            if ratio is not None:
+                return proven_slowdown(result, pair, figure, ratio)
+    return answer(result).rstrip(".")
 
 
 def is_found(result: Bisected) -> bool:

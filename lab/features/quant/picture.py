@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lab.core import shown
 from lab.features.quant.figures import PHASES, QuantFigures
 from lab.show import canvas
 from lab.show.point_labels import label_points
-from lab.show.wording import digits
+from lab.show.wording import digits, percent, times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 UNBEATEN = "not beaten in both"
 BEATEN = "beaten in quality and decode speed"
 UNCLEAR = "speed unclear (disturbed runs)"
-MOST_BELOW = 0.1  # the axis ends at most this share below the smallest divergence
+MOST_BELOW = 0.01  # of the axis's end: a noise floor further below is not drawn
 
 
 def draw(summary: QuantFigures, subject: str, figure: Figure) -> None:
@@ -33,10 +34,9 @@ def draw(summary: QuantFigures, subject: str, figure: Figure) -> None:
             draw_file(ax, row, phase)
     draw_bandwidth(axes[0], summary)
     draw_front(axes[0], summary)
-    for ax in axes:
-        draw_floor(ax, summary)
+    draw_floor(axes, summary)
     axes[0].set_ylabel("mean divergence (nats)")
-    canvas.finish(axes, f"Quality against speed, over {reference}\n{subject}", is_apart=True)
+    canvas.finish(axes, f"{finding(summary)}\n{subject}", is_apart=True)
     crosses = [(row.bandwidth, row.kl) for row in with_bandwidth(summary)]
     for ax, phase, avoid in zip(axes, PHASES, (crosses, []), strict=True):
         labels = []
@@ -44,6 +44,19 @@ def draw(summary: QuantFigures, subject: str, figure: Figure) -> None:
             labels.append((getattr(row, phase), row.kl, label_of(row)))
             avoid += points_of_interval(row, phase)
         label_points(ax, labels, avoid)
+
+
+def finding(summary: QuantFigures) -> str:
+    """The speed and the quality of the fastest file that is not beaten in both."""
+    reference, *files = summary.rows.itertuples()
+    unbeaten = [row for row in files if row.on_front and row.decode > 1]
+    if not unbeaten:
+        return f"Quality against speed, over {reference.label}"
+    best = max(unbeaten, key=lambda row: row.decode)
+    return (
+        f"{best.label} decodes {times(best.decode)} as fast as {reference.label}, with the same "
+        f"most likely token at {percent(best.same)}"
+    )
 
 
 def points_of_interval(row: Any, phase: str) -> list[tuple[float, float]]:
@@ -99,14 +112,17 @@ def draw_front(ax: Axes, summary: QuantFigures) -> None:
     ax.plot(speeds, divergences, color=canvas.COLOURS[0], lw=1, ls="--", label="front")
 
 
-def draw_floor(ax: Axes, summary: QuantFigures) -> None:
-    """Shade the noise floor, as far as the points leave room for it."""
+def draw_floor(axes: Sequence[Axes], summary: QuantFigures) -> None:
+    """Shade the noise floor in panels that share their y axis, if it is near the points."""
     if not summary.floor or summary.floor <= 0:
         return
-    low, high = ax.get_ylim()
-    ax.set_ylim(max(MOST_BELOW * low, min(low, summary.floor / 3)), high)
-    if summary.floor > ax.get_ylim()[0]:
-        ax.axhspan(ax.get_ylim()[0], summary.floor, color=canvas.GRID, label="noise floor")
+    low, high = axes[0].get_ylim()
+    bottom = min(low, summary.floor / 3)
+    if bottom < MOST_BELOW * low:
+        return
+    axes[0].set_ylim(bottom, high)
+    for ax in axes:
+        ax.axhspan(bottom, summary.floor, color=canvas.GRID, label="noise floor")
 
 
 def label_of(row: Any) -> str:

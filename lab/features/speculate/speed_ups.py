@@ -240,7 +240,20 @@ def same_text(rows: Sequence[Any]) -> str:
     )
 
 
-def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
+def finding(rows: Sequence[Any]) -> str | None:
+    """The largest speed-up, and where it was measured; None without plain runs."""
+    measured = [row for row in rows if row.speed_up is not None]
+    if not measured:
+        return None
+    best = max(measured, key=lambda row: row.speed_up)
+    interval = "" if best.low is None else f" ({digits(best.low)}-{digits(best.high)})"
+    return (
+        f"Speculative decoding: at best {digits(best.speed_up)}x plain decoding{interval}, of "
+        f"{best.text} with {plural(best.n_draft, 'token')} drafted by {best.draft}"
+    )
+
+
+def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Figure) -> None:
     """The speed-up over the draft length, a panel for each text."""
     runs = runs_with_drafts(records).dropna(subset="plain_s")
     by_prompt = grouped(rows, lambda row: (row.text, row.n_prompt, row.n_gen))
@@ -264,7 +277,7 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
         ax.set_xlabel("drafted tokens per step")
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("speed-up over plain decoding")
-    canvas.finish(axes, f"Speculative decoding\n{subject}", is_apart=True)
+    canvas.finish(axes, title, is_apart=True)
 
 
 def draw_draft(
@@ -294,6 +307,8 @@ TABLE = ExperimentTable(
     question="Does it pay to draft tokens, and how many?",
     title="tokens drafted and verified together; medians over blocks, "
     "the speed-up's 95 % interval below",
+    topic="Speculative decoding",
+    finding=finding,
     caption="Speed-up over plain decoding, over the number of drafted tokens per step; a panel for "
     "each text. Points are blocks, the line is the median, dashes are predictions.",
     columns=(

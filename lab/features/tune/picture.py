@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from lab.core import shell
 from lab.core.lists import plural
+from lab.core.shown import MARK
 from lab.core.stats import Ratio
 from lab.features.tune.choices import is_lossy
 from lab.features.tune.figures import DEFAULT, Tuned
@@ -38,7 +40,7 @@ def draw(result: Tuned, figure: Figure) -> Figure:
     """Draw a row for each choice: the search as diamonds, the winner's confirmation as a square."""
     tried = result.tried
     rows = list(tried[tried.speed > 0].itertuples())[:MOST_DRAWN]
-    names = [wrapped(name_of(row)) for row in rows]
+    names = [wrapped(map(shell.without_folders, name_of(row))) for row in rows]
     ax = figure.subplots()
     n_lines = sum(max(2, 1 + name.count("\n")) for name in names)
     figure.set_figheight(1.9 + 0.19 * n_lines)
@@ -56,11 +58,35 @@ def draw(result: Tuned, figure: Figure) -> Figure:
 
 
 def title_of(result: Tuned, n_rows: int) -> str:
+    """What was found, then the model, the machine and the request."""
     lengths = f"{result.default.run.n_prompt:,} + {plural(result.asked.n_gen, 'token')}"
-    where = text_setup.where([result.default])
+    subject = f"{subject_of(result)}: {lengths}"
     if n_rows == MOST_DRAWN:
-        return f"What was tried for {lengths} (the {n_rows} fastest)\n{where}"
-    return f"What was tried for {lengths}\n{where}"
+        subject = f"{subject}; the {n_rows} fastest choices"
+    return f"{finding(result)}\n{subject}"
+
+
+def finding(result: Tuned) -> str:
+    """What is recommended and its confirmed gain, or that nothing is."""
+    if result.gain is None or result.won is None:
+        return "No other setting is confirmed to be faster than the default"
+    name = shell.without_folders(result.won)
+    speed = (
+        f"{digits(result.gain.estimate)} times as fast as the default ({ends(result.gain)})"
+    )
+    if not result.is_recommended:
+        return f"No clear gain: {name} is {speed}"
+    return f"{name} is {speed}"
+
+
+def subject_of(result: Tuned) -> str:
+    """The model and machine, and how many runs were disturbed."""
+    where = text_setup.where([result.default])
+    timed = result.runs.dropna(subset=["block"])
+    n_disturbed = int(timed.is_disturbed.astype(bool).sum())
+    if n_disturbed == 0:
+        return where
+    return f"{where} ({MARK} {n_disturbed} of {len(timed)} runs disturbed)"
 
 
 def draw_choice(ax: Axes, place: int, row: Any, result: Tuned) -> None:
@@ -92,7 +118,7 @@ def draw_ratio(ax: Axes, place: int, ratio: Ratio, label: str) -> None:
     )
 
 
-def wrapped(lines: Sequence[str]) -> str:
+def wrapped(lines: Iterable[str]) -> str:
     return "\n".join(
         textwrap.fill(line, LABEL_LETTERS, break_on_hyphens=False) for line in lines
     )

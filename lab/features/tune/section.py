@@ -8,7 +8,6 @@ from typing import Any
 
 from lab.core import shell
 from lab.core.lists import plural
-from lab.core.shown import MARK
 from lab.core.stats import Ratio
 from lab.features.tune import picture
 from lab.features.tune.choices import DECODE, PREFILL, Choice, is_lossy
@@ -88,7 +87,7 @@ def section(result: Tuned, context: Context = Context()) -> Section:  # noqa: B0
     elif commands:
         more.insert(0, f"With these settings: {commands['lab']}")
     return Section(
-        title(result),
+        picture.subject_of(result),
         f"{result.aim}; goal: {GOALS[result.asked.goal]}",
         name=f"tune-{result.default.session}",
         question=f"Which settings are the fastest for {result.aim}?",
@@ -101,16 +100,6 @@ def section(result: Tuned, context: Context = Context()) -> Section:  # noqa: B0
         pictures=[Picture("tune", CAPTION, partial(picture.draw, result), WIDE)],
         data=lambda: {"tunings": [document(result)]},
     )
-
-
-def title(result: Tuned) -> str:
-    """The model and machine, and how many runs were disturbed."""
-    where = text_setup.where([result.default])
-    timed = result.runs.dropna(subset=["block"])
-    n_disturbed = int(timed.is_disturbed.astype(bool).sum())
-    if n_disturbed == 0:
-        return where
-    return f"{where} ({MARK} {n_disturbed} of {len(timed)} runs disturbed)"
 
 
 def warnings(result: Tuned) -> list[str]:

@@ -29,7 +29,7 @@ from lab.features.turns.conversation import NAME
 from lab.features.turns.figures import finished, rows
 from lab.features.turns.picture import draw
 from lab.features.turns.planning import plan
-from lab.features.turns.sentences import conclude, sentences
+from lab.features.turns.sentences import conclude, finding, sentences
 from lab.features.turns.server_figures import not_cold, served
 from lab.features.turns.through_server import converse
 from lab.models import catalog
@@ -140,6 +140,8 @@ TABLE = ExperimentTable(
     question="How much of a conversation's prompt is read again?",
     title="a conversation turn by turn, medians over runs; again: tokens of earlier turns that "
     "were computed again; differs: the first token that is not the cache's",
+    topic="The turns of a conversation: what is read again",
+    finding=finding,
     caption="Above: the tokens of each prompt. Below: the time of each turn; lines are the times "
     "without a cache and with one that nothing breaks, a perfect cache. These come from other "
     "runs of the session, so the line of a perfect cache can lie a little above a bar.",
@@ -196,11 +198,13 @@ def served_section(
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
     label = f"{short_name(records[0].model)} through {server}"
     conclusions = [*sentences(turns, n_slots), FORMULA]
+    is_conclusive = True
     disturbed = list(filter(disturbances.of_request, records))
     if disturbed:
         share = f"{len(disturbed)} of {plural(len(records), 'request')}"
         label = f"{label} ({MARK} {share} disturbed)"
-        if 2 * len(disturbed) >= len(records):
+        is_conclusive = 2 * len(disturbed) < len(records)
+        if not is_conclusive:
             conclusions = [f"No conclusions: {share} were disturbed. Measure again."]
     kind = dataclasses.replace(
         TABLE,
@@ -208,6 +212,7 @@ def served_section(
         is_by_ceilings=False,
         rows=lambda records, prediction: turns,
         conclude=lambda rows, records: conclusions,
+        finding=finding if is_conclusive else None,
     )
     section = experiment.section(kind, label, (), None, context.is_page)
     warnings = [*not_cold(records), *disturbances.request_sentences(records)]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lab.core.lists import plural
 from lab.core.record import Record
 from lab.features.turns.conversation import DISK, MEMORY, NONE, SLOT
 from lab.features.turns.sentences import SERVER
@@ -30,7 +29,7 @@ NEW = "new tokens (prefill)"
 PERFECT = "with a perfect cache (other runs, or a formula)"
 
 
-def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: Figure) -> None:
+def draw(rows: Sequence[Any], records: Sequence[Record], title: str, figure: Figure) -> None:
     """Tokens of each prompt (cached, read again, new), and below the time of each turn, with lines
     to compare with."""
     import pandas as pd
@@ -65,8 +64,6 @@ def draw(rows: Sequence[Any], records: Sequence[Record], subject: str, figure: F
         name_turns(times, turns, len(conversations))
     axes[0, 0].set_ylabel("tokens of the prompt")
     axes[1, 0].set_ylabel("time of the turn (s)")
-    n_turns = plural(max(row.turn for row in rows), "turn")
-    title = f"A conversation of {n_turns}: what is read again\n{subject}"
     canvas.finish(list(axes.flat), title, is_apart=True)
 
 

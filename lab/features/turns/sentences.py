@@ -87,7 +87,23 @@ def sentences(rows: Sequence[Any], n_slots: int | None = None) -> list[str]:
     return every_sentence
 
 
+def finding(rows: Sequence[Any]) -> str:
+    """How long the conversation takes; of several, how long each."""
+    conversations = list(grouped(rows, lambda row: (row.conversation, row.keep)).values())
+    if len(conversations) == 1:
+        return time_of_parts(conversations[0])
+    times = []
+    for turns in conversations:
+        place = PLACES[turns[0].keep] or " with the cache in memory"
+        times.append(f"{seconds(turns[-1].sum_s)}{place}")
+    return f"{plural(len(conversations[0]), 'turn')} take {join_and(times)}"
+
+
 def conversation_time(turns: Sequence[Any]) -> str:
+    return f"{time_of_parts(turns)}."
+
+
+def time_of_parts(turns: Sequence[Any]) -> str:
     """How long the conversation takes, and how much of it for tokens that were read before."""
     keep = turns[0].keep
     conversation = (
@@ -97,11 +113,9 @@ def conversation_time(turns: Sequence[Any]) -> str:
     waiting = "waiting for the first token" if keep == SERVER else "prefill"
     again_s = total(turns, "again_s")
     if not again_s:
-        return f"{conversation}; {ttft} of it is {waiting}, no token was read twice."
+        return f"{conversation}; {ttft} of it is {waiting}, no token was read twice"
     again = seconds(again_s)
-    return (
-        f"{conversation}; {ttft} of it is {waiting}, {again} of that for tokens read before."
-    )
+    return f"{conversation}; {ttft} of it is {waiting}, {again} of that for tokens read before"
 
 
 def planned_breaks(turns: Sequence[Any], n_slots: int | None) -> list[str]:
