@@ -26,6 +26,7 @@ from tests.bench.choose import penalty_law
 from tests.support.command import run_lab
 from tests.support.fake_worker import FakeWorker
 from tests.support.records import MODEL, make_record, make_run
+from tests.support.requests import noise_of
 from tests.support.tables import lines_of
 
 N_STEPS = 4
@@ -184,6 +185,19 @@ def test_the_answer_comes_first_and_says_what_choosing_takes() -> None:
     )
     assert len(lines_of(part)) == 2 * len(PLAIN)
     assert "differs by 0 % from the measured time of all" in " ".join(part.sentences)
+
+
+def test_a_disturbed_number_of_sequences_leaves_no_conclusions() -> None:
+    quiet = [made_run(repeat=repeat) for repeat in range(3)]
+    together = made_run(32)
+    run = dataclasses.replace(together.run, noise=noise_of(4000))
+    busy = dataclasses.replace(together, run=run)
+
+    (section,) = sections([*quiet, busy], Context())
+
+    (part,) = section.parts
+    assert part.title.endswith("(! 1 of 4 runs disturbed)")
+    assert part.answer == "No conclusions: 1 of 4 runs were disturbed. Measure again."
 
 
 def test_a_grammar_is_compared_both_ways() -> None:

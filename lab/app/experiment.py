@@ -19,13 +19,13 @@ from lab.app.help import Command
 from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, with_options
 from lab.app.running import carry_out
 from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side, given
+from lab.core import shown
 from lab.core.arguments import StrPath
 from lab.core.asked_command import asking
 from lab.core.experiments import run_name
 from lab.core.files import expanded, is_dir
 from lab.core.lists import grouped
 from lab.core.record import Record
-from lab.core.shown import MARK
 from lab.roofline.step_prediction import StepPrediction, prediction_for
 from lab.runner import disturbances, session
 from lab.runner.cases import Plan
@@ -187,17 +187,9 @@ def section(
     the answer.
     """
     rows = tuple(kind.rows(records, prediction))
-    shown = tabled(kind.columns, rows)
-    n_disturbed = len(list(filter(disturbances.disturbances, records)))
-    title = label
-    sentences = kind.conclude(rows, records)
-    if n_disturbed:
-        title = f"{label} ({MARK} {n_disturbed} of {len(records)} runs disturbed)"
-        if is_doubtful(records):
-            sentences = [
-                f"No conclusions: {n_disturbed} of {len(records)} runs were disturbed. "
-                "Measure again."
-            ]
+    table_shown = tabled(kind.columns, rows)
+    title, doubt = title_and_doubt(label, records)
+    sentences = [doubt] if doubt else kind.conclude(rows, records)
     answer = ""
     if sentences and not is_page:
         answer, *sentences = sentences
@@ -209,13 +201,13 @@ def section(
         pictures.append(Picture(kind.name, kind.caption, draw, WIDE))
     return Section(
         title,
-        about_shown(kind.title, kind.columns, shown["columns"]),
+        about_shown(kind.title, kind.columns, table_shown["columns"]),
         kind.below,
         name=kind.name,
         question=kind.question,
         answer=answer,
-        **shown,
-        sentences=[*sentences, *basis(kind, prediction, shown["columns"])],
+        **table_shown,
+        sentences=[*sentences, *basis(kind, prediction, table_shown["columns"])],
         pictures=pictures,
         data=lambda: {
             "rows": [
@@ -230,6 +222,16 @@ def headline(kind: ExperimentTable, rows: Sequence[Any], records: Sequence[Recor
     if kind.finding is None or not rows or is_doubtful(records):
         return kind.topic
     return kind.finding(rows) or kind.topic
+
+
+def title_and_doubt(label: str, records: Sequence[Record]) -> tuple[str, str]:
+    """The title of a setup's results, and why nothing is concluded from them; "" if it may be."""
+    n_disturbed = disturbances.n_disturbed(records)
+    n_runs = f"{len(records)} runs"
+    doubt = ""
+    if is_doubtful(records):
+        doubt = shown.no_conclusions(n_disturbed, n_runs)
+    return shown.titled(label, n_disturbed, n_runs), doubt
 
 
 def is_doubtful(records: Sequence[Record]) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lab.app.help import EXIT_INTERRUPTED
 from lab.app.output import Output
 from lab.core.lists import plural
+from lab.core.record import Record
 from lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -131,3 +132,25 @@ def collect(
             err.print("\nInterrupted before a run was finished.")
         sys.exit(EXIT_INTERRUPTED)
     return records, None
+
+
+def collect_search(
+    lines: Callable[[ShowStatus], Iterator[Any]],
+    path: Path,
+    err: Terminal,
+    so_far: Callable[[list[Any]], str],
+) -> tuple[list[Any], LabError | None]:
+    """As `collect`, for a search: its lines are runs, and others about the search.
+
+    `so_far` says what the search knows; Ctrl-C prints it.
+    """
+    from lab.show import text_results
+
+    def describe(line: Any) -> str:
+        return text_results.finished(line) if isinstance(line, Record) else "searching"
+
+    def where(measured: list[Any], path: Path) -> str:
+        place = runs_in([line for line in measured if isinstance(line, Record)], path)
+        return " ".join(filter(None, [f"{place}.", so_far(measured)])) if place else ""
+
+    return collect(lines, path, err, describe=describe, where=where)

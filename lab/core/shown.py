@@ -42,10 +42,15 @@ class Shown:
     doubts: tuple[str, ...] = ()
 
 
+def is_unreliable(n: int, n_disturbed: int) -> bool:
+    """Whether a median over n runs is unreliable: at least half of them were disturbed."""
+    return n > 0 and 2 * n_disturbed >= n
+
+
 def of_runs(n: int, n_disturbed: int, fewest: int) -> tuple[str, ...]:
     """The doubts of a median over n runs; an interval needs `fewest` runs."""
     doubts = []
-    if n > 0 and 2 * n_disturbed >= n:
+    if is_unreliable(n, n_disturbed):
         doubts.append(DISTURBED)
     elif n_disturbed:
         doubts.append(PARTLY)
@@ -69,6 +74,18 @@ def mark(doubts: Sequence[str]) -> str:
     if not is_firm(doubts):
         return NOT_TO_BE_TRUSTED
     return MARK if PARTLY in doubts else ""
+
+
+def titled(label: str, n_disturbed: int, n: str) -> str:
+    """The title of results from n runs or requests ("9 runs"), with the disturbed ones."""
+    if n_disturbed == 0:
+        return label
+    return f"{label} ({MARK} {n_disturbed} of {n} disturbed)"
+
+
+def no_conclusions(n_disturbed: int, n: str) -> str:
+    """What is said of unreliable results in the place of sentences."""
+    return f"No conclusions: {n_disturbed} of {n} were disturbed. Measure again."
 
 
 def all_of(doubts_of_figures: Sequence[Sequence[str]]) -> tuple[str, ...]:

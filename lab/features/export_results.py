@@ -78,7 +78,7 @@ def llama_bench_json(records: tuple[Record, ...]) -> bytes:
             "The results are only experiments, and llama-bench's format has no rows for these."
         )
         raise LabError(what, OF_TABLES)
-    n_disturbed = len([record for record in plain if disturbances.disturbances(record)])
+    n_disturbed = disturbances.n_disturbed(plain)
     if n_disturbed:
         note(
             f"{n_disturbed} of {len(plain)} runs were disturbed. "

@@ -61,6 +61,7 @@ N_CONTEXT = 128  # tokens of each stream's own prompt
 N_BEFORE = 32  # steps of the streams alone
 N_GEN = 9  # tokens of the new request's answer
 MOST_PREDICTED = 2**20  # prompt tokens of a run that is predicted step by step
+GAP = "gap_ms"  # the figure: the longest gap between two tokens of a stream
 STALL = 2.0  # a gap longer than STALL times the usual gap is a stall
 MOST_CHUNKS = 4  # panels in a row of the picture
 # Cases that differ only in the chunk are compared
@@ -156,8 +157,7 @@ def stall_steps(run: Run) -> pd.DataFrame | None:
 
 
 def figures(run: Run) -> dict[str, float]:
-    """`gap_ms`, the longest gap between two tokens of a stream; `newcomer_s`, the new request's
-    TTFT.
+    """GAP and `newcomer_s`, the new request's TTFT.
 
     Empty for a failed run, and for one with steps that do not fit its case.
     """
@@ -167,7 +167,7 @@ def figures(run: Run) -> dict[str, float]:
     if steps is None:
         return {}
     measured = stall_figures(steps)
-    times = {"gap_ms": 1e3 * measured["longest_gap_s"], "newcomer_s": measured["newcomer_s"]}
+    times = {GAP: 1e3 * measured["longest_gap_s"], "newcomer_s": measured["newcomer_s"]}
     return times if min(times.values()) > 0 else {}
 
 
@@ -175,7 +175,7 @@ RUNS = ExperimentRuns(
     check=lambda case: setup_of(Stall, case),
     label=lambda case: setup_of(Stall, case).label,
     figures=figures,
-    figure_names={"gap_ms": "longest gap", "newcomer_s": "TTFT of the newcomer"},
+    figure_names={GAP: "longest gap", "newcomer_s": "TTFT of the newcomer"},
     kv_unified="on",
 )
 

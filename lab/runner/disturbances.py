@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from lab.core import memory, stats
+from lab.core import memory, shown, stats
 from lab.core.lists import grouped, plural
 from lab.core.record import (
     OK,
@@ -315,10 +315,14 @@ def _free_cores(record: Record) -> float | None:
     return min(n_free, record.machine.cpu_quota or math.inf)
 
 
+def n_disturbed(records: Iterable[Record]) -> int:
+    """How many of the runs were disturbed."""
+    return len([record for record in records if disturbances(record)])
+
+
 def is_doubtful(records: Sequence[Record]) -> bool:
-    """Whether at least half of the runs were disturbed, which makes their median unreliable."""
-    n_disturbed = len(list(filter(disturbances, records)))
-    return 2 * n_disturbed >= len(records) > 0
+    """Whether the median of these runs is unreliable."""
+    return shown.is_unreliable(len(records), n_disturbed(records))
 
 
 def drift(records: Sequence[Record]) -> list[str]:

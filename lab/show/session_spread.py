@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import figures
 from lab.core.record import Record
 from lab.core.request import RequestRecord
+from lab.core.shown import is_unreliable
 from lab.core.stats import CONFIDENCE, Ratio
 from lab.remote.access import Access, is_loopback
 from lab.show import table, text_setup
@@ -86,10 +87,12 @@ def known_spreads(records: Sequence[Record | RequestRecord]) -> dict[tuple[Any, 
 
 
 def _quiet(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of sessions in which less than half of the runs were disturbed."""
-    sessions = rows.groupby("session")
-    n_disturbed = sessions.disturbed.transform("sum")
-    return rows[2 * n_disturbed < sessions.run.transform("size")]
+    """The rows of sessions whose medians are reliable."""
+    unreliable = set()
+    for session, disturbed in rows.groupby("session").disturbed:
+        if is_unreliable(len(disturbed), int(disturbed.sum())):
+            unreliable.add(session)
+    return rows[~rows.session.isin(unreliable)]
 
 
 def _spreads_of(rows: pd.DataFrame, figure: str) -> dict[tuple[Any, str], Spread]:

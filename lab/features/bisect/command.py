@@ -22,7 +22,7 @@ from lab.app.options import (
 )
 from lab.app.output import Output
 from lab.app.reading import note
-from lab.app.running import collect, introduce, runs_in
+from lab.app.running import collect_search, introduce
 from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.bisect import figures, issue, measuring, series
@@ -32,7 +32,6 @@ from lab.features.bisect.sentences import answer
 from lab.process.worker import Worker
 from lab.runner.progress import duration
 from lab.runner.session import new_results_file
-from lab.show import text_results
 from lab.show.section import Context, Section
 
 OPTIONS = (
@@ -103,12 +102,8 @@ def command(dry_run: bool, **asked: Any) -> None:
     introduce([plan.base], err, err, plan.series.notes)
     err.print(announcement(plan))
     path = new_results_file(plan.base, output.folder)
-    lines, problem = collect(
-        lambda watch: measuring.execute(plan, path, watch),
-        path,
-        err,
-        describe=finished,
-        where=so_far,
+    lines, problem = collect_search(
+        lambda watch: measuring.execute(plan, path, watch), path, err, so_far
     )
     finish(output, lines, path, problem)
 
@@ -176,15 +171,6 @@ def show_plan(builds: series.Series, as_json: bool) -> None:
         out.print(cost)
 
 
-def finished(line: Any) -> str:
-    """A progress line for a run; a line of the search says nothing new."""
-    return text_results.finished(line) if isinstance(line, Record) else "searching"
-
-
-def so_far(lines: Sequence[Any], path: Path) -> str:
-    """What Ctrl-C prints: where the runs are, and what is known so far."""
-    runs = [line for line in lines if isinstance(line, Record)]
-    place = runs_in(runs, path)
-    if not place:
-        return ""
-    return f"{place}. {answer(figures.bisected(lines))}"
+def so_far(lines: Sequence[Any]) -> str:
+    """What the search knows so far, in a sentence."""
+    return answer(figures.bisected(lines))

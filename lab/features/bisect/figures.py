@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from lab.core import phases
 from lab.core.lists import grouped
 from lab.core.record import OK, Record, Run
+from lab.core.shown import is_unreliable
 from lab.features.bisect.lines import DECODE, PREFILL, BisectLine, BuildLine, place_of
 from lab.features.bisect.search import GOOD, SLOWER, ComparedBlock, RegressionSearch
 from lab.runner.disturbances import disturbances
-
-HALF = 0.5  # share of disturbed runs from which the result is doubted
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Bisected:
 
     @property
     def is_disturbed(self) -> bool:
-        return self.n_disturbed >= HALF * max(1, self.n_runs)
+        return is_unreliable(self.n_runs, self.n_disturbed)
 
     @property
     def is_finished(self) -> bool:

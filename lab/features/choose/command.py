@@ -12,7 +12,7 @@ import click
 
 from lab.app.asked import words_of_values
 from lab.app.collection import Results
-from lab.app.experiment import REPEAT
+from lab.app.experiment import REPEAT, title_and_doubt
 from lab.app.experiment_tables import cell, ranged
 from lab.app.help import Command
 from lab.app.options import (
@@ -33,7 +33,6 @@ from lab.core.asked_command import asking
 from lab.core.keywords import EngineSettings
 from lab.core.lists import plural
 from lab.core.record import Record
-from lab.core.shown import MARK
 from lab.errors import LabError
 from lab.features.choose import planning
 from lab.features.choose.figures import figures, is_of_size
@@ -41,7 +40,7 @@ from lab.features.choose.picture import draw_sizes, draw_steps
 from lab.features.choose.sentences import sentences
 from lab.models import catalog
 from lab.process.worker import Worker
-from lab.runner import disturbances, progress, session
+from lab.runner import progress, session
 from lab.runner.cases import Plan
 from lab.runner.progress import ShowStatus, Watch
 from lab.show import table
@@ -231,13 +230,8 @@ def section(
     measured = figures(runs, of_sizes)
     if measured is None:
         return None
-    n_disturbed = len(list(filter(disturbances.disturbances, runs)))
-    title = label
-    lines = sentences(measured)
-    if n_disturbed:
-        title = f"{label} ({MARK} {n_disturbed} of {len(runs)} runs disturbed)"
-    if 2 * n_disturbed >= len(runs):
-        lines = ["No conclusions: at least half of the runs were disturbed. Measure again."]
+    title, doubt = title_and_doubt(label, runs)
+    lines = [doubt] if doubt else sentences(measured)
     answer = ""
     if lines and not is_page:
         answer, *lines = lines

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lab.core import figures
 from lab.core.record import Ceilings, Record, Run, Value
 from lab.errors import LabError
+from lab.features.stall import GAP
 from lab.features.turns.conversation import NAME as TURNS, NONE, conversation_of
 from lab.features.turns.figures import figures as figures_of_turns
 from lab.roofline import kernel_rates
@@ -17,9 +18,13 @@ from lab.roofline import kernel_rates
 if TYPE_CHECKING:
     import pandas as pd
 
-GAP = "gap_ms"  # the longest gap of a stream
-OF_LAST_TURN = ("TTFT of the last turn", "decode of the last turn", "share of TTFT")
-TIMES = [*figures.names(figures.FIGURES), GAP, *OF_LAST_TURN]
+LAST_TTFT = "last_ttft_s"
+LAST_DECODE = "last_decode_s"
+TTFT_SHARE = "ttft_share"
+LABELS = {LAST_TTFT: "TTFT of the last turn", LAST_DECODE: "decode of the last turn"}
+"""Times of a conversation's last turn in words."""
+
+TIMES = [*figures.names(figures.FIGURES), GAP, LAST_TTFT, LAST_DECODE, TTFT_SHARE]
 CASE = [
     "record",
     "part",
@@ -90,7 +95,7 @@ def run_row(record: Record) -> dict[str, Any]:
 def last_turn(run: Run) -> dict[str, Any]:
     """The cache of a conversation, and the times of its last turn; empty for other steps.
 
-    `share of TTFT`: the time of a computed token in the last turn over that in the first.
+    TTFT_SHARE: the time of a computed token in the last turn over that in the first.
     """
     conversation = conversation_of(run)
     assert conversation is not None
@@ -101,9 +106,9 @@ def last_turn(run: Run) -> dict[str, Any]:
     token_s = token_s.where(token_s > 0)
     return {
         "cache": cache_label(run.case),
-        "TTFT of the last turn": table.ttft_s.iloc[-1],
-        "decode of the last turn": table.decode_s.iloc[-1],
-        "share of TTFT": token_s.iloc[-1] / token_s.iloc[0],
+        LAST_TTFT: table.ttft_s.iloc[-1],
+        LAST_DECODE: table.decode_s.iloc[-1],
+        TTFT_SHARE: token_s.iloc[-1] / token_s.iloc[0],
     }
 
 

@@ -19,8 +19,8 @@ from lab.core.figures import PREFILL as PREFILL_TIME, TPOT, labels
 from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Record
 from lab.errors import LabError
-from lab.features.claims.evidence import GAP, Evidence
-from lab.features.stall import in_chunks
+from lab.features.claims.evidence import LABELS, Evidence
+from lab.features.stall import GAP, in_chunks
 from lab.roofline import explanation, kernel_rates
 from lab.show import session_spread
 
@@ -115,7 +115,7 @@ def compared(
     runs = evidence.of(part)
     values = runs[column].astype(str)
     time_ratios = ratios(runs[values == baseline], runs[values == candidate], time)
-    label = labels().get(time, time)
+    label = (labels() | LABELS)[time]
     return [figure(f"{label}, {candidate} over {baseline}", time_ratios)]
 
 

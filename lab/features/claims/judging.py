@@ -19,6 +19,7 @@ from typing import Any
 
 from lab.core.lists import grouped, join_and, plural
 from lab.core.record import Ceilings, Record
+from lab.core.shown import is_unreliable
 from lab.errors import LabError
 from lab.features.claims import figures as figure_functions
 from lab.features.claims.evidence import Evidence
@@ -262,8 +263,8 @@ def verdict_and_words(
     verdict = verdicts[0]
     parts_alone = [part for part in claim["parts"] if part in ONE_BY_ONE]
     runs = evidence.of(*parts_alone).record
-    n_disturbed = len([record for record in runs if disturbances.disturbances(record)])
-    if 2 * n_disturbed >= len(runs) > 0 and verdict in (HOLDS, HOLDS_NOT):
+    n_disturbed = disturbances.n_disturbed(runs)
+    if is_unreliable(len(runs), n_disturbed) and verdict in (HOLDS, HOLDS_NOT):
         verdict = UNSURE
         reasons.insert(
             0, f"{n_disturbed} of {len(runs)} runs were disturbed, so this is not sure."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,9 +20,8 @@ from lab.app.options import (
 )
 from lab.app.output import Output
 from lab.app.reading import note
-from lab.app.running import collect, introduce, runs_in
+from lab.app.running import collect_search, introduce
 from lab.core import shell
-from lab.core.record import Record
 from lab.errors import LabError
 from lab.features.tune import figures, measuring, planning
 from lab.features.tune.lines import GOALS, REQUEST
@@ -32,7 +30,6 @@ from lab.process.worker import Worker
 from lab.runner import as_options
 from lab.runner.progress import duration
 from lab.runner.session import new_results_file
-from lab.show import text_results
 
 GOAL_HELP = (
     "Minimize the time of the whole request, to the first token (ttft) or per further token "
@@ -109,30 +106,17 @@ def command(save: str | None, **asked: Any) -> None:
         introduce([plan.default], err, err)
         err.print(f"At most about {duration(plan.budget_s)}")
         path = new_results_file(plan.default, output.folder)
-        lines, problem = collect(
-            lambda watch: measuring.execute(plan, worker, path, watch),
-            path,
-            err,
-            describe=finished,
-            where=so_far,
+        lines, problem = collect_search(
+            lambda watch: measuring.execute(plan, worker, path, watch), path, err, so_far
         )
     output.finish(lines, path, problem)
     if save:
         save_settings(save, figures.tuned(lines))
 
 
-def finished(line: Any) -> str:
-    """A progress line for a run; the line of the session says nothing new."""
-    return text_results.finished(line) if isinstance(line, Record) else "searching"
-
-
-def so_far(lines: Sequence[Any], path: Path) -> str:
-    """What Ctrl-C prints: where the runs are, and the best settings so far."""
-    runs = [line for line in lines if isinstance(line, Record)]
-    place = runs_in(runs, path)
-    if not place:
-        return ""
-    answers = [f"{place}."]
+def so_far(lines: Sequence[Any]) -> str:
+    """The best settings so far, in sentences."""
+    answers: list[str] = []
     for result in figures.of_sessions(lines):
         answers += sentences(result)
     return " ".join(answers)

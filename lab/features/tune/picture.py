@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lab.core import shell
+from lab.core import shell, shown
 from lab.core.lists import plural
-from lab.core.shown import MARK
 from lab.core.stats import Ratio
 from lab.features.tune.choices import is_lossy
 from lab.features.tune.figures import DEFAULT, Tuned
@@ -84,9 +83,7 @@ def subject_of(result: Tuned) -> str:
     where = text_setup.where([result.default])
     timed = result.runs.dropna(subset=["block"])
     n_disturbed = int(timed.is_disturbed.astype(bool).sum())
-    if n_disturbed == 0:
-        return where
-    return f"{where} ({MARK} {n_disturbed} of {len(timed)} runs disturbed)"
+    return shown.titled(where, n_disturbed, f"{len(timed)} runs")
 
 
 def draw_choice(ax: Axes, place: int, row: Any, result: Tuned) -> None:

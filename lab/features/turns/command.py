@@ -18,13 +18,13 @@ from lab.app.collection import Results
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable
 from lab.app.experiment_tables import cell
 from lab.app.options import MODEL, PROMPT, SAMPLING
+from lab.core import shown
 from lab.core.arguments import StrPath, Texts
 from lab.core.figures import TTFT
 from lab.core.keywords import EngineSettings, SamplerSettings
 from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.core.request import RequestRecord, short_name
-from lab.core.shown import MARK
 from lab.features.turns.conversation import NAME
 from lab.features.turns.figures import finished, rows
 from lab.features.turns.picture import draw
@@ -198,14 +198,11 @@ def served_section(
     n_slots = endpoint.settings.n_slots if endpoint.settings else None
     label = f"{short_name(records[0].model)} through {server}"
     conclusions = [*sentences(turns, n_slots), FORMULA]
-    is_conclusive = True
-    disturbed = list(filter(disturbances.of_request, records))
-    if disturbed:
-        share = f"{len(disturbed)} of {plural(len(records), 'request')}"
-        label = f"{label} ({MARK} {share} disturbed)"
-        is_conclusive = 2 * len(disturbed) < len(records)
-        if not is_conclusive:
-            conclusions = [f"No conclusions: {share} were disturbed. Measure again."]
+    n_disturbed = len([record for record in records if disturbances.of_request(record)])
+    n_requests = plural(len(records), "request")
+    is_conclusive = not shown.is_unreliable(len(records), n_disturbed)
+    if not is_conclusive:
+        conclusions = [shown.no_conclusions(n_disturbed, n_requests)]
     kind = dataclasses.replace(
         TABLE,
         title=SERVED_TITLE,
@@ -214,7 +211,8 @@ def served_section(
         conclude=lambda rows, records: conclusions,
         finding=finding if is_conclusive else None,
     )
-    section = experiment.section(kind, label, (), None, context.is_page)
+    title = shown.titled(label, n_disturbed, n_requests)
+    section = experiment.section(kind, title, (), None, context.is_page)
     warnings = [*not_cold(records), *disturbances.request_sentences(records)]
     return dataclasses.replace(section, warnings=warnings)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lab.core.shown import is_unreliable
 from lab.features.why.facts import Facts
 from lab.features.why.figure import Figure
 from lab.show import session_spread
@@ -137,8 +138,8 @@ class GapPart:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether at least half of the trial's runs were disturbed."""
-        return self.n_runs > 0 and 2 * self.n_disturbed >= self.n_runs
+        """Whether too many of the trial's runs were disturbed."""
+        return is_unreliable(self.n_runs, self.n_disturbed)
 
     @property
     def depends_on_order(self) -> bool:

@@ -271,7 +271,7 @@ def factors(
         return {part.name: not_measured(part, few) for part in changes}
     parts: dict[str, GapPart] = {}
     n_changes = len(changes)
-    n_disturbed = len(list(filter(disturbances.disturbances, records)))
+    n_disturbed = disturbances.n_disturbed(records)
     for number, part in enumerate(changes):
         there = log_ratios(blocks, way, range(number), range(number + 1))
         back = log_ratios(blocks, way, range(number + 1, n_changes), range(number, n_changes))
