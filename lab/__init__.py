@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from lab.features.bisect.section import show_bisected as show_bisected
     from lab.features.ceilings import ceilings as ceilings
     from lab.features.choose.command import choose as choose
-    from lab.features.claims.session import claims as claims
+    from lab.features.claims.measuring import claims as claims
     from lab.features.explain.picture import plot_roofline as plot_roofline
     from lab.features.measure import measure as measure
     from lab.features.predict.picture import plot_requests as plot_requests
-    from lab.features.predict.prediction import predict as predict
+    from lab.features.predict.ranking import predict as predict
     from lab.features.quant.figures import quant_table as quant_table
     from lab.features.quant.measuring import quant as quant
     from lab.features.report.page import report as report
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lab.features.tune.picture import plot_tuned as plot_tuned
     from lab.features.tune.section import show_tuned as show_tuned
     from lab.features.turns.command import turns as turns
-    from lab.features.why.asking import why as why
+    from lab.features.why.question import why as why
     from lab.roofline.explanation import explain as explain
     from lab.runner.as_options import settings as settings
     from lab.show.canvas import plot_lines as plot_lines
@@ -62,7 +62,7 @@ PUBLIC = {
     "bisect": "lab.features.bisect.measuring",
     "ceilings": "lab.features.ceilings",
     "choose": "lab.features.choose.command",
-    "claims": "lab.features.claims.session",
+    "claims": "lab.features.claims.measuring",
     "compare": "lab.show.comparison",
     "explain": "lab.roofline.explanation",
     "measure": "lab.features.measure",
@@ -75,7 +75,7 @@ PUBLIC = {
     "plot_shares": "lab.show.plot_shares",
     "plot_sweep": "lab.show.plot_sweep",
     "plot_tuned": "lab.features.tune.picture",
-    "predict": "lab.features.predict.prediction",
+    "predict": "lab.features.predict.ranking",
     "quant": "lab.features.quant.measuring",
     "quant_table": "lab.features.quant.figures",
     "read": "lab.app.collection",
@@ -93,7 +93,7 @@ PUBLIC = {
     "trace": "lab.features.trace.measuring",
     "tune": "lab.features.tune.measuring",
     "turns": "lab.features.turns.command",
-    "why": "lab.features.why.asking",
+    "why": "lab.features.why.question",
 }
 """The module of each public name, imported on first use: `lab --help` loads neither pandas nor
 matplotlib."""

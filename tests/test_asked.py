@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from lab.app.asked import line, words_of_command, words_of_values
+from lab.app.command_words import line, words_of_command, words_of_values
 from lab.main import lab as cli
 from tests.support.records import make_record
 

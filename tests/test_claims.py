@@ -12,9 +12,9 @@ import pytest
 from lab.core import results
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features.claims import judging, section, session
+from lab.features.claims import judging, measuring, section
 from lab.features.claims.judging import CLAIMS, HOLDS, HOLDS_NOT, UNSURE, UNTESTABLE, Verdicts
-from lab.features.claims.session import PARTS, ClaimsSession, Measurement
+from lab.features.claims.measuring import PARTS, ClaimsSession, Measurement
 from lab.features.report import page
 from lab.show import console
 from lab.show.section import Context, print_sections
@@ -36,7 +36,7 @@ def worker(fake_worker: FakeWorker) -> Any:
 
 def planned(worker: Any, folder: Path, only: str | None, **settings: Any) -> ClaimsSession:
     asked = {"model": "smollm2-135m", **settings}
-    return session.plan(worker, session.choose(only), folder, **asked)
+    return measuring.plan(worker, measuring.choose(only), folder, **asked)
 
 
 def measurement(
@@ -61,7 +61,7 @@ def measured(
 
 
 def rows(records: list[Record], only: str | None = None) -> list[dict[str, Any]]:
-    verdicts = next(judging.of_sessions(session.choose(only), records, []))
+    verdicts = next(judging.of_sessions(measuring.choose(only), records, []))
     return verdicts.rows
 
 
@@ -82,16 +82,16 @@ def test_numbers_that_no_claim_has_are_refused_with_those_that_there_are(
     only: str, problem: str
 ) -> None:
     with pytest.raises(LabError) as refused:
-        session.choose(only)
+        measuring.choose(only)
     assert refused.value.what == problem
     assert refused.value.hint == THE_NUMBERS
 
 
 def test_claims_are_chosen_by_their_numbers() -> None:
-    by_number = session.choose(2)
+    by_number = measuring.choose(2)
     assert [claim["number"] for claim in by_number] == [2]
-    assert session.choose([2]) == by_number
-    assert session.choose(None) == CLAIMS
+    assert measuring.choose([2]) == by_number
+    assert measuring.choose(None) == CLAIMS
 
 
 def test_what_several_claims_need_is_planned_once(worker: Any, tmp_path: Path) -> None:

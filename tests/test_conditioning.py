@@ -10,7 +10,7 @@ import pytest
 from lab.core.record import DECODE, PREFILL
 from lab.errors import LabError
 from lab.features.predict import wording
-from lab.features.predict.prediction import predict
+from lab.features.predict.ranking import predict
 from lab.models import catalog, devices, synthetic
 from lab.roofline import conditioning, datasheet
 from lab.roofline.conditioning import OwnRate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import LabError
-from lab.features.predict import prediction
+from lab.features.predict import ranking
 from lab.models import asked_devices, described, devices, named, synthetic
 from lab.models.catalog import find
 from tests.support.command import run_lab
@@ -76,7 +76,7 @@ ones, from "HP Z440" on, are written in their manner."""
 
 @pytest.mark.parametrize("text", AS_STRANGERS_WRITE)
 def test_machines_as_strangers_write_them_have_figures(text: str) -> None:
-    row = prediction.predict("512", 128, "llama-3.1-8b:Q4_K_M", text.replace(",", " "))[0]
+    row = ranking.predict("512", 128, "llama-3.1-8b:Q4_K_M", text.replace(",", " "))[0]
     for low, high in (row.prefill_s, row.tpot_s):
         assert 0 < low < high < 40 * low
 
@@ -175,14 +175,14 @@ def test_a_power_limit_is_said_and_widens_the_range() -> None:
 def test_what_was_assumed_is_named_with_the_field_that_narrows_most() -> None:
     _, out, _ = run_lab("predict", "-m", "llama-3.1-8b", "-d", "gbps=51.2", "-p", "512")
     assert "To narrow the range, give" in " ".join(out.split())
-    wide = prediction.predict("512", 128, "llama-3.1-8b", "gbps=51.2")[0]
-    narrow = prediction.predict("512", 128, "llama-3.1-8b", "gbps=51.2 cores=8 avx2")[0]
+    wide = ranking.predict("512", 128, "llama-3.1-8b", "gbps=51.2")[0]
+    narrow = ranking.predict("512", 128, "llama-3.1-8b", "gbps=51.2 cores=8 avx2")[0]
     assert narrow.prefill_s[1] / narrow.prefill_s[0] < wide.prefill_s[1] / wide.prefill_s[0]
 
 
 def test_threads_count() -> None:
     few, many = (
-        prediction.predict("512", 128, "llama-3.1-8b", "epyc-9654", threads=threads)[0]
+        ranking.predict("512", 128, "llama-3.1-8b", "epyc-9654", threads=threads)[0]
         for threads in (4, 64)
     )
     assert few.prefill_s[0] > 8 * many.prefill_s[0]
@@ -272,7 +272,7 @@ def test_two_devices_stand_side_by_side_and_a_table_has_the_quantizations() -> N
 def test_a_quantization_alone_belongs_to_the_model_before_it(
     text: str, names: list[str]
 ) -> None:
-    assert prediction.names_of_models(text) == names
+    assert ranking.names_of_models(text) == names
 
 
 def test_laptops_include_their_cards_and_have_no_table_of_quantizations() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.core import parts
+from lab.core import split_files
 from lab.models import catalog, obtain
 from lab.process.worker import Worker
 
@@ -109,7 +109,7 @@ def test_ordinary_names_of_files(folder: Path) -> None:
         path = folder / name
         path.write_bytes(b"GGUF")
         assert located(str(path)) == path, name
-        assert parts.stem(name)
+        assert split_files.stem(name)
         path.unlink()
 
 

@@ -13,7 +13,7 @@ from lab.core.files import data_file
 from lab.core.record import Machine, Model
 from lab.errors import LabError
 from lab.features.lessons import lesson, sheet as lessons_sheet
-from lab.features.predict.prediction import predict
+from lab.features.predict.ranking import predict
 from lab.models import asked_devices, catalog, described, devices, own_sheet
 from lab.models.own_sheet import OwnSheet, SheetRow
 from lab.roofline import conditioning, datasheet

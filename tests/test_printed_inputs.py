@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.app import asked
+from lab.app import command_words
 from lab.core import results
 from lab.core.record import Record
 from lab.models import catalog
@@ -70,9 +70,12 @@ def test_a_file_that_is_here_is_named_as_it_is(
     (record, *_) = results.read([SAMPLE]).records
     of_file = changed(record, "file")
     monkeypatch.chdir(tmp_path)
-    assert asked.line([of_file]) == "lab measure --model FOLDER/model-Q4_0.gguf --repeat 3"
+    assert (
+        command_words.line([of_file])
+        == "lab measure --model FOLDER/model-Q4_0.gguf --repeat 3"
+    )
     shutil.copy(__file__, "model-Q4_0.gguf")
-    assert asked.line([of_file]) == "lab measure --model model-Q4_0.gguf --repeat 3"
+    assert command_words.line([of_file]) == "lab measure --model model-Q4_0.gguf --repeat 3"
     assert catalog.spec_of(of_file.model) == "model-Q4_0.gguf"
 
 

@@ -58,7 +58,7 @@ IMPORTERS = {  # the folders or files that may import a third-party library
     "huggingface_hub": {"models/hub"},
     "platformdirs": {"models/obtain", "runner/as_options"},
     "pandas": {
-        *("core/guesses", "core/record", "formats", "roofline", "remote", "show", "app"),
+        *("core/drafts", "core/record", "formats", "roofline", "remote", "show", "app"),
         "features",
     },
     "matplotlib": {"show", "app", "features"},

@@ -13,7 +13,7 @@ import pytest
 import lab
 from lab.core.results import read
 from lab.errors import LabError
-from lab.features.predict import prediction as room, tables, wording
+from lab.features.predict import ranking as room, tables, wording
 from lab.features.predict.slo import Slo, chance, parse_slo
 from lab.models import asked_devices, devices
 from lab.models.devices import DeviceSheet

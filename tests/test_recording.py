@@ -120,7 +120,11 @@ def test_lines_of_the_last_message_in_another_order_are_reordered() -> None:
     now[6] = {"role": "user", "content": "chisel\nanvil, then bellows\ndrill"}
     result = difference(chat(before), chat(now))
     assert result is not None
-    assert (result.kind, result.block.index, result.character) == (breaks.REORDERED, 6, 0)
+    assert (result.kind, result.block.index, result.character) == (
+        breaks.REORDERED,
+        6,
+        0,
+    )
 
 
 def test_a_prompt_that_only_grows_differs_nowhere() -> None:

@@ -17,13 +17,13 @@ from lab.core.record import PREFILL
 from lab.core.request_times import figures as figures_of_request
 from lab.core.script import Operation
 from lab.errors import LabError
-from lab.features.turns import planning, replay
+from lab.features.turns import planning, recorded_calls
 from lab.features.turns.conversation import NAME, Conversation
 from lab.features.turns.figures import figures, rows
 from lab.features.turns.prompts import n_repeated, recorded_conversation
+from lab.features.turns.recorded_calls import Call, Recording, read_recording
+from lab.features.turns.recorded_turns import prepared, with_nonce
 from lab.features.turns.rendered import RenderedPrompt
-from lab.features.turns.replay import Call, Recording, read_recording
-from lab.features.turns.replaying import prepared, with_nonce
 from lab.features.turns.sentences import sentences
 from lab.features.turns.server_figures import answered, not_cold, served, was_cached
 from lab.features.turns.through_server import replay as send_recorded
@@ -135,7 +135,7 @@ def test_a_file_that_is_no_recording_is_refused(
 def test_a_missing_or_large_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(recorded_calls, "MOST_BYTES", 1 << 20)
     large = tmp_path / "large.jsonl"
     large.write_bytes(b" " * ((1 << 20) + 1))
 
@@ -169,7 +169,7 @@ def recorded(*conversations: list[tuple[str, str]]) -> Conversation:
     for texts in conversations:
         listed = [{"role": role, "content": content} for role, content in texts]
         bodies.append({"messages": listed})
-    recording = Recording("x.jsonl", replay.answered_calls(bodies), {})
+    recording = Recording("x.jsonl", recorded_calls.answered_calls(bodies), {})
     return recorded_conversation(recording, by_letters, letters_of_answer, True)[0]
 
 
@@ -227,7 +227,7 @@ def test_thinking_that_the_template_strips_is_the_templates_break() -> None:
             ]
         },
     ]
-    recording = Recording("x.jsonl", replay.answered_calls(bodies), {})
+    recording = Recording("x.jsonl", recorded_calls.answered_calls(bodies), {})
 
     conversation, _ = recorded_conversation(recording, by_letters, letters_of_answer, True)
 
@@ -275,8 +275,8 @@ def test_what_is_sent_in_another_order_or_with_another_option_is_the_clients(
     name: str,
 ) -> None:
     first, second = CLIENTS_CHANGES[name]
-    assert not replay.appends_only(*calls_with(**{name: (first, second)}))
-    assert replay.appends_only(*calls_with(**{name: (first, copy.deepcopy(first))}))
+    assert not recorded_calls.appends_only(*calls_with(**{name: (first, second)}))
+    assert recorded_calls.appends_only(*calls_with(**{name: (first, copy.deepcopy(first))}))
 
 
 def test_arguments_in_another_order_are_the_clients() -> None:
@@ -289,9 +289,9 @@ def test_arguments_in_another_order_are_the_clients() -> None:
     late = called({"b": 2, "a": 1})
     before.body["messages"].insert(0, early)
     call.body["messages"].insert(0, copy.deepcopy(early))
-    assert replay.appends_only(before, call)
+    assert recorded_calls.appends_only(before, call)
     call.body["messages"][0] = late
-    assert not replay.appends_only(before, call)
+    assert not recorded_calls.appends_only(before, call)
 
 
 def test_keys_of_a_message_may_have_another_order() -> None:
@@ -299,7 +299,7 @@ def test_keys_of_a_message_may_have_another_order() -> None:
     before, call = calls_with()
     first = call.body["messages"][0]
     call.body["messages"][0] = dict(reversed(first.items()))
-    assert replay.appends_only(before, call)
+    assert recorded_calls.appends_only(before, call)
 
 
 @pytest.mark.parametrize(

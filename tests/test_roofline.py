@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lab.core import cost, guesses, shown
+from lab.core import cost, drafts, shown
 from lab.core.matrices import (
     ATTENTION as IN_ATTENTION,
     EMBEDDING,
@@ -24,7 +24,7 @@ from lab.process.wire import (
     PLAIN_ATTENTION,
     UPLOAD,
 )
-from lab.roofline import advice, explanation, kernel_rates, step_kernels
+from lab.roofline import explanation, gains, kernel_rates, step_kernels
 from lab.roofline.explanation import KERNEL, OVERHEAD, TRAFFIC
 from lab.roofline.probes import READ
 from tests.support.ceilings import (
@@ -598,7 +598,7 @@ def test_a_change_replaces_the_kernels_and_keeps_what_is_beyond_them() -> None:
         ]
     )
     record = make_record(make_run(20, 5), model=TINY)
-    (change,) = advice.changes(rows, record, best)
+    (change,) = gains.changes(rows, record, best)
     settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
     old = step_kernels.total(TINY, SETTINGS, best, 1, 30, 1).total_s
     new = step_kernels.total(TINY, settings, best, 1, 30, 1).total_s
@@ -626,11 +626,11 @@ def test_a_change_replaces_the_kernels_and_keeps_what_is_beyond_them() -> None:
         "decode_at": 30,
         "command": change.command,
     }
-    only_decode = advice.PredictedChange("x", {"decode": advice.Gain(2.0, 9)}, None).figures
+    only_decode = gains.PredictedChange("x", {"decode": gains.Gain(2.0, 9)}, None).figures
     assert only_decode["prefill_gain"] is None
     assert only_decode["prefill_at"] is None
     doubtful = rows.assign(doubts=[(shown.DISTURBED,)] * 3)
-    assert advice.changes(doubtful, record, best) == []
+    assert gains.changes(doubtful, record, best) == []
 
 
 @pytest.mark.parametrize(
@@ -646,7 +646,7 @@ def test_a_small_gain_is_not_named(factor: float, is_named: bool) -> None:
     ]
     rows = pd.DataFrame([explained_row("decode", 20, 0.010, 0.010)])
     record = make_record(make_run(20, 5), model=TINY)
-    named = advice.changes(rows, record, ceilings(*ON_CPU.rates, *faster))
+    named = gains.changes(rows, record, ceilings(*ON_CPU.rates, *faster))
     assert bool(named) == is_named
 
 
@@ -661,7 +661,7 @@ def test_other_types_threads_and_attention_are_changes_where_they_were_probed() 
     )
     rows = pd.DataFrame([explained_row("decode", 2000, 0.010, 0.010)])
     record = make_record(make_run(20, 5), model=TINY)
-    changes = {change.label: change for change in advice.changes(rows, record, best)}
+    changes = {change.label: change for change in gains.changes(rows, record, best)}
     assert set(changes) == {"Q4_0 instead of Q8_0", "flash attention off instead of on"}
     packed = dataclasses.replace(
         TINY,
@@ -678,7 +678,7 @@ def test_other_types_threads_and_attention_are_changes_where_they_were_probed() 
         changes["Q4_0 instead of Q8_0"].command is None
     )  # a file cannot be made in another type
     of_ollama = dataclasses.replace(record, model=dataclasses.replace(TINY, source="ollama"))
-    for change in advice.changes(rows, of_ollama, best):
+    for change in gains.changes(rows, of_ollama, best):
         assert change.label != "Q4_0 instead of Q8_0" or change.command is None
     off = dataclasses.replace(SETTINGS, flash_attn_resolved="off")
     new = step_kernels.total(TINY, off, best, 1, 2000, 1).total_s
@@ -729,16 +729,16 @@ def test_batching_takes_more_sequences_while_each_step_gains_enough() -> None:
         },
         n_batch=16,
     )
-    gain = advice.batching(DECODE, times)
-    assert gain == advice.Batching(4, 2.0, 0.5, 20, 9)  # 8 give 2.05, less than 1.05 x 2 more
+    gain = gains.batching(DECODE, times)
+    assert gain == gains.Batching(4, 2.0, 0.5, 20, 9)  # 8 give 2.05, less than 1.05 x 2 more
     assert times.asked[1] == (1, 23, 2, [(1, 23)])
     few: Any = FixedTimes({1: 1.0, 2: 1.5, 4: 2.0}, n_batch=2)
-    assert advice.batching(DECODE, few) == advice.Batching(2, 2 / 1.5, 1 / 1.5, 20, 9)
+    assert gains.batching(DECODE, few) == gains.Batching(2, 2 / 1.5, 1 / 1.5, 20, 9)
     none: Any = FixedTimes({1: 1.0, 2: 1.95})
-    assert advice.batching(DECODE, none) is None
+    assert gains.batching(DECODE, none) is None
     exact: Any = FixedTimes({1: 1.05, 2: 2.0})
-    assert advice.batching(DECODE, exact) == advice.Batching(2, 1.05, 0.525, 20, 9)
-    assert advice.batching(DECODE, FixedTimes({})) is None  # type: ignore[arg-type]
+    assert gains.batching(DECODE, exact) == gains.Batching(2, 1.05, 0.525, 20, 9)
+    assert gains.batching(DECODE, FixedTimes({})) is None  # type: ignore[arg-type]
 
 
 def test_a_cached_prompt_saves_its_share_of_the_measured_time() -> None:
@@ -753,26 +753,26 @@ def test_a_cached_prompt_saves_its_share_of_the_measured_time() -> None:
         }
     )
     row = SimpleNamespace(n_prompt=100, measured_s=8.0)
-    gain = advice.cached_prompt(row, times)
-    assert gain == advice.CachedPrompt(75, 25, 8.0, 6.0, 4.0)
+    gain = gains.cached_prompt(row, times)
+    assert gain == gains.CachedPrompt(75, 25, 8.0, 6.0, 4.0)
     assert gain is not None
     assert gain.n_prompt == 100
     assert times.asked == [(75, 0, 0), (25, 75, 1)]
-    long = advice.cached_prompt(SimpleNamespace(n_prompt=1000, measured_s=10.0), times)
+    long = gains.cached_prompt(SimpleNamespace(n_prompt=1000, measured_s=10.0), times)
     assert long is not None
     assert long.n_cached == 936
     assert long.saved_s == 9.0
-    exact = advice.cached_prompt(SimpleNamespace(n_prompt=8, measured_s=1.05), times)
+    exact = gains.cached_prompt(SimpleNamespace(n_prompt=8, measured_s=1.05), times)
     assert exact is not None
     assert exact.gain == pytest.approx(1.05)
     less: Any = FixedTimes({6: 0.049, 2: 1.0})
-    assert advice.cached_prompt(SimpleNamespace(n_prompt=8, measured_s=1.05), less) is None
+    assert gains.cached_prompt(SimpleNamespace(n_prompt=8, measured_s=1.05), less) is None
     windowed: Any = FixedTimes(
         times.by_tokens, dataclasses.replace(TINY, windows=(0, 8, 0, 8))
     )
-    assert advice.cached_prompt(row, windowed) is None
+    assert gains.cached_prompt(row, windowed) is None
     unknown: Any = FixedTimes({75: 3.0})
-    assert advice.cached_prompt(row, unknown) is None
+    assert gains.cached_prompt(row, unknown) is None
 
 
 def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
@@ -785,10 +785,10 @@ def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
             5: 9.0,
         }
     )
-    gain = advice.guessing(DECODE, times)
+    gain = gains.guessing(DECODE, times)
     assert gain is not None
-    expected = guesses.textbook_length(0.8, 2) / 1.3
-    least = guesses.break_even(1.3, 0.0, 2)
+    expected = drafts.textbook_length(0.8, 2) / 1.3
+    least = drafts.break_even(1.3, 0.0, 2)
     assert gain.n_draft == 2
     assert gain.least_acceptance == least
     assert gain.n_prompt == 20
@@ -796,18 +796,18 @@ def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
     assert gain.gain == pytest.approx(expected)
     assert times.asked[1] == (2, 23, 2, [])
     short = SimpleNamespace(n_prompt=20, n_gen=3)
-    one_guess = advice.guessing(short, times)
+    one_guess = gains.guessing(short, times)
     assert one_guess is not None
     assert one_guess.n_draft == 1
     narrow: Any = FixedTimes(times.by_tokens, n_ubatch=2)
-    assert advice.guessing(DECODE, narrow).n_draft == 1  # type: ignore[union-attr]
+    assert gains.guessing(DECODE, narrow).n_draft == 1  # type: ignore[union-attr]
     slow: Any = FixedTimes({1: 1.0, 2: 1.8 / 1.04})
-    assert advice.guessing(DECODE, slow) is None
+    assert gains.guessing(DECODE, slow) is None
     enough: Any = FixedTimes({1: 1.0, 2: 1.8 / 1.06})
-    assert advice.guessing(DECODE, enough) is not None
+    assert gains.guessing(DECODE, enough) is not None
     synthetic: Any = FixedTimes(times.by_tokens, dataclasses.replace(TINY, source="synthetic"))
-    assert advice.guessing(DECODE, synthetic) is None
-    assert advice.guessing(DECODE, FixedTimes({})) is None  # type: ignore[arg-type]
+    assert gains.guessing(DECODE, synthetic) is None
+    assert gains.guessing(DECODE, FixedTimes({})) is None  # type: ignore[arg-type]
 
 
 def test_experiments_start_from_the_shortest_decode_and_the_longest_prefill() -> None:
@@ -821,16 +821,16 @@ def test_experiments_start_from_the_shortest_decode_and_the_longest_prefill() ->
             explained_row("prefill", 999, 1, 1),
         ]
     )
-    decode = advice.shortest_decode(rows)
-    prefill = advice.longest_prefill(rows, TINY)
+    decode = gains.shortest_decode(rows)
+    prefill = gains.longest_prefill(rows, TINY)
     assert decode is not None
     assert decode.n_prompt == 20
     assert decode.n_gen == 9
     assert prefill is not None
     assert prefill.n_prompt == 998  # 1,000 were trained: an answer fits
-    assert advice.longest_prefill(rows[:1], TINY) is None
-    assert advice.longest_prefill(rows[:1].assign(n_prompt=8), TINY) is not None
+    assert gains.longest_prefill(rows[:1], TINY) is None
+    assert gains.longest_prefill(rows[:1].assign(n_prompt=8), TINY) is not None
     untold = dataclasses.replace(TINY, n_ctx_train=None)
-    assert advice.longest_prefill(rows, untold).n_prompt == 999  # type: ignore[union-attr]
-    assert advice.shortest_decode(rows[:1]) is None
-    assert advice.mean_position(SimpleNamespace(n_prompt=20, n_gen=1)) == 20
+    assert gains.longest_prefill(rows, untold).n_prompt == 999  # type: ignore[union-attr]
+    assert gains.shortest_decode(rows[:1]) is None
+    assert gains.mean_position(SimpleNamespace(n_prompt=20, n_gen=1)) == 20

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from lab.app import asked, kinds
-from lab.core import guesses, results
+from lab.app import command_words, kinds
+from lab.core import drafts, results
 from lab.core.asked_command import asking
-from lab.core.guesses import LOOKUP, Chain, StepTimes
+from lab.core.drafts import LOOKUP, Chain, StepTimes
 from lab.core.record import DECODE, DRAFT, FORGET, OK, PREFILL, VERIFY, Record, Steps
 from lab.errors import LabError
 from lab.features.report import page
@@ -67,9 +67,9 @@ FOUR_OF_FIVE = [(4, 3)] * 5
 def test_the_speed_up_is_the_formula_where_every_step_is_alike() -> None:
     with_draft_model = StepTimes(TIMES.target, {1: 0.25, 2: 0.4})
 
-    by_lookup = guesses.speed_up(FOUR_OF_FIVE, TIMES)
-    by_model = guesses.speed_up(FOUR_OF_FIVE, with_draft_model)
-    of_unknown_step = guesses.speed_up([(3, 1)], TIMES)
+    by_lookup = drafts.speed_up(FOUR_OF_FIVE, TIMES)
+    by_model = drafts.speed_up(FOUR_OF_FIVE, with_draft_model)
+    of_unknown_step = drafts.speed_up([(3, 1)], TIMES)
 
     assert by_lookup == pytest.approx(4 / 3.0)  # L / v
     assert by_model == pytest.approx(4 / (4 * 0.25 + 3))  # L / (n c + v)
@@ -107,7 +107,7 @@ def test_one_draft_length_tells_of_shorter_ones(name: str, n_draft: int) -> None
     letters = "".join(source.split())[:900]  # they repeat more than words
     text = [ord(letter) for letter in letters]
 
-    expected = guesses.in_steps_of(lookup_chains(text, 300, 8), n_draft)
+    expected = drafts.in_steps_of(lookup_chains(text, 300, 8), n_draft)
 
     truth = lookup_chains(text, 300, n_draft)
     assert n_chosen(expected) == n_chosen(truth) == 600
@@ -128,7 +128,7 @@ def test_the_share_at_which_it_pays(
     n_draft: int,
     share: float | None,
 ) -> None:
-    break_even = guesses.break_even(v, c, n_draft)
+    break_even = drafts.break_even(v, c, n_draft)
 
     assert break_even == (share if share is None else pytest.approx(share, abs=1e-3))
 
@@ -148,8 +148,8 @@ def test_drafts_pay_above_a_chance_of_each_token(v: float, sentence: str) -> Non
 
 
 def test_the_expected_length_of_the_textbook() -> None:
-    assert guesses.textbook_length(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
-    assert guesses.textbook_length(1.0, 3) == 4
+    assert drafts.textbook_length(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
+    assert drafts.textbook_length(1.0, 3) == 4
 
 
 @pytest.fixture
@@ -377,7 +377,7 @@ def test_a_draft_model_reads_the_prompt_and_is_recorded(
     assert drafted.draft_model == MODEL
     assert plain.run.steps.kind.count(DRAFT) == 0
     assert drafted.run.steps.kind[:4] == (DRAFT, PREFILL, DRAFT, DRAFT)
-    assert asked.line(records) == "lab speculate --draft FOLDER/draft.gguf"
+    assert command_words.line(records) == "lab speculate --draft FOLDER/draft.gguf"
     assert row.draft == "tiny Q4_0"
     assert one_position.c == pytest.approx(2 / 11)  # 1 ms to compute, 1 ms to choose
 
@@ -442,7 +442,7 @@ def test_every_step_with_drafts_is_accounted_for(real: list[Record]) -> None:
         of_model = steps.frame()[lambda step: step.kind != DRAFT]
         assert record.draft_model is not None
         assert set(steps.kind) <= {PREFILL, DRAFT, VERIFY, DECODE, FORGET}
-        assert n_chosen(guesses.checked(run)) == 23
+        assert n_chosen(drafts.checked(run)) == 23
         assert len(run.token_ids) == 24
         assert of_model.n_past.iloc[-1] <= 64 + 24
         stamps: list[int] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from lab.core import parts, results
+from lab.core import results, split_files
 from lab.errors import LabError
 from lab.features.start import pages
 from lab.models import catalog, hub, obtain
@@ -54,8 +54,8 @@ def in_parts(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 
 @pytest.mark.parametrize("name", WHOLE_NAMES)
 def test_other_names_are_whole_files(name: str) -> None:
-    assert parts.names_of(name) == (name,)
-    assert not parts.is_later(name)
+    assert split_files.names_of(name) == (name,)
+    assert not split_files.is_later(name)
 
 
 @pytest.mark.parametrize("stem", ["m", "a b", "UD-Q4_K_XL/x", "ä-00001-of-00002-ö", "x.Q8_0"])
@@ -63,9 +63,9 @@ def test_other_names_are_whole_files(name: str) -> None:
 def test_each_part_names_all(stem: str, suffix: str) -> None:
     names = tuple(f"{stem}-{number:05}-of-00012{suffix}" for number in range(1, 13))
     for name in names:
-        assert parts.names_of(name) == names
-        assert parts.is_later(name) == (name != names[0])
-        assert parts.stem(name) == stem.rpartition("/")[2]
+        assert split_files.names_of(name) == names
+        assert split_files.is_later(name) == (name != names[0])
+        assert split_files.stem(name) == stem.rpartition("/")[2]
 
 
 @pytest.mark.parametrize("is_first_empty", [False, True])

@@ -17,18 +17,17 @@ from lab.core.script import Script
 from lab.errors import LabError
 from lab.features.predict.prediction import predict
 from lab.features.why import (
-    asking,
     facts,
     machines,
     measured_now,
     pairing,
+    path_trial,
     permission,
+    question as asking,
     section as section_of_answer,
     setups,
-    trial,
 )
 from lab.features.why.answer import Question, WhyAnswer, answer
-from lab.features.why.asking import why
 from lab.features.why.command import each_once
 from lab.features.why.conclusion import conclude
 from lab.features.why.figure import DECODE, PREFILL, PROMPT, STEPS, Figure
@@ -43,6 +42,7 @@ from lab.features.why.parts import (
     GapPart,
     Pair,
 )
+from lab.features.why.question import why
 from lab.features.why.readers import text as reader
 from lab.features.why.section import factor_cell, orders_cell
 from lab.models import own_sheet
@@ -584,8 +584,10 @@ def test_the_cheapest_changes_are_measured_not_the_first(tmp_path: Path) -> None
         **{f"setting {number}": {"threads": number} for number in range(1, 8)},
     }
     parts = [GapPart(name, reason="", changes=change) for name, change in changes.items()]
-    asked = trial.PathTrial({"prompt_len": 64}, parts, False, 0, tmp_path, lambda status: None)
-    measured = trial.run(asked)
+    asked = path_trial.PathTrial(
+        {"prompt_len": 64}, parts, False, 0, tmp_path, lambda status: None
+    )
+    measured = path_trial.run(asked)
     assert set(measured.parts) == set(changes)
     left_out = {name for name, part in measured.parts.items() if "6 changes" in part.reason}
     assert left_out == {"depth", "model", "setting 7"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.app.asked import words_of_values
+from lab.app.command_words import words_of_values
 from lab.app.help import Command
 from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, with_options
 from lab.app.running import carry_out

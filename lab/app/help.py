@@ -108,7 +108,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it measures holds the words that asked for it."""
-        from lab.app.asked import words_of_command
+        from lab.app.command_words import words_of_command
         from lab.core.asked_command import asking
 
         with asking(words_of_command(ctx)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab import feature_list
-from lab.app import asked
+from lab.app import command_words
 from lab.app.reading import note
 from lab.core import shell
 from lab.core.lists import grouped
@@ -210,7 +210,7 @@ def commands(records: Lines) -> list[str]:
     in_order = sorted(records, key=lambda record: isinstance(record, RequestRecord))
     lines: dict[str, None] = {}
     for session in grouped(in_order, lambda record: (record.session, type(record))).values():
-        line = asked.line(session)
+        line = command_words.line(session)
         if line:
             lines[line] = None
     return list(lines)

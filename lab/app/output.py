@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab import feature_list
-from lab.app import asked, kinds
+from lab.app import command_words, kinds
 from lab.app.help import EXIT_FAILED
 from lab.app.reading import RESULTS, any_good, context, hint, nearby, note
 from lab.core import shell
@@ -179,7 +179,7 @@ def next_steps(records: Sequence[Record], folder: Path, explain: str) -> list[st
     into_folder = "" if folder == Path(RESULTS) else f" {shell.join('--out', folder)}"
     lines: list[str] = []
     for session in text_doubts.unreliable([record for record in records if is_plain(record)]):
-        command = asked.line(session)
+        command = command_words.line(session)
         if command:
             lines.append(f"next     measure again: {command}{into_folder}")
     own = [record for record in plain_runs(records) if record.run.imported_from is None]

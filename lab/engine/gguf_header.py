@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.core import parts
+from lab.core import split_files
 from lab.core.files import GET_AGAIN
 from lab.core.layers import n_layers_run, with_layers
 from lab.core.matrices import group
@@ -275,7 +275,7 @@ def _files(header: _Header, path: Path) -> tuple[Path, ...]:
     """The files of the model that begins with `path`. LabError if they are not all there."""
     n_files = header.number("split.count") or 1
     number = header.number("split.no") or 0
-    files = parts.paths_of(path) if n_files > 1 else (path,)
+    files = split_files.paths_of(path) if n_files > 1 else (path,)
     if n_files != len(files) or files[0] != path or number != 0:
         what = f"{path.name} is part {number + 1} of {n_files} by its header, not by its name."
         hint = f"Name the parts NAME-00001-of-{n_files:05}.gguf and so on, as they were published."

@@ -12,8 +12,8 @@ from typing import Any, Unpack
 import click
 from click.core import ParameterSource
 
-from lab.app.asked import words_of_values
 from lab.app.collection import Results
+from lab.app.command_words import words_of_values
 from lab.app.help import Command
 from lab.app.options import (
     AT_LEAST,

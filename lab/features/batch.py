@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import click
 
 from lab.app import server
-from lab.app.asked import words_of_values
 from lab.app.collection import Results
+from lab.app.command_words import words_of_values
 from lab.app.experiment import REPEAT, Experiment, ExperimentTable, is_doubtful
 from lab.app.experiment_tables import as_rows, cell, plot_series, prediction_errors, ranged
 from lab.app.options import (

@@ -8,8 +8,8 @@ from typing import Any, Unpack
 import click
 
 from lab.app import running
-from lab.app.asked import words_of_values
 from lab.app.collection import Results
+from lab.app.command_words import words_of_values
 from lab.app.help import Command
 from lab.app.options import (
     DRY_RUN,

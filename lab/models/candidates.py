@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from lab.core import parts
+from lab.core import split_files
 
 DEFAULT_TAGS = ("Q4_K_M", "UD-Q4_K_M", "Q8_0")
 """What a repo without a tag means to llama.cpp, the first that it has; else its first model."""
@@ -69,17 +69,17 @@ class Candidate:
     @property
     def name(self) -> str:
         """The name of the file from which llama.cpp loads the model."""
-        return parts.names_of(self.files[0].name)[0]
+        return split_files.names_of(self.files[0].name)[0]
 
     @property
     def n_parts(self) -> int:
-        return len(parts.names_of(self.name))
+        return len(split_files.names_of(self.name))
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The names of parts that the listing does not have."""
         listed = {file.name for file in self.files}
-        return tuple(name for name in parts.names_of(self.name) if name not in listed)
+        return tuple(name for name in split_files.names_of(self.name) if name not in listed)
 
     @property
     def n_bytes(self) -> int | None:
@@ -99,7 +99,7 @@ class Candidate:
 def tag_in(name: str) -> str | None:
     """The last quantization in a file's name, or in its folder's; None without one."""
     path = PurePosixPath(name)
-    for text in (parts.stem(name), *reversed(path.parts[:-1])):
+    for text in (split_files.stem(name), *reversed(path.parts[:-1])):
         tags = _TAG.findall(text)
         if tags:
             return str(tags[-1]).upper().replace("UD_", "UD-")
@@ -126,7 +126,7 @@ def without_tag(text: str) -> tuple[str, str | None]:
 
 def helper_kind(name: str) -> str | None:
     """What a file is if it is no model of its own, such as a projector; None for a model."""
-    stem = parts.stem(name).lower()
+    stem = split_files.stem(name).lower()
     folder = PurePosixPath(name.lower()).parent.name
     if _MATRIX.search(stem):
         return "importance matrix"
@@ -148,7 +148,7 @@ def candidates(listing: Iterable[ListedFile]) -> list[Candidate]:
         kind = helper_kind(file.name)
         group = models if kind is None else perhaps
         if kind is None or kind in _MAY_BE_MODELS:
-            group.setdefault(parts.names_of(file.name)[0], []).append(file)
+            group.setdefault(split_files.names_of(file.name)[0], []).append(file)
     return [Candidate(tuple(files)) for files in (models or perhaps).values()]
 
 

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lab.core import parts
+from lab.core import split_files
 from lab.core.files import data_file, exists, expanded, is_dir, is_file, listed, obstacle
 from lab.core.record import Model
 from lab.errors import LabError, printable
@@ -120,7 +120,7 @@ class Spec:
         if self.source == OLLAMA:
             return printable(self.text.partition(":")[2])
         if self.path or self.file:
-            return printable(parts.stem(Path(self.path or self.file or "").name))
+            return printable(split_files.stem(Path(self.path or self.file or "").name))
         return printable((self.repo or self.text).rpartition("/")[2])
 
     @property
@@ -146,7 +146,7 @@ class ModelFile:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The file, or all parts of a split model. LabError if some are missing."""
-        return parts.paths_of(self.path)
+        return split_files.paths_of(self.path)
 
     @property
     def n_bytes(self) -> int:
@@ -506,7 +506,7 @@ def _existing_file(text: str) -> Path | None:
     """
     path = expanded(text)
     if is_file(path):
-        return parts.paths_of(path)[0]
+        return split_files.paths_of(path)[0]
     has_folders = len(path.parts) != 1 or text == ".."
     looks_like_path = has_folders or path.suffix == ".gguf"
     reason = obstacle(path)
@@ -517,9 +517,11 @@ def _existing_file(text: str) -> Path | None:
     is_no_name = has_folders or gguf_names or base_of(text.lower()) is None
     if is_dir(path) and is_no_name:
         hint = "Give the path of a .gguf file."
-        models = [model for model in parts.models_in(path) if not helper_kind(model.name)]
+        models = [
+            model for model in split_files.models_in(path) if not helper_kind(model.name)
+        ]
         if len(models) == 1:
-            return parts.paths_of(models[0])[0]
+            return split_files.paths_of(models[0])[0]
         if gguf_names:
             gguf_names = [model.name for model in models] or gguf_names
             hint = f"Name one of its files: {', '.join(gguf_names[:5])}."
@@ -530,7 +532,7 @@ def _existing_file(text: str) -> Path | None:
         if path.is_symlink():
             what = f"{text} is a link to {path.readlink()}, which is not there."
             raise LabError(what, "Get the file again, or give its new path.")
-        parts.check_beside(path)
+        split_files.check_beside(path)
         hint = "Check the path, or list the models: lab models"
         if bare_hub_name(text):
             hint = f"Check the path. A model on the hub is written hf:{text}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from lab.core import parts
+from lab.core import split_files
 from lab.core.files import exists, listed, user_folder
 from lab.errors import LabError
 from lab.models import catalog
@@ -69,7 +69,7 @@ class HubFile:
     @property
     def parts(self) -> list[HubFile]:
         """All files of the model, in their order."""
-        names = parts.names_of(self.file)
+        names = split_files.names_of(self.file)
         return [dataclasses.replace(self, file=name) for name in names]
 
     @property
@@ -97,7 +97,7 @@ def cached(remote: HubFile) -> ModelFile | None:
 
 def _of_many(first: ModelFile) -> ModelFile:
     """The model with this first part, whose sum is not the model's."""
-    return dataclasses.replace(first, name=parts.stem(first.path.name), sha256=None)
+    return dataclasses.replace(first, name=split_files.stem(first.path.name), sha256=None)
 
 
 def _cached_file(remote: HubFile) -> ModelFile | None:
@@ -268,7 +268,7 @@ def header(remote: HubFile, folder: Path) -> Path:
     """
     paths = [folder / Path(part.file).name for part in remote.parts]
     for part, path in zip(remote.parts, paths, strict=True):
-        n_bytes = LATER_HEADER_BYTES if parts.is_later(part.file) else HEADER_BYTES
+        n_bytes = LATER_HEADER_BYTES if split_files.is_later(part.file) else HEADER_BYTES
         _write_header(part, path, n_bytes)
     return paths[0]
 
@@ -376,7 +376,7 @@ def pulled() -> list[ModelFile]:
             continue
         folder, _, commit, *names = path.relative_to(root).parts
         repo = folder.removeprefix("models--").replace("--", "/", 1)
-        file = parts.names_of("/".join(names))[0]
+        file = split_files.names_of("/".join(names))[0]
         model = cached(HubFile(repo, file, commit))
         if model and (repo, commit, file) not in models:
             is_main = _commit_of_main(root / folder) == commit

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lab.core import files, parts, shell
+from lab.core import files, shell, split_files
 from lab.core.files import GET_AGAIN, exists, listed, user_folder
 from lab.core.record import Model
 from lab.errors import LabError, printable
@@ -99,7 +99,7 @@ def read(worker: Worker, spec: Spec, file: ModelFile) -> Model:
 def locate(spec: Spec) -> ModelFile | None:
     """The file of `spec` if it is on this machine; does not fetch or make it."""
     if spec.path:
-        return ModelFile(spec.name, spec.source, parts.first_of(spec.path))
+        return ModelFile(spec.name, spec.source, split_files.first_of(spec.path))
     remote = _known_remote(spec)
     pulled = hub.cached(remote) if remote else None
     if pulled:
@@ -469,7 +469,7 @@ def _named_file(spec: Spec) -> HubFile | None:
     if spec.repo is None or spec.file is None or spec.is_requantized:
         return None
     sha256 = spec.entry.sha256 if spec.entry else None
-    return HubFile(spec.repo, parts.names_of(spec.file)[0], spec.revision, sha256)
+    return HubFile(spec.repo, split_files.names_of(spec.file)[0], spec.revision, sha256)
 
 
 def _fitting(spec: Spec, models: list[Candidate]) -> list[Candidate]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.core import files, parts
+from lab.core import files, split_files
 from lab.errors import LabError
 from lab.models.candidates import NO_MODELS, helper_kind
 
@@ -219,7 +219,7 @@ def _in_folders(tool: str, folders: list[Path]) -> Iterator[StoredModel]:
 
 def _of_path(tool: str, path: Path) -> StoredModel:
     try:
-        n_bytes = sum(part.stat().st_size for part in parts.paths_of(path))
+        n_bytes = sum(part.stat().st_size for part in split_files.paths_of(path))
     except LabError as problem:
         return StoredModel(str(path), tool, problem=problem.what.rstrip("."))
     except OSError as problem:
@@ -233,7 +233,7 @@ def _gguf_files(folder: Path, depth: int) -> Iterator[Path]:
     for name in _names_in(folder):
         path = folder / name
         if name.lower().endswith(".gguf"):
-            first = parts.names_of(name)[0]
+            first = split_files.names_of(name)[0]
             if first not in split and (files.is_file(path) or path.is_symlink()):
                 split.add(first)
                 yield path

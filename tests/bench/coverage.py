@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 
 from lab.errors import LabError
-from lab.features.predict.prediction import predict
+from lab.features.predict.ranking import predict
 
 ASKED = Path(__file__).with_name("asked.csv")
 FIELDS = "device", "model", "quantization"

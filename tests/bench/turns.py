@@ -31,8 +31,8 @@ from lab.core.record import Record
 from lab.core.request import RequestRecord
 from lab.features.turns import planning, through_server
 from lab.features.turns.figures import rows
-from lab.features.turns.replay import Call, read_recording
-from lab.features.turns.replaying import prepared
+from lab.features.turns.recorded_calls import Call, read_recording
+from lab.features.turns.recorded_turns import prepared
 from lab.features.turns.server_figures import served
 from lab.models import catalog
 from lab.process.worker import Worker

@@ -17,7 +17,7 @@ import lab
 from lab.core import results
 from lab.errors import LabError
 from lab.features.quant import texts
-from lab.features.turns import replay
+from lab.features.turns import recorded_calls
 from lab.features.why import pairing
 from lab.formats import llama_bench_import
 from lab.runner import as_options, prompts
@@ -41,7 +41,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "why": ("a.txt", lambda path: pairing.figures_of(str(path))),
     "--prompt": ("a.txt", lambda path: prompts.source(str(path))),
     "--prompt of lab quant": ("a.txt", lambda path: texts.texts_of(str(path))),
-    "--replay": ("a.jsonl", replay.read),
+    "--replay": ("a.jsonl", recorded_calls.read),
     "--settings": ("a.json", read_settings),
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from lab.errors import LabError
 from lab.features.recording import differences
-from lab.features.turns import replay
+from lab.features.turns import recorded_calls
 from lab.features.why import pairing
 from lab.formats import llama_bench_import
 from lab.process.worker import Worker
@@ -41,8 +41,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "why, lines": ('data: {"choices": NESTED}\n' * 3, lambda p: pairing.figures_of(str(p))),
     "import": ('[{"build_commit": NESTED}]', lambda p: llama_bench_import.read(str(p))),
     "--settings": ('{"unknown": NESTED}', read_settings),
-    "--replay": ('{"messages": NESTED}', replay.read_recording),
-    "--replay, a text": ('{"body": "NESTED"}', replay.read_recording),
+    "--replay": ('{"messages": NESTED}', recorded_calls.read_recording),
+    "--replay, a text": ('{"body": "NESTED"}', recorded_calls.read_recording),
 }
 
 

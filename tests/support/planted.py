@@ -13,7 +13,7 @@ from lab.core import script as scripts
 from lab.core.record import DECODE, OK, Ceilings, Rate, Record, Run, Settings
 from lab.core.script import OPEN_ENDED, Shape
 from lab.engine import loop
-from lab.features.claims import session
+from lab.features.claims import measuring
 from lab.process.wire import ATTENTION, MUL_MAT
 from lab.runner.cases import Case, Plan, named
 from lab.runner.plan import make_plan
@@ -60,13 +60,13 @@ def work() -> list[Work]:
     worker.model = TRAINED
     base = make_plan(worker, [1], 1, 1, **ASKED)
     runs: list[Work] = []
-    for part in session.PARTS:
+    for part in measuring.PARTS:
         if part == "quantizations":
             plan = make_plan(worker, [64], 64, 1, **ASKED)
             for kind in BYTES_PER_WEIGHT:
                 runs.append(Work(part, kind, plan, plan.cases[0], kind))
             continue
-        for variant, plan in session.plans_of(part, worker, base, ASKED).items():
+        for variant, plan in measuring.plans_of(part, worker, base, ASKED).items():
             for case in plan.cases:
                 runs.append(Work(part, variant, plan, case, "Q4_0"))
     return runs

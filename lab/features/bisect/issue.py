@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.app import asked
+from lab.app import command_words
 from lab.features.bisect import changes
 from lab.features.bisect.figures import Bisected, pairs
 from lab.features.bisect.lines import FIGURES
@@ -30,7 +30,7 @@ def text(result: Bisected) -> str:
     for pair in pairs(result):
         for sentence in changes.sentences(result, pair.fast, pair.slow):
             lines.append(f"- {sentence}")
-    command = asked.line([result.asked])
+    command = command_words.line([result.asked])
     if command:
         lines += ["", f"Repeat: `{command}`"]
     lines.append("")

@@ -151,7 +151,7 @@ def bisect(
     folders of builds; `among` is the folder of those between. `at_least` is the slowdown looked
     for, `budget` the time to measure. LabError if an end cannot be measured.
     """
-    from lab.app.asked import words_of_values
+    from lab.app.command_words import words_of_values
     from lab.features.bisect.command import command
 
     asked: dict[str, Any] = {

@@ -10,8 +10,8 @@ from typing import Any, Unpack
 
 import click
 
-from lab.app.asked import words_of_values
 from lab.app.collection import Results
+from lab.app.command_words import words_of_values
 from lab.app.experiment import REPEAT, title_and_doubt
 from lab.app.experiment_tables import cell, ranged
 from lab.app.help import Command

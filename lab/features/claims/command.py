@@ -22,7 +22,7 @@ from lab.app.running import collect, introduce
 from lab.core.lists import plural
 from lab.errors import LabError
 from lab.features.claims import judging, section
-from lab.features.claims.session import N_REPEAT, ClaimsSession, Measurement, choose, plan
+from lab.features.claims.measuring import N_REPEAT, ClaimsSession, Measurement, choose, plan
 from lab.process.worker import Worker
 from lab.roofline import measuring, probing
 from lab.runner import pace, session

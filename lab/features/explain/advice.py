@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lab.core import shell, shown
 from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Record
-from lab.roofline import advice as predicted
-from lab.roofline.advice import ACCEPTANCE, ANSWER, Batching, CachedPrompt, Guessing
+from lab.roofline import gains
+from lab.roofline.gains import ACCEPTANCE, ANSWER, Batching, CachedPrompt, Drafting
 from lab.roofline.step_prediction import taught_by
 from lab.runner.as_options import options
 from lab.show.wording import digits, seconds
@@ -47,13 +47,13 @@ def sentence(advice: Advice) -> str:
 def changes(rows: pd.DataFrame, record: Record, ceilings: Ceilings) -> list[Advice]:
     """The changes of settings and weights with the largest gains, for a setup's explained rows."""
     advice = []
-    for change in predicted.changes(rows, record, ceilings):
-        gains = []
+    for change in gains.changes(rows, record, ceilings):
+        by_phase = []
         for phase, gain in change.gains.items():
             subject = PHASES[phase].format(gain.n_prompt)
-            gains.append(f"{subject} is {digits(gain.factor)}x as fast")
+            by_phase.append(f"{subject} is {digits(gain.factor)}x as fast")
         advice.append(
-            Advice(f"{change.label}: {', '.join(gains)}", change.command, change.figures)
+            Advice(f"{change.label}: {', '.join(by_phase)}", change.command, change.figures)
         )
     return advice
 
@@ -68,21 +68,21 @@ def experiments(
         return []
     record = plain[0]
     prediction = taught_by(plain, record, ceilings)
-    decode = predicted.shortest_decode(rows)
-    prefill = predicted.longest_prefill(rows, record.model)
+    decode = gains.shortest_decode(rows)
+    prefill = gains.longest_prefill(rows, record.model)
     advice = []
     if decode is not None:
-        batching = predicted.batching(decode, prediction)
+        batching = gains.batching(decode, prediction)
         if batching is not None:
             advice.append(_of_batching(batching, record))
     if prefill is not None:
-        cached_prompt = predicted.cached_prompt(prefill, prediction)
+        cached_prompt = gains.cached_prompt(prefill, prediction)
         if cached_prompt is not None:
             advice.append(_of_cached_prompt(cached_prompt, record))
     if decode is not None:
-        guessing = predicted.guessing(decode, prediction)
-        if guessing is not None:
-            advice.append(_of_guessing(guessing, record))
+        drafting = gains.drafting(decode, prediction)
+        if drafting is not None:
+            advice.append(_of_drafting(drafting, record))
     return advice
 
 
@@ -114,26 +114,26 @@ def _of_cached_prompt(cached: CachedPrompt, record: Record) -> Advice:
     return _advice("turns", change, sizes, cached, record)
 
 
-def _of_guessing(guessing: Guessing, record: Record) -> Advice:
+def _of_drafting(drafting: Drafting, record: Record) -> Advice:
     change = (
-        f"speculative decoding that guesses {plural(guessing.n_draft, 'token')} at a time: faster "
-        f"if each is right with a chance above {100 * guessing.least_acceptance:.0f} %; at "
-        f"{100 * ACCEPTANCE:.0f} %, {digits(guessing.gain)}x as fast (without the time to draft)"
+        f"speculative decoding that guesses {plural(drafting.n_draft, 'token')} at a time: faster "
+        f"if each is right with a chance above {100 * drafting.least_acceptance:.0f} %; at "
+        f"{100 * ACCEPTANCE:.0f} %, {digits(drafting.gain)}x as fast (without the time to draft)"
     )
     sizes = {
         "--draft": "lookup",
-        "--draft-len": guessing.n_draft,
-        "--prompt-len": guessing.n_prompt,
-        "--gen": guessing.n_gen,
+        "--draft-len": drafting.n_draft,
+        "--prompt-len": drafting.n_prompt,
+        "--gen": drafting.n_gen,
     }
-    return _advice("speculate", change, sizes, guessing, record)
+    return _advice("speculate", change, sizes, drafting, record)
 
 
 def _advice(
     experiment: str,
     change: str,
     sizes: dict[str, object],
-    gain: Batching | CachedPrompt | Guessing,
+    gain: Batching | CachedPrompt | Drafting,
     record: Record,
 ) -> Advice:
     """Advice to try an experiment of these sizes with the settings of a record."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lab.core import guesses
+from lab.core import drafts
 from lab.core.stats import Ratio
 from lab.features.lessons.statements import (
     AGREE,
@@ -20,7 +20,7 @@ from lab.features.lessons.statements import (
     Judgement,
     judged,
 )
-from lab.roofline.advice import ACCEPTANCE
+from lab.roofline.gains import ACCEPTANCE
 from lab.show.wording import digits
 
 SAME_REQUEST = 1.15  # a further token of one request: within this factor its speed is the same
@@ -36,7 +36,7 @@ def drafts_to_gain(
     gains: dict[int, float] = {}
     for n_drafts, step_ratio in step_ratios.items():
         if n_drafts:
-            gains[n_drafts] = guesses.textbook_length(ACCEPTANCE, n_drafts) / step_ratio
+            gains[n_drafts] = drafts.textbook_length(ACCEPTANCE, n_drafts) / step_ratio
     best = max(gains, key=gains.__getitem__)
     gain = gains[best]
     verdict = judged(Ratio(gain, gain, gain))

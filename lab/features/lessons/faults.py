@@ -25,7 +25,7 @@ from lab.features.recording import differences
 from lab.features.recording.lines import CLIENT, RecordedCall
 from lab.features.why import parts
 from lab.features.why.answer import WhyAnswer
-from lab.features.why.asking import why
+from lab.features.why.question import why
 from lab.features.why.section import section as section_of_answer
 from lab.runner import disturbances
 from lab.show import console, table, text_growth

@@ -159,8 +159,8 @@ def predict(
     from lab.features.predict import (
         checking,
         describing,
-        prediction,
         quantizing,
+        ranking,
         slo as slo_limits,
         tables,
     )
@@ -179,14 +179,14 @@ def predict(
         note(f"{unusable.what} The installed libraries are used.")
     models = ",".join(model)
     names = ",".join([*device, describing.asked_device()] if describe else device) or None
-    is_ranking = prediction.ranks(names)
+    is_ranking = ranking.ranks(names)
     lengths = prompt_len or (RANKED_LENGTHS if is_ranking else EXPLAINED_LENGTHS)
     if quantizations:
         models = quantizing.with_quantizations(models, names)
         lengths = prompt_len or RANKED_LENGTHS
     limits = slo_limits.parse_slo(slo) if slo else None
     with console.transfer(console.console(stderr=True)) as watch:
-        rows = prediction.predict(
+        rows = ranking.predict(
             lengths,
             gen,
             models,
@@ -204,7 +204,7 @@ def predict(
     if as_json:
         console.print_json({"rows": [document(row) for row in rows]})
         return
-    specs = prediction.names_of_models(models)
+    specs = ranking.names_of_models(models)
     if quantizations:
         print_section(quantizing.section(rows), out)
         return
@@ -214,7 +214,7 @@ def predict(
     print_sections(further, out)
     is_here = any(row.name == HERE for row in rows)
     if names is None and details and not is_here:
-        note(prediction.missing_here(specs[0], ceilings, asked))
+        note(ranking.missing_here(specs[0], ceilings, asked))
 
 
 def check_folder(ceilings: str) -> None:

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from lab.app.asked import words_of_values
 from lab.app.collection import Results
+from lab.app.command_words import words_of_values
 from lab.core import asked_command, asked_settings, stats
 from lab.core.arguments import StrPath, Texts, Time
 from lab.core.files import expanded

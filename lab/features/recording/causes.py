@@ -137,7 +137,11 @@ def shared_tokens(best: Prompt, prompt: Prompt) -> int | None:
 
 def client_cause(differs: Difference, state: ServerState) -> Cause:
     """A difference that the client made, perhaps because the context was full."""
-    is_cut = differs.kind in (breaks.REMOVED, breaks.SHORTENED, breaks.CHANGED)
+    is_cut = differs.kind in (
+        breaks.REMOVED,
+        breaks.SHORTENED,
+        breaks.CHANGED,
+    )
     kind = breaks.CONTEXT_FULL if state.was_refused and is_cut else differs.kind
     cause = cause_at(differs.block, differs.character, kind, CLIENT)
     return dataclasses.replace(cause, what=differs.what, excerpt=differs.excerpt)

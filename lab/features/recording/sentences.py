@@ -206,7 +206,11 @@ def where(affected: Sequence[RecordedCall]) -> str:
     characters = {item.character for item in causes}
     each = "Each time " if len(causes) > 1 else ""
     what = f": {cause.what}" if cause.what and cause.what not in PARTS else ""
-    is_within = cause.kind in (breaks.CHANGED, breaks.REORDERED, breaks.SHORTENED)
+    is_within = cause.kind in (
+        breaks.CHANGED,
+        breaks.REORDERED,
+        breaks.SHORTENED,
+    )
     if len(characters) > 1 or cause.character is None or not is_within:
         sentence = f"{each}{event}{what}."
     else:

@@ -47,7 +47,7 @@ class Lookup:
                 self._next_at[tuple(self.tokens[end - n :])] = end
         self.tokens.append(token)
 
-    def guess(self, n: int) -> list[int]:
+    def draft(self, n: int) -> list[int]:
         """The n tokens after the last occurrence of the text's end; empty without an occurrence."""
         for n_same in N_GRAMS:
             if len(self.tokens) < n_same:
@@ -96,49 +96,49 @@ class Speculator:
         n_chosen = 1
         n_to_choose = operation.times + 1
         while n_chosen < n_to_choose:
-            self._guesses: list[int] = []
+            self._drafted: list[int] = []
             # The last chosen token is not in the cache yet
             n_past = len(self._text.tokens) - 1
-            n_guesses = min(operation.n_draft, n_to_choose - n_chosen - 1)
-            yield from self._draft_tokens(n_guesses, operation.of_draft, n_past, n_prefilled)
+            n_to_draft = min(operation.n_draft, n_to_choose - n_chosen - 1)
+            yield from self._draft_tokens(n_to_draft, operation.of_draft, n_past, n_prefilled)
             yield self._verify(n_chosen, n_past, n_prefilled)
             # `_choose` added them, and one more
             n_accepted = len(self._text.tokens) - n_past - 2
             n_chosen += n_accepted + 1
             n_valid = n_past + 1 + n_accepted  # positions of the cache that hold the text
-            if n_accepted < len(self._guesses):
-                n_computed = n_past + 1 + len(self._guesses)
+            if n_accepted < len(self._drafted):
+                n_computed = n_past + 1 + len(self._drafted)
                 self.shapes.append(Shape(FORGET, 0, n_computed, 1, 0))
                 forget = functools.partial(llama.forget, self._context, 0, n_valid)
                 yield forget, None, n_prefilled
             self._n_read = min(self._n_read, n_valid)
-            if self._guesses:
+            if self._drafted:
                 self.accepted.append(n_accepted)
 
     def _draft_tokens(
         self, n: int, of_draft_model: bool, n_past: int, n_prefilled: int
     ) -> Iterator[Action]:
-        """Guess n tokens: a step of the draft model for each, or one lookup in the text."""
+        """Draft n tokens: a step of the draft model for each, or one lookup in the text."""
         if of_draft_model:
             for _ in range(n):
-                yield self._guess_next(n_prefilled)
+                yield self._draft_next(n_prefilled)
         elif n:
             self.shapes.append(Shape(DRAFT, 0, n_past, 1, 0))
             yield functools.partial(self._look_up, n), None, n_prefilled
 
     def _look_up(self, n: int) -> None:
-        self._guesses += self._text.guess(n)
+        self._drafted += self._text.draft(n)
 
-    def _guess_next(self, n_prefilled: int) -> Action:
+    def _draft_next(self, n_prefilled: int) -> Action:
         """One step of the draft model over the tokens that it has not read yet."""
         assert self._draft is not None
         draft = self._draft
         n_read = self._n_read
-        tokens = self._text.tokens + self._guesses
+        tokens = self._text.tokens + self._drafted
         unread = tokens[n_read:]
         last = len(unread) - 1
         batch = _batch(unread, last)
-        is_first = not self._guesses
+        is_first = not self._drafted
         self.shapes.append(Shape(DRAFT, len(unread), n_read, 1, 1))
         self._n_read = len(tokens)
 
@@ -148,25 +148,25 @@ class Speculator:
             llama.decode(draft, batch)
 
         def choose() -> None:
-            self._guesses.append(int(self._logits[True].row(last).argmax()))
+            self._drafted.append(int(self._logits[True].row(last).argmax()))
 
         return execute, choose, n_prefilled
 
     def _verify(self, n_chosen: int, n_past: int, n_prefilled: int) -> Action:
-        """One step of the model over the last chosen token and the guesses."""
-        step = [self._text.tokens[-1], *self._guesses]
-        kind = VERIFY if self._guesses else DECODE
+        """One step of the model over the last chosen token and the drafted ones."""
+        step = [self._text.tokens[-1], *self._drafted]
+        kind = VERIFY if self._drafted else DECODE
         self.shapes.append(Shape(kind, len(step), n_past, 1, len(step)))
         forward = functools.partial(llama.decode, self._context, _batch(step, 0))
         return forward, functools.partial(self._choose, n_chosen), n_prefilled
 
     def _choose(self, n_chosen: int) -> None:
         """Choose the tokens after the last one and after each accepted one."""
-        for i, guess in enumerate([*self._guesses, None]):
+        for i, drafted in enumerate([*self._drafted, None]):
             token = int(self._logits[False].row(i).argmax())
             self._tokens[n_chosen + i] = token
             self._text.append(token)
-            if token != guess:
+            if token != drafted:
                 return
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.app.experiment import ExperimentTable
 from lab.app.experiment_tables import as_rows, cell, prediction_errors
-from lab.core import guesses
+from lab.core import drafts
 from lab.core.lists import grouped, plural
 from lab.core.record import Record, Run
 from lab.features.speculate.setup import speculation_of
@@ -38,7 +38,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     runs = [record.run for record in records]
     table = []
     for case, runs_of_case in sorted(grouped(runs, curve_case).items()):
-        times = guesses.step_times(runs_of_case)
+        times = drafts.step_times(runs_of_case)
         if times is None:
             continue
         n_prompt, n_gen, draft = case
@@ -88,7 +88,7 @@ def what_pays(curve: Sequence[Any]) -> str:
     possible = []
     for row in curve:
         n_draft = row.n_positions - 1
-        chance = guesses.break_even(row.v, row.c or 0.0, n_draft)
+        chance = drafts.break_even(row.v, row.c or 0.0, n_draft)
         if chance is not None:
             possible.append((chance, n_draft))
     if not possible:

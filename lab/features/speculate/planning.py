@@ -10,7 +10,7 @@ from typing import Any
 from lab.core import script, stats
 from lab.core.arguments import Numbers, Texts
 from lab.core.asked_settings import parts
-from lab.core.guesses import LOOKUP
+from lab.core.drafts import LOOKUP
 from lab.core.lists import plural
 from lab.core.record import DECODE, DRAFT, FORGET, VERIFY, Model, Settings
 from lab.core.script import OPEN_ENDED, Operation, Part

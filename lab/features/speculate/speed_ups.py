@@ -16,8 +16,8 @@ from lab.app.experiment_tables import (
     plot_series,
     prediction_errors,
 )
-from lab.core import guesses, stats
-from lab.core.guesses import LOOKUP, Chain, StepTimes
+from lab.core import drafts, stats
+from lab.core.drafts import LOOKUP, Chain, StepTimes
 from lab.core.lists import grouped, plural
 from lab.core.record import Record
 from lab.features.speculate.curve import curve_case
@@ -93,7 +93,7 @@ def rows(records: Sequence[Record], prediction: StepPrediction | None = None) ->
     curves = grouped([record.run for record in records], curve_case)
     for case, runs in runs_with_drafts(records).groupby(DRAFTED):
         text, n_prompt, n_gen, draft = case
-        times = guesses.step_times(curves.get((n_prompt, n_gen, draft), []))
+        times = drafts.step_times(curves.get((n_prompt, n_gen, draft), []))
         longest = runs[runs.n_draft == runs.n_draft.max()]
         for n_draft, runs_of_length in runs.groupby("n_draft"):
             row = {"text": text, "n_prompt": n_prompt, "n_gen": n_gen, "draft": draft}
@@ -111,7 +111,7 @@ def chains_with_drafts(runs: pd.DataFrame) -> list[Chain]:
     """The numbers of drafted and of accepted tokens of every step with a draft."""
     chains: list[Chain] = []
     for record in runs.record:
-        for n_drafted, n_accepted in guesses.checked(record.run):
+        for n_drafted, n_accepted in drafts.checked(record.run):
             if n_drafted:
                 chains.append((n_drafted, n_accepted))
     return chains
@@ -153,8 +153,8 @@ def expected_speed_up(
         return math.nan
     speed_ups = []
     for record in longest.record:
-        steps = guesses.in_steps_of(guesses.checked(record.run), n_draft, is_lookup)
-        speed_up = guesses.speed_up(steps, times)
+        steps = drafts.in_steps_of(drafts.checked(record.run), n_draft, is_lookup)
+        speed_up = drafts.speed_up(steps, times)
         if speed_up is not None:
             speed_ups.append(speed_up)
     return statistics.median(speed_ups) if speed_ups else math.nan
@@ -169,19 +169,19 @@ def bottleneck(runs: pd.DataFrame, n_draft: int, times: StepTimes | None) -> str
         return None
     one_s = times.target[1]
     v = digits(times.target[n_positions] / one_s)
-    all_accepted = digits(guesses.speed_up([(n_draft, n_draft)], times) or 0.0)
+    all_accepted = digits(drafts.speed_up([(n_draft, n_draft)], times) or 0.0)
     verification = f"verification; a step of {n_positions} positions takes {v}x a step of one"
     acceptance = f"acceptance; with every token accepted the speed-up would be {all_accepted}x"
     free_verifying = StepTimes(dict.fromkeys(times.target, one_s), times.draft)
     accepted_chains = [(n_drafted, n_drafted) for n_drafted, _ in chains]
     ideals = {
-        verification: guesses.speed_up(chains, free_verifying),
-        acceptance: guesses.speed_up(accepted_chains, times),
+        verification: drafts.speed_up(chains, free_verifying),
+        acceptance: drafts.speed_up(accepted_chains, times),
     }
     if times.draft:
         c = digits(times.draft[1] / one_s)
         drafting = f"drafting; a drafted token takes {c}x a step of the model"
-        ideals[drafting] = guesses.speed_up(chains, StepTimes(times.target, {}))
+        ideals[drafting] = drafts.speed_up(chains, StepTimes(times.target, {}))
     return max(ideals, key=lambda part: ideals[part] or 0.0)
 
 

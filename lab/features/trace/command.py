@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lab.app.asked import ASKED_FOR
+from lab.app.command_words import ASKED_FOR
 from lab.app.help import Command
 from lab.app.options import (
     OUTPUT,

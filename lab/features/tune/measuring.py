@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
-from lab.app.asked import words_of_values
+from lab.app.command_words import words_of_values
 from lab.core import asked_command, shell
 from lab.core.arguments import StrPath, Time
 from lab.core.keywords import EngineSettings

@@ -38,8 +38,8 @@ from lab.features.turns.prompts import (
     left_out_by_template,
     recorded_conversation,
 )
+from lab.features.turns.recorded_calls import Body, Recording, read_recording
 from lab.features.turns.rendered import RenderedPrompt
-from lab.features.turns.replay import Body, Recording, read_recording
 from lab.models import catalog
 from lab.process.worker import MAX_TOKENS, Worker
 from lab.runner.cases import Case, Plan, Text

@@ -19,8 +19,15 @@ from lab.features.turns.conversation import (
     Conversation,
     common_length,
 )
+from lab.features.turns.recorded_calls import (
+    REASONING,
+    Body,
+    Call,
+    Message,
+    Recording,
+    appends_only,
+)
 from lab.features.turns.rendered import RenderedPrompt
-from lab.features.turns.replay import REASONING, Body, Call, Message, Recording, appends_only
 
 N_GRAM = 8
 """Tokens in a row that a prompt and the one before it have both count as read before."""

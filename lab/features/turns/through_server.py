@@ -25,8 +25,8 @@ from lab.features.turns.conversation import (
     Transcript,
     parse_breaks,
 )
-from lab.features.turns.replay import Body, Recording, read_recording
-from lab.features.turns.replaying import RecordedTurns, prepared
+from lab.features.turns.recorded_calls import Body, Recording, read_recording
+from lab.features.turns.recorded_turns import RecordedTurns, prepared
 from lab.features.turns.server_figures import TurnPlace
 from lab.remote import formats
 from lab.remote.servers import TOKENIZE, Server, prompt_text

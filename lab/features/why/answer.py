@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab.core.record import Record
 from lab.errors import LabError
-from lab.features.why import choosing, counting, machines, serving, setups, trial
+from lab.features.why import choosing, counting, machines, path_trial, serving, setups
 from lab.features.why.depth import depth
 from lab.features.why.figure import Figure
 from lab.features.why.parts import BUILD, GapPart, Pair, left_over, unknown
@@ -144,22 +144,22 @@ def measure(
     specs: tuple[str | None, str | None],
     libs: Sequence[str],
     asked: Question,
-) -> trial.Measured:
+) -> path_trial.Measured:
     """The parts that a trial can measure, as far as the budget lasts; with the reason if it
     cannot.
     """
     changes = [part for part in parts if part.changes]
     if not changes:
-        return trial.Measured()
+        return path_trial.Measured()
     if asked.budget_s <= 0:
-        return without(changes, trial.WITHOUT_BUDGET)
+        return without(changes, path_trial.WITHOUT_BUDGET)
     spec = specs[0] or specs[1]
     try:
         if spec is None:
             raise LabError(refusal(pair.fast, pair.slow))
-        start = trial.start_of(pair, spec, libs[0] if libs else None)
-        return trial.run(
-            trial.PathTrial(
+        start = path_trial.start_of(pair, spec, libs[0] if libs else None)
+        return path_trial.run(
+            path_trial.PathTrial(
                 start=start,
                 changes=changes,
                 is_prefill=pair.fast.is_prefill,
@@ -173,9 +173,11 @@ def measure(
         return without(changes, problem.what.rstrip("."))
 
 
-def without(changes: Sequence[GapPart], reason: str) -> trial.Measured:
+def without(changes: Sequence[GapPart], reason: str) -> path_trial.Measured:
     """The parts that a trial could measure, with the reason why none did."""
-    return trial.Measured({part.name: trial.not_measured(part, reason) for part in changes})
+    return path_trial.Measured(
+        {part.name: path_trial.not_measured(part, reason) for part in changes}
+    )
 
 
 def with_notes(explained: WhyAnswer, notes: Sequence[str]) -> WhyAnswer:

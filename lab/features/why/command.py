@@ -98,7 +98,7 @@ def command(
     not explained. A model that only a file names is never downloaded.
     """
     from lab.app import kinds
-    from lab.features.why.asking import why
+    from lab.features.why.question import why
     from lab.features.why.section import document, section
     from lab.show import console
     from lab.show.section import print_sections
@@ -136,7 +136,7 @@ def sides_of(figures: tuple[str, ...], url: str | None) -> tuple[tuple[str, ...]
 
     LabError for nothing to compare with, and for more than two.
     """
-    from lab.features.why.asking import EXAMPLE, is_url
+    from lab.features.why.question import EXAMPLE, is_url
 
     urls = list(filter(is_url, figures))
     if len(urls) == 1 and not url:
@@ -159,7 +159,7 @@ def sides_of(figures: tuple[str, ...], url: str | None) -> tuple[tuple[str, ...]
 
 def print_read(figures: Sequence[str], prefill: bool, as_json: bool) -> None:
     """Print what is read of the sides, and measure nothing."""
-    from lab.features.why.asking import read_sides
+    from lab.features.why.question import read_sides
     from lab.features.why.section import figure_document, read_section
     from lab.show import console
     from lab.show.section import print_section

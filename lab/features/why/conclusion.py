@@ -33,9 +33,9 @@ from lab.features.why.parts import (
     STATE,
     GapPart,
 )
+from lab.features.why.path_trial import OVER_BUDGET, WITHOUT_BUDGET
 from lab.features.why.readers.setup import program_of
 from lab.features.why.setups import GROUPS, NOT_OF_LLAMA
-from lab.features.why.trial import OVER_BUDGET, WITHOUT_BUDGET
 from lab.runner import as_options
 from lab.show.wording import digits, percent, times
 

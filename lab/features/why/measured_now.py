@@ -13,7 +13,7 @@ from lab.core.asked_settings import defaults
 from lab.errors import LabError
 from lab.features.why.depth import prompt_length
 from lab.features.why.figure import Figure
-from lab.features.why.trial import limited
+from lab.features.why.path_trial import limited
 from lab.process.worker import Worker
 from lab.remote import session as server_session
 from lab.remote.examination import connect

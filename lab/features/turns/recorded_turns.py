@@ -13,8 +13,8 @@ from lab.features.turns.prompts import (
     left_out_by_template,
     recorded_conversation,
 )
+from lab.features.turns.recorded_calls import Body, Call, Recording
 from lab.features.turns.rendered import RenderedPrompt
-from lab.features.turns.replay import Body, Call, Recording
 from lab.remote.client import Client
 from lab.remote.formats import fresh_nonce
 from lab.remote.rendering import apply_template, tokenize

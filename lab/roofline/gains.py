@@ -2,7 +2,7 @@
 experiments.
 
 `changes` replaces one part of a phase by another with a known ceiling and keeps everything else as
-measured. `batching`, `cached_prompt` and `speculation` predict gains from the times of steps that
+measured. `batching`, `cached_prompt` and `drafting` predict gains from the times of steps that
 the runs do not have.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lab.core import guesses, matrices, shell, shown
+from lab.core import drafts, matrices, shell, shown
 from lab.core.attention import attention_layers
 from lab.core.lists import plural
 from lab.core.matrices import BLOCKS, EXPERTS, FEED_FORWARD, Matrix, matrices_of
@@ -277,9 +277,9 @@ class CachedPrompt:
 
 
 @dataclass(frozen=True)
-class Guessing:
-    """Speculative decoding: the share of guesses that must be right, and the gain if ACCEPTANCE of
-    them are.
+class Drafting:
+    """Speculative decoding: the share of draft tokens that must be accepted, and the gain if
+    ACCEPTANCE of them are.
     """
 
     n_draft: int
@@ -330,7 +330,7 @@ def cached_prompt(prefill: Any, prediction: StepPrediction) -> CachedPrompt | No
     return CachedPrompt(n_cached, n_new, ttft_s, saved_s, gain=ttft_s / (ttft_s - saved_s))
 
 
-def guessing(decode: Any, prediction: StepPrediction) -> Guessing | None:
+def drafting(decode: Any, prediction: StepPrediction) -> Drafting | None:
     """The draft length with the largest gain; None without a gain. `decode` is the explained row of
     a decode.
     """
@@ -350,10 +350,10 @@ def guessing(decode: Any, prediction: StepPrediction) -> Guessing | None:
         if not step_s:
             continue
         cost = step_s / single_s
-        gain = guesses.textbook_length(ACCEPTANCE, n_draft) / cost
+        gain = drafts.textbook_length(ACCEPTANCE, n_draft) / cost
         if best is None or gain > best.gain:
-            least = guesses.break_even(cost, 0.0, n_draft) or 0.0
-            best = Guessing(n_draft, least, gain, decode.n_prompt, decode.n_gen)
+            least = drafts.break_even(cost, 0.0, n_draft) or 0.0
+            best = Drafting(n_draft, least, gain, decode.n_prompt, decode.n_gen)
     if best is None or best.gain < LEAST_GAIN:
         return None
     return best
