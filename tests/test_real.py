@@ -17,6 +17,7 @@ from lab.process.wire import Progress
 from lab.process.worker import Worker
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter
+from lab.runner.run_list import RunList
 from lab.runner.warm_engine import WarmEngine
 from tests.bench.warm_up import page_faults
 from tests.support.command import run_lab, run_process
@@ -138,7 +139,7 @@ def test_the_first_run_after_the_warm_up_touches_no_new_memory(
     with Worker() as worker:
         plan = make_plan(worker, [256], 1, 2, str(embedded))
         engine = WarmEngine(
-            plan, worker, Reporter(lambda status: None, plan.order, plan.n_tokens)
+            plan, worker, Reporter(lambda status: None, RunList(plan.order), plan.n_tokens)
         )
         engine.load()
         engine.open(plan.cases)

@@ -57,7 +57,7 @@ LOOKUPS: dict[str, tuple[list[int], int, list[int]]] = {
 def test_what_followed_the_same_tokens_is_guessed(name: str) -> None:
     tokens, n, expected = LOOKUPS[name]
 
-    assert Lookup(tokens).guess(n) == expected
+    assert Lookup(tokens).draft(n) == expected
 
 
 TIMES = StepTimes({1: 1.0, 2: 1.5, 3: 2.0, 5: 3.0}, {})
@@ -85,7 +85,7 @@ def lookup_chains(
     chains = []
     n = n_prompt
     while n < len(text):
-        guess = Lookup(text[:n]).guess(min(n_draft, len(text) - n - 1))
+        guess = Lookup(text[:n]).draft(min(n_draft, len(text) - n - 1))
         n_accepted = 0
         while n_accepted < len(guess) and guess[n_accepted] == text[n + n_accepted]:
             n_accepted += 1

@@ -35,6 +35,7 @@ from lab.runner.cases import Case, shuffled
 from lab.runner.plan import DEFAULT_GEN, DEFAULT_REPEAT, parse_lengths
 from lab.runner.progress import Reporter, ShowStatus, Status, Watch
 from lab.runner.prompts import TEXT
+from lab.runner.run_list import RunList
 
 GONE = (REFUSED, LOST)  # failures that mean, several times in a row, that the server is gone
 DEFAULT_LENGTHS = "100,1000"  # without 10: in most chats the template alone is longer
@@ -158,11 +159,11 @@ class _Session:
         self._server = server
         self._path = path
         self._asks = {case: self._sized(case) for case in plan.cases}
-        self._todo: list[tuple[int, Case]] = []
+        self._volleys = RunList()
         for repeat in range(plan.n_repeat):
-            self._todo += shuffled(plan.cases, plan.seed, repeat)
+            self._volleys.add(shuffled(plan.cases, plan.seed, repeat))
         self._reporter = Reporter(
-            watch, self._todo, lambda case: (case.n_prompt, n_at_once(case) * case.n_gen)
+            watch, self._volleys, lambda case: (case.n_prompt, n_at_once(case) * case.n_gen)
         )
         self._server_pids = server_pids(server.client.access)
         self._lost: list[Request] = []  # in a row
@@ -177,8 +178,8 @@ class _Session:
         """The records of each volley: first the warm-ups, the shortest prompt first."""
         for case in sorted(self._plan.cases, key=lambda case: case.n_prompt):
             yield self._send(case, 0, is_warmup=True)
-        while self._todo:
-            repeat, case = self._todo.pop(0)
+        while self._volleys:
+            repeat, case = self._volleys.take()
             yield self._send(case, repeat, is_warmup=False)
 
     def _send(self, case: Case, repeat: int, is_warmup: bool) -> list[RequestRecord]:
@@ -249,5 +250,5 @@ class _Session:
                 f"in a row failed ({last.failure}: {(last.error or '').rstrip('.')}).",
                 f"Read its log, and restart it. The finished requests are in {self._path}",
             )
-        if self._todo and any(record.error for record in records):
+        if self._volleys and any(record.error for record in records):
             time.sleep(PAUSE_S)

@@ -10,6 +10,7 @@ from lab.process.worker import Worker
 from lab.runner.cases import Case, Plan
 from lab.runner.forecast import Forecast, Phases, work_of_plan
 from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.run_list import RunList
 from lab.runner.warm_engine import N_SENTINEL, N_SENTINEL_SKIPPED, WarmEngine
 
 WARMED_UP = Case(512, 4)
@@ -50,7 +51,7 @@ class Pace(NamedTuple):
 def measured(worker: Worker, plan: Plan, watch: ShowStatus) -> Pace:
     """Start an engine with the model of a plan, and warm it up: some seconds for a small model."""
     began = time.monotonic()
-    reporter = Reporter(watch, [], plan.n_tokens, work_of_plan(plan))
+    reporter = Reporter(watch, RunList(), plan.n_tokens, work_of_plan(plan))
     engine = WarmEngine(plan, worker, reporter)
     worker.restart()
     engine.load()

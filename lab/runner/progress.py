@@ -22,6 +22,7 @@ from lab.runner.in_flight import RunInFlight
 
 if TYPE_CHECKING:
     from lab.runner.cases import Case
+    from lab.runner.run_list import PlannedRun, RunList
 
 
 @dataclass(frozen=True)
@@ -82,26 +83,25 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Calls `watch` with a Status. `todo` is the loop's own list of (round, case).
+    """Calls `watch` with a Status. `runs` are those of the loop, which takes them.
 
     `n_tokens`: what a case prefills and generates; `work_of` its work, for the forecast.
 
-    `expected_runs` gives the runs that will probably be made: the list, unless the loop says
-    otherwise.
+    `expected_runs` gives the runs that will probably be made: those that are left, unless the loop
+    says otherwise.
     """
 
     def __init__(
         self,
         watch: ShowStatus,
-        todo: Sequence[tuple[int, Case]],
+        runs: RunList,
         n_tokens: Callable[[Case], tuple[int, int]],
         work_of: WorkOf | None = None,
     ) -> None:
         self.watch = watch
-        self.n_runs = len(todo)
         self.forecast = Forecast(work_of or work_of_tokens(n_tokens))
-        self.expected_runs: Callable[[], Sequence[tuple[int, Case]]] = lambda: todo
-        self._todo = todo
+        self.expected_runs: Callable[[], Sequence[PlannedRun]] = lambda: list(runs)
+        self._runs = runs
         self._n_tokens = functools.cache(n_tokens)
         self._started = time.monotonic()
         self._round: int | None = None
@@ -217,10 +217,11 @@ class Reporter:
         left_s = None
         if rest_s is not None and self.forecast.is_possible:
             left_s = self._within_budget(rest_s + self._forecast_of_list())
-        n_done = self.n_runs - len(self._todo)
+        n_done = self._runs.n_taken
         if doing in IN_A_RUN:
             n_done -= 1
-        self.watch(Status(doing, case, repeat, rate_tps, n_done, self.n_runs, left_s, text))
+        n_runs = self._runs.n_runs
+        self.watch(Status(doing, case, repeat, rate_tps, n_done, n_runs, left_s, text))
 
     def _within_budget(self, seconds: float) -> float:
         return min(seconds, max(0.0, self.ends_at - time.monotonic()))
@@ -230,14 +231,14 @@ class Reporter:
 
         A case that was not run yet is as much slower than its forecast as the run in flight.
         """
-        state = (len(self._todo), self._n_learned)
+        state = (len(self._runs), self._n_learned)
         if state != self._forecast_state:
             self._forecast_state = state
             self._forecast_s = self._seconds_of(self.expected_runs())
         run_s, computed_s = self._forecast_s
         return run_s + self._slowness * computed_s
 
-    def _seconds_of(self, runs: Sequence[tuple[int, Case]]) -> tuple[float, float]:
+    def _seconds_of(self, runs: Sequence[PlannedRun]) -> tuple[float, float]:
         """The seconds of cases that were run, and of what a round takes beside its runs; those of
         the other cases."""
         run_s = 0.0

@@ -19,7 +19,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.core import phases, results, stats
@@ -35,6 +35,7 @@ from lab.runner.cases import Case, Plan, Until, failed_run
 from lab.runner.diagnosis import Diagnosed
 from lab.runner.forecast import work_of_plan
 from lab.runner.progress import Reporter, ShowStatus, Watch
+from lab.runner.run_list import PlannedRun, RunList
 from lab.runner.warm_engine import WarmEngine
 
 EXTRA_SHARE = 0.25
@@ -88,10 +89,10 @@ def execute(
         message = "A model with random weights generates no text to stream."
         raise LabError(message, "Omit --stream.")
     with unless_empty(path):
-        planned = plan.order
-        reporter = Reporter(watch, planned, plan.n_tokens, work_of_plan(plan))
+        runs = RunList(plan.order)
+        reporter = Reporter(watch, runs, plan.n_tokens, work_of_plan(plan))
         engine = WarmEngine(plan, worker, reporter, stream, n_starts)
-        for settings, run in _Loop(engine, planned).runs():
+        for settings, run in _Loop(engine, runs).made():
             record = engine.record(path.stem, run, settings)
             save(path, record)
             yield record
@@ -100,11 +101,11 @@ def execute(
 class _Loop:
     """A running plan. Its methods yield each run with the settings that it was made with."""
 
-    def __init__(self, engine: WarmEngine, planned: list[tuple[int, Case]]) -> None:
+    def __init__(self, engine: WarmEngine, runs: RunList) -> None:
         self.engine = engine
         self.plan = engine.plan
         self.started = time.monotonic()
-        self.todo = planned  # (repeat, case), in the order of the runs
+        self.runs = runs
         self.is_begun = False  # attention was timed for the forecast
         self.is_extended = False  # the runs after the planned ones are in the list
         self.done: list[tuple[Case, Run]] = []
@@ -112,12 +113,12 @@ class _Loop:
         self.abandoned: set[Case] = set()
         engine.reporter.expected_runs = self._expected_runs
 
-    def runs(self) -> Iterator[tuple[Settings, Run]]:
+    def made(self) -> Iterator[tuple[Settings, Run]]:
         """All runs, warm-ups and failures of the plan, each round with a fresh engine."""
         for case, reason in self.plan.refused.items():
             yield self.plan.settings, failed_run(case, 0, LabError(reason))
-        while self.todo or self._extend():
-            next_round, next_case = self.todo[0]
+        while self.runs or self._extend():
+            next_round, next_case = self.runs.next
             if self.engine.warm and self.engine.round != next_round:
                 if self._is_out_of_time():
                     return
@@ -133,13 +134,13 @@ class _Loop:
 
     def _next_run(self) -> Iterator[tuple[Settings, Run]]:
         """The next run of the list, or the record of its failure."""
-        repeat, case = self.todo.pop(0)
+        repeat, case = self.runs.take()
         try:
             run = self.engine.run(case, repeat)
         except LabError as problem:
             settings, run = self._failed(case, repeat, problem, self.engine.most_crashes)
             if run.warmup:  # does not count, because another setting works: try again
-                self.todo.insert(0, (repeat, case))
+                self.runs.put_back((repeat, case))
             yield settings, run  # is saved before the engine starts again: that may fail too
             if isinstance(problem, WorkerDied):  # after other failures the engine can continue
                 self.engine.renew()
@@ -156,12 +157,11 @@ class _Loop:
         """Add the rounds after the planned ones to the list, once; whether there are any."""
         if self.is_extended or not self._runs_that_count() or self._is_out_of_time():
             return False
-        self.todo += self._extension(time.monotonic() - self.started)
+        self.runs.add(self._extension(time.monotonic() - self.started))
         self.is_extended = True
-        self.engine.reporter.n_runs += len(self.todo)
-        return bool(self.todo)
+        return len(self.runs) > 0
 
-    def _extension(self, planned_s: float) -> list[tuple[int, Case]]:
+    def _extension(self, planned_s: float) -> list[PlannedRun]:
         """The rounds after the planned ones, which take `planned_s`, by what is known now."""
         runs = self._runs_that_count()
         n_repeats: dict[Case, int] = {}
@@ -172,7 +172,7 @@ class _Loop:
         elif self.plan.is_more_if_cheap:
             spare_s = EXTRA_SHARE * planned_s
             n_repeats = cheap_repeats(self._forecast_s(), self.plan.n_repeat, spare_s)
-        extension: list[tuple[int, Case]] = []
+        extension: list[PlannedRun] = []
         for repeat in range(self.plan.n_repeat, max(n_repeats.values(), default=0)):
             cases = [case for case, n_repeat in n_repeats.items() if repeat < n_repeat]
             extension += self.plan.round(repeat, cases)
@@ -187,12 +187,12 @@ class _Loop:
                 run_s[case] = sum(seconds)
         return run_s
 
-    def _expected_runs(self) -> list[tuple[int, Case]]:
+    def _expected_runs(self) -> list[PlannedRun]:
         """The list with the rounds that will probably follow, without those that will not."""
+        expected = list(self.runs)
         if self.is_extended:
-            return self.todo
+            return expected
         run_s = self._forecast_s()
-        expected = self.todo
         if self.plan.is_more_if_cheap and len(run_s) > 1 and self.engine.round < DEAR_REPEATS:
             expected = without(expected, dear_case(run_s), DEAR_REPEATS)
         planned_s = sum(run_s[case] for _, case in expected if case in run_s)
@@ -204,19 +204,14 @@ class _Loop:
 
         Whether any was dropped.
         """
-        if not self.plan.is_more_if_cheap or self.todo[0][0] < DEAR_REPEATS:
+        if not self.plan.is_more_if_cheap or self.runs.next[0] < DEAR_REPEATS:
             return False
         case = dear_case(self._forecast_s())
         if case is None or not is_as_sure(case, self._runs_that_count()):
             return False
-        n_before = len(self.todo)
-        self._keep(without(self.todo, case, DEAR_REPEATS))
-        return len(self.todo) < n_before
-
-    def _keep(self, todo: list[tuple[int, Case]]) -> None:
-        """Drop the other runs of the list; the progress expects them no more."""
-        self.engine.reporter.n_runs -= len(self.todo) - len(todo)
-        self.todo[:] = todo
+        n_before = len(self.runs)
+        self.runs.keep(without(self.runs, case, DEAR_REPEATS))
+        return len(self.runs) < n_before
 
     def _runs_that_count(self) -> dict[Case, list[Run]]:
         """The runs of each case that was not abandoned."""
@@ -242,7 +237,7 @@ class _Loop:
         try:
             engine.load()
             is_loaded = True
-            engine.round = self.todo[0][0]
+            engine.round, _ = self.runs.next
             engine.open(possible)
             is_open = True
             engine.reporter.begin_round(engine.round)
@@ -262,8 +257,8 @@ class _Loop:
     def _next_in_one_engine(self) -> set[Case]:
         """The cases for which the engine is warmed up: all, or the next one if it is a cold
         case."""
-        next_case = self.todo[0][1]
-        return {next_case} if next_case.is_cold else {case for _, case in self.todo}
+        _, next_case = self.runs.next
+        return {next_case} if next_case.is_cold else {case for _, case in self.runs}
 
     def _size(self, case: Case) -> tuple[float, int]:
         return self.engine.plan.memory(case).total_bytes, case.n_prompt
@@ -289,7 +284,7 @@ class _Loop:
         may_be_chance = isinstance(problem, WorkerDied) and self.n_crashes[case] < most_crashes
         if not may_be_chance:
             self.abandoned.add(case)
-            self._keep([(n, planned) for n, planned in self.todo if planned != case])
+            self.runs.keep(without(self.runs, case, 0))
         return settings, failed_run(case, repeat, problem, warmup=is_warmup and may_be_chance)
 
 
@@ -317,15 +312,9 @@ def cheap_repeats(
     return n_repeats
 
 
-def without(
-    todo: Sequence[tuple[int, Case]], case: Case | None, first: int
-) -> list[tuple[int, Case]]:
+def without(runs: Iterable[PlannedRun], case: Case | None, first: int) -> list[PlannedRun]:
     """A list of runs without those of a case from the round `first` on."""
-    kept_runs: list[tuple[int, Case]] = []
-    for repeat, planned in todo:
-        if planned != case or repeat < first:
-            kept_runs.append((repeat, planned))
-    return kept_runs
+    return [run for run in runs if run[1] != case or run[0] < first]
 
 
 def dear_case(run_s: Mapping[Case, float]) -> Case | None:

@@ -31,6 +31,7 @@ from lab.runner.cases import Case, Plan, failed_run
 from lab.runner.forecast import work_of_plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.run_list import RunList
 from lab.runner.warm_engine import WarmEngine
 
 N_BLOCKS = 10
@@ -152,14 +153,12 @@ def execute(
     cases_of_block: list[Case] = []
     for plan_of_variant in plans.values():
         cases_of_block += plan_of_variant.cases * blocks.n_turns
-    todo: list[tuple[int, Case]] = []
-    for number in reversed(
-        range(blocks.first, blocks.first + blocks.n)
-    ):  # runs are taken from the end
-        todo += [(number, case) for case in cases_of_block]
-    reporter = Reporter(watch, todo, first_plan.n_tokens, work_of_plan(first_plan))
+    runs = RunList()
+    for number in range(blocks.first, blocks.first + blocks.n):
+        runs.add((number, case) for case in cases_of_block)
+    reporter = Reporter(watch, runs, first_plan.n_tokens, work_of_plan(first_plan))
     chance = random.Random(first_plan.seed)
-    trial = Trial(dict(plans), path, reporter, todo, chance, new_worker, blocks)
+    trial = Trial(dict(plans), path, reporter, runs, chance, new_worker, blocks)
     started = time.monotonic()
     reporter.ends_at = started + blocks.budget_s
     n_crashes = collections.Counter[str | None]()
@@ -173,18 +172,18 @@ def execute(
             if run.status == FAILED or n_crashes[run.variant] >= most_crashes:
                 raise LabError(f"{run.variant}: {run.error}", "The finished runs are kept.")
             n_left = (blocks.n - number - 1) * len(cases_of_block)
-            del todo[n_left:]
+            runs.pass_over(n_left)
 
 
 @dataclass
 class Trial:
-    """A trial under way. `todo` is the reporter's list of runs; `plans` get the checksums of their
+    """A trial under way, with the runs of its reporter; `plans` get the checksums of their
     models."""
 
     plans: dict[str, Plan]
     path: Path
     reporter: Reporter
-    todo: list[tuple[int, Case]]
+    runs: RunList
     chance: random.Random
     new_worker: Callable[[], Worker]
     blocks: Blocks
@@ -214,7 +213,7 @@ class Trial:
                         yield record
                 self.reporter.announce()
                 for turn, name, place in _order(names, places, n_turns):
-                    self.todo.pop()
+                    self.runs.take()
                     case = self.plans[name].cases[place]
                     run = engines[name].run(case, n_turns * number + turn)
                     record = self._save(engines[name], name, number, run)

@@ -50,6 +50,7 @@ from lab.runner import builds, machine, progress, trial
 from lab.runner.cases import Plan, utc_now
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus, Status, Watch
+from lab.runner.run_list import RunList
 from lab.runner.session import new_results_file
 
 PROMPT_LEN = 512
@@ -334,11 +335,11 @@ class BisectSession:
             trial.check(plans)
         began = self.clock()
         cases = [case for plan in plans.values() for case in plan.cases]
-        todo = [(0, case) for case in cases * self.n_turns]
-        reporter = Reporter(self.shown(upcoming), todo, self.plan.base.n_tokens)
+        runs = RunList((0, case) for case in cases * self.n_turns)
+        reporter = Reporter(self.shown(upcoming), runs, self.plan.base.n_tokens)
         one_block = trial.Blocks(1, self.n_turns)
         blocks = trial.Trial(
-            plans, self.path, reporter, todo, self.chance, self.new_worker, one_block
+            plans, self.path, reporter, runs, self.chance, self.new_worker, one_block
         )
         records: list[Record] = []
         last_run, most_crashes = yield from keeping(blocks.block(self.n_blocks), records)

@@ -24,6 +24,7 @@ from lab.runner import machine, trial
 from lab.runner.cases import Case, Plan
 from lab.runner.plan import make_plan
 from lab.runner.progress import Reporter, ShowStatus
+from lab.runner.run_list import RunList
 from lab.runner.warm_engine import WarmEngine
 from lab.show.wording import digits
 
@@ -116,7 +117,7 @@ def examine(
 
 def first_run(worker: Worker, plan: Plan, watch: ShowStatus) -> Record:
     """The second of two short runs, which tells how long others will take."""
-    engine = WarmEngine(plan, worker, Reporter(watch, [], plan.n_tokens))
+    engine = WarmEngine(plan, worker, Reporter(watch, RunList(), plan.n_tokens))
     engine.load()
     engine.open(plan.cases)
     case = Case(LENGTHS[0], 4)

@@ -33,6 +33,7 @@ from lab.process.worker import Worker
 from lab.runner import as_options, neighbours, progress, trial
 from lab.runner.cases import Plan, utc_now
 from lab.runner.progress import Reporter, ShowStatus, Watch
+from lab.runner.run_list import RunList
 from lab.runner.session import new_results_file
 
 # Share of the budget that is kept, once FEWEST_TRIED choices were tried
@@ -245,9 +246,9 @@ class TuneSession:
             plans[variant(choice, self.plan.default)] = dataclasses.replace(plan, model=model)
         if len(plans) > 1:
             trial.check(plans)
-        todo = []
+        runs = RunList()
         for plan in plans.values():
-            todo += [(0, case) for case in plan.cases]
+            runs.add((0, case) for case in plan.cases)
         stage = "searching" if part == SEARCH else "confirming"
         label = f"{stage}, block {self.n_blocks + 1}"
 
@@ -256,9 +257,9 @@ class TuneSession:
             status = dataclasses.replace(status, part=label, n_runs=0, left_s=left_s)
             self.watch(dataclasses.replace(status, announcement=""))
 
-        reporter = Reporter(show, todo, self.plan.default.n_tokens)
+        reporter = Reporter(show, runs, self.plan.default.n_tokens)
         blocks = trial.Trial(
-            plans, self.path, reporter, todo, self.chance, self.new_worker, trial.Blocks(1, 1)
+            plans, self.path, reporter, runs, self.chance, self.new_worker, trial.Blocks(1, 1)
         )
         yield from blocks.block(self.n_blocks)
         for plan in blocks.plans.values():

@@ -13,7 +13,7 @@ from lab.core.asked_settings import defaults
 from lab.errors import LabError
 from lab.features.why.depth import prompt_length
 from lab.features.why.figure import Figure
-from lab.features.why.path_trial import limited
+from lab.features.why.time_limit import TimeSpent, limited, until_spent
 from lab.process.worker import Worker
 from lab.remote import session as server_session
 from lab.remote.examination import connect
@@ -47,13 +47,20 @@ def measure_like(figure: Figure, asked: Now) -> Path:
 
     LabError if none ended in the budget.
     """
-    path, n_done = by_url(figure, asked) if asked.url else here(figure, asked)
+    try:
+        path, n_done = by_url(figure, asked) if asked.url else here(figure, asked)
+    except TimeSpent:  # while the server was examined
+        raise nothing_ended(asked) from None
     if not n_done:
-        raise LabError(
-            f"{asked.url or asked.spec}: nothing ended within {seconds(asked.budget_s)}.",
-            "Give more time: --budget 5min",
-        )
+        raise nothing_ended(asked)
     return path
+
+
+def nothing_ended(asked: Now) -> LabError:
+    return LabError(
+        f"{asked.url or asked.spec}: nothing ended within {seconds(asked.budget_s)}.",
+        "Give more time: --budget 5min",
+    )
 
 
 def lengths_like(figure: Figure) -> tuple[int, int]:
@@ -65,37 +72,31 @@ def lengths_like(figure: Figure) -> tuple[int, int]:
 def by_url(figure: Figure, asked: Now) -> tuple[Path, int]:
     """Requests to a server: their file, and how many ended."""
     n_prompt, n_gen = lengths_like(figure)
-    n_done = 0
-    path = asked.folder
-    with limited(asked.watch, asked.budget_s) as look:
+    look = limited(asked.watch, asked.budget_s)
 
-        def say(sentence: str) -> None:
-            look(Status(sentence))
+    def say(sentence: str) -> None:
+        look(Status(sentence))
 
-        with connect(asked.url or "", asked.spec, say, **asked.reaching) as served:
-            path = served.new_file(asked.folder)
-            plan = server_session.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
-            server_session.check(plan, served)
-            for _ in server_session.execute(plan, served, path, look):
-                n_done += 1
-    return path, n_done
+    with connect(asked.url or "", asked.spec, say, **asked.reaching) as served:
+        path = served.new_file(asked.folder)
+        plan = server_session.make_plan([max(SHORTEST, n_prompt)], n_gen, REPEATS)
+        server_session.check(plan, served)
+        sent = list(until_spent(server_session.execute(plan, served, path, look)))
+    return path, len(sent)
 
 
 def here(figure: Figure, asked: Now) -> tuple[Path, int]:
     """Runs on this machine with the figure's settings: their file, and how many ended."""
     n_prompt, n_gen = lengths_like(figure)
-    n_done = 0
-    path = asked.folder
     settings = {
         name: value
         for name, value in figure.settings.items()
         if value is not None and value != defaults().get(name)
     }
-    with limited(asked.watch, asked.budget_s) as look, Worker() as worker:
-        settings |= asked.of_chain
+    settings |= asked.of_chain
+    look = limited(asked.watch, asked.budget_s)
+    with Worker() as worker:
         plan = make_plan(worker, [n_prompt], n_gen, REPEATS, asked.spec or "", **settings)
         path = session.new_results_file(plan, asked.folder)
-        for record in session.execute(plan, worker, path, look):
-            if record.run.is_timed:
-                n_done += 1
-    return path, n_done
+        records = list(until_spent(session.execute(plan, worker, path, look)))
+    return path, len([record for record in records if record.run.is_timed])

@@ -8,7 +8,6 @@ cheapest first, as fit into the budget. What it does not hold is cut off and not
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
@@ -28,10 +27,11 @@ from lab.errors import LabError
 from lab.features.why.depth import GEN, prompt_length
 from lab.features.why.machines import ns_per_token
 from lab.features.why.parts import FEWEST, MEASURED, NOT_MEASURED, GapPart, Pair
+from lab.features.why.time_limit import TimeSpent, limited, until_spent
 from lab.process.worker import Worker
 from lab.runner import as_options, disturbances, session, trial
 from lab.runner.cases import Plan
-from lab.runner.progress import ShowStatus, Status
+from lab.runner.progress import ShowStatus
 from lab.show.wording import seconds, times
 
 MOST_BLOCKS = 30
@@ -46,24 +46,6 @@ Way = Mapping[frozenset[int], str]
 
 Block = Mapping[str, float]
 """Times per token by the variants' names."""
-
-
-class _Spent(Exception):
-    """The budget is spent, in the middle of a run."""
-
-
-@contextlib.contextmanager
-def limited(watch: ShowStatus, budget_s: float) -> Iterator[ShowStatus]:
-    """A watch that ends the block when the budget is spent, even within a run."""
-    ends = time.monotonic() + budget_s
-
-    def look(status: Status) -> None:
-        watch(status)
-        if time.monotonic() > ends:
-            raise _Spent
-
-    with contextlib.suppress(_Spent):
-        yield look
 
 
 @dataclass(frozen=True)
@@ -156,17 +138,10 @@ def needed_seconds(asked: PathTrial, lengths: Sequence[int]) -> list[float]:
     """
     cheapest_start = {**asked.start, "prompt_len": min(lengths)}
     short = replace(asked, start=cheapest_start, changes=asked.changes[:1])
-    fixed_s = math.inf  # of each run, to start an engine and to warm up
-    work_s = 0.0  # of each run, for its steps
-    with TemporaryDirectory() as folder, limited(asked.watch, asked.budget_s) as look:
-        _, plans = plans_of(short)
-        name = next(iter(plans))
-        began = time.monotonic()
-        path = Path(folder) / "first.jsonl"
-        variant = {name: plans[name]}
-        records = trial.execute(variant, trial.Blocks(1, 1), path, look, asked.new_worker)
-        work_s = sum(map(seconds_of_steps, records))
-        fixed_s = time.monotonic() - began - work_s
+    try:
+        fixed_s, work_s = seconds_of_one_run(short)
+    except TimeSpent:
+        return [math.inf] * len(asked.changes)
     n_tokens = min(lengths) + asked.n_gen
     blocks_s: list[float] = []
     for n_changes, part in enumerate(asked.changes, 1):
@@ -175,6 +150,24 @@ def needed_seconds(asked: PathTrial, lengths: Sequence[int]) -> list[float]:
         n_variants = 2 * n_changes
         blocks_s.append(n_variants * (fixed_s + work_s))
     return blocks_s
+
+
+def seconds_of_one_run(asked: PathTrial) -> tuple[float, float]:
+    """Seconds of a run of the first variant: to start an engine and to warm up, and for its steps.
+
+    TimeSpent if it does not end within the budget.
+    """
+    look = limited(asked.watch, asked.budget_s)
+    _, plans = plans_of(asked)
+    name = next(iter(plans))
+    variant = {name: plans[name]}
+    began = time.monotonic()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "first.jsonl"
+        records = trial.execute(variant, trial.Blocks(1, 1), path, look, asked.new_worker)
+        work_s = sum(map(seconds_of_steps, records))
+        fixed_s = time.monotonic() - began - work_s
+    return fixed_s, work_s
 
 
 def seconds_of_steps(record: Record) -> float:
@@ -188,7 +181,7 @@ def seconds_of_steps(record: Record) -> float:
 def measure_way(asked: PathTrial) -> Measured:
     """Run blocks until all factors are sure, the budget is spent, or a variant cannot run.
 
-    A block that a crash has ended counts for no factor.
+    A block that the budget or a crash has ended counts for no factor.
     """
     way, plans = plans_of(asked)
     path = session.new_results_file(next(iter(plans.values())), asked.folder)
@@ -196,9 +189,12 @@ def measure_way(asked: PathTrial) -> Measured:
     records: list[Record] = []
     parts = factors(asked.changes, way, blocks, records)
     ended_by: str | None = None
-    with results.unless_empty(path), limited(asked.watch, asked.budget_s) as look:
+    look = limited(asked.watch, asked.budget_s)
+    with results.unless_empty(path):
         blocks_asked = trial.Blocks(MOST_BLOCKS, 1)
-        executed = trial.execute(plans, blocks_asked, path, look, asked.new_worker)
+        executed = until_spent(
+            trial.execute(plans, blocks_asked, path, look, asked.new_worker)
+        )
         try:
             for block in whole_blocks(executed, records, len(plans), asked.is_prefill):
                 blocks.append(block)
