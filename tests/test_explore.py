@@ -166,13 +166,13 @@ def test_it_predicts_as_lab_predict_does_for_random_requests(
                 assert shown[phase]["beyond"] == is_beyond, choice
         else:
             device_of_row = devices.find_device(page_data["devices"][choice["device"]]["name"])
-            row = prediction.on_device(
-                chosen, settings, device_of_row, n, gen, choice["users"]
+            row = prediction.OnDevice(chosen, settings, device_of_row).request(
+                n, gen, choice["users"]
             )
         assert agrees(
-            shown["prefill"], row.prefill_limit_s, row.prefill_expected_s, row.prefill_s
+            shown["prefill"], row.prefill.limit_s, row.prefill.expected_s, row.prefill_s
         ), choice
-        assert agrees(shown["decode"], row.tpot_limit_s, row.tpot_expected_s, row.tpot_s), (
+        assert agrees(shown["decode"], row.token.limit_s, row.token.expected_s, row.tpot_s), (
             choice
         )
         assert shown["memory"]["total"] == prediction.memory_bytes(

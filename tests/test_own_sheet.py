@@ -17,7 +17,7 @@ from lab.features.predict.ranking import predict
 from lab.models import asked_devices, catalog, described, devices, own_sheet
 from lab.models.own_sheet import OwnSheet, SheetRow
 from lab.roofline import conditioning, datasheet
-from lab.roofline.prediction import on_device
+from lab.roofline.prediction import OnDevice
 from tests.support.records import make_record, make_run
 
 RECORDS = [make_record(make_run())]
@@ -99,7 +99,7 @@ def token_range(path: str, spec: str, flash_attn: str = "on") -> tuple[float, fl
     device = asked_devices.device_called(path)
     rates = conditioning.rates_of_sheet(device)
     compared = conditioning.compare(rates, shape_called, settings, device)
-    return on_device(shape_called(spec), settings, device, 64, 2, 1, compared).tpot_s
+    return OnDevice(shape_called(spec), settings, device, compared).request(64, 2, 1).tpot_s
 
 
 def test_other_models_of_published_machines_are_predicted_within_their_ranges(

@@ -19,7 +19,7 @@ from lab.models import catalog, devices, obtain, synthetic
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning, prediction, probing
 from lab.roofline.learning import Step
-from lab.roofline.prediction import Here, Prediction, on_device
+from lab.roofline.prediction import Here, OnDevice, PhaseTime, Prediction
 from lab.roofline.step_prediction import StepPrediction
 from tests.support.ceilings import epyc
 from tests.support.command import run_lab
@@ -45,14 +45,14 @@ def beyond(row: Prediction) -> list[str]:
 
 def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
     row = here([timed_run(n, 1.5, 2) for n in (512, 1024, 2048)]).request(1024, 6)
-    assert row.prefill_limit_s
-    assert row.prefill_expected_s
-    assert row.tpot_expected_s
+    assert row.prefill.limit_s
+    assert row.prefill.expected_s
+    assert row.token.expected_s
     measured = timed_run(1024, 1.5, 2).run.steps
     token_s = (measured.ready_ns[3] - measured.start_ns[3]) / 1e9
-    assert row.prefill_expected_s == pytest.approx(measured.ready_ns[1] / 1e9, rel=0.1)
-    assert row.tpot_expected_s == pytest.approx(token_s, rel=0.1)
-    assert row.tpot_limit_s < row.tpot_s[0] < row.tpot_expected_s < row.tpot_s[1]
+    assert row.prefill.expected_s == pytest.approx(measured.ready_ns[1] / 1e9, rel=0.1)
+    assert row.token.expected_s == pytest.approx(token_s, rel=0.1)
+    assert row.token.limit_s < row.tpot_s[0] < row.token.expected_s < row.tpot_s[1]
     assert row.e2e_s[0] == pytest.approx(row.prefill_s[0] + 5 * row.tpot_s[0])
     assert row.e2e_s[1] == pytest.approx(row.prefill_s[1] + 5 * row.tpot_s[1])
     assert not row.extrapolations
@@ -61,7 +61,7 @@ def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
 def test_a_phase_is_expected_by_the_fit_within_the_factor_of_its_errors() -> None:
     machine = here([timed_run(n, 1.5, 2) for n in (512, 1024)])
     row = machine.request(1024, 7)
-    assert row.prefill_limit_s == sum(
+    assert row.prefill.limit_s == sum(
         machine.limit_s(Step(512, n_past, n_outputs))
         for n_past, n_outputs in ((0, 0), (512, 1))
     )
@@ -69,7 +69,7 @@ def test_a_phase_is_expected_by_the_fit_within_the_factor_of_its_errors() -> Non
     costs = learning.costs_of(BIG, WIDE, FAST, [Step(1, 1026, 1)])
     expected_s = machine.learned.fit.seconds(case, costs)
     factor = machine.learned.factor(case)
-    assert row.tpot_expected_s == expected_s
+    assert row.token.expected_s == expected_s
     assert row.tpot_s == (expected_s / factor, expected_s * factor)
 
 
@@ -88,16 +88,16 @@ def test_nothing_is_expected_below_its_limit(factor: float) -> None:
     machine = here([timed_run(n, factor, factor) for n in (512, 2048)])
     for n_prompt in (1, 100, 512, 10_000):
         row = machine.request(n_prompt, 6)
-        assert row.prefill_limit_s
-        assert row.prefill_expected_s
-        assert row.tpot_expected_s
+        assert row.prefill.limit_s
+        assert row.prefill.expected_s
+        assert row.token.expected_s
         assert (
-            row.prefill_limit_s
+            row.prefill.limit_s
             <= row.prefill_s[0]
-            <= row.prefill_expected_s
+            <= row.prefill.expected_s
             <= row.prefill_s[1]
         )
-        assert row.tpot_limit_s <= row.tpot_s[0] <= row.tpot_expected_s <= row.tpot_s[1]
+        assert row.token.limit_s <= row.tpot_s[0] <= row.token.expected_s <= row.tpot_s[1]
 
 
 def test_several_users_take_as_much_longer_as_their_step() -> None:
@@ -111,12 +111,12 @@ def test_several_users_take_as_much_longer_as_their_step() -> None:
     all_s = steps.seconds(1, 1099, 4, other_spans)
     assert one_s
     assert all_s
-    assert single.tpot_expected_s
+    assert single.token.expected_s
     slower = all_s / one_s
     assert many.users == 4
-    assert many.tpot_expected_s == pytest.approx(slower * single.tpot_expected_s)
+    assert many.token.expected_s == pytest.approx(slower * single.token.expected_s)
     assert many.tpot_s == pytest.approx((slower * single.tpot_s[0], slower * single.tpot_s[1]))
-    assert many.tpot_limit_s == machine.limit_s(Step(1, 1099, 4), other_spans)
+    assert many.token.limit_s == machine.limit_s(Step(1, 1099, 4), other_spans)
     assert many.prefill_s == single.prefill_s
 
 
@@ -130,20 +130,16 @@ def test_users_are_no_faster_than_their_limit_and_unknown_steps_stay_unknown() -
         MODEL,
         10,
         5,
-        None,
-        (1, 2),
-        0.1,
-        (0.2, 0.4),
-        None,
-        0.3,
+        PhaseTime(None, None, (1, 2)),
+        PhaseTime(0.1, 0.3, (0.2, 0.4)),
     )
     bounded = prediction.for_users(row, 2, 1.0, 2.0, 0.7)
-    assert bounded.tpot_expected_s == 0.7
+    assert bounded.token.expected_s == 0.7
     assert bounded.tpot_s == (0.7, 0.8)
     unknown = prediction.for_users(row, 2, None, 2.0, 0.1)
     assert math.isnan(unknown.tpot_s[1])
-    without = dataclasses.replace(row, tpot_expected_s=None)
-    assert prediction.for_users(without, 2, 1.0, 2.0, 0.1).tpot_expected_s is None
+    without = dataclasses.replace(row, token=row.token._replace(expected_s=None))
+    assert prediction.for_users(without, 2, 1.0, 2.0, 0.1).token.expected_s is None
 
 
 def test_ranges_widen_where_they_extrapolate_and_the_text_says_so() -> None:
@@ -286,10 +282,8 @@ def test_a_request_that_just_fits_lacks_nothing() -> None:
         model,
         1000,
         200,
-        None,
-        (1, 2),
-        0.1,
-        (0.2, 0.4),
+        PhaseTime(None, None, (1, 2)),
+        PhaseTime(0.1, None, (0.2, 0.4)),
     )
     needed = prediction.memory_bytes(model, SETTINGS, 1200)
     fitting = prediction.with_memory(row, SETTINGS, float(needed))
@@ -499,9 +493,9 @@ def test_the_backend_that_a_device_is_used_with(name: str, backend: str) -> None
 
 def test_a_7b_in_f16_on_an_a100() -> None:
     a100 = devices.find_device("A100 80GB")
-    row = on_device(of_catalog("llama-2-7b"), WIDE, a100, 1, 2)
+    row = OnDevice(of_catalog("llama-2-7b"), WIDE, a100).request(1, 2)
     # "About 145" counts the embedding table as well; the ridge is 153, not 312.
-    assert 1 / row.tpot_limit_s == pytest.approx(154, rel=0.02)
+    assert 1 / row.token.limit_s == pytest.approx(154, rel=0.02)
     assert a100.tflops
     assert a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)
 
@@ -511,17 +505,17 @@ def test_more_memory_and_bandwidth_make_no_chip_slower() -> None:
     for device in devices.devices().values():
         by_chip.setdefault(device.chip, []).append(device)
     small, large = sorted(by_chip["a100"], key=lambda device: device.gbps)
-    of_small = on_device(BIG, WIDE, small, 1000, 200)
-    of_large = on_device(BIG, WIDE, large, 1000, 200)
+    of_small = OnDevice(BIG, WIDE, small).request(1000, 200)
+    of_large = OnDevice(BIG, WIDE, large).request(1000, 200)
     assert small.name == "a100-40gb"
     assert large.name == "a100-80gb"
     assert small.peak_tflops == large.peak_tflops
-    assert of_large.prefill_expected_s
-    assert of_small.prefill_expected_s
-    assert of_large.prefill_expected_s <= of_small.prefill_expected_s
-    assert of_large.tpot_expected_s
-    assert of_small.tpot_expected_s
-    assert of_large.tpot_expected_s < of_small.tpot_expected_s
+    assert of_large.prefill.expected_s
+    assert of_small.prefill.expected_s
+    assert of_large.prefill.expected_s <= of_small.prefill.expected_s
+    assert of_large.token.expected_s
+    assert of_small.token.expected_s
+    assert of_large.token.expected_s < of_small.token.expected_s
     learned = learned_figures(
         device={
             "rtx-1-8gb": 2.0,
@@ -538,24 +532,24 @@ def test_more_memory_and_bandwidth_make_no_chip_slower() -> None:
 
 def test_a_request_on_a_device_is_what_was_learned_of_its_phases() -> None:
     card = devices.find_device("rtx-4090")
-    row = on_device(BIG, WIDE, card, 1000, 200)
+    row = OnDevice(BIG, WIDE, card).request(1000, 200)
     prompt = datasheet.case_for(BIG, WIDE, card, PREFILL, 1000)
     token = datasheet.case_for(BIG, WIDE, card, DECODE, 1099)
     learned = datasheet.learned()
-    assert row.prefill_limit_s == prompt.least_s
-    assert row.prefill_expected_s == learned[PREFILL].expected_s(prompt)
-    assert row.tpot_expected_s == learned[DECODE].expected_s(token)
-    assert row.tpot_expected_s
+    assert row.prefill.limit_s == prompt.least_s
+    assert row.prefill.expected_s == learned[PREFILL].expected_s(prompt)
+    assert row.token.expected_s == learned[DECODE].expected_s(token)
+    assert row.token.expected_s
     fast, slow = learned[DECODE].range(token)
     least_s = token.least_s or 0
-    assert row.tpot_s[0] == max(least_s, fast * row.tpot_expected_s)
-    assert row.tpot_s[1] == slow * row.tpot_expected_s
+    assert row.tpot_s[0] == max(least_s, fast * row.token.expected_s)
+    assert row.tpot_s[1] == slow * row.token.expected_s
 
 
 def test_users_of_a_device_take_as_much_longer_as_their_parts() -> None:
     card = devices.find_device("rtx-4090")
-    single = on_device(BIG, WIDE, card, 1000, 200)
-    many = on_device(BIG, WIDE, card, 1000, 200, users=64)
+    single = OnDevice(BIG, WIDE, card).request(1000, 200)
+    many = OnDevice(BIG, WIDE, card).request(1000, 200, users=64)
     token = datasheet.case_for(BIG, WIDE, card, DECODE, 1099)
     times = []
     for users in (1, 64):
@@ -563,10 +557,10 @@ def test_users_of_a_device_take_as_much_longer_as_their_parts() -> None:
         case = dataclasses.replace(token, parts=parts)
         times.append(datasheet.learned()[DECODE].expected_s(case) or math.nan)
     slower = times[1] / times[0]
-    assert single.tpot_expected_s
-    assert many.tpot_expected_s == pytest.approx(slower * single.tpot_expected_s)
+    assert single.token.expected_s
+    assert many.token.expected_s == pytest.approx(slower * single.token.expected_s)
     assert many.tpot_s[1] == pytest.approx(slower * single.tpot_s[1])
-    assert many.tpot_limit_s == case.least_s
+    assert many.token.limit_s == case.least_s
 
 
 @pytest.mark.parametrize("name", ["rtx-4090", "m4", "h100", "rx-7900-xtx", "laptop-ddr5"])
@@ -574,7 +568,7 @@ def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None
     model = synthetic.model_of(catalog.find("llama-3.1-8b"), "Q4_0")
     device = devices.find_device(name)
     lengths = [round(10 ** (2 + i / 20)) for i in range(61)]  # 100 to 100,000
-    rows = [on_device(model, WIDE, device, n, 200) for n in lengths]
+    rows = [OnDevice(model, WIDE, device).request(n, 200) for n in lengths]
     for shorter, longer in itertools.pairwise(rows):
         for times in ("prefill_s", "tpot_s", "e2e_s"):
             ends = zip(
@@ -584,7 +578,7 @@ def test_no_end_of_a_range_falls_or_jumps_as_the_prompt_grows(name: str) -> None
             )
             for before, after in ends:
                 assert math.isnan(before) or before <= after * (1 + 1e-9), times
-    before, after = (on_device(model, WIDE, device, n, 200) for n in (3000, 3001))
+    before, after = (OnDevice(model, WIDE, device).request(n, 200) for n in (3000, 3001))
     assert after.e2e_s == pytest.approx(before.e2e_s, rel=0.01, nan_ok=True)
 
 
@@ -645,9 +639,9 @@ def test_this_machine_without_ceilings_and_too_many_tokens_are_refused(tmp_path:
 def test_without_a_cost_of_a_step_no_figure_of_several_users_is_invented() -> None:
     alone = here([timed_run(512, 1.2, 1.3)]).request(1024, 6)
     unknown = prediction.for_users(alone, 4, None, 0.1, limit_s=0.01)
-    assert unknown.tpot_expected_s is None
+    assert unknown.token.expected_s is None
     assert all(map(math.isnan, unknown.tpot_s))
-    assert unknown.tpot_limit_s == 0.01
+    assert unknown.token.limit_s == 0.01
 
 
 @pytest.mark.parametrize("layers", [{}, {"n_gpu_layers": "auto"}, {"n_gpu_layers": 0}])

@@ -14,7 +14,7 @@ from lab.features.predict import published_record, wording
 from lab.models import catalog, described, devices, processors, synthetic
 from lab.roofline import conditioning, datasheet
 from lab.roofline.datasheet import DatasheetCase
-from lab.roofline.prediction import on_device
+from lab.roofline.prediction import OnDevice
 from lab.show import canvas
 from tests.bench import clean_published, learn_published, published as bench
 from tests.bench.learn_published import Row, published
@@ -185,20 +185,20 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
     for name in ("smollm2-135m", "llama-3.2-1b", "llama-3.3-70b"):
         model = synthetic.model_of(catalog.find(name), "Q4_0")
         for device in devices.devices().values():
-            row = on_device(model, settings, device, 512, 128)
+            row = OnDevice(model, settings, device).request(512, 128)
             assert (
-                row.tpot_limit_s
+                row.token.limit_s
                 <= row.tpot_s[0]
-                <= (row.tpot_expected_s or 0)
+                <= (row.token.expected_s or 0)
                 <= row.tpot_s[1]
             ), device.name
             if device.peak_tflops is None:
-                assert row.prefill_limit_s is None
+                assert row.prefill.limit_s is None
                 assert row.prefill_s[0] != row.prefill_s[0]
             else:
                 low, high = row.prefill_s
                 assert (
-                    (row.prefill_limit_s or 0) <= low <= (row.prefill_expected_s or 0) <= high
+                    (row.prefill.limit_s or 0) <= low <= (row.prefill.expected_s or 0) <= high
                 ), device.name
 
 
@@ -236,7 +236,7 @@ def test_a_smaller_cache_makes_long_contexts_faster() -> None:
     device = devices.find_device("rtx-4090")
     small = dataclasses.replace(SETTINGS, type_k="q8_0", type_v="q8_0")
     plain, packed = (
-        on_device(model, settings, device, 8000, 100).tpot_expected_s
+        OnDevice(model, settings, device).request(8000, 100).token.expected_s
         for settings in (SETTINGS, small)
     )
     assert plain
@@ -329,8 +329,8 @@ def test_long_prompts_take_what_others_measured(
 ) -> None:
     model = synthetic.model_of(catalog.find(name), kind)
     settings = dataclasses.replace(SETTINGS, n_ubatch=512)
-    row = on_device(model, settings, devices.find_device(device), n_prompt, 2)
-    expected = row.prefill_expected_s or 0
+    row = OnDevice(model, settings, devices.find_device(device)).request(n_prompt, 2)
+    expected = row.prefill.expected_s or 0
     (fast, slow) = row.prefill_s
     assert fast < seconds < slow
     assert seconds / 2 < expected < seconds * 1.5
@@ -339,9 +339,9 @@ def test_long_prompts_take_what_others_measured(
 def test_a_rate_that_a_stranger_published_is_in_its_range() -> None:
     model = synthetic.model_of(catalog.find("llama-3.2-3b"), "Q4_K_M")
     settings = dataclasses.replace(SETTINGS, n_ubatch=512)
-    row = on_device(model, settings, devices.find_device("rtx-4090"), 16_384, 2)
+    row = OnDevice(model, settings, devices.find_device("rtx-4090")).request(16_384, 2)
     assert row.prefill_s[0] < 2.8 < row.prefill_s[1]
-    assert 2.8 / 2 < (row.prefill_expected_s or 0) < 2.8 * 1.5
+    assert 2.8 / 2 < (row.prefill.expected_s or 0) < 2.8 * 1.5
 
 
 @pytest.mark.parametrize(

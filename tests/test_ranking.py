@@ -18,7 +18,7 @@ from lab.features.predict.slo import Slo, chance, parse_slo
 from lab.models import asked_devices, devices
 from lab.models.devices import DeviceSheet
 from lab.roofline import prediction
-from lab.roofline.prediction import HERE, Prediction, Shortage
+from lab.roofline.prediction import HERE, PhaseTime, Prediction, Shortage
 from tests.support.command import run_lab
 from tests.support.rates import of_catalog
 from tests.support.records import MODEL, SETTINGS
@@ -30,7 +30,10 @@ UNKNOWN = (math.nan, math.nan)
 
 
 def row(
-    name: str = "a", prefill: tuple[float, float] = (1.0, 1.0), **fields: Any
+    name: str = "a",
+    ends: tuple[float, float] = (1.0, 1.0),
+    prefill_s: float | None = 0.8,
+    **fields: Any,
 ) -> Prediction:
     """A request of 1,000 tokens with 101 back, each of 10 to 20 ms."""
     device = None if name == HERE else DeviceSheet("test", name, name, 100, "a test")
@@ -38,12 +41,8 @@ def row(
         MODEL,
         1000,
         101,
-        0.5,
-        prefill,
-        0.005,
-        (0.01, 0.02),
-        prefill_expected_s=0.8,
-        tpot_expected_s=0.015,
+        PhaseTime(0.5, prefill_s, ends),
+        PhaseTime(0.005, 0.015, (0.01, 0.02)),
         device=device,
         needed_bytes=10**9,
         **fields,
@@ -66,7 +65,7 @@ def test_limits_that_cannot_be_read_are_refused(text: str) -> None:
 
 
 def test_the_chance_to_keep_limits_follows_from_the_range() -> None:
-    wide = row(prefill=(1.0, 4.0))
+    wide = row(ends=(1.0, 4.0))
     assert chance(wide, Slo(ttft_s=2.0)) == pytest.approx(0.5)
     assert chance(wide, Slo(ttft_s=4.0)) == pytest.approx(0.95)
     assert chance(wide, Slo(ttft_s=1.0)) == pytest.approx(0.05)
@@ -74,7 +73,7 @@ def test_the_chance_to_keep_limits_follows_from_the_range() -> None:
     assert chance(row(), Slo(ttft_s=1.0)) == 1.0
     assert chance(row(), Slo(ttft_s=0.9)) == 0.0
     assert chance(row(), Slo()) == 1.0
-    assert math.isnan(chance(row(prefill=UNKNOWN), Slo(ttft_s=1.0)))
+    assert math.isnan(chance(row(ends=UNKNOWN), Slo(ttft_s=1.0)))
     assert (
         chance(
             row(shortage=Shortage(9, 8, 1)),
@@ -90,16 +89,16 @@ def test_the_chance_to_keep_limits_follows_from_the_range() -> None:
 def test_a_request_is_its_prefill_and_its_tokens() -> None:
     assert row().e2e_s == pytest.approx((2.0, 3.0))
     assert row().tps == pytest.approx((50, 100))
-    assert row().e2e_expected_s == pytest.approx(2.3)
-    without = dataclasses.replace(row(), prefill_expected_s=None)
-    assert without.e2e_expected_s is None
+    assert row().e2e.expected_s == pytest.approx(2.3)
+    without = row(prefill_s=None)
+    assert without.e2e.expected_s is None
 
 
 def test_what_fits_comes_first_by_its_time() -> None:
     rows = lab.predict("1000", 200, LLAMA, "geforce")
     names = [row.name for row in rows]
     fitting = [row for row in rows if row.is_known]
-    shown = [row.e2e_shown_s for row in fitting]
+    shown = [row.e2e.shown_s for row in fitting]
     assert set(names) == set(devices.names_of("geforce"))
     assert rows[: len(fitting)] == fitting
     assert shown == sorted(shown)
@@ -108,19 +107,19 @@ def test_what_fits_comes_first_by_its_time() -> None:
 
 def test_order_and_bars_are_those_of_the_times_in_the_table() -> None:
     rows = lab.predict("500", 300, "llama-3.2-3b:Q4_K_M", "m4-max,rtx-3060")
-    expected = [row.e2e_expected_s or math.nan for row in rows]
+    expected = [row.e2e.expected_s or math.nan for row in rows]
     assert expected == sorted(expected)
     bars: list[Any] = list(lab.plot_requests(rows).patches)
     of_prefill = [bar.get_width() for bar in bars[:2]]
     ends = [bar.get_x() + bar.get_width() for bar in bars[2:]]
-    assert of_prefill[::-1] == pytest.approx([row.prefill_expected_s for row in rows])
+    assert of_prefill[::-1] == pytest.approx([row.prefill.expected_s for row in rows])
     assert ends[::-1] == pytest.approx(expected)
 
 
 def test_unknown_times_come_last_but_before_what_does_not_fit() -> None:
     full = row("full", shortage=Shortage(9, 8, 1))
-    unknown = row("unknown", prefill=UNKNOWN)
-    slow = dataclasses.replace(row("slow"), prefill_expected_s=9.0)
+    unknown = row("unknown", ends=UNKNOWN)
+    slow = row("slow", prefill_s=9.0)
     ordered = sorted([full, unknown, slow, row()], key=room.speed_order)
     assert [row.name for row in ordered] == ["a", "slow", "unknown", "full"]
 
@@ -150,7 +149,7 @@ def test_users_share_the_weights_and_each_has_a_cache() -> None:
     (single,) = lab.predict("1000", 200, LLAMA, "rtx-4090", sequences=1)
     (many,) = lab.predict("1000", 200, LLAMA, "rtx-4090", sequences=16)
     assert single.tpot_s[0] < many.tpot_s[0] < 16 * single.tpot_s[0]
-    assert single.tpot_limit_s < many.tpot_limit_s <= many.tpot_s[0]
+    assert single.token.limit_s < many.token.limit_s <= many.tpot_s[0]
     assert many.needed_bytes > single.needed_bytes
     sizes = []
     for n in (1, 2, 3):  # layers with a window have a cache per user
@@ -223,7 +222,7 @@ MOST_LINES = 14
 
 
 def test_without_a_peak_the_answer_is_the_rate_of_decode() -> None:
-    unknown = row("unknown", prefill=UNKNOWN)
+    unknown = row("unknown", ends=UNKNOWN)
     rate = "66.7 tokens/s (50.0 to 100). Prefill is not predicted: the peak is not known."
     explained = tables.explanation([unknown])
     assert explained.answer == f"After 1,000 tokens decode is {rate}"
@@ -254,7 +253,7 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     assert section.words == [answer]
     few = tables.ranking(rows, tables.Display(is_ranking=True, is_named=True))
     assert lines_of(few)[0][0] == HERE
-    wide = dataclasses.replace(row("wide"), tpot_s=(0.001, 0.02))
+    wide = dataclasses.replace(row("wide"), token=PhaseTime(0.005, 0.015, (0.001, 0.02)))
     some = tables.ranking([*rows, wide], tables.Display(is_ranking=True, is_named=True))
     assert "wide" not in [cells[0] for cells in lines_of(some)]
     assert "1 with wide ranges" in some.sentences[0]

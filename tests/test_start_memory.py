@@ -25,7 +25,7 @@ from lab.process.worker import WorkerDied
 from lab.roofline import paged_prediction, paging
 from lab.roofline.paged_prediction import LimitedMemory
 from lab.roofline.paging import MemoryLine, PagingLaw
-from lab.roofline.prediction import Prediction
+from lab.roofline.prediction import PhaseTime, Prediction
 from lab.runner import cgroups
 from lab.runner.cases import Plan
 from lab.runner.plan import make_plan
@@ -339,7 +339,8 @@ def test_a_real_process_is_in_its_group_and_the_group_goes_even_after_ctrl_c() -
 
 def prediction() -> Prediction:
     model = dataclasses.replace(MODEL, n_bytes=FILE_BYTES)
-    return Prediction(model, 20, 10, 0.1, (0.2, 0.4), 0.04, (0.05, 0.06), 0.3, 0.055)
+    prefill = PhaseTime(0.1, 0.3, (0.2, 0.4))
+    return Prediction(model, 20, 10, prefill, PhaseTime(0.04, 0.055, (0.05, 0.06)))
 
 
 def limit_of(n_bytes: int) -> LimitedMemory:
@@ -352,7 +353,7 @@ def test_a_model_that_does_not_fit_waits_in_each_step() -> None:
     assert row.room is not None
     assert 0.6 < row.room < 0.7
     assert row.tpot_s == pytest.approx((0.55, 2.06))
-    assert row.tpot_expected_s == pytest.approx(1.055)
+    assert row.token.expected_s == pytest.approx(1.055)
     n_steps = math.ceil(20 / SETTINGS.n_ubatch)
     assert row.prefill_s == pytest.approx((0.2 + n_steps * 0.5, 0.4 + n_steps * 2))
     assert row.e2e_s[1] > 9 * 2

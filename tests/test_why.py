@@ -15,7 +15,7 @@ from lab.core.record import Record, Settings
 from lab.core.request import Asked, ServerTimings, Usage
 from lab.core.script import Script
 from lab.errors import LabError
-from lab.features.predict.prediction import predict
+from lab.features.predict.ranking import predict
 from lab.features.why import (
     facts,
     machines,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+Range = tuple[float, float]  # the ends of a range
 ROUNDING = 1e-9  # a probability that is larger than its limit only by rounding is within it
 
 

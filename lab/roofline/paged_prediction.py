@@ -116,25 +116,14 @@ def with_limit(row: Prediction, settings: Settings, limit: LimitedMemory) -> Pre
     wait_s = limit.law.wait_of(file_bytes, room)
     if wait_s == 0:
         return row
-    token_s = limit.law.token_s(file_bytes, room, row.tpot_s)
+    fastest_s, slowest_s = limit.law.token_s(file_bytes, room, row.tpot_s)
+    least_s = fastest_s - row.tpot_s[0]  # of a wait
+    most_s = slowest_s - row.tpot_s[1]
     n_steps = math.ceil(row.n_prompt / settings.n_ubatch)
-    waits_s = (token_s[0] - row.tpot_s[0], token_s[1] - row.tpot_s[1])
-    prefill_s = (
-        row.prefill_s[0] + n_steps * waits_s[0],
-        row.prefill_s[1] + n_steps * waits_s[1],
-    )
+    waits_s = None if wait_s is None else n_steps * wait_s
     return dataclasses.replace(
         row,
-        tpot_s=token_s,
-        prefill_s=prefill_s,
-        tpot_expected_s=longer(row.tpot_expected_s, wait_s),
-        prefill_expected_s=longer(row.prefill_expected_s, wait_s, n_steps),
+        prefill=row.prefill.longer(waits_s, (n_steps * least_s, n_steps * most_s)),
+        token=row.token.longer(wait_s, (least_s, most_s)),
         room=room,
     )
-
-
-def longer(time_s: float | None, wait_s: float | None, n_steps: int = 1) -> float | None:
-    """A time with the wait of each step; None where either is not known."""
-    if time_s is None or wait_s is None:
-        return None
-    return time_s + n_steps * wait_s

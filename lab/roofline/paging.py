@@ -23,7 +23,7 @@ from typing import ClassVar
 from lab.core.bounds import Count, Number, Size, Text, Whole
 from lab.core.lists import grouped
 from lab.core.record import SCHEMA, Machine, Model, Settings
-from lab.core.stats import further_half_width
+from lab.core.stats import Range, further_half_width
 
 MOST_COLD = 0.01
 """The share of a file's pages that may be in the page cache before the file counts as dropped."""
@@ -39,8 +39,6 @@ CONFIDENCE = 0.9
 """The share of further starts that a range shall hold."""
 
 LEAST_STARTS = 4
-
-Span = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +115,7 @@ class PagingLaw:
     high_s: float
     n_starts: int
 
-    def token_s(self, file_bytes: int, room: float, compute_s: Span) -> Span:
+    def token_s(self, file_bytes: int, room: float, compute_s: Range) -> Range:
         """The range of a token's time, from the range without a limit."""
         fastest_s, slowest_s = compute_s
         if room >= FITS:
@@ -159,7 +157,7 @@ def file_of(line: MemoryLine) -> tuple[str, str | None, int, int]:
     return model.name, model.quantization, line.file_bytes, line.settings.n_threads
 
 
-def compute_span(lines: Sequence[MemoryLine]) -> Span | None:
+def compute_span(lines: Sequence[MemoryLine]) -> Range | None:
     """The range of a token's time without a limit, for the lines of one file."""
     times_s = [line.token_s for line in lines if line.limit_bytes is None]
     if not times_s:

@@ -21,6 +21,7 @@ from lab.core import cost, memory, results, shown
 from lab.core.files import listed
 from lab.core.lists import plural
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
+from lab.core.stats import Range
 from lab.errors import LabError
 from lab.models import asked_devices, catalog, named, obtain, synthetic
 from lab.models.devices import DeviceSheet
@@ -50,16 +51,34 @@ WITHIN = 0.90  # the share of requests that a range is to hold
 # Runs faster than their kernels' ceilings by this factor: the ceilings are too low
 TOO_FAST = 1.1
 
-Span = tuple[float, float]  # the ends of a range
-UNKNOWN: Span = (math.nan, math.nan)
+UNKNOWN: Range = (math.nan, math.nan)
 
 
 class PhaseTime(NamedTuple):
-    """Seconds of a prefill, or of a token of the answer."""
+    """Seconds of a prefill, or of a token of the answer: the theoretical limit, the expected time
+    and the range.
+
+    A limit or an expected time that is not known is None, such a range NaN.
+    """
 
     limit_s: float | None
     expected_s: float | None
-    range_s: Span
+    range_s: Range
+
+    @property
+    def shown_s(self) -> float:
+        """The seconds that tables and pictures show; NaN without a range."""
+        return expected_or_middle(self.expected_s, self.range_s)
+
+    def longer(self, wait_s: float | None, waits_s: Range) -> PhaseTime:
+        """With a wait and its range beside it; the wait may be unknown."""
+        expected_s = None
+        if self.expected_s is not None and wait_s is not None:
+            expected_s = self.expected_s + wait_s
+        fastest_s, slowest_s = self.range_s
+        return PhaseTime(
+            self.limit_s, expected_s, (fastest_s + waits_s[0], slowest_s + waits_s[1])
+        )
 
 
 @dataclass(frozen=True)
@@ -91,22 +110,18 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A request on a device, in seconds: the theoretical limit, the expected time and the range.
+    """A request on a device: the times of its prefill, and of each further token.
 
-    A limit or an expected time that is not known is None, such a range NaN. `device` is None for
-    this machine; `learned` and `ceilings` are what its prediction comes from. `is_measured`: the
-    range is that of runs on this machine. `chance`: the probability that it keeps some limits.
+    `device` is None for this machine; `learned` and `ceilings` are what its prediction comes from.
+    `is_measured`: the range is that of runs on this machine. `chance`: the probability that it
+    keeps some limits.
     """
 
     model: Model
     n_prompt: int
     n_gen: int
-    prefill_limit_s: float | None
-    prefill_s: Span
-    tpot_limit_s: float
-    tpot_s: Span
-    prefill_expected_s: float | None = None
-    tpot_expected_s: float | None = None
+    prefill: PhaseTime
+    token: PhaseTime
     extrapolations: tuple[Extrapolation, ...] = ()
     doubts: tuple[str, ...] = ()  # some of core/shown.py
     shortage: Shortage | None = None  # then no times are shown
@@ -136,36 +151,54 @@ class Prediction:
         return learning.model_label(self.model)
 
     @property
-    def e2e_s(self) -> Span:
-        """Seconds of the whole request."""
-        fastest = self.prefill_s[0] + (self.n_gen - 1) * self.tpot_s[0]
-        slowest = self.prefill_s[1] + (self.n_gen - 1) * self.tpot_s[1]
-        return fastest, slowest
+    def prefill_s(self) -> Range:
+        """The range of the seconds of prefill."""
+        return self.prefill.range_s
 
     @property
-    def e2e_expected_s(self) -> float | None:
-        """Expected seconds of the whole request; None if a phase has none."""
-        if self.prefill_expected_s is None or self.tpot_expected_s is None:
-            return None
-        return self.prefill_expected_s + (self.n_gen - 1) * self.tpot_expected_s
+    def tpot_s(self) -> Range:
+        """The range of the seconds of each further token."""
+        return self.token.range_s
 
     @property
-    def prefill_shown_s(self) -> float:
-        """The seconds of prefill that tables and pictures show; NaN without a range."""
-        return expected_or_middle(self.prefill_expected_s, self.prefill_s)
+    def prefill_limit_s(self) -> float | None:
+        return self.prefill.limit_s
 
     @property
-    def e2e_shown_s(self) -> float:
-        """The same of the whole request."""
-        return expected_or_middle(self.e2e_expected_s, self.e2e_s)
+    def tpot_limit_s(self) -> float | None:
+        return self.token.limit_s
+
+    @property
+    def prefill_expected_s(self) -> float | None:
+        return self.prefill.expected_s
+
+    @property
+    def tpot_expected_s(self) -> float | None:
+        return self.token.expected_s
+
+    @property
+    def e2e(self) -> PhaseTime:
+        """The whole request."""
+        n_further = self.n_gen - 1
+        fastest_s = self.prefill_s[0] + n_further * self.tpot_s[0]
+        slowest_s = self.prefill_s[1] + n_further * self.tpot_s[1]
+        expected_s = None
+        if self.prefill.expected_s is not None and self.token.expected_s is not None:
+            expected_s = self.prefill.expected_s + n_further * self.token.expected_s
+        return PhaseTime(None, expected_s, (fastest_s, slowest_s))
+
+    @property
+    def e2e_s(self) -> Range:
+        """The range of the seconds of the whole request."""
+        return self.e2e.range_s
 
     @property
     def tps_expected(self) -> float | None:
         """Expected tokens per second of each user."""
-        return None if self.tpot_expected_s is None else 1 / self.tpot_expected_s
+        return None if self.token.expected_s is None else 1 / self.token.expected_s
 
     @property
-    def tps(self) -> Span:
+    def tps(self) -> Range:
         """Tokens per second of each user."""
         return 1 / self.tpot_s[1], 1 / self.tpot_s[0]
 
@@ -175,7 +208,7 @@ class Prediction:
         return self.shortage is None and not math.isnan(self.e2e_s[0])
 
 
-def expected_or_middle(expected: float | None, ends: Span) -> float:
+def expected_or_middle(expected: float | None, ends: Range) -> float:
     """The expected value, or the geometric mean of a range's ends; NaN without a range."""
     if expected is None or math.isnan(ends[0]):
         return math.sqrt(ends[0] * ends[1])
@@ -200,63 +233,57 @@ def middle_of(n_prompt: int, n_gen: int) -> int:
     return n_prompt + max(0, n_gen - 2) // 2
 
 
-def of_phases(
-    model: Model,
-    n_prompt: int,
-    n_gen: int,
-    prefill: PhaseTime,
-    token: PhaseTime,
-    **fields: Any,
-) -> Prediction:
-    """The prediction of a request from the times of its phases."""
-    return Prediction(
-        model,
-        n_prompt,
-        n_gen,
-        prefill.limit_s,
-        prefill.range_s,
-        token.limit_s or math.nan,
-        token.range_s,
-        prefill.expected_s,
-        token.expected_s,
-        **fields,
-    )
-
-
 # A device of the datasheets
 
 
-def on_device(
-    model: Model,
-    settings: Settings,
-    device: DeviceSheet,
-    n_prompt: int,
-    n_gen: int,
-    users: int = 1,
-    compared: Sequence[tuple[ComparedRate, datasheet.DatasheetCase]] = (),
-) -> Prediction:
-    """A request on a device of the datasheets, as published runs on such devices do.
+@dataclass(frozen=True)
+class OnDevice:
+    """What predictions for a device of the datasheets are made from: as published runs on such
+    devices do.
 
     `compared` are rates that the user measured on this device: they narrow the ranges.
     """
-    middle = middle_of(n_prompt, n_gen)
-    own = conditioning.conditions(compared)
-    prompt_case = datasheet.case_for(model, settings, device, PREFILL, n_prompt)
-    token_case = datasheet.case_for(model, settings, device, DECODE, middle)
-    prefill = published_phase(prompt_case, own.get(PREFILL))
-    token = published_phase(token_case, own.get(DECODE))
-    own_rates = tuple(of_rate for of_rate, _ in compared)
-    row = of_phases(model, n_prompt, n_gen, prefill, token, device=device, own_rates=own_rates)
-    if users > 1:
-        types = settings.cache_types
+
+    model: Model
+    settings: Settings
+    device: DeviceSheet
+    compared: Sequence[tuple[ComparedRate, datasheet.DatasheetCase]] = ()
+
+    def request(self, n_prompt: int, n_gen: int, users: int = 1) -> Prediction:
+        """The prediction of a request."""
+        middle = middle_of(n_prompt, n_gen)
+        own = conditioning.conditions(self.compared)
+        prompt_case = self.case_of(PREFILL, n_prompt)
+        token_case = self.case_of(DECODE, middle)
+        row = Prediction(
+            self.model,
+            n_prompt,
+            n_gen,
+            prefill=published_phase(prompt_case, own.get(PREFILL)),
+            token=published_phase(token_case, own.get(DECODE)),
+            device=self.device,
+            own_rates=tuple(of_rate for of_rate, _ in self.compared),
+        )
+        if users > 1:
+            one_s, all_s, limit_s = self.steps_of_users(token_case, middle, users)
+            row = for_users(row, users, one_s, all_s, limit_s)
+        return with_memory(row, self.settings, self.device.memory_bytes)
+
+    def case_of(self, phase: str, length: int) -> datasheet.DatasheetCase:
+        return datasheet.case_for(self.model, self.settings, self.device, phase, length)
+
+    def steps_of_users(
+        self, token_case: datasheet.DatasheetCase, position: int, users: int
+    ) -> tuple[float | None, float | None, float | None]:
+        """The expected seconds of a step of one user and of all, and the limit of the latter."""
+        types = self.settings.cache_types
         cases = []
         for n_users in (1, users):
-            parts = datasheet.parts_of_users(model, device, middle, types, n_users)
+            parts = datasheet.parts_of_users(self.model, self.device, position, types, n_users)
             cases.append(dataclasses.replace(token_case, parts=parts))
         published = datasheet.learned_for(token_case)
         one_s, all_s = (published.expected_s(case) for case in cases)
-        row = for_users(row, users, one_s, all_s, cases[-1].least_s or math.nan)
-    return with_memory(row, settings, device.memory_bytes)
+        return one_s, all_s, cases[-1].least_s
 
 
 def published_phase(
@@ -273,24 +300,23 @@ def published_phase(
 
 
 def for_users(
-    row: Prediction, users: int, one_s: float | None, all_s: float | None, limit_s: float
+    row: Prediction,
+    users: int,
+    one_s: float | None,
+    all_s: float | None,
+    limit_s: float | None,
 ) -> Prediction:
     """A prediction for several users, whose step takes all_s where one user's step takes one_s."""
     expected_s = None
     range_s = UNKNOWN
-    if one_s and all_s:
+    if one_s and all_s and limit_s:
         slower = all_s / one_s
-        if row.tpot_expected_s is not None:
-            expected_s = max(limit_s, slower * row.tpot_expected_s)
-        fastest, slowest = row.tpot_s
-        range_s = (max(limit_s, slower * fastest), slower * slowest)
-    return dataclasses.replace(
-        row,
-        users=users,
-        tpot_limit_s=limit_s,
-        tpot_expected_s=expected_s,
-        tpot_s=range_s,
-    )
+        if row.token.expected_s is not None:
+            expected_s = max(limit_s, slower * row.token.expected_s)
+        fastest_s, slowest_s = row.tpot_s
+        range_s = (max(limit_s, slower * fastest_s), slower * slowest_s)
+    token = PhaseTime(limit_s, expected_s, range_s)
+    return dataclasses.replace(row, users=users, token=token)
 
 
 # This machine
@@ -360,7 +386,7 @@ class Here:
         doubts = [probing.doubts(self.ceilings), self.doubts(PREFILL), self.doubts(DECODE)]
         if extrapolations:
             doubts.append((shown.EXTRAPOLATED,))
-        row = of_phases(
+        row = Prediction(
             self.model,
             n_prompt,
             n_gen,
@@ -464,7 +490,7 @@ def request_on(device: str, model: str, n_prompt: int, n_gen: int, folder: Path)
     sheet = asked_devices.device_called(device)
     rates = conditioning.rates_of_sheet(sheet)
     compared = conditioning.compare(rates, model_called, plan.settings, sheet)
-    return on_device(plan.model, plan.settings, sheet, n_prompt, n_gen, compared=compared)
+    return OnDevice(plan.model, plan.settings, sheet, compared).request(n_prompt, n_gen)
 
 
 # Memory

@@ -245,10 +245,10 @@ def predict(
         row = here.request(point.n_prompt, record.run.n_gen)
         if point.case.phase == PREFILL:
             low, high = row.prefill_s
-            expected_s = row.prefill_expected_s or 0.0
+            expected_s = row.prefill.expected_s or 0.0
         else:
             low, high = row.tpot_s
-            expected_s = row.tpot_expected_s or 0.0
+            expected_s = row.token.expected_s or 0.0
         ways = coverage.extrapolations(point.case)
         doublings = max(ways.get(learning.LONGER, 0), ways.get(learning.SHORTER, 0))
         yield {

@@ -20,6 +20,7 @@ from pathlib import Path
 import lab
 from lab.core import results
 from lab.core.lists import grouped
+from lab.core.stats import Range
 from lab.features.start import memory_figures
 from lab.models import catalog
 from lab.roofline import paging
@@ -71,7 +72,7 @@ def judge(folder: Path) -> bool:
 def report(
     line: MemoryLine,
     room: float,
-    expected_s: paging.Span,
+    expected_s: Range,
     limit: memory_figures.MemoryLimit,
 ) -> list[bool]:
     """Print a limit, and say of each start whether it lies in the range."""

@@ -17,7 +17,7 @@ from lab.features.predict.published_record import RecordedRate
 from lab.models import described, devices, processors
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning
-from lab.roofline.prediction import Prediction, on_device
+from lab.roofline.prediction import OnDevice, Prediction
 from lab.show.cells import PROMPT_TOKENS, TEXT, Column
 from lab.show.section import Columns, Section, tabled
 from lab.show.wording import digits, percent
@@ -62,7 +62,8 @@ def checked_rows(records: Sequence[Record]) -> Iterator[RecordedRate]:
         first = runs[0]
         model = first.model
         n_gen = max(2, first.run.n_gen)
-        row = on_device(model, first.settings, sheet_of(first), n_prompt, n_gen)
+        on_device = OnDevice(model, first.settings, sheet_of(first))
+        row = on_device.request(n_prompt, n_gen)
         yield from checked(row, runs)
 
 
@@ -72,8 +73,8 @@ def checked(row: Prediction, runs: Sequence[Record]) -> Iterator[RecordedRate]:
     prefill_s = [phases.prefill_ns(record.run) for record in runs]
     tpot_s = [phases.tpot_ns(record.run) for record in runs]
     both = (
-        ("prefill", prefill_s, row.n_prompt, row.prefill_s, row.prefill_expected_s),
-        ("decode", tpot_s, 1, row.tpot_s, row.tpot_expected_s),
+        ("prefill", prefill_s, row.n_prompt, row.prefill_s, row.prefill.expected_s),
+        ("decode", tpot_s, 1, row.tpot_s, row.token.expected_s),
     )
     for phase, times, n_tokens, ends, expected_s in both:
         known_ns = [ns for ns in times if ns]

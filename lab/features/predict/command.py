@@ -231,12 +231,12 @@ def document(row: Prediction) -> dict[str, Any]:
     from lab.features.predict import wording
 
     times = {
-        "prefill_limit_s": row.prefill_limit_s,
+        "prefill_limit_s": row.prefill.limit_s,
         "prefill_s": row.prefill_s,
-        "tpot_limit_s": row.tpot_limit_s,
+        "tpot_limit_s": row.token.limit_s,
         "tpot_s": row.tpot_s,
-        "prefill_expected_s": row.prefill_expected_s,
-        "tpot_expected_s": row.tpot_expected_s,
+        "prefill_expected_s": row.prefill.expected_s,
+        "tpot_expected_s": row.token.expected_s,
         "e2e_s": row.e2e_s,
     }
     if row.shortage is not None:

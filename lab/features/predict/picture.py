@@ -39,8 +39,8 @@ def plot_requests(rows: Sequence[Prediction], ax: Axes | None = None) -> Axes:
             names.append(f"{row.name}, {row.label}")
         else:
             names.append(row.name)
-        prefill_s.append(row.prefill_shown_s)
-        decode_s.append(row.e2e_shown_s - row.prefill_shown_s)
+        prefill_s.append(row.prefill.shown_s)
+        decode_s.append(row.e2e.shown_s - row.prefill.shown_s)
     ax.barh(names, prefill_s, color=COLOURS[0], label="prefill")
     ax.barh(
         names,

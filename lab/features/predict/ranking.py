@@ -85,11 +85,8 @@ def predict(
             compared = conditioning.compare(
                 user_rates, prediction.model_called, plan.settings, sheet
             )
-            for n in lengths:
-                row = prediction.on_device(
-                    plan.model, plan.settings, sheet, n, gen, sequences, compared
-                )
-                rows.append(row)
+            on_device = prediction.OnDevice(plan.model, plan.settings, sheet, compared)
+            rows += [on_device.request(n, gen, sequences) for n in lengths]
         if HERE in names:
             evidence = prediction.evidence_in(Path(ceilings))
             on_this = prediction.on_this_machine if device else ranked_here
@@ -183,7 +180,7 @@ def ranks(device: str | None) -> bool:
 
 def speed_order(row: Prediction) -> tuple[bool, float, float]:
     """What fits comes first, the fastest at the top; unknown times come last, by their decode."""
-    request_s = row.e2e_shown_s
+    request_s = row.e2e.shown_s
     if math.isnan(request_s):
         request_s = math.inf
     return row.shortage is not None, request_s, row.tpot_s[0] * row.tpot_s[1]
@@ -244,7 +241,7 @@ def measured_row(runs: Sequence[Record], plan: Plan, n_prompt: int, n_gen: int) 
     """A request as it was measured, from the setting with most repeats."""
     summary = summaries.summary(table.runs(runs))
     best = summary.loc[summary.repeats.idxmax()].to_dict()
-    row = prediction.of_phases(
+    row = Prediction(
         plan.model,
         n_prompt,
         n_gen,

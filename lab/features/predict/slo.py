@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from lab.errors import LabError
-from lab.roofline.prediction import WITHIN, Prediction, Span
+from lab.roofline.prediction import WITHIN, Prediction, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def chance(row: Prediction, slo: Slo) -> float:
     return min(chances, default=1.0)
 
 
-def chance_below(span: Span, limit: float) -> float:
+def chance_below(span: Range, limit: float) -> float:
     """The probability that a time with this range is at most `limit`."""
     low, high = span
     if math.isnan(low):

@@ -14,7 +14,7 @@ from lab.core.lists import grouped, plural
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo
 from lab.models import devices
-from lab.roofline.prediction import HERE, Prediction, Span, expected_or_middle
+from lab.roofline.prediction import HERE, Prediction, Range, expected_or_middle
 from lab.show.cells import LONG_TEXT, PROMPT_TOKENS, TEXT, Cell, Column, of_figure, stacked
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits, seconds
@@ -104,7 +104,7 @@ def faster(setups: Sequence[Sequence[Prediction]]) -> str:
     predicted = [row for row in firsts if row.is_known]
     if len(predicted) < len(firsts):
         return fastest(firsts, False)
-    best = min(predicted, key=lambda row: row.e2e_shown_s)
+    best = min(predicted, key=lambda row: row.e2e.shown_s)
     clauses = []
     for row in predicted:
         if row is not best:
@@ -114,7 +114,7 @@ def faster(setups: Sequence[Sequence[Prediction]]) -> str:
 
 def times_as_fast(best: Prediction, row: Prediction) -> str:
     """The ratio of both requests and its range, as if their errors were independent."""
-    ratio = row.e2e_shown_s / best.e2e_shown_s
+    ratio = row.e2e.shown_s / best.e2e.shown_s
     spread = math.hypot(width_of(best.e2e_s), width_of(row.e2e_s)) / 2
     low = ratio * math.exp(-spread)
     high = ratio * math.exp(spread)
@@ -135,7 +135,7 @@ def name_beside(row: Prediction, setups: Sequence[Prediction]) -> str:
     return row.label
 
 
-def width_of(ends: Span) -> float:
+def width_of(ends: Range) -> float:
     """The logarithm of the ratio of both ends."""
     return math.log(ends[1] / ends[0])
 
@@ -148,7 +148,7 @@ def capital(text: str) -> str:
 
 
 def range_cell(
-    row: Prediction, expected: float | None, ends: Span, doubts: Sequence[str] = ()
+    row: Prediction, expected: float | None, ends: Range, doubts: Sequence[str] = ()
 ) -> Cell:
     """The expected figure with a mark of doubt, and its range below it."""
     if row.shortage is not None or math.isnan(ends[0]):
@@ -159,15 +159,15 @@ def range_cell(
     return stacked(figure, "" if low == high else f"{low}-{high}")
 
 
-def limit_cell(row: Prediction, limit: float | None) -> str:
-    if row.shortage is not None or limit is None or math.isnan(limit):
+def limit_cell(row: Prediction, limit: float | None, scale: float = 1.0) -> str:
+    if row.shortage is not None or limit is None:
         return UNKNOWN
-    return digits(limit)
+    return digits(scale * limit)
 
 
 def tpot_cell(row: Prediction) -> Cell:
     """The time per token in milliseconds."""
-    expected_ms = None if row.tpot_expected_s is None else 1e3 * row.tpot_expected_s
+    expected_ms = None if row.token.expected_s is None else 1e3 * row.token.expected_s
     return range_cell(row, expected_ms, (1e3 * row.tpot_s[0], 1e3 * row.tpot_s[1]))
 
 
@@ -188,9 +188,9 @@ def request_time(row: Prediction) -> str:
     high = seconds(row.e2e_s[1])
     if low == high:
         return low
-    if row.e2e_expected_s is None:
+    if row.e2e.expected_s is None:
         return f"{low} to {high}"
-    return f"{seconds(row.e2e_expected_s)} ({low} to {high})"
+    return f"{seconds(row.e2e.expected_s)} ({low} to {high})"
 
 
 def decode_rate(row: Prediction) -> str:
@@ -262,11 +262,11 @@ def ranking_columns(is_one_model: bool, with_prefill_range: bool = False) -> Col
         of_figure(
             TTFT,
             lambda row: line_cell(
-                row, row.prefill_expected_s, row.prefill_s, with_prefill_range
+                row, row.prefill.expected_s, row.prefill_s, with_prefill_range
             ),
         ),
         of_figure(DECODE_RATE, lambda row: line_cell(row, row.tps_expected, row.tps)),
-        of_figure(E2E, lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
+        of_figure(E2E, lambda row: line_cell(row, row.e2e.expected_s, row.e2e_s)),
         Column("keeps\nlimits", chance_cell),
         Column("note", short_note if with_prefill_range else ranking_note, LONG_TEXT),
     )
@@ -277,7 +277,7 @@ def short_note(row: Prediction) -> str:
 
 
 def line_cell(
-    row: Prediction, expected: float | None, ends: Span, with_range: bool = True
+    row: Prediction, expected: float | None, ends: Range, with_range: bool = True
 ) -> str:
     """The expected figure and its range in one line, with a mark of doubt."""
     cell = range_cell(row, expected, ends, row.doubts)
@@ -303,7 +303,7 @@ def fastest(rows: Sequence[Prediction], is_one_model: bool) -> str:
 
 def prediction_order(row: Prediction) -> tuple[bool, bool, float]:
     """What fits comes first, then what is known, the fastest at the top."""
-    request_s = row.e2e_shown_s
+    request_s = row.e2e.shown_s
     return row.shortage is not None, math.isnan(request_s), request_s
 
 
@@ -399,9 +399,9 @@ def memory_cell(row: Prediction) -> str:
 
 SHORT_COLUMNS: Columns = (
     PROMPT_TOKENS,
-    of_figure(TTFT, lambda row: line_cell(row, row.prefill_expected_s, row.prefill_s)),
+    of_figure(TTFT, lambda row: line_cell(row, row.prefill.expected_s, row.prefill_s)),
     of_figure(DECODE_RATE, lambda row: line_cell(row, row.tps_expected, row.tps)),
-    of_figure(E2E, lambda row: line_cell(row, row.e2e_expected_s, row.e2e_s)),
+    of_figure(E2E, lambda row: line_cell(row, row.e2e.expected_s, row.e2e_s)),
     Column("memory\nGB", memory_cell, priority=-1),
     Column("keeps\nlimits", chance_cell),
     Column("note", explanation_note, LONG_TEXT),
@@ -410,13 +410,13 @@ EXPLANATION_COLUMNS: Columns = (
     PROMPT_TOKENS,
     Column(
         "prefill s\nexpected",
-        lambda row: range_cell(row, row.prefill_expected_s, row.prefill_s),
+        lambda row: range_cell(row, row.prefill.expected_s, row.prefill_s),
     ),
     Column("TPOT ms\nexpected", tpot_cell),
     Column("tokens/s\nin decode", lambda row: range_cell(row, row.tps_expected, row.tps)),
-    Column("E2E s\nexpected", lambda row: range_cell(row, row.e2e_expected_s, row.e2e_s)),
-    Column("prefill s\nlimit", lambda row: limit_cell(row, row.prefill_limit_s)),
-    Column("TPOT ms\nlimit", lambda row: limit_cell(row, 1e3 * row.tpot_limit_s)),
+    Column("E2E s\nexpected", lambda row: range_cell(row, row.e2e.expected_s, row.e2e_s)),
+    Column("prefill s\nlimit", lambda row: limit_cell(row, row.prefill.limit_s)),
+    Column("TPOT ms\nlimit", lambda row: limit_cell(row, row.token.limit_s, 1e3)),
     Column("memory\nGB", memory_cell, priority=-1),
     Column("keeps\nlimits", chance_cell),
     Column("note", explanation_note, LONG_TEXT),

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lab.core.stats import Range
 from lab.roofline import paging
-from lab.roofline.paging import MemoryLine, PagingLaw, Span
+from lab.roofline.paging import MemoryLine, PagingLaw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ class MemoryLimit:
 
     limit_bytes: int | None
     starts: pd.DataFrame
-    expected_s: Span | None  # of a token's time; None: not predicted
+    expected_s: Range | None  # of a token's time; None: not predicted
 
     @property
     def token_s(self) -> float:
@@ -81,7 +82,7 @@ def law_without(lines: Sequence[MemoryLine], limit_bytes: int) -> PagingLaw | No
     return paging.learn([line for line in lines if line.limit_bytes != limit_bytes])
 
 
-def predicted(lines: Sequence[MemoryLine], limit_bytes: int, room: float) -> Span | None:
+def predicted(lines: Sequence[MemoryLine], limit_bytes: int, room: float) -> Range | None:
     """The range of a token's time with a limit, from the starts with other limits."""
     law = law_without(lines, limit_bytes)
     compute_s = paging.compute_span(lines)
