@@ -18,7 +18,7 @@ from lab.app.command_words import words_of_values
 from lab.app.help import Command
 from lab.app.options import DRY_RUN, ENGINE, OUTPUT, SEED, with_options
 from lab.app.running import carry_out
-from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side, given
+from lab.app.server import REACHING, TIMEOUT, URL, check_side, given, of_engine
 from lab.core import shown
 from lab.core.arguments import StrPath
 from lab.core.asked_command import asking
@@ -111,10 +111,8 @@ class Experiment:
             if url is not None and self.through_server is not None:
                 self.through_server(context, url, asked)
                 return
-            for name in asked.keys() & set(ONLY_SERVER):
-                del asked[name]
             with self.planning(asked["out"]) as plan:
-                carry_out(plan, **asked)
+                carry_out(plan, **of_engine(asked))
 
         make = click.command(self.name, cls=Command, first=self.main_options, help=self.about)
         return make(command)
@@ -147,12 +145,12 @@ class Experiment:
         """The results, predicted from ceilings and plain runs: a part for each table and setup."""
         timed = [record for record in records if record.run.is_timed]
         parts: list[Section] = []
-        for kind in self.tables:
+        for shown_table in self.tables:
             for label, runs in table.by_setup(timed):
                 prediction = prediction_for(
                     runs[0], context.ceilings, [*context.runs, *context.others]
                 )
-                part = section(kind, label, runs, prediction, context.is_page)
+                part = section(shown_table, label, runs, prediction, context.is_page)
                 if part.rows:
                     parts.append(part)
         if not parts:
@@ -177,7 +175,7 @@ def folder_for_states(out: Path) -> Iterator[str]:
 
 
 def section(
-    kind: ExperimentTable,
+    shown_table: ExperimentTable,
     label: str,
     records: Sequence[Record],
     prediction: StepPrediction | None,
@@ -186,42 +184,45 @@ def section(
     """A table, its sentences and the basis of its predictions. On a terminal the first sentence is
     the answer.
     """
-    rows = tuple(kind.rows(records, prediction))
-    table_shown = tabled(kind.columns, rows)
+    rows = tuple(shown_table.rows(records, prediction))
+    cells = tabled(shown_table.columns, rows)
     title, doubt = title_and_doubt(label, records)
-    sentences = [doubt] if doubt else kind.conclude(rows, records)
+    sentences = [doubt] if doubt else shown_table.conclude(rows, records)
     answer = ""
     if sentences and not is_page:
         answer, *sentences = sentences
     pictures = []
-    if kind.draw is not None:
+    if shown_table.draw is not None:
         subject = text_setup.with_model_and_machine(title, records)
-        heading = f"{headline(kind, rows, records)}\n{subject}"
-        draw = functools.partial(kind.draw, rows, records, heading)
-        pictures.append(Picture(kind.name, kind.caption, draw, WIDE))
+        heading = f"{headline(shown_table, rows, records)}\n{subject}"
+        draw = functools.partial(shown_table.draw, rows, records, heading)
+        pictures.append(Picture(shown_table.name, shown_table.caption, draw, WIDE))
     return Section(
         title,
-        about_shown(kind.title, kind.columns, table_shown["columns"]),
-        kind.below,
-        name=kind.name,
-        question=kind.question,
+        about_shown(shown_table.title, shown_table.columns, cells["columns"]),
+        shown_table.below,
+        name=shown_table.name,
+        question=shown_table.question,
         answer=answer,
-        **table_shown,
-        sentences=[*sentences, *basis(kind, prediction, table_shown["columns"])],
+        **cells,
+        sentences=[*sentences, *basis(shown_table, prediction, cells["columns"])],
         pictures=pictures,
         data=lambda: {
             "rows": [
-                {"experiment": kind.name, "setup": label, **row._asdict()} for row in rows
+                {"experiment": shown_table.name, "setup": label, **row._asdict()}
+                for row in rows
             ]
         },
     )
 
 
-def headline(kind: ExperimentTable, rows: Sequence[Any], records: Sequence[Record]) -> str:
+def headline(
+    shown_table: ExperimentTable, rows: Sequence[Any], records: Sequence[Record]
+) -> str:
     """What the picture shows: its finding, or else its topic."""
-    if kind.finding is None or not rows or is_doubtful(records):
-        return kind.topic
-    return kind.finding(rows) or kind.topic
+    if shown_table.finding is None or not rows or is_doubtful(records):
+        return shown_table.topic
+    return shown_table.finding(rows) or shown_table.topic
 
 
 def title_and_doubt(label: str, records: Sequence[Record]) -> tuple[str, str]:
@@ -241,10 +242,10 @@ def is_doubtful(records: Sequence[Record]) -> bool:
 
 
 def basis(
-    kind: ExperimentTable, prediction: StepPrediction | None, columns: Columns
+    shown_table: ExperimentTable, prediction: StepPrediction | None, columns: Columns
 ) -> list[str]:
     """What the predictions of a table come from, in a sentence, where they need ceilings."""
-    if not kind.is_by_ceilings:
+    if not shown_table.is_by_ceilings:
         return []
     if prediction is None:
         return ["No predictions: measure the ceilings first (lab ceilings)."]

@@ -79,6 +79,11 @@ def split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Reaching]:
     return of_plan, reaching_of(settings)
 
 
+def of_engine(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command without those that only a server has."""
+    return {name: value for name, value in asked.items() if name not in ONLY_SERVER}
+
+
 def given(context: click.Context) -> list[str]:
     """The parameters that the user gave on the command line."""
     names = [str(option.name) for option in context.command.params]

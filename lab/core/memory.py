@@ -27,7 +27,8 @@ from lab.core.record import Device, Model, Settings
 CPU = "CPU"
 # llama.cpp rounds a context's positions up to a multiple of this (llama-context.cpp)
 PADDING = 256
-STATE_BYTES = 4  # a recurrent state is F32
+F32_BYTES = 4
+STATE_BYTES = F32_BYTES  # of a number of a recurrent state
 FUSED = ("phi3",)
 """Architectures with one matrix for queries, keys and values, and one for gate and up."""
 
@@ -265,15 +266,15 @@ def compute_bytes(
     scores = 0
     if not widths.is_flash:
         scores = _widest_scores(model, settings, device, layer_devices)
+    width_bytes = F32_BYTES * n_rows(settings)  # of a column of all rows
     if device == CPU:
-        width = _cpu_width(widths, settings, scores, layer_devices)
-    else:
-        width = _device_width(widths, scores, device, layer_devices)
-        if settings.kv_offload is False and device in layer_devices[:-1]:
-            caches_bytes = _kv_bytes_by_layer(model, settings) or (0,)
-            copied = max(caches_bytes) / (4 * n_rows(settings))  # one layer's cache at a time
-            width = max(width, widths.attention(scores) + copied)
-    return round(4 * n_rows(settings) * width)
+        return round(width_bytes * _cpu_width(widths, settings, scores, layer_devices))
+    n_bytes = width_bytes * _device_width(widths, scores, device, layer_devices)
+    if settings.kv_offload is False and device in layer_devices[:-1]:
+        caches_bytes = _kv_bytes_by_layer(model, settings) or (0,)
+        copied_bytes = max(caches_bytes)  # one layer's cache at a time
+        n_bytes = max(n_bytes, width_bytes * widths.attention(scores) + copied_bytes)
+    return round(n_bytes)
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,18 @@ def _transfer(bench: _Bench, probe: Probe) -> Rate:
     copy = upload if probe.op == UPLOAD else download
     times = _time(probe.seconds, copy)
     name = lib.ggml_backend_buft_name(bench.memory).decode()
-    return Rate(probe.op, "F32", name, 1, probe.columns, 1, probe.n_threads, n_bytes, 0, times)
+    return Rate(
+        op=probe.op,
+        type="F32",
+        buffer=name,
+        rows=1,
+        columns=probe.columns,
+        n_tokens=1,
+        n_threads=probe.n_threads,
+        n_bytes=n_bytes,
+        flops=0,
+        times_ns=times,
+    )
 
 
 def _mul_mats(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
@@ -345,7 +356,7 @@ def _mul_mat_ids(bench: _Bench, probe: Probe) -> tuple[Any, int, int]:
     order = generator.permutation(n)
     for step, ids in enumerate(choices):
         drawn = [generator.permutation(n)[:n_used] for _ in range(probe.n_tokens)]
-        if probe.n_tokens == 1:
+        if probe.n_tokens == 1:  # each step takes the next experts, so that all are used
             drawn = [order[step * n_used : (step + 1) * n_used]]
         chosen = np.array(drawn, dtype=np.int32)
         n_read += len(np.unique(chosen))

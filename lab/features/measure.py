@@ -25,7 +25,7 @@ from lab.app.options import (
     with_options,
     with_until,
 )
-from lab.app.server import ONLY_SERVER, REACHING, TIMEOUT, URL, check_side
+from lab.app.server import REACHING, TIMEOUT, URL, check_side
 from lab.core.arguments import Numbers, Reaching, Repeating, StrPath
 from lab.core.asked_command import asking
 from lab.core.keywords import EngineSettings, SamplerSettings
@@ -183,8 +183,7 @@ def command(context: click.Context, url: str | None, **asked: Any) -> None:
     if url is not None:
         _measure_server(url, given_options, asked)
         return
-    of_engine = {name: value for name, value in asked.items() if name not in ONLY_SERVER}
-    running.carry_out(make_plan, **with_until(**of_engine))
+    running.carry_out(make_plan, **with_until(**server.of_engine(asked)))
 
 
 def _measure_server(url: str, given_options: Sequence[str], asked: dict[str, Any]) -> None:

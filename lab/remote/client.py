@@ -197,7 +197,7 @@ class _Sending:
         self.plan = plan
         self.replies = replies
         self.start_ns = time.perf_counter_ns()
-        self._line = _line(access, plan, arrivals)
+        self._route = _route(access, plan, arrivals)
         self._numbers = iter(range(len(plan.asks)))  # of requests not yet sent
 
     async def run(self) -> None:
@@ -209,7 +209,7 @@ class _Sending:
     async def _send_in_turn(self, group: asyncio.TaskGroup) -> None:
         """Send one request after the other; an answer is parsed while the next request runs."""
         for number in self._numbers:
-            exchange = Exchange(self._line, self.plan.asks[number].with_fresh_nonce())
+            exchange = Exchange(self._route, self.plan.asks[number].with_fresh_nonce())
             await exchange.connect()
             group.create_task(self._send(number, exchange))
             await exchange.over.wait()
@@ -236,7 +236,7 @@ class _Sending:
             await asyncio.sleep(READ_AFTER_S)
             reader = StreamReader(exchange.pieces, exchange.sent_ns or 0)
             for _ in reader.read():
-                await self._line.turn()
+                await self._route.wait_for_turn()
             return reader.answer()
         if exchange.problem is None and exchange.ask.path is not None:
             reply = exchange.json_reply()
@@ -307,7 +307,7 @@ def _problem(exchange: Exchange, answer: StreamedAnswer) -> Failure | None:
     return problem
 
 
-def _line(access: Access, plan: SendPlan, arrivals: Arrivals) -> Route:
+def _route(access: Access, plan: SendPlan, arrivals: Arrivals) -> Route:
     """Where the requests of a plan go."""
     path = "chat/completions" if plan.api == CHAT else "completions"
     url = urlsplit(f"{access.url}/{path}")

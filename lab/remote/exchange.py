@@ -113,7 +113,7 @@ class Route:
     n_kept: int = 0  # bytes in memory of the answers in flight
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def turn(self) -> None:
+    async def wait_for_turn(self) -> None:
         """Wait for this task's turn: one each time that the loop has polled its sockets."""
         async with self.lock:
             await asyncio.sleep(0)
@@ -278,16 +278,18 @@ class Exchange(asyncio.Protocol):
 
     def _check_time(self, now: int, left_s: float) -> None:
         """End the exchange if its time is over, or no byte came for too long."""
-        line = self.route
+        route = self.route
         if left_s <= 0:
             what = "no complete answer" if self._begin else "no answer"
-            self._end(Failure(kinds.TIMEOUT, f"{what} after {line.timeout_s:g} s (--timeout)"))
+            self._end(
+                Failure(kinds.TIMEOUT, f"{what} after {route.timeout_s:g} s (--timeout)")
+            )
         elif not self.pieces:
             return
         elif self._has_done() and now - self.pieces[-1][0] > DONE_S * 1e9:
             self._end()
-        elif now - self.pieces[-1][0] > line.stall_s * 1e9 and self._has_begun():
-            self._end(Failure(kinds.STALLED, f"no byte arrived for {line.stall_s:g} s"))
+        elif now - self.pieces[-1][0] > route.stall_s * 1e9 and self._has_begun():
+            self._end(Failure(kinds.STALLED, f"no byte arrived for {route.stall_s:g} s"))
 
     def _has_done(self) -> bool:
         """Whether the last line so far is [DONE]."""
@@ -347,7 +349,7 @@ class Exchange(asyncio.Protocol):
                 self._end(Failure(kinds.LOST, self._wrong_protocol()))
             except Failure as problem:
                 self._end(problem)
-            await self.route.turn()
+            await self.route.wait_for_turn()
 
     def _wrong_protocol(self) -> str:
         """Why what arrived is no answer of HTTP."""

@@ -231,7 +231,10 @@ def panels(ax: Axes, names: Sequence[str]) -> list[Axes]:
     """The axes of each series: `ax`, or in its place a panel for each name if there are many."""
     figure = figure_of(ax)
     distinct = list(dict.fromkeys(names))
-    if len(names) <= MOST_SERIES or len(distinct) == 1 or figure.axes != [ax]:
+    has_room = len(names) <= MOST_SERIES
+    has_one_name = len(distinct) == 1
+    is_beside_others = figure.axes != [ax]
+    if has_room or has_one_name or is_beside_others:
         return [ax] * len(names)
     ax.remove()
     n_columns = min(len(distinct), 3 if figure.get_figwidth() > 7 else 2)

@@ -55,6 +55,7 @@ about as much."""
 WIDEST = 0.5
 """If the interval leaves a larger difference possible, the verdict is not "no difference"."""
 
+SESSION = "session "  # begins the variant that is a session
 FEWEST_RUNS = 3  # runs that a session needs for an interval of its ratio to another session
 
 Spreads = Mapping[tuple[Any, str], Spread]
@@ -172,7 +173,9 @@ def groups(records: Sequence[Record | RequestRecord], base: str | None = None) -
         message = "There is nothing to compare: no run has a result."
         raise LabError(message, "See the errors of the runs: lab show RESULTS")
     setups = [Group(label, part) for label, part in table.setups(rows)]
-    n_groups = max(len(setups), rows.session.nunique() if len(setups) == 1 else 0)
+    n_groups = len(setups)
+    if n_groups == 1:
+        n_groups = rows.session.nunique()
     if n_groups > MOST_GROUPS:
         raise LabError(
             f"{n_groups:,} setups or sessions are too many to compare: at most {MOST_GROUPS}.",
@@ -204,7 +207,7 @@ def sessions_apart(rows: pd.DataFrame) -> pd.DataFrame:
     n_sessions = rows.session.nunique()
     if rows.empty or not 2 <= n_sessions <= MOST_GROUPS or len(table.setups(rows)) > 1:
         return rows
-    return rows.assign(variant="session " + rows.session)
+    return rows.assign(variant=SESSION + rows.session)
 
 
 def by_session(records: Sequence[Record]) -> list[Record]:
@@ -214,7 +217,7 @@ def by_session(records: Sequence[Record]) -> list[Record]:
         return list(records)
     separate = []
     for record in records:
-        run = dataclasses.replace(record.run, variant=f"session {record.session}")
+        run = dataclasses.replace(record.run, variant=f"{SESSION}{record.session}")
         separate.append(dataclasses.replace(record, run=run))
     return separate
 
@@ -265,7 +268,7 @@ def _has_field(group: Group, name: str) -> bool:
 
 def _names_session(variant: str | None) -> bool:
     """Whether a variant is none of a trial."""
-    return variant is None or variant.startswith("session ")
+    return variant is None or variant.startswith(SESSION)
 
 
 def instructions_of_one_side(texts: Sequence[str]) -> list[str]:
@@ -352,28 +355,30 @@ def cases(rows: pd.DataFrame, names: Sequence[str]) -> dict[Key, pd.DataFrame]:
 
     In the order of plain runs and experiments, lengths, cases, and figures. Only positive times.
     """
+    import pandas as pd
+
     columns = ["session", "block", "disturbed", "n_prompt", "n_gen", "case"]
-    values = rows.melt(columns, rows.columns.intersection(names), "figure")
+    values = rows.melt(
+        id_vars=columns, value_vars=rows.columns.intersection(names), var_name="figure"
+    )
     of_prompt = [figure.name for figure in figures.COMPARED if figure.is_of_prompt]
-    n_gen = values.n_gen.mask(values.figure.isin(of_prompt))
-    values = values.assign(n_gen=n_gen.fillna(-1), case=values.case.fillna(""))
+    values["n_gen"] = values.n_gen.mask(values.figure.isin(of_prompt))
     values = values[values.value > 0]
     tables: dict[Key, pd.DataFrame] = {}
-    for group, part in values.groupby(["figure", "n_prompt", "n_gen", "case"], sort=False):
-        figure, n_prompt, n_generated, case = group
-        n_gen_of_key = None if n_generated < 0 else int(n_generated)
-        tables[Key(figure, int(n_prompt), n_gen_of_key, case or None)] = part
-    places = {case: place for place, case in enumerate(values.case.unique())}
+    by_key = values.groupby(["figure", "n_prompt", "n_gen", "case"], sort=False, dropna=False)
+    for (figure, n_prompt, n_gen, case), part in by_key:
+        key = Key(
+            figure,
+            int(n_prompt),
+            n_gen=None if pd.isna(n_gen) else int(n_gen),
+            case=None if pd.isna(case) else case,
+        )
+        tables[key] = part
+    cases_in_order = values.case.dropna().unique().tolist()
 
     def order(key: Key) -> tuple[Any, ...]:
-        place = places[key.case or ""]
-        return (
-            key.case is not None,
-            key.n_prompt,
-            place,
-            key.n_gen or 0,
-            names.index(key.figure),
-        )
+        place = -1 if key.case is None else cases_in_order.index(key.case)
+        return place >= 0, key.n_prompt, place, key.n_gen or 0, names.index(key.figure)
 
     return {key: tables[key] for key in sorted(tables, key=order)}
 
