@@ -116,6 +116,7 @@ def test_the_bandwidth_of_fewer_channels_makes_a_device_slower() -> None:
     options: Any = {"model": "llama-3.1-8b:Q4_0", "device": "epyc-9654"}
     (full,) = predict("1000", 100, **options)
     (half,) = predict("1000", 100, **options, gbps=CARD.gbps / 2)
+    assert full.token.limit_s is not None
     assert half.token.limit_s == pytest.approx(2 * full.token.limit_s)
 
 

@@ -87,7 +87,7 @@ def test_commands_measure_the_sizes_that_were_predicted() -> None:
     )
 
 
-def test_where_each_token_takes_as_long_as_the_first_neither_batching_nor_guessing_pays() -> (
+def test_where_each_token_takes_as_long_as_the_first_neither_batching_nor_drafting_pays() -> (
     None
 ):
     assert experiments(PROPORTIONAL).keys() == {"turns"}

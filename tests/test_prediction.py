@@ -52,6 +52,7 @@ def test_what_was_learned_predicts_what_it_was_learned_from() -> None:
     token_s = (measured.ready_ns[3] - measured.start_ns[3]) / 1e9
     assert row.prefill.expected_s == pytest.approx(measured.ready_ns[1] / 1e9, rel=0.1)
     assert row.token.expected_s == pytest.approx(token_s, rel=0.1)
+    assert row.token.limit_s is not None
     assert row.token.limit_s < row.tpot_s[0] < row.token.expected_s < row.tpot_s[1]
     assert row.e2e_s[0] == pytest.approx(row.prefill_s[0] + 5 * row.tpot_s[0])
     assert row.e2e_s[1] == pytest.approx(row.prefill_s[1] + 5 * row.tpot_s[1])
@@ -97,6 +98,7 @@ def test_nothing_is_expected_below_its_limit(factor: float) -> None:
             <= row.prefill.expected_s
             <= row.prefill_s[1]
         )
+        assert row.token.limit_s is not None
         assert row.token.limit_s <= row.tpot_s[0] <= row.token.expected_s <= row.tpot_s[1]
 
 
@@ -495,6 +497,7 @@ def test_a_7b_in_f16_on_an_a100() -> None:
     a100 = devices.find_device("A100 80GB")
     row = OnDevice(of_catalog("llama-2-7b"), WIDE, a100).request(1, 2)
     # "About 145" counts the embedding table as well; the ridge is 153, not 312.
+    assert row.token.limit_s is not None
     assert 1 / row.token.limit_s == pytest.approx(154, rel=0.02)
     assert a100.tflops
     assert a100.tflops * 1e3 / a100.gbps == pytest.approx(153, rel=0.01)

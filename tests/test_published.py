@@ -186,6 +186,7 @@ def test_nothing_is_predicted_faster_than_the_limit() -> None:
         model = synthetic.model_of(catalog.find(name), "Q4_0")
         for device in devices.devices().values():
             row = OnDevice(model, settings, device).request(512, 128)
+            assert row.token.limit_s is not None
             assert (
                 row.token.limit_s
                 <= row.tpot_s[0]

@@ -149,6 +149,8 @@ def test_users_share_the_weights_and_each_has_a_cache() -> None:
     (single,) = lab.predict("1000", 200, LLAMA, "rtx-4090", sequences=1)
     (many,) = lab.predict("1000", 200, LLAMA, "rtx-4090", sequences=16)
     assert single.tpot_s[0] < many.tpot_s[0] < 16 * single.tpot_s[0]
+    assert single.token.limit_s is not None
+    assert many.token.limit_s is not None
     assert single.token.limit_s < many.token.limit_s <= many.tpot_s[0]
     assert many.needed_bytes > single.needed_bytes
     sizes = []

@@ -775,7 +775,7 @@ def test_a_cached_prompt_saves_its_share_of_the_measured_time() -> None:
     assert gains.cached_prompt(row, unknown) is None
 
 
-def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
+def test_drafting_takes_the_draft_length_with_the_largest_gain() -> None:
     times: Any = FixedTimes(
         {
             1: 1.0,
@@ -785,7 +785,7 @@ def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
             5: 9.0,
         }
     )
-    gain = gains.guessing(DECODE, times)
+    gain = gains.drafting(DECODE, times)
     assert gain is not None
     expected = drafts.textbook_length(0.8, 2) / 1.3
     least = drafts.break_even(1.3, 0.0, 2)
@@ -796,18 +796,18 @@ def test_guessing_takes_the_draft_length_with_the_largest_gain() -> None:
     assert gain.gain == pytest.approx(expected)
     assert times.asked[1] == (2, 23, 2, [])
     short = SimpleNamespace(n_prompt=20, n_gen=3)
-    one_guess = gains.guessing(short, times)
+    one_guess = gains.drafting(short, times)
     assert one_guess is not None
     assert one_guess.n_draft == 1
     narrow: Any = FixedTimes(times.by_tokens, n_ubatch=2)
-    assert gains.guessing(DECODE, narrow).n_draft == 1  # type: ignore[union-attr]
+    assert gains.drafting(DECODE, narrow).n_draft == 1  # type: ignore[union-attr]
     slow: Any = FixedTimes({1: 1.0, 2: 1.8 / 1.04})
-    assert gains.guessing(DECODE, slow) is None
+    assert gains.drafting(DECODE, slow) is None
     enough: Any = FixedTimes({1: 1.0, 2: 1.8 / 1.06})
-    assert gains.guessing(DECODE, enough) is not None
+    assert gains.drafting(DECODE, enough) is not None
     synthetic: Any = FixedTimes(times.by_tokens, dataclasses.replace(TINY, source="synthetic"))
-    assert gains.guessing(DECODE, synthetic) is None
-    assert gains.guessing(DECODE, FixedTimes({})) is None  # type: ignore[arg-type]
+    assert gains.drafting(DECODE, synthetic) is None
+    assert gains.drafting(DECODE, FixedTimes({})) is None  # type: ignore[arg-type]
 
 
 def test_experiments_start_from_the_shortest_decode_and_the_longest_prefill() -> None:

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from lab.core.stats import Range
 from lab.errors import LabError
-from lab.roofline.prediction import WITHIN, Prediction, Range
+from lab.roofline.prediction import WITHIN, Prediction
 
 
 @dataclass(frozen=True, kw_only=True)

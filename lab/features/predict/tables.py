@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from lab.core import shown
 from lab.core.figures import DECODE_RATE, E2E, TTFT
 from lab.core.lists import grouped, plural
+from lab.core.stats import Range
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo
 from lab.models import devices
-from lab.roofline.prediction import HERE, Prediction, Range, expected_or_middle
+from lab.roofline.prediction import HERE, Prediction, expected_or_middle
 from lab.show.cells import LONG_TEXT, PROMPT_TOKENS, TEXT, Cell, Column, of_figure, stacked
 from lab.show.section import UNKNOWN, Columns, Section, tabled
 from lab.show.wording import digits, seconds
