@@ -20,11 +20,12 @@ from lab.core import results
 from lab.core.lines import parse_line, to_json
 from lab.core.record import Record, Steps
 from lab.errors import LabError
-from lab.features.quant import child, figures, measuring, planning, section, texts
+from lab.features.quant import child, figures, measuring, picture, planning, section, texts
 from lab.features.quant.lines import Divergence, QualityLine
 from lab.models import catalog
 from lab.process.worker import Worker
 from lab.runner import machine, prompts
+from lab.show import canvas
 from tests.support import loopback_hub, odd_models
 from tests.support.command import run_lab
 from tests.support.records import MACHINE, MODEL, SETTINGS, make_record, make_run
@@ -385,6 +386,18 @@ def test_a_line_comes_back_as_it_was() -> None:
 def test_a_line_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"needs chunks|10 s to 24 h"):
         dataclasses.replace(quality("B: x", [chunk(0.1)] * 2), **changes)
+
+
+@pytest.mark.parametrize(("floor", "is_near"), [(3e-4, True), (1e-7, False)])
+def test_a_noise_floor_near_the_points_is_shaded_in_both_panels(
+    floor: float, is_near: bool
+) -> None:
+    summary = dataclasses.replace(found_in(planted()), floor=floor)
+    axes = canvas.drawn(lambda figure: picture.draw(summary, "tiny", figure), (10, 5.2)).axes
+    n_shaded = [ax.get_legend_handles_labels()[1].count("noise floor") for ax in axes]
+    assert n_shaded == [int(is_near)] * 2
+    bottom, _ = axes[0].get_ylim()
+    assert math.isclose(bottom, floor / 3) is is_near
 
 
 def test_results_are_shown_drawn_and_made_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lab
@@ -112,6 +113,10 @@ def test_runs_in_process_stand_beside_them(
     assert "4 requests at once: " in part.said
     (picture,) = part.pictures
     figure = canvas.drawn(picture.draw, picture.file_size)
+    assert figure.get_suptitle().startswith("4 requests at once: ")
+    for ax in figure.axes:
+        highest = max(np.asarray(line.get_ydata(), float).max() for line in ax.lines)
+        assert ax.get_ylim()[1] >= 1.04 * highest
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["30 prompt tokens", "30 prompt tokens, in process"]
     (wait,) = [line for line in part.warnings if "slot" in line]

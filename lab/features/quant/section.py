@@ -33,7 +33,7 @@ LIMITS = (
 CAPTION = (
     "To the right faster than the reference, down closer to it. Bars are 95 % intervals, the line "
     "is the front. A cross shows the speed if only the bytes read counted. Hollow points are of "
-    "disturbed runs. Below the shaded noise floor nothing can be told apart."
+    "disturbed runs. A noise floor near the points is shaded: below it nothing can be told apart."
 )
 
 
