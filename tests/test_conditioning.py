@@ -66,6 +66,20 @@ def test_a_device_that_is_twice_as_slow_is_found_by_one_rate() -> None:
     assert moved == pytest.approx(math.exp(condition.shift))
 
 
+def test_a_rate_of_the_users_own_never_widens_a_range() -> None:
+    learned = datasheet.learned()[DECODE]
+    case = decode_case()
+    for deviation in (0.0, learned.uncertainty(case), 100.0):
+        pairs = zip(
+            learned.ends(case, Condition(0, deviation)), learned.ends(case), strict=True
+        )
+        for narrowed, usual in pairs:
+            assert 0 < narrowed.short <= usual.short
+            assert 0 < narrowed.long <= usual.long
+    assert learned.ends(case, Condition(0, 100.0)) == learned.ends(case)
+    assert learned.ends(case, Condition(0, 0.0)) != learned.ends(case)
+
+
 def test_more_rates_say_more_and_disagreeing_ones_their_mean() -> None:
     learned = datasheet.learned()[DECODE]
     case = decode_case()

@@ -217,6 +217,17 @@ class Counting:
         )
 
 
+def disturb(monkeypatch: pytest.MonkeyPatch, engine: Counting, n_probes: int) -> None:
+    """Other programs disturb the first probes of an engine."""
+
+    def during(noise: object, n_free: float) -> str:
+        return NOISE if len(engine.asked) <= n_probes else ""
+
+    monkeypatch.setattr(disturbances, "during", during)
+    read = rate(probes.READ, "I64", 1, 40, 1e9)
+    monkeypatch.setattr(measuring, "read_rate", lambda n_threads: read)
+
+
 @pytest.mark.parametrize(
     ("n_disturbed", "n_rounds"),
     [
@@ -232,13 +243,7 @@ def test_rounds_go_on_while_the_machine_is_disturbed(
     engine: Any = Counting(unsteady=(1, 8, 64))
     todo = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
     n_disturbed_probes = n_disturbed * len(todo)
-
-    def during(noise: object, n_free: float) -> str:
-        return NOISE if len(engine.asked) <= n_disturbed_probes else ""
-
-    monkeypatch.setattr(disturbances, "during", during)
-    read = rate(probes.READ, "I64", 1, 40, 1e9)
-    monkeypatch.setattr(measuring, "read_rate", lambda n_threads: read)
+    disturb(monkeypatch, engine, n_disturbed_probes)
     shown: list[Status] = []
     warnings: list[str] = []
     place = Where(MACHINE)
@@ -272,13 +277,7 @@ def test_beside_other_work_only_unsteady_kernels_are_timed_again(
 ) -> None:
     engine: Any = Counting(unsteady=unsteady)
     todo = [small(MUL_MAT, "Q4_0", n) for n in (1, 8, 64)]
-
-    def during(noise: object, n_free: float) -> str:
-        return NOISE if len(engine.asked) <= n_disturbed_probes else ""
-
-    monkeypatch.setattr(disturbances, "during", during)
-    read = rate(probes.READ, "I64", 1, 40, 1e9)
-    monkeypatch.setattr(measuring, "read_rate", lambda n_threads: read)
+    disturb(monkeypatch, engine, n_disturbed_probes)
     shown: list[Status] = []
     warnings: list[str] = []
     measuring.obtain(engine, Where(MACHINE), todo, shown.append, warnings.append, tmp_path)

@@ -327,19 +327,26 @@ def test_what_cannot_be_predicted_is_unknown(
     assert math.isnan(newcomer_s)
 
 
-def test_on_a_cpu_the_streams_tokens_cost_a_whole_tile_of_attention() -> None:
+@pytest.mark.parametrize(
+    ("chunk", "n_tiles"),
+    [
+        pytest.param(59, 0, id="63 tokens of all sequences"),
+        pytest.param(60, 1, id="64 tokens of all sequences"),
+        pytest.param(64, 1, id="64 tokens of the prompt"),
+    ],
+)
+def test_on_a_cpu_the_streams_tokens_cost_a_whole_tile_of_attention(
+    chunk: int, n_tiles: int
+) -> None:
     settings = dataclasses.replace(WIDE, kv_unified=True)
     prediction = StepPrediction(BIG, settings, FAST, learning.fit([]), 0)
     tile = step_kernels.total(BIG, settings, FAST, 64, 4 * 161, 0)
-    last_chunk_s = prediction.seconds(64, 64, 5, [(1, 161)] * 4)  # the longest gap
-    small_chunk_s = prediction.seconds(32, 96, 5, [(1, 163)] * 4)
+    last_chunk_s = prediction.seconds(chunk, chunk, 5, [(1, 161)] * 4)  # the longest gap
     assert last_chunk_s is not None
 
-    longest_s, _ = room.expected_s(prediction, 128, 4, 64, 2)
-    longest_of_small_s, _ = room.expected_s(prediction, 128, 4, 32, 4)
+    longest_s, _ = room.expected_s(prediction, 2 * chunk, 4, chunk, 2)
 
-    assert longest_s - last_chunk_s == pytest.approx(tile.attention_s)
-    assert longest_of_small_s == pytest.approx(small_chunk_s)
+    assert longest_s == pytest.approx(last_chunk_s + n_tiles * tile.attention_s)
 
 
 def test_with_separate_caches_the_parts_of_a_step_add_up() -> None:

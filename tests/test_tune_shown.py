@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -333,24 +333,26 @@ def test_odd_records_of_a_session_break_nothing(changes: dict[str, Any]) -> None
     assert document["tunings"][0]["tried"]
 
 
-def test_recommended_settings_are_saved_under_a_name(
-    mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lines", "status", "sentence"),
+    [
+        pytest.param(full_session, 0, "--settings quick uses them.", id="recommended"),
+        pytest.param(session, 1, "Nothing is saved as quick", id="not recommended"),
+    ],
+)
+def test_only_recommended_settings_are_saved_under_a_name(
+    mini: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: Callable[[], list[Any]],
+    status: int,
+    sentence: str,
 ) -> None:
     monkeypatch.setattr(as_options, "folder", lambda: tmp_path / "settings")
-    monkeypatch.setattr(measuring, "execute", lambda *_: iter(full_session()))
+    monkeypatch.setattr(measuring, "execute", lambda *_: iter(lines()))
     options = "tune", "-m", mini, "--out", tmp_path, "--no-plot", "--save", "quick"
     code, _, err = run_lab(*options)
-    assert code == 0
-    assert "--settings quick uses them." in " ".join(err.split())
-    assert as_options.settings("quick")["flash_attn"] == "off"
-
-
-def test_without_a_recommendation_nothing_is_saved(
-    mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(as_options, "folder", lambda: tmp_path / "settings")
-    monkeypatch.setattr(measuring, "execute", lambda *_: iter(session()))
-    options = "tune", "-m", mini, "--out", tmp_path, "--no-plot", "--save", "quick"
-    code, _, err = run_lab(*options)
-    assert code == 1
-    assert "Nothing is saved as quick" in " ".join(err.split())
+    assert code == status
+    assert sentence in " ".join(err.split())
+    if status == 0:
+        assert as_options.settings("quick")["flash_attn"] == "off"
