@@ -70,10 +70,13 @@ def test_the_speed_up_is_the_formula_where_every_step_is_alike() -> None:
     by_lookup = drafts.speed_up(FOUR_OF_FIVE, TIMES)
     by_model = drafts.speed_up(FOUR_OF_FIVE, with_draft_model)
     of_unknown_step = drafts.speed_up([(3, 1)], TIMES)
+    after_all_accepted = drafts.speed_up([(2, 2), (2, 1)], with_draft_model)
 
     assert by_lookup == pytest.approx(4 / 3.0)  # L / v
     assert by_model == pytest.approx(4 / (4 * 0.25 + 3))  # L / (n c + v)
     assert of_unknown_step is None
+    # The last accepted token was only verified: the draft model computes it in its next step
+    assert after_all_accepted == pytest.approx(5 / (2 * (2 * 0.25 + 2) + 0.4 - 0.25))
 
 
 def lookup_chains(

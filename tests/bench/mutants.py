@@ -48,7 +48,7 @@ ARITHMETIC = (
 MOST_CPU_S = 240  # of a mutant's tests; a mutant that makes them endless is killed
 MOST_NOTES_S = 900  # of the tests without a mutant, those of the mutated modules first
 MOST_TEST_S = 8  # slower tests are not run
-MOST_TESTS_S = 60  # of the tests that a mutant meets, as long as they took without it
+MOST_TESTS_S = 15  # of the tests that a mutant meets, as long as they took without it
 LARGE = 100  # a larger number is doubled: one more changes no result
 SLOW_FIXTURES = {"embedded", "mini", "browser"}
 SLOW_WORDS = (
@@ -60,7 +60,13 @@ SLOW_WORDS = (
     "start_lab",
 )
 """What tests with a real engine, a process or a server have; mutants are not run against them."""
-SLOW_FILES = {"test_removal.py", "test_notebooks.py", "test_pages.py", "test_real_servers.py"}
+SLOW_FILES = {
+    "test_project.py",
+    "test_removal.py",
+    "test_notebooks.py",
+    "test_pages.py",
+    "test_real_servers.py",
+}
 
 Function = tuple[str, int]
 """A file of the lab and the first line of a function."""
@@ -289,16 +295,25 @@ def is_slow(test: pytest.Function) -> bool:
 
 
 def by_subject(tests: Iterable[pytest.Function]) -> list[pytest.Function]:
-    """First the tests of files that import mutated modules and little else of the lab."""
+    """First the tests of files that import mutated modules and little else of the lab: of each
+    module the best file, then the others."""
     modules = {path.relative_to(ROOT).with_suffix("").as_posix() for path in sources()}
-
-    @functools.cache
-    def share_of_subject(path: Path) -> float:
+    shares: dict[Path, float] = {}
+    best: dict[str, Path] = {}
+    tests = list(tests)
+    for path in sorted({test.path for test in tests}):
         names = imported(ast.parse(path.read_text(encoding="utf-8")))
-        paths = [name.replace(".", "/") for name in names if name.startswith("lab.")]
-        return len(modules.intersection(paths)) / max(1, len(paths))
+        files = [name.replace(".", "/") for name in names if name.startswith("lab.")]
+        files = [file for file in files if (ROOT / f"{file}.py").exists()]
+        shares[path] = len(modules.intersection(files)) / max(1, len(files))
+        for module in modules.intersection(files):
+            if module not in best or shares[path] > shares[best[module]]:
+                best[module] = path
 
-    return sorted(tests, key=lambda test: (-share_of_subject(test.path), str(test.path)))
+    def order(test: pytest.Function) -> tuple[bool, float, str]:
+        return test.path not in best.values(), -shares[test.path], str(test.path)
+
+    return sorted(tests, key=order)
 
 
 def imported(tree: ast.Module) -> set[str]:
@@ -321,7 +336,7 @@ def note_calls(items: Sequence[pytest.Function], path: Path) -> bool:
     tracer = Tracer()
     clearers = clearers_of_caches()
     end = time.monotonic() + MOST_NOTES_S
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") as file:
         for item, following in itertools.zip_longest(items, items[1:]):
             if time.monotonic() > end:
                 break
@@ -343,6 +358,8 @@ def note_calls(items: Sequence[pytest.Function], path: Path) -> bool:
 
 def read_calls(path: Path) -> Calls:
     calls = Calls()
+    if not path.exists():
+        return calls
     for line in path.read_text(encoding="utf-8").splitlines():
         test, seconds, functions = json.loads(line)
         calls.add(test, seconds, [(file, first) for file, first in functions])
@@ -387,8 +404,9 @@ class Trial:
             for item in session.items
             if isinstance(item, pytest.Function) and not is_slow(item)
         ]
-        if not self.calls_path.exists():
-            in_fork(functools.partial(note_calls, by_subject(items), self.calls_path))
+        noted = read_calls(self.calls_path).seconds
+        new = [item for item in by_subject(items) if item.nodeid not in noted]
+        in_fork(functools.partial(note_calls, new, self.calls_path))
         calls = read_calls(self.calls_path)
         every = [mutant for path in sources() for mutant in mutants_of(path)]
         sample = random.Random(self.seed).sample(every, self.n)
