@@ -1,5 +1,6 @@
 """What rates say in the lessons: the limit of a step, and what users share."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,6 +9,8 @@ from lab.errors import LabError
 from lab.features.lessons import lesson
 from lab.roofline import explanation
 from lab.show.sweep_laws import Law
+from tests.support.ceilings import WITH_GPU
+from tests.support.records import MACHINE, SETTINGS, make_record
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,13 @@ def test_without_context_users_share_all(capsys: pytest.CaptureFixture[str]) -> 
     assert "says nothing" in capsys.readouterr().out
     with pytest.raises(LabError, match="are not possible"):
         lesson.users_together(Law(0.010, 20e-6, None, 0.0), 0, 10)
+
+
+def test_the_memory_that_users_share_is_that_of_the_device() -> None:
+    on_gpu = dataclasses.replace(SETTINGS, n_gpu_layers=99)
+    assert lesson.memory_bytes(make_record(machine=WITH_GPU, settings=on_gpu)) == 8e9
+    here = dataclasses.replace(MACHINE, ram_bytes=24 * 10**9)
+    assert lesson.memory_bytes(make_record(machine=here)) == 24e9
+    unknown = dataclasses.replace(MACHINE, ram_bytes=None)
+    with pytest.raises(LabError, match="The memory of Test CPU, 4 cores is unknown"):
+        lesson.memory_bytes(make_record(machine=unknown))

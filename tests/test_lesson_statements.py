@@ -181,8 +181,15 @@ def test_tokens_along_an_answer_are_compared_within_their_run() -> None:
 def test_sharing_the_reading_is_no_reason_where_decode_does_not_wait_for_memory(
     limit: str, verdict: str
 ) -> None:
-    parts_ms = {"layers": 4.0, "attention": 0.5}
-    assert statements.cheaper_prompt_token(5.0, 1.0, 3.0, parts_ms, limit).verdict == verdict
+    saved_ms = {"layers": 3.2, "attention": 0.5}
+    assert statements.cheaper_prompt_token(5.0, 1.0, 3.0, saved_ms, limit).verdict == verdict
+
+
+def test_the_part_that_saves_most_is_named_with_its_share_of_the_difference() -> None:
+    saved_ms = {"layers": 1.0, "output": 2.4, "attention": 0.6}
+    told = statements.cheaper_prompt_token(5.0, 1.0, 1.0, saved_ms, explanation.KERNEL)
+    assert told.verdict == "output"
+    assert told.sentence.endswith("the largest part of it, 60 %, is saved in output.")
 
 
 def test_both_phases_that_gain_the_same_are_told_so() -> None:

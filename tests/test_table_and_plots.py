@@ -82,7 +82,9 @@ def test_sentences_say_what_the_table_shows() -> None:
     assert "2x per token" in prefill
     assert "because" not in prefill  # the steps of a run take equal times: no law explains it
     assert "11.1 ms per token after 10 prompt tokens and 21.0 ms after 1,000" in decode
-    assert "because each step reads the whole KV cache: 1,000 positions cost 10.0 ms" in decode
+    assert (
+        "because each token attends to all before it: 1,000 positions cost 10.0 ms" in decode
+    )
 
 
 def test_no_cause_is_told_where_a_short_prompt_is_dearer() -> None:

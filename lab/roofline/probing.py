@@ -125,6 +125,19 @@ def device_of(here: Machine, name: str | None) -> Device | None:
     return None
 
 
+def memory_bytes(record: Record) -> float | None:
+    """Bytes of the device of a run; None for several devices, where each has an unknown share."""
+    names = place_of_record(record).devices
+    if len(names) > 1:
+        return None
+    if names[0] is None:
+        return record.machine.ram_bytes
+    device = device_of(record.machine, names[0])
+    if device is None:
+        return None
+    return device.memory_bytes
+
+
 def device_label(here: Machine, name: str | None) -> str:
     """The device that ceilings are of, in words."""
     device = device_of(here, name)

@@ -76,18 +76,14 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 
 def _law(law: Growth) -> str:
-    cost = seconds(law.seconds_per_1000)
+    per_1000 = seconds(law.seconds_per_1000)
+    cost = f"each token attends to all before it: 1,000 positions cost {per_1000}"
+    rate = _rate(law.rate, law.phase)
+    weight_rate = _rate(law.weight_rate, law.phase)
     if law.phase == PREFILL:
-        return (
-            f"each token attends to all before it: 1,000 positions cost {cost} per token "
-            f"({_rate(law.rate, PREFILL)} of attention; the weights are multiplied at "
-            f"{_rate(law.weight_rate, PREFILL)})"
-        )
-    return (
-        f"each step reads the whole KV cache: 1,000 positions cost {cost} "
-        f"({_rate(law.rate, DECODE)}; the weights are read at "
-        f"{_rate(law.weight_rate, DECODE)})"
-    )
+        rates = f"{rate} of attention; the weights are multiplied at {weight_rate}"
+        return f"{cost} per token ({rates})"
+    return f"{cost} (the KV cache is read at {rate}, the weights at {weight_rate})"
 
 
 def _slow_kernel(law: Growth, record: Record) -> str:

@@ -20,7 +20,7 @@ from lab.app import kinds
 from lab.core import cost, growth, memory, stats
 from lab.core.cost import StepCost
 from lab.core.matrices import BLOCKS
-from lab.core.record import DECODE, SCHEMA, Ceilings, Model, Record, Settings
+from lab.core.record import DECODE, PREFILL, SCHEMA, Ceilings, Model, Record, Settings
 from lab.core.request import RequestRecord
 from lab.core.results import Contents
 from lab.errors import LabError
@@ -395,15 +395,26 @@ def cheaper_prompt_token(
 ) -> None:
     """Say why a prompt token is cheaper than a generated one."""
     measured = figures(records).iloc[0]
-    decode = rows[rows.phase == DECODE].iloc[0]
-    parts_ms = {name: 1e3 * part_s for name, part_s in decode.parts.items()}
-    parts_ms["the work outside the kernels"] = 1e3 * (decode.measured_s - decode.least_s)
+    generated_ms = _parts_ms(rows[rows.phase == DECODE].iloc[0])
+    prompt_ms = _parts_ms(rows[rows.phase == PREFILL].iloc[0])
+    saved_ms = {
+        name: part_ms - prompt_ms.get(name, 0.0) / measured.n_prompt
+        for name, part_ms in generated_ms.items()
+    }
     prompt_token_ms = 1e3 * measured.prefill_s / measured.n_prompt
+    limit = rows[rows.phase == DECODE].iloc[0].limit
     say(
         statements.cheaper_prompt_token(
-            measured.tpot_ms, prompt_token_ms, reading_ms, parts_ms, decode.limit
+            measured.tpot_ms, prompt_token_ms, reading_ms, saved_ms, limit
         )
     )
+
+
+def _parts_ms(row: Any) -> dict[str, float]:
+    """The least milliseconds of an explained phase by part, and what it took beyond them."""
+    parts_ms = {name: 1e3 * part_s for name, part_s in row.parts.items()}
+    parts_ms["the work outside the kernels"] = 1e3 * max(0.0, row.measured_s - row.least_s)
+    return parts_ms
 
 
 def repacked(records: Sequence[Record]) -> None:
@@ -736,6 +747,20 @@ def kv_bytes(model: Model, kind: str = "f16") -> float:
     n_bytes = memory.kv_bytes_per_position(model, kind, kind)
     if not n_bytes:
         raise step_kernels.not_known(model)
+    return n_bytes
+
+
+def memory_bytes(record: Record) -> float:
+    """The memory of the device that computed a run: of a GPU its own, of a CPU the machine's.
+
+    LabError for several devices, and for one whose memory is unknown.
+    """
+    n_bytes = probing.memory_bytes(record)
+    if n_bytes is None:
+        raise LabError(
+            f"The memory of {machine_name(record)} is unknown.",
+            "Enter the bytes of its memory instead, such as 24e9.",
+        )
     return n_bytes
 
 

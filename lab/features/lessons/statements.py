@@ -315,10 +315,14 @@ def cheaper_prompt_token(
     token_ms: float,
     prompt_token_ms: float,
     reading_ms: float,
-    parts_ms: dict[str, float],
+    saved_ms: dict[str, float],
     limit: str,
 ) -> Judgement:
-    """Why a prompt token is cheaper than a generated one; parts and limit are those of decode."""
+    """Why a prompt token is cheaper than a generated one.
+
+    `saved_ms`: by how much each part of a generated token takes longer than that part of a prompt
+    token. `limit`: that of decode.
+    """
     subject = "why a prompt token is cheaper"
     figures = (
         f"A generated token takes {digits(token_ms)} ms and a prompt token "
@@ -329,15 +333,18 @@ def cheaper_prompt_token(
     if difference_ms < (1 - 1 / NEAR) * token_ms:
         sentence = f"{figures}. A prompt token is hardly cheaper here: sharing gains little."
         return Judgement(subject, SAME, sentence)
-    share = f"{figures}, {100 * reading_ms / difference_ms:.0f} % of the difference"
+    share = f"{figures}, {percent(reading_ms / difference_ms)} of the difference"
     if limit == explanation.TRAFFIC and reading_ms > difference_ms / 2:
         sentence = f"{share}. So sharing it can be the reason, as the textbook says."
         return Judgement(subject, "reading", sentence)
     if reading_ms > difference_ms / 2:
         share += ". But decode does not wait for memory here"
-    largest = max(parts_ms, key=lambda name: parts_ms[name])
-    part = f"{largest} takes {100 * parts_ms[largest] / token_ms:.0f} % of a generated token"
-    sentence = f"{share}. So sharing it is not the main reason: {part}."
+    largest = max(saved_ms, key=lambda name: saved_ms[name])
+    part = (
+        f"the largest part of it, {percent(saved_ms[largest] / difference_ms)}, is saved in "
+        f"{largest}"
+    )
+    sentence = f"{share}. So sharing that does not explain most of the difference: {part}."
     return Judgement(subject, largest, sentence)
 
 

@@ -308,23 +308,10 @@ def measured_places(
         facts = {
             "name": name,
             "group": "Measured in these results",
-            "memory": memory_of(record),
+            "memory": probing.memory_bytes(record),
             "about": "",
         }
         yield PredictedDevice(facts, settings, law_of_runs(record, ceilings, runs))
-
-
-def memory_of(record: Record) -> float | None:
-    """Bytes of the device of a run; None for several devices, where each has an unknown share."""
-    names = probing.place_of_record(record).devices
-    if len(names) > 1:
-        return None
-    if names[0] is None:
-        return record.machine.ram_bytes
-    device = probing.device_of(record.machine, names[0])
-    if device is None:
-        return None
-    return device.memory_bytes
 
 
 def law_of_runs(
