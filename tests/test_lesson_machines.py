@@ -32,7 +32,7 @@ from lab.core.record import (
 )
 from lab.features.claims import judging
 from lab.features.claims.evidence import Evidence
-from lab.features.lessons import lesson
+from lab.features.lessons import lesson, statements
 from lab.features.lessons.statements import (
     FAILS,
     HOLDS,
@@ -56,10 +56,10 @@ ARITHMETIC = explanation.ARITHMETIC
 OF_WEIGHTS = explanation.KERNEL
 OUTSIDE = explanation.OVERHEAD
 SLOW_ATTENTION = explanation.OF_ATTENTION[explanation.KERNEL]
-LAYERS = explanation.LAYERS
+WEIGHT_KERNELS = statements.WEIGHTS
 ATTENTION = explanation.ATTENTION
 READING = "reading"
-WORK_OUTSIDE = "the work outside the kernels"
+WORK_OUTSIDE = statements.WORK_OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ MACHINES: dict[str, tuple[Planted, Truth]] = {
             heads=MORE,
             decode_short=ARITHMETIC,
             decode_long=ARITHMETIC,
-            cheaper=LAYERS,
+            cheaper=WEIGHT_KERNELS,
             together=SAME,
             threads=SAME,
             drafts=LESS,
@@ -161,7 +161,7 @@ MACHINES: dict[str, tuple[Planted, Truth]] = {
             decode_short=OF_WEIGHTS,
             decode_long=OF_WEIGHTS,
             prefill=OF_WEIGHTS,
-            cheaper=LAYERS,
+            cheaper=WEIGHT_KERNELS,
         ),
     ),
     "slow kernel of attention": (Planted(pair_ns=3000), SLOW),
@@ -386,7 +386,9 @@ def other_machine(here: Session) -> Said:
         )
         (measured,) = lesson.compared(both, figure, STEP)
         attention = lesson.attention(here.of("lengths"), phase)
-        explained = lesson.explains(phase, mine_ms / theirs_ms, measured.ratio, attention)
+        explained = lesson.explains(
+            f"{phase} here", "there", mine_ms / theirs_ms, measured.ratio, attention
+        )
         yield f"explained_{phase}", "4", explained
 
 

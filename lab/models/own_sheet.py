@@ -52,12 +52,13 @@ FIGURES = {
     POSITION: SheetFigure("us", "what one more position adds to such a step"),
     PREFILL: SheetFigure("tokens/s", "prefill of 512 tokens"),
     "longest_gap": SheetFigure("ms", "the longest wait between two tokens"),
-    "user": SheetFigure("ms", "what one more user adds to a step of a batch"),
+    "alone": SheetFigure("ms", "a step of a batch with one user"),
+    "user": SheetFigure("ms", "what one more user adds to such a step"),
     "server": SheetFigure("ms", "what a server adds to each token"),
 }
 """The figures that a row may have."""
 
-SPREAD = (TOKEN, POSITION, "longest_gap")
+SPREAD = (TOKEN, POSITION, PREFILL, "longest_gap")
 """Figures that several lessons measure, so that they show how sessions vary."""
 
 

@@ -76,14 +76,18 @@ def sentences(records: Sequence[Record]) -> list[str]:
 
 
 def _law(law: Growth) -> str:
-    per_1000 = seconds(law.seconds_per_1000)
-    cost = f"each token attends to all before it: 1,000 positions cost {per_1000}"
     rate = _rate(law.rate, law.phase)
     weight_rate = _rate(law.weight_rate, law.phase)
+    rates = f"the KV cache is read at {rate}, the weights at {weight_rate}"
     if law.phase == PREFILL:
         rates = f"{rate} of attention; the weights are multiplied at {weight_rate}"
-        return f"{cost} per token ({rates})"
-    return f"{cost} (the KV cache is read at {rate}, the weights at {weight_rate})"
+    return f"each token attends to all before it: {_cost(law)} ({rates})"
+
+
+def _cost(law: Growth) -> str:
+    """What positions cost; the medians need not agree with the table's means of whole answers."""
+    cost = f"by median steps 1,000 positions cost {seconds(law.seconds_per_1000)}"
+    return f"{cost} per token" if law.phase == PREFILL else cost
 
 
 def _slow_kernel(law: Growth, record: Record) -> str:
@@ -95,18 +99,14 @@ def _slow_kernel(law: Growth, record: Record) -> str:
 
 def _measured(law: Growth) -> str:
     """The cost of positions, and the two rates that are compared."""
-    cost = seconds(law.seconds_per_1000)
     rate = _rate(law.rate, law.phase)
     weight_rate = _rate(law.weight_rate, law.phase)
     if law.phase == PREFILL:
-        return (
-            f"1,000 positions cost {cost} per token, attention computes at {rate}, and the "
-            f"weights are multiplied at {weight_rate}"
+        rates = (
+            f"attention computes at {rate}, and the weights are multiplied at {weight_rate}"
         )
-    return (
-        f"1,000 positions cost {cost}, so the cache is read at {rate}, and the weights at "
-        f"{weight_rate}"
-    )
+        return f"{_cost(law)}, {rates}"
+    return f"{_cost(law)}, so the cache is read at {rate}, and the weights at {weight_rate}"
 
 
 def _heads(record: Record) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lab.core import drafts
+from lab.core.lists import join_and
 from lab.core.stats import Ratio
 from lab.features.lessons.statements import (
     AGREE,
@@ -15,6 +16,7 @@ from lab.features.lessons.statements import (
     LESS,
     MORE,
     NEAR,
+    NEAR_PERCENT,
     SAME,
     UNCLEAR,
     Judgement,
@@ -46,9 +48,11 @@ def drafts_to_gain(
         SAME: "they gain next to nothing, and no other number that was measured gains more",
     }
     right = f"{100 * ACCEPTANCE:.0f} %"
+    as_good = [f"{n}" for n in sorted(gains) if n != best and gains[n] * NEAR > gain]
+    also = f" (within {NEAR_PERCENT} also with {join_and(as_good)})" if as_good else ""
     sentence = (
         f"By the measured steps, drafts that are right with a chance of {right} gain most with "
-        f"{best} of them in a step. Such a step takes {digits(step_ratios[best])} times "
+        f"{best} of them in a step{also}. Such a step takes {digits(step_ratios[best])} times "
         f"as long as one without drafts, so decode would be {gain:.2f} times as fast (without the "
         f"time to draft): {ends[verdict]}."
     )

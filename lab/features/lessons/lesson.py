@@ -44,6 +44,7 @@ from lab.features.lessons.statements import (
     Judgement,
     by_length,
     explains,
+    is_settled,
     law_holds,
     middle,
     overhead,
@@ -97,6 +98,7 @@ __all__ = [
     "grade",
     "guess",
     "guesses_and_errors",
+    "is_settled",
     "law_holds",
     "lawful",
     "limit_by_rates",
@@ -411,9 +413,14 @@ def cheaper_prompt_token(
 
 
 def _parts_ms(row: Any) -> dict[str, float]:
-    """The least milliseconds of an explained phase by part, and what it took beyond them."""
-    parts_ms = {name: 1e3 * part_s for name, part_s in row.parts.items()}
-    parts_ms["the work outside the kernels"] = 1e3 * max(0.0, row.measured_s - row.least_s)
+    """The least milliseconds of an explained phase by part, as `explain` limits it by parts, and
+    what it took beyond them."""
+    parts_ms = {statements.WEIGHTS: 0.0}
+    for name, part_s in row.parts.items():
+        is_of_weights = name.endswith((explanation.LAYERS, explanation.OUTPUT))
+        part = statements.WEIGHTS if is_of_weights else name
+        parts_ms[part] = parts_ms.get(part, 0.0) + 1e3 * part_s
+    parts_ms[statements.WORK_OUTSIDE] = 1e3 * max(0.0, row.measured_s - row.least_s)
     return parts_ms
 
 
@@ -459,6 +466,15 @@ def _decode_over_prefill(records: Sequence[Record], n_prompt: int) -> stats.Rati
     blocks = means.unstack().dropna()  # of two columns, A before B
     one_thread, all_threads = (list(blocks[variant]) for variant in sorted(blocks))
     return stats.paired_ratio(one_thread, all_threads)
+
+
+def chunks_cost(records: Sequence[Record], chunk: int) -> Judgement:
+    """What `lab.stall` with chunks of this size costs the new request, against all at once."""
+    waits_s: dict[int | None, list[float]] = {}
+    for record in _timed(records):
+        (row,) = rows([record])
+        waits_s.setdefault(row.chunk, []).append(row.newcomer_s)
+    return statements.chunks_cost(chunk, waits_s[None], waits_s[chunk])
 
 
 def disturbed(before: stats.Ratio | None, now: stats.Ratio | None) -> bool:

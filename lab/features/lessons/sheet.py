@@ -205,5 +205,5 @@ def spread_in_words(figure: str, values: Sequence[float]) -> str:
     factor = max(values) / min(values)
     return (
         f"{figure} ({meaning}): {len(values)} sessions, the largest {times(factor)} the smallest. "
-        "A difference between two sessions that is not larger says nothing."
+        "Sessions differ by at least as much, so a difference that is not larger says nothing."
     )

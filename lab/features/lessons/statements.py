@@ -38,10 +38,18 @@ NEAR = 1.1  # a ratio within this factor of 1 counts as none
 NEAR_PERCENT = f"{100 * (NEAR - 1):.0f} %"
 CONSTANT: float = CLAIMS[3]["conditions"][0]["most"]
 """The tokens of an answer take the same time up to this factor: lesson 8 tests it as a claim."""
-ATTENTION_NAMED = 0.25  # of a phase: attention is named, although it is not the limit
+NAMED = 0.25  # of a phase: attention or other work is named, although it is not the limit
 BATCH_SHARED = 0.7  # of the ideal gain: from here on users share nearly all of a step
-LEAST_OFF = 0.01  # a law that misses by less, misses nothing
+EXPLAINED = (
+    0.5  # of a clear difference, in logarithms: ceilings that give less, do not explain it
+)
 AGREE = 1.25  # a prediction within this factor of the measured figure explains it
+WEIGHTS = "the kernels of the weights"
+WORK_OUTSIDE = "the work outside the kernels"
+"""Parts of a generated token, besides attention."""
+
+FEWEST_RUNS = 2  # of each side, to conclude from
+UNSURE_FACTOR = 2  # between the ends of an overhead: from here on its size is not told
 NOISY = "Here the runs differ too much to tell. Measure again while no other program runs."
 
 
@@ -141,13 +149,16 @@ def along_answer(
 
 def _in_every_run(measured: Ratio | None) -> str:
     """What an unclear ratio of an answer's ends still shows."""
-    if measured is None or measured.low <= 1 <= measured.high:
+    limit = percent(CONSTANT - 1)
+    if measured is None:
+        return "the runs do not tell whether later tokens take longer"
+    if measured.high < CONSTANT:
+        return f"the last tokens of the answer take over {limit} longer in no run"
+    if measured.low <= 1:
         return "the runs do not agree whether later tokens take longer"
-    word = "longer" if measured.low > 1 else "less time"
-    least, most = sorted(abs(100 * (end - 1)) for end in (measured.low, measured.high))
     return (
-        f"the last tokens of the answer take {word} in every run, by {least:.0f} to {most:.0f} %: "
-        "too few runs to be sure"
+        f"the last tokens of the answer take longer in every run, but not in every run by over "
+        f"{limit}"
     )
 
 
@@ -193,7 +204,7 @@ def law_holds(
             misses.append(f"{n:,.0f}")
         elif not 1 / AGREE < by_law_s / measured_s < AGREE:
             unsure.append(f"{n:,.0f}")
-        elif _is_off(by_law_s, runs_s, max(2 * law.rms, LEAST_OFF)):
+        elif _is_off(by_law_s, runs_s):
             off.append(f"{abs(error):.0f} % at {n:,.0f} tokens")
     sentence = f"The law of {name}: {'; '.join(shown_pairs)}."
     if unsure and not misses:
@@ -202,15 +213,15 @@ def law_holds(
     if off and not misses:
         return Judgement(subject, HOLDS, f"{sentence} It is off by {join_and(off)}.")
     if not misses:
-        return Judgement(subject, HOLDS, f"{sentence} It holds there.")
+        return Judgement(subject, HOLDS, f"{sentence} It holds there within {NEAR_PERCENT}.")
     sentence += f" It does not hold at {join_and(misses)} tokens: do not use it there."
     return Judgement(subject, FAILS, sentence)
 
 
-def _is_off(by_law_s: float, runs_s: Sequence[float], share: float) -> bool:
-    """Whether a law misses all runs, and their median by more than this share."""
+def _is_off(by_law_s: float, runs_s: Sequence[float]) -> bool:
+    """Whether a law misses all runs, and is not near their median."""
     is_beyond = not min(runs_s) <= by_law_s <= max(runs_s)
-    return is_beyond and abs(by_law_s / statistics.median(runs_s) - 1) > share
+    return is_beyond and not 1 / NEAR < by_law_s / statistics.median(runs_s) < NEAR
 
 
 def limit(row: Any, name: str) -> Judgement:
@@ -233,8 +244,11 @@ def limit(row: Any, name: str) -> Judgement:
     is_of_attention = verdict == OF_ATTENTION[explanation.KERNEL]
     if is_of_attention and attention_of_row(row).verdict == SLOPE:
         end = "neither is the limit; attention is, with a kernel of the usual speed"
-    elif verdict not in OF_ATTENTION.values() and attention_share > ATTENTION_NAMED:
+    elif verdict not in OF_ATTENTION.values() and attention_share > NAMED:
         end += f", and attention takes {percent(attention_share)} of the time"
+    outside_share = 1 - row.least_s / row.measured_s
+    if verdict != explanation.OVERHEAD and outside_share > NAMED:
+        end += f"; {WORK_OUTSIDE} takes {percent(outside_share)} of the time"
     return Judgement(
         f"limit of {name}", verdict, f"In {name}, {memory}, and {arithmetic}: {end}."
     )
@@ -265,11 +279,16 @@ def attention_of_row(row: Any) -> Judgement:
     verdict = growth.verdict(row.phase, rate / weight_rate, reads / weight_rate)
     why = growth.BETWEEN if verdict == growth.UNKNOWN else ""
     law = Growth(row.phase, verdict, why, 0.0, rate, weight_rate, reads)
-    return slow_attention(law, row.phase)
+    return slow_attention(law, row.phase, "Alone, at its ceiling,")
 
 
-def slow_attention(law: Growth | None, phase: str) -> Judgement:
-    """Whether attention is as fast as sound kernels are, or its kernel is slower."""
+def slow_attention(
+    law: Growth | None, phase: str, where: str = "By the median steps at both ends,"
+) -> Judgement:
+    """Whether attention is as fast as sound kernels are, or its kernel is slower.
+
+    `where` begins the sentence: which steps the rates are of.
+    """
     subject = f"attention in {phase}"
     if law is None or not law.rate:
         why = law.why if law is not None else "no two lengths were timed"
@@ -277,8 +296,8 @@ def slow_attention(law: Growth | None, phase: str) -> Judgement:
         return Judgement(subject, UNCLEAR, sentence)
     resource, unit = ("memory", "GB/s") if phase == DECODE else ("arithmetic", "GFLOP/s")
     rates = (
-        f"Attention works at {digits(law.rate / 1e9)} {unit} in {phase}, and the weights at "
-        f"{digits(law.weight_rate / 1e9)} {unit}"
+        f"{where} attention works at {digits(law.rate / 1e9)} {unit} in {phase}, and the weights "
+        f"at {digits(law.weight_rate / 1e9)} {unit}"
     )
     if law.verdict == KERNEL:
         factor = times(law.weight_rate / law.rate)
@@ -340,10 +359,8 @@ def cheaper_prompt_token(
     if reading_ms > difference_ms / 2:
         share += ". But decode does not wait for memory here"
     largest = max(saved_ms, key=lambda name: saved_ms[name])
-    part = (
-        f"the largest part of it, {percent(saved_ms[largest] / difference_ms)}, is saved in "
-        f"{largest}"
-    )
+    largest_share = percent(saved_ms[largest] / difference_ms)
+    part = f"the largest part of it, {largest_share}, lies in {largest}"
     sentence = f"{share}. So sharing that does not explain most of the difference: {part}."
     return Judgement(subject, largest, sentence)
 
@@ -405,26 +422,31 @@ def shared_heads(step: Ratio | None, bytes_ratio: float, attention: Judgement) -
 
 
 def explains(
-    phase: str, predicted: float, measured: Ratio | None, attention: Judgement
+    what: str, base: str, predicted: float, measured: Ratio | None, attention: Judgement
 ) -> Judgement:
-    """Whether the ceilings explain the ratio of two machines in a phase.
+    """Whether the ceilings explain the ratio of two times, such as those of two machines.
 
-    An interval that is wider than what counts as agreement would agree with anything.
+    An interval that is wider than what counts as agreement would agree with anything. Ceilings that
+    predict no difference do not explain a clear one.
     """
-    subject = f"ceilings explain {phase}"
+    subject = f"ceilings explain {what}"
+    name = what[:1].upper() + what[1:]
     if measured is None:
-        return Judgement(subject, UNCLEAR, f"{phase.capitalize()}: {NOISY}")
+        return Judgement(subject, UNCLEAR, f"{name}: {NOISY}")
     figures = (
-        f"{phase.capitalize()} takes {shown(measured)} as long here as on the sample's machine, "
-        f"and {digits(predicted)} times by the ceilings"
+        f"{name} takes {shown(measured)} as long as {base}, and {digits(predicted)} times by the "
+        "ceilings"
     )
+    is_clear = judged(measured) in (MORE, LESS)
+    explained = math.log(predicted) / math.log(measured.estimate) if is_clear else 1.0
     off = measured.estimate / predicted
     is_within = measured.low / NEAR <= predicted <= measured.high * NEAR
-    agrees = is_within or 1 / AGREE < off < AGREE
+    agrees = explained >= EXPLAINED and (is_within or 1 / AGREE < off < AGREE)
     reach = max(measured.high / measured.estimate, measured.estimate / measured.low)
     if agrees and reach > AGREE:
         sentence = (
-            f"{figures}. The interval is too wide to tell whether the kernels explain it."
+            f"{figures}. Both agree, but the interval is wide: these runs cannot tell more closely "
+            "how much of the difference the kernels explain."
         )
         return Judgement(subject, UNCLEAR, sentence)
     if agrees:
@@ -435,7 +457,9 @@ def explains(
     reason = "work outside of the kernels, or other programs"
     if attention.verdict == KERNEL:
         reason = "the slow kernel of attention, too"
-    sentence = f"{figures}: more than {AGREE:g} times apart. The rest can be {reason}."
+    sentence = (
+        f"{figures}. The kernels do not explain the difference: the rest can be {reason}."
+    )
     return Judgement(subject, FAILS, sentence)
 
 
@@ -465,6 +489,8 @@ def threads_gain(
         decode.low / prefill.high,
         decode.high / prefill.low,
     )
+    if by_block is not None:
+        sentence += f" Block by block prefill gains {shown(by_block)} as much as decode."
     ends = {
         MORE: "Prefill clearly gains more.",
         LESS: "Decode clearly gains more.",
@@ -522,7 +548,7 @@ def batched(
     """Whether a token is cheaper in a step of `n` tokens than alone, by times of runs."""
     measured = ratio(alone_ms, token_ms)
     ends = {
-        SAME: f"a token costs as much as alone within {NEAR_PERCENT}: nothing is gained",
+        SAME: f"a token costs as much as alone within {NEAR_PERCENT}: little or nothing is gained",
         MORE: "a token costs even more than alone: nothing is gained",
         LESS: "a token is cheaper: a part of the step is shared",
         UNCLEAR: "these runs do not show whether a token is cheaper",
@@ -584,11 +610,43 @@ def overhead(what: str, added_ms: Sequence[float]) -> Judgement:
         f"The server adds {middle(added_ms):.1f} ms to {what} ({low:.1f} to {high:.1f} ms in "
         f"{n_turns})."
     )
-    if low > 0:
+    if low > 0 and is_settled(usable):
         return Judgement(subject, MORE, f"{sentence} It does so in every turn.")
+    if low > 0:
+        sentence += " It adds time in every turn, but how much these turns do not tell."
+        return Judgement(subject, MORE, sentence)
     if high < 0:
         return Judgement(
             subject, LESS, f"{sentence} It was faster in every turn: its settings differ."
         )
     sentence += " The turns do not agree on the sign, so the machine's own changes hide it."
     return Judgement(subject, UNCLEAR, sentence)
+
+
+def is_settled(added_ms: Sequence[float]) -> bool:
+    """Whether the turns agree on the size of an overhead, and not only on its sign."""
+    usable = present(added_ms)
+    if not usable or min(usable) <= 0:
+        return False
+    return max(usable) <= UNSURE_FACTOR * min(usable)
+
+
+def chunks_cost(
+    chunk: int, at_once_s: Sequence[float], in_chunks_s: Sequence[float]
+) -> Judgement:
+    """What a prompt in chunks costs the new request: its time to the first token, in each run."""
+    subject = f"the new request with chunks of {chunk}"
+    measured = ratio(at_once_s, in_chunks_s)
+    has_runs = min(len(at_once_s), len(in_chunks_s)) >= FEWEST_RUNS
+    verdict = judged(measured) if has_runs else UNCLEAR
+    ends = {
+        SAME: f"It waits as long as all at once within {NEAR_PERCENT}.",
+        MORE: "It clearly waits longer.",
+        LESS: "It clearly waits less, which no chunk explains: something disturbed the runs.",
+        UNCLEAR: "These runs do not show how much longer it waits.",
+    }
+    sentence = (
+        f"With chunks of {chunk} tokens the new request waits {shown(measured)} as long for its "
+        f"first token as all at once. {ends[verdict]}"
+    )
+    return Judgement(subject, verdict, sentence)
