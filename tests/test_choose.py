@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from lab.features.choose import chains, planning, vocabularies
 from lab.features.choose.chains import NamedChain
 from lab.features.choose.command import sections
 from lab.features.choose.figures import figures
-from lab.features.choose.sentences import sentences
+from lab.features.choose.sentences import most_expensive, sentences
 from lab.roofline import choosing
 from lab.roofline.choosing import Choosing
 from lab.runner import placing
@@ -348,3 +349,16 @@ def test_a_vocabulary_of_any_size_is_a_model(tmp_path: Path) -> None:
     assert plan.model.n_vocab == 4096
     assert vocabularies.is_random(plan.file.path)
     assert [case.setup.n_seq for case in plan.cases] == [1]
+
+
+def test_chains_that_take_nearly_as_long_as_the_slowest_are_named_beside_it() -> None:
+    def timed(name: str, choose_s: float) -> SimpleNamespace:
+        return SimpleNamespace(name=name, choose_s=choose_s, n_seq=1)
+
+    default = timed(choosing.DEFAULT, 1e-4)
+    rows = [default, timed("mirostat", 4.30e-3), timed(chains.JSON, 6.02e-3)]
+    masked = timed("JSON schema masked", 6.04e-3)
+    (both,) = most_expensive([*rows, masked], default)
+    assert "with 1 sequence is JSON schema masked: 6.04 ms a token, 60.4x" in both
+    assert both.endswith(" JSON grammar took within 10 % of that.")
+    assert most_expensive([default, timed("greedy", 2e-5)], default) == []

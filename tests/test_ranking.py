@@ -251,7 +251,10 @@ def test_the_table_says_who_keeps_limits_and_how_many_are_not_shown() -> None:
     assert columns["decode\ntokens/s"][0] == "66.7 (50.0-100)"
     assert [columns["E2E\ns"][index] for index in (0, 3, 4)] == ["2.30 (2.00-3.00)", "-", "-"]
     assert "1 of 6 keep TTFT 1 s with at least 95 % certainty." in section.sentences
-    answer = "The fastest here is sure: 2.30 s (2.00 s to 3.00 s) for the whole request."
+    answer = (
+        "The fastest here is sure: 2.30 s (2.00 s to 3.00 s) for the whole request. By their "
+        "ranges maybe and never may be as fast."
+    )
     assert section.words == [answer]
     few = tables.ranking(rows, tables.Display(is_ranking=True, is_named=True))
     assert lines_of(few)[0][0] == HERE

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lab.core.lists import plural
+from lab.core.lists import join_and, plural
 from lab.core.sampling import GREEDY
 from lab.features.choose.chains import JSON, MASKED, SCHEMA
 from lab.features.choose.figures import NO_TOP_K, ChoosingFigures
 from lab.roofline.choosing import DEFAULT
 from lab.show.wording import digits, percent, seconds, times
 
+NEAR = 1.1  # times as long: chains within it are not told apart
 SMALL = 1e-6  # seconds that are not worth a sentence
 
 
@@ -25,19 +26,29 @@ def sentences(figures: ChoosingFigures) -> list[str]:
     if default is not None:
         lines.append(answer(default, by_key.get((DEFAULT, n_seqs[-1]))))
         lines += grammars(by_key, default)
-    slowest = max(
-        (row for row in rows if row.n_seq == n_seqs[0]), key=lambda row: row.choose_s
-    )
-    if default is not None and slowest.name != DEFAULT:
-        factor = times(slowest.choose_s / default.choose_s)
-        lines.append(
-            f"The most expensive chain with {plural(n_seqs[0], 'sequence')} is {slowest.name}: "
-            f"{seconds(slowest.choose_s)} a token, {factor} the default's."
-        )
+    if default is not None:
+        lines += most_expensive([row for row in rows if row.n_seq == n_seqs[0]], default)
     lines += without_top_k(by_key.get((NO_TOP_K, n_seqs[0])))
     lines += one_after_the_other(rows)
     lines += growth(figures)
     return lines
+
+
+def most_expensive(rows: Sequence[Any], default: Any) -> list[str]:
+    """The chain that takes longest, and those that take nearly as long."""
+    slowest = max(rows, key=lambda row: row.choose_s)
+    if slowest.name == DEFAULT:
+        return []
+    factor = times(slowest.choose_s / default.choose_s)
+    sentence = (
+        f"The most expensive chain with {plural(default.n_seq, 'sequence')} is {slowest.name}: "
+        f"{seconds(slowest.choose_s)} a token, {factor} the default's."
+    )
+    near = [row.name for row in rows if slowest.choose_s < NEAR * row.choose_s]
+    near.remove(slowest.name)
+    if near:
+        sentence += f" {join_and(near)} took within {percent(NEAR - 1)} of that."
+    return [sentence]
 
 
 def answer(default: Any, together: Any) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lab.core import shown
 from lab.core.figures import DECODE_RATE, E2E, TTFT
-from lab.core.lists import grouped, plural
+from lab.core.lists import grouped, join_and, plural
 from lab.core.stats import Range
 from lab.features.predict import wording
 from lab.features.predict.slo import Slo
@@ -23,6 +23,7 @@ from lab.show.wording import digits, seconds
 CERTAIN = 0.95  # the chance from which limits are said to be kept
 MOST_ROWS = 9  # lines below the head of a ranking: this machine, devices, sentences on them
 TOO_WIDE = 10.0  # a range of rates whose ends are further apart is not ranked
+MOST_RIVALS = 3  # that may be as fast as the fastest are named
 EQUAL = 1.15  # a ratio up to which two setups are about as fast, if its range holds 1
 HOW_TO_SEE_MORE = "Limits, memory, basis and sources: --details"
 NO_PREFILL = "Prefill is not predicted: the peak is not known."
@@ -299,7 +300,21 @@ def fastest(rows: Sequence[Prediction], is_one_model: bool) -> str:
     name = first.name if is_one_model else f"{first.name} with {first.label}"
     if not first.is_known:
         return f"The fastest in decode is {name}: {decode_rate(first)}. {NO_PREFILL}"
-    return f"The fastest here is {name}: {request_time(first)} for the whole request."
+    answer = f"The fastest here is {name}: {request_time(first)} for the whole request."
+    rivals = [row for row in rows if row is not first and may_be_as_fast(row, first)]
+    if not rivals:
+        return answer
+    names = [row.name if is_one_model else f"{row.name} with {row.label}" for row in rivals]
+    named = names[:MOST_RIVALS]
+    if len(names) > len(named):
+        named.append(f"{len(names) - len(named)} more")
+    return f"{answer} By their ranges {join_and(named)} may be as fast."
+
+
+def may_be_as_fast(row: Prediction, first: Prediction) -> bool:
+    """Whether a request may be done by the time that the fastest one is expected to need."""
+    expected_s = first.e2e_shown_s
+    return row.shortage is None and row.is_known and row.e2e_s[0] <= expected_s
 
 
 def prediction_order(row: Prediction) -> tuple[bool, bool, float]:
