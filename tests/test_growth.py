@@ -151,7 +151,7 @@ def test_the_cliff_of_split_caches_is_named(
 
 def test_the_sample_has_slopes() -> None:
     records = text_growth.steady(results.read([SAMPLE]).records)
-    assert "9.45 GB/s; the weights are read at 15.7 GB/s" in text_growth.because(
+    assert "read at 9.45 GB/s, the weights at 15.7 GB/s" in text_growth.because(
         records, DECODE
     )
     assert "88.3 GFLOP/s of attention" in text_growth.because(records, PREFILL)

@@ -256,7 +256,7 @@ def test_sessions_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
     assert lesson.guesses_and_errors() is None
     assert capsys.readouterr().out.count("There is no datasheet.toml in this folder yet") == 2
     lesson.note(2, RECORDS, ridge=5.0)
-    with pytest.raises(LabError, match="has no w, k and longest_gap"):
+    with pytest.raises(LabError, match="has no w, k, prefill and longest_gap"):
         lesson.sessions_vary()
     lesson.note(1, RECORDS, w=5.0, k=16.4)
     lesson.note(3, RECORDS, w=8.0)
