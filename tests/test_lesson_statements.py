@@ -123,8 +123,8 @@ def test_a_law_that_is_off_by_more_than_10_percent_is_not_said_to_hold() -> None
     assert off.verdict == HOLDS  # it may be used, as its error is told
     near = [[7.3e-3, 7.4e-3], [6.9e-3, 6.91e-3, 7.93e-3]]  # by its error, by the runs
     for runs_s in near:
-        told = statements.law_holds("decode", law, [(18, runs_s)])
-        assert told.sentence.endswith("It holds there within 10 %.")
+        statement = statements.law_holds("decode", law, [(18, runs_s)])
+        assert statement.sentence.endswith("It holds there within 10 %.")
     far = statements.law_holds("decode", law, [(18, [6.91e-3]), (80, [4.0e-3])])
     assert far.verdict == FAILS
 
@@ -151,9 +151,9 @@ def test_an_answer_of_which_claim_4_fails_has_no_constant_tokens() -> None:
 def test_what_unclear_ends_of_an_answer_still_show_is_told(
     late_ms: list[float], part: str
 ) -> None:
-    told = statements.along_answer(1000, [100, 100, 100], late_ms)
-    assert told.verdict == UNCLEAR
-    assert part in told.sentence
+    statement = statements.along_answer(1000, [100, 100, 100], late_ms)
+    assert statement.verdict == UNCLEAR
+    assert part in statement.sentence
 
 
 @pytest.mark.parametrize(
@@ -173,21 +173,21 @@ def test_a_wide_interval_does_not_let_the_kernels_explain_a_ratio(
     measured: Ratio, verdict: str, part: str
 ) -> None:
     attention = statements.slow_attention(None, DECODE)
-    told = statements.explains("decode here", "there", 1.30, measured, attention)
-    assert told.verdict == verdict
-    assert part in told.sentence
+    statement = statements.explains("decode here", "there", 1.30, measured, attention)
+    assert statement.verdict == verdict
+    assert part in statement.sentence
 
 
 def test_kernels_that_are_as_fast_do_not_explain_a_clear_difference() -> None:
     attention = statements.slow_attention(None, DECODE)
     for predicted, verdict in ((1.0, FAILS), (0.95, FAILS), (0.85, HOLDS), (1.2, FAILS)):
         measured = Ratio(0.789, 0.734, 0.929)
-        told = statements.explains(
+        statement = statements.explains(
             "decode with Q4_0", "with Q4_1", predicted, measured, attention
         )
-        assert told.verdict == verdict
-    assert told.sentence.startswith("Decode with Q4_0 takes 0.789 times")
-    assert "The kernels do not explain the difference" in told.sentence
+        assert statement.verdict == verdict
+    assert statement.sentence.startswith("Decode with Q4_0 takes 0.789 times")
+    assert "The kernels do not explain the difference" in statement.sentence
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_kernels_that_are_as_fast_do_not_explain_a_clear_difference() -> None:
 def test_what_chunks_cost_is_told_by_two_runs_of_each(
     at_once_s: list[float], in_chunks_s: list[float], verdict: str
 ) -> None:
-    told = statements.chunks_cost(64, at_once_s, in_chunks_s)
-    assert told.verdict == verdict
-    assert told.sentence.startswith("With chunks of 64 tokens the new request waits")
+    statement = statements.chunks_cost(64, at_once_s, in_chunks_s)
+    assert statement.verdict == verdict
+    assert statement.sentence.startswith("With chunks of 64 tokens the new request waits")
 
 
 def test_an_overhead_whose_turns_differ_has_a_sign_and_no_size() -> None:
@@ -229,9 +229,11 @@ def test_much_work_outside_the_kernels_is_named_beside_the_limit() -> None:
         **{"measured_s": 10.0, "least_s": 6.5, "attention_s": 1.0, "traffic_s": 1.0},
         **{"arithmetic_s": 0.5, "attention_arithmetic_s": 0.1, "attention_traffic_s": 0.1},
     )
-    told = statements.limit(row, "decode")
-    assert told.verdict == explanation.KERNEL
-    assert told.sentence.endswith("; the work outside the kernels takes 35 % of the time.")
+    statement = statements.limit(row, "decode")
+    assert statement.verdict == explanation.KERNEL
+    assert statement.sentence.endswith(
+        "; the work outside the kernels takes 35 % of the time."
+    )
 
 
 def test_tokens_along_an_answer_are_compared_within_their_run() -> None:
@@ -256,9 +258,9 @@ def test_sharing_the_reading_is_no_reason_where_decode_does_not_wait_for_memory(
 
 def test_the_part_that_saves_most_is_named_with_its_share_of_the_difference() -> None:
     saved_ms = {"layers": 1.0, "output": 2.4, "attention": 0.6}
-    told = statements.cheaper_prompt_token(5.0, 1.0, 1.0, saved_ms, explanation.KERNEL)
-    assert told.verdict == "output"
-    assert told.sentence.endswith("the largest part of it, 60 %, lies in output.")
+    statement = statements.cheaper_prompt_token(5.0, 1.0, 1.0, saved_ms, explanation.KERNEL)
+    assert statement.verdict == "output"
+    assert statement.sentence.endswith("the largest part of it, 60 %, lies in output.")
 
 
 def test_both_phases_that_gain_the_same_are_told_so() -> None:
@@ -295,10 +297,10 @@ def test_lengths_that_agree_are_told_although_the_longest_is_unclear() -> None:
     same = RunsRatio(1.01, 0.995, 1.04)
     wide = RunsRatio(1.11, 1.02, 1.22)
     more = {512: same, 1024: RunsRatio(1.15, 1.08, 1.23), 1536: RunsRatio(1.12, 1.08, 1.16)}
-    told = statements.by_length("a token", more | {2048: wide})
-    assert told.verdict == MORE
-    assert "After 1,024 and 1,536 tokens it clearly takes longer." in told.sentence
-    assert told.sentence.endswith("At the longest the runs differ too much to tell.")
+    statement = statements.by_length("a token", more | {2048: wide})
+    assert statement.verdict == MORE
+    assert "After 1,024 and 1,536 tokens it clearly takes longer." in statement.sentence
+    assert statement.sentence.endswith("At the longest the runs differ too much to tell.")
     opposite = more | {512: RunsRatio(0.5, 0.49, 0.51), 2048: wide}
     assert statements.by_length("a token", opposite).verdict == UNCLEAR
     assert statements.by_length("a token", {512: more[1024], 2048: wide}).verdict == UNCLEAR
@@ -324,9 +326,9 @@ def test_half_the_bytes_that_take_longer_do_not_wait_for_memory(
     verdict: str, says: str, part: str
 ) -> None:
     token = statements.Judgement("a token with q8_0", verdict, "")
-    told = statements.smaller_cache(token, 34 / 64)
-    assert told.verdict == says
-    assert part in told.sentence
+    statement = statements.smaller_cache(token, 34 / 64)
+    assert statement.verdict == says
+    assert part in statement.sentence
 
 
 @pytest.mark.parametrize(
@@ -352,11 +354,11 @@ def test_a_usual_speed_of_attention_explains_no_time(
     phase: str, rate: float, reads: float, part: str
 ) -> None:
     law = Growth(phase, SLOPE, "", 1e-3, rate, 12e9, reads)
-    told = statements.slow_attention(law, phase)
-    assert told.verdict == SLOPE
-    assert part in told.sentence
-    assert told.sentence.endswith("That does not say what limits it.")
-    assert "explain" not in told.sentence
+    statement = statements.slow_attention(law, phase)
+    assert statement.verdict == SLOPE
+    assert part in statement.sentence
+    assert statement.sentence.endswith("That does not say what limits it.")
+    assert "explain" not in statement.sentence
 
 
 def test_the_datasheet_has_no_w_of_a_law_that_misses_a_short_prompt(

@@ -255,7 +255,9 @@ def test_a_notebook_runs_and_its_exercises_tell_right_from_wrong(
     for cell in tagged(cells, "wrong"):
         assert printed(cell).startswith("Not yet. Hint: ")
     assert_pictures(cells)
-    progress = re.search(r"^\d+ runs? in (\d+ min )?\d+ s$", "\n".join(map(shown, cells)), re.MULTILINE)
+    progress = re.search(
+        r"^\d+ runs? in (\d+ min )?\d+ s$", "\n".join(map(shown, cells)), re.MULTILINE
+    )
     assert (progress is None) == (name in SHIPPED)
 
 

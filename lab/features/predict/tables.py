@@ -313,7 +313,7 @@ def fastest(rows: Sequence[Prediction], is_one_model: bool) -> str:
 
 def may_be_as_fast(row: Prediction, first: Prediction) -> bool:
     """Whether a request may be done by the time that the fastest one is expected to need."""
-    expected_s = first.e2e_shown_s
+    expected_s = first.e2e.shown_s
     return row.shortage is None and row.is_known and row.e2e_s[0] <= expected_s
 
 
