@@ -13,9 +13,10 @@ from lab.core.record import Ceilings, Record
 from lab.features.explain import advice, sentences as explained
 from lab.features.report import page
 from lab.process.wire import ATTENTION, MUL_MAT, PLAIN_ATTENTION
-from lab.roofline import explanation, probing, step_kernels
+from lab.roofline import explanation, probing
 from lab.roofline.probes import READ
 from lab.roofline.probing import Where
+from lab.roofline.step_kernels import StepKernels
 from lab.show import comparison, summaries, table, text_comparison, text_doubts, text_findings
 from lab.show.text_ceilings import doubt_sentences
 from tests.bench import doubt
@@ -252,7 +253,7 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
         plain.append(dataclasses.replace(slow, op=PLAIN_ATTENTION, times_ns=times_ns))
     products = [rate for rate in FAST.rates if rate.op in (MUL_MAT, READ)]
     ceilings = dataclasses.replace(FAST, rates=(*products, *flash, *plain))
-    kernels = step_kernels.total(BIG, WIDE, ceilings, 1, 22, 1)
+    kernels = StepKernels(BIG, WIDE, ceilings).total(1, 22, 1)
     assert kernels is not None
     run = make_run(20, 5, decode_ms=1.1e3 * kernels.total_s, prefill_ms=50)
     record = make_record(run, model=BIG, settings=WIDE)
@@ -260,9 +261,9 @@ def test_attention_is_a_limit_and_flash_attention_changes_it() -> None:
     rows = explanation.explain([record], ceilings)
     (change, *_) = advice.changes(rows, record, ceilings)
     without_flash = dataclasses.replace(WIDE, flash_attn_resolved="off")
-    changed = step_kernels.total(BIG, without_flash, ceilings, 1, 22, 1)
+    changed = StepKernels(BIG, without_flash, ceilings).total(1, 22, 1)
     planned = dataclasses.replace(WIDE, flash_attn="off", flash_attn_resolved=None)
-    planned_step = step_kernels.total(BIG, planned, ceilings, 1, 22, 1)
+    planned_step = StepKernels(BIG, planned, ceilings).total(1, 22, 1)
 
     assert kernels.attention_s > 0.7 * kernels.total_s
     verdicts = " ".join(explained.verdicts(rows, WIDE))

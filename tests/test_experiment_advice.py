@@ -14,7 +14,8 @@ from lab.core.record import Ceilings
 from lab.features.explain import advice
 from lab.features.explain.advice import Advice
 from lab.process.wire import ATTENTION, MUL_MAT
-from lab.roofline import explanation, step_kernels
+from lab.roofline import explanation
+from lab.roofline.step_kernels import StepKernels
 from tests.support.command import run_lab
 from tests.support.rates import BIG, FAST, WIDE, rate, timed
 from tests.support.records import MACHINE
@@ -65,8 +66,8 @@ def test_where_a_step_of_many_takes_as_long_as_a_step_of_one_all_experiments_pay
     assert batch["n_seq"] == 16
     assert (batch["total_gain"], batch["user_share"]) == pytest.approx((16, 1), rel=1e-6)
     turns = advised["turns"].figures
-    first_s = step_kernels.total(BIG, WIDE, SHARED, 15, 0, 0).total_s
-    second_s = step_kernels.total(BIG, WIDE, SHARED, 5, 15, 1).total_s
+    first_s = StepKernels(BIG, WIDE, SHARED).total(15, 0, 0).total_s
+    second_s = StepKernels(BIG, WIDE, SHARED).total(5, 15, 1).total_s
     assert turns["n_cached"] == 15
     assert turns["n_new"] == 5
     assert turns["saved_s"] == pytest.approx(turns["ttft_s"] * first_s / (first_s + second_s))

@@ -20,6 +20,7 @@ from lab.features.report import page
 from lab.models import catalog, devices, synthetic
 from lab.roofline import kernel_rates, learning, prediction, probing
 from lab.roofline.prediction import Here
+from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction
 from tests.support.browser import Page, browser, contrast, evil, look, session
 from tests.support.ceilings import epyc
@@ -210,7 +211,7 @@ def test_several_users_and_a_cached_prompt_follow_the_laws_of_steps(
         uncached_steps = learning.prompt_steps(
             1000 - choice["cached"], settings, choice["cached"]
         )
-        costs = learning.costs_of(model, settings, best, uncached_steps)
+        costs = learning.costs_of(StepKernels(model, settings, best), uncached_steps)
         expected = learned.fit.seconds(
             learning.case_of(PREFILL, 1000.0, model, settings), costs
         )

@@ -12,8 +12,9 @@ from lab.core import cost
 from lab.core.record import DECODE, PREFILL, Settings, Steps
 from lab.errors import LabError
 from lab.features.predict import wording
-from lab.roofline import learning, step_kernels
+from lab.roofline import learning
 from lab.roofline.learning import Costs, Coverage, Fit, Learned, LearnedCase, Point, Step
+from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import disturbances
 from tests.support.rates import BIG, FAST, WIDE, timed_run
@@ -67,13 +68,16 @@ def test_a_prompt_is_cut_into_steps_and_only_the_last_has_outputs() -> None:
 
 def test_costs_are_kernels_layers_of_steps_and_values_of_tokens() -> None:
     steps = [Step(512, 0, 0), Step(8, 512, 1)]
-    costs = learning.costs_of(BIG, WIDE, FAST, steps)
-    totals = [step_kernels.total(BIG, WIDE, FAST, *step).total_s for step in steps]
+    costs = learning.costs_of(StepKernels(BIG, WIDE, FAST), steps)
+    totals = [StepKernels(BIG, WIDE, FAST).total(*step).total_s for step in steps]
     assert costs.kernels_s == sum(totals)
     assert costs.layer_steps == 16 * 2
     assert costs.layer_values == 16 * 520 * (2048 + 8192)
     remembered = {Step(8, 0, 1): 7.0}
-    assert learning.costs_of(BIG, WIDE, FAST, [Step(8, 0, 1)], None, remembered).kernels_s == 7
+    assert (
+        learning.costs_of(StepKernels(BIG, WIDE, FAST), [Step(8, 0, 1)], remembered).kernels_s
+        == 7
+    )
 
 
 @pytest.mark.parametrize(
@@ -516,7 +520,7 @@ def test_a_step_goes_from_decode_to_prefill_by_the_logarithm_of_its_tokens() -> 
         (600, 2.0, 1.2),
         (8, 8.0 ** (2 / 3) * 2.0 ** (1 / 3), 1.1 ** (2 / 3) * 1.2 ** (1 / 3)),
     ):
-        kernels_s = step_kernels.total(BIG, WIDE, FAST, n, 10, 1).total_s
+        kernels_s = StepKernels(BIG, WIDE, FAST).total(n, 10, 1).total_s
         layers_s = 1e-4 * 16 + 1e-12 * 16 * n * (2048 + 8192)
         expected = correction * (factor * kernels_s + layers_s)
         assert prediction.seconds(n, 10, 1) == pytest.approx(expected)
@@ -524,13 +528,13 @@ def test_a_step_goes_from_decode_to_prefill_by_the_logarithm_of_its_tokens() -> 
         Fit(2.0, 8.0, 0, 0),
         dataclasses.replace(WIDE, n_ubatch=1),
     )
-    kernels_s = step_kernels.total(BIG, WIDE, FAST, 2, 10, 1).total_s
+    kernels_s = StepKernels(BIG, WIDE, FAST).total(2, 10, 1).total_s
     assert one_token_steps.seconds(2, 10, 1) == pytest.approx(2.0 * kernels_s)
 
 
 def test_tokens_of_all_sequences_of_a_step_count() -> None:
     prediction = prediction_of(Fit(1.0, 1.0, 0, 1e-9))
-    kernels_s = step_kernels.total(BIG, WIDE, FAST, 1, 10, 4, [(1, 10)] * 3).total_s
+    kernels_s = StepKernels(BIG, WIDE, FAST).total(1, 10, 4, [(1, 10)] * 3).total_s
     expected = kernels_s + 1e-9 * 16 * 4 * (2048 + 8192)
     assert prediction.seconds(1, 10, 4, [(1, 10)] * 3) == pytest.approx(expected)
 

@@ -20,6 +20,7 @@ from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, learning, prediction, probing
 from lab.roofline.learning import Step
 from lab.roofline.prediction import Here, OnDevice, PhaseTime, Prediction
+from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction
 from tests.support.ceilings import epyc
 from tests.support.command import run_lab
@@ -67,7 +68,7 @@ def test_a_phase_is_expected_by_the_fit_within_the_factor_of_its_errors() -> Non
         for n_past, n_outputs in ((0, 0), (512, 1))
     )
     case = machine.case_of(DECODE, 1026)
-    costs = learning.costs_of(BIG, WIDE, FAST, [Step(1, 1026, 1)])
+    costs = learning.costs_of(StepKernels(BIG, WIDE, FAST), [Step(1, 1026, 1)])
     expected_s = machine.learned.fit.seconds(case, costs)
     factor = machine.learned.factor(case)
     assert row.token.expected_s == expected_s

@@ -21,8 +21,9 @@ from lab.process.wire import (
     UPLOAD,
     Probe,
 )
-from lab.roofline import measuring, probes, probing, step_kernels
+from lab.roofline import measuring, probes, probing
 from lab.roofline.probing import Where
+from lab.roofline.step_kernels import StepKernels
 from lab.show import console, section
 from tests.support.ceilings import (
     GPU,
@@ -435,7 +436,7 @@ def test_without_repacking_there_are_other_ceilings() -> None:
         assert best.rates == expected.rates
         assert best.repack == expected.repack
     with pytest.raises(LabError) as problem:
-        step_kernels.total(TINY, SETTINGS, plain, 1, 0, 1)
+        StepKernels(TINY, SETTINGS, plain).total(1, 0, 1)
     assert problem.value.hint.endswith("--no-repack")
 
 

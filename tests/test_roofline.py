@@ -27,6 +27,7 @@ from lab.process.wire import (
 from lab.roofline import explanation, gains, kernel_rates, step_kernels
 from lab.roofline.explanation import KERNEL, OVERHEAD, TRAFFIC
 from lab.roofline.probes import READ
+from lab.roofline.step_kernels import StepKernels
 from tests.support.ceilings import (
     ATTENTION_BYTES,
     FFN_BYTES,
@@ -67,7 +68,7 @@ def test_a_decode_step_reads_all_weights_once_with_its_threads() -> None:
         attention(1, 3, n_threads=1),
         attention(1, 2, n_threads=2),
     )
-    kernels = step_kernels.total(TINY, settings, ceilings(*rates), 1, 9, 1)
+    kernels = StepKernels(TINY, settings, ceilings(*rates)).total(1, 9, 1)
     assert ns(kernels.layers_s) == pytest.approx(10 * (ATTENTION_BYTES + FFN_BYTES))
     assert ns(kernels.head_s) == pytest.approx(10 * HEAD_BYTES)
     assert ns(kernels.attention_s) == pytest.approx(3 * FLOPS_OF_PAIR * 10)
@@ -83,10 +84,10 @@ def test_a_prefill_step_has_one_token_in_the_last_feed_forward() -> None:
         product(32, 20, n_threads=2),
         attention(32, 2, n_threads=2),
     )
-    kernels = step_kernels.total(TINY, settings, ceilings(*rates), 32, 5, 1)
-    two = step_kernels.total(TINY, settings, ceilings(*rates), 2, 5, 2)
+    kernels = StepKernels(TINY, settings, ceilings(*rates)).total(32, 5, 1)
+    two = StepKernels(TINY, settings, ceilings(*rates)).total(2, 5, 2)
     both = dataclasses.replace(settings, n_threads=2)  # two tokens have the threads of a batch
-    assert two == step_kernels.total(TINY, both, ceilings(*rates), 2, 5, 2)
+    assert two == StepKernels(TINY, both, ceilings(*rates)).total(2, 5, 2)
     of_many = ATTENTION_BYTES + 0.75 * FFN_BYTES
     assert ns(kernels.layers_s) == pytest.approx(20 * of_many + 6 * 0.25 * FFN_BYTES)
     assert ns(kernels.head_s) == pytest.approx(6 * HEAD_BYTES)
@@ -96,14 +97,14 @@ def test_a_prefill_step_has_one_token_in_the_last_feed_forward() -> None:
 def test_types_with_little_of_the_bytes_need_no_probe() -> None:
     small = Matrix(FEED_FORWARD, "F32", 1, 64, 4.0)
     model = dataclasses.replace(TINY, matrices=(*(TINY.matrices or ()), small))
-    assert step_kernels.total(model, SETTINGS, ON_CPU, 1, 0, 1) == step_kernels.total(
-        TINY, SETTINGS, ON_CPU, 1, 0, 1
-    )
+    assert StepKernels(model, SETTINGS, ON_CPU).total(1, 0, 1) == StepKernels(
+        TINY, SETTINGS, ON_CPU
+    ).total(1, 0, 1)
 
 
 def test_equal_sequences_cost_their_attention_each() -> None:
-    single = step_kernels.total(TINY, SETTINGS, ON_CPU, 1, 9, 1)
-    four = step_kernels.total(TINY, SETTINGS, ON_CPU, 1, 9, 4, [(1, 9), (1, 9), (1, 19)])
+    single = StepKernels(TINY, SETTINGS, ON_CPU).total(1, 9, 1)
+    four = StepKernels(TINY, SETTINGS, ON_CPU).total(1, 9, 4, [(1, 9), (1, 9), (1, 19)])
     n_pairs = 10 + 10 + 10 + 20
     assert ns(four.attention_s) == pytest.approx(3 * FLOPS_OF_PAIR * n_pairs)
     assert four.layers_s == pytest.approx(single.layers_s / 2)  # 4 tokens: 10 / 4 ** 0.5
@@ -114,13 +115,13 @@ def test_without_flash_attention_the_cpu_attends_to_other_sequences_too() -> Non
     flash = dataclasses.replace(SETTINGS, kv_unified=True)
     seconds = []
     for settings in (plain, flash):
-        step = step_kernels.total(TINY, settings, ON_CPU, 1, 9, 2, [(1, 19)])
+        step = StepKernels(TINY, settings, ON_CPU).total(1, 9, 2, [(1, 19)])
         seconds.append(ns(step.attention_s))
     assert seconds == pytest.approx([3 * FLOPS_OF_PAIR * 60, 3 * FLOPS_OF_PAIR * 30])
 
 
 def test_layers_count_on_their_device_and_the_hidden_state_moves_between() -> None:
-    parts = step_kernels.parts(TINY, SETTINGS, BOTH, 1, 9, 1, layers=HALF)
+    parts = StepKernels(TINY, SETTINGS, BOTH, HALF).parts(1, 9, 1)
     assert list(parts.by_device) == [None, "CUDA0"]
     cpu = parts.by_device[None]
     gpu = parts.by_device["CUDA0"]
@@ -144,7 +145,7 @@ def test_layers_count_on_their_device_and_the_hidden_state_moves_between() -> No
 
 def test_the_last_feed_forward_is_on_the_device_of_the_last_layer() -> None:
     layers = (None, None, None, "CUDA0", None)
-    parts = step_kernels.parts(TINY, SETTINGS, BOTH, 1, 9, 1, layers=layers)
+    parts = StepKernels(TINY, SETTINGS, BOTH, layers).parts(1, 9, 1)
     on_gpu = ATTENTION_BYTES / 4 + FFN_BYTES / 4
     assert ns(parts.by_device["CUDA0"].layers_s) == pytest.approx(on_gpu)
     assert parts.by_device["CUDA0"].head_s == 0
@@ -153,20 +154,18 @@ def test_the_last_feed_forward_is_on_the_device_of_the_last_layer() -> None:
 
 def test_a_model_of_one_layer_has_a_feed_forward_too() -> None:
     model = dataclasses.replace(TINY, n_layer=1)
-    parts = step_kernels.parts(model, SETTINGS, BOTH, 1, 9, 1, layers=("CUDA0", None))
+    parts = StepKernels(model, SETTINGS, BOTH, ("CUDA0", None)).parts(1, 9, 1)
     weights = ATTENTION_BYTES + FFN_BYTES
     assert ns(parts.by_device["CUDA0"].layers_s) == pytest.approx(weights)
 
 
 def test_a_step_without_outputs_copies_no_logits() -> None:
-    parts = step_kernels.parts(TINY, SETTINGS, BOTH, 8, 0, 0, layers=HALF)
+    parts = StepKernels(TINY, SETTINGS, BOTH, HALF).parts(8, 0, 0)
     assert ns(parts.between_s) == pytest.approx(1000 + 0.25 * 4 * 64 * 8, rel=1e-3)
-    back = step_kernels.parts(
-        TINY, SETTINGS, BOTH, 8, 0, 3, layers=("CUDA0", None, None, None, None)
-    )
+    back = StepKernels(TINY, SETTINGS, BOTH, ("CUDA0", None, None, None, None)).parts(8, 0, 3)
     up_and_down_ns = 1000 + 2000 + (0.25 + 0.5) * 4 * 64 * 8
     assert ns(back.between_s) == pytest.approx(up_and_down_ns, rel=1e-3)
-    last = step_kernels.parts(TINY, SETTINGS, BOTH, 8, 0, 3, layers=(None,) * 4 + ("CUDA0",))
+    last = StepKernels(TINY, SETTINGS, BOTH, (None,) * 4 + ("CUDA0",)).parts(8, 0, 3)
     assert last.by_device[None].head_s == 0
     output_ns = 1000 + 2000 + 0.25 * 4 * 64 * 3 + 0.5 * 4 * 1000 * 3
     assert ns(last.between_s) == pytest.approx(output_ns, rel=1e-3)
@@ -188,7 +187,7 @@ def test_many_tokens_take_weights_of_the_cpu_to_the_gpu(
     rates = [dataclasses.replace(rate, buffer=buffer) for rate in ON_CPU.rates]
     rates.append(product(1, 1, "Q4_0", buffer="CPU_REPACK"))  # of other weights
     split = dataclasses.replace(BOTH, others=(ceilings(*rates, here=WITH_GPU),))
-    parts = step_kernels.parts(TINY, settings, split, n_tokens, 0, 0, layers=HALF)
+    parts = StepKernels(TINY, settings, split, HALF).parts(n_tokens, 0, 0)
     uploaded_bytes = ATTENTION_BYTES / 2 + 0.75 * FFN_BYTES * 2 / 3
     between_ns = 1000 + 0.25 * 4 * 64 * n_tokens
     if is_uploaded:
@@ -200,7 +199,7 @@ def test_many_tokens_take_weights_of_the_cpu_to_the_gpu(
 
 def test_a_cache_and_experts_can_stay_on_the_cpu() -> None:
     settings = dataclasses.replace(SETTINGS, kv_offload=False)
-    parts = step_kernels.parts(TINY, settings, BOTH, 1, 9, 1, layers=("CUDA0",) * 5)
+    parts = StepKernels(TINY, settings, BOTH, ("CUDA0",) * 5).parts(1, 9, 1)
     assert parts.by_device["CUDA0"].attention_s == 0
     assert ns(parts.by_device[None].attention_s) == pytest.approx(3 * FLOPS_OF_PAIR * 10)
     experts: dict[str, Any] = {"n_expert": 4, "n_expert_used": 2}
@@ -221,7 +220,7 @@ def test_a_cache_and_experts_can_stay_on_the_cpu() -> None:
         ),
     )
     moved = dataclasses.replace(SETTINGS, n_cpu_moe=2)
-    parts = step_kernels.parts(model, moved, gpu, 1, 9, 1, layers=("CUDA0",) * 5)
+    parts = StepKernels(model, moved, gpu, ("CUDA0",) * 5).parts(1, 9, 1)
     in_first_three = 0.75 * FFN_BYTES * 2  # two of four experts are read
     assert ns(parts.by_device[None].layers_s) == pytest.approx(40 * in_first_three * 2 / 3)
     on_gpu = ATTENTION_BYTES + 4 * (2 * FFN_BYTES - in_first_three * 2 / 3)
@@ -231,19 +230,19 @@ def test_a_cache_and_experts_can_stay_on_the_cpu() -> None:
 def test_what_is_not_known_or_not_measured_is_said() -> None:
     uncounted = dataclasses.replace(TINY, uncounted="recurrent layers")
     with pytest.raises(LabError, match=r"header \(recurrent layers\)"):
-        step_kernels.total(uncounted, SETTINGS, ON_CPU, 1, 0, 1)
+        StepKernels(uncounted, SETTINGS, ON_CPU).total(1, 0, 1)
     with pytest.raises(LabError, match="cannot be derived from its header"):
         step_kernels.known(cost.step(uncounted, 1, 0, 1), uncounted)
     with pytest.raises(LabError, match="cost of a step of tiny cannot be derived"):
-        step_kernels.total(dataclasses.replace(TINY, n_head=None), SETTINGS, ON_CPU, 1, 0, 1)
+        StepKernels(dataclasses.replace(TINY, n_head=None), SETTINGS, ON_CPU).total(1, 0, 1)
     with pytest.raises(LabError, match="ceilings of CUDA1 have not been measured"):
-        step_kernels.parts(TINY, SETTINGS, BOTH, 1, 0, 1, layers=("CUDA1",) * 5)
+        StepKernels(TINY, SETTINGS, BOTH, ("CUDA1",) * 5).parts(1, 0, 1)
     alone = dataclasses.replace(ON_CPU, others=(dataclasses.replace(ON_GPU, device="CUDA7"),))
     with pytest.raises(LabError, match="ceilings of CUDA0 have not been measured"):
-        step_kernels.parts(TINY, SETTINGS, alone, 1, 0, 1, layers=HALF)
+        StepKernels(TINY, SETTINGS, alone, HALF).parts(1, 0, 1)
     settings = dataclasses.replace(SETTINGS, n_threads=7)
     with pytest.raises(LabError, match="of Q8_0 with 7 threads have") as problem:
-        step_kernels.total(TINY, settings, ON_CPU, 1, 0, 1)
+        StepKernels(TINY, settings, ON_CPU).total(1, 0, 1)
     assert problem.value.hint.endswith(" --types Q8_0 --threads 7")
     mixed = dataclasses.replace(
         TINY, matrices=(*(TINY.matrices or ()), Matrix(FEED_FORWARD, "Q4_0", 128, 64, 9.0))
@@ -261,7 +260,7 @@ def test_what_is_not_known_or_not_measured_is_said() -> None:
         )
     no_attention = ceilings(product(1, 1))
     with pytest.raises(LabError, match="attention on a F16 cache with 2 threads") as problem:
-        step_kernels.total(TINY, SETTINGS, no_attention, 1, 0, 1)
+        StepKernels(TINY, SETTINGS, no_attention).total(1, 0, 1)
     assert problem.value.hint.endswith(" -ctk f16 --threads 2")
     with pytest.raises(LabError, match="copies to and from CUDA0"):
         kernel_rates.copy_s(ceilings(product(1, 1), device="CUDA0"), UPLOAD, 1)
@@ -448,7 +447,7 @@ def test_a_phase_is_the_sum_of_its_steps_and_decode_the_mean_of_its_tokens() -> 
     for row, n in ((prefill, 1), (decode, 2)):
         costs = [step_kernels.known(cost.step(TINY, *size), TINY) for size in sizes[row.phase]]
         kernels = [
-            step_kernels.total(TINY, SETTINGS, ON_CPU, *size) for size in sizes[row.phase]
+            StepKernels(TINY, SETTINGS, ON_CPU).total(*size) for size in sizes[row.phase]
         ]
         flops = sum(step.flops for step in costs) / n
         n_bytes = sum(step.n_bytes for step in costs) / n
@@ -495,7 +494,7 @@ def test_rows_are_medians_of_runs_by_length_with_prefill_first() -> None:
 
 
 def test_parts_of_several_devices_are_named_by_device() -> None:
-    steps = [step_kernels.parts(TINY, SETTINGS, BOTH, 1, n, 1, layers=HALF) for n in (5, 6)]
+    steps = [StepKernels(TINY, SETTINGS, BOTH, HALF).parts(1, n, 1) for n in (5, 6)]
     seconds = explanation.by_part(steps, 2)
     names = ["CPU layers", "CPU attention", "CPU output"]
     names += ["CUDA0 layers", "CUDA0 attention", "CUDA0 output", "between devices"]
@@ -600,10 +599,10 @@ def test_a_change_replaces_the_kernels_and_keeps_what_is_beyond_them() -> None:
     record = make_record(make_run(20, 5), model=TINY)
     (change,) = gains.changes(rows, record, best)
     settings = dataclasses.replace(SETTINGS, n_threads=1, n_threads_batch=1)
-    old = step_kernels.total(TINY, SETTINGS, best, 1, 30, 1).total_s
-    new = step_kernels.total(TINY, settings, best, 1, 30, 1).total_s
-    old_prefill = step_kernels.total(TINY, SETTINGS, best, 8, 6, 1).total_s
-    new_prefill = step_kernels.total(TINY, settings, best, 8, 6, 1).total_s
+    old = StepKernels(TINY, SETTINGS, best).total(1, 30, 1).total_s
+    new = StepKernels(TINY, settings, best).total(1, 30, 1).total_s
+    old_prefill = StepKernels(TINY, SETTINGS, best).total(8, 6, 1).total_s
+    new_prefill = StepKernels(TINY, settings, best).total(8, 6, 1).total_s
     assert change.label == "1 thread instead of 2"
     decode = change.gains["decode"]
     prefill = change.gains["prefill"]
@@ -671,8 +670,8 @@ def test_other_types_threads_and_attention_are_changes_where_they_were_probed() 
             Matrix(FEED_FORWARD, "Q4_0", 128, 64, 12.0),
         ),
     )
-    old = step_kernels.total(TINY, SETTINGS, best, 1, 2000, 1).total_s
-    new = step_kernels.total(packed, SETTINGS, best, 1, 2000, 1).total_s
+    old = StepKernels(TINY, SETTINGS, best).total(1, 2000, 1).total_s
+    new = StepKernels(packed, SETTINGS, best).total(1, 2000, 1).total_s
     assert changes["Q4_0 instead of Q8_0"].best == pytest.approx(old / new)
     assert (
         changes["Q4_0 instead of Q8_0"].command is None
@@ -681,7 +680,7 @@ def test_other_types_threads_and_attention_are_changes_where_they_were_probed() 
     for change in gains.changes(rows, of_ollama, best):
         assert change.label != "Q4_0 instead of Q8_0" or change.command is None
     off = dataclasses.replace(SETTINGS, flash_attn_resolved="off")
-    new = step_kernels.total(TINY, off, best, 1, 2000, 1).total_s
+    new = StepKernels(TINY, off, best).total(1, 2000, 1).total_s
     assert changes["flash attention off instead of on"].best == pytest.approx(old / new)
 
 

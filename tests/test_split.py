@@ -12,7 +12,8 @@ from lab.core.record import Buffer, Ceilings, Device, Placement, Rate, Record
 from lab.errors import LabError
 from lab.features.explain import sentences
 from lab.process.wire import ATTENTION, DOWNLOAD, MUL_MAT, UPLOAD
-from lab.roofline import explanation, learning, probes, probing, step_kernels, step_prediction
+from lab.roofline import explanation, learning, probes, probing, step_prediction
+from lab.roofline.step_kernels import StepKernels
 from tests.support.rates import BIG, WIDE, rate
 from tests.support.records import MACHINE, exact_steps, make_record, make_run
 
@@ -249,7 +250,7 @@ def test_on_a_gpu_sequences_in_one_cache_attend_to_all_positions() -> None:
         )
         place = probing.Where(BOTH, (name,))
         ceilings = probing.need(CEILINGS, place, "this")
-        parts = step_kernels.parts(BIG, settings, ceilings, 1, 511, 3, [(1, 511)] * 2)
+        parts = StepKernels(BIG, settings, ceilings).parts(1, 511, 3, [(1, 511)] * 2)
         seconds[name, unified] = parts.total.attention_s
     assert seconds["CUDA0", True] == pytest.approx(3 * seconds["CUDA0", False])
     # Flash attention of the CPU skips what is masked.

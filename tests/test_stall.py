@@ -20,7 +20,8 @@ from lab.errors import LabError
 from lab.features import stall as room
 from lab.features.stall import Stall
 from lab.process.worker import Worker
-from lab.roofline import learning, step_kernels
+from lab.roofline import learning
+from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction, pieces
 from lab.runner.cases import Plan
 from lab.show import canvas, section
@@ -340,7 +341,7 @@ def test_on_a_cpu_the_streams_tokens_cost_a_whole_tile_of_attention(
 ) -> None:
     settings = dataclasses.replace(WIDE, kv_unified=True)
     prediction = StepPrediction(BIG, settings, FAST, learning.fit([]), 0)
-    tile = step_kernels.total(BIG, settings, FAST, 64, 4 * 161, 0)
+    tile = StepKernels(BIG, settings, FAST).total(64, 4 * 161, 0)
     last_chunk_s = prediction.seconds(chunk, chunk, 5, [(1, 161)] * 4)  # the longest gap
     assert last_chunk_s is not None
 

@@ -22,6 +22,7 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Record, Run
 from lab.core.results import Readable, measured_of
 from lab.errors import LabError
 from lab.roofline import kernel_rates, probing, step_kernels
+from lab.roofline.step_kernels import StepKernels
 from lab.runner import disturbances
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class StepCosts:
         settings = record.settings
         if (size, layers) not in self._costs:
             step = cost.step(model, *size, settings.type_k, settings.type_v)
-            parts = step_kernels.parts(model, settings, self.ceilings, *size, layers=layers)
+            parts = StepKernels(model, settings, self.ceilings, layers).parts(*size)
             self._costs[size, layers] = (step_kernels.known(step, model), parts)
         return self._costs[size, layers]
 

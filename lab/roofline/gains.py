@@ -22,8 +22,8 @@ from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.errors import LabError
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT, MUL_MAT_ID, PLAIN_ATTENTION
-from lab.roofline import step_kernels
 from lab.roofline.probes import used_types
+from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner.as_options import options
 
@@ -132,8 +132,8 @@ def _gains(
         if row.phase == PREFILL:
             n_tokens = min(alternative.settings.n_ubatch, row.n_prompt)
             step = (n_tokens, (row.n_prompt - n_tokens) // 2, 1)
-        before = step_kernels.total(record.model, record.settings, ceilings, *step)
-        after = step_kernels.total(alternative.model, alternative.settings, ceilings, *step)
+        before = StepKernels(record.model, record.settings, ceilings).total(*step)
+        after = StepKernels(alternative.model, alternative.settings, ceilings).total(*step)
         overhead_s = max(0.0, row.measured_s - row.least_s)
         kernels_s = row.measured_s - overhead_s
         changed_s = overhead_s + kernels_s * after.total_s / before.total_s

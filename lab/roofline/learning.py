@@ -27,7 +27,8 @@ from lab.core import phases, stats
 from lab.core.lists import grouped
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Run, Settings
 from lab.errors import LabError
-from lab.roofline import probing, step_kernels
+from lab.roofline import probing
+from lab.roofline.step_kernels import StepKernels
 from lab.runner import disturbances
 
 PRIOR_FACTOR = 1.05  # the prior factor on kernels in each phase; it counts as one more point
@@ -391,11 +392,8 @@ def prompt_steps(
 
 
 def costs_of(
-    model: Model,
-    settings: Settings,
-    ceilings: Ceilings,
+    kernels: StepKernels,
     steps: Sequence[Step],
-    layers: step_kernels.Layers | None = None,
     kernel_times: dict[Step, float] | None = None,
 ) -> Costs:
     """The costs of some steps. LabError for an unknown cost.
@@ -408,10 +406,10 @@ def costs_of(
     n_tokens = 0
     for step in steps:
         if step not in kernel_times:
-            parts = step_kernels.parts(model, settings, ceilings, *step, layers=layers)
-            kernel_times[step] = parts.total.total_s
+            kernel_times[step] = kernels.total(*step).total_s
         kernels_s += kernel_times[step]
         n_tokens += step.n_tokens
+    model = kernels.model
     n_layer = model.n_layer or 0
     return Costs(kernels_s, n_layer * len(steps), n_layer * n_tokens * width_of(model))
 
@@ -489,7 +487,11 @@ def points_of_record(record: Record, ceilings: Ceilings) -> list[Point]:
     for run in phases.by_length(record.run):
         for phase, length, steps, seconds in timed_phases(run):
             try:
-                costs = costs_of(model, settings, ceilings, steps, layers, kernel_times)
+                costs = costs_of(
+                    StepKernels(model, settings, ceilings, layers),
+                    steps,
+                    kernel_times,
+                )
             except LabError:  # a type or thread count without a ceiling
                 return []
             if min(costs.kernels_s, seconds, length) > 0:

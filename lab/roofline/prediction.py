@@ -39,6 +39,7 @@ from lab.roofline import (
 from lab.roofline.conditioning import ComparedRate
 from lab.roofline.learning import Coverage, Learned, LearnedCase, Step
 from lab.roofline.probes import used_types
+from lab.roofline.step_kernels import StepKernels
 from lab.roofline.step_prediction import StepPrediction
 from lab.runner import builds
 from lab.runner.cases import Plan
@@ -352,7 +353,7 @@ class Here:
         """The time of a phase. Neither the expected time nor the range goes below the limit."""
         learned = self.learned
         limit_s = sum(self.limit_s(step) for step in steps)
-        costs = learning.costs_of(self.model, self.settings, self.ceilings, steps)
+        costs = learning.costs_of(StepKernels(self.model, self.settings, self.ceilings), steps)
         expected_s = max(limit_s, learned.fit.seconds(case, costs))
         factor = learned.factor(case)
         fastest_s = max(limit_s, expected_s / factor * learned.fastest(case.phase))

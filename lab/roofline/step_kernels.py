@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lab.core import cost
@@ -81,53 +82,43 @@ def known(step: cost.StepCost | None, model: Model) -> cost.StepCost:
     return step
 
 
-def total(
-    model: Model,
-    settings: Settings,
-    ceilings: Ceilings,
-    n_tokens: int,
-    n_past: int,
-    n_outputs: int,
-    further: Spans = (),
-) -> Kernels:
-    """Least time of a step in its kernels, as `parts` has it by device."""
-    return parts(model, settings, ceilings, n_tokens, n_past, n_outputs, further).total
-
-
-def parts(
-    model: Model,
-    settings: Settings,
-    ceilings: Ceilings,
-    n_tokens: int,
-    n_past: int,
-    n_outputs: int,
-    further: Spans = (),
-    layers: Layers | None = None,
-) -> StepParts:
-    """Least time of a step on each device; `further` are its other sequences.
+@dataclass(frozen=True)
+class StepKernels:
+    """The kernels of a model's steps under some settings, beside the ceilings of a machine.
 
     `layers` has the device of each layer, by default by the rule of `probing.layers`. With the
-    ceilings of one device alone all layers are there. LabError for a model of unknown cost, and for
-    a missing probe.
+    ceilings of one device alone all layers are there.
     """
-    step = _StepOnDevices(
-        model, settings, ceilings, [(n_tokens, n_past), *further], n_outputs, layers
-    )
-    return step.parts()
+
+    model: Model
+    settings: Settings
+    ceilings: Ceilings
+    layers: Layers | None = None
+
+    def total(
+        self, n_tokens: int, n_past: int, n_outputs: int, further: Spans = ()
+    ) -> Kernels:
+        """Least time of a step in its kernels, as `parts` has it by device."""
+        return self.parts(n_tokens, n_past, n_outputs, further).total
+
+    def parts(
+        self, n_tokens: int, n_past: int, n_outputs: int, further: Spans = ()
+    ) -> StepParts:
+        """Least time of a step on each device; `further` are its other sequences.
+
+        LabError for a model of unknown cost, and for a missing probe.
+        """
+        return _StepOnDevices(self, [(n_tokens, n_past), *further], n_outputs).parts()
 
 
 class _StepOnDevices:
     """A step of one or more sequences (`spans`), with the ceilings of each device."""
 
-    def __init__(
-        self,
-        model: Model,
-        settings: Settings,
-        ceilings: Ceilings,
-        spans: Spans,
-        n_outputs: int,
-        layers: Layers | None,
-    ) -> None:
+    def __init__(self, kernels: StepKernels, spans: Spans, n_outputs: int) -> None:
+        model = kernels.model
+        settings = kernels.settings
+        ceilings = kernels.ceilings
+        layers = kernels.layers
         self.model = model
         self.settings = settings
         self.n_sequences = Counter(spans)  # equal sequences are computed once

@@ -15,8 +15,9 @@ from lab.core import cost
 from lab.core.record import DECODE, PREFILL, Ceilings, Model, Record, Settings
 from lab.core.script import Part, Script
 from lab.errors import LabError
-from lab.roofline import kernel_rates, learning, probing, step_kernels
+from lab.roofline import kernel_rates, learning, probing
 from lab.roofline.learning import Costs, Fit
+from lab.roofline.step_kernels import StepKernels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,14 +40,8 @@ class StepPrediction:
     ) -> float | None:
         """Seconds of a step, as described by `cost.step`; None for an unknown cost or ceiling."""
         try:
-            kernels = step_kernels.total(
-                self.model,
-                self.settings,
-                self.ceilings,
-                n_tokens,
-                n_past,
-                n_outputs,
-                other_spans,
+            kernels = StepKernels(self.model, self.settings, self.ceilings).total(
+                n_tokens, n_past, n_outputs, other_spans
             )
         except LabError:
             return None
@@ -123,7 +118,7 @@ class StepPrediction:
         if not is_tiled or not other_spans or n_tokens + len(other_spans) < TILE:
             return 0.0
         n_cells = sum(n_past for _, n_past in other_spans)
-        tile = step_kernels.total(self.model, settings, self.ceilings, TILE, n_cells, 0)
+        tile = StepKernels(self.model, settings, self.ceilings).total(TILE, n_cells, 0)
         return tile.attention_s
 
     def move(self, n_positions: int) -> float | None:

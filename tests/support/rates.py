@@ -7,8 +7,9 @@ import dataclasses
 from lab.core.record import Ceilings, Model, Rate, Record
 from lab.models import catalog, synthetic
 from lab.process.wire import ATTENTION, MUL_MAT
-from lab.roofline import learning, probes, step_kernels
+from lab.roofline import learning, probes
 from lab.roofline.learning import Step
+from lab.roofline.step_kernels import StepKernels
 from tests.support.records import MACHINE, SETTINGS, exact_steps, make_record, make_run
 
 
@@ -54,8 +55,8 @@ FAST = Ceilings(
 
 def timed(decode_factor: float) -> list[Record]:
     """A run on BIG whose decode steps take decode_factor times their kernels' least time."""
-    decode = step_kernels.total(BIG, WIDE, FAST, 1, 22, 1)
-    prefill = step_kernels.total(BIG, WIDE, FAST, 8, 8, 1)
+    decode = StepKernels(BIG, WIDE, FAST).total(1, 22, 1)
+    prefill = StepKernels(BIG, WIDE, FAST).total(8, 8, 1)
     run = make_run(
         20,
         5,
@@ -73,8 +74,8 @@ def timed_run(
 ) -> Record:
     """A run on BIG that takes so many times its kernels' least time."""
     prompt = [Step(512, first, 0) for first in range(0, n_prompt, 512)]
-    prefill = learning.costs_of(BIG, WIDE, FAST, prompt)
-    token = learning.costs_of(BIG, WIDE, FAST, [Step(1, n_prompt + 2, 1)])
+    prefill = learning.costs_of(StepKernels(BIG, WIDE, FAST), prompt)
+    token = learning.costs_of(StepKernels(BIG, WIDE, FAST), [Step(1, n_prompt + 2, 1)])
     prefill_ms = 1e3 * prefill_factor * prefill.kernels_s / n_prompt
     decode_ms = 1e3 * decode_factor * token.kernels_s
     run = make_run(n_prompt, 6, steps=exact_steps(n_prompt, 6, 512, prefill_ms, decode_ms))

@@ -65,6 +65,7 @@ from lab.remote import own_server
 from lab.remote.own_server import OwnServer
 from lab.roofline import choosing, explanation, kernel_rates, probing, step_kernels
 from lab.roofline.prediction import Prediction
+from lab.roofline.step_kernels import StepKernels
 from lab.runner import machine
 from lab.runner.plan import make_plan
 from lab.show import (
@@ -515,7 +516,7 @@ def limit_of_step(
         )
         return
     try:
-        kernels = step_kernels.total(model, settings, ceilings, 1, n_past, 1)
+        kernels = StepKernels(model, settings, ceilings).total(1, n_past, 1)
     except LabError as error:
         say(f"What limits {name} cannot be told: {error.what}")
         return
@@ -744,7 +745,7 @@ def step_ms(
 
     LabError for a kernel without a ceiling.
     """
-    return 1e3 * step_kernels.total(model, settings, ceilings, n_tokens, n_past, 1).total_s
+    return 1e3 * StepKernels(model, settings, ceilings).total(n_tokens, n_past, 1).total_s
 
 
 def step_cost(model: Model, n_tokens: int, n_past: int = 0) -> StepCost:

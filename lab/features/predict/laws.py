@@ -26,6 +26,7 @@ from lab.models import catalog, devices, synthetic
 from lab.models.devices import DeviceSheet
 from lab.roofline import datasheet, explanation, kernel_rates, learning, probing, step_kernels
 from lab.roofline.learning import Learned
+from lab.roofline.step_kernels import StepKernels
 from lab.runner import machine
 from lab.show.text_ceilings import doubt_sentences
 
@@ -350,7 +351,7 @@ def of_place(
     best = kernel_rates.roof(ceilings)
 
     def weights_s(n_tokens: int, n_outputs: int) -> float:
-        kernels = step_kernels.total(model, settings, ceilings, n_tokens, 0, n_outputs)
+        kernels = StepKernels(model, settings, ceilings).total(n_tokens, 0, n_outputs)
         return kernels.layers_s + kernels.head_s
 
     return {
