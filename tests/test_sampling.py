@@ -37,6 +37,9 @@ def test_nothing_asked_is_greedy_and_one_option_is_the_whole_chain() -> None:
     assert asked == Sampling(temp=0.5, seed=7)
     assert asked.top_k == 40
     assert asked.samplers == ORDER
+    assert chain({"temp": 0.5}, -1) == Sampling(
+        temp=0.5, seed=2**32 - 1
+    )  # 32 bits, as llama.cpp
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,7 @@ def test_nothing_asked_is_greedy_and_one_option_is_the_whole_chain() -> None:
         ({"samplers": "top_k;foo"}, "no sampler 'foo'"),
         ({"samplers": ";"}, "names no sampler"),
         ({"temp": -0.1}, "--temp -0.1"),
+        ({"temp": True}, "--temp True"),
         ({"top_p": 1.5}, "--top-p 1.5"),
         ({"top_k": 2.5}, "--top-k 2.5"),
         ({"mirostat": 3}, "--mirostat 3"),

@@ -49,6 +49,7 @@ MOST_CPU_S = 240  # of a mutant's tests; a mutant that makes them endless is kil
 MOST_NOTES_S = 900  # of the tests without a mutant, those of the mutated modules first
 MOST_TEST_S = 8  # slower tests are not run
 MOST_TESTS_S = 15  # of the tests that a mutant meets, as long as they took without it
+MOST_UNTRIED = 100  # tests that a mutant meets if none was seen to call its function
 LARGE = 100  # a larger number is doubled: one more changes no result
 SLOW_FIXTURES = {"embedded", "mini", "browser"}
 SLOW_WORDS = (
@@ -316,6 +317,17 @@ def by_subject(tests: Iterable[pytest.Function]) -> list[pytest.Function]:
     return sorted(tests, key=order)
 
 
+def importing(mutant: Mutant, tests: Sequence[pytest.Function]) -> list[pytest.Function]:
+    """The tests of files that import the mutated module: where no test was seen to call it."""
+    module = mutant.file.removesuffix(".py").replace("/", ".")
+    paths = {
+        path
+        for path in {test.path for test in tests}
+        if module in imported(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    return [test for test in tests if test.path in paths]
+
+
 def imported(tree: ast.Module) -> set[str]:
     """The modules that a file imports, and the names that it takes from them."""
     modules = set()
@@ -379,6 +391,8 @@ def in_fork(act: Callable[[], bool]) -> bool:
 
 def survives(mutant: Mutant, items: Sequence[pytest.Function]) -> bool:
     """Whether all tests pass with it."""
+    if not items:
+        return True
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
     try:
         apply(mutant)
@@ -404,8 +418,9 @@ class Trial:
             for item in session.items
             if isinstance(item, pytest.Function) and not is_slow(item)
         ]
+        items = by_subject(items)
         noted = read_calls(self.calls_path).seconds
-        new = [item for item in by_subject(items) if item.nodeid not in noted]
+        new = [item for item in items if item.nodeid not in noted]
         in_fork(functools.partial(note_calls, new, self.calls_path))
         calls = read_calls(self.calls_path)
         every = [mutant for path in sources() for mutant in mutants_of(path)]
@@ -414,6 +429,7 @@ class Trial:
         n_killed = 0
         for number, mutant in enumerate(sample, 1):
             tests = [by_name[test] for test in calls.meeting(mutant) if test in by_name]
+            tests = tests or importing(mutant, items)[:MOST_UNTRIED]
             began = time.monotonic()
             survived = in_fork(functools.partial(survives, mutant, tests))
             n_killed += not survived
