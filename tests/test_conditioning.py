@@ -53,7 +53,7 @@ def test_a_device_that_is_twice_as_slow_is_found_by_one_rate() -> None:
     learned = datasheet.learned()[DECODE]
     case = decode_case()
     expected_s = learned.expected_s(case) or math.nan
-    condition = conditioning.condition(learned, [(case, 2 * expected_s)])
+    condition = conditioning.condition(learned, case, [(case, 2 * expected_s)])
     assert 1.3 < math.exp(condition.shift) < 2
     assert condition.deviation < 0.8 * learned.uncertainty(case)
     larger_model = decode_case("qwen3-14b")
@@ -84,8 +84,9 @@ def test_more_rates_say_more_and_disagreeing_ones_their_mean() -> None:
     learned = datasheet.learned()[DECODE]
     case = decode_case()
     expected_s = learned.expected_s(case) or math.nan
-    single = conditioning.condition(learned, [(case, expected_s)])
-    double = conditioning.condition(learned, [(case, 2 * expected_s), (case, expected_s / 2)])
+    single = conditioning.condition(learned, case, [(case, expected_s)])
+    measured = [(case, 2 * expected_s), (case, expected_s / 2)]
+    double = conditioning.condition(learned, case, measured)
     assert single.shift == pytest.approx(0)
     assert double.shift == pytest.approx(0)
     assert double.deviation < single.deviation
@@ -112,6 +113,29 @@ def test_a_condition_does_not_hide_the_noise_of_rates() -> None:
     learned = datasheet.learned()[DECODE]
     certain = Condition(0.0, 0.0)
     assert learned.deviation(decode_case(), certain) == learned.noise_of_files
+
+
+def test_a_rate_of_the_same_quantization_tells_more() -> None:
+    """On processors, whose kernels differ by type."""
+    learned = datasheet.learned()[datasheet.DECODE_CPU]
+    processor = devices.find_device("ryzen-7950x")
+
+    def case_of(quantization: str) -> datasheet.DatasheetCase:
+        model = synthetic.model_of(catalog.find("llama-3.1-8b"), quantization)
+        return datasheet.case_for(model, SETTINGS, processor, DECODE, 64)
+
+    measured = [(case_of("Q4_0"), 0.1)]
+    of_type = conditioning.condition(learned, case_of("Q4_0"), measured)
+    of_other = conditioning.condition(learned, case_of("Q8_0"), measured)
+    assert of_type.is_of_type
+    assert not of_other.is_of_type
+    assert of_type.deviation < of_other.deviation
+    assert abs(of_type.shift) > abs(of_other.shift)
+    widths = []
+    for case, own in ((case_of("Q4_0"), of_type), (case_of("Q8_0"), of_other)):
+        fast, slow = learned.range(case, own)
+        widths.append(slow / fast)
+    assert widths[0] < widths[1]
 
 
 def test_the_page_says_what_narrowed_a_range() -> None:

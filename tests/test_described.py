@@ -101,6 +101,7 @@ def test_what_is_not_known_of_a_machine_is_asked_for(text: str) -> None:
         ("epyc 7702 4 channel", 102.4, 64, ["gbps="]),
         ("Xeon X5650", 32, 6, ["gbps="]),
         ("rtx-4090 watts=250", 1008, None, ["tflops="]),
+        ("ryzen 5600 DDR4-3200 x 2 watts=45", 51.2, 6, ["tflops="]),
         ("rtx-5060-laptop watts=46", 384, None, ["tflops="]),
     ],
 )

@@ -400,11 +400,73 @@ def test_a_rate_of_the_user_tells_less_where_files_on_one_device_differ_more() -
     case = learn_published.case_of(row)
     measured = [(case, 2 * (learned.expected_s(case) or 0))]
     near, far = (
-        conditioning.condition(learn_published.with_noise_of_files(learned, noise), measured)
+        conditioning.condition(
+            learn_published.with_noise_of_files(learned, {"models": noise}), case, measured
+        )
         for noise in (0.01, 0.3)
     )
     assert 0 < far.shift < near.shift < math.log(2)
     assert near.deviation < far.deviation
+
+
+def test_files_of_one_quantization_differ_by_what_their_models_differ() -> None:
+    values: dict[tuple[str, ...], float] = {
+        ("a", "card", "CUDA", "Q4_0", "small"): 0.1,
+        ("a", "card", "CUDA", "Q4_0", "large"): 0.3,
+        ("a", "card", "CUDA", "Q8_0", "small"): 0.8,
+    }
+    of_models = learn_published.pooled_deviation(values, 4)
+    of_files = learn_published.pooled_deviation(values, 3)
+    assert of_models == pytest.approx(0.2 / math.sqrt(2))
+    assert of_files == pytest.approx(0.3606, abs=1e-4)
+
+
+def test_a_row_stands_beside_one_of_its_quantization_and_one_of_another() -> None:
+    learned = datasheet.learned()[DECODE]
+    row = next(row for row in learn_published.clean(published()) if row.backend == "CUDA")
+    rows = [
+        row._replace(phase=DECODE, model=model, quantization=quantization, tps=tps)
+        for model, quantization, tps in (
+            ("llama-2-7b", "Q4_0", 50.0),
+            ("llama-3.1-8b", "Q4_0", 45.0),
+            ("llama-3.1-8b", "Q8_0", 25.0),
+        )
+    ]
+    beside = learn_published.beside_own([(row, learned) for row in rows])
+    kinds = [(row.quantization, own.is_of_type) for row, _, own in beside]
+    assert sorted(kinds) == [
+        ("Q4_0", False),
+        ("Q4_0", False),
+        ("Q4_0", True),
+        ("Q4_0", True),
+        ("Q8_0", False),
+    ]
+
+
+def test_few_cores_read_slower_than_the_memory_allows() -> None:
+    """One core of a server reads what it can; all cores read a share of the memory's bandwidth."""
+    full = described.find("epyc-9654")
+    assert full.core == "zen"
+    assert full.reading_slowdown == 1
+    two = described.find("epyc-9654 cores=2")
+    assert two.reading_slowdown == pytest.approx(0.7 * 460.8 / (2 * 31))
+    assert described.find("m4-max:cpu threads=2").reading_slowdown == pytest.approx(
+        0.7 * 546 / 200
+    )
+    assert described.find("gbps=51.2 cores=2 avx2").reading_slowdown == 1
+
+
+def test_every_family_of_processors_has_a_kind_of_cores() -> None:
+    names = ("core-i5-12400", "n100", "xeon gold 6138", "ryzen 5600", "graviton4", "m2:cpu")
+    kinds = [described.find(name).core for name in names]
+    assert kinds == ["core", "atom", "xeon", "zen", "neoverse", "apple"]
+
+
+def test_an_a100_has_other_cores_than_a_geforce() -> None:
+    """Its chip, like that of the A30, is not that of the cards with the same name of years."""
+    assert devices.find_device("a100-80gb").architecture == "ampere-hbm"
+    assert devices.find_device("a30").architecture == "ampere-hbm"
+    assert devices.find_device("rtx-3090").architecture == "ampere"
 
 
 def test_every_measurer_weighs_alike_and_collections_like_all_others() -> None:

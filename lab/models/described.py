@@ -80,6 +80,7 @@ POWER_OF_LAPTOP = 100
 
 SEVERAL_SOCKETS = 0.35
 OF_POWER = Assumption("tflops=", "", arithmetic=0.2)
+UNKNOWN_POWER = replace(OF_POWER, text="all of its arithmetic at that power")
 UNKNOWN_MEMORY = Assumption("gbps=", "memory of 51.2 GB/s", bandwidth=0.6)
 UNKNOWN_SIMD = Assumption("avx2, avx512, amx, ...", "AVX2", arithmetic=0.4)
 
@@ -337,8 +338,7 @@ def of_sheet(sheet: DeviceSheet, description: Description, text: str) -> DeviceS
             device, tflops=device.peak_tflops * share, assumed=(*device.assumed, doubt)
         )
     elif "watts" in facts:
-        doubt = replace(OF_POWER, text="all of its arithmetic at that power")
-        device = replace(device, assumed=(*device.assumed, doubt))
+        device = replace(device, assumed=(*device.assumed, UNKNOWN_POWER))
     if description.n_devices > 1 and device.memory_gb:
         device = replace(device, memory_gb=device.memory_gb * description.n_devices)
     changed = {*facts} & {"gbps", "tflops", "watts", "cores", "threads"}
@@ -398,6 +398,8 @@ def of_family(
     if is_by_computer and not {"cores", "threads"} & {*description.numbers}:
         cores = f"{family.cores:g} cores of {family.name}"
         assumed.append(Assumption("cores=", cores, bandwidth=0.1, arithmetic=0.3))
+    if "watts" in description.numbers:
+        assumed.append(UNKNOWN_POWER)
     device = DeviceSheet(
         kind="cpu",
         name=f"{chip.name}-cpu" if chip else short_name(text),
@@ -408,6 +410,7 @@ def of_family(
         ghz=family.ghz,
         cores=family.cores,
         vector_share=family.vector_share,
+        core=family.core,
         memory_gb=description.numbers.get("memory"),
         backend=CPU,
         assumed=tuple(assumed),

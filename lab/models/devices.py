@@ -41,6 +41,9 @@ MEMORY_SIZE = re.compile(r"\d+gb")
 SAME_MEMORY = 0.08
 """Drivers reserve some memory: their size may differ from the nominal one by this share."""
 
+READ_SHARE = 0.7
+"""The share of a memory's bandwidth that all cores of a processor together read."""
+
 PEAK_OVER_FP32 = {
     "pascal": 4,
     "turing-gtx": 4,
@@ -119,6 +122,7 @@ class DeviceSheet:
     ghz: float | None = None
     cores: float | None = None
     vector_share: float = 1.0
+    core: str | None = None
     backend: str | None = None
     assumed: tuple[Assumption, ...] = ()
 
@@ -141,6 +145,14 @@ class DeviceSheet:
     @property
     def memory_bytes(self) -> float | None:
         return None if self.memory_gb is None else self.memory_gb * 1e9
+
+    @property
+    def reading_slowdown(self) -> float:
+        """By how much the cores that are used read slower than all together; 1 for enough cores."""
+        if self.core is None or not self.cores:
+            return 1.0
+        of_cores = self.cores * processors.core_gbps(self.core)
+        return max(1.0, READ_SHARE * self.gbps / of_cores)
 
     @property
     def peak_tflops(self) -> float | None:
@@ -223,6 +235,7 @@ def with_cores(device: DeviceSheet) -> DeviceSheet:
         ghz=family.ghz,
         cores=family.cores,
         vector_share=family.vector_share,
+        core=family.core,
     )
 
 

@@ -56,6 +56,7 @@ class Family:
     ghz: float
     cores: float
     vector_share: float
+    core: str | None
 
 
 def memory_in(text: str) -> RamType | None:
@@ -102,6 +103,20 @@ def is_repacked(simd: str, quantization: str, month: str) -> bool:
     return False
 
 
+def core_of(family: str) -> str | None:
+    """The kind of cores that a family has; None for one that no entry names."""
+    for name, facts in _tables()["cores"].items():
+        if re.match(facts["families"], family):
+            return str(name)
+    return None
+
+
+def core_gbps(core: str) -> float:
+    """How fast one core of this kind reads from memory, in 10^9 bytes/s."""
+    gbps: float = _tables()["cores"][core]["core_gbps"]
+    return gbps
+
+
 def instruction_sets() -> tuple[str, ...]:
     """The names of instruction sets, the slowest first."""
     sets: dict[str, float] = _tables()["simd"]
@@ -119,6 +134,7 @@ def _family(name: str, facts: dict[str, Any], match: re.Match[str]) -> Family:
         ghz=_of_tier(facts["ghz"], tier),
         cores=_of_tier(facts["cores"], tier),
         vector_share=_of_tier(facts.get("vector_share", 1.0), tier),
+        core=core_of(name),
     )
 
 

@@ -2,7 +2,7 @@
 
 What is not known of a device (memory channels filled, threads, power, the build) is a factor that
 all its times share. One rate tells a part of this factor: the rest of its uncertainty, and what
-files on one device differ by, stay in the range.
+files on one device differ by, stay in the range. Files with the same quantization differ less.
 """
 
 from __future__ import annotations
@@ -91,37 +91,42 @@ def compare(
     return compared
 
 
-def conditions(
-    compared: Sequence[tuple[ComparedRate, DatasheetCase]],
-) -> dict[str, Condition]:
-    """What the user's rates say about the device, by phase."""
-    by_phase = {}
-    for phase in (PREFILL, DECODE):
-        seconds = []
-        for of_rate, case in compared:
-            if case.phase == phase:
-                n_tokens = case.n_prompt if phase == PREFILL else 1
-                seconds.append((case, n_tokens / of_rate.rate.tps))
-        if seconds:
-            by_phase[phase] = condition(datasheet.learned_for(seconds[0][0]), seconds)
-    return by_phase
+def condition_for(
+    predicted: DatasheetCase, compared: Sequence[tuple[ComparedRate, DatasheetCase]]
+) -> Condition | None:
+    """What the user's rates of the predicted phase say about the device; None without one."""
+    measured = []
+    for of_rate, case in compared:
+        if case.phase == predicted.phase:
+            n_tokens = case.n_prompt if case.phase == PREFILL else 1
+            measured.append((case, n_tokens / of_rate.rate.tps))
+    if not measured:
+        return None
+    return condition(datasheet.learned_for(predicted), predicted, measured)
 
 
 def condition(
-    learned: LearnedRates, measured: Sequence[tuple[DatasheetCase, float]]
+    learned: LearnedRates,
+    predicted: DatasheetCase,
+    measured: Sequence[tuple[DatasheetCase, float]],
 ) -> Condition:
     """The shift of the device's logarithm of time, and its standard deviation, from its rates.
 
     The mean of the prior (0, with the uncertainty of the device) and of the rates, each weighted
-    with the inverse of its variance.
+    with the inverse of its variance: files with the predicted quantization tell more.
     """
-    prior = learned.uncertainty(measured[0][0])
+    prior = learned.uncertainty(predicted)
     precision = prior**-2
     total = 0.0
+    is_of_type = False
     for case, seconds in measured:
         expected_s = learned.expected_s(case)
         assert expected_s is not None
-        noise = math.hypot(learned.noise_of_files, learned.wide(case) / datasheet.SURE)
+        noise_of_file = learned.noise_of_files
+        if case.quantization == predicted.quantization:
+            noise_of_file = learned.noise_of_models
+            is_of_type = True
+        noise = math.hypot(noise_of_file, learned.wide(case) / datasheet.SURE)
         total += math.log(seconds / expected_s) / noise**2
         precision += noise**-2
-    return Condition(total / precision, precision**-0.5)
+    return Condition(total / precision, precision**-0.5, is_of_type)

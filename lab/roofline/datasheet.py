@@ -33,7 +33,15 @@ PARTS = "arithmetic", "weights", "attention", "cache", "layers"
 SHARED = "backend", "runtime", "architecture", "family", "device"
 OF_PRODUCTS = *SHARED, "quantization", "kernel", "flash", "experts"
 OF_ATTENTION = "attention", "attention family", "attention flash", "other runtime"
-OF_DECODING_KERNELS = "architecture", "products", "quantization", "kernel", "experts", "device"
+OF_DECODING_KERNELS = (
+    "architecture",
+    "core",
+    "products",
+    "quantization",
+    "kernel",
+    "experts",
+    "device",
+)
 OF_KERNELS = *OF_DECODING_KERNELS, "repacked"
 PREFILL_CPU = "prefill on CPU"
 DECODE_CPU = "decode on CPU"
@@ -71,7 +79,7 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
 
 Processors have a law of their own: a token takes the longer of reading the weights at the memory's
 bandwidth and of multiplying them with the cores that are used, and a little more where both are
-alike (OVERLAP).
+alike (OVERLAP). Few cores read slower than the memory allows.
 """
 
 UNQUANTIZED = "F32", "F16", "BF16"
@@ -92,6 +100,7 @@ TILE = 64
 FAMILY_KNOWN = "family known"
 NOTHING_KNOWN = "nothing known"
 OWN_RATE = "own rate"
+OWN_RATE_OF_TYPE = "own rate of the type"
 LONG_ONES = ", long"
 """Groups of rows that have ranges of their own; prompts above LONG have others."""
 
@@ -178,6 +187,12 @@ class DatasheetCase:
             traffic += self.parts.cache
         return max(compute, traffic)
 
+    def slowdown(self, part: str) -> float:
+        """By how much a part is slower than at the datasheet's rates because few cores read."""
+        if self.law == DECODE_CPU and part == "weights":
+            return self.device.reading_slowdown
+        return 1.0
+
     @cached_property
     def levels(self) -> dict[str, str]:
         """What each factor is looked up by; factors that do not apply are left out."""
@@ -203,6 +218,8 @@ class DatasheetCase:
         if self.backend == CPU:
             levels["kernel"] = f"{self.quantization} with {architecture}"
             levels["products"] = products_of(self.quantization)
+            if self.device.core:
+                levels["core"] = self.device.core
             if processors.is_repacked(architecture, self.quantization, self.month):
                 levels["repacked"] = architecture
                 levels["kernel"] += ", repacked"
@@ -339,11 +356,17 @@ def doubts_of(model: Model, device: DeviceSheet, phase: str) -> tuple[Unpublishe
 class Condition(NamedTuple):
     """What is known of a device from a rate of the user's own (conditioning.py).
 
-    `shift` of the logarithm of its times, and the standard deviation of that shift.
+    `shift` of the logarithm of its times, and the standard deviation of that shift. `is_of_type`:
+    a file with the quantization that is predicted was measured.
     """
 
     shift: float
     deviation: float
+    is_of_type: bool = False
+
+    @property
+    def knowledge(self) -> str:
+        return OWN_RATE_OF_TYPE if self.is_of_type else OWN_RATE
 
 
 OF_BANDWIDTH = (0, 1, 0, 1, 0)
@@ -395,7 +418,7 @@ class LearnedRates:
         """What the seconds of each part at the datasheet's rates are multiplied by."""
         coefficients = []
         for part, names in FACTORS[case.law].items():
-            product = 1.0
+            product = case.slowdown(part)
             for name in names:
                 product *= self._factor(name, case)
             coefficients.append(self.parts.get(part, 0.0) * product)
@@ -489,12 +512,18 @@ class LearnedRates:
         """By how much the errors of files on one device differ, of logarithms."""
         return self.sd["noise"].get("files", self.noise)
 
+    @property
+    def noise_of_models(self) -> float:
+        """The same of files with one quantization."""
+        return self.sd["noise"].get("models", self.noise_of_files)
+
     def deviation(self, case: DatasheetCase, own: Condition | None = None) -> float:
         """Standard deviation of the logarithm of measured over predicted time."""
         if not self.sd:
             return 1.0
         if own is not None:
-            return math.hypot(self.noise_of_files, own.deviation)
+            noise = self.noise_of_models if own.is_of_type else self.noise_of_files
+            return math.hypot(noise, own.deviation)
         return math.hypot(self.noise, self.uncertainty(case))
 
     def knowledge(self, case: DatasheetCase) -> str:
@@ -516,7 +545,7 @@ class LearnedRates:
 
     def _ends(self, case: DatasheetCase, own: Condition | None) -> list[End]:
         deviation = self.deviation(case, own)
-        knowledge = self.knowledge(case) if own is None else OWN_RATE
+        knowledge = self.knowledge(case) if own is None else own.knowledge
         groups = range_groups(case, knowledge)
         short = of_narrowest(self.ranges, groups, "")
         long = of_narrowest(self.ranges, groups, LONG_ONES)
@@ -576,7 +605,10 @@ def overlapping(multiplying_s: float, reading_s: float) -> tuple[float, float]:
 
 def range_groups(case: DatasheetCase, knowledge: str) -> list[str]:
     """The groups of rows that a range may be of, the narrowest first."""
-    return [f"{case.levels['runtime']}, {knowledge}", knowledge]
+    groups = [f"{case.levels['runtime']}, {knowledge}", knowledge]
+    if knowledge == OWN_RATE_OF_TYPE:
+        groups.append(OWN_RATE)
+    return groups
 
 
 def device_on(levels: Mapping[str, str]) -> str:

@@ -253,15 +253,14 @@ class OnDevice:
     def request(self, n_prompt: int, n_gen: int, users: int = 1) -> Prediction:
         """The prediction of a request."""
         middle = middle_of(n_prompt, n_gen)
-        own = conditioning.conditions(self.compared)
         prompt_case = self.case_of(PREFILL, n_prompt)
         token_case = self.case_of(DECODE, middle)
         row = Prediction(
             self.model,
             n_prompt,
             n_gen,
-            prefill=published_phase(prompt_case, own.get(PREFILL)),
-            token=published_phase(token_case, own.get(DECODE)),
+            prefill=self.phase_of(prompt_case),
+            token=self.phase_of(token_case),
             device=self.device,
             own_rates=tuple(of_rate for of_rate, _ in self.compared),
         )
@@ -272,6 +271,10 @@ class OnDevice:
 
     def case_of(self, phase: str, length: int) -> datasheet.DatasheetCase:
         return datasheet.case_for(self.model, self.settings, self.device, phase, length)
+
+    def phase_of(self, case: datasheet.DatasheetCase) -> PhaseTime:
+        """The time of a phase, narrowed by the user's rates."""
+        return published_phase(case, conditioning.condition_for(case, self.compared))
 
     def steps_of_users(
         self, token_case: datasheet.DatasheetCase, position: int, users: int

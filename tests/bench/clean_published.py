@@ -36,7 +36,7 @@ RULES = {
     "unclear-device": "The name covers devices with different memory: a series, or part of a card.",
     "unknown-model": "The model or its quantization is not in models/catalog.toml.",
     "small-cache": "The cache was not of type F16.",
-    "other-build": "A fork of llama.cpp, or a build with other kernels.",
+    "other-build": "A fork of llama.cpp, or a build with kernels that are not the default's today.",
     "several-devices": "Several cards, or parts of the model on the CPU.",
     "other-runtime": "Not measured with llama.cpp or with what is built on it.",
     "slow-host": "A card behind a single-board computer.",
@@ -64,7 +64,7 @@ COLUMNS = [
 HOSTS = re.compile(r"\b(Pi|CM5|Radxa|Rock|Orion|HiFive)\b")
 NOTES = {
     "small-cache": re.compile(r"\bctk q|\bKV q|KV type q"),
-    "other-build": re.compile("lhl-tune|qvac|rocwmma|MTP head|custom backend"),
+    "other-build": re.compile("lhl-tune|qvac|rocwmma|MTP head|custom backend|SYCL_F16=OFF"),
     "several-devices": re.compile(r"-sm layer|\b2x\b|experts on CPU|ncmoe"),
 }
 SERIES = re.compile(r"\bSeries\b|-\d+[QC]\b|MIG ")

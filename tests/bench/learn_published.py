@@ -65,6 +65,7 @@ PRIOR = {
     "repacked": (0.5, 4),
     "products": (0.5, 4),
     "reading": (0.2, 4),
+    "core": (0.2, 4),
 }
 PRIOR_CPU = {
     "architecture": (0.4, 4),
@@ -296,14 +297,17 @@ def slopes_of(
     return slopes
 
 
+def part_seconds(part: str, cases: Sequence[DatasheetCase]) -> list[float]:
+    """The seconds of a part of each case at the datasheet's rates, slower where few cores read."""
+    return [case.parts[PARTS.index(part)] * case.slowdown(part) for case in cases]
+
+
 def fit(rows: Sequence[Row], phase: str) -> LearnedRates:
     """The factors; without ranges. All unknowns are logarithms: a part takes its base times
     exp(slopes @ unknowns)."""
     cases = [case_of(row) for row in rows]
     parts = [*START[phase]]
-    base = (
-        np.array([[case.parts[PARTS.index(part)] for case in cases] for part in parts]) + 1e-15
-    )
+    base = np.array([part_seconds(part, cases) for part in parts]) + 1e-15
     times = np.log([seconds(row) for row in rows])
     at: dict[tuple[str, str], int] = {("", part): i for i, part in enumerate(parts)}
     used = {name for names in FACTORS[phase].values() for name in names}
@@ -479,34 +483,40 @@ def held_out(rows: Sequence[Row], law: str) -> list[tuple[Row, LearnedRates]]:
 def beside_own(
     held: Sequence[tuple[Row, LearnedRates]],
 ) -> list[tuple[Row, LearnedRates, datasheet.Condition]]:
-    """Rows that have another row of the same device and publisher, as if a user had measured it."""
+    """Rows that have another row of the same device and publisher, as if a user had measured it.
+
+    A row is there twice if there is one of the same quantization and one of another one.
+    """
     rows = [row for row, _ in held]
     beside = []
     for row, learned in held:
-        condition = own_condition(rows, row, learned)
-        if condition is not None:
+        for condition in own_conditions(rows, row, learned):
             beside.append((row, learned, condition))
     return beside
 
 
-def own_condition(
+def own_conditions(
     rows: Sequence[Row], row: Row, learned: LearnedRates
-) -> datasheet.Condition | None:
-    """What one of the device's rows of another model or type says; None without one."""
-    candidates = []
+) -> list[datasheet.Condition]:
+    """What one of the device's rows of another model says, and one of another quantization."""
+    of_type = []
+    of_others = []
     for candidate in rows:
         is_same_device = candidate.device == row.device
         is_same_build = (candidate.backend, candidate.source) == (row.backend, row.source)
-        is_same_file = (candidate.model, candidate.quantization) == (
-            row.model,
-            row.quantization,
-        )
-        if is_same_device and is_same_build and not is_same_file:
-            candidates.append(candidate)
-    if not candidates:
-        return None
-    chosen = candidates[zlib.crc32(repr(row).encode()) % len(candidates)]
-    return conditioning.condition(learned, [(case_of(chosen), seconds(chosen))])
+        if not (is_same_device and is_same_build):
+            continue
+        if candidate.quantization != row.quantization:
+            of_others.append(candidate)
+        elif candidate.model != row.model:
+            of_type.append(candidate)
+    conditions = []
+    for candidates in (of_type, of_others):
+        if candidates:
+            chosen = candidates[zlib.crc32(repr(row).encode()) % len(candidates)]
+            measured = [(case_of(chosen), seconds(chosen))]
+            conditions.append(conditioning.condition(learned, case_of(row), measured))
+    return conditions
 
 
 def error_of(
@@ -690,7 +700,7 @@ def learn_with_ranges(rows: Sequence[Row], law: str) -> LearnedRates:
         errors.append(error_of(learned, row, learned.knowledge(case_of(row))))
     errors_beside = []
     for row, learned, condition in beside:
-        errors_beside.append(error_of(learned, row, datasheet.OWN_RATE, condition))
+        errors_beside.append(error_of(learned, row, condition.knowledge, condition))
     of_ranges = {**ranges(errors_beside), **ranges(errors)}
     stretches = []
     for (row, learned), e in zip(held, errors, strict=True):
@@ -705,23 +715,34 @@ def learn_with_ranges(rows: Sequence[Row], law: str) -> LearnedRates:
     return replace(learned, ranges=of_ranges, scale=scale)
 
 
-def with_noise_of_files(learned: LearnedRates, noise: float) -> LearnedRates:
-    return replace(
-        learned, sd={**learned.sd, "noise": {**learned.sd["noise"], "files": noise}}
-    )
+def with_noise_of_files(learned: LearnedRates, noise: dict[str, float]) -> LearnedRates:
+    """What was learned with the figures of `noise_of_files`."""
+    return replace(learned, sd={**learned.sd, "noise": {**learned.sd["noise"], **noise}})
 
 
-def noise_of_files(held: Sequence[tuple[Row, LearnedRates]]) -> float:
-    """The standard deviation of errors between files of one device and publisher, pooled."""
-    errors: dict[tuple[str, ...], dict[tuple[str, str], list[float]]] = {}
+def noise_of_files(held: Sequence[tuple[Row, LearnedRates]]) -> dict[str, float]:
+    """Standard deviations of errors between files of one device and publisher, pooled.
+
+    "files": of any files; "models": of those with one quantization.
+    """
+    by_file: dict[tuple[str, ...], list[float]] = {}
     for row, learned in held:
-        of_device = errors.setdefault((row.source, row.device, row.backend), {})
-        of_device.setdefault((row.model, row.quantization), []).append(error(learned, row))
-    variances = []
-    for of_device in errors.values():
-        medians = [float(np.median(of_file)) for of_file in of_device.values()]
-        if len(medians) > 1:
-            variances.append(float(np.var(medians, ddof=1)))
+        key = row.source, row.device, row.backend, row.quantization, row.model
+        by_file.setdefault(key, []).append(error(learned, row))
+    medians = {key: float(np.median(errors)) for key, errors in by_file.items()}
+    of_device = len(("source", "device", "backend"))
+    return {
+        "files": pooled_deviation(medians, of_device),
+        "models": pooled_deviation(medians, of_device + 1),
+    }
+
+
+def pooled_deviation(values: dict[tuple[str, ...], float], n_shared: int) -> float:
+    """The standard deviation of values whose keys share the first parts."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for key, value in values.items():
+        groups.setdefault(key[:n_shared], []).append(value)
+    variances = [np.var(group, ddof=1) for group in groups.values() if len(group) > 1]
     return math.sqrt(float(np.mean(variances)))
 
 

@@ -92,6 +92,7 @@ def tried(
         "on": "processors" if row.backend == CPU else "GPUs",
         "length": "long" if case.n_prompt > LONG else "short",
         "experts": "mixtures" if case.has_experts else "dense",
+        "beside": "" if condition is None else condition.knowledge,
     }
 
 
@@ -254,7 +255,7 @@ def main() -> None:
     rows, beside = third_part()
     print(table(rows, GROUPS))
     print("\nBeside one rate of the same publisher and device (lab predict --measured):\n")
-    print(table(beside, GROUPS[:2]))
+    print(table(beside, [*GROUPS[:2], ("phase", "on", "beside")]))
     if asked.write:
         write(rows)
         draw_record()
