@@ -187,7 +187,9 @@ def section(
     rows = tuple(shown_table.rows(records, prediction))
     cells = tabled(shown_table.columns, rows)
     title, doubt = title_and_doubt(label, records)
-    sentences = [doubt] if doubt else shown_table.conclude(rows, records)
+    sentences = [doubt]
+    if not doubt:
+        sentences = shown_table.conclude(rows, records)
     answer = ""
     if sentences and not is_page:
         answer, *sentences = sentences

@@ -147,10 +147,14 @@ def collect_search(
     from lab.show import text_results
 
     def describe(line: Any) -> str:
-        return text_results.finished(line) if isinstance(line, Record) else "searching"
+        if isinstance(line, Record):
+            return text_results.finished(line)
+        return "searching"
 
     def where(measured: list[Any], path: Path) -> str:
         place = runs_in([line for line in measured if isinstance(line, Record)], path)
-        return " ".join(filter(None, [f"{place}.", so_far(measured)])) if place else ""
+        if not place:
+            return ""
+        return " ".join(filter(None, [f"{place}.", so_far(measured)]))
 
     return collect(lines, path, err, describe=describe, where=where)

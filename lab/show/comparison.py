@@ -367,17 +367,18 @@ def cases(rows: pd.DataFrame, names: Sequence[str]) -> dict[Key, pd.DataFrame]:
     tables: dict[Key, pd.DataFrame] = {}
     by_key = values.groupby(["figure", "n_prompt", "n_gen", "case"], sort=False, dropna=False)
     for (figure, n_prompt, n_gen, case), part in by_key:
-        key = Key(
-            figure,
-            int(n_prompt),
-            n_gen=None if pd.isna(n_gen) else int(n_gen),
-            case=None if pd.isna(case) else case,
-        )
+        key = Key(figure, int(n_prompt), n_gen=None, case=None)
+        if pd.notna(n_gen):
+            key = key._replace(n_gen=int(n_gen))
+        if pd.notna(case):
+            key = key._replace(case=case)
         tables[key] = part
     cases_in_order = values.case.dropna().unique().tolist()
 
     def order(key: Key) -> tuple[Any, ...]:
-        place = -1 if key.case is None else cases_in_order.index(key.case)
+        place = -1
+        if key.case is not None:
+            place = cases_in_order.index(key.case)
         return place >= 0, key.n_prompt, place, key.n_gen or 0, names.index(key.figure)
 
     return {key: tables[key] for key in sorted(tables, key=order)}

@@ -231,7 +231,9 @@ def section(
     if measured is None:
         return None
     title, doubt = title_and_doubt(label, runs)
-    lines = [doubt] if doubt else sentences(measured)
+    lines = [doubt]
+    if not doubt:
+        lines = sentences(measured)
     answer = ""
     if lines and not is_page:
         answer, *lines = lines
