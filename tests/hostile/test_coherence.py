@@ -14,7 +14,7 @@ import pytest
 
 from lab.core import request_times, results
 from lab.core.lines import parse_line, to_json
-from lab.core.record import Ceilings
+from lab.core.record import DECODE, Ceilings
 from lab.core.request import Events
 from lab.errors import LabError
 from lab.show import comparison
@@ -53,6 +53,13 @@ def test_numbers_that_do_not_fit_each_other_are_refused(
     field: str, value: Any, expected: str
 ) -> None:
     assert expected in refusal(changed(make_record(make_run(20, 5)), field, value))
+
+
+@pytest.mark.parametrize("n_gen", [1, 2])
+def test_an_answer_of_one_token_has_no_step_of_its_own(n_gen: int) -> None:
+    record = make_record(make_run(20, n_gen))
+    assert record.run.steps.kind.count(DECODE) == n_gen - 1
+    assert parse_line(to_json(record).encode() + b"\n") == record
 
 
 @pytest.mark.parametrize("column", ["n_past", "n_seq", "n_outputs", "kind", "start_ns"])
